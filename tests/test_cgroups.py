@@ -146,6 +146,26 @@ def test_processes_in_no_pod_are_the_hosts(path: str) -> None:
     assert parse(f"0::{path}\n", PRIVATE).kind is CgroupKind.HOST
 
 
+SESSION = "/user.slice/user-1000.slice/user@1000.service"
+
+
+@pytest.mark.parametrize("path", [f"{SESSION}/pod{UID}/{CID}", f"{SESSION}/kubepods/burstable/podx/{CID}"])
+def test_a_user_names_no_pod(path: str) -> None:
+    """The directories in a login session are its user's: they prove no pod, unless gpumap is in the session, too."""
+    for reader in (SERVICE, PRIVATE, HOST_VIEW, own("0::/user.slice/user-1001.slice/session-1.scope\n")):
+        assert parse(f"0::{path}\n", reader).kind is CgroupKind.UNKNOWN
+        assert parse(f"2:pids:/\n1:memory:{path}\n", reader).kind is CgroupKind.UNKNOWN
+    inside = parse(f"0::{SESSION}/pod{UID}/{CID}\n", own(f"0::{SESSION}/app.slice/gpumap.service\n"))
+    assert inside.pods == (POD,)
+
+
+def test_a_user_names_no_container_of_a_pod() -> None:
+    """Nor is a container of a pod in a session. A session in a container changes nothing."""
+    assert parse(f"0::{SESSION}/docker-{CID}.scope\n", SERVICE).container_id == ""
+    assert parse(f"0::/system.slice/docker-{CID}.scope/user.slice/user-0.slice\n", SERVICE).container_id == CID
+    assert parse(f"0::/kubepods/pod{UID}/{CID}/user.slice/user-0.slice\n", SERVICE).pods == (POD,)
+
+
 def test_bare_root_is_unknown_where_our_own_path_is_root() -> None:
     """`0::/` may be gpumap's own container, if gpumap sees itself at `/`; otherwise it is the host's root."""
     assert parse("0::/\n", PRIVATE).kind is CgroupKind.UNKNOWN

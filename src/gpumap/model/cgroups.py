@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup, PodUid
+from gpumap.model.workloads import LOGIN
 
 # A pod's directory: `pod<uid>`, `kubepods-burstable-pod<uid with _>.slice`; static pods have 32 hex digits
 # (kubelet, pkg/kubelet/cm/pod_container_manager_linux.go and pkg/kubelet/config/common.go).
@@ -50,7 +51,7 @@ def paths(text: str) -> tuple[str, ...]:
 def own(text: str) -> OwnCgroup:
     """Read gpumap's own /proc/self/cgroup."""
     found = paths(text)
-    return OwnCgroup(found, _membership(found, own_is_root=False))
+    return OwnCgroup(found, _membership(found, found, own_is_root=False))
 
 
 def parse(text: str, own_cgroup: OwnCgroup, *, has_kubelet: bool = True) -> CgroupMembership:
@@ -61,22 +62,34 @@ def parse(text: str, own_cgroup: OwnCgroup, *, has_kubelet: bool = True) -> Cgro
 
     If the kubelet runs in a pod, gpumap is in that pod too: it does not count. Without a kubelet, a container whose
     path names no pod is in none.
+
+    A pod in a login session is `UNKNOWN`, unless gpumap is in the same session (a rootless kubelet).
     """
-    found = _membership(paths(text), own_cgroup.is_root, has_kubelet=has_kubelet)
+    found = _membership(paths(text), own_cgroup.paths, own_is_root=own_cgroup.is_root, has_kubelet=has_kubelet)
     outer = {pod.pod_uid for pod in own_cgroup.membership.pods[:-1]}
     skipped = sum(1 for _ in itertools.takewhile(lambda pod: pod.pod_uid in outer, found.pods[:-1]))
     return replace(found, pods=found.pods[skipped:]) if skipped else found
 
 
-def _membership(found: tuple[str, ...], own_is_root: bool, *, has_kubelet: bool = True) -> CgroupMembership:
-    if any(_has_unparsed_pod(path) for path in found):
+def _membership(
+    found: tuple[str, ...], own_paths: tuple[str, ...], *, own_is_root: bool, has_kubelet: bool = True
+) -> CgroupMembership:
+    believed = [path for path in found if not _is_in_session_of_others(path, own_paths)]
+    if any(_has_unparsed_pod(path) or (path not in believed and _pods(path)) for path in found):
         return CgroupMembership(CgroupKind.UNKNOWN)
     named = [pods for path in found if (pods := _pods(path))]
     if named:
         pods = _agreed(named)
         return CgroupMembership(CgroupKind.POD, pods) if pods else CgroupMembership(CgroupKind.UNKNOWN)
-    container_id = next((match[1] for path in found if (match := _CONTAINER.search(path))), "")
+    container_id = next((match[1] for path in believed if (match := _CONTAINER.search(path))), "")
     return CgroupMembership(_kind_outside_pods(found, own_is_root, has_kubelet), (), container_id)
+
+
+def _is_in_session_of_others(path: str, own_paths: tuple[str, ...]) -> bool:
+    login = LOGIN.search(path)
+    if login is None or _POD.search(path, 0, login.start()) or _CONTAINER.search(path, 0, login.start()):
+        return False  # in a container there may be sessions, too
+    return not any(own.startswith(path[: login.end()]) for own in own_paths)
 
 
 def _kind_outside_pods(found: tuple[str, ...], own_is_root: bool, has_kubelet: bool) -> CgroupKind:
@@ -138,7 +151,7 @@ def is_outside(text: str, own_cgroup: OwnCgroup) -> bool:
     containers.
     """
     found = paths(text)
-    member = _membership(found, own_is_root=False)
+    member = _membership(found, found, own_is_root=False)
     own_uids = {pod.pod_uid for pod in own_cgroup.membership.pods}
     if any(_POD.search(path) for path in found):
         return bool(member.pods) and member.pods[-1].pod_uid not in own_uids

@@ -35,7 +35,8 @@ _CONTAINED = [(kind, re.compile(pattern)) for kind, pattern in (*_CONTAINERS, *_
 _SLURM_JOB = [(kind, pattern) for kind, pattern in _CONTAINED if kind == "slurm_job"]
 _SLUID_FOLDER = re.compile(rf"^.*?/{_SLUID}(?=/step_[^/])")
 _STEPD = re.compile(rf"/{_SLUID}/step_[^/]+/slurm$")
-_LOGIN = re.compile(r"/user(?:-([0-9]+)\.slice|@([0-9]+)\.service)(?=/|$)")
+LOGIN = re.compile(r"/user(?:-([0-9]+)\.slice|@([0-9]+)\.service)(?=/|$)")
+"""A login session. Its user may name the directories in it as they like, also like a pod or a container."""
 _UNIT = re.compile(r"/([^/]+\.service)(?=/|$)")
 _SCOPE = re.compile(r"/[^/]+\.scope(?=/|$)")
 _PASSING_UNIT = re.compile(
@@ -110,7 +111,7 @@ def _contained(path: str) -> Workload | None:
     found = _first(path, _CONTAINED)
     if found is None or found.kind not in dict(_JOBS):
         return found
-    outer = _LOGIN.search(path) or (_UNIT.search(path) if found.kind == "slurm_job" else None)
+    outer = LOGIN.search(path) or (_UNIT.search(path) if found.kind == "slurm_job" else None)
     return _first(path[: outer.start()], _CONTAINED) if outer else found
 
 
@@ -124,7 +125,7 @@ def _first(path: str, patterns: Iterable[tuple[str, re.Pattern[str]]]) -> Worklo
 
 def _logged_in(path: str) -> Workload | None:
     """Return the user who logged in to the machine. Sessions in a unit or a scope are those of a guest."""
-    match = _LOGIN.search(path)
+    match = LOGIN.search(path)
     if not match or _UNIT.search(path[: match.start()]) or _SCOPE.search(path[: match.start()]):
         return None
     return Workload("user", match[1] or match[2])
