@@ -17,6 +17,7 @@ from gpumap.cli.tables import Shape
 from gpumap.model.map import NodeMap
 from gpumap.model.observations import Moment
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.workloads import Workload
 from tests import golden
 from tests.browser.browser import Site, Tab, tab
 from tests.browser.test_page import UUID, cards, holder, partitioned, row, shared_card
@@ -231,10 +232,20 @@ async def test_a_gpu_with_a_squatter_is_not_free(site: Site, browser: Browser) -
 
 async def test_a_machine_without_a_kubelet(site: Site, browser: Browser) -> None:
     """Nothing is assigned there: no number of holders or waste, and no source that does not answer."""
-    node = TestNode([Gpu(0), Gpu(1)], [], [Process(51, UUID, None, memory=GIB)], has_kubelet=False)
-    site.collect(node)
+    gpus = [Gpu(0), Gpu(1), Gpu(2)]
+    processes = [
+        Process(51, UUID, None, memory=GIB),
+        *(
+            Process(60 + n, gpus[2].uuid, None, memory=n * GIB, work=Workload("user", word))
+            for n, word in enumerate(("dan", "cleo", "bob", "alice"), start=1)
+        ),
+    ]
+    site.collect(TestNode(gpus, [], processes, has_kubelet=False))
     async with tab(browser, site.url) as one:
+        assert (await one.texts(".head span"))[-1] == "Used by"
         assert await one.texts(".held > .of") == ["in use", "not in use"]
+        assert await one.texts(".held .names") == ["user/alice, user/bob, user/cleo"]
+        assert await one.texts(".held .more-names") == ["+1"]
         assert list(await tiles(one)) == ["GPUs", "Memory used", "Faults"]
         assert await one.texts("#health li b") == ["nvml", "procfs", *await one.texts("#health ul + ul li b")]
         assert "kubelet does not answer" not in await one.page.inner_text("body")

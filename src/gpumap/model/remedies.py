@@ -52,8 +52,9 @@ SOURCES: dict[Source, dict[str, str]] = {
         "pod_resources_decode": "The answer is not a List of PodResources. Check `--pod-resources-socket`.",
     },
     Source.NVML: {
-        "library_not_found": "Provide the driver's library in the container: set `runtimeClassName: nvidia` or "
-        f"`nvml.hostPath`, or outside Kubernetes `--nvml-library`. {_BY_MOUNT}",
+        "library_not_found": "On a machine without Kubernetes, install the driver, or name its library with "
+        "`--nvml-library`. In Kubernetes, provide the library in the container: set `runtimeClassName: nvidia` or "
+        f"`nvml.hostPath`. {_BY_MOUNT}",
         "driver_not_loaded": "Load the driver on the node (`nvidia-smi` must work there). gpumap then finds it "
         "without a restart.",
         "driver_version_mismatch": "Library and kernel module differ after an update of the driver. If the library is "

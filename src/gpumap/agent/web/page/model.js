@@ -7,7 +7,7 @@ const text = (value) => value ?? "";
 export const keyOf = (row) => JSON.stringify([text(row.namespace), text(row.pod), text(row.container)]);
 
 /** Return the name of work outside pods, such as `docker/4f1c9e0b7a2d`; empty if it has none. */
-const workName = (work) => (work && work.kind !== "other" ? `${work.kind}/${work.name}` : "");
+export const workName = (work) => (work && work.kind !== "other" ? `${work.kind}/${work.name}` : "");
 
 /** Return a row for an address: `ns/pod/container`, with a mark for deleted pods; of work outside pods its name. */
 export const addressOf = (row) =>

@@ -5,11 +5,11 @@ import { h } from "./dom.js";
 import { bar, legend } from "./bar.js";
 import { details, vacancy } from "./devices.js";
 import { marks } from "./health.js";
-import { keyOf } from "./model.js";
+import { hasKubelet, keyOf, workName } from "./model.js";
 import { listedBytes } from "./totals.js";
 import { bytes, FAULTS, known, name, percent, printable } from "./words.js";
 
-const NAMED = 3; // holders on a line
+const NAMED = 3; // holders, or work outside pods, on a line
 const FEW = 2; // GPUs that are open from the start
 
 /** Return whether to show the details of a GPU: if the reader opened it or filters, or if there are few GPUs. */
@@ -25,7 +25,7 @@ export function strip(lines, context) {
     h(
       "div",
       { key: "head", class: "line head", "aria-hidden": "true" },
-      ["GPU", "Model", "Memory by owner", "Used", "GPU busy", "Temp", "Power", "Held by"].map((title) => h("span", {}, title)),
+      ["GPU", "Model", "Memory by owner", "Used", "GPU busy", "Temp", "Power", hasKubelet(context.map) ? "Held by" : "Used by"].map((title) => h("span", {}, title)),
     ),
     lines.map((line) => section(line, context)),
     h(
@@ -110,12 +110,24 @@ function busy(gpu, why) {
   return [meter, h("span", { class: "ratio" }, percent(ratio))];
 }
 
-/** Return the first containers that hold a part of the GPU, and the number of others. */
+/** Return the first containers that hold a part of the GPU, and the number of others; without a kubelet, its users. */
 function holders(line, context) {
-  const found = new Map(line.devices.flatMap((device) => device.holders).map((row) => [keyOf(row), row]));
-  if (!found.size) return h("span", { class: "of" }, vacancy(line, context));
-  const first = [...found.values()].slice(0, NAMED);
-  const names = first.map((row, at) => [at ? ", " : "", name(row.pod, { class: "pod", title: printable(`${row.namespace}/${row.pod}`) })]);
-  const more = found.size - first.length;
+  const found = hasKubelet(context.map) ? holdersOf(line) : worksOn(line);
+  if (!found.length) return h("span", { class: "of" }, vacancy(line, context));
+  const first = found.slice(0, NAMED);
+  const names = first.map(([word, title], at) => [at ? ", " : "", name(word, { class: "pod", title: printable(title) })]);
+  const more = found.length - first.length;
   return [h("span", { class: "names" }, names), more > 0 && h("span", { class: "more-names" }, `+${more}`)];
 }
+
+const holdersOf = (line) => {
+  const found = new Map(line.devices.flatMap((device) => device.holders).map((row) => [keyOf(row), row]));
+  return [...found.values()].map((row) => [row.pod, `${row.namespace}/${row.pod}`]);
+};
+
+/** Return the names of work outside pods, the largest memory first. */
+const worksOn = (line) => {
+  const works = line.devices.flatMap((device) => device.host ?? []).filter(workName);
+  works.sort((one, other) => (other.memory_used_bytes ?? 0) - (one.memory_used_bytes ?? 0));
+  return [...new Set(works.map(workName))].map((word) => [word, word]);
+};
