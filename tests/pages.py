@@ -32,7 +32,14 @@ def serving_pages(answer: Callable[[str], Page]) -> Iterator[str]:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+    with running(Pages) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def running(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve with this handler, in a thread. Gives the address, HOST:PORT."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

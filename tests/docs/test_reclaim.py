@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from tests.fences import read_blocks
+from tests.pages import running
 from tests.promtool import accepted
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "reclaim-notebooks.md"
@@ -53,14 +53,8 @@ def playing(replicas: int, changed: list[Any], asked: list[str]) -> Iterator[str
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with running(Server) as address:
+        yield f"http://{address}"
 
 
 def test_the_objects_fit_together() -> None:
