@@ -146,7 +146,7 @@ class LeafProcesses:
     last: Mapping[int, LastProcess]
     """What the next collection needs of each process, by PID."""
     users: frozenset[User | None]
-    """Containers whose processes may compute. `None`: one that no container is known to own. Without MPS servers,
+    """Containers with processes that may compute. `None`: one that no container is known to own. Without MPS servers,
     because their clients are listed, too."""
 
 
