@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.metrics import GROUPS, native, self_families
@@ -238,7 +240,9 @@ class Sweep:
 
     def _settled(self, reading: NvmlReading) -> NvmlReading:
         """As if it had been read five seconds after the last."""
-        gpus = tuple(gpu._replace(sampled_seconds=None if gpu.sampled_seconds is None else 5.0) for gpu in reading.gpus)
+        gpus = tuple(
+            structs.replace(gpu, sampled_seconds=None if gpu.sampled_seconds is None else 5.0) for gpu in reading.gpus
+        )
         return replace(reading, gpus=gpus, xids=(), listening=())
 
     async def collect(self) -> list[str]:
@@ -249,7 +253,7 @@ class Sweep:
         self.driver.write(self.state)
         answer = await self._read()
         joules = 1000 + 300 * self.steps
-        gpus = tuple(gpu._replace(energy_joules=float(joules)) for gpu in self.truth.gpus)
+        gpus = tuple(structs.replace(gpu, energy_joules=float(joules)) for gpu in self.truth.gpus)
         self.twin.reading = replace(self.truth, gpus=gpus)
         true = series(self.twin.collect())
         if isinstance(answer, SourceError):

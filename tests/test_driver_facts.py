@@ -22,11 +22,6 @@ ALL_LINKS = 0xFFFFFFFF
 PAGE = Path(__file__).parents[1] / "docs/dev/driver-facts.md"
 
 
-@pytest.fixture(name="library")
-def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return standin.build(tmp_path_factory.getbasetemp())
-
-
 def node() -> Driver:
     """A GPU of garbage samples, and a partitioned one with GPM."""
     whole = Gpu(

@@ -47,64 +47,6 @@ def measured(page: Page, uuid: str) -> set[str]:
 # --- one GPU ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        (Code.GPU_IS_LOST, "lost"),
-        (28, "lost"),
-        (Code.RESET_REQUIRED, "reset_required"),
-        (8, "insufficient_power"),
-        (11, "irq_issue"),
-        (Code.NO_PERMISSION, "no_permission"),
-        (Code.UNKNOWN, "unknown"),
-    ],
-)
-async def test_a_gpu_at_fault_costs_itself_and_is_back_by_itself(node: Node, code: int, reason: str) -> None:
-    """It is down for a reason, allocated, and not measured; the others are fresh; then it answers again."""
-    holder, neighbour = node.admit("holder", main=[CARD]), node.admit("neighbour", main=[OTHER])
-    node.run(holder.cgroup("main"), 1, 11 * GIB)
-    node.run(neighbour.cgroup("main"), 2, 5 * GIB)
-    async with serve(node) as agent:
-        before = await agent.until(
-            lambda page: page.value(USED, pod="holder") == 11 * GIB and page.value(USED, pod="neighbour") == 5 * GIB,
-            "they are not measured",
-        )
-        assert measured(before, CARD)
-        worker = list(agent.children())
-        node.driver.fail = {("*", 1): code}
-        node.driver.gpus[2].memory_used_bytes = 7 * GIB
-        node.tell_driver()
-        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 0, "the fault is not told")
-        assert page.by("gpumap_gpu_fault_info", "reason", uuid=CARD) == {reason: 1}
-        assert measured(page, CARD) == set()
-        assert page.value("gpumap_allocation_info", pod="holder") == 1
-        assert page.value("gpumap_gpu_up", uuid=OTHER) == 1
-        assert page.value("gpumap_device_memory_used_bytes", uuid=OTHER) == 7 * GIB
-        assert page.value(USED, pod="neighbour") == 5 * GIB
-        node.driver.fail = {}
-        node.tell_driver()
-        page = await agent.until(lambda page: page.value(USED, pod="holder") == 11 * GIB, "it is not back")
-        assert page.value("gpumap_gpu_up", uuid=CARD) == 1
-        assert page.by("gpumap_gpu_fault_info", "reason", uuid=CARD) == {}
-        assert page.container_series() == before.container_series()
-        assert list(agent.children()) == worker
-
-
-async def test_a_passing_not_supported_costs_no_value_for_good(node: Node) -> None:
-    """While the driver refuses the process list, no memory is told, an error counts; then all is as before."""
-    holder = node.admit("holder", main=[CARD])
-    node.run(holder.cgroup("main"), 1, 11 * GIB)
-    async with serve(node) as agent:
-        await agent.until(lambda page: page.value(USED, pod="holder") == 11 * GIB, "it is not measured")
-        node.driver.fail = {("nvmlDeviceGetComputeRunningProcesses_v3", "*"): Code.NOT_SUPPORTED}
-        node.tell_driver()
-        page = await agent.until(lambda page: page.value(USED, pod="holder") is None, "what was refused is told")
-        assert (page.value("gpumap_source_errors_total", source="nvml", reason="not_supported") or 0) >= 1
-        node.driver.fail = {}
-        node.tell_driver()
-        await agent.until(lambda page: page.value(USED, pod="holder") == 11 * GIB, "it is silenced for good")
-
-
 def test_a_lost_gpu_is_looked_for_now_and_then(start: Start, tmp_path: Path) -> None:
     """NVML is initialised anew once in so long, so that one that was reset behind our back answers; and not while all
     are well."""
@@ -390,6 +332,16 @@ def test_a_driver_is_lost_by_and_by(reason: str) -> None:
 def test_what_a_restart_would_not_help_is_not_lost(said: list[str]) -> None:
     """Not where NVML has never answered, nor for what passes, or is wrong with the node itself."""
     assert not any(lost_after(*said))
+
+
+def test_a_failure_without_a_reason_begins_again() -> None:
+    """A read that failed without a complaint is no evidence; of several complaints the last one counts."""
+    at = Moment(0.0, 1e9)
+    answered, _ = find_lost_driver(LostDriverMemory(), ANSWERED, at, 30.0)
+    mismatch = Complaint(MISMATCH, "detail")
+    failing, _ = find_lost_driver(answered, Failed(at, 0.1, (Complaint("unreadable", ""), mismatch)), at, 30.0)
+    assert (failing.has_answered, failing.reason, failing.collections) == (True, MISMATCH, 1)
+    assert find_lost_driver(failing, Failed(at, 0.1, ()), at, 30.0) == (answered, "")
 
 
 @given(st.lists(st.sampled_from(["", MISMATCH, UNKNOWN, "driver_not_loaded"]), max_size=20))

@@ -24,7 +24,7 @@ def read_after(worker: Worker, driver: Driver) -> GpuReading:
 
 
 def count_calls(worker: Worker, driver: Driver, calls: Path) -> Counter[str]:
-    """The calls so far: a worker that cannot count the GPUs shuts NVML down, and then they are written."""
+    """The calls so far, with those of a worker that cannot count the GPUs and shuts NVML down."""
     worker.refusal(Driver(gpus=driver.gpus, fail={("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}))
     return standin.read_calls(calls)
 

@@ -81,6 +81,21 @@ def test_of_two_users_it_is_no_ones(who: str) -> None:
     assert [row.use and row.use.sm_activity_ratio for row in snapshot.containers] == [None] * len(snapshot.containers)
 
 
+@pytest.mark.parametrize("who", ["unlisted", "nameless"])
+def test_the_activity_of_an_uncertain_user_makes_no_holder_idle(who: str) -> None:
+    """A process of a pod that is no more listed, and one without a container name: the activity may be a holder's."""
+    holder, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
+    node = mig_node(holder, other)
+    node.processes = [Process(101, LEAF, other)]
+    node.collect()
+    if who == "unlisted":
+        other.listed = other.in_checkpoint = False
+    else:
+        other.has_links, other.ids["side"] = False, {}
+    node.collect()
+    assert activity(node.collect(), holder) is None
+
+
 def test_the_interval_in_which_another_ended_is_no_ones() -> None:
     """What it did before it ended is in the device's activity. One interval later it is the other's alone."""
     pod, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")

@@ -38,6 +38,16 @@ def test_mig_devices_are_told_beyond_a_hole(start: Start) -> None:
     assert reading.instances[1].processes == ()
 
 
+def test_an_impossible_number_of_slots_costs_little(start: Start, tmp_path: Path) -> None:
+    """The devices of the first slots are read, and it is reported as unknown whether these are all."""
+    calls = tmp_path / "calls"
+    worker = start(GPUMAP_STANDIN_CALLS=str(calls))
+    gpu = Gpu(A, mig_max_count=1000, instances=[standin.MigInstance(MIG_A)])
+    reading = worker.read_one(Driver(gpus=[gpu]))
+    assert ([instance.uuid for instance in reading.instances], reading.mig_unknown) == ([MIG_A], True)
+    assert standin.read_calls(calls)["nvmlDeviceGetMigDeviceHandleByIndex"] <= 100
+
+
 def test_compute_instances_of_one_gpu_instance_keep_their_own_processes(start: Start) -> None:
     """A list that is the whole GPU instance's is cut down to the compute instance by its ids."""
     attributes = Attributes(gpu_instance_slice_count=3, compute_instance_slice_count=1, memory_size_mib=40192)
@@ -328,11 +338,9 @@ def test_an_instance_costs_a_dozen_calls(start: Start, tmp_path: Path, may_place
             driver.fail = {("nvmlDeviceGetGpuInstanceById", "*"): Code.NO_PERMISSION}
         for _ in range(reads):
             worker.read(driver)
-        driver.fail = {("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}  # makes it shut down, which writes the calls
+        driver.fail = {("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}  # makes it shut down
         worker.refusal(driver)
-        found = sum(standin.read_calls(calls).values())
-        calls.unlink()
-        return found
+        return sum(standin.take_calls(calls).values())
 
     of_seven = asked(7, 4) - asked(7, 3)
     of_one = asked(1, 4) - asked(1, 3)

@@ -2,14 +2,18 @@
 
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pynvml
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gpumap.agent.nvml_worker import codes, library, wire
 from gpumap.agent.sources.nvml_state import LONGEST_PAUSE_READS, CrashSuspects
@@ -40,7 +44,7 @@ def test_a_whole_gpu_is_told_in_base_units(start: Start) -> None:
         power_milliwatts=250_500,
     )
     answers = start(groups=("codec",)).read(Driver(gpus=[gpu]))
-    assert answers.driver[1:] == ("550.54.15", "12.4", "12.550.54.15", 1, ())
+    assert structs.astuple(answers.driver)[1:] == ("550.54.15", "12.4", "12.550.54.15", 1, ())
     assert answers.gpus[0] == GpuReading(
         index=0,
         uuid=Uuid(A),
@@ -132,7 +136,9 @@ def test_a_passing_not_supported_is_told_and_passes(start: Start, call: str) -> 
     assert worker.read_one(driver).refusals == ((call, Code.NOT_SUPPORTED),)
     driver.fail = {}
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while worker.read_one(driver)._replace(sampled_seconds=None) != whole._replace(sampled_seconds=None):
+    while structs.replace(worker.read_one(driver), sampled_seconds=None) != structs.replace(
+        whole, sampled_seconds=None
+    ):
         assert time.monotonic() < deadline, "it is not asked for again"
 
 
@@ -422,6 +428,16 @@ def test_many_hung_gpus_keep_nobody_waiting(start: Start) -> None:
     assert set(worker.read().gpus) == set(range(8))
 
 
+def test_what_was_read_before_a_crash_is_written(start: Start) -> None:
+    """While its GPUs answer, the worker writes the lines of those that did: the crash of one does not cost them."""
+    gpus = [Gpu(f"{A[:-2]}{index:02}") for index in range(10)]
+    worker = start(changed={"read_scheduler.PATIENCE_SECONDS": 0.1})
+    slow: dict[tuple[str, standin.Target], float] = {("nvmlDeviceGetPowerUsage", index): 0.08 for index in range(9)}
+    worker.ask(Driver(gpus=gpus, delay=slow, crash={("nvmlDeviceGetPowerUsage", 9)}))
+    assert isinstance(worker.answer(), wire.DriverMessage)
+    assert isinstance(worker.answer(), wire.GpuMessage)
+
+
 def test_a_crash_of_the_library_ends_the_worker_after_the_suspects_are_last(start: Start) -> None:
     """A suspect is read when the others have answered, so that they have, if it crashes the process again."""
     worker = start()
@@ -539,7 +555,7 @@ whole = st.integers(0, 1 << 63)
 ratio = st.none() | st.floats(0, 1)
 memories = st.none() | st.builds(DeviceMemory, whole, whole, whole, st.none() | whole)
 processes = st.lists(st.builds(GpuProcess, whole, st.none() | whole, st.sampled_from(["C", "M+C"])), max_size=2)
-activities = st.none() | st.builds(Activity, ratio, ratio, ratio, ratio)
+activities = st.none() | st.builds(Activity, *[ratio] * len(Activity.__struct_fields__))
 instances = st.builds(
     MigInstance,
     st.text().map(Uuid),
@@ -596,11 +612,20 @@ readings = st.builds(
 )
 
 
+def test_the_worker_imports_little() -> None:
+    """Each node keeps its modules in memory, and each start loads them again."""
+    command = [sys.executable, "-P", "-X", "importtime", "-m", "gpumap.agent.nvml_worker"]
+    run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in run.stderr.splitlines()}
+    assert {"msgspec", "pynvml"} <= imported
+    assert imported.isdisjoint({"asyncio", "dataclasses", "inspect", "json", "logging", "pathlib", "subprocess"})
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is none of its subject
 @given(readings)
 def test_a_reading_survives_the_wire(reading: GpuReading) -> None:
     """What is decoded equals what was encoded, on one line."""
-    line = wire.encode_gpu(7, reading)
+    line = wire.encode(wire.GpuMessage(7, reading))
     assert line.count(b"\n") == 1
     assert wire.decode(line) == wire.GpuMessage(7, reading)
 
@@ -613,14 +638,20 @@ def test_a_reading_survives_the_wire(reading: GpuReading) -> None:
         b"[]",
         b"1",
         b"\xff\n",
-        b'{"read":1}',
-        b'{"read":"1","gpu":{"index":0}}',
-        b'{"read":1,"gpu":{"index":true}}',
-        b'{"read":1,"gpu":{"index":0,"power_watts":NaN}}',
-        b'{"read":1,"gpu":{"index":0,"power_watts":1' + b"0" * 400 + b"}}",
-        b'{"read":1,"gpu":{"index":0,"processes":[[1,2]]}}',
-        b'{"read":1,"driver":{"driver_version":"","cuda_version":"","nvml_version":"","count":1000000000}}',
-        b"[" * 100_000,
+        b'{"read":1,"gpu":{"index":0}}',
+        b'{"kind":"gpus","read":1}',
+        b'{"kind":"gpu","read":1}',
+        b'{"kind":"gpu","gpu":{"index":0}}',
+        b'{"kind":"gpu","read":"1","gpu":{"index":0}}',
+        b'{"kind":"gpu","read":1,"gpu":{"index":true}}',
+        b'{"kind":"gpu","read":1,"gpu":{"index":0,"power_watts":NaN}}',
+        b'{"kind":"gpu","read":1,"gpu":{"index":0,"power_watts":1' + b"0" * 400 + b"}}",
+        b'{"kind":"gpu","read":1,"gpu":{"index":0,"uuid":"\xff"}}',
+        b'{"kind":"gpu","read":1,"gpu":{"index":0,"processes":[[1,2]]}}',
+        b'{"kind":"gpu","read":1,"gpu":{"index":0,"instances":[{}]}}',
+        b'{"kind":"driver","read":1,"driver_version":"","cuda_version":"","nvml_version":"","gpus":1000000000}',
+        b'{"kind":"xid","uuid":"","code":1,"gpu_instance_id":null,"compute_instance_id":null,"at":0,"times":0}',
+        b'{"kind":"gpu","read":1,"gpu":{"index":0,"newer":' + b"[" * 100_000,
     ],
 )
 def test_what_is_no_answer_is_refused(line: bytes) -> None:
@@ -633,14 +664,16 @@ def test_an_instance_of_an_older_capture_has_no_place() -> None:
     """Lines from before a MIG device had a place are read, and one that has none is written as it was then."""
     older = {"uuid": MIG_A, "gpu_instance_id": 7, "compute_instance_id": 0, "profile": "1g.10gb"}
     older |= {"compute_slices": 1, "memory": None, "processes": None}
-    reading = wire.gpu_from_object({"index": 0, "partitioned": True, "instances": [older]})
+    reading = msgspec.convert({"index": 0, "partitioned": True, "instances": [older]}, GpuReading)
     assert reading.instances == (MigInstance(Uuid(MIG_A), 7, 0, "1g.10gb", 1, None, None),)
-    assert wire.gpu_object(reading)["instances"] == [older]
+    assert msgspec.to_builtins(reading)["instances"] == (older,)
 
 
 def test_unknown_keys_are_ignored() -> None:
     """A newer worker may say more."""
-    assert wire.decode(b'{"read":1,"new":2,"gpu":{"index":0,"newer":{}}}') == wire.GpuMessage(1, GpuReading(0))
+    assert wire.decode(b'{"kind":"gpu","read":1,"new":2,"gpu":{"index":0,"newer":{}}}') == wire.GpuMessage(
+        1, GpuReading(0)
+    )
 
 
 def test_a_culprit_is_left_out_for_longer_each_time() -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from dataclasses import replace
 
-from gpumap.agent.join import Memory
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from gpumap.agent.join import Memory, step
+from gpumap.agent.join.accounting import GPUS_AWAY_MAX
+from gpumap.agent.join.pcie import PcieCount, count_pcie
 from gpumap.agent.metrics.device import LINKS
+from gpumap.model.observations import Observed
+from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from tests.nodes import Gpu, TestNode, gpu_uuid
+from tests.nodes import RULES, Gpu, TestNode, gpu_uuid
 
 SENT, RECEIVED = (family for family in LINKS if "pcie" in family.name)
 
@@ -57,6 +65,7 @@ def test_a_change_of_who_counts_is_no_traffic() -> None:
     collect(node, "rates", 0, 0)
     assert collect(node, "rates", 100, 200) == (100, 200)
     assert collect(node, "totals", 10**15, 10**9) == (100, 200)
+    assert collect(node, "totals", 10**15, 10**9) == (100, 200), "no traffic is no restart"
     assert collect(node, "totals", 10**15 + 5, 10**9 + 6) == (105, 206)
     assert collect(node, "rates", 3, 4) == (105, 206)
     assert collect(node, "rates", 4, 6) == (106, 208)
@@ -74,13 +83,41 @@ def test_without_a_count_there_is_none() -> None:
     assert collect(node, "rates", 10, 10) == (10, 10)
 
 
+@pytest.mark.parametrize("absent", ["pcie_transmit_bytes", "pcie_receive_bytes", "pcie_source", "uuid"])
+def test_a_part_of_a_count_is_no_count(absent: str) -> None:
+    """The driver refuses a value: the counter continues when all exist again."""
+    node = TestNode([Gpu(0)])
+    collect(node, "rates", 10, 10)
+    before = node.memory.pcie
+    observed = node.observe()
+    assert isinstance(observed.nvml, Observed)
+    reading = structs.replace(observed.nvml.value.gpus[0], **{absent: None})
+    answer = replace(observed.nvml, value=replace(observed.nvml.value, gpus=(reading,)))
+    node.memory, _ = step(node.memory, replace(observed, nvml=answer), RULES)
+    assert node.memory.pcie == before
+    assert collect(node, "rates", 11, 12) == (1, 2)
+
+
+def test_counts_of_the_last_gpus_that_went_away_are_kept() -> None:
+    """A GPU that comes back continues. Those that went away first are forgotten."""
+    one = PcieCount("rates", (1, 1), (0, 0))
+    away = [Uuid(f"GPU-{number}") for number in range(GPUS_AWAY_MAX + 2)]
+    node = TestNode([Gpu(0, pcie=("rates", 0, 0))])
+    after, _ = count_pcie(dict.fromkeys([*away, gpu_uuid(0)], one), node.observe())
+    assert [*after] == [*away[2:], gpu_uuid(0)]
+
+
+@example([(False, 0, 5), (False, 0, 3)])
+@example([(False, 5, 0), (False, 3, 0)])
+@example([(False, 0, 5), (True, 0, 0), (False, 0, 3)])
+@example([(False, 5, 0), (True, 0, 0), (False, 3, 0)])
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1 << 40), st.integers(0, 1 << 40)), max_size=8))
 def test_sums_of_any_course_add_up(course: list[tuple[bool, int, int]]) -> None:
     """Of rates the counter is all that was added since the first reading, however often the worker began anew."""
     node = TestNode([Gpu(0)])
-    counted = expected = 0
+    counted = expected = (0, 0)
     collect(node, "rates", 0, 0)
-    for anew, added, _ in course:
-        counted = (0 if anew else counted) + (0 if anew else added)
-        expected += 0 if anew else added
-        assert collect(node, "rates", counted, 0) == (expected, 0)
+    for anew, sent, received in course:
+        counted = (0, 0) if anew else (counted[0] + sent, counted[1] + received)
+        expected = expected if anew else (expected[0] + sent, expected[1] + received)
+        assert collect(node, "rates", *counted) == expected

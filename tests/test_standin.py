@@ -2,16 +2,20 @@
 
 import json
 import os
+import random
 import select
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import pytest
+from msgspec import structs
 
+from gpumap.model.readings import CARD, GpuReading
 from tests.standin import (
     FUNCTIONS,
     Attributes,
@@ -27,6 +31,9 @@ from tests.standin import (
     environment,
     read_calls,
 )
+from tests.worker import Start, Worker
+
+T = TypeVar("T")
 
 A, B = "GPU-00000000-0000-0000-0000-00000000000a", "GPU-00000000-0000-0000-0000-00000000000b"
 MIG_A, MIG_B = "MIG-00000000-0000-0000-0000-00000000001a", "MIG-00000000-0000-0000-0000-00000000001b"
@@ -71,11 +78,11 @@ class Failed(Exception):  # noqa: N818 - it is what a call said, not a fault of 
 class Session:
     """A process with pynvml on the stand-in, which evaluates expressions; "name := expression" keeps a value."""
 
-    def __init__(self, library: Path, state: Path) -> None:
+    def __init__(self, library: Path, state: Path, look_milliseconds: int = 0) -> None:
         self.calls = state.with_name("calls")
         self._child = subprocess.Popen(
             [sys.executable, "-c", CHILD],
-            env={**os.environ, **environment(library, state, self.calls)},
+            env={**os.environ, **environment(library, state, self.calls, look_milliseconds)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -111,6 +118,10 @@ class Session:
             return failed.args[0]
         return 0
 
+    @property
+    def counted(self) -> Counter[str]:
+        return read_calls(self.calls, [self._child.pid])
+
     def leave(self) -> tuple[int, str]:
         """End the child; its exit status and what it wrote to stderr."""
         _, stderr = self._child.communicate(timeout=10)
@@ -129,20 +140,17 @@ class Bench:
         self.state = state
         self.sessions: list[Session] = []
 
-    def start(self, driver: Driver, without: tuple[str, ...] = (), initialize: bool = True) -> Session:
+    def start(
+        self, driver: Driver, without: tuple[str, ...] = (), initialize: bool = True, look_milliseconds: int = 0
+    ) -> Session:
         driver.write(self.state)
-        session = Session(build(self.libraries, without), self.state)
+        session = Session(build(self.libraries, without), self.state, look_milliseconds)
         self.sessions.append(session)
         if initialize:
             session.ask("n.nvmlInit()")
             for index in range(len(driver.gpus)):
                 session.ask(f"gpu{index} := n.nvmlDeviceGetHandleByIndex({index})")
         return session
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("standin")
 
 
 @pytest.fixture
@@ -737,16 +745,106 @@ def test_builds_are_kept(libraries: Path) -> None:
 
 
 def test_calls_are_counted(bench: Bench) -> None:
-    """The counts of calls are written at the last shutdown and at exit, and add up."""
-    nvml = bench.start(Driver(gpus=[Gpu(A)]))
+    """The counts of calls are there at any time, for each process, also after its end."""
+    nvml, other = (bench.start(Driver(gpus=[Gpu(A)])) for _ in range(2))
     nvml.ask("n.nvmlDeviceGetName(gpu0)")
     nvml.ask("n.nvmlShutdown()")
     nvml.ask("n.nvmlInit()")
     nvml.ask("n.nvmlDeviceGetName(gpu0)")
-    assert nvml.leave() == (0, "")
-    assert read_calls(nvml.calls) == {
+    expected = {
         "nvmlInitWithFlags": 2,
         "nvmlShutdown": 1,
         "nvmlDeviceGetHandleByIndex_v2": 1,
         "nvmlDeviceGetName": 2,
     }
+    assert nvml.counted == expected
+    assert nvml.leave() == (0, "")
+    assert nvml.counted == expected
+    assert other.counted == {"nvmlInitWithFlags": 1, "nvmlDeviceGetHandleByIndex_v2": 1}
+    assert read_calls(nvml.calls) == nvml.counted + other.counted
+
+
+GIVEN: dict[str, Any] = {
+    "garbage_rows": 3,
+    "fields": {138: ("ulonglong", 1 << 40), 142: ("uint", 7), 230: ("error", Code.NO_PERMISSION), 307: ("sint", -1)},
+    "clocks_megahertz": {"graphics": 1, "sm": 2, "memory": 3, "video": 4},
+    "max_clocks_megahertz": {"graphics": 5, "sm": 6, "memory": 7, "video": 8},
+    "fan_percents": [30, None, 40],
+    "ecc": {(1, 1, 2): 1 << 40, (0, 1, 7): 3},
+    "vbios": "96.00.A5.00.03",
+    "compute_capability": (9, 0),
+    "power_limits_milliwatts": (200_000, 750_000),
+    "cc_protected_kib": 7,
+    "cc_unprotected_kib": 8,
+    "clock_events": 5,
+    "clock_events_supported": 7,
+    "performance_state": 2,
+    "compute_mode": 3,
+}
+
+
+def _some_driver(draw: random.Random) -> Driver:
+    """GPUs, some partitioned, with processes; each lacks something."""
+
+    def some(value: T) -> T | None:
+        return value if draw.random() < 0.8 else None
+
+    def processes() -> list[Process] | None:
+        kinds: tuple[Literal["compute", "graphics", "mps"], ...] = ("compute", "graphics", "mps")
+        return some([Process(draw.randrange(1, 999), some(1 << 20), draw.choice(kinds)) for _ in range(5)])
+
+    def gpm() -> Gpm | None:
+        return some(Gpm(100 * draw.random(), tensor=some(2.5), dram=some(Code.NO_DATA)))
+
+    def instance(slot: int) -> MigInstance | None:
+        placement = some(Placement(draw.randrange(20), slot))
+        return some(MigInstance(f"MIG-{slot}", slot, processes=processes(), placement=placement, gpm=gpm()))
+
+    def gpu(index: int) -> Gpu:
+        made = Gpu(f"GPU-{index}", processes=processes(), gpm=gpm())
+        for name, value in GIVEN.items():
+            if some(name):
+                setattr(made, name, value)
+        made.memory_used_bytes, made.utilization_gpu = some(draw.randrange(1 << 30)), some(draw.randrange(100))
+        made.temperature_celsius, made.energy_millijoules = some(-draw.randrange(9)), some(draw.randrange(1 << 40))
+        made.samples = some([Sample(draw.randrange(1, 999), 40, 30, 20, 10) for _ in range(3)])
+        made.mig_mode = bool(index % 2)
+        made.instances = [instance(slot) for slot in range(4)]
+        return made
+
+    return Driver(gpus=[gpu(index) for index in range(4)])
+
+
+def test_answers_from_memory_are_those_of_the_file(start: Start, tmp_path: Path) -> None:
+    """Whether it looks at its state in each call or now and then, gpumap reads the same by the same calls."""
+    groups = ("codec", "health", "links", "gpm", "accounting", CARD)
+    calls = tmp_path / "each", tmp_path / "some"
+    workers = [
+        start(groups=groups, GPUMAP_STANDIN_CALLS=str(path), GPUMAP_STANDIN_LOOK_MILLISECONDS=pause)
+        for path, pause in zip(calls, ("0", "20"), strict=True)
+    ]
+    for seed in range(4):
+        driver = _some_driver(random.Random(seed))
+        for _ in range(2):  # GPM tells what happened between two reads
+            driver.write(workers[0].state)
+            time.sleep(0.12)
+            of_file, of_memory = (
+                [structs.replace(gpu, sampled_seconds=None) for gpu in _read(worker)] for worker in workers
+            )
+            assert of_memory == of_file
+    made = [set(standin_calls) for standin_calls in map(read_calls, calls)]
+    assert made[0] == made[1] > {"nvmlGpmMetricsGet", "nvmlDeviceGetFieldValues", "nvmlDeviceGetProcessUtilization"}
+
+
+def _read(worker: Worker) -> list[GpuReading]:
+    return [gpu for _, gpu in sorted(worker.read().gpus.items())]
+
+
+def test_a_state_is_not_looked_for_in_between(bench: Bench) -> None:
+    """Another state is there after that time, and not before."""
+    nvml = bench.start(Driver(gpus=[Gpu(A, temperature_celsius=40)]), look_milliseconds=3_600_000)
+    soon = bench.start(Driver(gpus=[Gpu(A, temperature_celsius=41)]), look_milliseconds=20)
+    Driver(gpus=[Gpu(A, temperature_celsius=42)]).write(bench.state)
+    time.sleep(0.05)
+    told = [each.ask("n.nvmlDeviceGetTemperature(gpu0, 0)") for each in (nvml, soon)]
+    assert told == [40, 42]

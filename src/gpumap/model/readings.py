@@ -1,12 +1,12 @@
-"""What a driver reports of one GPU, as values. Each field is declared here, once: the worker's wire follows.
-
-Named tuples, because the NVML worker imports this module: `dataclasses` would cost it 2 MB and 25 ms of its start, and
-msgspec 2.3 MB and 50 ms. No logic.
+"""What a driver reports of one GPU, as values. Each field is declared here, once: the worker's wire and the captures
+follow. No logic.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, NamedTuple, NewType, TypeVar
+
+from msgspec import Struct
 
 Uuid = NewType("Uuid", str)
 """NVML's string for a GPU or a MIG device."""
@@ -73,7 +73,7 @@ OfCodec = Annotated[T, "codec"]
 OfCard = Annotated[T, CARD]
 
 
-class DeviceMemory(NamedTuple):
+class DeviceMemory(Struct, frozen=True, array_like=True):
     """Bytes. `used` excludes `reserved` if NVML's second version reports it; otherwise `used` is as the driver
     reports it."""
 
@@ -83,7 +83,7 @@ class DeviceMemory(NamedTuple):
     reserved_bytes: int | None = None
 
 
-class GpuProcess(NamedTuple):
+class GpuProcess(Struct, frozen=True, array_like=True):
     """A row of NVML's process lists, each PID once. `types` is "C", "G", "M", "C+G", … as in nvidia-smi."""
 
     pid: int
@@ -91,7 +91,7 @@ class GpuProcess(NamedTuple):
     types: str
 
 
-class ProcessSample(NamedTuple):
+class ProcessSample(Struct, frozen=True, array_like=True):
     """A process's time on a GPU's engines, ratios 0–1, mean over the interval."""
 
     pid: int
@@ -101,7 +101,7 @@ class ProcessSample(NamedTuple):
     decoder_ratio: float
 
 
-class Activity(NamedTuple):
+class Activity(Struct, frozen=True, array_like=True):
     """What GPM measured between two samples, ratios 0-1 of the device's own engines. `None`: not reported."""
 
     sm_ratio: float | None
@@ -114,7 +114,7 @@ class Activity(NamedTuple):
     fp16_ratio: float | None = None
 
 
-class MigInstance(NamedTuple):
+class MigInstance(Struct, frozen=True, omit_defaults=True):
     """A MIG device. Compute instances of one GPU instance (`gpu_instance_id`) share its memory."""
 
     uuid: Uuid
@@ -134,7 +134,7 @@ class MigInstance(NamedTuple):
     """`None` too where several compute instances share the GPU instance, which is what the driver measures."""
 
 
-class GpuReading(NamedTuple):
+class GpuReading(Struct, frozen=True, omit_defaults=True):
     """The answers of NVML for one GPU in one read. With a `fault` only its identity, if known, and the recovery
     action.
 
@@ -142,7 +142,7 @@ class GpuReading(NamedTuple):
     `processes` come last, so that a person who opens a capture sees the GPU first.
     """
 
-    index: int  # type: ignore[assignment] # hides tuple's method of that name, which nobody wants here
+    index: int
     fault: str | None = None
     stuck_seconds: float = 0.0
     uuid: Uuid | None = None

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pynvml
 
-from gpumap.agent.nvml_worker.library import RefusedError
+from gpumap.agent.nvml_worker.library import PreparedCall, RefusedError
 
 T = TypeVar("T")
 
@@ -42,27 +42,29 @@ LOST_TOUCH = frozenset({pynvml.NVML_ERROR_OPERATING_SYSTEM, pynvml.NVML_ERROR_IN
 
 
 _OF_MIG = ("mig", "gpu instance")
-"""Prefix of `on` for MIG devices."""
+"""Prefix of the keys of MIG devices."""
 
 
 class NvmlCalls:
-    """The calls of one reading. `refusals` are those to report, `answered` counts the calls that were not refused.
+    """The calls of one reading. `refusals` are those to report, `answered`: not all were refused.
 
     "Not supported" is reported only for a value that existed before.
 
     `learned`: this reading found something that is not supported. `forgotten` counts how often that knowledge was
-    dropped. `refused_with` is the code of the last call; 0 if it was answered or not made.
+    dropped. `refused_with` is the code of the last call; 0 if it was answered or not made. `incomplete` counts
+    the refusals after which the next reading asks again, also those that are not reported.
     """
 
     def __init__(self) -> None:
-        self._unsupported: set[tuple[str, str]] = set()
-        self._known: set[tuple[str, str]] = set()  # values that existed before
+        self._unsupported: set[str] = set()
+        self._known: set[str] = set()  # values that existed before
         self._ask_again_at = 0.0
         self._lost = False  # whether a value that existed before is refused since the last request
         self._pause = SOON_SECONDS
         self._refused: dict[tuple[str, int], None] = {}
-        self.answered = 0
+        self.answered = False
         self.refused_with = 0
+        self.incomplete = 0
         self.learned = False
         self.forgotten = 0
 
@@ -77,7 +79,7 @@ class NvmlCalls:
             self._pause = min(2 * self._pause, RETRY_SECONDS) if self._lost else SOON_SECONDS
             self._lost = False
         self._refused.clear()
-        self.answered = 0
+        self.answered = False
         self.learned = False
 
     def forget(self) -> None:
@@ -88,48 +90,72 @@ class NvmlCalls:
 
     def forget_mig_devices(self) -> None:
         """Ask MIG devices again also for what they did not support. What the card does not support stays."""
-        self._unsupported = {key for key in self._unsupported if not key[1].startswith(_OF_MIG)}
+        self._unsupported = {key for key in self._unsupported if not key.startswith(_OF_MIG)}
 
     def withdraw(self, before: tuple[tuple[str, int], ...]) -> None:
         """Drop the refusals that came after `before`: they are of a device that no longer exists."""
         self._refused = dict.fromkeys(before)
 
-    def ask(
-        self, function: Callable[..., T], *arguments: object, on: str = "gpu", privileged: bool = False
-    ) -> T | None:
-        """Return the value of the function; `None` if NVML refuses. `on` separates handles of GPUs from those of MIG
-        devices.
+    def ask(self, call: PreparedCall[T], *, privileged: bool = False) -> T | None:
+        """Make the call and return its value; `None` if NVML refuses.
 
         A `privileged` call without permission is not a fault: its value is absent, and it is not repeated. Raises
         `RefusedError` if the refusal means that the whole GPU or the driver is gone.
         """
         self.refused_with = 0
-        key = function.__name__, on
+        if call.key in self._unsupported:
+            return None
+        code = call.function(*call.arguments)
+        if code:
+            self.take(RefusedError(call.name, code), call.key, privileged=privileged)
+            return None
+        self.answered = True
+        value = call.read()
+        if value is not None:
+            self._known.add(call.key)
+        return value
+
+    def ask_newest(self, calls: Sequence[PreparedCall[T]]) -> T | None:
+        """Like `ask`, with the first supported call: newest first.
+
+        A call that was answered is not replaced by an older one: its value may mean something else.
+        """
+        for call in calls:
+            value = self.ask(call)
+            if call.key not in self._unsupported or call.key in self._known:
+                return value
+        return None
+
+    def attempt(self, key: str, several: Callable[[], T], *, privileged: bool = False) -> T | None:
+        """Like `ask`, with a function that makes several calls for one value and raises `RefusedError`."""
+        self.refused_with = 0
         if key in self._unsupported:
             return None
         try:
-            value = function(*arguments)
+            value = several()
         except RefusedError as refused:
             self.take(refused, key, privileged=privileged)
             return None
-        self.answered += 1
+        self.answered = True
         if value is not None:
             self._known.add(key)
         return value
 
-    def take(self, refused: RefusedError, key: tuple[str, str], *, privileged: bool = False) -> None:
+    def take(self, refused: RefusedError, key: str, *, privileged: bool = False) -> None:
         """Handle a refusal of what `key` names. Raise it if it affects the whole GPU."""
         if refused.code in GONE or refused.code in UNINITIALIZED:
             raise refused
         self.refused_with = refused.code
         if refused.code in UNSUPPORTED or (privileged and refused.code == pynvml.NVML_ERROR_NO_PERMISSION):
             self._do_not_ask(key)
-            if key in self._known and not key[1].startswith(_OF_MIG):  # one MIG device may lack what another has
+            if key in self._known and not key.startswith(_OF_MIG):  # one MIG device may lack what another has
                 self._refused[refused.call, refused.code] = None
-        elif refused.code not in NO_DATA:
+            return
+        self.incomplete += 1
+        if refused.code not in NO_DATA:
             self._refused[refused.call, refused.code] = None
 
-    def _do_not_ask(self, key: tuple[str, str]) -> None:
+    def _do_not_ask(self, key: str) -> None:
         now = time.monotonic()
         if not self._unsupported:
             self._ask_again_at = now + RETRY_SECONDS
@@ -139,27 +165,14 @@ class NvmlCalls:
             self._lost = True
             self._ask_again_at = min(self._ask_again_at, now + self._pause)
 
-    def know(self, keys: Iterable[tuple[str, str]]) -> None:
+    def know(self, keys: Iterable[str]) -> None:
         """Record that these were answered by another call than `ask`."""
         self._known.update(keys)
 
-    def never_supported(self, function: Callable[..., object], on: str) -> bool:
+    def never_supported(self, call: PreparedCall[T]) -> bool:
         """Return whether NVML does not support this and never answered it. MIG devices may differ."""
-        key = function.__name__, on
-        return key in self._unsupported and (key not in self._known or on.startswith(_OF_MIG))
+        return call.key in self._unsupported and (call.key not in self._known or call.key.startswith(_OF_MIG))
 
-    def is_supported(self, key: tuple[str, str]) -> bool:
+    def is_supported(self, key: str) -> bool:
         """Return whether it is supported, as far as known."""
         return key not in self._unsupported
-
-    def ask_newest(self, functions: Sequence[Callable[..., T]], *arguments: object, on: str = "gpu") -> T | None:
-        """Like `ask`, with the first supported function: newest first.
-
-        A function that has answered is not replaced by an older one, whose value may mean something else.
-        """
-        for function in functions:
-            value = self.ask(function, *arguments, on=on)
-            key = function.__name__, on
-            if key not in self._unsupported or key in self._known:
-                return value
-        return None

@@ -88,9 +88,9 @@ def _versions(driver: _Driver) -> Fact:
 
     def card(gpu: Handle) -> Fact:
         return {
-            "model": driver.or_word(library.model, gpu),
-            "compute_capability": driver.or_word(library.compute_capability, gpu),
-            "mig_enabled": driver.or_word(library.mig_enabled, gpu),
+            "model": driver.or_word(library.model(gpu).once),
+            "compute_capability": driver.or_word(library.compute_capability(gpu).once),
+            "mig_enabled": driver.or_word(library.mig_enabled(gpu).once),
         }
 
     return {
@@ -144,11 +144,10 @@ def _samples(driver: _Driver, gpu: Handle) -> Fact:
 
 
 def _listed_pids(driver: _Driver, gpu: Handle) -> set[int]:
-    lists = Lists(driver.library)
     pids: set[int] = set()
-    for ask in (lists.compute, lists.graphics, lists.mps):
+    for call in Lists(driver.library).of(gpu):
         try:
-            pids.update(row.pid for row in ask(gpu).rows())
+            pids.update(row.pid for row in call.once().rows())
         except RefusedError:
             pass
     return pids
@@ -208,7 +207,7 @@ def _process_lists(driver: _Driver) -> Fact:
 
 
 def _used_bytes(driver: _Driver, device: Handle) -> int | None:
-    memory = driver.library.memory(device)
+    memory = driver.library.memory(device)[0].once()
     return memory.used_bytes if memory else None
 
 
@@ -243,7 +242,7 @@ def _gpm_scales(driver: _Driver) -> Fact:
         for sample in (*samples[index].values(), *later.values()):
             if not isinstance(sample, str):
                 driver.code("nvmlGpmSampleFree", sample)
-        busy = driver.or_word(driver.library.utilization_ratios, gpu)
+        busy = driver.or_word(driver.library.utilization_ratios(gpu).once)
         gpus.append({"gpu": index, "utilization_ratios": busy, "measured": measured})
     return {"seconds_between": _GPM_PAUSE_SECONDS, "gpus": gpus}
 
@@ -252,7 +251,7 @@ def _gpm_samples(driver: _Driver, gpu: Handle) -> dict[str, Any]:
     """For the GPU and for each GPU instance: return a sample, or the word of the code that refuses it."""
     found = {"gpu": _gpm_sample(driver, "nvmlGpmSampleGet", gpu)}
     for device in driver.mig_devices(gpu):
-        instance = driver.or_word(driver.library.gpu_instance_id, device)
+        instance = driver.or_word(driver.library.gpu_instance_id(device).once)
         if isinstance(instance, int):
             found[f"gpu_instance_{instance}"] = _gpm_sample(driver, "nvmlGpmMigSampleGet", gpu, instance)
     return found

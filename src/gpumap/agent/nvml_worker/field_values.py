@@ -5,7 +5,7 @@ uses it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import Array
 from struct import Struct
 from typing import Any
@@ -14,7 +14,7 @@ import pynvml
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
 from gpumap.agent.nvml_worker.codes import word
-from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
+from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall, RefusedError, key_of
 
 CALL = "nvmlDeviceGetFieldValues"
 
@@ -27,10 +27,15 @@ _SCOPES = {
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: _ALL_LINKS,
 }
 _FieldValue: Any = pynvml.c_nvmlFieldValue_t
-_ROW = Struct(f"@{_FieldValue.valueType.offset}xIIQ")  # valueType, nvmlReturn, and the value as an integer
+_SKIPPED = f"{_FieldValue.valueType.offset}x"  # before valueType, nvmlReturn and the value
 _VALUE_FIELDS = tuple(name for name, _ in pynvml.c_nvmlValue_t._fields_)
 """Fields of the union by nvmlValueType_t, in its order."""
-_WHOLE_TYPES = frozenset({pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG})
+_UNSIGNED = {
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "I4x",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "Q",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "Q",
+}
+"""The formats of the types that most fields have."""
 _NOT_AVAILABLE = {
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value,
     pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value,
@@ -38,6 +43,9 @@ _NOT_AVAILABLE = {
     pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: 0xFFFF,
 }
 """-1 of the type (nvml.h, NVML_VALUE_NOT_AVAILABLE). No field can have a negative number of the other types."""
+_NOTHING: int = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
+"""No value of any type: not a number as a double."""
+_MAYBE_NOT_AVAILABLE = frozenset(_NOT_AVAILABLE.values())
 _NARROW_TYPES = frozenset(
     {
         pynvml.NVML_VALUE_TYPE_UNSIGNED_INT,
@@ -56,55 +64,75 @@ def whole(number: float | None) -> int | None:
 
 
 class FieldValues:
-    """Field values of one GPU. The next call leaves out unsupported fields, until `NvmlCalls.forget`."""
+    """Field values of one GPU. The next call leaves out unsupported fields, until `NvmlCalls.forget`.
+
+    A driver reports a field always with the same type. So one `Struct` decodes all of them, until a type is another.
+    """
 
     def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
-        self._library = library
+        self._function = library.function(CALL)
         self._calls = calls
         self._gpu = gpu
-        self._wanted: tuple[int, ...] = ()
-        self._forgotten = -1
-        self._asked: list[int] = []
-        self._array = _array([])
+        self._lay_out(())
 
     def read(self, wanted: tuple[int, ...]) -> Values:
         """Return the values. A refused value affects only itself. Raises `RefusedError` if the GPU is gone."""
         if wanted is not self._wanted or self._calls.forgotten != self._forgotten:
             self._lay_out(wanted)
-        values: Values = {}
-        if not self._asked or self._calls.ask(self._field_values) is None:
-            return values
-        odd: list[tuple[int, Any]] = []
-        for place, (value_type, code, whole) in enumerate(_ROW.iter_unpack(self._array)):
-            if code == 0 and value_type in _WHOLE_TYPES and whole != _NOT_AVAILABLE[value_type]:
-                values[self._asked[place]] = whole
-            else:
-                odd.append((self._asked[place], self._array[place]))
-        self._calls.know([_key(field) for field in values])
-        if odd:
-            self._take(odd, values)
-        return values
+        if not self._asked:
+            return {}
+        self._bytes[:] = self._unwritten
+        if self._calls.ask(self._call) is None:
+            return {}
+        row = self._rows.unpack(self._array)
+        if row[::3] != self._types:
+            self._learn(row[::3])
+            row = self._rows.unpack(self._array)
+        numbers = row[2::3]
+        if self._known and not any(row[1::3]) and _MAYBE_NOT_AVAILABLE.isdisjoint(numbers):
+            return dict(zip(self._asked, numbers, strict=True))
+        return self._look_at_each(row[1::3], numbers)
 
-    def _take(self, odd: Sequence[tuple[int, Any]], values: Values) -> None:
-        """Handle values that were refused or have a rarer type."""
-        new = False
-        for field, row in odd:
+    def _look_at_each(self, codes: Sequence[int], numbers: Sequence[int]) -> Values:
+        """Return the values if one is new, was refused, is not available or has a rarer type."""
+        values: Values = {}
+        learned = False
+        for place, field in enumerate(self._asked):
+            kind, number = self._types[place], numbers[place]
+            if codes[place] == 0 and kind in _UNSIGNED and number != _NOT_AVAILABLE[kind] and not _misfit(field, kind):
+                values[field] = number
+                continue
             try:
-                values[field] = _number(field, row)
+                values[field] = _number(field, self._array[place])
             except RefusedError as refused:
                 self._calls.take(refused, _key(field))
-                new = new or refused.code in UNSUPPORTED
-        if new:
+                learned = learned or refused.code in UNSUPPORTED
+        self._calls.know([_key(field) for field in values])
+        self._known = len(values) == len(self._asked) and _UNSIGNED.keys() >= set(self._types)
+        if learned:
             self._lay_out(self._wanted)
-
-    def _field_values(self) -> bool:
-        self._library.ask(CALL, self._gpu, len(self._asked), self._array)
-        return True
+        return values
 
     def _lay_out(self, wanted: tuple[int, ...]) -> None:
         self._wanted, self._forgotten = wanted, self._calls.forgotten
         self._asked = [field for field in wanted if self._calls.is_supported(_key(field))]
         self._array = _array(self._asked)
+        self._bytes = memoryview(self._array).cast("B")
+        for row in self._array:
+            row.value.ullVal = _NOTHING  # a row that the driver does not write has no value
+        self._unwritten = bytes(self._array)
+        self._call = PreparedCall(CALL, self._function, (self._gpu, len(self._asked), self._array), lambda: True)
+        self._learn((0,) * len(self._asked))
+
+    def _learn(self, types: tuple[int, ...]) -> None:
+        self._types, self._rows = types, _rows(types)
+        self._known = False
+        """Whether all values are unsigned numbers that `NvmlCalls` knows."""
+
+
+def _rows(types: Iterable[int]) -> Struct:
+    """Return the layout of an array: for each field its type, its code, and its number if the type is unsigned."""
+    return Struct("@" + "".join([f"{_SKIPPED}II{_UNSIGNED.get(kind, 'Q')}" for kind in types]))
 
 
 def ask_field(library: Library, gpu: Handle, field: int) -> float:
@@ -161,5 +189,5 @@ def _misfit(field: int, value_type: int) -> Any:
     return pynvml.NVML_ERROR_NOT_SUPPORTED if too_narrow else pynvml.NVML_SUCCESS
 
 
-def _key(field: int) -> tuple[str, str]:
-    return CALL, f"field {field}"
+def _key(field: int) -> str:
+    return key_of(CALL, f"field {field}")

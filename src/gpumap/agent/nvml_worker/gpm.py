@@ -5,13 +5,14 @@ The older sample is kept from one reading to the next, so no call waits. One thr
 
 import contextlib
 import time
-from ctypes import byref
+from ctypes import byref, c_void_p, sizeof
+from struct import Struct
 from typing import Any, NamedTuple
 
 import pynvml
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
-from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
+from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall, RefusedError, key_of
 from gpumap.model.readings import PCIE_RATES, PCIE_TOTALS, Activity
 
 _UNKNOWN_METRIC = UNSUPPORTED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
@@ -39,8 +40,20 @@ APART_SECONDS = 0.1
 """nvml.h, nvmlGpmMetricsGet_t: "Samples must be >100ms apart". An early reading may come sooner."""
 _ROUNDING_PERCENT = 101.0
 
-Sample = Any
-"""nvmlGpmSample_t, a pointer."""
+_METRIC: Any = pynvml.c_nvmlGpmMetric_t
+_ROW = f"4xId{sizeof(_METRIC) - _METRIC.metricInfo.offset}x"
+"""Of nvmlGpmMetric_t: nvmlReturn and value."""
+_SAMPLES = Struct("@PP")
+_GET_METRICS = "nvmlGpmMetricsGet"
+MetricRow = tuple[int, int, float]
+"""A metric, its nvmlReturn and its value."""
+
+
+class Sample(NamedTuple):
+    """nvmlGpmSample_t, a pointer, and the call that takes the sample."""
+
+    pointer: c_void_p
+    take: PreparedCall[None]
 
 
 class Measured(NamedTuple):
@@ -75,9 +88,11 @@ NOTHING = GpmReading()
 
 
 class _Meter:
-    """Two samples, and the last values between two samples."""
+    """Two samples, and the last values between two samples. `key` names what may be unsupported."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.used = True
         self.older: Sample | None = None
         self.spare: Sample | None = None
         self.taken_at = 0.0
@@ -96,15 +111,21 @@ class Activities:
         self._gpu = gpu
         self._supported: bool | None = None
         self._meters: dict[Measured, _Meter] = {}
-        self._in_use: set[Measured] = set()
-        self._structures: dict[tuple[int, ...], Any] = {}
+        self._support = library.structure(
+            "nvmlGpmQueryDeviceSupport",
+            gpu,
+            out=pynvml.c_nvmlGpmSupport_t(pynvml.NVML_GPM_SUPPORT_VERSION),
+            read=lambda support: bool(support.isSupportedDevice),
+        )
+        self._metrics, self._totals = _Metrics(library, METRICS + _RATES), _Metrics(library, _TOTALS)
 
     def free_unused(self) -> None:
         """Free the samples that were not used since the last call: of removed instances, or of a group that is not
         wanted."""
-        for measured in self._meters.keys() - self._in_use:
-            self._free(self._meters.pop(measured))
-        self._in_use.clear()
+        for measured, meter in list(self._meters.items()):
+            if not meter.used:
+                self._free(self._meters.pop(measured))
+            meter.used = False
 
     def free(self) -> None:
         for meter in self._meters.values():
@@ -115,55 +136,50 @@ class Activities:
         """Return what was measured since the reading before; nothing in the first one. Raises `RefusedError` if the GPU
         is gone."""
         if self._supported is None:
-            self._supported = self._calls.ask(self._gpm_support)
+            self._supported = self._calls.ask(self._support)
         if not self._supported:
             return NOTHING
-        on = "gpu" if measured.gpu_instance_id is None else f"gpu instance {measured.gpu_instance_id}"
-        if not self._calls.is_supported((self._sample.__name__, on)):
-            return NOTHING
-        self._in_use.add(measured)
         meter = self._meters.get(measured)
         if meter is None:
-            meter = self._meters[measured] = _Meter()
-        elif meter.older is not None and time.monotonic() - meter.taken_at <= APART_SECONDS:
+            on = "gpu" if measured.gpu_instance_id is None else f"gpu instance {measured.gpu_instance_id}"
+            meter = self._meters[measured] = _Meter(key_of("nvmlGpmSampleGet", on))
+        meter.used = True
+        if not self._calls.is_supported(meter.key):
+            return NOTHING
+        if meter.older is not None and time.monotonic() - meter.taken_at <= APART_SECONDS:
             return meter.reading  # of an interval that ended now
         # NVML may refuse this without privilege, like the place of a GPU instance. Then the value is absent, without a
         # fault.
-        reading = self._calls.ask(self._sample, measured, meter, on=on, privileged=True)
+        reading = self._calls.attempt(meter.key, lambda: self._sample(measured, meter), privileged=True)
         meter.reading = reading or NOTHING
         return meter.reading
 
-    # --- single questions; each raises RefusedError ---
-
-    def _gpm_support(self) -> bool:
-        support = pynvml.c_nvmlGpmSupport_t(pynvml.NVML_GPM_SUPPORT_VERSION)
-        self._library.ask("nvmlGpmQueryDeviceSupport", self._gpu, byref(support))
-        return bool(support.isSupportedDevice)
+    # --- several calls; each raises RefusedError ---
 
     def _sample(self, measured: Measured, meter: _Meter) -> GpmReading | None:
         if meter.spare is None:
-            meter.spare = self._allocate()
-        if measured.gpu_instance_id is None:
-            self._library.ask("nvmlGpmSampleGet", self._gpu, meter.spare)
-        else:
-            self._library.ask("nvmlGpmMigSampleGet", self._gpu, measured.gpu_instance_id, meter.spare)
+            meter.spare = self._allocate(measured)
+        meter.spare.take.once()
         before, meter.taken_at = meter.taken_at, time.monotonic()
         older, newer = meter.older, meter.spare
         meter.older, meter.spare = newer, older
         if older is None:
             return None
-        *percents, transmit, receive = self._between(older, newer, METRICS + _RATES)
-        activity = Activity(*[_ratio(self._value(metric, _ROUNDING_PERCENT)) for metric in percents])
+        rows = self._metrics.between(older, newer)
+        percents = self._values(rows[: len(METRICS)], _ROUNDING_PERCENT)
+        activity = Activity(
+            *[None if percent is None else percent / 100 if percent < 100 else 1.0 for percent in percents]
+        )
         if measured != WHOLE_GPU:
             return GpmReading(activity)
-        rates = [self._value(metric, _MIB_PER_SECOND_MAX) for metric in (transmit, receive)]
+        rates = self._values(rows[len(METRICS) :], _MIB_PER_SECOND_MAX)
         return GpmReading(activity, self._traffic(meter, rates, meter.taken_at - before, older, newer))
 
     def _traffic(
         self, meter: _Meter, rates: list[float | None], seconds: float, older: Sample, newer: Sample
     ) -> Traffic | None:
         """Return the totals. If the driver does not know them, add up the rates."""
-        totals = self._calls.ask(self._totals, older, newer)
+        totals = self._calls.attempt(key_of("totals", "gpu"), lambda: self._read_totals(older, newer))
         if totals is not None:
             meter.has_totals = True
             return totals
@@ -174,54 +190,59 @@ class Activities:
         meter.received += receive * _MIB * seconds
         return Traffic(PCIE_RATES, int(meter.transmitted), int(meter.received))
 
-    def _totals(self, older: Sample, newer: Sample) -> Traffic:
+    def _read_totals(self, older: Sample, newer: Sample) -> Traffic:
         """Return the driver's totals. They are asked for apart: a driver may refuse a call with unknown metrics."""
         try:
-            transmit, receive = [self._value(one, _TOTAL_MAX) for one in self._between(older, newer, _TOTALS)]
+            transmit, receive = self._values(self._totals.between(older, newer), _TOTAL_MAX)
         except RefusedError as refused:
             if refused.code not in _UNKNOWN_METRIC:
                 raise
             transmit = receive = None
         if transmit is None or receive is None:
-            raise RefusedError("nvmlGpmMetricsGet", pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise RefusedError(_GET_METRICS, pynvml.NVML_ERROR_NOT_SUPPORTED)
         return Traffic(PCIE_TOTALS, int(transmit), int(receive))
 
-    def _between(self, older: Sample, newer: Sample, metrics: tuple[int, ...]) -> Any:
-        """Return a structure for each metric."""
-        get = self._structures.get(metrics)
-        if get is None:
-            get = self._structures[metrics] = _laid_out(metrics)
-        get.sample1, get.sample2 = older, newer
-        self._library.ask("nvmlGpmMetricsGet", byref(get))
-        return get.metrics[: len(metrics)]
+    def _values(self, rows: list[MetricRow], most: float) -> list[float | None]:
+        """Return the values. A refused metric affects only itself. A value that is not possible is absent."""
+        for metric, code, _ in rows:
+            if code and code not in _UNKNOWN_METRIC:
+                call = f"{_GET_METRICS}({metric})"
+                self._calls.take(RefusedError(call, code), key_of(call, "gpu"))
+        return [value if not code and 0.0 <= value <= most else None for _, code, value in rows]
 
-    def _value(self, metric: Any, most: float) -> float | None:
-        """Return the value. A refused metric affects only itself. A value that is not possible is absent."""
-        code = metric.nvmlReturn
-        if code and code not in _UNKNOWN_METRIC:
-            call = f"nvmlGpmMetricsGet({metric.metricId})"
-            self._calls.take(RefusedError(call, code), (call, "gpu"))
-        return float(metric.value) if not code and 0.0 <= metric.value <= most else None
-
-    def _allocate(self) -> Sample:
-        sample = pynvml.c_nvmlGpmSample_t()
-        self._library.ask("nvmlGpmSampleAlloc", byref(sample))
-        return sample
+    def _allocate(self, measured: Measured) -> Sample:
+        pointer = c_void_p()
+        self._library.ask("nvmlGpmSampleAlloc", byref(pointer))
+        name = "nvmlGpmSampleGet"
+        arguments: tuple[object, ...] = self._gpu, pointer
+        if measured.gpu_instance_id is not None:
+            name, arguments = "nvmlGpmMigSampleGet", (self._gpu, measured.gpu_instance_id, pointer)
+        return Sample(pointer, PreparedCall(name, self._library.function(name), arguments, lambda: None))
 
     def _free(self, meter: _Meter) -> None:
         for sample in (meter.older, meter.spare):
             if sample is not None:
                 with contextlib.suppress(RefusedError):  # if the driver is gone, there is nothing to free
-                    self._library.ask("nvmlGpmSampleFree", sample)
+                    self._library.ask("nvmlGpmSampleFree", sample.pointer)
 
 
-def _ratio(percent: float | None) -> float | None:
-    return None if percent is None else min(percent / 100, 1.0)
+class _Metrics:
+    """Gets some metrics between any two samples."""
 
+    def __init__(self, library: Library, metrics: tuple[int, ...]) -> None:
+        get: Any = pynvml.c_nvmlGpmMetricsGet_t(pynvml.NVML_GPM_METRICS_GET_VERSION, len(metrics))
+        for metric, wanted in zip(get.metrics, metrics, strict=False):
+            metric.metricId = wanted
+        rows = Struct("@" + _ROW * len(metrics))
 
-def _laid_out(metrics: tuple[int, ...]) -> Any:
-    """Return the structure with the wanted metrics."""
-    get = pynvml.c_nvmlGpmMetricsGet_t(pynvml.NVML_GPM_METRICS_GET_VERSION, len(metrics))
-    for metric, wanted in zip(get.metrics, metrics, strict=False):
-        metric.metricId = wanted
-    return get
+        def read() -> list[MetricRow]:
+            found = rows.unpack_from(get, type(get).metrics.offset)
+            return list(zip(metrics, found[::2], found[1::2], strict=True))
+
+        self._get = get
+        self._call = PreparedCall(_GET_METRICS, library.function(_GET_METRICS), (byref(get),), read)
+
+    def between(self, older: Sample, newer: Sample) -> list[MetricRow]:
+        """Raises `RefusedError`."""
+        _SAMPLES.pack_into(self._get, type(self._get).sample1.offset, older.pointer.value, newer.pointer.value)
+        return self._call.once()

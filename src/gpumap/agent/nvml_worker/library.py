@@ -1,24 +1,40 @@
-"""Loads and initializes the NVIDIA library, and makes single calls that return plain values.
+"""Loads and initializes the NVIDIA library, and prepares calls that return plain values.
 
-Structures, constants and the table of functions are NVIDIA's (nvidia-ml-py). Its wrappers are not used: a call through
-its function pointers is cheaper, and a refused call keeps its name and code in a `RefusedError`. This module does not
-decide what a refusal affects. It stores only the loaded library.
+Structures, constants and the table of functions are NVIDIA's (nvidia-ml-py). Its wrappers are not used: each call of a
+wrapper makes its arguments and buffers again, and its structures are slow to read. A `PreparedCall` makes them once.
+This module does not decide what a refusal affects. It stores only the loaded library.
 """
 
 from collections.abc import Callable
-from ctypes import CDLL, byref, c_int, c_uint, c_ulonglong, create_string_buffer
-from typing import NamedTuple, NewType
+from ctypes import CDLL, byref, c_int, c_ubyte, c_uint, c_void_p, create_string_buffer, sizeof
+from functools import partial
+from struct import Struct
+from typing import Any, Generic, NewType, TypeVar
 
 import pynvml
 
 from gpumap.agent.nvml_worker.codes import word
+from gpumap.agent.nvml_worker.wire import MAX_GPUS
 from gpumap.model.readings import DeviceMemory
+
+T = TypeVar("T")
 
 Handle = NewType("Handle", object)
 """nvmlDevice_t, a pointer."""
 SONAME = "libnvidia-ml.so.1"
+NOT_AVAILABLE: int = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 TEXT_BYTES = pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE
 """Room for every text that gpumap reads: this is the longest."""
+
+
+def layout(structure: Any) -> Struct:
+    """Return the layout of a structure of plain numbers. To unpack it is cheaper than to read each field with
+    ctypes."""
+    return Struct("@" + "".join(kind._type_ for _, kind in structure._fields_))
+
+
+_MEMORY, _MEMORY_V2 = layout(pynvml.c_nvmlMemory_t), layout(pynvml.c_nvmlMemory_v2_t)
+_UTILIZATION = layout(pynvml.c_nvmlUtilization_t)
 
 
 class RefusedError(Exception):
@@ -39,25 +55,40 @@ class LibraryError(Exception):
         self.reason = reason
 
 
-class Attributes(NamedTuple):
-    """The part of nvmlDeviceAttributes_t of a MIG device that the name of its profile needs."""
+class PreparedCall(Generic[T]):
+    """A call with its arguments, and the reader of its buffers. `function(*arguments)` returns NVML's code.
 
-    gpu_slices: int
-    compute_slices: int
-    memory_mib: int
+    One thread at a time makes the call. The buffers are its own and live as long as it does, also if it hangs for ever.
+    It is valid as long as the handle in its arguments. `key` names what NVML may support or not.
+    """
+
+    __slots__ = ("arguments", "function", "key", "name", "read")
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., int],
+        arguments: tuple[object, ...],
+        read: Callable[[], T],
+        on: str = "gpu",
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.arguments = arguments
+        self.read = read
+        self.key = key_of(name, on)
+
+    def once(self) -> T:
+        """Make the call. Raises `RefusedError`."""
+        code = self.function(*self.arguments)
+        if code:
+            raise RefusedError(self.name, code)
+        return self.read()
 
 
-class Placement(NamedTuple):
-    """nvmlGpuInstanceInfo_t. `profile_id` is the number in `nvidia-smi mig -lgip`, without an NVML constant."""
-
-    profile_id: int
-    start: int
-    size: int
-
-
-def _ratio(percent: int) -> float | None:
-    """`None` if there is none."""
-    return percent / 100 if percent <= 100 else None
+def key_of(name: str, on: str) -> str:
+    """Return the key of a call. `on` separates MIG devices from GPUs, and the parts of a GPU from each other."""
+    return f"{on}: {name}"
 
 
 class Library:
@@ -66,7 +97,6 @@ class Library:
     def __init__(self, path: str | None = None) -> None:
         self._path = path or SONAME
         self._loaded = False
-        self._functions: dict[str, Callable[..., int]] = {}
 
     def open(self) -> None:
         """Load what is not loaded yet, and initialize NVML. Raises `LibraryError`."""
@@ -99,176 +129,181 @@ class Library:
             # nvml.h: "Don't fail nvmlInit() when no GPUs are found"
             self.ask("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
 
+    # --- calls ---
+
+    def function(self, name: str) -> Callable[..., int]:
+        """Return the function. If an older library lacks it, return one that answers so.
+
+        It has no prototype: integers are passed as C's int, and longer values must be wrapped. It stays valid if NVML
+        is initialized again: the library stays loaded.
+        """
+        try:
+            function: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)
+        except pynvml.NVMLError as error:
+            code: int = error.value
+            return lambda *_: code
+        return function
+
+    def has(self, name: str) -> bool:
+        try:
+            pynvml._nvmlGetFunctionPointer(name)
+        except pynvml.NVMLError:
+            return False
+        return True
+
+    def ask(self, name: str, *arguments: object) -> None:
+        """Make a call that is not worth preparing. Raises `RefusedError`."""
+        code = self.function(name)(*arguments)
+        if code:
+            raise RefusedError(name, code)
+
+    def number(
+        self, name: str, *arguments: object, read: Callable[[int], T | None], kind: Any = c_uint, on: str = "gpu"
+    ) -> PreparedCall[T | None]:
+        """Prepare a call with a number of this `kind` as the last parameter. `read` converts it. -1 of the kind is no
+        value (nvml.h, NVML_VALUE_NOT_AVAILABLE)."""
+        number, nothing = kind(), kind(-1).value
+
+        def value() -> T | None:
+            return None if number.value == nothing else read(number.value)
+
+        return PreparedCall(name, self.function(name), (*arguments, byref(number)), value, on)
+
+    def pair(
+        self, name: str, device: Handle, read: Callable[[int, int], T | None], kind: Any = c_uint
+    ) -> PreparedCall[T | None]:
+        """Prepare a call with two numbers as the last parameters. No value if one of them is -1 of the kind."""
+        numbers, nothing = (kind * 2)(), kind(-1).value
+        arguments = device, byref(numbers), byref(numbers, sizeof(kind))
+        return PreparedCall(
+            name, self.function(name), arguments, lambda: None if nothing in numbers else read(*numbers)
+        )
+
+    def structure(
+        self, name: str, *arguments: object, out: Any, read: Callable[[Any], T], on: str = "gpu"
+    ) -> PreparedCall[T]:
+        """Prepare a call with a structure as the last parameter. Before each call it is as it was given: with its
+        version, and without values of an earlier answer. Also a call that is refused may have written to it."""
+        function, empty = self.function(name), bytes(out)
+        view = memoryview((c_ubyte * len(empty)).from_buffer(out)).cast("B")
+
+        def ask(*arguments: object) -> int:
+            view[:] = empty
+            return function(*arguments)
+
+        return PreparedCall(name, ask, (*arguments, byref(out)), partial(read, out), on)
+
+    def address(self, name: str, *arguments: object, on: str) -> PreparedCall[int | None]:
+        """Prepare a call with a handle as the last parameter. It returns the address in it."""
+        return self.number(name, *arguments, read=lambda address: address or 0, kind=c_void_p, on=on)
+
+    def text(self, name: str, *device: Handle, on: str = "gpu") -> PreparedCall[str]:
+        """Prepare a call that writes a text."""
+        text = create_string_buffer(TEXT_BYTES)
+        return self._decoded(name, (*device, text, TEXT_BYTES), lambda: text.value, on)
+
+    def _decoded(
+        self, name: str, arguments: tuple[object, ...], text: Callable[[], bytes], on: str = "gpu"
+    ) -> PreparedCall[str]:
+        """Prepare a call that answers with a text. One that is not UTF-8 is an unknown error."""
+        function = self.function(name)
+
+        def ask(*arguments: object) -> int:
+            return function(*arguments) or (0 if _is_utf8(text()) else int(pynvml.NVML_ERROR_UNKNOWN))
+
+        return PreparedCall(name, ask, arguments, lambda: text().decode(), on)
+
     # --- the driver ---
 
     def driver_version(self) -> str:
-        return self._text("nvmlSystemGetDriverVersion")
+        return self.text("nvmlSystemGetDriverVersion").once()
 
     def nvml_version(self) -> str:
-        return self._text("nvmlSystemGetNVMLVersion")
+        return self.text("nvmlSystemGetNVMLVersion").once()
 
     def cuda_version(self) -> str:
-        version = c_int()
-        self.ask("nvmlSystemGetCudaDriverVersion_v2", byref(version))  # 12040 is 12.4
-        return f"{version.value // 1000}.{version.value % 1000 // 10}"
+        version = self.number("nvmlSystemGetCudaDriverVersion_v2", read=int, kind=c_int).once()  # 12040 is 12.4
+        return "" if version is None else f"{version // 1000}.{version % 1000 // 10}"
 
     def count(self) -> int:
-        count = c_uint()
-        self.ask("nvmlDeviceGetCount_v2", byref(count))
-        return count.value
-
-    # --- what a device is ---
+        name = "nvmlDeviceGetCount_v2"
+        count = self.number(name, read=int).once()
+        if count is None or count > MAX_GPUS:
+            raise RefusedError(name, pynvml.NVML_ERROR_UNKNOWN)
+        return count
 
     def handle(self, index: int) -> Handle:
         handle = pynvml.c_nvmlDevice_t()
         self.ask("nvmlDeviceGetHandleByIndex_v2", index, byref(handle))
         return Handle(handle)
 
-    def uuid(self, device: Handle) -> str:
-        return self._text("nvmlDeviceGetUUID", device)
+    # --- calls on GPUs and MIG devices ---
 
-    def minor(self, device: Handle) -> int:
-        return self.ask_number("nvmlDeviceGetMinorNumber", device)
+    def uuid(self, device: Handle, on: str = "gpu") -> PreparedCall[str]:
+        return self.text("nvmlDeviceGetUUID", device, on=on)
 
-    def pci_bus_id(self, device: Handle) -> str:
-        info = pynvml.nvmlPciInfo_t()
-        self.ask("nvmlDeviceGetPciInfo_v3", device, byref(info))
-        try:
-            bus_id: str = info.busId  # pynvml decodes it
-        except UnicodeDecodeError:
-            raise RefusedError("nvmlDeviceGetPciInfo_v3", pynvml.NVML_ERROR_UNKNOWN) from None
-        return bus_id
+    def model(self, device: Handle, on: str = "gpu") -> PreparedCall[str]:
+        return self.text("nvmlDeviceGetName", device, on=on)
 
-    def model(self, device: Handle) -> str:
-        return self._text("nvmlDeviceGetName", device)
+    def pci_bus_id(self, device: Handle) -> PreparedCall[str]:
+        info: Any = pynvml.nvmlPciInfo_t()
+        start = type(info).busId.offset
+        return self._decoded(
+            "nvmlDeviceGetPciInfo_v3", (device, byref(info)), lambda: bytes(info)[start:].partition(b"\0")[0]
+        )
 
-    def vbios_version(self, device: Handle) -> str:
-        return self._text("nvmlDeviceGetVbiosVersion", device)
+    def compute_capability(self, device: Handle) -> PreparedCall[str | None]:
+        return self.pair("nvmlDeviceGetCudaComputeCapability", device, "{}.{}".format, c_int)
 
-    def compute_capability(self, device: Handle) -> str:
-        major, minor = c_int(), c_int()
-        self.ask("nvmlDeviceGetCudaComputeCapability", device, byref(major), byref(minor))
-        return f"{major.value}.{minor.value}"
+    def mig_enabled(self, device: Handle) -> PreparedCall[bool | None]:
+        """Whether the GPU is partitioned now, without pending changes."""
+        return self.pair("nvmlDeviceGetMigMode", device, lambda now, _: now == int(pynvml.NVML_DEVICE_MIG_ENABLE))
 
-    def mig_enabled(self, device: Handle) -> bool:
-        """Return whether the GPU is partitioned now, without pending changes."""
-        current, pending = c_uint(), c_uint()
-        self.ask("nvmlDeviceGetMigMode", device, byref(current), byref(pending))
-        return bool(current.value == pynvml.NVML_DEVICE_MIG_ENABLE)
+    def gpu_instance_id(self, instance: Handle) -> PreparedCall[int | None]:
+        return self.number("nvmlDeviceGetGpuInstanceId", instance, read=int, on="mig")
 
-    def max_mig_devices(self, device: Handle) -> int:
-        return self.ask_number("nvmlDeviceGetMaxMigDeviceCount", device)
+    def memory(self, device: Handle, on: str = "gpu") -> tuple[PreparedCall[DeviceMemory | None], ...]:
+        """The newest call first. No memory if the total is 0: some drivers of unified memory answer so, others refuse
+        (NVIDIA Jetson). No memory either if a part is larger than the total."""
+        v2, v1 = pynvml.c_nvmlMemory_v2_t(pynvml.nvmlMemory_v2), pynvml.c_nvmlMemory_t()
+        return (
+            self.structure("nvmlDeviceGetMemoryInfo_v2", device, out=v2, read=_memory_v2, on=on),
+            self.structure("nvmlDeviceGetMemoryInfo", device, out=v1, read=_memory_v1, on=on),
+        )
 
-    def mig_handle(self, device: Handle, slot: int) -> Handle:
-        handle = pynvml.c_nvmlDevice_t()
-        self.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot, byref(handle))
-        return Handle(handle)
+    def utilization_ratios(self, device: Handle) -> PreparedCall[tuple[float | None, float | None]]:
+        out = pynvml.c_nvmlUtilization_t()
+        return self.structure("nvmlDeviceGetUtilizationRates", device, out=out, read=_utilization)
 
-    def gpu_instance_id(self, instance: Handle) -> int:
-        return self.ask_number("nvmlDeviceGetGpuInstanceId", instance)
 
-    def compute_instance_id(self, instance: Handle) -> int:
-        return self.ask_number("nvmlDeviceGetComputeInstanceId", instance)
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
-    def attributes(self, instance: Handle) -> Attributes:
-        info = pynvml.c_nvmlDeviceAttributes()
-        self.ask("nvmlDeviceGetAttributes_v2", instance, byref(info))
-        return Attributes(info.gpuInstanceSliceCount, info.computeInstanceSliceCount, info.memorySizeMB)
 
-    def placement(self, device: Handle, gpu_instance_id: int) -> Placement:
-        """Return the GPU instance. NVML refuses without the right to read instances of others (nvml.h, MIG monitor)."""
-        instance, info = pynvml.c_nvmlGpuInstance_t(), pynvml.c_nvmlGpuInstanceInfo_t()
-        self.ask("nvmlDeviceGetGpuInstanceById", device, gpu_instance_id, byref(instance))
-        self.ask("nvmlGpuInstanceGetInfo", instance, byref(info))
-        return Placement(info.profileId, info.placement.start, info.placement.size)
+def _memory_v2(info: Any) -> DeviceMemory | None:
+    _, total, reserved, free, used = _MEMORY_V2.unpack_from(info)
+    return DeviceMemory(total, used, free, reserved) if _is_memory(total, used, free, reserved) else None
 
-    # --- what a device measures ---
 
-    def memory(self, device: Handle) -> DeviceMemory | None:
-        """Return `None` if the total is 0: some drivers of unified memory answer so, others refuse (NVIDIA Jetson)."""
-        info = pynvml.c_nvmlMemory_v2_t(pynvml.nvmlMemory_v2)
-        self.ask("nvmlDeviceGetMemoryInfo_v2", device, byref(info))
-        return DeviceMemory(info.total, info.used, info.free, info.reserved) if info.total else None
+def _memory_v1(info: Any) -> DeviceMemory | None:
+    """Drivers before 510: `used` includes the memory that the driver reserves."""
+    total, free, used = _MEMORY.unpack_from(info)
+    return DeviceMemory(total, used, free) if _is_memory(total, used, free) else None
 
-    def memory_v1(self, device: Handle) -> DeviceMemory | None:
-        """Drivers before 510: `used` includes the memory that the driver reserves."""
-        info = pynvml.c_nvmlMemory_t()
-        self.ask("nvmlDeviceGetMemoryInfo", device, byref(info))
-        return DeviceMemory(info.total, info.used, info.free) if info.total else None
 
-    def utilization_ratios(self, device: Handle) -> tuple[float | None, float | None]:
-        info = pynvml.c_nvmlUtilization_t()
-        self.ask("nvmlDeviceGetUtilizationRates", device, byref(info))
-        return _ratio(info.gpu), _ratio(info.memory)
+def _is_memory(total: int, *parts: int) -> bool:
+    return 0 < total < NOT_AVAILABLE and max(parts) <= total
 
-    def encoder_ratio(self, device: Handle) -> float | None:
-        percent, period = c_uint(), c_uint()
-        self.ask("nvmlDeviceGetEncoderUtilization", device, byref(percent), byref(period))
-        return _ratio(percent.value)
 
-    def decoder_ratio(self, device: Handle) -> float | None:
-        percent, period = c_uint(), c_uint()
-        self.ask("nvmlDeviceGetDecoderUtilization", device, byref(percent), byref(period))
-        return _ratio(percent.value)
+def _utilization(rates: Any) -> tuple[float | None, float | None]:
+    gpu, memory = _UTILIZATION.unpack_from(rates)
+    return ratio(gpu), ratio(memory)
 
-    def temperature(self, device: Handle) -> float:
-        info = pynvml.c_nvmlTemperature_v1_t(pynvml.nvmlTemperature_v1)
-        self.ask("nvmlDeviceGetTemperatureV", device, byref(info))
-        return float(info.temperature)
 
-    def temperature_v1(self, device: Handle) -> float:
-        """The deprecated call: before driver 565 the only one, removed in CUDA 14."""
-        celsius = c_uint()
-        self.ask("nvmlDeviceGetTemperature", device, pynvml.NVML_TEMPERATURE_GPU, byref(celsius))
-        return float(celsius.value)
-
-    def power_watts(self, device: Handle) -> float:
-        return self.ask_number("nvmlDeviceGetPowerUsage", device) / 1000
-
-    def power_limit_watts(self, device: Handle) -> float:
-        return self.ask_number("nvmlDeviceGetEnforcedPowerLimit", device) / 1000
-
-    def energy_joules(self, device: Handle) -> float:
-        millijoules = c_ulonglong()
-        self.ask("nvmlDeviceGetTotalEnergyConsumption", device, byref(millijoules))
-        return millijoules.value / 1000
-
-    # --- calls ---
-
-    def function(self, call: str) -> Callable[..., int]:
-        """Return the function of this name. Raises `RefusedError` if an older library lacks it.
-
-        It has no prototype: integers are passed as C's int, and longer values must be wrapped.
-        """
-        try:
-            self._functions[call] = pynvml._nvmlGetFunctionPointer(call)
-        except pynvml.NVMLError as error:
-            raise RefusedError(call, error.value) from None
-        return self._functions[call]
-
-    def has(self, call: str) -> bool:
-        try:
-            self.function(call)
-        except RefusedError:
-            return False
-        return True
-
-    def ask(self, call: str, *arguments: object) -> None:
-        """Make a call that this class has no method for. Raises `RefusedError`."""
-        function = self._functions.get(call) or self.function(call)
-        code = function(*arguments)
-        if code:
-            raise RefusedError(call, code)
-
-    def ask_number(self, call: str, device: Handle) -> int:
-        number = c_uint()
-        self.ask(call, device, byref(number))
-        return number.value
-
-    def _text(self, call: str, *device: Handle) -> str:
-        text = create_string_buffer(TEXT_BYTES)
-        self.ask(call, *device, text, TEXT_BYTES)
-        try:
-            return text.value.decode()
-        except UnicodeDecodeError:
-            raise RefusedError(call, pynvml.NVML_ERROR_UNKNOWN) from None
+def ratio(percent: int) -> float | None:
+    """`None` if there is none."""
+    return percent / 100 if percent <= 100 else None

@@ -14,6 +14,7 @@ from ctypes import byref, c_ulonglong, c_void_p, cast
 from typing import Any, NamedTuple, NewType
 
 import pynvml
+from msgspec import structs
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.calls import RETRY_SECONDS, UNSUPPORTED
@@ -86,7 +87,7 @@ class Events:
         return Event(_address(event.device), xid, _id(event.gpuInstanceId), _id(event.computeInstanceId))
 
     def uuid(self, device: int) -> str:
-        return self._library.uuid(Handle(cast(device, pynvml.c_nvmlDevice_t)))
+        return self._library.uuid(Handle(cast(device, pynvml.c_nvmlDevice_t))).once()
 
     def free(self, event_set: EventSet) -> None:
         self._library.ask("nvmlEventSetFree", event_set)
@@ -126,6 +127,7 @@ class Listener:
         self._listeners: dict[Uuid, EventListener] = {}
         self._uuids: dict[int | None, Uuid] = {}  # by the address in a GPU's handle
         self._unsupported: dict[Uuid, float] = {}  # end of the listening period, monotonic clock
+        self._xids = Counter[Uuid]()
         self._changing = threading.Condition()  # protects everything below, and which thread listens to which GPU
         self._thread: threading.Thread | None = None
         self._in_call_since: float | None = None
@@ -155,7 +157,7 @@ class Listener:
             if refused.code in UNSUPPORTED or refused.code == pynvml.NVML_ERROR_NO_PERMISSION:
                 self._unsupported[uuid] = time.monotonic() + RETRY_SECONDS
             else:
-                return reading._replace(refusals=(*reading.refusals, (refused.call, refused.code)))
+                return structs.replace(reading, refusals=(*reading.refusals, (refused.call, refused.code)))
         return reading
 
     def tell(self) -> None:
@@ -168,6 +170,10 @@ class Listener:
             listeners = [listener for listener in self._listeners.values() if not listener.closed]
         self._report(listeners)
 
+    def count_xids(self, uuid: Uuid) -> int:
+        """Return how many XID events of a GPU came so far."""
+        return self._xids[uuid]
+
     def leave(self, reading: GpuReading, handle: Handle | None) -> None:
         """Skip the GPU. Report a zero-length listening period if the GPU supports XID events.
 
@@ -179,7 +185,7 @@ class Listener:
             if self._events.tells_xids(handle):
                 now = time.monotonic()
                 period = wire.ListeningPeriod(reading.uuid, now, now)
-                self._output.add(wire.encode_listening(wire.ListeningMessage((period,))))
+                self._output.add(wire.encode(wire.ListeningMessage((period,))))
 
     def stop(self) -> bool:
         """Release all GPUs before a shutdown of NVML. Return whether it succeeded: a call that hangs prevents it."""
@@ -245,7 +251,8 @@ class Listener:
             uuid = self._uuid_of(event, listener)
             if event.xid is not None and uuid is not None:
                 message = wire.XidMessage(uuid, event.xid, event.gpu_instance_id, event.compute_instance_id, now, times)
-                self._output.add(wire.encode_xid(message))
+                self._xids[uuid] += times
+                self._output.add(wire.encode(message))
         listener.until = until  # not before its events are sent
         if refused:
             self._close(listener)
@@ -272,7 +279,7 @@ class Listener:
 
     def _report(self, listeners: list[EventListener]) -> None:
         heard = tuple(wire.ListeningPeriod(listener.uuid, listener.since, listener.until) for listener in listeners)
-        self._output.add(wire.encode_listening(wire.ListeningMessage(heard)))
+        self._output.add(wire.encode(wire.ListeningMessage(heard)))
 
     def _free(self, event_set: EventSet) -> None:
         try:

@@ -9,17 +9,22 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from ctypes import byref, c_void_p
+from functools import partial
+from typing import Any, NamedTuple
 
 import pynvml
+from msgspec import structs
 
 from gpumap.agent.nvml_worker.calls import STALE, NvmlCalls
 from gpumap.agent.nvml_worker.gpm import Activities, Measured
-from gpumap.agent.nvml_worker.library import Attributes, Handle, Library
-from gpumap.agent.nvml_worker.processes import Lists, Row, merge, read_rows
+from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall, key_of
+from gpumap.agent.nvml_worker.processes import Lists, ProcessLists, Row, merge
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 
 GIB = 1 << 30
+MOST_SLOTS = 64
+"""GPUs have up to 7. A larger number is garbage, and a prepared call for each would fill the memory."""
 _PROFILE = re.compile(r"\bMIG (\S+)$")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"
 
 
@@ -28,6 +33,37 @@ class MigDeviceReading(NamedTuple):
 
     instance: MigInstance
     rows: list[Row] | None
+
+
+class Attributes(NamedTuple):
+    """The part of nvmlDeviceAttributes_t of a MIG device that the name of its profile needs."""
+
+    gpu_slices: int
+    compute_slices: int
+    memory_mib: int
+
+
+class Placement(NamedTuple):
+    """nvmlGpuInstanceInfo_t. `profile_id` is the number in `nvidia-smi mig -lgip`, without an NVML constant."""
+
+    profile_id: int
+    start: int
+    size: int
+
+
+class _Calls:
+    """The calls on one handle of a MIG device."""
+
+    def __init__(self, library: Library, lists: Lists, handle: Handle) -> None:
+        self.uuid = library.uuid(handle, "mig")
+        self.gpu_instance_id = library.gpu_instance_id(handle)
+        self.compute_instance_id = library.number("nvmlDeviceGetComputeInstanceId", handle, read=int, on="mig")
+        self.model = library.model(handle, "mig")
+        self.attributes = library.structure(
+            "nvmlDeviceGetAttributes_v2", handle, out=pynvml.c_nvmlDeviceAttributes(), read=_attributes, on="mig"
+        )
+        self.memory = library.memory(handle, "mig")
+        self.lists = lists.of(handle, "mig")
 
 
 class MigDevices:
@@ -39,7 +75,11 @@ class MigDevices:
         self._library = library
         self._calls = calls
         self._lists = lists
+        self._gpu_lists = lists.of(gpu)
         self._gpu = gpu
+        self._slots: list[PreparedCall[int | None]] = []
+        self._devices: dict[int, _Calls] = {}
+        """By the handle. They serve another device with the same handle as well: they keep no answers."""
         self._before: list[str] = []
         self._changing = False
         self._shared: frozenset[int] = frozenset()
@@ -49,11 +89,21 @@ class MigDevices:
     ) -> tuple[MigInstance, ...]:
         """Return the used slots of `slots` slots in NVML's order, with their activity if it is wanted."""
         self._changing = False
-        self.complete = slots is not None
-        parents = _ParentRows(self._calls, self._lists, self._gpu)
-        handles = (self._ask_handle(slot) for slot in range(slots or 0))
-        asked = (self._read_device(handle, gpu_memory, parents, activities) for handle in handles if handle is not None)
-        found = [reading for reading in asked if reading is not None]
+        self.complete = slots is not None and slots <= MOST_SLOTS
+        slots = min(slots or 0, MOST_SLOTS)
+        parents = _ParentRows(self._calls, self._gpu_lists)
+        for slot in range(len(self._slots), slots):
+            self._slots.append(self._library.address("nvmlDeviceGetMigDeviceHandleByIndex", self._gpu, slot, on="mig"))
+        before, self._devices = self._devices, {}
+        found: list[MigDeviceReading] = []
+        for call in self._slots[:slots]:
+            handle = self._ask_handle(call)
+            if handle is None:
+                continue
+            calls = before.get(handle) or _Calls(self._library, self._lists, Handle(c_void_p(handle)))
+            self._devices[handle] = calls
+            if (reading := self._read_device(calls, gpu_memory, parents, activities)) is not None:
+                found.append(reading)
         uuids = [reading.instance.uuid for reading in found]
         if self._changing or uuids != self._before:
             self._calls.forget()  # what a device did not support while it was removed, the next one may support
@@ -68,24 +118,24 @@ class MigDevices:
         most = gpu_memory.total_bytes if gpu_memory else None
         return tuple(_with_processes([self._without_shared_activity(reading) for reading in found], most))
 
-    def _ask_handle(self, slot: int) -> Handle | None:
+    def _ask_handle(self, call: PreparedCall[int | None]) -> int | None:
         """Return the handle. `None` also for a gap, after which more may follow: go-nvlib treats both codes alike."""
-        handle = self._calls.ask(self._library.mig_handle, self._gpu, slot, on="mig")
+        handle = self._calls.ask(call)
         if handle is None and self._calls.refused_with not in STALE:
             self.complete = False
         return handle
 
     def _read_device(
-        self, handle: Handle, gpu_memory: DeviceMemory | None, parents: "_ParentRows", activities: Activities | None
+        self, calls: _Calls, gpu_memory: DeviceMemory | None, parents: "_ParentRows", activities: Activities | None
     ) -> MigDeviceReading | None:
         """Return the answers of the device at a handle. `None` if they are not reliable: the device is removed, or has
         changed."""
         refusals = self._calls.refusals
-        uuid = self._calls.ask(self._library.uuid, handle, on="mig")
-        reading = self._ask_device(uuid, handle, gpu_memory, parents) if uuid else None
+        uuid = self._calls.ask(calls.uuid)
+        reading = self._ask_device(uuid, calls, gpu_memory, parents) if uuid else None
         if reading and activities:
             reading = self._with_activity(reading, activities)
-        still = self._calls.ask(self._library.uuid, handle, on="mig") if uuid else None
+        still = self._calls.ask(calls.uuid) if uuid else None
         if uuid and still == uuid:
             self.complete = self.complete and reading is not None
             return reading
@@ -103,29 +153,30 @@ class MigDevices:
             return reading
         being = instance.uuid, instance.profile, instance.profile_id, instance.placement_start
         activity = activities.read(Measured(instance.gpu_instance_id, being)).activity
-        return reading._replace(instance=instance._replace(activity=activity))
+        return reading._replace(instance=structs.replace(instance, activity=activity))
 
     def _without_shared_activity(self, reading: MigDeviceReading) -> MigDeviceReading:
         """GPU instances with several compute instances. Their activity belongs to an unknown one of them, so it must
         not count."""
         if reading.instance.activity is None or reading.instance.gpu_instance_id not in self._shared:
             return reading
-        return reading._replace(instance=reading.instance._replace(activity=None))
+        return reading._replace(instance=structs.replace(reading.instance, activity=None))
 
     def _ask_device(
-        self, uuid: str, handle: Handle, gpu_memory: DeviceMemory | None, parents: "_ParentRows"
+        self, uuid: str, calls: _Calls, gpu_memory: DeviceMemory | None, parents: "_ParentRows"
     ) -> MigDeviceReading | None:
-        ask, library = self._calls.ask, self._library
-        gpu_instance = ask(library.gpu_instance_id, handle, on="mig")
-        compute_instance = ask(library.compute_instance_id, handle, on="mig")
+        ask = self._calls.ask
+        gpu_instance, compute_instance = ask(calls.gpu_instance_id), ask(calls.compute_instance_id)
         if gpu_instance is None or compute_instance is None:
             return None  # it was removed during the calls
-        name = ask(library.model, handle, on="mig") or ""
-        attributes = ask(library.attributes, handle, on="mig")
-        place = ask(library.placement, self._gpu, gpu_instance, on=f"gpu instance {gpu_instance}", privileged=True)
-        memory = self._calls.ask_newest((library.memory, library.memory_v1), handle, on="mig")
+        name = ask(calls.model) or ""
+        attributes = ask(calls.attributes)
+        place = self._calls.attempt(
+            key_of("placement", f"gpu instance {gpu_instance}"), partial(self._placement, gpu_instance), privileged=True
+        )
+        memory = self._calls.ask_newest(calls.memory)
         denied = self._calls.refused_with == pynvml.NVML_ERROR_NO_PERMISSION
-        rows = read_rows(self._calls, self._lists, handle, on="mig")
+        rows = calls.lists.read_rows(self._calls)
         rows = parents.of_instances() if rows is None else rows
         instance = MigInstance(
             uuid=Uuid(uuid),
@@ -142,14 +193,20 @@ class MigDevices:
         )
         return MigDeviceReading(instance, None if rows is None else _own(rows, instance))
 
+    def _placement(self, gpu_instance_id: int) -> Placement:
+        """Return the GPU instance. NVML refuses without the right to read instances of others (nvml.h, MIG monitor)."""
+        instance, info = pynvml.c_nvmlGpuInstance_t(), pynvml.c_nvmlGpuInstanceInfo_t()
+        self._library.ask("nvmlDeviceGetGpuInstanceById", self._gpu, gpu_instance_id, byref(instance))
+        self._library.ask("nvmlGpuInstanceGetInfo", instance, byref(info))
+        return Placement(info.profileId, info.placement.start, info.placement.size)
+
 
 class _ParentRows:
     """The GPU's own lists, read once in a reading, and only if those of a MIG device are refused (vGPU hosts)."""
 
-    def __init__(self, calls: NvmlCalls, lists: Lists, gpu: Handle) -> None:
+    def __init__(self, calls: NvmlCalls, lists: ProcessLists) -> None:
         self._calls = calls
         self._lists = lists
-        self._gpu = gpu
         self._asked = False
         self._rows: list[Row] | None = None
 
@@ -157,8 +214,8 @@ class _ParentRows:
         """Return the instance of a row; `None` also if NVML does not report it without privilege."""
         if not self._asked:
             self._asked = True
-            rows = read_rows(self._calls, self._lists, self._gpu)
-            if rows is not None and all(row.process.gpu_instance_id is not None for row in rows):
+            rows = self._lists.read_rows(self._calls)
+            if rows is not None and all(row.gpu_instance_id is not None for row in rows):
                 self._rows = rows
         return self._rows
 
@@ -168,8 +225,8 @@ def _own(rows: list[Row], instance: MigInstance) -> list[Row]:
     return [
         row
         for row in rows
-        if row.process.gpu_instance_id in (None, instance.gpu_instance_id)
-        and row.process.compute_instance_id in (None, instance.compute_instance_id)
+        if row.gpu_instance_id in (None, instance.gpu_instance_id)
+        and row.compute_instance_id in (None, instance.compute_instance_id)
     ]
 
 
@@ -187,11 +244,15 @@ def _with_processes(found: list[MigDeviceReading], most: int | None) -> Iterator
         if reading.rows is None or any(seen[gpu_instance, pid] > 1 for pid in _pids_without_place(reading.rows)):
             yield reading.instance
         else:
-            yield reading.instance._replace(processes=merge(reading.rows, most))
+            yield structs.replace(reading.instance, processes=merge([row[:3] for row in reading.rows], most))
 
 
 def _pids_without_place(rows: list[Row] | tuple[()]) -> set[int]:
-    return {row.process.pid for row in rows if row.process.compute_instance_id is None}
+    return {row.pid for row in rows if row.compute_instance_id is None}
+
+
+def _attributes(info: Any) -> Attributes:
+    return Attributes(info.gpuInstanceSliceCount, info.computeInstanceSliceCount, info.memorySizeMB)
 
 
 def profile_name(name: str, attributes: Attributes | None, gpu_memory: DeviceMemory | None) -> str:

@@ -7,16 +7,17 @@ and rows of garbage (nvtop#110). So `Lists` clears the array before each call, a
 
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import byref, c_ubyte, c_uint, c_ulonglong, memset
+from ctypes import byref, c_ubyte, c_uint, c_ulonglong
+from operator import add
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pynvml
+from msgspec import structs
 
 from gpumap.agent.nvml_worker.calls import NvmlCalls
-from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
+from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall, layout
 from gpumap.model.readings import DeviceMemory, GpuProcess, ProcessSample
 
 SILENCE_SECONDS = 60.0
@@ -36,21 +37,22 @@ NO_ID = 0xFFFF_FFFF  # nvml.h, nvmlProcessInfo_t: "0xFFFFFFFF otherwise"
 NOT_TOLD: int = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 
 
-def _layout(structure: Any) -> Struct:
-    """For arrays of structures of plain numbers: unpacking rows is cheaper than reading each field with ctypes."""
-    return Struct("@" + "".join(kind._type_ for _, kind in structure._fields_))
-
-
 ROW_V1 = Struct("@IQ")  # nvmlProcessInfo_v1_t: PID and memory. Not in nvidia-ml-py, whose drivers have newer ones
-ROW_V2 = _layout(pynvml.c_nvmlProcessInfo_v2_t)  # also of _v3
+ROW_V2 = layout(pynvml.c_nvmlProcessInfo_v2_t)  # also of _v3
 ROW_535 = Struct(ROW_V2.format + "Q")  # of drivers 535.43 to 535.98, see `_row_of_v3`
-SAMPLE = _layout(pynvml.c_nvmlProcessUtilizationSample_t)
+SAMPLE = layout(pynvml.c_nvmlProcessUtilizationSample_t)
 LARGEST_ROW_BYTES = 32
 
 
-class ProcessRow(NamedTuple):
-    """A row of a process list. The ids are `None` on whole GPUs, and if the driver does not report them."""
+Memory = tuple[str, int, int | None]
+"""The first columns of a `Row`: type, PID, used memory."""
 
+
+class Row(NamedTuple):
+    """A row of the list of a type: M (MPS client), C (compute) or G (graphics). The ids are `None` on whole GPUs, and
+    if the driver does not report them."""
+
+    kind: str
     pid: int
     used_memory_bytes: int | None
     gpu_instance_id: int | None
@@ -60,6 +62,7 @@ class ProcessRow(NamedTuple):
 class RawList(NamedTuple):
     """A process list as NVML wrote it. Equal bytes mean equal rows, so the rows need not be decoded to compare."""
 
+    kind: str
     data: bytes
     row: Struct
 
@@ -68,56 +71,109 @@ class RawList(NamedTuple):
         """Whether a row has a PID that no process can have."""
         return any(not 0 < fields[0] <= PID_MAX for fields in self.row.iter_unpack(self.data))
 
-    def rows(self) -> list[ProcessRow]:
+    def rows(self) -> list[Row]:
         """Return it without rows that the driver counted, but did not write."""
-        return [_process_row(*fields[:4]) for fields in self.row.iter_unpack(self.data) if any(fields[:2])]
+        return [_row(self.kind, *fields[:4]) for fields in self.row.iter_unpack(self.data) if any(fields[:2])]
+
+    def memories(self) -> list[Memory]:
+        """Return the first columns of `rows`, which is cheaper."""
+        kind = self.kind
+        fields = self.row.iter_unpack(self.data)
+        return [(kind, one[0], None if one[1] == NOT_TOLD else one[1]) for one in fields if one[0] or one[1]]
+
+
+def _row(kind: str, pid: int, used: int, gpu_instance: int = NO_ID, compute_instance: int = NO_ID) -> Row:
+    return Row(
+        kind,
+        pid,
+        None if used == NOT_TOLD else used,
+        None if gpu_instance == NO_ID else gpu_instance,
+        None if compute_instance == NO_ID else compute_instance,
+    )
 
 
 SampleRow = tuple[int, ...]
 """A process's time on the engines: PID, the driver's time in microseconds since 1970, and in percent SM, memory
 controller, encoder, decoder."""
 
+AskSamples = Callable[[int], Iterable[SampleRow] | None]
+"""Returns the samples newer than a time in microseconds, some of them garbage; `None` if the driver refuses."""
+
+
+class ProcessLists(NamedTuple):
+    """The calls for the lists of a device."""
+
+    mps: PreparedCall[RawList]
+    compute: PreparedCall[RawList]
+    graphics: PreparedCall[RawList]
+
+    def read(self, calls: NvmlCalls) -> tuple[RawList, ...] | None:
+        """Return the lists. `None` if one is refused: then its processes are unknown, because another list may lack
+        them.
+
+        A driver or a device that never supported graphics or MPS has no such processes.
+        """
+        found: list[RawList] = []
+        for call in self:
+            listed = calls.ask(call)
+            if listed is not None:
+                found.append(listed)
+            elif call is self.compute or not calls.never_supported(call):
+                return None
+        return tuple(found)
+
+    def read_rows(self, calls: NvmlCalls) -> list[Row] | None:
+        """Return their rows."""
+        found = self.read(calls)
+        return None if found is None else [row for listed in found for row in listed.rows()]
+
 
 class Lists:
-    """Reads the lists of GPUs, one thread at a time. Raises `RefusedError`."""
+    """Prepares the calls for lists, which share their memory: one thread at a time makes them."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._functions: dict[str, tuple[str, Callable[..., int], Struct]] = {}
         self._processes_array, self._samples_array = _Array(), _Array()
 
-    def compute(self, device: Handle) -> RawList:
-        return self._processes("nvmlDeviceGetComputeRunningProcesses", device)
+    def of(self, device: Handle, on: str = "gpu") -> ProcessLists:
+        return ProcessLists(
+            self._prepare("M", "nvmlDeviceGetMPSComputeRunningProcesses", device, on),
+            self._prepare("C", "nvmlDeviceGetComputeRunningProcesses", device, on),
+            self._prepare("G", "nvmlDeviceGetGraphicsRunningProcesses", device, on),
+        )
 
-    def graphics(self, device: Handle) -> RawList:
-        return self._processes("nvmlDeviceGetGraphicsRunningProcesses", device)
+    def samples(self, calls: NvmlCalls, device: Handle) -> AskSamples:
+        name, array, since = "nvmlDeviceGetProcessUtilization", self._samples_array, c_ulonglong()
+        function = self._library.function(name)
 
-    def mps(self, device: Handle) -> RawList:
-        return self._processes("nvmlDeviceGetMPSComputeRunningProcesses", device)
+        def ask_since(rows: object, count: object) -> int:
+            code = function(device, rows, count, since)
+            if code == pynvml.NVML_ERROR_NOT_FOUND:  # the answer of an idle GPU (nvml-wrapper#56)
+                array.count.value = code = 0
+            return code
 
-    def samples(self, device: Handle, since_us: int) -> list[SampleRow]:
-        """Return the samples newer than `since_us`, as the driver reports them. Some may be garbage."""
-        name = "nvmlDeviceGetProcessUtilization"
-        ask, since = self._library.function(name), c_ulonglong(since_us)
-        try:
-            data = self._samples_array.fill(name, lambda rows, count: ask(device, rows, count, since), SAMPLE)
-        except RefusedError as refused:
-            if refused.code == pynvml.NVML_ERROR_NOT_FOUND:  # the answer of an idle GPU (nvml-wrapper#56)
-                return []
-            raise
-        return list(SAMPLE.iter_unpack(data))
+        call = PreparedCall(name, array.fill, (ask_since,), lambda: SAMPLE.iter_unpack(array.read(SAMPLE)))
 
-    def _processes(self, base: str, device: Handle) -> RawList:
-        if base not in self._functions:
-            self._functions[base] = self._newest(base)
-        name, function, row = self._functions[base]
-        return RawList(self._processes_array.fill(name, lambda rows, count: function(device, count, rows), row), row)
+        def samples(since_us: int) -> Iterable[SampleRow] | None:
+            since.value = since_us
+            return calls.ask(call)
 
-    def _newest(self, base: str) -> tuple[str, Callable[..., int], Struct]:
-        for suffix, row in (("_v3", self._row_of_v3()), ("_v2", ROW_V2), ("", ROW_V1)):
+        return samples
+
+    def _prepare(self, kind: str, base: str, device: Handle, on: str) -> PreparedCall[RawList]:
+        name, row = self._newest(base)
+        function, array = self._library.function(name), self._processes_array
+
+        def ask(rows: object, count: object) -> int:
+            return function(device, count, rows)
+
+        return PreparedCall(name, array.fill, (ask,), lambda: RawList(kind, array.read(row), row), on)
+
+    def _newest(self, base: str) -> tuple[str, Struct]:
+        for suffix, row in (("_v3", self._row_of_v3()), ("_v2", ROW_V2)):
             if self._library.has(base + suffix):
-                return base + suffix, self._library.function(base + suffix), row
-        raise RefusedError(base, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+                return base + suffix, row
+        return base, ROW_V1
 
     def _row_of_v3(self) -> Struct:
         """Drivers 535.43 to 535.98 wrote longer rows: they have one of the two symbols, but not the other.
@@ -132,72 +188,32 @@ class _Array:
     """Room for the rows of one kind of call. It grows if the driver needs more."""
 
     def __init__(self) -> None:
-        self._count = c_uint()
+        self.count = c_uint()
+        """Number of rows: of the room before a call, and of the driver's rows after it."""
         self._make_room(SLOTS)
 
-    def fill(self, name: str, ask: Callable[[Any, Any], int], row: Struct) -> bytes:
-        """Return the rows that a call wrote. Raises `RefusedError`."""
+    def fill(self, ask: Callable[[object, object], int]) -> int:
+        """Make a call that writes rows, and return its code."""
         for _ in range(TRIES):
-            memset(
-                self._rows, 0, len(self._rows)
-            )  # a row that the driver counts, but does not write, must not be an older one
-            self._count.value = self._slots
-            code = ask(self._rows, byref(self._count))
-            if code == 0:
-                return bytes(self._view[: min(self._count.value, self._slots) * row.size])
+            self._view[:] = self._zeros  # a row that the driver counts, but does not write, must not be an older one
+            self.count.value = self._slots
+            code = ask(self._rows, self._count_pointer)
             if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-                raise RefusedError(name, code)
-            self._make_room(max(self._count.value, self._slots) * 2)
-        raise RefusedError(name, pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+                break
+            self._make_room(max(self.count.value, self._slots) * 2)
+        return code
+
+    def read(self, row: Struct) -> bytes:
+        """Return the rows that a call wrote."""
+        return self._view[: min(self.count.value, self._slots) * row.size].tobytes()
 
     def _make_room(self, slots: int) -> None:
         # Slots of the longest row that exists: a driver with longer rows than expected cannot write past the end.
         self._slots = min(slots, 1 << 16)
-        self._rows = (c_ubyte * (self._slots * LARGEST_ROW_BYTES))()
+        self._zeros = bytes(self._slots * LARGEST_ROW_BYTES)
+        self._rows = (c_ubyte * len(self._zeros))()
         self._view = memoryview(self._rows).cast("B")
-
-
-def _process_row(pid: int, used: int, gpu_instance: int = NO_ID, compute_instance: int = NO_ID) -> ProcessRow:
-    return ProcessRow(
-        pid,
-        None if used == NOT_TOLD else used,
-        None if gpu_instance == NO_ID else gpu_instance,
-        None if compute_instance == NO_ID else compute_instance,
-    )
-
-
-class Row(NamedTuple):
-    """A row, and the type of its list: M (MPS client), C (compute) or G (graphics)."""
-
-    kind: str
-    process: ProcessRow
-
-
-def read_lists(
-    calls: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu"
-) -> tuple[tuple[str, RawList | None], ...] | None:
-    """The three lists of a device. `None` if one is refused: then its processes are unknown, because another list may
-    lack them.
-
-    A driver or a device that never supported graphics or MPS has no such processes.
-    """
-    found: list[tuple[str, RawList | None]] = []
-    for kind, ask in (("M", lists.mps), ("C", lists.compute), ("G", lists.graphics)):
-        listed = calls.ask(ask, device, on=on)
-        if listed is None and (kind == "C" or not calls.never_supported(ask, on)):
-            return None
-        found.append((kind, listed))
-    return tuple(found)
-
-
-def read_rows(calls: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu") -> list[Row] | None:
-    """Return their rows."""
-    found = read_lists(calls, lists, device, on)
-    return None if found is None else _rows(found)
-
-
-def _rows(found: Iterable[tuple[str, RawList | None]]) -> list[Row]:
-    return [Row(kind, process) for kind, listed in found if listed is not None for process in listed.rows()]
+        self._count_pointer = byref(self.count)
 
 
 class ProcessesOfGpu:
@@ -209,23 +225,22 @@ class ProcessesOfGpu:
     """
 
     def __init__(self) -> None:
-        self._lists: tuple[tuple[str, RawList | None], ...] = ()
+        self._lists: tuple[RawList, ...] = ()
         self._most: int | None = None
         self._merged: tuple[GpuProcess, ...] = ()
 
-    def read(
-        self, calls: NvmlCalls, lists: Lists, device: Handle, memory: DeviceMemory | None
-    ) -> tuple[GpuProcess, ...] | None:
-        found = read_lists(calls, lists, device)
+    def read(self, calls: NvmlCalls, lists: ProcessLists, memory: DeviceMemory | None) -> tuple[GpuProcess, ...] | None:
+        found = lists.read(calls)
         if found is None:
             return None
         most = memory.total_bytes if memory else self._most
         if most is None:
-            if any(listed.is_garbage for _, listed in found if listed is not None):
+            if any(listed.is_garbage for listed in found):
                 return None
             most = machine_memory_bytes()
         if found != self._lists or most != self._most:
-            self._lists, self._most, self._merged = found, most, merge(_rows(found), most)
+            self._lists, self._most = found, most
+            self._merged = merge([row for listed in found for row in listed.memories()], most)
         return self._merged
 
 
@@ -233,28 +248,22 @@ def machine_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def merge(rows: Iterable[Row], most: int | None) -> tuple[GpuProcess, ...]:
+def merge(rows: Iterable[Memory], most: int | None) -> tuple[GpuProcess, ...]:
     """Return each PID once, sorted.
 
     Each list reports the whole memory of a PID, so a PID in several lists counts with the largest, not the sum. More
     than `most`, the memory of the GPU or machine, is garbage and becomes unknown.
     """
-    by_pid: dict[int, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_pid[row.process.pid].append(row)
-    return tuple(
-        GpuProcess(
-            pid,
-            max((used for row in mine if (used := _possible(row.process, most)) is not None), default=None),
-            "+".join(dict.fromkeys(row.kind for row in mine)),
-        )
-        for pid, mine in sorted(by_pid.items())
-    )
-
-
-def _possible(process: ProcessRow, most: int | None) -> int | None:
-    used = process.used_memory_bytes
-    return None if used is None or (most is not None and used > most) else used
+    processes: dict[int, GpuProcess] = {}
+    for kind, pid, used in rows:
+        if used is not None and most is not None and used > most:
+            used = None
+        if (other := processes.get(pid)) is not None:
+            known = [one for one in (other.used_memory_bytes, used) if one is not None]
+            used = max(known, default=None)
+            kind = other.types if kind in other.types else f"{other.types}+{kind}"
+        processes[pid] = GpuProcess(pid, used, kind)
+    return tuple([processes[pid] for pid in sorted(processes)])
 
 
 class Sampled(NamedTuple):
@@ -266,9 +275,11 @@ class Sampled(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Return the driver's new possible rows, and the PIDs that have only impossible ones."""
+    """The driver's new possible rows as means, the time of the newest one, and the PIDs that have only impossible
+    ones."""
 
-    taken: list[SampleRow]
+    samples: tuple[ProcessSample, ...]
+    newest_us: int
     unsampled: tuple[int, ...]
 
 
@@ -300,56 +311,50 @@ class Sampler:
         self._busy = False
         self._heard = clock()
 
-    def read(self, calls: NvmlCalls, lists: Lists, device: Handle, interval_seconds: float, busy: bool) -> Sampled:
+    def read(self, ask: AskSamples, interval_seconds: float, busy: bool) -> Sampled:
         """Return the mean of each process over them. No samples, if the GPU reports none; that is not an empty list."""
         self._busy = busy
         now = self._clock()
         window = max(interval_seconds, SAMPLING_SECONDS)
         if self._full_at is None or now - self._full_at >= interval_seconds * FULL_RATIO:
-            sampled = _joined([*self._kept, self._take(calls, lists, device, now, window)])
+            sampled = _joined([*self._kept, self._take(ask, now, window)])
             self._full_at = now
             self._kept.clear()
             return sampled
         if interval_seconds > KEPT_SECONDS:
-            self.keep(calls, lists, device)
+            self.keep(ask)
         # An early reading, after an allocation by the kubelet, also covers the interval. Otherwise a process without a
         # sample since the last reading would look idle.
-        rows = self._ask(calls, lists, device, now, window)
-        return Sampled(None, None) if rows is None else Sampled(_means(rows.taken), 0.0, rows.unsampled)
+        rows = self._ask(ask, now, window)
+        return Sampled(None, None) if rows is None else Sampled(rows.samples, 0.0, rows.unsampled)
 
-    def keep(self, calls: NvmlCalls, lists: Lists, device: Handle) -> None:
+    def keep(self, ask: AskSamples) -> None:
         """Take samples for the next full reading."""
         now = self._clock()
         if self._taken_at is not None and now - self._taken_at >= SAMPLING_SECONDS:
-            self._kept.append(self._take(calls, lists, device, now, 0.0))
+            self._kept.append(self._take(ask, now, 0.0))
 
-    def _take(self, calls: NvmlCalls, lists: Lists, device: Handle, now: float, first_seconds: float) -> Sampled:
+    def _take(self, ask: AskSamples, now: float, first_seconds: float) -> Sampled:
         """Return the samples since the last ones."""
         seconds = first_seconds if self._taken_at is None else now - self._taken_at
-        rows = self._ask(calls, lists, device, now, max(seconds, SAMPLING_SECONDS))
+        rows = self._ask(ask, now, max(seconds, SAMPLING_SECONDS))
         self._taken_at = now
         if rows is None:
             return Sampled(None, None)
-        if rows.taken:
-            self._newest_us, self._newest_at = max([row[1] for row in rows.taken]), now
-        return Sampled(_means(rows.taken), round(seconds, 3), rows.unsampled)
+        if rows.samples:
+            self._newest_us, self._newest_at = rows.newest_us, now
+        return Sampled(rows.samples, round(seconds, 3), rows.unsampled)
 
-    def _ask(self, calls: NvmlCalls, lists: Lists, device: Handle, now: float, window: float) -> _Rows | None:
+    def _ask(self, ask: AskSamples, now: float, window: float) -> _Rows | None:
         since = self._since(now, window, busy=self._busy)
-        rows = calls.ask(lists.samples, device, since)
+        rows = ask(since)
         if rows is None:
             return None
-        new = [row for row in rows if row[1] > (since or self._newest_us)]
-        taken = self._plausible(new)
-        if taken:
+        # The two clocks may differ by less than a sample.
+        found = _means(rows, since or self._newest_us, self._wall_clock() + int(SAMPLING_SECONDS * 1e6))
+        if found.samples:
             self._heard = now
-        return _Rows(taken, tuple(sorted({row[0] for row in new} - {row[0] for row in taken})))
-
-    def _plausible(self, rows: Iterable[SampleRow]) -> list[SampleRow]:
-        """Return the samples that are not of the future and not above 100 %. The two clocks may differ by less than a
-        sample."""
-        until = self._wall_clock() + int(SAMPLING_SECONDS * 1e6)
-        return [row for row in rows if row[1] <= until and max(row[2:]) <= 100]
+        return found
 
     def _since(self, now: float, window: float, *, busy: bool) -> int:
         wall = self._wall_clock()
@@ -367,22 +372,26 @@ class Sampler:
         return min(since, of_window)
 
 
-def _means(rows: Iterable[SampleRow]) -> tuple[ProcessSample, ...]:
-    sums: dict[int, list[int]] = {}
-    for pid, _, sm, controller, encoder, decoder in rows:
-        of_pid = sums.setdefault(pid, [0, 0, 0, 0, 0])
-        of_pid[0] += 1
-        of_pid[1] += sm
-        of_pid[2] += controller
-        of_pid[3] += encoder
-        of_pid[4] += decoder
-    return tuple([_mean(pid, *found) for pid, found in sorted(sums.items())])
-
-
-def _mean(pid: int, rows: int, sm: int, controller: int, encoder: int, decoder: int) -> ProcessSample:
-    """Sum up percents over a number of rows and return ratios."""
-    whole = 100 * rows
-    return ProcessSample(pid, sm / whole, controller / whole, encoder / whole, decoder / whole)
+def _means(rows: Iterable[SampleRow], since_us: int, until_us: int) -> _Rows:
+    """Sum up the rows of each PID. Rows of the future or above 100 % are impossible, and older rows do not count."""
+    sums: dict[int, tuple[int, ...]] = {}
+    newest, impossible = 0, set[int]()
+    for pid, at, sm, controller, encoder, decoder in rows:
+        if at <= since_us:
+            continue
+        if at > until_us or sm > 100 or controller > 100 or encoder > 100 or decoder > 100:
+            impossible.add(pid)
+            continue
+        if at > newest:
+            newest = at
+        percents = 100, sm, controller, encoder, decoder
+        before = sums.get(pid)
+        sums[pid] = percents if before is None else tuple(map(add, before, percents))
+    samples = [
+        ProcessSample(pid, sm / whole, controller / whole, encoder / whole, decoder / whole)
+        for pid, (whole, sm, controller, encoder, decoder) in sorted(sums.items())
+    ]
+    return _Rows(tuple(samples), newest, tuple(sorted(impossible - sums.keys())))
 
 
 def _joined(parts: Sequence[Sampled]) -> Sampled:
@@ -395,7 +404,7 @@ def _joined(parts: Sequence[Sampled]) -> Sampled:
     total = sum(seconds for _, seconds in known)
     ratios: dict[int, list[float]] = {}
     for found, seconds in known:
-        for pid, *of_part in found:
+        for pid, *of_part in map(structs.astuple, found):
             sums = ratios.setdefault(pid, [0.0] * len(of_part))
             ratios[pid] = [one + ratio * seconds / total for one, ratio in zip(sums, of_part, strict=True)]
     unsampled = {pid for part in parts for pid in part.unsampled}

@@ -40,10 +40,10 @@ takes one to three seconds whenever NVML is initialized (NVIDIA, "Driver Persist
 class _Gpu:
     """A GPU. It is `busy` from the beginning of a sweep until it is read, and for ever if a call on it hangs."""
 
-    def __init__(self, library: Library, index: int) -> None:
+    def __init__(self, library: Library, listener: Listener, index: int) -> None:
         self.index = index
         self.busy = False
-        self.reader = GpuReader(library, index)
+        self.reader = GpuReader(library, index, listener.count_xids)
 
 
 class _Sweep:
@@ -87,12 +87,15 @@ class _Sweeper:
                     gpu.reader.keep_samples()
                     gpu.busy = False
                     continue
-                reading = gpu.reader.read(sweep.generation, sweep.request.interval_seconds, sweep.request.groups)
+                request = sweep.request
+                reading = gpu.reader.read(
+                    sweep.generation, request.interval_seconds, request.groups, request.hold_seconds
+                )
                 if _listens(sweep.request):
                     reading = self._listener.attend(reading, gpu.reader.handle)
                 elif "health" in sweep.request.groups:
                     self._listener.leave(reading, gpu.reader.handle)
-                line = wire.encode_gpu(sweep.request.read, reading)
+                line = wire.encode(wire.GpuMessage(sweep.request.read, reading))
                 gpu.busy = False  # before the answer: its reader may rely on this GPU
                 self._output.add(line)
             self._output.flush()
@@ -122,7 +125,7 @@ class ReadScheduler:
         self._backoff = ReinitBackoff(REINIT_SECONDS)
         self._bound: frozenset[str] = frozenset()
         self._generation = HandleGeneration(0, 0)
-        self._versions: dict[str, str] = {}
+        self._versions: dict[str, tuple[int, str]] = {}
 
     def ask(self, request: wire.Request) -> None:
         """Any thread may call it."""
@@ -136,13 +139,13 @@ class ReadScheduler:
             try:
                 message = self._driver(request)
             except LibraryError as error:
-                self._write(wire.encode_error(wire.ErrorMessage(request.read, error.code, error.reason, str(error))))
+                self._write(wire.encode(wire.ErrorMessage(request.read, error.code, error.reason, str(error))))
                 if error.code in NEEDS_NEW_PROCESS:
                     self._end()
             else:
                 if _listens(request):
                     self._listener.tell()
-                self._write(wire.encode_driver(message))
+                self._write(wire.encode(message))
                 self._read_gpus(request, message)
             if request.release:
                 self._release_driver()
@@ -184,9 +187,9 @@ class ReadScheduler:
         self._generation = self._generation._replace(gpus=count)
         return wire.DriverMessage(
             request.read,
-            driver_version=self._or_last(self._library.driver_version),
-            cuda_version=self._or_last(self._library.cuda_version),
-            nvml_version=self._or_last(self._library.nvml_version),
+            driver_version=self._version(self._library.driver_version),
+            cuda_version=self._version(self._library.cuda_version),
+            nvml_version=self._version(self._library.nvml_version),
             gpus=count,
             busy=tuple(gpu.index for gpu in self._gpus[:count] if gpu.busy),
         )
@@ -237,17 +240,21 @@ class ReadScheduler:
         self._output.close()
         self._exit_process(0)
 
-    def _or_last(self, ask: Callable[[], str]) -> str:
-        """Return a version; if it is refused, the last one; empty if there is none."""
-        try:
-            self._versions[ask.__name__] = ask()
-        except RefusedError:
-            pass
-        return self._versions.get(ask.__name__, "")
+    def _version(self, ask: Callable[[], str]) -> str:
+        """Return a version, which the driver keeps while NVML is initialized; if it is refused, the last one; empty if
+        there is none."""
+        initialised, version = self._versions.get(ask.__name__, (0, ""))
+        if initialised != self._generation.initialised:
+            try:
+                version = ask()
+                self._versions[ask.__name__] = self._generation.initialised, version
+            except RefusedError:
+                pass
+        return version
 
     def _read_gpus(self, request: wire.Request, message: wire.DriverMessage) -> None:
         while len(self._gpus) < message.gpus:
-            self._gpus.append(_Gpu(self._library, len(self._gpus)))
+            self._gpus.append(_Gpu(self._library, self._listener, len(self._gpus)))
         left_out = {*message.busy, *request.skip}
         asked = [gpu for gpu in self._gpus[: message.gpus] if gpu.index not in left_out]
         sweep = _Sweep(request, self._generation, [gpu for gpu in asked if gpu.index not in request.last])
@@ -268,7 +275,7 @@ class ReadScheduler:
                 sweep.engaged -= 1
             except Empty:
                 rest = len(sweep.to_do)
-                self._output.flush()
+                self._output.flush()  # a reading that is written survives a crash in the next one
                 if not rest:
                     return  # a thread writes the line of its current GPU itself
                 if rest == left:

@@ -4,22 +4,35 @@ One thread at a time uses a `GpuReader`. It may hang in a call for ever.
 """
 
 import contextlib
+from collections.abc import Callable
+from ctypes import c_ulonglong
 from typing import Any, NamedTuple
 
 import pynvml
+from msgspec import structs
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
-from gpumap.agent.nvml_worker.card import CARD_FIELDS, CardOfGpu
+from gpumap.agent.nvml_worker.card import CARD_FIELDS, CardOfGpu, answered, watts
 from gpumap.agent.nvml_worker.codes import fault
 from gpumap.agent.nvml_worker.field_values import FieldValues, ask_field
 from gpumap.agent.nvml_worker.gpm import WHOLE_GPU, Activities
-from gpumap.agent.nvml_worker.health import HEALTH_FIELDS, LINK_FIELDS, HealthOfGpu, recovery_word, with_links
-from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
+from gpumap.agent.nvml_worker.health import (
+    HEALTH_FIELDS,
+    LINK_FIELDS,
+    SLOW_HEALTH_FIELDS,
+    HealthOfGpu,
+    links,
+    recovery_word,
+)
+from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError, layout, ratio
 from gpumap.agent.nvml_worker.mig import MigDevices
 from gpumap.agent.nvml_worker.processes import Lists, ProcessesOfGpu, Sampler
-from gpumap.model.readings import CARD, DeviceMemory, GpuReading, Uuid
+from gpumap.agent.nvml_worker.slow_values import SlowValues
+from gpumap.model.readings import CARD, RECOVERY_ACTIONS, DeviceMemory, GpuReading, Uuid
 
-_FIELDS = {"health": HEALTH_FIELDS, "links": LINK_FIELDS, CARD: CARD_FIELDS}
+_TEMPERATURE = layout(pynvml.c_nvmlTemperature_v1_t)
+_FIELDS = {"health": HEALTH_FIELDS + SLOW_HEALTH_FIELDS, "links": LINK_FIELDS, CARD: CARD_FIELDS}
+_SLOW_FIELDS = frozenset(SLOW_HEALTH_FIELDS + CARD_FIELDS)
 
 
 def fields_of(groups: tuple[str, ...]) -> tuple[int, ...]:
@@ -35,26 +48,60 @@ class HandleGeneration(NamedTuple):
 
 
 class _Device:
-    """Data that is valid for one handle, and dropped with it."""
+    """Data that is valid for one handle, and dropped with it: prepared calls and their answers that do not change."""
 
-    def __init__(self, library: Library, calls: NvmlCalls, handle: Handle, uuid: str) -> None:
+    def __init__(self, library: Library, calls: NvmlCalls, handle: Handle) -> None:
+        number = library.number
         self.handle = handle
-        self.uuid = uuid
-        self.lists = Lists(library)
-        self.mig_devices = MigDevices(library, calls, self.lists, handle)
-        self.field_values = FieldValues(library, calls, handle)
+        self.uuid = library.uuid(handle).once()
+        if not self.uuid:
+            raise RefusedError("nvmlDeviceGetUUID", pynvml.NVML_ERROR_UNKNOWN)
+        self.minor = number("nvmlDeviceGetMinorNumber", handle, read=int)
+        self.pci_bus_id = library.pci_bus_id(handle)
+        self.model = library.model(handle)
+        self.identity: GpuReading | None = None
+        self.identified = -1  # `NvmlCalls.forgotten` at that time
+        self.mig_enabled = library.mig_enabled(handle)
+        self.max_mig_devices = number("nvmlDeviceGetMaxMigDeviceCount", handle, read=int, on="mig")
+        self.memory = library.memory(handle)
+        self.utilization_ratios = library.utilization_ratios(handle)
+        self.codec = [
+            library.pair(name, handle, lambda percent, _: ratio(percent))
+            for name in ("nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization")
+        ]
+        self.temperature = (
+            library.structure(
+                "nvmlDeviceGetTemperatureV",
+                handle,
+                out=pynvml.c_nvmlTemperature_v1_t(pynvml.nvmlTemperature_v1),
+                read=_celsius,
+            ),
+            # Deprecated: before driver 565 the only one, removed in CUDA 14.
+            number("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU, read=float),
+        )
+        self.power = number("nvmlDeviceGetPowerUsage", handle, read=watts)
+        self.power_limit = number("nvmlDeviceGetEnforcedPowerLimit", handle, read=watts)
+        self.energy = number("nvmlDeviceGetTotalEnergyConsumption", handle, read=_joules, kind=c_ulonglong)
+        lists = Lists(library)
+        self.lists = lists.of(handle)
+        self.samples = lists.samples(calls, handle)
+        self.mig_devices = MigDevices(library, calls, lists, handle)
+        self.field_values, self.slow_field_values = (FieldValues(library, calls, handle) for _ in range(2))
+        self.slow_values = SlowValues(calls)
         self.health = HealthOfGpu(library, calls, handle)
         self.card = CardOfGpu(library, calls, handle)
         self.activities = Activities(library, calls, handle)
-        self.identity: GpuReading | None = None
-        self.identified = -1  # `NvmlCalls.forgotten` at that time
 
 
 class GpuReader:
-    """Reads the GPU at one index. `refused_with` is the code of the last failed reading; 0 if it did not fail."""
+    """Reads the GPU at one index. `refused_with` is the code of the last failed reading; 0 if it did not fail.
 
-    def __init__(self, library: Library, index: int) -> None:
+    `count_xids` returns how many XID errors of a GPU were received so far.
+    """
+
+    def __init__(self, library: Library, index: int, count_xids: Callable[[Uuid], int] = lambda _: 0) -> None:
         self.refused_with = 0
+        self._count_xids = count_xids
         self._library = library
         self._index = index
         self._calls = NvmlCalls()
@@ -65,24 +112,34 @@ class GpuReader:
         self._identity = GpuReading(index)
         self._partitioned: bool | None = None  # not reported yet
         self._groups: tuple[str, ...] = ()
-        self._fields = fields_of(())
+        self._fields: tuple[int, ...] = fields_of(())
+        self._slow_fields: tuple[int, ...] = ()
 
     @property
     def handle(self) -> Handle | None:
-        """Return the uuid of the last reading; `None` if there was none."""
+        """Return the handle of the last reading; `None` if there was none."""
         return self._device.handle if self._device else None
 
-    def read(self, generation: HandleGeneration, interval_seconds: float, groups: tuple[str, ...] = ()) -> GpuReading:
-        """Read the GPU. `groups` are those of the wire whose calls are made."""
+    def read(
+        self,
+        generation: HandleGeneration,
+        interval_seconds: float,
+        groups: tuple[str, ...] = (),
+        hold_seconds: float = 0.0,
+    ) -> GpuReading:
+        """Read the GPU with the calls of these `groups` of the wire. `hold_seconds` is the highest age of slow
+        values."""
         if groups != self._groups:
-            self._groups, self._fields = groups, fields_of(groups)
+            self._groups, fields = groups, fields_of(groups)
+            self._fields = tuple(field for field in fields if field not in _SLOW_FIELDS)
+            self._slow_fields = tuple(field for field in fields if field in _SLOW_FIELDS)
         if generation != self._generation:
             self._drop_device()
             if generation.gpus != self._generation.gpus:
                 self._identity, self._partitioned = GpuReading(self._index), None
             self._generation = generation
         try:
-            reading = self._ask_all(interval_seconds)
+            reading = self._ask_all(interval_seconds, hold_seconds)
         except RefusedError as refused:
             self.refused_with = refused.code
             reading = self._faulted(refused)
@@ -95,7 +152,7 @@ class GpuReader:
         """Take process samples that the driver would drop before the next reading. That reading reports refusals."""
         if self._device is not None and not self._partitioned:
             with contextlib.suppress(RefusedError):
-                self._sampler.keep(self._calls, self._device.lists, self._device.handle)
+                self._sampler.keep(self._device.samples)
 
     def close(self) -> None:
         """Free what NVML allocated. Call it before NVML is shut down, from a thread that may use this reader."""
@@ -108,7 +165,8 @@ class GpuReader:
         self._calls.forget()
 
     def _faulted(self, refused: RefusedError) -> GpuReading:
-        return self._identity._replace(
+        return structs.replace(
+            self._identity,
             fault=fault(refused.code),
             refusals=((refused.call, refused.code),),
             recovery_action=self._recovery_action() if refused.code == pynvml.NVML_ERROR_RESET_REQUIRED else None,
@@ -124,52 +182,57 @@ class GpuReader:
         except RefusedError:
             return None
 
-    def _ask_all(self, interval_seconds: float) -> GpuReading:
+    def _ask_all(self, interval_seconds: float, hold_seconds: float) -> GpuReading:
         """Return the reading. Raises `RefusedError` if the GPU cannot be read at all."""
         self._calls.begin()
-        device = self._device = self._device or self._find_device()
+        if self._device is None:
+            self._device = _Device(self._library, self._calls, self._library.handle(self._index))
+        device = self._device
         known = device.identity if device.identified == self._calls.forgotten else None
         identity = known or self._identify(device)
         partitioned = self._is_partitioned(device)
         mode_unknown = self._partitioned is None
-        memory = self._calls.ask_newest((self._library.memory, self._library.memory_v1), device.handle)
+        memory = self._calls.ask_newest(device.memory)
         if partitioned:
-            reading = self._partitioned_gpu(device, identity, memory)
+            fields = self._partitioned_gpu(device, memory)
         else:
-            reading = self._whole_gpu(device, identity, memory, interval_seconds)
-        reading = self._with_card(device, reading)._replace(
-            mig_unknown=not device.mig_devices.complete if partitioned else mode_unknown
+            fields = self._whole_gpu(device, memory, interval_seconds)
+        reading = structs.replace(
+            identity,
+            memory=memory,
+            mig_unknown=not device.mig_devices.complete if partitioned else mode_unknown,
+            **fields,
+            **self._card(device, interval_seconds, hold_seconds),
+            refusals=self._calls.refusals,
         )
         device.activities.free_unused()
         if not self._calls.answered and self._calls.refusals:
             raise RefusedError(*self._calls.refusals[0])  # a stale handle, or a driver that has lost its GPUs
-        if self._calls.learned and self._calls.ask(self._library.mig_enabled, device.handle) is (not partitioned):
+        if self._calls.learned and self._calls.ask(device.mig_enabled) is (not partitioned):
             # MIG was switched during the reading, and may be switched back by the next one.
             self._calls.forget()
-            return reading._replace(refusals=())
+            return structs.replace(reading, refusals=())
         return reading
-
-    def _find_device(self) -> _Device:
-        handle = self._library.handle(self._index)
-        return _Device(self._library, self._calls, handle, self._library.uuid(handle))
 
     def _identify(self, device: _Device) -> GpuReading:
         """Return a reading with only the identity. It is kept with the handle after NVML has answered for every part
         of it."""
+        before = self._calls.incomplete
         identity = GpuReading(
             self._index,
             uuid=Uuid(device.uuid),
-            minor=self._calls.ask(self._library.minor, device.handle),
-            pci_bus_id=self._calls.ask(self._library.pci_bus_id, device.handle) or "",
-            model=self._calls.ask(self._library.model, device.handle) or "",
+            minor=self._calls.ask(device.minor),
+            pci_bus_id=self._calls.ask(device.pci_bus_id) or "",
+            model=self._calls.ask(device.model) or "",
         )
-        device.identity, device.identified = None if self._calls.refusals else identity, self._calls.forgotten
+        complete = self._calls.incomplete == before
+        device.identity, device.identified = identity if complete else None, self._calls.forgotten
         self._identity = identity
         return identity
 
     def _is_partitioned(self, device: _Device) -> bool:
         # Cards without MIG return "not supported". Any other refusal keeps the known mode.
-        enabled = self._calls.ask(self._library.mig_enabled, device.handle)
+        enabled = self._calls.ask(device.mig_enabled)
         if enabled is None:
             if self._partitioned is None and self._calls.refused_with in UNSUPPORTED:
                 self._partitioned = False
@@ -179,38 +242,35 @@ class GpuReader:
         self._partitioned = enabled
         return enabled
 
-    def _partitioned_gpu(self, device: _Device, identity: GpuReading, memory: DeviceMemory | None) -> GpuReading:
+    def _partitioned_gpu(self, device: _Device, memory: DeviceMemory | None) -> dict[str, Any]:
         """Read a partitioned GPU. NVML reports no utilization and no samples for it. Its MIG devices have its
         processes."""
-        slots = self._calls.ask(self._library.max_mig_devices, device.handle, on="mig")
+        slots = self._calls.ask(device.max_mig_devices)
         activities = device.activities if "gpm" in self._groups else None
         instances = device.mig_devices.read(slots, memory, activities)
-        return identity._replace(memory=memory, partitioned=True, max_mig_devices=slots, instances=instances)
+        return {"partitioned": True, "max_mig_devices": slots, "instances": instances}
 
-    def _whole_gpu(
-        self, device: _Device, identity: GpuReading, memory: DeviceMemory | None, interval_seconds: float
-    ) -> GpuReading:
-        ask, library, handle = self._calls.ask, self._library, device.handle
-        processes = self._processes.read(self._calls, device.lists, handle, memory)
-        busy, controller_busy = ask(library.utilization_ratios, handle) or (None, None)
-        sampled = self._sampler.read(self._calls, device.lists, handle, interval_seconds, busy=bool(busy))
-        codec = "codec" in self._groups
-        return identity._replace(
-            memory=memory,
-            processes=processes,
-            samples=sampled.samples,
-            sampled_seconds=sampled.seconds,
-            unsampled=sampled.unsampled,
-            utilization_ratio=busy,
-            memory_controller_ratio=controller_busy,
-            encoder_ratio=ask(library.encoder_ratio, handle) if codec else None,
-            decoder_ratio=ask(library.decoder_ratio, handle) if codec else None,
+    def _whole_gpu(self, device: _Device, memory: DeviceMemory | None, interval_seconds: float) -> dict[str, Any]:
+        ask = self._calls.ask
+        processes = self._processes.read(self._calls, device.lists, memory)
+        busy, controller_busy = ask(device.utilization_ratios) or (None, None)
+        sampled = self._sampler.read(device.samples, interval_seconds, busy=bool(busy))
+        encoder, decoder = [ask(call) for call in device.codec] if "codec" in self._groups else (None, None)
+        return {
+            "processes": processes,
+            "samples": sampled.samples,
+            "sampled_seconds": sampled.seconds,
+            "unsampled": sampled.unsampled,
+            "utilization_ratio": busy,
+            "memory_controller_ratio": controller_busy,
+            "encoder_ratio": encoder,
+            "decoder_ratio": decoder,
             **self._gpm(device),
-        )
+        }
 
     def _gpm(self, device: _Device) -> dict[str, Any]:
         """Return the fields of a whole GPU that GPM measures, of two groups."""
-        if not {"gpm", "links"} & set(self._groups):
+        if "gpm" not in self._groups and "links" not in self._groups:
             return {}
         measured = device.activities.read(WHOLE_GPU)
         fields: dict[str, Any] = {"activity": measured.activity} if "gpm" in self._groups else {}
@@ -219,27 +279,47 @@ class GpuReader:
             fields["pcie_transmit_bytes"], fields["pcie_receive_bytes"] = traffic.transmit_bytes, traffic.receive_bytes
         return fields
 
-    def _with_card(self, device: _Device, reading: GpuReading) -> GpuReading:
-        """Return the reading with the values of the card, partitioned or not."""
-        ask, library, handle = self._calls.ask, self._library, device.handle
+    def _card(self, device: _Device, interval_seconds: float, hold_seconds: float) -> dict[str, Any]:
+        """Return the values of the card, partitioned or not."""
+        ask = self._calls.ask
         values = device.field_values.read(self._fields)
-        celsius = self._calls.ask_newest((library.temperature, library.temperature_v1), handle)
-        if "health" in self._groups:
-            reading = device.health.add_to(reading, values)
-        if "links" in self._groups:
-            reading = with_links(reading, values)
-        if CARD in self._groups:
-            reading = device.card.add_to(reading, values)
-        return reading._replace(
-            temperatures_celsius=_temperatures(celsius, values.get(pynvml.NVML_FI_DEV_MEMORY_TEMP)),
-            power_watts=ask(library.power_watts, handle),
-            power_limit_watts=ask(library.power_limit_watts, handle),
-            energy_joules=ask(library.energy_joules, handle),
-            refusals=self._calls.refusals,  # all calls are made
+        celsius = self._calls.ask_newest(device.temperature)
+        fields = {
+            "temperatures_celsius": _temperatures(celsius, values.get(pynvml.NVML_FI_DEV_MEMORY_TEMP)),
+            "power_watts": ask(device.power),
+            "energy_joules": ask(device.energy),
+            **(device.health.read(values) if "health" in self._groups else {}),
+            **(links(values) if "links" in self._groups else {}),
+        }
+        action = fields.get("recovery_action")
+        slow = device.slow_values.read(
+            lambda: self._slow_card(device),
+            key=(self._groups, self._calls.forgotten),
+            signs=(self._count_xids(Uuid(device.uuid)), action),
+            fault_near=action not in (None, RECOVERY_ACTIONS[0]) or self.refused_with != 0,
+            interval_seconds=interval_seconds,
+            hold_seconds=hold_seconds,
         )
+        return fields | slow
+
+    def _slow_card(self, device: _Device) -> dict[str, Any]:
+        values = device.slow_field_values.read(self._slow_fields)
+        return {
+            "power_limit_watts": self._calls.ask(device.power_limit),
+            **(device.health.read_slow(values) if "health" in self._groups else {}),
+            **(device.card.read(values) if CARD in self._groups else {}),
+        }
+
+
+def _celsius(info: Any) -> float | None:
+    celsius: int = _TEMPERATURE.unpack_from(info)[2]
+    return None if celsius == -1 else float(celsius)  # nvml.h, NVML_VALUE_NOT_AVAILABLE
+
+
+def _joules(millijoules: int) -> float:
+    return millijoules / 1000
 
 
 def _temperatures(gpu: float | None, memory: float | None) -> tuple[tuple[str, float], ...]:
     """Return temperatures by sensor. Drivers return 0 for the memory of cards without its sensor (T4, GeForce)."""
-    memory = memory or None
-    return tuple([(sensor, float(c)) for sensor, c in (("gpu", gpu), ("memory", memory)) if c is not None])
+    return answered([("gpu", gpu), ("memory", float(memory) if memory else None)])

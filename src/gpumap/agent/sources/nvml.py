@@ -11,6 +11,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
+from gpumap.agent.limits import WORKER_DESCRIPTORS, WORKER_THREADS, lack
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.codes import word
 from gpumap.agent.sources.nvml_process import END_SECONDS, Worker
@@ -65,7 +68,8 @@ class _Read:
 class NvmlSource:
     """One read at a time. A read starts the worker if there is none, also after `close`.
 
-    With `release` the worker releases the driver after each read, if necessary by its end.
+    With `release` the worker releases the driver after each read, if necessary by its end. Values that change slowly
+    are at most `hold_seconds` old (docs/explanation/performance.md).
     """
 
     def __init__(
@@ -74,12 +78,14 @@ class NvmlSource:
         groups: Sequence[str] = (),
         *,
         release: bool = False,
+        hold_seconds: float = 0.0,
         replace_after_seconds: float = 30.0,
         ring: SampleRing | None = None,
     ) -> None:
         self._command = tuple(command)
         self._groups = tuple(groups)
         self._release = release
+        self._hold_seconds = hold_seconds
         self._replacement = ReplacementPolicy(replace_after_seconds, lets_rest=release)
         self._worker: Worker | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -138,9 +144,15 @@ class NvmlSource:
             if worker is None or fresh:
                 worker = await self._start()
             asked = wire.Request(
-                read.number, interval_seconds, read.last, tuple(sorted(read.settled)), self._groups, self._release
+                read.number,
+                interval_seconds,
+                read.last,
+                tuple(sorted(read.settled)),
+                self._groups,
+                self._release,
+                self._hold_seconds,
             )
-            worker.send(wire.encode_request(asked))
+            worker.send(wire.encode(asked))
             heard = await self._listen(worker, read)
             if read.complete:
                 return
@@ -167,6 +179,8 @@ class NvmlSource:
 
     async def _start(self) -> Worker:
         self._end_worker()
+        if (lacking := lack(WORKER_DESCRIPTORS, WORKER_THREADS)) is not None:
+            raise SourceError("worker_start", f"cannot start {self._command[0]}: {lacking.detail}")
         try:
             self._worker = await Worker.start(self._command)
         except OSError as error:
@@ -242,7 +256,7 @@ class NvmlSource:
         pairs = [self._gpu(index, read, now) for index in range(driver.gpus)]
         gpus = tuple(gpu for gpu, _ in pairs)
         if not self._ring.is_drained():
-            gpus = tuple(gpu._replace(samples=None, sampled_seconds=None, unsampled=()) for gpu in gpus)
+            gpus = tuple(structs.replace(gpu, samples=None, sampled_seconds=None, unsampled=()) for gpu in gpus)
         complaints = [*self._deaths, *read.obituaries]
         self._deaths.clear()
         complaints += [complaint for _, complaint in pairs if complaint is not None]

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from gpumap.agent.nvml_worker.wire import ListeningMessage, XidMessage
 from gpumap.model.readings import Listening, Uuid, XidError
 
@@ -133,7 +135,7 @@ class XidEvents:
     def tell(self, now: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
         """Return the listening periods so far (monotonic) and forget them: a worker that still listens reports at
         each read."""
-        events = tuple(XidError(*event[:4], now - event.at, event.times) for event in self._events)
+        events = tuple(XidError(*_content(event), now - event.at, event.times) for event in self._events)
         listening = tuple(Listening(uuid, now - since, now - until) for (uuid, since), until in self._until.items())
         self._events, self._until, self._most_events = [], {}, MOST_EVENTS
         return events, listening
@@ -142,9 +144,13 @@ class XidEvents:
 def _together(events: Iterable[XidMessage]) -> list[XidMessage]:
     found: dict[tuple[object, ...], XidMessage] = {}
     for event in events:
-        before = found.get(event[:4])
-        found[event[:4]] = event if before is None else event._replace(times=before.times + event.times)
+        before = found.get(_content(event))
+        found[_content(event)] = event if before is None else structs.replace(event, times=before.times + event.times)
     return list(found.values())
+
+
+def _content(event: XidMessage) -> tuple[Uuid, int, int | None, int | None]:
+    return event.uuid, event.code, event.gpu_instance_id, event.compute_instance_id
 
 
 class SampleRing:
