@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 from bench import usage
 from bench.load import Target
 from bench.node import BenchNode
+from tests import standin
 
 ROOT = Path(__file__).parent.parent
 GPUMAP = Path(sys.executable).with_name("gpumap")
@@ -35,7 +36,9 @@ class Contestant:
     name: str
     port: int
     process: subprocess.Popen[bytes]
+    node: BenchNode
     seconds_to_first_page: float
+    cpu_to_first_page: float
 
     @property
     def pids(self) -> list[int]:
@@ -45,10 +48,19 @@ class Contestant:
         """/metrics now; empty where it is not served yet."""
         return _page(self.port)
 
-    def collections(self) -> int:
-        """gpumap's count of its own collections."""
-        found = re.search(r'^gpumap_collections_total\{trigger="interval"\} (\d+)$', self.page(), re.MULTILINE)
-        return int(found[1]) if found else 0
+    @property
+    def calls(self) -> Counter[str]:
+        """Of the driver until now, by function."""
+        return standin.read_calls(self.node.calls, self.pids)
+
+    def collections(self) -> float:
+        """How many it has made, whatever began them, as the driver counts: parts of one too.
+
+        gpumap asks once in each how many GPUs there are, nvitop-exporter each GPU for its power.
+        """
+        calls = self.calls
+        once = calls["nvmlDeviceGetCount_v2"]
+        return once if self.name == "gpumap" else calls["nvmlDeviceGetPowerUsage"] / self.node.shape.gpus
 
 
 def has_nvitop() -> bool:
@@ -143,8 +155,9 @@ def _running(name: str, command: Sequence[str], port: int, node: BenchNode, sign
                 if process.poll() is not None or time.perf_counter() - started > START_SECONDS:
                     said.seek(0)
                     raise RuntimeError(f"{name} does not serve: {said.read().decode(errors='replace')[-2000:]}")
-                time.sleep(0.003)
-            yield Contestant(name, port, process, time.perf_counter() - started)
+                time.sleep(0.01)  # each look costs the contestant CPU time
+            wall, cpu = time.perf_counter() - started, usage.cpu_seconds(usage.tree(process.pid))
+            yield Contestant(name, port, process, node, wall, cpu)
         finally:
             process.terminate()
             try:

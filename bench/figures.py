@@ -1,4 +1,4 @@
-"""What the bench says: one row for each goal of each node shape, a ratio of one run beside its goal."""
+"""What the bench says: one row for each goal of each node shape, a ratio of one run beside its goal and its noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ NVITOP_MISSING = "nvitop-exporter cannot be had here (`make bench` installs it f
 class Figure:
     """`ratio` is `None` where it cannot be measured; then `absolute` says why. `at_least`: larger is better.
 
-    Without a `limit` there is no goal: the figure is there to be known.
+    Without a `limit` there is no goal: the figure is there to be known. `noise` is the ratio of two copies of gpumap in
+    this row. `unit` is another one where the goal is not a ratio. `others` is the share of this machine's CPU time that
+    other programs took meanwhile.
     """
 
     goal: str
@@ -22,6 +24,9 @@ class Figure:
     limit: float | None
     absolute: str
     at_least: bool = False
+    noise: float | None = None
+    unit: str = "×"
+    others: float | None = None
 
     @property
     def reached(self) -> bool:
@@ -33,9 +38,11 @@ class Figure:
     def row(self) -> tuple[str, ...]:
         sign = "≥" if self.at_least else "≤"
         mark = "–" if self.ratio is None or self.limit is None else "✔" if self.reached else "✘"
-        ratio = "–" if self.ratio is None else f"{_short(self.ratio)}×"
-        goal = "–" if self.limit is None else f"{sign} {_short(self.limit)}×"
-        return self.goal, self.what, ratio, goal, mark, self.absolute
+        ratio = "–" if self.ratio is None else f"{_short(self.ratio)}{self.unit}"
+        goal = "–" if self.limit is None else f"{sign} {_short(self.limit)}{self.unit}"
+        noise = "–" if self.noise is None else f"{_short(self.noise)}×"
+        others = "–" if self.others is None else f"{self.others:.0%}"
+        return self.goal, self.what, ratio, noise, goal, mark, self.absolute, others
 
     @property
     def place(self) -> tuple[bool, int]:
@@ -45,6 +52,16 @@ class Figure:
 
 def missing(goal: str, what: str, limit: float) -> Figure:
     return Figure(goal, what, None, limit, NVITOP_MISSING)
+
+
+def mean(copies: Sequence[float]) -> float:
+    """Of two identical copies of gpumap."""
+    return statistics.fmean(copies)
+
+
+def noise(copies: Sequence[float]) -> float:
+    """The larger of two identical copies of gpumap, against the smaller: 1 where nothing else disturbed them."""
+    return max(copies) / min(copies)
 
 
 def median(values: Sequence[float]) -> float:
@@ -61,7 +78,7 @@ def microseconds(seconds: float) -> str:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    head = ("", "figure", "ratio", "goal", "", "absolute, this machine")
+    head = ("", "figure", "ratio", "noise", "goal", "", "absolute, this machine", "others")
     rows = [head, *(figure.row for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [

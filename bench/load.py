@@ -37,10 +37,17 @@ class Connection:
         self._socket: socket.socket | None = None
         self._buffer = bytearray(BUFFER_BYTES)
 
+    def renew(self) -> None:
+        """A server closes a connection that was idle while others had their turn."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = socket.create_connection(("127.0.0.1", self._port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
     def send(self, request: bytes) -> None:
         if self._socket is None:
-            self._socket = socket.create_connection(("127.0.0.1", self._port), timeout=60)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.renew()
+        assert self._socket is not None
         self._socket.sendall(request)
 
     def receive(self) -> bytes:
@@ -103,6 +110,8 @@ def measure(order: Mapping[str, object], targets: Sequence[Target]) -> list[list
     for turn in range(rounds):
         order_of_turn = list(enumerate(targets))
         for number, target in reversed(order_of_turn) if turn % 2 else order_of_turn:  # no target is always the first
+            for connection in open_connections[number]:
+                connection.renew()
             if count > 1:
                 found[number].append(throughput(open_connections[number], target))
             else:

@@ -1,45 +1,125 @@
 """`python -m bench.loop_sweeper PORT INTERVAL`: asks NVML on its event loop, as the obvious exporter does.
 
-Reads about what gpumap reads of each GPU, through pynvml. Each call that waits keeps every scrape waiting.
+Reads what gpumap reads by default of each GPU, through pynvml. Each call that waits keeps every scrape waiting.
 """
 
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pynvml
 from aiohttp import web
+from msgspec import structs
 
 from gpumap.agent.exposition import TEXT_TYPE
+from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.nvml_worker.gpm import METRICS
+from gpumap.agent.nvml_worker.health import CLOCK_EVENT_FIELDS, LINK_FIELDS
+from gpumap.agent.nvml_worker.reading import fields_of
+from gpumap.agent.service import asked_groups
+from gpumap.model.readings import RECOVERY_ACTIONS, GpuReading
+
+ALL_LINKS = 0xFFFF_FFFF
+CLOCKS = pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM, pynvml.NVML_CLOCK_VIDEO
+GPM = *METRICS, pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC
+GROUPS = asked_groups(DEFAULT_GROUPS, ())
+Values = dict[str, Any]
 
 
-def sweep() -> str:
-    lines = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        device = pynvml.nvmlDeviceGetHandleByIndex(index)
+class Card:
+    """A GPU. What it does not support is asked once, as gpumap does."""
+
+    def __init__(self, index: int) -> None:
+        self._device = pynvml.nvmlDeviceGetHandleByIndex(index)
+        wanted = [(field, ALL_LINKS if field in LINK_FIELDS else 0) for field in fields_of(GROUPS)]
+        answers = pynvml.nvmlDeviceGetFieldValues(self._device, wanted)
+        self._fields = [one for one, answer in zip(wanted, answers, strict=True) if not answer.nvmlReturn]
+        self._ecc = [(kind, place) for kind in (0, 1) for place in range(8) if self._counts(kind, place)]
+        self._older, self._newer = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+        pynvml.nvmlGpmSampleGet(self._device, self._older)
+
+    def _counts(self, kind: int, place: int) -> bool:
+        try:
+            pynvml.nvmlDeviceGetMemoryErrorCounter(self._device, kind, pynvml.NVML_AGGREGATE_ECC, place)
+        except pynvml.NVMLError:
+            return False
+        return True
+
+    def read(self) -> Values:
+        device = self._device
         memory = pynvml.nvmlDeviceGetMemoryInfo(device, pynvml.nvmlMemory_v2)
-        values = {
-            "memory_used": memory.used,
-            "utilization": pynvml.nvmlDeviceGetUtilizationRates(device).gpu,
-            "encoder": pynvml.nvmlDeviceGetEncoderUtilization(device)[0],
-            "decoder": pynvml.nvmlDeviceGetDecoderUtilization(device)[0],
-            "temperature": pynvml.nvmlDeviceGetTemperatureV(device, 0),
-            "memory_temperature": pynvml.nvmlDeviceGetFieldValues(device, [82])[0].value.uiVal,
-            "power": pynvml.nvmlDeviceGetPowerUsage(device),
-            "power_limit": pynvml.nvmlDeviceGetEnforcedPowerLimit(device),
-            "energy": pynvml.nvmlDeviceGetTotalEnergyConsumption(device),
-        }
-        lines += [f'gpu_{name}{{index="{index}"}} {value}\n' for name, value in values.items()]
-        for listed in (
+        fields = pynvml.nvmlDeviceGetFieldValues(device, self._fields)
+        utilization = pynvml.nvmlDeviceGetUtilizationRates(device)
+        kept = pynvml.NVML_AGGREGATE_ECC
+        lists = (
             pynvml.nvmlDeviceGetComputeRunningProcesses(device),
             pynvml.nvmlDeviceGetGraphicsRunningProcesses(device),
             pynvml.nvmlDeviceGetMPSComputeRunningProcesses(device),
-        ):
-            for process in listed:
-                lines.append(f'gpu_process_memory{{index="{index}",pid="{process.pid}"}} {process.usedGpuMemory}\n')
-        for sample in pynvml.nvmlDeviceGetProcessUtilization(device, 0):
-            lines.append(f'gpu_process_sm{{index="{index}",pid="{sample.pid}"}} {sample.smUtil}\n')
-    return "".join(lines)
+        )
+        samples = pynvml.nvmlDeviceGetProcessUtilization(device, 0)
+        return {
+            "memory": (memory.total, memory.used, memory.free, memory.reserved),
+            "utilization": utilization.gpu / 100,
+            "controller": utilization.memory / 100,
+            "temperature": pynvml.nvmlDeviceGetTemperatureV(device, 0),
+            "power": pynvml.nvmlDeviceGetPowerUsage(device) / 1000,
+            "power_limit": pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000,
+            "energy": pynvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1000,
+            "clocks": [pynvml.nvmlDeviceGetClockInfo(device, domain) * 1e6 for domain in CLOCKS],
+            "clock_events": pynvml.nvmlDeviceGetCurrentClocksEventReasons(device),
+            "performance_state": pynvml.nvmlDeviceGetPerformanceState(device),
+            "ecc": [pynvml.nvmlDeviceGetMemoryErrorCounter(device, kind, kept, place) for kind, place in self._ecc],
+            "fields": {one.fieldId: one.value.ullVal for one in fields},
+            "activity": self._activity(),
+            "processes": {one.pid: one.usedGpuMemory for rows in lists for one in rows},
+            "samples": {one.pid: (one.smUtil / 100, one.memUtil / 100) for one in samples},
+        }
+
+    def _activity(self) -> list[float | None]:
+        pynvml.nvmlGpmSampleGet(self._device, self._newer)
+        get = pynvml.c_nvmlGpmMetricsGet_t(version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=len(GPM))
+        for metric, wanted in zip(get.metrics, GPM, strict=False):
+            metric.metricId = wanted
+        get.sample1, get.sample2 = self._older, self._newer
+        pynvml.nvmlGpmMetricsGet(get)
+        self._older, self._newer = self._newer, self._older
+        return [None if one.nvmlReturn else one.value / 100 for one in get.metrics[: len(METRICS)]]
+
+
+def values_of(reading: GpuReading) -> Values:
+    """The same of gpumap's reading, to see that both read the same."""
+    temperatures = dict(reading.temperatures_celsius)
+    events = sum(1 << bit for bit, (_, active) in enumerate(reading.clock_events) if active)
+    fields_of_events, remapped = dict(CLOCK_EVENT_FIELDS), dict(reading.remapped_rows)
+    fields = {fields_of_events[word]: round(seconds * 1e9) for word, seconds in reading.clock_event_seconds}
+    fields |= {
+        pynvml.NVML_FI_DEV_MEMORY_TEMP: temperatures["memory"],
+        pynvml.NVML_FI_DEV_REMAPPED_COR: remapped["correctable"],
+        pynvml.NVML_FI_DEV_REMAPPED_UNC: remapped["uncorrectable"],
+        pynvml.NVML_FI_DEV_REMAPPED_PENDING: reading.row_remap_pending,
+        pynvml.NVML_FI_DEV_REMAPPED_FAILURE: reading.row_remap_failure,
+        pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: RECOVERY_ACTIONS.index(reading.recovery_action),
+        pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: (reading.nvlink_transmit_bytes or 0) >> 10,
+        pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: (reading.nvlink_receive_bytes or 0) >> 10,
+    }
+    return {
+        "memory": reading.memory and structs.astuple(reading.memory),
+        "utilization": reading.utilization_ratio,
+        "controller": reading.memory_controller_ratio,
+        "temperature": temperatures["gpu"],
+        "power": reading.power_watts,
+        "power_limit": reading.power_limit_watts,
+        "energy": reading.energy_joules,
+        "clocks": [hertz for _, hertz in reading.clocks_hertz],
+        "clock_events": events,
+        "performance_state": reading.performance_state,
+        "ecc": [count for _, _, count in reading.ecc_errors],
+        "fields": fields,
+        "activity": list(structs.astuple(reading.activity)) if reading.activity else [],
+        "processes": {one.pid: one.used_memory_bytes for one in reading.processes or ()},
+        "samples": {one.pid: (one.sm_ratio, one.memory_controller_ratio) for one in reading.samples or ()},
+    }
 
 
 def main(port: int, interval_seconds: float) -> None:
@@ -50,9 +130,10 @@ def main(port: int, interval_seconds: float) -> None:
 
     async def collect() -> None:
         nonlocal page
+        cards = [Card(index) for index in range(pynvml.nvmlDeviceGetCount())]
         while True:
-            page = sweep()
             await asyncio.sleep(interval_seconds)
+            page = "".join(f'gpu_power{{index="{index}"}} {card.read()["power"]}\n' for index, card in enumerate(cards))
 
     async def collecting(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(collect())

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -33,28 +33,38 @@ from gpumap.model.observations import (
 from tests import standin
 from tests.processes import NoCgroupsError, PlainProcesses, Processes, RealProcesses
 
-RESOURCE = "nvidia.com/gpu.shared"
+RESOURCE, MIG_RESOURCE = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"
+LOOK_MILLISECONDS = 50
+"""How often the driver looks for another state. Its calls answer from memory in a microsecond: the callers' own time
+is measured."""
 GIB = 1 << 30
 AGGREGATE, DRAM, SRAM, ALL_LINKS = 1, 2, 7, 0xFFFF_FFFF
 """nvml.h: counts of memory errors that outlive the driver, two of their places, and NVLink's links together."""
 
 
 class Shape(NamedTuple):
-    """How large a node is. Its GPUs are offered as slots; each GPU pod holds one, and shares out the processes."""
+    """How large a node is. Its GPUs are offered as slots; each GPU pod holds one, and shares out the processes.
+
+    With `instances_per_gpu` the GPUs are partitioned, and each pod holds a MIG device instead.
+    """
 
     gpus: int
     processes_per_gpu: int
     pods_per_gpu: int = 4
     other_pods: int = 16
     """Pods without a GPU, which the kubelet lists all the same."""
+    slots_per_gpu: int = 0
+    """Those that are offered, if more than the pods of a GPU."""
+    instances_per_gpu: int = 0
 
     def __str__(self) -> str:
-        return f"{self.gpus}×{self.processes_per_gpu}"
+        return f"{self.gpus}×{self.instances_per_gpu or self.processes_per_gpu}"
 
 
 SMALL = Shape(8, 16)
 LARGE = Shape(16, 64, other_pods=46)
 """With 110 pods: as many as a kubelet takes."""
+MIG = Shape(16, 16, pods_per_gpu=7, instances_per_gpu=7)
 
 
 @dataclass
@@ -62,6 +72,7 @@ class _Pod:
     gpu: int | None
     slot: int
     generation: int = 0
+    mig: bool = False
     uid: PodUid = field(default_factory=lambda: PodUid(str(uuid.uuid4())))
     container_id: str = field(default_factory=lambda: uuid.uuid4().hex * 2)
     pids: list[int] = field(default_factory=list)
@@ -73,11 +84,11 @@ class _Pod:
 
     @property
     def ids(self) -> tuple[DeviceId, ...]:
-        return () if self.gpu is None else (DeviceId(f"{_gpu_uuid(self.gpu)}::{self.slot}"),)
+        return () if self.gpu is None else (_device_id(self.gpu, self.slot, self.mig),)
 
     @property
     def listed(self) -> ListedPod:
-        devices = (ResourceDevices(RESOURCE, self.ids),) if self.ids else ()
+        devices = (ResourceDevices(MIG_RESOURCE if self.mig else RESOURCE, self.ids),) if self.ids else ()
         return ListedPod("ml", self.name, (ListedContainer("main", devices), ListedContainer("sidecar")))
 
     @property
@@ -93,7 +104,26 @@ def _gpu_uuid(index: int) -> str:
     return f"GPU-00000000-0000-0000-0000-{index:012d}"
 
 
-def _card(index: int) -> standin.Gpu:
+def _device_id(gpu: int, slot: int, mig: bool) -> DeviceId:
+    """A MIG device, or a slot of a whole GPU."""
+    return DeviceId(_mig_uuid(gpu, slot) if mig else f"{_gpu_uuid(gpu)}::{slot}")
+
+
+def _mig_uuid(gpu: int, slot: int) -> str:
+    return f"MIG-00000000-0000-0000-{gpu:04d}-{slot:012d}"
+
+
+def _instance(gpu: int, slot: int) -> standin.MigInstance:
+    return standin.MigInstance(
+        _mig_uuid(gpu, slot),
+        gi=7 + slot,
+        name="NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        placement=standin.Placement(start=slot, size=1),
+        gpm=standin.Gpm(71.5, 40.25, 55.0, 33.0),
+    )
+
+
+def _card(index: int, instances: int) -> standin.Gpu:
     """A reading with all values of an H100 in a server: no fans, ECC in its SRAM and DRAM, remapped rows."""
     lasted = dict.fromkeys((*range(74, 80), *range(269, 272)), 10**12)
     narrow = {142: 1, 143: 0, 144: 0, 145: 0, 230: 0}
@@ -111,6 +141,7 @@ def _card(index: int) -> standin.Gpu:
             **{id_: ("ulonglong", value) for id_, value in (lasted | bytes_).items()},
         },
         gpm=standin.Gpm(71.5, 40.25, 55.0, 33.0),
+        instances=[_instance(index, slot) for slot in range(instances)],
     )
 
 
@@ -121,12 +152,14 @@ class BenchNode:
         self.shape = shape
         self.library = library
         self.processes = processes
-        self.state = directory / "driver-state"
+        self.state, self.calls = directory / "driver-state", directory / "driver-calls"
         self._directory = directory
-        self.driver = standin.Driver(gpus=[_card(index) for index in range(shape.gpus)])
-        self._pods = [_Pod(gpu, slot) for gpu in range(shape.gpus) for slot in range(shape.pods_per_gpu)]
+        # A kubelet of this machine removes the cgroups of pods that it does not know, below its own root.
+        self._cgroups = f"/{directory.name}"
+        self.driver = standin.Driver(gpus=[_card(index, shape.instances_per_gpu) for index in range(shape.gpus)])
+        mig = bool(shape.instances_per_gpu)
+        self._pods = [_Pod(gpu, slot, mig=mig) for gpu in range(shape.gpus) for slot in range(shape.pods_per_gpu)]
         self._pods += [_Pod(None, slot) for slot in range(shape.other_pods)]
-        self._loop = asyncio.new_event_loop()
         self.kubelet = FakeKubelet(directory / "kubelet" / "pod-resources" / "kubelet.sock")
         for folder in ("kubelet/device-plugins", "log/pods", "log/containers"):
             (directory / folder).mkdir(parents=True)
@@ -150,20 +183,22 @@ class BenchNode:
 
     @property
     def environment(self) -> dict[str, str]:
-        return standin.environment(self.library, self.state)
+        return standin.environment(self.library, self.state, self.calls, LOOK_MILLISECONDS)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The kubelet answers meanwhile."""
-        thread = threading.Thread(target=self._loop.run_forever, name="kubelet", daemon=True)
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="kubelet", daemon=True)
         thread.start()
-        asyncio.run_coroutine_threadsafe(self.kubelet.start(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self.kubelet.start(), loop).result()
         try:
             yield
         finally:
-            asyncio.run_coroutine_threadsafe(self.kubelet.stop(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(self.kubelet.stop(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
             thread.join()
+            loop.close()
 
     def write_driver(self) -> None:
         self.driver.write(self.state)
@@ -173,7 +208,7 @@ class BenchNode:
         oldest = sorted((pod for pod in self._pods if pod.gpu is not None), key=lambda pod: pod.generation)[:pods]
         for pod in oldest:
             self._end(pod)
-            successor = _Pod(pod.gpu, pod.slot, pod.generation + 1)
+            successor = _Pod(pod.gpu, pod.slot, pod.generation + 1, pod.mig)
             self._pods[self._pods.index(pod)] = successor
             self._start(successor)
         self._tell()
@@ -184,7 +219,7 @@ class BenchNode:
         self._end(oldest)
         self._pods.remove(oldest)
         self._tell()
-        return _Pod(oldest.gpu, oldest.slot, oldest.generation + 1)
+        return _Pod(oldest.gpu, oldest.slot, oldest.generation + 1, oldest.mig)
 
     def assign(self, pod: _Pod) -> None:
         """The kubelet gives a pod its slot, and at last renames its checkpoint. Nothing of the pod runs yet."""
@@ -203,7 +238,7 @@ class BenchNode:
         link.symlink_to(texts.link_target(pod.link))
         if pod.gpu is None:
             return
-        cgroup = texts.pod_cgroup("v1-cgroupfs", "besteffort", pod.uid, pod.container_id)
+        cgroup = self._cgroups + texts.pod_cgroup("v1-cgroupfs", "besteffort", pod.uid, pod.container_id)
         shares = [*range(self.shape.processes_per_gpu)][pod.slot :: self.shape.pods_per_gpu]
         pod.pids = [self.processes.start(cgroup) for _ in shares]
 
@@ -217,15 +252,25 @@ class BenchNode:
         """Write the files of the driver, the kubelet and its checkpoint."""
         for index, gpu in enumerate(self.driver.gpus):
             pids = [pid for pod in self._pods if pod.gpu == index for pid in pod.pids]
+            gpu.memory_used_bytes = len(pids) * (GIB + GIB // 8)
+            for slot, instance in enumerate(gpu.instances):
+                assert instance is not None
+                own = [pid for pod in self._pods if (pod.gpu, pod.slot) == (index, slot) for pid in pod.pids]
+                instance.processes = [standin.Process(pid, GIB + 4096 * number) for number, pid in enumerate(own)]
+                instance.memory_used_bytes = len(own) * (GIB + GIB // 8)
+            if gpu.instances:
+                continue
             gpu.processes = [standin.Process(pid, GIB + 4096 * number) for number, pid in enumerate(pids)]
             gpu.samples = [standin.Sample(pid, sm=1 + number % 3, mem=1) for number, pid in enumerate(pids)]
-            gpu.memory_used_bytes = len(pids) * (GIB + GIB // 8)
         self.write_driver()
-        offered = (ResourceDevices(RESOURCE, tuple(id_ for gpu in range(self.shape.gpus) for id_ in self._slots(gpu))),)
+        shape, mig = self.shape, bool(self.shape.instances_per_gpu)
+        resource, slots = MIG_RESOURCE if mig else RESOURCE, max(shape.slots_per_gpu, shape.pods_per_gpu)
+        ids = tuple(_device_id(gpu, slot, mig) for gpu in range(shape.gpus) for slot in range(slots))
+        offered = (ResourceDevices(resource, ids),)
         self.kubelet.set_pods([pod.listed for pod in self._pods])  # a tuple of frozen values: taken at once
         self.kubelet.set_allocatable(offered)
         rows = [
-            texts.AllocatedEntry(CheckpointEntry(pod.uid, "main", RESOURCE, frozenset(pod.ids)), ())
+            texts.AllocatedEntry(CheckpointEntry(pod.uid, "main", resource, frozenset(pod.ids)), ())
             for pod in self._pods
             if pod.ids
         ]
@@ -233,9 +278,6 @@ class BenchNode:
         temporary = checkpoint.with_suffix(".tmp")
         temporary.write_text(texts.checkpoint_text(rows, offered, {}))
         temporary.rename(checkpoint)
-
-    def _slots(self, gpu: int) -> Sequence[DeviceId]:
-        return [DeviceId(f"{_gpu_uuid(gpu)}::{slot}") for slot in range(self.shape.pods_per_gpu)]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bench.contestants import ROOT
 from tests.prometheus import Prometheus, chart_job, eventually, prometheus
@@ -57,19 +58,28 @@ def name_node(number: int) -> str:
     return f"gpu-{number:04}"
 
 
+def fleet_job(url: str, nodes: int) -> dict[str, Any]:
+    """The job that scrapes so many nodes as the chart does."""
+    return chart_job({name_node(number): f"{url}/{number}" for number in range(nodes)})
+
+
+def all_scraped(server: Prometheus, nodes: int) -> Callable[[], bool]:
+    """Whether the server has a page of each node."""
+
+    def scraped() -> bool:
+        with contextlib.suppress(OSError):  # it is busy
+            return bool(server.ask(f"count(gpumap_snapshot_timestamp_seconds) >= {nodes}"))
+        return False
+
+    return scraped
+
+
 @contextlib.contextmanager
 def filled(folder: Path, url: str, nodes: int, every_seconds: int, *rules: Path) -> Iterator[Prometheus]:
     """A Prometheus that evaluates the rules, and has scraped every node as the chart does."""
-    job = chart_job({name_node(number): f"{url}/{number}" for number in range(nodes)})
     times = {"scrape_interval": f"{every_seconds}s", "scrape_timeout": f"{every_seconds}s"}
-    config = {"global": times, "scrape_configs": [job], "rule_files": [str(file) for file in rules]}
-    with prometheus(folder, config=config) as running:
-        server = replace(running, timeout_seconds=60.0)
-
-        def all_scraped() -> bool:
-            with contextlib.suppress(OSError):  # it is busy
-                return bool(server.ask(f"count(gpumap_snapshot_timestamp_seconds) >= {nodes}"))
-            return False
-
-        eventually(all_scraped, PATIENCE_SECONDS, about=lambda: (folder / "prometheus.log").read_text()[-2000:])
+    scraping = {"scrape_configs": [fleet_job(url, nodes)], "rule_files": [str(file) for file in rules]}
+    with prometheus(folder, config={"global": times, **scraping}) as running:
+        server, log = replace(running, timeout_seconds=300.0), folder / "prometheus.log"
+        eventually(all_scraped(server, nodes), PATIENCE_SECONDS, about=lambda: log.read_text()[-2000:])
         yield server

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from bench.contestants import ROOT, Contestant, gpumap
-from bench.figures import Figure, median
+from bench.figures import Figure, median, noise
 from bench.node import SMALL, node
 
 ROUNDS = 40
@@ -39,8 +39,10 @@ def push(_: frozenset[str]) -> Iterator[Figure]:
             polled.append(_ask(seen_polled, pod.name) - assigned)
             made.start(pod)
     seen, theirs = median(pushed), median(polled)
+    apart = noise((median(pushed[::2]), median(pushed[1::2])))  # another copy would take the cores when it counts
     absolute = f"{seen * 1e3:.1f} : {theirs * 1e3:.0f} ms"
-    yield Figure("P14", f"assignment to page, p50 : polling at 1 s, {SMALL}", seen / theirs, LIMIT, absolute)
+    what = f"assignment to page, p50 : polling at 1 s, {SMALL}"
+    yield Figure("P14", what, seen / theirs, LIMIT, absolute, noise=apart)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """What processes of this machine cost: CPU time, memory, children. Of any process of ours, read from outside."""
 
+import os
 import re
+import resource
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +18,11 @@ def tree(pid: int) -> list[int]:
 
 def _descendants(pid: int) -> Iterator[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
+        try:
+            children = (task / "children").read_text()
+        except FileNotFoundError:
+            continue  # the thread has ended
+        for child in map(int, children.split()):
             yield child
             yield from _descendants(child)
 
@@ -27,6 +33,20 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     The clock of a process, as clock_getcpuclockid(3) makes it: /proc/PID/stat counts in ticks of 10 ms.
     """
     return sum(time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED) for pid in pids)
+
+
+def own_cpu_seconds() -> float:
+    """CPU time of this process, and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def machine_cpu_seconds() -> float:
+    """CPU time that all programs of this machine have used, as its kernel counts."""
+    user, nice, system, _idle, _io, irq, soft, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(pids: Iterable[int]) -> int:

@@ -26,9 +26,9 @@ class MeasuredNode(TestNode):
 
 
 async def measure(driver: standin.Driver, folder: Path) -> NvmlReading:
-    """What a worker says of a driver. `folder` is the test's own, below that of the whole run."""
+    """What a worker says of a driver."""
     driver.write(folder / "state")
-    library = standin.build(folder.parent)
+    library = standin.build(standin.LIBRARIES)
     source = NvmlSource(["env", f"GPUMAP_STANDIN_STATE={folder / 'state'}", *worker_command(str(library))])
     try:
         return (await source.read(1.0, PATIENCE_SECONDS)).value
