@@ -6,6 +6,7 @@ Each command has its own function that adds it. A command imports what it needs 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -153,9 +154,14 @@ def _nothing_asked(parser: Parser) -> int:
 def _serve(given: argparse.Namespace) -> int:
     settings = resolve(given, os.environ)
     set_up_log(settings.log_format, settings.log_level)
+    gc.disable()  # during the imports, which leave hardly any garbage; the service enables it again
     from gpumap.agent import service
+    from gpumap.agent.limits import check_limits
     from gpumap.agent.sources.nvml import worker_command
+    from gpumap.agent.sources.pidfds import raise_limit
 
+    raise_limit()
+    check_limits()
     with service.bind(settings.listen) as listener:
         _run_loop(service.serve(settings, worker_command(settings.nvml_library or None), listener))
     return 0

@@ -159,6 +159,7 @@ class Collector:
         self._publish = publish
         self._now = clock
         self._logged_push: tuple[bool, str] = False, ""
+        self._failure = ""
         self._release = asyncio.Event()
         self._is_released = False
         self._proc_executor = SerialExecutor("gpumap-procfs")
@@ -183,9 +184,11 @@ class Collector:
             self._trigger.clear()  # this collection may miss a change that happens while it runs
             try:
                 expires = (await self.collect(trigger)).expires
+                failure = ""
             except Exception as error:  # the page becomes stale and reports it; the next collection may succeed
-                log.error("collection failed error=%s detail=%r", type(error).__name__, str(error))
+                failure = f"error={type(error).__name__} detail={str(error)!r}"
                 log.debug("traceback", exc_info=True)
+            self._log_failure(failure)
             due = started + self._interval_seconds
             # Data of an earlier collection is dropped when it becomes too old, not an interval later.
             ended = time.monotonic()
@@ -291,6 +294,14 @@ class Collector:
         # Watch first: a change after the reading must fire the trigger. Both may hang in the same directories.
         self._trigger.watch()
         return read()
+
+    def _log_failure(self, failure: str) -> None:
+        """Log that collections fail, and that they succeed again, whenever it changes."""
+        if failure and failure != self._failure:
+            log.error("collection failed %s", failure)
+        elif self._failure and not failure:
+            log.info("collections succeed again")
+        self._failure = failure
 
     def _log_push(self) -> None:
         """Log whether allocations start a collection, and if not why, whenever it changes."""

@@ -1,11 +1,15 @@
 """Render families and a snapshot: Prometheus text format 0.0.4 and OpenMetrics 1.0.
 
-The label part of each line is kept from page to page. A new page then costs little more than its numbers.
+The lines of a family are kept from page to page, with a place for each number. A new page then costs little more than
+its numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from gpumap.model.families import Family, Numbered, Series
 from gpumap.model.snapshot import Snapshot
@@ -13,10 +17,19 @@ from gpumap.model.snapshot import Snapshot
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _NOT_FINITE = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
+_PLACE = b"%b\n"
+"""The place of a number in a template, at the end of each line."""
 
 
-_Prefix = tuple[tuple[str, ...], str, str]
-"""The labels and suffix of a series, and the text of its line before the value."""
+class _Lines(NamedTuple):
+    """The lines of a family: the labels and suffix of each series, and the bytes with `_PLACE` for each number."""
+
+    labels: Sequence[tuple[str, ...]]
+    suffixes: Sequence[str]
+    template: bytes
+
+
+_NO_LINES = _Lines((), (), b"")
 
 
 class Exposition:
@@ -27,45 +40,25 @@ class Exposition:
         families = tuple(families)
         fixed = [family for family in families if isinstance(family, Family)]
         self._families = [(family, self._head(family)) for family in fixed]
-        self._prefixes: list[list[_Prefix]] = [[] for _ in self._families]
+        self._kept = [_NO_LINES for _ in self._families]
         self._numbered = [family for family in families if isinstance(family, Numbered)]
 
     def render(self, snapshot: Snapshot) -> bytes:
         """Return the whole page. A family without a sample is not on it."""
-        parts: list[str] = []
+        parts: list[bytes] = []
         for number, (family, head) in enumerate(self._families):
             series = list(family.read(snapshot))
-            if series:
-                prefixes = self._prefixes_of(number, family, series)
-                parts.append(head)
-                parts += [
-                    f"{prefix}{one.value}\n" if type(one.value) is int else f"{prefix}{_number(one.value)}\n"
-                    for (_, _, prefix), one in zip(prefixes, series, strict=True)
-                ]
-            else:
-                self._prefixes[number] = []
+            lines = self._kept[number] = _lines(family, series, self._kept[number])
+            parts += (head, lines.template % _numbers(series)) if series else ()
         for numbered in self._numbered:
             for family in numbered.families(snapshot):
-                lines = [f"{_prefix(family, one)}{_number(one.value)}\n" for one in family.read(snapshot)]
-                parts += [self._head(family), *lines] if lines else []
+                if series := list(family.read(snapshot)):
+                    parts += (self._head(family), _lines(family, series, _NO_LINES).template % _numbers(series))
         if self._openmetrics:
-            parts.append("# EOF\n")
-        return "".join(parts).encode()
+            parts.append(b"# EOF\n")
+        return b"".join(parts)
 
-    def _prefixes_of(self, number: int, family: Family, series: list[Series]) -> list[_Prefix]:
-        """Return the text before each value: kept by position, or by labels if series were added or removed."""
-        kept = self._prefixes[number]
-        if len(kept) == len(series) and all(
-            labels == one.labels and suffix == one.suffix for (labels, suffix, _), one in zip(kept, series, strict=True)
-        ):
-            return kept
-        known = {(labels, suffix): prefix for labels, suffix, prefix in kept}
-        self._prefixes[number] = [
-            (one.labels, one.suffix, known.get((one.labels, one.suffix)) or _prefix(family, one)) for one in series
-        ]
-        return self._prefixes[number]
-
-    def _head(self, family: Family) -> str:
+    def _head(self, family: Family) -> bytes:
         name, kind = family.name, str(family.kind)
         help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
         if self._openmetrics:
@@ -73,7 +66,27 @@ class Exposition:
                 kind = "unknown"  # a dialect's: OpenMetrics has no counter of such a name
             name = name.removesuffix("_total") if kind == "counter" else name
             help_text = help_text.replace('"', '\\"')
-        return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
+        return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n".encode()
+
+
+def _lines(family: Family, series: Iterable[Series], kept: _Lines) -> _Lines:
+    """Return the lines that were kept; if series were added or removed, new lines for those."""
+    labels, suffixes = [one.labels for one in series], [one.suffix for one in series]
+    if labels == kept.labels and suffixes == kept.suffixes:
+        return kept
+    known = dict(zip(zip(kept.labels, kept.suffixes, strict=True), kept.template.split(_PLACE), strict=False))
+    lines = (known.get(key) or _line(family, *key) for key in zip(labels, suffixes, strict=True))
+    return _Lines(labels, suffixes, b"".join(line + _PLACE for line in lines))
+
+
+def _numbers(series: Iterable[Series]) -> tuple[bytes, ...]:
+    """Return the text of each value. msgspec writes the same text as `_number`, up to seven times as fast, except for
+    exponents, numbers below 0.0001, and what JSON does not have."""
+    values = [one.value for one in series]
+    text = msgspec.json.encode(values)
+    if text.translate(None, b"0123456789.,-") == b"[]" and b"0.0000" not in text:
+        return tuple(text[1:-1].split(b","))
+    return tuple(_number(value).encode() for value in values)
 
 
 def _number(value: float) -> str:
@@ -84,18 +97,19 @@ def _number(value: float) -> str:
     return _NOT_FINITE.get(text, text)
 
 
-def _prefix(family: Family, series: Series) -> str:
-    return f"{family.name}{series.suffix}{_label_part(family, series)} "
+def _line(family: Family, labels: tuple[str, ...], suffix: str) -> bytes:
+    """Return a line up to its number, as a part of a template."""
+    return f"{family.name}{suffix}{_label_part(family, labels)} ".encode().replace(b"%", b"%%")
 
 
-def _label_part(family: Family, series: Series) -> str:
+def _label_part(family: Family, labels: tuple[str, ...]) -> str:
     if not family.labels:
         return ""
-    return "{" + ",".join(_pairs(family, series)) + "}"
+    return "{" + ",".join(_pairs(family, labels)) + "}"
 
 
-def _pairs(family: Family, series: Series) -> Iterator[str]:
-    for name, value in zip(family.labels, series.labels, strict=True):
+def _pairs(family: Family, labels: tuple[str, ...]) -> Iterator[str]:
+    for name, value in zip(family.labels, labels, strict=True):
         if not value and name in family.optional_labels:
             continue
         escaped = encodable(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -1,7 +1,13 @@
-"""The log on standard error: one line per event, as text or JSON, in UTC. Only the level debug has tracebacks."""
+"""The log on standard error: one line per event, as text or JSON, in UTC. Only the level debug has tracebacks.
+
+The log never waits: if no process reads standard error and its pipe is full, lines are lost, and a later line says how
+many. Otherwise a blocked reader would stop collections and pages.
+"""
 
 import json
 import logging
+import os
+import select
 import sys
 import time
 
@@ -39,10 +45,57 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
+PATIENCE_SECONDS = 0.1
+"""The first line that standard error does not take waits so long. The next ones do not wait."""
+
+
+class _Lines(logging.Handler):
+    """Writes whole lines to a file descriptor, as long as it takes them."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._left = b""
+        """The rest of a line that was written in part."""
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._write()
+        if self._left or not self._takes_more():
+            self._lost += 1
+            return
+        if self._lost:
+            lost = logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING"})
+            lost.msg, lost.args = "standard error was blocked: log lines are lost count=%d", (self._lost,)
+            self._left = self._line(lost)
+            self._lost = 0
+        self._left += self._line(record)
+        self._write()
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return f"{self.format(record)}\n".encode(errors="backslashreplace")
+
+    def _takes_more(self) -> bool:
+        """Return whether a write of PIPE_BUF bytes does not block: pipe(7). A closed one is an error of the write.
+
+        poll(2) would fail if the limit of open files is 0.
+        """
+        return bool(select.select((), (self._descriptor,), (), 0.0 if self._lost else PATIENCE_SECONDS)[1])
+
+    def _write(self) -> None:
+        try:
+            while self._left and self._takes_more():
+                self._left = self._left[os.write(self._descriptor, self._left[: select.PIPE_BUF]) :]
+        except BlockingIOError:
+            pass  # another program made the descriptor non-blocking
+        except OSError:
+            self._left = b""  # no reader will come back
+
+
 def set_up_log(form: str, level: str) -> None:
     """Send the log to standard error."""
     logging.raiseExceptions = False  # a closed standard error must not cause a traceback
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Lines(sys.stderr.fileno()) if sys.stderr is not None else logging.NullHandler()
     if level != "debug":
         handler.addFilter(_without_traceback)
     handler.setFormatter(_Json() if form == "json" else _Text())

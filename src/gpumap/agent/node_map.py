@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec import structs
 
 from gpumap.model import map as entries
 from gpumap.model import remedies
@@ -277,11 +278,11 @@ def _slots(slots: Iterable[tuple[str, int]]) -> tuple[SlotsEntry, ...]:
 
 
 def _memory(memory: DeviceMemory | None) -> MemoryEntry | None:
-    return MemoryEntry(**memory._asdict()) if memory is not None else None
+    return MemoryEntry(**structs.asdict(memory)) if memory is not None else None
 
 
 def _activity(activity: Activity | None) -> entries.ActivityEntry | None:
-    return entries.ActivityEntry(**activity._asdict()) if activity is not None else None
+    return entries.ActivityEntry(**structs.asdict(activity)) if activity is not None else None
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from gpumap.agent.sources.inotify import Place, Watcher, places
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.web.pages import Pages
+from gpumap.agent.web.server_only import without_client
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import Moment, PodIdentity, SharingContainers, SourceAnswer
 from gpumap.model.readings import CARD
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
 PODS_PATIENCE_SECONDS = 1.0
+HOLD_SECONDS = 30.0
+"""Highest age of values of a GPU that change slowly (`nvml_worker.slow_values`)."""
 RELEASED = "SIGUSR1 released the driver; the next collection is one interval after the signal"
 
 log = logging.getLogger("gpumap")
@@ -58,6 +61,7 @@ async def serve(
     listener: socket.socket,
     stop: asyncio.Event | None = None,
     restart_after_seconds: float = RESTART_AFTER_SECONDS,
+    clock: Callable[[], Moment] = now,
 ) -> None:
     """Collect and serve until `stop` is set, by default by a signal. Raises the error that ended the loop otherwise.
 
@@ -65,7 +69,7 @@ async def serve(
     """
     stop = stop or stop_by_signal()
     watch = _web_config(settings.web_config)
-    pages = _pages(settings)
+    pages = _pages(settings, lambda: clock().monotonic)
     needs_restart = _NeedsRestart()
 
     def publish(snapshot: Snapshot) -> None:
@@ -73,7 +77,8 @@ async def serve(
         needs_restart.check(snapshot)
 
     async def collect() -> None:
-        async with collector(settings, driver_command, publish, restart_after_seconds=restart_after_seconds) as loop:
+        started = collector(settings, driver_command, publish, clock, restart_after_seconds)
+        async with started as loop:
             pages.why_late = lambda: RELEASED if loop.is_released else ""
             release_by_signal(loop.release)
             await _until(needs_restart.noticed, loop.run())
@@ -93,7 +98,7 @@ async def serve(
             watch.close()
 
 
-def _pages(settings: Settings) -> Pages:
+def _pages(settings: Settings, monotonic: Callable[[], float]) -> Pages:
     chosen = chosen_dialects(settings.dialects)
     native_families = native(settings.groups, settings.process_metrics) if settings.native else ()
     return Pages(
@@ -101,7 +106,7 @@ def _pages(settings: Settings) -> Pages:
         self_families(__version__, platform.python_version()),
         {path: families for dialect in chosen for path, families in dialect.pages(settings.node_name).items()},
         settings.stale_after_seconds,
-        time.monotonic,
+        monotonic,
         settings.interval_seconds,
         settings.groups,
         __version__ if settings.otlp else None,
@@ -123,7 +128,12 @@ async def collector(
     """
     state = _state_file(settings.state_file)
     memory = await state.load(clock()) if state is not None else None
-    nvml = NvmlSource(driver_command, asked_groups(settings.groups, settings.dialects), release=settings.nvml_release)
+    nvml = NvmlSource(
+        driver_command,
+        asked_groups(settings.groups, settings.dialects),
+        release=settings.nvml_release,
+        hold_seconds=min(HOLD_SECONDS, settings.stale_after_seconds),
+    )
     await nvml.start()
     kubelet = _kubelet(settings)
     pods = _pods_api(settings.pods_api_socket)
@@ -239,7 +249,8 @@ def _web_config(path: Path | None) -> Watch | None:
     """Raises UsageError."""
     if path is None:
         return None
-    from gpumap.agent.web.config.watch import Watch
+    with without_client():
+        from gpumap.agent.web.config.watch import Watch
 
     return Watch(path)
 
@@ -272,13 +283,15 @@ async def _open(
     pages: Pages, listener: socket.socket, watch: Watch | None, node_name: str, web_config: Path | None
 ) -> None:
     """Serve the pages for ever, with the web configuration if there is one."""
-    from gpumap.agent.web.app import application
-    from gpumap.agent.web.port import open_port
+    with without_client():
+        from gpumap.agent.web.app import application
+        from gpumap.agent.web.port import open_port
 
     # A collection makes thousands of values and no cycles. Python's garbage collector took a tenth of the CPU time: it
     # now runs less often, and skips what was imported.
     gc.set_threshold(GARBAGE_THRESHOLD)
     gc.freeze()
+    gc.enable()
     app = application(pages)
     if watch is None:
         served = open_port(app, listener, shutdown_seconds=SHUTDOWN_SECONDS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -46,7 +46,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         msgspec checks the bounds only when it decodes. It does not refuse NaN, and has no bounds above 2**63.
         """
         for name, value in zip(self.__struct_fields__, msgspec.structs.astuple(self), strict=True):
-            _check(name, value)
+            if value is not None and value.__class__ is not str:
+                _check(name, value)
 
 
 def _check(name: str, value: object) -> None:
@@ -118,21 +119,22 @@ class UseRow(Row, frozen=True, kw_only=True):
 
 
 RawRow = dict[str, object]
+T = TypeVar("T", RawRow, msgspec.Raw)
 
 
-class Document(Row, frozen=True, kw_only=True):
-    """The file. Rows are validated one by one, because one bad row must not cost the others."""
+class Document(Row, Generic[T], frozen=True, kw_only=True):
+    """The file. Rows are encoded and validated one by one, because one bad row must not cost the others."""
 
     version: Count
     saved_at: Number
     boot_id: str | None
     boot_seconds: Number
-    gpus: list[RawRow]
-    away_gpus: list[RawRow]
-    containers: list[RawRow]
-    gpu_xids: list[RawRow]
-    container_xids: list[RawRow]
-    uses: list[RawRow] = []
+    gpus: list[T]
+    away_gpus: list[T]
+    containers: list[T]
+    gpu_xids: list[T]
+    container_xids: list[T]
+    uses: list[T] = []
     """Files of older versions do not have it."""
 
     @property
@@ -175,7 +177,7 @@ def encode(memory: Memory, boot_id: str | None) -> bytes:
     """Write the memory of a collection. Without the machine's boot id, no gpumap takes it up."""
     ledger, xids = memory.ledger, memory.xids
     at = ledger.at or Moment(0.0, 0.0)
-    document = Document(
+    document = Document[msgspec.Raw](
         version=VERSION,
         saved_at=max(at.wall, 0.0),
         boot_id=boot_id,
@@ -187,15 +189,15 @@ def encode(memory: Memory, boot_id: str | None) -> bytes:
         container_xids=_raw(xids.containers, lambda key, one: _container_xids_row(key, one, at.monotonic)),
         uses=_raw(memory.uses, lambda key, use: _use_row(key, use, at)),
     )
-    return json.dumps(msgspec.to_builtins(document), separators=(",", ":"), allow_nan=False).encode()
+    return msgspec.json.encode(document)
 
 
-def _raw(values: Mapping[K, V], row_of: Callable[[K, V], Row]) -> list[RawRow]:
-    """Make rows of values. A value with an impossible number gets no row."""
-    rows: list[RawRow] = []
+def _raw(values: Mapping[K, V], row_of: Callable[[K, V], Row]) -> list[msgspec.Raw]:
+    """Encode values as rows. A value with an impossible number gets no row."""
+    rows = []
     for key, value in values.items():
         try:
-            rows.append(msgspec.to_builtins(row_of(key, value)))
+            rows.append(msgspec.Raw(msgspec.json.encode(row_of(key, value))))
         except ValueError:
             continue
     return rows
@@ -299,13 +301,13 @@ class _Head(Row, frozen=True, kw_only=True):
     version: Count
 
 
-def _document(text: bytes) -> Document:
+def _document(text: bytes) -> Document[RawRow]:
     try:
         raw = json.loads(text, parse_constant=_refuse)
         version = msgspec.convert(raw, _Head).version
         if version != VERSION:
             raise ValueError(f"it is of version {version}, not {VERSION}")
-        return msgspec.convert(raw, Document)
+        return msgspec.convert(raw, Document[RawRow])
     except RecursionError as error:
         raise ValueError("it has too many nested levels") from error
     except msgspec.ValidationError as error:
@@ -328,7 +330,7 @@ def _explain(error: str) -> str:
     return error if " is not a " in error else "it is not laid out as it should be"
 
 
-def _seconds_away(document: Document, now: Moment, boot_id: str | None) -> float:
+def _seconds_away(document: Document[RawRow], now: Moment, boot_id: str | None) -> float:
     """Return the age of the state. Within one boot it is exact, even if the wall clock was changed."""
     if boot_id is None or document.boot_id != boot_id:
         raise OutdatedError("it may be from an earlier boot")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -266,7 +267,12 @@ class StateFile:
             text = encode(memory, self._boot_id)
             if len(text) > BYTES_MAX:
                 raise ValueError(_TOO_LARGE)  # gpumap could not read it back
-            self._replace_file(self._path, text)
+            try:
+                self._replace_file(self._path, text)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._remove():
+                    raise
+                self._replace_file(self._path, text)  # the disk has no room for two files, but perhaps for one
         except Exception as error:  # whatever it is, the page goes on
             return _Outcome(_why(error), removed=self._remove())
         return _Outcome()

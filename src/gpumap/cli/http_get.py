@@ -122,7 +122,10 @@ def _answer(received: bytes, who: str) -> Answer:
     length = response.getheader("Content-Length", "0")
     if not length.isdecimal():
         raise HTTPException(f"Content-Length: {length}")
-    body = response.read()
+    try:
+        body = response.read()
+    except OverflowError as error:  # a chunk, or the whole, of more bytes than a machine can count
+        raise HTTPException("the length of a part is too large") from error
     if response.getheader("Content-Encoding", "identity").lower() != "identity":
         body = _unpacked(body, who)
     return Answer(response.status, response.reason, response.getheader("Location", ""), body)

@@ -94,6 +94,8 @@ class _MatrixRow(msgspec.Struct, gc=False):
 _VECTOR = msgspec.json.Decoder(list[_VectorRow])
 _MATRIX = msgspec.json.Decoder(list[_MatrixRow])
 _SERIES = msgspec.json.Decoder(list[dict[str, str]])
+_NOT_OF_ITS_KIND = (ValueError, RecursionError)
+"""Errors of a part of an answer. Only its own decoder finds text that is not UTF-8, and deep nesting."""
 
 
 class Prometheus:
@@ -130,7 +132,7 @@ class Prometheus:
         data = await self._ask("series", {"match[]": selector, "start": str(start), "end": str(end)})
         try:
             return _SERIES.decode(data)
-        except msgspec.ValidationError:
+        except _NOT_OF_ITS_KIND:
             raise self._nonsense("without a list of series") from None
 
     async def _ask(self, call: str, asked: Mapping[str, str]) -> msgspec.Raw:
@@ -175,13 +177,13 @@ class Prometheus:
     def _rows(self, data: msgspec.Raw, kind: str, decoder: msgspec.json.Decoder[list[T]]) -> list[T]:
         try:
             result = msgspec.json.decode(data, type=_Result)
-        except msgspec.ValidationError:
+        except _NOT_OF_ITS_KIND:
             raise self._nonsense(f"without a {kind}") from None
         if result.result_type != kind or bytes(memoryview(result.result)[:1]) != b"[":
             raise self._nonsense(f"without a {kind}")
         try:
             return decoder.decode(result.result)
-        except msgspec.ValidationError:
+        except _NOT_OF_ITS_KIND:
             raise self._nonsense(f"with an invalid row of a {kind}") from None
 
     def _nonsense(self, what: str) -> FatalError:

@@ -4,6 +4,7 @@ The input is the text of /proc/PID/cgroup. Its paths depend on the reader's cgro
 root or requires the word "kubepods".
 """
 
+import functools
 import itertools
 import re
 from dataclasses import replace
@@ -25,6 +26,9 @@ _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 # A container that a CRI runtime started for a kubelet, in a pod or not.
 _CRI_CONTAINER = re.compile(r"(?:^|/)(?:cri-containerd-|crio-|k8s\.io/)[0-9a-f]{64}(?:\.scope)?(?=/|$)")
 _CONTAINER_SCOPE = re.compile(r"(?:[a-z0-9-]+[-:])?[0-9a-f]{64}(?:\.scope)?")
+
+TEXTS_KEPT = 512
+"""Results to remember: the processes of a container have the same text, and a process seldom moves."""
 
 
 class OwnCgroup(NamedTuple):
@@ -48,12 +52,14 @@ def paths(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in found))
 
 
+@functools.lru_cache(1)
 def own(text: str) -> OwnCgroup:
     """Read gpumap's own /proc/self/cgroup."""
     found = paths(text)
     return OwnCgroup(found, _membership(found, found, own_is_root=False))
 
 
+@functools.lru_cache(TEXTS_KEPT)
 def parse(text: str, own_cgroup: OwnCgroup, *, has_kubelet: bool = True) -> CgroupMembership:
     """Return the pods and containers in a process's cgroup file.
 
@@ -144,6 +150,7 @@ def _is_own_sibling(path: str) -> bool:
     return bool(after_dots) and _CONTAINER_SCOPE.fullmatch(after_dots[0]) is not None
 
 
+@functools.lru_cache(1)
 def is_outside(text: str, own_cgroup: OwnCgroup) -> bool:
     """Return whether a process is certainly outside gpumap's own pod: in another pod, or a process of the node.
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from gpumap.model import remedies
 from gpumap.model.map import GpuEntry, NodeMap
 from gpumap.model.terms import GPU_CONDITIONS, Source
+from gpumap.model.text import printable
 from gpumap.model.units import counted
 
 LINE_BYTES = 80
@@ -161,6 +162,6 @@ def _line(code: Literal[0, 1, 2], words: str) -> Verdict:
 
 
 def short_line(words: str) -> str:
-    """Return the words as one line of ASCII, cut at `LINE_BYTES`."""
-    line = " ".join(words.encode("ascii", "replace").decode().split())
+    """Return the words as one line of printable ASCII, cut at `LINE_BYTES`. They may be of another agent's answer."""
+    line = " ".join(printable(part) for part in words.encode("ascii", "replace").decode().split())
     return line if len(line) <= LINE_BYTES else f"{line[: LINE_BYTES - 3]}..."

@@ -7,6 +7,7 @@ which ids can be trusted: some name another GPU than the container gets.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from gpumap.model.observations import DeviceId
@@ -16,6 +17,8 @@ UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _NUMBER = r"\d{1,9}"
 LONGEST = 253
 """The limit of names in Kubernetes. The ids of all plugins are much shorter; longer ids match no pattern."""
+IDS_KEPT = 2048
+"""How many ids keep their meaning: more than most nodes have."""
 # Drivers since R470 give a MIG device its own UUID. Older drivers name it by its GPU, GPU instance and compute instance
 # (nvml.h, nvmlDeviceGetUUID).
 _MIG_BY_PLACE = re.compile(rf"MIG-(?P<gpu>GPU-{UUID})/(?P<gi>{_NUMBER})/(?P<ci>{_NUMBER})", re.ASCII)
@@ -116,6 +119,11 @@ _DRA_NAMES = (
 
 def parse(device_id: DeviceId) -> Meaning | None:
     """Return the meaning of a device plugin's id; `None` if no known plugin makes such ids."""
+    return _parse(device_id) if len(device_id) <= LONGEST else None  # long ids would fill the memory
+
+
+@lru_cache(IDS_KEPT)
+def _parse(device_id: DeviceId) -> Meaning | None:
     return _first(_SHAPES, device_id)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from gpumap.model.snapshot import Snapshot
 
 Kind = Literal["gauge", "counter", "summary"]
 
 
-class Series(NamedTuple):
+class Series(msgspec.Struct, frozen=True, gc=False):
     """One sample: its label values in the family's order. `suffix` is `_sum` or `_count` in a summary."""
 
     labels: tuple[str, ...]

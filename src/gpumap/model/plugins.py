@@ -53,7 +53,7 @@ class Limit(enum.Enum):
 
 
 class Plugin(NamedTuple):
-    """Ids of one kind of one device plugin. `called` is the only resource for which the limit of a slot is known."""
+    """Ids of one kind of one device plugin. If a slot has a limit, `called` is its resource."""
 
     name: str
     resource: re.Pattern[str]
@@ -70,8 +70,7 @@ _ANY = r".*"
 def _plugin(
     name: str, resource: str, shapes: str, unit: Unit, trust: Trust, limits: Limit | None = None, called: str = ""
 ) -> Plugin:
-    if limits is not None and not called:
-        called = resource.replace("\\", "")  # the pattern is one name, escaped
+    called = called or resource.replace("\\", "")  # the pattern is one name, escaped
     return Plugin(name, re.compile(resource, re.DOTALL), frozenset(shapes.split()), unit, trust, called, limits)
 
 

@@ -33,6 +33,10 @@ SOURCES: dict[Source, dict[str, str]] = {
         "unavailable": "The kubelet drops the connection. Check its log.",
         "decode": "The answer is not from a kubelet, or from a newer kubelet than gpumap supports. Report it with "
         "`gpumap record`.",
+        "no_descriptors": "gpumap cannot open more files: its limit is reached (`ulimit -n`, `fs.file-max`). gpumap "
+        "connects again when it can.",
+        "no_threads": "gpumap cannot start more threads: its limit is reached (`ulimit -u`, the cgroup's `pids.max`, "
+        "the kubelet's `podPidsLimit`). gpumap connects again when it can.",
         "duplicate_claims": "The kubelet lists the devices of a claim again at each failed preparation "
         "(kubernetes/kubernetes#141335). gpumap counts each device once. Find out why that pod does not start, and "
         "update the kubelet before its answer becomes too large.",
@@ -78,7 +82,7 @@ SOURCES: dict[Source, dict[str, str]] = {
         "Raise the limit (`resources.limits.memory`).",
         "not_supported": "The driver refuses a value that it reported before. The value is absent until the driver "
         "reports it again. If the error remains, report it to NVIDIA with the driver's version.",
-        "worker_start": "gpumap cannot start its worker process. Check the limits of memory and processes.",
+        "worker_start": "gpumap cannot start its worker process. Check the limits of memory, processes and open files.",
         "protocol": "gpumap's worker sent an invalid message. Report it as a bug of gpumap.",
     },
     Source.PROCFS: {
@@ -87,7 +91,8 @@ SOURCES: dict[Source, dict[str, str]] = {
     },
     Source.POD_IDENTITY: {
         "checkpoint_missing": "gpumap needs this file to find the pods of processes. Mount the kubelet's directory "
-        "`device-plugins` (`privileges.checkpoint=true`).",
+        "`device-plugins` (`privileges.checkpoint=true`). The kubelet writes the file when the node's first device "
+        "plugin registers.",
         "checkpoint_corrupt": "The kubelet's device checkpoint is damaged. The kubelet writes it again at the next "
         "allocation.",
         "checkpoint_unreadable": "gpumap cannot read the kubelet's device checkpoint. Run as user 0, and mount its "
@@ -190,7 +195,8 @@ CAPABILITIES: dict[str, str] = {
     "pid_visibility": "No memory or SM time of containers. Set `hostPID: true` for gpumap's pod "
     "(`privileges.hostPID=true`), or run its Docker container with `--pid=host`.",
     "device_checkpoint": "Pod UIDs are not certain, and gpumap does not see init containers. Mount the kubelet's "
-    "directory `device-plugins` (`privileges.checkpoint=true`).",
+    "directory `device-plugins` (`privileges.checkpoint=true`). The kubelet writes the file when the node's first "
+    "device plugin registers.",
     "pod_logs": "gpumap cannot name the pods of all processes. Mount `/var/log/pods` and `/var/log/containers` "
     "(`privileges.podLogs=true`).",
     "process_utilization": "No SM time of containers. The driver does not report it on MIG devices, vGPU guests and "

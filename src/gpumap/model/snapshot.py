@@ -1,22 +1,26 @@
 """The snapshot: the map of one node at one moment. `join.step` makes it; metrics, dialects and pages read it.
 
-Frozen values without logic. An unknown value is `None`, never 0.
+Frozen values. An unknown value is `None`, never 0. What several readers compute from a snapshot is computed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast, overload
+
+from msgspec import Struct
 
 from gpumap.model.observations import ContainerName, DeviceHealth, Moment, NvmlReading, PodUid, Source
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, MigInstance, Uuid
 from gpumap.model.terms import Owner as Owner
 from gpumap.model.workloads import Workload
 
+_Row = TypeVar("_Row")
+_View = TypeVar("_View")
 
-@dataclass(frozen=True, slots=True)
-class OwnerUse:
+
+class OwnerUse(Struct, frozen=True):
     """`memory_bytes` is `None` if it is unknown for all processes; `processes` is `None` for the unaccounted rest."""
 
     owner: Owner
@@ -89,8 +93,7 @@ class HostUse(NamedTuple):
     sm_ratio: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerUse:
+class ContainerUse(Struct, frozen=True):
     """Measurements of a container on a leaf. An unknown value is `None`."""
 
     memory_bytes: int | None
@@ -118,8 +121,7 @@ class ContainerUse:
     """A scheduler beside the kubelet lets it use the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerOnDevice:
+class ContainerOnDevice(Struct, frozen=True):
     """One container and one device: what it holds of it (`slots`, by resource) and what it uses (`use`)."""
 
     name: ContainerName
@@ -140,8 +142,7 @@ class ContainerOnDevice:
         return bool(self.slots) or self.scheduled
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerAccount:
+class ContainerAccount(Struct, frozen=True):
     """Counters of a container on a device since it was first present. They exist for a while after it is gone.
 
     A counter is `None` until its value was known once.
@@ -233,8 +234,7 @@ class HiddenDevice(NamedTuple):
     """Unix seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodInfo:
+class PodInfo(Struct, frozen=True):
     """A pod that holds or uses a GPU. `uid` is empty if unknown."""
 
     namespace: str
@@ -266,6 +266,46 @@ class Node:
     internal_ip: str
 
 
+class LazyRows(Sequence[_Row]):
+    """Rows that are made when a reader first needs them. It equals a tuple of the same rows.
+
+    Two threads that need them at the same time may both make them: the rows are equal.
+    """
+
+    __slots__ = ("_make", "_rows")
+
+    def __init__(self, make: Callable[[], Iterable[_Row]]) -> None:
+        self._make: Callable[[], Iterable[_Row]] | None = make
+
+    def _made(self) -> tuple[_Row, ...]:
+        if (make := self._make) is not None:
+            self._rows = tuple(make())
+            self._make = None  # it has the data that the rows are made of
+        return self._rows
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+    def __iter__(self) -> Iterator[_Row]:
+        return iter(self._made())
+
+    @overload
+    def __getitem__(self, at: int) -> _Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[_Row, ...]: ...
+    def __getitem__(self, at: int | slice) -> _Row | tuple[_Row, ...]:
+        return self._made()[at]
+
+    def __eq__(self, other: object) -> bool:
+        return self._made() == (other._made() if isinstance(other, LazyRows) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._made())
+
+    def __repr__(self) -> str:
+        return repr(self._made())
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One node's map at `at`. Everything in it is sorted, so that equal nodes give equal pages."""
@@ -284,7 +324,8 @@ class Snapshot:
     nameless_gpus: tuple[NamelessGpu, ...] = ()
     leaves: tuple[Leaf, ...] = ()
     containers: tuple[ContainerOnDevice, ...] = ()
-    processes: tuple[ProcessUse, ...] = ()
+    processes: Sequence[ProcessUse] = ()
+    """`LazyRows`: many nodes have no reader of them."""
     unmatched: tuple[UnmatchedSlots, ...] = ()
     pods: tuple[PodInfo, ...] = ()
     device_health: tuple[ReportedDeviceHealth, ...] | None = None
@@ -297,3 +338,19 @@ class Snapshot:
     """Only a new container solves it: the service exits to get one."""
     lost_driver: str = ""
     """Why NVML will not answer this container again: the service exits to get a new one."""
+    views: dict[Callable[..., object], object] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What readers computed from it with `once_per_snapshot`. They are freed with it."""
+
+
+def once_per_snapshot(read: Callable[[Snapshot], _View]) -> Callable[[Snapshot], _View]:
+    """Compute a view of a snapshot once, for all families that need it. They must not change it.
+
+    Two threads that need it at the same time may both compute it: the results are equal.
+    """
+
+    def view(snapshot: Snapshot) -> _View:
+        if read not in snapshot.views:
+            snapshot.views[read] = read(snapshot)
+        return cast(_View, snapshot.views[read])
+
+    return view

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from gpumap.agent.dialects.common import gpus_by_uuid, leaves_by_uuid, owns
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ContainerOnDevice, Leaf, Snapshot
+from gpumap.model.snapshot import ContainerOnDevice, Leaf, Snapshot, once_per_snapshot
 
 
 class Mode(enum.IntEnum):
@@ -27,7 +27,8 @@ def combine(modes: Collection[Mode | None]) -> Mode | None:
     return max((mode for mode in modes if mode is not None), default=Mode.NONE) if None not in modes else None
 
 
-def modes_by_device(snapshot: Snapshot) -> dict[tuple[ContainerName, Uuid], Mode | None]:
+@once_per_snapshot
+def modes_by_device(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], Mode | None]:
     """Return how each container holds each of its devices."""
     leaves = leaves_by_uuid(snapshot)
     holders: dict[Uuid, set[ContainerName]] = defaultdict(set)
@@ -44,7 +45,8 @@ def modes_by_device(snapshot: Snapshot) -> dict[tuple[ContainerName, Uuid], Mode
     }
 
 
-def modes_by_holder(snapshot: Snapshot) -> dict[tuple[ContainerName, Uuid], Mode | None]:
+@once_per_snapshot
+def modes_by_holder(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], Mode | None]:
     """Return how each container holds its part of each card."""
     gpus = gpus_by_uuid(snapshot)
     found: dict[tuple[ContainerName, Uuid], list[Mode | None]] = {}

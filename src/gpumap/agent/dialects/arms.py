@@ -26,7 +26,16 @@ from gpumap.model.families import Family, Series
 from gpumap.model.observations import ContainerName
 from gpumap.model.plugins import Limit, limit_of
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ContainerOnDevice, Gpu, Leaf, Owner, ProcessUse, Snapshot, UnmatchedSlots
+from gpumap.model.snapshot import (
+    ContainerOnDevice,
+    Gpu,
+    Leaf,
+    Owner,
+    ProcessUse,
+    Snapshot,
+    UnmatchedSlots,
+    once_per_snapshot,
+)
 
 _CARD_LABELS = ("UUID", "device", "gpu", "modelName")
 _DEVICE_LABELS = ("DriverVersion", "NodeName", *_CARD_LABELS)
@@ -56,20 +65,29 @@ def _processes(
     """Return a family with a value for each process on a card."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        if not sees_processes(snapshot):
-            return  # the PIDs may be of another PID namespace
-        gpus, modes = gpus_by_uuid(snapshot), modes_by_device(snapshot)
-        on_card: dict[tuple[Uuid, int], list[ProcessUse]] = {}
-        for process in sorted(snapshot.processes, key=lambda one: (one.uuid, one.pid)):
-            gpu = gpus.get(process.uuid)
-            on_card.setdefault((gpu.uuid if gpu is not None else process.uuid, process.pid), []).append(process)
-        for (uuid, pid), rows in sorted(on_card.items()):
+        for labels, rows in _processes_on_cards(snapshot):
             if (values := all_known(map(value, rows))) is not None:
-                owner = _owner(_mode_of(rows, uuid, modes), rows[0].name, snapshot.node.name)
-                types = "+".join(sorted({row.types for row in rows}))
-                yield Series((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), shown(sum(values)))
+                yield Series(labels, shown(sum(values)))
 
     return Family(name, "gauge", help, _PROCESS_LABELS, read)
+
+
+@once_per_snapshot
+def _processes_on_cards(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[ProcessUse]]]:
+    """Return the labels of each process on each card, and its rows there."""
+    if not sees_processes(snapshot):
+        return []  # the PIDs may be of another PID namespace
+    gpus, modes = gpus_by_uuid(snapshot), modes_by_device(snapshot)
+    on_card: dict[tuple[Uuid, int], list[ProcessUse]] = {}
+    for process in sorted(snapshot.processes, key=lambda one: (one.uuid, one.pid)):
+        gpu = gpus.get(process.uuid)
+        on_card.setdefault((gpu.uuid if gpu is not None else process.uuid, process.pid), []).append(process)
+    found = []
+    for (uuid, pid), rows in sorted(on_card.items()):
+        owner = _owner(_mode_of(rows, uuid, modes), rows[0].name, snapshot.node.name)
+        types = "+".join(sorted({row.types for row in rows}))
+        found.append(((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), rows))
+    return found
 
 
 def _mode_of(rows: Iterable[ProcessUse], card: Uuid, modes: _Modes) -> Mode | None:
@@ -88,7 +106,7 @@ def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leave
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         gpus, leaves, modes = gpus_by_uuid(snapshot), leaves_by_uuid(snapshot), modes_by_holder(snapshot)
-        for (container, uuid), rows in sorted(_held_rows(snapshot, gpus).items()):
+        for (container, uuid), rows in sorted(_held_rows(snapshot).items()):
             if (number := value(rows, leaves)) is not None:
                 owner = _owner(modes[container, uuid], container, snapshot.node.name)
                 yield Series((*owner, *_card(uuid, gpus.get(uuid))), number)
@@ -96,10 +114,10 @@ def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leave
     return Family(name, "gauge", help, _CONTAINER_LABELS, read)
 
 
-def _held_rows(
-    snapshot: Snapshot, gpus: Mapping[Uuid, Gpu]
-) -> dict[tuple[ContainerName, Uuid], list[ContainerOnDevice]]:
+@once_per_snapshot
+def _held_rows(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], list[ContainerOnDevice]]:
     """Return the rows of what containers hold, by container and card."""
+    gpus = gpus_by_uuid(snapshot)
     found: dict[tuple[ContainerName, Uuid], list[ContainerOnDevice]] = {}
     for row in snapshot.containers:
         if row.holds:
@@ -141,13 +159,12 @@ def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float |
 
 def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | None:
     """Absent while an unknown container may hold the card, and if assigned slots have no size (time-slicing)."""
-    leaves = [leaf for leaf in snapshot.leaves if leaf.gpu == gpu]
+    leaves = [leaf for leaf in snapshot.leaves if leaf.gpu is not None and leaf.gpu.uuid == gpu.uuid]
     if any(leaf.holders is None for leaf in leaves or snapshot.leaves):
         return None
     if any(_may_be_on(gpu, slots, snapshot.leaves) for slots in snapshot.unmatched):
         return None
-    gpus = gpus_by_uuid(snapshot)
-    held = [row for row in snapshot.containers if row.holds and gpus.get(row.uuid) == gpu]
+    held = [row for (_, card), rows in _held_rows(snapshot).items() if card == gpu.uuid for row in rows]
     granted = granted_bytes(held, leaves_by_uuid(snapshot))
     return granted / total_bytes if granted is not None and total_bytes else None
 

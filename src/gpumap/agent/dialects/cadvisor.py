@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from gpumap.agent.dialects.common import gpus_by_uuid, percent
 from gpumap.model.families import Family, Series
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Snapshot
+from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Snapshot, once_per_snapshot
 
 _LABELS = ("acc_id", "container", "make", "model", "namespace", "pod")
 """As client_golang sorts them on the original's page. Its `id`, `image` and `name` are the container runtime's."""
@@ -53,6 +53,7 @@ def _used(value: Callable[[ContainerUse], float | None]) -> Callable[[Snapshot],
     return read
 
 
+@once_per_snapshot
 def _sorted(snapshot: Snapshot) -> list[ContainerOnDevice]:
     return sorted(snapshot.containers, key=lambda row: (row.uuid, row.name.container, row.name))
 

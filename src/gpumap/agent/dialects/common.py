@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from gpumap.model.readings import GpuReading, Uuid
-from gpumap.model.snapshot import ContainerOnDevice, Gpu, Leaf, Snapshot
+from gpumap.model.snapshot import ContainerOnDevice, Gpu, Leaf, Snapshot, once_per_snapshot
 
 _Value = TypeVar("_Value")
 
@@ -24,13 +24,15 @@ def percent(ratio: float) -> float:
     return round(ratio * 100, 9)
 
 
-def gpus_by_uuid(snapshot: Snapshot) -> dict[Uuid, Gpu]:
+@once_per_snapshot
+def gpus_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Gpu]:
     """Return the GPU of every device that NVML lists: of a MIG device its parent, of a GPU itself."""
     found = {leaf.uuid: leaf.gpu for leaf in snapshot.leaves if leaf.gpu is not None}
     return {**found, **{gpu.uuid: gpu for gpu in snapshot.gpus}}
 
 
-def leaves_by_uuid(snapshot: Snapshot) -> dict[Uuid, Leaf]:
+@once_per_snapshot
+def leaves_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Leaf]:
     return {leaf.uuid: leaf for leaf in snapshot.leaves}
 
 
@@ -45,9 +47,12 @@ def driver_version(snapshot: Snapshot) -> str:
 
 def all_known(values: Iterable[_Value | None]) -> list[_Value] | None:
     """Return the values, or `None` if one of them is unknown: then their sum is unknown too."""
-    values = list(values)
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else None
+    known: list[_Value] = []
+    for value in values:
+        if value is None:
+            return None
+        known.append(value)
+    return known
 
 
 def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Leaf]) -> int | None:

@@ -9,19 +9,29 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from gpumap.agent.dialects.allocate_mode import Mode, modes_by_device
 from gpumap.agent.dialects.common import all_known, owns, sees_processes
 from gpumap.model.observations import ContainerName, Source
 from gpumap.model.readings import Activity, DeviceMemory, Uuid
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Owner, ProcessUse, Snapshot
+from gpumap.model.snapshot import (
+    ContainerOnDevice,
+    ContainerUse,
+    Gpu,
+    Leaf,
+    Owner,
+    ProcessUse,
+    Snapshot,
+    once_per_snapshot,
+)
 
 _COMPUTE_INSTANCE = re.compile(r"[0-9]+c\.")
 """The prefix of the GPU instance's profile in that of a compute instance: `1c.3g.40gb`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entity:
     """A GPU (`leaves` are all that are on it), or a GPU instance (`leaves` are its compute instances)."""
 
@@ -36,24 +46,24 @@ class Entity:
     sole: ContainerName | None
     """The container that owns all of it, if no process on it may belong to another one."""
 
-    @property
+    @cached_property
     def owners(self) -> tuple[ContainerName, ...]:
         """The containers that own it. Only the owners of the whole GPU own a partitioned GPU's card."""
         if self.gpu.partitioned and self.gpu_instance_id is None:
             return self.whole
         return tuple(sorted({*self.whole, *(row.name for row in self.rows if owns(row))}))
 
-    @property
+    @cached_property
     def containers(self) -> tuple[ContainerName, ...]:
         """All containers that own or use it."""
         return tuple(sorted({*self.whole, *(row.name for row in self.rows)}))
 
-    @property
+    @cached_property
     def memory(self) -> DeviceMemory | None:
         """Each compute instance reports the whole memory."""
         return next((leaf.memory for leaf in self.leaves if leaf.memory is not None), None)
 
-    @property
+    @cached_property
     def activity(self) -> Activity | None:
         return next((leaf.activity for leaf in self.leaves if leaf.activity is not None), None)
 
@@ -66,24 +76,27 @@ class Entity:
         return sum(values) if values else None
 
 
-def cards(snapshot: Snapshot) -> Iterator[Entity]:
+@once_per_snapshot
+def cards(snapshot: Snapshot) -> tuple[Entity, ...]:
     """Return every GPU, by index."""
-    return _cards(snapshot, _view(snapshot))
-
-
-def _cards(snapshot: Snapshot, view: DcgmView) -> Iterator[Entity]:
     on_gpu: dict[Uuid, list[Leaf]] = defaultdict(list)
     for leaf in snapshot.leaves:
         if leaf.gpu is not None:
             on_gpu[leaf.gpu.uuid].append(leaf)
-    for gpu in sorted(snapshot.gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
-        yield _entity(gpu, on_gpu.get(gpu.uuid, []), view, None, "")
-
-
-def entities(snapshot: Snapshot) -> Iterator[Entity]:
-    """Return what the kubelet can assign: every GPU that is not partitioned, and every GPU instance, by number."""
+    by_index = sorted(snapshot.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
     view = _view(snapshot)
-    for card in _cards(snapshot, view):
+    return tuple(_entity(gpu, on_gpu.get(gpu.uuid, []), view, None, "") for gpu in by_index)
+
+
+@once_per_snapshot
+def entities(snapshot: Snapshot) -> tuple[Entity, ...]:
+    """Return what the kubelet can assign: every GPU that is not partitioned, and every GPU instance, by number."""
+    return tuple(_entities(snapshot))
+
+
+def _entities(snapshot: Snapshot) -> Iterator[Entity]:
+    view = _view(snapshot)
+    for card in cards(snapshot):
         if not card.gpu.partitioned:
             yield card
             continue
@@ -122,6 +135,7 @@ class DcgmView(NamedTuple):
         return all(row.name == owner for row in self.rows.get(leaf.uuid, ()))
 
 
+@once_per_snapshot
 def _view(snapshot: Snapshot) -> DcgmView:
     rows: dict[Uuid, list[ContainerOnDevice]] = defaultdict(list)
     for row in snapshot.containers:

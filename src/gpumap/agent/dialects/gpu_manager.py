@@ -22,7 +22,7 @@ from gpumap.agent.dialects.common import (
 from gpumap.model.families import Family, Series
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Snapshot
+from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Snapshot, once_per_snapshot
 
 _Rows = list[ContainerOnDevice]
 _TOTAL = "total"
@@ -35,6 +35,7 @@ class _Part(NamedTuple):
     value: float | None
 
 
+@once_per_snapshot
 def _by_container(snapshot: Snapshot) -> list[tuple[ContainerName, _Rows]]:
     rows: dict[ContainerName, _Rows] = {}
     for row in snapshot.containers:

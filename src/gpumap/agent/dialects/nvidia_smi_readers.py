@@ -5,13 +5,13 @@ The label `uuid` is always the GPU's, in lower case and without NVML's prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from gpumap.agent.dialects.common import Reading, all_known, driver_version, gpus_by_uuid, sees_processes
 from gpumap.model.families import Family, Kind, Series
 from gpumap.model.observations import Source
 from gpumap.model.readings import RECOVERY_ACTIONS, GpuReading, Uuid
-from gpumap.model.snapshot import Gpu, Leaf, Snapshot, SourceHealth
+from gpumap.model.snapshot import Gpu, Leaf, Snapshot, SourceHealth, once_per_snapshot
 
 _EXIT_CODES = {
     "no_permission": 4,
@@ -122,11 +122,11 @@ def on_gpu_instances(name: str, help: str, value: Callable[[Leaf], float | None]
     return Family(f"nvidia_smi_{name}", "gauge", help, ("gpu_instance_id", "uuid"), read)
 
 
-def _mig_devices(snapshot: Snapshot) -> Iterator[tuple[Leaf, Gpu]]:
+@once_per_snapshot
+def _mig_devices(snapshot: Snapshot) -> list[tuple[Leaf, Gpu]]:
     """Return the MIG devices of GPUs that answer."""
-    for leaf in snapshot.leaves:
-        if leaf.instance is not None and leaf.gpu is not None and leaf.gpu.reading is not None:
-            yield leaf, leaf.gpu
+    found = ((leaf, leaf.gpu) for leaf in snapshot.leaves if leaf.instance is not None)
+    return [(leaf, gpu) for leaf, gpu in found if gpu is not None and gpu.reading is not None]
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -143,7 +143,8 @@ def process_memory(snapshot: Snapshot) -> Iterator[Series]:
             yield Series(labels, sum(known))
 
 
-def _compute_apps(snapshot: Snapshot) -> dict[tuple[str, str, str], list[int | None]]:
+@once_per_snapshot
+def _compute_apps(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[int | None]]:
     """By pid, process_name and uuid: the memory of each process with a compute context, on each device of the GPU."""
     found: dict[tuple[str, str, str], list[int | None]] = {}
     if not sees_processes(snapshot):

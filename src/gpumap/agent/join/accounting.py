@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct, structs
+
 from gpumap.agent.join.inventory import Inventory
 from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import GpuReading, Uuid
@@ -28,7 +30,7 @@ GPUS_AWAY_MAX = 64
 """How many GPUs gpumap remembers that are no longer on the node. They may come back."""
 
 
-class Charge(NamedTuple):
+class Charge(Struct, frozen=True):
     """A container's counters on a leaf (or on a partitioned GPU that it holds whole), and its last known state.
 
     A counter is `None` until its value was known once. Then it exists and never decreases.
@@ -49,7 +51,7 @@ class Charge(NamedTuple):
     """Charged time that no samples have covered yet."""
 
 
-class GpuCounters(NamedTuple):
+class GpuCounters(Struct, frozen=True):
     """Energy and time of a GPU that no container was charged for."""
 
     gap_seconds: float = 0.0
@@ -145,7 +147,7 @@ class ChargedPeriod(NamedTuple):
 def account(before: Ledger, measured: Measurements, stale_after_seconds: float) -> Ledger:
     """Charge the time and energy since the last collection."""
     seconds = _chargeable_seconds(before.at, measured.at, stale_after_seconds)
-    passed = max(elapsed(measured.at) - elapsed(before.at), 0.0) if before.at else 0.0
+    passed = max(elapsed(measured.at) - elapsed(before.at or measured.at), 0.0)
     readings = {gpu.uuid: gpu.reading for gpu in measured.inventory.gpus}
     gpus: dict[Uuid, GpuCounters] = {}
     periods: dict[Uuid, ChargedPeriod] = {}
@@ -153,16 +155,16 @@ def account(before: Ledger, measured: Measurements, stale_after_seconds: float) 
     for uuid in _present_gpus(before, measured.inventory):
         counters, reading = before.gpus.get(uuid), readings.get(uuid)
         if counters is None:
-            counters = before.away.get(uuid, GpuCounters())._replace(read=False, energy_read=False)
+            counters = structs.replace(before.away.get(uuid, GpuCounters()), read=False, energy_read=False)
         elif seconds is not None and counters.read and reading is not None:
             periods[uuid] = ChargedPeriod(seconds, reading.sampled_seconds)
         else:
-            counters = counters._replace(gap_seconds=counters.gap_seconds + passed)
+            counters = structs.replace(counters, gap_seconds=counters.gap_seconds + passed)
         gpus[uuid], energies[uuid] = _read_energy(counters, reading, periods.get(uuid))
     shares = _energy_shares(before.charges, measured, energies)
     for (_, uuid), millijoules in shares.items():
         left = (gpus[uuid].unattributed_millijoules or 0) - millijoules
-        gpus[uuid] = gpus[uuid]._replace(unattributed_millijoules=left)
+        gpus[uuid] = structs.replace(gpus[uuid], unattributed_millijoules=left)
     gone = {uuid: counters for uuid, counters in {**before.away, **before.gpus}.items() if uuid not in gpus}
     return Ledger(
         at=measured.at,
@@ -193,7 +195,7 @@ def _read_energy(
 ) -> tuple[GpuCounters, _Energy]:
     """Add the GPU's energy since its last reading to the unattributed energy. `account` subtracts the shares."""
     if reading is None or reading.energy_joules is None:
-        return counters._replace(read=reading is not None, energy_read=False), _Energy(0, None)
+        return structs.replace(counters, read=reading is not None, energy_read=False), _Energy(0, None)
     counter = round(reading.energy_joules * 1000)  # NVML counts millijoules: integers keep sums exact
     used, continued = 0, False
     if counters.counter_millijoules is not None:
@@ -201,7 +203,8 @@ def _read_energy(
         # so is whether the driver was reloaded: no container is charged for it.
         continued = counter >= counters.counter_millijoules
         used = counter - counters.counter_millijoules if continued else counter
-    after = counters._replace(
+    after = structs.replace(
+        counters,
         unattributed_millijoules=(counters.unattributed_millijoules or 0) + used,
         counter_millijoules=counter,
         read=True,
@@ -306,7 +309,9 @@ def _charge_all(
             measured.inventory.up or (charge.allocated_gpu_seconds is not None and charge.gpu in known)
         )
         if measured.at.monotonic - charge.seen_at < (KEPT_SECONDS if gone else UNSEEN_SECONDS):
-            after[key] = charge._replace(present=False, allocated_gpus=None, memory_bytes=None, unsettled_seconds=0.0)
+            after[key] = structs.replace(
+                charge, present=False, allocated_gpus=None, memory_bytes=None, unsettled_seconds=0.0
+            )
     return after
 
 
@@ -318,11 +323,11 @@ def _gpu_of(uuid: Uuid, inventory: Inventory) -> Uuid | None:
 def _charge(charge: Charge, period: ChargedPeriod | None, sm_ratio: float | None, millijoules: int) -> Charge:
     """Charge a period: share and memory as they were at its start, SM time and energy as measured during it."""
     if not charge.present or period is None:
-        return charge._replace(unsettled_seconds=0.0) if charge.unsettled_seconds else charge
+        return structs.replace(charge, unsettled_seconds=0.0) if charge.unsettled_seconds else charge
     seconds = period.seconds
     settled, unsettled = _settle(charge.unsettled_seconds + seconds, period.sampled_seconds)
     energy = charge.energy_millijoules
-    return Charge(  # three times as fast as _replace
+    return Charge(
         charge.gpu,
         _add(charge.allocated_gpu_seconds, charge.allocated_gpus, seconds),
         _add(charge.sm_seconds, min(sm_ratio, 1.0) if sm_ratio is not None else None, settled),

@@ -87,6 +87,8 @@ class Allocation:
     (kubelets before 1.34), or the kubelet leaves devices out (1.20 to 1.22)."""
     held_by_rows: frozenset[Uuid]
     """Leaves that only the checkpoint gives to a container of a live pod."""
+    lacks_devices: bool
+    """The kubelet may list a container without its devices, and no checkpoint has them."""
     lists_claims: bool
     """The kubelet listed a claim's device, now or earlier: then it lists every claim."""
     may_be_claimed: frozenset[Uuid]
@@ -156,6 +158,7 @@ def allocate(
         held_by_rows=_leaves(
             (*init_containers.values(), *(() if offer.may_have_claims else left_out.values())), inventory
         ),
+        lacks_devices=offer.may_leave_out_devices and pod_table.checkpoint is None,
         lists_claims=lists_claims,
         may_be_claimed=frozenset()
         if lists_claims or pod_table.claims == () or not offer.may_have_claims

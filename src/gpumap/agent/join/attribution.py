@@ -123,6 +123,25 @@ class LastProcess(NamedTuple):
     """Only of a process outside pods."""
 
 
+class ContainerProcesses(NamedTuple):
+    """The measured processes of one container on a leaf. `memory_bytes` is `None` if that of one is unknown."""
+
+    items: tuple[Attributed, ...]
+    memory_bytes: int | None
+    unassigned: bool
+    scheduled: bool
+
+
+def memory_of_all(items: Iterable[Attributed]) -> int | None:
+    """Return the memory of processes; `None` if NVML does not report it for one of them."""
+    total = 0
+    for item in items:
+        if item.process.used_memory_bytes is None:
+            return None
+        total += item.process.used_memory_bytes
+    return total
+
+
 User = tuple[ContainerName, PodUid | None]
 """A container, and the UID of its pod."""
 
@@ -140,8 +159,7 @@ class LeafProcesses:
     pending_owners: frozenset[PendingOwner]
     names: Mapping[PodUid, PodName]
     missing: frozenset[tuple[Uuid, int]]
-    by_container: Mapping[ContainerName, tuple[Attributed, ...]]
-    """Measured processes only."""
+    by_container: Mapping[ContainerName, ContainerProcesses]
     by_owner: Mapping[Owner, tuple[Attributed, ...]]
     last: Mapping[int, LastProcess]
     """What the next collection needs of each process, by PID."""
@@ -211,13 +229,18 @@ def attribute(
     )
 
 
+def _of_container(items: Iterable[Attributed]) -> ContainerProcesses:
+    owners = {item.owner for item in items}
+    return ContainerProcesses(tuple(items), memory_of_all(items), Owner.UNASSIGNED in owners, Owner.SCHEDULED in owners)
+
+
 def _user(item: Attributed) -> User | None:
     name = item.name
-    return (name, item.pod_uid) if item.is_measured and name is not None and name.container else None
+    return (name, item.pod_uid) if name is not None and name.container and item.is_measured else None
 
 
 def _measured_uids(leaves: Iterable[LeafProcesses]) -> dict[PodName, PodUid]:
-    measured = (item for leaf in leaves for items in leaf.by_container.values() for item in items)
+    measured = (item for leaf in leaves for of_one in leaf.by_container.values() for item in of_one.items)
     return {item.name.pod_name: item.pod_uid for item in measured if item.name and item.pod_uid}
 
 
@@ -251,7 +274,10 @@ class OwnerClassifier:
         """Find the owners of the processes on one leaf."""
         self._pending, self._names, self._missing = set(), {}, set()
         self._has_mps_clients = any("M" in process.types for process in listed)
-        attributed = tuple(self._attributed(process, leaf) for process in sorted(listed, key=lambda one: one.pid))
+        decide = functools.cache(functools.partial(self._decide_pod, leaf=leaf))  # a container has many processes
+        attributed = tuple(
+            self._attributed(process, leaf, decide) for process in sorted(listed, key=lambda one: one.pid)
+        )
         by_container: dict[ContainerName, list[Attributed]] = {}
         by_owner: dict[Owner, list[Attributed]] = {}
         for item in attributed:
@@ -264,7 +290,7 @@ class OwnerClassifier:
             frozenset(self._pending),
             self._names,
             frozenset(self._missing),
-            {name: tuple(items) for name, items in by_container.items()},
+            {name: _of_container(items) for name, items in by_container.items()},
             {owner: tuple(items) for owner, items in by_owner.items()},
             last={
                 item.process.pid: LastProcess(
@@ -279,13 +305,13 @@ class OwnerClassifier:
             users=frozenset(_user(item) for item in attributed if item.owner is not Owner.MPS_SERVER),
         )
 
-    def _attributed(self, process: GpuProcess, leaf: Uuid) -> Attributed:
+    def _attributed(self, process: GpuProcess, leaf: Uuid, decide: Callable[[PodCgroup], OwnerDecision]) -> Attributed:
         entry = self._entries.get(process.pid)
         if entry is None:
             return self._not_in_proc(process, leaf)
         pod = self._pod(entry.cgroup)
         if pod is not None:
-            decision = self._decide_pod(pod, leaf)
+            decision = decide(pod)
         elif entry.cgroup.kind is CgroupKind.HOST:
             decision = OwnerDecision(Owner.HOST)
         else:
@@ -366,6 +392,9 @@ class OwnerClassifier:
             owner = Owner.SCHEDULED
         elif name.pod_name in evidence.allocation.uncorrected or self._may_be_init_container(name):
             owner = Owner.UNKNOWN
+        elif name.pod_name in evidence.pod_table.kept:  # the List of this collection does not have it
+            self._keep_pending(pod, leaf, Owner.UNASSIGNED)
+            owner = Owner.UNKNOWN
         else:
             owner = self._report_if_confirmed(pod, leaf, Owner.UNASSIGNED)
         return OwnerDecision(owner, name, is_measured=True)
@@ -441,7 +470,7 @@ class OwnerClassifier:
         This includes a claim that the kubelet does not list, and a row for the leaf whose device it does not list.
         """
         allocation = self._evidence.allocation
-        if leaf in allocation.may_be_claimed:
+        if leaf in allocation.may_be_claimed or allocation.lacks_devices:
             return True
         rows = [*allocation.init_containers.items(), *allocation.left_out.items()]
         own = [one for key, one in rows if key[0] == uid and key[1] == (name.container or key[1])]

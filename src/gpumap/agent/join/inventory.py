@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from msgspec import structs
+
 from gpumap.model.device_ids import ByIndex, ByMinor, ByPlacement, ByUuid, DeviceRef, mig_place
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuProcess, GpuReading, MigInstance, Uuid
@@ -181,10 +183,9 @@ def _identified(
     GPUs without a fault come first, because they report their own uuid. The uuid of the others may be a remembered one,
     and another GPU may have had that index then.
     """
-    answered = {reading.uuid for reading in answer.gpus if reading.fault is None}
     # If the number of GPUs changed, an index may mean another GPU.
     is_same_order = len(answer.gpus) == count
-    by_index = {known.index: known for known in remembered if is_same_order and known.uuid not in answered}
+    by_index = {known.index: known for known in remembered if is_same_order}
     by_uuid = {known.uuid: known for known in remembered}
     for reading in sorted(answer.gpus, key=lambda reading: reading.fault is not None):
         if reading.fault is None and reading.uuid is not None:
@@ -192,7 +193,7 @@ def _identified(
             known = _as_partitioned(reading) if before and before.partitioned and reading.mig_unknown else reading
             yield _known_gpu(known, reading.uuid, wall, before), known
         else:
-            faulty = reading if reading.fault else reading._replace(fault=_NO_NAME)
+            faulty = reading if reading.fault else structs.replace(reading, fault=_NO_NAME)
             yield _remembered_gpu(faulty, by_uuid, by_index), faulty
 
 
@@ -211,7 +212,7 @@ def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]
 
 def _as_partitioned(reading: GpuReading) -> GpuReading:
     """A GPU that was partitioned and does not report its mode now: values of the whole GPU are not valid for it."""
-    return reading if reading.partitioned else reading._replace(partitioned=True, processes=None, samples=None)
+    return reading if reading.partitioned else structs.replace(reading, partitioned=True, processes=None, samples=None)
 
 
 def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, before: KnownGpu | None = None) -> KnownGpu:

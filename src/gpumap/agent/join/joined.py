@@ -98,6 +98,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
             pod_table.checkpoint.registered if pod_table.checkpoint else (),
             may_have_claims=listing.answer is None or listing.answer.value.may_have_claims,
             listed_claims=memory.listed_claims,
+            may_leave_out_devices=listing.answer is not None and listing.answer.value.may_leave_out_devices,
         ),
         inventory,
         rules.is_gpu_resource,

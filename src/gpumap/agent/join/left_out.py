@@ -17,12 +17,12 @@ def add_left_out(pods: tuple[ListedPod, ...], pod_table: PodTable, procs: ProcTa
     A container that is listed with a device of a resource has all of that resource in the List. `procs` are the
     processes on GPUs.
     """
-    running = {pod.pod_uid for entry in procs.entries for pod in entry.cgroup.pods} if procs.pid_visibility else set()
+    running = {pod.pod_uid for entry in procs.entries for pod in entry.cgroup.pods}
     rows: dict[tuple[PodUid, str], list[CheckpointEntry]] = {}
     for row in pod_table.checkpoint.entries if pod_table.checkpoint else ():
         if row.pod_uid in running:
             rows.setdefault((row.pod_uid, row.container), []).append(row)
-    return tuple(_completed(pod, pod_table, rows) for pod in pods) if rows else pods
+    return tuple(_completed(pod, pod_table, rows) for pod in pods)
 
 
 def _completed(pod: ListedPod, pod_table: PodTable, rows: dict[tuple[PodUid, str], list[CheckpointEntry]]) -> ListedPod:

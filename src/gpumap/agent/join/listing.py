@@ -87,12 +87,12 @@ def choose_listing(
 
 def _remembered_listing(memory: Memory, failed: Failed | None, now: float, stale_after_seconds: float) -> Listing:
     before = memory.kubelet
-    current = before is not None and now - before.at.monotonic < stale_after_seconds
+    young = before if before and now - before.at.monotonic < stale_after_seconds else None
     return Listing(
         pods=memory.pods,
-        allocatable=before.value.allocatable if before and current else None,
+        allocatable=young.value.allocatable if young else None,
         read_now=False,
-        current=current,
+        current=young is not None,
         answer=before,
         back_at=memory.kubelet_back_at,
         awaited=memory.awaited,
@@ -111,7 +111,7 @@ def _second_answer(
     if pods is None:
         return memory.second
     listed = {pod.pod_name for pod in pods}
-    before = memory.second.value if kept and memory.second else ()
+    before = memory.second.value if memory.second else ()
     kept_pods = [pod for pod in before if pod.pod_name in kept and pod.pod_name not in listed]
     return Observed(tuple(sorted((*pods, *kept_pods))) if kept_pods else pods, answer.at, 0.0)
 

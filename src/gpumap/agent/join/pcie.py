@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec import structs
+
 from gpumap.agent.join.accounting import GPUS_AWAY_MAX
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import PCIE_TOTALS, GpuReading, Uuid
@@ -38,7 +40,7 @@ def count_pcie(
         count = _count(before, reading)
         if count is not None and reading.uuid is not None:
             now[reading.uuid] = count
-            reading = reading._replace(pcie_transmit_bytes=count.values[0], pcie_receive_bytes=count.values[1])
+            reading = structs.replace(reading, pcie_transmit_bytes=count.values[0], pcie_receive_bytes=count.values[1])
         readings.append(reading)
     if not now:
         return before, observations

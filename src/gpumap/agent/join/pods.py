@@ -207,9 +207,9 @@ def tabulate(
     """
     files = identity or _NOTHING_READ
     rows = CheckpointRows(files.checkpoint)
-    trees = _trees(files)
-    reported_names = {pod.pod_uid: pod.pod_name for pod in files.pods or ()}
     fixed_before = before.fixed_names if before else {}
+    trees = _trees(files, fixed_before)
+    reported_names = {pod.pod_uid: pod.pod_name for pod in files.pods or ()}
     superseded = _superseded(pods, trees if files.logs else None, before) if before else frozenset()
     index = UidIndex(
         rows if files.checkpoint else None, files.dra.claims, trees, reported_names, fixed_before, superseded
@@ -257,12 +257,21 @@ def tabulate(
     )
 
 
-def _trees(files: PodIdentity) -> dict[PodUid, LogTree]:
+def _trees(files: PodIdentity, fixed_names: Mapping[PodUid, PodName]) -> dict[PodUid, LogTree]:
     """Return the log trees, and a tree without containers for a pod that only a scheduler's file names.
 
-    Such a file may remain after its container, and a log tree is newer: it counts alone for its name.
+    Such a file may remain after its container, and a log tree is newer: it counts alone for its name. A UID has one
+    name. If it has trees of several names, one of them lies: only the tree of its fixed name counts.
     """
-    trees = {tree.pod_uid: tree for tree in (files.logs.trees if files.logs else ())}
+    found = files.logs.trees if files.logs else ()
+    names: dict[PodUid, set[PodName]] = {}
+    for tree in found:
+        names.setdefault(tree.pod_uid, set()).add(tree.pod_name)
+    trees = {
+        tree.pod_uid: tree
+        for tree in found
+        if len(names[tree.pod_uid]) == 1 or fixed_names.get(tree.pod_uid) == tree.pod_name
+    }
     with_tree = {tree.pod_name for tree in trees.values()}
     noted = (LogTree(one.pod_uid, one.name.namespace, one.name.pod, ()) for one in files.noted)
     return {**trees, **{tree.pod_uid: tree for tree in noted if tree.pod_name not in with_tree}}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.allocation import Allocation
@@ -11,7 +12,7 @@ from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
-from gpumap.agent.join.usage import OwnerInputs, UseMemory, certainly_idle, owner_uses, with_history
+from gpumap.agent.join.usage import LeafUse, OwnerInputs, UseMemory, certainly_idle, owner_uses, with_history
 from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity, PodName
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
@@ -54,6 +55,9 @@ def leaf_rows(joined: Joined, after: Memory) -> tuple[Leaf, ...]:
     # A slot of a GPU that has not reported its uuid is on no GPU that answers.
     may_be_on_answering = _doubtful([one for one in allocation.unmatched if one.reason != DEVICE_DOWN], allocation)
     known_by_uuid = {known.uuid: known for known in inventory.known}
+    ever_offered_by: dict[Uuid, set[str]] = {}
+    for uuid, resource in after.offered:
+        ever_offered_by.setdefault(uuid, set()).add(resource)
     for gpu in inventory.gpus:
         known = known_by_uuid[gpu.uuid]
         for leaf in known.leaves:
@@ -70,7 +74,7 @@ def leaf_rows(joined: Joined, after: Memory) -> tuple[Leaf, ...]:
                 memory=memory,
                 holders=_holders(joined, leaf.uuid, gpu),
                 may_have_more=may_be_on(leaf.uuid) or _may_be_held(allocation, leaf.uuid),
-                allocatable=_allocatable(leaf, inventory, allocation, after.offered),
+                allocatable=_allocatable(leaf, inventory, allocation, ever_offered_by.get(leaf.uuid, frozenset())),
                 owners=owner_uses(memory, processes, siblings, inputs) if gpu.reading else (),
                 host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
@@ -82,7 +86,7 @@ def leaf_rows(joined: Joined, after: Memory) -> tuple[Leaf, ...]:
         rows[uuid] = Leaf(
             uuid, None, holders=holders, may_have_more=may_have_more, allocatable=offered_now.get(uuid, ())
         )
-    return tuple(sorted(rows.values(), key=lambda leaf: (leaf.gpu.index if leaf.gpu else 1 << 30, leaf.uuid)))
+    return tuple(sorted(rows.values(), key=lambda leaf: (leaf.gpu.index if leaf.gpu else math.inf, leaf.uuid)))
 
 
 def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
@@ -94,20 +98,22 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
     if not joined.listing.current:
         return None
     holders = joined.allocation.holders
-    count = len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in holders.get(one, ())})
+    count = len({*holders.get(uuid, ()), *(holders.get(gpu.uuid, ()) if gpu else ())})
+    if count:
+        return count
     # Unmatched slots say already that it is not known of every device who holds it.
     is_doubtful = _may_be_held(joined.allocation, uuid) and not joined.allocation.unmatched
     lacks_pods = joined.pod_table.lacks_pods(restarted=joined.listing.back_at is not None)
-    return None if not count and (lacks_pods or is_doubtful) else count
+    return None if lacks_pods or is_doubtful else 0
 
 
 def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
-    """Whether a device without holders may be assigned: by an unlisted claim, by a row that only the checkpoint has, or
-    by a scheduler. Its agent may not answer, or the container of its share is unknown."""
+    """Whether a device without holders may be assigned: by an unlisted claim, by a List that leaves devices out (the
+    checkpoint may have them), or by a scheduler. Its agent may not answer, or the container of its share is unknown."""
     if allocation.holders.get(uuid):
         return False
     is_shared = allocation.may_be_shared or any(device == uuid for _, device in allocation.sharers)
-    return is_shared or uuid in allocation.may_be_claimed | allocation.held_by_rows
+    return is_shared or allocation.lacks_devices or uuid in allocation.may_be_claimed or uuid in allocation.held_by_rows
 
 
 def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:
@@ -147,22 +153,20 @@ def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple
 
 
 def _allocatable(
-    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: frozenset[tuple[Uuid, str]]
+    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: Set[str]
 ) -> tuple[tuple[str, int], ...]:
-    """Return slots by resource.
+    """Return slots by resource. `offered` are the resources that this leaf ever offered.
 
     A resource that is missing now counts 0 if this leaf offered it before, or if all other leaves of its kind offer
     it. Its plugin then reports the device as unhealthy.
     """
     slots = allocation.offer.slots
-    if slots is None:
+    if not slots:
         return ()
     rows = dict(slots.get(leaf.uuid, ()))
-    resources = {resource for uuid, resource in offered if uuid == leaf.uuid}
-    if not resources and not rows:
-        resources = set(_resources_of_all_others(leaf, inventory, allocation, slots))
-    still = {resource for found in slots.values() for resource, _ in found}
-    return tuple(sorted({**dict.fromkeys(resources & still, 0), **rows}.items()))
+    expected = offered if offered or rows else _resources_of_all_others(leaf, inventory, allocation, slots)
+    missing = [resource for resource in expected - rows.keys() if any(resource in dict(one) for one in slots.values())]
+    return tuple(sorted({**dict.fromkeys(missing, 0), **rows}.items()))
 
 
 def _resources_of_all_others(
@@ -194,23 +198,22 @@ def container_rows(
     at = joined.observations.finished
     sm_ratios: dict[Key, float] = {}
     uses: dict[Key, ContainerUse] = {}
-    kept = {key: before for key, before in joined.memory.uses.items() if before.kept_until > at.monotonic}
-    expired = joined.memory.uses.keys() - kept.keys()
+    expired = {key for key, before in joined.memory.uses.items() if before.kept_until <= at.monotonic}
+    kept = {key: before for key, before in joined.memory.uses.items() if key not in expired}
     for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
         known = joined.inventory.leaves[leaf]
-        reservations = joined.allocation.reservations
-        is_shared = sum(one.pod_name not in reservations for one in _holders_of(joined, leaf)) > 1
-        for name, measured in use.by_container(_idle(joined, leaf), joined.uids).items():
-            watched = leaf in joined.memory.recent_processes and (name, leaf) not in expired
-            uses[name, leaf], kept[name, leaf] = with_history(
-                measured, kept.get((name, leaf)), known.profile, at, joined.stale_after_seconds, watched=watched
+        for name, measured in use.by_container(_idle(joined, leaf, use), joined.uids):
+            key = name, leaf
+            watched = leaf in joined.memory.recent_processes and key not in expired
+            uses[key], kept[key] = with_history(
+                measured, kept.get(key), known.profile, at, joined.stale_after_seconds, watched=watched
             )
+            busy_ratio = measured.busy_ratio
             # Where several containers hold a MIG device, its activity is often unknown. A counter would hide that.
-            is_known = measured.times is not None or not is_shared
-            if measured.busy_ratio is not None and known.share is not None and is_known:
-                sm_ratios[name, leaf] = measured.busy_ratio * known.share
+            if busy_ratio is not None and known.share is not None and (measured.times or not _is_shared(joined, leaf)):
+                sm_ratios[key] = busy_ratio * known.share
     rows = []
-    for key in sorted({*uses, *joined.allocation.grants}):
+    for key in sorted({**joined.allocation.grants, **uses}):  # both are nearly sorted
         grant = joined.allocation.grants.get(key)
         rows.append(
             ContainerOnDevice(
@@ -235,20 +238,27 @@ def _holders_of(joined: Joined, leaf: Uuid) -> tuple[ContainerName, ...]:
     return (*holders.get(leaf, ()), *(holders.get(parent, ()) if parent != leaf else ()))
 
 
-def _idle(joined: Joined, leaf: Uuid) -> Iterator[ContainerName]:
+def _is_shared(joined: Joined, leaf: Uuid) -> bool:
+    reservations = joined.allocation.reservations
+    return sum(one.pod_name not in reservations for one in _holders_of(joined, leaf)) > 1
+
+
+def _idle(joined: Joined, leaf: Uuid, use: LeafUse) -> Iterable[ContainerName]:
     """Return the holders of a leaf, or of its partitioned GPU, that certainly have no process."""
-    holders = _holders_of(joined, leaf)
+    holders = [holder for holder in _holders_of(joined, leaf) if holder not in use.processes.by_container]
+    if not holders:
+        return ()
     pod_table = joined.pod_table
     # Older files lack a pod that was re-created since, and a log directory may be the predecessor's.
     is_read_now = isinstance(joined.observations.pod_identity, Observed)
     certain = pod_table.confirmed if is_read_now else frozenset[PodName]()
     # No List has the pods that the grace period keeps: they may have ended.
     listed = (holder for holder in holders if holder.pod_name not in pod_table.kept)
-    return certainly_idle(listed, joined.attribution.by_leaf[leaf].attributed, pod_table.uid_of, certain)
+    return certainly_idle(listed, use.processes.attributed, pod_table.uid_of, certain)
 
 
-def process_rows(joined: Joined) -> Iterator[ProcessUse]:
-    for leaf, use in sorted(joined.leaf_uses.items()):
+def process_rows(leaf_uses: Mapping[Uuid, LeafUse]) -> Iterator[ProcessUse]:
+    for leaf, use in sorted(leaf_uses.items()):
         for item in use.processes.attributed:
             process = item.process
             sample = use.times[process.pid] if item.start is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
 from gpumap.agent.join.attribution import age_pending
@@ -23,7 +24,7 @@ from gpumap.agent.join.source_health import record_health
 from gpumap.agent.join.xids import count_xids
 from gpumap.model.observations import Failed, Observations, Observed
 from gpumap.model.readings import GpuReading
-from gpumap.model.snapshot import ContainerOnDevice, HiddenDevice, Snapshot
+from gpumap.model.snapshot import ContainerOnDevice, HiddenDevice, LazyRows, Snapshot
 from gpumap.model.workloads import named
 
 
@@ -77,7 +78,7 @@ def _describe(joined: Joined, after: Memory, containers: tuple[ContainerOnDevice
         nameless_gpus=inventory.nameless,
         leaves=leaf_rows(joined, after),
         containers=containers,
-        processes=tuple(process_rows(joined)),
+        processes=LazyRows(partial(process_rows, joined.leaf_uses)),
         unmatched=joined.allocation.unmatched,
         pods=pod_rows(joined, containers),
         device_health=reported_health_rows(observations.pod_identity, rules.is_gpu_resource),

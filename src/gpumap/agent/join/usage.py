@@ -11,8 +11,17 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct, structs
+
 from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
-from gpumap.agent.join.attribution import Attributed, LastProcess, LeafProcesses, User
+from gpumap.agent.join.attribution import (
+    Attributed,
+    ContainerProcesses,
+    LastProcess,
+    LeafProcesses,
+    User,
+    memory_of_all,
+)
 from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
 from gpumap.model.readings import DeviceMemory, GpuReading, ProcessSample, Uuid
 from gpumap.model.snapshot import ContainerUse, HostUse, Owner, OwnerUse
@@ -23,7 +32,7 @@ SAMPLED_SECONDS = 90.0
 NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL; nvml.h, nvmlUtilization_t)."""
 
 
-class UseMemory(NamedTuple):
+class UseMemory(Struct, frozen=True):
     """History of a container on a leaf: its peak memory and its last activity."""
 
     pod_uid: PodUid | None
@@ -40,7 +49,7 @@ class UseMemory(NamedTuple):
     """`None` if the container was already there at the first reading of the leaf: its start is unknown."""
 
 
-class Measured(NamedTuple):
+class Measured(Struct, frozen=True):
     """Measurements of one container on one leaf in one collection. `times` is `None` if SM time is unknown."""
 
     memory_bytes: int | None
@@ -58,11 +67,7 @@ class Measured(NamedTuple):
         return self.times.sm_sum if self.times else self.sm_activity_ratio
 
 
-def _ratio(total: float) -> float:
-    return min(max(total, 0.0), 1.0)
-
-
-class _Times(NamedTuple):
+class _Times(Struct, frozen=True):
     """Ratios 0-1 of the interval. `sm_sum` may exceed 1, as a sum over several processes."""
 
     sm: float
@@ -72,6 +77,7 @@ class _Times(NamedTuple):
     sm_sum: float
 
 
+_NO_PROCESSES = ContainerProcesses((), 0, unassigned=False, scheduled=False)
 _NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -127,17 +133,15 @@ class LeafUse:
 
     def by_container(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
-    ) -> dict[ContainerName, Measured]:
+    ) -> Iterator[tuple[ContainerName, Measured]]:
         """Return the sums of each container; 0 for the `idle` holders."""
-        of_container: dict[ContainerName, tuple[Attributed, ...]] = dict.fromkeys(idle, ())
-        of_container.update(self.processes.by_container)
-        measured = {}
-        for name, items in of_container.items():
+        of_all = {**dict.fromkeys(idle, _NO_PROCESSES), **self.processes.by_container}
+        for name, (items, memory_bytes, unassigned, scheduled) in of_all.items():
             uid = items[0].pod_uid if items else uid_of.get(name.pod_name)
             ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
             activity = self.activity.of(name, uid) if self.activity else None
-            measured[name] = self._measured(uid, items, ended)._replace(sm_activity_ratio=activity)
-        return measured
+            times = self._times(items, ended)
+            yield name, Measured(memory_bytes, len(items), times, unassigned, scheduled, uid, activity)
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
@@ -149,26 +153,11 @@ class LeafUse:
             ended.setdefault(_named(work, names), []).extend(samples)
         uses = []
         for work, items in sorted(of_work.items()):
-            measured = self._measured(None, tuple(items), ended.get(work, ()))
-            sm_ratio = measured.times.sm if measured.times else None
-            uses.append(HostUse(work, measured.memory_bytes, measured.processes, sm_ratio))
+            times = self._times(items, ended.get(work, ()))
+            uses.append(HostUse(work, memory_of_all(items), len(items), times.sm if times else None))
         return tuple(uses)
 
-    def _measured(
-        self, uid: PodUid | None, items: tuple[Attributed, ...], ended: Iterable[ProcessSample | None]
-    ) -> Measured:
-        memories = [item.process.used_memory_bytes for item in items]
-        known = [memory for memory in memories if memory is not None]
-        return Measured(
-            memory_bytes=sum(known) if len(known) == len(memories) else None,
-            processes=len(items),
-            times=self._times(items, ended),
-            unassigned=any(item.owner is Owner.UNASSIGNED for item in items),
-            scheduled=any(item.owner is Owner.SCHEDULED for item in items),
-            pod_uid=uid,
-        )
-
-    def _times(self, items: tuple[Attributed, ...], ended: Iterable[ProcessSample | None]) -> _Times | None:
+    def _times(self, items: Iterable[Attributed], ended: Iterable[ProcessSample | None]) -> _Times | None:
         if not self.has_samples:
             return None
         sm = memory_controller = encoder = decoder = 0.0
@@ -181,7 +170,7 @@ class LeafUse:
             decoder += sample.decoder_ratio
         if not sm and self.has_stray_time:
             return None
-        return _Times(_ratio(sm), _ratio(memory_controller), _ratio(encoder), _ratio(decoder), max(sm, 0.0))
+        return _Times(min(sm, 1.0), min(memory_controller, 1.0), min(encoder, 1.0), min(decoder, 1.0), sm)
 
 
 def measure_leaf(
@@ -319,7 +308,7 @@ def _known_owners(inputs: OwnerInputs) -> Iterator[Owner]:
 
 
 def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
-    known = [item.process.used_memory_bytes for item in items if item.process.used_memory_bytes is not None]
+    known = [memory for item in items if (memory := item.process.used_memory_bytes) is not None]
     return sum(known) if known or not items else None
 
 
@@ -342,13 +331,14 @@ def with_history(
     if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
         before = UseMemory(uid, profile, None, at.wall, at, at.monotonic, at if watched else None)
     elif before.pod_uid and uid is None:
-        return _use(measured), before._replace(kept_until=at.monotonic + KEPT_SECONDS)
-    peaks = [value for value in (before.peak_bytes, measured.memory_bytes) if value is not None]
-    busy_ratio = measured.busy_ratio
+        return _use(measured), structs.replace(before, kept_until=at.monotonic + KEPT_SECONDS)
+    peak_bytes, memory_bytes, busy_ratio = before.peak_bytes, measured.memory_bytes, measured.busy_ratio
+    if peak_bytes is None or (memory_bytes is not None and memory_bytes > peak_bytes):
+        peak_bytes = memory_bytes
     after = UseMemory(
         pod_uid=uid or before.pod_uid,
         profile=profile or before.profile,
-        peak_bytes=max(peaks, default=None),
+        peak_bytes=peak_bytes,
         last_active=before.last_active
         if busy_ratio is None
         else _last_active(busy_ratio, before, at, stale_after_seconds),
@@ -357,7 +347,7 @@ def with_history(
         first_seen=before.first_seen,
     )
     seen_seconds = None if after.first_seen is None else max(elapsed(at) - elapsed(after.first_seen), 0.0)
-    return _use(measured, after.peak_bytes, after.last_active, seen_seconds), after
+    return _use(measured, peak_bytes, after.last_active, seen_seconds), after
 
 
 def _last_active(busy_ratio: float, before: UseMemory, at: Moment, stale_after_seconds: float) -> float:

@@ -13,7 +13,6 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
@@ -101,11 +100,6 @@ class PodIdentitySource:
 # --- the names of log directories and links ---------------------------------------------------------------------------
 
 
-class _Directory(NamedTuple):
-    changed_ns: int
-    settled: bool
-
-
 class PodLogsSource:
     """Reads the names below a log root (`/var/log`). It reads a directory again only after its time stamp changed.
 
@@ -115,10 +109,10 @@ class PodLogsSource:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._trees_of: dict[str, tuple[_Directory, LogTree]] = {}
+        self._trees_of: dict[str, tuple[int | None, LogTree]] = {}
         self._trees: tuple[LogTree, ...] = ()
         self._link_of: dict[str, ContainerLink] = {}
-        self._links: tuple[_Directory, tuple[ContainerLink, ...]] | None = None
+        self._links: tuple[int | None, tuple[ContainerLink, ...]] | None = None
         self._logs = PodLogs((), ())
 
     def read(self, now: float) -> SourceAnswer[PodLogs]:
@@ -145,28 +139,27 @@ class PodLogsSource:
         trees: list[LogTree] = []
         unreadable: list[str] = []
         for name in names:
-            parts = name.split("_")
-            if len(parts) != 3 or not all(parts) or not name.isprintable():
+            parts, before = name.split("_"), known.get(name)
+            if not before and (len(parts) != 3 or not all(parts) or not name.isprintable()):
                 continue
             path = f"{root}/{name}"
-            before = known.get(name)
             try:
-                seen = _directory(path, now)
-                tree = before[1] if before and before[0] == seen and seen.settled else _tree(path, parts)
-                if before and before[1] == tree:
-                    tree = before[1]
-                self._trees_of[name] = seen, tree
+                changed_ns = _settled_ns(path, now)
+                if before is None or changed_ns is None or before[0] != changed_ns:
+                    tree = _tree(path, parts)
+                    before = changed_ns, before[1] if before and before[1] == tree else tree
+                self._trees_of[name] = before
+                trees.append(before[1])
             except (FileNotFoundError, NotADirectoryError):
                 continue  # removed between two reads, or not a directory
             except OSError as error:
                 # Its name identifies its pod; only its content stays unknown.
                 unreadable.append(f"{path}: {error.strerror}")
-                tree = LogTree(PodUid(parts[2]), parts[0], parts[1], ())
-            trees.append(tree)
+                trees.append(LogTree(PodUid(parts[2]), parts[0], parts[1], ()))
         if unreadable:
             detail = and_more(unreadable[0], len(unreadable) - 1, "more directory", "more directories")
             complaints.append(Complaint("pod_logs_unreadable", detail))
-        if {id(tree) for tree in trees} != {id(tree) for tree in self._trees}:
+        if set(map(id, trees)) != set(map(id, self._trees)):
             found = tuple(sorted(trees))
             self._trees = self._trees if found == self._trees else found
         return self._trees
@@ -175,8 +168,8 @@ class PodLogsSource:
         folder = self._root / "containers"
         known = self._links
         try:
-            seen = _directory(str(folder), now)
-            if known is not None and known[0] == seen and seen.settled:
+            changed_ns = _settled_ns(str(folder), now)
+            if known is not None and changed_ns is not None and known[0] == changed_ns:
                 return known[1]
             names = _names(str(folder))
         except OSError as error:
@@ -186,7 +179,7 @@ class PodLogsSource:
         found = {name: self._link_of.get(name) or _link(folder / name) for name in names}
         self._link_of = {name: link for name, link in found.items() if link is not None}
         links = tuple(sorted(self._link_of.values()))
-        self._links = (seen, known[1] if known is not None and links == known[1] else links)
+        self._links = (changed_ns, known[1] if known is not None and links == known[1] else links)
         return self._links[1]
 
 
@@ -205,15 +198,16 @@ def _tree(path: str, parts: list[str]) -> LogTree:
     )
 
 
-def _directory(path: str, now: float) -> _Directory:
+def _settled_ns(path: str, now: float) -> int | None:
+    """Return the time stamp of a directory; `None` if the directory may still change within it."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError
-    return _Directory(found.st_mtime_ns, settled=abs(now - found.st_mtime) > SETTLED_SECONDS)
+    return found.st_mtime_ns if abs(now - found.st_mtime) > SETTLED_SECONDS else None
 
 
 def _is_container(entry: os.DirEntry[str]) -> bool:
-    return entry.name.isprintable() and entry.is_dir()
+    return entry.name.isprintable() and entry.is_dir(follow_symlinks=False)  # a link to itself would raise
 
 
 def _link(path: Path) -> ContainerLink | None:

@@ -59,8 +59,8 @@ class Place(NamedTuple):
     mask: int
     matters: Callable[[str], bool]
     allocations: bool = False
-    beside: str = ""
-    """Watched only while a file of this name exists."""
+    beside: Path | None = None
+    """Watched only while this file in it exists."""
     containers: bool = False
     """The names are links of containers. Only those of the pods in `Watcher.follow` count."""
 
@@ -81,10 +81,7 @@ def places(
         ),
         # Written when a claim is prepared, before the container is created, and when it is unprepared. Only if the file
         # exists: the kubelet's file is in its root, which contains much else.
-        *(
-            Place(path.parent, MOVED_TO | CLOSE_WRITE, _is(path.name), allocations=True, beside=path.name)
-            for path in claims
-        ),
+        *(Place(path.parent, MOVED_TO | CLOSE_WRITE, _is(path.name), allocations=True, beside=path) for path in claims),
         # A kubelet that starts makes its socket under another name first (pkg/kubelet/util/util_unix.go).
         Place(kubelet_socket.parent, CREATE | MOVED_TO, _is(kubelet_socket.name)),
         # Made with a pod's sandbox, when its claims are prepared. It is the only sign of a pod if the files above are
@@ -239,7 +236,7 @@ def events(data: bytes) -> Iterator[Event]:
 
 def _add(inotify: int, place: Place) -> int:
     """Watch a place, or confirm its watch: the same directory has the same number."""
-    if place.beside and os.lstat(place.directory / place.beside).st_dev != os.lstat(place.directory).st_dev:
+    if place.beside and os.lstat(place.beside).st_dev != os.lstat(place.directory).st_dev:
         # The socket itself is mounted: the directory around it belongs to the container.
         raise FileNotFoundError(errno.ENOENT, "is not a directory of the node")
     # Places of one directory, which can have two paths, share a watch: each adds its events.

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
 from gpumap.agent.executors import SerialExecutor
+from gpumap.agent.limits import GRPC_DESCRIPTORS, GRPC_THREADS, lack
 from gpumap.agent.sources.known_pods import KnownPods, Offer, Pods
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX
 from gpumap.model.observations import Complaint, KubeletAnswer, SourceAnswer, SourceError
@@ -29,7 +30,8 @@ _OPTIONS = (
     ("grpc.default_authority", "localhost"),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # The time that one attempt to connect may take: a busy kubelet needs more than a moment to say its first word.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Channels of one process share their back-off, unless each has its own pool.
     ("grpc.use_local_subchannel_pool", 1),
@@ -88,7 +90,8 @@ class KubeletSource:
         """Ask for List and GetAllocatableResources. `pods` is the very same object while its content is unchanged.
 
         Raises SourceError: socket_missing, connection_refused, permission_denied, unavailable, rate_limited,
-        message_too_large, unimplemented, deadline_exceeded, decode, or another gRPC status in lower case.
+        message_too_large, unimplemented, deadline_exceeded, decode, no_descriptors, no_threads, or another gRPC status
+        in lower case.
         """
         started = time.monotonic()
         deadline = started + timeout_seconds
@@ -125,9 +128,11 @@ class KubeletSource:
     async def wait_until_back(self) -> None:
         """Return when a kubelet that was away accepts connections, at least a second later; never, if it was not
         away."""
+        if not self._absent:
+            await asyncio.Event().wait()  # without a timer: nothing wakes this process between two collections
         while True:
             await asyncio.sleep(_RETURN_POLL_SECONDS)
-            if self._absent and _accepts(self._path):
+            if _accepts(self._path):
                 return
 
     async def close(self) -> None:
@@ -147,6 +152,8 @@ class KubeletSource:
         if self._channel is not None and identity != self._socket:
             await self._disconnect()
         if self._channel is None:
+            if (lacking := lack(GRPC_DESCRIPTORS, GRPC_THREADS)) is not None:
+                raise SourceError(lacking.reason, lacking.detail)
             self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
             self._list_method = _LIST_V1
             self._tells_allocatable = True
@@ -158,8 +165,8 @@ class KubeletSource:
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.UNIMPLEMENTED or self._list_method == _LIST_V1ALPHA1:
                 raise
+            answer = await self._call(_LIST_V1ALPHA1, v1alpha1_pb2.ListPodResourcesRequest(), deadline, complaints)
             self._list_method = _LIST_V1ALPHA1  # kubelet < 1.20
-            answer = await self._call(self._list_method, v1alpha1_pb2.ListPodResourcesRequest(), deadline, complaints)
         pods, oddities = await self._decode(self._known.read_list, answer, deadline)
         complaints.extend(oddities)
         return pods
@@ -226,6 +233,8 @@ class KubeletSource:
         """Return a sentence for people; gRPC's own sentence contains the same path three times."""
         if reason == "connection_refused":
             return f"no process listens at {self._path}"
+        if reason == "permission_denied" and error.code() is grpc.StatusCode.UNAVAILABLE:
+            return f"uid {os.geteuid()} has no permission to connect to {self._path}"
         if reason != "socket_missing":
             return _detail(error)
         root = self._path.parent.parent
@@ -262,10 +271,10 @@ def _identity(path: Path) -> str:
 
 
 def _accepts(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
             probe.connect(str(path))
-        except OSError:
-            return False
-        return True
+    except OSError:
+        return False
+    return True

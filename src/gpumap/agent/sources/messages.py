@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TypeVar
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
@@ -36,6 +36,8 @@ def decode(kind: type[M], data: bytes) -> tuple[M, str]:
 @functools.cache
 def _with_bytes(descriptor: Descriptor) -> type[Message]:
     """Return the same message with `bytes` for each `string`: both are the same on the wire."""
+    from google.protobuf import descriptor_pb2  # rarely needed
+
     file = descriptor_pb2.FileDescriptorProto()
     descriptor.file.CopyToProto(file)
     waiting = list(file.message_type)

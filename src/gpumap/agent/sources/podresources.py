@@ -48,7 +48,8 @@ def decode_pod(chunk: bytes) -> DecodedPod:
         claims, times = _claims(container.dynamic_resources)
         repeated = max(repeated, times)
         containers.append(ListedContainer(container.name, _devices(container.devices), claims))
-    pod = ListedPod(message.namespace, message.name, tuple(sorted(containers)))
+    # A container that is listed twice is one: otherwise the pod would seem to have other devices than before.
+    pod = ListedPod(message.namespace, message.name, tuple(sorted(set(containers))))
     not_text = (f"a name that is not UTF-8: {show(spelled)}",) if spelled else ()
     odd = next(iter((*not_text, *_odd_names(pod))), "")
     return DecodedPod(_fitted(pod) if odd else pod, repeated, odd)

@@ -21,6 +21,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
+from gpumap.agent.limits import GRPC_DESCRIPTORS, GRPC_THREADS, lack
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX, decode
 from gpumap.agent.sources.names import fit
 from gpumap.agent.sources.pod_shares import gpu_groups, pod_shares
@@ -82,8 +83,11 @@ class PodsApiSource:
     async def _run(self) -> None:
         while True:
             try:
-                await self._follow()
-                self._lose("stream_ended", "the kubelet ended the stream")
+                if (lacking := lack(GRPC_DESCRIPTORS, GRPC_THREADS)) is not None:
+                    self._lose(*lacking)
+                else:
+                    await self._follow()
+                    self._lose("stream_ended", "the kubelet ended the stream")
             except grpc.aio.AioRpcError as error:
                 self._lose(self._reason(error), f"{error.code().name} {error.details() or ''}".strip())
             except DecodeError as error:

@@ -16,6 +16,7 @@ FILE_BYTES_MAX = 1 << 16
 class Stat(NamedTuple):
     comm: str
     is_ending: bool
+    parent: int
     start: int
 
 
@@ -44,10 +45,10 @@ def text(path: str, folder: int | None = None, bytes_max: int = FILE_BYTES_MAX) 
 
 
 def stat(line: str) -> Stat:
-    """Return fields 2, 3 and 22 of /proc/PID/stat. The name is in brackets and may itself contain blanks and
+    """Return fields 2, 3, 4 and 22 of /proc/PID/stat. The name is in brackets and may itself contain blanks and
     brackets."""
     name, _, rest = line.rpartition(")")
     fields = rest.split()
     if len(fields) < 20:
         raise ValueError("its stat has too few fields")
-    return Stat(name.partition("(")[2], is_ending=fields[0] in ("Z", "X"), start=int(fields[19]))
+    return Stat(name.partition("(")[2], is_ending=fields[0] in ("Z", "X"), parent=int(fields[1]), start=int(fields[19]))

@@ -7,13 +7,13 @@ first, and processes that still run.
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from gpumap.agent.sources.pidfds import KnownProcesses
+from gpumap.agent.sources.pidfds import Basis, KnownProcesses
 from gpumap.agent.sources.proc_files import opened, stat, text
-from gpumap.agent.sources.workloads import WorkloadReader
+from gpumap.agent.sources.workloads import JobIds, WorkloadReader, is_named_by_paths
 from gpumap.model import cgroups
 from gpumap.model.observations import (
     CgroupKind,
@@ -40,10 +40,11 @@ class ProcfsSource:
         self._has_kubelet = has_kubelet
         self._is_real = False
         self._witness: int | None = None
-        self._stepds: set[int] = set()
+        self._job_ids = JobIds(root, self._pids)
         self._known = KnownProcesses()
         self._held: ProcTable | None = None  # the last table, if every process in it is held by a pidfd
-        self._held_pids: frozenset[int] = frozenset()
+        self._latest_start = 0  # of a process in it
+        self._wanted: frozenset[int] = frozenset()  # in the last read
         # By PID: when it was first asked for, if every read since then asked for it.
         self._asked_since: dict[int, int | None] = {}
 
@@ -53,9 +54,9 @@ class ProcfsSource:
         return self._witness
 
     @property
-    def stepds(self) -> Set[int]:
-        """PIDs of the slurmstepds that gave job ids in the last read that needed them."""
-        return self._stepds
+    def job_ids(self) -> JobIds:
+        """The Slurm jobs of processes without a job id in their cgroup path."""
+        return self._job_ids
 
     @property
     def is_real(self) -> bool:
@@ -71,22 +72,42 @@ class ProcfsSource:
         Raises SourceError `unreadable` where the tree itself cannot be read.
         """
         try:
-            own = cgroups.own((self._own / "cgroup").read_text(errors="replace"))
+            own = cgroups.own(text(f"{self._own}/cgroup"))
             visible, reason = self._visibility(own)
         except OSError as error:
             raise SourceError("unreadable", f"{error.filename}: {error.strerror}") from error
         wanted = frozenset(pids) if visible else frozenset()
-        now = self.clock_ticks() if not_after is not None else None
-        self._asked_since = {pid: self._asked_since.get(pid) or now for pid in wanted}
-        changed = self._known.drop_ended(wanted, time.monotonic())
-        table = self._held
-        same = visible and not changed and self._held_pids == wanted
-        if table is not None and same and _all_before(table, not_after):
-            return SourceAnswer(replace(table, visibility_reason=reason))
+        changed = self._known.drop_ended(wanted) | self._drop_changed(own)
+        if wanted != self._wanted:
+            now = self.clock_ticks() if not_after is not None else None
+            self._asked_since = {pid: self._asked_since.get(pid) or now for pid in wanted}
+            self._wanted = wanted if not_after is not None else frozenset()  # without a clock, the next read notes it
+            self._held = None
+        if self._held and visible and not changed and (not_after is None or self._latest_start <= not_after):
+            return SourceAnswer(replace(self._held, visibility_reason=reason))
         answer = self._read_all(wanted, own, not_after, visible, reason)
-        is_held = visible and len(self._known) == len(wanted) == len(answer.value.entries)
-        self._held, self._held_pids = answer.value if is_held else None, wanted
+        entries = answer.value.entries
+        self._held = answer.value if visible and len(self._known) == len(wanted) == len(entries) else None
+        self._latest_start = max((entry.start for entry in entries), default=0)
         return answer
+
+    def _drop_changed(self, own: cgroups.OwnCgroup) -> bool:
+        """Read some held processes again, and drop those that changed. Return whether there were any."""
+        changed = [
+            pid
+            for pid, basis in self._known.to_reread(time.monotonic())
+            if basis is None or basis != self._basis(pid, own)
+        ]
+        for pid in changed:
+            self._known.drop(pid)
+        return bool(changed)
+
+    def _basis(self, pid: int, own: cgroups.OwnCgroup) -> Basis | None:
+        """Read what can change the entry of a process that still runs; `None` if that is not possible."""
+        try:
+            return Basis(own, text(f"{self._root}/{pid}/cgroup"), text(f"{self._root}/{pid}/comm"))
+        except OSError:
+            return None
 
     def _read_all(
         self, wanted: frozenset[int], own: cgroups.OwnCgroup, not_after: int | None, visible: bool, reason: str
@@ -95,7 +116,7 @@ class ProcfsSource:
         unreadable: list[int] = []
         complaints: list[Complaint] = []
         passwd = self._own / "root/etc/passwd" if self._is_on_bare_host(own) else None
-        workloads = WorkloadReader(self._root, self._pids, passwd)
+        workloads = WorkloadReader(self._job_ids, passwd)
         for pid in sorted(wanted):
             try:
                 entry = self._known.get(pid) or self._read(pid, own, workloads, is_real=not_after is not None)
@@ -110,7 +131,6 @@ class ProcfsSource:
                 entries.append(entry)
             else:  # it may use the GPU: NVML read it late, or it has a reused PID
                 unreadable.append(pid)
-        self._stepds = workloads.stepds or self._stepds
         return SourceAnswer(ProcTable(tuple(entries), tuple(unreadable), visible, reason), tuple(complaints))
 
     def clock_ticks(self) -> int | None:
@@ -138,10 +158,11 @@ class ProcfsSource:
                 member = cgroups.parse(cgroup, own, has_kubelet=self._has_kubelet)
                 if now.is_ending:
                     member = _of_ending(member)
-                work = None if now.is_ending else workloads.read(member.kind, cgroups.paths(cgroup), folder)
+                work = None if now.is_ending else workloads.read(pid, member.kind, cgroups.paths(cgroup), folder)
             entry = ProcEntry(pid, now.start, now.comm, member, work)
             if not now.is_ending and pidfd is not None:
-                self._known.keep(pidfd, entry, time.monotonic())
+                basis = Basis(own, cgroup, f"{now.comm}\n") if is_named_by_paths(member.kind, work) else None
+                self._known.keep(pidfd, entry, basis)
                 kept = True
             return entry
         finally:
@@ -188,10 +209,6 @@ class ProcfsSource:
 
     def _pids(self) -> Iterator[int]:
         yield from sorted(int(name) for name in os.listdir(self._root) if name.isascii() and name.isdigit())
-
-
-def _all_before(table: ProcTable, not_after: int | None) -> bool:
-    return not_after is None or all(entry.start <= not_after for entry in table.entries)
 
 
 def _of_ending(cgroup: CgroupMembership) -> CgroupMembership:

@@ -87,10 +87,10 @@ def _page(pages: Pages, form: Wanted, content_type: str, *, versioned: bool = Fa
 async def _in_pieces(request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
     response = web.StreamResponse(headers=headers)
     response.content_length = len(body)
-    await response.prepare(request)
-    if request.method != "HEAD":
-        rest = memoryview(body)
-        with contextlib.suppress(ConnectionError):  # the client is gone
+    with contextlib.suppress(ConnectionError):  # the client is gone
+        await response.prepare(request)
+        if request.method != "HEAD":
+            rest = memoryview(body)
             for start in range(0, len(body), _PIECE_BYTES):
                 await response.write(rest[start : start + _PIECE_BYTES])
     return response

@@ -21,7 +21,7 @@ from gpumap.agent.node_map import node_map
 from gpumap.agent.web.history import Curves, History, history_document
 from gpumap.model.check import Verdict, check, short_line
 from gpumap.model.families import Family, Numbered
-from gpumap.model.map import encode, json_bytes
+from gpumap.model.map import NodeMap, encode, json_bytes
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Snapshot
 
@@ -90,13 +90,15 @@ class Pages:
         self._snapshot: Snapshot | None = None
         self._stale = ""
         self._rendered: dict[tuple[Wanted, bool], bytes] = {}
+        self._judged: list[NodeMap] = []
+        """The map that `check` judges: of this snapshot, or none yet."""
         self._history = History()
         self._process_name = secrets.token_hex(4)
         self._versions = 0
 
     def publish(self, snapshot: Snapshot) -> None:
         """Set the newest snapshot. Pages of the one before are dropped."""
-        self._snapshot, self._stale, self._rendered = snapshot, "", {}
+        self._snapshot, self._stale, self._rendered, self._judged = snapshot, "", {}, []
         self._versions += 1
         self._history.add(snapshot)
 
@@ -105,7 +107,7 @@ class Pages:
         snapshot = self._snapshot
         if snapshot is not None and self._is_too_old(snapshot) and not self._stale:
             stale = f"no collection for more than {self._stale_after_seconds:g} s: {self.why_late() or LATE}"
-            self._snapshot, self._stale, self._rendered = _without_data(snapshot), stale, {}
+            self._snapshot, self._stale, self._rendered, self._judged = _without_data(snapshot), stale, {}, []
             self._versions += 1
         return self._snapshot
 
@@ -136,16 +138,19 @@ class Pages:
         return rendered[key]
 
     async def check(self, only: Collection[str], node: str) -> Verdict | None:
-        """Judge the GPUs by these conditions; `None` before the first snapshot. A `node` must be this node's name."""
+        """Judge the GPUs by these conditions; `None` before the first snapshot. A `node` must be this node's name.
+
+        The map is made once per snapshot. Otherwise clients that ask all the time would keep the scrapes' thread busy.
+        """
         snapshot = self.current()
         if snapshot is None:
             return None
         if node not in ("", snapshot.node.name):
             return Verdict(2, short_line(f"the gpumap of node {snapshot.node.name} answers, not of {node}"))
-        stale = self._stale
-        return await self._thread.run(
-            lambda: check(node_map(snapshot, self._interval_seconds, self._collect, stale), only)
-        )
+        judged, stale = self._judged, self._stale
+        if not judged:
+            await self._thread.run(lambda: self._make_map(snapshot, stale, judged))
+        return check(judged[0], only)
 
     def not_ready(self) -> str | None:
         """Return why gpumap is not ready: neither kubelet nor NVML has answered lately. `None` if it is ready."""
@@ -171,6 +176,10 @@ class Pages:
 
     def _is_too_old(self, snapshot: Snapshot) -> bool:
         return self._monotonic() - snapshot.at.monotonic > self._stale_after_seconds
+
+    def _make_map(self, snapshot: Snapshot, stale: str, made: list[NodeMap]) -> None:
+        if not made:
+            made.append(node_map(snapshot, self._interval_seconds, self._collect, stale))
 
     def _render(
         self, form: Wanted, gzipped: bool, inputs: _Inputs, rendered: dict[tuple[Wanted, bool], bytes]

@@ -24,6 +24,10 @@ MAX_TLS_CONNECTIONS = 128
 SEND_BUFFER_BYTES = RECEIVE_BUFFER_BYTES = 1 << 16
 """The kernel takes twice as much as a maximum. Otherwise its buffers grow to 4 MiB for each client that does not
 read its pages, and the kernel charges them to the pod."""
+LARGE_SEND_BUFFER_BYTES = 1 << 18
+"""It takes a whole page. With the smaller one, gpumap waits for the client several times in each page: half as many
+scrapes a second."""
+MAX_LARGE_BUFFERS = 8
 MAX_PIPELINED = 8
 """Requests in one read. No scraper and no browser sends the next one before the answer."""
 PATIENCE_SECONDS = 35.0
@@ -76,6 +80,7 @@ async def open_port(
     try:
         http = cast(web.Server, runner.server)  # it exists after setup
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(limiter.handle_failure)
         server = await loop.create_server(lambda: _Client(limiter, http, tls, patience_seconds), sock=listener)
         try:
             yield limiter.close_others
@@ -105,10 +110,12 @@ class ConnectionLimiter:
         self._max_connections = max_connections
         self._clients: set[_Client] = set()
         self._quiet_until = 0.0
+        self._refuses_until = 0.0
         self._quiet_about: dict[tuple[str, str], float] = {}
 
-    def admit(self, client: _Client, now: float, *, over_tls: bool) -> None:
-        """Count a client. If all places, or those of its address, are taken, abort the one that was idle longest.
+    def admit(self, client: _Client, now: float, *, over_tls: bool) -> int:
+        """Return the number of clients, with this one. If all places, or those of its address, are taken, abort the one
+        that was idle longest.
 
         One address gets half of the places: all scrapers of a cluster may have the same address (address translation).
         """
@@ -120,15 +127,31 @@ class ConnectionLimiter:
         elif len(self._clients) >= most:
             self._make_room(self._clients, now, f"max={most}")
         self._clients.add(client)
+        return len(self._clients)
 
     def _make_room(self, among: Collection[_Client], now: float, why: str) -> None:
-        """Abort the client that was idle longest. The log shows that at times."""
+        """Abort the client that was idle longest. The log shows that at times.
+
+        A client that waits for its page keeps its place while another one does not. A part of a request does not count:
+        clients that send a byte now and then take no place from a scraper.
+        """
         if now >= self._quiet_until:
             self._quiet_until = now + _QUIET_SECONDS
             log.warning("too many connections, closing the one that was idle longest %s", why)
-        idlest = min(among, key=lambda one: one.last_heard)
+        idlest = min(among, key=lambda one: (one.is_waiting(), one.last_heard))
         idlest.abort()
         self._clients.discard(idlest)
+
+    def handle_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log a failure of the event loop. That gpumap cannot accept is logged once a minute: asyncio tries every
+        second, and reports it once for each place in the backlog.
+        """
+        error = context.get("exception")
+        if not isinstance(error, OSError) or "accept" not in context["message"]:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._refuses_until:
+            self._refuses_until = loop.time() + _QUIET_SECONDS
+            log.warning("cannot accept connections reason=%r (logged once a minute)", error.strerror)
 
     def leave(self, client: _Client) -> None:
         self._clients.discard(client)
@@ -200,7 +223,9 @@ class _Client(asyncio.Protocol):
         self._transport = transport = cast(asyncio.Transport, transport)
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
         context = self._tls()
-        self._limiter.admit(self, self._loop.time(), over_tls=context is not None)
+        if self._limiter.admit(self, self._loop.time(), over_tls=context is not None) <= MAX_LARGE_BUFFERS:
+            connection = transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGE_SEND_BUFFER_BYTES)
         # "Paused" then means that the peer has not read everything, also after gpumap closed the connection.
         transport.set_write_buffer_limits(high=0)
         if context is None:
@@ -254,31 +279,37 @@ class _Client(asyncio.Protocol):
             self._early = b""
 
     def data_received(self, data: bytes) -> None:
-        self.last_heard = self._loop.time()
         if data.count(b"\n\r\n") + data.count(b"\n\n") > MAX_PIPELINED:
             self.abort()  # aiohttp would keep them all, at some KiB each
         elif self._http is not None:
             self._http.data_received(data)
+            if self.is_answering():
+                self.last_heard = self._loop.time()
         elif self._handshake is not None:
             self._early += data
 
     def eof_received(self) -> bool | None:
         """Keep a connection with an open request until its answer. asyncio's TLS has no half-closed state."""
-        if self.served_by is not self._transport or not self._is_answering():
+        if self.served_by is not self._transport or not self.is_answering():
             return None
         if not self._finished_asking:  # resumed reading finds the end again
             self._finished_asking = True
             self._close_when_answered()
         return True
 
-    def _is_answering(self) -> bool:
+    def is_answering(self) -> bool:
+        """Return whether it has sent a request that is not yet answered."""
         if self._http is None:
             return False
         next_request = self._http._waiter  # aiohttp has no public name for it
         return next_request is None or next_request.done()
 
+    def is_waiting(self) -> bool:
+        """Return whether its answer is not complete, or not yet with the kernel."""
+        return self.is_answering() or self._transport.get_write_buffer_size() > 0
+
     def _close_when_answered(self) -> None:
-        if self._is_answering():
+        if self.is_answering():
             self._loop.call_later(_LOOK_SECONDS, self._close_when_answered)
         else:
             self._transport.close()

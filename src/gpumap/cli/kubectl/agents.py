@@ -142,10 +142,11 @@ def agents_of(pods: Iterable[Pod]) -> list[Agent]:
 
 
 def one_for_each_node(agents: Iterable[Agent]) -> tuple[list[Agent], list[str]]:
-    """Return the agent to ask of each node, by the node's name, and a sentence for each node with agents not asked.
+    """Return the agent to ask of each node, by the node's name, and sentences about agents that may surprise.
 
     Of several that run, the newest that is ready is asked. One that does not run is not named if another one of its
-    node does.
+    node does. Anybody who may create a pod can give it the agents' label, and a node's name: if the agents of a node
+    are of several namespaces, none is asked.
     """
     nodes: dict[str, list[Agent]] = {}
     for agent in agents:
@@ -153,6 +154,13 @@ def one_for_each_node(agents: Iterable[Agent]) -> tuple[list[Agent], list[str]]:
     chosen, not_asked = [], []
     for _, of_node in sorted(nodes.items()):
         best = max(of_node, key=lambda one: (not one.why_not, one.ready, one.created, one.pod))
+        namespaces = sorted({one.namespace for one in of_node})
+        if len(namespaces) > 1:
+            why = (
+                f"is not certain: pods of the namespaces {', '.join(namespaces)} have its label; set --agent-namespace"
+            )
+            chosen.append(best._replace(why_not=why))
+            continue
         chosen.append(best)
         others = sorted(one.pod for one in of_node if one is not best and not one.why_not)
         if others:
@@ -160,6 +168,12 @@ def one_for_each_node(agents: Iterable[Agent]) -> tuple[list[Agent], list[str]]:
                 f"node {best.node} has {counted(len(others) + 1, 'agent')}: gpumap asked {best.pod}, not "
                 f"{', '.join(others)}"
             )
+    shown = sorted({one.namespace for one in chosen if not one.why_not})
+    if len(shown) > 1:
+        not_asked.append(
+            f"the agents are of {len(shown)} namespaces: {', '.join(shown)}. Any pod can have their label; "
+            "--agent-namespace asks those of one"
+        )
     return chosen, not_asked
 
 

@@ -72,7 +72,7 @@ async def from_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
 
 
 async def _ask_all(place: Place, scope: Scope) -> tuple[NodeMaps, list[str]]:
-    """Return the maps of all agents, and a sentence for each agent that was not asked because its node has another.
+    """Return the maps of all agents, and sentences about agents that were not asked, or are of several namespaces.
 
     Raises FatalError if no agent answers.
     """

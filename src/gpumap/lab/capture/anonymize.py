@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
+from msgspec import structs
 
 from gpumap.lab.capture import answers, checkpoints, contents
 from gpumap.lab.capture.format import About, Capture, Frame
@@ -174,8 +175,9 @@ def _reading(reading: NvmlReading | contents.Down, names: Pseudonyms) -> NvmlRea
 
 
 def _gpu(gpu: GpuReading, names: Pseudonyms) -> GpuReading:
-    instances = tuple(one._replace(uuid=Uuid(names.device(one.uuid))) for one in gpu.instances)
-    return gpu._replace(
+    instances = tuple(structs.replace(one, uuid=Uuid(names.device(one.uuid))) for one in gpu.instances)
+    return structs.replace(
+        gpu,
         uuid=gpu.uuid and Uuid(names.device(gpu.uuid)),
         fault=gpu.fault and _reason(gpu.fault),
         instances=instances,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from gpumap.agent.nvml_worker import codes, wire
 from gpumap.lab.capture import answers
@@ -170,7 +170,7 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
     if file.gpus is None:
         raise ValueError(f'{NVML}: "gpus" is missing')
     try:
-        gpus = tuple(map(wire.gpu_from_object, file.gpus))
+        gpus = msgspec.convert(file.gpus, tuple[GpuReading, ...])
     except ValueError as mistake:
         raise ValueError(f"{NVML}: {mistake}") from mistake
     if [gpu.index for gpu in gpus] != list(range(len(gpus))):
@@ -259,7 +259,7 @@ def reading_text(answer: NvmlReading | Down) -> bytes:
         return json.dumps({"error": {"code": 0, "reason": answer.reason, "detail": answer.detail}}).encode() + b"\n"
     versions = {name: getattr(answer, name) for name in ("driver_version", "cuda_version", "nvml_version")}
     head = json.dumps(versions).removesuffix("}")
-    parts = [_rows_text("gpus", map(wire.gpu_object, map(_plain, answer.gpus)))]
+    parts = [_rows_text("gpus", map(msgspec.to_builtins, map(_plain, answer.gpus)))]
     if answer.xids:
         xids = (one._replace(age_seconds=round(one.age_seconds, 6)) for one in answer.xids)
         parts.append(_rows_text("xids", xids))
@@ -272,7 +272,7 @@ def reading_text(answer: NvmlReading | Down) -> bytes:
 def _plain(gpu: GpuReading) -> GpuReading:
     """Return a GPU as if it had not changed. The time of samples differs by microseconds. It matters only if they
     cover nothing new."""
-    return gpu if gpu.sampled_seconds == 0 else gpu._replace(sampled_seconds=None)
+    return gpu if gpu.sampled_seconds == 0 else structs.replace(gpu, sampled_seconds=None)
 
 
 def _rows_text(name: str, rows: Iterable[object]) -> str:

@@ -44,21 +44,21 @@ class Player:
         yield from self._new()
         reading, now = self._reading, self._now()
         if isinstance(reading, contents.Down):
-            yield wire.encode_error(wire.ErrorMessage(asked.read, 0, reading.reason, reading.detail))
+            yield wire.encode(wire.ErrorMessage(asked.read, 0, reading.reason, reading.detail))
             return
         if self._listens:
-            yield wire.encode_listening(wire.ListeningMessage(tuple(self._periods(reading))))
+            yield wire.encode(wire.ListeningMessage(tuple(self._periods(reading))))
         elif LISTENING_GROUP in asked.groups:  # the worker does not listen, which is blind time
             closed = (
                 wire.ListeningPeriod(uuid, now, now)
                 for uuid in dict.fromkeys(period.uuid for period in reading.listening)
             )
-            yield wire.encode_listening(wire.ListeningMessage(tuple(closed)))
+            yield wire.encode(wire.ListeningMessage(tuple(closed)))
         versions = reading.driver_version, reading.cuda_version, reading.nvml_version
-        yield wire.encode_driver(wire.DriverMessage(asked.read, *versions, len(reading.gpus)))
+        yield wire.encode(wire.DriverMessage(asked.read, *versions, len(reading.gpus)))
         for gpu in sorted(reading.gpus, key=lambda gpu: gpu.index in asked.last):
             if gpu.index not in asked.skip:
-                yield wire.encode_gpu(asked.read, reading_for(gpu, asked.groups, release=asked.release))
+                yield wire.encode(wire.GpuMessage(asked.read, reading_for(gpu, asked.groups, release=asked.release)))
 
     def unasked(self) -> Iterator[bytes]:
         """The XID events of a frame that has come, if there is a listener."""
@@ -77,7 +77,7 @@ class Player:
         now = self._now()
         self._since = {period.uuid: now - period.since_seconds for period in self._reading.listening}
         for xid in self._reading.xids if self._listens else ():
-            yield wire.encode_xid(wire.XidMessage(*xid[:4], now - xid.age_seconds, xid.times))
+            yield wire.encode(wire.XidMessage(*xid[:4], now - xid.age_seconds, xid.times))
 
     def _periods(self, reading: NvmlReading) -> Iterator[wire.ListeningPeriod]:
         now = self._now()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,8 +133,10 @@ def refused(pattern: str) -> str | None:
     if len(pattern) > PATTERN_CHARACTERS_MAX:
         return f"is longer than {PATTERN_CHARACTERS_MAX} characters"
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)  # Python would print it: a later `re` may read it otherwise
+            re.compile(pattern)
+    except (re.error, RecursionError, OverflowError, FutureWarning) as error:
         return f"is not a regular expression: {error}"
     # An expression for one character becomes one, and a group's head a mere parenthesis.
     bare = _LITERAL.sub(lambda match: "(" if match[0].startswith("(") else "x", _DEFAULT.sub("x", pattern, count=1))

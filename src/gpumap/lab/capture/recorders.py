@@ -175,8 +175,10 @@ class RecordingProcfs:
         }
         for found in self._kept.values():
             files |= found
-        for pid in self._source.stepds:
-            files |= _process(self._root, pid, "cmdline")
+        for job in self._source.job_ids.known():
+            files |= _process(self._root, job.stepd, "cmdline")
+            for pid in job.parents:
+                files |= _process(self._root, pid)
         for pid in table.unreadable:
             files |= {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}  # must not be read there either
         return files
@@ -202,12 +204,12 @@ def _process(root: Path, pid: int, *more: str) -> Files:
 
 
 def _bare_stat(text: bytes) -> bytes:
-    """Return PID, name, state and start. The values between are 0, and the rest is cut off."""
+    """Return PID, name, state, parent and start. The values between are 0, and the rest is cut off."""
     name, _, rest = text.rpartition(b")")
     fields = rest.split()
     if len(fields) < 20:
         return b""
-    return b" ".join((name + b")", fields[0], *[b"0"] * 18, fields[19])) + b"\n"
+    return b" ".join((name + b")", *fields[:2], *[b"0"] * 17, fields[19])) + b"\n"
 
 
 _BARE: Mapping[str, Callable[[bytes], bytes]] = {

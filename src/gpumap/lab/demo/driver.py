@@ -58,21 +58,21 @@ class Driver:
         busy = tuple(sorted(self._pending))
         gpus = len(self._scenario.gpus)
         message = wire.DriverMessage(request.read, DRIVER_VERSION, CUDA_VERSION, NVML_VERSION, gpus, busy)
-        yield wire.encode_driver(message)
+        yield wire.encode(message)
         for gpu in sorted(self._readings(), key=lambda gpu: gpu.index in request.last):
             if gpu.index in busy or gpu.index in request.skip:
                 continue
             if gpu.fault == "hung":
                 self._pending[gpu.index] = request.read
             else:
-                yield wire.encode_gpu(request.read, gpu)
+                yield wire.encode(wire.GpuMessage(request.read, gpu))
 
     def unasked(self) -> Iterator[bytes]:
         """XID events that have come, and lines of GPUs that hung and no longer do."""
         yield from self._xids()
         for gpu in self._readings() if self._pending else ():
             if gpu.index in self._pending and gpu.fault != "hung":
-                yield wire.encode_gpu(self._pending.pop(gpu.index), gpu)
+                yield wire.encode(wire.GpuMessage(self._pending.pop(gpu.index), gpu))
 
     def _listening(self, *, release: bool) -> Iterator[bytes]:
         """Every event until now, then for how long there was a listener: no time if the driver is released."""
@@ -84,7 +84,7 @@ class Driver:
         until = self._listening_since if release else self._monotonic()
         yield from self._xids()
         periods = (wire.ListeningPeriod(gpu.uuid, self._listening_since, until) for gpu in self._scenario.gpus)
-        yield wire.encode_listening(wire.ListeningMessage(tuple(periods)))
+        yield wire.encode(wire.ListeningMessage(tuple(periods)))
         if release:
             self._listening_since = None
 
@@ -94,7 +94,7 @@ class Driver:
         now, at = self._now(), self._monotonic()
         for cue in cues(self._scenario, self._listened_until, now):
             when = at - (now - cue.seconds)
-            yield wire.encode_xid(wire.XidMessage(cue.gpu.uuid, cue.xid.code, *cue.instance_ids, when))
+            yield wire.encode(wire.XidMessage(cue.gpu.uuid, cue.xid.code, *cue.instance_ids, when))
         self._listened_until = max(self._listened_until, now)  # a clock that is set back repeats no event
 
     def _readings(self) -> tuple[GpuReading, ...]:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol, get_type_hints
 
+from msgspec import structs
+
 from gpumap.agent.nvml_worker import wire
 from gpumap.model.readings import CARD, GpuReading, MigInstance
 
@@ -62,13 +64,13 @@ def reading_for(gpu: GpuReading, groups: Collection[str], *, release: bool = Fal
     """
     if release:
         groups = [group for group in groups if group != "gpm"]
-        gpu = gpu._replace(pcie_source=None, pcie_transmit_bytes=None, pcie_receive_bytes=None)
+        gpu = structs.replace(gpu, pcie_source=None, pcie_transmit_bytes=None, pcie_receive_bytes=None)
     unasked = [group for group in GROUP_FIELDS if group not in groups]
     if not unasked:
         return gpu
-    gpu = gpu._replace(**{name: getattr(_BLANK, name) for group in unasked for name in GROUP_FIELDS[group]})
-    return gpu._replace(instances=tuple(map(_without_activity, gpu.instances))) if "gpm" in unasked else gpu
+    gpu = structs.replace(gpu, **{name: getattr(_BLANK, name) for group in unasked for name in GROUP_FIELDS[group]})
+    return structs.replace(gpu, instances=tuple(map(_without_activity, gpu.instances))) if "gpm" in unasked else gpu
 
 
 def _without_activity(instance: MigInstance) -> MigInstance:
-    return instance._replace(activity=None)
+    return structs.replace(instance, activity=None)

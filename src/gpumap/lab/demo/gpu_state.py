@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec import structs
+
 from gpumap.lab.demo.scenario_file import Fault, Wave
 from gpumap.lab.demo.scenario_model import GpuSpec, LeafPlace, ProcessSpec, Scenario
 from gpumap.lab.demo.schedule import play_of
@@ -196,7 +198,8 @@ def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counter
     events = {"gpu_idle": idle, "sw_power_cap": capped}
     lasted = {"low_utilization": counted.idle_seconds, "sw_power_cap": counted.capped_seconds}
     has_fans = _has_fans(gpu)
-    reading = reading._replace(
+    reading = structs.replace(
+        reading,
         clocks_hertz=_clocks(gpu, load),
         clock_events=tuple((reason, events.get(reason, False)) for reason in KNOWN_EVENTS),
         clock_event_seconds=tuple((reason, round(lasted.get(reason, 0.0), 3)) for reason in COUNTED_TIMES),
@@ -212,7 +215,8 @@ def with_card(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
     hopper = is_hopper(gpu.model)
     watts = gpu.power_limit_watts
     limits = {"requested": watts, "default": watts, "min": min(LEAST_POWER_WATTS, watts), "max": watts}
-    return reading._replace(
+    return structs.replace(
+        reading,
         power_limits_watts=tuple(limits.items()),
         max_clocks_hertz=_top(gpu).hertz(),
         vbios_version=VBIOS if hopper else OLDER_VBIOS,
@@ -252,7 +256,8 @@ def _clocks(gpu: GpuSpec, load: float) -> tuple[tuple[str, float], ...]:
 def _with_memory_errors(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
     """Cards in a server have ECC, and spare rows for what it cannot mend."""
     rows, grown = gpu.remapped_rows, _grown(gpu, seconds)
-    return reading._replace(
+    return structs.replace(
+        reading,
         ecc_errors=(
             ("corrected", "sram", 0),
             ("corrected", "dram", gpu.ecc.corrected + grown),
@@ -275,12 +280,14 @@ def with_links(reading: GpuReading, gpu: GpuSpec, counted: Counters) -> GpuReadi
     """Add the values of the group of families `links`. PCIe comes from GPM, which measures no partitioned GPU."""
     over_nvlink = int(counted.nvlink_bytes) // 1024 * 1024 if _NVLINKED.search(gpu.model) else None  # NVML counts KiB
     if is_hopper(gpu.model) and not gpu.mig:
-        reading = reading._replace(
+        reading = structs.replace(
+            reading,
             pcie_source=PCIE_RATES,
             pcie_transmit_bytes=int(counted.pcie_transmit_bytes),
             pcie_receive_bytes=int(counted.pcie_receive_bytes),
         )
-    return reading._replace(
+    return structs.replace(
+        reading,
         nvlink_transmit_bytes=over_nvlink,
         nvlink_receive_bytes=over_nvlink,
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from msgspec import structs
+
 from gpumap.lab.demo.gpu_state import (
     activity,
     counters,
@@ -59,7 +61,7 @@ def _reading(scenario: Scenario, gpu: GpuSpec, lives: Sequence[ProcessLife], sec
     specs = [life.spec for life in lives if life.spec]
     load = load_of_gpu(gpu, moment, specs)
     counted = counters(scenario, gpu, seconds)
-    reading = _basic(gpu, lives, load, seconds, moment)._replace(energy_joules=round(counted.joules, 3))
+    reading = structs.replace(_basic(gpu, lives, load, seconds, moment), energy_joules=round(counted.joules, 3))
     reading = with_links(with_health(reading, gpu, load, counted, seconds), gpu, counted)
     reading = with_card(reading, gpu, seconds)
     return _with_activity(reading, gpu, specs, moment) if is_hopper(gpu.model) else reading
@@ -116,15 +118,15 @@ def _temperatures(load: float) -> tuple[tuple[str, float], ...]:
 def _with_activity(reading: GpuReading, gpu: GpuSpec, specs: Sequence[ProcessSpec], moment: float) -> GpuReading:
     """GPM measures whole GPUs, or GPU instances: a compute instance that shares one has no number of its own."""
     if not gpu.mig:
-        return reading._replace(activity=_activity(LeafPlace(gpu.index), specs, moment))
+        return structs.replace(reading, activity=_activity(LeafPlace(gpu.index), specs, moment))
     ids = [device.gpu_instance_id for device in gpu.mig]
     instances = tuple(
-        instance._replace(activity=_activity(LeafPlace(gpu.index, number), specs, moment))
+        structs.replace(instance, activity=_activity(LeafPlace(gpu.index, number), specs, moment))
         if ids.count(instance.gpu_instance_id) == 1
         else instance
         for number, instance in enumerate(reading.instances)
     )
-    return reading._replace(instances=instances)
+    return structs.replace(reading, instances=instances)
 
 
 def _activity(leaf: LeafPlace, specs: Sequence[ProcessSpec], moment: float) -> Activity:

@@ -252,7 +252,7 @@ class Ramp(Entry, frozen=True):
 
     def at(self, seconds: float) -> int:
         if seconds >= self.over_seconds:
-            return self.last
+            return int(self.last)
         return self.first + int((self.last - self.first) * max(seconds, 0.0) / self.over_seconds)
 
 
