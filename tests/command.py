@@ -12,6 +12,7 @@ import asyncio
 import multiprocessing
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests import forked
@@ -36,6 +37,28 @@ def run_command(*arguments: str, **variables: str) -> subprocess.CompletedProces
         out, errors = ((folder / stream).read_bytes().decode() for stream in ("stdout", "stderr"))
     assert "Traceback" not in errors, errors
     return subprocess.CompletedProcess(["gpumap", *arguments], fork.exitcode, out, errors)
+
+
+class ForkOnTerminal:
+    """gpumap's `main` in a fork with the controlling terminal at the path `terminal`. It has what Popen has."""
+
+    def __init__(self, arguments: Sequence[str], variables: Mapping[str, str], terminal: str) -> None:
+        told = (arguments, dict(variables), Path.cwd(), terminal)
+        self._fork = _FORKS.Process(target=forked.call_on_terminal, args=told)
+        self._fork.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._fork.exitcode
+
+    def poll(self) -> int | None:
+        return self._fork.exitcode
+
+    def kill(self) -> None:
+        self._fork.kill()
+
+    def wait(self) -> None:
+        self._fork.join()
 
 
 async def run_command_in_loop(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -11,11 +11,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from scripts.debian_packages import release_apt
 from tests.demo_process import environment
 
 COMMAND_SECONDS = 600.0
 RELEASE = "trixie"
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 # What a build stage must have, with all that these depend on.
 BUILD = (
@@ -58,7 +58,7 @@ def run(*command: str | Path, cwd: Path | None = None, variables: Mapping[str, s
 
 def unpack_base(folder: Path, packages: Sequence[str], *, with_dependencies: bool) -> Path:
     """A root file system of Debian's packages, whose scripts did not run. No file of it is this machine's, but one."""
-    apt = private_apt(folder / "apt")
+    apt = release_apt(folder / "apt", RELEASE)
     (folder / "debs").mkdir()
     if with_dependencies:
         options = ("-o", f"Dir::Cache::Archives={folder / 'debs'}", "--download-only", "--no-install-recommends", "-y")
@@ -77,39 +77,3 @@ def unpack_base(folder: Path, packages: Sequence[str], *, with_dependencies: boo
     (root / "etc/ssl/certs").mkdir(parents=True, exist_ok=True)
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs")
     return root
-
-
-def private_apt(folder: Path) -> tuple[str | Path, ...]:
-    """apt-get that knows Debian 13 and nothing of what is installed here, and writes below `folder` alone."""
-    for name in ("lists/partial", "cache/archives/partial", "empty"):
-        (folder / name).mkdir(parents=True)
-    (folder / "status").touch()
-    (folder / "sources.list").write_text("".join(f"{line}\n" for line in archives(folder)))
-    options = {
-        "Dir::Cache": folder / "cache",
-        "Dir::State::Lists": folder / "lists",
-        "Dir::State::status": folder / "status",
-        "Dir::Etc::sourcelist": folder / "sources.list",
-        "Dir::Etc::sourceparts": folder / "empty",
-        "Dir::Etc::preferencesparts": folder / "empty",
-        "APT::Sandbox::User": "root",
-        "Acquire::Languages": "none",
-        "Acquire::Retries": "2",
-        "Debug::NoLocking": "1",
-    }
-    apt = ("apt-get", "-qq", *(word for name, value in options.items() for word in ("-o", f"{name}={value}")))
-    run(*apt, "update")
-    return apt
-
-
-def archives(folder: Path) -> list[str]:
-    """Debian 13 at each archive of Debian's that this machine's apt is configured for."""
-    asked = ("apt-get", "indextargets", "--format", "$(SITE) $(REPO_URI) $(RELEASE)", "Created-By: Packages")
-    if not (told := run(*asked)):  # apt was never updated here
-        (folder / "system/partial").mkdir(parents=True)
-        lists = ("-o", f"Dir::State::Lists={folder / 'system'}", "-o", "APT::Sandbox::User=root")
-        run("apt-get", "-qq", *lists, "update")
-        told = run(*asked, *lists)
-    found = {uri for _, uri, release in map(str.split, told.splitlines()) if "-" not in release}
-    assert found, "apt is configured for an archive of Debian's"
-    return [f"deb [signed-by={KEYRING}] {uri} {RELEASE} main" for uri in sorted(found)]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import csv
+import email
+import hashlib
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -44,6 +49,7 @@ class Built(NamedTuple):
     image: str
     again: str
     root: Path
+    base: frozenset[str]
     described: Json
     told: str
 
@@ -58,13 +64,22 @@ def build_twice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     images = f"{IMAGE}:one", f"{IMAGE}:two"
     source = copy_source(tmp_path_factory.mktemp("source"))
     told = [builder.build(source, image, build, runtime) for image in images]
+    with builder.mounted(runtime) as root:
+        base = frozenset(names(root))
     with builder.mounted(images[0]) as root:
-        yield Built(builder, *images, root, builder.describe(images[0]), told[0])
+        yield Built(builder, *images, root, base, builder.describe(images[0]), told[0])
     shutil.rmtree(builder.folder)
 
 
 def files(root: Path, pattern: str) -> list[Path]:
     return sorted(path for path in root.rglob(pattern) if path.is_file() and not path.is_symlink())
+
+
+def names(root: Path) -> Iterator[str]:
+    """Yield every file and link below a folder, by its path from there."""
+    for folder, folders, found in os.walk(root):
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        yield from (str((Path(folder) / name).relative_to(root)) for name in (*found, *links))
 
 
 def said(command: Sequence[str | Path]) -> str:
@@ -158,6 +173,32 @@ def test_the_bill_of_materials_is_the_lock(built: Built) -> None:
     assert all(part["purl"].startswith("pkg:pypi/") for part in bill["components"])
 
 
+def test_each_file_belongs_to_a_listed_package(built: Built) -> None:
+    """The SBOM's packages are those in the image. Each file beside the base is theirs, byte for byte, or ours."""
+    bill = json.loads((built.root / "usr/local/share/sbom/gpumap.cdx.json").read_text())
+    listed = {(canonical(one["name"]), one["version"]) for one in [*bill["components"], bill["metadata"]["component"]]}
+    installed = set()
+    explained = {"usr/local/share/sbom/gpumap.cdx.json", "usr/local/bin/gpumap", "etc/ld.so.conf", "etc/ld.so.cache"}
+    for folder in (built.root / PACKAGES).glob("*.dist-info"):
+        about = email.message_from_string((folder / "METADATA").read_text())
+        installed.add((canonical(about["Name"]), about["Version"]))
+        for name, checksum, _ in csv.reader((folder / "RECORD").read_text().splitlines()):
+            path = folder.parent / name
+            if name.startswith("..") or path.name == "RECORD":  # a program, which the image leaves out; itself
+                explained |= {f"{PACKAGES}/{name}"}
+                continue
+            method, _, wanted = checksum.partition("=")
+            digest = base64.urlsafe_b64encode(hashlib.new(method, path.read_bytes()).digest()).rstrip(b"=").decode()
+            assert digest == wanted, path
+            explained |= {f"{PACKAGES}/{name}"}
+    assert installed == listed
+    for name in (*explained, *built.base):  # byte code of a file that a package or the base has
+        module = Path(name)
+        if module.suffix == ".py":
+            explained.add(str(module.parent / "__pycache__" / f"{module.stem}.cpython-313.pyc"))
+    assert sorted({*names(built.root)} - built.base - explained) == []
+
+
 def test_its_size_is_told(built: Built, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`make image` prints the size, and the image stays small enough to be pulled by a thousand nodes at once."""
     built.builder.buildah("push", *built.builder.policy, built.image, f"oci:{tmp_path}/oci:one")
@@ -181,7 +222,7 @@ def test_it_runs_from_byte_code_alone(built: Built, tmp_path: Path) -> None:
     told = said(command)
     assert "gpumap demo" in told
     loaded = [line for line in told.splitlines() if line.startswith("# code object from ")]
-    assert len(loaded) > 100
+    assert len(loaded) > 50
     assert [line for line in loaded if not line.rstrip("'").endswith((".pyc", "usr/local/bin/gpumap"))] == []
 
 
@@ -245,8 +286,9 @@ class Running(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def contained(built: Built, node: Node, way: str, folder: Path) -> AsyncIterator[Running]:
+async def contained(built: Built, node: Node, way: str, folder: Path, user: str = "0:0") -> AsyncIterator[Running]:
     """`gpumap serve` over a node in a container of its own, whose root nobody has used before."""
+    described = {**built.described, "config": {**built.described["config"], "User": user}}
     at = DRIVER[way]
     mounts = [mount(node.directory), mount(node.library, at)]
     flags = [*node.flags, "--interval", "200ms", *(("--nvml-library", at) if way == "a host mount" else ())]
@@ -261,9 +303,7 @@ async def contained(built: Built, node: Node, way: str, folder: Path) -> AsyncIt
             hooks["createContainer"] = [{"path": ldconfig, "args": words}]
         serve = ["serve", "--listen", "127.0.0.1:0", *flags]
         state = str(node.state)
-        command = bundle(
-            folder / "b", root, built.described, serve, mounts=mounts, hooks=hooks, GPUMAP_STANDIN_STATE=state
-        )
+        command = bundle(folder / "b", root, described, serve, mounts=mounts, hooks=hooks, GPUMAP_STANDIN_STATE=state)
         runc, container = command[:3], str(command[-1])
         try:
             with (folder / "log").open("wb") as errors:
@@ -291,6 +331,30 @@ async def test_serves_whatever_way_the_driver_comes(built: Built, node: Node, wa
         assert page.up("nvml")
         status = container.status()
         for line in ("Uid:\t0\t0\t0\t0", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"):
+            assert line in status, status
+
+
+async def test_another_user_reads_all_but_the_kubelet(built: Built, node: Node, tmp_path: Path) -> None:
+    """Without uid 0 and without a capability NVML is read; one line says why the kubelet is not."""
+    (node.kubelet_root / "pod-resources").chmod(0o750)
+    node.directory.chmod(0o755)
+    pod = node.admit("train", main=[gpu_uuid(1)])
+    node.run(pod.cgroup("main"), 1, 300 * MIB)
+    node.state.chmod(0o644)
+    async with contained(built, node, "a host mount", tmp_path, user="65532:65532") as container:
+        page = await container.agent.until(lambda page: page.up("nvml"), "NVML is not read")
+        assert not page.up("kubelet")
+        assert page.value("gpumap_device_memory_used_bytes", uuid=gpu_uuid(1))
+        assert page.value("gpumap_source_errors_total", source="kubelet", reason="permission_denied")
+        assert page.samples.get("gpumap_allocation_info") is None
+        for owner in ("assigned", "unassigned", "gone"):
+            assert page.value("gpumap_device_memory_used_by_owner_bytes", owner=owner, uuid=gpu_uuid(1)) is None
+        (line,) = [line for line in container.agent.log.splitlines() if "source down source=kubelet" in line]
+        path = node.kubelet_root / "pod-resources/kubelet.sock"
+        reason = f"reason=permission_denied detail='uid 65532 has no permission to connect to {path}'"
+        assert line.endswith(reason)
+        status = container.status()
+        for line in ("Uid:\t65532\t65532\t65532\t65532", "CapEff:\t0000000000000000"):
             assert line in status, status
 
 

@@ -1,0 +1,140 @@
+"""Judges every answer of a gpumap that was recorded, against the truth of its own window of time."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.cluster.page_check import (
+    AFTER_SECONDS,
+    LONGEST_READ_SECONDS,
+    RELEASE_SECONDS,
+    Comparison,
+    Finding,
+    Privileges,
+    Window,
+    check_complete,
+    check_map,
+    check_page,
+    read_page,
+)
+from tests.cluster.recorder import Answer, Recorder
+from tests.cluster.truth import Span, Truth
+
+GRACE_SECONDS = 60.0
+"""After a kubelet's return: contract.md §9."""
+RECOVERY_SECONDS = 12.0
+"""After a disturbance, until the page must be complete again."""
+CAREFULLY_EVERY = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """A time in which the test took something away. `lists_old`: the kubelet's list may be older than that."""
+
+    what: str
+    span: Span
+    lists_old: bool = False
+
+
+@dataclass
+class Verdict:
+    """What was judged of one gpumap, and what was wrong."""
+
+    name: str
+    polls: int = 0
+    pages: int = 0
+    maps: int = 0
+    complete: int = 0
+    found: list[tuple[float, Finding]] = field(default_factory=list)
+
+    @property
+    def by_rule(self) -> Counter[str]:
+        return Counter(finding.rule for _, finding in self.found)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name}: {self.polls} polls, {self.pages} different pages and {self.maps} maps, "
+            f"{self.complete} of them complete; wrong: {dict(self.by_rule)}"
+        ]
+        seen: Counter[str] = Counter()
+        for at, finding in self.found:
+            seen[finding.rule] += 1
+            if seen[finding.rule] <= 5:
+                lines.append(f"  {at:.3f} {finding.rule}: {finding.what}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """`interval_seconds` is the gpumap's own; `privileges` is what it may see."""
+
+    truth: Truth
+    disturbances: list[Disturbance]
+    interval_seconds: float
+    privileges: Privileges
+
+    def judge(self, recorder: Recorder) -> Verdict:
+        verdict = Verdict(recorder.name, polls=recorder.polls)
+        times: dict[int, float] = {}
+        for answer in recorder.answers:
+            if answer.path == "/metrics":
+                carefully = verdict.pages % CAREFULLY_EVERY == 0
+                at = self._judge_page(verdict, times.get(answer.pid, 0.0), answer, carefully)
+                times[answer.pid] = max(at, times.get(answer.pid, 0.0))
+        previous = 0.0
+        for answer in recorder.answers:
+            if answer.path != "/metrics":
+                document = json.loads(answer.text)
+                if document["stale"] is None:
+                    comparison = self._comparison(_before(document["timestamp"], previous), document["timestamp"])
+                    verdict.found += [(answer.first_at, one) for one in check_map(answer.text, comparison)]
+                    verdict.maps += 1
+                    previous = document["timestamp"]
+        verdict.found += [(at, Finding("answered", why)) for at, why in self._unanswered(recorder)]
+        return verdict
+
+    def _judge_page(self, verdict: Verdict, previous: float, answer: Answer, carefully: bool) -> float:
+        """Judge a page, and give its snapshot's time. `previous` is that of the snapshot before it."""
+        page = read_page(answer.text, carefully=carefully)
+        at = page.value("gpumap_snapshot_timestamp_seconds")
+        if at is None:
+            return previous
+        comparison = self._comparison(_before(at, previous), at)
+        verdict.pages += 1
+        verdict.found += [(answer.first_at, one) for one in check_page(page, comparison)]
+        settled = Span(comparison.span.start - 2 * self.interval_seconds - 2.0, comparison.span.end)
+        recent = Span(settled.start - RECOVERY_SECONDS, settled.end)
+        started = page.value("process_start_time_seconds") or at
+        if started > recent.start or any(one.span.meets(recent) for one in self.disturbances):
+            return at
+        verdict.complete += 1
+        missing = check_complete(page, comparison, settled, self.privileges)
+        verdict.found += [(answer.first_at, one) for one in missing]
+        return at
+
+    def _comparison(self, previous: float, at: float) -> Comparison:
+        span = Span(max(previous, at - LONGEST_READ_SECONDS), at + AFTER_SECONDS)
+        released = span.start - RELEASE_SECONDS
+        for one in self.disturbances:
+            remembered = Span(one.span.start, one.span.end + GRACE_SECONDS + RELEASE_SECONDS)
+            if one.lists_old and remembered.meets(span):
+                released = min(released, one.span.start - RELEASE_SECONDS)
+        return Comparison(self.truth, Window(span, released))
+
+    def _unanswered(self, recorder: Recorder) -> Iterator[tuple[float, str]]:
+        """Requests that a gpumap missed which had answered before, and did so later."""
+        served: dict[int, list[float]] = {}
+        for answer in recorder.answers:
+            served.setdefault(answer.pid, []).extend((answer.first_at, answer.last_at))
+        for missed in recorder.missed:
+            times = served.get(missed.pid, [0.0])
+            if min(times) < missed.at < max(times):
+                yield missed.at, f"{missed.path}: {missed.why}"
+
+
+def _before(at: float, earlier: float) -> float:
+    """An earlier snapshot's time, or 0 for the same snapshot: that does not show when it was collected."""
+    return earlier if earlier < at else 0.0

@@ -1,0 +1,384 @@
+"""Limits of the kernel: open files, processes and threads, inotify, sizes of files; and a full or damaged disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.faults.ending import exits_with, refuse_start
+from tests.faults.matrix import ACCUSES_AGAIN, Fault, is_down, is_up, suffer
+from tests.faults.site import Site, Sites, Start
+from tests.faults.test_agent import RELAYED, nothing
+from tests.faults.test_driver import ALL_AS_BEFORE, DOWN, UP, down
+from tests.faults.test_kubelet import LAST_LIST
+from tests.faults.test_worker import signalled
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS, DISK = "Limits", "Disk"
+FOLDER = Path(tempfile.gettempdir()) / f"gpumap-faults-{os.getpid()}-disk"
+STATE = FOLDER / "state"
+SAVED = ("--state-file", str(STATE))
+IN_A_SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+SMALL_DISK = Start(
+    flags=SAVED,
+    parent=(*IN_A_SMALL_DISK, f'mount -t tmpfs -o size=64k tmpfs {FOLDER} && "$@" & wait $!', "sh"),
+)
+OTHER_UID = (
+    *("setpriv", "--reuid=61234", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
+    *("prlimit", "--nproc=10:10"),
+)
+"""RLIMIT_NPROC does not hold for root. Another user can read this clone only with a capability."""
+
+Inject = Callable[[Site], AbstractAsyncContextManager[None]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folder() -> Iterator[None]:
+    FOLDER.mkdir()
+    yield
+    shutil.rmtree(FOLDER)
+
+
+def limited(which: int, value: Callable[[int], int]) -> Inject:
+    """A soft limit of the running gpumap is lower for a while."""
+
+    @contextlib.asynccontextmanager
+    async def inject(site: Site) -> AsyncIterator[None]:
+        before = resource.prlimit(site.agent.pid, which)
+        resource.prlimit(site.agent.pid, which, (value(site.agent.pid), before[1]))
+        yield
+        resource.prlimit(site.agent.pid, which, before)
+
+    return inject
+
+
+@contextlib.asynccontextmanager
+async def no_file(site: Site) -> AsyncIterator[None]:
+    """The soft limit of open files is 0, and a new client connects."""
+    address = site.agent.url.removeprefix("http://").split(":")
+    async with limited(resource.RLIMIT_NOFILE, lambda _: 0)(site):
+        with socket.create_connection((address[0], int(address[1]))):
+            yield
+
+
+@contextlib.asynccontextmanager
+async def no_thread(site: Site) -> AsyncIterator[None]:
+    """gpumap is in a cgroup that starts no process and no thread. Its worker stays outside."""
+    root = Path("/sys/fs/cgroup")
+    parent = root / "pids" if (root / "pids").exists() else root
+    group = parent / f"gpumap-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = group / "pids.max"
+        if not limit.exists():
+            group.rmdir()
+            pytest.skip("cgroups have no pids controller")
+    except OSError as error:
+        pytest.skip(f"no pids cgroup can be made: {error}")
+    lines = Path(f"/proc/{site.agent.pid}/cgroup").read_text().splitlines()  # noqa: ASYNC240 -- /proc never waits
+    found = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
+    before = parent / found["pids" if "pids" in found else ""].lstrip("/")
+    limit.write_text("0")
+    (group / "cgroup.procs").write_text(str(site.agent.pid))
+    try:
+        yield
+    finally:
+        (before / "cgroup.procs").write_text(str(site.agent.pid))
+        group.rmdir()
+
+
+@contextlib.asynccontextmanager
+async def kubelet_restarted(site: Site) -> AsyncIterator[None]:
+    await site.node.kubelet.stop()
+    await site.node.kubelet.start()
+    yield
+
+
+def both(first: Inject, second: Inject) -> Inject:
+    @contextlib.asynccontextmanager
+    async def inject(site: Site) -> AsyncIterator[None]:
+        async with first(site), second(site):
+            yield
+
+    return inject
+
+
+@contextlib.asynccontextmanager
+async def full(site: Site) -> AsyncIterator[None]:
+    """Another program fills the disk as soon as there is room."""
+    folder = Path(f"/proc/{site.agent.pid}/root{FOLDER}")
+
+    async def fill() -> None:
+        with (folder / "filler").open("ab", buffering=0) as file:
+            while True:
+                with contextlib.suppress(OSError):
+                    file.write(bytes(4096))
+                    continue
+                await asyncio.sleep(0)
+
+    filling = asyncio.create_task(fill())
+    try:
+        yield
+    finally:
+        filling.cancel()
+        (folder / "filler").unlink()
+
+
+def fill(filler: Path) -> None:
+    """Write until the disk is full."""
+    with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@contextlib.asynccontextmanager
+async def room_for_one(site: Site) -> AsyncIterator[None]:
+    """The disk is filled while it has the state file, and no second one beside it."""
+    filler = Path(f"/proc/{site.agent.pid}/root{FOLDER}/filler")
+    files = {STATE.name, f"{STATE.name}.lock"}
+    while True:
+        os.kill(site.agent.pid, signal.SIGSTOP)
+        if set(os.listdir(filler.parent)) == files:
+            break
+        os.kill(site.agent.pid, signal.SIGCONT)
+        await asyncio.sleep(0.05)
+    fill(filler)
+    os.kill(site.agent.pid, signal.SIGCONT)
+    yield
+    filler.unlink()  # noqa: ASYNC240 -- tmpfs never waits
+
+
+@contextlib.asynccontextmanager
+async def read_only(site: Site) -> AsyncIterator[None]:
+    FOLDER.chmod(0o555)
+    yield
+    FOLDER.chmod(0o755)
+
+
+@contextlib.asynccontextmanager
+async def folder_removed(site: Site) -> AsyncIterator[None]:
+    aside = FOLDER.with_name(f"{FOLDER.name}-aside")
+    FOLDER.rename(aside)
+    yield
+    aside.rename(FOLDER)
+
+
+@contextlib.asynccontextmanager
+async def directory_in_its_place(site: Site) -> AsyncIterator[None]:
+    """A directory that is not empty: nothing can be renamed over it."""
+    STATE.unlink()
+    STATE.mkdir()
+    (STATE / "file").touch()
+    yield
+    shutil.rmtree(STATE)
+
+
+@contextlib.asynccontextmanager
+async def state_deleted(site: Site) -> AsyncIterator[None]:
+    STATE.unlink()
+    yield
+
+
+def refused(error: str) -> tuple[str, ...]:
+    return (f"cannot write the state file path=…detail='{error}'",)
+
+
+NO_TREE = (
+    "gpumap_allocation_info unchanged",
+    "gpumap_device_memory_used_bytes unchanged",
+    "gpumap_container_unassigned_use absent",
+    'gpumap_device_memory_used_by_owner_bytes{owner="gone"} absent',
+    "/readyz 200",
+)
+NO_TREE_METRICS = is_down("procfs", "unreadable")
+NO_TREE_LOG = "source down source=procfs reason=unreadable detail=…Too many open files"
+NO_WORKER_LOG = "source down source=nvml reason=worker_start detail=…only 0 more"
+WORKER_ENDS = signalled(signal.SIGKILL)
+
+COUNTERS = 'gpumap_container_allocated_gpu_seconds_total{pod="whole"}'
+
+AT_START = (
+    Fault(
+        LIMITS,
+        "12 open files are allowed at the start",
+        nothing,
+        exits_with(1),
+        (),
+        ("gpumap: the limit of open files is 12 (ulimit -n): gpumap needs at least 64",),
+        start=Start(parent=("prlimit", "--nofile=12:12")),
+    ),
+)
+
+RUNNING = (
+    Fault(
+        DISK,
+        "a file may have at most 100 bytes (RLIMIT_FSIZE)",
+        limited(resource.RLIMIT_FSIZE, lambda _: 100),
+        page=(*ALL_AS_BEFORE, f"{COUNTERS} rises"),
+        self_metrics=(UP,),
+        log=refused("File too large"),
+        start=RELAYED._replace(flags=SAVED),
+    ),
+    Fault(
+        DISK,
+        "the directory of the state file is read-only",
+        read_only,
+        page=(*ALL_AS_BEFORE, f"{COUNTERS} absent"),
+        self_metrics=(UP,),
+        log=refused("Permission denied"),
+        start=Start(flags=SAVED),
+    ),
+    Fault(
+        DISK,
+        "the directory of the state file is renamed",
+        folder_removed,
+        page=(*ALL_AS_BEFORE, f"{COUNTERS} rises"),
+        self_metrics=(UP,),
+        log=refused("No such file or directory"),
+        start=Start(flags=SAVED),
+    ),
+    Fault(
+        DISK,
+        "a directory is at the path of the state file",
+        directory_in_its_place,
+        page=(*ALL_AS_BEFORE, f"{COUNTERS} absent"),
+        self_metrics=(UP,),
+        log=refused("Is a directory"),
+        start=Start(flags=SAVED),
+    ),
+    Fault(
+        DISK,
+        "the state file is deleted",
+        state_deleted,
+        page=(*ALL_AS_BEFORE, f"{COUNTERS} rises"),
+        self_metrics=(UP,),
+        log=(),
+        start=Start(flags=SAVED),
+    ),
+    Fault(
+        DISK,
+        "the disk of the state file is full",
+        full,
+        page=(*ALL_AS_BEFORE, f"{COUNTERS} rises"),
+        self_metrics=(UP,),
+        log=None,
+        start=SMALL_DISK,
+    ),
+    Fault(
+        DISK,
+        "the disk has room for the state file, but not for a second one",
+        room_for_one,
+        page=(*ALL_AS_BEFORE, f"{COUNTERS} rises"),
+        self_metrics=(UP,),
+        log=(),
+        looks=4,
+        start=SMALL_DISK,
+    ),
+    Fault(
+        LIMITS,
+        "no more files can be opened (RLIMIT_NOFILE), and a client connects",
+        no_file,
+        page=NO_TREE,
+        self_metrics=(*NO_TREE_METRICS, UP, is_up("kubelet")),
+        log=(NO_TREE_LOG, "cannot accept connections reason='Too many open files'"),
+        recovers=ACCUSES_AGAIN,
+    ),
+    Fault(
+        LIMITS,
+        "no more files can be opened, and the NVML worker ends",
+        both(no_file, WORKER_ENDS),
+        page=DOWN,
+        self_metrics=(*down("worker_start"), *NO_TREE_METRICS, is_up("kubelet")),
+        log=(NO_WORKER_LOG, NO_TREE_LOG),
+        recovers=ACCUSES_AGAIN,
+    ),
+    Fault(
+        LIMITS,
+        "no more files can be opened, and the kubelet restarts",
+        both(no_file, kubelet_restarted),
+        page=NO_TREE,
+        self_metrics=(*is_down("kubelet", "no_descriptors"), *NO_TREE_METRICS, UP),
+        log=("source down source=kubelet reason=no_descriptors", NO_TREE_LOG),
+        recovers=ACCUSES_AGAIN,
+    ),
+)
+
+THREADS = (
+    Fault(
+        LIMITS,
+        "no process and no thread can be started (pids.max)",
+        no_thread,
+        page=ALL_AS_BEFORE,
+        self_metrics=(UP, is_up("kubelet")),
+        log=(),
+    ),
+    Fault(
+        LIMITS,
+        "no process and no thread can be started, and the NVML worker ends",
+        both(no_thread, WORKER_ENDS),
+        page=DOWN,
+        self_metrics=(*down("worker_start"), is_up("kubelet")),
+        log=(NO_WORKER_LOG,),
+        recovers=ACCUSES_AGAIN,
+    ),
+    Fault(
+        LIMITS,
+        "no process and no thread can be started, and the kubelet restarts",
+        both(no_thread, kubelet_restarted),
+        page=LAST_LIST,
+        self_metrics=(*is_down("kubelet", "no_threads"), UP),
+        log=("source down source=kubelet reason=no_threads detail=…pids.max",),
+        recovers=ACCUSES_AGAIN,
+    ),
+)
+
+USERS = (
+    Fault(
+        LIMITS,
+        "10 processes and threads are allowed at the start (RLIMIT_NPROC)",
+        nothing,
+        exits_with(1),
+        (),
+        ("gpumap: only … more threads can be started (ulimit -u, or the cgroup's pids.max): gpumap needs at least 40",),
+        start=Start(parent=OTHER_UID),
+    ),
+)
+
+
+@pytest.mark.parametrize("fault", RUNNING, ids=str)
+async def test_the_limits(fault: Fault, sites: Sites) -> None:
+    """Each row of the table is true."""
+    async with sites.borrow(fault.start) as site:
+        await suffer(fault, site)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a cgroup")
+@pytest.mark.parametrize("fault", THREADS, ids=str)
+async def test_the_limit_of_threads(fault: Fault, sites: Sites) -> None:
+    """Each row of the table is true."""
+    async with sites.borrow(fault.start) as site:
+        await suffer(fault, site)
+
+
+@pytest.mark.parametrize("fault", AT_START, ids=str)
+async def test_the_limits_at_the_start(fault: Fault, library: Path) -> None:
+    """Each row of the table is true."""
+    await refuse_start(fault, library)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start gpumap as another user")
+@pytest.mark.parametrize("fault", USERS, ids=str)
+async def test_the_limits_of_another_user(fault: Fault, library: Path) -> None:
+    """Each row of the table is true."""
+    await refuse_start(fault, library)

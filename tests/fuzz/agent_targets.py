@@ -1,0 +1,264 @@
+"""What else comes to the agent: its state file, its configuration files, and the requests of HTTP clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import re
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpumap.agent.dialects import gpu_manager
+from gpumap.agent.metrics import self_families
+from gpumap.agent.state import OutdatedError, decode, encode
+from gpumap.agent.web.app import application
+from gpumap.agent.web.config.guard import _credentials
+from gpumap.agent.web.config.schema import WebConfigError
+from gpumap.agent.web.config.tls import make_context
+from gpumap.agent.web.config.watch import Reader
+from gpumap.agent.web.negotiation import accepts_gzip, has_already, prefers_openmetrics, quality
+from gpumap.agent.web.pages import Pages
+from gpumap.agent.web.port import open_port
+from gpumap.agent.web.push import _rejected
+from gpumap.agent.web.rebinding import is_foreign
+from gpumap.model.observations import Moment
+from tests.fuzz.folders import folder, lay_out
+from tests.fuzz.mutators import mutate_json, mutate_protobuf, mutate_text, of_files, pack, unpack
+from tests.fuzz.node_targets import FAMILIES
+from tests.fuzz.target import Target
+from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.snapshots import busy_node
+
+BOOT = "00000000-0000-4000-8000-000000000001"
+NOW = Moment(5000.0, 1.7e9, 0.0)
+
+
+# --- the state file ---------------------------------------------------------------------------------------------------
+
+
+def _read_state(data: bytes) -> object:
+    """The file of --state-file. Raises ValueError, and OutdatedError for one of another boot."""
+    state = decode(data, NOW, BOOT)
+    for charge in state.ledger.charges.values():
+        for value in (charge.allocated_gpu_seconds, charge.sm_seconds, charge.memory_byte_seconds):
+            assert value is None or 0 <= value < float("inf"), f"a counter starts at {value}"
+    return state
+
+
+def _state_seeds() -> Iterator[bytes]:
+    pod = Pod("ml", "trainer", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
+    node = TestNode([Gpu(0), Gpu(1, mig=[(1, 0, 1)])], [pod], [Process(10, gpu_uuid(0), pod)], clock=4900.0)
+    for _ in range(4):
+        node.collect()
+    text = encode(node.memory, BOOT)
+    assert decode(text, NOW, BOOT).left_out == 0
+    yield text
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+_WEB_CONFIG = """tls_server_config:
+  cert_file: server.crt
+  key_file: server.key
+  client_auth_type: RequireAndVerifyClientCert
+  client_ca_file: server.crt
+  client_allowed_sans: [prometheus.example, 127.0.0.1]
+  min_version: TLS12
+  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]
+http_server_config:
+  http2: true
+  headers:
+    X-Frame-Options: deny
+    Strict-Transport-Security: max-age=31536000
+basic_auth_users:
+  alice: $2y$10$mDwo.lAisC94iLAyP81MCesa29IzH37oigHC/42V2pdJlUprsJPze
+rate_limit:
+  interval: 1s
+  burst: 20
+"""
+
+
+def _read_web_config(data: bytes) -> object:
+    """The files of --web-config: the YAML, a certificate and a key. Raises WebConfigError; one line, no secret."""
+    with folder() as place:
+        lay_out(unpack(data), place)
+        found = Reader(place / "web.yml").read(None)
+        assert found.error.isprintable(), repr(found.error)
+        if found.wanted is None:
+            raise WebConfigError(found.error)
+        config, pems = found.wanted
+        if config.tls is not None:
+            make_context(config.tls, pems)
+        return config.users, config.headers, config.rate_limit
+
+
+@functools.cache
+def _certificate() -> dict[str, bytes]:
+    from tests.certificates import make_certificate
+
+    with folder() as place:
+        make_certificate(place, "server")
+        return {name: (place / name).read_bytes() for name in ("server.crt", "server.key")}
+
+
+def _web_config_seeds() -> Iterator[bytes]:
+    yield pack({"web.yml": _WEB_CONFIG.encode(), **_certificate()})
+    yield pack({"web.yml": b"basic_auth_users: {}\n"})
+    yield pack({"web.yml": b"a: &a [x, x]\nb: &b [*a, *a, *a]\nc: [*b, *b, *b]\n"})
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+def _read_headers(data: bytes) -> object:
+    """Values of the headers that gpumap reads, a line each. Raises nothing."""
+    found: list[object] = []
+    for line in data.decode("latin-1").split("\n"):
+        found += [prefers_openmetrics(line), accepts_gzip(line), quality(line, "text/plain")]
+        found += [has_already(line, 'W/"1"'), is_foreign(line, "127.0.0.1"), is_foreign("localhost", line)]
+        found.append(_credentials(line))
+    return found
+
+
+class _Server(NamedTuple):
+    kept_open: object
+    loop: asyncio.AbstractEventLoop
+    port: int
+    errors: list[logging.LogRecord]
+
+
+class _Errors(logging.Handler):
+    def __init__(self, kept: list[logging.LogRecord]) -> None:
+        super().__init__(logging.ERROR)
+        self._kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._kept.append(record)
+
+
+@functools.cache
+def _server() -> _Server:
+    """Start the agent's pages on a port of this machine, once for a process."""
+    loop = asyncio.new_event_loop()
+    pages = Pages(FAMILIES, self_families("1", "3.11"), {"/metric": gpu_manager.FAMILIES}, 60.0, lambda: 10.0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    errors: list[logging.LogRecord] = []
+
+    pages.publish(busy_node(4, 2))
+    served = open_port(application(pages), listener, patience_seconds=2.0)
+    loop.run_until_complete(served.__aenter__())
+    for name in ("gpumap", "aiohttp", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.addHandler(_Errors(errors))
+    return _Server(served, loop, listener.getsockname()[1], errors)
+
+
+_STATUS = re.compile(rb"HTTP/[01]\.[019] ([0-9]{3}) ")
+
+
+def _read_request(data: bytes) -> object:
+    """The bytes of a client's connection. The answers have no status 500, nothing is logged as an error, and the next
+    client gets its answer. Raises nothing."""
+    server = _server()
+    server.errors.clear()
+    answer = server.loop.run_until_complete(_exchange(server.port, data))
+    assert answer == b"" or _STATUS.match(answer), answer[:200]
+    for status in _STATUS.findall(answer):
+        assert status != b"500", answer[:500]
+    assert not server.errors, [(one.getMessage(), one.exc_info) for one in server.errors]
+    healthy = server.loop.run_until_complete(_exchange(server.port, b"GET /healthz HTTP/1.0\r\n\r\n"))
+    assert healthy.endswith(b"ok\n"), healthy[:200]
+    return len(answer) > 0
+
+
+async def _exchange(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(20.0):
+            writer.write(data)
+            with contextlib.suppress(OSError):
+                writer.write_eof()
+            received = b""
+            with contextlib.suppress(ConnectionError):
+                while piece := await reader.read(1 << 16):
+                    received = (received + piece)[: 1 << 20]
+            return received
+    finally:
+        writer.transport.abort()
+
+
+def _read_otlp(data: bytes) -> object:
+    """The answer of an OTLP receiver to gpumap's push. Raises nothing; one line for the log."""
+    says = _rejected(data)
+    assert says.isprintable(), repr(says)
+    return says
+
+
+def _otlp_seeds() -> Iterator[bytes]:
+    yield b"\x0a\x0e\x08\x03\x12\x0atoo old \xc3\xa4"
+    yield b'{"partialSuccess":{}}'
+
+
+_PATHS = (
+    "/",
+    "/metrics",
+    "/metric",
+    "/api/v1/map",
+    "/api/v1/map/schema.json",
+    "/api/v1/history",
+    "/healthz",
+    "/readyz",
+)
+
+
+def _request_seeds() -> Iterator[bytes]:
+    headers = "Host: localhost\r\nAccept: application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1\r\n"
+    for path in (*_PATHS, "/api/v1/check?only=xid&node=a", "/page/style.css", "/nothing?a=%ff#b"):
+        yield f"GET {path} HTTP/1.1\r\n{headers}Accept-Encoding: gzip\r\nConnection: close\r\n\r\n".encode()
+    yield b'GET /api/v1/map HTTP/1.1\r\nHost: [::1]:9401\r\nIf-None-Match: W/"1", *\r\n\r\n'
+    yield b"POST /metrics HTTP/1.1\r\nHost: 10.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+    yield b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\nabc"
+    yield b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+
+
+TARGETS = (
+    Target("state-file", _read_state, _state_seeds, mutate_json, ("gpumap.agent.state",), (ValueError, OutdatedError)),
+    Target(
+        "web-config",
+        _read_web_config,
+        _web_config_seeds,
+        of_files(lambda path: mutate_text),
+        ("gpumap.agent.web.config.schema", "gpumap.agent.web.config.watch", "gpumap.agent.web.config.tls"),
+        (WebConfigError,),
+        lines_per_byte=2_000,
+    ),
+    Target(
+        "http-headers",
+        _read_headers,
+        lambda: [
+            b"text/plain;version=0.0.4;q=0.5,application/openmetrics-text;version=1.0.0;q=0.6\ngzip;q=0.5, identity",
+            b'text/plain;q=x;version=""\nW/"1", "2"\n[::1]:80\nlocalhost:9401\nBasic YWxpY2U6c2VjcmV0\n127.0.0.1',
+        ],
+        mutate_text,
+        (
+            "gpumap.agent.web.negotiation",
+            "gpumap.agent.web.rebinding",
+            "gpumap.agent.web.config.guard",
+        ),
+        (),
+    ),
+    Target("otlp-answer", _read_otlp, _otlp_seeds, mutate_protobuf, ("gpumap.agent.web.push",), ()),
+    Target(
+        "http-request",
+        _read_request,
+        _request_seeds,
+        mutate_text,
+        ("gpumap.agent.web.app", "gpumap.agent.web.port"),
+        (),
+        slow=True,
+        repeatable=False,
+    ),
+)

@@ -1,0 +1,592 @@
+"""What a node sends to the agent: the kubelet's answers and files, DRA's and schedulers' files, /proc, logs, NVML.
+
+Each function declares in its docstring what its source may send, and what the parser may raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from gpumap.agent._proto.podresources import v1_pb2
+from gpumap.agent._proto.pods import v1alpha1_pb2
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.flags import ALL_DIALECTS
+from gpumap.agent.join import Memory
+from gpumap.agent.join.step import step
+from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.agent.node_map import node_map
+from gpumap.agent.nvml_worker import wire
+from gpumap.agent.sources import checkpoint, dra, fractioning, inotify, plugin_answers, pods_api, proc_files
+from gpumap.agent.sources.checkpoint import CheckpointSource
+from gpumap.agent.sources.dra import DraSource
+from gpumap.agent.sources.fractioning import FractioningSource
+from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
+from gpumap.agent.sources.known_pods import KnownPods
+from gpumap.agent.sources.nvml import NvmlSource
+from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.lab.capture import answers, contents
+from gpumap.lab.capture import node as captured_node
+from gpumap.lab.capture.sharing import FOLDER
+from gpumap.lab.node_files import NodeFiles
+from gpumap.model import cgroups, observations
+from gpumap.model import map as model_map
+from gpumap.model.device_ids import parse, parse_dra, parse_node, parse_visible
+from gpumap.model.observations import (
+    Complaint,
+    DeviceId,
+    Failed,
+    KubeletAnswer,
+    Moment,
+    NvmlReading,
+    Observations,
+    Observed,
+    ReportedPod,
+    SecondList,
+    SourceAnswer,
+    SourceError,
+)
+from gpumap.model.plugins import named_devices, recognise, recognise_dra
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.units import parse_quantity
+from gpumap.model.workloads import slurm_job, workload
+from tests.fuzz import corpus
+from tests.fuzz.folders import folder, lay_out
+from tests.fuzz.mutators import (
+    mutate_json,
+    mutate_json_lines,
+    mutate_protobuf,
+    mutate_raw,
+    mutate_text,
+    of_files,
+    pack,
+    unpack,
+)
+from tests.fuzz.pages import check_page, check_snapshot, check_values
+from tests.fuzz.target import Target
+from tests.nodes import RULES
+
+T = TypeVar("T")
+
+FAMILIES = (*native(tuple(GROUPS), process_metrics=True), *self_families("1", "3.11"))
+DIALECT_FAMILIES = tuple(family for name in ALL_DIALECTS for family in DIALECTS[name].families)
+
+
+# --- the kubelet ------------------------------------------------------------------------------------------------------
+
+
+def _read_list(data: bytes) -> object:
+    """PodResources List, v1 and v1alpha1, also of a scheduler's agent. Raises DecodeError."""
+    known = KnownPods()
+    pods, complaints = known.read_list(data)
+    assert known.read_list(data)[0] is pods, "the same bytes must give the very same object"
+    for one in complaints:
+        assert one.detail.isprintable(), repr(one.detail)
+    return pods, complaints
+
+
+def _read_offer(data: bytes) -> object:
+    """GetAllocatableResources. Raises DecodeError."""
+    return KnownPods().read_offer(data)
+
+
+def _read_pods_api(data: bytes) -> object:
+    """The Pods API's ListPods. Raises DecodeError."""
+    return tuple(map(pods_api.decode_pod, v1alpha1_pb2.ListPodsResponse.FromString(data).pods))
+
+
+def _read_checkpoint(data: bytes) -> object:
+    """The kubelet's device checkpoint. Raises ValueError."""
+    return checkpoint.parse(data)
+
+
+def _read_plugin_answer(data: bytes) -> object:
+    """A device plugin's ContainerAllocateResponse (NVIDIA, MPS, HAMi, volcano, gpushare). Raises ValueError."""
+    answer = plugin_answers.parse(data)
+    return answer, named_devices(answer)
+
+
+def _plugin_answer_seeds() -> Iterator[bytes]:
+    import base64
+    import json
+
+    for text in corpus.files(contents.CHECKPOINT):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            for row in json.loads(text)["Data"]["PodDeviceEntries"] or ():
+                if answer := row.get("AllocResp"):
+                    yield base64.b64decode(answer)
+
+
+def _read_device_ids(data: bytes) -> object:
+    """Lines of a resource, a tab and a device id, of any plugin or DRA driver. Raises nothing."""
+    found: list[object] = []
+    for line in data.decode("utf-8", "backslashreplace").split("\n"):
+        resource, _, id_ = line.partition("\t")
+        found += [recognise(resource, DeviceId(id_)), recognise_dra(resource, id_), parse(DeviceId(id_))]
+        found += [parse_dra(id_), parse_visible(id_), parse_node(id_)]
+        with contextlib.suppress(ValueError):
+            found.append(parse_quantity(id_))
+    return found
+
+
+# --- files of DRA and schedulers --------------------------------------------------------------------------------------
+
+
+def _read_dra_state(data: bytes) -> object:
+    """The kubelet's dra_manager_state. Raises ValueError."""
+    return dra.parse_state(data)
+
+
+def _read_dra_checkpoint(data: bytes) -> object:
+    """The checkpoint of NVIDIA's DRA driver. Raises ValueError."""
+    return dra.parse_prepared(data)
+
+
+def _read_fractioning(data: bytes) -> object:
+    """A mapping file of KAI-Scheduler's fractiond. Raises ValueError."""
+    return fractioning.parse_record("0" * 64, data)
+
+
+# --- /proc ------------------------------------------------------------------------------------------------------------
+
+
+def _read_cgroup(data: bytes) -> object:
+    """/proc/PID/cgroup, of gpumap (before the first empty line) and of another process. Raises nothing."""
+    own_text, _, text = data.decode(errors="replace").partition("\n\n")
+    own = cgroups.own(own_text)
+    paths = cgroups.paths(text)
+    return (
+        cgroups.parse(text, own),
+        cgroups.parse(text, own, has_kubelet=False),
+        cgroups.is_outside(text, own),
+        cgroups.is_bare_host(own),
+        workload(paths, 1000),
+        slurm_job(paths),
+    )
+
+
+def _read_stat(data: bytes) -> object:
+    """/proc/PID/stat; the name in it is any text of the process. Raises ValueError."""
+    return proc_files.stat(data.decode(errors="replace"))
+
+
+_PROC_FILES = re.compile(r"proc/[^/]+/(?:cgroup|stat|status|comm|cmdline)|own/cgroup|own/root/etc/passwd")
+
+
+def _read_proc(data: bytes) -> object:
+    """A tree of /proc: cgroup, stat, status, comm and cmdline of several processes, gpumap's own cgroup, and passwd.
+
+    Raises SourceError.
+    """
+    with folder() as place:
+        lay_out({path: text for path, text in unpack(data).items() if _PROC_FILES.fullmatch(path)}, place)
+        source = ProcfsSource(place / "proc", place / "own")
+        try:
+            (place / "proc").mkdir(exist_ok=True)
+            pids = [int(name) for name in os.listdir(place / "proc") if re.fullmatch("[0-9]{1,9}", name)]
+            answer = source.read([*pids, 424242], None)
+            for one in answer.value.entries:
+                assert not one.workload or one.workload.name, "a workload without a name"
+            return answer.value.entries, answer.value.unreadable, answer.value.pid_visibility
+        finally:
+            source.close()
+
+
+def _proc_seeds() -> Iterator[bytes]:
+    passwd = b"root:x:0:0:root:/root:/bin/sh\nana:x:1000:1000::/home/ana:/bin/sh\n"
+    for frame in corpus.frames():
+        files = {path: text for path, text in frame.items() if path.startswith(("proc/", "own/"))}
+        files |= {
+            f"{path.removesuffix('stat')}status": b"Name:\tx\nUid:\t1000\t1000\n" for path in [*files] if "stat" in path
+        }
+        files[f"proc/{os.getpid()}/cgroup"] = files.get("own/cgroup", b"0::/\n")
+        yield pack(files | {"own/root/etc/passwd": passwd})
+
+
+# --- names of logs, and inotify ---------------------------------------------------------------------------------------
+
+
+def _read_logs(data: bytes) -> object:
+    """Names below /var/log: lines of a directory or of a link with its target. Raises SourceError."""
+    with folder() as place:
+        for line in data.split(b"\n"):
+            name, arrow, target = line.partition(b" -> ")
+            path = os.fsencode(place) + b"/" + name
+            if b".." in name or b"\0" in line or len(name) > 600:
+                continue
+            with contextlib.suppress(OSError):
+                if arrow:
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    os.symlink(target, path)
+                else:
+                    os.makedirs(path, exist_ok=True)
+        return PodLogsSource(place).read(0.0).value
+
+
+def _log_seeds() -> Iterator[bytes]:
+    for text in corpus.files(contents.LOG_TREE):
+        entries = contents.log_entries({contents.LOG_TREE: text}) or ()
+        names = (one.path.removeprefix("var/log/") + (f" -> {one.target}" if one.target else "") for one in entries)
+        yield "\n".join(names).encode()
+
+
+def _read_inotify(data: bytes) -> object:
+    """Events as the kernel writes them, whose names are of any file. Raises ValueError for one that is cut."""
+    import struct
+
+    try:
+        return [inotify._pod_of_link(event.name) for event in inotify.events(data)]
+    except struct.error as error:
+        raise ValueError(str(error)) from error
+
+
+def _inotify_seeds() -> Iterator[bytes]:
+    for name in (b"checkpoint\0\0", b"pod_ns_container-0123.log\0", b""):
+        yield inotify._HEAD.pack(1, inotify.CREATE, 0, len(name)) + name
+
+
+# --- NVML -------------------------------------------------------------------------------------------------------------
+
+
+def _read_wire(data: bytes) -> object:
+    """A line of the worker's. Raises ValueError."""
+    message = wire.decode(data)
+    assert wire.decode(wire.encode(message)) is not None
+    return message
+
+
+def _wire_seeds() -> Iterator[bytes]:
+    for text in corpus.files(contents.NVML):
+        reading = contents.reading({contents.NVML: text})
+        if isinstance(reading, NvmlReading):
+            yield from (wire.encode(wire.GpuMessage(1, gpu)) for gpu in reading.gpus)
+            yield wire.encode(wire.DriverMessage(1, "550", "12.4", "12", len(reading.gpus)))
+            yield wire.encode(wire.ListeningMessage((wire.ListeningPeriod(observations.Uuid("GPU-1"), 1.0, 2.0),)))
+            yield wire.encode(wire.XidMessage(observations.Uuid("GPU-1"), 79, None, None, 3.0))
+    yield wire.encode(wire.ErrorMessage(1, 9, "driver_not_loaded", "no driver"))
+
+
+def _read_request(data: bytes) -> object:
+    """A request to the worker. Raises ValueError."""
+    return wire.decode_request(data)
+
+
+def _request_seeds() -> Iterator[bytes]:
+    yield wire.encode(wire.Request(1, 5.0, (1,), (2,), ("health",), True, 15.0))
+
+
+_SPEAKING = "import os, sys; os.write(1, open(sys.argv[1], 'rb').read()); os.write(2, open(sys.argv[2], 'rb').read())"
+
+
+def _read_worker(data: bytes) -> object:
+    """A worker that writes any bytes to stdout and stderr, and ends. Raises SourceError."""
+    files = unpack(data)
+
+    async def read(place: Path) -> object:
+        out, error = place / "out", place / "error"
+        out.write_bytes(files.get("out", b"")[: 1 << 16])
+        error.write_bytes(files.get("error", b"")[: 1 << 15])
+        source = NvmlSource([sys.executable, "-I", "-S", "-c", _SPEAKING, str(out), str(error)])
+        try:
+            answer = await source.read(5.0, 10.0)
+            _check_whole(answer.value)
+            return answer.value.gpus
+        finally:
+            await source.close()
+
+    with folder() as place:
+        return asyncio.run(read(place))
+
+
+def _worker_seeds() -> Iterator[bytes]:
+    for text in corpus.files(contents.NVML):
+        reading = contents.reading({contents.NVML: text})
+        if isinstance(reading, NvmlReading) and len(text) < 6000:
+            lines = [wire.encode(wire.DriverMessage(1, "550", "12.4", "12", len(reading.gpus)))]
+            lines += [wire.encode(wire.GpuMessage(1, gpu)) for gpu in reading.gpus]
+            yield pack({"out": b"".join(lines), "error": b"Traceback\nSome library: error \xff\n"})
+
+
+def _check_whole(reading: NvmlReading) -> None:
+    assert [gpu.index for gpu in reading.gpus] == list(range(len(reading.gpus))), "a GPU is missing, or is there twice"
+
+
+# --- a whole node -----------------------------------------------------------------------------------------------------
+
+
+def _read_node(data: bytes) -> object:
+    """The files of one capture's frame, as the sources of a running agent read them: two collections, then all pages.
+
+    A source may fail with a SourceError. Everything after the sources raises nothing. The laws hold.
+    """
+    files = unpack(data)
+    with folder() as place:
+        try:
+            tree = captured_node.files_of({contents.NVML: b"", contents.OWN_CGROUP: b"0::/\n", **files})
+            NodeFiles(place).show(tree)
+        except (ValueError, OSError):
+            raise ValueError("not the files of a node") from None
+        return _pages(list(_collections(files, place))[-1])
+
+
+def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
+    kubelet, second = KnownPods(), KnownPods()
+    procfs = ProcfsSource(place / captured_node.PROC, place / captured_node.OWN)
+    identity = PodIdentitySource(
+        CheckpointSource((place / captured_node.CHECKPOINT,)),
+        PodLogsSource(place / captured_node.LOGS),
+        DraSource(place / captured_node.DRA_STATE, place / captured_node.DRA_CHECKPOINT),
+        lambda: 0.0,
+        lambda: _pods_of(files),
+        FractioningSource(place / FOLDER).read,
+    )
+    memory = Memory()
+    try:
+        for number in range(2):
+            now = Moment(1000.0 + 5 * number, 1.7e9 + 5 * number)
+            nvml = _observed(partial(_reading, files), now)
+            pids = sorted(_pids(nvml.value)) if isinstance(nvml, Observed) else []
+            listed = _observed(partial(_kubelet_answer, files, kubelet, second), now)
+            seen = Observations(
+                nvml,
+                _observed(partial(procfs.read, pids, None), now),
+                _observed(identity.read, now),
+                listed,
+                now,
+            )
+            memory, snapshot = step(memory, seen, RULES)
+            check_snapshot(snapshot, listed.value if isinstance(listed, Observed) else None)
+            yield snapshot
+    finally:
+        procfs.close()
+
+
+def pages_of(reading: NvmlReading) -> object:
+    """Check the pages of a machine without a kubelet and without /proc, whose driver answered this twice."""
+    memory = Memory()
+    for number in range(2):
+        now = Moment(1000.0 + 5 * number, 1.7e9 + 5 * number)
+        failed = Failed(now, 0.0, (Complaint("unreadable", "no /proc"),))
+        memory, snapshot = step(memory, Observations(Observed(reading, now, 0.0), failed, None, None, now), RULES)
+        check_snapshot(snapshot, None)
+    return _pages(snapshot)
+
+
+def _pages(snapshot: Snapshot) -> tuple[bytes, ...]:
+    text = Exposition(FAMILIES).render(snapshot)
+    check_values(check_page(text))
+    openmetrics = Exposition(FAMILIES, openmetrics=True).render(snapshot)
+    check_page(openmetrics, openmetrics=True)
+    dialects = Exposition(DIALECT_FAMILIES).render(snapshot)
+    check_page(dialects)
+    document = model_map.encode(node_map(snapshot))
+    model_map.decode(document)
+    return text, openmetrics, dialects
+
+
+def _observed(read: Callable[[], SourceAnswer[T]], now: Moment) -> Observed[T] | Failed:
+    """As the agent does it, but an error that no source declares is one here."""
+    try:
+        answer = read()
+    except SourceError as error:
+        return Failed(now, 0.0, error.complaints)
+    return Observed(answer.value, now, 0.0, answer.complaints)
+
+
+def _kubelet_answer(files: dict[str, bytes], kubelet: KnownPods, second: KnownPods) -> SourceAnswer[KubeletAnswer]:
+    try:
+        raw = answers.answer(files, contents.LIST)
+        if raw is None:
+            raise SourceError("socket_missing", "no List")
+        pods, complaints = kubelet.read_list(raw)
+        offer = answers.answer(files, contents.ALLOCATABLE)
+        allocatable = kubelet.read_offer(offer) if offer is not None else None
+        more = answers.answer(files, contents.SECOND_LIST)
+        agent = SecondList(second.read_list(more)[0]) if more is not None else None
+    except (DecodeError, ValueError) as error:
+        raise SourceError("decode", str(error)) from error
+    return SourceAnswer(KubeletAnswer(pods, allocatable, "first", False, True, agent), complaints)
+
+
+def _pods_of(files: dict[str, bytes]) -> SourceAnswer[tuple[ReportedPod, ...] | None]:
+    if contents.PODS not in files:
+        return SourceAnswer(None)
+    try:
+        pods = tuple(sorted({pods_api.decode_pod(pod) for pod in answers.pods(files[contents.PODS])}, key=repr))
+    except (DecodeError, ValueError) as error:
+        return SourceAnswer(None, (Complaint("pods_api_decode", str(error)),))
+    return SourceAnswer(tuple(pod for pod in pods if pod.pod_uid))
+
+
+def _reading(files: dict[str, bytes]) -> SourceAnswer[NvmlReading]:
+    """NVML's reading, as the worker sends it."""
+    try:
+        reading = contents.reading(files)
+    except ValueError as error:
+        raise SourceError("protocol", str(error)) from error
+    if not isinstance(reading, NvmlReading):
+        raise SourceError(reading.reason, reading.detail)
+    return SourceAnswer(reading)
+
+
+def _pids(reading: NvmlReading) -> set[int]:
+    lists = [gpu.processes for gpu in reading.gpus]
+    lists += [instance.processes for gpu in reading.gpus for instance in gpu.instances]
+    return {process.pid for processes in lists for process in processes or ()}
+
+
+_ODD_CHECKPOINT = b'{"Data":{"PodDeviceEntries":[{"PodUID":"","ContainerName":"","ResourceName":"","AllocResp":5}]}}'
+
+
+def _odd_node() -> dict[str, bytes]:
+    """Return a node with names that a line of a page must escape."""
+    odd = 'a"b\\c\nd\u2028'
+    devices = [
+        v1_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=[f"GPU-{'0' * 8}{'-0000' * 3}-{'0' * 12}"])
+    ]
+    container = v1_pb2.ContainerResources(name=odd, devices=devices)
+    pod = v1_pb2.PodResources(name=odd, namespace=odd, containers=[container])
+    listed = v1_pb2.ListPodResourcesResponse(pod_resources=[pod])
+    return {**next(corpus.nodes()), f"{contents.LIST}.pb": listed.SerializeToString()}
+
+
+def _kind(path: str) -> Callable[..., bytes] | None:
+    if path.endswith(".pb"):
+        return mutate_protobuf
+    if path.endswith(".json") or path in (contents.CHECKPOINT, contents.DRA_STATE):
+        return mutate_json
+    return None if path.startswith("own/pid") else mutate_text
+
+
+_LINE = "gpumap.agent.sources."
+
+TARGETS = (
+    Target(
+        "podresources-list",
+        _read_list,
+        lambda: [*corpus.lists(), b"\x0a\x08\x0a\x03a\xffb\x12\x01c"],  # a name that is not UTF-8
+        mutate_protobuf,
+        (f"{_LINE}podresources", f"{_LINE}messages", f"{_LINE}known_pods", f"{_LINE}names"),
+        (DecodeError,),
+    ),
+    Target(
+        "podresources-allocatable",
+        _read_offer,
+        corpus.offers,
+        mutate_protobuf,
+        (f"{_LINE}podresources",),
+        (DecodeError,),
+    ),
+    Target(
+        "pods-api",
+        _read_pods_api,
+        corpus.pods_lists,
+        mutate_protobuf,
+        (f"{_LINE}pods_api", f"{_LINE}pod_shares"),
+        (DecodeError,),
+    ),
+    Target(
+        "device-checkpoint",
+        _read_checkpoint,
+        lambda: [*corpus.files(contents.CHECKPOINT), _ODD_CHECKPOINT],
+        mutate_json,
+        (f"{_LINE}checkpoint", f"{_LINE}json_files", f"{_LINE}plugin_answers"),
+    ),
+    Target(
+        "plugin-answer",
+        _read_plugin_answer,
+        _plugin_answer_seeds,
+        mutate_protobuf,
+        (f"{_LINE}plugin_answers", "gpumap.model.plugins"),
+    ),
+    Target(
+        "device-ids",
+        _read_device_ids,
+        lambda: ["\n".join(corpus.device_ids()).encode()],
+        mutate_text,
+        ("gpumap.model.device_ids", "gpumap.model.plugins", "gpumap.model.units"),
+        (),
+    ),
+    Target(
+        "dra-state",
+        _read_dra_state,
+        lambda: corpus.files(contents.DRA_STATE),
+        mutate_json,
+        (f"{_LINE}dra", f"{_LINE}json_files"),
+    ),
+    Target(
+        "dra-checkpoint",
+        _read_dra_checkpoint,
+        lambda: corpus.files(contents.DRA_CHECKPOINT),
+        mutate_json,
+        (f"{_LINE}dra",),
+    ),
+    Target(
+        "gpu-fractioning",
+        _read_fractioning,
+        lambda: [
+            text for frame in corpus.frames() for path, text in frame.items() if path.startswith("gpu_fractioning/")
+        ],
+        mutate_json,
+        (f"{_LINE}fractioning",),
+    ),
+    Target(
+        "cgroup",
+        _read_cgroup,
+        lambda: [b"0::/\n\n" + text for text in corpus.files("cgroup")],
+        mutate_text,
+        ("gpumap.model.cgroups", "gpumap.model.workloads"),
+        (),
+    ),
+    Target("proc-stat", _read_stat, lambda: corpus.files("stat"), mutate_text, (f"{_LINE}proc_files",)),
+    Target(
+        "proc-tree",
+        _read_proc,
+        _proc_seeds,
+        of_files(lambda path: mutate_text),
+        (f"{_LINE}procfs", f"{_LINE}proc_files", f"{_LINE}workloads", f"{_LINE}pidfds"),
+        (SourceError,),
+    ),
+    Target("pod-logs", _read_logs, _log_seeds, mutate_text, (f"{_LINE}identity",), (SourceError,)),
+    Target("inotify", _read_inotify, _inotify_seeds, mutate_raw, (f"{_LINE}inotify",)),
+    Target("nvml-wire", _read_wire, _wire_seeds, mutate_json, ("gpumap.agent.nvml_worker.wire",)),
+    Target("nvml-request", _read_request, _request_seeds, mutate_json, ("gpumap.agent.nvml_worker.wire",)),
+    Target(
+        "nvml-worker-output",
+        _read_worker,
+        _worker_seeds,
+        of_files(lambda path: mutate_json_lines if path == "out" else mutate_text),
+        (f"{_LINE}nvml", f"{_LINE}nvml_process", f"{_LINE}nvml_state"),
+        (SourceError,),
+        slow=True,
+        repeatable=False,
+    ),
+    Target(
+        "node",
+        _read_node,
+        lambda: map(pack, [*corpus.nodes(), _odd_node()]),
+        of_files(_kind),
+        (
+            f"{_LINE}identity",
+            f"{_LINE}procfs",
+            f"{_LINE}dra",
+            "gpumap.agent.join.step",
+            "gpumap.agent.exposition",
+            "gpumap.agent.node_map",
+            "gpumap.agent.join.grants",
+            "gpumap.agent.join.shares",
+            "gpumap.agent.dialects.dcgm_entities",
+        ),
+        lines_per_byte=400,
+    ),
+)
