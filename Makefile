@@ -4,9 +4,10 @@
 PYTHON ?= python3
 ARGS ?=
 PARALLEL ?= 4
-TESTS ?= tests/test_*.py
+# One folder: pytest reads it again for each file that it is given.
+TESTS ?= tests --ignore-glob="tests/*/*"
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile -m "not e2e"
+PYTEST := $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile -m "not e2e and not cluster"
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 UV := .tools/uv-venv/bin/uv
 UV_VERSION := 0.13.9
@@ -16,11 +17,11 @@ WITH_OTLP := --extra otlp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all check prose e2e tools golden protos docs manifests boards pictures bench lock krew wheel image clean
+.PHONY: help setup demo test test-all check prose e2e e2e-cluster soak fuzz tools golden protos docs manifests boards pictures bench mutation audit lock krew wheel image clean
 
 help: ## Lists these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, test-all, e2e, bench, lock, krew"
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, test-all, e2e, soak, fuzz, bench, lock, krew"
 	@echo "and image. Tests run in four processes, also on two cores, because many wait; PARALLEL=8 makes it eight."
 
 setup: .venv/.dev ## Makes .venv with gpumap and all that its developers need
@@ -49,6 +50,16 @@ e2e: .venv/.dev tools ## The longer runs: gpumap as a process with real neighbou
 	@echo "End-to-end tests: they start gpumap and its neighbours as real processes, and take minutes."
 	$(BIN)/python -m pytest -m e2e --hypothesis-profile=full $(ARGS)
 
+e2e-cluster: .venv/.dev ## gpumap on a live node: containerd, a kubelet built from source, pods; root; under 15 minutes from nothing
+	$(BIN)/python -m scripts.install_tools --cluster buildah runc helm
+	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+
+soak: .venv/.dev tools ## gpumap for an hour at 20 times speed on a node that never rests (ARGS="--minutes 10 --seed 7")
+	$(BIN)/python -m tests.soak $(ARGS)
+
+fuzz: .venv/.dev ## Looks for inputs that break a parser: ten minutes (ARGS="--minutes 60", ARGS=--list, ARGS=cgroup)
+	$(BIN)/python -m tests.fuzz $(ARGS)
+
 tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, shells, helm, kubectl, buildah, runc and systemd-analyze into .tools/bin where PATH lacks them
 	$(BIN)/python -m scripts.install_tools
 
@@ -71,8 +82,14 @@ pictures: .venv/.dev tools ## Takes the pictures of docs/ from the demo, some mi
 	$(BIN)/python -m scripts.take_picture
 	$(BIN)/python -m scripts.draw_boards
 
-bench: .venv/.dev .tools/bench-venv/.installed ## What gpumap costs, beside its goals: some 5 minutes (ARGS="P1 P6", ARGS=--long)
+bench: .venv/.dev .tools/bench-venv/.installed ## What gpumap costs, beside its goals: some 12 minutes (ARGS="P1 P6", ARGS=--long)
 	$(BIN)/python -m bench $(ARGS)
+
+mutation: .venv/.dev ## Tries small changes of the pure rooms, which a test must notice: half an hour (ARGS="join/pods --sample 0")
+	nice $(BIN)/python -m mutation $(ARGS)
+
+audit: ## Asks the OSV database for known vulnerabilities of what the locks name; nothing audited is a failure (ARGS=LOCK)
+	$(PYTHON) scripts/audit.py $(ARGS)
 
 lock: $(UV) ## Brings the locks in line with pyproject.toml (ARGS=--upgrade: newest versions)
 	$(COMPILE) $(WITH_OTLP) $(ARGS) --output-file requirements.lock

@@ -206,8 +206,9 @@ def mistakes(text: Text) -> Iterator[str]:
     for sentence in sentences(text.words):
         if (length := count(sentence)) > LONGEST and re.search("[,.;:?]", sentence):  # else a list of words
             yield f"{place}: {length} words in one sentence: {sentence[:90]}…"
+    plain = _SYMBOLS.sub("``", text.words)
     for pattern, by in _WORDS:
-        for found in pattern.finditer(_SYMBOLS.sub("``", text.words)):
+        for found in pattern.finditer(plain):
             around = text.words[max(found.start() - 30, 0) : found.end() + 20]
             yield f"{place}: “{found[0]}” ({by}): …{around}…"
 

