@@ -10,10 +10,12 @@ import contextlib
 import os
 import re
 import signal
+import ssl
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Self, TypeVar
 
 import aiohttp
@@ -83,6 +85,16 @@ class Page:
         return {(name, row) for name in names for row in self.samples[name]}
 
 
+class Client(NamedTuple):
+    """How to ask: over TLS with a context, with headers."""
+
+    tls: ssl.SSLContext | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+PLAIN = Client()
+
+
 class Answer(NamedTuple):
     status: int
     text: str
@@ -92,12 +104,17 @@ class Answer(NamedTuple):
 class Agent:
     """A running `gpumap`, and what it logged so far."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path, wrapped: bool) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, log: Path, wrapped: bool, client: Client = PLAIN) -> None:
         self.process = process
         self.url = ""
         self._log = log
         self._wrapped = wrapped
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_SECONDS))
+        self._client = client
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=PATIENCE_SECONDS),
+            connector=aiohttp.TCPConnector(ssl=client.tls or True),
+            headers=client.headers,
+        )
 
     async def __aenter__(self) -> Self:
         async def log() -> str:
@@ -110,7 +127,7 @@ class Agent:
         except BaseException:
             await self._kill()
             raise
-        self.url = f"http://{match[1]}"
+        self.url = f"{'https' if self._client.tls else 'http'}://{match[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -201,27 +218,42 @@ def _children(pid: int) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def serve(
-    node: Node, *flags: str, library: Path | None = None, parent: Sequence[str] = (), **variables: str
+    node: Node,
+    *flags: str,
+    library: Path | None = None,
+    parent: Sequence[str] = (),
+    program: Sequence[str] = (str(GPUMAP),),
+    client: Client = PLAIN,
+    **variables: str,
 ) -> AsyncIterator[Agent]:
     """Run `gpumap serve` over a node until the block ends; without `library` the loader finds the stand-in."""
     found = () if library is None else ("--nvml-library", str(library))
     options = [*node.flags, *found, "--interval", "200ms", *flags]
     variables = standin.environment(node.library, node.state) | variables
-    async with run_agent("serve", *options, parent=parent, **variables) as agent:
+    async with run_agent("serve", *options, parent=parent, program=program, client=client, **variables) as agent:
         yield agent
 
 
 @contextlib.asynccontextmanager
-async def run_agent(*arguments: str, parent: Sequence[str] = (), **variables: str) -> AsyncIterator[Agent]:
-    """Run `gpumap` on a free port until the block ends; `parent` is a command that has it as its only child."""
+async def run_agent(
+    *arguments: str,
+    parent: Sequence[str] = (),
+    program: Sequence[str] = (str(GPUMAP),),
+    client: Client = PLAIN,
+    **variables: str,
+) -> AsyncIterator[Agent]:
+    """Run `gpumap` on a free port until the block ends; `parent` is a command that has it as its only child.
+
+    `program` may be another way to run gpumap's own code.
+    """
     with tempfile.TemporaryDirectory(prefix="gpumap-log-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
-                *(*parent, str(GPUMAP), arguments[0], "--listen", "127.0.0.1:0", *arguments[1:]),
+                *(*parent, *program, arguments[0], "--listen", "127.0.0.1:0", *arguments[1:]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=errors,
                 env=environment(**variables),
             )
-        async with Agent(process, log, wrapped=bool(parent)) as agent:
+        async with Agent(process, log, wrapped=bool(parent), client=client) as agent:
             yield agent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import standin
+from tests.demo_process import demo, fetch
 from tests.examples import FULL
 from tests.node import Node, short_directory
 from tests.processes import PlainProcesses
+from tests.prometheus import eventually
 from tests.worker import Start, starting
 
 # No law depends on how fast the machine is; some draw whole nodes, which takes its time.
@@ -21,10 +24,24 @@ settings.register_profile("quick", _PATIENT, max_examples=FULL // 4)
 settings.load_profile("quick")
 
 
-@pytest.fixture(name="library", scope="module")
-def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the stand-in, once for all tests of a file."""
-    return standin.build(tmp_path_factory.mktemp("library"))
+@pytest.fixture(name="demo_url", scope="module")
+def run_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A running demo that has collected twice: it reports its squatter. Tests of a file share it and change nothing."""
+    with demo(tmp_path_factory.mktemp("demo"), "--interval", "1s") as url:
+        eventually(lambda: re.search('unassigned_use{.*pod="squatter"', fetch(f"{url}/metrics")[0]) is not None)
+        yield url
+
+
+@pytest.fixture(name="libraries", scope="session")
+def make_libraries() -> Path:
+    """Where stand-ins of all kinds are kept. Later runs compile only what has changed."""
+    return standin.LIBRARIES
+
+
+@pytest.fixture(name="library", scope="session")
+def build_library(libraries: Path) -> Path:
+    """The stand-in with all its functions."""
+    return standin.build(libraries)
 
 
 @pytest.fixture(name="directory")
@@ -41,12 +58,6 @@ async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
     async with node.kubelet:
         node.processes.start("/system.slice/sshd.service")
         yield node
-
-
-@pytest.fixture(name="libraries", scope="session")
-def make_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where stand-ins of all kinds are kept, each compiled once."""
-    return tmp_path_factory.mktemp("libraries")
 
 
 @pytest.fixture(name="start")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from gpumap.model.observations import ContainerName, NvmlReading, PodUid
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 from gpumap.model.snapshot import (
@@ -36,7 +38,8 @@ def card(index: int = 0, uuid: Uuid = CARD, *, partitioned: bool = False, fault:
     )
     if made.reading is None:
         return made
-    reading = made.reading._replace(
+    reading = structs.replace(
+        made.reading,
         uuid=uuid,
         memory=DeviceMemory(141 * GIB, 4 * GIB, 136 * GIB, GIB),
         utilization_ratio=None if partitioned else 0.57,
@@ -57,7 +60,7 @@ def old_card() -> Gpu:
     """A card that retires pages, and waits for a reset to retire one more."""
     made = replace(pascal(1), uuid=SHARED)
     assert made.reading is not None
-    return replace(made, reading=made.reading._replace(retired_pages_pending=True))
+    return replace(made, reading=structs.replace(made.reading, retired_pages_pending=True))
 
 
 def use(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.exposition import Exposition
@@ -86,7 +87,9 @@ def card(index: int, uuid: str, model: str, total_mib: int = 16160, *, partition
     made = gpu(index, partitioned=partitioned)
     assert made.reading is not None
     memory = DeviceMemory(total_mib * MIB, 0, total_mib * MIB)
-    return replace(made, uuid=Uuid(uuid), model=model, reading=made.reading._replace(uuid=Uuid(uuid), memory=memory))
+    return replace(
+        made, uuid=Uuid(uuid), model=model, reading=structs.replace(made.reading, uuid=Uuid(uuid), memory=memory)
+    )
 
 
 def leaf(on: Gpu, instance: MigInstance | None = None, total_mib: int = 9728) -> Leaf:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from msgspec import structs
+
 from gpumap.agent.dialects import DIALECTS
 from gpumap.model.observations import Moment, NvmlReading, Source
 from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, Uuid
@@ -133,11 +135,12 @@ def original() -> Snapshot:
     parent = card(1, PARENT, "NVIDIA H200", 143771, partitioned=True)
     assert parent.reading is not None
     devices = (
-        SHARED_1._replace(processes=()),
-        SHARED_2._replace(processes=()),
-        ALONE._replace(processes=(), activity=ACTIVITY),
+        structs.replace(SHARED_1, processes=()),
+        structs.replace(SHARED_2, processes=()),
+        structs.replace(ALONE, processes=(), activity=ACTIVITY),
     )
-    reading = parent.reading._replace(
+    reading = structs.replace(
+        parent.reading,
         instances=devices,
         utilization_ratio=None,
         memory_controller_ratio=None,

@@ -8,6 +8,8 @@ from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
+from msgspec import structs
+
 from gpumap.agent.join import Memory, Rules, step
 from gpumap.model.observations import (
     CgroupKind,
@@ -385,7 +387,7 @@ class TestNode:
         )
         if gpu.pcie is not None:
             source, sent, received = gpu.pcie
-            base = base._replace(pcie_source=source, pcie_transmit_bytes=sent, pcie_receive_bytes=received)
+            base = structs.replace(base, pcie_source=source, pcie_transmit_bytes=sent, pcie_receive_bytes=received)
         if gpu.mig is None:
             processes = self._on(gpu.uuid)
             samples = tuple(
@@ -393,7 +395,8 @@ class TestNode:
                 for process in self.processes
                 if process.leaf == gpu.uuid and process.sm
             )
-            return base._replace(
+            return structs.replace(
+                base,
                 memory=self._memory(gpu, processes),
                 processes=processes,
                 samples=(*samples, *gpu.late_samples) if gpu.tells_samples else None,
@@ -402,8 +405,8 @@ class TestNode:
             )
         instances = tuple(self._instance(gpu, gi, ci, slices) for gi, ci, slices in gpu.mig)
         everything = tuple(process for leaf in gpu.leaves for process in self._on(leaf))
-        return base._replace(
-            partitioned=True, max_mig_devices=7, instances=instances, memory=self._memory(gpu, everything)
+        return structs.replace(
+            base, partitioned=True, max_mig_devices=7, instances=instances, memory=self._memory(gpu, everything)
         )
 
     def _instance(self, gpu: Gpu, gi: int, ci: int, slices: int) -> MigInstance:

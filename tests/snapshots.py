@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from gpumap.model.observations import ContainerName, DeviceHealth, Moment, NvmlReading, PodUid, Source
 from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, Activity, DeviceMemory, GpuReading, MigInstance, Uuid
 from gpumap.model.snapshot import (
@@ -104,8 +106,13 @@ def pascal(index: int) -> Gpu:
     card = gpu(index)
     assert card.reading is not None
     pages = (("double_bit_ecc", 1), ("single_bit_ecc", 2))
-    of_its_age = card.reading._replace(
-        retired_pages=pages, remapped_rows=(), row_remap_pending=None, row_remap_failure=None, activity=None
+    of_its_age = structs.replace(
+        card.reading,
+        retired_pages=pages,
+        remapped_rows=(),
+        row_remap_pending=None,
+        row_remap_failure=None,
+        activity=None,
     )
     return replace(card, reading=of_its_age)
 
@@ -148,7 +155,7 @@ def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
     """A holder that is measured in every way, or one that uses what it does not hold."""
     use = ContainerUse(GIB, 2 * GIB, 1, 0.25, 0.125, 0.5, 0.0, unassigned=not holds, last_active=1e9)
     if uuid.startswith("MIG-"):
-        use = replace(use, sm_ratio=None, memory_controller_ratio=None, sm_activity_ratio=0.25)
+        use = structs.replace(use, sm_ratio=None, memory_controller_ratio=None, sm_activity_ratio=0.25)
     name = ContainerName("team", pod, "main")
     if not holds:
         return ContainerOnDevice(name, Uuid(uuid), use=use)

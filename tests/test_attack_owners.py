@@ -101,6 +101,24 @@ def holders(snapshot: Snapshot, leaf: Uuid = CARD) -> int | None:
     return next(one.holders for one in snapshot.leaves if one.uuid == leaf)
 
 
+# --- log directories --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_second_log_directory_of_a_uid_makes_no_pod_gone(from_the_start: bool) -> None:
+    """A directory may name another pod with the UID of a live one. Its name is unknown then, unless it was known
+    before."""
+    whole, squatter = holder("whole", OTHER), Pod("ml", "squatter", {"main": {}})
+    node = IdentityNode([Gpu(0), Gpu(1)], [whole, squatter], [Process(10, CARD, squatter, memory=5 * GIB)])
+    true = tuple(LogTree(pod.uid, "ml", pod.name, ("main",)) for pod in (whole, squatter))
+    node.trees = true
+    if not from_the_start:
+        node.collect()
+    node.trees = (*true, LogTree(squatter.uid, "ml", "whole", ("main",)))
+    node.collect()
+    assert lies(node.collect()) == ({} if from_the_start else {"unassigned": 5 * GIB})
+
+
 # --- DRA on kubelets that do not list claims --------------------------------------------------------------------------
 
 
@@ -588,5 +606,25 @@ def test_pod_that_only_the_grace_keeps_has_no_zero() -> None:
     node = IdentityNode([Gpu(0)], [job, other], [Process(10, CARD, job, memory=40 * GIB)])
     node.collect()
     node.socket, job.listed, node.processes = "second", False, []
-    snapshot = node.collect()
-    assert use(snapshot, job.full(), CARD) is None
+    for node.down in (set(), {"kubelet"}):
+        assert use(node.collect(), job.full(), CARD) is None
+
+
+@pytest.mark.parametrize("away_seconds", [0.0, 600.0])
+def test_pod_that_only_the_grace_keeps_is_not_accused(away_seconds: float) -> None:
+    """A pod without a GPU used one, and was deleted while the kubelet was down. Its process still runs. The List of
+    this collection does not have the pod, which the owner `unassigned` needs (docs/dev/evidence.md)."""
+    squatter, other = Pod("ml", "notebook", {"main": {}}), holder("server", OTHER)
+    node = IdentityNode([Gpu(0), Gpu(1)], [squatter, other], [Process(10, CARD, squatter, memory=GIB)])
+    node.collect()
+    assert lies(node.collect()) == {"unassigned": GIB}
+    node.down.add("kubelet")
+    node.collect(away_seconds)
+    node.down.clear()
+    node.socket, squatter.listed = "second", False
+    for _ in range(3):
+        snapshot = node.collect()
+        assert lies(snapshot) == {}
+        assert blamed(snapshot) == []
+    squatter.listed = True
+    assert lies(node.collect()) == {"unassigned": GIB}, "it was not deleted: the kubelet lists it again"

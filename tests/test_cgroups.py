@@ -195,8 +195,8 @@ def test_bare_root_is_unknown_where_our_own_path_is_root() -> None:
     ],
 )
 def test_what_is_certainly_outside_our_own_pod(path: str, ours: object, outside: bool) -> None:
-    """Other pods and the node's own processes are; containers beside ours, and what cannot be told, are not."""
-    assert is_outside(f"0::{path}\n", ours) is outside  # type: ignore[arg-type]
+    """Other pods and the node's own processes are; containers beside ours, and what is uncertain, are not."""
+    assert is_outside(f"0::{path}\n", ours) is outside
 
 
 @pytest.mark.parametrize(
@@ -214,3 +214,32 @@ def test_what_is_certainly_outside_our_own_pod(path: str, ours: object, outside:
 def test_bare_host(text: str, bare: bool) -> None:
     """A service or session is the bare host; `/`, a pod or a container is not."""
     assert is_bare_host(own(text)) is bare
+
+
+ATTACKER, VICTIM = "11111111-2222-3333-4444-555555555555", "22222222-2222-3333-4444-555555555555"
+CONTAINER = f"/../../kubepods-burstable-pod{ATTACKER.replace('-', '_')}.slice/cri-containerd-{'a' * 64}.scope"
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        f"/pod{VICTIM}/{'c' * 64}",
+        f"/kubepods.slice/kubepods-pod{VICTIM}.slice/cri-containerd-{'c' * 64}.scope",
+        f"/kubepods-podx/{'c' * 64}",
+        f"/docker/{'d' * 64}",
+        "/user.slice/user-0.slice/session-1.scope",
+        "/user@0.service/app.slice/x.service",
+        "/job_1/step_0",
+        "/lxc/victim",
+        "/pod (deleted)",
+        f"/\u2028pod{VICTIM}",
+        f"{'/x' * 1500}/pod{VICTIM}",
+    ],
+)
+@pytest.mark.parametrize("text", ["0::{0}{1}\n", "12:cpu:{0}{1}\n1:name=systemd:{0}\n0::{0}\n"], ids=["v2", "v1"])
+def test_a_container_stays_in_its_pod_whatever_its_own_cgroups_are_called(text: str, below: str) -> None:
+    """A container that may make cgroups names them as it likes: it is neither another pod's, nor the host's."""
+    found = parse(
+        text.format(CONTAINER, below), own(f"0::/../../kubepods-pod{OWN_UID}.slice/cri-containerd-{CID}.scope\n")
+    )
+    assert (found.pods[0].pod_uid, found.pods[0].container_id) == (ATTACKER, "a" * 64)

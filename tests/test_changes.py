@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from gpumap.agent.changes import log_changes
 from gpumap.model.observations import NvmlReading, Observations, Observed
@@ -51,8 +52,8 @@ def test_rows_of_memory(logged: Logged) -> None:
     """Rows that begin to wait for a reset are said, and one that could not be replaced."""
     well = gpu(0)
     assert well.reading is not None
-    ill = replace(well, reading=well.reading._replace(row_remap_pending=True))
-    failed = replace(well, reading=well.reading._replace(row_remap_pending=True, row_remap_failure=True))
+    ill = replace(well, reading=structs.replace(well.reading, row_remap_pending=True))
+    failed = replace(well, reading=structs.replace(well.reading, row_remap_pending=True, row_remap_failure=True))
     assert logged(well, ill) == [f"gpu memory row remap pending uuid={well.uuid} index=0"]
     assert logged(ill, failed) == [f"gpu memory row remap failure uuid={well.uuid} index=0"]
     assert logged(failed, failed) == []

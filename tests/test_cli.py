@@ -28,7 +28,7 @@ from gpumap.agent.settings import FLAGS
 from gpumap.cli.command_line import parse, subcommands
 from gpumap.dispatch import command_parser
 from tests import standin
-from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve
+from tests.agent import PATIENCE_SECONDS, gone, run_agent, serve
 from tests.command import gpumap, gpumap_in_loop, one_line, run_command, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
 from tests.node import GIB, Node, gpu_uuid, short_directory
@@ -39,23 +39,14 @@ WHOLE = gpu_uuid(1)
 
 
 @pytest.fixture(name="node")
-async def make_node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+async def make_node(library: Path) -> AsyncIterator[Node]:
     """A node with one pod that uses 11 GiB of the GPU that it holds."""
     with short_directory() as directory:
-        library = standin.build(tmp_path_factory.getbasetemp())
         node = Node(directory, library, PlainProcesses(directory / "proc"))
         pod = node.admit("whole", main=[WHOLE])
         node.run(pod.cgroup("main"), 1, 11 * GIB)
         async with node.kubelet:
             yield node
-
-
-@pytest.fixture(name="agent")
-async def run_demo() -> AsyncIterator[Agent]:
-    """A running demo that has collected."""
-    async with run_agent("demo", "--interval", "200ms") as agent:
-        await agent.later(1)
-        yield agent
 
 
 # --- what it says of itself -------------------------------------------------------------------------------------------
@@ -164,11 +155,11 @@ def test_help_may_be_cut_off(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-async def test_the_installed_commands(agent: Agent) -> None:
+async def test_the_installed_commands(demo_url: str) -> None:
     """What other tests call does its work as the installed program too; `serve`, `demo` and `record` are started below
     and in tests of their own."""
     commands = ("map", "top", "waste", "inspect", "doctor")
-    runs = await asyncio.gather(*(gpumap_in_loop(command, "--url", agent.url) for command in commands))
+    runs = await asyncio.gather(*(gpumap_in_loop(command, "--url", demo_url) for command in commands))
     assert [done.returncode for done in runs] == [0] * len(commands)
     assert all(done.stdout.count("\n") > 1 for done in runs)
     assert gpumap("completion", "bash").stdout == run_command("completion", "bash").stdout
@@ -387,9 +378,9 @@ async def test_map_of_this_node(node: Node) -> None:
     assert "MODEL" in outputs["wide"]
 
 
-async def test_map_where_nothing_answers(tmp_path: Path) -> None:
+async def test_map_where_nothing_answers(directory: Path) -> None:
     """No kubelet and no driver: it says which, and exits with 1."""
-    missing = str(tmp_path / "missing")
+    missing = str(directory / "missing")
     sources = ("--kubelet-root", "--device-checkpoint", "--nvml-library", "--pod-log-root")
     done = await run_command_in_loop("map", *(word for flag in sources for word in (flag, missing)))
     assert done.returncode == 1
@@ -401,10 +392,10 @@ async def test_map_where_nothing_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_watch_goes_on_until_stopped(agent: Agent, number: signal.Signals) -> None:
+async def test_watch_goes_on_until_stopped(demo_url: str, number: signal.Signals) -> None:
     """--watch shows the map again at each interval; a signal ends it, with 0."""
     process = await asyncio.create_subprocess_exec(
-        *(str(GPUMAP), "map", "--watch", "--interval", "200ms", "--url", agent.url),
+        *(str(GPUMAP), "map", "--watch", "--interval", "200ms", "--url", demo_url),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
@@ -420,9 +411,9 @@ async def test_watch_goes_on_until_stopped(agent: Agent, number: signal.Signals)
         assert (await process.wait(), await process.stderr.read()) == (0, b"")
 
 
-async def test_map_may_be_cut_off(agent: Agent) -> None:
+async def test_map_may_be_cut_off(demo_url: str) -> None:
     """`gpumap map | head -1`, with and without --watch: it ends without a word when nobody reads on."""
-    once = f'"{GPUMAP}" map -o json --url {agent.url}'
+    once = f'"{GPUMAP}" map -o json --url {demo_url}'
     for command in (once, f"{once} --watch --interval 100ms"):
         process = await asyncio.create_subprocess_exec(
             *("bash", "-c", f"{command} | head -1; echo ${{PIPESTATUS[0]}}"),
@@ -443,10 +434,10 @@ async def test_map_of_an_agent_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("command", ["map", "top", "waste", "doctor"])
-async def test_only_what_is_used_is_checked(agent: Agent, command: str) -> None:
+async def test_only_what_is_used_is_checked(demo_url: str, command: str) -> None:
     """Where an agent is asked, this node's variables do not matter; where this node is, those of `serve` do not."""
     wrong = {"GPUMAP_PROC": "/etc/passwd", "GPUMAP_KUBELET_ROOT": "/etc/passwd", "GPUMAP_RESOURCE": "("}
-    done = await run_command_in_loop(command, "--url", agent.url, GPUMAP_LISTEN="x", GPUMAP_PUSH="1", **wrong)
+    done = await run_command_in_loop(command, "--url", demo_url, GPUMAP_LISTEN="x", GPUMAP_PUSH="1", **wrong)
     assert (done.returncode, done.stderr) == (0, "")
     done = await run_command_in_loop(command, GPUMAP_LISTEN="x", GPUMAP_DIALECT="x", GPUMAP_PROC="/etc/passwd")
     assert one_line(done, 2) == "--proc (from $GPUMAP_PROC=/etc/passwd): is not a directory"

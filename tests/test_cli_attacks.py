@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,9 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpumap.agent.node_map import node_map
 from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.show import yaml_text
 from gpumap.cli.tables import Shape, map_table
 from gpumap.model.errors import FatalError
 from tests.command import one_line, run_command, run_command_in_loop
@@ -84,6 +88,59 @@ async def test_the_field_that_does_not_fit() -> None:
         said = one_line(await run_command_in_loop("map", "--url", url), 1)
     assert said.startswith(f"{url}/api/v1/map: the response does not match the schema of /api/v1/map: ")
     assert said.endswith("`$.devices[0].uuid`")
+
+
+# --- every text of an answer ------------------------------------------------------------------------------------------
+
+STEERING = "\x1b]0;owned\x07\x1b[2J\u202e\r\n=1+1\tforged\x9b31m\u2028"
+WORDS = {"owner", "finding", "source", "type", "reason", "resource", "uuid", "gpu_uuid", "mig_profile", "health"}
+"""Keys whose text a command compares with words of its own. What is not one of them is left out of a table."""
+
+
+def steering(value: Any, key: str = "") -> Any:
+    """A part of a map with text that steers a terminal after each name."""
+    if isinstance(value, dict):
+        return {name: steering(one, name) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [steering(one, key) for one in value]
+    return value + STEERING if isinstance(value, str) and key not in WORDS else value
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("map", "map -o wide", "map -o json", "map -o yaml", "map -o name", "top", "top --processes", "top -o wide"),
+        *("waste", "waste -o wide", "waste -o name", "inspect", "inspect -d", "inspect -d --used", "check"),
+    ],
+)
+async def test_no_text_of_an_answer_steers_a_terminal(command: str) -> None:
+    """Whatever name of a pod, a process, a GPU or a source an agent answers, no line of it is forged, and no control
+    character reaches the terminal."""
+    small = steering(msgspec.to_builtins(node_map(busy_node(3, 2))))
+    async with serving(answering(json.dumps(small))) as url:
+        done = await run_command_in_loop(*command.split(), "--url", url)
+    lines = (done.stdout + done.stderr).split("\n")
+    assert [line for line in lines if not line.isprintable()] == []
+    assert [line for line in lines if line.startswith(("=1+1", "forged"))] == []
+
+
+@given(st.text() | st.text("\n\t :#-'\"\x85\u2028\ufeff\x00\x1b0~|>?!&*%@`,[]{}\ud800"), st.booleans())
+def test_yaml_keeps_every_text(text: str, allow_unicode: bool) -> None:
+    """libyaml and PyYAML's own dumper, which it needs for a lone surrogate, write what YAML reads as the same text."""
+    values = {text: [text, {"a": text}]}
+    assert yaml.safe_load(yaml_text(values, allow_unicode=allow_unicode)) == values
+
+
+def test_yaml_of_hostile_text_does_not_need_the_slow_dumper() -> None:
+    """PyYAML's own dumper looks at each character in Python: eight seconds of CPU for a map of 1.4 MB."""
+    called = set()
+    sys.setprofile(lambda frame, *_: called.add(Path(frame.f_code.co_filename).name))
+    try:
+        yaml_text(steering(msgspec.to_builtins(node_map(busy_node(3, 2)))))
+    finally:
+        sys.setprofile(None)
+    assert "representer.py" in called
+    assert "emitter.py" not in called
 
 
 # --- text that steers a terminal --------------------------------------------------------------------------------------

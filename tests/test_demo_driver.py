@@ -6,6 +6,8 @@ import time
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
+from msgspec import structs
+
 from gpumap.agent.nvml_worker import wire
 from gpumap.lab.demo.driver import POLL_SECONDS, Driver
 from gpumap.lab.demo.fake_worker import reading_for
@@ -102,8 +104,8 @@ def test_xid_events_come_when_it_is_their_time() -> None:
     *told, heard, _ = map(wire.decode, driver.read(LISTENING))
     assert told == [
         wire.XidMessage(first.uuid, 79, None, None, 1050.0),
-        on_card._replace(at=1080.0),
-        on_instance._replace(at=1080.0),
+        structs.replace(on_card, at=1080.0),
+        structs.replace(on_instance, at=1080.0),
     ]
     assert heard == wire.ListeningMessage(
         tuple(wire.ListeningPeriod(gpu.uuid, 1010.0, 1085.0) for gpu in scenario.gpus)
@@ -114,7 +116,7 @@ def test_nobody_listens_where_nobody_asks_for_it() -> None:
     """Without the group `health` no event is told, nor what was listened to; what came meanwhile is lost."""
     now = 10.0
     driver = Driver(parse_scenario(XIDS), lambda: now, lambda: now)
-    assert len(list(driver.read(LISTENING._replace(groups=("gpm",))))) == 1
+    assert len(list(driver.read(structs.replace(LISTENING, groups=("gpm",))))) == 1
     assert driver.patience_seconds is None
     now = 30.0
     assert list(driver.unasked()) == []
@@ -154,7 +156,7 @@ async def test_the_program_tells_an_event_between_two_reads(tmp_path: Path) -> N
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(wire.encode_request(LISTENING))
+    process.stdin.write(wire.encode(LISTENING))
     lines = [wire.decode(await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS)) for _ in range(3)]
     process.stdin.close()
     await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
@@ -172,7 +174,7 @@ async def test_the_program_answers_until_stdin_ends(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(wire.encode_request(wire.Request(1, 5.0)) + wire.encode_request(wire.Request(2, 5.0)))
+    process.stdin.write(wire.encode(wire.Request(1, 5.0)) + wire.encode(wire.Request(2, 5.0)))
     answers = [wire.decode(await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS)) for _ in range(6)]
     process.stdin.close()
     assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0

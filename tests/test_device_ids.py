@@ -1,10 +1,12 @@
 """Device ids of every plugin: whose they are, what they name, what names the GPU, and which are not known."""
 
 import re
+import sys
 
 import pytest
 
 from gpumap.model.device_ids import (
+    LONGEST,
     ByIndex,
     ByMinor,
     ByPlacement,
@@ -13,6 +15,7 @@ from gpumap.model.device_ids import (
     EveryGpu,
     MigPlace,
     mig_place,
+    parse,
 )
 from gpumap.model.observations import DeviceId, PluginAnswer
 from gpumap.model.plugins import named_devices, recognise, recognise_dra
@@ -195,3 +198,11 @@ def test_place_of_an_old_mig_name() -> None:
 def test_default_resources(resource: str, counts: bool) -> None:
     """The default pattern takes the GPU resources of every known plugin, whole, and no other."""
     assert (re.fullmatch(DEFAULT_RESOURCE_PATTERN, resource) is not None) is counts
+
+
+def test_a_very_long_id_is_not_remembered() -> None:
+    """It has no meaning, and nothing keeps it: a plugin with new long ids in each answer fills no memory."""
+    long = DeviceId("x" * (LONGEST + 1))
+    before = sys.getrefcount(long)
+    assert parse(long) is None
+    assert sys.getrefcount(long) == before

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from msgspec import structs
 
 from gpumap.agent.dialects.arms import FAMILIES
 from gpumap.model.observations import ContainerName
@@ -246,7 +247,7 @@ def test_a_squatter_is_none_whatever_else_it_was_given() -> None:
         process(10, ALONE.uuid, 4, HARD, owner=Owner.UNASSIGNED),
         process(11, SHARED_1.uuid, 5, HARD, owner=Owner.GONE),
     ]
-    snapshot = partitioned([replace(one, allocated_memory_bytes=9728 << 20) for one in held_by], processes)
+    snapshot = partitioned([structs.replace(one, allocated_memory_bytes=9728 << 20) for one in held_by], processes)
     assert set(told(snapshot, "PROCESS_MEM_USED", "ProcessId", "AllocateMode")) == {
         ("7", "exclusive"),
         ("8", "none"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -144,11 +145,11 @@ def test_activity_is_the_devices_and_names_its_only_container(field: str) -> Non
 
 def test_activity_that_the_driver_does_not_report_is_absent() -> None:
     """Each metric for itself, and all of them on GPUs before Hopper: never a 0."""
-    older = ACTIVITY._replace(graphics_ratio=None, fp16_ratio=None)
+    older = structs.replace(ACTIVITY, graphics_ratio=None, fp16_ratio=None)
     for activity, known in ((older, {*PROFILING} - {"PROF_GR_ENGINE_ACTIVE", "PROF_PIPE_FP16_ACTIVE"}), (None, set())):
         reading = card().reading
         assert reading is not None
-        snapshot = node(gpus=(replace(card(), reading=reading._replace(activity=activity)),))
+        snapshot = node(gpus=(replace(card(), reading=structs.replace(reading, activity=activity)),))
         assert {field for field in PROFILING if rows(snapshot, field)} == known
 
 
@@ -211,10 +212,10 @@ def test_without_pid_visibility_the_holder_stands() -> None:
 
 def test_a_reserved_gpu_is_shared() -> None:
     """Each pod that a scheduler placed on it has a row, also a single one with all of it; the reservation has none."""
-    keeper = replace(holder(ContainerName("kai", "keeper", "c")), reservation=True, allocated_gpus=None)
-    one = replace(user(P1), use=replace(use(3 * GIB, 0.5), scheduled=True))
-    whole = replace(one, scheduled=True, allocated_gpus=1.0, allocated_memory_bytes=80 * GIB)
-    two = replace(user(P2), use=replace(use(GIB, 0.25), scheduled=True))
+    keeper = structs.replace(holder(ContainerName("kai", "keeper", "c")), reservation=True, allocated_gpus=None)
+    one = structs.replace(user(P1), use=structs.replace(use(3 * GIB, 0.5), scheduled=True))
+    whole = structs.replace(one, scheduled=True, allocated_gpus=1.0, allocated_memory_bytes=80 * GIB)
+    two = structs.replace(user(P2), use=structs.replace(use(GIB, 0.25), scheduled=True))
     leaves = (leaf(card(), processes_of(Owner.SCHEDULED, 1)),)
     for sharer in (one, whole):
         snapshot = node(keeper, sharer, leaves=leaves)
@@ -389,7 +390,7 @@ def test_compute_instances_of_one_gpu_instance_are_one() -> None:
     on = card(partitioned=True)
     parts = instance(2, 0, "1c.3g.40gb"), instance(2, 1, "2c.3g.40gb")
     memory = DeviceMemory(40 * GIB, 8 * GIB, 32 * GIB, 0)
-    leaves = tuple(leaf(on, instance=one._replace(activity=None), memory=memory) for one in parts)
+    leaves = tuple(leaf(on, instance=structs.replace(one, activity=None), memory=memory) for one in parts)
     labels = "GPU_I_ID", "GPU_I_PROFILE", "pod"
     one_holds_both = node(holder(P1, parts[0].uuid), holder(P1, parts[1].uuid), gpus=(on,), leaves=leaves)
     assert rows(one_holds_both, "DEV_FB_USED", *labels) == {("2", "3g.40gb", "p1"): 8192}
@@ -446,8 +447,8 @@ def test_device_is_the_device_node() -> None:
 def test_both_formats_are_read_back(openmetrics: bool) -> None:
     """OpenMetrics has no counter whose name does not end in _total: there such a one is of unknown type."""
     parse = parse_openmetrics if openmetrics else parse_text
-    read = list(parse(page(busy_node(), openmetrics=openmetrics)))
-    lines = [line for line in page(busy_node()).splitlines() if not line.startswith("#")]
+    read = list(parse(page(busy_node(4, 3), openmetrics=openmetrics)))
+    lines = [line for line in page(busy_node(4, 3)).splitlines() if not line.startswith("#")]
     assert sum(len(family.samples) for family in read) == len(lines)
     types = {family.name: family.type for family in read}
     assert types["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"] == ("unknown" if openmetrics else "counter")

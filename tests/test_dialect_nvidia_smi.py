@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpumap.agent.dialects.nvidia_smi import COUNTED_EVENTS, EVENTS, FAMILIES
@@ -160,7 +161,7 @@ def test_recovery_actions_are_nvml_hs_numbers(action: str, number: int | None) -
 @pytest.mark.parametrize(("mode", "number"), [("default", 0), ("exclusive_process", 3), ("code_9", None), (None, None)])
 def test_compute_modes_are_nvml_hs_numbers(mode: str | None, number: int | None) -> None:
     """A mode that is not known is absent, as in the original."""
-    snapshot = changed(original(), lambda reading: reading._replace(compute_mode=mode))
+    snapshot = changed(original(), lambda reading: structs.replace(reading, compute_mode=mode))
     assert set(value(snapshot, "compute_mode", "uuid").values()) == ({number} if number is not None else set())
 
 
@@ -217,7 +218,7 @@ def test_processes_are_those_with_a_compute_context() -> None:
             process(9, TITAN[0], 50)._replace(types="G"),
         ],
     )
-    snapshot = nvml(changed(snapshot, lambda reading: reading._replace(processes=listed)), up=True)
+    snapshot = nvml(changed(snapshot, lambda reading: structs.replace(reading, processes=listed)), up=True)
     labels = "pid", "process_name", "uuid"
     uuid = plain(Uuid(TITAN[0]))
     assert value(snapshot, "compute_app_used_memory_bytes", *labels) == {("7", 'py"th\\on\n', uuid): 700 << 20}
@@ -237,16 +238,16 @@ def test_a_process_on_several_mig_devices_is_one_row_of_the_card() -> None:
 def test_an_idle_card_has_no_processes() -> None:
     """0 where NVML lists them and there is none; absent where it lists none, as on some virtual GPUs."""
     bare = node("n", [leaf(card(0, TITAN[0], "TITAN V"))])
-    idle = changed(bare, lambda reading: reading._replace(processes=()))
+    idle = changed(bare, lambda reading: structs.replace(reading, processes=()))
     assert set(value(idle, "compute_apps", "uuid").values()) == {0}
-    assert value(changed(bare, lambda reading: reading._replace(processes=None)), "compute_apps", "uuid") == {}
+    assert value(changed(bare, lambda reading: structs.replace(reading, processes=None)), "compute_apps", "uuid") == {}
 
 
 def test_without_pid_visibility_no_process_is_told() -> None:
     """PIDs of another PID namespace name nothing here: the collection of processes has failed, and says so."""
     seen = process(7, TITAN[0], 700)
     blind = node("n", [leaf(card(0, TITAN[0], "TITAN V"))], processes=[seen], visible=False)
-    blind = nvml(changed(blind, lambda reading: reading._replace(processes=())), up=True)
+    blind = nvml(changed(blind, lambda reading: structs.replace(reading, processes=())), up=True)
     assert value(blind, "compute_app_info", "pid") == value(blind, "compute_apps", "uuid") == {}
     assert value(blind, "compute_apps_last_collect_success") == {(): 0}
 
@@ -284,7 +285,7 @@ def stressed() -> Snapshot:
     cards = []
     for number, memory in enumerate((full, full, full, idle)):
         made = card(number, TITAN[number], "TITAN V", partitioned=number == 2)
-        reading = (BUSY if memory is full else GpuReading(0))._replace(memory=memory, partitioned=number == 2)
+        reading = structs.replace((BUSY if memory is full else GpuReading(0)), memory=memory, partitioned=number == 2)
         cards.append(replace(made, reading=reading))
     leaves = [leaf(one) for one in cards if not one.partitioned] + [leaf(cards[2], one) for one in (ALONE, SHARED_1)]
     leaves = [one if one.instance is None else replace(one, memory=full) for one in leaves]

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 from hypothesis import given, settings
+from msgspec import structs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -59,7 +60,7 @@ def _telling(one: Gpu, like: Gpu) -> Gpu:
     own = {
         name: getattr(one.reading, name) for name in ("index", "uuid", "minor", "memory", "partitioned", "instances")
     }
-    return replace(one, reading=like.reading._replace(**own))
+    return replace(one, reading=structs.replace(like.reading, **own))
 
 
 def full(snapshot: Snapshot) -> Snapshot:
@@ -72,7 +73,8 @@ def full(snapshot: Snapshot) -> Snapshot:
 
 
 def _full(reading: GpuReading) -> GpuReading:
-    return reading._replace(
+    return structs.replace(
+        reading,
         memory=MEMORY,
         retired_pages=(("single_bit_ecc", 2), ("double_bit_ecc", 0)),
         retired_pages_pending=True,
@@ -117,14 +119,14 @@ def test_a_page_is_valid(dialect: str, snapshot: Snapshot) -> None:
     check(EVERY[dialect], snapshot)
 
 
-@each_dialect
 @pytest.mark.parametrize("text", AWKWARD.values(), ids=AWKWARD.keys())
-def test_awkward_names_come_back(dialect: str, text: str) -> None:
+def test_awkward_names_come_back(text: str) -> None:
     """Each label value is escaped, in every dialect that names containers or processes."""
     snapshot = renamed(SHARED, text)
-    check(EVERY[dialect], snapshot)
-    if names_containers(dialect):
-        assert text in label_values(dialect, snapshot)
+    for page in EVERY.keys() - {"native", *ALL_DIALECTS}:  # the page `all` has these
+        check(EVERY[page], snapshot)
+    for dialect in filter(names_containers, EVERY.keys() - {"all"}):
+        assert text in label_values(dialect, snapshot), dialect
 
 
 SHARED = busy_node(gpus=3, sharing=2)
@@ -149,7 +151,7 @@ def renamed(snapshot: Snapshot, text: str) -> Snapshot:
 
     return replace(
         snapshot,
-        containers=tuple(replace(row, name=name(row.name)) for row in snapshot.containers),
+        containers=tuple(structs.replace(row, name=name(row.name)) for row in snapshot.containers),
         processes=tuple(one._replace(name=one.name and name(one.name), comm=text) for one in snapshot.processes),
     )
 

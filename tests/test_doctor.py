@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gpumap.agent.node_map import node_map
 from gpumap.agent.self_check import CAPABILITIES, look, privileges
@@ -231,7 +232,7 @@ def test_rows_of_memory(ills: list[str]) -> None:
     card = gpu(0)
     assert card.reading is not None
     pending, failure = (one in ills for one in MEMORY_ILLS)
-    ill = replace(card, reading=card.reading._replace(row_remap_pending=pending, row_remap_failure=failure))
+    ill = replace(card, reading=structs.replace(card.reading, row_remap_pending=pending, row_remap_failure=failure))
     found = by_name(examine(node_map(replace(busy_node(3), gpus=(ill,))), None))
     assert {name: check.state for name, check in found.items() if name.startswith("gpu/0/row")} == {
         f"gpu/0/{one}": MEMORY_ILLS[one] for one in ills
@@ -250,13 +251,13 @@ def test_errors_that_could_not_be_corrected() -> None:
         ("uncorrected", "sram", 1),
         ("uncorrected", "cbu", 0),
     )
-    ill = replace(card, reading=card.reading._replace(ecc_errors=errors))
+    ill = replace(card, reading=structs.replace(card.reading, ecc_errors=errors))
     found = examine(node_map(replace(busy_node(3), gpus=(ill,))), None)
     check = by_name(found)["gpu/0/ecc_uncorrected"]
     assert (check.state, check.remedy) == ("warning", remedies.HEALTH["ecc_uncorrected"])
     assert check.why == "10 memory errors over its life were not correctable: dram 9, sram 1"
     assert works(found)
-    fine = replace(card, reading=card.reading._replace(ecc_errors=(errors[0], errors[-1])))
+    fine = replace(card, reading=structs.replace(card.reading, ecc_errors=(errors[0], errors[-1])))
     names = [one.check for one in examine(node_map(replace(busy_node(3), gpus=(fine,))), None)]
     assert "gpu/0/ecc_uncorrected" not in names
 
@@ -507,9 +508,9 @@ async def here(node: Node) -> tuple[NodeMap, Facts]:
 
 
 @pytest.fixture(name="node")
-async def make_node(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
     """A node with one pod that uses its GPU, beside two GPUs that nobody uses."""
-    node = Node(directory, standin.build(tmp_path_factory.getbasetemp()), PlainProcesses(directory / "proc"))
+    node = Node(directory, library, PlainProcesses(directory / "proc"))
     pod = node.admit("whole", main=[gpu_uuid(1)])
     node.run(pod.cgroup("main"), 1, 11 * GIB, sm_percent=50)
     async with node.kubelet:

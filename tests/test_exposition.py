@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
@@ -106,6 +107,36 @@ def test_floats_come_back_exactly(value: float, openmetrics: bool) -> None:
     assert sample.value == value
 
 
+FEW_DIGITS = st.decimals(-(10**18), 10**18, places=6).map(float)
+"""Numbers as gpumap measures them, beside any that there are."""
+
+
+@given(values=st.lists(st.one_of(st.floats(), FEW_DIGITS, st.integers(), st.booleans()), min_size=1, max_size=8))
+def test_numbers_are_written_as_python_writes_them(values: list[float]) -> None:
+    """A number has every digit and Python's notation, whatever other numbers are in its family."""
+    series = [Series((str(number),), value) for number, value in enumerate(values)]
+    told = [line.rsplit(" ", 1)[1] for line in page(family(*series)).splitlines()[2:]]
+    named = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf", "True": "1", "False": "0"}
+    assert told == [named.get(repr(value), repr(value)) for value in values]
+
+
+@pytest.mark.parametrize("value", [0.0001, 0.00009999, 1.00001, 1e15, 1e16, 123456789012345.6, 5e-324, 2.0**53, -0.0])
+def test_small_and_large_floats_are_written_as_python_writes_them(value: float) -> None:
+    """The smallest and the largest number without an exponent, and their neighbours."""
+    assert page(family(Series(("x",), value))).endswith(f" {value!r}\n")
+
+
+def test_labels_may_look_like_a_place_for_a_number() -> None:
+    """A percent sign in a label comes back, also from lines that were kept while other series came and went."""
+    kept: list[Series] = []
+    made = Exposition([Family("thing", "gauge", "Some help.", ("a",), lambda _: kept)])
+    for values in (("%b", "100%", "%%s\n%b"), ("100%",), ("%d", "100%", "%b")):
+        kept[:] = [Series((value,), number) for number, value in enumerate(values)]
+        for _ in range(2):
+            read = samples(made.render(empty_node()).decode(), openmetrics=False)
+            assert [(sample.labels["a"], sample.value) for sample in read] == [*zip(values, (0, 1, 2), strict=False)]
+
+
 @pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf")])
 def test_what_is_not_finite_is_written_as_prometheus_does(value: float, text: str) -> None:
     """Both formats know NaN, +Inf and -Inf by these spellings."""
@@ -133,7 +164,7 @@ def test_a_counter_of_another_name_is_unknown_to_openmetrics(openmetrics: bool) 
 
 @both_formats
 def test_empty_labels_are_left_out_where_the_family_says_so(openmetrics: bool) -> None:
-    """The line says nothing of a label without a value; other families write it."""
+    """The line does not have a label without a value; other families write it."""
     made = family(Series(("", "y"), 1), Series(("x", ""), 2), labels=("a", "b"))
     text = page(replace(made, optional_labels=frozenset("a")), openmetrics=openmetrics)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -144,7 +175,7 @@ def test_empty_labels_are_left_out_where_the_family_says_so(openmetrics: bool) -
 
 @both_formats
 def test_summaries_have_sum_and_count(openmetrics: bool) -> None:
-    """A summary's two samples stand under one HELP and TYPE."""
+    """A summary's two samples are below one HELP and TYPE."""
     series = (Series(("x",), 0.5, "_sum"), Series(("x",), 2, "_count"))
     text = page(family(*series, kind="summary"), openmetrics=openmetrics)
     assert text.startswith(
@@ -164,7 +195,7 @@ def test_help_is_escaped(openmetrics: bool) -> None:
 
 
 def test_a_family_without_samples_leaves_no_trace() -> None:
-    """No HELP and no TYPE stand for what has no sample; a label-less family has no braces."""
+    """A family without a sample has no HELP and no TYPE; a label-less family has no braces."""
     assert page(family()) == ""
     assert page(family(), openmetrics=True) == "# EOF\n"
     assert page(family(Series((), 1), labels=())).endswith("\nthing 1\n")
@@ -172,22 +203,22 @@ def test_a_family_without_samples_leaves_no_trace() -> None:
 
 def test_every_native_family_is_on_the_busy_page() -> None:
     """The snapshot that these tests render leaves out no family, so that what they say holds for all of them."""
-    snapshot = busy_node()
+    snapshot = busy_node(4, 3)
     assert [one.name for one in EVERYTHING if not list(one.read(snapshot))] == []
 
 
 @both_formats
 def test_the_whole_page_comes_back(openmetrics: bool) -> None:
     """prometheus_client's parser finds on a full page exactly the samples of the families, none more, none less."""
-    snapshot = busy_node()
+    snapshot = busy_node(4, 3)
     read = samples(page(*EVERYTHING, openmetrics=openmetrics, snapshot=snapshot), openmetrics=openmetrics)
     assert [(sample.name, sample.labels, sample.value) for sample in read] == expected(snapshot)
 
 
 @both_formats
 def test_the_whole_page_is_well_formed(openmetrics: bool) -> None:
-    """HELP and TYPE stand once a family and before its samples, no series twice, # EOF once and last or not at all."""
-    text = page(*EVERYTHING, openmetrics=openmetrics, snapshot=busy_node())
+    """HELP and TYPE occur once a family and before its samples, no series twice, # EOF once and last or not at all."""
+    text = page(*EVERYTHING, openmetrics=openmetrics, snapshot=busy_node(4, 3))
     lines = text.split("\n")
     assert lines.pop() == ""
     heads = Counter(" ".join(line.split()[1:3]) for line in lines if line.startswith("# ") and line != "# EOF")
@@ -199,11 +230,11 @@ def test_the_whole_page_is_well_formed(openmetrics: bool) -> None:
 
 
 def test_the_same_snapshot_gives_the_same_bytes() -> None:
-    """A page depends on the snapshot alone, neither on what was rendered before nor on who renders."""
+    """A page depends only on the snapshot, neither on what was rendered before nor on who renders."""
     kept = Exposition(EVERYTHING)
-    first = kept.render(busy_node())
+    first = kept.render(busy_node(4, 3))
     kept.render(empty_node())
-    assert kept.render(busy_node()) == first == Exposition(EVERYTHING).render(busy_node())
+    assert kept.render(busy_node(4, 3)) == first == Exposition(EVERYTHING).render(busy_node(4, 3))
 
 
 def test_nothing_stale_is_left_after_churn() -> None:
@@ -213,14 +244,14 @@ def test_nothing_stale_is_left_after_churn() -> None:
     full = busy_node(gpus=4)
     for generation in range(20):
         containers = [
-            replace(one, name=ContainerName("team", f"p-{generation}-{number}", "c"))
+            structs.replace(one, name=ContainerName("team", f"p-{generation}-{number}", "c"))
             for number, one in enumerate(full.containers)
             if chance.random() < 0.5
         ]
         pods = tuple(PodInfo(one.name.namespace, one.name.pod, "") for one in containers)
         now = replace(full, containers=tuple(containers), pods=pods, processes=(), unmatched=())
         assert kept.render(now) == Exposition(EVERYTHING).render(now)
-        assert sum(map(len, kept._prefixes)) == len(expected(now))
+        assert sum(len(lines.labels) for lines in kept._kept) == len(expected(now))
 
 
 @both_formats
@@ -244,6 +275,6 @@ def test_self_metrics_stand_when_everything_has_failed(openmetrics: bool) -> Non
 
 
 def test_promtool_finds_nothing_to_say() -> None:
-    """`promtool check metrics` reads the full native page, with every family on it, and is silent."""
-    done = promtool("check", "metrics", page=page(*EVERYTHING, snapshot=busy_node()))
+    """`promtool check metrics` reads the full native page, with every family on it, and reports nothing."""
+    done = promtool("check", "metrics", page=page(*EVERYTHING, snapshot=busy_node(4, 3)))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

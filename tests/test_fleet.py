@@ -158,7 +158,7 @@ def same(found: NodeMap, agents: NodeMap) -> None:
 @pytest.mark.parametrize("of_target", [target("a:1", node="node-1"), {"job": "g", "instance": "a:1"}])
 def test_a_node_of_every_kind_of_row(of_target: Labels, honour: bool) -> None:
     """Whether labels are honoured or not, and whether targets have those of the operator or none."""
-    snapshot = named(busy_node(), "node-1", "10.0.0.1")
+    snapshot = named(busy_node(4, 3), "node-1", "10.0.0.1")
     seen, _ = cluster_of((snapshot, of_target), honour=honour)
     same(seen.maps[0], node_map(snapshot))
 

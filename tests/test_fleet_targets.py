@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gpumap.agent.node_map import node_map
 from gpumap.cli.fleet.families import matchers_of_targets
@@ -118,7 +119,7 @@ def renamed(snapshot: Snapshot) -> Snapshot:
     other = gpu_uuid(9)
     gpus = tuple(replace(gpu, uuid=other) for gpu in snapshot.gpus)
     leaves = tuple(replace(leaf, uuid=other, gpu=gpus[0]) for leaf in snapshot.leaves)
-    containers = tuple(replace(row, uuid=other) for row in snapshot.containers)
+    containers = tuple(structs.replace(row, uuid=other) for row in snapshot.containers)
     return replace(snapshot, gpus=gpus, leaves=leaves, containers=containers, gpu_accounts=(), accounts=(), xids=())
 
 

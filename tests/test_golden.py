@@ -1,4 +1,4 @@
-"""Every capture gives its golden page, byte for byte; every family has a sample on some of them."""
+"""Every capture gives its golden page, byte for byte, and tables that fit. Every family has a sample on some page."""
 
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from gpumap.agent.node_map import node_map
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.format import EXPECTED
 from tests import golden
-from tests.shown import served_as_waste
+from tests.shown import maps, served_as_waste
+from tests.test_widths import fits_the_terminal
 
 
 @pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
@@ -29,6 +30,12 @@ def test_the_map_of_a_capture_has_its_findings(capture: Path) -> None:
     """/api/v1/map says what `gpumap waste` says of the same moment."""
     for snapshot in golden.snapshots(capture):
         served_as_waste(node_map(snapshot))
+
+
+@pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
+def test_the_tables_of_a_capture_fit_the_terminal(capture: Path) -> None:
+    """No line is wider than the terminal, from the narrowest one on."""
+    fits_the_terminal(maps(golden.snapshots(capture)[-1]))
 
 
 def test_every_family_has_a_sample_in_some_capture() -> None:

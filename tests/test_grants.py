@@ -158,6 +158,13 @@ def test_hami_mig_is_the_instance_that_was_made() -> None:
     resource = "nvidia.com/gpu"
     pod = pod_of({resource: [f"{A}-4"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=LARGE)})
     assert granted(node_of(pod, mig=True).collect(), pod) == {LARGE: (1, 3 / 7, 10 * GIB)}
+    for device, limit, expected in (
+        (LARGE, {"CUDA_DEVICE_SM_LIMIT": "50"}, (1, 3 / 14, None)),
+        (LARGE, {"CUDA_DEVICE_MEMORY_LIMIT_0": "3000m"}, (1, None, 3000 * MIB)),
+        (B, {}, (1, None, None)),
+    ):
+        pod = pod_of({resource: [f"{A}-4"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=device, **limit)})
+        assert granted(node_of(pod, mig=True).collect(), pod) == {device: expected}, "a part of it, or unknown"
 
 
 def test_vcuda_is_hundredths_and_blocks() -> None:
@@ -169,6 +176,8 @@ def test_vcuda_is_hundredths_and_blocks() -> None:
         {core: ids(f"{core}-{{}}", 50), memory: ids(f"{memory}-268435456-{{}}", 8)}, {core: one, memory: PluginAnswer()}
     )
     assert granted(node_of(half).collect(), half) == {B: (58, 0.5, 2 * GIB)}
+    small = pod_of({memory: ids(f"{memory}-134217728-{{}}", 8)}, {memory: one})
+    assert granted(node_of(small).collect(), small) == {B: (8, None, GIB)}, "blocks of 128 MiB"
     whole = pod_of({core: ids(f"{core}-{{}}", 200), memory: ids(f"{memory}-268435456-{{}}", 7)}, {core: two})
     assert granted(node_of(whole).collect(), whole) == {A: (104, 1.0, GIB), B: (103, 1.0, 3 * 256 * MIB)}
 
@@ -272,6 +281,11 @@ def test_dra_devices_whose_place_is_kept_back() -> None:
     assert [one.reason for one in node.collect().unmatched] == ["untrusted_id"]
     node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", LARGE),)
     assert set(granted(node.collect(), pod)) == {LARGE}
+    gone = prepared_of("gpu-1-mig-1g10gb-19-2", mig_uuid(0, 9, 9), "before")
+    node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", LARGE, "another"), gone)
+    assert set(granted(node.collect(), pod)) == {LARGE}, "by the note of another claim"
+    node.prepared = (gone,)
+    assert [one.reason for one in node.collect().unmatched] == ["untrusted_id"]
     node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", mig_uuid(0, 9, 9)),)
     assert [one.reason for one in node.collect().unmatched] == ["not_in_nvml"], "a note of an instance that is gone"
 
@@ -289,10 +303,12 @@ def test_dra_admin_access() -> None:
     node = node_of(owner, admin)
     snapshot = node.collect()
     assert granted(snapshot, owner) == granted(snapshot, admin) == {B: (1, None, None)}
+    assert [one.admin_access for one in snapshot.containers] == [None, None]
     node.prepared = (prepared_of("gpu-0", B, "own"), prepared_of("gpu-0", B, "look", admin_access=True))
     snapshot = node.collect()
     assert granted(snapshot, owner) == {B: (1, 1.0, 80 * GIB)}
     assert granted(snapshot, admin) == {B: (1, 0.0, None)}
+    assert {one.name.pod: one.admin_access for one in snapshot.containers} == {"owner": False, "admin": True}
 
 
 def test_dra_shares_of_consumable_capacity() -> None:
@@ -485,16 +501,21 @@ def test_a_dead_pods_row_answers_for_nobody_else() -> None:
     assert set(granted(node.collect(), new)) == {B}
 
 
-def test_rows_that_hold_more_than_is_listed() -> None:
-    """Kubelets 1.20 to 1.22 leave devices out of the List; the row of those that stand in it counts."""
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("listed", [0, 2])
+def test_rows_that_hold_more_than_is_listed(listed: int, is_old: bool) -> None:
+    """Kubelets 1.20 to 1.22 leave devices out of the List; the row of those that are listed counts. The row itself
+    counts if none is listed and the pod has a process."""
     resource = "tencent.com/vcuda-core"
     said = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia0"),))
     pod = pod_of({resource: ids(f"{resource}-{{}}", 4)}, {resource: said})
     node = node_of(pod)
+    node.left_out, node.processes = {"another/resource"} if is_old else set(), [Process(10, B, pod)]
     identity = node.observe().pod_identity
-    pod.ids = {"main": {resource: ids(f"{resource}-{{}}", 2)}}
+    pod.ids = {"main": {resource: ids(f"{resource}-{{}}", listed)}}
     _, snapshot = step(node.memory, replace(node.observe(), pod_identity=identity), RULES)
-    assert granted(snapshot, pod) == {B: (2, 0.02, None)}
+    slots = listed or (4 if is_old else 0)
+    assert granted(snapshot, pod) == ({B: (slots, slots / 100, None)} if slots else {})
 
 
 def test_dra_notes_of_other_claims_do_not_move_a_claim() -> None:
@@ -527,6 +548,20 @@ def test_an_init_containers_other_resources_hide_nothing() -> None:
     node = node_of(pod, offered={"nvidia.com/gpu": [A, B]})
     node.processes = [Process(10, A, pod, "warm")]
     assert owners_of(node) == {10: "unassigned"}
+
+
+def test_an_init_container_on_an_unknown_device_hides_only_itself() -> None:
+    """Its own process may be on its own device. What the pod's other container and another pod use is unassigned."""
+    pod = Pod("ml", "p", {"main": {}}, {"warm": {"nvidia.com/gpu": ["card-0"]}})
+    other = Pod("ml", "other", {"main": {}, "warm": {}})
+    node = node_of(pod, other, offered={"nvidia.com/gpu": [A, B]})
+    node.processes = [
+        Process(0, A, pod, "warm"),
+        Process(1, A, pod),
+        Process(2, A, other),
+        Process(3, A, other, "warm"),
+    ]
+    assert owners_of(node) == {0: "unknown", 1: "unassigned", 2: "unassigned", 3: "unassigned"}
 
 
 def test_one_container_with_one_card_by_two_resources() -> None:
@@ -577,3 +612,12 @@ def test_an_id_that_nobody_reads_takes_no_device_from_the_others() -> None:
     snapshot = TestNode([Gpu(0, fault="lost"), Gpu(1)], [pod]).collect()
     assert {uuid: found[0] for uuid, found in granted(snapshot, pod).items()} == {B: 1}
     assert {(one.reason, one.slots) for one in snapshot.unmatched} == {("device_down", 1), ("unparsed", 1)}
+
+
+def test_an_id_on_no_device_of_the_answer_is_on_one_without_an_id() -> None:
+    """An answer by uuid counts: such an id is a position, also if each device has an id."""
+    resource, other = "nvidia.com/gpu", gpu_uuid(9)
+    pod = pod_of({resource: [str(A), str(other)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=f"{A},{B}")})
+    assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 1, B: 1}
+    pod = pod_of({resource: [str(A), str(other)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=str(A))})
+    assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 2}

@@ -16,7 +16,7 @@ from gpumap.agent.metrics import native
 from gpumap.agent.metrics.host import HOST
 from gpumap.agent.node_map import node_map
 from gpumap.agent.sources.procfs import ProcfsSource
-from gpumap.agent.sources.workloads import PASSWD_BYTES_MAX
+from gpumap.agent.sources.workloads import JOBS_MAX, PARENTS_MAX, PASSWD_BYTES_MAX, SEARCH_SECONDS, JobIds
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_table, top_values
 from gpumap.lab.capture import contents, replay
@@ -248,8 +248,104 @@ def test_a_line_of_the_users_ends_with_a_line_feed_only(tmp_path: Path) -> None:
     assert users(tmp_path, 1000, 1001) == ["alice", "1001"]
 
 
+class Slurm:
+    """A tree of plain files: processes below a directory of Slurm, which is in a cgroup of the node or of a pod."""
+
+    def __init__(self, directory: Path, slurmd: str = "/system.slice/slurmstepd.scope") -> None:
+        self._proc = directory / "proc"
+        self._proc.mkdir(exist_ok=True)
+        self._slurmd = slurmd
+        self.now = 0.0
+        self.searches = 0
+        self.job_ids = JobIds(self._proc, self._pids, lambda: self.now)
+
+    def _pids(self) -> Iterator[int]:
+        self.searches += 1
+        yield from sorted(int(folder.name) for folder in self._proc.iterdir())
+
+    def start(self, pid: int, path: str, title: str = "python3", parent: int = 1) -> None:
+        """Start a process in a directory below Slurm's; slurmstepd has the job id in its title."""
+        process = self._proc / str(pid)
+        process.mkdir(parents=True, exist_ok=True)
+        comm = title.partition(":")[0]
+        (process / "stat").write_text(texts.stat_text(pid, comm, pid).replace(" S 1 ", f" S {parent} "))
+        (process / "cgroup").write_text(f"0::{self._slurmd}/{path}\n")
+        (process / "cmdline").write_text(title)
+
+    def job_id(self, pid: int, job: str) -> str | None:
+        """What gpumap reads for a process of a job."""
+        return self.job_ids.job_id(pid, f"{self._slurmd}/{job}", in_pod="kubepods" in self._slurmd)
+
+
 SLUID = "s5K1KKYAYG5D00"
-STEP = f"/system.slice/slurmstepd.scope/{SLUID}/step_0"
+LATER = "s5K1KKYAYG5D01"
+STEPD = f"{SLUID}/step_0/slurm"
+TASK = f"{SLUID}/step_0/user/task_0"
+IN_POD = f"/kubepods/pod{'1' * 32}/{'a' * 64}/slurmstepd.scope"
+
+
+@pytest.mark.parametrize("parents", [0, 3])
+@pytest.mark.parametrize("slurmd", ["/system.slice/slurmstepd.scope", IN_POD])
+def test_the_parents_of_a_process_lead_to_its_job(tmp_path: Path, slurmd: str, parents: int) -> None:
+    """Slurm's step starts shells and launchers, and they start the process. gpumap searches no other process."""
+    slurm = Slurm(tmp_path, slurmd)
+    slurm.start(10, STEPD, "slurmstepd: [42.0]")
+    for number in range(parents + 1):
+        slurm.start(11 + number, TASK, parent=10 + number)
+    assert slurm.job_id(11 + parents, SLUID) == "42"
+    slurm.start(90, TASK)
+    assert slurm.job_id(90, SLUID) == "42", "its parent has ended: the job is known"
+    assert not slurm.searches
+
+
+def test_an_orphan_of_the_host_leads_to_one_search(tmp_path: Path) -> None:
+    """The parent has ended. A search of all processes finds the job, or finds that no process names it; both are
+    remembered. The next search is for another job, and 15 s later at the earliest."""
+    slurm = Slurm(tmp_path)
+    slurm.start(10, STEPD, "slurmstepd: [42.0]")
+    slurm.start(11, TASK)
+    assert slurm.job_id(11, SLUID) == "42"
+    slurm.start(12, f"{LATER}/step_0/user/task_0")
+    assert slurm.job_id(12, LATER) is None
+    slurm.start(13, f"{LATER}/step_0/slurm", "slurmstepd: [43.0]")
+    slurm.now = SEARCH_SECONDS - 0.1
+    assert slurm.job_id(12, LATER) is None
+    assert slurm.searches == 1, "not so soon"
+    slurm.now = SEARCH_SECONDS
+    assert slurm.job_id(12, LATER) == "43"
+    unnamed = f"{SLUID[:-1]}9"
+    slurm.start(14, f"{unnamed}/step_0/user/task_0")
+    for _ in range(5):
+        slurm.now += SEARCH_SECONDS
+        assert slurm.job_id(14, unnamed) is None
+    assert slurm.searches == 3
+
+
+def test_a_pod_leads_to_no_search(tmp_path: Path) -> None:
+    """A container may name its directories as it likes: gpumap reads at most `PARENTS_MAX` of its processes."""
+    slurm = Slurm(tmp_path, IN_POD)
+    slurm.start(10, STEPD, "slurmstepd: [42.0]")
+    for number in range(PARENTS_MAX):
+        slurm.start(11 + number, TASK, parent=10 + number)
+    assert slurm.job_id(10 + PARENTS_MAX, SLUID) is None
+    slurm.start(90, TASK, parent=91)
+    slurm.start(91, TASK, parent=90)
+    assert slurm.job_id(90, SLUID) is None, "a circle, as two reused PIDs can make it"
+    assert not slurm.searches
+    assert slurm.job_id(9 + PARENTS_MAX, SLUID) == "42"
+
+
+def test_jobs_are_forgotten(tmp_path: Path) -> None:
+    """A process can move to new directories for ever."""
+    slurm = Slurm(tmp_path)
+    for number in range(JOBS_MAX + 10):
+        slurm.now += SEARCH_SECONDS
+        assert slurm.job_id(11, f"job{number}") is None
+    assert slurm.searches == JOBS_MAX + 10
+    for job, searches in ((JOBS_MAX, JOBS_MAX + 10), (0, JOBS_MAX + 11)):
+        slurm.now += SEARCH_SECONDS
+        slurm.job_id(11, f"job{job}")
+        assert slurm.searches == searches, "only the first is forgotten"
 
 
 @pytest.mark.parametrize(
@@ -258,22 +354,17 @@ STEP = f"/system.slice/slurmstepd.scope/{SLUID}/step_0"
 )
 def test_only_a_slurmstepd_of_the_job_gives_its_id(tmp_path: Path, folder: str) -> None:
     """A user can take the name of slurmstepd and of the job's directory, but not make a process in the job's own."""
-    written = {
-        10: (f"{STEP}/user/task_0", "python3", "python3"),
-        11: (f"{STEP}/slurm", "slurmstepd", "slurmstepd: [42.0]"),
-        12: (f"{folder}/{SLUID}/step_0/slurm", "slurmstepd", "slurmstepd: [7.0]"),
-    }
-    for pid, (path, comm, title) in written.items():
-        process = tmp_path / "proc" / str(pid)
-        process.mkdir(parents=True)
-        (process / "stat").write_text(texts.stat_text(pid, comm, pid))
-        (process / "cgroup").write_text(f"0::{path}\n")
-        (process / "cmdline").write_text(title)
+    slurm = Slurm(tmp_path)
+    slurm.start(10, TASK)
+    slurm.start(11, STEPD, "slurmstepd: [42.0]")
+    forged = Slurm(tmp_path, folder)
+    forged.start(12, STEPD, "slurmstepd: [7.0]")
+    slurm.start(13, TASK, "slurmstepd: [8.0]", parent=12)
     (tmp_path / "proc" / str(os.getpid())).mkdir()
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "cgroup").write_text("0::/system.slice/gpumap.service\n")
-    (entry,) = ProcfsSource(tmp_path / "proc", tmp_path / "own").read([10], None).value.entries
-    assert entry.workload == Workload("slurm_job", "42")
+    entries = ProcfsSource(tmp_path / "proc", tmp_path / "own").read([10, 13], None).value.entries
+    assert {entry.workload for entry in entries} == {Workload("slurm_job", "42")}
 
 
 @pytest.mark.parametrize("name", ["slurm-26.05", "workstation"])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpumap.agent.sources import pidfds
 from gpumap.agent.sources.checkpoint import CheckpointSource, parse
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
@@ -263,6 +264,21 @@ def test_process_that_started_after_the_question_is_unreadable(tmp_path: Path) -
     assert (found.value.entries, found.value.unreadable, found.complaints) == ((), (pid,), ())
 
 
+def test_reused_pid_is_of_no_container_also_if_the_clock_failed_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML lists a dead process, and its PID is another process's now. The first read did not know what time it was."""
+    monkeypatch.setattr(pidfds, "SHARE_OF_DESCRIPTORS", 0)
+    root, pid, far = tmp_path / "proc", os.getpid(), 1 << 60
+    make_process(root, pid, f"/kubepods/pod{UID}/{CID}", start=1)
+    (root / "self").symlink_to(str(pid))
+    source = ProcfsSource(root, own_at(tmp_path, "/system.slice/gpumap.service"))
+    for ticks in (None, far):
+        assert [entry.pid for entry in source.read([pid], ticks).value.entries] == [pid]
+    (root / str(pid) / "stat").write_text(f"{pid} (other) S {' '.join(['1'] * 18)} {far - 1} 0 0\n")
+    assert source.read([pid], far).value.unreadable == (pid,)
+
+
 @pytest.mark.parametrize(
     ("own", "processes", "visible"),
     [
@@ -360,7 +376,7 @@ def test_descriptors_are_left_for_others() -> None:
         for child in children[:2]:
             pidfd = known.open(child.pid)
             assert pidfd is not None
-            known.keep(pidfd, ProcEntry(child.pid, 1, "sleep", CgroupMembership(CgroupKind.HOST)), 0.0)
+            known.keep(pidfd, ProcEntry(child.pid, 1, "sleep", CgroupMembership(CgroupKind.HOST)), None)
         assert known.open(children[2].pid) is None
         for child in children:
             child.kill()

@@ -158,7 +158,7 @@ async def test_two_paths_of_one_directory_are_both_heard(tmp_path: Path) -> None
 
 async def test_a_place_beside_a_file_waits_for_it(tmp_path: Path) -> None:
     """The kubelet's root is not watched on a node whose kubelet keeps no state of claims there."""
-    with watching(Place(tmp_path, MOVED_TO, every, allocations=True, beside="state")) as watcher:
+    with watching(Place(tmp_path, MOVED_TO, every, allocations=True, beside=tmp_path / "state")) as watcher:
         assert not watcher.is_on
         put(tmp_path / "state")
         watcher.watch()
@@ -169,7 +169,7 @@ async def test_a_place_beside_a_file_waits_for_it(tmp_path: Path) -> None:
 
 async def test_a_file_that_is_mounted_by_itself_says_nothing_of_its_directory() -> None:
     """The directory around it is then the container's own, in which no kubelet writes."""
-    with watching(Place(Path("/"), MOVED_TO, every, allocations=True, beside="proc")) as watcher:
+    with watching(Place(Path("/"), MOVED_TO, every, allocations=True, beside=Path("/proc"))) as watcher:
         assert not watcher.is_on
         assert watcher.trouble is not None
         assert watcher.trouble.detail == "/: is not a directory of the node"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -444,6 +446,32 @@ async def test_hanging_kubelet_costs_the_deadline(kubelet: FakeKubelet, source: 
     assert len((await source.read(5.0)).value.pods) == len(PODS)
 
 
+async def test_a_kubelet_that_is_slow_to_begin_is_waited_for(kubelet: FakeKubelet, tmp_path: Path) -> None:
+    """A kubelet of a busy node accepts the connection, and says its first word half a second later: it is not away."""
+    begins = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await begins.wait()
+        from_kubelet, to_kubelet = await asyncio.open_unix_connection(kubelet.socket_path)
+        await asyncio.gather(pass_on(reader, to_kubelet), pass_on(from_kubelet, writer))
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while part := await reader.read(1 << 16):
+            writer.write(part)
+        writer.close()
+
+    accepted = asyncio.Event()
+    async with await asyncio.start_unix_server(serve, tmp_path / "slow.sock"):
+        source = KubeletSource(tmp_path / "slow.sock")
+        reading = asyncio.create_task(source.read(60))
+        await asyncio.wait_for(accepted.wait(), 60)
+        await asyncio.wait([reading], timeout=0.5)
+        begins.set()
+        assert len((await reading).value.pods) == len(PODS)
+        await source.close()
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -473,17 +501,22 @@ async def test_missing_and_dead_sockets_are_told_apart(tmp_path: Path, source: K
 
 
 async def test_directory_without_permission() -> None:
-    """A kubelet's directory that this user may not enter is `permission_denied`, not a missing socket."""
+    """A kubelet's directory that this user may not enter is `permission_denied`; the detail names user and socket."""
     with open_folder() as folder:
         (folder / "pod-resources").mkdir()
         async with FakeKubelet(folder / "pod-resources" / "kubelet.sock"):
             (folder / "pod-resources").chmod(0)
             source = KubeletSource(folder / "pod-resources" / "kubelet.sock")
             with as_ordinary_user():
-                said = await reason(source)
+                user = os.geteuid()
+                with pytest.raises(SourceError) as failed:
+                    await source.read(5.0)
             (folder / "pod-resources").chmod(0o755)
             await source.close()
-    assert said == "permission_denied"
+    (complaint,) = failed.value.complaints
+    assert complaint.reason == "permission_denied"
+    path = folder / "pod-resources" / "kubelet.sock"
+    assert complaint.detail == f"uid {user} has no permission to connect to {path}"
 
 
 async def test_undecodable_allocatable_does_not_cost_the_list(kubelet: FakeKubelet, source: KubeletSource) -> None:
@@ -526,3 +559,35 @@ async def test_waiting_for_a_kubelet_that_answers_never_ends(kubelet: FakeKubele
     await source.read(5.0)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(source.wait_until_back(), 1.3)
+
+
+FORK = """
+import asyncio, os, sys
+from pathlib import Path
+from gpumap.agent.sources.kubelet import KubeletSource
+from gpumap.model.observations import SourceError
+
+async def main():
+    try:
+        await KubeletSource(Path("/nowhere/kubelet.sock")).read(5.0)
+    except SourceError:
+        pass
+    import grpc.aio
+    channel = grpc.aio.insecure_channel("unix:/nowhere/kubelet.sock")
+    before = set(os.listdir("/proc/self/task"))
+    assert len(before) > 4, before
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    sys.exit(0 if before <= set(os.listdir("/proc/self/task")) else "gRPC has started its threads again")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads by /proc")
+def test_a_fork_does_not_end_the_threads_of_grpc() -> None:
+    """By default gRPC ends its threads before a fork, and aborts the process if it cannot start them again."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    ended = subprocess.run([sys.executable, "-c", FORK], env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr

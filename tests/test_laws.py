@@ -21,7 +21,7 @@ from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Owner, Snapshot
 from tests.examples import examples
 from tests.generated import nodes, runs
-from tests.nodes import RULES, Gpu, TestNode
+from tests.nodes import RULES, Gpu, Pod, TestNode
 
 RESERVING = "kai-resource-reservation"
 FAMILIES = (
@@ -195,6 +195,14 @@ def nobody_is_credited_with_anothers_memory(node: TestNode, snapshot: Snapshot) 
     truth = {(process.pid, process.leaf): process for process in node.processes}
     served_from_memory = "kubelet" in node.down or node.has_no_identity
     newest = {pod.name: max(one.generation for one in node.pods if one.name == pod.name) for pod in node.pods}
+    listed = {pod.name for pod in node.pods if pod.listed}
+
+    def is_shown(pod: Pod, uid: str | None) -> bool:
+        """Of a name that is not listed, only the row says which pod it is about."""
+        if uid and pod.name not in listed:
+            return pod.uid == uid
+        return pod.generation == newest[pod.name] or served_from_memory
+
     for told in snapshot.processes:
         process = truth[told.pid, told.uuid]
         if process.pod is None:
@@ -217,7 +225,7 @@ def nobody_is_credited_with_anothers_memory(node: TestNode, snapshot: Snapshot) 
             if process.leaf == row.uuid
             and process.pod is not None
             and process.pod.full(process.container) == row.name
-            and (process.pod.generation == newest[process.pod.name] or served_from_memory)
+            and is_shown(process.pod, row.use.pod_uid)
             and process.readable
             and not process.left
         ]

@@ -197,14 +197,13 @@ async def test_keys_change_what_is_shown(fake: FakeAgent) -> None:
     """Order, groups, processes and filter, on a real terminal; `q` ends it with 0 and restores the first screen."""
     async with top(fake) as found:
         assert "by memory" in found.shown.splitlines()[0]
-        assert "by sm, reversed" in (await found.press("s", "s")).splitlines()[0]
-        assert "CONTAINERS" in await found.press("g")
-        assert "PID" in await found.press("p")
-        filtered = await found.press("p", "/", *"POD-1", "\r")
-        assert "filter: POD-1" in filtered
+        await found.press("s", "s", shows=lambda screen: "by sm, reversed" in screen.splitlines()[0])
+        await found.press("g", shows=lambda screen: "CONTAINERS" in screen)
+        await found.press("p", shows=lambda screen: "PID" in screen)
+        keys = ("p", "/", *"POD-1", "\r")
+        filtered = await found.press(*keys, shows=lambda screen: "filter: POD-1" in screen and "pod-2" not in screen)
         assert "pod-1" in filtered
-        assert "pod-2" not in filtered
-        assert "filter: " not in await found.press("\x1b")
+        await found.press("\x1b", shows=lambda screen: "filter: " not in screen)
         os.write(found._master, b"q")
         await found.end()
     assert found.process.returncode == 0
@@ -301,7 +300,7 @@ async def test_through_kubectl_exec(fake: FakeAgent, key: str, columns: int, lin
     with on_terminal(command, {}, columns, lines) as found:
         await found.until(lambda _: len(found.frames) > 2 and "pod-0" in found.shown, "it does not show the answer")
         assert len(found.shown.splitlines()) == lines
-        assert "by sm" in (await found.press("s")).splitlines()[0]
+        await found.press("s", shows=lambda screen: "by sm" in screen.splitlines()[0])
         found.resize(60, 12)
         await found.until(lambda _: len(found.shown.splitlines()) == 12, "it does not follow")
         os.write(found._master, key.encode())
@@ -347,7 +346,8 @@ async def test_a_terminal_that_cannot_be_repainted_gets_the_table(fake: FakeAgen
 async def test_a_locale_without_utf_8(fake: FakeAgent, variables: dict[str, str]) -> None:
     """What it cannot write is a question mark; keys and the end are as elsewhere."""
     fake.answer = {**(fake.answer or {}), "node": {"name": "knoten-ä", "internal_ip": None}}
-    with terminal("top", "--interval", "100ms", "--url", fake.url, columns=80, lines=24, **variables) as found:
+    command = [str(GPUMAP), "top", "--interval", "100ms", "--url", fake.url]
+    with on_terminal(command, variables, 80, 24) as found:
         await found.until(lambda _: len(found.frames) > 2 and "pod-0" in found.shown, "it does not show the answer")
         assert "knoten-" in found.shown
         os.write(found._master, b"q")

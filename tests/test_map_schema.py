@@ -129,7 +129,7 @@ def test_its_words_are_the_codes_words() -> None:
     assert sorted(source) == sorted(one.value for one in Source)
 
 
-@pytest.mark.parametrize("snapshot", [busy_node(), busy_node(1, 0), empty_node()])
+@pytest.mark.parametrize("snapshot", [busy_node(4, 3), busy_node(1, 0), empty_node()])
 def test_made_nodes(snapshot: Snapshot) -> None:
     """A node with everything, an idle one and one whose sources have all failed give documents of the schema."""
     check(snapshot)
@@ -149,7 +149,7 @@ def test_every_field_is_filled_somewhere() -> None:
     """The schema names no field that gpumap never fills."""
     pod, holds = Pod("ml", "job", {"main": {}}), Pod("ml", "idle", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})
     node = TestNode([Gpu(0)], [pod], [Process(10, gpu_uuid(0), pod)], down={"kubelet"})
-    found = [check(busy_node()), check(empty_node(), "no collection"), check(node.collect())]
+    found = [check(busy_node(4, 3)), check(empty_node(), "no collection"), check(node.collect())]
     thief = TestNode([Gpu(0)], [holds])
     thief.collect()
     thief.pods, thief.processes = [holds, pod], [Process(10, gpu_uuid(0), pod)]
@@ -163,7 +163,7 @@ def test_every_field_is_filled_somewhere() -> None:
 
 def test_remedies() -> None:
     """A remedy is told for what is wrong and has one, and for nothing else."""
-    found = as_json(busy_node())
+    found = as_json(busy_node(4, 3))
     assert [row["remedy"] for row in found["unmatched"]] == [remedies.UNMATCHED["untrusted_id"]]
     assert {gpu["fault"]: gpu["remedy"] for gpu in found["gpus"]} == {None: None, "lost": remedies.FAULTS["lost"]}
     assert {source["remedy"] for source in found["sources"]} == {None}
@@ -243,24 +243,24 @@ def test_who_holds_a_whole_partitioned_gpu_is_assigned_on_all_of_it() -> None:
 
 def test_the_interval_is_told_where_there_is_one() -> None:
     """A command that looks once has none."""
-    assert as_json(busy_node(), 2.5)["interval_seconds"] == 2.5
-    VALIDATOR.validate(json.loads(json.dumps(as_json(busy_node()))))
-    assert as_json(busy_node())["interval_seconds"] is None
+    assert as_json(busy_node(4, 3), 2.5)["interval_seconds"] == 2.5
+    VALIDATOR.validate(json.loads(json.dumps(as_json(busy_node(4, 3)))))
+    assert as_json(busy_node(4, 3))["interval_seconds"] is None
 
 
 def test_what_is_asked_for_and_why_nothing_is_told() -> None:
     """The groups of --collect stand in their order; `stale` is a sentence, and null where the data is current."""
-    found = check(busy_node())
+    found = check(busy_node(4, 3))
     assert (found["collect"], found["stale"]) == (["device", "health"], None)
     assert check(empty_node(), "no collection")["stale"] == "no collection"
-    assert as_json(busy_node())["collect"] is None
+    assert as_json(busy_node(4, 3))["collect"] is None
 
 
 def test_known_reasons_have_a_remedy() -> None:
     """What is counted from the start, and every capability that a remedy is told for, is known to both sides."""
     for health in untried():
         assert health.errors.keys() <= remedies.SOURCES[health.source].keys()
-    assert remedies.CAPABILITIES.keys() <= as_json(busy_node())["capabilities"].keys()
+    assert remedies.CAPABILITIES.keys() <= as_json(busy_node(4, 3))["capabilities"].keys()
 
 
 def test_the_schema_is_that_of_the_declarations() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS, native, self_families
@@ -214,7 +215,9 @@ def test_what_is_not_known_of_a_container_is_absent() -> None:
 
 def test_what_is_not_held_is_not_said_to_be_allocated() -> None:
     """A container that only uses a device has no series of allocation on it."""
-    row = ContainerOnDevice(ContainerName("n", "p", "c"), Uuid("GPU-x"), use=replace(UNKNOWN_USE, unassigned=True))
+    row = ContainerOnDevice(
+        ContainerName("n", "p", "c"), Uuid("GPU-x"), use=structs.replace(UNKNOWN_USE, unassigned=True)
+    )
     assert names(replace(empty_node(), containers=(row,))) == {
         "gpumap_container_gpu_processes",
         "gpumap_container_unassigned_use",
@@ -282,8 +285,8 @@ def test_a_word_told_twice_has_one_sample() -> None:
             "remapped_rows",
         )
     }
-    told = card.reading._replace(
-        **twice, retired_pages=(("double_bit_ecc", 1),) * 2, temperatures_celsius=(("gpu", 1.0),) * 2
+    told = structs.replace(
+        card.reading, **twice, retired_pages=(("double_bit_ecc", 1),) * 2, temperatures_celsius=(("gpu", 1.0),) * 2
     )
     snapshot = replace(empty_node(), gpus=(replace(card, reading=told),))
     for one in native(DEFAULT_GROUPS, process_metrics=False):
@@ -305,7 +308,7 @@ def test_times_of_clock_events_count_nothing_twice() -> None:
 
     def reasons(times: tuple[tuple[str, float], ...]) -> set[str]:
         assert card.reading is not None
-        told = replace(card, reading=card.reading._replace(clock_event_seconds=times))
+        told = replace(card, reading=structs.replace(card.reading, clock_event_seconds=times))
         return {labels[-1] for labels in sample(family, replace(empty_node(), gpus=(told,)))}
 
     times = tuple((reason, 1.0) for reason in CLOCK_EVENT_TIMES)
@@ -326,7 +329,7 @@ def test_activity_stands_on_leaves() -> None:
     card = snapshot.leaves[0].gpu
     assert card is not None
     assert card.reading is not None
-    beyond = replace(card, reading=card.reading._replace(activity=Activity(1.01, None, 0.0, None)))
+    beyond = replace(card, reading=structs.replace(card.reading, activity=Activity(1.01, None, 0.0, None)))
     alone = replace(snapshot, leaves=(replace(snapshot.leaves[0], gpu=beyond),))
     assert sample("gpumap_device_sm_activity_ratio", alone) == {(card.uuid,): 1.01}, "it is the driver's to tell"
     assert sample("gpumap_device_tensor_activity_ratio", alone) == {(card.uuid,): 0.0}

@@ -23,7 +23,7 @@ from gpumap.lab.capture import replay
 from gpumap.model.findings import NOTHING_ASSIGNED
 from gpumap.model.map import NodeMap
 from tests import standin
-from tests.agent import Agent, run_agent, until
+from tests.agent import PLAIN, Agent, run_agent, until
 from tests.command import one_line, run_command, run_command_in_loop
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
@@ -174,7 +174,8 @@ def flags(node: Node) -> list[str]:
 @contextlib.asynccontextmanager
 async def running(node: Node, *given: str) -> AsyncIterator[Agent]:
     variables = standin.environment(node.library, node.state)
-    async with run_agent("serve", "--interval", "200ms", "--stale-after", "1s", *given, **variables) as agent:
+    options = ("--interval", "200ms", "--stale-after", "1s", *given)
+    async with run_agent("serve", *options, client=PLAIN, **variables) as agent:
         yield agent
 
 

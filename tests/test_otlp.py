@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
+from msgspec import structs
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
@@ -65,14 +66,12 @@ def labels_of(point: NumberDataPoint) -> frozenset[tuple[str, str]]:
 
 
 def samples_on(page: bytes) -> Iterator[Sample]:
-    for family in text_string_to_metric_families(page.decode()):
+    text = page.decode()
+    names = set(re.findall(r"^\w+", text, re.MULTILINE))
+    for family in text_string_to_metric_families(text):
         for one in family.samples:
             # The parser adds _total to a counter that has it not.
-            name = (
-                one.name
-                if re.search(rb"^%s\b" % one.name.encode(), page, re.MULTILINE)
-                else one.name.removesuffix("_total")
-            )
+            name = one.name if one.name in names else one.name.removesuffix("_total")
             if not one.name.startswith("process_"):
                 yield name, frozenset(one.labels.items()), one.value
 
@@ -84,7 +83,7 @@ def pages_of(stale_after_seconds: float = 60.0, monotonic: Callable[[], float] =
 def odd_node() -> Snapshot:
     """A name that is not UTF-8."""
     node = busy_node(1, 1)
-    strange = replace(row("pod", node.leaves[0].uuid), name=ContainerName("team", "a\udcffb", "main"))
+    strange = structs.replace(row("pod", node.leaves[0].uuid), name=ContainerName("team", "a\udcffb", "main"))
     return replace(node, containers=(*node.containers, strange))
 
 

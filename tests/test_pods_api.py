@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
+from gpumap.agent.join.snapshot_rows import reported_health_rows
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
@@ -22,11 +24,15 @@ from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
+    ContainerName,
     DeviceHealth,
     DeviceId,
+    Failed,
     ListedContainer,
     ListedPod,
     LogTree,
+    Moment,
+    Observed,
     PodIdentity,
     PodLogs,
     PodName,
@@ -39,6 +45,7 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import ReportedDeviceHealth
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder
@@ -423,6 +430,17 @@ def test_of_two_uids_of_one_name_none_is_the_only_one() -> None:
         assert not found.is_only(TWO)
 
 
+def test_the_uid_that_both_have_is_the_only_one() -> None:
+    """A predecessor's log directory beside the pod's own is no second UID of a name that the Pods API reports once."""
+    found = table([], [reported("one", ONE)], trees=[tree("one", ONE), tree("one", THREE)])
+    assert found.is_only(ONE)
+    assert not found.is_only(THREE)
+    assert table([], [], trees=[tree("one", ONE)]).is_only(ONE), "the Pods API has no pod of this name"
+    listed_now = table([listed("one", "GPU-1")], [reported("one", ONE)], rows=[row(ONE, "GPU-1"), row(THREE, "GPU-1")])
+    assert listed_now.uid_of == {PodName("ml", "one"): ONE}
+    assert listed_now.is_only(ONE), "the List has it"
+
+
 def test_namesakes_are_told_apart_by_the_files() -> None:
     """An ending pod and its successor are reported under one name: what was given tells which is listed."""
     found = [reported("one", ONE), reported("one", TWO)]
@@ -458,6 +476,22 @@ def test_table_is_made_anew_when_it_says_something_new() -> None:
     found = table([listed("one")], [POD])
     assert found.is_made_from(PodIdentity(None, None, pods=found.reported))
     assert not found.is_made_from(PodIdentity(None, None, pods=None))
+
+
+def test_health_of_devices_that_are_gpus() -> None:
+    """A GPU by its resource, or by the driver of a claim. Without the Pods API nothing is known."""
+    claim = DeviceHealth("claim:gpus/one", "gpu.nvidia.com/worker-3/gpu-0", "Unknown")
+    others = (
+        DeviceHealth("claim:nics/one", "nic.example/worker-3/eth0", "Healthy"),
+        DeviceHealth("vendor.example/nic", "gpu.nvidia.com/nic-0", "Healthy"),
+    )
+    pod = ReportedPod(UID, "ml", "one", (ReportedContainer("main", CID, (HEALTHY, claim, *others)),))
+    read = Observed(PodIdentity(None, None, pods=(pod,)), Moment(1.0, 1.0), 0.0)
+    name = ContainerName("ml", "one", "main")
+    found = [ReportedDeviceHealth(name, one) for one in (claim, HEALTHY)]
+    assert reported_health_rows(read, "nvidia.com/gpu".__eq__) == tuple(sorted(found))
+    for unread in (None, replace(read, value=PodIdentity(None, None)), Failed(read.at, 0.0, ())):
+        assert reported_health_rows(unread, "nvidia.com/gpu".__eq__) is None
 
 
 # --- all together -----------------------------------------------------------------------------------------------------

@@ -28,10 +28,8 @@ from gpumap.model.observations import (
 )
 from gpumap.model.snapshot import Node as NodeName
 from gpumap.model.snapshot import Snapshot
-from tests import standin
 from tests.agent import Page, serve, until
-from tests.node import Node, gpu_uuid, short_directory
-from tests.processes import PlainProcesses
+from tests.node import Node, gpu_uuid
 
 LONG = ("--interval", "1h", "--stale-after", "1h")
 """Whatever is seen within a test's patience was pushed."""
@@ -254,16 +252,6 @@ async def test_without_news_the_interval_alone_decides() -> None:
 
 
 # --- the service ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(name="node")
-async def make_node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    """A node whose processes are files."""
-    with short_directory() as directory:
-        library = standin.build(tmp_path_factory.mktemp("library"))
-        node = Node(directory, library, PlainProcesses(directory / "proc"))
-        async with node.kubelet:
-            yield node
 
 
 def pushed(page: Page) -> float:

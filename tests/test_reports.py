@@ -76,7 +76,7 @@ class Look:
 
 def wasteful() -> Iterator[Snapshot]:
     """Nodes on which somebody wastes, in every way that is found: what is idle has computed before."""
-    yield named(busy_node(), "node-1")
+    yield named(busy_node(4, 3), "node-1")
     card = gpu_uuid(0)
     train, gone = Pod("ml", "train", {"main": {"nvidia.com/gpu": [card]}}), Pod("ml", "gone", {"main": {}})
     node = TestNode([Gpu(0), Gpu(1)], [train, gone], [Process(10, card, train, memory=GIB, sm=0.5)])

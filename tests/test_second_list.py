@@ -12,6 +12,7 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gpumap.agent.node_map import node_map
 from gpumap.agent.sources.kubelet import KubeletSource
@@ -221,7 +222,7 @@ def test_a_second_list_takes_nothing_from_the_kubelets(node: TestNode, data: st.
         grants = {(one.name, one.uuid): one for one in snapshot.containers if one.holds}
         for one in without.containers:
             if one.holds:
-                assert replace(grants[one.name, one.uuid], use=None) == replace(one, use=None)
+                assert structs.replace(grants[one.name, one.uuid], use=None) == structs.replace(one, use=None)
         conservation(node, snapshot)
         one_series_each(snapshot)
         sums_mean_something(node, snapshot)

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpumap.agent.nvml_worker.calls import NvmlCalls
-from gpumap.agent.nvml_worker.library import Handle
-from gpumap.agent.nvml_worker.processes import KEPT_SECONDS, Lists, Sampler, SampleRow
+from gpumap.agent.nvml_worker.processes import KEPT_SECONDS, Sampler, SampleRow
 from gpumap.agent.sources.nvml_state import SampleRing
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 
@@ -24,7 +22,7 @@ PID = 7
 Load = Callable[[float], bool]
 
 
-class Driver(Lists):
+class Driver:
     """Tells a process's mean over its samples newer than asked for, in one row, and nothing where there are none."""
 
     def __init__(self, busy: Load, *, rows_of_idleness: bool) -> None:
@@ -38,7 +36,7 @@ class Driver(Lists):
         when, seconds = self.set_back
         return EPOCH + at - (seconds if at > when else 0.0)
 
-    def samples(self, device: Handle, since_us: int) -> list[SampleRow]:
+    def samples(self, since_us: int) -> list[SampleRow]:
         kept = range(max(int(self.now * RATE) - 71, 0), int(self.now * RATE) + 1)
         times = [number / RATE for number in kept if round(self.wall(number / RATE) * 1e6) > since_us]
         busy = [self.busy(at) for at in times]
@@ -69,7 +67,7 @@ class World:
     def collect(self, at: float) -> None:
         self.keep_samples(at)
         self.driver.now = at
-        sampled = self.sampler.read(NvmlCalls(), self.driver, Handle(0), self.interval, busy=True)
+        sampled = self.sampler.read(self.driver.samples, self.interval, busy=True)
         drained = self.ring.is_drained()
         self.node.gpus[0].sampled_seconds = sampled.seconds if drained else None
         self.node.gpus[0].tells_samples = drained and sampled.samples is not None
@@ -84,7 +82,7 @@ class World:
             at = asked + number * self.interval / stretches
             if self.driver.now and at < until:
                 self.driver.now = at
-                self.sampler.keep(NvmlCalls(), self.driver, Handle(0))
+                self.sampler.keep(self.driver.samples)
 
     def sm_seconds(self, times: Iterable[float]) -> float:
         """What the container has been charged after collections at these times."""
@@ -165,7 +163,7 @@ def test_answers_that_come_late_lose_nothing() -> None:
     late = (0.0, 0.4, 0.0, 0.1, 0.3, 0.0, 0.4, 0.0)
     for number, seconds in enumerate(late):
         world.driver.now = 1000.0 + 5 * number
-        sampled = world.sampler.read(NvmlCalls(), world.driver, Handle(0), 5.0, busy=True)
+        sampled = world.sampler.read(world.driver.samples, 5.0, busy=True)
         world.node.gpus[0].sampled_seconds = sampled.seconds
         world.node.processes[0].sm = 1.0
         world.node.clock = world.driver.now + seconds

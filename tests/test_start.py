@@ -6,6 +6,7 @@ Times would depend on the machine. What is imported does not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent import dialects, flags, metrics
-from tests.demo_process import environment
+from tests.demo_process import environment, fetch, listening, running, wait_for
 from tests.test_watch import FakeAgent, on_terminal, serve_fake
 
 __all__ = ["serve_fake"]
@@ -80,6 +81,43 @@ def test_kubectl_gpumap_imports_no_part_of_the_agent() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert "gpumap.cli.kubectl.source" in done.stdout.split()
     assert not set(done.stdout.split()) & OF_AGENTS
+
+
+NOT_OF_SERVE = {
+    *("aiohttp.client", "aiohttp.connector", "google.protobuf.descriptor_pb2", "opentelemetry", "pynvml", "yaml"),
+    *("gpumap.agent.otlp", "gpumap.agent.self_check", "gpumap.agent.state_file", "gpumap.agent.web.config"),
+    *("gpumap.agent.web.push", "gpumap.cli.doctor.run", "gpumap.cli.tables", "gpumap.lab"),
+}
+
+
+def test_an_agent_imports_only_what_it_serves_with(tmp_path: Path) -> None:
+    """Not aiohttp's client, which reads all CA certificates of the machine."""
+    log = tmp_path / "log"
+    with running(command(tmp_path, "serve", "--listen", "127.0.0.1:0"), log, tmp_path) as process:
+        url = f"http://{listening(process, log)}"
+        wait_for("page", lambda: fetched(f"{url}/metrics"), process, log)
+    assert {"aiohttp.web", "grpc", "gpumap.agent.sources.kubelet", "gpumap.agent.web.app"} <= imported(tmp_path)
+    assert imported(tmp_path) & NOT_OF_SERVE == set()
+
+
+def fetched(url: str) -> str | None:
+    with contextlib.suppress(OSError):
+        return fetch(url)[0]
+    return None
+
+
+AFTER_THE_SERVER = """
+from gpumap.agent.web.server_only import without_client
+with without_client():
+    from gpumap.agent.web.app import web
+from aiohttp import ClientSession, web as again
+assert again is web, "the server is imported twice"
+"""
+
+
+def test_the_client_can_be_imported_after_the_server() -> None:
+    """With --otlp-endpoint, gpumap needs both."""
+    subprocess.run([sys.executable, "-c", AFTER_THE_SERVER], env=environment(), check=True)
 
 
 INTERRUPTED = """

@@ -27,6 +27,7 @@ from typing import Any, Generic, TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.collect import Collector, Sources, now
@@ -41,7 +42,7 @@ from gpumap.model.errors import UsageError
 from gpumap.model.observations import ContainerName, Failed, Moment, Observed, ProcTable, SourceAnswer, SourceError
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from tests.agent import serve
+from tests.agent import PATIENCE_SECONDS, serve
 from tests.demo_process import GPUMAP, environment, fetch, listening, wait_for
 from tests.examples import examples
 from tests.node import GIB, Node
@@ -294,7 +295,7 @@ def test_what_is_written_can_be_read_back(counter: int, energy: int, seconds: fl
     node = lived()
     ledger = node.memory.ledger
     key = POD.full(), GPU
-    odd = ledger.charges[key]._replace(energy_millijoules=energy, sm_seconds=seconds)
+    odd = structs.replace(ledger.charges[key], energy_millijoules=energy, sm_seconds=seconds)
     other = Uuid("GPU-odd")
     ledger = replace(
         ledger,
@@ -304,8 +305,8 @@ def test_what_is_written_can_be_read_back(counter: int, energy: int, seconds: fl
     xids = XidMemory({GPU: GpuXidMemory({code: errors}, seconds, None, True), other: GpuXidMemory({}, 0.0, None, True)})
     state = decode(encode(Memory(ledger=ledger, xids=xids), BOOT), node.now, BOOT)
     assert state.left_out == 0
-    assert state.ledger.charges[key] == ledger.charges[key]._replace(
-        present=False, allocated_gpus=None, memory_bytes=None
+    assert state.ledger.charges[key] == structs.replace(
+        ledger.charges[key], present=False, allocated_gpus=None, memory_bytes=None
     )
     assert state.ledger.gpus.get(other) in (None, ledger.gpus[other])
     assert state.xids.gpus.keys() >= {other}
@@ -413,7 +414,7 @@ async def test_a_file_that_cannot_be_set_aside_is_not_written_over(
 async def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A text beyond the bound costs one line. The older file is removed: newer counters are served."""
     path, node = tmp_path / "state.json", lived()
-    state = StateFile(path)
+    state = StateFile(path, deadline_seconds=PATIENCE_SECONDS)
     await state.save(node.memory)
     (key, charge), *_ = node.memory.ledger.charges.items()
     many = {(key[0]._replace(pod="x" * 1_000_000 + str(n)), key[1]): charge for n in range(17)}

@@ -39,6 +39,7 @@ def test_card_shared_by_three_pods_gives_each_container_its_own_bytes() -> None:
         "pair/b": None,
     }
     assert all(r.allocated_gpus == 0.25 and r.allocated_memory_bytes is None for r in snapshot.containers)
+    assert {one.pid: one.sm_ratio for one in snapshot.processes} == {10: 0.5, 11: 0.2, 12: 0.0, 13: 0.0}
     split = owners(snapshot, CARD)
     assert split == {
         "assigned": 53 * GIB,
@@ -465,6 +466,21 @@ def test_devices_that_an_old_kubelet_leaves_out_are_taken_from_the_checkpoint() 
         assert [(one.name, one.allocated_gpus) for one in snapshot.containers] == [(user.full(), 1.0)], (
             "a row alone may be of an ended pod"
         )
+
+
+@pytest.mark.parametrize("odd", ["pod without a UID", "no checkpoint"])
+def test_what_an_old_kubelet_leaves_out_and_no_row_shows_is_unknown(odd: str) -> None:
+    """A pod that just started has neither a row nor a directory; without the checkpoint no pod has a row."""
+    resource = "nvidia.com/gpu"
+    pod, new = Pod("ml", "user", {"main": {resource: [CARD]}}), Pod("ml", "new", {"main": {resource: [gpu_uuid(1)]}})
+    new.in_checkpoint = new.has_tree = False
+    node = TestNode([Gpu(0), Gpu(1)], [pod, new], [Process(10, CARD, pod)], left_out={resource})
+    node.checkpoint_readable = odd != "no checkpoint"
+    for snapshot in (node.collect(), node.collect()):
+        owner = "assigned" if node.checkpoint_readable else "unknown"
+        assert owners(snapshot, CARD)[owner] == GIB
+        assert row(snapshot, new.full(), gpu_uuid(1)) is None
+    assert node.checkpoint_readable or [leaf.holders for leaf in snapshot.leaves] == [None, None]
 
 
 def test_recreated_pod_with_a_claim_is_known_by_its_newer_log_tree() -> None:

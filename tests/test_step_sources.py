@@ -2,11 +2,20 @@
 
 from dataclasses import replace
 
+import pytest
+from msgspec import structs
+
 from gpumap.agent.join import Memory, step
+from gpumap.agent.join.accounting import Ledger
+from gpumap.agent.join.memory import restart_counters
+from gpumap.agent.join.source_health import untried
+from gpumap.agent.join.xids import GpuXidMemory
 from gpumap.agent.metrics import native
 from gpumap.model.observations import Observed
 from gpumap.model.readings import Uuid
+from gpumap.model.remedies import SOURCES
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Source
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 
 CARD = gpu_uuid(0)
@@ -25,8 +34,72 @@ def test_kubelet_that_is_away_costs_no_label() -> None:
     node.down.add("kubelet")
     during = node.collect()
     assert during.containers == before.containers
+    assert {leaf.uuid: leaf.allocatable for leaf in during.leaves} == dict.fromkeys(
+        (CARD, gpu_uuid(1)), (("nvidia.com/gpu", 1),)
+    )
     assert set(owners(during, CARD)) == {"assigned", "host", "unknown", "unaccounted"}
     assert not {health.source.value: health.up for health in during.sources}["kubelet"]
+
+
+def test_record_of_the_sources() -> None:
+    """Each attempt and failure is counted with its reason. A source that failed keeps the time of its last success."""
+    node, _ = one_pod()
+    first, node.down = node.collect(), {"kubelet"}
+    failed, node.down = node.collect(), set()
+    again = node.collect()
+    node.down, node.kubelet_reason = {"kubelet"}, "odd"
+    assert [one.errors["odd"] for one in node.collect().sources if "odd" in one.errors] == [1]
+    found = [next(one for one in each.sources if one.source is Source.KUBELET) for each in (first, failed, again)]
+    assert [(one.up, one.attempts, one.failures, one.errors["socket_missing"]) for one in found] == [
+        (True, 1, 0, 0),
+        (False, 2, 1, 1),
+        (True, 3, 1, 1),
+    ]
+    assert [(one.reason, one.detail) for one in found] == [
+        ("", ""),
+        ("socket_missing", "socket_missing of the test"),
+        ("", ""),
+    ]
+    assert [one.last_success and one.last_success.monotonic for one in found] == [1005.0, 1005.0, 1015.0]
+    assert [(round(one.seconds, 6), one.last_seconds) for one in found] == [
+        (0.001, 0.001),
+        (0.002, 0.001),
+        (0.003, 0.001),
+    ]
+
+
+def test_reasons_that_are_counted_from_0() -> None:
+    """Each has a remedy in the documentation, and none is an error yet."""
+    for one in untried():
+        assert one.errors
+        assert one.errors.keys() <= SOURCES[one.source].keys()
+        assert {*one.errors.values()} == {0}
+        assert (one.up, one.attempts, one.failures, one.last_success) == (False, 0, 0, None)
+
+
+def test_counters_of_accounting_restart() -> None:
+    """Time and energy begin at 0 again. Everything else stays, also XID errors and how long they were counted."""
+    node, _ = one_pod()
+    node.collect()
+    node.collect()
+    xids = GpuXidMemory({79: 1}, 3.0, None, listened=True)
+    memory = replace(node.memory, xids=replace(node.memory.xids, gpus={CARD: xids}))
+    after = restart_counters(memory)
+    assert memory.ledger != Ledger() == after.ledger
+    assert after.xids.gpus == {CARD: xids._replace(blind_seconds=0.0)}
+    assert replace(after, ledger=memory.ledger, xids=memory.xids) == memory
+
+
+def test_uid_that_was_read_without_the_list_counts_with_the_next_one() -> None:
+    """The List and the files did not change, and now both are of one collection."""
+    node, pod = one_pod()
+    pod.has_tree = pod.in_checkpoint = False
+    node.collect()
+    node.down = {"kubelet"}
+    pod.has_tree = pod.in_checkpoint = True
+    assert [one.uid for one in node.collect().pods if one.pod == pod.name] == [""]
+    node.down = set()
+    assert [one.uid for one in node.collect().pods] == [pod.uid]
 
 
 def test_stale_list_is_not_served_but_measured_use_stays() -> None:
@@ -107,6 +180,30 @@ def test_restart_is_seen_by_a_new_socket_alone() -> None:
     node.collect()
     node.socket, pod.listed = "second", False
     assert row(node.collect(), pod.full(), CARD) is not None
+
+
+@pytest.mark.parametrize("then", ["", "deadline_exceeded"])
+@pytest.mark.parametrize("reason", ["socket_missing", "connection_refused", "unavailable"])
+def test_kubelet_that_was_away_begins_the_grace(reason: str, then: str) -> None:
+    """Each reason of a kubelet that does not run, also if it is slow at its start."""
+    node, pod = one_pod()
+    node.collect()
+    for node.kubelet_reason in (reason, then) if then else (reason,):
+        node.down = {"kubelet"}
+        node.collect()
+    node.down, pod.listed = set(), False
+    found = row(node.collect(), pod.full(), CARD)
+    assert found is not None
+    assert found.holds
+
+
+def test_node_without_a_kubelet() -> None:
+    """No List, and no failure either."""
+    node, _ = one_pod()
+    node.has_kubelet = False
+    snapshot = node.collect()
+    assert snapshot.containers == ()
+    assert Source.KUBELET not in {one.source for one in snapshot.sources}
 
 
 def test_slow_kubelet_was_not_away() -> None:
@@ -304,7 +401,11 @@ def test_driver_that_gives_two_devices_one_name_spoils_no_page() -> None:
     node, pod = one_pod()
     observations = node.observe()
     reading = observations.nvml.value  # type: ignore[union-attr]
-    twins = (reading.gpus[0], reading.gpus[0]._replace(index=1), reading.gpus[1]._replace(index=2, uuid=None))
+    twins = (
+        reading.gpus[0],
+        structs.replace(reading.gpus[0], index=1),
+        structs.replace(reading.gpus[1], index=2, uuid=None),
+    )
     lying = Observed(replace(reading, gpus=twins), observations.nvml.at, 0.0)
     _, snapshot = step(Memory(), replace(observations, nvml=lying), RULES)
     assert [leaf.uuid for leaf in snapshot.leaves] == [CARD]
@@ -422,7 +523,7 @@ def test_nameless_gpu_is_not_taken_for_one_that_is_no_more() -> None:
     node.pods.append(third)
     node.collect()
     reading = node.observe().nvml.value  # type: ignore[union-attr]
-    left = (reading.gpus[0], reading.gpus[2]._replace(index=1, uuid=None, fault="hung"))
+    left = (reading.gpus[0], structs.replace(reading.gpus[2], index=1, uuid=None, fault="hung"))
     observed = Observed(replace(reading, gpus=left), node.now, 0.0)
     _, snapshot = step(node.memory, replace(node.observe(), nvml=observed), RULES)
     assert [(u.name.pod, u.reason) for u in snapshot.unmatched] == [("third", "device_down")]

@@ -26,8 +26,8 @@ from gpumap.model.findings import Thresholds, findings
 from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap, RecoveryEntry, decode
 from gpumap.model.remedies import FINDINGS
 from gpumap.model.snapshot import Snapshot
-from tests.agent import Agent, run_agent
 from tests.command import run_command_in_loop
+from tests.demo_process import fetch
 from tests.examples import examples
 from tests.generated import runs
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
@@ -754,21 +754,11 @@ def claims_no_more_than_there_is(found: NodeMap) -> None:
 # --- the installed command --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(name="agent")
-async def run_demo() -> AsyncIterator[Agent]:
-    """A running demo that has collected twice: squatters are told."""
-    async with run_agent("demo", "--interval", "200ms") as agent:
-        await agent.until(
-            lambda page: page.value("gpumap_container_unassigned_use", pod="squatter") == 1, "no squatter"
-        )
-        yield agent
-
-
-async def test_every_form_of_an_agent(agent: Agent) -> None:
+async def test_every_form_of_an_agent(demo_url: str) -> None:
     """Tables, JSON and YAML of a running agent say the same; nothing is on stderr."""
     for command, word in (("top", "rows"), ("waste", "findings")):
         forms = ("table", "wide", "json", "yaml")
-        runs = await asyncio.gather(*(run_command_in_loop(command, "-o", form, "--url", agent.url) for form in forms))
+        runs = await asyncio.gather(*(run_command_in_loop(command, "-o", form, "--url", demo_url) for form in forms))
         assert [(done.returncode, done.stderr) for done in runs] == [(0, "")] * len(forms)
         for form, done in zip(forms, runs, strict=True):
             if form in ("json", "yaml"):
@@ -780,27 +770,27 @@ async def test_every_form_of_an_agent(agent: Agent) -> None:
         assert len(runs[1].stdout.splitlines()[0]) > len(runs[0].stdout.splitlines()[0])
 
 
-async def test_an_agent_serves_its_findings(agent: Agent) -> None:
+def test_an_agent_serves_its_findings(demo_url: str) -> None:
     """The demo's squatter is in /api/v1/map, as `gpumap waste` judges the same map."""
-    found = decode((await agent.get("/api/v1/map")).text.encode())
+    found = decode(fetch(f"{demo_url}/api/v1/map")[0].encode())
     served_as_waste(found)
     assert "squatter" in [one.pod for one in found.findings or ()]
 
 
-async def test_order_and_process_flags(agent: Agent) -> None:
+async def test_order_and_process_flags(demo_url: str) -> None:
     """--sort-by, --reverse, --no-headers, --processes and --idle-after reach the table."""
     done = await run_command_in_loop(
-        "top", "--processes", "--sort-by", "pid", "--reverse", "--no-headers", "--url", agent.url
+        "top", "--processes", "--sort-by", "pid", "--reverse", "--no-headers", "--url", demo_url
     )
     lines = (line.partition(" C ")[0].split() for line in done.stdout.splitlines() if " C " in line)
     pids = [int(line[-1]) for line in lines]
     assert pids
     assert pids == sorted(pids, reverse=True)
     done = await run_command_in_loop(
-        "waste", "--idle-after", "1ms", "--sort-by", "idle", "-o", "json", "--url", agent.url
+        "waste", "--idle-after", "1ms", "--sort-by", "idle", "-o", "json", "--url", demo_url
     )
     assert done.returncode == 0
-    done = await run_command_in_loop("waste", "--idle-after", "0", "--url", agent.url)
+    done = await run_command_in_loop("waste", "--idle-after", "0", "--url", demo_url)
     assert (done.returncode, done.stderr) == (
         2,
         "gpumap: --idle-after 0: must be longer than zero\n",
@@ -810,9 +800,9 @@ async def test_order_and_process_flags(agent: Agent) -> None:
         (("--grace", "soon"), '--grace soon: "soon" is not a duration such as 500ms, 5s or 1m30s'),
         (("--by", "node", "--sort-by", "pod"), "--sort-by sorts findings, but --by prints no findings"),
     ):
-        done = await run_command_in_loop("waste", *flags, "--url", agent.url)
+        done = await run_command_in_loop("waste", *flags, "--url", demo_url)
         assert (done.returncode, done.stderr) == (2, f"gpumap: {said}\n")
-    done = await run_command_in_loop("waste", "--by", "namespace", "--unused-above", "0%", "--url", agent.url)
+    done = await run_command_in_loop("waste", "--by", "namespace", "--unused-above", "0%", "--url", demo_url)
     assert (done.returncode, done.stdout.split()[:3]) == (0, ["NAMESPACE", "IDLE", "GPUS"])
 
 

@@ -25,7 +25,7 @@ from aiohttp import web
 from gpumap.agent.node_map import node_map
 from gpumap.cli.terminal import cells
 from tests.agent import PATIENCE_SECONDS, Agent, run_agent
-from tests.command import run_command_in_loop
+from tests.command import ForkOnTerminal, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
 from tests.snapshots import busy_node
 
@@ -34,9 +34,9 @@ STEERING = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Terminal:
-    """The installed command on a terminal of its own."""
+    """A command on a terminal of its own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | ForkOnTerminal, master: int) -> None:
         self.process = process
         self.said = ""
         self._master = master
@@ -64,12 +64,15 @@ class Terminal:
             await asyncio.sleep(0.02)
         return self._read()
 
-    async def press(self, *keys: str) -> str:
-        """Press keys one after the other, and give the frame that follows the last one, without colours."""
+    async def press(self, *keys: str, shows: Callable[[str], bool] = lambda _: True) -> str:
+        """Press keys one after the other, and give a frame that was begun after the last one and is as it should be,
+        without colours."""
         for key in keys:
+            self._read()
             seen = len(self.frames)
             os.write(self._master, key.encode())
-            await self.until(lambda _, seen=seen: len(self.frames) > seen + 1, f"no frame after {key!r}")  # type: ignore[misc]
+            await self.until(lambda _, seen=seen: len(self.frames) > seen, f"no frame after {key!r}")  # type: ignore[misc]
+        await self.until(lambda _: len(self.frames) > seen + 2 and shows(self.shown), f"not that after {keys!r}")
         return self.shown
 
     @property
@@ -77,7 +80,7 @@ class Terminal:
         """The last frame that is whole."""
         return STEERING.sub("", self.frames[-2])
 
-    async def interrupt(self) -> int:
+    async def interrupt(self) -> int | None:
         """Press Ctrl-C, and give the exit code."""
         os.write(self._master, b"\x03")
         await self.end()
@@ -98,33 +101,45 @@ class Terminal:
 def terminal(
     *arguments: str, columns: int = 200, lines: int = 60, **variables: str
 ) -> contextlib.AbstractContextManager[Terminal]:
-    """Run `gpumap` on a new terminal of that size."""
-    return on_terminal([str(GPUMAP), *arguments], variables, columns, lines)
+    """Call gpumap's `main` in a fork, on a new terminal of that size."""
+
+    def start(slave: int, surroundings: Mapping[str, str]) -> ForkOnTerminal:
+        return ForkOnTerminal(arguments, surroundings, os.ttyname(slave))
+
+    return _on_terminal(start, variables, columns, lines)
+
+
+def on_terminal(
+    command: Sequence[str], variables: Mapping[str, str], columns: int = 200, lines: int = 60
+) -> contextlib.AbstractContextManager[Terminal]:
+    """Run a command with a new terminal as its controlling one: Ctrl-C reaches it."""
+
+    def start(slave: int, surroundings: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        alone = ["setsid", "--ctty", "--wait", *command]
+        return subprocess.Popen(alone, env=surroundings, stdin=slave, stdout=slave, stderr=slave)
+
+    return _on_terminal(start, variables, columns, lines)
 
 
 @contextlib.contextmanager
-def on_terminal(
-    command: Sequence[str], variables: Mapping[str, str], columns: int = 200, lines: int = 60
+def _on_terminal(
+    start: Callable[[int, Mapping[str, str]], subprocess.Popen[bytes] | ForkOnTerminal],
+    variables: Mapping[str, str],
+    columns: int,
+    lines: int,
 ) -> Iterator[Terminal]:
-    """Run a command with a new terminal as its controlling one: Ctrl-C reaches it."""
     master, slave = pty.openpty()
     surroundings = {
         name: value for name, value in environment().items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
     }
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    process = subprocess.Popen(
-        ["setsid", "--ctty", "--wait", *command],
-        env={**surroundings, "TERM": "xterm-256color", **variables},
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-    )
-    os.close(slave)
+    process = start(slave, {**surroundings, "TERM": "xterm-256color", **variables})
     try:
         yield Terminal(process, master)
     finally:
         process.kill()
         process.wait()
+        os.close(slave)
         os.close(master)
 
 
@@ -247,12 +262,11 @@ async def test_keys_scroll_a_watch(fake: FakeAgent, command: str) -> None:
         lines = [line.rstrip() for line in shown.shown.splitlines()]
         count = int(lines[-1].split()[2])
         assert "1-" in lines[-1]
-        down = [line.rstrip() for line in (await shown.press("j")).splitlines()]
-        assert down[2] == lines[2]
-        assert down[-1].startswith("2-")
-        last = (await shown.press("\x1b[6~", *["\x1b[6~"] * (count // 6), "\x1b[B")).splitlines()
-        assert f"-{count} of {count} lines" in last[-1]
-        assert (await shown.press("\x1b[H")).splitlines()[-1].startswith("1-")
+        down = await shown.press("j", shows=lambda screen: screen.splitlines()[-1].startswith("2-"))
+        assert down.splitlines()[2].rstrip() == lines[2]
+        pages = ["\x1b[6~"] * (count // 6 + 1)
+        await shown.press(*pages, "\x1b[B", shows=lambda screen: f"-{count} of {count} lines" in screen)
+        await shown.press("\x1b[H", shows=lambda screen: screen.splitlines()[-1].startswith("1-"))
         os.write(shown._master, b"q")
         await shown.end()
     assert shown.process.returncode == 0

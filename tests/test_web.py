@@ -21,6 +21,7 @@ from pathlib import Path
 import aiohttp
 import jsonschema
 import pytest
+from aiohttp import web
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -32,7 +33,13 @@ from gpumap.agent.metrics import native, self_families
 from gpumap.agent.web.app import application
 from gpumap.agent.web.negotiation import has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages
-from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
+from gpumap.agent.web.port import (
+    LARGE_SEND_BUFFER_BYTES,
+    MAX_CONNECTIONS,
+    MAX_LARGE_BUFFERS,
+    PATIENCE_SECONDS,
+    open_port,
+)
 from gpumap.agent.web.rebinding import is_foreign
 from gpumap.model.observations import ContainerName, Moment, Source
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
@@ -578,7 +585,7 @@ async def test_a_client_that_does_not_read_costs_a_bounded_part_of_the_kernels_m
             peer = client.getsockname()
             held = [memory for other, memory in kernel_memory(site.port).items() if other == peer]
     assert len(held) == 1
-    assert held[0] < 512 << 10
+    assert held[0] < 3 * LARGE_SEND_BUFFER_BYTES  # the kernel takes twice what is asked for
 
 
 SO_MEMINFO = 55
@@ -705,6 +712,71 @@ async def test_a_trickle_is_no_progress() -> None:
         assert (await site.get("/healthz"))[0] == 200
 
 
+async def test_a_trickle_takes_no_place_from_a_scraper() -> None:
+    """Clients that send a part of a request, and a byte now and then, are not busier than one that waits for a page."""
+    async with serving(max_connections=4, patience_seconds=600) as site, asyncio.timeout(60):
+        site.pages.publish(snapshot(containers=2000))
+        size = len((await site.get("/metrics"))[2])
+        await site.session.close()
+        with contextlib.ExitStack() as stack:
+
+            def connect(number: int) -> socket.socket:
+                source = f"127.0.0.{2 + number}", 0
+                return stack.enter_context(socket.create_connection(("127.0.0.1", site.port), source_address=source))
+
+            slow = [connect(number) for number in range(3)]
+            scraper = socket.socket()
+            scraper.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # so that most of the page is on its way
+            scraper.connect(("127.0.0.1", site.port))
+            reader, writer = await asyncio.open_connection(sock=scraper, limit=1 << 12)
+            writer.write(HEAD)
+            await reader.readuntil(b"\r\n\r\n")
+            for part in (b"GET / HTTP/1.1\r\n", b"X: a", b"b"):
+                for client in slow:
+                    client.send(part)
+                await asyncio.sleep(0.05)
+            connect(3)
+            assert len(await reader.readexactly(size)) == size
+            writer.close()
+
+
+async def test_an_answer_that_nobody_waits_for_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """A client that resets its connection before its page is made fills no log. A large page has its own path."""
+    async with serving() as site, asyncio.timeout(60):
+        site.pages.publish(snapshot(containers=2000))
+        with socket.create_connection(("127.0.0.1", site.port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.send(HEAD)
+
+            async def served() -> set[tuple[str, int]]:
+                return accepted(site.port)
+
+            await until(served, lambda found: client.getsockname() in found, "the client is not connected")
+        assert (await site.get("/metrics"))[0] == 200  # made after the client's
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_the_map_is_made_once_however_often_the_gpus_are_checked() -> None:
+    """A map of many pods takes long, in the thread that renders scrapes."""
+
+    class Counted(tuple[str, ...]):
+        made = 0
+
+        def __iter__(self) -> Iterator[str]:
+            Counted.made += 1
+            return super().__iter__()
+
+    pages = Pages((), (), {}, STALE_AFTER_SECONDS, lambda: 0.0, collect=Counted(("use",)))
+    try:
+        for number in range(3):
+            pages.publish(snapshot())
+            for only in ((), ("xid",), ("down",)) * 3:
+                assert await pages.check(only, "") is not None
+            assert Counted.made == number + 1
+    finally:
+        pages.close()
+
+
 async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> None:
     """When all places are taken the idlest client makes room, which is said once; who comes and who asks is served."""
     caplog.set_level(logging.WARNING, "gpumap.agent.web.port")
@@ -799,3 +871,26 @@ def test_weights() -> None:
     assert not has_already('W/"ab"', 'W/"a"')
     assert prefers_openmetrics(PROMETHEUS_3)
     assert not prefers_openmetrics("")
+
+
+async def test_only_a_few_clients_have_a_large_buffer() -> None:
+    """What the kernel keeps for clients that do not read their pages stays small, however many they are."""
+    sizes: list[int] = []
+
+    async def note(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        connection = request.transport.get_extra_info("socket")
+        sizes.append(connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", note)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with open_port(app, listener), contextlib.AsyncExitStack() as clients:
+            for _ in range(2 * MAX_LARGE_BUFFERS):
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                clients.callback(writer.close)
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                await reader.readuntil(b"\r\n\r\n")
+    large = [size >= LARGE_SEND_BUFFER_BYTES for size in sizes]
+    assert large == [True] * MAX_LARGE_BUFFERS + [False] * MAX_LARGE_BUFFERS

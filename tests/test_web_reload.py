@@ -63,7 +63,7 @@ async def test_a_renewed_certificate(own: Path, caplog: pytest.LogCaptureFixture
 
 async def test_a_change_cuts_no_answer_off(own: Path) -> None:
     """What was being sent when it came is sent to its end, and then the connection is closed."""
-    async with secured(own, TLS, gpus=600) as site:
+    async with secured(own, TLS, gpus=120) as site:
         context = ssl.create_default_context(cafile=own / "ca.crt")
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port, ssl=context, limit=1 << 12)
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -253,7 +253,11 @@ async def test_the_service_scraped_and_looked_at(folder: Path) -> None:
     async with run_agent("demo", "--web-config", str(folder / "web.yml")) as agent:
         url = agent.url.replace("http:", "https:")
         address = url.removeprefix("https://")
-        assert "web config file=" in agent.log
+
+        async def log() -> str:
+            return agent.log
+
+        await until(log, lambda text: "web config file=" in text, "it does not name its configuration")
         tls = {name: str(folder / file) for name, file in _FILES.items()}
         jobs = [
             {"job_name": "right", "basic_auth": {"username": "alice", "password": "hunter2é"}},

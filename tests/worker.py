@@ -36,6 +36,7 @@ class Worker:
     def __init__(self, command: Sequence[str], state: Path, directory: Path | None = None, **environment: str) -> None:
         self.state = state
         self.release = False
+        self.hold_seconds = 0.0
         self.groups: tuple[str, ...] = ()
         self.unasked: list[wire.XidMessage | wire.ListeningMessage] = []
         self._reads = 0
@@ -56,8 +57,8 @@ class Worker:
             driver.write(self.state)
         self._reads += 1
         assert self.process.stdin is not None
-        request = wire.Request(self._reads, 1.0, tuple(last), tuple(skip), self.groups, self.release)
-        self.process.stdin.write(wire.encode_request(request))
+        request = wire.Request(self._reads, 1.0, tuple(last), tuple(skip), self.groups, self.release, self.hold_seconds)
+        self.process.stdin.write(wire.encode(request))
         return self._reads
 
     def answer(self, patience_seconds: float = PATIENCE_SECONDS) -> wire.Answer | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 from playwright.async_api import Browser, Route, expect
 
 from gpumap.model.observations import ContainerName
@@ -521,9 +522,9 @@ def ailing(**reading: object) -> Callable[[Snapshot], Snapshot]:
     def fall_ill(snapshot: Snapshot) -> Snapshot:
         first, *others = snapshot.gpus
         assert first.reading is not None
-        told = replace(first, reading=first.reading._replace(**reading))  # type: ignore[arg-type] # a reading's fields
-        leaves = tuple(replace(leaf, gpu=told) if leaf.gpu is first else leaf for leaf in snapshot.leaves)
-        return replace(snapshot, gpus=(told, *others), leaves=leaves)
+        ill = replace(first, reading=structs.replace(first.reading, **reading))
+        leaves = tuple(replace(leaf, gpu=ill) if leaf.gpu is first else leaf for leaf in snapshot.leaves)
+        return replace(snapshot, gpus=(ill, *others), leaves=leaves)
 
     return fall_ill
 
@@ -542,8 +543,8 @@ async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
     """Of a GPU that is well nothing is said but what it measures, though it tells of all that could be wrong."""
     well = gpu(0).reading
     assert well is not None
-    told = {field: getattr(well, field) for field in well._fields if field not in ("index", "uuid", "memory")}
-    show(site, shared_card(), ailing(**{**told, "clock_events": (("gpu_idle", True), ("sw_power_cap", False))}))
+    reported = {name: getattr(well, name) for name in well.__struct_fields__ if name not in ("index", "uuid", "memory")}
+    show(site, shared_card(), ailing(**{**reported, "clock_events": (("gpu_idle", True), ("sw_power_cap", False))}))
     async with tab(browser, site.url) as one:
         facts = (await one.texts(".gpu .facts"))[0]
         for fact in ("temp 61 °C", "power 507 W / 700", "clock 1980 MHz", "active SM 50 % · warps 25 % · tensor 13 %"):

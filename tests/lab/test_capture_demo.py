@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.settings import resolve
@@ -198,7 +199,10 @@ def test_who_lets_go_of_the_driver_is_told_no_event(directory: Path) -> None:
     asked = wire.Request(1, 1.0, groups=replay.GROUPS, release=True)
     heard, driver, gpu = told_by(player, asked)
     assert heard == wire.ListeningMessage((wire.ListeningPeriod(GPU, 1000.0, 1000.0),))
-    assert (isinstance(driver, wire.DriverMessage), gpu) == (True, wire.GpuMessage(1, HEALTHY._replace(activity=None)))
+    assert (isinstance(driver, wire.DriverMessage), gpu) == (
+        True,
+        wire.GpuMessage(1, structs.replace(HEALTHY, activity=None)),
+    )
     assert list(player.unasked()) == []
 
 
@@ -211,7 +215,7 @@ async def test_the_program_tells_a_frames_events_between_two_reads(directory: Pa
     assert process.stdin is not None
     assert process.stdout is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
-        process.stdin.write(wire.encode_request(wire.Request(1, 1.0, groups=replay.GROUPS)))
+        process.stdin.write(wire.encode(wire.Request(1, 1.0, groups=replay.GROUPS)))
         kinds = [type(wire.decode(await process.stdout.readline())) for _ in range(3)]
         (directory / "new").write_bytes(contents.reading_text(XIDS))
         (directory / "new").rename(path)
@@ -332,7 +336,7 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
     (
         "a GPU",
         _replace("nvml.json", '{"gpus": [{"index": "x"}]}'),
-        "nvml.json: Expected `int`, got `str` - at `$.index`",
+        "nvml.json: Expected `int`, got `str` - at `$[0].index`",
     ),
     ("GPUs", _replace("nvml.json", '{"gpus": [{"index": 4}]}'), "nvml.json: the GPUs' indices are not 0, 1"),
     ("XIDs", _replace("nvml.json", '{"gpus": [], "xids": 3}'), 'nvml.json: xids: expected a list, found "3"'),
@@ -502,6 +506,7 @@ def test_a_frame_in_which_nothing_changed_takes_no_room(copy: Path) -> None:
         ("(a|a)(a|a)(a|a)(a|a)", False),
         ("(?P<a>a*a*a*a*:b)", False),
         (r"(a)\1", False),
+        ("[[a]", False),
         (DEFAULT_RESOURCE_PATTERN + "a*", False),
     ],
 )

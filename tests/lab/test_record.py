@@ -21,6 +21,7 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.join import grants
@@ -230,7 +231,7 @@ async def test_frames_hold_only_what_changed(node: Node, directory: Path, record
     later, before = (contents.reading(files) for files in (same, first))
     assert isinstance(later, NvmlReading)
     assert isinstance(before, NvmlReading)
-    gpus = tuple(gpu._replace(sampled_seconds=None) for gpu in later.gpus)  # it was read before its time
+    gpus = tuple(structs.replace(gpu, sampled_seconds=None) for gpu in later.gpus)  # it was read before its time
     assert replace(later, gpus=gpus, listening=before.listening) == before
     squatter = node.admit("squatter", main=[])
     pid = node.run(squatter.cgroup("main"), 2, GIB)

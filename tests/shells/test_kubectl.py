@@ -300,6 +300,34 @@ async def test_two_agents_on_a_node(cluster: Cluster) -> None:
     assert done.returncode == 0
 
 
+async def test_a_tenants_pod_with_the_agents_label(cluster: Cluster, demos: dict[str, str]) -> None:
+    """Any user may create a pod with this label, newer than the agent. It replaces no agent, and a node that only it
+    has is named with its namespace."""
+    lie = map_of(json.loads(fetch(demos["gpu-1"] + "/api/v1/map")[0]), "forged")
+    cluster.api.pods += [
+        PlayedPod(node, "gpumap-new", lie, "tenant", created="2027-01-01T00:00:00Z") for node in ("gpu-1", "gpu-9")
+    ]
+    done = await cluster.run("map", "-A", "--node", "gpu-1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is not certain: pods of the namespaces gpumap, tenant have its label; set --agent-namespace" in done.stderr
+    done = await cluster.run("map", "-A")
+    assert done.returncode == 1
+    assert "node gpu-1: its agent is not certain" in done.stdout + done.stderr
+    assert "the agents are of 2 namespaces: gpumap, tenant. Any pod can have their label" in done.stderr
+    done = await cluster.run("map", "-A", "--agent-namespace", "gpumap")
+    assert (done.returncode, done.stderr, "forged" in done.stdout) == (0, "", False)
+
+
+async def test_an_answer_that_steers_a_terminal(cluster: Cluster) -> None:
+    """What a pod with the agents' label answers instead of a map is one line of printable characters."""
+    cluster.api.pods[0].agent = 500, "\x1b]0;owned\x07\u202e\r\nnode gpu-2: forged\x1b[2J"
+    done = await cluster.run("map", "-A")
+    assert done.returncode == 1
+    lines = (done.stdout + done.stderr).split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert [line[:12] for line in lines if "forged" in line] == ["node gpu-1: "]
+
+
 async def test_the_api_server_cannot_be_asked(cluster: Cluster) -> None:
     """One line with kubectl's own reason: unknown user, closed port, foreign certificate, no context, no kubectl."""
     server = f"https://127.0.0.1:{cluster.api.port}"
