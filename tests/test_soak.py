@@ -193,6 +193,14 @@ def test_a_leak_of_a_kibibyte_is_found(leaked_bytes: int, found: bool) -> None:
     assert bool(list(cost.growth(usage))) is found
 
 
+@pytest.mark.parametrize(("leaked_kib", "found"), [(0, False), (1, True)])
+def test_a_step_of_memory_is_no_leak(leaked_kib: int, found: bool) -> None:
+    """Memory that is flat, but for two steps of 2 MiB and noise, leaks nothing; with a leak it is found."""
+    steps = [46_000 + 2_000 * (number > 60) + 2_000 * (number > 90) + 150 * (number % 3) for number in range(120)]
+    samples = [(50.0 * number, kib + 50.0 * number * leaked_kib) for number, kib in enumerate(steps)]
+    assert (cost.slope(samples) > cost.LEAK_KIB) is found
+
+
 @pytest.mark.parametrize("descriptors", [True, False])
 def test_a_descriptor_and_a_thread_too_many_are_found(descriptors: bool) -> None:
     """Those that come and go are no leak; one that stays for ever is."""
