@@ -322,7 +322,8 @@ class _Watcher:
 
 def _is_pure(item: pytest.Item) -> bool:
     """Return whether a test starts no process and opens no socket. Other processes do not have the mutant."""
-    used = {*getattr(item, "fixturenames", ())}
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    used = {*getattr(item, "fixturenames", ())} - parameters.keys()
     return not used & IMPURE_FIXTURES and not inspect.iscoroutinefunction(getattr(item, "obj", None))
 
 

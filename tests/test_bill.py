@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,9 @@ from aiohttp import web
 
 from gpumap.agent.join.accounting import UNSEEN_SECONDS
 from gpumap.agent.metrics.accounting import ACCOUNTING
-from gpumap.cli.bill.counting import KINDS, Bill, Increases, Labelling, Pod, Request, bill_of
+from gpumap.agent.metrics.host import HOST
+from gpumap.agent.metrics.itself import self_families
+from gpumap.cli.bill.counting import KINDS, Amounts, Bill, Increases, Labelling, Pod, Request, bill_of, pods_of
 from gpumap.cli.bill.promql import (
     BEFORE_SECONDS,
     COUNTERS,
@@ -36,17 +39,20 @@ from gpumap.cli.bill.promql import (
     Counter,
     Key,
     Scope,
+    gpumaps_with_samples,
+    gpus_with_samples,
     growth,
     mean,
     sum_of_steps,
     uncharged,
 )
 from gpumap.cli.bill.query import gaps_between, target_matchers
-from gpumap.cli.bill.window import Window, parse_time, window_of
+from gpumap.cli.bill.window import Window, parse_time, rfc3339, window_of
 from gpumap.cli.kube_state import metric_label
 from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
 from gpumap.cli.tables.layout import Shape
 from gpumap.model.errors import UsageError
+from gpumap.model.workloads import workload
 from tests.agent import PATIENCE_SECONDS
 from tests.command import one_line, run_command, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
@@ -82,10 +88,16 @@ def test_times(text: str, means: str) -> None:
 @pytest.mark.parametrize(
     ("start", "end", "says"),
     [
-        ("yesterday", "now", "--from yesterday: must be a time such as 2026-11-01, "),
+        (
+            "yesterday",
+            "now",
+            "--from yesterday: must be a time such as 2026-11-01, 2026-11-01T08:00:00Z, 30d (ago) or now",
+        ),
         ("2026-11-31", "now", "--from 2026-11-31: this date or time does not exist"),
-        ("2026-11-01T08:00:00", "now", "--from 2026-11-01T08:00:00: has no time zone"),
-        ("2026-11-01", "2026-10-01", "--from 2026-11-01: is later than --to 2026-10-01"),
+        ("2026-11-01T08:00:00", "now", "--from 2026-11-01T08:00:00: has no time zone: end it"),
+        ("2026-11-01", "2026-10-01", "--from 2026-11-01: is later than --to 2026-10-01 (in steps of 1m)"),
+        ("2009-12-31", "now", "--from 2009-12-31: is before 2010, when Prometheus did not exist"),
+        ("1d", "9999999999", "--to 9999999999: is in the future"),
         ("2026-11-01", "2026-11-01T00:00:30Z", "--from 2026-11-01: is the same moment as --to 2026-11-01T00:00:30Z"),
         ("2026-11-01", "2026-12-01", "--to 2026-12-01: is in the future"),
         ("1793491200000", "now", "--from 1793491200000: must be a time"),
@@ -95,8 +107,25 @@ def test_times(text: str, means: str) -> None:
 )
 def test_windows_that_are_none(start: str, end: str, says: str) -> None:
     """One line, with the flag and what was given."""
-    with pytest.raises(UsageError, match="^" + says.replace("?", "[?]").replace("+", "[+]")):
+    with pytest.raises(UsageError, match="^" + re.escape(says)):
         window_of(start, end, "1m", NOW)
+
+
+def test_the_ends_of_time() -> None:
+    """2010 and this very second are good; the longest resolution is ten minutes."""
+    assert window_of("2010-01-01", f"{NOW:.0f}", "10m", NOW) == Window(1262304000, int(NOW) - 30, 600)
+
+
+def test_a_date_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the time zone of the machine is; and a bill writes its window in UTC."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert parse_time("2026-11-01", NOW) == 1793491200
+        assert rfc3339(1793491200) == "2026-11-01T00:00:00Z"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_window_has_whole_steps() -> None:
@@ -105,6 +134,8 @@ def test_a_window_has_whole_steps() -> None:
     for resolution in ("0s", "59s", "60500ms", "11m", "often"):
         with pytest.raises(UsageError, match=f"--resolution {resolution}: "):
             window_of("1d", "now", resolution, NOW)
+    with pytest.raises(UsageError, match=r"must be whole seconds, from 1m to 10m$"):
+        window_of("1d", "now", "601s", NOW)
 
 
 # --- what a server adds up ------------------------------------------------------------------------------------------
@@ -306,6 +337,9 @@ def test_the_names_are_those_that_gpumap_gives() -> None:
     """Each counter is a family of the group accounting, with the labels by which it is asked for."""
     families = {family.name: set(family.labels) & {*POD_KEYS} for family in ACCOUNTING}
     assert {one.name: set(one.keys) for one in COUNTERS} == families
+    gauges = {family.name: family.labels for family in HOST}
+    assert all(gauges[one.name] == one.keys for one in (PRESENT, WORK_SM, WORK_MEMORY))
+    assert SNAPSHOT in {family.name for family in self_families("0.1.0", "3.11.7")}
 
 
 def test_counters_end_before_they_are_forgotten() -> None:
@@ -325,6 +359,25 @@ def test_counters_end_before_they_are_forgotten() -> None:
 def test_labels_have_the_names_that_kube_state_metrics_gives_them(label: str, series: str) -> None:
     """Other characters become `_`, camelCase becomes words."""
     assert metric_label(label) == series
+
+
+def test_how_many_gpumaps_and_gpus_were_scraped(tmp_path: Path) -> None:
+    """In one step; those of another cluster do not count."""
+    scope = Scope('cluster="a"', 60, target_match='cluster="a"')
+    nodes = [f'cluster="{name}",instance="{number}"' for name, number in (("a", 1), ("a", 2), ("b", 3))]
+    series = [(f"{SNAPSHOT}{{{one}}}", "1000+15x80") for one in nodes]
+    series += [(f'{NOT_MEASURED.name}{{{one},uuid="GPU-{gpu}"}}', "0x80") for one in nodes for gpu in range(4)]
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series],
+        "promql_expr_test": [
+            {"expr": expression, "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": value}]}
+            for expression, value in ((gpumaps_with_samples(scope), 2), (gpus_with_samples(scope), 8))
+        ],
+    }
+    file = tmp_path / "test.json"
+    file.write_text(json.dumps({"tests": [test]}))
+    accepted("test", "rules", file)
 
 
 def test_gaps() -> None:
@@ -390,6 +443,11 @@ def test_who_takes_more_than_its_share_makes_no_other_one_less_idle() -> None:
     assert line.amounts.used == 3600
 
 
+def test_nothing_held_is_no_idle_share() -> None:
+    """There is no share of 0 seconds."""
+    assert Amounts(held_measured=0.0, used_of_it=0.0).idle() is None
+
+
 def test_csv_of_it() -> None:
     """RFC 4180; what is not known is empty; a name that a spreadsheet would take for a formula stays a name."""
     assert bill_csv(a_bill()) == (
@@ -425,6 +483,89 @@ def test_values_of_it() -> None:
     assert found["rows"][1]["used_gpu_hours"] is None
     assert found["totals"]["cost"] == 9
     assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("by", "columns", "groups"),
+    [
+        ("namespace", ("namespace",), [("ml",), ("web",)]),
+        ("pod", ("namespace", "pod"), [("ml", "trainer"), ("web", "mig")]),
+        ("label", ("team",), [("blue",), (None,)]),
+        ("workload", ("namespace", "workload"), [("ml", "blue"), ("web", "Pod/mig")]),
+    ],
+)
+def test_what_a_bill_is_by(by: str, columns: tuple[str, ...], groups: list[tuple[str | None, ...]]) -> None:
+    """A pod without the label, or without a known workload, has a line of its own; the second is also a warning."""
+    labelling = Labelling("team" if by == "label" else None, "") if by in {"label", "workload"} else None
+    made = a_bill(request=REQUEST._replace(by=by, labelling=labelling), label_of={("ml", "trainer"): "blue"})
+    assert made.columns == columns
+    assert [line.group for line in made.lines] == groups
+    unlisted = ("kube-state-metrics does not list web/mig. Each has a row of its own.",)
+    assert made.warnings == (unlisted if by == "workload" else ())
+    everything = {("ml", "trainer"): "blue", ("web", "mig"): "red"}
+    assert a_bill(request=made.request, label_of=everything).warnings == ()
+    assert pods_of(GROWN) == {("ml", "trainer"), ("web", "mig")}
+
+
+def test_a_bill_of_users() -> None:
+    """A user's sessions on all GPUs are one line; a job is none of them."""
+    grown: dict[Counter, dict[Key, float]] = {
+        PRESENT: {("user", "ann", "GPU-1"): 60.0, ("user", "ann", "GPU-2"): 30.0, ("user", "bob", "GPU-1"): 1.0},
+        SM_KNOWN: {},
+        WORK_SM: {},
+        WORK_MEMORY: {},
+    }
+    made = bill_of("http://prom", REQUEST._replace(by="user"), Increases(grown, 0.0, ()), {})
+    assert made.columns == ("user",)
+    assert [(line.group, line.amounts.held) for line in made.lines] == [(("ann",), 90.0), (("bob",), 1.0)]
+
+
+def test_the_kinds_of_jobs_and_users_are_those_that_gpumap_gives() -> None:
+    """Each path is of work outside pods that a bill can be by."""
+    jobs = "/slurm/uid_1000/job_42/step_0", "/system.slice/pbs.service/jobid/7.pbs01", "/htcondor/x_slot1_1@node"
+    found = [workload([path], 1000) for path in (*jobs, "/user.slice/user-1000.slice/session-2.scope")]
+    kinds = [one.kind for one in found if one is not None]
+    assert {"job": "|".join(kinds[:3]), "user": kinds[3]} == KINDS
+
+
+@pytest.mark.parametrize(
+    ("held", "used", "idle", "without_share"),
+    [(7200.0, 1800.0, 0.75, None), (7200.0, None, None, None), (None, 1800.0, None, 1800.0), (None, None, None, None)],
+)
+def test_idle_is_of_what_is_known(
+    held: float | None, used: float | None, idle: float | None, without_share: float | None
+) -> None:
+    """It needs both amounts, of containers and of work outside pods. Use without a share makes nobody less idle."""
+
+    def only(value: float | None, key: Key) -> dict[Key, float]:
+        return {} if value is None else {key: value}
+
+    pods = a_bill({HELD: only(held, TRAINER), USED: only(used, TRAINER), ENERGY: {TRAINER: 1.0}})
+    assert pods.total.idle() == idle
+    assert pods.total.used_without_share == without_share
+    job: Key = ("slurm_job", "42", "GPU-1")
+    work = {PRESENT: {job: 7200.0}, SM_KNOWN: only(held, job), WORK_SM: only(used, job), WORK_MEMORY: {}}
+    of_job = bill_of("http://prom", REQUEST._replace(by="job"), Increases(work, 0.0, ()), {})
+    assert of_job.total.idle() == idle
+
+
+def test_times_without_samples_are_warnings() -> None:
+    """Five are listed. Without counters of GPUs nothing can be said."""
+    gaps = [(f"{hour}:00", f"{hour}:30") for hour in range(1, 8)]
+
+    def warnings(found: list[tuple[str, str]] | None, match: str = "") -> list[str]:
+        grown: dict[Counter, dict[Key, float]] = {one: {} for one in COUNTERS}
+        increases = Increases(grown, 0.0, None if found is None else tuple(found))
+        return list(bill_of("http://prom", REQUEST._replace(match=match), increases, {}).warnings)
+
+    said = [f"The server has no gpumap samples from {a} to {b}. Use within this gap is not charged." for a, b in gaps]
+    assert warnings([]) == []
+    assert warnings(gaps[:5]) == said[:5]
+    assert warnings(gaps[:6]) == [*said[:5], "Gaps that are not listed: 1."]
+    assert warnings(gaps) == [*said[:5], "Gaps that are not listed: 2."]
+    unchecked = "so gpumap cannot check the window for gaps."
+    assert warnings(None) == [f"There are no counters of GPUs, {unchecked}"]
+    assert warnings(None, 'a="b"') == [f'There are no counters of GPUs that match a="b", {unchecked}']
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

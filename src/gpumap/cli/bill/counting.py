@@ -30,7 +30,7 @@ Pod = tuple[str, str]
 """Namespace and name."""
 Group = tuple[str | None, ...]
 """The cells that name a line. `None`: pods without the label."""
-NAMESPACE, POD, LABEL, WORKLOAD, JOB, USER = "namespace", "pod", "label", "workload", "job", "user"
+NAMESPACE, POD, WORKLOAD, JOB, USER = "namespace", "pod", "workload", "job", "user"
 KINDS = {JOB: "slurm_job|pbs_job|htcondor_slot", USER: "user"}
 """Kinds of work outside pods, as a regular expression, by what groups them."""
 _GAPS_SHOWN = 5
@@ -227,4 +227,4 @@ def _warnings(match: str, gaps: tuple[tuple[str, str], ...] | None) -> Iterator[
     for start, end in (gaps or ())[:_GAPS_SHOWN]:
         yield (f"The server has no gpumap samples from {start} to {end}. Use within this gap is not charged.")
     if (more := len(gaps or ()) - _GAPS_SHOWN) > 0:
-        yield f"There are {more} more such gaps."
+        yield f"Gaps that are not listed: {more}."

@@ -18,9 +18,6 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _WITHOUT_OFFSET = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?", re.ASCII)
 _UNIX = re.compile(r"\d{9,10}(\.\d+)?", re.ASCII)
-_LATEST = 253_402_300_800
-"""The year 10000. datetime cannot write it."""
-
 _EARLIEST = 1_262_304_000
 
 
@@ -50,7 +47,7 @@ def parse_time(text: str, now: float) -> float:
     if text == "now":
         return now - SETTLED_SECONDS
     if _UNIX.fullmatch(text):
-        return min(float(text), _LATEST)
+        return float(text)
     if _DATE.fullmatch(text) or _TIME.fullmatch(text):
         try:
             moment = datetime.fromisoformat(text.upper())
