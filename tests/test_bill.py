@@ -500,6 +500,8 @@ def test_what_a_bill_is_by(by: str, columns: tuple[str, ...], groups: list[tuple
     made = a_bill(request=REQUEST._replace(by=by, labelling=labelling), label_of={("ml", "trainer"): "blue"})
     assert made.columns == columns
     assert [line.group for line in made.lines] == groups
+    names = ",".join(("label_value",) if by == "label" else columns)
+    assert bill_csv(made).startswith(f"from,to,{names},held_gpu_hours,")
     unlisted = ("kube-state-metrics does not list web/mig. Each has a row of its own.",)
     assert made.warnings == (unlisted if by == "workload" else ())
     everything = {("ml", "trainer"): "blue", ("web", "mig"): "red"}

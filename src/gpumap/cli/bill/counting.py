@@ -30,7 +30,7 @@ Pod = tuple[str, str]
 """Namespace and name."""
 Group = tuple[str | None, ...]
 """The cells that name a line. `None`: pods without the label."""
-NAMESPACE, POD, WORKLOAD, JOB, USER = "namespace", "pod", "workload", "job", "user"
+NAMESPACE, POD, LABEL, WORKLOAD, JOB, USER = "namespace", "pod", "label", "workload", "job", "user"
 KINDS = {JOB: "slurm_job|pbs_job|htcondor_slot", USER: "user"}
 """Kinds of work outside pods, as a regular expression, by what groups them."""
 _GAPS_SHOWN = 5
