@@ -40,6 +40,8 @@ PIDS = range(4_000_001, 4_000_601)
 PAUSE_SECONDS = 1.0
 """Real ones. The shortest deadline of gpumap is 5 s."""
 BASE_BYTES = 64 * MIB
+CARD_BYTES, MIG_BYTES = 80 * GIB, 9728 * MIB
+"""gpumap shows no use of a device that would be larger than the device."""
 PROXY = "00000000-1111-2222-3333-444444444444"
 """A pod without a GPU: with its process in /proc, gpumap knows that it sees those of other pods."""
 SHELL = "/system.slice/sshd.service"
@@ -315,7 +317,7 @@ class World:
         grant = pod.grants.get(container) if pod is not None else None
         leaf = leaf or (grant.leaf if grant is not None else None) or self.random.choice(sorted(self.truth.leaves))
         pid = self._free_pid()
-        one = Process(pid, leaf, self.random.randrange(1, 2048) * MIB, self.random.randrange(8), pod, container)
+        one = Process(pid, leaf, self._amount(leaf), self.random.randrange(8), pod, container)
         self.counts["processes"] += 1
         with self.change(processes={**self.truth.processes, pid: one}):
             self._write_process(pid, SHELL if pod is None else pod.cgroup(container), "python3")
@@ -327,9 +329,16 @@ class World:
 
     def use_memory(self, pid: int) -> None:
         """A process allocates another amount."""
-        one = replace(self.truth.processes[pid], memory_bytes=self.random.randrange(1, 2048) * MIB)
+        before = self.truth.processes[pid]
+        one = replace(before, memory_bytes=self._amount(before.leaf))
         with self.change(processes={**self.truth.processes, pid: one}):
             pass
+
+    def _amount(self, leaf: str) -> int:
+        """Return an amount of memory in bytes that the device has: at most half of what is free."""
+        has = MIG_BYTES if leaf in self.truth.instances else CARD_BYTES
+        free = (has - self.truth.used_bytes(leaf)) // MIB
+        return self.random.randrange(1, max(2, min(2048, free // 2))) * MIB
 
     def _free_pid(self) -> int:
         while True:
@@ -432,7 +441,9 @@ class World:
         gpus = []
         for index, uuid in enumerate(GPUS):
             self.energy[uuid] += 500
-            gpu = standin.Gpu(uuid, memory_used_bytes=BASE_BYTES, energy_millijoules=self.energy[uuid])
+            gpu = standin.Gpu(
+                uuid, memory_total_bytes=CARD_BYTES, memory_used_bytes=BASE_BYTES, energy_millijoules=self.energy[uuid]
+            )
             if index == PARTITIONED:
                 gpu.samples = None
                 gpu.mig_mode = True
@@ -440,6 +451,7 @@ class World:
                     standin.MigInstance(
                         leaf,
                         gi=number + 1,
+                        memory_total_bytes=MIG_BYTES,
                         memory_used_bytes=truth.used_bytes(leaf),
                         processes=_rows(truth, leaf, "compute"),
                         generation=self._partitions,
