@@ -20,7 +20,7 @@ from tests.faults.ending import exits_with, refuse_start
 from tests.faults.matrix import ACCUSES_AGAIN, Fault, is_down, is_up, suffer
 from tests.faults.site import Site, Sites, Start
 from tests.faults.test_agent import RELAYED, nothing
-from tests.faults.test_driver import ALL_AS_BEFORE, DOWN, UP, down
+from tests.faults.test_driver import ALL_AS_BEFORE, DOWN, UP, down, errors
 from tests.faults.test_kubelet import LAST_LIST
 from tests.faults.test_worker import signalled
 
@@ -72,30 +72,47 @@ async def no_file(site: Site) -> AsyncIterator[None]:
             yield
 
 
-@contextlib.asynccontextmanager
-async def no_thread(site: Site) -> AsyncIterator[None]:
-    """gpumap is in a cgroup that starts no process and no thread. Its worker stays outside."""
+@contextlib.contextmanager
+def in_cgroup(controller: str, limit: str, value: str, pid: int) -> Iterator[None]:
+    """A process is in a cgroup with a limit, by cgroup v1 or v2; if it lives on, it returns to its own."""
     root = Path("/sys/fs/cgroup")
-    parent = root / "pids" if (root / "pids").exists() else root
+    parent = root / controller if (root / controller).exists() else root
     group = parent / f"gpumap-test-{os.getpid()}"
     try:
         group.mkdir()
-        limit = group / "pids.max"
-        if not limit.exists():
+        if not (group / limit).exists():
             group.rmdir()
-            pytest.skip("cgroups have no pids controller")
+            pytest.skip(f"cgroups have no {limit}")
     except OSError as error:
-        pytest.skip(f"no pids cgroup can be made: {error}")
-    lines = Path(f"/proc/{site.agent.pid}/cgroup").read_text().splitlines()  # noqa: ASYNC240 -- /proc never waits
+        pytest.skip(f"no cgroup can be made: {error}")
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     found = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
-    before = parent / found["pids" if "pids" in found else ""].lstrip("/")
-    limit.write_text("0")
-    (group / "cgroup.procs").write_text(str(site.agent.pid))
+    before = parent / found[controller if controller in found else ""].lstrip("/")
+    (group / limit).write_text(value)
+    (group / "cgroup.procs").write_text(str(pid))
     try:
         yield
     finally:
-        (before / "cgroup.procs").write_text(str(site.agent.pid))
+        with contextlib.suppress(ProcessLookupError):
+            (before / "cgroup.procs").write_text(str(pid))
         group.rmdir()
+
+
+@contextlib.asynccontextmanager
+async def no_thread(site: Site) -> AsyncIterator[None]:
+    """gpumap is in a cgroup that starts no process and no thread. Its worker stays outside."""
+    with in_cgroup("pids", "pids.max", "0", site.agent.pid):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def no_memory(site: Site) -> AsyncIterator[None]:
+    """The worker gets no more memory. The worker after it is in gpumap's own cgroup."""
+    (worker,) = site.agent.children()
+    v1 = Path("/sys/fs/cgroup/memory").exists()  # noqa: ASYNC240 -- sysfs never waits
+    with in_cgroup("memory", "memory.limit_in_bytes" if v1 else "memory.max", "0", worker):
+        await site.agent.until(lambda _: worker not in site.agent.children(), "the worker is not killed")
+        yield
 
 
 @contextlib.asynccontextmanager
@@ -314,7 +331,15 @@ RUNNING = (
     ),
 )
 
-THREADS = (
+CGROUPS = (
+    Fault(
+        LIMITS,
+        "the NVML worker reaches the memory limit of its cgroup: the kernel kills it",
+        no_memory,
+        page=ALL_AS_BEFORE,
+        self_metrics=(UP, errors("worker_crashed")),
+        log=("source complains source=nvml reason=worker_crashed detail='the worker was killed by SIGKILL'",),
+    ),
     Fault(
         LIMITS,
         "no process and no thread can be started (pids.max)",
@@ -364,8 +389,8 @@ async def test_the_limits(fault: Fault, sites: Sites) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a cgroup")
-@pytest.mark.parametrize("fault", THREADS, ids=str)
-async def test_the_limit_of_threads(fault: Fault, sites: Sites) -> None:
+@pytest.mark.parametrize("fault", CGROUPS, ids=str)
+async def test_the_limits_of_a_cgroup(fault: Fault, sites: Sites) -> None:
     """Each row of the table is true."""
     async with sites.borrow(fault.start) as site:
         await suffer(fault, site)
