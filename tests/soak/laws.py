@@ -363,27 +363,28 @@ class Counters:
     def check(self, page: Page, at: float) -> Iterator[str]:
         """Find what fell. A container's counters end five minutes after it was last on the device.
 
-        If it uses the device again, they begin at 0. Only if the poll missed a collection they may be further.
+        If it uses the device again, they begin at 0. Only if the poll missed a collection they may be further, or be
+        there without that use.
         """
         families = re.findall(r"^# TYPE (\S+) (counter|summary)$", page.text, re.MULTILINE)
         names = [name + end for name, kind in families for end in (("",) if kind == "counter" else ("_sum", "_count"))]
         missed_none = page.collections == self._collections + 1
         users = {labels for name in (USED, ALLOCATION) for labels in page.samples.get(name, {})}
-        away = {labels: at - self._present.get(labels, at) for labels in users}
-        back = {labels for labels, seconds in away.items() if seconds >= _EXPIRES_SECONDS}
+        away = {labels: at - seen for labels, seen in self._present.items()}
+        ended = {labels for labels, seconds in away.items() if seconds >= _EXPIRES_SECONDS}
         for name in names:
             for labels, value in page.samples.get(name, {}).items():
                 before = self._last.get((name, labels), 0.0)
-                if value < before and not (labels in back and (value == 0 or not missed_none)):
+                if value < before and not (labels in ended and (value == 0 or not missed_none)):
                     seconds = away.get(labels, 0.0)
                     yield f"L9: {name}{_text(labels)} fell from {before} to {value}, {seconds:.1f} s after its use"
                 self._last[name, labels] = value
                 self.checked += 1
-        # Some of its counters may come back later than others: they begin at 0 too.
+        # One that is not on the page any more begins at 0.
         self._last = {
             (name, labels): value
             for (name, labels), value in self._last.items()
-            if labels not in back or labels in page.samples.get(name, {})
+            if labels not in ended or labels in page.samples.get(name, {})
         }
         self._present |= dict.fromkeys(users, at)
         self._collections = page.collections
