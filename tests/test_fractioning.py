@@ -145,6 +145,10 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
     assert [one.reason for one in complaints] == ["gpu_fractioning_unreadable"]
     assert "and 3 more files" in complaints[0].detail
     assert found.shares == (SHARE,)
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        source.read()
+    assert len(os.listdir("/proc/self/fd")) < opened + 5, "a read leaves a descriptor"
 
 
 def test_directories_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

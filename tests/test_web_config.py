@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import string
 import subprocess
 from pathlib import Path
@@ -46,9 +47,9 @@ CLIENT = f"client_ca_file: ca.crt\n  client_auth_type: {REQUIRED}"
 @pytest.mark.parametrize(
     ("text", "config"),
     [
-        ("", WebConfig(says_nothing=True)),
-        ("# nothing\n", WebConfig(says_nothing=True)),
-        ("tls_server_config:\nbasic_auth_users: ~\n", WebConfig(says_nothing=True)),
+        ("", WebConfig()),
+        ("# nothing\n", WebConfig()),
+        ("tls_server_config:\nbasic_auth_users: ~\n", WebConfig()),
         ("tls_server_config:\nbasic_auth_users: {}\n", WebConfig()),
         (tls(""), WebConfig(FILES)),
         (tls("client_auth_type: NoClientCert"), WebConfig(replace(FILES, client_auth_type="NoClientCert"))),
@@ -97,6 +98,39 @@ def test_what_is_meant(text: str, config: WebConfig | None) -> None:
     assert config is None or found == config
     assert HASH not in repr(found)
     assert "a.crt" not in repr(found), "what may be a key is not shown"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "left_out"),
+    [
+        (f"basic_auth_users: {{a: {HASH}}}", "rate_limit: {}", "basic_auth_users"),
+        (f"basic_auth_users: {{a: {HASH}}}", "basic_auth_users: {}", None),
+        ("basic_auth_users: {}", "", None),
+        ("rate_limit: {interval: 1s, burst: 1}", "", "rate_limit"),
+        ("rate_limit: {interval: 1s, burst: 1}", "rate_limit: {}", None),
+        ("http_server_config: {headers: {X-Frame-Options: deny}}", "", "http_server_config"),
+        (tls(CLIENT), "", "tls_server_config"),
+        (tls(CLIENT), "tls_server_config: {}", None),
+        (tls(CLIENT), tls(""), "client_auth_type"),
+        (tls(CLIENT), tls("client_auth_type: NoClientCert"), None),
+        (tls(f"{CLIENT}\n  client_allowed_sans: [a]"), tls(CLIENT), "client_allowed_sans"),
+        (tls(f"{CLIENT}\n  client_allowed_sans: [a]"), tls("client_auth_type: NoClientCert"), None),
+        ("", tls(CLIENT), None),
+    ],
+)
+def test_what_is_left_out(before: str, after: str, left_out: str | None) -> None:
+    """Nothing that was required is removed by a file that does not mention it: it may be cut off."""
+    assert parse(after).leaves_out(parse(before)) == left_out
+
+
+def test_no_cut_removes_a_requirement() -> None:
+    """Wherever a file is cut off, it is invalid, or requires as much, or leaves something out."""
+    whole = tls(f"{CLIENT}\n  client_allowed_sans: [a]") + f"basic_auth_users:\n  alice: {HASH}\n"
+    config = parse(whole)
+    for length in range(len(whole)):
+        with contextlib.suppress(WebConfigError):
+            cut = parse(whole[:length])
+            assert {*config.asks} <= {*cut.asks} or cut.leaves_out(config), whole[:length]
 
 
 def test_where_certificates_and_keys_are() -> None:

@@ -11,10 +11,15 @@ import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import bcrypt
 import pytest
 
 from tests.agent import until
 from tests.secured import ALICE, CLIENTS, SHOWN, TLS, Secured, make_certificates, secured, users
+
+NO_TLS, NO_USERS = "tls_server_config: {}\n", "basic_auth_users: {}\n"
+USERS = f"basic_auth_users:\n  alice: {bcrypt.hashpw(b'word', b'$2b$04$' + b'.' * 22).decode()}\n"
+"""The same in each process, as it is a part of the names of tests."""
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -144,8 +149,15 @@ async def test_tls_that_is_switched_on(own: Path, caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        ("", "it is empty, perhaps cut off"),
-        ("tls_server_config:\n", "it is empty, perhaps cut off"),
+        ("", "tls_server_config: is missing, perhaps cut off; to remove it, write `tls_server_config: {}`"),
+        ("tls_server_config:\n", "tls_server_config: is missing, perhaps cut off"),
+        (CLIENTS, "basic_auth_users: is missing, perhaps cut off; to remove it, write `basic_auth_users: {}`"),
+        (CLIENTS + "basic_auth_users:\n", "basic_auth_users: is missing, perhaps cut off"),
+        (
+            TLS + USERS,
+            "client_auth_type: is missing, perhaps cut off; to remove it, write `client_auth_type: NoClientCert`",
+        ),
+        (USERS, "tls_server_config: is missing, perhaps cut off"),
         ("x: 1", "the file: Object contains unknown field `x`"),
         ('tls_server_config: {cert_file: "\\ud800", key_file: a}', "line 1: has an invalid character"),
         ('basic_auth_users: {a: "\\Uffffffff"}', "is not YAML: "),
@@ -173,25 +185,25 @@ async def test_a_change_that_is_not_taken(
 @pytest.mark.parametrize(
     ("fewer", "given_up"),
     [
-        (TLS + users(), "certificates of clients, a certificate of each client"),
-        (CLIENTS, "basic_auth_users"),
-        (users(), "TLS, certificates of clients, a certificate of each client"),
-        ("basic_auth_users: {}", "TLS, certificates of clients, a certificate of each client, basic_auth_users"),
+        (TLS + "  client_auth_type: NoClientCert\n" + users(), "certificates of clients, a certificate of each client"),
+        (CLIENTS + NO_USERS, "basic_auth_users"),
+        (NO_TLS + users(), "TLS, certificates of clients, a certificate of each client"),
+        (NO_TLS + NO_USERS, "TLS, certificates of clients, a certificate of each client, basic_auth_users"),
     ],
     ids=["no certificates", "no passwords", "no TLS", "nothing"],
 )
 async def test_a_change_that_asks_for_less(
     own: Path, caplog: pytest.LogCaptureFixture, fewer: str, given_up: str
 ) -> None:
-    """It is taken, as it says something; the log tells what was given up, and what that means."""
+    """It is taken, as it says so; the log tells what was given up, and what that means."""
     async with following(own, CLIENTS + users(), caplog) as site:
         site.write(fewer)
         await until(lambda: _logged(caplog), lambda text: f"no longer requires: {given_up} (" in text, "it is not told")
-        scheme = "https" if "tls" in fewer else "http"
-        flags = (*(SHOWN if fewer == CLIENTS else ()), *(ALICE if "alice" in fewer else ()))
+        scheme = "http" if NO_TLS in fewer else "https"
+        flags = (*(SHOWN if fewer.startswith(CLIENTS) else ()), *(ALICE if "alice" in fewer else ()))
         assert (await site.curl("/metrics", *flags, scheme=scheme)).status == 200
     assert ("clients send passwords unencrypted" in caplog.text) == (scheme == "http" and "alice" in fewer)
-    assert ("web config requires nothing" in caplog.text) == (fewer == "basic_auth_users: {}")
+    assert ("web config requires nothing" in caplog.text) == (fewer == NO_TLS + NO_USERS)
 
 
 async def test_a_certificate_renewed_beside_a_mistake(own: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -55,6 +56,21 @@ def logged(inject: Inject, word: str) -> Inject:
             yield
 
     return inject_and_wait
+
+
+def without_a_leak(inject: Inject) -> Inject:
+    """While it lasts, gpumap opens no more files than it closes."""
+
+    @contextlib.asynccontextmanager
+    async def inject_and_count(site: Site) -> AsyncIterator[None]:
+        opened = Path(f"/proc/{site.agent.pid}/fd")
+        async with inject(site):
+            before = len(list(opened.iterdir()))  # noqa: ASYNC240 -- /proc never waits
+            yield
+            await asyncio.sleep(1.0)  # 20 reads of the configuration
+            assert len(list(opened.iterdir())) < before + 10, "a read leaves a descriptor"  # noqa: ASYNC240
+
+    return inject_and_count
 
 
 def config(change: Callable[[bytes], bytes]) -> Inject:
@@ -111,8 +127,23 @@ def served(fault: str, inject: Inject, *log: str) -> Fault:
 HANDSHAKE = "tls handshake failed client=127.0.0.1 reason=…"
 FAULTS = (
     stays("the configuration is gone", files.in_place_of(file("web.yml"), files.nothing), "No such file"),
-    stays("the configuration is empty", config(lambda text: b""), "it is empty, perhaps cut off"),
+    stays("the configuration is empty", config(lambda text: b""), "tls_server_config: is missing, perhaps cut off"),
     stays("the configuration is cut off", config(lambda text: text[:-20]), "must be a bcrypt hash"),
+    stays(
+        "the configuration is cut off, and valid without passwords",
+        config(lambda text: text.partition(b"  alice")[0]),
+        "basic_auth_users: is missing, perhaps cut off",
+    ),
+    stays(
+        "the configuration is a directory",
+        without_a_leak(files.in_place_of(file("web.yml"), files.directory)),
+        "is a directory",
+    ),
+    stays(
+        "the key is a directory",
+        without_a_leak(files.in_place_of(file("server.key"), files.directory)),
+        "key_file server.key: is a directory",
+    ),
     stays("the configuration is no YAML", config(lambda text: b"a: [" + text), "is not YAML"),
     stays(
         "the configuration is a pipe without a writer", files.in_place_of(file("web.yml"), files.pipe), "is not a file"

@@ -96,9 +96,8 @@ class FractioningSource:
 
     def _file(self, container_id: str, path: Path) -> tuple[_Stamp, Record]:
         """Raises OSError and ValueError."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            seen = os.fstat(descriptor)
+        with open(path, "rb", opener=_open) as file:
+            seen = os.fstat(file.fileno())
             if not stat.S_ISREG(seen.st_mode):
                 raise OSError(0, "not a regular file")
             if seen.st_size > FILE_BYTES_MAX:
@@ -108,6 +107,10 @@ class FractioningSource:
             if known is not None and known[0] == stamp:
                 return known
             return stamp, parse_record(container_id, file.read(FILE_BYTES_MAX))
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 class _Stamp(NamedTuple):

@@ -52,7 +52,7 @@ def load_scenario(path: Path) -> Scenario:
 
 def _text_of(path: Path) -> str:
     """Read a file of at most `FILE_BYTES_MAX`. It does not wait for a pipe that no process writes into."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ScenarioError("is not a regular file")
         text = file.read(FILE_BYTES_MAX + 1)

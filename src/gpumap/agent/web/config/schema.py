@@ -49,6 +49,18 @@ _QUOTED = re.compile(r"""(?<!\S)(['"])[^'"<]{2,}\1(?!\S)""")
 _SHOWN_CHARACTERS = 200
 
 
+CLIENT_AUTH, ALLOWED_SANS = "client_auth_type", "client_allowed_sans"
+REMOVED_BY = {
+    "tls_server_config": "write `tls_server_config: {}`",
+    CLIENT_AUTH: f"write `{CLIENT_AUTH}: {NONE}`",
+    ALLOWED_SANS: "restart gpumap",
+    "basic_auth_users": "write `basic_auth_users: {}`",
+    "http_server_config": "write `http_server_config: {}`",
+    "rate_limit": "write `rate_limit: {}`",
+}
+"""How a running gpumap learns that something is removed, and not cut off."""
+
+
 class WebConfigError(ValueError):
     """The error of the configuration, in one line without secrets."""
 
@@ -241,8 +253,22 @@ class WebConfig:
     """Names and bcrypt hashes."""
     headers: tuple[tuple[str, str], ...] = ()
     rate_limit: RateLimit | None = None
-    says_nothing: bool = False
-    """Return whether no section has any content, not even `{}`: an empty file, or one that is only partly written."""
+    mentions: frozenset[str] = field(default=frozenset(), compare=False)
+    """The sections that have any content, also `{}`, and the keys of `REMOVED_BY` that are set."""
+
+    def leaves_out(self, before: WebConfig) -> str | None:
+        """Return what `before` required and this one does not even mention, if anything: the file may be cut off."""
+        tls = before.tls if self.tls is not None else None
+        verifies = self.tls is not None and self.tls.client_auth != NONE
+        required = {
+            "tls_server_config": before.tls is not None,
+            CLIENT_AUTH: tls is not None and tls.client_auth != NONE,
+            ALLOWED_SANS: verifies and tls is not None and bool(tls.client_allowed_sans),
+            "basic_auth_users": bool(before.users),
+            "http_server_config": bool(before.headers),
+            "rate_limit": before.rate_limit is not None,
+        }
+        return next((key for key, is_required in required.items() if is_required and key not in self.mentions), None)
 
     @property
     def asks(self) -> tuple[str, ...]:
@@ -265,8 +291,7 @@ def parse(text: str) -> WebConfig:
     """Read the configuration. Raises WebConfigError."""
     document = _load(text)
     sections = document if isinstance(document, dict) else {}
-    is_mapping = document is None or isinstance(document, dict)
-    says_nothing = is_mapping and all(section is None for section in sections.values())
+    mentions = {section for section, content in sections.items() if content is not None}
     if sections.get("tls_server_config") == {}:
         sections["tls_server_config"] = None  # it sets nothing
     try:
@@ -274,12 +299,14 @@ def parse(text: str) -> WebConfig:
     except msgspec.ValidationError as error:
         raise _mistake(error) from error
     headers = file.http_server_config.headers if file.http_server_config else None
+    tls = file.tls_server_config
+    mentions |= {key for key in (CLIENT_AUTH, ALLOWED_SANS) if tls is not None and getattr(tls, key) is not None}
     return WebConfig(
-        tls=file.tls_server_config,
+        tls=tls,
         users=_users(file.basic_auth_users or {}),
         headers=headers.given() if headers else (),
         rate_limit=file.rate_limit.limit() if file.rate_limit else None,
-        says_nothing=says_nothing,
+        mentions=frozenset(mentions),
     )
 
 

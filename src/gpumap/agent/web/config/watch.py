@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.web.config.guard import Guard, rules_of
-from gpumap.agent.web.config.schema import IF_GIVEN, NONE, REQUIRED, WebConfig, WebConfigError, parse
+from gpumap.agent.web.config.schema import IF_GIVEN, NONE, REMOVED_BY, REQUIRED, WebConfig, WebConfigError, parse
 from gpumap.agent.web.port import CloseOthers
 from gpumap.model.errors import UsageError
 from gpumap.model.text import cut_off, printable
@@ -66,8 +66,8 @@ class Reader:
         wanted, renewed, wrong = None, None, ""
         try:
             config = self._config()
-            if in_force is not None and in_force.asks and config.says_nothing:
-                raise WebConfigError("it is empty, perhaps cut off; without passwords, write `basic_auth_users: {}`")
+            if in_force is not None and (key := config.leaves_out(in_force)) is not None:
+                raise WebConfigError(f"{key}: is missing, perhaps cut off; to remove it, {REMOVED_BY[key]}")
             wanted = Loaded(config, self._pems(config))
         except WebConfigError as error:
             wrong = str(error)
@@ -105,9 +105,8 @@ class Reader:
 def _read(path: Path, most: int) -> bytes:
     """Read a regular file. Raises WebConfigError. Never waits: a pipe without a writer would block."""
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(number, "rb") as file:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise WebConfigError("is not a file")
             data = file.read(most + 1)
     except IsADirectoryError as error:
