@@ -378,6 +378,8 @@ class Counters:
                 if value < before and not (labels in ended and (value == 0 or not missed_none)):
                     seconds = away.get(labels, 0.0)
                     yield f"L9: {name}{_text(labels)} fell from {before} to {value}, {seconds:.1f} s after its use"
+                elif value > before and any(label == "container" for label, _ in labels):
+                    users.add(labels)  # it was on the device, also if the poll missed that
                 self._last[name, labels] = value
                 self.checked += 1
         # One that is not on the page any more begins at 0.
