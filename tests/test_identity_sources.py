@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
+from tests.agent import PATIENCE_SECONDS
 from tests.privileges import as_ordinary_user, open_folder
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"
@@ -437,6 +439,47 @@ def test_zombie_is_no_witness_and_nobodys(tmp_path: Path) -> None:
     make_process(root, 41, "/init.scope")
     told = source.read([40, 41], None).value
     assert [entry.cgroup.kind for entry in told.entries] == [CgroupKind.UNKNOWN, CgroupKind.HOST]
+
+
+def test_a_process_without_its_main_thread_is_that_of_the_others(tmp_path: Path) -> None:
+    """The kernel shows it as a zombie that has left its cgroups on cgroup v1, while its other threads use the GPU."""
+    root = tmp_path / "proc"
+    ended = f"(python3) Z {' '.join(['1'] * 18)} 77 0 0\n"
+    make_process(root, 40, "/")
+    (root / "40" / "stat").write_text(f"40 {ended}")
+    make_process(root / "40" / "task", 40, "/")
+    (root / "40" / "task" / "40" / "stat").write_text(f"40 {ended}")
+    (root / "40" / "task" / "41").mkdir()
+    make_process(root / "40" / "task", 42, f"/kubepods/pod{UID}/{CID}")
+    make_process(root, 41, "/init.scope")
+    told = ProcfsSource(root, own_at(tmp_path, f"/kubepods/pod{UID}/{CID}")).read([40], None).value
+    assert [(pod.pod_uid, pod.container_id) for pod in told.entries[0].cgroup.pods] == [(UID, CID)]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="main threads that end")
+def test_a_live_process_whose_main_thread_has_ended() -> None:
+    """A real one, in whatever cgroup this test is: its owner is that of this test's process."""
+    code = (
+        "import ctypes, platform, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[platform.machine()], 0)\n"  # exit(2), of a thread
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        try:
+            state = Path(f"/proc/{process.pid}/stat")
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while ") Z " not in state.read_text():
+                assert time.monotonic() < deadline, "the main thread does not end"
+                time.sleep(0.01)
+            source = ProcfsSource(Path("/proc"))
+            told = source.read([process.pid, os.getpid()], 1 << 60).value
+            source.close()
+            if not told.pid_visibility:
+                pytest.skip("processes of others are not visible here")
+            of = {entry.pid: entry.cgroup for entry in told.entries}
+            assert of[process.pid] == of[os.getpid()]
+        finally:
+            process.kill()
 
 
 def test_process_that_outlives_its_cgroup_keeps_its_pod(tmp_path: Path) -> None:

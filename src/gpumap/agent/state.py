@@ -335,7 +335,9 @@ def _seconds_away(document: Document[RawRow], now: Moment, boot_id: str | None) 
     if boot_id is None or document.boot_id != boot_id:
         raise OutdatedError("it may be from an earlier boot")
     away = elapsed(now) - document.boot_seconds
-    if not 0.0 <= away <= USABLE_SECONDS:
+    if away < 0.0:
+        raise OutdatedError("it was saved later than now")
+    if away > USABLE_SECONDS:
         raise OutdatedError(f"it was saved more than {USABLE_SECONDS:g} s ago")
     return away
 

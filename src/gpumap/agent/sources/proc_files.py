@@ -21,13 +21,13 @@ class Stat(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """Open a process's directory. It stays that of the process, also if its PID is reused."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def opened(path: Path, folder: int | None = None) -> Iterator[int]:
+    """Open a directory, below `folder` if given. It stays that of its process, also if the PID is reused."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
     try:
-        yield folder
+        yield directory
     finally:
-        os.close(folder)
+        os.close(directory)
 
 
 def text(path: str, folder: int | None = None, bytes_max: int = FILE_BYTES_MAX) -> str:

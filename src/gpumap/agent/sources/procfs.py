@@ -5,6 +5,7 @@ reads two more files of some. The tree may consist of plain files. What it remem
 first, and processes that still run.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -156,8 +157,8 @@ class ProcfsSource:
             with opened(self._root / str(pid)) as folder:
                 now, cgroup = stat(text("stat", folder)), text("cgroup", folder)
                 member = cgroups.parse(cgroup, own, has_kubelet=self._has_kubelet)
-                if now.is_ending:
-                    member = _of_ending(member)
+                if now.is_ending and member.kind is CgroupKind.HOST:
+                    member = self._of_threads(folder, own)
                 work = None if now.is_ending else workloads.read(pid, member.kind, cgroups.paths(cgroup), folder)
             entry = ProcEntry(pid, now.start, now.comm, member, work)
             if not now.is_ending and pidfd is not None:
@@ -168,6 +169,22 @@ class ProcfsSource:
         finally:
             if pidfd is not None and not kept:
                 os.close(pidfd)
+
+    def _of_threads(self, folder: int, own: cgroups.OwnCgroup) -> CgroupMembership:
+        """Return the cgroup of a process whose main thread has ended: that of a thread that has not.
+
+        On cgroup v1 the main thread has left its cgroups. A process without another thread is a zombie, and unknown.
+        """
+        try:
+            with opened(Path("task"), folder) as threads:
+                for thread in os.listdir(threads):
+                    with contextlib.suppress(OSError, ValueError):
+                        if not stat(text(f"{thread}/stat", threads)).is_ending:
+                            paths = text(f"{thread}/cgroup", threads)
+                            return cgroups.parse(paths, own, has_kubelet=self._has_kubelet)
+        except OSError:
+            pass
+        return CgroupMembership(CgroupKind.UNKNOWN)
 
     def _visibility(self, own: cgroups.OwnCgroup) -> tuple[bool, str]:
         """Decide from visible processes whether PIDs of other containers are visible (attribution.md)."""
@@ -209,8 +226,3 @@ class ProcfsSource:
 
     def _pids(self) -> Iterator[int]:
         yield from sorted(int(name) for name in os.listdir(self._root) if name.isascii() and name.isdigit())
-
-
-def _of_ending(cgroup: CgroupMembership) -> CgroupMembership:
-    """Return the result for a zombie's paths: on cgroup v1 it has left them all. That means unknown, not the host."""
-    return CgroupMembership(CgroupKind.UNKNOWN) if cgroup.kind is CgroupKind.HOST else cgroup
