@@ -16,9 +16,10 @@ from gpumap.model.device_ids import (
     MigPlace,
     mig_place,
     parse,
+    parse_dra,
 )
 from gpumap.model.observations import DeviceId, PluginAnswer
-from gpumap.model.plugins import named_devices, recognise, recognise_dra
+from gpumap.model.plugins import DRA, Limit, family, limit_of, named_devices, recognise, recognise_dra
 from gpumap.model.readings import Uuid
 from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 
@@ -62,10 +63,16 @@ BY_UUID = ByUuid(Uuid(GPU))
     ],
 )
 def test_ids_of_every_plugin(resource: str, device_id: str, plugin: str, device: DeviceRef | None) -> None:
-    """Each plugin's ids are recognised as its own, with the device that they name, trusted or not."""
+    """Each plugin's ids are recognised as its own, with the device that they name, trusted or not.
+
+    An id names the same device if the cluster's admin renamed the resource.
+    """
     recognised = recognise(resource, DeviceId(device_id))
     assert recognised is not None
     assert (recognised.plugin.name, recognised.device) == (plugin, device)
+    renamed = recognise("example.com/renamed", DeviceId(device_id))
+    assert renamed is not None
+    assert renamed.device == device
 
 
 @pytest.mark.parametrize(
@@ -102,9 +109,11 @@ def test_ids_of_no_plugin(device_id: str) -> None:
 )
 def test_names_of_nvidias_dra_driver(name: str, device: DeviceRef | None) -> None:
     """Whole GPUs by minor, MIG devices by placement in both forms, and what is passed through."""
-    recognised = recognise_dra("gpu.nvidia.com", name)
+    recognised, meaning = recognise_dra("gpu.nvidia.com", name), parse_dra(name)
     assert recognised is not None
-    assert recognised.device == device
+    assert meaning is not None
+    assert (recognised.plugin.name, recognised.device) == ("nvidia-dra", device)
+    assert meaning.shape in DRA.shapes
 
 
 @pytest.mark.parametrize(
@@ -120,6 +129,39 @@ def test_names_of_nvidias_dra_driver(name: str, device: DeviceRef | None) -> Non
 def test_names_of_no_gpu(driver: str, name: str) -> None:
     """Devices of other drivers, and names that NVIDIA's does not give."""
     assert recognise_dra(driver, name) is None
+
+
+@pytest.mark.parametrize(
+    ("resource", "limit"),
+    [
+        ("aliyun.com/gpu-mem", Limit.MEMORY),
+        ("tencent.com/vcuda-core", Limit.COMPUTE),
+        ("tencent.com/vcuda-memory", Limit.MEMORY),
+        ("volcano.sh/gpu-memory", Limit.MEMORY),
+        ("volcano.sh/vgpu-number", Limit.MEMORY),
+        ("volcano.sh/vgpu-memory", Limit.MEMORY),
+        ("volcano.sh/vgpu-cores", None),
+        ("nvidia.com/gpu", None),
+    ],
+)
+def test_what_a_slot_limits(resource: str, limit: Limit | None) -> None:
+    """Slots of these resources limit the memory or the compute of their holder; other slots have no known limit."""
+    assert limit_of(resource) == limit
+
+
+@pytest.mark.parametrize(
+    ("resource", "prefix"),
+    [
+        ("volcano.sh/vgpu-number", "volcano.sh/vgpu-"),
+        ("volcano.sh/vgpu-cores", "volcano.sh/vgpu-"),
+        ("tencent.com/vcuda-memory", "tencent.com/vcuda-"),
+        ("volcano.sh/gpu-memory", ""),
+        ("nvidia.com/gpu", ""),
+    ],
+)
+def test_resources_that_share_an_answer(resource: str, prefix: str) -> None:
+    """The plugin answers for one resource of the family, and the answer holds for all of them."""
+    assert family(resource) == prefix
 
 
 def _envs(**envs: str) -> PluginAnswer:
@@ -159,6 +201,13 @@ def _envs(**envs: str) -> PluginAnswer:
             PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia2,/dev/nvidia0"),)),
             (ByMinor(2), ByMinor(0)),
         ),
+        (
+            PluginAnswer(
+                envs=(("NVIDIA_VISIBLE_DEVICES", "0"),), annotations=(("tencent.com/vcuda-device", "/dev/nvidia2"),)
+            ),
+            (ByMinor(2),),
+        ),
+        (PluginAnswer(annotations=(("example.com/devices", "0"),)), ()),
         (PluginAnswer(device_paths=("/dev/nvidiactl", "/dev/nvidia3")), (ByMinor(3),)),
         (PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", "0"),), device_paths=("/dev/nvidia3",)), (ByIndex(0),)),
         (PluginAnswer(), ()),
@@ -198,6 +247,15 @@ def test_place_of_an_old_mig_name() -> None:
 def test_default_resources(resource: str, counts: bool) -> None:
     """The default pattern takes the GPU resources of every known plugin, whole, and no other."""
     assert (re.fullmatch(DEFAULT_RESOURCE_PATTERN, resource) is not None) is counts
+
+
+@pytest.mark.parametrize(("length", "known"), [(253, True), (254, False)])
+def test_an_id_is_as_long_as_a_name_of_kubernetes(length: int, known: bool) -> None:
+    """Longer ids and names match no pattern, however right their form is."""
+    device_id, device_name = "0" * length, f"gpu-0-mig-{'x' * (length - 15)}-19-4"
+    assert len(device_id) == len(device_name) == length
+    assert (parse(DeviceId(device_id)) is not None) is known
+    assert (parse_dra(device_name) is not None) is known
 
 
 def test_a_very_long_id_is_not_remembered() -> None:

@@ -15,7 +15,7 @@ from prometheus_client.samples import Sample
 
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.model.families import Family, Series
+from gpumap.model.families import Family, Numbered, Series
 from gpumap.model.observations import ContainerName
 from gpumap.model.snapshot import PodInfo, Snapshot
 from tests.promtool import promtool
@@ -162,6 +162,19 @@ def test_a_counter_of_another_name_is_unknown_to_openmetrics(openmetrics: bool) 
     assert [sample.value for sample in samples(text, openmetrics=openmetrics)] == [3]
 
 
+def test_a_gauge_may_end_in_total() -> None:
+    """OpenMetrics drops _total only from the name of a counter. Gauges of dialects have such names too."""
+    text = page(family(Series(("x",), 3), name="memory_total"), openmetrics=True)
+    assert text == '# HELP memory_total Some help.\n# TYPE memory_total gauge\nmemory_total{a="x"} 3\n# EOF\n'
+
+
+@pytest.mark.parametrize("labels", [(), ("x", "y")])
+def test_a_series_has_a_value_for_each_label(labels: tuple[str, ...]) -> None:
+    """A family that returns too few or too many values is an error: no value gets a wrong label."""
+    with pytest.raises(ValueError, match="argument 2"):
+        page(family(Series(labels, 1)))
+
+
 @both_formats
 def test_empty_labels_are_left_out_where_the_family_says_so(openmetrics: bool) -> None:
     """The line does not have a label without a value; other families write it."""
@@ -187,7 +200,7 @@ def test_summaries_have_sum_and_count(openmetrics: bool) -> None:
 @both_formats
 def test_help_is_escaped(openmetrics: bool) -> None:
     """Help comes back as it was; OpenMetrics escapes quotes in it, the text format does not."""
-    text = 'One\\two "three"\nfour.'
+    text = 'One\\two \\n "three"\nfour.'
     shown = Exposition([replace(family(Series(("x",), 1)), help=text)], openmetrics=openmetrics).render(empty_node())
     parse = parse_openmetrics if openmetrics else parse_text
     assert [one.documentation for one in parse(shown.decode())] == [text]
@@ -199,6 +212,27 @@ def test_a_family_without_samples_leaves_no_trace() -> None:
     assert page(family()) == ""
     assert page(family(), openmetrics=True) == "# EOF\n"
     assert page(family(Series((), 1), labels=())).endswith("\nthing 1\n")
+
+
+@both_formats
+def test_families_with_numbers_in_their_names_come_last(openmetrics: bool) -> None:
+    """Their names depend on the snapshot: each has its own HELP and TYPE, and is absent without samples."""
+    made = [family(Series(("x",), 1), Series(("y",), 2), name="thing_0"), family(name="thing_1")]
+    made.append(family(Series(("z",), 3), name="thing_2"))
+    numbered = Numbered("thing_<n>", "gauge", "Some help.", ("a",), lambda _: made)
+    exposition = Exposition([numbered, family(Series(("x",), 4))], openmetrics=openmetrics)
+    wanted = (
+        '# HELP thing Some help.\n# TYPE thing gauge\nthing{a="x"} 4\n'
+        '# HELP thing_0 Some help.\n# TYPE thing_0 gauge\nthing_0{a="x"} 1\nthing_0{a="y"} 2\n'
+        '# HELP thing_2 Some help.\n# TYPE thing_2 gauge\nthing_2{a="z"} 3\n'
+    )
+    assert exposition.render(empty_node()).decode() == wanted + "# EOF\n" * openmetrics
+
+
+def test_the_text_format_is_the_default() -> None:
+    """A page without a choice of its format is in the text format."""
+    made = family(Series(("x",), 3), name="things_total", kind="counter")
+    assert Exposition([made]).render(empty_node()).decode() == page(made, openmetrics=False)
 
 
 def test_every_native_family_is_on_the_busy_page() -> None:
@@ -235,6 +269,15 @@ def test_the_same_snapshot_gives_the_same_bytes() -> None:
     first = kept.render(busy_node(4, 3))
     kept.render(empty_node())
     assert kept.render(busy_node(4, 3)) == first == Exposition(EVERYTHING).render(busy_node(4, 3))
+
+
+def test_a_suffix_may_change_on_a_kept_line() -> None:
+    """Two samples of a summary may have the same labels: a line is kept only for the same suffix."""
+    kept: list[Series] = []
+    exposition = Exposition([Family("thing", "summary", "Some help.", ("a",), lambda _: kept)])
+    for suffix in ("_sum", "_count", "_sum"):
+        kept[:] = [Series(("x",), 1, suffix)]
+        assert exposition.render(empty_node()).endswith(f'\nthing{suffix}{{a="x"}} 1\n'.encode())
 
 
 def test_nothing_stale_is_left_after_churn() -> None:

@@ -8,11 +8,21 @@ from msgspec import structs
 
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.model.families import Family
-from gpumap.model.observations import ContainerName
-from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, Uuid
-from gpumap.model.snapshot import ContainerAccount, ContainerOnDevice, GpuAccount, GpuXids, Leaf, ProcessUse, Snapshot
-from tests.snapshots import UNKNOWN_USE, busy_node, empty_node, gpu
+from gpumap.model.families import Family, Series
+from gpumap.model.observations import ContainerName, Source
+from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, MigInstance, Uuid
+from gpumap.model.snapshot import (
+    ContainerAccount,
+    ContainerOnDevice,
+    GpuAccount,
+    GpuXids,
+    Leaf,
+    NamelessGpu,
+    ProcessUse,
+    Snapshot,
+    SourceHealth,
+)
+from tests.snapshots import MODEL, UNKNOWN_USE, busy_node, empty_node, gpu
 
 CONTAINER = "namespace pod container uuid"
 DEVICE_INFO = "uuid gpu_uuid index minor pci_bus_id model mig_profile gpu_instance_id compute_instance_id"
@@ -218,10 +228,71 @@ def test_what_is_not_held_is_not_said_to_be_allocated() -> None:
     row = ContainerOnDevice(
         ContainerName("n", "p", "c"), Uuid("GPU-x"), use=structs.replace(UNKNOWN_USE, unassigned=True)
     )
-    assert names(replace(empty_node(), containers=(row,))) == {
-        "gpumap_container_gpu_processes",
-        "gpumap_container_unassigned_use",
+    snapshot = replace(empty_node(), containers=(row,))
+    assert names(snapshot) == {"gpumap_container_gpu_processes", "gpumap_container_unassigned_use"}
+    assert sample("gpumap_container_unassigned_use", snapshot) == {("n", "p", "c", "GPU-x"): 1}
+
+
+def test_a_holder_without_measurements_has_its_allocation() -> None:
+    """While NVML is down, a holder has its slots and no series of its use."""
+    row = ContainerOnDevice(ContainerName("n", "p", "c"), Uuid("GPU-x"), (("nvidia.com/gpu", 1),))
+    snapshot = replace(empty_node(), containers=(row,))
+    assert names(snapshot) == {"gpumap_allocation_info", "gpumap_allocation_slots"}
+
+
+def test_a_number_of_holders_is_complete_or_absent() -> None:
+    """It is absent without a current List, and if a slot without a known device may be on the leaf."""
+    leaves = (
+        Leaf(Uuid("GPU-free"), None, holders=0),
+        Leaf(Uuid("GPU-held"), None, holders=2),
+        Leaf(Uuid("GPU-unlisted"), None),
+        Leaf(Uuid("GPU-perhaps-more"), None, holders=1, may_have_more=True),
+    )
+    found = sample("gpumap_device_holders", replace(empty_node(), leaves=leaves))
+    assert found == {("GPU-free",): 0, ("GPU-held",): 2}
+
+
+def test_the_identity_of_a_device() -> None:
+    """A GPU has no MIG labels, a MIG device has its GPU's labels too, and an unknown minor is empty."""
+    whole, hidden, card = gpu(0), replace(gpu(1), minor=None), gpu(2, partitioned=True)
+    mig = MigInstance(Uuid("MIG-x"), 3, 0, "1g.10gb", 1, None, None)
+    leaves = (Leaf(whole.uuid, whole), Leaf(hidden.uuid, hidden), Leaf(mig.uuid, card, mig))
+    assert [*sample("gpumap_device_info", replace(empty_node(), leaves=leaves))] == [
+        (whole.uuid, whole.uuid, "0", "0", "00000000:00:00.0", MODEL, "", "", ""),
+        (hidden.uuid, hidden.uuid, "1", "", "00000000:01:00.0", MODEL, "", "", ""),
+        ("MIG-x", card.uuid, "2", "2", "00000000:02:00.0", MODEL, "1g.10gb", "3", "0"),
+    ]
+
+
+def test_gpus_without_a_device_are_named() -> None:
+    """Each GPU is in gpumap_device_info or in gpumap_gpu_without_device_info, which has its fault."""
+    whole, empty, lost = gpu(0), gpu(1, partitioned=True), gpu(2, partitioned=True, fault="lost")
+    snapshot = replace(
+        empty_node(),
+        gpus=(whole, empty, lost),
+        nameless_gpus=(NamelessGpu(3, "hung"),),
+        leaves=(Leaf(whole.uuid, whole), Leaf(Uuid("GPU-x"), None)),
+    )
+    assert sample("gpumap_gpu_without_device_info", snapshot) == {
+        (empty.uuid, "1", "1", "00000000:01:00.0", MODEL, ""): 1,
+        (lost.uuid, "2", "2", "00000000:02:00.0", MODEL, "lost"): 1,
+        ("", "3", "", "", "", "hung"): 1,
     }
+
+
+def test_the_attempts_to_read_a_source() -> None:
+    """Each source has the sum of its times, the number of its attempts, and its errors by reason."""
+    kubelet = SourceHealth(Source.KUBELET, True, attempts=7, seconds=0.125, errors={"hung": 2, "decode": 1})
+    snapshot = replace(empty_node(), sources=(kubelet,))
+    families = {one.name: [*one.read(snapshot)] for one in self_families("1", "2")}
+    assert families["gpumap_source_duration_seconds"] == [
+        Series(("kubelet",), 0.125, "_sum"),
+        Series(("kubelet",), 7, "_count"),
+    ]
+    assert families["gpumap_source_errors_total"] == [
+        Series(("kubelet", "decode"), 1),
+        Series(("kubelet", "hung"), 2),
+    ]
 
 
 def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
@@ -255,6 +326,15 @@ def test_a_whole_gpus_memory_is_told_once() -> None:
     for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):
         family = next(one for one in GROUPS["device"] if one.name == name)
         assert [series.labels[0] for series in family.read(snapshot)] == partitioned
+
+
+def test_a_partitioned_gpu_without_a_known_memory_has_none() -> None:
+    """The page does not break if the driver reports no memory."""
+    card = gpu(0, partitioned=True)
+    assert card.reading is not None
+    unknown = replace(card, reading=structs.replace(card.reading, memory=None))
+    for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):
+        assert sample(name, replace(empty_node(), gpus=(unknown,))) == {}
 
 
 def test_a_process_in_no_pod_has_empty_names() -> None:
@@ -317,6 +397,8 @@ def test_times_of_clock_events_count_nothing_twice() -> None:
     assert reasons(times) == everything - totals - {"thermal"}
     old = tuple(one for one in times if not one[0].endswith("_slowdown"))
     assert reasons(old) == {reason for reason, _ in old} - totals, "an older driver counts no parts"
+    for part in ("sw_thermal_slowdown", "hw_thermal_slowdown"):
+        assert reasons((("thermal", 2.0), (part, 1.0))) == {part}
 
 
 def test_activity_stands_on_leaves() -> None:

@@ -129,7 +129,7 @@ def _parse(device_id: DeviceId) -> Meaning | None:
 
 def parse_dra(device_name: str) -> Meaning | None:
     """Return the meaning of a device name of NVIDIA's DRA driver."""
-    return _first(_DRA_NAMES, device_name)
+    return _first(_DRA_NAMES, device_name) if len(device_name) <= LONGEST else None
 
 
 def parse_visible(word: str) -> DeviceRef | None:
@@ -159,8 +159,6 @@ def is_gpu(uuid: Uuid) -> bool:
 
 
 def _first(shapes: tuple[_Shape, ...], text: str) -> Meaning | None:
-    if len(text) > LONGEST:
-        return None
     for shape in shapes:
         match = shape.pattern.fullmatch(text)
         if match:
@@ -169,14 +167,15 @@ def _first(shapes: tuple[_Shape, ...], text: str) -> Meaning | None:
 
 
 def _device(shape: str, found: dict[str, str | None]) -> DeviceRef | None:
-    uuid, minor, index = found.get("uuid"), found.get("minor"), found.get("index")
-    if uuid is not None:
-        return ByUuid(Uuid(uuid))
-    if index is not None:
-        return ByIndex(int(index))
-    if minor is not None:
-        profile, start, instance = found.get("profile"), found.get("start"), found.get("gi")
-        if profile is not None and start is not None:
+    match found:
+        case {"uuid": str(uuid)}:
+            return ByUuid(Uuid(uuid))
+        case {"index": str(index)}:
+            return ByIndex(int(index))
+        case {"minor": str(minor), "profile": str(profile), "start": str(start)}:
             return ByPlacement(int(minor), int(profile), int(start))
-        return ByMinor(int(minor), int(instance) if instance is not None else None)
+        case {"minor": str(minor), "gi": str(instance)}:
+            return ByMinor(int(minor), int(instance))
+        case {"minor": str(minor)}:
+            return ByMinor(int(minor))
     return EveryGpu() if shape.startswith("every") else None

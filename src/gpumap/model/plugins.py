@@ -78,6 +78,7 @@ _FAMILIES = ("volcano.sh/vgpu-", "tencent.com/vcuda-")
 _VGPU_SHAPES = "uuid split memory-split core-split"
 PLUGINS = (
     # The first row whose resource and form of id match counts: rows for one resource are before rows for any (`_ANY`).
+    # Each shape has a row for any resource.
     _plugin("volcano-vgpu-number", r"volcano\.sh/vgpu-number", _VGPU_SHAPES, Unit.SPLIT, Trust.ANSWER, Limit.MEMORY),
     _plugin("volcano-vgpu-memory", r"volcano\.sh/vgpu-memory", _VGPU_SHAPES, Unit.UNKNOWN, Trust.ANSWER, Limit.MEMORY),
     _plugin("volcano-vgpu-cores", r"volcano\.sh/vgpu-cores", _VGPU_SHAPES, Unit.UNKNOWN, Trust.ANSWER),
@@ -106,7 +107,7 @@ PLUGINS = (
 DRA = _plugin("nvidia-dra", re.escape(DRA_DRIVER), "dra dra-passed-through", Unit.DEVICE, Trust.ID)
 
 
-_LIMITS = {one.called: one.limits for one in PLUGINS if one.limits is not None}
+_LIMITS = {one.called: one.limits for one in PLUGINS}
 
 
 def limit_of(resource: str) -> Limit | None:
@@ -134,8 +135,7 @@ def family(resource: str) -> str:
 def recognise(resource: str, device_id: DeviceId) -> Recognised | None:
     """Return the plugin and the device of an id; `None` if no known plugin makes such ids."""
     meaning = parse(device_id)
-    plugin = _by_shape(resource).get(meaning.shape) if meaning else None
-    return Recognised(plugin, meaning.device) if meaning and plugin else None
+    return Recognised(_by_shape(resource)[meaning.shape], meaning.device) if meaning else None
 
 
 @lru_cache(maxsize=256)
