@@ -178,6 +178,8 @@ class Gpu:
     """Who counts bytes over PCIe, and the bytes sent and received."""
     watts_max: float | None = None
     """Its enforced power limit."""
+    watts_limits: tuple[tuple[str, float], ...] = ()
+    """Its other power limits, by kind."""
 
     @property
     def uuid(self) -> Uuid:
@@ -384,6 +386,7 @@ class TestNode:
             model="NVIDIA Test",
             energy_joules=None if gpu.millijoules is None else gpu.millijoules / 1000,
             power_limit_watts=gpu.watts_max,
+            power_limits_watts=gpu.watts_limits,
         )
         if gpu.pcie is not None:
             source, sent, received = gpu.pcie

@@ -290,16 +290,22 @@ def test_a_counter_that_was_0_once_charges_no_container_its_whole_life(watts_max
     assert account(node.collect(), pod.full()).energy_joules == 3500.0
 
 
-def test_a_gpu_may_exceed_its_power_limit_for_a_moment() -> None:
-    """Peaks, and readings that come early or late, are charged; more than twice the limit is not."""
+@pytest.mark.parametrize(
+    ("enforced", "limits"), [(700.0, ()), (None, (("default", 700.0), ("min", 200.0))), (300.0, (("max", 700.0),))]
+)
+def test_a_gpu_may_exceed_its_power_limit_for_a_moment(
+    enforced: float | None, limits: tuple[tuple[str, float], ...]
+) -> None:
+    """Peaks, and readings that come early or late, are charged; more than twice the largest known limit is not."""
     pod = holder()
     node = one_gpu(pod, millijoules=0)
-    node.gpus[0].watts_max = 700.0
+    node.gpus[0].watts_max, node.gpus[0].watts_limits = enforced, limits
     node.collect()
-    node.gpus[0].millijoules = 5 * 1_400_000
-    assert account(node.collect(), pod.full()).energy_joules == 7000.0
-    node.gpus[0].millijoules += 30 * 700_000
-    assert account(node.collect(), pod.full()).energy_joules == 7000.0
+    most = 1_400_000 * (5 + int(LATE_SECONDS))
+    node.gpus[0].millijoules = most
+    assert account(node.collect(), pod.full()).energy_joules == 14000.0
+    node.gpus[0].millijoules += most + 1
+    assert account(node.collect(), pod.full()).energy_joules == 14000.0
 
 
 def test_energy_of_mps_clients_is_not_their_idle_neighbours() -> None:

@@ -122,12 +122,21 @@ def test_a_second_log_directory_of_a_uid_makes_no_pod_gone(from_the_start: bool)
 # --- DRA on kubelets that do not list claims --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "allocatable",
+    [None, {"rdma/hca": ["mlx5_0"]}, {WHOLE: [str(OTHER)]}],
+    ids=["no plugin", "a NIC's plugin", "another GPU's plugin"],
+)
 @pytest.mark.parametrize("files", [True, False], ids=["state files", "no state files"])
-def test_user_of_a_claim_that_the_kubelet_does_not_list_is_no_squatter(files: bool) -> None:
+def test_user_of_a_claim_that_the_kubelet_does_not_list_is_no_squatter(
+    files: bool, allocatable: dict[str, list[str]] | None
+) -> None:
     """Kubernetes 1.32 and 1.33 run DRA (beta), and their kubelets leave claims out of the List: the gate
-    KubeletPodResourcesDynamicResources is off until 1.34. The container is listed, without anything."""
+    KubeletPodResourcesDynamicResources is off until 1.34. The container is listed, without anything. What the kubelet
+    offers of other devices does not change this."""
     pod, other = Pod("ml", "trainer", {"main": {}}), Pod("kube-system", "proxy", {"main": {}})
-    node = IdentityNode([Gpu(0)], [pod, other], [Process(10, CARD, pod, memory=40 * GIB)], allocatable=None)
+    processes = [Process(10, CARD, pod, memory=40 * GIB)]
+    node = IdentityNode([Gpu(0), Gpu(1)], [pod, other], processes, allocatable=allocatable)
     if files:
         node.dra = DraState(
             (ClaimPods("ml", "trainer-gpu-x7k2p", (pod.uid,)),),

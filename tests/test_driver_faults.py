@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from gpumap.agent.metrics import GROUPS
 from gpumap.agent.nvml_worker.driver import ReinitBackoff
 from gpumap.agent.sources.nvml import NvmlSource, worker_command
 from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
-from gpumap.model.readings import GpuReading, Uuid
+from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Page, serve
 from tests.impatient import Service
@@ -245,6 +246,34 @@ def test_who_answers_is_never_taken_for_one_that_is_lost() -> None:
     inventory = take_inventory(after, 2.0, before.known, before.count)
     assert [(gpu.uuid, gpu.index, gpu.fault) for gpu in inventory.gpus] == [(A, 1, None)]
     assert [(gpu.index, gpu.fault) for gpu in inventory.nameless] == [(0, "lost")]
+
+
+def test_a_lost_gpu_that_reports_its_uuid_keeps_what_is_known_of_it() -> None:
+    """Its name, its leaf and the time of its last answer, also at another index. Without a uuid and without a fault it
+    is at fault for that."""
+    memory = DeviceMemory(80 * GIB, 0, 80 * GIB, 0)
+    first = NvmlReading("", "", "", (GpuReading(0, uuid=A, model="NVIDIA Test", memory=memory),))
+    before = take_inventory(first, 1.0, (), 0)
+    lost = NvmlReading("", "", "", (GpuReading(1, uuid=A, fault="lost"),))
+    after = take_inventory(lost, 2.0, before.known, before.count)
+    assert after.known == tuple(replace(one, index=1) for one in before.known)
+    assert [(gpu.uuid, gpu.index, gpu.fault, gpu.last_success) for gpu in after.gpus] == [(A, 1, "lost", 1.0)]
+    nameless = take_inventory(NvmlReading("", "", "", (GpuReading(0),)), 2.0, before.known, before.count)
+    assert [(gpu.uuid, gpu.fault, gpu.reading) for gpu in nameless.gpus] == [(A, "unknown", None)]
+
+
+@pytest.mark.parametrize("mode_unknown", [True, False])
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_the_mode_of_a_gpu_changes_only_if_it_is_reported(partitioned: bool, mode_unknown: bool) -> None:
+    """A reading without the MIG mode looks like that of a whole GPU."""
+    instances = (MigInstance(Uuid("MIG-1"), 1, 0, "1g", 1, None, ()),) if partitioned else ()
+    first = GpuReading(0, uuid=A, partitioned=partitioned, instances=instances)
+    before = take_inventory(NvmlReading("", "", "", (first,)), 1.0, (), 0)
+    reading = GpuReading(0, uuid=A, mig_unknown=mode_unknown)
+    after = take_inventory(NvmlReading("", "", "", (reading,)), 2.0, before.known, before.count)
+    was_kept = partitioned and mode_unknown
+    assert [gpu.partitioned for gpu in after.gpus] == [was_kept]
+    assert list(after.leaves) == (["MIG-1"] if was_kept else [A])
 
 
 def test_nothing_leaks_while_the_driver_comes_and_goes(start: Start, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.agent.join import step
+from gpumap.agent.join import Memory, step
 from gpumap.model.observations import ClaimDevice, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
@@ -290,6 +290,16 @@ def test_dra_devices_whose_place_is_kept_back() -> None:
     assert [one.reason for one in node.collect().unmatched] == ["not_in_nvml"], "a note of an instance that is gone"
 
 
+@pytest.mark.parametrize(
+    ("device", "reason"), [("gpu-0-mig-19-1-1", "untrusted_id"), ("gpu-0-mig-9-2-1", "not_in_nvml")]
+)
+def test_dra_device_with_the_place_of_several_instances(device: str, reason: str) -> None:
+    """Compute instances of one GPU instance have one placement: the name means one of them. If the only instance that
+    starts there has another profile, the named one does not exist."""
+    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 1), (2, 0, 3)])], [claimant("p", claim_of(device))])
+    assert [one.reason for one in node.collect().unmatched] == [reason]
+
+
 def test_dra_claim_that_pods_share() -> None:
     """One claim of two pods: half each, and nobody was granted its memory."""
     pods = [claimant(name, claim_of("gpu-0", "shared")) for name in ("one", "two")]
@@ -426,6 +436,20 @@ def test_a_card_that_no_plugin_offers_is_not_unhealthy() -> None:
     assert {leaf.uuid: leaf.allocatable for leaf in node.collect().leaves}[gpu_uuid(2)] == ()
 
 
+def test_a_card_that_was_offered_is_unhealthy_among_cards_of_another_plugin() -> None:
+    """It has 0 slots of its own resource, although the cards of the node are not all offered alike."""
+    resource = "nvidia.com/gpu"
+    others = {"aliyun.com/gpu-mem": [f"{B}-_-1"]}
+    node = TestNode([Gpu(0), Gpu(1), Gpu(2)], allocatable={resource: [str(A), str(gpu_uuid(2))], **others})
+    node.collect()
+    node.allocatable = {resource: [str(A)], **others}
+    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().leaves} == {
+        A: ((resource, 1),),
+        B: (("aliyun.com/gpu-mem", 1),),
+        gpu_uuid(2): ((resource, 0),),
+    }
+
+
 def test_a_holder_that_runs_an_mps_server_is_not_idle() -> None:
     """A server without clients is a process of its container, which holds the device."""
     pod = pod_of({"nvidia.com/gpu": [str(A)]})
@@ -487,17 +511,46 @@ def test_an_index_means_the_card_that_it_meant() -> None:
     assert set(granted(node.collect(), new)) == {gpu_uuid(2)}, "a container made since is told by the new order"
 
 
-def test_a_dead_pods_row_answers_for_nobody_else() -> None:
-    """A new pod whose row is not read yet is not placed by the row of the one that had its ids before."""
+@pytest.mark.parametrize("has_tree", [True, False])
+def test_a_dead_pods_row_answers_for_nobody_else(has_tree: bool) -> None:
+    """A new pod whose row is not read yet is not placed by the row of the one that had its ids before, also if the log
+    directory of that one is gone."""
     resource = "aliyun.com/gpu-mem"
     old = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")}, name="old")
     new = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")}, name="new")
     node = node_of(old)
     assert set(granted(node.collect(), old)) == {A}
     node.pods.append(new)
-    old.listed, new.in_checkpoint, new.has_tree = False, False, False
+    old.listed, old.has_tree, new.in_checkpoint, new.has_tree = False, has_tree, False, False
     assert granted(node.collect(), new) == {}
+    if has_tree:
+        assert granted(replace(node, memory=Memory()).collect(), new) == {}, "also if gpumap never saw the old pod"
     new.in_checkpoint = new.has_tree = True
+    assert set(granted(node.collect(), new)) == {B}
+
+
+def test_an_answer_is_not_for_the_resources_of_other_plugins() -> None:
+    """A container with devices of several plugins: an id without its plugin's answer is on no device, whatever another
+    plugin answered."""
+    gpushare, vcuda, renamed = "aliyun.com/gpu-mem", "tencent.com/vcuda-core", "example.com/gpu"
+    said = {gpushare: answer(NVIDIA_VISIBLE_DEVICES="1")}
+    for resource, id_ in ((vcuda, f"{vcuda}-1"), (renamed, f"{A}-3")):
+        pod = pod_of({gpushare: [f"{A}-_-1"], resource: [id_]}, said)
+        snapshot = node_of(pod).collect()
+        assert granted(snapshot, pod) == {B: (1, None, None)}
+        assert [(one.resource, one.reason) for one in snapshot.unmatched] == [(resource, "untrusted_id")]
+
+
+def test_a_predecessors_row_does_not_answer_for_its_successor() -> None:
+    """A pod that is re-created under its name with the same ids gets the device of its own answer. The row of its
+    predecessor may stay in the checkpoint for a while."""
+    resource = "aliyun.com/gpu-mem"
+    old = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")})
+    node = node_of(old)
+    assert set(granted(node.collect(), old)) == {A}
+    new = replace(old, generation=1, answers={("main", resource): answer(NVIDIA_VISIBLE_DEVICES="1")})
+    node.pods.append(new)
+    old.listed = old.has_tree = False
     assert set(granted(node.collect(), new)) == {B}
 
 

@@ -142,7 +142,8 @@ def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> No
     assert (split["scheduled"], split["unassigned"], split["unknown"]) == (GIB, 0, GIB)
     assert snapshot.expires == node.memory.second.at.monotonic + 60.0  # type: ignore[union-attr]
     node.pods.remove(pod(node, "rest"))
-    snapshot = node.collect(60.0)
+    snapshot = node.collect(55.0)
+    assert snapshot.at.monotonic == node.memory.second.at.monotonic + 60.0  # type: ignore[union-attr]
     assert {one.name.pod for one in snapshot.containers if one.holds} == {"owner"}
     assert [leaf.holders for leaf in snapshot.leaves] == [None, 1]
     assert owners(snapshot, CARD)["unknown"] == 2 * GIB

@@ -61,6 +61,7 @@ def test_unassigned_is_said_when_two_snapshots_agree() -> None:
     assert (owners(second, CARD)["unassigned"], owners(second, CARD)["unknown"]) == (GIB, 0)
     assert [bool(u and u.unassigned) for u in (use(s, squatter.full(), CARD) for s in (first, second))] == [False, True]
     assert use(first, squatter.full(), CARD) is not None, "its use is measured all the same"
+    assert [one.admin_access for one in second.containers] == [False], "it has no claim"
 
 
 def test_pod_that_starts_between_two_reads_is_no_squatter() -> None:
@@ -285,6 +286,32 @@ def test_time_of_a_process_that_just_left_counts_for_its_container() -> None:
     found = use(node.collect(), pod.full(), CARD)
     assert found is not None
     assert found.sm_ratio == 0.5
+
+
+def test_ratios_of_a_container_are_sums_over_its_processes() -> None:
+    """Each ratio of its own samples, and none is more than 1."""
+    pod = shared("a", 0)
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod), Process(11, CARD, pod)])
+    node.gpus[0].late_samples = (ProcessSample(10, 0.5, 0.25, 0.5, 0.125), ProcessSample(11, 0.25, 0.125, 0.25, 0.5))
+    found = use(node.collect(), pod.full(), CARD)
+    assert found is not None
+    ratios = (found.sm_ratio, found.memory_controller_ratio, found.encoder_ratio, found.decoder_ratio)
+    assert ratios == (0.75, 0.375, 0.75, 0.625)
+    node.gpus[0].late_samples = tuple(ProcessSample(pid, 0.75, 0.75, 0.75, 0.75) for pid in (10, 11))
+    found = use(node.collect(), pod.full(), CARD)
+    assert found is not None
+    ratios = (found.sm_ratio, found.memory_controller_ratio, found.encoder_ratio, found.decoder_ratio)
+    assert ratios == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_sm_time_of_no_listed_process_hides_only_the_zeros() -> None:
+    """A short process of an idle container may have used it. A container with SM time of its own keeps that."""
+    busy, idle = shared("busy", 0), shared("idle", 1)
+    node = TestNode([Gpu(0)], [busy, idle], [Process(10, CARD, busy, sm=0.5)])
+    node.gpus[0].late_samples = (ProcessSample(99, 0.25, 0.0, 0.0, 0.0),)
+    snapshot = node.collect()
+    found = [use(snapshot, pod.full(), CARD) for pod in (busy, idle)]
+    assert [one and one.sm_ratio for one in found] == [0.5, None]
 
 
 def test_process_of_a_pod_without_any_trace_is_unknown() -> None:

@@ -68,6 +68,40 @@ def test_record_of_the_sources() -> None:
     ]
 
 
+def test_collections_are_counted_by_what_started_them() -> None:
+    """If an allocation can start a collection, its counter is 0 before the first one. Otherwise it does not exist."""
+    node, _ = one_pod()
+    assert node.collect().collections == (("interval", 1),)
+    memory, first = step(node.memory, replace(node.observe(), push=True), RULES)
+    _, second = step(memory, replace(node.observe(), push=True, trigger="push"), RULES)
+    assert first.collections == (("interval", 2), ("push", 0))
+    assert second.collections == (("interval", 2), ("push", 1))
+
+
+@pytest.mark.parametrize("logs", [True, False])
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_capabilities_show_which_files_of_the_kubelet_can_be_read(checkpoint: bool, logs: bool) -> None:
+    """Also if none can be read. Without a kubelet there is no such capability."""
+    node, _ = one_pod()
+    node.checkpoint_readable, node.logs_readable = checkpoint, logs
+    found = dict(node.collect().capabilities)
+    assert (found["device_checkpoint"], found["pod_logs"], found["push"]) == (checkpoint, logs, False)
+    node.has_kubelet = False
+    assert not {"device_checkpoint", "pod_logs", "push"} & dict(node.collect().capabilities).keys()
+
+
+def test_capabilities_of_a_driver_are_those_of_any_gpu() -> None:
+    """One GPU that reports samples, or one with GPM values, is enough."""
+    whole, partitioned = Gpu(0), Gpu(1, mig=[(1, 0, 3)])
+    node = TestNode([whole, partitioned, Gpu(2, tells_samples=False)])
+    found = dict(node.collect().capabilities)
+    assert (found["process_utilization"], found["gpm"]) == (True, False)
+    whole.tells_samples = False
+    partitioned.activities = {(1, 0): 0.5}
+    found = dict(node.collect().capabilities)
+    assert (found["process_utilization"], found["gpm"]) == (False, True)
+
+
 def test_reasons_that_are_counted_from_0() -> None:
     """Each has a remedy in the documentation, and none is an error yet."""
     for one in untried():
@@ -291,6 +325,27 @@ def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
     assert row(during, pod.full(), CARD) != row(before, pod.full(), CARD)
 
 
+def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -> None:
+    """A reading may lack the MIG mode, and then has no instances. The devices keep their holders, and the values of the
+    whole GPU are not theirs."""
+    gpu, leaf = Gpu(0, mig=[(1, 0, 3)]), mig_uuid(0, 1, 0)
+    pod = Pod("ml", "on-mig", {"main": {"nvidia.com/mig-3g.40gb": [str(leaf)]}})
+    node = TestNode([gpu], [pod], [Process(10, leaf, pod)])
+    before = node.collect()
+    observations = node.observe()
+    reading = observations.nvml.value  # type: ignore[union-attr]
+    unknown = structs.replace(
+        reading.gpus[0], partitioned=False, mig_unknown=True, instances=(), processes=node._on(leaf), samples=()
+    )
+    observed = Observed(replace(reading, gpus=(unknown,)), node.now, 0.0)
+    _, during = step(node.memory, replace(observations, nvml=observed), RULES)
+    assert [(one.uuid, one.partitioned) for one in during.gpus] == [(gpu.uuid, True)]
+    assert [(one.uuid, one.holders) for one in during.leaves] == [(one.uuid, one.holders) for one in before.leaves]
+    found = row(during, pod.full(), leaf)
+    assert found is not None
+    assert (found.allocated_gpus, found.use, owners(during, leaf)) == (3 / 7, None, {})
+
+
 def test_gpu_that_never_told_its_uuid_may_be_the_one_that_an_id_names() -> None:
     """While some GPU has not told its uuid, an id that nothing answers to is `device_down`, not `not_in_nvml`."""
     node, _ = one_pod()
@@ -438,6 +493,16 @@ def test_unchanged_answers_cost_no_second_join() -> None:
     second, _ = step(first, observations, RULES)
     assert second.pod_table is first.pod_table
     assert second.allocation is first.allocation
+
+
+def test_unchanged_answers_cost_no_second_join_before_the_first_list() -> None:
+    """Also while the kubelet has never answered, and the files are read again and again."""
+    node, _ = one_pod()
+    node.down = {"kubelet"}
+    node.collect()
+    before = node.memory.pod_table
+    node.collect()
+    assert node.memory.pod_table is before
 
 
 def test_uuid_of_another_form_is_no_device() -> None:
@@ -637,8 +702,12 @@ def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
     node.allocatable = {"nvidia.com/gpu": ["card-0", str(CARD)]}
     assert told_holders(node.collect()) == [None, 0], "the other one is not offered"
     node.down = {"nvml"}
-    odd.ids = {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}}
     node.allocatable = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
+    odd.ids = {}
+    snapshot = node.collect()
+    told = dict(zip([leaf.uuid for leaf in snapshot.leaves], told_holders(snapshot), strict=True))
+    assert told == {CARD: 1, gpu_uuid(1): 0}
+    odd.ids = {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}}
     snapshot = node.collect()
     assert [u.reason for u in snapshot.unmatched] == ["nvml_down"]
     told = dict(zip([leaf.uuid for leaf in snapshot.leaves], told_holders(snapshot), strict=True))

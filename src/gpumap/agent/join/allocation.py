@@ -222,24 +222,24 @@ class _Placer:
             for one in placed:
                 for uuid in self._devices(name, devices.resource, one):
                     if one.plugin is not None:
-                        key = _HoldingKey(name, devices.resource, uuid, one.plugin)
-                        self._add(key, one, Holding(*key[:4], (), len(placed), answer, one.position))
+                        held = name, devices.resource, uuid, one.plugin
+                        self._add(_HoldingKey(*held), one, Holding(*held, (), len(placed), answer, one.position))
         for device in container.claims:
             found, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
             for uuid in self._devices(name, device.driver, found, device.share_id):
                 if found.plugin is not None:
-                    key = _HoldingKey(name, device.driver, uuid, found.plugin, device)
-                    self._add(key, found, Holding(*key[:4], (), 1, claim=device, prepared=prepared))
+                    held = name, device.driver, uuid, found.plugin
+                    holding = Holding(*held, (), 1, claim=device, prepared=prepared)
+                    self._add(_HoldingKey(*held, device), found, holding)
 
     def _indices(self, answer: PluginGpuRefs) -> Mapping[int, Uuid]:
         """Return the GPU of each NVML index in an answer, at the time gpumap first saw the answer."""
-        wanted = [ref for ref in answer.refs if isinstance(ref, ByIndex)]
-        if not wanted:
-            return NO_INDICES
-        before = self._indices_before.get(answer, NO_INDICES)
-        found = {ref.nvml_index: uuid for ref in wanted for uuid in self._inventory.resolve(ref)}
-        self.gpu_indices[answer] = {**found, **before}
-        return self.gpu_indices[answer]
+        by_index = [ref for ref in answer.refs if isinstance(ref, ByIndex)]
+        now = {ref.nvml_index: uuid for ref in by_index for uuid in self._inventory.resolve(ref)}
+        found = {**now, **self._indices_before.get(answer, NO_INDICES)}
+        if found:
+            self.gpu_indices[answer] = found
+        return found
 
     def _add(self, key: _HoldingKey, placed: Placed, holding: Holding) -> None:
         self._firsts.setdefault(key, holding)

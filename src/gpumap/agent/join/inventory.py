@@ -212,7 +212,7 @@ def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]
 
 def _as_partitioned(reading: GpuReading) -> GpuReading:
     """A GPU that was partitioned and does not report its mode now: values of the whole GPU are not valid for it."""
-    return reading if reading.partitioned else structs.replace(reading, partitioned=True, processes=None, samples=None)
+    return structs.replace(reading, partitioned=True, processes=None, samples=None)
 
 
 def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, before: KnownGpu | None = None) -> KnownGpu:

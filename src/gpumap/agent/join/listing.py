@@ -130,8 +130,9 @@ def _second(
 ) -> SecondListing | None:
     if kubelet is None or kubelet.value.second is None:
         return None
-    is_young = newest is not None and now - newest.at.monotonic < stale_after_seconds
-    return SecondListing(newest.value if newest and is_young else (), read_now)
+    if newest is None or now - newest.at.monotonic >= stale_after_seconds:
+        return SecondListing((), read_now)
+    return SecondListing(newest.value, read_now)
 
 
 def _after_restart(

@@ -239,8 +239,8 @@ class PlacedOffer:
     basis: tuple[object, ...]
     allocatable: IdsByDevice
     registered: IdsByDevice
-    slots: Mapping[Uuid, tuple[tuple[str, int], ...]] | None
-    """Allocatable slots by device and resource; `None` while the kubelet does not report them."""
+    slots: Mapping[Uuid, tuple[tuple[str, int], ...]]
+    """Allocatable slots by device and resource; empty while the kubelet does not report them."""
     names_no_device: bool
     """A plugin offers GPU slots whose ids name no device of this node: they may be of any device."""
 
@@ -258,7 +258,6 @@ def place_offer(
     allocatable = _by_device(offer.allocatable or (), inventory, is_gpu_resource)
     is_same = offer.registered == offer.allocatable
     registered = allocatable if is_same else _by_device(offer.registered, inventory, is_gpu_resource)
-    slots = None if offer.allocatable is None else _counts(allocatable)
     named = {(resource, id_) for (_, resource), ids in allocatable.items() for id_ in ids}
     names_no_device = any(
         (one.resource, id_) not in named
@@ -266,7 +265,7 @@ def place_offer(
         if is_gpu_resource(one.resource)
         for id_ in one.ids
     )
-    return PlacedOffer(basis, allocatable, registered, slots, names_no_device)
+    return PlacedOffer(basis, allocatable, registered, _counts(allocatable), names_no_device)
 
 
 def _by_device(

@@ -34,7 +34,7 @@ def ever_offered(
     before: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
 ) -> frozenset[tuple[Uuid, str]]:
     """Add what the kubelet offers or assigns now to what it ever offered, while the device is present."""
-    now = {(uuid, resource) for uuid, rows in (allocation.offer.slots or {}).items() for resource, _ in rows}
+    now = {(uuid, resource) for uuid, rows in allocation.offer.slots.items() for resource, _ in rows}
     everything = before | now | allocation.named
     if not inventory.up or everything == before:
         return before if everything == before else frozenset(everything)
@@ -75,10 +75,10 @@ def leaf_rows(joined: Joined, after: Memory) -> tuple[Leaf, ...]:
                 holders=_holders(joined, leaf.uuid, gpu),
                 may_have_more=may_be_on(leaf.uuid) or _may_be_held(allocation, leaf.uuid),
                 allocatable=_allocatable(leaf, inventory, allocation, ever_offered_by.get(leaf.uuid, frozenset())),
-                owners=owner_uses(memory, processes, siblings, inputs) if gpu.reading else (),
+                owners=owner_uses(memory, processes, siblings, inputs),
                 host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
-    offered_now = allocation.offer.slots or {}
+    offered_now = allocation.offer.slots
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
         holders = _holders(joined, uuid, None)
         # A partitioned GPU is no leaf. Of a GPU that NVML does not report, this series connects holders and node.
@@ -119,7 +119,7 @@ def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
 def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:
     """Return whether one of the unmatched slots may be on a device: on one that offers their resource, or on any device
     if none offers it."""
-    offers = allocation.offer.slots or {}
+    offers = allocation.offer.slots
     resources = {one.resource for one in unmatched if one.reason != NOT_IN_NVML}
     offering = {name: {leaf for leaf, rows in offers.items() if name in dict(rows)} for name in resources}
     anywhere = not all(offering.values())
@@ -164,7 +164,7 @@ def _allocatable(
     if not slots:
         return ()
     rows = dict(slots.get(leaf.uuid, ()))
-    expected = offered if offered or rows else _resources_of_all_others(leaf, inventory, allocation, slots)
+    expected = offered or _resources_of_all_others(leaf, inventory, allocation, slots)
     missing = [resource for resource in expected - rows.keys() if any(resource in dict(one) for one in slots.values())]
     return tuple(sorted({**dict.fromkeys(missing, 0), **rows}.items()))
 

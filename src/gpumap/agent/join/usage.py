@@ -134,10 +134,13 @@ class LeafUse:
     def by_container(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
     ) -> Iterator[tuple[ContainerName, Measured]]:
-        """Return the sums of each container; 0 for the `idle` holders."""
+        """Return the sums of each container; 0 for the `idle` holders.
+
+        `uid_of` has every pod with measured processes.
+        """
         of_all = {**dict.fromkeys(idle, _NO_PROCESSES), **self.processes.by_container}
         for name, (items, memory_bytes, unassigned, scheduled) in of_all.items():
-            uid = items[0].pod_uid if items else uid_of.get(name.pod_name)
+            uid = uid_of.get(name.pod_name)
             ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
             activity = self.activity.of(name, uid) if self.activity else None
             times = self._times(items, ended)
