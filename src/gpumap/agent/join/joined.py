@@ -163,13 +163,8 @@ def _pod_table(
     listing: Listing, identity: PodIdentity | None, before: PodTable | None, *, read_together: bool, node_name: str
 ) -> PodTable:
     """Join names and UIDs, unless neither the List nor the files changed."""
-    # The grace period makes a new tuple of pods in each collection, so the same pods have the same `kept`.
-    if (
-        before is not None
-        and before.pods is listing.pods
-        and before.is_made_from(identity)
-        and (before.read_together or not read_together)
-    ):
+    is_same = before and before.pods is listing.pods and before.kept == listing.kept and before.is_made_from(identity)
+    if before and is_same and (before.read_together or not read_together):
         return before
     return tabulate(listing.pods, identity, before, kept=listing.kept, read_together=read_together, node_name=node_name)
 
