@@ -156,6 +156,31 @@ async def test_yaml_with_control_characters(name: str) -> None:
     assert yaml.safe_load(done.stdout)["node"]["name"] == name
 
 
+# --- sums of a Prometheus ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "rows", "says"),
+    [
+        ('{"metric":{},"value":[0,"1"]}', 2_000_000, "5 million values"),
+        (f'{{"metric":{{"pod":"{"p" * (1 << 20)}"}},"value":[0,"1"]}}', 130, "128 MiB"),
+    ],
+)
+async def test_a_vector_that_fills_the_memory(row: str, rows: int, says: str) -> None:
+    """gpumap does not read it, and says what to do."""
+    text = f'{{"status":"success","data":{{"resultType":"vector","result":[{",".join([row] * rows)}]}}}}'
+    async with serving(answering(text)) as url:
+        said = one_line(await run_command_in_loop("map", "--prometheus", url), 1)
+    assert said == f"{url} answered with more than {says}. Select less, for example by --match"
+
+
+def test_too_little_memory() -> None:
+    """It is one line."""
+    script = "import sys; from gpumap.cli.entry import guarded; sys.exit(guarded(lambda: lambda: len(bytes(1 << 60))))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert one_line(done, 1) == "there is not enough memory"
+
+
 # --- answers that are no HTTP, and URLs -------------------------------------------------------------------------------
 
 
