@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from gpumap.cli.tables import Shape, map_table
 from gpumap.model.errors import FatalError
 from tests.command import one_line, run_command, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
-from tests.played_prometheus import answering, serving
+from tests.played_prometheus import Answer, answering, serving
 from tests.snapshots import busy_node
 
 FOUND: dict[str, Any] = msgspec.to_builtins(node_map(busy_node()))
@@ -154,6 +155,103 @@ async def test_yaml_with_control_characters(name: str) -> None:
         done = await run_command_in_loop("map", "-o", "yaml", "--url", url)
     assert all(line.isprintable() for line in done.stdout.splitlines())
     assert yaml.safe_load(done.stdout)["node"]["name"] == name
+
+
+# --- sums of a Prometheus ---------------------------------------------------------------------------------------------
+
+NOW = "1700000000"
+TARGET = {"instance": "i:1", "job": "gpumap", "node": "n1"}
+
+
+def vector(value: str, **labels: str) -> str:
+    rows = [{"metric": labels, "value": [0, value]}]
+    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}})
+
+
+def summing(value: str, collected: str = NOW, **labels: str) -> Answer:
+    """A server with one healthy node, whose sums all have this value."""
+
+    async def answer(request: web.Request) -> web.Response:
+        query = str((await request.post())["query"])
+        if query == "vector(time())":
+            return web.Response(text=vector(NOW))
+        if query.startswith("gpumap_snapshot"):
+            return web.Response(text=vector(collected, **TARGET))
+        if query.endswith("== 0") or "unless" in query or "timestamp(" in query:
+            return web.Response(text='{"status": "success", "data": {"resultType": "vector", "result": []}}')
+        return web.Response(text=vector(value, **TARGET, namespace="ml", **labels))
+
+    return answer
+
+
+async def sums(command: str, answer: Answer) -> tuple[dict[str, Any], list[str]]:
+    """Return the sums of the cluster, and what is missing."""
+    async with serving(answer) as url:
+        done = await run_command_in_loop(command, "--prometheus", url, "-o", "json")
+    found = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert done.returncode == bool(found["missing"]), done.stderr
+    return found["sums"], found["missing"]
+
+
+async def test_possible_sums() -> None:
+    """Shares are at most 1; bytes of a large cluster may be more than is exact in a float."""
+    found, missing = await sums("waste", summing("4", share="0.25"))
+    assert (found["idle_holders"], found["idle_gpus"], missing) == (4, 1, [])
+    found, missing = await sums("map", summing(str(1 << 55)))
+    assert (found["memory_total_bytes"], missing) == (1 << 55, [])
+
+
+@pytest.mark.parametrize("labels", [{"share": one} for one in ("x", "inf", "nan", "0", "2", "-1", "1_0")] + [{}])
+async def test_a_share_that_is_none(labels: dict[str, str]) -> None:
+    """The row is left out and named, and no 0 is invented for it."""
+    found, missing = await sums("waste", summing("3", **labels))
+    assert (found["granted_bytes"], found["idle_gpus"], found["idle_holders"]) == (3, None, None)
+    (said,) = missing
+    assert said.startswith("left out, because it is not valid: idle{instance=i:1, job=gpumap, ")
+    assert said.endswith("".join(f", share={one}" for one in labels.values()) + "} is 3")
+
+
+@pytest.mark.parametrize("value", ["-5", "9" * 300, "1_0", "NaN", "+Inf", "2.5", "x"])
+async def test_sums_that_are_none(value: str) -> None:
+    """What no cluster has is left out and named: three rows, and how many more."""
+    found, missing = await sums("map", summing(value))
+    assert found["gpus"] is found["devices_free"] is None
+    assert found["memory_used_bytes"] == (2 if value == "2.5" else None)  # compute instances share bytes
+    rows = [one for one in missing if one.startswith("left out, because it is not valid: ")]
+    assert [one.partition("{")[0].rpartition(" ")[2] for one in rows] == ["devices_free", "devices", "gpus_up"]
+    assert all(len(one) < 150 for one in rows)
+
+
+@pytest.mark.parametrize("flags", [(), ("--all",)])
+async def test_a_node_that_collected_before_all_time(flags: tuple[str, ...]) -> None:
+    """It is named: without its time, nothing of it is shown."""
+    async with serving(summing("1", collected="-5")) as url:
+        done = await run_command_in_loop("map", *flags, "--prometheus", url)
+    assert done.returncode == 1
+    named = "gpumap_snapshot_timestamp_seconds{instance=i:1, job=gpumap, node=n1} is -5"
+    assert f"left out, because it is not valid: {named}" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "rows", "says"),
+    [
+        ('{"metric":{},"value":[0,"1"]}', 2_000_000, "5 million values"),
+        (f'{{"metric":{{"pod":"{"p" * (1 << 20)}"}},"value":[0,"1"]}}', 130, "128 MiB"),
+    ],
+)
+async def test_a_vector_that_fills_the_memory(row: str, rows: int, says: str) -> None:
+    """gpumap does not read it, and says what to do."""
+    text = f'{{"status":"success","data":{{"resultType":"vector","result":[{",".join([row] * rows)}]}}}}'
+    async with serving(answering(text)) as url:
+        said = one_line(await run_command_in_loop("map", "--prometheus", url), 1)
+    assert said == f"{url} answered with more than {says}. Select less, for example by --match"
+
+
+def test_too_little_memory() -> None:
+    """It is one line."""
+    script = "import sys; from gpumap.cli.entry import guarded; sys.exit(guarded(lambda: lambda: len(bytes(1 << 60))))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert one_line(done, 1) == "there is not enough memory"
 
 
 # --- answers that are no HTTP, and URLs -------------------------------------------------------------------------------

@@ -301,12 +301,18 @@ def test_many_broken_nodes_do_not_fill_the_screen() -> None:
     assert table.endswith("and 280 more like this\n")
 
 
-@pytest.mark.parametrize("text", ["NaN", "+Inf", "-1", "0.5", "x", "1e300"])
+@pytest.mark.parametrize("text", ["NaN", "+Inf", "-1", "0.5", "x", "1e300", "1_0", "٣", " 5"])
 def test_values_that_are_none(text: str) -> None:
     """Bytes are whole and not negative; what is not so is not known, and said."""
     found = read(families.USED, [({"uuid": "GPU-1", "pod": "p"}, (0.0, text))], Selection("", (), frozenset()))
     assert found.values == {}
-    assert found.odd == (f"gpumap_container_gpu_memory_used_bytes{{pod=p, uuid=GPU-1}} is {text}",)
+    assert found.odd == (f"gpumap_container_gpu_memory_used_bytes{{pod=p, uuid=GPU-1}} is {text.strip()}",)
+
+
+def test_a_long_number_is_not_repeated() -> None:
+    """A row that is left out is one line."""
+    found = read(families.HOLDER_COUNT, [({"uuid": "GPU-1"}, (0.0, "9" * 300))], Selection("", (), frozenset()))
+    assert found == FamilyValues({}, (f"gpumap_device_holders{{uuid=GPU-1}} is {'9' * 40}…",))
 
 
 def test_questions() -> None:

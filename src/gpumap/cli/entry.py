@@ -40,6 +40,8 @@ def _run(prepare: Callable[[], Callable[[], int]]) -> int:
         return 0  # the reader has closed the pipe
     except OSError as error:
         return _failed(_one_line(OSError(error.strerror or str(error))), 1)
+    except MemoryError:
+        return _failed("there is not enough memory", 1)
     except Exception as error:
         return _failed(f"failed: {type(error).__name__}: {_one_line(error)}", 1)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -41,7 +40,7 @@ from gpumap.cli.fleet.targets import (
     selection_of,
     targets_by_key,
 )
-from gpumap.cli.fleet.values import FamilyValues, read
+from gpumap.cli.fleet.values import ANY, FamilyValues, Limits, number, odd_row, read
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.prometheus import Prometheus, Row, Server, connect, together
 from gpumap.model.errors import FatalError
@@ -98,12 +97,16 @@ def _no_search_for_cycles() -> Iterator[None]:
 
 
 class Agents(NamedTuple):
-    """The gpumaps that a server scrapes, or those of the node that was asked for; and targets that do not answer it."""
+    """The gpumaps that a server scrapes, or those of the node that was asked for; and targets that do not answer it.
+
+    `odd` are gpumaps without a valid time of their collection.
+    """
 
     selection: Selection
     targets: Mapping[Key, Target]
     names: Mapping[Key, Name]
     down: list[Mapping[str, str]]
+    odd: list[str]
 
 
 async def maps_of(
@@ -130,7 +133,7 @@ async def maps_of(
         *(sentence for one in results for sentence in faults_without_device(one.node, one.cluster)),
         *_doubts(duplicate_devices(results)),
         *gaps_of_nodes(results),
-        *_odd([row for one in answers.values.values() for row in one.odd]),
+        *left_out([*agents.odd, *(row for one in answers.values.values() for row in one.odd)]),
     )
     return NodeMaps(tuple(one.node_map for one in current), missing, fleet=not node or len(current) != 1)
 
@@ -141,10 +144,10 @@ async def maps_of(
 async def now(server: Prometheus) -> int:
     """Return the time by the server's clock: ours may differ."""
     rows = await server.instant("vector(time())")
-    try:
-        return int(float(rows[0].points[0][1]))
-    except (IndexError, ValueError, OverflowError) as error:
-        raise FatalError(f"{server.url} did not return its time") from error
+    value = number_of(rows[0]) if rows else None
+    if value is None:
+        raise FatalError(f"{server.url} did not return its time")
+    return int(value)
 
 
 async def agents_of(server: Prometheus, match: str, moment: int, *, spaced: bool = True) -> Agents:
@@ -158,13 +161,14 @@ async def agents_of(server: Prometheus, match: str, moment: int, *, spaced: bool
         raise FatalError(f"no gpumap series at {server.url}{matching}{more}")
     selection = selection_of([row.labels for row in rows], match)
     collected = [(row.labels, value) for row in rows if (value := number_of(row)) is not None]
+    odd = [odd_row(families.SNAPSHOT, row.labels, row.points[0][1]) for row in rows if number_of(row) is None]
     spacings = {key_of(row.labels, selection): spacing for row in chain(*spacings_of) if (spacing := number_of(row))}
     targets = targets_by_key(collected, spacings, selection)
     infos = await values_of_family(server, families.NODE_INFO, selection, moment)
     names = names_of(targets, infos.values)
     labels = [target.labels for target in targets.values()]
     selection = selection._replace(by_target=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
-    return Agents(selection, targets, names, [row.labels for row in down])
+    return Agents(selection, targets, names, [row.labels for row in down], odd)
 
 
 async def _down_targets(server: Prometheus, match: str, moment: int) -> list[Row]:
@@ -185,12 +189,8 @@ async def values_of_family(server: Prometheus, family: Family, selection: Select
     return read(family, await server.vector(question(family, selection), moment), selection)
 
 
-def number_of(row: Row) -> float | None:
-    try:
-        value = float(row.points[0][1])
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+def number_of(row: Row, limits: Limits = ANY) -> float | None:
+    return number(row.points[0][1], limits)
 
 
 # --- one node ---------------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def _doubts(duplicates: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield f"{names} report the same GPU {listed(uuids)}; gpumap shows and counts it for each of them"
 
 
-def _odd(rows: Sequence[str]) -> Iterator[str]:
+def left_out(rows: Sequence[str]) -> Iterator[str]:
     for row in rows[:_ODD_SHOWN]:
         yield f"left out, because it is not valid: {row}"
     if len(rows) > _ODD_SHOWN:

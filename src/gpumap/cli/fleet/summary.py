@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from gpumap.cli.fleet import families
 from gpumap.cli.fleet.cluster import gpus_by_index, group_by_family, targets_by_device
 from gpumap.cli.fleet.families import braced, matchers_of_targets
 from gpumap.cli.fleet.quantities import IDLE, IDLE_SUMS, QUANTITIES, SHARE, Grouping, recorded, sharers
-from gpumap.cli.fleet.source import OLD_SECONDS, Agents, agents_of, maps_of, now, number_of, values_of_family
+from gpumap.cli.fleet.source import (
+    OLD_SECONDS,
+    Agents,
+    agents_of,
+    left_out,
+    maps_of,
+    now,
+    number_of,
+    values_of_family,
+)
 from gpumap.cli.fleet.targets import OWN_LABELS, Node, down_nodes, nodes_of
+from gpumap.cli.fleet.values import Limits, number, odd_row
 from gpumap.cli.fleet.workloads import by_workload
 from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
 from gpumap.cli.prometheus import Prometheus, Row, together
@@ -37,6 +48,10 @@ LAST_RECORDS = (
 """The last record of each group of rules that sums come from: groups are evaluated at different times."""
 _RECORDED = 'job=""'
 """A series that a rule recorded has no job. What a scraped pod exposes under the same name has one."""
+_SUM_MAX = 1 << 63
+"""The memory of 100 000 GPUs is more than what is exact in a server's floats."""
+_MAY_BE_PARTS = ("_bytes", "held_gpus", "sm_gpus")
+"""Sums of shares. Compute instances share bytes too. All others are counts."""
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
@@ -106,7 +121,10 @@ class _Records(NamedTuple):
 
 
 class _Fleet(NamedTuple):
-    """All that it takes to ask for sums, and to read them."""
+    """All that it takes to ask for sums, and to read them.
+
+    `odd` are the rows that were left out until now: their quantities, with sentences.
+    """
 
     server: Prometheus
     agents: Agents
@@ -115,6 +133,7 @@ class _Fleet(NamedTuple):
     shared: bool
     moment: int
     idle_after_seconds: float
+    odd: dict[str, list[str]]
 
     async def sums(self, by: str, names: Iterable[str]) -> Values:
         """Ask for these quantities."""
@@ -141,7 +160,13 @@ class _Fleet(NamedTuple):
             rows = await self.server.instant(quantity.ask(grouping), self.moment)
             nodes = {key: node.shown for node in self.nodes for key in node.keys}
         values = _by_node(rows, labels, nodes) if by == NODE else _by_name(rows, _NAMES[by])
-        return [(group, *one) for group, row in values for one in _named(name, row)]
+        found: list[tuple[str, str, float]] = []
+        for group, row in values:
+            if (named := _named(name, row)) is None:
+                self.odd.setdefault(name, []).append(odd_row(name, row.labels, row.points[0][1]))
+            else:
+                found += [(group, *one) for one in named.items()]
+        return found
 
     def _grouping(self, by: str) -> Grouping:
         selection = self.agents.selection
@@ -206,7 +231,7 @@ async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMap
     questions = (sharers(match), *(_recorded_at(one, match) for one in LAST_RECORDS))
     shared, *evaluated = await together([server.instant(one, moment) for one in questions])
     records = _records(evaluated, match, moment, agents, nodes)
-    fleet = _Fleet(server, agents, nodes, records, bool(shared), moment, question.idle_after_seconds)
+    fleet = _Fleet(server, agents, nodes, records, bool(shared), moment, question.idle_after_seconds, {})
     asked = question.asked()
     by = dict(zip(asked, await together([fleet.sums(one, names) for one, names in asked.items()]), strict=True))
     troubles = await fleet.troubles()
@@ -291,17 +316,13 @@ def _by_name(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[str, 
             yield "/".join(names), row
 
 
-def _named(name: str, row: Row) -> Iterator[tuple[str, float]]:
-    """Return the quantities of a row of an answer."""
-    value = number_of(row)
-    if value is None:
-        return
-    if name != IDLE:
-        yield name, value
-        return
-    share = float(row.labels.get(SHARE, "nan"))
-    yield "idle_holders", value
-    yield "idle_gpus", value * share
+def _named(name: str, row: Row) -> Mapping[str, float] | None:
+    """Return the quantities of a row of an answer; `None` if the row has no possible value."""
+    value = number_of(row, Limits(most=_SUM_MAX, whole=not name.endswith(_MAY_BE_PARTS)))
+    if value is None or name != IDLE:
+        return None if value is None else {name: value}
+    share = number(row.labels.get(SHARE, ""), Limits(most=1))
+    return {"idle_holders": value, "idle_gpus": value * share} if share else None
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -322,8 +343,9 @@ def _answer(
     ill = [(node, one.sentence) for one, node in troubles if node in current and not one.is_gap]
     gaps = list(_gaps(current, question, troubles))
     unjudged = {node for node, _ in (*ill, *gaps)} | _without_kubelet(troubles)
-    of_nodes = {node: row if node in unjudged else _judged(row, question) for node, row in current.items()}
-    of_others = {name: _judged(row, question) if "used_bytes" in row else row for name, row in by[question.by].items()}
+    of_nodes = {node: row if node in unjudged else _judged(row, question, fleet.odd) for node, row in current.items()}
+    others = by[question.by].items()
+    of_others = {name: _judged(row, question, fleet.odd) if "used_bytes" in row else row for name, row in others}
     addresses = {node.shown: node.internal_ip for node in fleet.nodes}
     shown = of_nodes if question.by == NODE else of_others
     ill += [(node, f"the recorded sums by {question.by} do not contain it yet") for node in new]
@@ -344,6 +366,7 @@ def _answer(
         *by_reason((node, "Prometheus cannot scrape its gpumap (up is 0)") for node in down),
         *by_reason((node, f"its gpumap has not collected for {age(ages[node])}") for node in sorted(old)),
         *by_reason(gaps),
+        *left_out([*fleet.agents.odd, *sorted({*chain(*fleet.odd.values())})]),
     )
     return NodeMaps((), missing, fleet=True, sums=sums)
 
@@ -392,11 +415,11 @@ def _without_kubelet(troubles: Iterable[tuple[_Trouble, str]]) -> set[str]:
     return nodes[_NO_KUBELET] - nodes[_NO_SOURCES]
 
 
-def _judged(row: Mapping[str, float], question: Question) -> dict[str, float]:
-    """Return a row with 0 for what has no series, because there is nothing of it."""
+def _judged(row: Mapping[str, float], question: Question, odd: Collection[str]) -> dict[str, float]:
+    """Return a row with 0 for what has no series, because there is nothing of it, unless rows of it are `odd`."""
     zeros: dict[str, float] = {}
     for name in (*question.of_rows, *question.of_all):
-        if QUANTITIES[name].judged:
+        if QUANTITIES[name].judged and name not in odd:
             zeros |= dict.fromkeys(IDLE_SUMS if name == IDLE else (name,), 0.0)
     return {**zeros, **row}
 

@@ -5,7 +5,6 @@ A row that is no value of gpumap's, such as a negative number of bytes, is left 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -14,12 +13,28 @@ from typing import NamedTuple
 from gpumap.cli.fleet import families
 from gpumap.cli.fleet.families import Family, Selection
 from gpumap.cli.fleet.targets import Key, Labels, Node, by_targets
+from gpumap.model.text import cut_off
 
 Value = int | float
 Answer = tuple[Mapping[str, str], tuple[float, str]]
 """A row: its labels, and its moment and value as the server wrote it."""
 _EXACT_MAX = 1 << 53
 """Whole numbers up to here are exact in a server's floats; none of gpumap's is larger."""
+_IN_NUMBERS = "0123456789+-.eE"
+"""Python also reads "1_0", "inf" and digits of other scripts as numbers."""
+_TEXT_CHARACTERS = 40
+
+
+class Limits(NamedTuple):
+    """The least and the largest possible value, and whether values are whole."""
+
+    least: int = 0
+    most: int = _EXACT_MAX
+    whole: bool = False
+
+
+ANY = Limits()
+"""Limits of a number that is not negative."""
 
 
 class FamilyValues(NamedTuple):
@@ -40,7 +55,7 @@ def read(family: Family, rows: Iterable[Answer], selection: Selection) -> Family
     """Read an answer. Of rows with equal labels, as two agents of a node give them, the larger value counts."""
     rows, keys, odd = _with_keys(family, list(rows), selection)
     if not odd and not _lacks_uuid(family, keys):
-        numbers = _all_numbers([text for _, (_, text) in rows], family)
+        numbers = _all_numbers([text for _, (_, text) in rows], _limits(family))
         values = dict(zip(keys, numbers, strict=True)) if numbers is not None else {}
         if len(values) == len(keys):
             return FamilyValues(values)
@@ -54,23 +69,29 @@ def _with_keys(
     if not _needs_targets(family, selection):
         return rows, _keys(family, [labels for labels, _ in rows], selection), []
     placed = list(zip(rows, by_targets(family, [labels for labels, _ in rows], selection), strict=True))
-    odd = [_row(family, labels) + " is of an unknown target" for (labels, _), key in placed if key is None]
+    odd = [_row(family.name, labels) + " is of an unknown target" for (labels, _), key in placed if key is None]
     return [row for row, key in placed if key is not None], [key for _, key in placed if key is not None], odd
 
 
 def _one_by_one(family: Family, rows: list[Answer], keys: list[Labels], odd: list[str]) -> FamilyValues:
     values: dict[Labels, Value] = {}
+    limits = _limits(family)
     for key, (labels, (_, text)) in zip(keys, rows, strict=True):
-        value = _number(text, family)
+        value = number(text, limits)
         if value is None or (_has_uuid(family) and not labels.get("uuid")):
-            odd.append(f"{_row(family, labels)} is {text}")
+            odd.append(odd_row(family.name, labels, text))
         elif key not in values or values[key] < value:
             values[key] = value
     return FamilyValues(values, tuple(odd))
 
 
-def _row(family: Family, labels: Mapping[str, str]) -> str:
-    return f"{family.name}{{{', '.join(f'{name}={value}' for name, value in sorted(labels.items()))}}}"
+def odd_row(name: str, labels: Mapping[str, str], text: str) -> str:
+    """Return a row without a value, in words."""
+    return f"{_row(name, labels)} is {cut_off(text, _TEXT_CHARACTERS)}"
+
+
+def _row(name: str, labels: Mapping[str, str]) -> str:
+    return f"{name}{{{', '.join(f'{label}={value}' for label, value in sorted(labels.items()))}}}"
 
 
 def _has_uuid(family: Family) -> bool:
@@ -108,32 +129,31 @@ def _column(name: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
         return [labels.get(name, "") for labels in rows]
 
 
-def _limits(family: Family) -> tuple[int, int, bool]:
-    """Return the least and the largest value, and whether values are whole.
-
-    Bytes and counts are whole, ratios go up to 1, and only a difference can be below 0.
-    """
+def _limits(family: Family) -> Limits:
+    """Bytes and counts are whole, ratios go up to 1, and only a difference can be below 0."""
     whole = family.name.endswith(("_bytes", "_processes", "_slots", "_slots_allocatable", "_up"))
     least = -_EXACT_MAX if "owner" in family.by else 0
-    return least, 1 if family.name.endswith("_ratio") else _EXACT_MAX, whole
+    return Limits(least, 1 if family.name.endswith("_ratio") else _EXACT_MAX, whole)
 
 
-def _all_numbers(texts: Sequence[str], family: Family) -> Sequence[Value] | None:
-    """Return the values of a whole answer; `None` if one of them is no value of the family."""
-    least, most, whole = _limits(family)
+def _all_numbers(texts: Sequence[str], limits: Limits) -> Sequence[Value] | None:
+    """Return the values of a whole answer; `None` if one of them is outside the limits."""
+    if "".join(texts).strip(_IN_NUMBERS):
+        return None
     try:
         values = list(map(float, texts))
     except ValueError:
         return None
-    if not values or any(map(math.isnan, values)) or min(values) < least or max(values) > most:
+    if not values or min(values) < limits.least or max(values) > limits.most:
         return None
-    if not whole:
+    if not limits.whole:
         return values
     return list(map(int, values)) if all(map(float.is_integer, values)) else None
 
 
-def _number(text: str, family: Family) -> Value | None:
-    numbers = _all_numbers([text], family)
+def number(text: str, limits: Limits = ANY) -> Value | None:
+    """Return a value; `None` if it is outside the limits or no number."""
+    numbers = _all_numbers([text], limits)
     return numbers[0] if numbers else None
 
 
