@@ -242,8 +242,10 @@ async def test_a_worker_that_stays_stuck_is_replaced_with_growing_patience(start
         assert time.monotonic() < begun + PATIENCE_SECONDS, "the worker was not replaced"
         with contextlib.suppress(SourceError):  # a new child may take longer than that
             told = await read(source, 0.1)
-            assert faults(told) == [None, "hung"]
-            first_seen.setdefault(pid(told), time.monotonic())
+            other, stuck = faults(told)
+            assert stuck == "hung"
+            if other is None:  # a busy machine may be late with both
+                first_seen.setdefault(pid(told), time.monotonic())
         await asyncio.sleep(0.01)
     assert told.value.gpus[1].stuck_seconds > 0.6
     first, second, third = first_seen.values()

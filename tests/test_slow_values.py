@@ -342,4 +342,6 @@ def test_calls_for_each_gpu(start: Start, tmp_path: Path) -> None:
             counts.append(count_calls(worker, driver, calls))
         found.append(counts[1] - counts[0])
     held, each = found
-    assert each - held == Counter({ECC: 10 * 2, LIMIT: 10, FIELDS: 10})
+    more = each - held
+    del more["nvmlEventSetWait_v2"]  # the listener waits beside the readings
+    assert more == Counter({ECC: 10 * 2, LIMIT: 10, FIELDS: 10})
