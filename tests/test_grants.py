@@ -591,8 +591,13 @@ def test_dra_shares_that_an_old_kubelet_lists_without_their_ids() -> None:
     assert granted(node.collect(), pod) == {B: (1, None, GIB)}
     node.prepared = tuple(prepared_of("gpu-0", B, share_id=share, memory_bytes=GIB) for share in ("s1", "s2"))
     assert granted(node.collect(), pod) == {B: (1, None, 2 * GIB)}
-    node.prepared = (prepared_of("gpu-0", B, share_id="s1", admin_access=True),)
+    admin = prepared_of("gpu-0", B, share_id="s1", admin_access=True)
+    node.prepared = (admin,)
     assert granted(node.collect(), pod) == {B: (1, 0.0, None)}
+    node.prepared = (admin, prepared_of("gpu-0", B, share_id="s2"))
+    snapshot = node.collect()
+    assert granted(snapshot, pod) == {B: (1, None, None)}, "one share is more than admin access"
+    assert [one.admin_access for one in snapshot.containers] == [False]
 
 
 def test_an_init_containers_other_resources_hide_nothing() -> None:

@@ -134,7 +134,9 @@ def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> No
     """Its holders remain for a minute. From the first failure on it accuses nobody; deleted pods stay `gone`."""
     node = koordinated()
     node.processes = [Process(10, CARD, pod(node, "half")), Process(11, CARD, pod(node, "none"))]
-    assert owners(collected(node), CARD)["unassigned"] == GIB
+    snapshot = collected(node)
+    assert owners(snapshot, CARD)["unassigned"] == GIB
+    assert snapshot.expires is None, "all of it is of this collection"
     node.down = {"second"}
     snapshot = node.collect()
     assert {one.name.pod for one in snapshot.containers if one.holds} == {"half", "rest", "owner"}
@@ -147,6 +149,7 @@ def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> No
     assert {one.name.pod for one in snapshot.containers if one.holds} == {"owner"}
     assert [leaf.holders for leaf in snapshot.leaves] == [None, 1]
     assert owners(snapshot, CARD)["unknown"] == 2 * GIB
+    assert snapshot.expires is None, "nothing of the agent is served any longer"
 
 
 def test_a_deleted_pods_process_is_gone_although_the_agent_is_down() -> None:
@@ -188,6 +191,29 @@ def test_a_kubelet_that_restarts_shortens_both_lists() -> None:
     assert owners(snapshot, CARD)["scheduled"] == GIB
     snapshot = node.collect(70.0)
     assert {one.name.pod for one in snapshot.containers if one.holds} == {"owner"}
+
+
+def test_a_pod_that_the_agent_no_longer_lists_holds_nothing() -> None:
+    """Only a restart of the kubelet keeps what the agent listed before."""
+    node = koordinated()
+    collected(node)
+    node.unknown_to_agent = {"half"}
+    assert {one.name.pod for one in collected(node).containers if one.holds} == {"rest", "owner"}
+
+
+def test_a_new_row_of_the_agent_replaces_the_kept_one() -> None:
+    """After a restart the agent may read the List later than gpumap: it already has a pod that gpumap still keeps.
+    This pod was re-created with another device, and its old log directory still exists."""
+    node = koordinated(half=[str(CARD)])
+    collected(node)
+    half = pod(node, "half")
+    node.second = {"half": [str(OTHER)]}
+    later = node._corrected(tuple(sorted(one.as_listed() for one in node.pods)))
+    half.listed, node.socket = False, "second"
+    answer = replace(node._kubelet(), second=SecondList(later))
+    node._kubelet = lambda: answer  # type: ignore[method-assign]
+    held = {(one.name.pod, one.uuid) for one in collected(node).containers if one.holds}
+    assert held == {("half", OTHER), ("owner", OTHER)}
 
 
 def test_ids_of_the_second_list_are_placed_or_counted_like_the_kubelets() -> None:

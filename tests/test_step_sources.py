@@ -315,6 +315,8 @@ def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
     during = node.collect()
     assert [(gpu.uuid, gpu.fault) for gpu in during.gpus if gpu.fault] == [(CARD, "lost"), (mig.uuid, "lost")]
     assert {leaf.uuid for leaf in during.leaves} == {leaf.uuid for leaf in before.leaves}
+    instances = [one.instance for one in during.leaves if one.instance]
+    assert [(one.uuid, one.gpu_instance_id, one.compute_instance_id) for one in instances] == [(leaf, 1, 0)]
     for name, uuid in ((pod.full(), CARD), (on_mig.full(), leaf)):
         found = row(during, name, uuid)
         assert found is not None
@@ -323,6 +325,16 @@ def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
         assert owners(during, uuid) == {}
     assert during.unmatched == ()
     assert row(during, pod.full(), CARD) != row(before, pod.full(), CARD)
+
+
+def test_lost_gpu_keeps_the_ids_of_an_instance_that_has_the_whole_gpu() -> None:
+    """Its GPU instance and its compute instance both have the id 0."""
+    gpu = Gpu(0, mig=[(0, 0, 7)])
+    node = TestNode([gpu])
+    node.collect()
+    gpu.fault = "lost"
+    instances = [leaf.instance for leaf in node.collect().leaves if leaf.instance]
+    assert [(one.gpu_instance_id, one.compute_instance_id) for one in instances] == [(0, 0)]
 
 
 def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -> None:
@@ -678,6 +690,18 @@ def test_stale_identity_ties_no_recreated_pod_to_its_predecessor() -> None:
     assert [pod.uid for pod in snapshot.pods] == [""], "the List showed that it was re-created"
     node.down = set()
     assert [pod.uid for pod in node.collect().pods] == [new.uid]
+
+
+def test_stale_pods_api_ties_no_pod_with_another_device_to_its_predecessor() -> None:
+    """Only the Pods API has the UID, and cannot be read. A pod with other devices under the name is another one."""
+    node, old = one_pod()
+    old.has_tree = old.has_links = node.checkpoint_readable = False
+    node.reports_pods, node.processes = True, []
+    assert [pod.uid for pod in node.collect().pods] == [old.uid]
+    node.down = {"pod_identity"}
+    assert [pod.uid for pod in node.collect().pods] == [old.uid]
+    node.pods = [replace(old, generation=1, ids={"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})]
+    assert [pod.uid for pod in node.collect().pods] == [""]
 
 
 def told_holders(snapshot: Snapshot) -> list[int | None]:
