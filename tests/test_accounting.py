@@ -227,6 +227,21 @@ def test_a_fault_is_a_gap(fault: str) -> None:
     assert account(node.collect(), pod.full()).allocated_gpu_seconds == 10.0
 
 
+def test_time_that_no_samples_covered_before_a_gap_is_not_charged_after_it() -> None:
+    """Samples of later work would count for it: the SM time of that second is lost."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.processes.append(Process(100, GPU, pod, sm=1.0))
+    node.collect()
+    node.gpus[0].sampled_seconds = 0.0
+    assert account(node.collect(1.0), pod.full()).sm_seconds == 0.0
+    node.gpus[0].fault = "lost"
+    node.collect(2.0)
+    node.gpus[0].fault, node.gpus[0].sampled_seconds = None, 10.0
+    node.collect(2.0)
+    assert account(node.collect(2.0), pod.full()).sm_seconds == 2.0
+
+
 def test_a_driver_that_is_down_is_a_gap() -> None:
     """While NVML does not answer the gap of each GPU that it had goes on."""
     node = one_gpu(holder())

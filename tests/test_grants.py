@@ -511,6 +511,19 @@ def test_an_index_means_the_card_that_it_meant() -> None:
     assert set(granted(node.collect(), new)) == {gpu_uuid(2)}, "a container made since is told by the new order"
 
 
+def test_an_index_means_the_same_card_after_an_outage_of_the_kubelet() -> None:
+    """While gpumap has no current List it keeps the order of the GPUs that it first saw."""
+    resource = "aliyun.com/gpu-mem"
+    pod = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")})
+    node = TestNode([Gpu(0), Gpu(1), Gpu(2)], [pod])
+    assert set(granted(node.collect(), pod)) == {B}
+    node.down = {"kubelet"}
+    assert granted(node.collect(100.0), pod) == {}
+    node.gpus = [Renumbered(node.gpus[1], 0), Renumbered(node.gpus[2], 1)]
+    node.down = set()
+    assert set(granted(node.collect(), pod)) == {B}
+
+
 @pytest.mark.parametrize("has_tree", [True, False])
 def test_a_dead_pods_row_answers_for_nobody_else(has_tree: bool) -> None:
     """A new pod whose row is not read yet is not placed by the row of the one that had its ids before, also if the log
@@ -626,6 +639,17 @@ def test_one_container_with_one_card_by_two_resources() -> None:
     """It holds the card once, whole."""
     pod = pod_of({"nvidia.com/gpu": [str(A)], "example.com/gpu": [str(A)]})
     assert granted(node_of(pod).collect(), pod) == {A: (2, 1.0, 80 * GIB)}
+
+
+def test_memory_is_unknown_if_one_of_several_grants_is() -> None:
+    """The sum of the known shares would be too small: the driver's notes lack the size of one share."""
+    pod = claimant("p", claim_of("gpu-0", "c", "s1"), claim_of("gpu-0", "d", "s2"))
+    node = node_of(pod)
+    node.prepared = (
+        prepared_of("gpu-0", B, "c", share_id="s1", memory_bytes=GIB),
+        prepared_of("gpu-0", B, "d", share_id="s2"),
+    )
+    assert granted(node.collect(), pod) == {B: (2, None, None)}
 
 
 def test_a_limit_of_nothing_is_no_limit() -> None:

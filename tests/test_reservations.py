@@ -105,6 +105,15 @@ def test_other_cards_are_not_covered() -> None:
     assert "scheduled" not in owners(snapshot, OTHER)
 
 
+def test_a_reservation_on_a_card_that_another_one_holds_is_unassigned() -> None:
+    """A scheduler shares a card among other pods. It grants nothing to the pods that reserve cards."""
+    first, second = reservation(), reservation(OTHER, group="other-group")
+    node = node_with(first, second)
+    node.processes = [Process(10, OTHER, first, "resource-reservation")]
+    node.collect()
+    assert owners(node.collect(), OTHER)["unassigned"] == GIB
+
+
 def test_reserved_mig_devices() -> None:
     """A reservation of a MIG device covers that one; of a partitioned GPU, all of its devices."""
     first, second = mig_uuid(0, 1, 0), mig_uuid(0, 2, 0)

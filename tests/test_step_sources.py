@@ -7,12 +7,13 @@ from msgspec import structs
 
 from gpumap.agent.join import Memory, step
 from gpumap.agent.join.accounting import Ledger
+from gpumap.agent.join.inventory import Inventory, take_inventory
 from gpumap.agent.join.memory import restart_counters
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.xids import GpuXidMemory
 from gpumap.agent.metrics import native
-from gpumap.model.observations import Observed
-from gpumap.model.readings import Uuid
+from gpumap.model.observations import NvmlReading, Observed
+from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.remedies import SOURCES
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Source
@@ -335,6 +336,34 @@ def test_lost_gpu_keeps_the_ids_of_an_instance_that_has_the_whole_gpu() -> None:
     gpu.fault = "lost"
     instances = [leaf.instance for leaf in node.collect().leaves if leaf.instance]
     assert [(one.gpu_instance_id, one.compute_instance_id) for one in instances] == [(0, 0)]
+
+
+def inventory_of(*readings: GpuReading, wall: float, before: Inventory | None = None) -> Inventory:
+    answer = NvmlReading("", "", "", readings)
+    return take_inventory(answer, wall, before.known if before else (), len(readings))
+
+
+def test_gpu_that_was_at_fault_from_the_start_has_no_last_success() -> None:
+    """It reports its uuid, so it has a name, but it never answered."""
+    found = inventory_of(GpuReading(0, uuid=CARD, fault="lost"), wall=10.0)
+    assert [(gpu.uuid, gpu.fault, gpu.last_success) for gpu in found.gpus] == [(CARD, "lost", None)]
+
+
+@pytest.mark.parametrize(("reported", "expected"), [(None, 0), (3, 3)])
+def test_minor_is_the_last_reported_one(reported: int | None, expected: int) -> None:
+    """A reading may lack it. A driver that was loaded again may give the GPU another one."""
+    before = inventory_of(GpuReading(0, uuid=CARD, minor=0), wall=10.0)
+    after = inventory_of(GpuReading(0, uuid=CARD, minor=reported), wall=20.0, before=before)
+    assert [gpu.minor for gpu in after.gpus] == [expected]
+
+
+def test_one_growing_count_of_ecc_errors_is_enough() -> None:
+    """The other locations need no new errors."""
+    counts = (("uncorrected", "sram", 1), ("uncorrected", "dram", 5))
+    before = inventory_of(GpuReading(0, uuid=CARD, ecc_errors=counts), wall=10.0)
+    grown = (("uncorrected", "sram", 2), ("uncorrected", "dram", 5))
+    after = inventory_of(GpuReading(0, uuid=CARD, ecc_errors=grown), wall=20.0, before=before)
+    assert [gpu.ecc_uncorrected_at for gpu in (*before.gpus, *after.gpus)] == [None, 20.0]
 
 
 def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -> None:
