@@ -115,7 +115,12 @@ class Comparison:
         return {(*container[:2], self._uids.get(instance, "")) for container, instance in found if container}
 
     def holds(self, container: Container, uuid: str) -> bool:
-        return any(_is_of(one.container, container) and uuid in one.allocation.leaves for one in self.holdings)
+        return bool(self.holding_instances(container, uuid))
+
+    def holding_instances(self, container: Container, uuid: str) -> set[str]:
+        return {
+            one.instance for one in self.holdings if _is_of(one.container, container) and uuid in one.allocation.leaves
+        }
 
     def ever_on(self, container: Container, uuid: str) -> bool:
         """Whether a container had to do with a device at any time."""
@@ -232,12 +237,19 @@ def _share(holding: Holding, uuid: str) -> float | None:
 
 
 def container_memory(page: Page, truth: Comparison) -> Iterator[str]:
-    """Memory and processes of a container are those of its own processes, at one moment; 0 only without any."""
+    """Memory and processes of a container are those of its own processes, at one moment; 0 only without any.
+
+    Of two instances of a pod, one of which ends, the name is that of either.
+    """
     for family, which in (("gpumap_container_gpu_memory_used_bytes", 0), ("gpumap_container_gpu_processes", 1)):
         for row, value in rows(page, family):
             container, uuid = container_of(row), row["uuid"]
             processes = truth.on(uuid, container)
-            values = {state[which] for state in truth.states(processes, uuid)}
+            of_instances = [
+                [one for one in processes if one.instance == instance]
+                for instance in {one.instance for one in processes} | truth.holding_instances(container, uuid)
+            ]
+            values = {state[which] for own in of_instances for state in truth.states(own, uuid)}
             if not container.name:  # some processes of the pod: those whose container is not known
                 values |= {
                     sum(one.uses[uuid] for one in some) if which == 0 else len(some) for some in _subsets(processes)

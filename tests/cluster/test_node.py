@@ -35,6 +35,8 @@ def run_pod(live_node: LiveNode) -> Iterator[list[RunningContainer]]:
     manifest = busybox_pod("two", {"name": "first"}, {"name": "second"})
     manifest["metadata"]["annotations"] = {"nonce": secrets.token_hex(4)}
     live_node.apply(manifest)
+    # A kubelet that was restarted may start a container twice, and end one of them.
+    eventually(lambda: len(live_node.wait_running("two")) == 2)
     yield live_node.wait_running("two")
     live_node.delete("two")
     live_node.wait_gone("two")

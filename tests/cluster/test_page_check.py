@@ -221,3 +221,24 @@ def test_ended_needs_the_last_process() -> None:
         process.ended = Span(NOW + 1, NOW + 2)
     found.emptied["train.1"] = NOW + 2
     assert found.ended("train.1") == NOW + 2
+
+
+@pytest.mark.parametrize(("size_mib", "is_right"), [(300, True), (50, True), (350, False), (0, False)])
+def test_a_name_of_two_instances_is_that_of_either(size_mib: int, is_right: bool) -> None:
+    """A pod that ends slowly, and its successor of the same name: their memory is never added up."""
+    found = truth()
+    began = Span(LONG_AGO, LONG_AGO + 1)
+    found.processes.append(Process(31, BUSY, "train.2", {FIRST: 50 * MIB}, True, began))
+    page = TRUE_PAGE.replace(
+        f'container="main",uuid="{FIRST}"}} {300 * MIB}', f'container="main",uuid="{FIRST}"}} {size_mib * MIB}'
+    )
+    page = page.replace(
+        f'{{namespace="ml",pod="train",container="main",uuid="{FIRST}"}} 2',
+        f'{{namespace="ml",pod="train",container="main",uuid="{FIRST}"}} 1',
+    )
+    wrong = [
+        one
+        for one in check_page(read_page(page), comparison(found))
+        if MEMORY_USED in one.what and one.rule == "container_memory"
+    ]
+    assert (wrong == []) is is_right
