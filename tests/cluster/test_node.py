@@ -33,7 +33,7 @@ pytestmark = pytest.mark.cluster
 def run_pod(live_node: LiveNode) -> Iterator[list[RunningContainer]]:
     """A pod of two containers, and its end. Each has another UID: see `LiveNode.apply`."""
     manifest = busybox_pod("two", {"name": "first"}, {"name": "second"})
-    manifest["metadata"]["annotations"] = {"nonce": secrets.token_hex(4)}
+    manifest["metadata"]["annotations"] = {"nonce": f"n{secrets.token_hex(4)}"}  # "05668177" would be a number
     live_node.apply(manifest)
     # A kubelet that was restarted may start a container twice, and end one of them.
     eventually(lambda: len(live_node.wait_running("two")) == 2)
