@@ -43,8 +43,8 @@ class ForkOnTerminal:
     """gpumap's `main` in a fork with the controlling terminal at the path `terminal`. It has what Popen has."""
 
     def __init__(self, arguments: Sequence[str], variables: Mapping[str, str], terminal: str) -> None:
-        told = (arguments, dict(variables), Path.cwd(), terminal)
-        self._fork = _FORKS.Process(target=forked.call_on_terminal, args=told)
+        given = (arguments, dict(variables), Path.cwd(), terminal)
+        self._fork = _FORKS.Process(target=forked.call_on_terminal, args=given)
         self._fork.start()
 
     @property

@@ -250,7 +250,7 @@ def container_memory(page: Page, truth: Comparison) -> Iterator[str]:
                 for instance in {one.instance for one in processes} | truth.holding_instances(container, uuid)
             ]
             values = {state[which] for own in of_instances for state in truth.states(own, uuid)}
-            if not container.name:  # some processes of the pod: those whose container is not known
+            if not container.name:  # some processes of the pod: their container is not known
                 values |= {
                     sum(one.uses[uuid] for one in some) if which == 0 else len(some) for some in _subsets(processes)
                 }

@@ -83,7 +83,7 @@ def test_a_pod_outlasts_a_restart(live_node: LiveNode, pod: list[RunningContaine
 
 
 def test_a_killed_container_starts_again(live_node: LiveNode, pod: list[RunningContainer]) -> None:
-    """The kubelet starts a container again whose process was killed, in the same pod."""
+    """After its process was killed, the kubelet starts the container again, in the same pod."""
     killed, second = pod
 
     def are_right() -> bool:

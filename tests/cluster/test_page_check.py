@@ -142,7 +142,7 @@ def test_a_process_that_comes_may_be_missing() -> None:
 
 
 def test_a_zero_needs_a_moment_without_a_process() -> None:
-    """A container whose process began in the window may have had none; one whose process was there all the time not."""
+    """A container may show 0 if its process began in the window, not if its process was there all the time."""
     found = truth()
     for process in found.processes[:2]:
         process.began = Span(NOW + 0.2, NOW + 0.3)

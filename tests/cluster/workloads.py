@@ -1,4 +1,4 @@
-"""Pods whose processes name themselves, and use devices from when their commands say so."""
+"""Pods with processes that name themselves, and use devices from the moment that their commands give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows whose gpumap ends, or does not start. Their page says so: `gpumap exits with 1`."""
+"""Rows in which gpumap ends, or does not start. Their page says so: `gpumap exits with 1`."""
 
 from __future__ import annotations
 

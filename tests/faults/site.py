@@ -46,7 +46,7 @@ class Start(NamedTuple):
     deadline_seconds: float = 30.0
     """For each source, instead of 5 s. Long: a busy machine is no fault. A row on a source that hangs shortens it."""
     is_secured: bool = False
-    """With TLS, client certificates and a password, whose files are in the folder `web` of the node."""
+    """With TLS, client certificates and a password. Their files are in the folder `web` of the node."""
 
     @property
     def program(self) -> Sequence[str]:

@@ -231,7 +231,7 @@ def no_identity(fault: str, uuid: str) -> Fault:
 
 
 def lists(*pids: int) -> Inject:
-    """GPU 2, whose holder is idle, lists these PIDs."""
+    """GPU 2 lists these PIDs. Its holder is idle."""
     return card(2, processes=[Process(pid, MIB) for pid in pids], samples=[Sample(pid, sm=5) for pid in pids])
 
 

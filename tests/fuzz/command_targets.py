@@ -282,7 +282,7 @@ def _answer_one(connection: socket.socket, answers: dict[str, bytes]) -> None:
 
 
 def _run_command(data: bytes) -> object:
-    """A command of gpumap, whose server answers with these bytes. Raises nothing.
+    """A command of gpumap. Its server answers with these bytes. Raises nothing.
 
     It ends with 0, 1 or 2, prints no traceback, and reports each failure in one line that names what is wrong.
     """

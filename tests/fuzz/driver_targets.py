@@ -1,4 +1,4 @@
-"""What a driver answers: a real worker process over the compiled stand-in of NVML, whose values are changed."""
+"""What a driver answers: a real worker process over the compiled stand-in of NVML, with changed values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.worker import Worker
 
 _GROUPS = ("health", "links", "gpm", "codec", "card", "device", "use")
 _VALUE = re.compile(rb"gpu\.\d|driver|nvml|cuda|init|fail|xid")
-"""Keys whose values a driver may answer. The others steer the stand-in itself."""
+"""Keys of values that a driver may answer. The others steer the stand-in itself."""
 _TEXT = re.compile(rb"driver|nvml|.*\.(?:uuid|name|pci|vbios)")
 _NUMBERS = (b"0", b"1", b"-1", b"255", b"65536", b"2147483647", b"4294967295", b"18446744073709551615", b"-")
 

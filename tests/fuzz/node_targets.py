@@ -241,7 +241,7 @@ def _log_seeds() -> Iterator[bytes]:
 
 
 def _read_inotify(data: bytes) -> object:
-    """Events as the kernel writes them, whose names are of any file. Raises ValueError for one that is cut."""
+    """Events as the kernel writes them, with names of any files. Raises ValueError for one that is cut off."""
     import struct
 
     try:

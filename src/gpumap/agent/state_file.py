@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gpumap.agent.executors import SerialExecutor
+from gpumap.agent.files import open_at_once
 from gpumap.agent.join import Memory
 from gpumap.agent.join.accounting import elapsed
 from gpumap.agent.state import USABLE_SECONDS, OutdatedError, State, decode, encode, usable_until, worth_saving
@@ -57,8 +58,7 @@ _TOO_LARGE = f"it is larger than {BYTES_MAX >> 20} MiB"
 
 def read_file(path: Path) -> bytes:
     """Return the text of the file. Raises OSError, or ValueError if it cannot be a state file."""
-    # O_NONBLOCK: opening a pipe would otherwise wait for its writer.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    with open_at_once(path) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a file")
         text = file.read(BYTES_MAX + 1)

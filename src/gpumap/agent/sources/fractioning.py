@@ -17,6 +17,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
+from gpumap.agent.files import open_at_once
 from gpumap.agent.sources.json_files import Name, decode
 from gpumap.agent.sources.names import fit
 from gpumap.model.device_ids import ByUuid, parse
@@ -96,7 +97,7 @@ class FractioningSource:
 
     def _file(self, container_id: str, path: Path) -> tuple[_Stamp, Record]:
         """Raises OSError and ValueError."""
-        with open(path, "rb", opener=_open) as file:
+        with open_at_once(path, os.O_NOFOLLOW) as file:
             seen = os.fstat(file.fileno())
             if not stat.S_ISREG(seen.st_mode):
                 raise OSError(0, "not a regular file")
@@ -107,10 +108,6 @@ class FractioningSource:
             if known is not None and known[0] == stamp:
                 return known
             return stamp, parse_record(container_id, file.read(FILE_BYTES_MAX))
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 class _Stamp(NamedTuple):

@@ -171,7 +171,7 @@ class ProcfsSource:
                 os.close(pidfd)
 
     def _of_threads(self, folder: int, own: cgroups.OwnCgroup) -> CgroupMembership:
-        """Return the cgroup of a process whose main thread has ended: that of a thread that has not.
+        """Return the cgroup of a process without a main thread: that of its first thread that runs.
 
         On cgroup v1 the main thread has left its cgroups. A process without another thread is a zombie, and unknown.
         """

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
+from gpumap.agent.files import open_at_once
 from gpumap.lab.demo import scenario_file
 from gpumap.lab.demo.allocation import assign, check_memory
 from gpumap.lab.demo.names import derived_uuid
@@ -52,7 +53,7 @@ def load_scenario(path: Path) -> Scenario:
 
 def _text_of(path: Path) -> str:
     """Read a file of at most `FILE_BYTES_MAX`. It does not wait for a pipe that no process writes into."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    with open_at_once(path) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ScenarioError("is not a regular file")
         text = file.read(FILE_BYTES_MAX + 1)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpumap.agent.executors import SerialExecutor
+from gpumap.agent.files import open_at_once
 from gpumap.agent.web.config.guard import Guard, rules_of
 from gpumap.agent.web.config.schema import IF_GIVEN, NONE, REMOVED_BY, REQUIRED, WebConfig, WebConfigError, parse
 from gpumap.agent.web.port import CloseOthers
@@ -105,7 +106,7 @@ class Reader:
 def _read(path: Path, most: int) -> bytes:
     """Read a regular file. Raises WebConfigError. Never waits: a pipe without a writer would block."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open_at_once(path) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise WebConfigError("is not a file")
             data = file.read(most + 1)
