@@ -230,6 +230,8 @@ class ActivityEntry(Entry, frozen=True, kw_only=True):
     """Share of time in which the FP32 pipes were busy."""
     fp16_ratio: Share | None = None
     """Share of time in which the FP16 pipes were busy."""
+    video_ratio: Share | None = None
+    """Share of time in which the busiest video engine was busy: decoder, encoder, JPEG or OFA."""
 
 
 class SlotsEntry(Entry, frozen=True, kw_only=True):
