@@ -152,6 +152,9 @@ worker_crashed or unknown."""
     """When the GPU last answered, in Unix seconds."""
     memory: MemoryEntry | None = None
     """Memory of the whole GPU."""
+    samples_from: str | None = None
+    """The driver's call that gives SM time of processes: nvmlDeviceGetProcessUtilization or \
+nvmlDeviceGetProcessesUtilizationInfo. Null if it is not available."""
     utilization_ratio: Ratio | None = None
     """Share of time in which a kernel ran."""
     memory_controller_busy_ratio: Ratio | None = None
