@@ -603,7 +603,9 @@ def test_the_functions_that_are_called_are_in_the_library() -> None:
     named = {name for module in modules for name in re.findall(r'"(nvml[A-Z]\w*)"', module.read_text())}
     lists = {name for name in named if name.endswith("RunningProcesses")}  # `Lists` adds the version
     assert len(lists) == 3
-    assert (named - lists) | {f"{name}{suffix}" for name in lists for suffix in ("_v2", "_v3")} <= standin.FUNCTIONS
+    assert (named - lists) | {SAMPLES_OLD, SAMPLES_NEW} | {
+        f"{name}{suffix}" for name in lists for suffix in ("_v2", "_v3")
+    } <= standin.FUNCTIONS
 
 
 def test_every_code_of_nvidias_has_a_word() -> None:
@@ -667,7 +669,8 @@ readings = st.builds(
     partitioned=st.booleans(),
     instances=st.lists(instances, max_size=2).map(tuple),
     processes=st.none() | processes.map(tuple),
-    samples=st.none() | st.just((ProcessSample(1, 0.5, 0.25, 0.0, 1.0),)) | st.just(()),
+    samples=st.none() | st.just((ProcessSample(1, 0.5, 0.25, 0.0, 1.0, 0.125, 0.75),)) | st.just(()),
+    samples_from=st.sampled_from([SAMPLES_OLD, SAMPLES_NEW]),
     sampled_seconds=st.none() | st.floats(0, 1e9),
     utilization_ratio=ratio,
     temperatures_celsius=st.just((("gpu", 40.5),)) | st.just(()),
