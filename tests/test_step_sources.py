@@ -12,7 +12,7 @@ from gpumap.agent.join.memory import restart_counters
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.xids import GpuXidMemory
 from gpumap.agent.metrics import native
-from gpumap.model.observations import ClaimDevice, NvmlReading, Observed
+from gpumap.model.observations import ClaimDevice, NvmlReading, Observed, PluginAnswer
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.remedies import SOURCES
 from gpumap.model.snapshot import Snapshot
@@ -820,3 +820,17 @@ def test_holder_of_a_partitioned_gpu_holds_each_of_its_leaves() -> None:
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])
     snapshot = TestNode([gpu], [Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})]).collect()
     assert {leaf.uuid: leaf.holders for leaf in snapshot.leaves} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)
+
+
+def test_answer_of_one_plugin_places_no_ids_of_another() -> None:
+    """A plain init container holds devices of two plugins, and only one plugin's answer names a device. The ids of the
+    other plugin name their own."""
+    first, second = gpu_uuid(0), gpu_uuid(1)
+    held = {"nvidia.com/gpu": [str(first)], "nvidia.com/gpu.shared": [f"{second}::0"]}
+    answer = PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", str(first)),))
+    pod = Pod("ml", "job", {"main": {}}, init={"warm": held}, answers={("warm", "nvidia.com/gpu"): answer})
+    processes = [Process(10 + number, leaf, pod, "warm") for number, leaf in enumerate((first, second))]
+    node = TestNode([Gpu(0), Gpu(1)], [pod], processes)
+    node.collect()
+    snapshot = node.collect()
+    assert [owners(snapshot, leaf)["assigned"] for leaf in (first, second)] == [GIB, GIB]
