@@ -506,7 +506,6 @@ def test_serve_imports_only_what_it_runs() -> None:
         "aiohttp",
         "grpc",
         "google.protobuf",
-        "opentelemetry",
         "yaml",
         "gpumap.cli.tables",
         "gpumap.cli.show",

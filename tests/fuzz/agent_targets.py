@@ -21,10 +21,9 @@ from gpumap.agent.web.config.watch import Reader
 from gpumap.agent.web.negotiation import accepts_gzip, has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.port import open_port
-from gpumap.agent.web.push import _rejected
 from gpumap.agent.web.rebinding import is_foreign
 from tests.fuzz.folders import folder, lay_out
-from tests.fuzz.mutators import mutate_protobuf, mutate_text, of_files, pack, unpack
+from tests.fuzz.mutators import mutate_text, of_files, pack, unpack
 from tests.fuzz.node_targets import FAMILIES
 from tests.fuzz.target import Target
 from tests.snapshots import busy_node
@@ -161,18 +160,6 @@ async def _exchange(port: int, data: bytes) -> bytes:
         writer.transport.abort()
 
 
-def _read_otlp(data: bytes) -> object:
-    """The answer of an OTLP receiver to gpumap's push. Raises nothing; one line for the log."""
-    says = _rejected(data)
-    assert says.isprintable(), repr(says)
-    return says
-
-
-def _otlp_seeds() -> Iterator[bytes]:
-    yield b"\x0a\x0e\x08\x03\x12\x0atoo old \xc3\xa4"
-    yield b'{"partialSuccess":{}}'
-
-
 _PATHS = (
     "/",
     "/metrics",
@@ -220,7 +207,6 @@ TARGETS = (
         ),
         (),
     ),
-    Target("otlp-answer", _read_otlp, _otlp_seeds, mutate_protobuf, ("gpumap.agent.web.push",), ()),
     Target(
         "http-request",
         _read_request,

@@ -196,13 +196,6 @@ FLAGS = (
         "",
         "Prometheus web-config.yml with TLS, client certificates and basic auth. Default: plain HTTP.",
     ),
-    Flag(
-        "--otlp-endpoint",
-        "URL",
-        "",
-        "Send all metrics once a minute to this OTLP/HTTP endpoint, as <URL>/v1/metrics. Headers: "
-        "$OTEL_EXPORTER_OTLP_HEADERS. Default: not sent.",
-    ),
     Flag("--log-format", "text|json", "text", "Format of the log.", about="log", choices=LOG_FORMATS),
     Flag(
         "--log-level",
