@@ -59,7 +59,7 @@ soak: .venv/.dev tools ## gpumap for an hour at 20 times speed on a node that ne
 fuzz: .venv/.dev ## Looks for inputs that break a parser: ten minutes (ARGS="--minutes 60", ARGS=--list, ARGS=cgroup)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, shells, helm, kubectl, buildah, runc and systemd-analyze into .tools/bin where PATH lacks them
+tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, helm, kubectl, buildah, runc and systemd-analyze into .tools/bin where PATH lacks them
 	$(BIN)/python -m scripts.install_tools
 
 golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` is the review

@@ -24,8 +24,6 @@ LOOK_SECONDS = 1.0
 """Between the two collections of a command."""
 SM_SECONDS = 5.0
 """SM time is measured over at least so long, also if the interval is shorter."""
-FLAG_CHOICES = {flag.name: flag.choices for flag in FLAGS if flag.choices}
-"""Valid words of the agent's flags, by flag."""
 _ELSEWHERE = {"--url": "an agent with its own sources", "--prometheus": "a Prometheus"}
 _FLAG_GROUPS = ("sources", "log")
 """Groups of the agent's flags that these commands have."""
