@@ -35,19 +35,9 @@ _WEB_CONFIG = """tls_server_config:
   key_file: server.key
   client_auth_type: RequireAndVerifyClientCert
   client_ca_file: server.crt
-  client_allowed_sans: [prometheus.example, 127.0.0.1]
   min_version: TLS12
-  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]
-http_server_config:
-  http2: true
-  headers:
-    X-Frame-Options: deny
-    Strict-Transport-Security: max-age=31536000
 basic_auth_users:
   alice: $2y$10$mDwo.lAisC94iLAyP81MCesa29IzH37oigHC/42V2pdJlUprsJPze
-rate_limit:
-  interval: 1s
-  burst: 20
 """
 
 
@@ -62,7 +52,7 @@ def _read_web_config(data: bytes) -> object:
         config, pems = found.wanted
         if config.tls is not None:
             make_context(config.tls, pems)
-        return config.users, config.headers, config.rate_limit
+        return config.users
 
 
 @functools.cache
