@@ -78,13 +78,6 @@ async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStrea
             await asyncio.sleep(interval_seconds)
 
 
-async def driver_facts(settings: Settings) -> list[dict[str, object]]:
-    """Ask this node's driver what only a real one can settle."""
-    from gpumap.agent.sources.driver_facts import read_driver_facts
-
-    return await read_driver_facts(settings.nvml_library or None)
-
-
 async def node_facts(settings: Settings) -> Facts:
     """Collect what only this node's own files and privileges show."""
     from gpumap.agent import self_check
