@@ -14,50 +14,21 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
 from gpumap.agent.join.attribution import (
     Attributed,
     ContainerProcesses,
-    LastProcess,
     LeafProcesses,
     User,
     memory_of_all,
 )
-from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
-from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample, Uuid
-from gpumap.model.snapshot import ContainerUse, HostUse, Owner, OwnerUse
+from gpumap.agent.join.recent_processes import EndedProcess
+from gpumap.model.observations import ContainerName, PodName, PodUid
+from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample
+from gpumap.model.snapshot import HostUse, Owner, OwnerUse
 from gpumap.model.workloads import OTHER, Workload
-
-SAMPLED_SECONDS = 90.0
-"""Longer than any sample is kept: a driver has the last 72, of at most a second each (open-gpu-kernel-modules,
-NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL; nvml.h, nvmlUtilization_t)."""
-
 
 ACTIVE_RATIO = 0.01
 """GPM's activity from which on a device works. An idle CUDA context does not read exactly 0."""
-
-
-class UseMemory(Struct, frozen=True):
-    """History of a container on a leaf, as far as gpumap has watched it."""
-
-    pod_uid: PodUid | None
-    profile: str
-    """Profile of a MIG device, if known. The uuid is made of its GPU and ids, so a new device may have it again."""
-    peak_bytes: int | None
-    last_active: float
-    """Unix seconds. When it last worked or may have worked; until then, when gpumap first saw it."""
-    at: Moment
-    """Of the last collection, also of one that did not measure it."""
-    kept_until: float
-    """Monotonic time at which gpumap forgets it, if the container is not present again."""
-    watched_since: Moment
-    """Since then gpumap has measured it in every collection."""
-    last_process: Moment
-    """When it last had a process; until then, `watched_since`."""
-    timed: bool = False
-    """The driver has reported its time on engines, or the activity of its device."""
-    may_have_process: bool = False
-    """It had a process in the last collection, or that is unknown."""
 
 
 class Measured(Struct, frozen=True):
@@ -190,22 +161,12 @@ class LeafUse:
         for name, (items, memory_bytes, unassigned, scheduled) in of_all.items():
             uid = uid_of.get(name.pod_name)
             ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
-            times, complete = self._sum(items, ended)
-            active, timed = self._active(name, uid, times, complete, len(items))
-            yield (
-                name,
-                Measured(
-                    memory_bytes,
-                    len(items),
-                    self._known(times, complete),
-                    active,
-                    timed,
-                    unassigned,
-                    scheduled,
-                    uid,
-                    self.activity.of(name, uid) if self.activity and self.partitioned else None,
-                ),
-            )
+            total, complete = self._sum(items, ended)
+            active, timed = self._active(name, uid, total, complete, len(items))
+            sm_activity = self.activity.of(name, uid) if self.activity and self.partitioned else None
+            times = self._known(total, complete)
+            counts = memory_bytes, len(items), times
+            yield name, Measured(*counts, active, timed, unassigned, scheduled, uid, sm_activity)
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
@@ -434,139 +395,3 @@ def _known_owners(inputs: OwnerInputs) -> Iterator[Owner]:
 def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
     known = [memory for item in items if (memory := item.process.used_memory_bytes) is not None]
     return sum(known) if known or not items else None
-
-
-def with_history(
-    measured: Measured, before: UseMemory | None, profile: str, at: Moment, stale_after_seconds: float
-) -> tuple[ContainerUse, UseMemory]:
-    """Add what gpumap remembers of a container to its use, and return what to remember.
-
-    Another pod of the same name starts without history, and so does another MIG device of the same uuid. While the
-    pod's UID is unknown, and it was known before, the history may be another pod's: gpumap keeps it and does not show
-    it. A long time without a collection is time that gpumap did not watch.
-    """
-    uid = measured.pod_uid
-    if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
-        before = UseMemory(uid, profile, None, at.wall, at, at.monotonic, at, at)
-    elif before.pod_uid and uid is None:
-        return _use(measured), structs.replace(unwatched(before, at), kept_until=at.monotonic + KEPT_SECONDS)
-    elif elapsed(at) - elapsed(before.at) > stale_after_seconds + LATE_SECONDS:
-        before = unwatched(before, at)
-    peak_bytes, memory_bytes = before.peak_bytes, measured.memory_bytes
-    if peak_bytes is None or (memory_bytes is not None and memory_bytes > peak_bytes):
-        peak_bytes = memory_bytes
-    active = measured.active
-    if active is False and not measured.timed and (before.timed or before.may_have_process):
-        active = None  # the lists do not show what happened between them
-    after = UseMemory(
-        pod_uid=uid or before.pod_uid,
-        profile=profile or before.profile,
-        peak_bytes=peak_bytes,
-        last_active=at.wall if active is not False else before.last_active + _clock_step(before.at, at),
-        at=at,
-        kept_until=at.monotonic + KEPT_SECONDS,
-        watched_since=before.watched_since,
-        last_process=at if measured.processes else before.last_process,
-        timed=before.timed or measured.timed,
-        may_have_process=measured.processes > 0,
-    )
-    return _use(measured, after, active), after
-
-
-def unwatched(before: UseMemory, at: Moment) -> UseMemory:
-    """Return the history of a container that this collection did not measure. It may have done anything."""
-    return structs.replace(before, last_active=at.wall, at=at, watched_since=at, last_process=at, may_have_process=True)
-
-
-def _clock_step(before: Moment, at: Moment) -> float:
-    """Return by how much the wall clock was set between two collections."""
-    step = at.wall - before.wall - (elapsed(at) - elapsed(before))
-    return step if abs(step) > SLEEP_SECONDS else 0.0
-
-
-def _differ(before: str | None, now: str | None) -> bool:
-    return bool(before and now and before != now)
-
-
-def _use(measured: Measured, history: UseMemory | None = None, active: bool | None = None) -> ContainerUse:
-    """Return the use of a container. Without `history`, only what this collection measured."""
-    times = measured.times
-    use = ContainerUse(
-        memory_bytes=measured.memory_bytes,
-        memory_peak_bytes=None,
-        processes=measured.processes,
-        sm_ratio=_ratio(times.sm),
-        memory_controller_ratio=_ratio(times.memory_controller),
-        encoder_ratio=_ratio(times.encoder),
-        decoder_ratio=_ratio(times.decoder),
-        unassigned=measured.unassigned,
-        last_active=None,
-        pod_uid=measured.pod_uid,
-        sm_activity_ratio=measured.sm_activity_ratio,
-        scheduled=measured.scheduled,
-    )
-    if history is None:
-        return use
-    now = elapsed(history.at)
-    return structs.replace(
-        use,
-        memory_peak_bytes=history.peak_bytes if measured.memory_bytes is not None else None,
-        last_active=None if active is None else history.last_active,
-        seen_seconds=now - elapsed(history.watched_since),
-        no_process_seconds=now - elapsed(history.last_process),
-    )
-
-
-def _ratio(time: float | None) -> float | None:
-    return None if time is None else min(time, 1.0)
-
-
-# --- processes that ended lately --------------------------------------------------------------------------------------
-
-
-class EndedProcess(NamedTuple):
-    """A process that ended. It used no SM time after `by` (monotonic clock)."""
-
-    pid: int
-    process: LastProcess
-    by: float
-
-
-class RecentProcesses(NamedTuple):
-    """The processes of a leaf's last reading, by PID, and those that ended recently: samples may contain them."""
-
-    last: Mapping[int, LastProcess]
-    users: frozenset[User | None]
-    """Of the last reading."""
-    ended: tuple[EndedProcess, ...] = ()
-
-
-def update_recent(
-    before: Mapping[Uuid, RecentProcesses], by_leaf: Mapping[Uuid, LeafProcesses], known: Container[Uuid], at: float
-) -> dict[Uuid, RecentProcesses]:
-    """Find the processes that ended since the last collection. A leaf that does not answer keeps its processes."""
-    recent = {leaf: one for leaf, one in before.items() if leaf in known}
-    recent.update((leaf, _update_leaf(recent.get(leaf), processes, at)) for leaf, processes in by_leaf.items())
-    return recent
-
-
-def _update_leaf(before: RecentProcesses | None, processes: LeafProcesses, at: float) -> RecentProcesses:
-    present = processes.last
-    if before is None:
-        return RecentProcesses(present, processes.users)
-    if present is before.last and not before.ended:
-        return before
-    # NVML lists it and /proc does not have it: it may be one of the ended ones, and still compute.
-    unseen = {process.pid for process in processes.listed} - present.keys()
-    ended = [one._replace(by=at) if one.pid in unseen else one for one in before.ended]
-    ended += [EndedProcess(pid, process, at) for pid, process in before.last.items()]
-    return RecentProcesses(
-        present,
-        processes.users,
-        tuple(one for one in ended if at - one.by < SAMPLED_SECONDS and not _is_present(one, present)),
-    )
-
-
-def _is_present(one: EndedProcess, present: Mapping[int, LastProcess]) -> bool:
-    now = present.get(one.pid)
-    return now is not None and now.start == one.process.start
