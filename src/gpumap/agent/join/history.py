@@ -88,29 +88,22 @@ def _differ(before: str | None, now: str | None) -> bool:
 def _use(measured: Measured, history: UseMemory | None = None, active: bool | None = None) -> ContainerUse:
     """Return the use of a container. Without `history`, only what this collection measured."""
     times = measured.times
-    use = ContainerUse(
+    now = elapsed(history.at) if history else 0.0
+    return ContainerUse(
         memory_bytes=measured.memory_bytes,
-        memory_peak_bytes=None,
+        memory_peak_bytes=history.peak_bytes if history and measured.memory_bytes is not None else None,
         processes=measured.processes,
         sm_ratio=_ratio(times.sm),
         memory_controller_ratio=_ratio(times.memory_controller),
         encoder_ratio=_ratio(times.encoder),
         decoder_ratio=_ratio(times.decoder),
         unassigned=measured.unassigned,
-        last_active=None,
+        last_active=history.last_active if history and active is not None else None,
         pod_uid=measured.pod_uid,
+        seen_seconds=now - elapsed(history.watched_since) if history else None,
+        no_process_seconds=now - elapsed(history.last_process) if history else None,
         sm_activity_ratio=measured.sm_activity_ratio,
         scheduled=measured.scheduled,
-    )
-    if history is None:
-        return use
-    now = elapsed(history.at)
-    return structs.replace(
-        use,
-        memory_peak_bytes=history.peak_bytes if measured.memory_bytes is not None else None,
-        last_active=None if active is None else history.last_active,
-        seen_seconds=now - elapsed(history.watched_since),
-        no_process_seconds=now - elapsed(history.last_process),
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import add
 from typing import NamedTuple
 
 from msgspec import Struct, structs
@@ -186,13 +185,19 @@ class LeafUse:
         self, items: Iterable[Attributed], ended: Iterable[ProcessSample | None]
     ) -> tuple[tuple[float, ...], bool]:
         """Return the known time on each engine, and whether that is all of the time."""
-        total, complete = _NO_TIMES, self.has_samples
+        sm = memory_controller = encoder = decoder = jpeg = ofa = 0.0
+        complete = self.has_samples
         for sample in (*[self.times[item.process.pid] for item in items], *ended):
             if sample is None:
                 complete = False
-            else:
-                total = tuple(map(add, total, structs.astuple(sample)[1:]))
-        return total, complete
+                continue
+            sm += sample.sm_ratio
+            memory_controller += sample.memory_controller_ratio
+            encoder += sample.encoder_ratio
+            decoder += sample.decoder_ratio
+            jpeg += sample.jpeg_ratio
+            ofa += sample.ofa_ratio
+        return (sm, memory_controller, encoder, decoder, jpeg, ofa), complete
 
     def _known(self, total: tuple[float, ...], complete: bool) -> Times:
         if not complete:
@@ -206,15 +211,18 @@ class LeafUse:
         self, name: ContainerName, uid: PodUid | None, total: tuple[float, ...], complete: bool, processes: int
     ) -> tuple[bool | None, bool]:
         """Return whether a container worked, and whether samples or GPM show it."""
-        may_be = any(self.stray) or not self.may_work.isdisjoint((name.pod_name, None))
-        signs: list[bool | None] = []
-        if self.has_samples:
-            signs.append(True if any(total) else False if complete and not may_be else None)
-        if self.activity is not None:
-            signs.append(self.activity.is_active(name, uid))
-        if not signs:
+        by_gpm = self.activity.is_active(name, uid) if self.activity is not None else False
+        if any(total) or by_gpm:
+            return True, True
+        may_be = self._may_be_of(name.pod_name)
+        if not self.has_samples and self.activity is None:
             return (None if processes or may_be else False), False
-        return (True if True in signs else None if None in signs else False), True
+        is_unknown = by_gpm is None or (self.has_samples and (may_be or not complete))
+        return (None if is_unknown else False), True
+
+    def _may_be_of(self, pod: PodName) -> bool:
+        """Whether work on the leaf that has no known container may be that of a container of this pod."""
+        return bool(self.stray) or not self.may_work.isdisjoint((pod, None))
 
 
 def measure_leaf(
@@ -267,8 +275,9 @@ def measure_leaf(
             ended_work_times.setdefault(one.process.workload, []).append(sample)
     # A listed process that /proc does not have has just ended. Without an earlier list, its container is unknown.
     named = {one.pid for one in ended} | {item.process.pid for item in processes.attributed if item.start is not None}
-    stray = tuple(map(any, zip(*(structs.astuple(one)[1:] for one in samples if one.pid not in named), strict=True)))
-    seen = named | {item.process.pid for item in processes.attributed if item.unresolved}
+    unlisted = [one for one in samples if one.pid not in named]
+    stray = tuple(map(any, zip(*(structs.astuple(one)[1:] for one in unlisted), strict=True)))
+    unresolved = {item.process.pid for item in processes.attributed if item.unresolved}
     works_unseen = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
     return LeafUse(
         processes,
@@ -276,7 +285,7 @@ def measure_leaf(
         ended_times,
         has_samples=True,
         stray=(True,) * len(_NO_TIMES) if works_unseen else stray if any(stray) else (),
-        has_short_process=any(one.pid not in seen and _is_busy(one) for one in samples),
+        has_short_process=any(one.pid not in unresolved and _is_busy(one) for one in unlisted),
         may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
         activity=activity,
         ended_work_times=ended_work_times,
