@@ -485,6 +485,17 @@ def test_a_card_that_its_pod_uses_is_not_idle() -> None:
     assert wasted(node_map(node.watch())) == {}
 
 
+def test_a_holder_whose_sibling_works_in_short_jobs_is_not_idle() -> None:
+    """Also in a collection in which the sibling has no process."""
+    ids = [f"{CARD}::{number}" for number in range(2)]
+    shared = "nvidia.com/gpu.shared"
+    pod = Pod("ml", "pair", {"main": {shared: ids[:1]}, "worker": {shared: ids[1:]}})
+    node = TestNode([Gpu(0)], [pod])
+    for number in range(200):
+        node.processes = [Process(100 + number, CARD, pod, "worker", sm=0.5)] if number % 4 else []
+        assert "idle" not in wasted(node_map(node.collect()))
+
+
 def test_a_pod_that_rests_as_a_whole_is_idle() -> None:
     """A sidecar that has done no work for long does not count as work of its pod."""
     assert wasted(node_map(with_sidecar(sm=0.0).collect()))["idle"] == ("served",)

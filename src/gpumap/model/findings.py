@@ -270,9 +270,11 @@ def _leaves(on: NodeDevice, partitioned: Container[str]) -> Sequence[DeviceEntry
 
 
 def _is_at_work(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
-    """Return whether it has processes or memory, and has not rested for long."""
-    is_idle = (_idle_seconds(user, now) or 0.0) >= thresholds.idle_after_seconds
-    return bool(user.processes or user.memory_bytes) and not is_idle
+    """Return whether it worked lately; if that is unknown, whether it has a process or memory."""
+    idle_seconds = _idle_seconds(user, now)
+    if idle_seconds is None:
+        return bool(user.processes or user.memory_bytes)
+    return idle_seconds < thresholds.idle_after_seconds
 
 
 def _unmatched(node_map: NodeMap) -> Iterator[Finding]:
