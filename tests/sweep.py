@@ -19,7 +19,7 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.sources.nvml import NvmlSource
-from gpumap.model.families import Numbered
+from gpumap.model.families import NumberedFamilies
 from gpumap.model.observations import NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import CARD, Uuid
 from gpumap.model.snapshot import Snapshot
@@ -193,7 +193,7 @@ def world() -> tuple[MeasuredNode, standin.Driver]:
 def series(snapshot: Snapshot) -> Series:
     found: Series = {}
     for family in FAMILIES:
-        for one in family.families(snapshot) if isinstance(family, Numbered) else (family,):
+        for one in family.families(snapshot) if isinstance(family, NumberedFamilies) else (family,):
             for row in one.read(snapshot):
                 key = one.name + row.suffix, frozenset(zip(one.labels, row.labels, strict=True))
                 assert key not in found, f"{key} stands twice"

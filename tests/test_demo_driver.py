@@ -122,7 +122,7 @@ def test_nobody_listens_where_nobody_asks_for_it() -> None:
     assert list(driver.unasked()) == []
     heard = wire.decode(next(driver.read(LISTENING)))
     assert isinstance(heard, wire.ListeningMessage)
-    assert {(one.since, one.until) for one in heard.heard} == {(30.0, 30.0)}
+    assert {(one.since, one.until) for one in heard.periods} == {(30.0, 30.0)}
     assert driver.patience_seconds == 20.0
 
 
@@ -134,7 +134,7 @@ def test_who_lets_go_of_the_driver_hears_nothing_and_has_no_activity() -> None:
     assert len(list(driver.read(LISTENING))) == 2, "somebody listened before"
     deaf, _, first, second = map(wire.decode, driver.read(asked))
     assert isinstance(deaf, wire.ListeningMessage)
-    assert [(one.since, one.until) for one in deaf.heard] == [(10.0, 10.0)] * 2
+    assert [(one.since, one.until) for one in deaf.periods] == [(10.0, 10.0)] * 2
     assert isinstance(first, wire.GpuMessage)
     assert isinstance(second, wire.GpuMessage)
     assert (first.gpu.activity, *(mig.activity for mig in second.gpu.instances)) == (None, None, None)
@@ -144,7 +144,7 @@ def test_who_lets_go_of_the_driver_hears_nothing_and_has_no_activity() -> None:
     assert (list(driver.unasked()), driver.patience_seconds) == ([], None)
     later, *rest = map(wire.decode, driver.read(asked))
     assert isinstance(later, wire.ListeningMessage)
-    assert [(one.since, one.until) for one in later.heard] == [(30.0, 30.0)] * 2
+    assert [(one.since, one.until) for one in later.periods] == [(30.0, 30.0)] * 2
     assert len(rest) == 3
 
 

@@ -371,7 +371,7 @@ async def test_a_child_that_the_kernel_killed_for_memory_is_told_apart(
         worker = await nvml_process.Worker.start([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
         worker.kill()
         events.write_text(text.format(kills))
-        assert (await worker.obituary()).reason == reason
+        assert (await worker.reason_of_end()).reason == reason
         worker.end()
         await worker.ended()
 

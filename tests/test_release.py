@@ -262,7 +262,7 @@ def test_a_worker_that_keeps_the_driver_is_replaced_more_and_more_slowly() -> No
     waited = [later - earlier for earlier, later in itertools.pairwise([0, *ended])]
     assert waited == [30, 60, 120, 240, 480, 600, 600, 600]
     assert LONGEST_SECONDS == 600
-    assert patience.resting == frozenset()
+    assert patience.skipped == frozenset()
     assert not patience.is_over(3000.0, {}, started)
     assert patience.is_over(3030.0, {0: 2000.0}, 3000.0)
 
@@ -270,29 +270,29 @@ def test_a_worker_that_keeps_the_driver_is_replaced_more_and_more_slowly() -> No
 def test_one_that_lets_go_is_replaced_at_once_and_its_gpu_rests_longer_and_longer() -> None:
     """30 s with the GPU, 30 s without, 30 s with it, a minute without, and so on; another one that hangs has its own
     30 s."""
-    patience, started, unanswered = ReplacementPolicy(30.0, lets_rest=True), 0.0, {0: 0.0}
+    patience, started, unanswered = ReplacementPolicy(30.0, skips_hung=True), 0.0, {0: 0.0}
     resting = []
     for now in range(400):
         if patience.is_over(float(now), unanswered, started):
             started = float(now)
-        resting.append(bool(patience.resting))
+        resting.append(bool(patience.skipped))
     changes = [now for now in range(1, 400) if resting[now] != resting[now - 1]]
     assert changes == [30, 60, 90, 150, 180, 300, 330]
-    assert patience.resting == {0}
+    assert patience.skipped == {0}
     unanswered[1] = 400.0
     assert not patience.is_over(429.0, unanswered, started)
     assert patience.is_over(430.0, unanswered, started)
-    assert patience.resting == {0, 1}
+    assert patience.skipped == {0, 1}
     assert not patience.is_over(431.0, {}, started)
-    assert patience.resting == frozenset(), "all have answered"
+    assert patience.skipped == frozenset(), "all have answered"
 
 
 def test_no_worker_is_no_reason_to_end_one() -> None:
     """The driver as a whole may rest as a GPU may."""
-    patience = ReplacementPolicy(30.0, lets_rest=True)
+    patience = ReplacementPolicy(30.0, skips_hung=True)
     assert not patience.is_over(100.0, {DRIVER: 0.0}, None)
     assert patience.is_over(100.0, {DRIVER: 0.0}, 0.0)
-    assert patience.resting == {DRIVER}
+    assert patience.skipped == {DRIVER}
 
 
 # --- the service ------------------------------------------------------------------------------------------------------

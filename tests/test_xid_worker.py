@@ -57,7 +57,7 @@ def read(worker: Worker, driver: Driver | None = None, hung: int = 0) -> dict[Uu
 
 
 def stretches(worker: Worker) -> list[wire.ListeningPeriod]:
-    return [heard for said in worker.unasked if isinstance(said, wire.ListeningMessage) for heard in said.heard]
+    return [heard for said in worker.unasked if isinstance(said, wire.ListeningMessage) for heard in said.periods]
 
 
 def until(condition: Callable[[], bool], otherwise: str) -> None:

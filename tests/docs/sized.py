@@ -16,7 +16,7 @@ from pathlib import Path
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.metrics import GROUPS, PROCESSES
-from gpumap.model.families import Family, Numbered
+from gpumap.model.families import Family, NumberedFamilies
 from tests.demo_process import demo, fetch
 from tests.prometheus import eventually
 
@@ -132,7 +132,7 @@ def by_part(page: str) -> Counter[str]:
     return counts
 
 
-def _parts() -> Iterator[tuple[str, Sequence[Family | Numbered]]]:
+def _parts() -> Iterator[tuple[str, Sequence[Family | NumberedFamilies]]]:
     yield from GROUPS.items()
     yield "--process-metrics", PROCESSES
     for name in ALL_DIALECTS:

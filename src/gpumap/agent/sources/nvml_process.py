@@ -64,7 +64,7 @@ class Worker:
         library."""
         return self._process.returncode == 0
 
-    async def obituary(self) -> Complaint:
+    async def reason_of_end(self) -> Complaint:
         """Return how it ended, and its last line on stderr. Waits a moment for both."""
         try:
             async with asyncio.timeout(OBITUARY_SECONDS):
