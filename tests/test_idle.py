@@ -13,7 +13,7 @@ from gpumap.model.findings import DEFAULTS
 from gpumap.model.readings import Uuid
 from tests.examples import examples
 from tests.nodes import GIB, Gpu, Pod, gpu_uuid, mig_uuid
-from tests.working import Job, WorkingNode
+from tests.working import INTERVAL_SECONDS, Job, WorkingNode
 
 CARD = gpu_uuid(0)
 SLICE = mig_uuid(0, 1, 0)
@@ -131,8 +131,8 @@ class Drawn:
         )
         self.blind = {index for index, kind in enumerate(kinds) if kind in ("mig", "none")}
         """GPUs of which only the process lists are known."""
-        self.disturbed = dict.fromkeys((gpu.index for gpu in gpus), -math.inf)
-        """When a fault last hid something of a GPU."""
+        self.disturbed = -math.inf
+        """When a fault last hid something."""
         self.is_calm = self.random.random() < 0.5
 
     def _jobs(self, pod: Pod, leaf: Uuid, *, only_long: bool) -> list[Job]:
@@ -158,8 +158,6 @@ class Drawn:
         node, draw = self.node, self.random
         for _ in node.run(seconds):
             yield
-            if node.refused or node.node.down or any(gpu.fault for gpu in node.gpus):
-                self._disturb(node.gpus)
             node.refused, node.node.down = frozenset(), set()
             for gpu in node.gpus:
                 gpu.fault = None
@@ -172,7 +170,8 @@ class Drawn:
                 draw.choice(node.gpus).fault = "lost"
             elif chance < 0.027:
                 node.restart()
-                self._disturb(node.gpus)
+            if chance < 0.027:
+                self.disturbed = node.seconds + INTERVAL_SECONDS
 
     def certainly_idle(self) -> set[str]:
         """Return the pods that truly rest, where nothing hid that and no other pod of the leaf worked."""
@@ -183,12 +182,9 @@ class Drawn:
             here = [pod.name for pod in node.pods if pod.name.startswith(f"pod-{gpu.index}-")]
             rests = all(node.last_worked(pod, leaf, 0.0) < since for pod in here)
             is_judged = gpu.index not in self.blind or not any(node.had_process(pod, leaf, since) for pod in here)
-            if rests and is_judged and max(self.disturbed[gpu.index], node.started) < since:
+            if rests and is_judged and max(self.disturbed, node.started) < since:
                 found.update(here)
         return found
-
-    def _disturb(self, gpus: list[Gpu]) -> None:
-        self.disturbed.update(dict.fromkeys((gpu.index for gpu in gpus), self.node.seconds))
 
 
 @pytest.mark.parametrize("seed", range(examples(40)))
