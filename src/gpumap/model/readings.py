@@ -1,7 +1,7 @@
 """What the driver reports for one GPU in one read, as values without logic.
 
-The NVML worker fills these structs, and the service reads them from the worker's pipe. Captures store them. Each field is
-declared only here. `None` means: the driver does not report it. An empty tuple means: the GPU has none of it.
+The NVML worker fills these structs, and the service reads them from the worker's pipe. Captures store them. Each field
+is declared only here. `None` means: the driver does not report it. An empty tuple means: the GPU has none of it.
 """
 
 from __future__ import annotations
