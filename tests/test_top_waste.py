@@ -16,8 +16,9 @@ from gpumap.agent.node_map import node_map
 from gpumap.cli import tables
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.painting import View
 from gpumap.cli.reports import REPORTS
-from gpumap.cli.show import View, _show
+from gpumap.cli.show import _show
 from gpumap.cli.tables import Shape, doctor_table, top_names, waste_names
 from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.tables.live import Live, frame
