@@ -181,7 +181,7 @@ TARGETS = (
         mutate_text,
         (
             "gpumap.lab.demo.yaml_reading",
-            "gpumap.lab.demo.scenario_file",
+            "gpumap.lab.demo.scenario_model",
             "gpumap.lab.demo.scenario",
             "gpumap.lab.demo.scenario_pods",
             "gpumap.lab.demo.allocation",
