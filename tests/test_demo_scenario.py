@@ -216,6 +216,10 @@ MISTAKES = [
         "which has 79.5 GiB for them",
     ),
     (GPUS + POD + "{name: c}\n    leaks: true", 'pods[0]: "leaks" needs an "until", which its processes outlive'),
+    (
+        GPUS + POD.replace("name: a", f"name: {'a' * 211}") + "{name: c}",
+        "pods[0]: the name of its log directory has 256 characters, more than 255",
+    ),
     (GPUS + POD + "{name: c, init: true}", 'pods[0]: needs a container that is not "init"'),
     (GPUS + POD + "{name: c}\n      - {name: c}", 'pods[0]: has two containers named "c"'),
     (

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
+from gpumap.lab.capture import contents
 from gpumap.lab.demo.allocation import assign, check_memory
 from gpumap.lab.demo.names import derived_uuid
 from gpumap.lab.demo.scenario_model import Gpu, GpuEntry, Scenario, ScenarioFile, decode
@@ -19,6 +20,9 @@ from gpumap.lab.demo.scenario_pods import PodReader
 from gpumap.lab.demo.yaml_reading import ScenarioError, read_yaml
 
 __all__ = ["Scenario", "ScenarioError", "default_scenario", "load_scenario", "parse_scenario"]
+
+UID = "0" * 36
+"""As long as those that are derived."""
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -116,6 +120,11 @@ def _check_times(scenario: Scenario) -> None:
 def _check_names(scenario: Scenario) -> None:
     """Two pods may have one name one after the other, but not at the same time."""
     for number, pod in enumerate(scenario.pods):
+        folder = f"{pod.namespace}_{pod.name}_{pod.uid or UID}"
+        if len(folder) > contents.NAME_BYTES_MAX:
+            raise ScenarioError(
+                f"pods[{number}]: the name of its log directory has {len(folder)} characters, more than 255"
+            )
         for earlier, other in enumerate(scenario.pods[:number]):
             if pod.uid is not None and pod.uid == other.uid:
                 raise ScenarioError(f"pods[{number}].uid: is also that of pods[{earlier}]")
