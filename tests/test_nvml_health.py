@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.nvml_worker import health
-from gpumap.lab.demo.fake_worker import GROUP_FIELDS as FIELDS_OF_GROUPS
+from gpumap.lab.driver import GROUP_FIELDS as FIELDS_OF_GROUPS
 from tests import standin
 from tests.examples import examples
 from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance

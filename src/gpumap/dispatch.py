@@ -158,8 +158,8 @@ def _demo(given: argparse.Namespace) -> int:
         given.listen = DEMO_ADDRESS
     if given.capture:
         return _demo_of_capture(given)
-    from gpumap.lab.demo.run import serve_demo
     from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario
+    from gpumap.lab.serve import serve_demo
 
     settings = resolve(given, os.environ)
     set_up_log(settings.log_format, settings.log_level)

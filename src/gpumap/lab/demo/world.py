@@ -67,10 +67,12 @@ def world(scenario: Scenario, seconds: float) -> World:
     _, moment = play_of(scenario, seconds)
     pods = pod_lives(scenario, seconds)
     processes = tuple(process_lives(scenario, seconds))
-    complete = not any(away.end <= moment < away.complete for away in scenario.away)
+    complete = not any(away.end <= moment < away.complete for away in scenario.kubelet.away)
     return World(
-        kubelet_up=not any(away.start <= moment < away.end for away in scenario.away),
-        pods=tuple(sorted(_listed(pod) for pod in pods if seconds in pod.window and (complete or pod.spec.static))),
+        kubelet_up=not any(away.start <= moment < away.end for away in scenario.kubelet.away),
+        pods=tuple(
+            sorted(_listed(scenario, pod) for pod in pods if seconds in pod.window and (complete or pod.spec.static))
+        ),
         allocatable=offered(scenario, moment) if complete else (),
         numa=numa_nodes(scenario),
         checkpoint=_checkpoint(scenario, seconds),
@@ -81,10 +83,19 @@ def world(scenario: Scenario, seconds: float) -> World:
     )
 
 
-def _listed(pod: PodLife) -> ListedPod:
+def _listed(scenario: Scenario, pod: PodLife) -> ListedPod:
     """Plain init containers are never in a kubelet's List (kubernetes/kubernetes#126765)."""
-    containers = (ListedContainer(one.name, one.devices, one.dra) for one in pod.spec.containers if not one.init)
-    return ListedPod(pod.spec.namespace, pod.spec.name, tuple(sorted(containers)))
+    namespace = pod.spec.namespace
+    containers = (
+        ListedContainer(
+            container.name,
+            container.devices,
+            tuple(sorted({claim.listed(scenario.node, namespace) for claim in container.claims})),
+        )
+        for container in pod.spec.containers
+        if not container.init
+    )
+    return ListedPod(namespace, pod.spec.name, tuple(sorted(containers)))
 
 
 def _checkpoint(scenario: Scenario, seconds: float) -> str:
@@ -111,16 +122,22 @@ def _checkpoint(scenario: Scenario, seconds: float) -> str:
 
 def _notes(scenario: Scenario, pods: Iterable[PodLife], seconds: float) -> str:
     """Of the pods that exist: a driver unprepares what no pod has any more."""
-    if not any(container.notes for pod in scenario.pods for container in pod.containers):
+    if not any(claim.notes for pod in scenario.pods for container in pod.containers for claim in container.claims):
         return ""
-    there = (pod for pod in pods if seconds in pod.window)
-    return notes_text(notes for pod in there for container in pod.spec.containers for notes in container.notes)
+    return notes_text(
+        claim.prepared(pod.spec.namespace, claim.notes)
+        for pod in pods
+        if seconds in pod.window
+        for container in pod.spec.containers
+        for claim in container.claims
+        if claim.notes is not None
+    )
 
 
 def _last_write(scenario: Scenario, seconds: float) -> float:
     """Kubelets write when a pod is admitted, and when a plugin registers or reports a change of health."""
-    moments = [pod.start for pod in scenario.pods if pod.start is not None]
-    moments += [away.complete for away in scenario.away]
+    moments: list[float] = [pod.start for pod in scenario.pods if pod.start is not None]
+    moments += [away.complete for away in scenario.kubelet.away]
     for gpu in scenario.gpus:
         for fault in gpu.faults:
             moments += [] if fault.kind in SILENT_FAULTS else [fault.start, fault.end]
@@ -155,7 +172,7 @@ def _procs(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float)
 
 
 def _proc(scenario: Scenario, life: ProcessLife) -> Proc:
-    path = life.host.cgroup if life.host else "/"
+    path = (life.host and life.host.cgroup) or "/"
     if life.pod is not None and life.container is not None:
         container_id = life.pod.container_id(life.container)
         path = pod_cgroup(scenario.cgroups, life.pod.spec.qos, life.pod.uid, container_id)
