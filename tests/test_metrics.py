@@ -39,7 +39,7 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_unmatched_slots": ("gauge", UNMATCHED),
         "gpumap_container_allocated_gpus": ("gauge", CONTAINER),
         "gpumap_container_allocated_gpu_memory_bytes": ("gauge", CONTAINER),
-        "gpumap_pod_info": ("gauge", "namespace pod pod_uid"),
+        "gpumap_pod_info": ("gauge", "namespace pod uid"),
         "gpumap_node_info": ("gauge", "node internal_ip"),
     },
     "use": {
@@ -54,9 +54,9 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_device_processes": ("gauge", "uuid owner"),
     },
     "host": {
-        "gpumap_host_gpu_memory_used_bytes": ("gauge", "kind name uuid"),
-        "gpumap_host_sm_utilization_ratio": ("gauge", "kind name uuid"),
-        "gpumap_host_gpu_processes": ("gauge", "kind name uuid"),
+        "gpumap_host_gpu_memory_used_bytes": ("gauge", "workload_kind workload uuid"),
+        "gpumap_host_sm_utilization_ratio": ("gauge", "workload_kind workload uuid"),
+        "gpumap_host_gpu_processes": ("gauge", "workload_kind workload uuid"),
     },
     "device": {
         "gpumap_device_info": ("gauge", DEVICE_INFO),
