@@ -298,7 +298,7 @@ async def sweeping(tmp_path: Path, library: Path, changed: dict[str, object] | N
     twin, _ = world()
     state = tmp_path / "state"
     driver.write(state)
-    command = ["env", f"GPUMAP_STANDIN_STATE={state}", *worker_command(library, QUICK if changed is None else changed)]
+    command = ["env", f"STANDIN_STATE={state}", *worker_command(library, QUICK if changed is None else changed)]
     source = NvmlSource(command, (*GROUPS, CARD))
     try:
         await source.read(0.1, 20.0)

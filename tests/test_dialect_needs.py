@@ -77,7 +77,7 @@ def test_a_capture_is_asked_for_everything() -> None:
 
 def calls(start: Start, path: Path, groups: tuple[str, ...]) -> Counter[str]:
     """Those of three readings of one GPU that reports all values. The wait for events goes by time, not by readings."""
-    worker = start(groups=groups, GPUMAP_STANDIN_CALLS=str(path))
+    worker = start(groups=groups, STANDIN_CALLS=str(path))
     driver = Driver(gpus=[healthy_gpu()])
     for _ in range(3):
         worker.read(driver)

@@ -451,7 +451,7 @@ async def test_close_leaves_no_process(start: Start, manner: str) -> None:
 @pytest.fixture
 async def worker(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NvmlSource]:
     """A source over the real worker, its driver being `tmp_path/state`."""
-    monkeypatch.setenv("GPUMAP_STANDIN_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("STANDIN_STATE", str(tmp_path / "state"))
     source = NvmlSource(worker_command(str(library)))
     yield source
     await source.close()

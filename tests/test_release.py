@@ -81,7 +81,7 @@ def test_the_driver_is_let_go_of_after_each_read(start: Start, device: Path, tmp
     """Between two reads the worker has none of the driver's devices open; each initialisation has its shutdown, and
     the same process answers all the while, with no more descriptors."""
     calls = tmp_path / "calls"
-    worker = start(changed={"driver.DEVICES": str(device.parent)}, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(changed={"driver.DEVICES": str(device.parent)}, STANDIN_CALLS=str(calls))
     worker.release = True
     driver = Driver(gpus=[Gpu(A), Gpu(B)], holds=device)
     readings, descriptors = [], []
@@ -144,7 +144,7 @@ async def make_sources(tmp_path: Path, library: Path, device: Path) -> AsyncIter
 
     def make(replace_after_seconds: float = 30.0) -> NvmlSource:
         command = worker_command(library, {"driver.DEVICES": str(device.parent)})
-        command = ["env", f"GPUMAP_STANDIN_STATE={tmp_path / 'state'}", *command]
+        command = ["env", f"STANDIN_STATE={tmp_path / 'state'}", *command]
         sources.append(NvmlSource(command, release=True, replace_after_seconds=replace_after_seconds))
         return sources[-1]
 
@@ -172,7 +172,7 @@ async def test_a_worker_that_ended_itself_is_replaced_without_a_word(
 async def test_who_tells_no_xid_events_has_no_blind_time(tmp_path: Path, library: Path) -> None:
     """Where nobody listens it is told of whom there is something to hear: nothing of the others is missed."""
     Driver(gpus=[Gpu(A, event_types=None), Gpu(B), Gpu(C, event_types=1)]).write(tmp_path / "state")
-    command = ["env", f"GPUMAP_STANDIN_STATE={tmp_path / 'state'}", *worker_command(library)]
+    command = ["env", f"STANDIN_STATE={tmp_path / 'state'}", *worker_command(library)]
     source = NvmlSource(command, ("health",), release=True)
     try:
         for _ in range(2):
