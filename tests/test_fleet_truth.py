@@ -101,10 +101,10 @@ def shown_of(found: NodeMap) -> dict[str, Any]:
 
 
 def without_sm_of_processes(found: NodeMap) -> NodeMap:
-    """Who computes without being a user, such as the server of MPS, is in no series: nobody is idle beside it."""
+    """No series has the SM time of a process that is no user, such as the server of MPS, nor the age of an owner."""
 
     def without(device: DeviceEntry) -> DeviceEntry:
-        silent = tuple(msgspec.structs.replace(one, sm_ratio=None) for one in device.processes)
+        silent = tuple(msgspec.structs.replace(one, sm_ratio=None, owner_since=None) for one in device.processes)
         return msgspec.structs.replace(device, processes=silent)
 
     return msgspec.structs.replace(found, devices=tuple(map(without, found.devices)))
