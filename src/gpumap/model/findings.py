@@ -221,7 +221,7 @@ def _is_much(unused: Finding, thresholds: Thresholds) -> bool:
 
 
 def _idle_because(use: _HolderUse, idle_seconds: float) -> str:
-    without_process = use.no_process_seconds is not None and use.no_process_seconds >= idle_seconds
+    without_process = use.no_process_seconds is not None and use.no_process_seconds > idle_seconds - 1.0  # rounding
     # It worked before, or gpumap has watched it only since then.
     worked = use.seen_seconds is not None and use.seen_seconds - idle_seconds > 1.0  # more than rounding
     return f"no {'process' if without_process else 'activity'} for {'' if worked else 'at least '}{age(idle_seconds)}"
@@ -347,7 +347,7 @@ def _summable(node_map: NodeMap, namespace: str, thresholds: Thresholds) -> _Sum
     use = measured and holders_known
     return _Summable(
         use=use and (not held or any(use for _, use in held)),
-        all_use=all(use for _, use in held) and _any_watched(held, thresholds.idle_after_seconds),
+        all_use=all(use is not None and use.idle_seconds is not None for _, use in held) and _any_watched(held, thresholds.idle_after_seconds),
         grants=use and (not held or any(_is_grant_judged(*one) for one in held)),
         any_watched=_any_watched(held, thresholds.grace_seconds),
         owners=measured and up >= {"kubelet", "pod_identity"},

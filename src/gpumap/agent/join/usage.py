@@ -89,9 +89,14 @@ class LeafActivity(NamedTuple):
     """
 
     sm_ratio: float | None
-    is_busy: bool
-    """Any of its engines worked."""
+    computes: bool
+    codes: bool
+    """Its SMs, or its video engines, worked, as far as no process is known to have done that."""
     users: frozenset[User | None]
+
+    @property
+    def is_busy(self) -> bool:
+        return self.computes or self.codes
 
     def of(self, name: ContainerName, uid: PodUid | None) -> float | None:
         """Return the SM activity of a container; `None` if it may be another one's. A holder without a process has
@@ -118,9 +123,9 @@ def leaf_activity(activity: Activity | None, users: frozenset[User | None]) -> L
     """Return what GPM measured of a leaf; `None` if it reports neither SM nor graphics activity."""
     if activity is None or (activity.sm_ratio is None and activity.graphics_ratio is None):
         return None
-    engines = (activity.sm_ratio, activity.graphics_ratio, activity.video_ratio)
     sm_ratio = None if activity.sm_ratio is None else min(activity.sm_ratio, 1.0)
-    return LeafActivity(sm_ratio, any((ratio or 0.0) >= ACTIVE_RATIO for ratio in engines), users)
+    computes = max(activity.sm_ratio or 0.0, activity.graphics_ratio or 0.0) >= ACTIVE_RATIO
+    return LeafActivity(sm_ratio, computes, (activity.video_ratio or 0.0) >= ACTIVE_RATIO, users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +258,10 @@ def measure_leaf(
             may_work=frozenset((None,)) if works_unseen else frozenset(),
             activity=activity,
         )
+    if activity is not None:  # samples show which processes did the work that GPM measured
+        is_coded = any(one.encoder_ratio or one.decoder_ratio or one.jpeg_ratio or one.ofa_ratio for one in samples)
+        computes = activity.computes and not any(map(_is_busy, samples))
+        activity = activity._replace(computes=computes, codes=activity.codes and not is_coded)
     by_pid: dict[int, ProcessSample | None] = dict.fromkeys(reading.unsampled)
     by_pid.update((sample.pid, sample) for sample in samples)
     times: dict[int, ProcessSample | None] = {}
