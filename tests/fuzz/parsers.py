@@ -64,6 +64,7 @@ NOT_FOREIGN: Mapping[str, str] = {
     "gpumap.cli.live": "the keys of the person at the terminal",
     "gpumap.lab.demo.gpu_state": "models of a scenario that `scenario_model` has read",
     "gpumap.lab.capture.run": "loads a capture by `format`",
+    "gpumap.lab.serve": "the address that gpumap itself listens at",
     "gpumap.lab.demo.kubelet": "requests of clients of the simulated kubelet; grpc reports an error to the client",
 }
 """By module: why no target needs to reach it."""

@@ -54,9 +54,8 @@ class PlayedNode:
         self._capture = capture
         self._directory = directory
         self._files = NodeFiles(directory)
-        self._v1 = capture.about.podresources == "v1"
         socket = directory / "kubelet" / "kubelet.sock"
-        self._kubelet = fake.FakeKubelet(socket, ("v1", "v1alpha1") if self._v1 else ("v1alpha1",))
+        self._kubelet = fake.FakeKubelet(socket, {"v1alpha1", capture.about.podresources})
         self._pods = capture.frames[0].files.get(contents.PODS)
         self._pods_api = FakePodsApi(directory / "kubelet" / "pods.sock")
         self._agent = fake.FakeKubelet(directory / "agent" / "kubelet.sock", ("v1",))
@@ -162,40 +161,37 @@ class PlayedNode:
     async def _show_kubelet(self, frame: Frame) -> None:
         if not self._capture.about.kubelet:
             return
-        down = contents.down(frame.files).get("kubelet")
-        method = fake.LIST if self._v1 else fake.LIST_V1ALPHA1
-        if down and down.reason in _NO_SERVER:
-            await _stop(self._kubelet, down)
-            return
         allocatable = answers.answer(frame.files, contents.ALLOCATABLE)
         self._kubelet.misbehave(fake.NO_ALLOCATABLE if allocatable is None else fake.Raw(allocatable), fake.ALLOCATABLE)
-        if down and down.reason == "decode":
-            self._kubelet.misbehave(fake.Raw(b"\xff"), method)
-        elif down:
-            for one in (fake.LIST, fake.LIST_V1ALPHA1):
-                self._kubelet.misbehave(fake.refusal(down.reason), one)
-        else:
-            self._kubelet.behave(fake.LIST if not self._v1 else fake.LIST_V1ALPHA1)
-            self._kubelet.misbehave(fake.Raw(answers.answer(frame.files, contents.LIST) or b""), method)
-        if self._starts not in (0, contents.starts(frame.files)):
+        starts = contents.starts(frame.files)
+        if self._starts not in (0, starts):
             await self._kubelet.stop(leave_socket=True)
-        self._starts = contents.starts(frame.files)
-        if not self._kubelet.running:
-            await self._kubelet.start()
+        self._starts = starts
+        down = contents.down(frame.files).get("kubelet")
+        await _show_list(self._kubelet, down, None if down else answers.answer(frame.files, contents.LIST))
 
     async def _show_agent(self, frame: Frame) -> None:
         down = contents.down(frame.files).get("second_list")
         listed = answers.answer(frame.files, contents.SECOND_LIST)
-        if down and down.reason in _NO_SERVER:
-            await _stop(self._agent, down)
-        elif down or listed is not None:
-            refused = (
-                fake.Raw(b"\xff") if down and down.reason == "decode" else fake.refusal(down.reason if down else "")
-            )
-            for method in (fake.LIST, fake.LIST_V1ALPHA1):
-                self._agent.misbehave(refused if down else fake.Raw(listed or b""), method)
-            if not self._agent.running:
-                await self._agent.start()
+        if down or listed is not None:
+            await _show_list(self._agent, down, listed)
+
+
+async def _show_list(server: fake.FakeKubelet, down: contents.Down | None, listed: bytes | None) -> None:
+    """Answer with this List from now on, or not at all."""
+    if down and down.reason in ("socket_missing", "connection_refused"):
+        # A kubelet that ends does not remove its socket; the next one does.
+        await server.stop(leave_socket=down.reason == "connection_refused")
+        if down.reason == "socket_missing":
+            server.socket_path.unlink(missing_ok=True)
+        return
+    answer: fake.Behaviour = fake.Raw(listed or b"")
+    if down:
+        answer = fake.Raw(b"\xff") if down.reason == "decode" else fake.refusal(down.reason)
+    for method in (fake.LIST, fake.LIST_V1ALPHA1) if "v1" in server.versions else (fake.LIST_V1ALPHA1,):
+        server.misbehave(answer, method)
+    if not server.running:
+        await server.start()
 
 
 def repeated(frames: Sequence[Frame]) -> Play:
@@ -204,16 +200,6 @@ def repeated(frames: Sequence[Frame]) -> Play:
     whole = last + (last / (len(frames) - 1) if last else STILL_SECONDS)
     began = time.monotonic()
     return ((began + number * whole + frame.offset_seconds, frame) for number in itertools.count() for frame in frames)
-
-
-_NO_SERVER = ("socket_missing", "connection_refused")
-
-
-async def _stop(server: fake.FakeKubelet, down: contents.Down) -> None:
-    """A kubelet that ends does not remove its socket; the next one does."""
-    await server.stop(leave_socket=down.reason == "connection_refused")
-    if down.reason == "socket_missing":
-        server.socket_path.unlink(missing_ok=True)
 
 
 def files_of(frame: Mapping[str, bytes]) -> dict[str, Content]:

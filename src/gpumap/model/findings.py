@@ -347,7 +347,8 @@ def _summable(node_map: NodeMap, namespace: str, thresholds: Thresholds) -> _Sum
     use = measured and holders_known
     return _Summable(
         use=use and (not held or any(use for _, use in held)),
-        all_use=all(use is not None and use.idle_seconds is not None for _, use in held) and _any_watched(held, thresholds.idle_after_seconds),
+        all_use=all(use is not None and use.idle_seconds is not None for _, use in held)
+        and _any_watched(held, thresholds.idle_after_seconds),
         grants=use and (not held or any(_is_grant_judged(*one) for one in held)),
         any_watched=_any_watched(held, thresholds.grace_seconds),
         owners=measured and up >= {"kubelet", "pod_identity"},

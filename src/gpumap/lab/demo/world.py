@@ -12,7 +12,7 @@ from gpumap.lab.demo.allocation import SILENT_FAULTS, answer_to, numa_nodes, off
 from gpumap.lab.demo.readings import gpu_readings
 from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.lab.demo.schedule import PROC_LEAD, PodLife, ProcessLife, play_of, pod_lives, process_lives
-from gpumap.lab.demo.texts import AllocatedEntry, cgroup_text, checkpoint_text, notes_text, pod_cgroup, stat_text
+from gpumap.lab.demo.texts import cgroup_text, checkpoint_text, notes_text, pod_cgroup, stat_text
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
@@ -39,7 +39,6 @@ class Proc:
     """The files of /proc/PID."""
 
     pid: int
-    comm: str
     stat: str
     cgroup: str
 
@@ -102,14 +101,12 @@ def _checkpoint(scenario: Scenario, seconds: float) -> str:
     """As of the kubelet's last write: rows of pods that ended since then still exist."""
     written = _last_write(scenario, seconds)
     rows = [
-        AllocatedEntry(
-            CheckpointEntry(
-                pod.uid,
-                container.name,
-                devices.resource,
-                frozenset(devices.ids),
-                answer_to(scenario, container, devices),
-            )
+        CheckpointEntry(
+            pod.uid,
+            container.name,
+            devices.resource,
+            frozenset(devices.ids),
+            answer_to(scenario, container, devices),
         )
         for pod in pod_lives(scenario, written)
         if written in pod.window
@@ -166,7 +163,7 @@ def _logs(pods: Iterable[PodLife], seconds: float) -> PodLogs:
 
 
 def _procs(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[Proc, ...]:
-    init = Proc(1, "systemd", stat_text(1, "systemd", 1), cgroup_text(scenario.cgroups, "/init.scope"))
+    init = Proc(1, stat_text(1, "systemd", 1), cgroup_text(scenario.cgroups, "/init.scope"))
     alive = (life for life in processes if seconds in life.window.shifted(-PROC_LEAD, PROC_LEAD))
     return (init, *sorted((_proc(scenario, life) for life in alive), key=lambda proc: proc.pid))
 
@@ -178,7 +175,6 @@ def _proc(scenario: Scenario, life: ProcessLife) -> Proc:
         path = pod_cgroup(scenario.cgroups, life.pod.spec.qos, life.pod.uid, container_id)
     return Proc(
         pid=life.pid,
-        comm=life.comm,
         stat=stat_text(life.pid, life.comm, life.start_ticks),
         cgroup=cgroup_text(scenario.cgroups, path),
     )
