@@ -324,8 +324,8 @@ def _known(value: Sum, *, all_known: bool) -> Sum | None:
 class _Summable(NamedTuple):
     """What can be judged: use by holders, use of granted memory, owners of processes, slots on no device.
 
-    `all_use`, `all_owners`: the use of each holder is known, the owner of each process. `any_watched`: gpumap has
-    watched some holder for long enough to find it unused.
+    `all_use`: it is known of each holder whether it works. `all_owners`: each process has a known owner.
+    `any_watched`: gpumap has watched some holder for long enough to find it unused.
     """
 
     use: bool
@@ -441,10 +441,10 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
             "A claim with admin access wastes nothing. Only the DRA driver's checkpoint (`privileges.dra`) shows "
             f"whether these claims have it: {listed(sorted(claims))}."
         )
-    timeless = [device for device in node_map.devices if _has_no_sm_time(device, namespace)]
-    if timeless:
-        on = named(timeless)
-        yield f"SM time is not known for every container on {on}. There, idle means: no process."
+    partitioned = partitioned_gpus(node_map)
+    held = [one for on in node_devices(node_map) for one in _uses(on, namespace, partitioned)]
+    if doubtful := {"/".join(container_of(holder)[:2]) for holder, use in held if use and use.idle_seconds is None}:
+        yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
     yield from _not_yet(node_map, thresholds, namespace)
 
 
@@ -518,11 +518,6 @@ def _without_grant(node_map: NodeMap, namespace: str) -> Iterator[str]:
         on = named(list({device.uuid: device for device, _ in without}.values()))
         pods = listed(sorted({pod for _, pod in without}))
         yield f"On {on} no grant of memory is known for {pods}. Without one, gpumap finds neither over nor unused."
-
-
-def _has_no_sm_time(device: DeviceEntry, namespace: str) -> bool:
-    holders = {container_of(one) for one in in_namespace(grantees(device), namespace)}
-    return any(user.busy_ratio is None for user in device.users if container_of(user) in holders)
 
 
 def _may_become_idle(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
