@@ -42,6 +42,7 @@ def renamed(page: bytes, names: Pseudonyms) -> list[str]:
         "container": names.container,
         "node": names.node,
         "pod_uid": names.uid,
+        "uid": names.uid,
         "name": lambda work: work if work == "other" else names.cgroup(work),
         **dict.fromkeys(("uuid", "gpu_uuid", "gpu_id"), names.device),
     }
