@@ -43,7 +43,7 @@ def renamed(page: bytes, names: Pseudonyms) -> list[str]:
         "node": names.node,
         "pod_uid": names.uid,
         "uid": names.uid,
-        "name": lambda work: work if work == "other" else names.cgroup(work),
+        "workload": lambda work: work if work == "other" else names.cgroup(work),
         **dict.fromkeys(("uuid", "gpu_uuid", "gpu_id"), names.device),
     }
 
