@@ -1544,23 +1544,32 @@ static u32 newer_samples(const Call *call, u64 since, u64 now, Sample *samples, 
     return count;
 }
 
-#ifndef WITHOUT_nvmlDeviceGetProcessUtilization
-Return nvmlDeviceGetProcessUtilization(Device device, Sample *samples, u32 *count, u64 since)
+/* Answers a call for samples with one of the two arrays; `count` is its room, and then the number of rows. */
+static Return give_samples(const Call *call, u64 since, u32 *count, Sample *samples, SampleInfo *infos)
 {
-    BEGIN(A_DEVICE, device);
-    REQUIRE(count);
-    if (mig_enabled(call.gpu) || !find("%s.samples", call.prefix))
-        return NOT_SUPPORTED;
     u64 now = wall_microseconds();
-    u32 needed = newer_samples(&call, since, now, NULL, NULL) + garbage_rows(&call);
-    bool fits = samples && *count >= needed;
+    u32 needed = newer_samples(call, since, now, NULL, NULL) + garbage_rows(call);
+    bool fits = (samples || infos) && *count >= needed;
     *count = needed;
     if (!needed)
         return NOT_FOUND;
     if (!fits)
         return INSUFFICIENT_SIZE;
-    newer_samples(&call, since, now, samples, NULL);
+    newer_samples(call, since, now, samples, infos);
     return SUCCESS;
+}
+
+static bool has_samples(const Call *call)
+{
+    return !mig_enabled(call->gpu) && find("%s.samples", call->prefix);
+}
+
+#ifndef WITHOUT_nvmlDeviceGetProcessUtilization
+Return nvmlDeviceGetProcessUtilization(Device device, Sample *samples, u32 *count, u64 since)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(count);
+    return has_samples(&call) ? give_samples(&call, since, count, samples, NULL) : NOT_SUPPORTED;
 }
 #endif
 
@@ -1572,18 +1581,10 @@ Return nvmlDeviceGetProcessesUtilizationInfo(Device device, SampleInfos *get)
     REQUIRE(get);
     if (get->version != VERSION(SampleInfos, 1))
         return ARGUMENT_VERSION_MISMATCH;
-    if (mig_enabled(call.gpu) || !find("%s.samples", call.prefix))
+    if (!has_samples(&call))
         return NOT_SUPPORTED;
-    u64 now = wall_microseconds();
-    u32 needed = newer_samples(&call, get->since, now, NULL, NULL) + garbage_rows(&call);
-    bool fits = get->samples && get->count >= needed;
-    get->count = needed;
-    if (get->samples && !needed)
-        return NOT_FOUND;
-    if (!fits)
-        return INSUFFICIENT_SIZE;
-    newer_samples(&call, get->since, now, NULL, get->samples);
-    return SUCCESS;
+    Return code = give_samples(&call, get->since, &get->count, NULL, get->samples);
+    return get->samples ? code : INSUFFICIENT_SIZE;
 }
 #endif
 

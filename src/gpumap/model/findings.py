@@ -181,6 +181,12 @@ def _uses(
         yield holder, _use_of(on, holder, of_pod, len(leaves), thresholds)
 
 
+def _held(node_map: NodeMap, namespace: str) -> list[tuple[HolderEntry, _HolderUse | None]]:
+    """Return the holders of all devices with what they use, as `_uses`."""
+    partitioned = partitioned_gpus(node_map)
+    return [one for on in node_devices(node_map) for one in _uses(on, namespace, partitioned)]
+
+
 def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds: Thresholds) -> Finding | None:
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
@@ -342,8 +348,7 @@ def _summable(node_map: NodeMap, namespace: str, thresholds: Thresholds) -> _Sum
     measured = "nvml" in up and bool(node_map.capabilities.get("pid_visibility"))
     measured = measured and (not devices or any(map(use_known, devices)))
     holders_known = any(one.holders_known for one in devices) if devices else "kubelet" in up
-    partitioned = partitioned_gpus(node_map)
-    held = [one for on in node_devices(node_map) for one in _uses(on, namespace, partitioned)]
+    held = _held(node_map, namespace)
     use = measured and holders_known
     return _Summable(
         use=use and (not held or any(use for _, use in held)),
@@ -441,8 +446,7 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
             "A claim with admin access wastes nothing. Only the DRA driver's checkpoint (`privileges.dra`) shows "
             f"whether these claims have it: {listed(sorted(claims))}."
         )
-    partitioned = partitioned_gpus(node_map)
-    held = [one for on in node_devices(node_map) for one in _uses(on, namespace, partitioned)]
+    held = _held(node_map, namespace)
     if doubtful := {"/".join(container_of(holder)[:2]) for holder, use in held if use and use.idle_seconds is None}:
         yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
     yield from _not_yet(node_map, thresholds, namespace)

@@ -6,14 +6,14 @@ is declared only here. `None` means: the driver does not report it. An empty tup
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple, NewType, TypeVar
+from typing import Annotated, Literal, NamedTuple, NewType, TypeVar, get_args
 
 from msgspec import Struct
 
 Uuid = NewType("Uuid", str)
 """NVML's string for a GPU or a MIG device."""
 
-RECOVERY_ACTIONS = (
+RecoveryAction = Literal[
     "none",
     "gpu_reset",
     "node_reboot",
@@ -22,7 +22,8 @@ RECOVERY_ACTIONS = (
     "recover_imex_domain",
     "bus_reset",
     "system_reboot",
-)
+]
+RECOVERY_ACTIONS: tuple[str, ...] = get_args(RecoveryAction)
 """In the order of nvml.h's NVML_GPU_RECOVERY_ACTION_*."""
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 """In the order of nvml.h's NVML_COMPUTEMODE_*."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
-from gpumap.agent.join.usage import Measured
+from gpumap.agent.join.usage import Measured, ratio_of
 from gpumap.model.observations import Moment, PodUid
 from gpumap.model.snapshot import ContainerUse
 
@@ -93,10 +93,10 @@ def _use(measured: Measured, history: UseMemory | None = None, active: bool | No
         memory_bytes=measured.memory_bytes,
         memory_peak_bytes=history.peak_bytes if history and measured.memory_bytes is not None else None,
         processes=measured.processes,
-        sm_ratio=_ratio(times.sm),
-        memory_controller_ratio=_ratio(times.memory_controller),
-        encoder_ratio=_ratio(times.encoder),
-        decoder_ratio=_ratio(times.decoder),
+        sm_ratio=ratio_of(times.sm),
+        memory_controller_ratio=ratio_of(times.memory_controller),
+        encoder_ratio=ratio_of(times.encoder),
+        decoder_ratio=ratio_of(times.decoder),
         unassigned=measured.unassigned,
         last_active=history.last_active if history and active is not None else None,
         pod_uid=measured.pod_uid,
@@ -105,7 +105,3 @@ def _use(measured: Measured, history: UseMemory | None = None, active: bool | No
         sm_activity_ratio=measured.sm_activity_ratio,
         scheduled=measured.scheduled,
     )
-
-
-def _ratio(time: float | None) -> float | None:
-    return None if time is None else min(time, 1.0)

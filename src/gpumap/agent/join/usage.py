@@ -66,7 +66,11 @@ class Times(NamedTuple):
 _NO_PROCESSES = ContainerProcesses((), 0, unassigned=False, scheduled=False)
 _NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
 _UNKNOWN_TIMES = Times()
-_NO_TIMES = (0.0,) * len(Times._fields)
+
+
+def ratio_of(time: float | None) -> float | None:
+    """Return the time of several processes on an engine as a ratio of the interval, at most 1."""
+    return None if time is None else min(time, 1.0)
 
 
 class _EndedTime(NamedTuple):
@@ -169,8 +173,8 @@ class LeafUse:
             active, timed = self._active(name, uid, total, complete, len(items))
             sm_activity = self.activity.of(name, uid) if self.activity and self.partitioned else None
             times = self._known(total, complete)
-            counts = memory_bytes, len(items), times
-            yield name, Measured(*counts, active, timed, unassigned, scheduled, uid, sm_activity)
+            measured = Measured(memory_bytes, len(items), times, active, timed, unassigned, scheduled, uid, sm_activity)
+            yield name, measured
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
@@ -182,8 +186,8 @@ class LeafUse:
             ended.setdefault(_named(work, names), []).extend(samples)
         uses = []
         for work, items in sorted(of_work.items()):
-            sm = self._known(*self._sum(items, ended.get(work, ()))).sm
-            uses.append(HostUse(work, memory_of_all(items), len(items), None if sm is None else min(sm, 1.0)))
+            times = self._known(*self._sum(items, ended.get(work, ())))
+            uses.append(HostUse(work, memory_of_all(items), len(items), ratio_of(times.sm)))
         return tuple(uses)
 
     def _sum(
@@ -293,7 +297,7 @@ def measure_leaf(
         times,
         ended_times,
         has_samples=True,
-        stray=(True,) * len(_NO_TIMES) if works_unseen else stray if any(stray) else (),
+        stray=(True,) * len(Times._fields) if works_unseen else stray if any(stray) else (),
         has_short_process=any(one.pid not in unresolved and _is_busy(one) for one in unlisted),
         may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
         activity=activity,

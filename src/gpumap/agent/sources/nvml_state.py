@@ -39,13 +39,13 @@ class ReplacementPolicy:
 
     def __init__(self, seconds: float, *, skips_hung: bool = False) -> None:
         self.skipped: frozenset[int] = frozenset()
-        """Return the GPUs to skip now."""
+        """The GPUs to skip now."""
         self._first = self._seconds = seconds
         self._skips_hung = skips_hung
         self._skip_ends = self._skip_ended = 0.0
 
     def is_over(self, now: float, unanswered: Mapping[int, float], started: float | None) -> bool:
-        """Return whether to end the worker that was started then. `hanging`: since when GPUs have not answered, by
+        """Return whether to end the worker that was started then. `unanswered`: since when GPUs have not answered, by
         index."""
         if not unanswered:
             self._seconds = self._first

@@ -20,7 +20,7 @@ from gpumap.lab.demo.names import derived_uuid
 from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.observations import ClaimDevice, DeviceId, PreparedDevice, ResourceDevices
 from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.readings import Uuid
+from gpumap.model.readings import RecoveryAction, Uuid
 from gpumap.model.units import parse_duration
 
 T = TypeVar("T")
@@ -145,16 +145,6 @@ Rows = Annotated[int, Meta(ge=0, le=512)]
 Cgroups = Literal["v2-systemd", "v2-cgroupfs", "v1-cgroupfs"]
 FaultKind = Literal["lost", "hung", "reset_required", "insufficient_power", "irq_issue", "no_permission", "unknown"]
 """The words that NVML's worker has for them. A GPU that is `hung` answers nothing at all."""
-RecoveryAction = Literal[
-    "none",
-    "gpu_reset",
-    "node_reboot",
-    "drain_p2p",
-    "drain_and_reset",
-    "recover_imex_domain",
-    "bus_reset",
-    "system_reboot",
-]
 Qos = Literal["guaranteed", "burstable", "besteffort"]
 ProcessType = Literal["compute", "graphics", "compute+graphics", "mps"]
 

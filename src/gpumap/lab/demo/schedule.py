@@ -182,15 +182,6 @@ def cues(scenario: Scenario, after: float, until: float) -> list[XidCue]:
     )
 
 
-def next_cue(scenario: Scenario, after: float) -> float | None:
-    """When the next one comes, if ever."""
-    play, _ = play_of(scenario, after)
-    coming = (
-        cue.seconds for number in (play, play + 1) for cue in _cues_of_play(scenario, number) if cue.seconds > after
-    )
-    return min(coming, default=None)
-
-
 def _cues_of_play(scenario: Scenario, play: int) -> Iterator[XidCue]:
     begin = play * scenario.repeat_seconds
     return (XidCue(begin + xid.at, gpu, xid) for gpu in scenario.gpus for xid in gpu.xids if play >= 0)
