@@ -137,7 +137,7 @@ def test_any_node(node: TestNode, of_target: Labels, honour: bool, down: set[str
     """Whatever a node is like, and whichever of its sources are down."""
     node.collect()
     node.down |= down
-    # No series has the age of an owner: a process whose pod is gone for less than 10 s is a leftover only there.
+    # No series has the age of an owner: a process of a pod that is gone for less than 10 s is a leftover only there.
     agree(node.collect(ENDING_SECONDS), of_target, honour=honour)
 
 

@@ -148,7 +148,7 @@ async def test_a_replay_takes_the_time_that_the_capture_took() -> None:
     assert holders == [True, True, False]
 
 
-def told_by(player: Player, asked: wire.Request) -> list[wire.Answer]:
+def answers_of(player: Player, asked: wire.Request) -> list[wire.Answer]:
     return [wire.decode(line) for line in player.read(asked)]
 
 
@@ -156,13 +156,13 @@ def test_the_driver_answers_what_it_is_asked(directory: Path) -> None:
     """GPUs that are to be skipped are, those to be asked last come last; an error is one line."""
     path = directory / "nvml.json"
     path.write_bytes(on_disk.load(golden.CAPTURES / "lost-gpu").frames[0].files[contents.NVML])
-    told = told_by(Player(directory), wire.Request(7, 1.0, last=(0,), skip=(1,)))
-    assert isinstance(told[0], wire.DriverMessage)
-    assert (told[0].read, told[0].gpus) == (7, 3)
-    assert [one.gpu.index for one in told[1:] if isinstance(one, wire.GpuMessage)] == [2, 0]
+    answers = answers_of(Player(directory), wire.Request(7, 1.0, last=(0,), skip=(1,)))
+    assert isinstance(answers[0], wire.DriverMessage)
+    assert (answers[0].read, answers[0].gpus) == (7, 3)
+    assert [one.gpu.index for one in answers[1:] if isinstance(one, wire.GpuMessage)] == [2, 0]
     path.write_bytes(contents.reading_text(Down("driver_not_loaded", "in this test")))
-    told = told_by(Player(directory), wire.Request(8, 1.0))
-    assert told == [wire.ErrorMessage(8, 0, "driver_not_loaded", "in this test")]
+    answers = answers_of(Player(directory), wire.Request(8, 1.0))
+    assert answers == [wire.ErrorMessage(8, 0, "driver_not_loaded", "in this test")]
 
 
 GPU = Uuid("GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")
@@ -180,7 +180,7 @@ XIDS = NvmlReading("1", "2", "3", (HEALTHY,), (XidError(GPU, 31, None, None, 2.5
 
 @pytest.fixture(name="played")
 async def play_owners(directory: Path) -> AsyncIterator[Callable[[NvmlReading], Awaitable[None]]]:
-    """A node whose driver's reading is set."""
+    """Set the reading of the driver on a node."""
     capture = on_disk.load(OWNERS)
     node = PlayedNode(capture, directory)
 
@@ -199,7 +199,7 @@ async def test_a_frames_xid_events_are_told_once(
     player = Player(directory, lambda: now)
     await played(XIDS)
     assert list(player.unasked()) == []
-    xid, heard, driver, gpu = told_by(player, wire.Request(1, 1.0, groups=replay.GROUPS))
+    xid, heard, driver, gpu = answers_of(player, wire.Request(1, 1.0, groups=replay.GROUPS))
     assert isinstance(xid, wire.XidMessage)
     assert structs.replace(xid, at=0.0) == wire.XidMessage(GPU, 31, None, None, 0.0, 2)
     assert began - 2.5 <= xid.at <= time.monotonic() - 2.5
@@ -207,7 +207,7 @@ async def test_a_frames_xid_events_are_told_once(
     assert (isinstance(driver, wire.DriverMessage), gpu) == (True, wire.GpuMessage(1, HEALTHY))
     now = 1500.0
     await played(XIDS)
-    heard, *_ = told_by(player, wire.Request(2, 1.0, groups=replay.GROUPS))
+    heard, *_ = answers_of(player, wire.Request(2, 1.0, groups=replay.GROUPS))
     assert heard == wire.ListeningMessage((wire.ListeningPeriod(GPU, 900.0, 1499.75),))
     await played(replace(XIDS, xids=()))
     assert list(player.unasked()) == []
@@ -225,7 +225,7 @@ def test_who_lets_go_of_the_driver_is_told_no_event(directory: Path) -> None:
     path.write_bytes(contents.reading_text(XIDS))
     player = Player(directory, lambda: 1000.0)
     asked = wire.Request(1, 1.0, groups=replay.GROUPS, release=True)
-    heard, driver, gpu = told_by(player, asked)
+    heard, driver, gpu = answers_of(player, asked)
     assert heard == wire.ListeningMessage((wire.ListeningPeriod(GPU, 1000.0, 1000.0),))
     assert (isinstance(driver, wire.DriverMessage), gpu) == (
         True,
@@ -259,7 +259,7 @@ def test_the_driver_tells_only_what_is_asked(directory: Path) -> None:
     """Without the group `health` there are neither events nor listeners; without `gpm` no activity."""
     path = directory / "nvml.json"
     path.write_bytes(contents.reading_text(XIDS))
-    driver, gpu = told_by(Player(directory), wire.Request(1, 1.0, groups=("links",)))
+    driver, gpu = answers_of(Player(directory), wire.Request(1, 1.0, groups=("links",)))
     assert (isinstance(driver, wire.DriverMessage), gpu) == (
         True,
         wire.GpuMessage(1, structs.replace(HEALTHY, performance_state=None, activity=None)),

@@ -40,7 +40,8 @@ class Thresholds(NamedTuple):
 
 
 ENDING_SECONDS = 10.0
-"""A process whose pod is gone for less is no leftover: after `kubectl delete --force` the kubelet still ends it."""
+"""A leftover is of a pod that has been gone for that long: after `kubectl delete --force` the kubelet still ends
+processes."""
 DEFAULTS = Thresholds()
 KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
 """Worst first: use without a grant takes from others, an idle device only from its own budget."""

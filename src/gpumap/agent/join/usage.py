@@ -308,7 +308,7 @@ def measure_leaf(
 def _uncertain_pods(
     processes: LeafProcesses, ended: tuple[EndedProcess, ...], by_pid: Mapping[int, ProcessSample | None]
 ) -> Iterator[PodName | None]:
-    """Yield the pods of processes that worked, or may have, and whose container is unknown. `None`: any pod."""
+    """Yield the pods of processes of unknown containers that worked, or may have worked. `None`: any pod."""
     for item in processes.attributed:
         if item.unresolved and not item.is_measured and _is_busy(by_pid.get(item.process.pid, _NO_TIME)):
             yield item.name.pod_name if item.name else None

@@ -293,7 +293,7 @@ def with_links(reading: GpuReading, gpu: Gpu, counted: Counters) -> GpuReading:
 
 
 def activity(load: float, memory_load: float, video_load: float) -> Activity:
-    """What GPM measures of a device, whole or MIG, that computes so much, and whose busiest video engine is so busy."""
+    """Return what GPM measures of a device, whole or MIG. `video_load` is that of its busiest video engine."""
     return Activity(
         sm_ratio=round(0.88 * load, 4),
         sm_occupancy_ratio=round(0.46 * load, 4),

@@ -222,7 +222,7 @@ class PodReader:
         return {resource: _answer(answer, f"{place}.{resource}") for resource, answer in answers.items()}
 
     def _named(self, value: T, place: str) -> T:
-        """A value, in whose texts devices that are named have their uuids."""
+        """Return a value with uuids in place of the names of devices in its texts."""
 
         def uuid(match: re.Match[str]) -> str:
             gpu = self._gpu(int(match[1]), place)
