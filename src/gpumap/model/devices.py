@@ -15,7 +15,6 @@ from gpumap.model.map import (
     OwnerEntry,
     ProcessEntry,
     UserEntry,
-    WorkEntry,
 )
 from gpumap.model.terms import ContainerName, Source
 
@@ -59,14 +58,6 @@ class NodeDevice(NamedTuple):
     device: DeviceEntry
 
 
-class DeviceContainer(NamedTuple):
-    """A container that holds or uses a device."""
-
-    name: ContainerName
-    holder: HolderEntry | None
-    user: UserEntry | None
-
-
 class OtherUse(NamedTuple):
     """Use of a device by processes without a row of a container, or by no process at all (`unaccounted`).
 
@@ -94,20 +85,6 @@ def device_name(device: DeviceEntry) -> str:
     if device.mig_profile is None:
         return str(device.index)
     return f"{device.index}/{device.gpu_instance_id}/{device.compute_instance_id} {device.mig_profile}"
-
-
-def containers_on(device: DeviceEntry) -> list[DeviceContainer]:
-    """Return the containers that hold or use a device, by name."""
-    holders = {container_of(one): one for one in device.holders}
-    users = {container_of(one): one for one in device.users}
-    return [DeviceContainer(name, holders.get(name), users.get(name)) for name in sorted({*holders, *users})]
-
-
-def owner_of(holder: HolderEntry | None, user: UserEntry | None) -> str:
-    """Return the owner category of a container on a device. A scheduler beside the kubelet assigns no slots."""
-    if user is not None:
-        return user.owner
-    return "scheduled" if holder is not None and not holder.slots else "assigned"
 
 
 def grantees(device: DeviceEntry) -> list[HolderEntry]:
@@ -150,11 +127,6 @@ def _host_uses(device: DeviceEntry) -> Iterator[OtherUse]:
         yield OtherUse("host", NO_CONTAINER, one.memory_used_bytes, processes, one.processes, one)
 
 
-def work_name(work: WorkEntry | None) -> str:
-    """Return the name of work outside pods in tables, such as `docker/4f1c9e0b7a2d`; empty if it has none."""
-    return "" if work is None or work.kind == "other" else f"{work.kind}/{work.name}"
-
-
 def _is_in_row(process: ProcessEntry, users: Mapping[ContainerName, UserEntry]) -> bool:
     """Return whether the row of a container counts the process."""
     user = users.get(container_of(process))
@@ -178,11 +150,6 @@ def sum_of(values: Iterable[int | None]) -> int | None:
     """Return the sum of the known values; `None` if there is none."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def listed_bytes(device: DeviceEntry) -> int | None:
-    """Return the memory of all processes of a device that does not report its own memory (unified memory)."""
-    return sum_of(one.memory_bytes for one in device.owners) if device.memory is None else None
 
 
 def sources_up(node_map: NodeMap) -> set[str]:

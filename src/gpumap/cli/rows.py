@@ -1,0 +1,213 @@
+"""The rows that tables consist of: the devices of a node, and on each its containers, other use and processes. Pure.
+
+This is the only file of the tables that reads devices and GPUs in a map: a column reads a field of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpumap.model.devices import (
+    NO_CONTAINER,
+    NodeDevice,
+    OtherUse,
+    container_of,
+    device_name,
+    node_devices,
+    other_uses,
+    sum_of,
+)
+from gpumap.model.gaps import use_known
+from gpumap.model.map import DeviceEntry, GpuEntry, HolderEntry, NodeMap, ProcessEntry, SlotsEntry, UserEntry, WorkEntry
+from gpumap.model.terms import ContainerName
+
+
+class DeviceRow(NamedTuple):
+    """A device of a node. `at` is the Unix time of its collection, `number` its place among the node's devices.
+
+    Without `total_bytes`, the memory of the device cannot be read; then `used_bytes` are those of its processes.
+    `partitioned`: a GPU in MIG mode that was assigned as a whole. `holders`: their number; `None` if unknown.
+    The other values are those of its GPU.
+    """
+
+    node: str
+    at: float
+    number: int
+    name: str
+    uuid: str
+    is_gpu: bool
+    model: str | None
+    total_bytes: int | None
+    used_bytes: int | None
+    use_known: bool
+    partitioned: bool
+    holders: int | None
+    up: bool
+    utilization_ratio: float | None
+    temperature_celsius: float | None
+    power_watts: float | None
+
+
+class ContainerRow(NamedTuple):
+    """What a container holds of a device and uses there; or use of it by a process, or by an owner without containers.
+
+    `listed`: the container holds the device, or is measured on it. What is not known is `None`. Of other use, `work`
+    is that outside pods. Only the row of a process has the fields from `pid` on.
+    """
+
+    on: DeviceRow
+    container: ContainerName
+    owner: str
+    listed: bool = False
+    holds: bool = False
+    reservation: bool = False
+    slots: tuple[SlotsEntry, ...] = ()
+    gpus: float | None = None
+    granted_bytes: int | None = None
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    sm_ratio: float | None = None
+    sm_activity_ratio: float | None = None
+    processes: int | None = None
+    last_active: float | None = None
+    work: WorkEntry | None = None
+    pid: int | None = None
+    type: str | None = None
+    command: str | None = None
+
+    @property
+    def node(self) -> str:
+        return self.on.node
+
+    @property
+    def pod(self) -> str:
+        """The pod, or work outside pods such as `docker/4f1c9e0b7a2d`; empty if it has no name."""
+        work = "" if self.work is None or self.work.kind == "other" else f"{self.work.kind}/{self.work.name}"
+        return self.container.pod or work
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """The part of the device's memory."""
+        total_bytes = self.on.total_bytes
+        return self.memory_bytes / total_bytes if total_bytes and self.memory_bytes is not None else None
+
+    @property
+    def busy_ratio(self) -> float | None:
+        """SM time, or SM activity on a MIG device."""
+        return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
+
+
+def rows(node_map: NodeMap, namespace: str = "") -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
+    """Return each device with its containers by name, then with other use by owner.
+
+    Of a namespace, only its rows and the devices that have one.
+    """
+    for on, row in _devices(node_map):
+        found = [*_containers(row, on.device), *(_other(row, one) for one in other_uses(on.device))]
+        if namespace:
+            found = [one for one in found if one.container.namespace == namespace]
+        if found or not namespace:
+            yield row, found
+
+
+def process_rows(node_map: NodeMap, namespace: str = "") -> Iterator[ContainerRow]:
+    """Return each process, and memory without one; of a namespace only its processes."""
+    for on, device in _devices(node_map):
+        for one in on.device.processes:
+            if namespace in ("", one.namespace):
+                yield _process(device, one)
+        for owner in on.device.owners:
+            if owner.owner in ("unaccounted", "sibling") and owner.memory_bytes and not namespace:
+                yield ContainerRow(device, NO_CONTAINER, owner.owner, memory_bytes=owner.memory_bytes)
+
+
+def _devices(node_map: NodeMap) -> Iterator[tuple[NodeDevice, DeviceRow]]:
+    gpus = {gpu.uuid: gpu for gpu in node_map.gpus}
+    for on in node_devices(node_map):
+        yield on, _device(on, gpus.get(on.device.gpu_uuid or on.device.uuid))
+
+
+def _device(on: NodeDevice, gpu: GpuEntry | None) -> DeviceRow:
+    device, memory = on.device, on.device.memory
+    partitioned = gpu is not None and gpu.partitioned
+    return DeviceRow(
+        node=on.node_map.node.name,
+        at=on.node_map.timestamp,
+        number=on.number,
+        name=device_name(device),
+        uuid=device.uuid,
+        is_gpu=device.uuid == device.gpu_uuid,
+        model=device.model,
+        total_bytes=memory.total_bytes if memory else None,
+        used_bytes=memory.used_bytes if memory else sum_of(one.memory_bytes for one in device.owners),
+        use_known=use_known(device),
+        partitioned=partitioned and gpu is not None and gpu.uuid == device.uuid,
+        holders=len(device.holders) if device.holders_known else None,
+        up=gpu is None or gpu.up,
+        utilization_ratio=gpu.utilization_ratio if gpu and not partitioned else None,
+        temperature_celsius=gpu.temperatures_celsius.get("gpu") if gpu else None,
+        power_watts=gpu.power_watts if gpu else None,
+    )
+
+
+def _containers(on: DeviceRow, device: DeviceEntry) -> Iterator[ContainerRow]:
+    holders = {container_of(one): one for one in device.holders}
+    users = {container_of(one): one for one in device.users}
+    for name in sorted({*holders, *users}):
+        yield _container(on, name, holders.get(name), users.get(name))
+
+
+def _container(on: DeviceRow, name: ContainerName, holder: HolderEntry | None, user: UserEntry | None) -> ContainerRow:
+    """Return a container's row. A scheduler beside the kubelet assigns no slots."""
+    row = ContainerRow(on, name, "assigned", listed=True)
+    if holder is not None:
+        row = row._replace(
+            owner="assigned" if holder.slots else "scheduled",
+            holds=True,
+            reservation=holder.reservation,
+            slots=holder.slots,
+            gpus=holder.allocated_gpus,
+            granted_bytes=holder.allocated_memory_bytes,
+        )
+    if user is None:
+        return row
+    return row._replace(
+        owner=user.owner,
+        memory_bytes=user.memory_bytes,
+        memory_peak_bytes=user.memory_peak_bytes,
+        sm_ratio=user.sm_ratio,
+        sm_activity_ratio=user.sm_activity_ratio,
+        processes=user.processes,
+        last_active=user.last_active,
+    )
+
+
+def _other(on: DeviceRow, one: OtherUse) -> ContainerRow:
+    """Return other use. Its SM time is that of its processes if it is known of each."""
+    ratios = [process.sm_ratio for process in one.processes if process.sm_ratio is not None]
+    sm_ratio = min(sum(ratios), 1.0) if ratios and len(ratios) == len(one.processes) else None
+    return ContainerRow(
+        on,
+        one.name,
+        one.owner,
+        memory_bytes=one.memory_bytes,
+        sm_ratio=one.work.sm_utilization_ratio if one.work else sm_ratio,
+        processes=one.process_count or None,
+        work=one.work,
+    )
+
+
+def _process(on: DeviceRow, one: ProcessEntry) -> ContainerRow:
+    return ContainerRow(
+        on,
+        container_of(one),
+        one.owner,
+        memory_bytes=one.memory_bytes,
+        sm_ratio=one.sm_ratio,
+        processes=1,
+        work=one.work,
+        pid=one.pid,
+        type=one.type,
+        command=one.name,
+    )
