@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpumap.cli.fleet import families as parts
+from gpumap.cli.fleet import queries as parts
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import (
     Shape,

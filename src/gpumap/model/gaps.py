@@ -39,7 +39,7 @@ def repairs(node_map: NodeMap) -> Iterator[tuple[int, str]]:
 def unknown_of_devices(node_map: NodeMap, *, use: bool = True) -> Iterator[str]:
     """Return what is not known of devices although their GPU answers; of their `use` only if that is asked for.
 
-    What a server has no series of, for a whole node, is reported by the query (gpumap.cli.fleet.gaps).
+    What a server has no series of, for a whole node, is reported by the query (gpumap.cli.fleet.joins).
     """
     by_series = node_map.collect is None
     gaps = gaps_of(node_map)
