@@ -26,8 +26,8 @@ from gpumap.agent.dialects.common import (
 )
 from gpumap.agent.dialects.nvidia_smi_readers import on_gpu_instances, on_gpus
 from gpumap.model.families import Family, whether
+from gpumap.model.node import Device
 from gpumap.model.readings import COMPUTE_MODES, ECC_LOCATIONS, ECC_TYPES, Activity, DeviceMemory, GpuReading
-from gpumap.model.snapshot import Leaf
 
 EVENTS = (
     "gpu_idle",
@@ -273,7 +273,7 @@ _PROCESSES = (
 
 
 def _mig_memory(kind: str, value: Callable[[DeviceMemory], int | None]) -> Family:
-    def read(leaf: Leaf) -> int | None:
+    def read(leaf: Device) -> int | None:
         return value(leaf.memory) if leaf.memory is not None else None
 
     help = f"Memory of the GPU instance ({kind}), which its compute instances share."
@@ -281,7 +281,7 @@ def _mig_memory(kind: str, value: Callable[[DeviceMemory], int | None]) -> Famil
 
 
 def _mig_activity(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
-    def read(leaf: Leaf) -> float | None:
+    def read(leaf: Device) -> float | None:
         return value(leaf.activity) if leaf.activity is not None else None
 
     return on_gpu_instances(f"mig_{name}_ratio", help, read)

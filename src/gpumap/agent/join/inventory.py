@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from gpumap.model import remedies
 from gpumap.model.device_ids import ByIndex, ByMinor, ByPlacement, ByUuid, DeviceRef, mig_place
+from gpumap.model.node import Gpu, NamelessGpu
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuProcess, GpuReading, MigInstance, Uuid
-from gpumap.model.snapshot import Gpu, NamelessGpu
 
 
 class KnownLeaf(NamedTuple):
@@ -152,7 +153,8 @@ def take_inventory(answer: NvmlReading | None, wall: float, remembered: tuple[Kn
         if known is not None and known.uuid not in by_uuid:
             by_uuid[known.uuid] = known, reading
         else:  # two GPUs with one uuid are one device and one without
-            nameless.append(NamelessGpu(reading.index, reading.fault or _NO_NAME))
+            fault = reading.fault or _NO_NAME
+            nameless.append(NamelessGpu(reading.index, fault, remedies.of_fault(fault, reading.index)))
     return _inventory(
         up=True,
         count=len(answer.gpus),

@@ -12,7 +12,7 @@ from gpumap.model.snapshot import Snapshot
 
 
 def _ecc_errors(snapshot: Snapshot) -> Iterator[Series]:
-    for gpu in snapshot.gpus:
+    for gpu in snapshot.node.gpus:
         if gpu.reading is not None:
             counts = {(kind, location): count for kind, location, count in gpu.reading.ecc_errors}
             for (kind, location), count in counts.items():
@@ -20,8 +20,8 @@ def _ecc_errors(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _xids_by_code(snapshot: Snapshot) -> Iterator[Series]:
-    for xids in snapshot.xids:
-        for code, count in xids.counts:
+    for xids in snapshot.node.xids:
+        for code, count in xids.counts.items():
             yield Series((xids.uuid, str(code)), count)
 
 
@@ -105,7 +105,7 @@ XIDS = (
         "counter",
         "XID errors of the GPU that gpumap received.",
         ("uuid",),
-        lambda snapshot: [Series((xids.uuid,), sum(count for _, count in xids.counts)) for xids in snapshot.xids],
+        lambda snapshot: [Series((xids.uuid,), sum(xids.counts.values())) for xids in snapshot.node.xids],
     ),
     Family(
         "gpumap_gpu_xid_errors_by_code_total",
@@ -119,14 +119,16 @@ XIDS = (
         "counter",
         "XID errors of the device while the container held or used it, by code.",
         (*CONTAINER_LABELS, "xid"),
-        lambda snapshot: [Series((*one.name, one.uuid, str(one.code)), one.errors) for one in snapshot.container_xids],
+        lambda snapshot: [
+            Series((*one.name, one.uuid, str(one.code)), one.errors) for one in snapshot.node.container_xids
+        ],
     ),
     Family(
         "gpumap_xid_blind_seconds_total",
         "counter",
         "Time without a registered XID event listener for the GPU.",
         ("uuid",),
-        lambda snapshot: [Series((xids.uuid,), xids.blind_seconds) for xids in snapshot.xids],
+        lambda snapshot: [Series((xids.uuid,), xids.blind_seconds) for xids in snapshot.node.xids],
     ),
 )
 
@@ -139,7 +141,7 @@ HEALTH = (
         "Recovery action that the driver requests for the GPU; none if the GPU is healthy.",
         ("uuid", "action"),
         lambda snapshot: [
-            Series((gpu.uuid, gpu.recovery_action), 1) for gpu in snapshot.gpus if gpu.recovery_action is not None
+            Series((gpu.uuid, gpu.recovery_action), 1) for gpu in snapshot.node.gpus if gpu.recovery_action is not None
         ],
     ),
     *XIDS,
