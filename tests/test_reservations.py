@@ -11,7 +11,7 @@ from gpumap.agent.node_map import node_map
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
 from gpumap.cli.tables.map import map_table
-from gpumap.cli.tables.top import top_table, uses_of
+from gpumap.cli.tables.top import top_rows, top_table
 from gpumap.model.findings import findings
 from gpumap.model.observations import ContainerName, PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
@@ -195,7 +195,7 @@ def test_tables_name_reservations_and_sharers() -> None:
             assert (cells[pod][6], cells[pod][-1]) == (owners_shown[pod], "scheduled")
         (line,) = (line.split() for line in map_table(seen, Shape()).splitlines() if "resource-reservation  " in line)
         assert (line[3:6], line[-1]) == (["1", "-", "-"], "reservation")
-        shown = {row.container.pod: row.owner for row in uses_of(seen, Shape()) if row.container.namespace == "ml"}
+        shown = {row.container.pod: row.owner for row in top_rows(seen, Shape()) if row.container.namespace == "ml"}
         assert shown == {"busy": "scheduled", "idle": "scheduled"}
         (shown_line,) = (
             shown_line for shown_line in top_table(seen, Shape()).splitlines() if "resource-reservation  " in shown_line

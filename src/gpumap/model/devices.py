@@ -120,11 +120,6 @@ def _host_uses(device: Device) -> Iterator[OtherUse]:
         yield OtherUse(Owner.HOST, NO_CONTAINER, one.memory_bytes, processes, one.processes, one)
 
 
-def work_name(work: Workload | None) -> str:
-    """Return the name of work outside pods in tables, such as `docker/4f1c9e0b7a2d`; empty if it has none."""
-    return "" if work is None or work.kind == "other" else f"{work.kind}/{work.name}"
-
-
 def _is_in_row(process: Process, users: Mapping[ContainerName, ContainerOnDevice]) -> bool:
     """Return whether the row of a container counts the process."""
     user = users.get(container_of(process))
