@@ -105,7 +105,10 @@ def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[Cont
     Of a namespace, only its rows and the devices that have one.
     """
     for on, row in _devices(node):
-        found = [*(_container(row, one) for one in on.device.containers), *(_other(row, one) for one in other_uses(on.device))]
+        found = [
+            *(_container(row, one) for one in on.device.containers),
+            *(_other(row, one) for one in other_uses(on.device)),
+        ]
         if namespace:
             found = [one for one in found if one.container.namespace == namespace]
         if found or not namespace:
