@@ -8,9 +8,10 @@ from dataclasses import replace
 from msgspec import structs
 
 from gpumap.agent.dialects import DIALECTS
+from gpumap.model.node import Gpu, GpuXids
 from gpumap.model.observations import Moment, NvmlReading, Source
 from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, Uuid
-from gpumap.model.snapshot import Gpu, GpuXids, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.dcgm_nodes import sample_node
 from tests.dialect_pages import (
     ALONE,
@@ -98,7 +99,7 @@ LOST = Uuid("GPU-11111111-1111-1111-1111-111111111111")
 
 def nvml(snapshot: Snapshot, **record: object) -> Snapshot:
     """With another record of what NVML answered."""
-    told = (replace(one, **record) if one.source is Source.NVML else one for one in snapshot.sources)  # type: ignore[arg-type]
+    told = (replace(one, **record) if one.source is Source.NVML else one for one in snapshot.node.sources)  # type: ignore[arg-type]
     return replace(snapshot, sources=tuple(told))
 
 

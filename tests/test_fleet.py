@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.fleet import families
 from gpumap.cli.fleet.families import Family, Selection, families_for, matchers_of_targets, question
 from gpumap.cli.fleet.results import Answers, are_mixed, duplicate_devices, gaps, gaps_of_nodes, node_results
@@ -29,8 +29,8 @@ from gpumap.cli.fleet.values import FamilyValues, read
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
 from gpumap.cli.tables.fleets import of_namespace
-from gpumap.model.map import DeviceEntry, NodeMap, encode
-from gpumap.model.snapshot import Node as SnapshotNode
+from gpumap.model.node import DeviceEntry, Node, encode
+from gpumap.model.node import Node as SnapshotNode
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
@@ -145,7 +145,7 @@ def shown(device: DeviceEntry) -> dict[str, Any]:
     return {**same, "users": users, "owners": owners if device.memory else {}}
 
 
-def same(found: NodeMap, agents: NodeMap) -> None:
+def same(found: Node, agents: Node) -> None:
     """Both have the same devices, unmatched slots and sources."""
     VALIDATOR.validate(msgspec.json.decode(encode(found)))
     expected = {one.uuid: shown(one) for one in agents.devices}
@@ -166,7 +166,7 @@ def test_a_node_of_every_kind_of_row(of_target: Labels, honour: bool) -> None:
     """Whether labels are honoured or not, and whether targets have those of the operator or none."""
     snapshot = named(busy_node(4, 3), "node-1", "10.0.0.1")
     seen, _ = cluster_of((snapshot, of_target), honour=honour)
-    same(seen.maps[0], node_map(snapshot))
+    same(seen.maps[0], published(snapshot))
 
 
 @given(made_nodes())
@@ -177,7 +177,7 @@ def test_any_node(node: TestNode) -> None:
     snapshot = node.collect()
     seen, _ = cluster_of((snapshot, target("a:1", node="node-a")), honour=False)
     (found,) = seen.maps
-    same(found, node_map(snapshot))
+    same(found, published(snapshot))
     for table in (map_table, top_table, waste_table):
         assert table(seen, Shape(wide=True))
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.metrics import GROUPS
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.fleet import families
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
 from gpumap.model.findings import ENDING_SECONDS, Thresholds
-from gpumap.model.map import DeviceEntry, GpuEntry, NodeMap
+from gpumap.model.node import DeviceEntry, GpuEntry, Node
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
@@ -33,7 +33,7 @@ ANY_AGE = Thresholds(idle_after_seconds=0.0, grace_seconds=0.0)
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
-def told_of(found: NodeMap) -> dict[str, Any]:
+def told_of(found: Node) -> dict[str, Any]:
     """What series have of a node."""
     names = ("nameless_gpus", "driver", "capabilities", "remedies", "node", "timestamp")
     return {
@@ -74,7 +74,7 @@ def _gpu(gpu: GpuEntry) -> dict[str, Any]:
     return {name: getattr(gpu, name) for name in names} | {"memory": _memory(gpu)}
 
 
-def shown_of(found: NodeMap) -> dict[str, Any]:
+def shown_of(found: Node) -> dict[str, Any]:
     """What tables show of a node, without the names of leftovers' pods, which no series tells.
 
     Nor does a series tell the memory of the other processes of an owner, if that of one of its containers is unknown.
@@ -100,7 +100,7 @@ def shown_of(found: NodeMap) -> dict[str, Any]:
     }
 
 
-def without_sm_of_processes(found: NodeMap) -> NodeMap:
+def without_sm_of_processes(found: Node) -> Node:
     """No series has the SM time of a process that is no user, such as the server of MPS, nor the age of an owner."""
 
     def without(device: DeviceEntry) -> DeviceEntry:
@@ -114,7 +114,7 @@ def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
     """The series of one node make its own document again, and all tables show the same of both."""
     seen, _ = cluster_of((snapshot, of_target), honour=honour)
     (found,) = seen.maps
-    own = node_map(snapshot)
+    own = published(snapshot)
     assert told_of(found) == told_of(own)
     assert shown_of(found) == shown_of(without_sm_of_processes(own))
     holders = [holder for device in own.devices for holder in device.holders]
