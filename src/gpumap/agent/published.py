@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import structs
 
 from gpumap.model.findings import Finding, findings, sums, unknown
 from gpumap.model.node import Device, FindingEntry, Gpu, Node, Process
 from gpumap.model.snapshot import Snapshot
+
+NOT_PUBLISHED: dict[str, dict[str, Any]] = {
+    "GpuReading": {"instances": (), "activity": None, "processes": None, "samples": None, "unsampled": ()},
+    "MigInstance": {"memory": None, "activity": None, "processes": None},
+}
+"""What a device has in a better form, with the value that leaves it out."""
 
 
 def published(
@@ -70,13 +77,11 @@ def _gpu(gpu: Gpu) -> Gpu:
     """Return a GPU without what its devices have."""
     if gpu.reading is None:
         return gpu
-    samples = None if gpu.reading.samples is None else ()
-    reading = structs.replace(gpu.reading, instances=(), processes=None, samples=samples, activity=None)
-    return structs.replace(gpu, reading=reading)
+    return structs.replace(gpu, reading=structs.replace(gpu.reading, **NOT_PUBLISHED["GpuReading"]))
 
 
 def _device(device: Device, processes: Sequence[Process]) -> Device:
-    mig = device.mig and structs.replace(device.mig, memory=None, processes=None, activity=None)
+    mig = device.mig and structs.replace(device.mig, **NOT_PUBLISHED["MigInstance"])
     return structs.replace(device, mig=mig, processes=tuple(processes))
 
 
