@@ -315,22 +315,22 @@ def _gpu(gpu: Gpu, xids: GpuXids | None, account: GpuAccount | None) -> GpuEntry
         memory=_memory(reading.memory),
         samples_from=reading.samples_from if reading.samples is not None else None,
         utilization_ratio=reading.utilization_ratio,
-        memory_controller_busy_ratio=reading.memory_controller_ratio,
-        temperatures_celsius=dict(reading.temperatures_celsius),
+        memory_controller_busy_ratio=reading.memory_controller_busy_ratio,
+        temperatures_celsius=reading.temperatures_celsius,
         power_watts=reading.power_watts,
         power_limit_watts=reading.power_limit_watts,
         energy_joules=reading.energy_joules,
-        clocks_hertz=dict(reading.clocks_hertz),
-        clock_events=dict(reading.clock_events),
-        clock_event_seconds=dict(reading.clock_event_seconds),
+        clocks_hertz=reading.clocks_hertz,
+        clock_events=reading.clock_events,
+        clock_event_seconds=reading.clock_event_seconds,
         performance_state=reading.performance_state,
-        fan_speed_ratios=dict(reading.fan_ratios),
+        fan_speed_ratios=reading.fan_speed_ratios,
         ecc_errors=_ecc_errors(reading),
         ecc_uncorrected_at=gpu.ecc_uncorrected_at,
-        remapped_rows=dict(reading.remapped_rows),
+        remapped_rows=reading.remapped_rows,
         row_remap_pending=reading.row_remap_pending,
         row_remap_failure=reading.row_remap_failure,
-        retired_pages=dict(reading.retired_pages),
+        retired_pages=reading.retired_pages,
         pcie=entries.LinkEntry(transmit_bytes=reading.pcie_transmit_bytes, receive_bytes=reading.pcie_receive_bytes),
         nvlink=entries.LinkEntry(
             transmit_bytes=reading.nvlink_transmit_bytes, receive_bytes=reading.nvlink_receive_bytes
@@ -354,7 +354,7 @@ def _recovery(gpu: Gpu) -> entries.RecoveryEntry | None:
 def _health_remedies(reading: GpuReading, xids: GpuXids | None) -> dict[str, str]:
     """Return what to do about problems of a GPU that answers."""
     wrong = {
-        "ecc_uncorrected": any(errors for kind, _, errors in reading.ecc_errors if kind == "uncorrected"),
+        "ecc_uncorrected": any(reading.ecc_errors.get("uncorrected", {}).values()),
         "row_remap_pending": reading.row_remap_pending,
         "row_remap_failure": reading.row_remap_failure,
         "xid_errors": xids is not None and xids.counts,
@@ -363,10 +363,10 @@ def _health_remedies(reading: GpuReading, xids: GpuXids | None) -> dict[str, str
 
 
 def _ecc_errors(reading: GpuReading) -> tuple[entries.EccErrorsEntry, ...]:
-    counts = {(kind, location): errors for kind, location, errors in reading.ecc_errors}
     return tuple(
         entries.EccErrorsEntry(type=kind, location=location, errors=errors)
-        for (kind, location), errors in counts.items()
+        for kind, counts in reading.ecc_errors.items()
+        for location, errors in counts.items()
     )
 
 
