@@ -35,13 +35,8 @@ def card(index: int = 0, uuid: Uuid = CARD, *, partitioned: bool = False, fault:
         uuid=uuid,
         memory=DeviceMemory(141 * GIB, 4 * GIB, 136 * GIB, GIB),
         utilization_ratio=None if partitioned else 0.57,
-        power_limits_watts=(("requested", 650.0), ("default", 700.0)),
-        ecc_totals=(
-            ("corrected", "volatile", 1),
-            ("uncorrected", "volatile", 0),
-            ("corrected", "aggregate", 5),
-            ("uncorrected", "aggregate", 2),
-        ),
+        power_limits_watts={"requested": 650.0, "default": 700.0},
+        ecc_totals={"corrected": {"volatile": 1, "aggregate": 5}, "uncorrected": {"volatile": 0, "aggregate": 2}},
         retired_pages_pending=None,
         pcie_replays=3,
     )

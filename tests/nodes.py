@@ -194,7 +194,7 @@ class Gpu:
     """Who counts bytes over PCIe, and the bytes sent and received."""
     watts_max: float | None = None
     """Its enforced power limit."""
-    watts_limits: tuple[tuple[str, float], ...] = ()
+    watts_limits: dict[str, float] = field(default_factory=dict)
     """Its other power limits, by kind."""
 
     @property

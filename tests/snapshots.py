@@ -90,35 +90,29 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         memory=DeviceMemory(80 * GIB, 40 * GIB, 39 * GIB, GIB),
         partitioned=partitioned,
         utilization_ratio=0.5,
-        memory_controller_ratio=0.25,
+        memory_controller_busy_ratio=0.25,
         encoder_ratio=0.125,
         decoder_ratio=0.0,
-        temperatures_celsius=(("gpu", 61.0), ("memory", 69.0)),
+        temperatures_celsius={"gpu": 61.0, "memory": 69.0},
         power_watts=507.409,
         power_limit_watts=700.0,
         energy_joules=1_000_143.994,
-        clocks_hertz=(("graphics", 1.98e9), ("memory", 2.619e9), ("sm", 1.98e9), ("video", 1.545e9)),
+        clocks_hertz={"graphics": 1.98e9, "memory": 2.619e9, "sm": 1.98e9, "video": 1.545e9},
         # Those that a Hopper GPU knows; the other two of nvml.h are of other cards.
-        clock_events=tuple((reason, reason == "sw_power_cap") for reason in CLOCK_EVENTS[:9]),
-        clock_event_seconds=tuple((reason, 12.5) for reason in CLOCK_EVENT_TIMES),
+        clock_events={reason: reason == "sw_power_cap" for reason in CLOCK_EVENTS[:9]},
+        clock_event_seconds=dict.fromkeys(CLOCK_EVENT_TIMES, 12.5),
         performance_state=0,
-        fan_ratios=(("0", 0.3),),
-        ecc_errors=tuple(
-            (kind, location, int(kind == "corrected"))
-            for kind in ("corrected", "uncorrected")
-            for location in ("dram", "sram")
-        ),
-        remapped_rows=(("correctable", 1), ("uncorrectable", 0)),
+        fan_speed_ratios={"0": 0.3},
+        ecc_errors={"corrected": {"dram": 1, "sram": 1}, "uncorrected": {"dram": 0, "sram": 0}},
+        remapped_rows={"correctable": 1, "uncorrectable": 0},
         row_remap_pending=False,
         row_remap_failure=False,
         recovery_action="none",
-        ecc_totals=tuple(
-            (kind, since, 1) for kind in ("corrected", "uncorrected") for since in ("volatile", "aggregate")
-        ),
+        ecc_totals={kind: {"volatile": 1, "aggregate": 1} for kind in ("corrected", "uncorrected")},
         retired_pages_pending=False,
         compute_mode="default",
-        power_limits_watts=(("requested", 700.0), ("default", 700.0), ("min", 200.0), ("max", 700.0)),
-        max_clocks_hertz=(("graphics", 1.98e9), ("memory", 2.619e9), ("sm", 1.98e9), ("video", 1.545e9)),
+        power_limits_watts={"requested": 700.0, "default": 700.0, "min": 200.0, "max": 700.0},
+        max_clocks_hertz={"graphics": 1.98e9, "memory": 2.619e9, "sm": 1.98e9, "video": 1.545e9},
         vbios_version="96.00.74.00.01",
         compute_capability="9.0",
         pcie_source=PCIE_TOTALS,
@@ -151,11 +145,10 @@ def pascal(index: int) -> Gpu:
     """A GPU of before Ampere: it retires pages, and has neither GPM nor rows to remap."""
     card = gpu(index)
     assert card.reading is not None
-    pages = (("double_bit_ecc", 1), ("single_bit_ecc", 2))
     of_its_age = structs.replace(
         card.reading,
-        retired_pages=pages,
-        remapped_rows=(),
+        retired_pages={"double_bit_ecc": 1, "single_bit_ecc": 2},
+        remapped_rows={},
         row_remap_pending=None,
         row_remap_failure=None,
         activity=None,
@@ -215,7 +208,7 @@ def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
         sm_activity_ratio=0.25,
     )
     if uuid.startswith("MIG-"):
-        use = structs.replace(use, sm_ratio=None, memory_controller_ratio=None)
+        use = structs.replace(use, sm_ratio=None, memory_controller_busy_ratio=None)
     if not holds:
         return ContainerOnDevice("team", pod, "main", Uuid(uuid), Owner.UNASSIGNED, use=use)
     grant = Grant({"nvidia.com/gpu.shared": 1}, 0.1, 8 * GIB)

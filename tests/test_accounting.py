@@ -307,11 +307,9 @@ def test_a_counter_that_was_0_once_charges_no_container_its_whole_life(watts_max
 
 
 @pytest.mark.parametrize(
-    ("enforced", "limits"), [(700.0, ()), (None, (("default", 700.0), ("min", 200.0))), (300.0, (("max", 700.0),))]
+    ("enforced", "limits"), [(700.0, {}), (None, {"default": 700.0, "min": 200.0}), (300.0, {"max": 700.0})]
 )
-def test_a_gpu_may_exceed_its_power_limit_for_a_moment(
-    enforced: float | None, limits: tuple[tuple[str, float], ...]
-) -> None:
+def test_a_gpu_may_exceed_its_power_limit_for_a_moment(enforced: float | None, limits: dict[str, float]) -> None:
     """Peaks, and readings that come early or late, are charged; more than twice the largest known limit is not."""
     pod = holder()
     node = one_gpu(pod, millijoules=0)

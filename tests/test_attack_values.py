@@ -209,7 +209,7 @@ async def test_utilization_is_no_more_than_all(tmp_path: Path) -> None:
     driver = Driver(gpus=[standin.Gpu(CARD, utilization_gpu=255, utilization_memory=4294967295)])
     gpu = (await measure(driver, tmp_path)).gpus[0]
     assert gpu.utilization_ratio is None or gpu.utilization_ratio <= 1
-    assert gpu.memory_controller_ratio is None or gpu.memory_controller_ratio <= 1
+    assert gpu.memory_controller_busy_ratio is None or gpu.memory_controller_busy_ratio <= 1
 
 
 # --- rows and values that cannot be ----------------------------------------------------------------------------------

@@ -213,8 +213,7 @@ def test_when_memory_errors_grew() -> None:
     uuid = Uuid("GPU-1")
 
     def at(wall: float, known: tuple[KnownGpu, ...], **errors: int) -> tuple[tuple[KnownGpu, ...], float | None]:
-        counts = tuple(("uncorrected", location, count) for location, count in errors.items())
-        reading = GpuReading(0, uuid=uuid, ecc_errors=(("corrected", "dram", int(wall)), *counts))
+        reading = GpuReading(0, uuid=uuid, ecc_errors={"corrected": {"dram": int(wall)}, "uncorrected": errors})
         inventory = take_inventory(NvmlReading("1", "1", "1", gpus=(reading,)), wall, known, len(known) or 1)
         return inventory.known, inventory.gpus[0].ecc_uncorrected_at
 

@@ -80,7 +80,7 @@ def test_the_questions_of_the_dashboards() -> None:
 def test_a_processs_times_are_its_own_in_percent() -> None:
     """All four engines of each process, without a group of --collect; what is not told is absent."""
     times = process(7, V100, 1, HARD)._replace(
-        sm_ratio=0.29, memory_controller_ratio=0.07, encoder_ratio=0.5, decoder_ratio=0.25
+        sm_ratio=0.29, memory_controller_busy_ratio=0.07, encoder_ratio=0.5, decoder_ratio=0.25
     )
     snapshot = node("n", [leaf(card(0, V100, "V100"))], [], [times, process(8, V100, None, HARD, sm=None)])
     assert {name: told(snapshot, f"PROCESS_{name}", "ProcessId") for name in PROCESS} == {
@@ -97,7 +97,7 @@ def test_the_node_tells_a_processs_times() -> None:
     truth = TestNode([NodeGpu(0)])
     truth.processes = [NodeProcess(10, truth.gpus[0].uuid, None, sm=0.5)]
     (seen,) = truth.collect().processes
-    assert (seen.sm_ratio, seen.memory_controller_ratio, seen.encoder_ratio, seen.decoder_ratio) == (
+    assert (seen.sm_ratio, seen.memory_controller_busy_ratio, seen.encoder_ratio, seen.decoder_ratio) == (
         0.5,
         0.25,
         0.0,

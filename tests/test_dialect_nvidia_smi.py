@@ -276,7 +276,7 @@ groups:
 """Those of reference 001."""
 AGENT = {"namespace": "monitoring", "pod": "gpumap-x", "container": "gpumap"}
 """The labels that the ServiceMonitor's target gives to what has none of its own."""
-BUSY = GpuReading(0, utilization_ratio=0.95, memory_controller_ratio=0.05, temperatures_celsius=(("gpu", 85.0),))
+BUSY = GpuReading(0, utilization_ratio=0.95, memory_controller_busy_ratio=0.05, temperatures_celsius={"gpu": 85.0})
 
 
 def stressed() -> Snapshot:

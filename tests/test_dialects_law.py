@@ -78,10 +78,10 @@ def _full(reading: GpuReading) -> GpuReading:
     return structs.replace(
         reading,
         memory=MEMORY,
-        retired_pages=(("single_bit_ecc", 2), ("double_bit_ecc", 0)),
+        retired_pages={"single_bit_ecc": 2, "double_bit_ecc": 0},
         retired_pages_pending=True,
-        ecc_errors=tuple((kind, location, 1) for kind in ECC_TYPES for location in ECC_LOCATIONS),
-        ecc_totals=tuple((kind, since, 1) for kind in ECC_TYPES for since in ("volatile", "aggregate")),
+        ecc_errors={kind: dict.fromkeys(ECC_LOCATIONS, 1) for kind in ECC_TYPES},
+        ecc_totals={kind: {"volatile": 1, "aggregate": 1} for kind in ECC_TYPES},
     )
 
 

@@ -274,19 +274,14 @@ def test_errors_that_could_not_be_corrected() -> None:
     """They are a warning that counts them by where they were; corrected ones are nothing to see to."""
     card = gpu(0)
     assert card.reading is not None
-    errors = (
-        ("corrected", "dram", 7),
-        ("uncorrected", "dram", 9),
-        ("uncorrected", "sram", 1),
-        ("uncorrected", "cbu", 0),
-    )
+    errors = {"corrected": {"dram": 7}, "uncorrected": {"dram": 9, "sram": 1, "cbu": 0}}
     ill = replace(card, reading=structs.replace(card.reading, ecc_errors=errors))
     found = examine(published(replace(busy_node(3), gpus=(ill,))), None)
     check = by_name(found)["gpu/0/ecc_uncorrected"]
     assert (check.state, check.remedy) == ("warning", remedies.HEALTH["ecc_uncorrected"])
     assert check.why == "10 memory errors over its life were not correctable: dram 9, sram 1"
     assert works(found)
-    fine = replace(card, reading=structs.replace(card.reading, ecc_errors=(errors[0], errors[-1])))
+    fine = replace(card, reading=structs.replace(card.reading, ecc_errors={**errors, "uncorrected": {"cbu": 0}}))
     names = [one.check for one in examine(published(replace(busy_node(3), gpus=(fine,))), None)]
     assert "gpu/0/ecc_uncorrected" not in names
 

@@ -58,7 +58,7 @@ def frame(processes: Iterable[On], offset_seconds: float = 0.0) -> Frame:
     card = {
         "index": 0,
         "uuid": CARD,
-        "memory": [1 << 40, 1 << 39, 1 << 39, 0],
+        "memory": {"total_bytes": 1 << 40, "used_bytes": 1 << 39, "free_bytes": 1 << 39},
         "processes": rows,
         "samples": samples,
         "utilization_ratio": sum(sample[1] for sample in samples),

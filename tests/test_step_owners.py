@@ -298,12 +298,12 @@ def test_ratios_of_a_container_are_sums_over_its_processes() -> None:
     node.gpus[0].late_samples = (ProcessSample(10, 0.5, 0.25, 0.5, 0.125), ProcessSample(11, 0.25, 0.125, 0.25, 0.5))
     found = use(node.collect(), pod.full(), CARD)
     assert found is not None
-    ratios = (found.sm_ratio, found.memory_controller_ratio, found.encoder_ratio, found.decoder_ratio)
+    ratios = (found.sm_ratio, found.memory_controller_busy_ratio, found.encoder_ratio, found.decoder_ratio)
     assert ratios == (0.75, 0.375, 0.75, 0.625)
     node.gpus[0].late_samples = tuple(ProcessSample(pid, 0.75, 0.75, 0.75, 0.75) for pid in (10, 11))
     found = use(node.collect(), pod.full(), CARD)
     assert found is not None
-    ratios = (found.sm_ratio, found.memory_controller_ratio, found.encoder_ratio, found.decoder_ratio)
+    ratios = (found.sm_ratio, found.memory_controller_busy_ratio, found.encoder_ratio, found.decoder_ratio)
     assert ratios == (1.0, 1.0, 1.0, 1.0)
 
 

@@ -349,9 +349,9 @@ def test_minor_is_the_last_reported_one(reported: int | None, expected: int) -> 
 
 def test_one_growing_count_of_ecc_errors_is_enough() -> None:
     """The other locations need no new errors."""
-    counts = (("uncorrected", "sram", 1), ("uncorrected", "dram", 5))
+    counts = {"uncorrected": {"sram": 1, "dram": 5}}
     before = inventory_of(GpuReading(0, uuid=CARD, ecc_errors=counts), wall=10.0)
-    grown = (("uncorrected", "sram", 2), ("uncorrected", "dram", 5))
+    grown = {"uncorrected": {"sram": 2, "dram": 5}}
     after = inventory_of(GpuReading(0, uuid=CARD, ecc_errors=grown), wall=20.0, before=before)
     assert [gpu.ecc_uncorrected_at for gpu in (*before.gpus, *after.gpus)] == [None, 20.0]
 

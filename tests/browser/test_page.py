@@ -545,7 +545,7 @@ async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
     well = gpu(0).reading
     assert well is not None
     reported = {name: getattr(well, name) for name in well.__struct_fields__ if name not in ("index", "uuid", "memory")}
-    show(site, shared_card(), ailing(**{**reported, "clock_events": (("gpu_idle", True), ("sw_power_cap", False))}))
+    show(site, shared_card(), ailing(**{**reported, "clock_events": {"gpu_idle": True, "sw_power_cap": False}}))
     async with tab(browser, site.url) as one:
         facts = (await one.texts(".gpu .facts"))[0]
         for fact in ("temp 61 °C", "power 507 W / 700", "clock 1980 MHz", "active SM 50 % · warps 25 % · tensor 13 %"):
@@ -560,8 +560,8 @@ async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
 async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
     """Memory errors, rows that wait and why it is slow stand on its card, with what to do; a cause hides its effect."""
     ill = ailing(
-        clock_events=(("gpu_idle", False), ("hw_slowdown", True), ("hw_thermal_slowdown", True), ("sync_boost", True)),
-        ecc_errors=(("corrected", "dram", 7), ("uncorrected", "dram", 2), ("uncorrected", "sram", 1)),
+        clock_events={"gpu_idle": False, "hw_slowdown": True, "hw_thermal_slowdown": True, "sync_boost": True},
+        ecc_errors={"corrected": {"dram": 7}, "uncorrected": {"dram": 2, "sram": 1}},
         row_remap_pending=True,
         row_remap_failure=True,
     )

@@ -164,7 +164,7 @@ class Use(Struct, frozen=True):
     sm_ratio: Ratio | None
     """SM time, mean over the interval. Null if the driver does not report it, or if it is 0 and an unknown process \
 used SMs of the GPU."""
-    memory_controller_ratio: Ratio | None
+    memory_controller_busy_ratio: Ratio | None
     """Time of memory traffic, mean over the interval."""
     encoder_ratio: Ratio | None
     """Time of the video encoders, mean over the interval."""
@@ -272,7 +272,7 @@ class Process(Struct, frozen=True):
     """Memory on the device. Null if the driver does not report it."""
     sm_ratio: Ratio | None = None
     """SM time, mean over the interval."""
-    memory_controller_ratio: Ratio | None = None
+    memory_controller_busy_ratio: Ratio | None = None
     """Time of memory traffic, mean over the interval."""
     encoder_ratio: Ratio | None = None
     """Time of the video encoders, mean over the interval."""

@@ -215,7 +215,7 @@ FAMILIES = (
     _processes(
         "DCGM_CUSTOM_PROCESS_MEM_COPY_UTIL",
         "Memory copy utilization of gpu process(in %)",
-        lambda process: process.memory_controller_ratio,
+        lambda process: process.memory_controller_busy_ratio,
         percent,
     ),
     _processes(

@@ -116,38 +116,38 @@ Reading = Callable[[GpuReading], float | None]
 
 
 def clock(domain: str) -> Reading:
-    return lambda reading: dict(reading.clocks_hertz).get(domain)
+    return lambda reading: reading.clocks_hertz.get(domain)
 
 
 def max_clock(domain: str) -> Reading:
-    return lambda reading: dict(reading.max_clocks_hertz).get(domain)
+    return lambda reading: reading.max_clocks_hertz.get(domain)
 
 
 def temperature(sensor: str) -> Reading:
-    return lambda reading: dict(reading.temperatures_celsius).get(sensor)
+    return lambda reading: reading.temperatures_celsius.get(sensor)
 
 
 def power_limit(kind: str) -> Reading:
-    return lambda reading: dict(reading.power_limits_watts).get(kind)
+    return lambda reading: reading.power_limits_watts.get(kind)
 
 
 def event_seconds(reason: str) -> Reading:
     """How long the driver lowered the clocks for this reason."""
-    return lambda reading: dict(reading.clock_event_seconds).get(reason)
+    return lambda reading: reading.clock_event_seconds.get(reason)
 
 
 def remapped_rows(cause: str) -> Reading:
-    return lambda reading: dict(reading.remapped_rows).get(cause)
+    return lambda reading: reading.remapped_rows.get(cause)
 
 
 def retired_pages(cause: str) -> Reading:
-    return lambda reading: dict(reading.retired_pages).get(cause)
+    return lambda reading: reading.retired_pages.get(cause)
 
 
 def ecc_errors(kind: str, location: str) -> Reading:
     """Over the card's life."""
-    return lambda reading: {row[:2]: row[2] for row in reading.ecc_errors}.get((kind, location))
+    return lambda reading: reading.ecc_errors.get(kind, {}).get(location)
 
 
 def ecc_total(kind: str, since: str) -> Reading:
-    return lambda reading: {row[:2]: row[2] for row in reading.ecc_totals}.get((kind, since))
+    return lambda reading: reading.ecc_totals.get(kind, {}).get(since)

@@ -282,7 +282,7 @@ FIELDS: tuple[Field, ...] = (
         "DEV_MEM_COPY_UTIL",
         "DEV_MEMORY_UTIL_RATIO",
         "Memory utilization ({}).",
-        on_cards(lambda reading: reading.memory_controller_ratio),
+        on_cards(lambda reading: reading.memory_controller_busy_ratio),
         _RATIO,
     ),
     Field(

@@ -54,11 +54,11 @@ def _of_memory(value: Callable[[DeviceMemory], int | None]) -> Reading:
 
 
 def _clock_event(reason: str) -> Reading:
-    return lambda reading: whether(dict(reading.clock_events).get(reason))
+    return lambda reading: whether(reading.clock_events.get(reason))
 
 
 def _first_fan(reading: GpuReading) -> float | None:
-    return reading.fan_ratios[0][1] if reading.fan_ratios else None
+    return next(iter(reading.fan_speed_ratios.values()), None)
 
 
 def _compute_mode(reading: GpuReading) -> int | None:
@@ -72,7 +72,7 @@ _STATES = (
 
 _LOAD = (
     on_gpus("utilization_gpu_ratio", "utilization.gpu [%]", lambda reading: reading.utilization_ratio),
-    on_gpus("utilization_memory_ratio", "utilization.memory [%]", lambda reading: reading.memory_controller_ratio),
+    on_gpus("utilization_memory_ratio", "utilization.memory [%]", lambda reading: reading.memory_controller_busy_ratio),
     on_gpus("utilization_encoder_ratio", "utilization.encoder [%]", lambda reading: reading.encoder_ratio),
     on_gpus("utilization_decoder_ratio", "utilization.decoder [%]", lambda reading: reading.decoder_ratio),
     on_gpus("memory_total_bytes", "memory.total [MiB]", _of_memory(lambda memory: memory.total_bytes)),

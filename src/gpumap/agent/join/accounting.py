@@ -217,7 +217,7 @@ def _read_energy(
 
 def _can_draw(reading: GpuReading, millijoules: int, period: ChargedPeriod) -> bool:
     """Whether the GPU can draw so much in this period. If not, its counter fell before and returned."""
-    limit = max([reading.power_limit_watts or 0.0, *(watts for _, watts in reading.power_limits_watts)]) or WATTS_MAX
+    limit = max([reading.power_limit_watts or 0.0, *reading.power_limits_watts.values()]) or WATTS_MAX
     return millijoules <= 1000 * limit * PEAK * (period.seconds + LATE_SECONDS)
 
 

@@ -336,7 +336,7 @@ def processes(leaf_uses: Mapping[Uuid, LeafUse], pending_owners: Mapping[Pending
                 item.pod_uid,
                 process.used_memory_bytes,
                 sample.sm_ratio if sample is not None else None,
-                sample.memory_controller_ratio if sample is not None else None,
+                sample.memory_controller_busy_ratio if sample is not None else None,
                 sample.encoder_ratio if sample is not None else None,
                 sample.decoder_ratio if sample is not None else None,
                 item.workload,

@@ -253,7 +253,7 @@ def _ecc_uncorrected(
     reading: GpuReading, wall: float, before: KnownGpu | None
 ) -> tuple[Mapping[str, int], float | None]:
     """Return the counts of uncorrected ECC errors, and when one last grew. A count may be absent for a while."""
-    counts = {location: errors for kind, location, errors in reading.ecc_errors if kind == "uncorrected"}
+    counts = reading.ecc_errors.get("uncorrected", {})
     if before is None:
         return counts, None
     grew = any(errors > before.ecc_uncorrected.get(location, errors) for location, errors in counts.items())

@@ -200,7 +200,7 @@ class LeafUse:
                 complete = False
                 continue
             sm += sample.sm_ratio
-            memory_controller += sample.memory_controller_ratio
+            memory_controller += sample.memory_controller_busy_ratio
             encoder += sample.encoder_ratio
             decoder += sample.decoder_ratio
             jpeg += sample.jpeg_ratio

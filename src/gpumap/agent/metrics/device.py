@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from gpumap.agent.metrics.use import used
 from gpumap.model.families import Family, Kind, Series
@@ -23,14 +23,14 @@ def measured(name: str, help: str, value: Callable[[GpuReading], float | None], 
 
 
 def measured_by(
-    label: str, name: str, help: str, values: Callable[[GpuReading], Iterable[tuple[str, float]]], kind: Kind = "gauge"
+    label: str, name: str, help: str, values: Callable[[GpuReading], Mapping[str, float]], kind: Kind = "gauge"
 ) -> Family:
-    """Return a family with a value for each word of a label. If a word occurs twice, the last value counts."""
+    """Return a family with a value for each word of a label."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for gpu in snapshot.node.gpus:
             if gpu.reading is not None:
-                for word, value in dict(values(gpu.reading)).items():
+                for word, value in values(gpu.reading).items():
                     yield Series((gpu.uuid, word), value)
 
     return Family(name, kind, help, ("uuid", label), read)
@@ -168,7 +168,7 @@ DEVICE = (
     measured(
         "gpumap_gpu_memory_controller_busy_ratio",
         "Share of time in which the GPU's memory was read or written (0-1), in the driver's last sample period.",
-        lambda reading: reading.memory_controller_ratio,
+        lambda reading: reading.memory_controller_busy_ratio,
     ),
     measured(
         "gpumap_gpu_memory_total_bytes",

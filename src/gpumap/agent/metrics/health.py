@@ -14,9 +14,9 @@ from gpumap.model.snapshot import Snapshot
 def _ecc_errors(snapshot: Snapshot) -> Iterator[Series]:
     for gpu in snapshot.node.gpus:
         if gpu.reading is not None:
-            counts = {(kind, location): count for kind, location, count in gpu.reading.ecc_errors}
-            for (kind, location), count in counts.items():
-                yield Series((gpu.uuid, kind, location), count)
+            for kind, counts in gpu.reading.ecc_errors.items():
+                for location, count in counts.items():
+                    yield Series((gpu.uuid, kind, location), count)
 
 
 def _xids_by_code(snapshot: Snapshot) -> Iterator[Series]:
@@ -28,13 +28,12 @@ def _xids_by_code(snapshot: Snapshot) -> Iterator[Series]:
 _PARTS_OF_THERMAL = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
 
 
-def _clock_event_seconds(reading: GpuReading) -> Iterator[tuple[str, float]]:
+def _clock_event_seconds(reading: GpuReading) -> dict[str, float]:
     """Return the driver's times by reason, without those that contain the times of other reasons."""
-    reasons = {reason for reason, _ in reading.clock_event_seconds}
     sums = {"total_app_clocks", "total_base_clocks"}
-    if reasons & _PARTS_OF_THERMAL:
+    if reading.clock_event_seconds.keys() & _PARTS_OF_THERMAL:
         sums.add("thermal")
-    return ((reason, seconds) for reason, seconds in reading.clock_event_seconds if reason not in sums)
+    return {reason: seconds for reason, seconds in reading.clock_event_seconds.items() if reason not in sums}
 
 
 CLOCKS = (
@@ -45,7 +44,7 @@ CLOCKS = (
         "reason",
         "gpumap_gpu_clock_event",
         "1 if the driver throttles the clocks now for this reason, else 0. Idleness is a reason.",
-        lambda reading: ((reason, int(active)) for reason, active in reading.clock_events),
+        lambda reading: {reason: int(active) for reason, active in reading.clock_events.items()},
     ),
     measured_by(
         "reason",
@@ -63,7 +62,7 @@ CLOCKS = (
         "fan",
         "gpumap_gpu_fan_speed_ratio",
         "Fan speed as a ratio of its maximum speed. Can exceed 1.",
-        lambda reading: reading.fan_ratios,
+        lambda reading: reading.fan_speed_ratios,
     ),
 )
 

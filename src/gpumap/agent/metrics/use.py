@@ -61,7 +61,7 @@ USE = (
     used(
         "gpumap_container_memory_controller_busy_ratio",
         "Share of time in which the container kept the memory controller busy (0-1), mean over the interval.",
-        lambda use: use.memory_controller_ratio,
+        lambda use: use.memory_controller_busy_ratio,
     ),
     Family(
         "gpumap_container_unassigned_use",
