@@ -27,9 +27,10 @@ from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet
 from gpumap.model.families import Family, Series
+from gpumap.model.node import Node
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, Moment, ResourceDevices
 from gpumap.model.readings import GpuReading
-from gpumap.model.snapshot import Node, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests import standin
 
 ROUNDS = 25

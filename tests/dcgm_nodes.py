@@ -6,19 +6,11 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from gpumap.model.node import ContainerOnDevice, Device, Gpu, GpuXids, OwnerUse, Process, Use
 from gpumap.model.observations import ContainerName, NvmlReading, PodUid
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
-from gpumap.model.snapshot import (
-    ContainerOnDevice,
-    ContainerUse,
-    Gpu,
-    GpuXids,
-    Leaf,
-    Owner,
-    OwnerUse,
-    ProcessUse,
-    Snapshot,
-)
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.dialect_pages import GIB, MIB
 from tests.snapshots import ACTIVITY, empty_node, gpu, pascal
 
@@ -43,13 +35,8 @@ def card(index: int = 0, uuid: Uuid = CARD, *, partitioned: bool = False, fault:
         uuid=uuid,
         memory=DeviceMemory(141 * GIB, 4 * GIB, 136 * GIB, GIB),
         utilization_ratio=None if partitioned else 0.57,
-        power_limits_watts=(("requested", 650.0), ("default", 700.0)),
-        ecc_totals=(
-            ("corrected", "volatile", 1),
-            ("uncorrected", "volatile", 0),
-            ("corrected", "aggregate", 5),
-            ("uncorrected", "aggregate", 2),
-        ),
+        power_limits_watts={"requested": 650.0, "default": 700.0},
+        ecc_totals={"corrected": {"volatile": 1, "aggregate": 5}, "uncorrected": {"volatile": 0, "aggregate": 2}},
         retired_pages_pending=None,
         pcie_replays=3,
     )
@@ -63,16 +50,14 @@ def old_card() -> Gpu:
     return replace(made, reading=structs.replace(made.reading, retired_pages_pending=True))
 
 
-def use(
-    memory: int | None = 0, sm: float | None = 0.0, processes: int = 1, *, unassigned: bool = False
-) -> ContainerUse:
-    return ContainerUse(memory, memory, processes, sm, sm, None, None, unassigned=unassigned, last_active=None)
+def use(memory: int | None = 0, sm: float | None = 0.0, processes: int = 1, *, unassigned: bool = False) -> Use:
+    return Use(memory, memory, processes, sm, sm, None, None, unassigned=unassigned, last_active=None)
 
 
 def holder(
     name: ContainerName,
     uuid: Uuid = CARD,
-    of: ContainerUse | None = None,
+    of: Use | None = None,
     *,
     gpus: float | None = 1.0,
     memory: int | None = None,
@@ -86,10 +71,10 @@ def user(
     return ContainerOnDevice(name, uuid, use=use(memory, sm, unassigned=True))
 
 
-def leaf(on: Gpu, *owners: OwnerUse, instance: MigInstance | None = None, memory: DeviceMemory | None = None) -> Leaf:
+def leaf(on: Gpu, *owners: OwnerUse, instance: MigInstance | None = None, memory: DeviceMemory | None = None) -> Device:
     found = memory or (on.reading.memory if on.reading else None)
     told = owners or (OwnerUse(Owner.UNKNOWN, 0, 0),)
-    return Leaf(instance.uuid if instance else on.uuid, on, instance, found, owners=told)
+    return Device(instance.uuid if instance else on.uuid, on, instance, found, owners=told)
 
 
 def processes_of(owner: Owner, number: int = 1) -> OwnerUse:
@@ -100,15 +85,15 @@ def instance(number: int, compute: int = 0, profile: str = "1g.10gb") -> MigInst
     return MigInstance(Uuid(f"MIG-{number}-{compute}"), number, compute, profile, 1, None, None, activity=ACTIVITY)
 
 
-def process(name: ContainerName | None, owner: Owner = Owner.ASSIGNED, uid: str = "") -> ProcessUse:
-    return ProcessUse(7, CARD, "C", "python", owner, name, PodUid(uid), GIB, 0.5)
+def process(name: ContainerName | None, owner: Owner = Owner.ASSIGNED, uid: str = "") -> Process:
+    return Process(7, CARD, "C", "python", owner, name, PodUid(uid), GIB, 0.5)
 
 
 def node(
     *containers: ContainerOnDevice,
     gpus: tuple[Gpu, ...] = (card(),),
-    leaves: tuple[Leaf, ...] | None = None,
-    processes: tuple[ProcessUse, ...] = (),
+    leaves: tuple[Device, ...] | None = None,
+    processes: tuple[Process, ...] = (),
     visible: bool = True,
 ) -> Snapshot:
     whole = tuple(leaf(one) for one in gpus if not one.partitioned)

@@ -12,9 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.exposition import Exposition
 from gpumap.model.families import Family, NumberedFamilies
+from gpumap.model.node import ContainerOnDevice, Device, Gpu, Node, Process, Use
 from gpumap.model.observations import ContainerName, NvmlReading
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, ProcessUse, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.promtool import promtool
 from tests.snapshots import empty_node, gpu
 
@@ -75,8 +77,8 @@ def shuffled(snapshot: Snapshot) -> Snapshot:
     """The same node, told in another order."""
     return replace(
         snapshot,
-        gpus=snapshot.gpus[::-1],
-        leaves=snapshot.leaves[::-1],
+        gpus=snapshot.node.gpus[::-1],
+        leaves=snapshot.node.devices[::-1],
         containers=snapshot.containers[::-1],
         processes=snapshot.processes[::-1],
     )
@@ -92,10 +94,10 @@ def card(index: int, uuid: str, model: str, total_mib: int = 16160, *, partition
     )
 
 
-def leaf(on: Gpu, instance: MigInstance | None = None, total_mib: int = 9728) -> Leaf:
+def leaf(on: Gpu, instance: MigInstance | None = None, total_mib: int = 9728) -> Device:
     if instance is None:
-        return Leaf(on.uuid, on, None, on.reading.memory if on.reading else None, 0)
-    return Leaf(instance.uuid, on, instance, DeviceMemory(total_mib * MIB, 0, total_mib * MIB), 0)
+        return Device(on.uuid, on, None, on.reading.memory if on.reading else None, 0)
+    return Device(instance.uuid, on, instance, DeviceMemory(total_mib * MIB, 0, total_mib * MIB), 0)
 
 
 def instance(number: int, gpu_instance: int | None = None) -> MigInstance:
@@ -104,17 +106,15 @@ def instance(number: int, gpu_instance: int | None = None) -> MigInstance:
     return MigInstance(uuid, number if gpu_instance is None else gpu_instance, number, "1g.10gb", 1, None, None)
 
 
-def used(
-    memory_mib: int | None, sm: float | None = 0.0, processes: int = 1, *, unassigned: bool = False
-) -> ContainerUse:
+def used(memory_mib: int | None, sm: float | None = 0.0, processes: int = 1, *, unassigned: bool = False) -> Use:
     memory = None if memory_mib is None else memory_mib * MIB
-    return ContainerUse(memory, memory, processes, sm, sm, sm, sm, unassigned=unassigned, last_active=None)
+    return Use(memory, memory, processes, sm, sm, sm, sm, unassigned=unassigned, last_active=None)
 
 
 def holder(
     name: tuple[str, str, str],
     uuid: str,
-    use: ContainerUse | None = None,
+    use: Use | None = None,
     *,
     slots: tuple[tuple[str, int], ...] = (("nvidia.com/gpu", 1),),
     gpus: float | None = 1.0,
@@ -124,7 +124,7 @@ def holder(
     return ContainerOnDevice(ContainerName(*name), Uuid(uuid), slots, gpus, memory, use)
 
 
-def user(name: tuple[str, str, str], uuid: str, use: ContainerUse) -> ContainerOnDevice:
+def user(name: tuple[str, str, str], uuid: str, use: Use) -> ContainerOnDevice:
     return ContainerOnDevice(ContainerName(*name), Uuid(uuid), use=use)
 
 
@@ -136,20 +136,20 @@ def process(
     comm: str = "python",
     sm: float | None = 0.25,
     owner: Owner = Owner.ASSIGNED,
-) -> ProcessUse:
+) -> Process:
     """A process: of a container that holds its card, if nothing else is said, or of the host."""
     whose = owner if name is not None or owner is not Owner.ASSIGNED else Owner.HOST
     named = ContainerName(*name) if name is not None else None
     memory = None if memory_mib is None else memory_mib * MIB
     times = (sm, sm and sm / 2, 0.0 if sm is not None else None, 0.0 if sm is not None else None)
-    return ProcessUse(pid, Uuid(uuid), "C", comm, whose, named, None, memory, *times)
+    return Process(pid, Uuid(uuid), "C", comm, whose, named, None, memory, *times)
 
 
 def node(
     name: str,
-    leaves: Iterable[Leaf],
+    leaves: Iterable[Device],
     containers: Iterable[ContainerOnDevice] = (),
-    processes: Iterable[ProcessUse] = (),
+    processes: Iterable[Process] = (),
     *,
     visible: bool = True,
 ) -> Snapshot:
@@ -157,7 +157,7 @@ def node(
     leaves, containers = tuple(leaves), tuple(containers)
     gpus = {one.gpu.uuid: one.gpu for one in leaves if one.gpu is not None}
     held = [row for row in containers if row.holds]
-    leaves += tuple(Leaf(uuid, None) for uuid in sorted({row.uuid for row in held} - {one.uuid for one in leaves}))
+    leaves += tuple(Device(uuid, None) for uuid in sorted({row.uuid for row in held} - {one.uuid for one in leaves}))
     return replace(
         empty_node(name),
         node=Node(name, ""),
@@ -183,7 +183,7 @@ def titans() -> Snapshot:
     """The `nvidia-smi` table of reference 000, and the pods that its processes might have been in."""
     leaves = [leaf(card(index, uuid, "TITAN V", 12066)) for index, uuid in enumerate(TITAN)]
 
-    def share(name: tuple[str, str, str], index: int, use: ContainerUse | None) -> ContainerOnDevice:
+    def share(name: tuple[str, str, str], index: int, use: Use | None) -> ContainerOnDevice:
         return holder(name, TITAN[index], use, slots=GPUSHARE, gpus=4 / 11, memory_mib=4096)
 
     return node(
@@ -230,7 +230,7 @@ def blind() -> Snapshot:
 def without_nvml() -> Snapshot:
     """A holder of a whole card while NVML is down: its share is known, its memory is not."""
     return replace(
-        node("n", [], [holder(HARD, TITAN[0], memory_mib=None)]), leaves=(Leaf(Uuid(TITAN[0]), None, holders=1),)
+        node("n", [], [holder(HARD, TITAN[0], memory_mib=None)]), leaves=(Device(Uuid(TITAN[0]), None, holders=1),)
     )
 
 
@@ -238,7 +238,7 @@ PARENT = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
 SHARED_1, SHARED_2, ALONE = instance(1, 1), instance(2, 1), instance(3)
 
 
-def partitioned(containers: Iterable[ContainerOnDevice], processes: Iterable[ProcessUse] = ()) -> Snapshot:
+def partitioned(containers: Iterable[ContainerOnDevice], processes: Iterable[Process] = ()) -> Snapshot:
     """A partitioned card: two compute instances that share a GPU instance's memory, and a MIG device of its own."""
     parent = card(0, PARENT, "A100", 81920, partitioned=True)
     return node("n", [leaf(parent, SHARED_1), leaf(parent, SHARED_2), leaf(parent, ALONE)], containers, processes)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from msgspec import structs
 
 from gpumap.agent.dialects import DIALECTS
+from gpumap.model.node import Gpu, GpuXids
 from gpumap.model.observations import Moment, NvmlReading, Source
 from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, Uuid
-from gpumap.model.snapshot import Gpu, GpuXids, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.dcgm_nodes import sample_node
 from tests.dialect_pages import (
     ALONE,
@@ -98,7 +99,7 @@ LOST = Uuid("GPU-11111111-1111-1111-1111-111111111111")
 
 def nvml(snapshot: Snapshot, **record: object) -> Snapshot:
     """With another record of what NVML answered."""
-    told = (replace(one, **record) if one.source is Source.NVML else one for one in snapshot.sources)  # type: ignore[arg-type]
+    told = (replace(one, **record) if one.source is Source.NVML else one for one in snapshot.node.sources)  # type: ignore[arg-type]
     return replace(snapshot, sources=tuple(told))
 
 
@@ -110,20 +111,20 @@ def rtx() -> Gpu:
         memory=DeviceMemory(8 * GIB, 706740224, 7883194368, 0),
         processes=(GpuProcess(4242, 499122176, "C+G"),),
         utilization_ratio=0.42,
-        memory_controller_ratio=0.02,
+        memory_controller_busy_ratio=0.02,
         encoder_ratio=0.0,
         decoder_ratio=0.0,
-        temperatures_celsius=(("gpu", 34.0),),
+        temperatures_celsius={"gpu": 34.0},
         power_watts=28.07,
         power_limit_watts=250.0,
         energy_joules=12_345.678,
-        clocks_hertz=(("graphics", 6e6), ("sm", 6e6), ("memory", 1.6e7), ("video", 5.4e8)),
-        clock_events=(("gpu_idle", True), ("sw_power_cap", False), ("hw_slowdown", False)),
+        clocks_hertz={"graphics": 6e6, "sm": 6e6, "memory": 1.6e7, "video": 5.4e8},
+        clock_events={"gpu_idle": True, "sw_power_cap": False, "hw_slowdown": False},
         performance_state=8,
-        fan_ratios=(("0", 0.0), ("1", 0.3)),
+        fan_speed_ratios={"0": 0.0, "1": 0.3},
         compute_mode="default",
-        power_limits_watts=(("requested", 250.0), ("default", 250.0), ("min", 105.0), ("max", 350.0)),
-        max_clocks_hertz=(("graphics", 2.1e9), ("sm", 2.1e9), ("memory", 7.751e9), ("video", 1.95e9)),
+        power_limits_watts={"requested": 250.0, "default": 250.0, "min": 105.0, "max": 350.0},
+        max_clocks_hertz={"graphics": 2.1e9, "sm": 2.1e9, "memory": 7.751e9, "video": 1.95e9},
         vbios_version="90.04.7A.40.73",
         compute_capability="7.5",
     )
@@ -143,11 +144,11 @@ def original() -> Snapshot:
         parent.reading,
         instances=devices,
         utilization_ratio=None,
-        memory_controller_ratio=None,
+        memory_controller_busy_ratio=None,
         encoder_ratio=None,
         decoder_ratio=None,
-        fan_ratios=(),
-        ecc_totals=(("corrected", "volatile", 1), ("uncorrected", "volatile", 0), ("uncorrected", "aggregate", 2)),
+        fan_speed_ratios={},
+        ecc_totals={"corrected": {"volatile": 1}, "uncorrected": {"volatile": 0, "aggregate": 2}},
         retired_pages_pending=False,
         vbios_version="96.00.A5.00.03",
         compute_capability="9.0",

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.agent_client import NoMapError, map_in
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import collected_long_ago
 from gpumap.model.errors import FatalError
-from gpumap.model.map import encode
+from gpumap.model.node import encode
 from tests.snapshots import busy_node
 
-FOUND = node_map(busy_node())
+FOUND = published(busy_node())
 
 
 def answered(**fields: object) -> bytes:

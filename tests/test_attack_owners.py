@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.join import Memory
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.agent.settings import resolve
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.procfs import ProcfsSource
@@ -93,12 +93,12 @@ def lies(snapshot: Snapshot, leaf: Uuid = CARD) -> dict[str, int | None]:
 
 def blamed(snapshot: Snapshot) -> list[tuple[str, str]]:
     """Whom `gpumap waste` accuses of what."""
-    shown = waste_values(node_map(snapshot), Shape())
+    shown = waste_values(published(snapshot), Shape())
     return [(one["finding"], one["pod"]) for one in shown["findings"] if one["finding"] in ("squatter", "leftover")]
 
 
 def holders(snapshot: Snapshot, leaf: Uuid = CARD) -> int | None:
-    return next(one.holders for one in snapshot.leaves if one.uuid == leaf)
+    return next(one.holders for one in snapshot.node.devices if one.uuid == leaf)
 
 
 # --- log directories --------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_user_of_a_claim_without_a_device_name_is_no_squatter() -> None:
     node.collect()
     snapshot = node.collect()
     assert lies(snapshot) == {}
-    assert holders(snapshot) != 0 or next(one.may_have_more for one in snapshot.leaves), "the claim may hold it"
+    assert holders(snapshot) != 0 or next(one.may_have_more for one in snapshot.node.devices), "the claim may hold it"
 
 
 def test_claim_that_may_be_for_administrators_is_named() -> None:
@@ -183,7 +183,7 @@ def test_claim_that_may_be_for_administrators_is_named() -> None:
     monitor, other = Pod("mon", "dcgm-exporter", claims=claims), Pod("kube-system", "proxy", {"main": {}})
     node = IdentityNode([Gpu(0)], [monitor, other], allocatable=None)
     node.collect()
-    shown = waste_values(node_map(node.collect()), Shape())
+    shown = waste_values(published(node.collect()), Shape())
     assert any("whether these claims have it: mon/dcgm-exporter." in sentence for sentence in shown["unknown"])
 
 
@@ -345,7 +345,7 @@ def test_kept_answer_makes_no_pod_gone_until_it_is_confirmed() -> None:
         split = owners(snapshot, CARD)
         assert (split["unknown"], split["gone"]) == (GIB, 0)
         assert use(snapshot, new.full(), CARD) is None, "a zero would be a finding"
-        assert node_map(snapshot).findings == ()
+        assert published(snapshot).findings == ()
     node.list_pods_again()
     snapshot = node.collect()
     assert owners(snapshot, CARD)["assigned"] == GIB
@@ -607,7 +607,7 @@ def test_wall_clock_that_is_set_on_makes_no_holder_idle() -> None:
     node.collect()
     node.collect()
     process.sm, node.jump = 0.0, 3600.0
-    shown = waste_values(node_map(node.collect()), Shape())
+    shown = waste_values(published(node.collect()), Shape())
     assert [one["why"] for one in shown["findings"] if one["finding"] == "idle"] == []
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.tables import Shape
 from gpumap.model.findings import Thresholds
+from gpumap.model.node import Use
 from gpumap.model.observations import Moment
 from gpumap.model.readings import ProcessSample
-from gpumap.model.snapshot import ContainerUse, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, use
@@ -75,14 +76,14 @@ def held(name: str = "batch") -> Pod:
     return Pod("ml", name, {"main": {"nvidia.com/gpu": [CARD]}})
 
 
-def of(snapshot: Snapshot, pod: Pod) -> ContainerUse:
+def of(snapshot: Snapshot, pod: Pod) -> Use:
     found = use(snapshot, pod.full(), CARD)
     assert found is not None
     return found
 
 
 def kinds(snapshot: Snapshot, shape: Shape | None = None) -> dict[str, str]:
-    return {row["finding"]: row["why"] for row in waste_values(node_map(snapshot), shape or Shape())["findings"]}
+    return {row["finding"]: row["why"] for row in waste_values(published(snapshot), shape or Shape())["findings"]}
 
 
 def test_short_processes_are_no_idleness() -> None:
@@ -208,7 +209,7 @@ async def test_utilization_is_no_more_than_all(tmp_path: Path) -> None:
     driver = Driver(gpus=[standin.Gpu(CARD, utilization_gpu=255, utilization_memory=4294967295)])
     gpu = (await measure(driver, tmp_path)).gpus[0]
     assert gpu.utilization_ratio is None or gpu.utilization_ratio <= 1
-    assert gpu.memory_controller_ratio is None or gpu.memory_controller_ratio <= 1
+    assert gpu.memory_controller_busy_ratio is None or gpu.memory_controller_busy_ratio <= 1
 
 
 # --- rows and values that cannot be ----------------------------------------------------------------------------------

@@ -12,9 +12,11 @@ from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.model.families import Family
+from gpumap.model.node import Gpu, OwnerUse, Process, SourceHealth
 from gpumap.model.observations import NvmlReading, Source
 from gpumap.model.readings import GpuReading
-from gpumap.model.snapshot import Gpu, LazyRows, Owner, OwnerUse, ProcessUse, Snapshot, SourceHealth
+from gpumap.model.snapshot import LazyRows, Snapshot
+from gpumap.model.terms import Owner
 from tests.snapshots import busy_node
 from tests.test_metrics import OF_GPUS
 
@@ -35,7 +37,7 @@ def whole_node() -> Snapshot:
             allocatable=leaf.allocatable[-1:],
             owners=(*leaf.owners, OwnerUse(Owner.MPS_SERVER, 1 << 20, 1)) if leaf.memory else leaf.owners,
         )
-        for leaf in snapshot.leaves
+        for leaf in snapshot.node.devices
     )
     return replace(snapshot, leaves=leaves)
 
@@ -69,7 +71,7 @@ def count_series(snapshot: Snapshot) -> dict[str, Counter[tuple[str, ...]]]:
 CONTRADICTORY = {
     GpuReading: {"fault", "max_mig_devices", "instances", "retired_pages", "sampled_seconds", "refusals", "unsampled"},
     Gpu: {"fault"},
-    ProcessUse: {"workload"},
+    Process: {"workload"},
     NvmlReading: {"gpus", "xids", "listening"},
     SourceHealth: {"reason", "detail"},
     Snapshot: {"expires", "hidden", "lost_driver"},
@@ -99,7 +101,7 @@ def test_something_has_every_field() -> None:
     """Of each kind of row, one row of the node has all fields that can be absent: each series is counted on it."""
     unset: dict[type, set[str]] = {}
     for one in values_of(busy_node()):
-        missing = {name for name in names_of(one) if getattr(one, name) in (None, (), "")}
+        missing = {name for name in names_of(one) if getattr(one, name) in (None, (), "", {})}
         missing -= CONTRADICTORY.get(type(one), set())
         unset[type(one)] = min(unset.get(type(one), missing), missing, key=len)
     assert {kind: missing for kind, missing in unset.items() if missing} == {}
@@ -122,14 +124,14 @@ def test_all_that_there_is_was_counted() -> None:
     snapshot = whole_node()
     counts = count_series(snapshot)
     assert len(counts["container"]) == len(snapshot.containers)
-    assert len(counts["leaf"]) == len(snapshot.leaves)
-    assert len(counts["gpu"]) == len(snapshot.gpus) + bool(snapshot.nameless_gpus)
+    assert len(counts["leaf"]) == len(snapshot.node.devices)
+    assert len(counts["gpu"]) == len(snapshot.node.gpus) + bool(snapshot.node.nameless_gpus)
 
 
 def test_a_source_that_fails_in_many_ways_costs_the_agent_little() -> None:
     """The agent's own series keep to the budget while each source has failed in three ways since the start."""
     snapshot = whole_node()
     reasons = {"hung": 1, "decode": 2, "deadline_exceeded": 3}
-    sources = tuple(replace(health, errors=reasons) for health in snapshot.sources)
+    sources = tuple(replace(health, errors=reasons) for health in snapshot.node.sources)
     assert len(sources) == len(Source)
     assert count_series(replace(snapshot, sources=sources))["agent"][()] <= MOST["agent"]

@@ -10,9 +10,10 @@ import pytest
 from msgspec import structs
 
 from gpumap.agent.changes import log_changes
+from gpumap.model.node import Gpu
 from gpumap.model.observations import NvmlReading, Observations, Observed
 from gpumap.model.readings import XidError
-from gpumap.model.snapshot import Gpu, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import Gpu as MadeGpu
 from tests.nodes import Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.snapshots import busy_node, empty_node, gpu

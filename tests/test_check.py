@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 
 from gpumap.agent.join.inventory import KnownGpu, take_inventory
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
 from gpumap.model import remedies
 from gpumap.model.check import FATAL_XIDS, HUNG_SECONDS, LINE_BYTES, RECENT_SECONDS, check, short_line
-from gpumap.model.map import (
+from gpumap.model.node import (
     GpuEntry,
     GpuXidsEntry,
     NamelessGpuEntry,
-    NodeMap,
+    Node,
     RecoveryEntry,
     XidCountEntry,
 )
@@ -32,7 +32,7 @@ from tests.demo_process import GPUMAP
 from tests.shown import changed, with_gpus
 from tests.snapshots import busy_node, empty_node, gpu
 
-BUSY = node_map(replace(busy_node(4), nameless_gpus=(), gpus=tuple(map(gpu, range(4)))))
+BUSY = published(replace(busy_node(4), nameless_gpus=(), gpus=tuple(map(gpu, range(4)))))
 WELL = changed(
     BUSY,
     capabilities={**BUSY.capabilities, "xid_events": True},
@@ -43,7 +43,7 @@ WELL = changed(
 """Four GPUs of which everything is known and well."""
 
 
-def with_fault(fault: str, *numbers: int, silent_seconds: float = 0.0) -> NodeMap:
+def with_fault(fault: str, *numbers: int, silent_seconds: float = 0.0) -> Node:
     """The node with GPUs that do not answer: of such a GPU, no reading is known."""
 
     def change(on: GpuEntry) -> GpuEntry:
@@ -61,22 +61,22 @@ def with_fault(fault: str, *numbers: int, silent_seconds: float = 0.0) -> NodeMa
     return with_gpus(WELL, change, *numbers)
 
 
-def with_xid(code: int, age_seconds: float | None) -> NodeMap:
+def with_xid(code: int, age_seconds: float | None) -> Node:
     last = None if age_seconds is None else WELL.timestamp - age_seconds
     xids = GpuXidsEntry(counts=(XidCountEntry(xid=code, errors=1, last=last),), blind_seconds=0.0)
     return with_gpus(WELL, lambda on: changed(on, xids=xids), 1)
 
 
-def recovering(action: str) -> NodeMap:
+def recovering(action: str) -> Node:
     return with_gpus(WELL, lambda on: changed(on, recovery_action=RecoveryEntry(action=action, remedy=None)), 1)
 
 
-def with_ecc(grew_seconds_ago: float) -> NodeMap:
+def with_ecc(grew_seconds_ago: float) -> Node:
     at = WELL.timestamp - grew_seconds_ago
     return with_gpus(WELL, lambda on: changed(on, ecc_uncorrected_at=at), 1)
 
 
-def flagged(name: str) -> NodeMap:
+def flagged(name: str) -> Node:
     return with_gpus(WELL, lambda on: changed(on, **{name: True}), 1)
 
 
@@ -160,7 +160,7 @@ def test_the_worst_gpu_first() -> None:
         (recovering("code_99"), 1),
     ],
 )
-def test_errors_of_now(node: NodeMap, code: int) -> None:
+def test_errors_of_now(node: Node, code: int) -> None:
     """An error counts for an hour; one of an unknown time, or of an application, is no problem of the GPU."""
     assert check(node).code == code
 
@@ -191,7 +191,7 @@ def test_no_evidence_at_all() -> None:
     """A stale map, NVML down and a driver without GPUs are unknown: a problem was not seen, nor its absence."""
     stale = "no collection for more than 60 s: collections are late, fail or hang: see gpumap's log"
     assert check(changed(WELL, gpus=(), stale=stale)) == (2, short_line(f"no current data: {stale}"))
-    assert check(node_map(empty_node())).code == 2
+    assert check(published(empty_node())).code == 2
     assert check(changed(WELL, gpus=())) == (2, "the driver lists no GPU")
     down = tuple(changed(one, up=one.source != "nvml", reason="driver_not_loaded") for one in WELL.sources)
     assert check(changed(WELL, sources=down)) == (2, "NVML does not answer: driver_not_loaded")
@@ -213,8 +213,7 @@ def test_when_memory_errors_grew() -> None:
     uuid = Uuid("GPU-1")
 
     def at(wall: float, known: tuple[KnownGpu, ...], **errors: int) -> tuple[tuple[KnownGpu, ...], float | None]:
-        counts = tuple(("uncorrected", location, count) for location, count in errors.items())
-        reading = GpuReading(0, uuid=uuid, ecc_errors=(("corrected", "dram", int(wall)), *counts))
+        reading = GpuReading(0, uuid=uuid, ecc_errors={"corrected": {"dram": int(wall)}, "uncorrected": errors})
         inventory = take_inventory(NvmlReading("1", "1", "1", gpus=(reading,)), wall, known, len(known) or 1)
         return inventory.known, inventory.gpus[0].ecc_uncorrected_at
 

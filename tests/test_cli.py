@@ -24,7 +24,7 @@ import yaml
 from aiohttp import web
 
 from gpumap import __version__
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.agent.settings import FLAGS
 from gpumap.cli.command_line import Parser, parse
 from gpumap.dispatch import command_parser
@@ -455,7 +455,7 @@ def test_what_is_no_url_is_a_mistake(url: str) -> None:
 
 async def test_map_of_something_else() -> None:
     """404, another error, no JSON, JSON of something else, a cut answer: exit code 1, and one line saying which."""
-    whole = msgspec.to_builtins(node_map(empty_node()))
+    whole = msgspec.to_builtins(published(empty_node()))
     parts = {"version": 1, "devices": [], "gpus": [], "unmatched": [], "sources": [], "capabilities": {}}
     answers: dict[str, tuple[int, str | bytes, str | None]] = {
         "down": (503, "the first collection is not finished\n", "answered 503"),

@@ -7,8 +7,10 @@ from hypothesis import given
 from msgspec import structs
 
 from gpumap.agent.dialects.arms import FAMILIES
+from gpumap.model.node import ContainerOnDevice, UnmatchedSlots
 from gpumap.model.observations import ContainerName
-from gpumap.model.snapshot import ContainerOnDevice, Owner, Snapshot, UnmatchedSlots
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.dialect_pages import (
     ALONE,
     GPUSHARE,
@@ -78,7 +80,7 @@ def test_the_questions_of_the_dashboards() -> None:
 def test_a_processs_times_are_its_own_in_percent() -> None:
     """All four engines of each process, without a group of --collect; what is not told is absent."""
     times = process(7, V100, 1, HARD)._replace(
-        sm_ratio=0.29, memory_controller_ratio=0.07, encoder_ratio=0.5, decoder_ratio=0.25
+        sm_ratio=0.29, memory_controller_busy_ratio=0.07, encoder_ratio=0.5, decoder_ratio=0.25
     )
     snapshot = node("n", [leaf(card(0, V100, "V100"))], [], [times, process(8, V100, None, HARD, sm=None)])
     assert {name: told(snapshot, f"PROCESS_{name}", "ProcessId") for name in PROCESS} == {
@@ -95,7 +97,7 @@ def test_the_node_tells_a_processs_times() -> None:
     truth = TestNode([NodeGpu(0)])
     truth.processes = [NodeProcess(10, truth.gpus[0].uuid, None, sm=0.5)]
     (seen,) = truth.collect().processes
-    assert (seen.sm_ratio, seen.memory_controller_ratio, seen.encoder_ratio, seen.decoder_ratio) == (
+    assert (seen.sm_ratio, seen.memory_controller_busy_ratio, seen.encoder_ratio, seen.decoder_ratio) == (
         0.5,
         0.25,
         0.0,
@@ -129,7 +131,7 @@ def test_how_a_card_is_given_away(containers: list[ContainerOnDevice], mode: int
 def test_no_mode_and_no_share_without_a_list() -> None:
     """An old List is nobody's word on what is given away; nor are slots on the cards that they may be on."""
     snapshot = held()
-    unknown = replace(snapshot, leaves=tuple(replace(one, holders=None) for one in snapshot.leaves))
+    unknown = replace(snapshot, leaves=tuple(replace(one, holders=None) for one in snapshot.node.devices))
     assert only(unknown, "ALLOCATE_MODE") is only(unknown, "DEV_FB_ALLOCATED") is None
     assert only(unknown, "DEV_FB_TOTAL") == 16160
     slots = UnmatchedSlots(ContainerName(*HARD), "aliyun.com/gpu-mem", "untrusted_id", 4)
@@ -262,7 +264,7 @@ def test_a_shared_mig_device_is_shared() -> None:
     sliced = holder(HARD, ALONE.uuid, gpus=1 / 28, memory_mib=None)
     snapshot = partitioned([sliced])
     assert only(snapshot, "ALLOCATE_MODE") is None
-    offered = tuple(replace(one, allocatable=(("nvidia.com/gpu", 4),)) for one in snapshot.leaves)
+    offered = tuple(replace(one, allocatable=(("nvidia.com/gpu", 4),)) for one in snapshot.node.devices)
     assert only(replace(snapshot, leaves=offered), "ALLOCATE_MODE") == 2
     assert only(replace(snapshot, leaves=offered), "CONTAINER_CP_ALLOCATED") is None
 
@@ -287,7 +289,7 @@ def test_what_is_granted_adds_up_to_what_is_given_away(truth: TestNode) -> None:
     ).items():
         granted[uuid] = granted.get(uuid, 0) + value
     holders: dict[tuple[str, int], set[ContainerName]] = {}
-    for one in snapshot.leaves:
+    for one in snapshot.node.devices:
         if one.gpu is not None and one.instance is not None:
             names = {row.name for row in snapshot.containers if row.holds and row.uuid == one.uuid}
             holders.setdefault((one.gpu.uuid, one.instance.gpu_instance_id), set()).update(names)

@@ -14,20 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpumap.agent.dialects.dcgm import BEFORE_4_9
 from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
 from gpumap.agent.exposition import Exposition
+from gpumap.model.node import ContainerOnDevice, ContainerXids, Device, GpuXids, Node, OwnerUse, Process, SourceHealth
 from gpumap.model.observations import ContainerName, Moment, Source
 from gpumap.model.readings import DeviceMemory, GpuReading
-from gpumap.model.snapshot import (
-    ContainerOnDevice,
-    ContainerXids,
-    GpuXids,
-    Leaf,
-    Node,
-    Owner,
-    OwnerUse,
-    ProcessUse,
-    Snapshot,
-    SourceHealth,
-)
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.dcgm_nodes import (
     CARD,
     P1,
@@ -247,7 +238,7 @@ def test_a_squatter_and_the_holder_have_a_row_each() -> None:
     ],
     ids=["another pod's", "of a UID without a name", "of nobody knows whom", "a namesake's", "an init container's"],
 )
-def test_a_process_that_may_be_anothers_ends_the_exclusive_hold(other: ProcessUse) -> None:
+def test_a_process_that_may_be_anothers_ends_the_exclusive_hold(other: Process) -> None:
     """The card's memory is the holder's only while every process there is known to be its own."""
     owners = processes_of(Owner.ASSIGNED), processes_of(other.owner)
     snapshot = node(holder(TRAINER, of=use(GIB, 0.5)), leaves=(leaf(card(), *owners),), processes=(process(TRAINER),))
@@ -313,7 +304,7 @@ def test_without_a_list_users_are_told_and_nobody_holds() -> None:
 
 def test_while_nvml_is_down_nothing_is_told() -> None:
     """The kubelet alone measures nothing."""
-    snapshot = replace(node(holder(TRAINER)), gpus=(), leaves=(Leaf(CARD, None),), driver=None, xids=())
+    snapshot = replace(node(holder(TRAINER)), gpus=(), leaves=(Device(CARD, None),), driver=None, xids=())
     assert page(snapshot) == ""
 
 

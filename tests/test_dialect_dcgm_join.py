@@ -8,8 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpumap.agent.dialects.dcgm_join import FAMILIES
 from gpumap.agent.exposition import Exposition
+from gpumap.model.node import ContainerOnDevice, Device
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ContainerOnDevice, Leaf, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.dcgm_nodes import (
     CARD,
     P1,
@@ -60,7 +61,7 @@ def test_who_uses_without_holding_owns_nothing() -> None:
 def test_a_claim_that_looks_on_owns_nothing() -> None:
     """Admin access is no share of the card, whether NVML answers or not."""
     monitored = node(holder(TRAINER), holder(P1, gpus=0.0))
-    down = replace(monitored, gpus=(), leaves=(Leaf(CARD, None),), driver=None)
+    down = replace(monitored, gpus=(), leaves=(Device(CARD, None),), driver=None)
     assert owners(monitored) == owners(down) == [(CARD, "", "ml", "job-0", "trainer")]
 
 
@@ -86,7 +87,7 @@ def test_a_partitioned_gpu_that_is_held_as_a_whole_is_owned_with_its_instances()
 
 def test_it_stands_while_nvml_is_down() -> None:
     """A GPU's uuid is in the kubelet's answer; of a MIG device only NVML knows the GPU."""
-    down = (Leaf(CARD, None), Leaf(Uuid("MIG-1"), None))
+    down = (Device(CARD, None), Device(Uuid("MIG-1"), None))
     snapshot = replace(node(holder(TRAINER), holder(P1, Uuid("MIG-1"))), gpus=(), leaves=down, driver=None)
     assert owners(snapshot) == [(CARD, "", "ml", "job-0", "trainer")]
 
@@ -109,8 +110,8 @@ def test_owners_are_the_holders(truth: TestNode) -> None:
     snapshot = truth.collect()
     found = owners(snapshot)
     assert len(found) == len(set(found))
-    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu}
-    gpu_of.update({gpu.uuid: gpu.uuid for gpu in snapshot.gpus})
+    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.node.devices if leaf.gpu}
+    gpu_of.update({gpu.uuid: gpu.uuid for gpu in snapshot.node.gpus})
     owning = [
         row for row in snapshot.containers if (row.holds or (row.use and row.use.scheduled)) and not row.reservation
     ]

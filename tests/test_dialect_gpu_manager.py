@@ -8,8 +8,9 @@ from hypothesis import given
 
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.dialects.gpu_manager import FAMILIES
+from gpumap.model.node import UnmatchedSlots
 from gpumap.model.observations import ContainerName
-from gpumap.model.snapshot import Snapshot, UnmatchedSlots
+from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import (
     ALONE,
     HARD,

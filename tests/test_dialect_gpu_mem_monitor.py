@@ -5,7 +5,8 @@ from hypothesis import given
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.dialects.gpu_mem_monitor import FAMILIES
-from gpumap.model.snapshot import Owner, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.dialect_pages import (
     HARD,
     MAIN,
@@ -108,7 +109,7 @@ def test_compute_instances_have_their_own_processes() -> None:
 def test_every_process_that_tells_its_memory_is_there_once(truth: TestNode) -> None:
     """On generated nodes: as many rows as processes, nothing added and nothing lost."""
     snapshot = truth.collect()
-    seen = dict(snapshot.capabilities)["pid_visibility"]
+    seen = snapshot.node.capabilities["pid_visibility"]
     assert told(snapshot, "app_pid", "gpu_uuid") == {
         (str(one.pid), one.uuid): one.memory_bytes >> 20
         for one in snapshot.processes

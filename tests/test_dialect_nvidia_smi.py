@@ -13,9 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpumap.agent.dialects.nvidia_smi import COUNTED_EVENTS, EVENTS, FAMILIES
 from gpumap.agent.dialects.nvidia_smi_readers import plain
 from gpumap.agent.metrics import GROUPS, native
+from gpumap.model.node import GpuXids
 from gpumap.model.observations import Moment
 from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, DeviceMemory, GpuProcess, GpuReading, Uuid
-from gpumap.model.snapshot import GpuXids, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import (
     ALONE,
     ESCAPED,
@@ -49,8 +50,8 @@ def value(snapshot: Snapshot, name: str, *labels: str) -> dict[tuple[str, ...], 
 
 def changed(snapshot: Snapshot, change: Callable[[GpuReading], GpuReading]) -> Snapshot:
     """The same node, every GPU of it with another reading."""
-    cards = {one.uuid: replace(one, reading=one.reading and change(one.reading)) for one in snapshot.gpus}
-    leaves = tuple(replace(one, gpu=one.gpu and cards[one.gpu.uuid]) for one in snapshot.leaves)
+    cards = {one.uuid: replace(one, reading=one.reading and change(one.reading)) for one in snapshot.node.gpus}
+    leaves = tuple(replace(one, gpu=one.gpu and cards[one.gpu.uuid]) for one in snapshot.node.devices)
     return replace(snapshot, gpus=tuple(cards.values()), leaves=leaves)
 
 
@@ -88,7 +89,7 @@ def test_what_a_card_does_not_support_is_absent() -> None:
     """A card that tells nothing but its name has its info, its index, and no other series."""
     blank = GpuReading(0, uuid=Uuid(TITAN[0]))
     snapshot = changed(node("n", [leaf(card(0, TITAN[0], "TITAN V"))], visible=False), lambda _: blank)
-    snapshot = replace(snapshot, gpus=tuple(replace(one, recovery_action=None) for one in snapshot.gpus))
+    snapshot = replace(snapshot, gpus=tuple(replace(one, recovery_action=None) for one in snapshot.node.gpus))
     found = re.findall(r"^(\w+)\{.*uuid=", page(FAMILIES, snapshot), re.MULTILINE)
     assert found == ["nvidia_smi_gpu_info", "nvidia_smi_index"]
 
@@ -275,7 +276,7 @@ groups:
 """Those of reference 001."""
 AGENT = {"namespace": "monitoring", "pod": "gpumap-x", "container": "gpumap"}
 """The labels that the ServiceMonitor's target gives to what has none of its own."""
-BUSY = GpuReading(0, utilization_ratio=0.95, memory_controller_ratio=0.05, temperatures_celsius=(("gpu", 85.0),))
+BUSY = GpuReading(0, utilization_ratio=0.95, memory_controller_busy_ratio=0.05, temperatures_celsius={"gpu": 85.0})
 
 
 def stressed() -> Snapshot:

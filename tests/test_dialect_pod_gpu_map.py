@@ -9,9 +9,10 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.dialects.pod_gpu_map import FAMILIES, node_family
 from gpumap.agent.exposition import Exposition
 from gpumap.model.families import Family
+from gpumap.model.node import ContainerOnDevice, Device, Gpu, Node
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ContainerOnDevice, Gpu, Leaf, Node, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import lints
 from tests.snapshots import UNKNOWN_USE, busy_node, empty_node, gpu, instances
 
@@ -48,7 +49,7 @@ def node(*containers: ContainerOnDevice, name: str = "ti", nvml: bool = True) ->
         card(0, CARD_0, "4080ti"),
         card(1, CARD_1, "2080ti"),
     )
-    leaves = tuple(Leaf(one.uuid, one if nvml else None) for one in cards)
+    leaves = tuple(Device(one.uuid, one if nvml else None) for one in cards)
     return replace(empty_node(name), gpus=cards if nvml else (), leaves=leaves, containers=containers)
 
 
@@ -101,7 +102,7 @@ def test_a_mig_device_has_its_own_uuid_and_its_gpus_model() -> None:
     parent = replace(gpu(0, partitioned=True), model="A100")
     instance = instances(parent)[0]
     rows = (holder("mig", instance.uuid), holder("whole", parent.uuid))
-    snapshot = replace(node(*rows), gpus=(parent,), leaves=(Leaf(instance.uuid, parent, instance),))
+    snapshot = replace(node(*rows), gpus=(parent,), leaves=(Device(instance.uuid, parent, instance),))
     read = next(iter(text_string_to_metric_families(page(FAMILIES, snapshot)))).samples
     assert {(one.labels["pod_name"], one.labels["gpu_id"], one.labels["gpu_model"]) for one in read} == {
         ("mig", instance.uuid, "A100"),

@@ -17,9 +17,10 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.flags import ALL_DIALECTS, WITH_SHARED_NAMES
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.model.families import Family, NumberedFamilies
+from gpumap.model.node import Gpu, GpuXids
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import ECC_LOCATIONS, ECC_TYPES, DeviceMemory, GpuReading
-from gpumap.model.snapshot import Gpu, GpuXids, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import DOCS, GOLDEN, documented_lints, golden, lints, shuffled, titans
 from tests.dialect_samples import SAMPLES
 from tests.examples import examples
@@ -48,8 +49,8 @@ def with_everything() -> Snapshot:
 
 def tell_all(snapshot: Snapshot) -> Snapshot:
     """The same node, whose GPUs tell everything that GPUs tell: every second one is an old card."""
-    told = {one.uuid: _telling(one, gpu(0) if one.index % 2 == 0 else pascal(0)) for one in snapshot.gpus}
-    leaves = tuple(replace(leaf, gpu=told.get(leaf.gpu.uuid) if leaf.gpu else None) for leaf in snapshot.leaves)
+    told = {one.uuid: _telling(one, gpu(0) if one.index % 2 == 0 else pascal(0)) for one in snapshot.node.gpus}
+    leaves = tuple(replace(leaf, gpu=told.get(leaf.gpu.uuid) if leaf.gpu else None) for leaf in snapshot.node.devices)
     xids = tuple(GpuXids(uuid, ((31, 2), (79, 1)), 0.5, 79) for uuid in told)
     return replace(snapshot, driver=DRIVER, gpus=tuple(told.values()), leaves=leaves, xids=xids)
 
@@ -65,9 +66,10 @@ def _telling(one: Gpu, like: Gpu) -> Gpu:
 
 def full(snapshot: Snapshot) -> Snapshot:
     """The same node, whose GPUs and devices are of no age: each tells all that any tells."""
-    told = {one.uuid: replace(one, reading=one.reading and _full(one.reading)) for one in snapshot.gpus}
+    told = {one.uuid: replace(one, reading=one.reading and _full(one.reading)) for one in snapshot.node.gpus}
     leaves = tuple(
-        replace(leaf, gpu=told.get(leaf.gpu.uuid) if leaf.gpu else None, memory=MEMORY) for leaf in snapshot.leaves
+        replace(leaf, gpu=told.get(leaf.gpu.uuid) if leaf.gpu else None, memory=MEMORY)
+        for leaf in snapshot.node.devices
     )
     return replace(snapshot, gpus=tuple(told.values()), leaves=leaves)
 
@@ -76,10 +78,10 @@ def _full(reading: GpuReading) -> GpuReading:
     return structs.replace(
         reading,
         memory=MEMORY,
-        retired_pages=(("single_bit_ecc", 2), ("double_bit_ecc", 0)),
+        retired_pages={"single_bit_ecc": 2, "double_bit_ecc": 0},
         retired_pages_pending=True,
-        ecc_errors=tuple((kind, location, 1) for kind in ECC_TYPES for location in ECC_LOCATIONS),
-        ecc_totals=tuple((kind, since, 1) for kind in ECC_TYPES for since in ("volatile", "aggregate")),
+        ecc_errors={kind: dict.fromkeys(ECC_LOCATIONS, 1) for kind in ECC_TYPES},
+        ecc_totals={kind: {"volatile": 1, "aggregate": 1} for kind in ECC_TYPES},
     )
 
 

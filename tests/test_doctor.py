@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.agent.self_check import CAPABILITIES, look, privileges
 from gpumap.agent.settings import resolve
 from gpumap.cli import this_node
@@ -28,11 +28,11 @@ from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.lab.demo.pods_api import FakePodsApi
 from gpumap.model import remedies
-from gpumap.model.map import NodeMap, decode, encode
+from gpumap.model.node import ContainerXids, GpuXids, Node, decode, encode
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import ContainerName, Source
 from gpumap.model.readings import SAMPLES_NEW
-from gpumap.model.snapshot import ContainerXids, GpuXids, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.agent import run_agent, serve, until
 from tests.command import run_command_in_loop
@@ -82,12 +82,12 @@ def well() -> TestNode:
 
 def telling(snapshot: Snapshot) -> Snapshot:
     """The node with a driver that tells GPM and XID events too."""
-    more = {**dict(snapshot.capabilities), "gpm": True, "xid_events": True}
+    more = {**snapshot.node.capabilities, "gpm": True, "xid_events": True}
     return replace(snapshot, capabilities=tuple(more.items()))
 
 
 def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Result]:
-    return by_name(examine(node_map(node.collect()), facts))
+    return by_name(examine(published(node.collect()), facts))
 
 
 # --- on documents -----------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Result
 
 def test_all_well() -> None:
     """Everything is ok, in the ladder's order, and says what was seen."""
-    found = by_name(examine(node_map(telling(well().collect())), ALL_WELL))
+    found = by_name(examine(published(telling(well().collect())), ALL_WELL))
     assert list(found) == [*LADDER, "unmatched_slots", "capabilities", "api_token", "runtime_socket"]
     assert {one.state for one in found.values()} == {"ok"}
     assert [one.check for one in found.values() if one.required] == ["kubelet", "nvml"]
@@ -112,7 +112,7 @@ def test_all_well() -> None:
 
 def test_an_agents_document_alone() -> None:
     """With --url nothing of this machine is judged: neither its files nor its privileges."""
-    found = by_name(examine(node_map(telling(well().collect())), None))
+    found = by_name(examine(published(telling(well().collect())), None))
     assert list(found) == [*LADDER, "unmatched_slots"]
     assert {one.state for name, one in found.items() if name != "push"} == {"ok"}
     assert found["push"].state == "missing", "this one polls, and its own log says why"
@@ -125,7 +125,7 @@ def test_an_agents_document_alone() -> None:
 @pytest.mark.parametrize("snapshot", [empty_node(), busy_node(3)])
 def test_every_document_can_be_examined(snapshot: object) -> None:
     """Whatever is up or down; the table is complete either way."""
-    checks = examine(node_map(snapshot), None)  # type: ignore[arg-type] # a snapshot
+    checks = examine(published(snapshot), None)  # type: ignore[arg-type] # a snapshot
     assert [one.check for one in checks if "/" not in one.check][: len(LADDER)] == LADDER
     for screen in (Screen(), Screen(60, colours=True)):
         text = doctor_table(checks, Shape(screen=screen))
@@ -162,9 +162,9 @@ def test_second_list_has_a_row_of_its_own() -> None:
     snapshot = node.collect()
     sources = tuple(
         replace(one, reason=reason, detail="no process") if one.source is Source.KUBELET else one
-        for one in snapshot.sources
+        for one in snapshot.node.sources
     )
-    remote = by_name(examine(node_map(replace(snapshot, sources=sources)), None))
+    remote = by_name(examine(published(replace(snapshot, sources=sources)), None))
     for found in (examined(node, failed), remote):
         assert found["kubelet"].state == "ok"
         assert (found["second_list"].state, found["second_list"].why) == ("failed", f"{reason}: no process")
@@ -195,9 +195,9 @@ def test_pods_api_has_a_row() -> None:
     snapshot = node.collect()
     sources = tuple(
         replace(one, reason=reason, detail="no socket") if one.source is Source.POD_IDENTITY else one
-        for one in snapshot.sources
+        for one in snapshot.node.sources
     )
-    remote = by_name(examine(node_map(replace(snapshot, sources=sources)), None))
+    remote = by_name(examine(published(replace(snapshot, sources=sources)), None))
     for found in (examined(node, replace(ALL_WELL, pods_api=Answer(reason=reason, detail="no socket"))), remote):
         assert (found["pods_api"].state, found["pods_api"].why) == ("missing", f"{reason}: no socket")
         assert found["pods_api"].remedy == remedies.SOURCES[Source.POD_IDENTITY][reason]
@@ -240,16 +240,16 @@ def test_gpu_that_is_down() -> None:
 def test_gpu_that_needs_something() -> None:
     """What the driver asks for is a line with its words, of a GPU that is up or down; `none` is not."""
     snapshot = well().collect()
-    up, down = snapshot.gpus
+    up, down = snapshot.node.gpus
     ill = (replace(up, recovery_action="drain_and_reset"), replace(down, fault="lost", recovery_action="node_reboot"))
-    found = by_name(examine(node_map(replace(snapshot, gpus=ill)), None))
+    found = by_name(examine(published(replace(snapshot, gpus=ill)), None))
     for number, action in enumerate(("drain_and_reset", "node_reboot")):
         check = found[f"gpu/{number}/recovery_action"]
         assert (check.state, check.required, check.why) == ("degraded", False, f"the driver requests it: {action}")
         assert check.remedy == remedies.RECOVERY[action].replace("<index>", str(number))
     assert found["gpu/1"].state == "failed"
     fine = replace(snapshot, gpus=(replace(up, recovery_action="none"), replace(down, recovery_action=None)))
-    assert not [one for one in examine(node_map(fine), None) if one.check.startswith("gpu/")]
+    assert not [one for one in examine(published(fine), None) if one.check.startswith("gpu/")]
 
 
 MEMORY_ILLS = {"row_remap_pending": "degraded", "row_remap_failure": "failed"}
@@ -262,7 +262,7 @@ def test_rows_of_memory(ills: list[str]) -> None:
     assert card.reading is not None
     pending, failure = (one in ills for one in MEMORY_ILLS)
     ill = replace(card, reading=structs.replace(card.reading, row_remap_pending=pending, row_remap_failure=failure))
-    found = by_name(examine(node_map(replace(busy_node(3), gpus=(ill,))), None))
+    found = by_name(examine(published(replace(busy_node(3), gpus=(ill,))), None))
     assert {name: check.state for name, check in found.items() if name.startswith("gpu/0/row")} == {
         f"gpu/0/{one}": MEMORY_ILLS[one] for one in ills
     }
@@ -274,31 +274,26 @@ def test_errors_that_could_not_be_corrected() -> None:
     """They are a warning that counts them by where they were; corrected ones are nothing to see to."""
     card = gpu(0)
     assert card.reading is not None
-    errors = (
-        ("corrected", "dram", 7),
-        ("uncorrected", "dram", 9),
-        ("uncorrected", "sram", 1),
-        ("uncorrected", "cbu", 0),
-    )
+    errors = {"corrected": {"dram": 7}, "uncorrected": {"dram": 9, "sram": 1, "cbu": 0}}
     ill = replace(card, reading=structs.replace(card.reading, ecc_errors=errors))
-    found = examine(node_map(replace(busy_node(3), gpus=(ill,))), None)
+    found = examine(published(replace(busy_node(3), gpus=(ill,))), None)
     check = by_name(found)["gpu/0/ecc_uncorrected"]
     assert (check.state, check.remedy) == ("warning", remedies.HEALTH["ecc_uncorrected"])
     assert check.why == "10 memory errors over its life were not correctable: dram 9, sram 1"
     assert works(found)
-    fine = replace(card, reading=structs.replace(card.reading, ecc_errors=(errors[0], errors[-1])))
-    names = [one.check for one in examine(node_map(replace(busy_node(3), gpus=(fine,))), None)]
+    fine = replace(card, reading=structs.replace(card.reading, ecc_errors={**errors, "uncorrected": {"cbu": 0}}))
+    names = [one.check for one in examine(published(replace(busy_node(3), gpus=(fine,))), None)]
     assert "gpu/0/ecc_uncorrected" not in names
 
 
 def test_xid_errors() -> None:
     """A GPU's XID errors are a warning with their codes and the pods that they hit; the MIG device's are its GPU's."""
     snapshot = busy_node(3)
-    mig = next(leaf for leaf in snapshot.leaves if leaf.instance)
+    mig = next(leaf for leaf in snapshot.node.devices if leaf.instance)
     assert mig.gpu is not None
     hits = tuple(ContainerXids(ContainerName("ml", f"job-{one}", "main"), mig.uuid, 31, 1) for one in range(5))
     counts = GpuXids(mig.gpu.uuid, ((31, 2), (79, 1)), 0.0)
-    found = examine(node_map(replace(snapshot, xids=(counts,), container_xids=hits)), None)
+    found = examine(published(replace(snapshot, xids=(counts,), container_xids=hits)), None)
     (check,) = [one for one in found if one.check.endswith("/xid")]
     assert (check.check, check.state, check.required) == ("gpu/1/xid", "warning", False)
     assert check.why == "XID 31 (2×), 79 (1×), while ml/job-0, ml/job-1, ml/job-2 and 2 more held or used it"
@@ -309,16 +304,16 @@ def test_xid_errors() -> None:
 def test_what_a_driver_does_not_tell() -> None:
     """GPM is not needed before Hopper, XID events are missing where nobody listens; without a GPU nothing is known."""
     snapshot = busy_node(3)
-    mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.capabilities))
-    found = by_name(examine(node_map(mute), None))
+    mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.node.capabilities))
+    found = by_name(examine(published(mute), None))
     assert (found["gpm"].state, found["xid_events"].state) == ("not needed", "missing")
     assert found["gpm"].remedy == remedies.CAPABILITIES["gpm"]
     assert "--nvml-release" in (found["xid_events"].why or "")
     assert found["xid_events"].remedy == remedies.CAPABILITIES["xid_events"]
-    told = by_name(examine(node_map(snapshot), None))
+    told = by_name(examine(published(snapshot), None))
     assert told["gpm"].seen == "activity of SMs, tensor cores and memory, on 8 devices"
     assert told["xid_events"].seen == "registered on 3 GPUs"
-    none = by_name(examine(node_map(empty_node()), None))
+    none = by_name(examine(published(empty_node()), None))
     assert (none["gpm"].state, none["xid_events"].state) == ("unknown", "unknown")
 
 
@@ -326,19 +321,19 @@ def test_what_a_driver_does_not_tell() -> None:
 def test_what_is_left_out_is_not_needed(group: str, check: str) -> None:
     """What --collect leaves out says so, and blames neither the driver nor the GPU."""
     snapshot = busy_node(3)
-    mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.capabilities))
+    mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.node.capabilities))
     collect = [one for one in ("device", "gpm", "health") if one != group]
-    found = by_name(examine(node_map(mute, collect=collect), None))
+    found = by_name(examine(published(mute, collect=collect), None))
     left_out = Result(check, "not needed", False, "", f"--collect leaves out the group {group}")
     assert found[check] == left_out
-    assert by_name(examine(node_map(empty_node(), collect=collect), None))[check] == left_out
-    assert "--collect" not in (by_name(examine(node_map(mute, collect=["gpm", "health"]), None))[check].why or "")
+    assert by_name(examine(published(empty_node(), collect=collect), None))[check] == left_out
+    assert "--collect" not in (by_name(examine(published(mute, collect=["gpm", "health"]), None))[check].why or "")
 
 
 def test_a_document_that_is_stale() -> None:
     """What is required fails with the reason; of all else nothing is known, and nobody is blamed for it."""
     why = "no collection for more than 5 s: the driver was let go of"
-    found = examine(node_map(empty_node(), stale=why), None)
+    found = examine(published(empty_node(), stale=why), None)
     assert [one.check for one in found] == [*LADDER, "unmatched_slots"]
     assert [(one.state, one.why) for one in found if one.required] == [("failed", why)] * 2
     assert {(one.state, one.remedy) for one in found if not one.required} == {("unknown", None)}
@@ -347,7 +342,7 @@ def test_a_document_that_is_stale() -> None:
 
 def test_a_document_of_an_older_gpumap() -> None:
     """What its agent did not tell yet is not judged."""
-    document = json.loads(encode(node_map(busy_node(3))))
+    document = json.loads(encode(published(busy_node(3))))
     of_node = ("accounts", "container_xids", "collect", "stale")
     of_gpu = ("recovery_action", "remedies", "row_remap_pending", "row_remap_failure", "ecc_errors", "xids")
     for rows, names in (([document], of_node), (document["gpus"], of_gpu), (document["devices"], ("activity",))):
@@ -427,7 +422,7 @@ def test_which_call_gives_sm_time() -> None:
 
 def test_an_older_agent_does_not_report_which_call_gives_sm_time() -> None:
     """Its map has the capability, so nothing is missing."""
-    made = node_map(well().collect())
+    made = published(well().collect())
     older = structs.replace(made, gpus=tuple(structs.replace(gpu, samples_from=None) for gpu in made.gpus))
     one = by_name(examine(older, ALL_WELL))["process_utilization"]
     assert (one.state, one.seen, one.why) == ("ok", "SM time of each process", None)
@@ -467,7 +462,7 @@ def test_the_document_for_scripts_is_stable() -> None:
     """A list of checks with the same fields each, in JSON's own types."""
     node = well()
     node.down = {"nvml"}
-    found = node_map(node.collect())
+    found = published(node.collect())
     shown = values(as_values(found, examine(found, None)))
     assert (shown["version"], shown["ok"], shown["node"]["name"]) == (1, False, "node-a")
     fields = {"check", "state", "required", "seen", "why", "remedy"}
@@ -478,7 +473,7 @@ def test_the_document_for_scripts_is_stable() -> None:
 
 def test_the_table_is_a_line_a_check_in_a_pipe_and_wrapped_on_a_terminal() -> None:
     """Nothing is lost or too wide; odd details neither steer the terminal nor make lines of their own."""
-    found = node_map(empty_node())
+    found = published(empty_node())
     odd = changed(found.sources[0], reason="odd", detail="\x1b[2J\n\u202e" + "学" * 200)
     found = changed(found, sources=(odd, *found.sources[1:]))
     checks = examine(found, ALL_WELL)
@@ -557,7 +552,7 @@ async def test_files_that_may_not_be_read() -> None:
     assert "Permission denied" in (checks["device_checkpoint"].why or "")
 
 
-async def here(node: Node) -> tuple[NodeMap, Facts]:
+async def here(node: Node) -> tuple[Node, Facts]:
     """What doctor learns when it runs in this process."""
     given = parse(command_parser(), ["doctor", *node.flags, "--nvml-library", "/none"])
     settings = resolve(given, {})

@@ -16,8 +16,9 @@ from prometheus_client.samples import Sample
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.model.families import Family, NumberedFamilies, Series
+from gpumap.model.node import Pod
 from gpumap.model.observations import ContainerName
-from gpumap.model.snapshot import PodInfo, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.promtool import promtool
 from tests.snapshots import busy_node, empty_node
 
@@ -291,7 +292,7 @@ def test_nothing_stale_is_left_after_churn() -> None:
             for number, one in enumerate(full.containers)
             if chance.random() < 0.5
         ]
-        pods = tuple(PodInfo(one.name.namespace, one.name.pod, "") for one in containers)
+        pods = tuple(Pod(one.name.namespace, one.name.pod, "") for one in containers)
         now = replace(full, containers=tuple(containers), pods=pods, processes=(), unmatched=())
         assert kept.render(now) == Exposition(EVERYTHING).render(now)
         assert sum(len(lines.labels) for lines in kept._kept) == len(expected(now))

@@ -299,7 +299,7 @@ def test_a_file_that_cannot_be_read_accuses_nobody() -> None:
     node.noted_all = False
     snapshot = node.collect()
     assert (owners(snapshot, CARD)["unassigned"], owners(snapshot, CARD)["unknown"]) == (0, GIB)
-    assert snapshot.leaves[0].holders is None
+    assert snapshot.node.devices[0].holders is None
 
 
 async def test_agent_with_mapping_files(directory: Path, library: Path) -> None:

@@ -129,7 +129,7 @@ def test_gpushare_that_failed_is_on_no_device() -> None:
     pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: said})
     snapshot = node_of(pod).collect()
     assert granted(snapshot, pod) == {}
-    assert [(one.resource, one.reason, one.slots) for one in snapshot.unmatched] == [(resource, "untrusted_id", 4)]
+    assert [(one.resource, one.reason, one.slots) for one in snapshot.node.unmatched] == [(resource, "untrusted_id", 4)]
 
 
 def hami_answer(cores: int, *cards: Uuid) -> PluginAnswer:
@@ -215,7 +215,7 @@ def test_untrusted_ids_without_an_answer() -> None:
     pod = pod_of({"aliyun.com/gpu-mem": [f"{A}-_-1"], "tencent.com/vcuda-core": ["tencent.com/vcuda-core-1"]})
     snapshot = node_of(pod).collect()
     assert granted(snapshot, pod) == {}
-    assert {(one.reason, one.slots) for one in snapshot.unmatched} == {("untrusted_id", 1)}
+    assert {(one.reason, one.slots) for one in snapshot.node.unmatched} == {("untrusted_id", 1)}
     assert granted(TestNode([Gpu(0)], [pod]).collect(), pod) == {}
 
 
@@ -370,7 +370,7 @@ def test_offers_are_counted_by_the_card_of_their_ids() -> None:
     mem, core = "aliyun.com/gpu-mem", "tencent.com/vcuda-core"
     offered = {mem: [*ids(f"{A}-_-{{}}", 3), *ids(f"{B}-_-{{}}", 2)], core: ids(f"{core}-{{}}", 200)}
     snapshot = node_of(offered=offered).collect()
-    assert {leaf.uuid: leaf.allocatable for leaf in snapshot.leaves} == {A: ((mem, 3),), B: ((mem, 2),)}
+    assert {leaf.uuid: leaf.allocatable for leaf in snapshot.node.devices} == {A: ((mem, 3),), B: ((mem, 2),)}
 
 
 def test_a_card_that_its_plugin_calls_unhealthy() -> None:
@@ -381,7 +381,7 @@ def test_a_card_that_its_plugin_calls_unhealthy() -> None:
     node.collect()
     node.allocatable = {resource: [f"{B}-_-1"]}
     snapshot = node.collect()
-    assert {leaf.uuid: (leaf.holders, leaf.allocatable) for leaf in snapshot.leaves} == {
+    assert {leaf.uuid: (leaf.holders, leaf.allocatable) for leaf in snapshot.node.devices} == {
         A: (1, ((resource, 0),)),
         B: (0, ((resource, 1),)),
     }
@@ -483,7 +483,7 @@ def test_limits_are_counted_over_devices_that_are_down_too(faults: tuple[int, ..
     gpus = [Gpu(number, fault="lost" if number in faults else None) for number in range(3)]
     snapshot = TestNode(gpus, [pod]).collect()
     assert granted(snapshot, pod)[uuids[2]] == (1, None, 3002 * MIB)
-    assert sum(one.slots for one in snapshot.unmatched) == len(faults)
+    assert sum(one.slots for one in snapshot.node.unmatched) == len(faults)
 
 
 def test_cores_are_dealt_over_devices_that_are_down_too() -> None:
@@ -551,7 +551,7 @@ def test_an_answer_is_not_for_the_resources_of_other_plugins() -> None:
         pod = pod_of({gpushare: [f"{A}-_-1"], resource: [id_]}, said)
         snapshot = node_of(pod).collect()
         assert granted(snapshot, pod) == {B: (1, None, None)}
-        assert [(one.resource, one.reason) for one in snapshot.unmatched] == [(resource, "untrusted_id")]
+        assert [(one.resource, one.reason) for one in snapshot.node.unmatched] == [(resource, "untrusted_id")]
 
 
 def test_a_predecessors_row_does_not_answer_for_its_successor() -> None:
@@ -693,7 +693,7 @@ def test_an_id_that_nobody_reads_takes_no_device_from_the_others() -> None:
     pod = pod_of({resource: [f"{B}-0", f"{B}-1", "odd"]}, {resource: hami_answer(0, A, B)})
     snapshot = TestNode([Gpu(0, fault="lost"), Gpu(1)], [pod]).collect()
     assert {uuid: found[0] for uuid, found in granted(snapshot, pod).items()} == {B: 1}
-    assert {(one.reason, one.slots) for one in snapshot.unmatched} == {("device_down", 1), ("unparsed", 1)}
+    assert {(one.reason, one.slots) for one in snapshot.node.unmatched} == {("device_down", 1), ("unparsed", 1)}
 
 
 def test_an_id_on_no_device_of_the_answer_is_on_one_without_an_id() -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import msgspec
 
 from gpumap.agent.web.history import BUCKET_SECONDS, BUCKETS, History, history_document
-from gpumap.model.map import json_bytes
+from gpumap.model.node import ContainerOnDevice, Device, Gpu, Node, Use, json_bytes
 from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.snapshots import busy_node, gpu, instances, leaf, row
 
 UUID = Uuid("GPU-1")
@@ -24,14 +24,14 @@ def snapshot(at: float, used: int | None = GIB, sm: float | None = 0.5, pods: tu
     """One GPU of 80 GiB and some containers on it, all of which use the same."""
     memory = None if used is None else DeviceMemory(80 * GIB, used, 80 * GIB - used)
     card = Gpu(UUID, 0, 0, "", "", False, None, 0.0, None, GpuReading(0, memory=memory, utilization_ratio=sm))
-    use = ContainerUse(used, used, 1, sm, None, None, None, unassigned=False, last_active=None)
+    use = Use(used, used, 1, sm, None, None, None, unassigned=False, last_active=None)
     return Snapshot(
         at=Moment(at, 1e9 + at),
         node=Node("node", ""),
         sources=(),
         capabilities=(),
         collections=(),
-        leaves=(Leaf(UUID, card, memory=memory),),
+        leaves=(Device(UUID, card, memory=memory),),
         containers=tuple(ContainerOnDevice(ContainerName("team", pod, "main"), UUID, use=use) for pod in pods),
     )
 

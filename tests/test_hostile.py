@@ -84,7 +84,7 @@ def check(node: TestNode, snapshot: Snapshot) -> None:
     assert len(series) == len(set(series))
     for pod in node.pods:
         told = Counter[str]()
-        for one in snapshot.unmatched:
+        for one in snapshot.node.unmatched:
             told[one.resource] += one.slots
         for row in snapshot.containers:
             told.update(dict(row.slots))
@@ -181,7 +181,7 @@ def test_ten_thousand_replicas_of_one_card() -> None:
     snapshot = TestNode([Gpu(0)], pods, allocatable={resource: everything}).collect()
     assert {row.slots for row in snapshot.containers} == {((resource, 100),)}
     assert {row.allocated_gpus for row in snapshot.containers} == {0.01}
-    assert snapshot.leaves[0].allocatable == ((resource, 10_000),)
+    assert snapshot.node.devices[0].allocatable == ((resource, 10_000),)
     one = Pod("ml", "all", {"main": {resource: everything}})
     snapshot = TestNode([Gpu(0)], [one], allocatable={resource: everything}).collect()
     assert [(row.slots, row.allocated_gpus) for row in snapshot.containers] == [(((resource, 10_000),), 1.0)]
@@ -194,5 +194,5 @@ def test_names_that_no_kubernetes_gives() -> None:
     snapshot = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)]).collect()
     page = Exposition(FAMILIES).render(snapshot).decode()
     assert all(line.startswith(("gpumap_", "# ")) for line in page.split("\n") if line), "a name has broken a line"
-    assert [(one.reason, one.slots) for one in snapshot.unmatched] == [("unparsed", 1), ("untrusted_id", 1)]
+    assert [(one.reason, one.slots) for one in snapshot.node.unmatched] == [("unparsed", 1), ("untrusted_id", 1)]
     assert sum(1 for row in snapshot.containers if row.holds) == 1

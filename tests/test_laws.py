@@ -18,7 +18,8 @@ from gpumap.model.device_ids import ByUuid
 from gpumap.model.observations import CgroupKind, ContainerName, DeviceId
 from gpumap.model.plugins import recognise, recognise_dra
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import Owner, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.examples import examples
 from tests.generated import nodes, runs
 from tests.nodes import RULES, Gpu, Pod, TestNode
@@ -48,7 +49,7 @@ def check(node: TestNode, snapshot: Snapshot) -> None:
 
 
 def conservation(node: TestNode, snapshot: Snapshot) -> None:
-    for leaf in snapshot.leaves:
+    for leaf in snapshot.node.devices:
         if leaf.memory is not None:
             assert sum(use.memory_bytes or 0 for use in leaf.owners) == leaf.memory.used_bytes, "L1"
         host = [use for use in leaf.owners if use.owner is Owner.HOST]
@@ -60,7 +61,7 @@ def conservation(node: TestNode, snapshot: Snapshot) -> None:
 def unknown_is_absent(node: TestNode, snapshot: Snapshot) -> None:
     if not node.visible or node.down & {"procfs", "nvml"}:
         assert all(row.use is None for row in snapshot.containers), "L2"
-    for leaf in snapshot.leaves:
+    for leaf in snapshot.node.devices:
         if leaf.gpu is None or leaf.gpu.fault is not None:
             assert leaf.memory is None, "L2"
             assert leaf.owners == (), "L2"
@@ -73,7 +74,7 @@ def unknown_is_absent(node: TestNode, snapshot: Snapshot) -> None:
 
 def activity_is_a_sole_users(node: TestNode, snapshot: Snapshot) -> None:
     """The activity of a MIG device is the container's whose processes are all there are; it is 0 only without one."""
-    measured = {leaf.uuid: leaf.activity.sm_ratio for leaf in snapshot.leaves if leaf.instance and leaf.activity}
+    measured = {leaf.uuid: leaf.activity.sm_ratio for leaf in snapshot.node.devices if leaf.instance and leaf.activity}
     for row in snapshot.containers:
         if row.use is None or row.use.sm_activity_ratio is None:
             continue
@@ -91,7 +92,7 @@ def idle_is_zero(node: TestNode, snapshot: Snapshot) -> None:
     if not node.visible or node.down or not (node.checkpoint_readable and node.logs_readable):
         return
     for row in snapshot.containers:
-        leaf = next((leaf for leaf in snapshot.leaves if leaf.uuid == row.uuid), None)
+        leaf = next((leaf for leaf in snapshot.node.devices if leaf.uuid == row.uuid), None)
         if not row.holds or leaf is None or leaf.memory is None:
             continue
         if any(pod.full(row.name.container) == row.name and not pod.listed for pod in node.pods):
@@ -109,9 +110,9 @@ def idle_is_zero(node: TestNode, snapshot: Snapshot) -> None:
 
 def one_series_each(snapshot: Snapshot) -> None:
     assert len({(row.name, row.uuid) for row in snapshot.containers}) == len(snapshot.containers), "L4"
-    assert len({leaf.uuid for leaf in snapshot.leaves}) == len(snapshot.leaves), "L4"
-    parents = {gpu.uuid for gpu in snapshot.gpus if gpu.partitioned}
-    assert parents.isdisjoint(leaf.uuid for leaf in snapshot.leaves if leaf.gpu is not None), "L4"
+    assert len({leaf.uuid for leaf in snapshot.node.devices}) == len(snapshot.node.devices), "L4"
+    parents = {gpu.uuid for gpu in snapshot.node.gpus if gpu.partitioned}
+    assert parents.isdisjoint(leaf.uuid for leaf in snapshot.node.devices if leaf.gpu is not None), "L4"
 
 
 def nothing_is_lost(node: TestNode, snapshot: Snapshot) -> None:
@@ -129,12 +130,12 @@ def nothing_is_lost(node: TestNode, snapshot: Snapshot) -> None:
         told = Counter[ContainerName]()
         for row in snapshot.containers:
             told[row.name] += sum(count for _, count in row.slots)
-        for unmatched in snapshot.unmatched:
+        for unmatched in snapshot.node.unmatched:
             told[unmatched.name] += unmatched.slots
             assert unmatched.reason in {"unparsed", "not_in_nvml", "untrusted_id", "nvml_down", "device_down"}
             assert not ("nvml" in node.down and unmatched.reason == "not_in_nvml"), "L5"
         assert +told == +ids, f"L5: {node.pods}"
-    for leaf in snapshot.leaves:
+    for leaf in snapshot.node.devices:
         if leaf.owners and leaf.gpu is not None:
             own = sum(use.processes or 0 for use in leaf.owners if use.owner is not Owner.SIBLING)
             assert own == sum(1 for process in node.processes if process.leaf == leaf.uuid), "L5"
@@ -144,13 +145,13 @@ def nothing_is_stale(node: TestNode, snapshot: Snapshot) -> None:
     kubelet = node.memory.kubelet
     if kubelet is None or node.clock - kubelet.at.monotonic >= RULES.stale_after_seconds:
         assert not any(row.holds for row in snapshot.containers), "L6"
-        assert all(leaf.holders is None for leaf in snapshot.leaves), "L6"
+        assert all(leaf.holders is None for leaf in snapshot.node.devices), "L6"
     if "kubelet" in node.down:
-        for leaf in snapshot.leaves:
+        for leaf in snapshot.node.devices:
             assert not {use.owner for use in leaf.owners} & {Owner.UNASSIGNED, Owner.GONE}, "L6"
         assert not any(row.use and row.use.unassigned for row in snapshot.containers), "L6"
     if "nvml" in node.down:
-        assert snapshot.gpus == (), "L6"
+        assert snapshot.node.gpus == (), "L6"
 
 
 def the_page_is_valid(snapshot: Snapshot) -> None:
@@ -164,7 +165,7 @@ def the_page_is_valid(snapshot: Snapshot) -> None:
 
 
 def sums_mean_something(node: TestNode, snapshot: Snapshot) -> None:
-    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu}
+    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.node.devices if leaf.gpu}
     shares: dict[Uuid, float] = {}
     for row in snapshot.containers:
         gpu = gpu_of.get(row.uuid, row.uuid)
@@ -252,7 +253,7 @@ def missing_traces_are_no_evidence(node: TestNode, snapshot: Snapshot) -> None:
 
 def schedulers_are_heard(node: TestNode, snapshot: Snapshot) -> None:
     """What a reservation covers accuses nobody and costs nobody; `scheduled` needs a reservation or a share."""
-    parents = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu}
+    parents = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.node.devices if leaf.gpu}
     reserved = {row.uuid for row in snapshot.containers if row.reservation}
     noted = {(row.name.pod_name, row.uuid) for row in snapshot.containers if row.scheduled}
     with_shares = {one.pod_uid for one in node.shares}
@@ -267,7 +268,7 @@ def schedulers_are_heard(node: TestNode, snapshot: Snapshot) -> None:
         assert row.reservation is (row.name.namespace == RESERVING and bool(row.slots))
         assert not (row.reservation and (row.allocated_gpus is not None or row.allocated_memory_bytes is not None))
         assert (row.name.pod_name, row.uuid) not in noted or row.name.namespace != RESERVING
-    for account in snapshot.accounts:
+    for account in snapshot.node.accounts:
         assert account.name.namespace != RESERVING or account.allocated_gpu_seconds is None
 
 

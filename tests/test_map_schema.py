@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from msgspec import ValidationError
 
 from gpumap.agent.join.source_health import untried
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.model import remedies
-from gpumap.model.map import VERSION, decode, encode
+from gpumap.model.node import VERSION, GpuXids, decode, encode
 from gpumap.model.observations import Source
-from gpumap.model.snapshot import GpuXids, Owner, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from scripts.map_schema import map_schema
 from tests.examples import examples
 from tests.generated import nodes
@@ -64,7 +65,7 @@ VALIDATOR = jsonschema.Draft202012Validator(closed(SCHEMA_OBJECT))
 
 def check(snapshot: Snapshot, stale: str = "") -> Document:
     """A snapshot's map as a client gets it; fails unless the schema allows exactly that."""
-    text = encode(made := node_map(snapshot, 5.0, ("device", "health"), stale))
+    text = encode(made := published(snapshot, 5.0, ("device", "health"), stale))
     assert decode(text) == made
     found: Document = json.loads(text)
     VALIDATOR.validate(found)
@@ -101,7 +102,7 @@ def declared(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...
 
 def as_json(snapshot: Snapshot, interval_seconds: float | None = None) -> Document:
     """The map as plain JSON values."""
-    found: Document = json.loads(encode(node_map(snapshot, interval_seconds)))
+    found: Document = json.loads(encode(published(snapshot, interval_seconds)))
     return found
 
 
@@ -206,14 +207,14 @@ def test_what_containers_were_charged_for() -> None:
     """Accounts and XID errors stand by themselves, with the container and the device: the container may be gone."""
     snapshot = busy_node(1)
     found = check(replace(snapshot, containers=(), pods=()))
-    assert len(found["accounts"]) == len(snapshot.accounts)
+    assert len(found["accounts"]) == len(snapshot.node.accounts)
     assert found["accounts"][0]["allocated_gpu_seconds"] == 3600.5
     assert found["container_xids"] == [
         {
             "namespace": "team",
             "pod": "pod-0-0",
             "container": "main",
-            "uuid": snapshot.leaves[0].uuid,
+            "uuid": snapshot.node.devices[0].uuid,
             "xid": 31,
             "errors": 2,
         }
@@ -283,7 +284,7 @@ def test_an_agent_of_a_later_version_may_add_fields_and_owners() -> None:
     found["devices"][0]["users"][0]["owner"] = "scheduled"
     read = decode(json.dumps(found).encode())
     assert read.devices[0].users[0].owner == "scheduled"
-    assert (read.node, read.gpus) == (node_map(busy_node(1)).node, node_map(busy_node(1)).gpus)
+    assert (read.node, read.gpus) == (published(busy_node(1)).node, published(busy_node(1)).gpus)
 
 
 @pytest.mark.parametrize("version", [0, 2])
@@ -307,5 +308,5 @@ def test_names_that_are_no_utf_8_do_not_break_the_map() -> None:
     """A lone surrogate (a file name of other bytes) is escaped; the rest is as it was."""
     snapshot = busy_node(1)
     odd = replace(snapshot, node=replace(snapshot.node, name="gpu-\udcff"))
-    assert b'"gpu-\\udcff"' in encode(node_map(odd))
-    assert b'"gpu-\\udcff"' not in encode(node_map(snapshot))
+    assert b'"gpu-\\udcff"' in encode(published(odd))
+    assert b'"gpu-\\udcff"' not in encode(published(snapshot))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.model.findings import findings
-from gpumap.model.snapshot import ContainerAccount, ContainerUse, Snapshot
+from gpumap.model.node import ContainerAccount, Use
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, mig_uuid, use
 
 LEAF = mig_uuid(0, 1, 0)
@@ -23,7 +24,7 @@ def mig_node(*pods: Pod, activity: float | None = 0.5) -> TestNode:
     return TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)], millijoules=0, activities=activities)], list(pods))
 
 
-def used(snapshot: Snapshot, pod: Pod, container: str = "main") -> ContainerUse:
+def used(snapshot: Snapshot, pod: Pod, container: str = "main") -> Use:
     found = use(snapshot, pod.full(container), LEAF)
     assert found is not None
     return found
@@ -34,7 +35,7 @@ def activity(snapshot: Snapshot, pod: Pod, container: str = "main") -> float | N
 
 
 def charged(snapshot: Snapshot, pod: Pod) -> ContainerAccount:
-    return next(one for one in snapshot.accounts if (one.name, one.uuid) == (pod.full(), LEAF))
+    return next(one for one in snapshot.node.accounts if (one.name, one.uuid) == (pod.full(), LEAF))
 
 
 # --- whose it is ------------------------------------------------------------------------------------------------------
@@ -168,13 +169,13 @@ def test_a_mig_pod_that_rests_is_an_idle_holder() -> None:
     for _ in range(59):
         snapshot = node.collect()
     assert used(snapshot, pod).last_active == last
-    assert [one.kind for one in findings(node_map(snapshot, interval_seconds=5.0))] == ["unused"]
-    found = findings(node_map(node.collect(5.0), interval_seconds=5.0))
+    assert [one.kind for one in findings(published(snapshot, interval_seconds=5.0))] == ["unused"]
+    found = findings(published(node.collect(5.0), interval_seconds=5.0))
     assert [(one.kind, one.why, one.idle_seconds) for one in found] == [("idle", "no activity for 5m", 300.0)]
     node.gpus[0].activities[ALONE] = 0.009  # an idle CUDA context does not read exactly 0
-    assert "idle" in [one.kind for one in findings(node_map(node.collect(), interval_seconds=5.0))]
+    assert "idle" in [one.kind for one in findings(published(node.collect(), interval_seconds=5.0))]
     node.gpus[0].activities[ALONE] = 0.01
-    assert "idle" not in [one.kind for one in findings(node_map(node.collect(), interval_seconds=5.0))]
+    assert "idle" not in [one.kind for one in findings(published(node.collect(), interval_seconds=5.0))]
 
 
 def test_a_mig_pod_of_unknown_activity_is_not_judged() -> None:
@@ -184,7 +185,7 @@ def test_a_mig_pod_of_unknown_activity_is_not_judged() -> None:
     node.processes = [Process(100, LEAF, pod, memory=GIB)]
     for _ in range(100):
         snapshot = node.collect()
-    assert "idle" not in [one.kind for one in findings(node_map(snapshot, interval_seconds=5.0))]
+    assert "idle" not in [one.kind for one in findings(published(snapshot, interval_seconds=5.0))]
 
 
 # --- what is charged --------------------------------------------------------------------------------------------------

@@ -132,8 +132,8 @@ async def test_faults_and_refusals_are_complaints(start: Start) -> None:
     source = start(
         """for n, _ in requests():
             driver(n, 3)
-            gpu(n, 0, fault="lost", refusals=[["nvmlDeviceGetUUID", 15]])
-            gpu(n, 1, 2, refusals=[["nvmlDeviceGetPowerUsage", 4]])"""
+            gpu(n, 0, fault="lost", refusals={"nvmlDeviceGetUUID": 15})
+            gpu(n, 1, 2, refusals={"nvmlDeviceGetPowerUsage": 4})"""
     )
     told = await read(source)
     assert faults(told) == ["lost", None, None]

@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
+from gpumap.agent.join.snapshot_rows import reported_health_rows
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
-from gpumap.agent.join.snapshot_rows import reported_health_rows
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
@@ -21,6 +21,7 @@ from gpumap.agent.sources.pod_shares import SHARES_MAX
 from gpumap.agent.sources.pods_api import PodsApiSource, decode_pod
 from gpumap.lab.demo.kubelet import FakeKubelet, Refuse
 from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
+from gpumap.model.node import ReportedDeviceHealth
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -45,7 +46,6 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ReportedDeviceHealth
 from tests import agent
 from tests.node import GIB, Node, Pod, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder

@@ -16,6 +16,7 @@ from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector, IntervalOnly
 from gpumap.agent.join import Rules
 from gpumap.agent.sources.inotify import CREATE, Place, Watcher
 from gpumap.lab.demo import texts
+from gpumap.model.node import Node as NodeName
 from gpumap.model.observations import (
     ContainerLink,
     ContainerName,
@@ -26,7 +27,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.snapshot import Node as NodeName
 from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.agent import Page, serve, until

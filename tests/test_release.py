@@ -21,9 +21,9 @@ from gpumap.agent.collect import Collector, Sources
 from gpumap.agent.join import Rules
 from gpumap.agent.sources.nvml import DRIVER, NvmlSource
 from gpumap.agent.sources.nvml_state import LONGEST_SECONDS, ReplacementPolicy
+from gpumap.model.node import Node as NodeName
 from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
 from gpumap.model.readings import Listening, Uuid
-from gpumap.model.snapshot import Node as NodeName
 from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve, until

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
 from gpumap.cli.tables.map import map_table
@@ -44,7 +44,7 @@ def node_with(*pods: Pod, **more: object) -> TestNode:
 
 
 def found_kinds(snapshot: Snapshot) -> list[tuple[str, str]]:
-    return [(one.kind, one.container.pod) for one in findings(node_map(snapshot))]
+    return [(one.kind, one.container.pod) for one in findings(published(snapshot))]
 
 
 def test_pods_on_a_reserved_card_are_scheduled() -> None:
@@ -64,7 +64,7 @@ def test_pods_on_a_reserved_card_are_scheduled() -> None:
     assert held is not None
     assert (held.reservation, held.allocated_gpus, held.allocated_memory_bytes) == (True, None, None)
     assert found_kinds(snapshot) == []
-    assert not [one for one in snapshot.accounts if one.allocated_gpu_seconds is not None]
+    assert not [one for one in snapshot.node.accounts if one.allocated_gpu_seconds is not None]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_tables_name_reservations_and_sharers() -> None:
     for visible, owners_shown in ((True, {"busy": "3.0GiB", "idle": "0"}), (False, {"busy": "-", "idle": "-"})):
         node.visible = visible
         node.collect()
-        seen = NodeMaps((node_map(node.collect()),))
+        seen = NodeMaps((published(node.collect()),))
         cells = {line.split()[1]: line.split() for line in map_table(seen, Shape()).splitlines() if "  main  " in line}
         for pod, share in (("busy", "0.5"), ("idle", "0.25")):
             assert cells[pod][3:5] == ["0", share]
@@ -226,7 +226,7 @@ def test_idle_sharer_is_a_holder() -> None:
         used = use(snapshot, pod.full(), CARD)
         assert used is not None
         assert (used.memory_bytes, used.processes, used.sm_ratio) == (0, 0, 0.0)
-    (leaf,) = (leaf for leaf in snapshot.leaves if leaf.uuid == CARD)
+    (leaf,) = (leaf for leaf in snapshot.node.devices if leaf.uuid == CARD)
     assert leaf.holders == 3
     snapshot = node.watch()
     assert sorted(found_kinds(snapshot)) == [("idle", "half"), ("idle", "small")]
@@ -373,7 +373,7 @@ def test_share_of_an_unknown_container_leaves_no_card_without_holders() -> None:
     pod = Pod("ml", "one", {"main": {}, "side": {}}, has_links=False)
     share = ScheduledShare(pod.uid, container_id=pod.container_id("side"), uuid=CARD, memory_bytes=GIB)
     snapshot = node_with(pod, shares=(share,)).collect()
-    counts = {leaf.uuid: None if leaf.may_have_more else leaf.holders for leaf in snapshot.leaves}
+    counts = {leaf.uuid: None if leaf.may_have_more else leaf.holders for leaf in snapshot.node.devices}
     assert counts == {CARD: None, OTHER: 0}
 
 
@@ -429,7 +429,7 @@ def test_pod_without_a_sign_of_the_scheduler_is_a_squatter(kept: bool) -> None:
     node.list_pods_again()
     node.collect()
     assert [kind for kind in found_kinds(node.collect()) if kind[0] == "squatter"] == [("squatter", "thief")]
-    assert "SQUATTER" in waste_table(node_map(node.collect()), Shape())
+    assert "SQUATTER" in waste_table(published(node.collect()), Shape())
 
 
 @pytest.mark.parametrize(

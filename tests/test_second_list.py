@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.second_list import CorrectedKubelet
 from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet, Refuse
@@ -72,7 +72,7 @@ def test_pods_that_only_the_second_list_gives_a_card_share_it() -> None:
     assert found is not None
     assert (found.memory_bytes, found.processes) == (0, 0)
     assert owners(snapshot, CARD)["scheduled"] == 3 * GIB
-    assert [leaf.holders for leaf in snapshot.leaves] == [2, 1]
+    assert [leaf.holders for leaf in snapshot.node.devices] == [2, 1]
 
 
 def test_one_sharer_of_a_card_has_no_known_share_either() -> None:
@@ -122,7 +122,7 @@ def test_while_the_agent_never_answered_nobody_is_accused() -> None:
     node.processes = [Process(10, CARD, pod(node, "half")), Process(11, OTHER, pod(node, "none"))]
     snapshot = collected(node)
     assert [one.name.pod for one in snapshot.containers if one.holds] == ["owner"]
-    assert [leaf.holders for leaf in snapshot.leaves] == [None, 1]
+    assert [leaf.holders for leaf in snapshot.node.devices] == [None, 1]
     for leaf in (CARD, OTHER):
         assert (owners(snapshot, leaf)["unassigned"], owners(snapshot, leaf)["unknown"]) == (0, GIB)
     found = use(snapshot, pod(node, "half").full(), CARD)
@@ -147,7 +147,7 @@ def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> No
     snapshot = node.collect(55.0)
     assert snapshot.at.monotonic == node.memory.second.at.monotonic + 60.0  # type: ignore[union-attr]
     assert {one.name.pod for one in snapshot.containers if one.holds} == {"owner"}
-    assert [leaf.holders for leaf in snapshot.leaves] == [None, 1]
+    assert [leaf.holders for leaf in snapshot.node.devices] == [None, 1]
     assert owners(snapshot, CARD)["unknown"] == 2 * GIB
     assert snapshot.expires is None, "nothing of the agent is served any longer"
 
@@ -225,14 +225,14 @@ def test_ids_of_the_second_list_are_placed_or_counted_like_the_kubelets() -> Non
     held = {(one.name.pod, one.uuid) for one in snapshot.containers if one.holds}
     assert held == {("half", mig_uuid(0, 1, 0)), ("rest", CARD), ("owner", OTHER)}
     assert owners(snapshot, mig_uuid(0, 2, 0))["scheduled"] == GIB
-    assert [(one.name.pod, one.resource, one.slots) for one in snapshot.unmatched] == [("none", GPU, 1)]
+    assert [(one.name.pod, one.resource, one.slots) for one in snapshot.node.unmatched] == [("none", GPU, 1)]
 
 
 def test_a_pod_that_works_in_another_container_is_no_waste() -> None:
     """The container that the agent named is idle; its pod is not."""
     node = koordinated(half=[str(CARD)])
     node.processes = [Process(10, CARD, pod(node, "half"), "side", sm=0.5)]
-    assert [one.container.pod for one in findings(node_map(collected(node, 70)))] == ["owner"]
+    assert [one.container.pod for one in findings(published(collected(node, 70)))] == ["owner"]
 
 
 @settings(max_examples=examples(100))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.metrics import GROUPS
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_table, waste_table
-from gpumap.model.map import NodeMap
+from gpumap.model.node import Node
 from gpumap.model.readings import GpuProcess
 from tests import golden
 from tests.standin import Driver, Gpu, Process
@@ -58,8 +58,8 @@ def test_more_than_the_machine_has_is_unknown(start: Start) -> None:
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def mapped(capture: str) -> NodeMap:
-    return node_map(golden.snapshots(golden.CAPTURES / capture)[-1], collect=tuple(GROUPS))
+def mapped(capture: str) -> Node:
+    return published(golden.snapshots(golden.CAPTURES / capture)[-1], collect=tuple(GROUPS))
 
 
 def families(capture: str) -> set[str]:

@@ -41,19 +41,11 @@ from gpumap.agent.web.port import (
     open_port,
 )
 from gpumap.agent.web.rebinding import is_foreign
+from gpumap.model.node import ContainerOnDevice, Device, Gpu, Node, OwnerUse, SourceHealth, Use
 from gpumap.model.observations import ContainerName, Moment, Source
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
-from gpumap.model.snapshot import (
-    ContainerOnDevice,
-    ContainerUse,
-    Gpu,
-    Leaf,
-    Node,
-    Owner,
-    OwnerUse,
-    Snapshot,
-    SourceHealth,
-)
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.agent import run_agent, until
 from tests.memory_group import memory_group
 from tests.snapshots import busy_node
@@ -84,7 +76,7 @@ def snapshot(at: float = 0.0, containers: int = 2) -> Snapshot:
     """One GPU held by some containers, of which the first has a name that must be escaped."""
     memory = DeviceMemory(total_bytes=80 << 30, used_bytes=3 << 30, free_bytes=77 << 30)
     gpu = Gpu(UUID, 0, 0, "00000000:3B:00.0", "NVIDIA A100", False, None, 0.0, 1.0, GpuReading(0, memory=memory))
-    use = ContainerUse(1 << 30, 2 << 30, 1, 0.25, 0.1, 0.0, 0.0, unassigned=False, last_active=1.5)
+    use = Use(1 << 30, 2 << 30, 1, 0.25, 0.1, 0.0, 0.0, unassigned=False, last_active=1.5)
     names = [ContainerName("ml", WEIRD if number == 0 else f"pod-{number}", "main") for number in range(containers)]
     moment = Moment(at, 1_700_000_000.0 + at)
     return Snapshot(
@@ -97,7 +89,7 @@ def snapshot(at: float = 0.0, containers: int = 2) -> Snapshot:
         capabilities=(("pid_visibility", True),),
         collections=(("interval", 3),),
         gpus=(gpu,),
-        leaves=(Leaf(UUID, gpu, memory=memory, holders=containers, owners=(OwnerUse(Owner.ASSIGNED, 3 << 30, 2),)),),
+        leaves=(Device(UUID, gpu, memory=memory, holders=containers, owners=(OwnerUse(Owner.ASSIGNED, 3 << 30, 2),)),),
         containers=tuple(ContainerOnDevice(name, UUID, (("nvidia.com/gpu", 1),), 1.0, None, use) for name in names),
     )
 

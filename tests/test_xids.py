@@ -17,9 +17,9 @@ from gpumap.agent.join.xid_containers import CARRIED_SECONDS
 from gpumap.agent.join.xids import JITTER_SECONDS, OPEN_SECONDS, XidMemory, count_xids
 from gpumap.agent.nvml_worker.wire import ListeningMessage, ListeningPeriod, XidMessage
 from gpumap.agent.sources.nvml_state import MOST_EVENTS, XidEvents
+from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids
 from gpumap.model.observations import Complaint, ContainerName, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import GpuReading, Listening, MigInstance, Uuid, XidError
-from gpumap.model.snapshot import ContainerOnDevice, ContainerXids, GpuXids
 from tests.nodes import RULES, Pod, Process, TestNode, gpu_uuid
 from tests.nodes import Gpu as NodeGpu
 
@@ -481,10 +481,10 @@ def test_the_snapshot_tells_who_held_and_who_used_the_gpu() -> None:
     reading = replace(observations.nvml.value, xids=events, listening=(Listening(gpu_uuid(0), 4.0, 0.5),))
     _, snapshot = step(node.memory, replace(observations, nvml=replace(observations.nvml, value=reading)), RULES)
     last_at = ((79, observations.nvml.at.wall - events[0].age_seconds),)
-    assert snapshot.xids == (GpuXids(gpu_uuid(0), ((79, 1),), 1.0, 79, last_at),)
+    assert snapshot.node.xids == (GpuXids(gpu_uuid(0), ((79, 1),), 1.0, 79, last_at),)
     who = [ContainerXids(pod.full(), gpu_uuid(0), 79, 1) for pod in (holder, squatter)]
-    assert snapshot.container_xids == tuple(who)
-    assert ("xid_events", True) in snapshot.capabilities
+    assert snapshot.node.container_xids == tuple(who)
+    assert ("xid_events", True) in snapshot.node.capabilities
 
 
 # --- what a source keeps ----------------------------------------------------------------------------------------------

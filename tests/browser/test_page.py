@@ -13,8 +13,9 @@ import pytest_asyncio
 from msgspec import structs
 from playwright.async_api import Browser, Route, expect
 
+from gpumap.model.node import ContainerAccount, ContainerXids, GpuXids
 from gpumap.model.observations import ContainerName
-from gpumap.model.snapshot import ContainerAccount, ContainerXids, GpuXids, Snapshot
+from gpumap.model.snapshot import Snapshot
 from gpumap.model.workloads import Workload
 from tests.agent import run_agent
 from tests.browser.browser import PATIENCE_MS, STALE_AFTER_SECONDS, WATCHED, Site, Tab, chromium, tab
@@ -520,10 +521,10 @@ def ailing(**reading: object) -> Callable[[Snapshot], Snapshot]:
     """The node's first GPU with readings of its health, as a driver gives them."""
 
     def fall_ill(snapshot: Snapshot) -> Snapshot:
-        first, *others = snapshot.gpus
+        first, *others = snapshot.node.gpus
         assert first.reading is not None
         ill = replace(first, reading=structs.replace(first.reading, **reading))
-        leaves = tuple(replace(leaf, gpu=ill) if leaf.gpu is first else leaf for leaf in snapshot.leaves)
+        leaves = tuple(replace(leaf, gpu=ill) if leaf.gpu is first else leaf for leaf in snapshot.node.devices)
         return replace(snapshot, gpus=(ill, *others), leaves=leaves)
 
     return fall_ill
@@ -544,7 +545,7 @@ async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
     well = gpu(0).reading
     assert well is not None
     reported = {name: getattr(well, name) for name in well.__struct_fields__ if name not in ("index", "uuid", "memory")}
-    show(site, shared_card(), ailing(**{**reported, "clock_events": (("gpu_idle", True), ("sw_power_cap", False))}))
+    show(site, shared_card(), ailing(**{**reported, "clock_events": {"gpu_idle": True, "sw_power_cap": False}}))
     async with tab(browser, site.url) as one:
         facts = (await one.texts(".gpu .facts"))[0]
         for fact in ("temp 61 °C", "power 507 W / 700", "clock 1980 MHz", "active SM 50 % · warps 25 % · tensor 13 %"):
@@ -559,8 +560,8 @@ async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
 async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
     """Memory errors, rows that wait and why it is slow stand on its card, with what to do; a cause hides its effect."""
     ill = ailing(
-        clock_events=(("gpu_idle", False), ("hw_slowdown", True), ("hw_thermal_slowdown", True), ("sync_boost", True)),
-        ecc_errors=(("corrected", "dram", 7), ("uncorrected", "dram", 2), ("uncorrected", "sram", 1)),
+        clock_events={"gpu_idle": False, "hw_slowdown": True, "hw_thermal_slowdown": True, "sync_boost": True},
+        ecc_errors={"corrected": {"dram": 7}, "uncorrected": {"dram": 2, "sram": 1}},
         row_remap_pending=True,
         row_remap_failure=True,
     )
@@ -581,9 +582,11 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
     """A GPU that answers and needs a reset is said above and on its card, in words; one that is down says it too."""
 
     def need(snapshot: Snapshot) -> Snapshot:
-        first, second = snapshot.gpus
+        first, second = snapshot.node.gpus
         lost = replace(second, fault="lost", reading=None, recovery_action="node_reboot")
-        leaves = tuple(replace(one, gpu=lost, memory=None) if one.gpu is second else one for one in snapshot.leaves)
+        leaves = tuple(
+            replace(one, gpu=lost, memory=None) if one.gpu is second else one for one in snapshot.node.devices
+        )
         return replace(snapshot, gpus=(replace(first, recovery_action="drain_and_reset"), lost), leaves=leaves)
 
     show(site, cards(2, 1), need)
@@ -602,7 +605,9 @@ async def test_xid_errors_name_whom_they_hit(site: Site, browser: Browser) -> No
     leaf = mig_uuid(1, 1, 0)
 
     def err(snapshot: Snapshot) -> Snapshot:
-        counts = tuple(GpuXids(one.uuid, ((31, 2), (79, 1)) if one.index == 1 else (), 0.0) for one in snapshot.gpus)
+        counts = tuple(
+            GpuXids(one.uuid, ((31, 2), (79, 1)) if one.index == 1 else (), 0.0) for one in snapshot.node.gpus
+        )
         hit = [ContainerXids(ContainerName("team", f"pod-{one}", "main"), leaf, 31, 1) for one in range(5)]
         hit.append(ContainerXids(ContainerName("team", EVIL, "main"), gpu_uuid(0), 31, 1))
         return replace(snapshot, xids=counts, container_xids=tuple(hit))

@@ -21,7 +21,7 @@ import aiohttp
 from yarl import URL
 
 from gpumap.__main__ import main
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli import http_get, prometheus
 from gpumap.cli.agent_client import map_in
 from gpumap.cli.bill.window import window_of
@@ -65,7 +65,7 @@ def _read_map(data: bytes) -> object:
 
 
 def _map_seeds() -> Iterator[bytes]:
-    yield model_map.encode(node_map(busy_node(4, 2)))
+    yield model_map.encode(published(busy_node(4, 2)))
     for capture in captures():
         if capture.name in (
             "mig",
@@ -77,7 +77,7 @@ def _map_seeds() -> Iterator[bytes]:
             "dra-shared-claim",
             "slurm-v2",
         ):
-            yield model_map.encode(node_map(snapshots(capture)[-1]))
+            yield model_map.encode(published(snapshots(capture)[-1]))
 
 
 # --- Prometheus -------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def _run_command(data: bytes) -> object:
 
 def _command_seeds() -> Iterator[bytes]:
     bodies = {call: json.dumps({"status": "success", "data": data}).encode() for call, data in _answers().items()}
-    document = model_map.encode(node_map(busy_node(4, 1)))
+    document = model_map.encode(published(busy_node(4, 1)))
     for number in range(len(COMMANDS)):
         yield pack({"command": bytes([number]), "map": document, **bodies})
     yield pack({"command": b"\0", "raw": next(_answer_seeds())})

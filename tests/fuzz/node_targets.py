@@ -25,8 +25,8 @@ from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.join import Memory
 from gpumap.agent.join.step import step
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.agent.node_map import node_map
 from gpumap.agent.nvml_worker import wire
+from gpumap.agent.published import published
 from gpumap.agent.sources import checkpoint, dra, fractioning, inotify, plugin_answers, pods_api, proc_files
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
@@ -389,7 +389,7 @@ def _pages(snapshot: Snapshot) -> tuple[bytes, ...]:
     check_page(openmetrics, openmetrics=True)
     dialects = Exposition(DIALECT_FAMILIES).render(snapshot)
     check_page(dialects)
-    document = model_map.encode(node_map(snapshot))
+    document = model_map.encode(published(snapshot))
     model_map.decode(document)
     return text, openmetrics, dialects
 

@@ -10,7 +10,8 @@ import re
 from collections import Counter, defaultdict
 
 from gpumap.model.observations import ContainerName, KubeletAnswer
-from gpumap.model.snapshot import Owner, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.test_laws import one_series_each
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
@@ -73,13 +74,13 @@ def check_values(samples: dict[str, float]) -> None:
 def check_snapshot(snapshot: Snapshot, answer: KubeletAnswer | None) -> None:
     """Assert the laws that need no truth. `answer` is the kubelet's, read in this collection."""
     one_series_each(snapshot)
-    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu}
+    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.node.devices if leaf.gpu}
     shares: dict[str, float] = defaultdict(float)
     for row in snapshot.containers:
         shares[gpu_of.get(row.uuid, row.uuid)] += row.allocated_gpus or 0.0
         assert not row.holds or answer is not None or snapshot.expires is not None, "L6: a holder without a List"
     assert all(share <= 1 + 1e-9 for share in shares.values()), f"L9: {dict(shares)}"
-    for leaf in snapshot.leaves:
+    for leaf in snapshot.node.devices:
         if leaf.memory is not None and leaf.owners:
             assert sum(one.memory_bytes or 0 for one in leaf.owners) == leaf.memory.used_bytes, "L1"
         if answer is None:
@@ -97,7 +98,7 @@ def _check_nothing_is_lost(snapshot: Snapshot, answer: KubeletAnswer) -> None:
     for row in snapshot.containers:
         for resource, slots in row.slots:
             told[row.name, resource] += slots
-    for one in snapshot.unmatched:
+    for one in snapshot.node.unmatched:
         told[one.name, one.resource] += one.slots
     for pod in answer.pods:
         for container in pod.containers:

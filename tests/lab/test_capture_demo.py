@@ -121,7 +121,7 @@ async def test_a_source_that_was_down_is_down_again(source: str, reason: str) ->
     contents.check(down)
     shown = "pod_identity" if other else source
     found = [
-        next(health for health in snapshot.sources if health.source == shown)
+        next(health for health in snapshot.node.sources if health.source == shown)
         for snapshot in await replay.snapshots(replace(capture, frames=frames))
     ]
     assert [health.up for health in found] == [True, False, True]

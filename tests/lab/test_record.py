@@ -41,9 +41,10 @@ from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.demo.scenario import default_scenario
 from gpumap.lab.node import PlayedNode
 from gpumap.model import plugins
+from gpumap.model.node import SourceHealth
 from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PodUid, PreparedDevice, Source
 from gpumap.model.readings import Uuid, XidError
-from gpumap.model.snapshot import Snapshot, SourceHealth
+from gpumap.model.snapshot import Snapshot
 from tests import agent, golden, standin
 from tests.captured import found_in, secrets_of
 from tests.command import run_command
@@ -207,7 +208,7 @@ async def test_a_demo_node_can_be_recorded(directory: Path, capsys: pytest.Captu
 
 
 def kubelet_of(snapshot: Snapshot) -> SourceHealth:
-    return next(health for health in snapshot.sources if health.source is Source.KUBELET)
+    return next(health for health in snapshot.node.sources if health.source is Source.KUBELET)
 
 
 # --- frames -----------------------------------------------------------------------------------------------------------
@@ -352,7 +353,7 @@ async def test_what_is_said_too_late_is_in_no_frame(
     finally:
         gate.opened.set()
         await recorder.close()
-    identity = next(health for health in snapshot.sources if health.source is Source.POD_IDENTITY)
+    identity = next(health for health in snapshot.node.sources if health.source is Source.POD_IDENTITY)
     assert (identity.up, identity.reason) == (False, "deadline_exceeded")
     assert not late.keys() & {contents.CHECKPOINT, contents.LOG_TREE}
     assert {contents.down(late)[name].reason for name in ("checkpoint", "pod_logs")} == {"deadline_exceeded"}
@@ -591,7 +592,7 @@ async def test_dra_files_come_and_go(node: Node, directory: Path, recorder: Reco
     broken, snapshot = await recorder.frame()
     assert contents.DRA_STATE not in broken
     assert contents.DRA_CHECKPOINT in broken
-    identity = next(health for health in snapshot.sources if health.source is Source.POD_IDENTITY)
+    identity = next(health for health in snapshot.node.sources if health.source is Source.POD_IDENTITY)
     assert (identity.up, identity.reason) == (True, "dra_state_corrupt")
     frames = tuple(on_disk.Frame(float(n), files) for n, files in enumerate((bare, with_files, broken)))
     capture = on_disk.Capture(recorder.about(), frames)

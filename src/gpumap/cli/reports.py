@@ -64,7 +64,7 @@ REPORTS = {
     "map": Report(
         map_table,
         map_values,
-        frozenset({parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.ACTIVITY, parts.TAKEN, *_REST}),
+        frozenset({parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.ACTIVITY, *_REST}),
         {"json": parts.ALL, "yaml": parts.ALL, "wide": _PEAKS, "peak": _PEAKS},
         map_names,
     ),

@@ -1,11 +1,12 @@
 """The rows that tables consist of: the devices of a node, and on each its containers, other use and processes. Pure.
 
-This is the only file of the tables that reads devices and GPUs in a map: a column reads a field of a row.
+This is the only file of the tables that reads devices and GPUs of a node: a column reads a field of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumap.model.devices import (
@@ -19,8 +20,8 @@ from gpumap.model.devices import (
     sum_of,
 )
 from gpumap.model.gaps import use_known
-from gpumap.model.map import DeviceEntry, GpuEntry, HolderEntry, NodeMap, ProcessEntry, SlotsEntry, UserEntry, WorkEntry
-from gpumap.model.terms import ContainerName
+from gpumap.model.node import ContainerOnDevice, Gpu, Node, Process
+from gpumap.model.terms import ContainerName, Owner, Workload
 
 
 class DeviceRow(NamedTuple):
@@ -58,11 +59,11 @@ class ContainerRow(NamedTuple):
 
     on: DeviceRow
     container: ContainerName
-    owner: str
+    owner: Owner
     listed: bool = False
     holds: bool = False
     reservation: bool = False
-    slots: tuple[SlotsEntry, ...] = ()
+    slots: Mapping[str, int] = MappingProxyType({})
     gpus: float | None = None
     granted_bytes: int | None = None
     memory_bytes: int | None = None
@@ -71,7 +72,7 @@ class ContainerRow(NamedTuple):
     sm_activity_ratio: float | None = None
     processes: int | None = None
     last_active: float | None = None
-    work: WorkEntry | None = None
+    work: Workload | None = None
     pid: int | None = None
     type: str | None = None
     command: str | None = None
@@ -98,88 +99,84 @@ class ContainerRow(NamedTuple):
         return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
 
 
-def rows(node_map: NodeMap, namespace: str = "") -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
+def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
     """Return each device with its containers by name, then with other use by owner.
 
     Of a namespace, only its rows and the devices that have one.
     """
-    for on, row in _devices(node_map):
-        found = [*_containers(row, on.device), *(_other(row, one) for one in other_uses(on.device))]
+    for on, row in _devices(node):
+        found = [
+            *(_container(row, one) for one in on.device.containers),
+            *(_other(row, one) for one in other_uses(on.device)),
+        ]
         if namespace:
             found = [one for one in found if one.container.namespace == namespace]
         if found or not namespace:
             yield row, found
 
 
-def process_rows(node_map: NodeMap, namespace: str = "") -> Iterator[ContainerRow]:
+def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
     """Return each process, and memory without one; of a namespace only its processes."""
-    for on, device in _devices(node_map):
+    for on, device in _devices(node):
         for one in on.device.processes:
             if namespace in ("", one.namespace):
                 yield _process(device, one)
         for owner in on.device.owners:
-            if owner.owner in ("unaccounted", "sibling") and owner.memory_bytes and not namespace:
+            if owner.owner in (Owner.UNACCOUNTED, Owner.SIBLING) and owner.memory_bytes and not namespace:
                 yield ContainerRow(device, NO_CONTAINER, owner.owner, memory_bytes=owner.memory_bytes)
 
 
-def _devices(node_map: NodeMap) -> Iterator[tuple[NodeDevice, DeviceRow]]:
-    gpus = {gpu.uuid: gpu for gpu in node_map.gpus}
-    for on in node_devices(node_map):
+def _devices(node: Node) -> Iterator[tuple[NodeDevice, DeviceRow]]:
+    gpus = {gpu.uuid: gpu for gpu in node.gpus}
+    for on in node_devices(node):
         yield on, _device(on, gpus.get(on.device.gpu_uuid or on.device.uuid))
 
 
-def _device(on: NodeDevice, gpu: GpuEntry | None) -> DeviceRow:
+def _device(on: NodeDevice, gpu: Gpu | None) -> DeviceRow:
     device, memory = on.device, on.device.memory
-    partitioned = gpu is not None and gpu.partitioned
+    reading = gpu.reading if gpu else None
     return DeviceRow(
-        node=on.node_map.node.name,
-        at=on.node_map.timestamp,
+        node=on.node.name,
+        at=on.node.timestamp,
         number=on.number,
         name=device_name(device),
         uuid=device.uuid,
         is_gpu=device.uuid == device.gpu_uuid,
-        model=device.model,
+        model=gpu.model or None if gpu else None,
         total_bytes=memory.total_bytes if memory else None,
         used_bytes=memory.used_bytes if memory else sum_of(one.memory_bytes for one in device.owners),
         use_known=use_known(device),
-        partitioned=partitioned and gpu is not None and gpu.uuid == device.uuid,
-        holders=len(device.holders) if device.holders_known else None,
+        partitioned=device.partitioned,
+        holders=device.holders,
         up=gpu is None or gpu.up,
-        utilization_ratio=gpu.utilization_ratio if gpu and not partitioned else None,
-        temperature_celsius=gpu.temperatures_celsius.get("gpu") if gpu else None,
-        power_watts=gpu.power_watts if gpu else None,
+        utilization_ratio=reading.utilization_ratio if reading and gpu and not gpu.partitioned else None,
+        temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
+        power_watts=reading.power_watts if reading else None,
     )
 
 
-def _containers(on: DeviceRow, device: DeviceEntry) -> Iterator[ContainerRow]:
-    holders = {container_of(one): one for one in device.holders}
-    users = {container_of(one): one for one in device.users}
-    for name in sorted({*holders, *users}):
-        yield _container(on, name, holders.get(name), users.get(name))
-
-
-def _container(on: DeviceRow, name: ContainerName, holder: HolderEntry | None, user: UserEntry | None) -> ContainerRow:
-    """Return a container's row. A scheduler beside the kubelet assigns no slots."""
-    row = ContainerRow(on, name, "assigned", listed=True)
-    if holder is not None:
-        row = row._replace(
-            owner="assigned" if holder.slots else "scheduled",
-            holds=True,
-            reservation=holder.reservation,
-            slots=holder.slots,
-            gpus=holder.allocated_gpus,
-            granted_bytes=holder.allocated_memory_bytes,
-        )
-    if user is None:
+def _container(on: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
+    row = ContainerRow(
+        on,
+        one.name,
+        one.owner,
+        listed=True,
+        holds=one.holds,
+        reservation=one.reservation,
+        slots=one.slots,
+        gpus=one.allocated_gpus,
+        granted_bytes=one.allocated_memory_bytes,
+    )
+    use = one.use
+    if use is None:
         return row
     return row._replace(
-        owner=user.owner,
-        memory_bytes=user.memory_bytes,
-        memory_peak_bytes=user.memory_peak_bytes,
-        sm_ratio=user.sm_ratio,
-        sm_activity_ratio=user.sm_activity_ratio,
-        processes=user.processes,
-        last_active=user.last_active,
+        memory_bytes=use.memory_bytes,
+        memory_peak_bytes=use.memory_peak_bytes,
+        sm_ratio=use.sm_ratio,
+        sm_activity_ratio=use.sm_activity_ratio,
+        processes=use.processes,
+        last_active=use.last_active,
     )
 
 
@@ -192,13 +189,13 @@ def _other(on: DeviceRow, one: OtherUse) -> ContainerRow:
         one.name,
         one.owner,
         memory_bytes=one.memory_bytes,
-        sm_ratio=one.work.sm_utilization_ratio if one.work else sm_ratio,
+        sm_ratio=one.host.sm_ratio if one.host else sm_ratio,
         processes=one.process_count or None,
-        work=one.work,
+        work=one.host.work if one.host else None,
     )
 
 
-def _process(on: DeviceRow, one: ProcessEntry) -> ContainerRow:
+def _process(on: DeviceRow, one: Process) -> ContainerRow:
     return ContainerRow(
         on,
         container_of(one),
@@ -209,5 +206,5 @@ def _process(on: DeviceRow, one: ProcessEntry) -> ContainerRow:
         work=one.work,
         pid=one.pid,
         type=one.type,
-        command=one.name,
+        command=one.comm or None,
     )

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from gpumap.agent.join.inventory import Inventory
+from gpumap.model.node import ContainerAccount, ContainerOnDevice, GpuAccount
 from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import GpuReading, Uuid
-from gpumap.model.snapshot import ContainerAccount, ContainerOnDevice, GpuAccount
 
 Key = tuple[ContainerName, Uuid]
 """A container and a device."""
@@ -85,7 +85,7 @@ def container_accounts(ledger: Ledger) -> Iterator[ContainerAccount]:
     """Return each container's counters, sorted."""
     for (name, uuid), charge in sorted(ledger.charges.items()):
         yield ContainerAccount(
-            name,
+            *name,
             uuid,
             charge.allocated_gpu_seconds,
             charge.sm_seconds,
@@ -217,7 +217,7 @@ def _read_energy(
 
 def _can_draw(reading: GpuReading, millijoules: int, period: ChargedPeriod) -> bool:
     """Whether the GPU can draw so much in this period. If not, its counter fell before and returned."""
-    limit = max([reading.power_limit_watts or 0.0, *(watts for _, watts in reading.power_limits_watts)]) or WATTS_MAX
+    limit = max([reading.power_limit_watts or 0.0, *reading.power_limits_watts.values()]) or WATTS_MAX
     return millijoules <= 1000 * limit * PEAK * (period.seconds + LATE_SECONDS)
 
 
@@ -251,7 +251,7 @@ def _sharers(charges: Mapping[Key, Charge], measured: Measurements) -> dict[Uuid
         before, sm_ratio = charges.get(key), measured.sm_ratios.get(key)
         if before is None or not before.present or before.energy_millijoules is None or sm_ratio is None:
             continue
-        held = before.allocated_gpus if row.allocated_gpus is not None else None
+        held = before.allocated_gpus if row.grant and row.grant.gpus is not None else None
         by_gpu.setdefault(row.uuid, []).append(_Sharer(key, sm_ratio, held or 0.0))
     return by_gpu
 
@@ -365,16 +365,17 @@ def _with_state(
     """Note a container's present state. A counter starts at 0 when its value is first known: a scraper then sees its
     whole increase."""
     memory_bytes = row.use.memory_bytes if row.use else None
+    gpus = row.grant.gpus if row.grant else None
     is_mig_device = row.uuid != charge.gpu  # nothing measures its energy
     has_energy = sm_ratio is not None and not is_mig_device and gpu is not None and gpu.counter_millijoules is not None
     return Charge(
         charge.gpu,
-        _started(charge.allocated_gpu_seconds, row.allocated_gpus is not None),
+        _started(charge.allocated_gpu_seconds, gpus is not None),
         _started(charge.sm_seconds, sm_ratio is not None),
         _started(charge.memory_byte_seconds, memory_bytes is not None),
         0 if charge.energy_millijoules is None and has_energy else charge.energy_millijoules,
         True,
-        row.allocated_gpus,
+        gpus,
         memory_bytes,
         at,
         charge.unsettled_seconds,

@@ -10,10 +10,13 @@ import re
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import structs
+
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import IdsByDevice
 from gpumap.agent.join.shares import PlacedShare
 from gpumap.model.device_ids import is_gpu
+from gpumap.model.node import Grant
 from gpumap.model.observations import ClaimDevice, ContainerName, DeviceId, PluginAnswer, PodName, PreparedDevice
 from gpumap.model.plugins import GIB, MIB, Plugin, Unit, gpushare_slot_bytes
 from gpumap.model.readings import Uuid
@@ -24,19 +27,6 @@ _LIMIT_BYTES = {"": 1, "k": 1 << 10, "m": MIB, "g": GIB}
 _PINNED = re.compile(r"[0-9A-Za-z-]+=([0-9]{1,12})([MG])")
 _VCUDA_BLOCK = re.compile(r"vcuda-memory-([0-9]{1,12})-")
 _VCUDA_BLOCK_BYTES = 268435456
-
-
-class Grant(NamedTuple):
-    """What one container holds of one device."""
-
-    slots: tuple[tuple[str, int], ...]
-    """By resource, sorted. Empty if a scheduler beside the kubelet granted it."""
-    gpus: float | None = None
-    memory_bytes: int | None = None
-    admin_access: bool | None = False
-    """All of it are DRA claims with admin access, which do not reserve the device. `None` if unknown."""
-    reservation: bool = False
-    """A scheduler's reservation, which grants nothing: the GPU is shared among other pods."""
 
 
 class Holding(NamedTuple):
@@ -88,7 +78,7 @@ def grants(
     found = {**by_scheduler, **found}
     totals = _overcommitment(found, inventory)
     return {
-        holder: grant._replace(gpus=_scaled(grant.gpus, totals.get(_gpu_uuid(holder[1], inventory), 1.0)))
+        holder: structs.replace(grant, gpus=_scaled(grant.gpus, totals.get(_gpu_uuid(holder[1], inventory), 1.0)))
         for holder, grant in found.items()
     }
 
@@ -229,7 +219,7 @@ def _scheduled(share: PlacedShare, inventory: Inventory) -> Grant:
         gpus = memory / total
     if memory is None and gpus is not None and total is not None:
         memory = int(gpus * total)
-    return Grant((), None if gpus is None or own is None else own * gpus, memory)
+    return Grant({}, None if gpus is None or own is None else own * gpus, memory)
 
 
 def _cores(holding: Holding) -> GrantInputs:
@@ -294,12 +284,12 @@ def _scaled(share: float | None, total: float) -> float | None:
     return None if share is None else share / total
 
 
-def _slots(of_holder: Iterable[Holding]) -> tuple[tuple[str, int], ...]:
+def _slots(of_holder: Iterable[Holding]) -> dict[str, int]:
     counts: dict[str, set[tuple[DeviceId, str]]] = {}
     for one in of_holder:
         share = one.claim.share_id if one.claim else ""
         counts.setdefault(one.resource, set()).update((id_, share) for id_ in one.ids)
-    return tuple((resource, len(ids)) for resource, ids in sorted(counts.items()))
+    return {resource: len(ids) for resource, ids in sorted(counts.items())}
 
 
 def _share(shares: Sequence[float | None]) -> float | None:

@@ -21,9 +21,10 @@ from gpumap.agent.join.attribution import (
     memory_of_all,
 )
 from gpumap.agent.join.recent_processes import EndedProcess
+from gpumap.model.node import HostUse, OwnerUse
 from gpumap.model.observations import ContainerName, PodName, PodUid
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample
-from gpumap.model.snapshot import HostUse, Owner, OwnerUse
+from gpumap.model.terms import Owner
 from gpumap.model.workloads import OTHER, Workload
 
 ACTIVE_RATIO = 0.01
@@ -40,8 +41,7 @@ class Measured(Struct, frozen=True):
     """Whether it worked since the collection before, on any engine. `None`: it may have."""
     timed: bool
     """`active` is known from the time of processes or from GPM. Otherwise only the process lists show it."""
-    unassigned: bool
-    scheduled: bool
+    owner: Owner
     pod_uid: PodUid | None
     sm_activity_ratio: float | None = None
     """Of a MIG device, which has no `times`."""
@@ -63,7 +63,7 @@ class Times(NamedTuple):
     ofa: float | None = None
 
 
-_NO_PROCESSES = ContainerProcesses((), 0, unassigned=False, scheduled=False)
+_NO_PROCESSES = ContainerProcesses((), 0, Owner.ASSIGNED)
 _NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
 _UNKNOWN_TIMES = Times()
 
@@ -166,15 +166,14 @@ class LeafUse:
         `uid_of` has every pod with measured processes.
         """
         of_all = {**dict.fromkeys(idle, _NO_PROCESSES), **self.processes.by_container}
-        for name, (items, memory_bytes, unassigned, scheduled) in of_all.items():
+        for name, (items, memory_bytes, owner) in of_all.items():
             uid = uid_of.get(name.pod_name)
             ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
             total, complete = self._sum(items, ended)
             active, timed = self._active(name, uid, total, complete, len(items))
             sm_activity = self.activity.of(name, uid) if self.activity and self.partitioned else None
             times = self._known(total, complete)
-            measured = Measured(memory_bytes, len(items), times, active, timed, unassigned, scheduled, uid, sm_activity)
-            yield name, measured
+            yield name, Measured(memory_bytes, len(items), times, active, timed, owner, uid, sm_activity)
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
@@ -201,7 +200,7 @@ class LeafUse:
                 complete = False
                 continue
             sm += sample.sm_ratio
-            memory_controller += sample.memory_controller_ratio
+            memory_controller += sample.memory_controller_busy_ratio
             encoder += sample.encoder_ratio
             decoder += sample.decoder_ratio
             jpeg += sample.jpeg_ratio

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.model.families import Family, Series
-from gpumap.model.snapshot import ContainerAccount, Snapshot
+from gpumap.model.node import ContainerAccount
+from gpumap.model.snapshot import Snapshot
 
 
 def _charged(name: str, help: str, value: Callable[[ContainerAccount], float | None]) -> Family:
     """Return a counter of a container on a device. It exists for some minutes after the container ends."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for account in snapshot.accounts:
+        for account in snapshot.node.accounts:
             if (found := value(account)) is not None:
                 yield Series((*account.name, account.uuid), found)
 
@@ -21,7 +22,7 @@ def _charged(name: str, help: str, value: Callable[[ContainerAccount], float | N
 
 
 def _unattributed(snapshot: Snapshot) -> Iterator[Series]:
-    for account in snapshot.gpu_accounts:
+    for account in snapshot.node.gpu_accounts:
         if account.energy_unattributed_joules is not None:
             yield Series((account.uuid,), account.energy_unattributed_joules)
 
@@ -62,6 +63,6 @@ ACCOUNTING = (
         "counter",
         "Time of the GPU that gpumap did not charge because it could not measure.",
         ("uuid",),
-        lambda snapshot: [Series((account.uuid,), account.gap_seconds) for account in snapshot.gpu_accounts],
+        lambda snapshot: [Series((account.uuid,), account.gap_seconds) for account in snapshot.node.gpu_accounts],
     ),
 )

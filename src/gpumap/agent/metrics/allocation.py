@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpumap.model.families import Family, Series
-from gpumap.model.snapshot import ContainerOnDevice, Snapshot
+from gpumap.model.node import ContainerOnDevice
+from gpumap.model.snapshot import Snapshot
 
 CONTAINER_LABELS = ("namespace", "pod", "container", "uuid")
 
@@ -27,18 +28,18 @@ def _held(name: str, help: str, value: Callable[[ContainerOnDevice], float | Non
 
 def _slots(snapshot: Snapshot) -> Iterator[Series]:
     for row in snapshot.containers:
-        for resource, count in row.slots:
+        for resource, count in row.slots.items():
             yield Series((*container_labels(row), resource), count)
 
 
 def _allocatable(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.leaves:
-        for resource, count in leaf.allocatable:
+    for leaf in snapshot.node.devices:
+        for resource, count in leaf.allocatable.items():
             yield Series((leaf.uuid, resource), count)
 
 
 def _holders(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.leaves:
+    for leaf in snapshot.node.devices:
         if leaf.holders is not None and not leaf.may_have_more:
             yield Series((leaf.uuid,), leaf.holders)
 
@@ -49,12 +50,12 @@ def _reserved(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _unmatched(snapshot: Snapshot) -> Iterator[Series]:
-    for row in snapshot.unmatched:
+    for row in snapshot.node.unmatched:
         yield Series((*row.name, row.resource, row.reason), row.slots)
 
 
 def _pod_info(snapshot: Snapshot) -> Iterator[Series]:
-    for pod in snapshot.pods:
+    for pod in snapshot.node.pods:
         yield Series((pod.namespace, pod.pod, pod.uid), 1)
 
 

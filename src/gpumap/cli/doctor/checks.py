@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from gpumap.cli.doctor.gpu_checks import Result, Verdict, gpu_results, result_of
+from gpumap.cli.tables.fleets import NamedNode
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
 from gpumap.model.gaps import use_known
-from gpumap.model.map import VERSION, Entry, GpuEntry, NodeEntry, NodeMap, SourceEntry
+from gpumap.model.node import VERSION, Gpu, Node, SourceHealth
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.terms import Source
 from gpumap.model.units import counted
@@ -23,31 +26,31 @@ _ABSENT = ("_missing", "_not_found", "_not_loaded")
 """Endings of the reasons of something that does not exist. What fails with another reason exists."""
 SECOND_LIST = "pod_resources_"
 """Beginning of the reasons of the second List, which are the kubelet's: the kubelet itself answers."""
-_NO_ANSWER = SourceEntry(source="", up=False, reason=None, detail=None, remedy=None, last_success=None, errors={})
-"""A source that the map does not have."""
+_NO_ANSWER = SourceHealth("")
+"""A source that the node does not have."""
 
 
 class Check(NamedTuple):
     """A check of a node. `judge` returns `None` if there is nothing to say, such as without `Facts`."""
 
     name: str
-    judge: Callable[[NodeMap, Facts | None], Verdict | None]
+    judge: Callable[[Node, Facts | None], Verdict | None]
     required: bool = False
     of_kubelet: bool = False
     """It is of no use on a machine without a kubelet (--no-kubelet)."""
 
 
-class DoctorValues(Entry, frozen=True, kw_only=True):
+class DoctorValues(Struct, frozen=True, kw_only=True):
     """What -o json prints."""
 
     version: int = VERSION
     timestamp: float
-    node: NodeEntry
+    node: NamedNode
     ok: bool
     checks: tuple[Result, ...]
 
 
-def examine(node_map: NodeMap, facts: Facts | None) -> tuple[Result, ...]:
+def examine(node_map: Node, facts: Facts | None) -> tuple[Result, ...]:
     """Judge everything, in the order of the ladder. Without `facts` only the map of a running agent is judged."""
     if node_map.stale:
         return tuple(_stale(node_map))
@@ -66,22 +69,27 @@ def works(results: Iterable[Result]) -> bool:
     return all(one.state in ("ok", "degraded") for one in results if one.required)
 
 
-def as_values(node_map: NodeMap, results: tuple[Result, ...]) -> DoctorValues:
+def as_values(node_map: Node, results: tuple[Result, ...]) -> DoctorValues:
     """Return the results for scripts."""
-    return DoctorValues(timestamp=node_map.timestamp, node=node_map.node, ok=works(results), checks=results)
+    return DoctorValues(
+        timestamp=node_map.timestamp,
+        node=NamedNode(node_map.name, node_map.internal_ip),
+        ok=works(results),
+        checks=results,
+    )
 
 
-def _results(checks: Iterable[Check], node_map: NodeMap, facts: Facts | None) -> Iterator[Result]:
+def _results(checks: Iterable[Check], node_map: Node, facts: Facts | None) -> Iterator[Result]:
     for check in _of_node(checks, node_map):
         if verdict := check.judge(node_map, facts):
             yield result_of(check.name, verdict, required=check.required)
 
 
-def _of_node(checks: Iterable[Check], node_map: NodeMap) -> Iterator[Check]:
+def _of_node(checks: Iterable[Check], node_map: Node) -> Iterator[Check]:
     return (check for check in checks if not check.of_kubelet or has_kubelet(node_map))
 
 
-def _stale(node_map: NodeMap) -> Iterator[Result]:
+def _stale(node_map: Node) -> Iterator[Result]:
     """What is required has failed while nothing new is known. Of everything else, what was known is too old."""
     for check in _of_node(DRIVER_CHECKS, node_map):
         if check.required:
@@ -93,22 +101,22 @@ def _stale(node_map: NodeMap) -> Iterator[Result]:
 # --- what is required -------------------------------------------------------------------------------------------------
 
 
-def _kubelet(node_map: NodeMap, facts: Facts | None) -> Verdict:
+def _kubelet(node_map: Node, facts: Facts | None) -> Verdict:
     source = _source(node_map, Source.KUBELET)
     if not source.up:
         return _down(source)
-    holders = [holder for device in node_map.devices for holder in device.holders]
-    pods = len({(one.namespace, one.pod) for one in (*holders, *node_map.unmatched)})  # not pods that only use devices
-    offered = [slots.slots for device in node_map.devices for slots in device.allocatable]
+    holders = [one for device in node_map.devices for one in device.containers if one.holds]
+    pods = len({one.pod_name for one in (*holders, *node_map.unmatched)})  # not pods that only use devices
+    offered = [slots for device in node_map.devices for slots in device.allocatable.values()]
     seen = [facts.kubelet.seen] if facts and facts.kubelet.seen else []
     seen += [f"{counted(pods, 'pod')} with GPUs"]
     seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else "slots offered on devices: unknown"]
-    if (source.reason or "").startswith(SECOND_LIST):
+    if source.reason.startswith(SECOND_LIST):
         return Verdict("ok", ", ".join(seen))
     return _answered(source, ", ".join(seen))
 
 
-def _nvml(node_map: NodeMap, _: Facts | None) -> Verdict:
+def _nvml(node_map: Node, _: Facts | None) -> Verdict:
     source = _source(node_map, Source.NVML)
     if not source.up:
         return _down(source)
@@ -131,18 +139,18 @@ def _nvml(node_map: NodeMap, _: Facts | None) -> Verdict:
 # --- the ladder -------------------------------------------------------------------------------------------------------
 
 
-def _device_checkpoint(node_map: NodeMap, facts: Facts | None) -> Verdict:
+def _device_checkpoint(node_map: Node, facts: Facts | None) -> Verdict:
     return _pod_identity(node_map, "device_checkpoint", "checkpoint_", facts.checkpoint if facts else Answer())
 
 
-def _pod_logs(node_map: NodeMap, facts: Facts | None) -> Verdict:
+def _pod_logs(node_map: Node, facts: Facts | None) -> Verdict:
     return _pod_identity(node_map, "pod_logs", "pod_logs_", facts.pod_logs if facts else Answer())
 
 
-def _pod_identity(node_map: NodeMap, capability: str, prefix: str, answer: Answer) -> Verdict:
+def _pod_identity(node_map: Node, capability: str, prefix: str, answer: Answer) -> Verdict:
     """Judge one of the two sources of pod identity, by its reasons in the map and by its answer here."""
     source = _source(node_map, Source.POD_IDENTITY)
-    reported = source.reason or ""
+    reported = source.reason
     reason, detail = (reported, source.detail) if reported.startswith(prefix) else ("", "")
     if answer.reason:
         reason, detail = answer.reason, answer.detail
@@ -156,28 +164,28 @@ def _pod_identity(node_map: NodeMap, capability: str, prefix: str, answer: Answe
     return Verdict(_state_of(reason), answer.seen, _words(reason or "not read", detail), remedy)
 
 
-def _identity_remedy(node_map: NodeMap, capability: str, reason: str) -> str | None:
+def _identity_remedy(node_map: Node, capability: str, reason: str) -> str | None:
     """Return the remedy of the reason, or of the missing capability if the source does not exist."""
     of_reason = remedies.SOURCES[Source.POD_IDENTITY].get(reason) if not reason.endswith(_ABSENT) else None
     return of_reason or node_map.remedies.get(capability) or remedies.CAPABILITIES.get(capability)
 
 
-def _second_list(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
+def _second_list(node_map: Node, facts: Facts | None) -> Verdict | None:
     return _on_request(node_map, Source.KUBELET, SECOND_LIST, facts.second_list if facts else None)
 
 
-def _pods_api(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
+def _pods_api(node_map: Node, facts: Facts | None) -> Verdict | None:
     return _on_request(node_map, Source.POD_IDENTITY, "pods_api_", facts.pods_api if facts else None)
 
 
-def _gpu_fractioning(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
+def _gpu_fractioning(node_map: Node, facts: Facts | None) -> Verdict | None:
     return _on_request(node_map, Source.POD_IDENTITY, "gpu_fractioning_", facts.gpu_fractioning if facts else None)
 
 
-def _on_request(node_map: NodeMap, source: Source, prefix: str, answer: Answer | None) -> Verdict | None:
+def _on_request(node_map: Node, source: Source, prefix: str, answer: Answer | None) -> Verdict | None:
     """Judge a part of a source that a flag turns on. A map shows it only while it fails."""
     reported = _source(node_map, source)
-    reason, detail = (reported.reason, reported.detail) if (reported.reason or "").startswith(prefix) else ("", "")
+    reason, detail = (reported.reason, reported.detail) if reported.reason.startswith(prefix) else ("", "")
     if answer is not None:
         reason, detail = answer.reason, answer.detail
     if not reason:
@@ -185,7 +193,7 @@ def _on_request(node_map: NodeMap, source: Source, prefix: str, answer: Answer |
     return Verdict(_state_of(reason), "", _words(reason, detail), remedies.SOURCES[source].get(reason))
 
 
-def _push(node_map: NodeMap, facts: Facts | None) -> Verdict:
+def _push(node_map: Node, facts: Facts | None) -> Verdict:
     """Judge whether allocations start a collection: of an agent by its map, else by what this process may do."""
     if facts is not None:
         answer, why = facts.push, _words(facts.push.reason, facts.push.detail)
@@ -199,12 +207,12 @@ def _push(node_map: NodeMap, facts: Facts | None) -> Verdict:
     return Verdict(_state_of(answer.reason), "", why, remedies.PUSH.get(answer.reason))
 
 
-def _proc(node_map: NodeMap, _: Facts | None) -> Verdict:
+def _proc(node_map: Node, _: Facts | None) -> Verdict:
     source = _source(node_map, Source.PROCFS)
     return _answered(source, "read") if source.up else _down(source)
 
 
-def _pid_visibility(node_map: NodeMap, _: Facts | None) -> Verdict:
+def _pid_visibility(node_map: Node, _: Facts | None) -> Verdict:
     reason = node_map.pid_visibility_reason
     if node_map.capabilities.get("pid_visibility"):
         return Verdict("ok", reason or "processes of other containers are visible")
@@ -212,8 +220,8 @@ def _pid_visibility(node_map: NodeMap, _: Facts | None) -> Verdict:
     return Verdict("missing", "", reason or "processes of other containers are not visible", remedy)
 
 
-def _process_utilization(node_map: NodeMap, _: Facts | None) -> Verdict:
-    """Say which call of the driver gives SM time, on which GPUs. Maps of older agents do not have the call."""
+def _process_utilization(node_map: Node, _: Facts | None) -> Verdict:
+    """Say which call of the driver gives SM time, on which GPUs."""
     by_call: dict[str | None, list[int]] = {}
     for gpu in _readable(node_map):
         if not gpu.partitioned:
@@ -222,8 +230,6 @@ def _process_utilization(node_map: NodeMap, _: Facts | None) -> Verdict:
         return _no_gpu_answers()
     if not by_call:
         return Verdict("not needed", "", "every GPU is partitioned, and no driver reports SM time on MIG devices")
-    if node_map.capabilities.get("process_utilization") and not any(by_call):
-        return Verdict("ok", "SM time of each process")
     on = {
         call: f"GPU {', '.join(map(str, indexes))}" if len(by_call) > 1 else counted(len(indexes), "GPU")
         for call, indexes in by_call.items()
@@ -235,7 +241,7 @@ def _process_utilization(node_map: NodeMap, _: Facts | None) -> Verdict:
     return Verdict("degraded" if seen else "missing", seen, why, remedies.CAPABILITIES["process_utilization"])
 
 
-def _gpm(node_map: NodeMap, _: Facts | None) -> Verdict:
+def _gpm(node_map: Node, _: Facts | None) -> Verdict:
     """GPUs before Hopper have no GPM. There is nothing to repair, and a map does not show the age of a GPU."""
     if node_map.capabilities.get("gpm"):
         measured = sum(device.activity is not None for device in node_map.devices)
@@ -244,9 +250,9 @@ def _gpm(node_map: NodeMap, _: Facts | None) -> Verdict:
     return _not_collected(node_map, "gpm") or Verdict("not needed", "", why, node_map.remedies.get("gpm"))
 
 
-def _xid_events(node_map: NodeMap, _: Facts | None) -> Verdict:
+def _xid_events(node_map: Node, _: Facts | None) -> Verdict:
     if node_map.capabilities.get("xid_events"):
-        return Verdict("ok", f"registered on {counted(sum(gpu.xids is not None for gpu in node_map.gpus), 'GPU')}")
+        return Verdict("ok", f"registered on {counted(len(node_map.xids), 'GPU')}")
     why = (
         "no listener: the driver does not support it (WSL, vGPU guests), or gpumap releases the driver (--nvml-release)"
     )
@@ -254,7 +260,7 @@ def _xid_events(node_map: NodeMap, _: Facts | None) -> Verdict:
     return _not_collected(node_map, "health") or Verdict("missing", "", why, remedy)
 
 
-def _not_collected(node_map: NodeMap, group: str) -> Verdict | None:
+def _not_collected(node_map: Node, group: str) -> Verdict | None:
     """Return why nothing of a group of metrics can be judged; `None` if it can."""
     if node_map.collect is not None and group not in node_map.collect:
         return Verdict("not needed", "", f"--collect leaves out the group {group}")
@@ -265,7 +271,7 @@ def _no_gpu_answers() -> Verdict:
     return Verdict("unknown", "", "no GPU answers")
 
 
-def _unmatched_slots(node_map: NodeMap, _: Facts | None) -> Verdict | None:
+def _unmatched_slots(node_map: Node, _: Facts | None) -> Verdict | None:
     """Slots on no device have a line for each reason instead."""
     if node_map.unmatched:
         return None
@@ -274,7 +280,7 @@ def _unmatched_slots(node_map: NodeMap, _: Facts | None) -> Verdict | None:
     return Verdict("ok", "every slot matches a device")
 
 
-def _unmatched_by_reason(node_map: NodeMap) -> Iterator[Result]:
+def _unmatched_by_reason(node_map: Node) -> Iterator[Result]:
     for reason in sorted({entry.reason for entry in node_map.unmatched}):
         of_reason = [entry for entry in node_map.unmatched if entry.reason == reason]
         slots = counted(sum(entry.slots for entry in of_reason), "slot")
@@ -287,7 +293,7 @@ def _unmatched_by_reason(node_map: NodeMap) -> Iterator[Result]:
 # --- more privileges than gpumap needs: a warning in a container; a shell has the rights of its user ------------------
 
 
-def _capabilities(_: NodeMap, facts: Facts | None) -> Verdict | None:
+def _capabilities(_: Node, facts: Facts | None) -> Verdict | None:
     if facts is None:
         return None
     held, count = facts.privileges, len(facts.privileges.capabilities)
@@ -302,7 +308,7 @@ def _capabilities(_: NodeMap, facts: Facts | None) -> Verdict | None:
     return Verdict("warning", seen, "gpumap needs none", remedy)
 
 
-def _api_token(_: NodeMap, facts: Facts | None) -> Verdict | None:
+def _api_token(_: Node, facts: Facts | None) -> Verdict | None:
     if (held := _of_container(facts)) is None:
         return None
     if not held.api_token:
@@ -311,7 +317,7 @@ def _api_token(_: NodeMap, facts: Facts | None) -> Verdict | None:
     return Verdict("warning", held.api_token, "gpumap does not use the API server", remedy)
 
 
-def _runtime_socket(_: NodeMap, facts: Facts | None) -> Verdict | None:
+def _runtime_socket(_: Node, facts: Facts | None) -> Verdict | None:
     if (held := _of_container(facts)) is None:
         return None
     if not held.runtime_sockets:
@@ -359,16 +365,16 @@ PRIVILEGE_CHECKS = (
 # --- what checks have in common ---------------------------------------------------------------------------------------
 
 
-def _source(node_map: NodeMap, source: Source) -> SourceEntry:
+def _source(node_map: Node, source: Source) -> SourceHealth:
     return next((one for one in node_map.sources if one.source == source.value), _NO_ANSWER)
 
 
-def _down(source: SourceEntry) -> Verdict:
+def _down(source: SourceHealth) -> Verdict:
     reason = source.reason or "unknown"
     return Verdict(_state_of(reason), "", _words(reason, source.detail), source.remedy)
 
 
-def _answered(source: SourceEntry, seen: str) -> Verdict:
+def _answered(source: SourceHealth, seen: str) -> Verdict:
     """Judge a source that answers, and may complain nevertheless."""
     if source.reason:
         return Verdict("degraded", seen, _words(source.reason, source.detail), source.remedy)
@@ -383,5 +389,5 @@ def _words(reason: str, detail: str | None) -> str:
     return f"{reason}: {detail}" if detail else reason
 
 
-def _readable(node_map: NodeMap) -> list[GpuEntry]:
+def _readable(node_map: Node) -> list[Gpu]:
     return [gpu for gpu in node_map.gpus if gpu.up]

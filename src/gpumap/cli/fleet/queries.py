@@ -34,11 +34,9 @@ OWNERS = "owners"
 """Memory and processes by owner, containers' too; it includes OTHERS."""
 WORK = "work"
 """Work outside pods: its memory, SM time and processes."""
-TAKEN = "taken"
-"""How much of each device's memory is in use."""
 HEALTH = "health"
 """What no table shows: GPUs' load, memory reserved by the driver, how long its calls hang, all capabilities."""
-ALL = frozenset({HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, WORK, TAKEN, HEALTH})
+ALL = frozenset({HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, WORK, HEALTH})
 """Devices, their sizes, whether GPUs answer, and the sources' health are always asked for."""
 
 SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
@@ -101,10 +99,10 @@ SOURCE_UP = Family("gpumap_source_up", ("source",))
 SOURCE_SUCCESS = Family("gpumap_source_last_success_timestamp_seconds", ("source",), only='source="kubelet"')
 CAPABILITY = Family("gpumap_capability", ("capability",), only='capability="pid_visibility"')
 MEMORY_TOTAL = Family("gpumap_device_memory_total_bytes", ("uuid",))
-MEMORY_USED = Family("gpumap_device_memory_used_bytes", ("uuid",), TAKEN)
+MEMORY_USED = Family("gpumap_device_memory_used_bytes", ("uuid",))
 MEMORY_RESERVED = Family("gpumap_device_memory_reserved_bytes", ("uuid",), HEALTH)
 GPU_MEMORY_TOTAL = Family("gpumap_gpu_memory_total_bytes", ("uuid",))
-GPU_MEMORY_USED = Family("gpumap_gpu_memory_used_bytes", ("uuid",), TAKEN)
+GPU_MEMORY_USED = Family("gpumap_gpu_memory_used_bytes", ("uuid",))
 GPU_DOWN = Family("gpumap_gpu_up", ("uuid",), kept="== 0")
 GPU_FAULT = Family("gpumap_gpu_fault_info", ("uuid", "reason"))
 HOLDING = Family("gpumap_allocation_info", _ON_DEVICE, HOLDERS)

@@ -21,7 +21,7 @@ from gpumap.cli.fleet.joins import (
     duplicate_devices,
     faults_without_device,
     gaps,
-    node_map_of,
+    node_of,
     series_of_nodes,
 )
 from gpumap.cli.fleet.queries import ALL, Family, Selection, families_for, matchers_of_targets, question
@@ -43,7 +43,7 @@ from gpumap.cli.fleet.values import ANY, FamilyValues, Limits, number, odd_row, 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.prometheus import Prometheus, Row, Server, connect, together
 from gpumap.model.errors import FatalError
-from gpumap.model.map import NodeMap
+from gpumap.model.node import Node
 from gpumap.model.words import age, by_reason, listed
 
 OLD_SECONDS = 60.0
@@ -117,20 +117,18 @@ async def maps_of(
     agents = agents._replace(selection=agents.selection._replace(namespace=namespace))
     answers = await _answers(server, agents, parts, moment)
     nodes, odd = series_of_nodes(answers)
-    maps = [node_map_of(one) for one in nodes]
+    maps = [node_of(one) for one in nodes]
     slots_served = any(one.of(queries.SLOTS) for one in nodes)
     current = [(one, of) for one, of in zip(maps, nodes, strict=True) if not _is_old(one, moment)]
     missing = (
         *by_reason((name, "Prometheus cannot scrape its gpumap (up is 0)") for name in _down(agents, nodes, node)),
         *by_reason(
-            (one.node.name, f"its gpumap has not collected for {age(moment - one.timestamp)}")
+            (one.name, f"its gpumap has not collected for {age(moment - one.timestamp)}")
             for one in maps
             if _is_old(one, moment)
         ),
         *by_reason(
-            (one.node.name, why)
-            for one, of in current
-            for why in gaps(of, one, parts, namespace, slots_served=slots_served)
+            (one.name, why) for one, of in current for why in gaps(of, one, parts, namespace, slots_served=slots_served)
         ),
         *(sentence for one in nodes for sentence in faults_without_device(one)),
         *_doubts(duplicate_devices(maps)),
@@ -223,11 +221,11 @@ def _down(agents: Agents, nodes: Iterable[NodeSeries], node: str) -> list[str]:
     return [down.shown for down in downs if not node or node in down]
 
 
-def _is_old(node_map: NodeMap, moment: int) -> bool:
+def _is_old(node: Node, moment: int) -> bool:
     """Whether nothing was collected for so long that nothing is served. A wrong clock is no reason: fresh devices are
     served."""
-    oldest = OLD_SECONDS + 2 * (node_map.interval_seconds or 0)
-    return not node_map.devices and moment - node_map.timestamp > oldest
+    oldest = OLD_SECONDS + 2 * (node.interval_seconds or 0)
+    return not node.devices and moment - node.timestamp > oldest
 
 
 def _doubts(duplicates: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from gpumap.cli.kubectl.proxy import has_context, proxying
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.painting import print_notices
 from gpumap.model.errors import FatalError
-from gpumap.model.map import NodeMap
+from gpumap.model.node import Node
 from gpumap.model.text import cut_off
 from gpumap.model.words import by_reason
 
@@ -87,7 +87,7 @@ async def _ask_all(place: Place, scope: Scope) -> tuple[NodeMaps, list[str]]:
     if not maps:
         more = f" (and {len(missing) - 1} more reasons)" if len(missing) > 1 else ""
         raise FatalError(f"no agent answered: {missing[0]}{more}")
-    maps.sort(key=lambda one: one.node.name)
+    maps.sort(key=lambda one: one.name)
     return NodeMaps(tuple(maps), missing, fleet=not scope.node), not_asked
 
 
@@ -124,7 +124,7 @@ async def _page(place: Place, path: str, parameters: dict[str, str], scope: Scop
         raise FatalError("the API server did not answer with a list of pods") from error
 
 
-async def _map_of(place: Place, agent: Agent, scope: Scope, slots: asyncio.Semaphore) -> NodeMap | str:
+async def _map_of(place: Place, agent: Agent, scope: Scope, slots: asyncio.Semaphore) -> Node | str:
     """Return an agent's map, or why there is none: a clause about its node."""
     if agent.why_not:
         return f"its agent {agent.why_not}"

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from msgspec import Struct
+
 from gpumap.cli.inspect.gpu_grants import Amount, GpuGrants, PodShare, sum_of
 from gpumap.cli.inspect.grants import Grants, NodeGrants, PodGrants
 from gpumap.cli.tables.layout import Column, Shape, joined, notes, refuse_huge, table
-from gpumap.model.map import Entry
 from gpumap.model.words import UNKNOWN
 
 VERSION = 1
@@ -168,7 +169,7 @@ def _of_all(found: Grants, *, used: bool) -> str:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-class GpuValues(Entry, frozen=True, kw_only=True):
+class GpuValues(Struct, frozen=True, kw_only=True):
     """A GPU. An amount that is unknown, or known only in part, is null."""
 
     index: int
@@ -178,7 +179,7 @@ class GpuValues(Entry, frozen=True, kw_only=True):
     used_bytes: int | None
 
 
-class ShareValues(Entry, frozen=True, kw_only=True):
+class ShareValues(Struct, frozen=True, kw_only=True):
     """What a pod has of a GPU; of an unknown one if the index is null."""
 
     index: int | None
@@ -187,13 +188,13 @@ class ShareValues(Entry, frozen=True, kw_only=True):
     over: bool
 
 
-class PodValues(Entry, frozen=True, kw_only=True):
+class PodValues(Struct, frozen=True, kw_only=True):
     namespace: str
     pod: str
     gpus: tuple[ShareValues, ...]
 
 
-class NodeValues(Entry, frozen=True, kw_only=True):
+class NodeValues(Struct, frozen=True, kw_only=True):
     node: str
     internal_ip: str | None
     gpus: tuple[GpuValues, ...]
@@ -204,13 +205,13 @@ class NodeValues(Entry, frozen=True, kw_only=True):
     used_bytes: int | None
 
 
-class SumValues(Entry, frozen=True, kw_only=True):
+class SumValues(Struct, frozen=True, kw_only=True):
     allocated_bytes: int | None
     total_bytes: int | None
     used_bytes: int | None
 
 
-class InspectValues(Entry, frozen=True, kw_only=True):
+class InspectValues(Struct, frozen=True, kw_only=True):
     """What -o json prints."""
 
     version: int = VERSION

@@ -23,7 +23,7 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.unknowns import no_rows, troubles
 from gpumap.model.devices import container_of, has_kubelet, in_namespace
-from gpumap.model.map import VERSION, NodeMap, UnmatchedEntry
+from gpumap.model.node import VERSION, Node, UnmatchedSlots
 from gpumap.model.terms import ContainerName
 from gpumap.model.words import UNKNOWN, number, percent, ratio, size
 
@@ -35,7 +35,7 @@ class UnmatchedRow(NamedTuple):
     """Slots on no device."""
 
     node: str
-    entry: UnmatchedEntry
+    entry: UnmatchedSlots
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _granted(row: ContainerRow, shown: str) -> str:
 
 def _slots(row: ContainerRow) -> str:
     """Slots of several resources are not added up: they are of different units."""
-    return "+".join(str(slot.slots) for slot in row.slots) or "0"
+    return "+".join(map(str, row.slots.values())) or "0"
 
 
 def _used_of(on: DeviceRow) -> str:
@@ -147,7 +147,7 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         lambda row: str(row.processes or ""),
         sort=lambda row: row.processes,
     )._replace(wide=True),
-    _column("RESOURCES", None, lambda row: ",".join(slot.resource for slot in row.slots))._replace(wide=True),
+    _column("RESOURCES", None, lambda row: ",".join(row.slots))._replace(wide=True),
 )
 _ASSIGNED = frozenset({"SLOTS", "GPUS", "GRANTED", "RESOURCES"})
 """Titles of columns that show what the kubelet assigned: machines without a kubelet do not have them."""
@@ -176,9 +176,7 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
     if not any(map(has_kubelet, maps.maps)):
         columns = tuple(column for column in columns if column.title not in _ASSIGNED)
     unmatched = [
-        UnmatchedRow(one.node.name, entry)
-        for one in maps.maps
-        for entry in in_namespace(one.unmatched, shape.namespace)
+        UnmatchedRow(one.name, entry) for one in maps.maps for entry in in_namespace(one.unmatched, shape.namespace)
     ]
     return joined(
         [
@@ -189,7 +187,7 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
     )
 
 
-def map_values(maps: NodeMaps, shape: Shape) -> NodeMap | dict[str, object]:
+def map_values(maps: NodeMaps, shape: Shape) -> Node | dict[str, object]:
     """Return the same for scripts: the map as it is, or those of a fleet."""
     maps = of_namespace(maps, shape.namespace)
     if maps.fleet:
@@ -216,7 +214,7 @@ def _holders_first(found: list[ContainerRow]) -> list[ContainerRow]:
     return sorted((row for row in found if row.listed), key=lambda row: not row.holds)
 
 
-def _rows(node_map: NodeMap, shape: Shape) -> Iterator[MapRow]:
+def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:
     order = SORT_KEYS[shape.order or MAP_ORDERS[0]]
     for on, found in rows(node_map, shape.namespace):
         yield on

@@ -10,7 +10,7 @@ from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
 from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.cli.tables.layout import Column, Shape, SortKey, in_order, joined, name, notes, sort_keys, table
 from gpumap.cli.tables.unknowns import few
-from gpumap.model.map import VERSION
+from gpumap.model.node import VERSION
 from gpumap.model.units import counted
 from gpumap.model.words import age, number, percent, ratio, size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.rows import ContainerRow, process_rows, rows
@@ -26,11 +26,12 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.map import owner_colour, shown_owner
 from gpumap.cli.tables.unknowns import all_known, no_rows, troubles
-from gpumap.model.map import Entry, NodeMap, WorkEntry
+from gpumap.model.node import Node
+from gpumap.model.terms import Workload
 from gpumap.model.words import UNKNOWN, age, number, percent, size
 
 
-class TopRow(Entry, frozen=True, kw_only=True):
+class TopRow(Struct, frozen=True, kw_only=True):
     """A row as -o json has it. `node` is only in that of a fleet; `pid`, `type` and `name` only with --processes."""
 
     node: str | UnsetType = UNSET
@@ -40,7 +41,7 @@ class TopRow(Entry, frozen=True, kw_only=True):
     namespace: str | None
     pod: str | None
     container: str | None
-    work: WorkEntry | None
+    work: Workload | None
     owner: str
     memory_bytes: int | None
     memory_ratio: float | None
@@ -140,7 +141,7 @@ def top_rows(maps: NodeMaps, shape: Shape) -> list[ContainerRow]:
     return in_order(found, SORT_KEYS[shape.order or TOP_ORDERS[0]], reverse=shape.reverse)
 
 
-def _container_rows(node_map: NodeMap, namespace: str) -> Iterator[ContainerRow]:
+def _container_rows(node_map: Node, namespace: str) -> Iterator[ContainerRow]:
     return (row for _, of_device in rows(node_map, namespace) for row in of_device)
 
 
@@ -153,7 +154,7 @@ def _value(row: ContainerRow, *, fleet: bool, processes: bool) -> TopRow:
         namespace=row.container.namespace or None,
         pod=row.container.pod or None,
         container=row.container.container or None,
-        work=WorkEntry(kind=row.work.kind, name=row.work.name) if row.work else None,
+        work=row.work,
         owner=row.owner,
         memory_bytes=row.memory_bytes,
         memory_ratio=row.memory_ratio,

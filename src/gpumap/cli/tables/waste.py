@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.rows import rows
@@ -29,17 +29,17 @@ from gpumap.cli.tables.layout import (
 from gpumap.cli.tables.unknowns import all_known, few, ill_gpus, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet
 from gpumap.model.findings import SUMMED, Finding, Thresholds, findings, sums, unknown, unmeasured_pods, worst_first
-from gpumap.model.map import Entry, NodeMap
+from gpumap.model.node import Node
 from gpumap.model.units import counted
 from gpumap.model.words import UNKNOWN, number, ratio, size
 
 
 class _NodeFindings(NamedTuple):
-    node_map: NodeMap
+    node_map: Node
     findings: list[Finding]
 
 
-class WasteRow(Entry, frozen=True, kw_only=True):
+class WasteRow(Struct, frozen=True, kw_only=True):
     """A finding as -o json has it. `node` is only in that of a fleet."""
 
     node: str | UnsetType = UNSET

@@ -1,9 +1,11 @@
-"""Make the rows of the snapshot out of one joined collection: leaves, containers, processes, pods, device health."""
+"""Make the parts of the node out of one joined collection: GPUs, devices, containers, processes, pods, health."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+
+from msgspec import structs
 
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.allocation import Allocation
@@ -14,35 +16,61 @@ from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.usage import LeafUse, OwnerInputs, certainly_idle, owner_uses
-from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Moment, Observed, PodIdentity, PodName
-from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
-from gpumap.model.snapshot import (
+from gpumap.model import remedies
+from gpumap.model.node import (
     ContainerOnDevice,
-    ContainerUse,
+    Device,
     Gpu,
-    Leaf,
-    PodInfo,
-    ProcessUse,
+    GpuXids,
+    Pod,
+    Process,
     ReportedDeviceHealth,
     UnmatchedSlots,
+    Use,
 )
+from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Moment, Observed, PodIdentity, PodName
+from gpumap.model.plugins import DRA_DRIVER
+from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
+from gpumap.model.terms import Owner
 
-# --- leaves -----------------------------------------------------------------------------------------------------------
+# --- GPUs and devices -------------------------------------------------------------------------------------------------
+
+
+def gpus(inventory: Inventory, xids: Iterable[GpuXids]) -> tuple[Gpu, ...]:
+    """Return the GPUs of NVML's answer, with what to do about their problems."""
+    with_errors = {one.uuid for one in xids if one.counts}
+    return tuple(structs.replace(gpu, remedies=_remedies(gpu, gpu.uuid in with_errors)) for gpu in inventory.gpus)
+
+
+def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
+    reading = gpu.reading
+    uncorrected = reading.ecc_errors.get("uncorrected", {}) if reading else {}
+    problems = {
+        "ecc_uncorrected": any(uncorrected.values()),
+        "row_remap_pending": reading and reading.row_remap_pending,
+        "row_remap_failure": reading and reading.row_remap_failure,
+        "xid_errors": has_xids,
+    }
+    found = {
+        "fault": remedies.of_fault(gpu.fault, gpu.index),
+        "recovery_action": remedies.of_recovery_action(gpu.recovery_action, gpu.index),
+        **{name: remedies.of_health(name, gpu.index) for name in problems if problems[name]},
+    }
+    return {name: remedy for name, remedy in found.items() if remedy}
 
 
 def ever_offered(
     before: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
 ) -> frozenset[tuple[Uuid, str]]:
     """Add what the kubelet offers or assigns now to what it ever offered, while the device is present."""
-    now = {(uuid, resource) for uuid, rows in allocation.offer.slots.items() for resource, _ in rows}
+    now = {(uuid, resource) for uuid, slots in allocation.offer.slots.items() for resource in slots}
     everything = before | now | allocation.named
     if not inventory.up or everything == before:
         return before if everything == before else frozenset(everything)
     return frozenset(pair for pair in everything if pair[0] in inventory.leaves or pair[0] in inventory.parents)
 
 
-def leaf_rows(joined: Joined, after: Memory) -> tuple[Leaf, ...]:
+def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevice]) -> tuple[Device, ...]:
     """Return every leaf of the node, and the devices that only the kubelet names."""
     inventory, allocation, attribution = joined.inventory, joined.allocation, joined.attribution
     inputs = OwnerInputs(
@@ -51,7 +79,10 @@ def leaf_rows(joined: Joined, after: Memory) -> tuple[Leaf, ...]:
         pods_named=joined.listing.current and joined.identity is not None,
         can_report_unassigned=joined.can_report_unassigned,
     )
-    rows: dict[Uuid, Leaf] = {}
+    on_device: dict[Uuid, list[ContainerOnDevice]] = {}
+    for row in containers:
+        on_device.setdefault(row.uuid, []).append(row)
+    rows: dict[Uuid, Device] = {}
     may_be_on_any = _doubtful(allocation.unmatched, allocation)
     # A slot of a GPU that has not reported its uuid or its minor is on no GPU that reports both.
     may_be_on_answering = _doubtful([one for one in allocation.unmatched if one.reason != DEVICE_DOWN], allocation)
@@ -65,32 +96,54 @@ def leaf_rows(joined: Joined, after: Memory) -> tuple[Leaf, ...]:
         for leaf in known.leaves:
             if inventory.gpu_of_leaf[leaf.uuid] is not known or leaf.uuid in rows:
                 continue  # the driver gives two devices one uuid: only one series can have it
-            instance, memory = _leaf_parts(gpu, leaf)
+            mig, memory = _leaf_parts(gpu, leaf)
             processes = attribution.by_leaf.get(leaf.uuid)
             siblings = _siblings(known, leaf, attribution) if inputs.visible else ()
             may_be_on = may_be_on_any if gpu.reading is None else may_be_on_answering
-            rows[leaf.uuid] = Leaf(
+            rows[leaf.uuid] = Device(
                 uuid=leaf.uuid,
-                gpu=gpu,
-                instance=instance,
+                gpu_uuid=gpu.uuid,
+                index=gpu.index,
+                mig=mig,
                 memory=memory,
+                activity=_activity(gpu, mig),
                 holders=_holders(joined, leaf.uuid, gpu),
                 may_have_more=may_be_on(leaf.uuid)
                 or (some_gpu_is_unnamed and gpu.minor is None)
                 or _may_be_held(allocation, leaf.uuid),
                 allocatable=_allocatable(leaf, inventory, allocation, ever_offered_by.get(leaf.uuid, frozenset())),
                 owners=owner_uses(memory, processes, siblings, inputs),
+                containers=tuple(on_device.get(leaf.uuid, ())),
                 host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
     offered_now = allocation.offer.slots
+    whole = {gpu.uuid: gpu for gpu in inventory.gpus}
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
         holders = _holders(joined, uuid, None)
-        # A partitioned GPU is no leaf. Of a GPU that NVML does not report, this series connects holders and node.
-        may_have_more = not holders and may_be_on_any(uuid)
-        rows[uuid] = Leaf(
-            uuid, None, holders=holders, may_have_more=may_have_more, allocatable=offered_now.get(uuid, ())
+        partitioned = whole.get(uuid)
+        rows[uuid] = Device(
+            uuid=uuid,
+            gpu_uuid=uuid if partitioned else None,
+            index=partitioned.index if partitioned else None,
+            partitioned=partitioned is not None,
+            allocatable=offered_now.get(uuid, {}),
+            holders=holders,
+            # A partitioned GPU is no leaf. Of a GPU that NVML does not report, this series connects holders and node.
+            may_have_more=not holders and may_be_on_any(uuid),
+            containers=tuple(on_device.get(uuid, ())),
         )
-    return tuple(sorted(rows.values(), key=lambda leaf: (leaf.gpu.index if leaf.gpu else math.inf, leaf.uuid)))
+    return tuple(sorted(rows.values(), key=_place))
+
+
+def _place(device: Device) -> tuple[float, Uuid]:
+    return math.inf if device.index is None or device.partitioned else device.index, device.uuid
+
+
+def _activity(gpu: Gpu, mig: MigInstance | None) -> Activity | None:
+    """Return GPM's measurements of the MIG device, or of the GPU that is not partitioned."""
+    if mig is not None:
+        return mig.activity
+    return gpu.reading.activity if gpu.reading and not gpu.reading.partitioned else None
 
 
 def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
@@ -125,7 +178,7 @@ def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Ca
     if none offers it."""
     offers = allocation.offer.slots
     resources = {one.resource for one in unmatched if one.reason != NOT_IN_NVML}
-    offering = {name: {leaf for leaf, rows in offers.items() if name in dict(rows)} for name in resources}
+    offering = {name: {leaf for leaf, slots in offers.items() if name in slots} for name in resources}
     anywhere = not all(offering.values())
     return lambda uuid: anywhere or any(uuid in leaves for leaves in offering.values())
 
@@ -156,9 +209,7 @@ def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple
     )
 
 
-def _allocatable(
-    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: Set[str]
-) -> tuple[tuple[str, int], ...]:
+def _allocatable(leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: Set[str]) -> dict[str, int]:
     """Return slots by resource. `offered` are the resources that this leaf ever offered.
 
     A resource that is missing now counts 0 if this leaf offered it before, or if all other leaves of its kind offer
@@ -166,15 +217,15 @@ def _allocatable(
     """
     slots = allocation.offer.slots
     if not slots:
-        return ()
-    rows = dict(slots.get(leaf.uuid, ()))
+        return {}
+    rows = slots.get(leaf.uuid, {})
     expected = offered or _resources_of_all_others(leaf, inventory, allocation, slots)
-    missing = [resource for resource in expected - rows.keys() if any(resource in dict(one) for one in slots.values())]
-    return tuple(sorted({**dict.fromkeys(missing, 0), **rows}.items()))
+    missing = [resource for resource in expected - rows.keys() if any(resource in one for one in slots.values())]
+    return dict(sorted({**dict.fromkeys(missing, 0), **rows}.items()))
 
 
 def _resources_of_all_others(
-    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, slots: Mapping[Uuid, tuple[tuple[str, int], ...]]
+    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, slots: Mapping[Uuid, dict[str, int]]
 ) -> frozenset[str]:
     """Return the resources that all leaves of this kind are offered as, if they agree.
 
@@ -184,16 +235,16 @@ def _resources_of_all_others(
     if inventory.gpu_of_leaf[leaf.uuid].minor is None:
         return frozenset()
     alike = {one.uuid for one in inventory.leaves.values() if one.profile == leaf.profile}
-    kinds = {frozenset(resource for resource, _ in found) for uuid, found in slots.items() if uuid in alike}
-    offered = {resource for found in slots.values() for resource, _ in found}
-    otherwise = {resource for grant in allocation.grants.values() for resource, _ in grant.slots} - offered
+    kinds = {frozenset(found) for uuid, found in slots.items() if uuid in alike}
+    offered = {resource for found in slots.values() for resource in found}
+    otherwise = {resource for grant in allocation.grants.values() for resource in grant.slots} - offered
     return next(iter(kinds)) if len(kinds) == 1 and not otherwise else frozenset()
 
 
 # --- containers, processes, pods --------------------------------------------------------------------------------------
 
 
-def container_rows(
+def containers(
     joined: Joined,
 ) -> tuple[tuple[ContainerOnDevice, ...], dict[Key, UseMemory], dict[Key, float]]:
     """Combine grants and uses to one row per (container, device).
@@ -203,13 +254,14 @@ def container_rows(
     """
     at = joined.observations.finished
     sm_ratios: dict[Key, float] = {}
-    uses: dict[Key, ContainerUse] = {}
+    uses: dict[Key, tuple[Owner, Use]] = {}
     kept = {key: before for key, before in joined.memory.uses.items() if before.kept_until > at.monotonic}
     for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
         known = joined.inventory.leaves[leaf]
         for name, measured in use.by_container(_idle(joined, leaf, use), joined.uids):
             key = name, leaf
-            uses[key], kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.stale_after_seconds)
+            used, kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.stale_after_seconds)
+            uses[key] = measured.owner, used
             busy_ratio = measured.busy_ratio
             # Where several containers hold a MIG device, its activity is often unknown. A counter would hide that.
             is_own = not use.partitioned or not _is_shared(joined, leaf)
@@ -218,20 +270,14 @@ def container_rows(
     kept.update((key, unwatched(before, at)) for key, before in kept.items() if key not in uses)
     rows = []
     for key in sorted({**joined.allocation.grants, **uses}):  # both are nearly sorted
+        name, uuid = key
+        owner, used_now = uses.get(key, (Owner.ASSIGNED, None))
         grant = joined.allocation.grants.get(key)
-        rows.append(
-            ContainerOnDevice(
-                name=key[0],
-                uuid=key[1],
-                slots=grant.slots if grant else (),
-                allocated_gpus=grant.gpus if grant else None,
-                allocated_memory_bytes=grant.memory_bytes if grant else None,
-                use=uses.get(key),
-                admin_access=grant.admin_access if grant else False,
-                reservation=grant is not None and grant.reservation,
-                scheduled=grant is not None and not grant.slots,
-            )
-        )
+        whole = joined.inventory.gpu_of_leaf.get(uuid)
+        held = grant or (joined.allocation.grants.get((name, whole.uuid)) if whole else None)
+        if held is not None:
+            owner = Owner.ASSIGNED if held.slots else Owner.SCHEDULED
+        rows.append(ContainerOnDevice(*name, uuid, owner, grant, used_now))
     return tuple(rows), kept, sm_ratios
 
 
@@ -270,26 +316,27 @@ def _idle(joined: Joined, leaf: Uuid, use: LeafUse) -> Iterable[ContainerName]:
     return certainly_idle(listed, use.processes.attributed, pod_table.uid_of, certain)
 
 
-def process_rows(
-    leaf_uses: Mapping[Uuid, LeafUse], pending_owners: Mapping[PendingOwner, Moment]
-) -> Iterator[ProcessUse]:
+def processes(leaf_uses: Mapping[Uuid, LeafUse], pending_owners: Mapping[PendingOwner, Moment]) -> Iterator[Process]:
     by_time = sorted(pending_owners.items(), key=lambda pair: pair[1])  # of several containers, the latest counts
     since = {(one.pod_uid, one.leaf, one.owner): at.wall for one, at in by_time}
     for leaf, use in sorted(leaf_uses.items()):
         for item in use.processes.attributed:
             process = item.process
             sample = use.times[process.pid] if item.start is not None else None
-            yield ProcessUse(
+            name = item.name
+            yield Process(
                 process.pid,
                 leaf,
                 process.types,
                 item.comm,
                 item.owner,
-                item.name,
+                name.namespace if name else None,
+                name.pod if name else None,
+                (name.container or None) if name else None,
                 item.pod_uid,
                 process.used_memory_bytes,
                 sample.sm_ratio if sample is not None else None,
-                sample.memory_controller_ratio if sample is not None else None,
+                sample.memory_controller_busy_ratio if sample is not None else None,
                 sample.encoder_ratio if sample is not None else None,
                 sample.decoder_ratio if sample is not None else None,
                 item.workload,
@@ -297,18 +344,18 @@ def process_rows(
             )
 
 
-def pod_rows(joined: Joined, containers: tuple[ContainerOnDevice, ...]) -> tuple[PodInfo, ...]:
+def pods(joined: Joined, containers: Iterable[ContainerOnDevice]) -> tuple[Pod, ...]:
     """Return every pod that holds or uses a device, with its UID if it is known."""
-    pods = {row.name.pod_name for row in containers}
-    pods |= {row.name.pod_name for row in joined.allocation.unmatched}
-    pods |= joined.attribution.measured_uids.keys()
-    return tuple(PodInfo(name.namespace, name.pod, joined.uids.get(name, "")) for name in sorted(pods))
+    names = {row.pod_name for row in containers}
+    names |= {row.pod_name for row in joined.allocation.unmatched}
+    names |= joined.attribution.measured_uids.keys()
+    return tuple(Pod(*name, joined.uids.get(name, "")) for name in sorted(names))
 
 
 # --- device health ----------------------------------------------------------------------------------------------------
 
 
-def reported_health_rows(
+def device_health(
     identity: Observed[PodIdentity] | Failed | None, is_gpu_resource: Callable[[str], bool]
 ) -> tuple[ReportedDeviceHealth, ...] | None:
     """Return what device plugins report of the GPUs that they gave to containers, as the Pods API passes it on.
@@ -319,7 +366,7 @@ def reported_health_rows(
     if pods is None:
         return None
     found = {
-        ReportedDeviceHealth(ContainerName(pod.namespace, pod.pod, container.name), health)
+        ReportedDeviceHealth(pod.namespace, pod.pod, container.name, *health)
         for pod in pods
         for container in pod.containers
         for health in container.health
