@@ -48,11 +48,11 @@ from gpumap.cli.bill.promql import (
     uncharged,
 )
 from gpumap.cli.bill.query import gaps_between, target_matchers
+from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
 from gpumap.cli.bill.window import Window, parse_time, rfc3339, window_of
 from gpumap.cli.command_line import parse
 from gpumap.cli.kube_state import metric_label
 from gpumap.cli.sort_keys import BILL_ORDERS
-from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
 from gpumap.cli.tables.layout import Shape
 from gpumap.dispatch import command_parser
 from gpumap.model.errors import UsageError

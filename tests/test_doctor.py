@@ -22,8 +22,9 @@ from gpumap.cli import this_node
 from gpumap.cli.command_line import parse
 from gpumap.cli.doctor.checks import as_values, examine, works
 from gpumap.cli.doctor.gpu_checks import Result
+from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, doctor_table
+from gpumap.cli.tables import Shape
 from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.lab.demo.pods_api import FakePodsApi

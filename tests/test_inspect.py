@@ -23,9 +23,9 @@ from gpumap.cli.inspect import report
 from gpumap.cli.inspect.gpu_grants import GPU_MEM, Amount
 from gpumap.cli.inspect.grants import NodeGrants, grants, natural
 from gpumap.cli.inspect.report import only
+from gpumap.cli.inspect.table import LEGEND, inspect_table, inspect_values
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
-from gpumap.cli.tables.inspect import LEGEND, inspect_table, inspect_values
 from gpumap.model.errors import FatalError
 from gpumap.model.node import DeviceEntry, Node, NodeEntry
 from gpumap.model.snapshot import Snapshot

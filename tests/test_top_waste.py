@@ -15,11 +15,12 @@ from gpumap.agent.join import Memory
 from gpumap.agent.published import published
 from gpumap.cli import tables
 from gpumap.cli.doctor.checks import examine
+from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import View
 from gpumap.cli.reports import REPORTS
 from gpumap.cli.show import _show
-from gpumap.cli.tables import Shape, doctor_table, top_names, waste_names
+from gpumap.cli.tables import Shape, top_names, waste_names
 from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.tables.live import Live, frame
 from gpumap.cli.terminal import Screen, escape_terminal_controls

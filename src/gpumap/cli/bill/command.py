@@ -191,8 +191,8 @@ def _ask_for_patience(url: str) -> None:
 def _text(bill: Bill, given: argparse.Namespace) -> str:
     import json
 
+    from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
     from gpumap.cli.painting import screen_of_stdout
-    from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
     from gpumap.cli.tables.layout import Shape
     from gpumap.cli.terminal import escape_terminal_controls
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from gpumap.cli.command_line import did_you_mean
 from gpumap.cli.inspect.gpu_grants import GPU_MEM
 from gpumap.cli.inspect.grants import Grants, grants
+from gpumap.cli.inspect.table import InspectValues, inspect_table, inspect_values
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import Report
 from gpumap.cli.tables import Shape
-from gpumap.cli.tables.inspect import InspectValues, inspect_table, inspect_values
 from gpumap.cli.tables.unknowns import few
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.errors import FatalError
