@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,14 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, settings
+from msgspec import structs
 
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.published import published
 from gpumap.cli.fleet import queries
-from gpumap.cli.fleet.joins import Answers, duplicate_devices, gaps, node_map_of, series_of_nodes
+from gpumap.cli.fleet.joins import Answers, duplicate_devices, gaps, series_of_nodes
+from gpumap.cli.fleet.joins import node_of as made_of
 from gpumap.cli.fleet.queries import Family, Selection, families_for, matchers_of_targets, question
 from gpumap.cli.fleet.targets import (
-    Node,
+    Node as KnownNode,
+)
+from gpumap.cli.fleet.targets import (
     Target,
     differ_in_own_labels,
     down_nodes,
@@ -29,14 +34,14 @@ from gpumap.cli.fleet.values import FamilyValues, read
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
 from gpumap.cli.tables.fleets import of_namespace
-from gpumap.model.node import DeviceEntry, Node, encode
-from gpumap.model.node import Node as SnapshotNode
+from gpumap.model.node import ContainerOnDevice, Device, Node, encode
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.scraped import kept
-from tests.snapshots import busy_node
+from tests.snapshots import busy_node, with_node
 from tests.test_map_schema import VALIDATOR
 
 PAGE = (*native(GROUPS, process_metrics=False), *self_families("1", "3"))
@@ -61,7 +66,7 @@ def cluster_of(
     honour: bool = True,
     parts: frozenset[str] = queries.ALL,
     dropped: frozenset[str] = frozenset(),
-) -> tuple[NodeMaps, list[Node]]:
+) -> tuple[NodeMaps, list[KnownNode]]:
     """What a command gets from a server that has these series; `missing` is what nodes do not report."""
     stored = [one for one in series(scrapes, honour=honour) if one[0] not in dropped]
     told = [(labels, value) for name, labels, value in stored if name == queries.SNAPSHOT]
@@ -77,11 +82,11 @@ def cluster_of(
     asked = families_for(parts)
     answers = Answers(targets, names, asked, {one.name: ask(one, selection) for one in asked})
     nodes, odd = series_of_nodes(answers)
-    maps = tuple(map(node_map_of, nodes))
+    maps = tuple(map(made_of, nodes))
     slots_served = any(one.of(queries.SLOTS) for one in nodes)
     missing = [
         *(
-            f"{one.node.name}: {why}"
+            f"{one.name}: {why}"
             for one, of in zip(maps, nodes, strict=True)
             for why in gaps(of, one, parts, "", slots_served=slots_served)
         ),
@@ -128,23 +133,26 @@ def target(instance: str, **labels: str) -> Labels:
 
 
 def named(snapshot: Snapshot, name: str, address: str = "") -> Snapshot:
-    return replace(snapshot, node=SnapshotNode(name, address))
+    return with_node(snapshot, name=name, internal_ip=address)
 
 
-def shown(device: DeviceEntry) -> dict[str, Any]:
+def in_series(one: ContainerOnDevice) -> ContainerOnDevice:
+    """What series have of a container on a device."""
+    ratios = ("memory_controller_busy_ratio", "encoder_ratio", "decoder_ratio")
+    unknown = dict.fromkeys((*ratios, "pod_uid", "seen_seconds", "no_process_seconds"), None)
+    use = one.use and structs.replace(one.use, **unknown)
+    grant = one.grant and structs.replace(one.grant, admin_access=False)
+    return structs.replace(one, use=use, grant=grant)
+
+
+def shown(device: Device) -> dict[str, Any]:
     """What series have of a device."""
-    same = {name: getattr(device, name) for name in ("uuid", "mig_profile", "memory", "holders")}
-    same |= {name: getattr(device, name) for name in ("gpu_uuid", "index", "model") if device.memory}
-    unknown = {
-        "memory_controller_busy_ratio": None,
-        "pod_uid": None,
-        "seen_seconds": None,
-        "no_process_seconds": None,
-        "owner": "",
-    }
-    users = [msgspec.structs.replace(one, **unknown) for one in device.users]
+    mig = device.mig and (device.mig.profile, device.mig.gpu_instance_id, device.mig.compute_instance_id)
+    same = {"uuid": device.uuid, "mig": mig, "memory": device.memory}
+    same |= {name: getattr(device, name) for name in ("gpu_uuid", "index") if device.memory}
+    containers = [structs.replace(in_series(one), owner=Owner.UNKNOWN) for one in device.containers]
     owners = {one.owner: one.memory_bytes for one in device.owners if one.memory_bytes}
-    return {**same, "users": users, "owners": owners if device.memory else {}}
+    return {**same, "containers": containers, "owners": owners if device.memory else {}}
 
 
 def same(found: Node, agents: Node) -> None:
@@ -155,11 +163,11 @@ def same(found: Node, agents: Node) -> None:
         uuid: one for uuid, one in expected.items() if uuid in {one.uuid for one in found.devices}
     }
     lost = [one for one in agents.devices if one.uuid not in {one.uuid for one in found.devices}]
-    assert not [one for one in lost if one.holders or one.users or one.memory]
-    assert {*found.unmatched} == {*agents.unmatched}
+    assert not [one for one in lost if one.containers or one.memory]
+    assert Counter(map(repr, found.unmatched)) == Counter(map(repr, agents.unmatched))
     assert [(one.source, one.up) for one in found.sources] == [(one.source, one.up) for one in agents.sources]
     assert found.capabilities == agents.capabilities
-    assert (found.timestamp, found.node) == (agents.timestamp, agents.node)
+    assert (found.timestamp, found.name, found.internal_ip) == (agents.timestamp, agents.name, agents.internal_ip)
 
 
 @pytest.mark.parametrize("honour", [True, False])
@@ -230,7 +238,7 @@ def test_nodes_of_a_cluster_in_one_table() -> None:
     waste = waste_table(seen, Shape())
     assert waste.count("uses a device that it does not hold: 1 process\n") == 2
     assert "PID" not in waste
-    assert [one["node"]["name"] for one in msgspec.to_builtins(map_values(seen, Shape()))["nodes"]] == [
+    assert [one["name"] for one in msgspec.to_builtins(map_values(seen, Shape()))["nodes"]] == [
         "gpu-1",
         "gpu-2",
     ]

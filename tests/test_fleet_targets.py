@@ -16,6 +16,7 @@ from gpumap.cli.fleet.targets import Key, Target, down_nodes, nodes_of
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.snapshots import with_node
 from tests.test_fleet import Scrape, cluster_of, named, node_of, target
 from tests.test_fleet_truth import shown_of, told_of
 
@@ -41,7 +42,7 @@ def test_any_cluster(data: st.DataObject) -> None:
     seen, nodes = cluster_of(*scrapes, honour=honour)
     assert seen.missing == ()
     found = {one.devices[0].uuid: told_of(one) for one in seen.maps}
-    assert all(one.pop("node").name.endswith(expected[uuid].pop("node").name) for uuid, one in found.items())
+    assert all(one.pop("name").endswith(expected[uuid].pop("name")) for uuid, one in found.items())
     assert found == expected
     assert len({node.shown for node in nodes}) == len(expected)
 
@@ -84,7 +85,8 @@ def seeing(*, visible: bool, later: float = 0.0) -> Snapshot:
     node.visible = visible
     node.collect()
     snapshot = named(node.collect(), "gpu-1")
-    return replace(snapshot, at=snapshot.at._replace(wall=snapshot.at.wall + later))
+    at = snapshot.at._replace(wall=snapshot.at.wall + later)
+    return replace(with_node(snapshot, timestamp=at.wall), at=at)
 
 
 @pytest.mark.parametrize("sees", [True, False])
@@ -117,10 +119,11 @@ def test_clusters_that_differ_in_their_job_alone() -> None:
 def renamed(snapshot: Snapshot) -> Snapshot:
     """The same card by another uuid."""
     other = gpu_uuid(9)
-    gpus = tuple(replace(gpu, uuid=other) for gpu in snapshot.node.gpus)
-    leaves = tuple(replace(leaf, uuid=other, gpu=gpus[0]) for leaf in snapshot.node.devices)
-    containers = tuple(structs.replace(row, uuid=other) for row in snapshot.containers)
-    return replace(snapshot, gpus=gpus, leaves=leaves, containers=containers, gpu_accounts=(), accounts=(), xids=())
+    gpus = tuple(structs.replace(gpu, uuid=other) for gpu in snapshot.node.gpus)
+    (device,) = snapshot.node.devices
+    containers = tuple(structs.replace(row, uuid=other) for row in device.containers)
+    device = structs.replace(device, uuid=other, gpu_uuid=other, containers=containers)
+    return with_node(snapshot, gpus=gpus, devices=(device,), gpu_accounts=(), accounts=(), xids=())
 
 
 def test_a_gpu_that_two_nodes_have() -> None:

@@ -16,12 +16,14 @@ from gpumap.cli.fleet import queries
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
 from gpumap.model.findings import ENDING_SECONDS, Thresholds
-from gpumap.model.node import DeviceEntry, GpuEntry, Node
+from gpumap.model.node import Device, Node
+from gpumap.model.node import Gpu as KnownGpu
+from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.test_fleet import Labels, cluster_of, named, node_of, series, target
+from tests.test_fleet import Labels, cluster_of, in_series, named, node_of, series, target
 
 BARE: Labels = {"job": "g", "instance": "b:1"}
 KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
@@ -35,7 +37,7 @@ ANY_AGE = Thresholds(idle_after_seconds=0.0, grace_seconds=0.0)
 
 def told_of(found: Node) -> dict[str, Any]:
     """What series have of a node."""
-    names = ("nameless_gpus", "driver", "capabilities", "remedies", "node", "timestamp")
+    names = ("nameless_gpus", "driver", "capabilities", "remedies", "name", "internal_ip", "timestamp")
     return {
         "devices": {one.uuid: _device(one) for one in found.devices if _has_series(one)},
         "gpus": {one.uuid: _gpu(one) for one in found.gpus},
@@ -46,32 +48,31 @@ def told_of(found: Node) -> dict[str, Any]:
     }
 
 
-def _has_series(device: DeviceEntry) -> bool:
-    return device.gpu_uuid is not None or device.holders_known or bool(device.owners or device.allocatable)
+def _has_series(device: Device) -> bool:
+    return device.gpu_uuid is not None or device.holders is not None or bool(device.owners or device.allocatable)
 
 
-_NOT_IN_SERIES = ("memory_controller_busy_ratio", "pod_uid", "seen_seconds", "no_process_seconds")
-
-
-def _device(device: DeviceEntry) -> dict[str, Any]:
-    names = ("uuid", "gpu_uuid", "index", "model", "mig_profile", "gpu_instance_id", "compute_instance_id")
-    found = {name: getattr(device, name) for name in (*names, "allocatable", "holders_known")}
-    found["holders"] = [msgspec.structs.replace(one, admin_access=False) for one in device.holders]
-    found["memory"] = _memory(device)
-    found["host"] = device.host
-    found["users"] = [msgspec.structs.replace(one, **dict.fromkeys(_NOT_IN_SERIES, None)) for one in device.users]
+def _device(device: Device) -> dict[str, Any]:
+    names = ("uuid", "gpu_uuid", "index", "partitioned", "allocatable", "holders", "host")
+    found = {name: getattr(device, name) for name in names}
+    mig = device.mig
+    found["mig"] = mig and (mig.profile, mig.gpu_instance_id, mig.compute_instance_id)
+    found["memory"] = _memory(device.memory)
+    found["containers"] = [in_series(one) for one in device.containers]
     owners = {one.owner: (one.memory_bytes or 0, one.processes or 0) for one in device.owners}
     found["owners"] = {owner: of_owner for owner, of_owner in owners.items() if any(of_owner)}
     return found | {"use_known": bool(device.owners)}
 
 
-def _memory(one: DeviceEntry | GpuEntry) -> tuple[int, int | None] | None:
-    return (one.memory.total_bytes, one.memory.used_bytes) if one.memory else None
+def _memory(memory: DeviceMemory | None) -> tuple[int, int] | None:
+    return (memory.total_bytes, memory.used_bytes) if memory else None
 
 
-def _gpu(gpu: GpuEntry) -> dict[str, Any]:
-    names = ("index", "minor", "pci_bus_id", "model", "partitioned", "up", "fault", "remedy", "utilization_ratio")
-    return {name: getattr(gpu, name) for name in names} | {"memory": _memory(gpu)}
+def _gpu(gpu: KnownGpu) -> dict[str, Any]:
+    names = ("index", "minor", "pci_bus_id", "model", "partitioned", "fault", "remedies")
+    reading = gpu.reading
+    measured = reading and (_memory(reading.memory), reading.utilization_ratio)
+    return {name: getattr(gpu, name) for name in names} | {"measured": measured}
 
 
 def shown_of(found: Node) -> dict[str, Any]:
@@ -80,7 +81,8 @@ def shown_of(found: Node) -> dict[str, Any]:
     Nor does a series tell the memory of the other processes of an owner, if that of one of its containers is unknown.
     """
     seen = NodeMaps((found,))
-    mixed = {(one.uuid, user.owner) for one in found.devices for user in one.users if user.memory_bytes is None}
+    on_devices = (one for device in found.devices for one in device.containers)
+    mixed = {(one.uuid, one.owner) for one in on_devices if one.use and one.use.memory_bytes is None}
     top: Counter[tuple[str, str, str]] = Counter()
     for row in msgspec.to_builtins(top_values(seen, Shape()))["rows"]:
         if (row["uuid"], row["owner"]) not in mixed:
@@ -103,7 +105,7 @@ def shown_of(found: Node) -> dict[str, Any]:
 def without_sm_of_processes(found: Node) -> Node:
     """No series has the SM time of a process that is no user, such as the server of MPS, nor the age of an owner."""
 
-    def without(device: DeviceEntry) -> DeviceEntry:
+    def without(device: Device) -> Device:
         silent = tuple(msgspec.structs.replace(one, sm_ratio=None, owner_since=None) for one in device.processes)
         return msgspec.structs.replace(device, processes=silent)
 
@@ -117,10 +119,10 @@ def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
     own = published(snapshot)
     assert told_of(found) == told_of(own)
     assert shown_of(found) == shown_of(without_sm_of_processes(own))
-    holders = [holder for device in own.devices for holder in device.holders]
+    holders = [one for device in own.devices for one in device.containers if one.holds]
     if holders and not any(holder.slots for holder in holders):  # no series shows that idle sharers have no slots
         assert all("Prometheus drops gpumap_allocation_slots" in one for one in seen.missing)
-    elif any(device.holders_known for device in own.devices):
+    elif any(device.holders is not None for device in own.devices):
         assert seen.missing == ()
     else:  # a List without a pod of the API server gives no holders
         assert not holders
@@ -161,7 +163,7 @@ def test_a_kubelet_that_is_away_for_long() -> None:
     snapshot = node.collect()
     agree(snapshot, target("a:1"), honour=True)
     seen, _ = cluster_of((snapshot, target("a:1")))
-    assert not seen.maps[0].devices[0].holders_known
+    assert seen.maps[0].devices[0].holders is None
 
 
 def test_an_init_container_beside_what_nobody_can_name() -> None:
@@ -212,7 +214,7 @@ def test_what_is_not_served_is_said(dropped: frozenset[str], says: list[str]) ->
     assert all(one.startswith(start) for one, start in zip(seen.missing, says, strict=True)), seen.missing
     (found,) = seen.maps
     for device in found.devices:
-        assert device.holders_known is ("gpumap_device_holders" not in dropped)
+        assert (device.holders is not None) is ("gpumap_device_holders" not in dropped)
         assert bool(device.owners) is ("gpumap_device_processes" not in dropped)
 
 
@@ -239,7 +241,7 @@ def test_a_device_that_only_its_holder_names() -> None:
     seen, _ = cluster_of((node.collect(), target("a:1")), dropped=names("device") | {"gpumap_device_holders"})
     (device,) = seen.maps[0].devices
     assert [(device.uuid, device.gpu_uuid)] == [(gpu_uuid(0), None)]
-    assert [one.pod for one in device.holders] == ["train"]
+    assert [one.pod for one in device.containers if one.holds] == ["train"]
     assert "its gpumap does not report its GPUs" in " ".join(seen.missing)
 
 
