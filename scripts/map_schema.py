@@ -54,7 +54,7 @@ def _describe(definition: dict[str, Any], described: type) -> None:
     if "properties" not in definition:
         return
     texts = {name: text for base in reversed(described.__mro__) for name, text in field_texts(base).items()}
-    writes_all = not getattr(described, "__struct_config__").omit_defaults
+    writes_all = not described.__struct_config__.omit_defaults
     definition["required"] = list(definition["properties"]) if writes_all else definition.get("required", [])
     for name, value in definition["properties"].items():
         value.pop("default", None)

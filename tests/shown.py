@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from gpumap.agent.published import published
 from gpumap.cli import tables
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
-from gpumap.model.node import DeviceEntry, GpuEntry, Node
+from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.snapshot import Snapshot
 
 Values = dict[str, Any]
@@ -19,7 +20,7 @@ changed = msgspec.structs.replace
 
 
 def maps(*snapshots: Snapshot) -> NodeMaps:
-    return NodeMaps(tuple(map(node_map, snapshots)))
+    return NodeMaps(tuple(map(published, snapshots)))
 
 
 def values(shown: object) -> Values:
@@ -28,13 +29,13 @@ def values(shown: object) -> Values:
     return found
 
 
-def with_devices(found: Node, change: Callable[[DeviceEntry], DeviceEntry], *numbers: int) -> Node:
+def with_devices(found: Node, change: Callable[[Device], Device], *numbers: int) -> Node:
     """The map with other devices: those of these numbers, or all of them."""
     devices = (change(one) if not numbers or n in numbers else one for n, one in enumerate(found.devices))
     return changed(found, devices=tuple(devices))
 
 
-def with_gpus(found: Node, change: Callable[[GpuEntry], GpuEntry], *numbers: int) -> Node:
+def with_gpus(found: Node, change: Callable[[Gpu], Gpu], *numbers: int) -> Node:
     """The map with other GPUs: those of these numbers, or all of them."""
     gpus = (change(one) if not numbers or n in numbers else one for n, one in enumerate(found.gpus))
     return changed(found, gpus=tuple(gpus))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,19 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, settings
-from msgspec import structs
 
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.published import published
-from gpumap.cli.fleet import queries
+from gpumap.cli.fleet import joins, queries
 from gpumap.cli.fleet.joins import Answers, duplicate_devices, gaps, series_of_nodes
-from gpumap.cli.fleet.joins import node_of as made_of
 from gpumap.cli.fleet.queries import Family, Selection, families_for, matchers_of_targets, question
 from gpumap.cli.fleet.targets import (
-    Node as KnownNode,
-)
-from gpumap.cli.fleet.targets import (
     Target,
+    TargetsOfNode,
     differ_in_own_labels,
     down_nodes,
     labels_by_key,
@@ -41,7 +36,7 @@ from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.scraped import kept
-from tests.snapshots import busy_node, with_node
+from tests.snapshots import busy_node
 from tests.test_map_schema import VALIDATOR
 
 PAGE = (*native(GROUPS, process_metrics=False), *self_families("1", "3"))
@@ -66,7 +61,7 @@ def cluster_of(
     honour: bool = True,
     parts: frozenset[str] = queries.ALL,
     dropped: frozenset[str] = frozenset(),
-) -> tuple[NodeMaps, list[KnownNode]]:
+) -> tuple[NodeMaps, list[TargetsOfNode]]:
     """What a command gets from a server that has these series; `missing` is what nodes do not report."""
     stored = [one for one in series(scrapes, honour=honour) if one[0] not in dropped]
     told = [(labels, value) for name, labels, value in stored if name == queries.SNAPSHOT]
@@ -82,7 +77,7 @@ def cluster_of(
     asked = families_for(parts)
     answers = Answers(targets, names, asked, {one.name: ask(one, selection) for one in asked})
     nodes, odd = series_of_nodes(answers)
-    maps = tuple(map(made_of, nodes))
+    maps = tuple(map(joins.node_of, nodes))
     slots_served = any(one.of(queries.SLOTS) for one in nodes)
     missing = [
         *(
@@ -133,24 +128,27 @@ def target(instance: str, **labels: str) -> Labels:
 
 
 def named(snapshot: Snapshot, name: str, address: str = "") -> Snapshot:
-    return with_node(snapshot, name=name, internal_ip=address)
+    return replace(snapshot, node=msgspec.structs.replace(snapshot.node, name=name, internal_ip=address))
 
 
-def in_series(one: ContainerOnDevice) -> ContainerOnDevice:
+_NOT_IN_SERIES = (
+    *("memory_controller_busy_ratio", "encoder_ratio", "decoder_ratio"),
+    *("pod_uid", "seen_seconds", "no_process_seconds"),
+)
+
+
+def told_of_container(one: ContainerOnDevice) -> ContainerOnDevice:
     """What series have of a container on a device."""
-    ratios = ("memory_controller_busy_ratio", "encoder_ratio", "decoder_ratio")
-    unknown = dict.fromkeys((*ratios, "pod_uid", "seen_seconds", "no_process_seconds"), None)
-    use = one.use and structs.replace(one.use, **unknown)
-    grant = one.grant and structs.replace(one.grant, admin_access=False)
-    return structs.replace(one, use=use, grant=grant)
+    use = one.use and msgspec.structs.replace(one.use, **dict.fromkeys(_NOT_IN_SERIES, None))
+    grant = one.grant and msgspec.structs.replace(one.grant, admin_access=False)
+    return msgspec.structs.replace(one, use=use, grant=grant)
 
 
 def shown(device: Device) -> dict[str, Any]:
     """What series have of a device."""
-    mig = device.mig and (device.mig.profile, device.mig.gpu_instance_id, device.mig.compute_instance_id)
-    same = {"uuid": device.uuid, "mig": mig, "memory": device.memory}
+    same = {name: getattr(device, name) for name in ("uuid", "memory", "partitioned")}
     same |= {name: getattr(device, name) for name in ("gpu_uuid", "index") if device.memory}
-    containers = [structs.replace(in_series(one), owner=Owner.UNKNOWN) for one in device.containers]
+    containers = [msgspec.structs.replace(told_of_container(one), owner=Owner.UNKNOWN) for one in device.containers]
     owners = {one.owner: one.memory_bytes for one in device.owners if one.memory_bytes}
     return {**same, "containers": containers, "owners": owners if device.memory else {}}
 
@@ -164,7 +162,8 @@ def same(found: Node, agents: Node) -> None:
     }
     lost = [one for one in agents.devices if one.uuid not in {one.uuid for one in found.devices}]
     assert not [one for one in lost if one.containers or one.memory]
-    assert Counter(map(repr, found.unmatched)) == Counter(map(repr, agents.unmatched))
+    without = [[msgspec.structs.replace(one, remedy=None) for one in of.unmatched] for of in (found, agents)]
+    assert {*without[0]} == {*without[1]}
     assert [(one.source, one.up) for one in found.sources] == [(one.source, one.up) for one in agents.sources]
     assert found.capabilities == agents.capabilities
     assert (found.timestamp, found.name, found.internal_ip) == (agents.timestamp, agents.name, agents.internal_ip)

@@ -16,7 +16,6 @@ from gpumap.cli.fleet.targets import Key, Target, down_nodes, nodes_of
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.snapshots import with_node
 from tests.test_fleet import Scrape, cluster_of, named, node_of, target
 from tests.test_fleet_truth import shown_of, told_of
 
@@ -86,7 +85,7 @@ def seeing(*, visible: bool, later: float = 0.0) -> Snapshot:
     node.collect()
     snapshot = named(node.collect(), "gpu-1")
     at = snapshot.at._replace(wall=snapshot.at.wall + later)
-    return replace(with_node(snapshot, timestamp=at.wall), at=at)
+    return replace(snapshot, at=at, node=structs.replace(snapshot.node, timestamp=at.wall))
 
 
 @pytest.mark.parametrize("sees", [True, False])
@@ -118,12 +117,12 @@ def test_clusters_that_differ_in_their_job_alone() -> None:
 
 def renamed(snapshot: Snapshot) -> Snapshot:
     """The same card by another uuid."""
-    other = gpu_uuid(9)
-    gpus = tuple(structs.replace(gpu, uuid=other) for gpu in snapshot.node.gpus)
-    (device,) = snapshot.node.devices
-    containers = tuple(structs.replace(row, uuid=other) for row in device.containers)
-    device = structs.replace(device, uuid=other, gpu_uuid=other, containers=containers)
-    return with_node(snapshot, gpus=gpus, devices=(device,), gpu_accounts=(), accounts=(), xids=())
+    other, node = gpu_uuid(9), snapshot.node
+    gpus = tuple(structs.replace(gpu, uuid=other) for gpu in node.gpus)
+    containers = tuple(structs.replace(row, uuid=other) for row in snapshot.containers)
+    devices = tuple(structs.replace(one, uuid=other, gpu_uuid=other, containers=containers) for one in node.devices)
+    node = structs.replace(node, gpus=gpus, devices=devices, gpu_accounts=(), accounts=(), xids=())
+    return replace(snapshot, node=node, containers=containers)
 
 
 def test_a_gpu_that_two_nodes_have() -> None:

@@ -16,14 +16,14 @@ from gpumap.cli.fleet import queries
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
 from gpumap.model.findings import ENDING_SECONDS, Thresholds
-from gpumap.model.node import Device, Node
-from gpumap.model.node import Gpu as KnownGpu
+from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.test_fleet import Labels, cluster_of, in_series, named, node_of, series, target
+from tests.nodes import GIB, Pod, Process, TestNode, gpu_uuid
+from tests.nodes import Gpu as MadeGpu
+from tests.test_fleet import Labels, cluster_of, named, node_of, series, target, told_of_container
 
 BARE: Labels = {"job": "g", "instance": "b:1"}
 KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
@@ -56,9 +56,9 @@ def _device(device: Device) -> dict[str, Any]:
     names = ("uuid", "gpu_uuid", "index", "partitioned", "allocatable", "holders", "host")
     found = {name: getattr(device, name) for name in names}
     mig = device.mig
-    found["mig"] = mig and (mig.profile, mig.gpu_instance_id, mig.compute_instance_id)
+    found["mig"] = mig and (mig.uuid, mig.gpu_instance_id, mig.compute_instance_id, mig.profile)
+    found["containers"] = [told_of_container(one) for one in device.containers]
     found["memory"] = _memory(device.memory)
-    found["containers"] = [in_series(one) for one in device.containers]
     owners = {one.owner: (one.memory_bytes or 0, one.processes or 0) for one in device.owners}
     found["owners"] = {owner: of_owner for owner, of_owner in owners.items() if any(of_owner)}
     return found | {"use_known": bool(device.owners)}
@@ -68,11 +68,10 @@ def _memory(memory: DeviceMemory | None) -> tuple[int, int] | None:
     return (memory.total_bytes, memory.used_bytes) if memory else None
 
 
-def _gpu(gpu: KnownGpu) -> dict[str, Any]:
-    names = ("index", "minor", "pci_bus_id", "model", "partitioned", "fault", "remedies")
-    reading = gpu.reading
-    measured = reading and (_memory(reading.memory), reading.utilization_ratio)
-    return {name: getattr(gpu, name) for name in names} | {"measured": measured}
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    names = ("index", "minor", "pci_bus_id", "model", "partitioned", "fault")
+    reading = gpu.reading and (gpu.reading.utilization_ratio, _memory(gpu.reading.memory))
+    return {name: getattr(gpu, name) for name in names} | {"reading": reading, "remedy": gpu.remedies.get("fault")}
 
 
 def shown_of(found: Node) -> dict[str, Any]:
@@ -81,8 +80,8 @@ def shown_of(found: Node) -> dict[str, Any]:
     Nor does a series tell the memory of the other processes of an owner, if that of one of its containers is unknown.
     """
     seen = NodeMaps((found,))
-    on_devices = (one for device in found.devices for one in device.containers)
-    mixed = {(one.uuid, one.owner) for one in on_devices if one.use and one.use.memory_bytes is None}
+    containers = (one for device in found.devices for one in device.containers)
+    mixed = {(one.uuid, one.owner) for one in containers if one.use and one.use.memory_bytes is None}
     top: Counter[tuple[str, str, str]] = Counter()
     for row in msgspec.to_builtins(top_values(seen, Shape()))["rows"]:
         if (row["uuid"], row["owner"]) not in mixed:
@@ -145,7 +144,7 @@ def test_any_node(node: TestNode, of_target: Labels, honour: bool, down: set[str
 
 def test_a_gpu_without_a_device() -> None:
     """A partitioned GPU without MIG devices, and one that never told its uuid, have their places and their say."""
-    node = TestNode([Gpu(0), Gpu(1, mig=[]), Gpu(2, fault="lost")], [], [])
+    node = TestNode([MadeGpu(0), MadeGpu(1, mig=[]), MadeGpu(2, fault="lost")], [], [])
     node.collect()
     snapshot = node.collect()
     agree(snapshot, target("a:1"), honour=True)
@@ -156,7 +155,7 @@ def test_a_gpu_without_a_device() -> None:
 
 def test_a_kubelet_that_is_away_for_long() -> None:
     """Who holds what is then not known, and nobody is said to hold nothing."""
-    node = TestNode([Gpu(0)], [Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})], [])
+    node = TestNode([MadeGpu(0)], [Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})], [])
     node.collect()
     node.down.add("kubelet")
     node.collect(90)
@@ -171,7 +170,7 @@ def test_an_init_container_beside_what_nobody_can_name() -> None:
     held: dict[str, list[str]] = {"nvidia.com/gpu": [gpu_uuid(0)]}
     pod = Pod("ml", "train", {"main": held}, init={"fetch": held})
     nobody = Process(11, gpu_uuid(0), None, memory=2 * GIB, readable=False)
-    node = TestNode([Gpu(0)], [pod], [Process(10, gpu_uuid(0), pod, container="fetch"), nobody])
+    node = TestNode([MadeGpu(0)], [pod], [Process(10, gpu_uuid(0), pod, container="fetch"), nobody])
     node.collect()
     agree(node.collect(), target("a:1"), honour=True)
 
@@ -222,7 +221,7 @@ def test_what_is_not_served_is_said(dropped: frozenset[str], says: list[str]) ->
 def test_a_list_that_lacks_pods_is_named_as_the_reason(address: str) -> None:
     """After a restart the kubelet lists only static pods: no flag of gpumap and no dropped series is the cause."""
     pod = Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}}, listed=False)
-    node = TestNode([Gpu(0)], [pod], [])
+    node = TestNode([MadeGpu(0)], [pod], [])
     node.collect()
     snapshot = named(node.collect(), "n", address)
     assert "gpumap_device_holders" not in {name for name, _, _ in series([(snapshot, target("a:1"))], honour=True)}
@@ -236,12 +235,12 @@ def test_a_list_that_lacks_pods_is_named_as_the_reason(address: str) -> None:
 
 def test_a_device_that_only_its_holder_names() -> None:
     """It belongs to the node that serves the holder. What is not known of it is said."""
-    node = TestNode([Gpu(0)], [Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})], [])
+    node = TestNode([MadeGpu(0)], [Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})], [])
     node.collect()
     seen, _ = cluster_of((node.collect(), target("a:1")), dropped=names("device") | {"gpumap_device_holders"})
     (device,) = seen.maps[0].devices
     assert [(device.uuid, device.gpu_uuid)] == [(gpu_uuid(0), None)]
-    assert [one.pod for one in device.containers if one.holds] == ["train"]
+    assert [one.pod for one in device.containers] == ["train"]
     assert "its gpumap does not report its GPUs" in " ".join(seen.missing)
 
 

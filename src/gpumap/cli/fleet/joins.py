@@ -6,6 +6,7 @@ is not 0: if no series names the holders of a device, it is not free.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,11 +16,11 @@ from msgspec import structs
 
 from gpumap.cli.fleet import queries
 from gpumap.cli.fleet.queries import DeviceInfo, DevicelessGpu, Family
-from gpumap.cli.fleet.targets import Key, Labels, Name, Target, nodes_of
-from gpumap.cli.fleet.targets import Node as KnownNode
+from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, nodes_of
 from gpumap.cli.fleet.values import FamilyValues, Value, has_uuid
 from gpumap.model import remedies
 from gpumap.model.findings import DEFAULTS
+from gpumap.model.gaps import gaps_of
 from gpumap.model.node import (
     ContainerOnDevice,
     Device,
@@ -37,7 +38,7 @@ from gpumap.model.node import (
 )
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
-from gpumap.model.terms import ContainerName, Owner, Source, Workload
+from gpumap.model.terms import ContainerName, Owner, PodName, Source, Workload
 from gpumap.model.words import listed
 
 Slots = dict[str, int]
@@ -58,17 +59,18 @@ class Answers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeSeries:
-    """The values of a node, and by uuid what its devices have. `faults` are of GPUs that are down."""
+    """The values of a node, and by uuid what its devices have. `faults` are of GPUs that are down, `partitioned` are
+    GPUs in MIG mode."""
 
-    node: KnownNode
+    node: TargetsOfNode
     target: Target
     asked: Sequence[Family]
     rows: FamilyRows
     infos: dict[str, DeviceInfo] = field(default_factory=dict)
-    leaves: set[str] = field(default_factory=set)
     holders: dict[str, dict[ContainerName, Slots]] = field(default_factory=dict)
     users: dict[str, list[ContainerName]] = field(default_factory=dict)
     owners: dict[str, list[OwnerUse]] = field(default_factory=dict)
+    partitioned: set[str] = field(default_factory=set)
     faults: dict[str, str] = field(default_factory=dict)
 
     def of(self, family: Family) -> Mapping[Labels, Value]:
@@ -143,7 +145,7 @@ _LEADING = (queries.DEVICE_INFO, queries.HOLDER_COUNT, queries.OWNER_BYTES, quer
 """The series that exist for a device if a target knows anything of their kind about it."""
 
 
-def _of_node(node: KnownNode, rows: Mapping[Key, FamilyRows], asked: Sequence[Family]) -> FamilyRows:
+def _of_node(node: TargetsOfNode, rows: Mapping[Key, FamilyRows], asked: Sequence[Family]) -> FamilyRows:
     """Return the values of a node. Of several targets, the newest that knows a device counts for it.
 
     The values of two agents must not be mixed: what one assigns to a pod is unknown to the other, and both together are
@@ -168,18 +170,16 @@ def _of_node(node: KnownNode, rows: Mapping[Key, FamilyRows], asked: Sequence[Fa
     return found
 
 
-_OWNERS = tuple(owner.value for owner in Owner)
-
-
 def _join(found: NodeSeries) -> None:
     """Group the series of each device."""
     for labels in sorted(found.of(queries.DEVICE_INFO)):
         found.infos.setdefault(labels[0], DeviceInfo(*labels))
-    found.leaves.update(found.infos)
     for info in [*found.infos.values()]:
         # A partitioned GPU that was assigned as a whole is a device without series of its own.
         whole = structs.replace(info, uuid=info.gpu_uuid, mig_profile="", gpu_instance_id="", compute_instance_id="")
         found.infos.setdefault(info.gpu_uuid, whole)
+    found.partitioned.update(uuid for (uuid,) in found.of(queries.GPU_MEMORY_TOTAL))
+    found.partitioned.update(info.gpu_uuid for uuid, info in found.infos.items() if uuid != info.gpu_uuid)
     for gpu in found.deviceless:
         info = DeviceInfo(gpu.uuid, gpu.uuid, gpu.index, gpu.minor, gpu.pci_bus_id, gpu.model)
         found.infos.setdefault(gpu.uuid, info)
@@ -190,10 +190,11 @@ def _join(found: NodeSeries) -> None:
     for *name, uuid in sorted(found.of(queries.PROCESSES)):
         found.users.setdefault(uuid, []).append(ContainerName(*name))
     rows = {*found.of(queries.OWNER_BYTES), *found.of(queries.OWNER_PROCESSES)}
-    for uuid, owner in sorted((row for row in rows if row[1] in _OWNERS), key=lambda row: _OWNERS.index(row[1])):
-        memory_bytes = found.whole(queries.OWNER_BYTES, uuid, owner)
-        use = OwnerUse(Owner(owner), memory_bytes, found.whole(queries.OWNER_PROCESSES, uuid, owner))
-        found.owners.setdefault(uuid, []).append(use)
+    for owner in Owner:
+        for uuid in sorted(uuid for uuid, of in rows if of == owner):
+            sums = (found.whole(family, uuid, owner) for family in (queries.OWNER_BYTES, queries.OWNER_PROCESSES))
+            found.owners.setdefault(uuid, []).append(OwnerUse(owner, *sums))
+    found.partitioned.update({gpu.uuid for gpu in found.deviceless} - _uuids(found))
     found.faults.update(dict.fromkeys((uuid for (uuid,) in found.of(queries.GPU_DOWN)), "unknown"))
     for uuid, reason in sorted(found.of(queries.GPU_FAULT)):
         if uuid in found.faults:
@@ -204,7 +205,7 @@ def _join(found: NodeSeries) -> None:
 
 
 def node_of(found: NodeSeries) -> Node:
-    """Return one node."""
+    """Return what series have of a node."""
     devices = tuple(sorted(map(partial(_device, found), _uuids(found)), key=_place))
     gpus = tuple(sorted(_gpus(devices, found), key=lambda gpu: (gpu.index, gpu.uuid)))
     unmatched = tuple(_unmatched(found))
@@ -214,7 +215,7 @@ def node_of(found: NodeSeries) -> Node:
         interval_seconds=found.target.interval_seconds,
         name=found.node.shown,
         internal_ip=found.node.internal_ip or "",
-        driver=_driver(found),
+        driver=next((Driver(*labels) for labels in sorted(found.of(queries.DRIVER_INFO))), None),
         gpus=gpus,
         nameless_gpus=tuple(_nameless_gpus(found)),
         devices=devices,
@@ -248,53 +249,42 @@ def _device(found: NodeSeries, uuid: str) -> Device:
     holders = found.holders.get(uuid, {})
     whole = found.holders.get(info.gpu_uuid, {}) if info.gpu_uuid != uuid else {}
     # Unmatched slots exist only with a List. A device that one may be on has no gpumap_device_holders.
-    holders_known = bool(found.of(queries.UNMATCHED)) or (uuid,) in found.of(queries.HOLDER_COUNT) or bool(whole)
-    offers = {resource: int(slots) for (of, resource), slots in found.of(queries.ALLOCATABLE).items() if of == uuid}
-    owners = dict(_users_by_owner(found, uuid, {*holders, *whole}))
+    least = len({*holders, *whole}) if whole or found.of(queries.UNMATCHED) else None
+    owners = dict(_owners_of_containers(found, uuid, {*holders, *whole}))
     return Device(
         uuid=Uuid(uuid),
         gpu_uuid=Uuid(info.gpu_uuid) if info.gpu_uuid else None,
         index=_number(info.index),
-        partitioned=uuid == info.gpu_uuid and uuid not in found.leaves,
+        partitioned=uuid in found.partitioned,
         mig=_mig(info),
-        memory=_memory(
-            found.whole(queries.MEMORY_TOTAL, uuid),
-            found.whole(queries.MEMORY_USED, uuid),
-            found.whole(queries.MEMORY_RESERVED, uuid),
-        ),
-        allocatable=dict(sorted(offers.items())),
-        holders=len({*holders, *whole}) if holders_known else None,
+        memory=_memory(found, uuid),
+        allocatable={
+            resource: int(slots) for (of, resource), slots in _sorted(found, queries.ALLOCATABLE) if of == uuid
+        },
+        holders=least if (count := found.whole(queries.HOLDER_COUNT, uuid)) is None else count,
         owners=tuple(found.owners.get(uuid, ())),
-        containers=tuple(_container(found, uuid, name, owners) for name in sorted({*holders, *owners})),
+        containers=tuple(_container(found, uuid, name, owner) for name, owner in sorted(owners.items())),
         host=tuple(
             HostUse(
-                Workload(kind, name),
+                work=Workload(kind, name),
                 memory_bytes=found.whole(queries.HOST_MEMORY, kind, name, uuid),
                 processes=int(processes),
                 sm_ratio=found.value(queries.HOST_SM, kind, name, uuid),
             )
-            for (kind, name, of), processes in sorted(found.of(queries.HOST_PROCESSES).items())
+            for (kind, name, of), processes in _sorted(found, queries.HOST_PROCESSES)
             if of == uuid
         ),
     )
 
 
-def _mig(info: DeviceInfo) -> MigInstance | None:
-    """Return the MIG device of these labels; `None` for a GPU."""
-    gpu_instance, compute_instance = _number(info.gpu_instance_id), _number(info.compute_instance_id)
-    if not info.mig_profile or gpu_instance is None or compute_instance is None:
-        return None
-    return MigInstance(Uuid(info.uuid), gpu_instance, compute_instance, info.mig_profile)
-
-
-def _users_by_owner(
+def _owners_of_containers(
     found: NodeSeries, uuid: str, holders: Collection[ContainerName]
 ) -> Iterator[tuple[ContainerName, Owner]]:
-    """Return the containers that use a device, and the owner of each.
+    """Return the owner of each container on a device. A holder without slots is `scheduled`.
 
-    No series has the owner of a container; the sums by owner decide. An init container that was assigned the device is
+    No series has that word for a container; the sums by owner decide. An init container that was assigned the device is
     no holder, as the kubelet's list does not have it: its processes are still among the device's `assigned` ones. If
-    several containers are possible, those whose pod holds the device come first. A holder without slots is `scheduled`.
+    several containers are possible, those whose pod holds the device come first.
     """
     users = found.users.get(uuid, ())
     running = {name: found.of(queries.PROCESSES)[(*name, uuid)] for name in users}
@@ -310,61 +300,72 @@ def _users_by_owner(
             if name not in owner_of and 0 < running[name] <= left:
                 owner_of[name] = owner
                 left -= int(running[name])
-    for name in users:
+    for name in {*users, *found.holders.get(uuid, ())}:
         yield name, owner_of.get(name, Owner.UNKNOWN)
 
 
-def _container(
-    found: NodeSeries, uuid: str, name: ContainerName, owners: Mapping[ContainerName, Owner]
-) -> ContainerOnDevice:
-    """Return a container that holds the device, or uses it: then it is one of the `owners`."""
+def _container(found: NodeSeries, uuid: str, name: ContainerName, owner: Owner) -> ContainerOnDevice:
     slots = found.holders.get(uuid, {}).get(name)
-    grant = None if slots is None else _grant(found, uuid, name, slots)
-    owner = Owner.ASSIGNED if slots or grant is None else Owner.SCHEDULED
-    use = _use(found, uuid, name) if name in owners else None
-    return ContainerOnDevice(*name, Uuid(uuid), owners.get(name, owner), grant, use)
-
-
-def _grant(found: NodeSeries, uuid: str, name: ContainerName, slots: Mapping[str, int]) -> Grant:
+    on = (*name, uuid)
     reserves = (uuid, *name.pod_name) in found.of(queries.RESERVED)
-    return Grant(
-        slots=dict(sorted(slots.items())),
-        gpus=found.value(queries.ALLOCATED_GPUS, *name, uuid),
-        memory_bytes=found.whole(queries.ALLOCATED_MEMORY, *name, uuid),
-        admin_access=None if not reserves and slots and slots.keys() == {DRA_DRIVER} else False,
-        reservation=reserves,
+    grant = (
+        None
+        if slots is None
+        else Grant(
+            slots=slots,
+            gpus=found.value(queries.ALLOCATED_GPUS, *on),
+            memory_bytes=found.whole(queries.ALLOCATED_MEMORY, *on),
+            admin_access=None if not reserves and {*slots} == {DRA_DRIVER} else False,
+            reservation=reserves,
+        )
     )
+    return ContainerOnDevice(*name, uuid=Uuid(uuid), owner=owner, grant=grant, use=_use(found, on))
 
 
-def _use(found: NodeSeries, uuid: str, name: ContainerName) -> Use:
-    last_active, collected_at = found.value(queries.LAST_ACTIVE, *name, uuid), found.target.collected_at
+def _use(found: NodeSeries, on: Labels) -> Use | None:
+    processes = found.whole(queries.PROCESSES, *on)
+    if processes is None:
+        return None
+    last_active, collected_at = found.value(queries.LAST_ACTIVE, *on), found.target.collected_at
     return Use(
-        memory_bytes=found.whole(queries.USED, *name, uuid),
-        memory_peak_bytes=found.whole(queries.PEAK, *name, uuid),
-        processes=int(found.of(queries.PROCESSES)[(*name, uuid)]),
-        sm_ratio=found.value(queries.SM, *name, uuid),
+        memory_bytes=found.whole(queries.USED, *on),
+        memory_peak_bytes=found.whole(queries.PEAK, *on),
+        processes=processes,
+        sm_ratio=found.value(queries.SM, *on),
         memory_controller_busy_ratio=None,
         encoder_ratio=None,
         decoder_ratio=None,
         last_active=last_active,
         # No series has for how long gpumap has watched the container. It counts as long enough.
         seen_seconds=max(collected_at - (last_active or collected_at), DEFAULTS.idle_after_seconds),
-        sm_activity_ratio=found.value(queries.SM_ACTIVITY, *name, uuid),
+        sm_activity_ratio=found.value(queries.SM_ACTIVITY, *on),
     )
 
 
-def _memory(total: int | None, used: int | None, reserved: int | None = None) -> DeviceMemory | None:
-    """Return `None` if memory cannot be read. Free is the rest: NVML's parts add up (nvml.h, nvmlMemory_v2_t)."""
+def _mig(info: DeviceInfo) -> MigInstance | None:
+    gpu_instance, compute_instance = _number(info.gpu_instance_id), _number(info.compute_instance_id)
+    if not info.mig_profile or gpu_instance is None or compute_instance is None:
+        return None
+    return MigInstance(Uuid(info.uuid), gpu_instance, compute_instance, info.mig_profile)
+
+
+def _memory(found: NodeSeries, uuid: str, *, of_gpu: bool = False) -> DeviceMemory | None:
+    """Return `None` if memory cannot be read. Free memory is the rest: NVML's parts add up (nvmlMemory_v2_t)."""
+    families = (
+        (queries.GPU_MEMORY_TOTAL, queries.GPU_MEMORY_USED) if of_gpu else (queries.MEMORY_TOTAL, queries.MEMORY_USED)
+    )
+    total, used = (found.whole(family, uuid) for family in families)
     if total is None or used is None:
         return None
+    reserved = None if of_gpu else found.whole(queries.MEMORY_RESERVED, uuid)
     return DeviceMemory(total, used, max(total - used - (reserved or 0), 0), reserved)
 
 
 def _place(device: Device) -> tuple[float, float, float, str]:
     """Sort by NVML's numbers; devices without them come last."""
     mig = device.mig
-    index = float("inf") if device.index is None else device.index
-    return index, mig.gpu_instance_id if mig else -1, mig.compute_instance_id if mig else -1, device.uuid
+    ids = (mig.gpu_instance_id, mig.compute_instance_id) if mig else (math.inf, math.inf)
+    return math.inf if device.index is None else device.index, *ids, device.uuid
 
 
 def _number(text: str) -> int | None:
@@ -372,41 +373,39 @@ def _number(text: str) -> int | None:
     return int(text) if len(text) < _DIGITS_MAX and text.isascii() and text.isdigit() else None
 
 
+def _sorted(found: NodeSeries, family: Family) -> list[tuple[Labels, Value]]:
+    return sorted(found.of(family).items())
+
+
 # --- GPUs, and the node as a whole ------------------------------------------------------------------------------------
 
 
 def _gpus(devices: Iterable[Device], found: NodeSeries) -> Iterator[Gpu]:
     """Return the physical GPUs of these devices, and those without a device."""
-    devices_of_gpu: dict[str, list[Device]] = {}
-    for device in devices:
-        if device.gpu_uuid is not None and device.index is not None:
-            devices_of_gpu.setdefault(device.gpu_uuid, []).append(device)
-    for gpu in found.deviceless:
-        if gpu.uuid and _number(found.infos[gpu.uuid].index) is not None:
-            devices_of_gpu.setdefault(gpu.uuid, [])
-    for uuid, of_gpu in devices_of_gpu.items():
-        yield _gpu(uuid, of_gpu, found)
+    infos = {device.gpu_uuid: found.infos[device.uuid] for device in reversed([*devices]) if device.gpu_uuid}
+    infos |= {Uuid(gpu.uuid): found.infos[gpu.uuid] for gpu in found.deviceless if gpu.uuid not in infos}
+    for uuid, info in infos.items():
+        if uuid and (index := _number(info.index)) is not None:
+            yield _gpu(uuid, index, info, found)
 
 
-def _gpu(uuid: str, devices: list[Device], found: NodeSeries) -> Gpu:
+def _gpu(uuid: Uuid, index: int, info: DeviceInfo, found: NodeSeries) -> Gpu:
     """Return a GPU. Its other measurements are in series that are not asked for."""
-    info = found.infos[devices[0].uuid if devices else uuid]
-    index, fault = int(info.index), found.faults.get(uuid)
-    total, used = found.whole(queries.GPU_MEMORY_TOTAL, uuid), found.whole(queries.GPU_MEMORY_USED, uuid)
-    own = next((device.memory for device in devices if device.uuid == uuid), None)
-    memory = own or _memory(total, used)
-    utilization = found.value(queries.UTILIZATION, uuid)
+    fault = found.faults.get(uuid)
+    remedy = remedies.of_fault(fault, index)
+    memory = _memory(found, uuid) or _memory(found, uuid, of_gpu=True)
+    reading = GpuReading(index, memory=memory, utilization_ratio=found.value(queries.UTILIZATION, uuid))
     return Gpu(
-        uuid=Uuid(uuid),
+        uuid=uuid,
         index=index,
         minor=_number(info.minor),
         pci_bus_id=info.pci_bus_id,
         model=info.model,
-        partitioned=total is not None or not devices or any(device.uuid != uuid for device in devices),
+        partitioned=uuid in found.partitioned,
         fault=fault,
         stuck_seconds=found.value(queries.STUCK, uuid) or 0.0,
-        reading=None if fault else GpuReading(index, memory=memory, utilization_ratio=utilization),
-        remedies={"fault": remedy} if (remedy := remedies.of_fault(fault, index)) else {},
+        reading=None if fault else reading,
+        remedies={"fault": remedy} if remedy else {},
     )
 
 
@@ -417,16 +416,10 @@ def _nameless_gpus(found: NodeSeries) -> Iterator[NamelessGpu]:
             yield NamelessGpu(index, gpu.reason, remedies.of_fault(gpu.reason, index))
 
 
-def _driver(found: NodeSeries) -> Driver | None:
-    for labels in sorted(found.of(queries.DRIVER_INFO)):
-        return Driver(**dict(zip(queries.DRIVER_INFO.by, labels, strict=True)))
-    return None
-
-
 def _pods(devices: Iterable[Device], unmatched: Iterable[UnmatchedSlots], found: NodeSeries) -> Iterator[Pod]:
     rows = (row for device in devices for row in device.containers)
-    uids = {(row.namespace, row.pod): "" for row in (*rows, *unmatched)}
-    uids.update({(namespace, pod): uid for namespace, pod, uid in found.of(queries.POD_INFO)})
+    uids = {row.pod_name: "" for row in (*rows, *unmatched)}
+    uids |= {PodName(namespace, pod): uid for namespace, pod, uid in found.of(queries.POD_INFO)}
     return (Pod(*name, uid) for name, uid in sorted(uids.items()))
 
 
@@ -434,14 +427,14 @@ def _sources(found: NodeSeries) -> Iterator[SourceHealth]:
     for source in Source:
         if (up := found.value(queries.SOURCE_UP, source)) is not None:
             last_success = found.value(queries.SOURCE_SUCCESS, source)
-            yield SourceHealth(source.value, bool(up), last_success=last_success)
+            yield SourceHealth(source, up=bool(up), last_success=last_success)
 
 
 def _unmatched(found: NodeSeries) -> Iterator[UnmatchedSlots]:
-    for (*name, resource, reason), slots in sorted(found.of(queries.UNMATCHED).items()):
+    for (namespace, pod, container, resource, reason), slots in _sorted(found, queries.UNMATCHED):
         if slots:
             remedy = remedies.UNMATCHED.get(reason)
-            yield UnmatchedSlots(*ContainerName(*name), resource, reason, int(slots), remedy)
+            yield UnmatchedSlots(namespace, pod, container, resource, reason, int(slots), remedy)
 
 
 # --- gaps: what a gpumap that answers does not report, because groups or families are not served ----------------------
@@ -468,7 +461,7 @@ def gaps(found: NodeSeries, node: Node, parts: Collection[str], namespace: str, 
     if "nvml" in up and not (node.gpus or node.nameless_gpus) and (devices or not node.driver):
         yield f"{_NOT_SERVED} {_GPUS}"
     if queries.HOLDERS in {family.part for family in found.asked} and "kubelet" in up and devices:
-        if not any(device.holders is not None for device in devices):
+        if all(device.holders is None for device in devices):
             yield _LACKS_PODS if found.node.has_info else f"{_NOT_SERVED} {_HOLDERS}"
         elif not namespace and (fewer := [one.uuid for one in devices if _has_more_holders(one, found)]):
             yield f"some holders of {listed(fewer)} are missing (Prometheus drops gpumap_allocation_info)"
@@ -478,10 +471,10 @@ def gaps(found: NodeSeries, node: Node, parts: Collection[str], namespace: str, 
         yield from _gaps_of_use(node, namespace)
 
 
-def duplicate_devices(maps: Iterable[Node]) -> dict[str, list[str]]:
+def duplicate_devices(nodes: Iterable[Node]) -> dict[str, list[str]]:
     """Return devices that more than one node has, which is impossible, and the nodes."""
     names: dict[str, list[str]] = {}
-    for one in maps:
+    for one in nodes:
         for device in one.devices:
             names.setdefault(device.uuid, []).append(one.name)
     return {uuid: several for uuid, several in names.items() if len(several) > 1}
@@ -499,8 +492,7 @@ def _lacks_slots(found: NodeSeries) -> bool:
 
 
 def _gaps_of_use(node: Node, namespace: str) -> Iterator[str]:
-    down = {gpu.uuid for gpu in node.gpus if not gpu.up}
-    measurable = [one for one in node.devices if one.gpu_uuid not in down and not one.partitioned]
+    measurable = gaps_of(node).measurable
     if measurable and not any(one.owners for one in measurable):
         yield f"{_NOT_SERVED} {_USERS}"
     elif not namespace and any(_lacks_users(one) for one in measurable):
@@ -509,7 +501,6 @@ def _gaps_of_use(node: Node, namespace: str) -> Iterator[str]:
 
 def _lacks_users(device: Device) -> bool:
     """Whether containers have processes there, and no container is named."""
-    running = sum(
-        row.processes or 0 for row in device.owners if row.owner in (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.SCHEDULED)
-    )
+    of_containers = (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.SCHEDULED)
+    running = sum(one.processes or 0 for one in device.owners if one.owner in of_containers)
     return running > 0 and not any(one.use for one in device.containers)

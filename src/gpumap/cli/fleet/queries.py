@@ -37,7 +37,7 @@ WORK = "work"
 HEALTH = "health"
 """What no table shows: GPUs' load, memory reserved by the driver, how long its calls hang, all capabilities."""
 ALL = frozenset({HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, WORK, HEALTH})
-"""Devices, their memory, whether GPUs answer, and the sources' health are always asked for."""
+"""Devices, their sizes, whether GPUs answer, and the sources' health are always asked for."""
 
 SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
 """Each gpumap has exactly one, whose labels are those of its target."""

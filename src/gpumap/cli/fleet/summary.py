@@ -24,7 +24,7 @@ from gpumap.cli.fleet.source import (
     number_of,
     values_of_family,
 )
-from gpumap.cli.fleet.targets import OWN_LABELS, Node, down_nodes, nodes_of
+from gpumap.cli.fleet.targets import OWN_LABELS, TargetsOfNode, down_nodes, nodes_of
 from gpumap.cli.fleet.values import Limits, number, odd_row
 from gpumap.cli.fleet.workloads import by_workload
 from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
@@ -128,7 +128,7 @@ class _Fleet(NamedTuple):
 
     server: Prometheus
     agents: Agents
-    nodes: Sequence[Node]
+    nodes: Sequence[TargetsOfNode]
     records: _Records | None
     shared: bool
     moment: int
@@ -249,7 +249,7 @@ async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMap
     return _answer(fleet, question, by, troubles, new, doubts)
 
 
-async def _nodes(server: Prometheus, agents: Agents, moment: int) -> list[Node]:
+async def _nodes(server: Prometheus, agents: Agents, moment: int) -> list[TargetsOfNode]:
     """Return the nodes. Only if several targets may be of one node, it takes the GPUs of each to know."""
     nodes = nodes_of(agents.targets, agents.names, {})
     if len({node.name for node in nodes}) == len(agents.targets):
@@ -276,7 +276,7 @@ def _recorded_at(record: str, match: str) -> str:
 
 
 def _records(
-    rows: Sequence[Sequence[Row]], match: str, moment: int, agents: Agents, nodes: Sequence[Node]
+    rows: Sequence[Sequence[Row]], match: str, moment: int, agents: Agents, nodes: Sequence[TargetsOfNode]
 ) -> _Records | None:
     """Return the rules if each group has every cluster, and they separate all nodes. They know only labels that are
     honored."""
@@ -383,7 +383,7 @@ def _with_down(row: Mapping[str, float]) -> dict[str, float]:
     return {**row, **down}
 
 
-def _is_old(node: Node, fleet: _Fleet) -> bool:
+def _is_old(node: TargetsOfNode, fleet: _Fleet) -> bool:
     """Whether a node has collected nothing for so long that its gpumap serves nothing."""
     target = fleet.agents.targets[node.keys[0]]
     return fleet.moment - target.collected_at > OLD_SECONDS + 2 * (target.interval_seconds or 0)

@@ -41,7 +41,7 @@ class Target(NamedTuple):
     interval_seconds: float | None = None
 
 
-class Node(NamedTuple):
+class TargetsOfNode(NamedTuple):
     """A node and its targets, the one that collected last first. `shown` is unique; `name` may not be. `has_info`: a
     target serves gpumap_node_info."""
 
@@ -109,7 +109,7 @@ def nodes_of(
     names: Mapping[Key, Name],
     gpus: Mapping[str, Collection[Key]],
     gpus_by_index: Mapping[Key, Mapping[str, str]] = _NO_GPUS,
-) -> list[Node]:
+) -> list[TargetsOfNode]:
     """Group targets by node, in the order of the nodes' shown names.
 
     `gpus` are the targets that know each GPU, `gpus_by_index` the GPUs of each target. A node has one GPU for an index:
@@ -128,7 +128,7 @@ def nodes_of(
         for keys, prefix in zip(several, prefixes, strict=True):
             address = next((names[key][1] for key in keys if names[key][1]), None)
             has_info = any(names[key][1] is not None for key in keys)
-            nodes.append(Node(name, f"{prefix}{name}", address, tuple(keys), has_info))
+            nodes.append(TargetsOfNode(name, f"{prefix}{name}", address, tuple(keys), has_info))
     return sorted(nodes, key=lambda node: (node.shown, node.keys))
 
 
@@ -140,7 +140,7 @@ class DownNode(NamedTuple):
 
 
 def down_nodes(
-    rows: Iterable[Mapping[str, str]], targets: Mapping[Key, Target], nodes: Iterable[Node]
+    rows: Iterable[Mapping[str, str]], targets: Mapping[Key, Target], nodes: Iterable[TargetsOfNode]
 ) -> list[DownNode]:
     """Return the nodes of targets that do not answer, without nodes with another target that answers."""
     answering = {(target.labels.get("instance", ""), _cluster_labels(target.labels)) for target in targets.values()}

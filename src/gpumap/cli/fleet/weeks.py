@@ -21,7 +21,8 @@ Key = tuple[str, str, str]
 async def maps_with_weeks(server: Prometheus, match: str, parts: frozenset[str], node: str, namespace: str) -> NodeMaps:
     """Ask once for the maps, and for the last week of the pods in them."""
     maps = await maps_of(server, match, parts, node, namespace)
-    uuids = {str(one.uuid) for node_map in maps.maps for one in node_map.devices if one.holders} if node else set()
+    held = (one.uuid for found in maps.maps for device in found.devices for one in device.containers if one.holds)
+    uuids: set[str] = {*held} if node else set()
     return maps._replace(weeks=await _weeks(server, ",".join((match, *_of(namespace, uuids)))))
 
 
