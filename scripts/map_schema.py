@@ -21,9 +21,9 @@ TYPES = {**vars(terms), **vars(readings), **vars(node)}
 def map_schema() -> str:
     """Return the schema as JSON text. Every field is required that an agent always writes."""
     (reference,), definitions = msgspec.json.schema_components([Node], ref_template="#/$defs/{name}")
-    for name, fields in NOT_PUBLISHED.items():
+    for kind, fields in NOT_PUBLISHED.items():
         for field in fields:
-            del definitions[name]["properties"][field]
+            del definitions[kind.__name__]["properties"][field]
     root = definitions.pop(reference["$ref"].rpartition("/")[2])
     definitions = {name: definitions[name] for name in _used({"Node": root, **definitions}) if name in definitions}
     for name, definition in {**definitions, "Node": root}.items():

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from gpumap.model.findings import Finding, findings, sums, unknown
 from gpumap.model.node import Device, FindingEntry, Gpu, Node, Process
+from gpumap.model.readings import GpuReading, MigInstance
 from gpumap.model.snapshot import Snapshot
 
-NOT_PUBLISHED: dict[str, dict[str, Any]] = {
-    "GpuReading": {"instances": (), "activity": None, "processes": None, "samples": None, "unsampled": ()},
-    "MigInstance": {"memory": None, "activity": None, "processes": None},
+_OF_GPU = (
+    "uuid",
+    "minor",
+    "pci_bus_id",
+    "model",
+    "fault",
+    "stuck_seconds",
+    "partitioned",
+    "recovery_action",
+    "samples_from",
+)
+_OF_DEVICES = ("instances", "activity", "processes", "samples", "unsampled")
+NOT_PUBLISHED: dict[type[Struct], dict[str, object]] = {
+    kind: {field.name: field.default for field in structs.fields(kind) if field.name in names}
+    for kind, names in (
+        (GpuReading, {*_OF_GPU, *_OF_DEVICES}),
+        (MigInstance, {"memory", "activity", "processes"}),
+    )
 }
-"""What a device has in a better form, with the value that leaves it out."""
+"""What the GPU or its devices have in a better form, with the value that leaves it out."""
 
 
 def published(
@@ -77,11 +92,11 @@ def _gpu(gpu: Gpu) -> Gpu:
     """Return a GPU without what its devices have."""
     if gpu.reading is None:
         return gpu
-    return structs.replace(gpu, reading=structs.replace(gpu.reading, **NOT_PUBLISHED["GpuReading"]))
+    return structs.replace(gpu, reading=structs.replace(gpu.reading, **NOT_PUBLISHED[GpuReading]))
 
 
 def _device(device: Device, processes: Sequence[Process]) -> Device:
-    mig = device.mig and structs.replace(device.mig, **NOT_PUBLISHED["MigInstance"])
+    mig = device.mig and structs.replace(device.mig, **NOT_PUBLISHED[MigInstance])
     return structs.replace(device, mig=mig, processes=tuple(processes))
 
 

@@ -149,7 +149,7 @@ def _device(on: NodeDevice, gpu: Gpu | None) -> DeviceRow:
         partitioned=device.partitioned,
         holders=device.holders,
         up=gpu is None or gpu.up,
-        utilization_ratio=reading.utilization_ratio if reading and not reading.partitioned else None,
+        utilization_ratio=reading.utilization_ratio if reading and gpu and not gpu.partitioned else None,
         temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
         power_watts=reading.power_watts if reading else None,
     )

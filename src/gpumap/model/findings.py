@@ -395,8 +395,7 @@ def _unused(found: Iterable[Finding], node: Node) -> int:
         left = device.memory.total_bytes - used if device.memory else unused
         gpu = device.gpu_uuid or device.uuid
         by_gpu[gpu] = by_gpu.get(gpu, 0) + max(min(unused, left), 0)
-    readings = (gpu.reading for gpu in node.gpus)
-    totals = {one.uuid: one.memory.total_bytes for one in readings if one and one.uuid and one.memory}
+    totals = {gpu.uuid: gpu.reading.memory.total_bytes for gpu in node.gpus if gpu.reading and gpu.reading.memory}
     return sum(min(unused, totals.get(gpu, unused)) for gpu, unused in by_gpu.items())
 
 

@@ -80,6 +80,9 @@ worker_crashed or unknown. Null if it answers."""
     """When the GPU last answered, in Unix seconds."""
     reading: GpuReading | None = None
     """What NVML reports of it. Null if it does not answer."""
+    samples_from: str | None = None
+    """The driver's call that gives SM time of processes: nvmlDeviceGetProcessUtilization or \
+nvmlDeviceGetProcessesUtilizationInfo. Null if it is not available."""
     recovery_action: str | None = None
     """The action that the driver requests: none, gpu_reset, node_reboot, drain_p2p, drain_and_reset, \
 recover_imex_domain, bus_reset, system_reboot or code_N. A GPU that needs a reset has it too. Null if not reported."""

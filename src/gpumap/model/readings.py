@@ -85,10 +85,12 @@ class DeviceMemory(Struct, frozen=True, omit_defaults=True):
     """Memory of a device."""
 
     total_bytes: int
+    """All memory of the device."""
     used_bytes: int
     """Excludes `reserved_bytes`. If the driver does not report these (nvmlDeviceGetMemoryInfo, first version), it may
     include them."""
     free_bytes: int
+    """Memory that nobody uses."""
     reserved_bytes: int | None = None
     """Reserved by driver and firmware."""
 
@@ -141,17 +143,24 @@ class MigInstance(Struct, frozen=True, omit_defaults=True):
     """A MIG device. Compute instances of one GPU instance (`gpu_instance_id`) share its memory."""
 
     uuid: Uuid
+    """NVML's UUID of the device."""
     gpu_instance_id: int
+    """NVML's id of its GPU instance."""
     compute_instance_id: int
+    """NVML's id of its compute instance."""
     profile: str
-    compute_slices: int | None
-    memory: DeviceMemory | None
-    processes: tuple[GpuProcess, ...] | None
+    """MIG profile such as 1g.10gb."""
+    compute_slices: int | None = None
+    """Its compute slices. A GPU has seven."""
+    memory: DeviceMemory | None = None
+    processes: tuple[GpuProcess, ...] | None = None
     profile_id: int | None = None
     """NVML's number of the GPU instance's profile. The driver reports it and the placement only to a process that may
     manage instances."""
     placement_start: int | None = None
+    """The first memory slice of its GPU instance."""
     placement_size: int | None = None
+    """Number of memory slices of its GPU instance."""
     denied: bool = False
     """The driver refuses to report its memory: the container has no device node for it in /dev/nvidia-caps."""
     activity: Activity | None = None
@@ -178,9 +187,11 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     model: str = ""
     """NVML's product name."""
     memory: DeviceMemory | None = None
+    """Memory of the whole GPU."""
     partitioned: bool = False
     """It is in MIG mode."""
     max_mig_devices: int | None = None
+    """How many MIG devices it can have at most."""
     instances: tuple[MigInstance, ...] = ()
     """Its MIG devices."""
     mig_unknown: bool = False
@@ -197,6 +208,7 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     encoder_ratio: OfCodec[float | None] = None
     """Share of time in which the video encoder was busy."""
     decoder_ratio: OfCodec[float | None] = None
+    """Share of time in which the video decoder was busy."""
     temperatures_celsius: dict[str, float] = {}
     """By sensor: gpu, memory."""
     power_watts: float | None = None
@@ -238,16 +250,19 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     max_clocks_hertz: OfCard[dict[str, float]] = {}
     """By domain, as `clocks_hertz`."""
     vbios_version: OfCard[str] = ""
+    """Version of the firmware."""
     compute_capability: OfCard[str] = ""
     """CUDA's, "9.0"."""
     pcie_source: OfLinks[str | None] = None
     """PCIE_TOTALS or PCIE_RATES."""
     pcie_transmit_bytes: OfLinks[int | None] = None
-    """From GPM. `join/pcie.py` makes one counter of either source."""
+    """Bytes that the GPU sent over PCIe. `join/pcie.py` makes one counter of either source."""
     pcie_receive_bytes: OfLinks[int | None] = None
+    """Bytes that the GPU received over PCIe."""
     nvlink_transmit_bytes: OfLinks[int | None] = None
-    """Over all NVLinks."""
+    """Bytes that the GPU sent over all NVLinks."""
     nvlink_receive_bytes: OfLinks[int | None] = None
+    """Bytes that the GPU received over all NVLinks."""
     pcie_replays: OfCard[int | None] = None
     """Packets that PCIe sent again."""
     activity: OfGpm[Activity | None] = None

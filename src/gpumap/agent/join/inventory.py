@@ -298,6 +298,7 @@ def _gpu(known: KnownGpu, reading: GpuReading) -> Gpu:
         stuck_seconds=reading.stuck_seconds,
         last_success=known.last_success or None,
         reading=reading if reading.fault is None else None,
+        samples_from=reading.samples_from if reading.samples is not None else None,
         recovery_action=reading.recovery_action,
         ecc_uncorrected_at=known.ecc_uncorrected_at,
     )

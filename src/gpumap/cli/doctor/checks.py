@@ -225,8 +225,7 @@ def _process_utilization(node_map: Node, _: Facts | None) -> Verdict:
     by_call: dict[str | None, list[int]] = {}
     for gpu in _readable(node_map):
         if not gpu.partitioned:
-            call = gpu.reading.samples_from if gpu.reading and gpu.reading.samples is not None else None
-            by_call.setdefault(call, []).append(gpu.index)
+            by_call.setdefault(gpu.samples_from, []).append(gpu.index)
     if not _readable(node_map):
         return _no_gpu_answers()
     if not by_call:
