@@ -126,7 +126,19 @@ def rtx() -> Gpu:
         vbios_version="90.04.7A.40.73",
         compute_capability="7.5",
     )
-    return Gpu(SUPER, 0, 0, "00000000:71:00.0", "NVIDIA GeForce RTX 2080 SUPER", False, None, 0.0, 1e9, reading, "none")
+    return Gpu(
+        SUPER,
+        0,
+        0,
+        "00000000:71:00.0",
+        "NVIDIA GeForce RTX 2080 SUPER",
+        False,
+        None,
+        0.0,
+        1e9,
+        reading,
+        recovery_action="none",
+    )
 
 
 def original() -> Snapshot:
