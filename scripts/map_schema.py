@@ -7,7 +7,7 @@ import ast
 import inspect
 import json
 import textwrap
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
