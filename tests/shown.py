@@ -1,25 +1,32 @@
-"""The tables and values of one node's map, as the commands show them, and maps with other entries."""
+"""The tables and values of one node's map, as the commands show them, and nodes with other devices and GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from gpumap.agent.published import published
 from gpumap.cli import tables
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
-from gpumap.model.node import DeviceEntry, GpuEntry, Node
+from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.snapshot import Snapshot
 
+Noun = TypeVar("Noun", bound=msgspec.Struct)
 Values = dict[str, Any]
 """What -o json prints, as a script reads it."""
 changed = msgspec.structs.replace
 
 
+def changed_in(of: Noun, part: str, **values: object) -> Noun:
+    """The same with a part that has other values: a GPU's reading, a container's grant or use."""
+    return changed(of, **{part: changed(getattr(of, part), **values)})
+
+
 def maps(*snapshots: Snapshot) -> NodeMaps:
-    return NodeMaps(tuple(map(node_map, snapshots)))
+    return NodeMaps(tuple(map(published, snapshots)))
 
 
 def values(shown: object) -> Values:
@@ -28,13 +35,13 @@ def values(shown: object) -> Values:
     return found
 
 
-def with_devices(found: Node, change: Callable[[DeviceEntry], DeviceEntry], *numbers: int) -> Node:
+def with_devices(found: Node, change: Callable[[Device], Device], *numbers: int) -> Node:
     """The map with other devices: those of these numbers, or all of them."""
     devices = (change(one) if not numbers or n in numbers else one for n, one in enumerate(found.devices))
     return changed(found, devices=tuple(devices))
 
 
-def with_gpus(found: Node, change: Callable[[GpuEntry], GpuEntry], *numbers: int) -> Node:
+def with_gpus(found: Node, change: Callable[[Gpu], Gpu], *numbers: int) -> Node:
     """The map with other GPUs: those of these numbers, or all of them."""
     gpus = (change(one) if not numbers or n in numbers else one for n, one in enumerate(found.gpus))
     return changed(found, gpus=tuple(gpus))

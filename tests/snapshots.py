@@ -31,6 +31,7 @@ from gpumap.model.readings import (
     CLOCK_EVENT_TIMES,
     CLOCK_EVENTS,
     PCIE_TOTALS,
+    SAMPLES_OLD,
     Activity,
     DeviceMemory,
     GpuProcess,
@@ -136,6 +137,7 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         0.0,
         1e9,
         None if fault else reading,
+        None if fault or partitioned else SAMPLES_OLD,
         "gpu_reset" if fault else "none",
         1.7e9,
     )
@@ -223,14 +225,11 @@ def reservation(on: Device) -> ContainerOnDevice:
 
 
 def process(pid: int, pod: str | None, uuid: str) -> Process:
-    name = ("team", pod, "main") if pod else (None, None, None)
+    namespace, container = ("team", "main") if pod else (None, None)
     owner, uid = (Owner.ASSIGNED, PodUid("uid")) if pod else (Owner.HOST, None)
     ratios = (0.25, 0.125, 0.5, 0.0)
-    return Process(
-        *(pid, Uuid(uuid), "C", "python", owner, *name, uid, GIB, *ratios),
-        work=None if pod else WORK,
-        owner_since=1e9,
-    )
+    work = None if pod else WORK
+    return Process(pid, Uuid(uuid), "C", "python", owner, namespace, pod, container, uid, GIB, *ratios, work, 1e9)
 
 
 def account(of: ContainerOnDevice) -> ContainerAccount:
