@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from gpumap.model import remedies
 from gpumap.model.node import (
     ContainerAccount,
     ContainerOnDevice,
@@ -137,9 +138,10 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         0.0,
         1e9,
         None if fault else reading,
-        None if fault or partitioned else SAMPLES_OLD,
+        SAMPLES_OLD if reading.samples and not fault else None,
         "gpu_reset" if fault else "none",
         1.7e9,
+        {"fault": remedies.FAULTS[fault]} if fault else {},
     )
 
 
@@ -159,6 +161,7 @@ def pascal(index: int) -> Gpu:
 
 
 XIDS = ({31: 2, 79: 1}, 0.5, 79, {31: 1.7e9, 79: 1.7e9})
+UNTRUSTED = ("aliyun.com/gpu-mem", "untrusted_id", 4, remedies.UNMATCHED["untrusted_id"])
 WORK = Workload("docker", "4f1c9e0b7a2d")
 
 
@@ -270,9 +273,9 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         internal_ip="10.0.0.7",
         driver=DRIVER,
         gpus=tuple(cards),
-        nameless_gpus=(NamelessGpu(gpus, "lost"),),
+        nameless_gpus=(NamelessGpu(gpus, "lost", remedies.FAULTS["lost"]),),
         devices=with_containers(leaves, containers),
-        unmatched=(UnmatchedSlots("team", "other", "main", "aliyun.com/gpu-mem", "untrusted_id", 4),),
+        unmatched=(UnmatchedSlots("team", "other", "main", *UNTRUSTED),),
         pods=tuple(Pod(one.namespace, one.pod, "uid") for one in containers),
         device_health=(ReportedDeviceHealth("team", "pod-0-0", "main", "nvidia.com/gpu", "GPU-0", "Healthy"),),
         accounts=tuple(account(one) for one in containers),

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.published import published
-from gpumap.cli.fleet import families
-from gpumap.cli.fleet.families import Family, Selection, families_for, matchers_of_targets, question
-from gpumap.cli.fleet.results import Answers, are_mixed, duplicate_devices, gaps, gaps_of_nodes, node_results
+from gpumap.cli.fleet import queries
+from gpumap.cli.fleet.joins import Answers, duplicate_devices, gaps, node_map_of, series_of_nodes
+from gpumap.cli.fleet.queries import Family, Selection, families_for, matchers_of_targets, question
 from gpumap.cli.fleet.targets import (
     Node,
     Target,
@@ -59,35 +59,37 @@ def series(scrapes: Iterable[Scrape], *, honour: bool) -> Iterator[tuple[str, La
 def cluster_of(
     *scrapes: Scrape,
     honour: bool = True,
-    parts: frozenset[str] = families.ALL,
+    parts: frozenset[str] = queries.ALL,
     dropped: frozenset[str] = frozenset(),
 ) -> tuple[NodeMaps, list[Node]]:
     """What a command gets from a server that has these series; `missing` is what nodes do not report."""
     stored = [one for one in series(scrapes, honour=honour) if one[0] not in dropped]
-    told = [(labels, value) for name, labels, value in stored if name == families.SNAPSHOT]
-    selection = selection_of([{**labels, "__name__": families.SNAPSHOT} for labels, _ in told], "")
+    told = [(labels, value) for name, labels, value in stored if name == queries.SNAPSHOT]
+    selection = selection_of([{**labels, "__name__": queries.SNAPSHOT} for labels, _ in told], "")
     targets = targets_by_key(told, {}, selection)
 
     def ask(family: Family, selection: Selection) -> FamilyValues:
         return read(family, answer(stored, family, selection), selection)
 
-    names = names_of(targets, ask(families.NODE_INFO, selection).values)
+    names = names_of(targets, ask(queries.NODE_INFO, selection).values)
     labels = [one.labels for one in targets.values()]
-    selection = selection._replace(by_target=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
+    selection = selection._replace(mixed=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
     asked = families_for(parts)
-    answers = Answers(targets, names, asked, {one.name: ask(one, selection) for one in asked}, selection.by_target)
-    if are_mixed(answers):
-        apart = selection._replace(by_target=True)
-        answers = answers._replace(values={one.name: ask(one, apart) for one in asked}, by_target=True)
-    results = node_results(answers)
+    answers = Answers(targets, names, asked, {one.name: ask(one, selection) for one in asked})
+    nodes, odd = series_of_nodes(answers)
+    maps = tuple(map(node_map_of, nodes))
+    slots_served = any(one.of(queries.SLOTS) for one in nodes)
     missing = [
-        *(f"{one.node.shown}: {why}" for one in results for why in gaps(one, parts, "")),
-        *sorted(duplicate_devices(results)),
-        *gaps_of_nodes(results),
+        *(
+            f"{one.node.name}: {why}"
+            for one, of in zip(maps, nodes, strict=True)
+            for why in gaps(of, one, parts, "", slots_served=slots_served)
+        ),
+        *sorted(duplicate_devices(maps)),
         *(row for one in answers.values.values() for row in one.odd),
+        *odd,
     ]
-    found = NodeMaps(tuple(one.node_map for one in results), tuple(missing), fleet=True)
-    return found, [one.node for one in results]
+    return NodeMaps(maps, tuple(missing), fleet=True), [one.node for one in nodes]
 
 
 def answer(
@@ -309,31 +311,28 @@ def test_many_broken_nodes_do_not_fill_the_screen() -> None:
 @pytest.mark.parametrize("text", ["NaN", "+Inf", "-1", "0.5", "x", "1e300", "1_0", "٣", " 5"])
 def test_values_that_are_none(text: str) -> None:
     """Bytes are whole and not negative; what is not so is not known, and said."""
-    found = read(families.USED, [({"uuid": "GPU-1", "pod": "p"}, (0.0, text))], Selection("", (), frozenset()))
+    found = read(queries.USED, [({"uuid": "GPU-1", "pod": "p"}, (0.0, text))], Selection("", (), frozenset()))
     assert found.values == {}
     assert found.odd == (f"gpumap_container_gpu_memory_used_bytes{{pod=p, uuid=GPU-1}} is {text.strip()}",)
 
 
 def test_a_long_number_is_not_repeated() -> None:
     """A row that is left out is one line."""
-    found = read(families.HOLDER_COUNT, [({"uuid": "GPU-1"}, (0.0, "9" * 300))], Selection("", (), frozenset()))
+    found = read(queries.HOLDER_COUNT, [({"uuid": "GPU-1"}, (0.0, "9" * 300))], Selection("", (), frozenset()))
     assert found == FamilyValues({}, (f"gpumap_device_holders{{uuid=GPU-1}} is {'9' * 40}…",))
 
 
 def test_questions() -> None:
     """A family's own labels, those of the target where they are needed, and the user's matchers."""
     selection = Selection('cluster="a"', ("instance",), frozenset({"namespace", "instance"}))
-    assert question(families.USED, selection) == (
-        "max by (namespace, pod, container, uuid, exported_namespace) "
+    assert question(queries.USED, selection) == (
+        "max by (namespace, pod, container, uuid, exported_namespace, instance) "
         '(gpumap_container_gpu_memory_used_bytes{cluster="a"})'
     )
-    assert question(families.OWNER_PROCESSES._replace(only='owner="gone"'), selection) == (
-        'max by (uuid, owner) (gpumap_device_processes{owner="gone",cluster="a"}) != 0 '
-        'or max by (uuid, owner) (gpumap_device_processes{owner="unknown",cluster="a"})'
+    assert question(queries.OWNER_PROCESSES._replace(only='owner="gone"'), selection) == (
+        'max by (uuid, owner, instance) (gpumap_device_processes{owner="gone",cluster="a"}) != 0 '
+        'or max by (uuid, owner, instance) (gpumap_device_processes{owner="unknown",cluster="a"})'
     )
-    assert question(families.USED, selection._replace(by_target=True)).startswith(
-        "max by (namespace, pod, container, uuid, exported_namespace, instance) "
-    )
-    assert question(families.GPU_DOWN, selection) == 'max by (uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
+    assert question(queries.GPU_DOWN, selection) == 'max by (uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
     odd: list[Any] = [{"instance": 'a.b:1"|\\'}]
     assert list(matchers_of_targets(odd, ("instance",))) == ['instance=~"a\\\\.b:1\\"\\\\|\\\\\\\\"']

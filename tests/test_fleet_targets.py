@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gpumap.agent.published import published
-from gpumap.cli.fleet.families import matchers_of_targets
+from gpumap.cli.fleet.queries import matchers_of_targets
 from gpumap.cli.fleet.targets import Key, Target, down_nodes, nodes_of
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples

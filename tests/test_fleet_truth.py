@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.published import published
-from gpumap.cli.fleet import families
+from gpumap.cli.fleet import queries
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
 from gpumap.model.findings import ENDING_SECONDS, Thresholds
@@ -194,7 +194,7 @@ _SERVED = "n: its gpumap does not report"
         (names("allocation", "use"), [f"{_SERVED} the holders", f"{_SERVED} the users"]),
         (
             names("allocation", "device"),
-            [f"{_SERVED} its GPUs (add", f"the node of {gpu_uuid(0)} is not known"],
+            [f"{_SERVED} its GPUs (add", f"{_SERVED} the holders of its GPUs"],
         ),
         (names(*GROUPS), [f"{_SERVED} its GPUs (add"]),
         (frozenset({"gpumap_device_info"}), [f"{_SERVED} its GPUs (add"]),
@@ -224,7 +224,7 @@ def test_a_list_that_lacks_pods_is_named_as_the_reason(address: str) -> None:
     node.collect()
     snapshot = named(node.collect(), "n", address)
     assert "gpumap_device_holders" not in {name for name, _, _ in series([(snapshot, target("a:1"))], honour=True)}
-    for parts in (families.ALL, frozenset({families.HOLDERS})):
+    for parts in (queries.ALL, frozenset({queries.HOLDERS})):
         seen, _ = cluster_of((snapshot, target("a:1")), parts=parts)
         assert seen.missing == (
             "n: the holders of its GPUs are not known: the kubelet lists no pod of the API server yet (or Prometheus "
@@ -232,12 +232,15 @@ def test_a_list_that_lacks_pods_is_named_as_the_reason(address: str) -> None:
         )
 
 
-def test_a_device_of_which_no_node_tells() -> None:
-    """It is told that who holds it cannot be laid anywhere."""
+def test_a_device_that_only_its_holder_names() -> None:
+    """It belongs to the node that serves the holder. What is not known of it is said."""
     node = TestNode([Gpu(0)], [Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})], [])
     node.collect()
     seen, _ = cluster_of((node.collect(), target("a:1")), dropped=names("device") | {"gpumap_device_holders"})
-    assert f"the node of {gpu_uuid(0)} is not known" in " ".join(seen.missing)
+    (device,) = seen.maps[0].devices
+    assert [(device.uuid, device.gpu_uuid)] == [(gpu_uuid(0), None)]
+    assert [one.pod for one in device.holders] == ["train"]
+    assert "its gpumap does not report its GPUs" in " ".join(seen.missing)
 
 
 def test_no_table_shows_a_zero_for_what_is_not_served() -> None:

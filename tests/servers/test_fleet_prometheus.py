@@ -148,7 +148,7 @@ def test_agents_that_serve_a_part(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "3 nodes, foreign, held, used: its gpumap does not report its GPUs (add --collect device" in said
         assert "node held: its gpumap does not report the users of its GPUs" in said
-        assert "is not known, so its holders and users are not shown" in said
+        assert "node used: its gpumap does not report the holders of its GPUs" in said
         waste = run_command("waste", "--all", "--prometheus", server.url)
         assert waste.returncode == 1
         assert "No waste found" not in waste.stdout

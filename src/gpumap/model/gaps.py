@@ -39,7 +39,7 @@ def repairs(node: Node) -> Iterator[tuple[int, str]]:
 def unknown_of_devices(node: Node, *, use: bool = True) -> Iterator[str]:
     """Return what is not known of devices although their GPU answers; of their `use` only if that is asked for.
 
-    What a server has no series of, for a whole node, is reported by the query (gpumap.cli.fleet.gaps).
+    What a server has no series of, for a whole node, is reported by the query (gpumap.cli.fleet.joins).
     """
     by_series = node.collect is None
     gaps = gaps_of(node)

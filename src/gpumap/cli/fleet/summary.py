@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from gpumap.cli.fleet import families
-from gpumap.cli.fleet.cluster import gpus_by_index, group_by_family, targets_by_device
-from gpumap.cli.fleet.families import braced, matchers_of_targets
+from gpumap.cli.fleet import queries
+from gpumap.cli.fleet.joins import Answers, series_of_nodes
 from gpumap.cli.fleet.quantities import IDLE, IDLE_SUMS, QUANTITIES, SHARE, Grouping, recorded, sharers
+from gpumap.cli.fleet.queries import DEVICE_INFO, braced, matchers_of_targets
 from gpumap.cli.fleet.source import (
     OLD_SECONDS,
     Agents,
@@ -104,8 +104,8 @@ _TROUBLES = (
     _Trouble("its gpumap serves no series of GPUs", "gpumap_driver_info", is_gap=True, unless="gpus"),
 )
 _LACKS = (
-    ("devices_free", families.HOLDERS, "its gpumap does not report the holders of its GPUs"),
-    ("devices_measured", families.USE, "its gpumap does not report the users of its GPUs"),
+    ("devices_free", queries.HOLDERS, "its gpumap does not report the holders of its GPUs"),
+    ("devices_measured", queries.USE, "its gpumap does not report the users of its GPUs"),
 )
 """What a node lacks without a quantity although its sources answer; of importance if this part of a map is shown."""
 Values = dict[str, dict[str, float]]
@@ -218,14 +218,14 @@ class _Fleet(NamedTuple):
         series = f"{one.name}{braced(one.only, match)}"
         if not one.is_gap:
             return f"max by ({key}) ({series}) == 0"
-        return f"max by ({key}) ({families.SNAPSHOT}{braced(match)} unless on ({key}) {series})"
+        return f"max by ({key}) ({queries.SNAPSHOT}{braced(match)} unless on ({key}) {series})"
 
 
 async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMaps:
     """Ask once."""
     moment = await now(server)
     agents = await agents_of(server, match, moment, spaced=False)
-    if agents.selection.by_target or not OWN_LABELS.isdisjoint(agents.selection.key):
+    if agents.selection.mixed or not OWN_LABELS.isdisjoint(agents.selection.key):
         if question.by == WORKLOAD:
             raise FatalError(f"{server.url} scrapes gpumap without honorLabels, so --by {WORKLOAD} cannot name pods")
         return await maps_of(server, match, question.parts)
@@ -254,9 +254,9 @@ async def _nodes(server: Prometheus, agents: Agents, moment: int) -> list[Node]:
     nodes = nodes_of(agents.targets, agents.names, {})
     if len({node.name for node in nodes}) == len(agents.targets):
         return nodes
-    infos = await values_of_family(server, families.DEVICE_INFO, agents.selection, moment)
-    cluster = group_by_family({families.DEVICE_INFO.name: infos})
-    return nodes_of(agents.targets, agents.names, targets_by_device(cluster), gpus_by_index(cluster))
+    infos = await values_of_family(server, DEVICE_INFO, agents.selection, moment)
+    answers = Answers(agents.targets, agents.names, [DEVICE_INFO], {DEVICE_INFO.name: infos})
+    return [one.node for one in series_of_nodes(answers)[0]]
 
 
 # --- recording rules --------------------------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ def _gaps(current: Values, question: Question, troubles: Sequence[tuple[_Trouble
         answers = row.get("gpus_up", 0) > 0
         for name, part, sentence in _LACKS:
             asked = name in (*_NODES, *question.of_all) and part in question.parts
-            asked = asked and not (part == families.HOLDERS and node in without_kubelet)
+            asked = asked and not (part == queries.HOLDERS and node in without_kubelet)
             if asked and answers and node not in failing and name not in row:
                 yield node, sentence
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumap.cli.fleet.families import FAMILIES, NODE_INFO, Family, Selection, TargetLabels
+from gpumap.cli.fleet.queries import FAMILIES, NODE_INFO, Family, Selection, TargetLabels
 
 Labels = tuple[str, ...]
 """Values of labels, in the order of their family."""
@@ -254,22 +254,18 @@ def differ_in_own_labels(targets: Iterable[Mapping[str, str]]) -> bool:
     return len({OWN_LABELS.intersection(labels) for labels in targets}) > 1
 
 
-def by_targets(family: Family, rows: Iterable[Mapping[str, str]], selection: Selection) -> Iterator[Labels | None]:
-    """Return the own labels of each row, and those of its target; `None` if targets of several nodes match."""
+def by_targets(family: Family, rows: Iterable[Mapping[str, str]], selection: Selection) -> Iterator[Labels]:
+    """Return the own labels of each row, and those of its target; only its own if targets of several nodes match."""
     honoured = _index(selection, {*family.by})
     moved = _index(selection, frozenset())
     exported = [(name, f"exported_{name}") for name in family.by]
-    has_target = family.of_target or selection.by_target
     for labels in rows:
         is_moved = any(name in labels for _, name in exported)
         target = (moved if is_moved else honoured).of(labels)
-        if target is None:
-            yield None
-            continue
-        known = selection.targets.get(target)
+        known = selection.targets.get(target or ())
         taken = known.labels if is_moved and known else frozenset()
         own = [labels.get(other if name in taken else name, "") for name, other in exported]
-        yield (*own, *target) if has_target else tuple(own)
+        yield (*own, *(target or ()))
 
 
 class _Index(NamedTuple):

@@ -1,14 +1,14 @@
 """Which of gpumap's series each part of a node's map needs, and the PromQL that asks a server for them. Pure.
 
-The UUID of a GPU is unique in all clusters. So most queries are by uuid, without the labels of their target. Answers
-are small. Two Prometheus servers, or two agents of one node during an update, give one row.
+Every row has the labels that distinguish its target. Two Prometheus servers that scrape the same give one row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from typing import NamedTuple
+
+from msgspec import Struct
 
 HOLDERS = "holders"
 """Holders: slots on devices, reservations, and slots that match no device."""
@@ -34,12 +34,10 @@ OWNERS = "owners"
 """Memory and processes by owner, containers' too; it includes OTHERS."""
 WORK = "work"
 """Work outside pods: its memory, SM time and processes."""
-TAKEN = "taken"
-"""How much of each device's memory is in use."""
 HEALTH = "health"
 """What no table shows: GPUs' load, memory reserved by the driver, how long its calls hang, all capabilities."""
-ALL = frozenset({HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, WORK, TAKEN, HEALTH})
-"""Devices, their sizes, whether GPUs answer, and the sources' health are always asked for."""
+ALL = frozenset({HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, WORK, HEALTH})
+"""Devices, their memory, whether GPUs answer, and the sources' health are always asked for."""
 
 SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
 """Each gpumap has exactly one, whose labels are those of its target."""
@@ -49,23 +47,21 @@ _SEEN_FOR = "5m"
 _KNOWN_FOR = "1h"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
+class DeviceInfo(Struct, frozen=True):
     """The labels of gpumap_device_info: text, empty if unknown."""
 
     uuid: str
-    gpu_uuid: str
-    index: str
-    minor: str
-    pci_bus_id: str
-    model: str
-    mig_profile: str
-    gpu_instance_id: str
-    compute_instance_id: str
+    gpu_uuid: str = ""
+    index: str = ""
+    minor: str = ""
+    pci_bus_id: str = ""
+    model: str = ""
+    mig_profile: str = ""
+    gpu_instance_id: str = ""
+    compute_instance_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DevicelessGpu:
+class DevicelessGpu(Struct, frozen=True):
     """The labels of gpumap_gpu_without_device_info. `uuid` is empty if the GPU has not reported it."""
 
     uuid: str
@@ -79,21 +75,15 @@ class DevicelessGpu:
 class Family(NamedTuple):
     """Series of one name. `by` are their own labels. `only` selects among them, `kept` compares their values.
 
-    `of_target`: rows have the labels of their target too. `always` selects series that are kept with any value.
-    A family without a `part` is always asked for.
+    `always` selects series that are kept with any value. A family without a `part` is always asked for.
     """
 
     name: str
     by: tuple[str, ...]
     part: str = ""
-    of_target: bool = False
     only: str = ""
     kept: str = ""
     always: str = ""
-
-
-def _names_of(labels: type[DeviceInfo | DevicelessGpu]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(labels))
 
 
 _ON_DEVICE = (*CONTAINER, "uuid")
@@ -101,32 +91,30 @@ _OF_OTHERS = 'owner!~"assigned|unassigned|scheduled"'
 _OF_GONE = 'owner="gone"'
 _OF_NONE = 'owner=""'
 
-DEVICE_INFO = Family("gpumap_device_info", _names_of(DeviceInfo), of_target=True)
-DRIVER_INFO = Family("gpumap_driver_info", ("driver_version", "cuda_version", "nvml_version"), of_target=True)
-DEVICELESS = Family("gpumap_gpu_without_device_info", _names_of(DevicelessGpu), of_target=True)
-NODE_INFO = Family("gpumap_node_info", ("node", "internal_ip"), of_target=True)
-SOURCE_UP = Family("gpumap_source_up", ("source",), of_target=True)
-SOURCE_SUCCESS = Family(
-    "gpumap_source_last_success_timestamp_seconds", ("source",), of_target=True, only='source="kubelet"'
-)
-CAPABILITY = Family("gpumap_capability", ("capability",), of_target=True, only='capability="pid_visibility"')
+DEVICE_INFO = Family("gpumap_device_info", DeviceInfo.__struct_fields__)
+DRIVER_INFO = Family("gpumap_driver_info", ("driver_version", "cuda_version", "nvml_version"))
+DEVICELESS = Family("gpumap_gpu_without_device_info", DevicelessGpu.__struct_fields__)
+NODE_INFO = Family("gpumap_node_info", ("node", "internal_ip"))
+SOURCE_UP = Family("gpumap_source_up", ("source",))
+SOURCE_SUCCESS = Family("gpumap_source_last_success_timestamp_seconds", ("source",), only='source="kubelet"')
+CAPABILITY = Family("gpumap_capability", ("capability",), only='capability="pid_visibility"')
 MEMORY_TOTAL = Family("gpumap_device_memory_total_bytes", ("uuid",))
-MEMORY_USED = Family("gpumap_device_memory_used_bytes", ("uuid",), TAKEN)
+MEMORY_USED = Family("gpumap_device_memory_used_bytes", ("uuid",))
 MEMORY_RESERVED = Family("gpumap_device_memory_reserved_bytes", ("uuid",), HEALTH)
 GPU_MEMORY_TOTAL = Family("gpumap_gpu_memory_total_bytes", ("uuid",))
-GPU_MEMORY_USED = Family("gpumap_gpu_memory_used_bytes", ("uuid",), TAKEN)
-GPU_DOWN = Family("gpumap_gpu_up", ("uuid",), of_target=True, kept="== 0")
+GPU_MEMORY_USED = Family("gpumap_gpu_memory_used_bytes", ("uuid",))
+GPU_DOWN = Family("gpumap_gpu_up", ("uuid",), kept="== 0")
 GPU_FAULT = Family("gpumap_gpu_fault_info", ("uuid", "reason"))
 HOLDING = Family("gpumap_allocation_info", _ON_DEVICE, HOLDERS)
 """Also of containers with a share that a scheduler granted without slots."""
 SLOTS = Family("gpumap_allocation_slots", (*_ON_DEVICE, "resource"), HOLDERS)
-HOLDER_COUNT = Family("gpumap_device_holders", ("uuid",), HOLDERS, of_target=True)
+HOLDER_COUNT = Family("gpumap_device_holders", ("uuid",), HOLDERS)
 """It exists, also with 0, for each device whose holders are known."""
 RESERVED = Family("gpumap_device_reserved_info", ("uuid", "namespace", "pod"), HOLDERS)
 ALLOCATED_GPUS = Family("gpumap_container_allocated_gpus", _ON_DEVICE, SHARES)
 ALLOCATED_MEMORY = Family("gpumap_container_allocated_gpu_memory_bytes", _ON_DEVICE, GRANTS)
-UNMATCHED = Family("gpumap_unmatched_slots", (*CONTAINER, "resource", "reason"), HOLDERS, of_target=True)
-ALLOCATABLE = Family("gpumap_device_slots_allocatable", ("uuid", "resource"), OFFERS, of_target=True)
+UNMATCHED = Family("gpumap_unmatched_slots", (*CONTAINER, "resource", "reason"), HOLDERS)
+ALLOCATABLE = Family("gpumap_device_slots_allocatable", ("uuid", "resource"), OFFERS)
 PROCESSES = Family("gpumap_container_gpu_processes", _ON_DEVICE, USE)
 USED = Family("gpumap_container_gpu_memory_used_bytes", _ON_DEVICE, USE)
 UNASSIGNED = Family("gpumap_container_unassigned_use", _ON_DEVICE, USE)
@@ -145,38 +133,10 @@ HOST_MEMORY = Family("gpumap_host_gpu_memory_used_bytes", _OF_WORK, WORK)
 HOST_SM = Family("gpumap_host_sm_utilization_ratio", _OF_WORK, WORK)
 UTILIZATION = Family("gpumap_gpu_utilization_ratio", ("uuid",), HEALTH)
 STUCK = Family("gpumap_nvml_stuck_seconds", ("uuid",), HEALTH, kept="> 0")
-POD_INFO = Family("gpumap_pod_info", ("namespace", "pod", "uid"), HEALTH, of_target=True)
+POD_INFO = Family("gpumap_pod_info", ("namespace", "pod", "uid"), HEALTH)
 
-FAMILIES = (
-    *(
-        DEVICE_INFO,
-        DRIVER_INFO,
-        DEVICELESS,
-        SOURCE_UP,
-        SOURCE_SUCCESS,
-        CAPABILITY,
-        MEMORY_TOTAL,
-        MEMORY_USED,
-        MEMORY_RESERVED,
-    ),
-    *(GPU_MEMORY_TOTAL, GPU_MEMORY_USED, GPU_DOWN, GPU_FAULT),
-    *(HOLDING, SLOTS, HOLDER_COUNT, RESERVED, ALLOCATED_GPUS, ALLOCATED_MEMORY, UNMATCHED, ALLOCATABLE, POD_INFO),
-    *(
-        PROCESSES,
-        USED,
-        UNASSIGNED,
-        PEAK,
-        SM,
-        SM_ACTIVITY,
-        LAST_ACTIVE,
-        OWNER_BYTES,
-        OWNER_PROCESSES,
-        UTILIZATION,
-        STUCK,
-    ),
-    *(HOST_PROCESSES, HOST_MEMORY, HOST_SM),
-)
-"""All but NODE_INFO, which is asked for first: it may select targets."""
+FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family) and one is not NODE_INFO)
+"""All above but NODE_INFO, which is asked for first: it may select targets."""
 _OWNERS_OF_PART = {OTHERS: (_OF_OTHERS, ""), LEFTOVERS: (_OF_GONE, _OF_GONE), USE: (_OF_NONE, _OF_NONE)}
 """For parts that are less than OWNERS: selectors of the bytes and processes by owner that are enough. Those that are
 `always` kept are asked for in addition."""
@@ -186,15 +146,15 @@ class Selection(NamedTuple):
     """Which series to ask for.
 
     `match` are the user's matchers, `key` the labels that distinguish targets, `labels` all labels of targets.
-    `namespace` selects the containers of one namespace; empty for all. `by_target`: all rows have the labels of their
-    target. `targets` is what is known of each, for rows that have only some of these labels.
+    `namespace` selects the containers of one namespace; empty for all. `mixed`: only some targets have labels that
+    series have too. `targets` is what is known of each, for rows that have only some labels of their target.
     """
 
     match: str
     key: tuple[str, ...]
     labels: frozenset[str]
     namespace: str = ""
-    by_target: bool = False
+    mixed: bool = False
     targets: Mapping[tuple[str, ...], TargetLabels] = {}
 
 
@@ -222,13 +182,12 @@ def families_for(parts: Collection[str]) -> list[Family]:
 
 
 def question(family: Family, selection: Selection) -> str:
-    """Return PromQL for the family's series, by its own labels and, if rows need them, by those of its target.
+    """Return PromQL for the family's series, by its own labels and by those of its target.
 
     An own label that the target has too is `exported_…` unless Prometheus honors gpumap's labels.
     """
     own = [*family.by, *(f"exported_{name}" for name in family.by if name in selection.labels)]
-    of_target = family.of_target or selection.by_target
-    by = ", ".join([*own, *(name for name in selection.key if of_target and name not in own)])
+    by = ", ".join([*own, *(name for name in selection.key if name not in own)])
     expression = f"max by ({by}) ({' or '.join(_selectors(family, selection))})"
     if family.kept:
         expression = f"{expression} {family.kept}"

@@ -1,0 +1,515 @@
+"""A server's values of each node, joined by their labels: its devices, the containers on them, its sources. Pure.
+
+What series do not have is null or empty: processes, reasons, counters. So is what was not asked for. A missing series
+is not 0: if no series names the holders of a device, it is not free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from msgspec import structs
+
+from gpumap.cli.fleet import queries
+from gpumap.cli.fleet.queries import DeviceInfo, DevicelessGpu, Family
+from gpumap.cli.fleet.targets import Key, Labels, Name, Target, nodes_of
+from gpumap.cli.fleet.targets import Node as KnownNode
+from gpumap.cli.fleet.values import FamilyValues, Value, has_uuid
+from gpumap.model import remedies
+from gpumap.model.findings import DEFAULTS
+from gpumap.model.node import (
+    ContainerOnDevice,
+    Device,
+    Driver,
+    Gpu,
+    Grant,
+    HostUse,
+    NamelessGpu,
+    Node,
+    OwnerUse,
+    Pod,
+    SourceHealth,
+    UnmatchedSlots,
+    Use,
+)
+from gpumap.model.plugins import DRA_DRIVER
+from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
+from gpumap.model.terms import ContainerName, Owner, Source, Workload
+from gpumap.model.words import listed
+
+Slots = dict[str, int]
+"""By resource."""
+FamilyRows = dict[str, dict[Labels, Value]]
+"""By family, then by its own labels."""
+_DIGITS_MAX = 10
+
+
+class Answers(NamedTuple):
+    """A server's values of these targets, by family."""
+
+    targets: Mapping[Key, Target]
+    names: Mapping[Key, Name]
+    asked: Sequence[Family]
+    values: Mapping[str, FamilyValues]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeries:
+    """The values of a node, and by uuid what its devices have. `faults` are of GPUs that are down."""
+
+    node: KnownNode
+    target: Target
+    asked: Sequence[Family]
+    rows: FamilyRows
+    infos: dict[str, DeviceInfo] = field(default_factory=dict)
+    leaves: set[str] = field(default_factory=set)
+    holders: dict[str, dict[ContainerName, Slots]] = field(default_factory=dict)
+    users: dict[str, list[ContainerName]] = field(default_factory=dict)
+    owners: dict[str, list[OwnerUse]] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+
+    def of(self, family: Family) -> Mapping[Labels, Value]:
+        """Return a family's values by its own labels."""
+        return self.rows.get(family.name, {})
+
+    def value(self, family: Family, *labels: str) -> Value | None:
+        return self.of(family).get(labels)
+
+    def whole(self, family: Family, *labels: str) -> int | None:
+        """Return a value that is whole: bytes, processes."""
+        value = self.of(family).get(labels)
+        return None if value is None else int(value)
+
+    @property
+    def deviceless(self) -> list[DevicelessGpu]:
+        return [DevicelessGpu(*labels) for labels in sorted(self.of(queries.DEVICELESS))]
+
+
+# --- the rows of each node --------------------------------------------------------------------------------------------
+
+
+def series_of_nodes(answers: Answers) -> tuple[list[NodeSeries], list[str]]:
+    """Return the nodes in the order of their shown names, and sentences on rows whose target is not known."""
+    rows, places, odd = _by_target(answers)
+    gpus_by_index: dict[Key, dict[str, str]] = {}
+    for key, of_target in rows.items():
+        infos = (DeviceInfo(*labels) for labels in of_target.get(queries.DEVICE_INFO.name, ()))
+        gpus_by_index[key] = {info.index: info.gpu_uuid for info in infos}
+    nodes = nodes_of(answers.targets, answers.names, places, gpus_by_index)
+    asked = answers.asked
+    found = [NodeSeries(one, answers.targets[one.keys[0]], asked, _of_node(one, rows, asked)) for one in nodes]
+    for one in found:
+        _join(one)
+    return found, odd
+
+
+def _by_target(answers: Answers) -> tuple[dict[Key, FamilyRows], dict[str, list[Key]], list[str]]:
+    """Return the rows of each target, the targets that know each device, and sentences on rows without a target.
+
+    A row that has too few labels of its target belongs to the target that knows its device.
+    """
+    rows: dict[Key, FamilyRows] = {key: {} for key in answers.targets}
+    for family in answers.asked:
+        width = len(family.by)
+        for labels, value in answers.values[family.name].values.items():
+            rows.setdefault(labels[width:], {}).setdefault(family.name, {})[labels[:width]] = value
+    places: dict[str, list[Key]] = {}
+    for key in answers.targets:
+        known = (rows[key].get(family.name, ()) for family in (queries.DEVICE_INFO, queries.HOLDER_COUNT))
+        for uuid in {labels[0] for of_family in known for labels in of_family}:
+            places.setdefault(uuid, []).append(key)
+    odd = []
+    for family in answers.asked if () not in answers.targets else ():
+        for labels, value in rows.get((), {}).get(family.name, {}).items():
+            keys = places.get(labels[family.by.index("uuid")], ()) if has_uuid(family) else ()
+            for key in keys[:1]:
+                rows[key].setdefault(family.name, {})[labels] = value
+            if not keys:
+                named = ", ".join(f"{name}={one}" for name, one in zip(family.by, labels, strict=True))
+                odd.append(f"{family.name}{{{named}}} is of an unknown target")
+    return rows, places, odd
+
+
+_HELD, _USED, _PRESENT = "held", "used", "present"
+_KIND_OF_PART = {
+    **dict.fromkeys((queries.HOLDERS, queries.SHARES, queries.GRANTS, queries.OFFERS), _HELD),
+    **dict.fromkeys((queries.USE, queries.PEAKS, queries.ACTIVITY, queries.LAST_SEEN), _USED),
+    **dict.fromkeys((queries.OWNERS, queries.WORK), _USED),
+}
+_LEADING = (queries.DEVICE_INFO, queries.HOLDER_COUNT, queries.OWNER_BYTES, queries.OWNER_PROCESSES)
+"""The series that exist for a device if a target knows anything of their kind about it."""
+
+
+def _of_node(node: KnownNode, rows: Mapping[Key, FamilyRows], asked: Sequence[Family]) -> FamilyRows:
+    """Return the values of a node. Of several targets, the newest that knows a device counts for it.
+
+    The values of two agents must not be mixed: what one assigns to a pod is unknown to the other, and both together are
+    more than exists.
+    """
+    if len(node.keys) == 1:
+        return rows[node.keys[0]]
+    newest = next((key for key in node.keys if rows[key]), node.keys[0])
+    leaders: dict[tuple[str, str], Key] = {}
+    found: FamilyRows = {}
+    for family in (*_LEADING, *asked):
+        kind = _KIND_OF_PART.get(family.part, _PRESENT)
+        for key in node.keys:
+            for labels, value in rows[key].get(family.name, {}).items():
+                leader = newest
+                if has_uuid(family):
+                    leader = leaders.setdefault((kind, labels[family.by.index("uuid")]), key)
+                if family is queries.DEVICE_INFO:
+                    leaders.setdefault((kind, DeviceInfo(*labels).gpu_uuid), key)
+                if leader == key:
+                    found.setdefault(family.name, {})[labels] = value
+    return found
+
+
+_OWNERS = tuple(owner.value for owner in Owner)
+
+
+def _join(found: NodeSeries) -> None:
+    """Group the series of each device."""
+    for labels in sorted(found.of(queries.DEVICE_INFO)):
+        found.infos.setdefault(labels[0], DeviceInfo(*labels))
+    found.leaves.update(found.infos)
+    for info in [*found.infos.values()]:
+        # A partitioned GPU that was assigned as a whole is a device without series of its own.
+        whole = structs.replace(info, uuid=info.gpu_uuid, mig_profile="", gpu_instance_id="", compute_instance_id="")
+        found.infos.setdefault(info.gpu_uuid, whole)
+    for gpu in found.deviceless:
+        info = DeviceInfo(gpu.uuid, gpu.uuid, gpu.index, gpu.minor, gpu.pci_bus_id, gpu.model)
+        found.infos.setdefault(gpu.uuid, info)
+    for (*name, uuid, resource), slots in sorted(found.of(queries.SLOTS).items()):
+        found.holders.setdefault(uuid, {}).setdefault(ContainerName(*name), {})[resource] = int(slots)
+    for *name, uuid in found.of(queries.HOLDING):
+        found.holders.setdefault(uuid, {}).setdefault(ContainerName(*name), {})
+    for *name, uuid in sorted(found.of(queries.PROCESSES)):
+        found.users.setdefault(uuid, []).append(ContainerName(*name))
+    rows = {*found.of(queries.OWNER_BYTES), *found.of(queries.OWNER_PROCESSES)}
+    for uuid, owner in sorted((row for row in rows if row[1] in _OWNERS), key=lambda row: _OWNERS.index(row[1])):
+        memory_bytes = found.whole(queries.OWNER_BYTES, uuid, owner)
+        use = OwnerUse(Owner(owner), memory_bytes, found.whole(queries.OWNER_PROCESSES, uuid, owner))
+        found.owners.setdefault(uuid, []).append(use)
+    found.faults.update(dict.fromkeys((uuid for (uuid,) in found.of(queries.GPU_DOWN)), "unknown"))
+    for uuid, reason in sorted(found.of(queries.GPU_FAULT)):
+        if uuid in found.faults:
+            found.faults[uuid] = reason
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+def node_of(found: NodeSeries) -> Node:
+    """Return one node."""
+    devices = tuple(sorted(map(partial(_device, found), _uuids(found)), key=_place))
+    gpus = tuple(sorted(_gpus(devices, found), key=lambda gpu: (gpu.index, gpu.uuid)))
+    unmatched = tuple(_unmatched(found))
+    capabilities = {name: bool(present) for (name,), present in found.of(queries.CAPABILITY).items()}
+    return Node(
+        timestamp=found.target.collected_at,
+        interval_seconds=found.target.interval_seconds,
+        name=found.node.shown,
+        internal_ip=found.node.internal_ip or "",
+        driver=_driver(found),
+        gpus=gpus,
+        nameless_gpus=tuple(_nameless_gpus(found)),
+        devices=devices,
+        unmatched=unmatched,
+        pods=tuple(_pods(devices, unmatched, found)),
+        sources=tuple(_sources(found)),
+        capabilities=capabilities,
+        remedies=remedies.of_missing_capabilities(capabilities, gpu_answers=any(gpu.up for gpu in gpus)),
+    )
+
+
+def faults_without_device(found: NodeSeries) -> Iterator[str]:
+    """Return a sentence for each GPU that does not answer and that has no device in any series."""
+    known = {info.gpu_uuid for info in found.infos.values()}
+    for uuid, reason in sorted(found.faults.items()):
+        if uuid not in known:
+            yield f"node {found.node.shown}: GPU {uuid} is down: {reason}"
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def _uuids(found: NodeSeries) -> set[str]:
+    """Return the devices that any series is about. NVML does not report all of them."""
+    counted = (labels[0] for family in (queries.HOLDER_COUNT, queries.ALLOCATABLE) for labels in found.of(family))
+    return {*(labels[0] for labels in found.of(queries.DEVICE_INFO)), *counted, *found.holders, *found.users}
+
+
+def _device(found: NodeSeries, uuid: str) -> Device:
+    info = found.infos.get(uuid, DeviceInfo(uuid))
+    holders = found.holders.get(uuid, {})
+    whole = found.holders.get(info.gpu_uuid, {}) if info.gpu_uuid != uuid else {}
+    # Unmatched slots exist only with a List. A device that one may be on has no gpumap_device_holders.
+    holders_known = bool(found.of(queries.UNMATCHED)) or (uuid,) in found.of(queries.HOLDER_COUNT) or bool(whole)
+    offers = {resource: int(slots) for (of, resource), slots in found.of(queries.ALLOCATABLE).items() if of == uuid}
+    owners = dict(_users_by_owner(found, uuid, {*holders, *whole}))
+    return Device(
+        uuid=Uuid(uuid),
+        gpu_uuid=Uuid(info.gpu_uuid) if info.gpu_uuid else None,
+        index=_number(info.index),
+        partitioned=uuid == info.gpu_uuid and uuid not in found.leaves,
+        mig=_mig(info),
+        memory=_memory(
+            found.whole(queries.MEMORY_TOTAL, uuid),
+            found.whole(queries.MEMORY_USED, uuid),
+            found.whole(queries.MEMORY_RESERVED, uuid),
+        ),
+        allocatable=dict(sorted(offers.items())),
+        holders=len({*holders, *whole}) if holders_known else None,
+        owners=tuple(found.owners.get(uuid, ())),
+        containers=tuple(_container(found, uuid, name, owners) for name in sorted({*holders, *owners})),
+        host=tuple(
+            HostUse(
+                Workload(kind, name),
+                memory_bytes=found.whole(queries.HOST_MEMORY, kind, name, uuid),
+                processes=int(processes),
+                sm_ratio=found.value(queries.HOST_SM, kind, name, uuid),
+            )
+            for (kind, name, of), processes in sorted(found.of(queries.HOST_PROCESSES).items())
+            if of == uuid
+        ),
+    )
+
+
+def _mig(info: DeviceInfo) -> MigInstance | None:
+    """Return the MIG device of these labels; `None` for a GPU."""
+    gpu_instance, compute_instance = _number(info.gpu_instance_id), _number(info.compute_instance_id)
+    if not info.mig_profile or gpu_instance is None or compute_instance is None:
+        return None
+    return MigInstance(Uuid(info.uuid), gpu_instance, compute_instance, info.mig_profile)
+
+
+def _users_by_owner(
+    found: NodeSeries, uuid: str, holders: Collection[ContainerName]
+) -> Iterator[tuple[ContainerName, Owner]]:
+    """Return the containers that use a device, and the owner of each.
+
+    No series has the owner of a container; the sums by owner decide. An init container that was assigned the device is
+    no holder, as the kubelet's list does not have it: its processes are still among the device's `assigned` ones. If
+    several containers are possible, those whose pod holds the device come first. A holder without slots is `scheduled`.
+    """
+    users = found.users.get(uuid, ())
+    running = {name: found.of(queries.PROCESSES)[(*name, uuid)] for name in users}
+    held = {uuid, found.infos[uuid].gpu_uuid} if uuid in found.infos else {uuid}
+    with_slots = {name for one in held for name, slots in found.holders.get(one, {}).items() if slots}
+    owner_of = {name: Owner.ASSIGNED if name in with_slots else Owner.SCHEDULED for name in holders}
+    owner_of |= {name: Owner.UNASSIGNED for name in users if (*name, uuid) in found.of(queries.UNASSIGNED)}
+    pods = {name.pod_name for name in holders}
+    for owner in (Owner.ASSIGNED, Owner.SCHEDULED):
+        left = found.whole(queries.OWNER_PROCESSES, uuid, owner) or 0
+        left -= sum(int(running[name]) for name in users if owner_of.get(name) is owner)
+        for name in sorted(running, key=lambda name: (name.pod_name not in pods, name)):
+            if name not in owner_of and 0 < running[name] <= left:
+                owner_of[name] = owner
+                left -= int(running[name])
+    for name in users:
+        yield name, owner_of.get(name, Owner.UNKNOWN)
+
+
+def _container(
+    found: NodeSeries, uuid: str, name: ContainerName, owners: Mapping[ContainerName, Owner]
+) -> ContainerOnDevice:
+    """Return a container that holds the device, or uses it: then it is one of the `owners`."""
+    slots = found.holders.get(uuid, {}).get(name)
+    grant = None if slots is None else _grant(found, uuid, name, slots)
+    owner = Owner.ASSIGNED if slots or grant is None else Owner.SCHEDULED
+    use = _use(found, uuid, name) if name in owners else None
+    return ContainerOnDevice(*name, Uuid(uuid), owners.get(name, owner), grant, use)
+
+
+def _grant(found: NodeSeries, uuid: str, name: ContainerName, slots: Mapping[str, int]) -> Grant:
+    reserves = (uuid, *name.pod_name) in found.of(queries.RESERVED)
+    return Grant(
+        slots=dict(sorted(slots.items())),
+        gpus=found.value(queries.ALLOCATED_GPUS, *name, uuid),
+        memory_bytes=found.whole(queries.ALLOCATED_MEMORY, *name, uuid),
+        admin_access=None if not reserves and slots and slots.keys() == {DRA_DRIVER} else False,
+        reservation=reserves,
+    )
+
+
+def _use(found: NodeSeries, uuid: str, name: ContainerName) -> Use:
+    last_active, collected_at = found.value(queries.LAST_ACTIVE, *name, uuid), found.target.collected_at
+    return Use(
+        memory_bytes=found.whole(queries.USED, *name, uuid),
+        memory_peak_bytes=found.whole(queries.PEAK, *name, uuid),
+        processes=int(found.of(queries.PROCESSES)[(*name, uuid)]),
+        sm_ratio=found.value(queries.SM, *name, uuid),
+        memory_controller_busy_ratio=None,
+        encoder_ratio=None,
+        decoder_ratio=None,
+        last_active=last_active,
+        # No series has for how long gpumap has watched the container. It counts as long enough.
+        seen_seconds=max(collected_at - (last_active or collected_at), DEFAULTS.idle_after_seconds),
+        sm_activity_ratio=found.value(queries.SM_ACTIVITY, *name, uuid),
+    )
+
+
+def _memory(total: int | None, used: int | None, reserved: int | None = None) -> DeviceMemory | None:
+    """Return `None` if memory cannot be read. Free is the rest: NVML's parts add up (nvml.h, nvmlMemory_v2_t)."""
+    if total is None or used is None:
+        return None
+    return DeviceMemory(total, used, max(total - used - (reserved or 0), 0), reserved)
+
+
+def _place(device: Device) -> tuple[float, float, float, str]:
+    """Sort by NVML's numbers; devices without them come last."""
+    mig = device.mig
+    index = float("inf") if device.index is None else device.index
+    return index, mig.gpu_instance_id if mig else -1, mig.compute_instance_id if mig else -1, device.uuid
+
+
+def _number(text: str) -> int | None:
+    """Return NVML's number; None for other text, and for a number that no machine has."""
+    return int(text) if len(text) < _DIGITS_MAX and text.isascii() and text.isdigit() else None
+
+
+# --- GPUs, and the node as a whole ------------------------------------------------------------------------------------
+
+
+def _gpus(devices: Iterable[Device], found: NodeSeries) -> Iterator[Gpu]:
+    """Return the physical GPUs of these devices, and those without a device."""
+    devices_of_gpu: dict[str, list[Device]] = {}
+    for device in devices:
+        if device.gpu_uuid is not None and device.index is not None:
+            devices_of_gpu.setdefault(device.gpu_uuid, []).append(device)
+    for gpu in found.deviceless:
+        if gpu.uuid and _number(found.infos[gpu.uuid].index) is not None:
+            devices_of_gpu.setdefault(gpu.uuid, [])
+    for uuid, of_gpu in devices_of_gpu.items():
+        yield _gpu(uuid, of_gpu, found)
+
+
+def _gpu(uuid: str, devices: list[Device], found: NodeSeries) -> Gpu:
+    """Return a GPU. Its other measurements are in series that are not asked for."""
+    info = found.infos[devices[0].uuid if devices else uuid]
+    index, fault = int(info.index), found.faults.get(uuid)
+    total, used = found.whole(queries.GPU_MEMORY_TOTAL, uuid), found.whole(queries.GPU_MEMORY_USED, uuid)
+    own = next((device.memory for device in devices if device.uuid == uuid), None)
+    memory = own or _memory(total, used)
+    utilization = found.value(queries.UTILIZATION, uuid)
+    return Gpu(
+        uuid=Uuid(uuid),
+        index=index,
+        minor=_number(info.minor),
+        pci_bus_id=info.pci_bus_id,
+        model=info.model,
+        partitioned=total is not None or not devices or any(device.uuid != uuid for device in devices),
+        fault=fault,
+        stuck_seconds=found.value(queries.STUCK, uuid) or 0.0,
+        reading=None if fault else GpuReading(index, memory=memory, utilization_ratio=utilization),
+        remedies={"fault": remedy} if (remedy := remedies.of_fault(fault, index)) else {},
+    )
+
+
+def _nameless_gpus(found: NodeSeries) -> Iterator[NamelessGpu]:
+    for gpu in found.deviceless:
+        index = _number(gpu.index)
+        if not gpu.uuid and index is not None:
+            yield NamelessGpu(index, gpu.reason, remedies.of_fault(gpu.reason, index))
+
+
+def _driver(found: NodeSeries) -> Driver | None:
+    for labels in sorted(found.of(queries.DRIVER_INFO)):
+        return Driver(**dict(zip(queries.DRIVER_INFO.by, labels, strict=True)))
+    return None
+
+
+def _pods(devices: Iterable[Device], unmatched: Iterable[UnmatchedSlots], found: NodeSeries) -> Iterator[Pod]:
+    rows = (row for device in devices for row in device.containers)
+    uids = {(row.namespace, row.pod): "" for row in (*rows, *unmatched)}
+    uids.update({(namespace, pod): uid for namespace, pod, uid in found.of(queries.POD_INFO)})
+    return (Pod(*name, uid) for name, uid in sorted(uids.items()))
+
+
+def _sources(found: NodeSeries) -> Iterator[SourceHealth]:
+    for source in Source:
+        if (up := found.value(queries.SOURCE_UP, source)) is not None:
+            last_success = found.value(queries.SOURCE_SUCCESS, source)
+            yield SourceHealth(source.value, bool(up), last_success=last_success)
+
+
+def _unmatched(found: NodeSeries) -> Iterator[UnmatchedSlots]:
+    for (*name, resource, reason), slots in sorted(found.of(queries.UNMATCHED).items()):
+        if slots:
+            remedy = remedies.UNMATCHED.get(reason)
+            yield UnmatchedSlots(*ContainerName(*name), resource, reason, int(slots), remedy)
+
+
+# --- gaps: what a gpumap that answers does not report, because groups or families are not served ----------------------
+
+_NOT_SERVED = "its gpumap does not report"
+_HOLDERS = "the holders of its GPUs (add --collect allocation, or stop dropping its series)"
+_LACKS_PODS = (
+    "the holders of its GPUs are not known: the kubelet lists no pod of the API server yet (or Prometheus drops "
+    "gpumap_device_holders)"
+)
+"""The reason if other series of the group allocation exist (gpumap_node_info)."""
+_USERS = "the users of its GPUs (its driver lists no processes; else add --collect use, or stop dropping its series)"
+_GPUS = "its GPUs (add --collect device without --no-native, or stop dropping its series)"
+
+
+def gaps(found: NodeSeries, node: Node, parts: Collection[str], namespace: str, *, slots_served: bool) -> Iterator[str]:
+    """Return a sentence for each kind of series that these parts need and that the node's gpumap does not serve,
+    although its source answers. `slots_served`: some gpumap serves slots."""
+    up = {source.source for source in node.sources if source.up}
+    devices = node.devices
+    if not node.sources:
+        yield "its gpumap does not report its sources (Prometheus drops gpumap_source_up)"
+        return
+    if "nvml" in up and not (node.gpus or node.nameless_gpus) and (devices or not node.driver):
+        yield f"{_NOT_SERVED} {_GPUS}"
+    if queries.HOLDERS in {family.part for family in found.asked} and "kubelet" in up and devices:
+        if not any(device.holders is not None for device in devices):
+            yield _LACKS_PODS if found.node.has_info else f"{_NOT_SERVED} {_HOLDERS}"
+        elif not namespace and (fewer := [one.uuid for one in devices if _has_more_holders(one, found)]):
+            yield f"some holders of {listed(fewer)} are missing (Prometheus drops gpumap_allocation_info)"
+        elif not slots_served and _lacks_slots(found):
+            yield "how the holders hold its GPUs is not known (Prometheus drops gpumap_allocation_slots)"
+    if queries.USE in parts and "nvml" in up:
+        yield from _gaps_of_use(node, namespace)
+
+
+def duplicate_devices(maps: Iterable[Node]) -> dict[str, list[str]]:
+    """Return devices that more than one node has, which is impossible, and the nodes."""
+    names: dict[str, list[str]] = {}
+    for one in maps:
+        for device in one.devices:
+            names.setdefault(device.uuid, []).append(one.name)
+    return {uuid: several for uuid, several in names.items() if len(several) > 1}
+
+
+def _has_more_holders(device: Device, found: NodeSeries) -> bool:
+    known = {name for uuid in (device.uuid, device.gpu_uuid or "") for name in found.holders.get(uuid, ())}
+    return (found.whole(queries.HOLDER_COUNT, device.uuid) or 0) > len(known)
+
+
+def _lacks_slots(found: NodeSeries) -> bool:
+    """Whether there are holders, and nothing shows that a scheduler granted these devices without slots."""
+    shared = found.of(queries.RESERVED) or any(owner == "scheduled" for _, owner in found.of(queries.OWNER_BYTES))
+    return bool(found.of(queries.HOLDING)) and not shared
+
+
+def _gaps_of_use(node: Node, namespace: str) -> Iterator[str]:
+    down = {gpu.uuid for gpu in node.gpus if not gpu.up}
+    measurable = [one for one in node.devices if one.gpu_uuid not in down and not one.partitioned]
+    if measurable and not any(one.owners for one in measurable):
+        yield f"{_NOT_SERVED} {_USERS}"
+    elif not namespace and any(_lacks_users(one) for one in measurable):
+        yield "some users of its GPUs are missing (Prometheus drops gpumap_container_gpu_processes)"
+
+
+def _lacks_users(device: Device) -> bool:
+    """Whether containers have processes there, and no container is named."""
+    running = sum(
+        row.processes or 0 for row in device.owners if row.owner in (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.SCHEDULED)
+    )
+    return running > 0 and not any(one.use for one in device.containers)
