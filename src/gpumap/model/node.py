@@ -534,7 +534,7 @@ def decode(text: bytes) -> Node:
         raise
     except msgspec.DecodeError:
         # msgspec refuses the escapes of lone surrogates, which `json_bytes` writes for names that are no UTF-8.
-        return msgspec.convert(json.loads(text, parse_constant=_refuse), Node)
+        return msgspec.convert(json.loads(text, parse_constant=_refuse), Node, str_keys=True)
 
 
 def _refuse(constant: str) -> float:
