@@ -199,7 +199,7 @@ class ContainerOnDevice(OfContainer, frozen=True):
     uuid: Uuid
     """UUID of the device."""
     owner: Owner = Owner.ASSIGNED
-    """assigned if it holds the device. Otherwise what its processes are there: unassigned, scheduled or unknown."""
+    """assigned if it holds the device. Otherwise the owner of its processes: unassigned, scheduled or unknown."""
     grant: Grant | None = None
     """What it holds. Null if it holds nothing of the device."""
     use: Use | None = None
