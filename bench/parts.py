@@ -39,7 +39,7 @@ PODS = 110
 P7_LIMITS = {SMALL: 0.30, LARGE: 0.22}
 APART_SECONDS = 0.11
 """Between two readings: NVML compares samples of GPM that are more than 100 ms apart."""
-EMPTY = Snapshot(Moment(0.0, 0.0), Node("bench", ""), (), (), ())
+EMPTY = Snapshot(Moment(0.0, 0.0), Node(timestamp=0.0, name="bench"))
 
 
 def _in_turn(*calls: Callable[[], object], apart_seconds: float = 0.0) -> list[float]:

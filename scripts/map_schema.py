@@ -48,7 +48,7 @@ def _used(definitions: dict[str, Any]) -> list[str]:
     return sorted(found)
 
 
-def _describe(definition: dict[str, Any], described: type) -> None:
+def _describe(definition: dict[str, Any], described: Any) -> None:
     definition.pop("title", None)
     definition["description"] = inspect.cleandoc(described.__doc__ or "")
     if "properties" not in definition:

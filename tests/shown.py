@@ -1,9 +1,9 @@
-"""The tables and values of one node's map, as the commands show them, and maps with other entries."""
+"""The tables and values of one node's map, as the commands show them, and nodes with other devices and GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,9 +14,15 @@ from gpumap.cli.tables import Shape
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.snapshot import Snapshot
 
+Noun = TypeVar("Noun", bound=msgspec.Struct)
 Values = dict[str, Any]
 """What -o json prints, as a script reads it."""
 changed = msgspec.structs.replace
+
+
+def changed_in(of: Noun, part: str, **values: object) -> Noun:
+    """The same with a part that has other values: a GPU's reading, a container's grant or use."""
+    return changed(of, **{part: changed(getattr(of, part), **values)})
 
 
 def maps(*snapshots: Snapshot) -> NodeMaps:

@@ -138,10 +138,10 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         0.0,
         1e9,
         None if fault else reading,
-        SAMPLES_OLD if reading.samples and not fault else None,
-        "gpu_reset" if fault else "none",
-        1.7e9,
-        {"fault": remedies.FAULTS[fault]} if fault else {},
+        samples_from=SAMPLES_OLD if reading.samples and not fault else None,
+        recovery_action="gpu_reset" if fault else "none",
+        ecc_uncorrected_at=1.7e9,
+        remedies={"fault": remedies.FAULTS[fault]} if fault else {},
     )
 
 
@@ -228,14 +228,10 @@ def reservation(on: Device) -> ContainerOnDevice:
 
 
 def process(pid: int, pod: str | None, uuid: str) -> Process:
-    name = ("team", pod, "main") if pod else (None, None, None)
-    owner, uid = (Owner.ASSIGNED, PodUid("uid")) if pod else (Owner.HOST, None)
-    ratios = (0.25, 0.125, 0.5, 0.0)
-    return Process(
-        *(pid, Uuid(uuid), "C", "python", owner, *name, uid, GIB, *ratios),
-        work=None if pod else WORK,
-        owner_since=1e9,
-    )
+    what, ratios = (pid, Uuid(uuid), "C", "python"), (0.25, 0.125, 0.5, 0.0)
+    if pod is None:
+        return Process(*what, Owner.HOST, None, None, None, None, GIB, *ratios, WORK, 1e9)
+    return Process(*what, Owner.ASSIGNED, "team", pod, "main", PodUid("uid"), GIB, *ratios, owner_since=1e9)
 
 
 def account(of: ContainerOnDevice) -> ContainerAccount:

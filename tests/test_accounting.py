@@ -44,7 +44,7 @@ def test_counters_begin_at_0() -> None:
     """A container's counters stand at 0 when it is first seen: increase() sees all that comes."""
     pod = holder()
     snapshot = one_gpu(pod).collect()
-    assert account(snapshot, pod.full()) == ContainerAccount(pod.full(), GPU, 0.0, 0.0, 0.0, 0.0)
+    assert account(snapshot, pod.full()) == ContainerAccount(*pod.full(), GPU, 0.0, 0.0, 0.0, 0.0)
     assert gpu_account(snapshot) == GpuAccount(GPU, 0.0, 0.0)
 
 
@@ -58,9 +58,9 @@ def test_what_is_charged_in_real_time() -> None:
     node.processes[0].memory = 3 * GIB
     node.gpus[0].millijoules = 4000
     charged = account(node.collect(7.5), pod.full())
-    assert charged == ContainerAccount(pod.full(), GPU, 7.5, 3.75, 7.5 * GIB, 3.0)
+    assert charged == ContainerAccount(*pod.full(), GPU, 7.5, 3.75, 7.5 * GIB, 3.0)
     again = account(node.collect(2.0), pod.full())
-    assert again == ContainerAccount(pod.full(), GPU, 9.5, 4.75, 13.5 * GIB, 3.0)
+    assert again == ContainerAccount(*pod.full(), GPU, 9.5, 4.75, 13.5 * GIB, 3.0)
 
 
 def test_energy_goes_by_sm_time_of_all_processes() -> None:
@@ -188,7 +188,7 @@ def test_mig_devices_are_charged_for_time_and_memory() -> None:
     node.gpus[0].millijoules = 500
     snapshot = node.collect(7.0)
     charged = account(snapshot, pod.full(), leaf)
-    assert charged == ContainerAccount(pod.full(), leaf, 7.0 * (3 / 7), None, 7.0 * GIB, None)
+    assert charged == ContainerAccount(*pod.full(), leaf, 7.0 * (3 / 7), None, 7.0 * GIB, None)
     assert gpu_account(snapshot).energy_unattributed_joules == 0.5
 
 
@@ -381,7 +381,7 @@ def test_after_a_long_outage_who_is_gone_goes_at_once() -> None:
     assert {one.name for one in snapshot.node.accounts} == {gone.full(), stays.full()}
     node.pods.remove(gone)
     node.down = set()
-    assert [one.name for one in node.collect(55.0).accounts] == [stays.full()]
+    assert [one.name for one in node.collect(55.0).node.accounts] == [stays.full()]
 
 
 def test_a_holder_that_the_list_has_no_more_expires_without_nvml() -> None:
@@ -456,7 +456,7 @@ def test_a_gpu_that_was_taken_away_goes_on_when_it_is_back() -> None:
     gpu = node.gpus[0]
     node.collect()
     node.gpus.clear()
-    assert node.collect().gpu_accounts == ()
+    assert node.collect().node.gpu_accounts == ()
     node.gpus.append(gpu)
     gpu.millijoules = 4000
     assert gpu_account(node.collect()) == GpuAccount(GPU, 3.0, 0.0)

@@ -385,7 +385,7 @@ def test_energy_of_a_card_is_not_charged_for_a_counter_that_was_0_for_a_moment()
     node.gpus[0].millijoules = 0
     node.collect()
     node.gpus[0].millijoules = last + 3_000_000
-    [account] = node.collect().accounts
+    [account] = node.collect().node.accounts
     assert account.energy_joules is not None
     assert account.energy_joules <= 6 * 1500
 

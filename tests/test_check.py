@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -15,30 +13,22 @@ from gpumap.agent.published import published
 from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
 from gpumap.model import remedies
 from gpumap.model.check import FATAL_XIDS, HUNG_SECONDS, LINE_BYTES, RECENT_SECONDS, check, short_line
-from gpumap.model.node import (
-    GpuEntry,
-    GpuXidsEntry,
-    NamelessGpuEntry,
-    Node,
-    RecoveryEntry,
-    XidCountEntry,
-)
+from gpumap.model.node import Gpu, GpuXids, NamelessGpu, Node
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
 from tests.command import run_command, run_command_in_loop
 from tests.demo_process import GPUMAP
-from tests.shown import changed, with_gpus
-from tests.snapshots import busy_node, empty_node, gpu
+from tests.shown import changed, changed_in, with_gpus
+from tests.snapshots import busy_node, empty_node, gpu, with_node
 
-BUSY = published(replace(busy_node(4), nameless_gpus=(), gpus=tuple(map(gpu, range(4)))))
+BUSY = published(with_node(busy_node(4), nameless_gpus=(), gpus=tuple(map(gpu, range(4)))))
 WELL = changed(
     BUSY,
     capabilities={**BUSY.capabilities, "xid_events": True},
-    gpus=tuple(
-        changed(one, last_success=BUSY.timestamp, xids=GpuXidsEntry(counts=(), blind_seconds=0.0)) for one in BUSY.gpus
-    ),
+    gpus=tuple(changed(one, last_success=BUSY.timestamp) for one in BUSY.gpus),
+    xids=tuple(GpuXids(one.uuid, {}, 0.0) for one in BUSY.gpus),
 )
 """Four GPUs of which everything is known and well."""
 
@@ -46,29 +36,19 @@ WELL = changed(
 def with_fault(fault: str, *numbers: int, silent_seconds: float = 0.0) -> Node:
     """The node with GPUs that do not answer: of such a GPU, no reading is known."""
 
-    def change(on: GpuEntry) -> GpuEntry:
-        return changed(
-            on,
-            up=False,
-            fault=fault,
-            last_success=WELL.timestamp - silent_seconds,
-            ecc_errors=(),
-            row_remap_failure=None,
-            row_remap_pending=None,
-            recovery_action=None,
-        )
-
-    return with_gpus(WELL, change, *numbers)
+    last_success = WELL.timestamp - silent_seconds
+    gone = {"fault": fault, "last_success": last_success, "reading": None, "recovery_action": None}
+    return with_gpus(WELL, lambda on: changed(on, **gone), *numbers)
 
 
 def with_xid(code: int, age_seconds: float | None) -> Node:
-    last = None if age_seconds is None else WELL.timestamp - age_seconds
-    xids = GpuXidsEntry(counts=(XidCountEntry(xid=code, errors=1, last=last),), blind_seconds=0.0)
-    return with_gpus(WELL, lambda on: changed(on, xids=xids), 1)
+    last_at = {} if age_seconds is None else {code: WELL.timestamp - age_seconds}
+    one, other, *rest = WELL.xids
+    return changed(WELL, xids=(one, changed(other, counts={code: 1}, last_code=code, last_at=last_at), *rest))
 
 
 def recovering(action: str) -> Node:
-    return with_gpus(WELL, lambda on: changed(on, recovery_action=RecoveryEntry(action=action, remedy=None)), 1)
+    return with_gpus(WELL, lambda on: changed(on, recovery_action=action), 1)
 
 
 def with_ecc(grew_seconds_ago: float) -> Node:
@@ -77,7 +57,7 @@ def with_ecc(grew_seconds_ago: float) -> Node:
 
 
 def flagged(name: str) -> Node:
-    return with_gpus(WELL, lambda on: changed(on, **{name: True}), 1)
+    return with_gpus(WELL, lambda on: changed_in(on, "reading", **{name: True}), 1)
 
 
 PROBLEMS = {
@@ -128,9 +108,9 @@ def test_faults(fault: str) -> None:
 def test_a_gpu_hangs_only_after_a_while() -> None:
     """A driver under load may not answer for some seconds: unknown until then."""
     assert check(with_fault("hung", 0, silent_seconds=HUNG_SECONDS - 1)).code == 2
-    nameless = changed(WELL, nameless_gpus=(NamelessGpuEntry(index=4, fault="hung", remedy=None),))
+    nameless = changed(WELL, nameless_gpus=(NamelessGpu(4, "hung"),))
     assert check(nameless) == (2, "GPU 4: down cannot be read: hung")
-    assert check(changed(nameless, nameless_gpus=(NamelessGpuEntry(index=4, fault="lost", remedy=None),))).code == 1
+    assert check(changed(nameless, nameless_gpus=(NamelessGpu(4, "lost"),))).code == 1
 
 
 def test_fatal_xid_codes() -> None:
@@ -143,7 +123,7 @@ def test_fatal_xid_codes() -> None:
 def test_the_worst_gpu_first() -> None:
     """A lost GPU before one that waits for a reset; the number of the others, each once."""
     lost = with_fault("lost", 3)
-    both = with_gpus(lost, lambda on: changed(on, row_remap_failure=True, row_remap_pending=True), 0)
+    both = with_gpus(lost, lambda on: changed_in(on, "reading", row_remap_failure=True, row_remap_pending=True), 0)
     assert check(both) == (1, "GPU 3 fell off the bus: reboot the node (+1 GPU)")
     assert check(both, ["row_remap_pending"]) == (1, "GPU 0 needs a reset to replace bad memory rows")
 
@@ -173,9 +153,12 @@ def test_an_old_error_without_a_listener() -> None:
     assert check(changed(WELL, capabilities=deaf)).code == 0, "only what the driver reports is checked"
 
 
-def without(name: str, on: GpuEntry) -> GpuEntry:
-    empty: Mapping[str, object] = {"ecc_uncorrected": {"ecc_errors": ()}}.get(name) or {name: None}
-    return changed(on, **empty)
+def without(name: str, on: Gpu) -> Gpu:
+    if name == "recovery_action":
+        return changed(on, recovery_action=None)
+    if name == "ecc_uncorrected":
+        return changed_in(on, "reading", ecc_errors={})
+    return changed_in(on, "reading", **{name: None})
 
 
 @pytest.mark.parametrize("name", ["row_remap_failure", "recovery_action", "ecc_uncorrected", "row_remap_pending"])

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.published import published
@@ -29,9 +28,10 @@ from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.lab.demo.pods_api import FakePodsApi
 from gpumap.model import remedies
-from gpumap.model.node import ContainerXids, GpuXids, Node, decode, encode
+from gpumap.model.node import ContainerXids, GpuXids, decode, encode
+from gpumap.model.node import Node as SeenNode
 from gpumap.model.node_facts import Answer, Facts, Privileges
-from gpumap.model.observations import ContainerName, Source
+from gpumap.model.observations import Source
 from gpumap.model.readings import SAMPLES_NEW
 from gpumap.model.snapshot import Snapshot
 from tests import standin
@@ -42,8 +42,8 @@ from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
-from tests.shown import changed, values
-from tests.snapshots import busy_node, empty_node, gpu
+from tests.shown import changed, changed_in, values, with_gpus
+from tests.snapshots import busy_node, empty_node, gpu, with_node
 
 LADDER = [
     "kubelet",
@@ -83,8 +83,14 @@ def well() -> TestNode:
 
 def telling(snapshot: Snapshot) -> Snapshot:
     """The node with a driver that tells GPM and XID events too."""
-    more = {**snapshot.node.capabilities, "gpm": True, "xid_events": True}
-    return replace(snapshot, capabilities=tuple(more.items()))
+    return with_node(snapshot, capabilities={**snapshot.node.capabilities, "gpm": True, "xid_events": True})
+
+
+def failing(node: TestNode, source: Source, reason: str, detail: str) -> SeenNode:
+    """The node in an agent's map, in which a source reports this error."""
+    found = published(node.collect())
+    sources = (changed(one, reason=reason, detail=detail) if one.source == source else one for one in found.sources)
+    return changed(found, sources=tuple(sources))
 
 
 def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Result]:
@@ -160,12 +166,7 @@ def test_second_list_has_a_row_of_its_own() -> None:
     assert (ok.state, ok.seen, ok.required) == ("ok", "7 pods listed", False)
     reason = "pod_resources_connection_refused"
     failed = replace(ALL_WELL, second_list=Answer(reason=reason, detail="no process"))
-    snapshot = node.collect()
-    sources = tuple(
-        replace(one, reason=reason, detail="no process") if one.source is Source.KUBELET else one
-        for one in snapshot.node.sources
-    )
-    remote = by_name(examine(published(replace(snapshot, sources=sources)), None))
+    remote = by_name(examine(failing(node, Source.KUBELET, reason, "no process"), None))
     for found in (examined(node, failed), remote):
         assert found["kubelet"].state == "ok"
         assert (found["second_list"].state, found["second_list"].why) == ("failed", f"{reason}: no process")
@@ -193,12 +194,7 @@ def test_pods_api_has_a_row() -> None:
     ok = examined(node, replace(ALL_WELL, pods_api=Answer("2 pods reported")))["pods_api"]
     assert (ok.state, ok.seen, ok.required) == ("ok", "2 pods reported", False)
     reason = "pods_api_socket_missing"
-    snapshot = node.collect()
-    sources = tuple(
-        replace(one, reason=reason, detail="no socket") if one.source is Source.POD_IDENTITY else one
-        for one in snapshot.node.sources
-    )
-    remote = by_name(examine(published(replace(snapshot, sources=sources)), None))
+    remote = by_name(examine(failing(node, Source.POD_IDENTITY, reason, "no socket"), None))
     for found in (examined(node, replace(ALL_WELL, pods_api=Answer(reason=reason, detail="no socket"))), remote):
         assert (found["pods_api"].state, found["pods_api"].why) == ("missing", f"{reason}: no socket")
         assert found["pods_api"].remedy == remedies.SOURCES[Source.POD_IDENTITY][reason]
@@ -242,14 +238,14 @@ def test_gpu_that_needs_something() -> None:
     """What the driver asks for is a line with its words, of a GPU that is up or down; `none` is not."""
     snapshot = well().collect()
     up, down = snapshot.node.gpus
-    ill = (replace(up, recovery_action="drain_and_reset"), replace(down, fault="lost", recovery_action="node_reboot"))
-    found = by_name(examine(published(replace(snapshot, gpus=ill)), None))
+    ill = (changed(up, recovery_action="drain_and_reset"), changed(down, fault="lost", recovery_action="node_reboot"))
+    found = by_name(examine(published(with_node(snapshot, gpus=ill)), None))
     for number, action in enumerate(("drain_and_reset", "node_reboot")):
         check = found[f"gpu/{number}/recovery_action"]
         assert (check.state, check.required, check.why) == ("degraded", False, f"the driver requests it: {action}")
         assert check.remedy == remedies.RECOVERY[action].replace("<index>", str(number))
     assert found["gpu/1"].state == "failed"
-    fine = replace(snapshot, gpus=(replace(up, recovery_action="none"), replace(down, recovery_action=None)))
+    fine = with_node(snapshot, gpus=(changed(up, recovery_action="none"), changed(down, recovery_action=None)))
     assert not [one for one in examine(published(fine), None) if one.check.startswith("gpu/")]
 
 
@@ -260,10 +256,9 @@ MEMORY_ILLS = {"row_remap_pending": "degraded", "row_remap_failure": "failed"}
 def test_rows_of_memory(ills: list[str]) -> None:
     """Rows that wait for a reset are a line, one that could not be replaced is a worse one, each with what to do."""
     card = gpu(0)
-    assert card.reading is not None
     pending, failure = (one in ills for one in MEMORY_ILLS)
-    ill = replace(card, reading=structs.replace(card.reading, row_remap_pending=pending, row_remap_failure=failure))
-    found = by_name(examine(published(replace(busy_node(3), gpus=(ill,))), None))
+    ill = changed_in(card, "reading", row_remap_pending=pending, row_remap_failure=failure)
+    found = by_name(examine(published(with_node(busy_node(3), gpus=(ill,))), None))
     assert {name: check.state for name, check in found.items() if name.startswith("gpu/0/row")} == {
         f"gpu/0/{one}": MEMORY_ILLS[one] for one in ills
     }
@@ -274,27 +269,26 @@ def test_rows_of_memory(ills: list[str]) -> None:
 def test_errors_that_could_not_be_corrected() -> None:
     """They are a warning that counts them by where they were; corrected ones are nothing to see to."""
     card = gpu(0)
-    assert card.reading is not None
     errors = {"corrected": {"dram": 7}, "uncorrected": {"dram": 9, "sram": 1, "cbu": 0}}
-    ill = replace(card, reading=structs.replace(card.reading, ecc_errors=errors))
-    found = examine(published(replace(busy_node(3), gpus=(ill,))), None)
+    ill = changed_in(card, "reading", ecc_errors=errors)
+    found = examine(published(with_node(busy_node(3), gpus=(ill,))), None)
     check = by_name(found)["gpu/0/ecc_uncorrected"]
     assert (check.state, check.remedy) == ("warning", remedies.HEALTH["ecc_uncorrected"])
     assert check.why == "10 memory errors over its life were not correctable: dram 9, sram 1"
     assert works(found)
-    fine = replace(card, reading=structs.replace(card.reading, ecc_errors={**errors, "uncorrected": {"cbu": 0}}))
-    names = [one.check for one in examine(published(replace(busy_node(3), gpus=(fine,))), None)]
+    fine = changed_in(card, "reading", ecc_errors={**errors, "uncorrected": {"cbu": 0}})
+    names = [one.check for one in examine(published(with_node(busy_node(3), gpus=(fine,))), None)]
     assert "gpu/0/ecc_uncorrected" not in names
 
 
 def test_xid_errors() -> None:
     """A GPU's XID errors are a warning with their codes and the pods that they hit; the MIG device's are its GPU's."""
     snapshot = busy_node(3)
-    mig = next(leaf for leaf in snapshot.node.devices if leaf.instance)
-    assert mig.gpu is not None
-    hits = tuple(ContainerXids(ContainerName("ml", f"job-{one}", "main"), mig.uuid, 31, 1) for one in range(5))
-    counts = GpuXids(mig.gpu.uuid, ((31, 2), (79, 1)), 0.0)
-    found = examine(published(replace(snapshot, xids=(counts,), container_xids=hits)), None)
+    mig = next(leaf for leaf in snapshot.node.devices if leaf.mig)
+    assert mig.gpu_uuid is not None
+    hits = tuple(ContainerXids("ml", f"job-{one}", "main", mig.uuid, 31, 1) for one in range(5))
+    counts = GpuXids(mig.gpu_uuid, {31: 2, 79: 1}, 0.0)
+    found = examine(published(with_node(snapshot, xids=(counts,), container_xids=hits)), None)
     (check,) = [one for one in found if one.check.endswith("/xid")]
     assert (check.check, check.state, check.required) == ("gpu/1/xid", "warning", False)
     assert check.why == "XID 31 (2×), 79 (1×), while ml/job-0, ml/job-1, ml/job-2 and 2 more held or used it"
@@ -305,7 +299,7 @@ def test_xid_errors() -> None:
 def test_what_a_driver_does_not_tell() -> None:
     """GPM is not needed before Hopper, XID events are missing where nobody listens; without a GPU nothing is known."""
     snapshot = busy_node(3)
-    mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.node.capabilities))
+    mute = with_node(snapshot, capabilities=dict.fromkeys(snapshot.node.capabilities, False))
     found = by_name(examine(published(mute), None))
     assert (found["gpm"].state, found["xid_events"].state) == ("not needed", "missing")
     assert found["gpm"].remedy == remedies.CAPABILITIES["gpm"]
@@ -322,7 +316,7 @@ def test_what_a_driver_does_not_tell() -> None:
 def test_what_is_left_out_is_not_needed(group: str, check: str) -> None:
     """What --collect leaves out says so, and blames neither the driver nor the GPU."""
     snapshot = busy_node(3)
-    mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.node.capabilities))
+    mute = with_node(snapshot, capabilities=dict.fromkeys(snapshot.node.capabilities, False))
     collect = [one for one in ("device", "gpm", "health") if one != group]
     found = by_name(examine(published(mute, collect=collect), None))
     left_out = Result(check, "not needed", False, "", f"--collect leaves out the group {group}")
@@ -424,7 +418,7 @@ def test_which_call_gives_sm_time() -> None:
 def test_an_older_agent_does_not_report_which_call_gives_sm_time() -> None:
     """Its map has the capability, so nothing is missing."""
     made = published(well().collect())
-    older = structs.replace(made, gpus=tuple(structs.replace(gpu, samples_from=None) for gpu in made.gpus))
+    older = with_gpus(made, lambda gpu: changed(gpu, samples_from=None))
     one = by_name(examine(older, ALL_WELL))["process_utilization"]
     assert (one.state, one.seen, one.why) == ("ok", "SM time of each process", None)
 
@@ -465,7 +459,7 @@ def test_the_document_for_scripts_is_stable() -> None:
     node.down = {"nvml"}
     found = published(node.collect())
     shown = values(as_values(found, examine(found, None)))
-    assert (shown["version"], shown["ok"], shown["node"]["name"]) == (1, False, "node-a")
+    assert (shown["version"], shown["ok"], shown["name"]) == (1, False, "node-a")
     fields = {"check", "state", "required", "seen", "why", "remedy"}
     assert all(one.keys() == fields for one in shown["checks"])
     states = {"ok", "degraded", "missing", "failed", "warning", "not needed", "unknown"}
@@ -553,7 +547,7 @@ async def test_files_that_may_not_be_read() -> None:
     assert "Permission denied" in (checks["device_checkpoint"].why or "")
 
 
-async def here(node: Node) -> tuple[Node, Facts]:
+async def here(node: Node) -> tuple[SeenNode, Facts]:
     """What doctor learns when it runs in this process."""
     given = parse(command_parser(), ["doctor", *node.flags, "--nvml-library", "/none"])
     settings = resolve(given, {})

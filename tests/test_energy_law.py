@@ -223,7 +223,7 @@ def check_time(
     truths: dict[Uuid, Truth],
     charged: dict[Uuid, float],
 ) -> None:
-    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.node.devices if leaf.gpu}
+    gpu_of = {leaf.uuid: leaf.gpu_uuid for leaf in snapshot.node.devices if leaf.gpu_uuid}
     held = {(row.name, row.uuid): row.allocated_gpus for row in before.containers} if before else {}
     for (name, labels), more in scraper.now.items():
         words = dict(labels)

@@ -144,7 +144,7 @@ def test_the_series_end_with_the_process() -> None:
     assert set(named(before)) == {"docker/000000000001", "docker/000000000002"}
     assert set(named(after)) == {"docker/000000000002"}
     (leaf,) = after.node.devices
-    assert [use.workload for use in leaf.host] == [Workload("docker", "000000000002")]
+    assert [use.work for use in leaf.host] == [Workload("docker", "000000000002")]
 
 
 def test_time_of_an_ended_process_stays_with_its_work() -> None:
@@ -182,7 +182,7 @@ def test_the_job_of_a_process_in_a_pod() -> None:
     """Slurm in a pod: the pod is the owner, no series has the job, and the JSON has it for each process."""
     (*_, last) = golden.snapshots(golden.CAPTURES / "slinky")
     assert named(last) == {}
-    jobs = [(one.owner, one.workload) for one in last.processes]
+    jobs = [(one.owner, one.work) for one in last.processes]
     assert jobs == [(Owner.ASSIGNED, Workload("slurm_job", "42")), (Owner.ASSIGNED, Workload("slurm_job", "3385"))]
 
 

@@ -27,7 +27,7 @@ from gpumap.cli.inspect.table import LEGEND, inspect_table, inspect_values
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
 from gpumap.model.errors import FatalError
-from gpumap.model.node import DeviceEntry, Node, NodeEntry
+from gpumap.model.node import Device, Node
 from gpumap.model.snapshot import Snapshot
 from tests.command import run_command
 from tests.demo_process import demo
@@ -76,7 +76,7 @@ def shared_out(name: str, address: str | None, cards: Sequence[int], *held: Slot
 
 
 def named(snapshot: Snapshot, name: str, address: str | None = None) -> Node:
-    return changed(published(snapshot), node=NodeEntry(name=name, internal_ip=address))
+    return changed(published(snapshot), name=name, internal_ip=address or "")
 
 
 def table(*documents: Node, details: bool = False, used: bool = False) -> str:
@@ -356,7 +356,7 @@ def test_a_kubelet_that_is_away_for_long_has_said_nothing() -> None:
     assert "the holders of all devices are not known" in notes(NodeMaps((found,)), used=False)
 
 
-def in_part(found: Node, change: Callable[[DeviceEntry], DeviceEntry]) -> Node:
+def in_part(found: Node, change: Callable[[Device], Device]) -> Node:
     """As an agent has it that does not measure all groups."""
     return changed(with_devices(found, change), collect=None)
 
@@ -364,14 +364,14 @@ def in_part(found: Node, change: Callable[[DeviceEntry], DeviceEntry]) -> Node:
 def test_what_is_not_known_is_not_zero() -> None:
     """Neither what is granted of cards, nor which cards there are."""
     well = shared_out("well", None, [V100, V100], Slots("a", 0, 4))
-    free = in_part(on_cards(gpus=[Gpu(0), Gpu(1)]), lambda device: changed(device, holders_known=False))
+    free = in_part(on_cards(gpus=[Gpu(0), Gpu(1)]), lambda device: changed(device, holders=None))
     assert row_of("node", free, well) == ["unknown", "-/80", "-/80", "-/160"]
     assert sums(free, well) == [">=4/190", "(>=2%)"]
     lost = in_part(on_cards(), lambda device: changed(device, gpu_uuid=None, index=None, memory=None))
     lost = changed(lost, gpus=())
     assert row_of("node", lost, well, used=True) == ["unknown", "-/-/-", "-/-/-", "-/0/-"]
     half = on_cards(gpus=[Gpu(0), Gpu(1)])
-    half = with_devices(half, lambda device: changed(device, holders_known=False), 1)
+    half = with_devices(half, lambda device: changed(device, holders=None), 1)
     assert row_of("node", half) == ["unknown", "0/80", "-/80", "-/160"]
     assert "the holders of GPU 1 are not known" in notes(NodeMaps((half,)), used=False)
 
@@ -396,7 +396,7 @@ def test_every_node_can_be_inspected(run: list[Snapshot | TestNode]) -> None:
         for details, used in itertools.product((False, True), repeat=2):
             assert table(found, details=details, used=used)
         assert isinstance(notes(NodeMaps((found,)), used=True), list)
-        holders = {(one.namespace, one.pod) for device in found.devices for one in device.holders}
+        holders = {(one.namespace, one.pod) for device in found.devices for one in device.containers if one.holds}
         (counted,) = grants(NodeMaps((found,))).nodes or (None,)
         assert holders <= ({(pod.namespace, pod.pod) for pod in counted.pods} if counted else set())
         if counted is not None:
@@ -413,7 +413,9 @@ def nothing_is_made_up(found: Node, node: NodeGrants) -> None:
     for share in shares:
         assert share.used.bytes > share.allocated.bytes or not share.over
     assert node.allocated.bytes == sum(one.allocated.bytes for one in node.gpus) + (node.pending or Amount()).bytes
-    assert node.used.bytes == sum(gpu.memory.used_bytes or 0 for gpu in found.gpus if gpu.memory)
+    assert node.used.bytes == sum(
+        gpu.reading.memory.used_bytes for gpu in found.gpus if gpu.reading and gpu.reading.memory
+    )
 
 
 # --- real use ---------------------------------------------------------------------------------------------------------
@@ -471,7 +473,7 @@ def test_values() -> None:
 
 def test_what_is_missing_is_told_first() -> None:
     """Beside the table: what nobody could see, then what the nodes do not know, each sentence once for all of them."""
-    dark = [changed(on_cards(down={"nvml"}), node=NodeEntry(name=name, internal_ip=None)) for name in ("a", "b")]
+    dark = [changed(on_cards(down={"nvml"}), name=name) for name in ("a", "b")]
     told = notes(NodeMaps(tuple(dark), missing=("node c: its gpumap cannot be scraped",), fleet=True), used=False)
     assert told[0] == "node c: its gpumap cannot be scraped"
     assert told[1].startswith("2 nodes, a, b: NVML does not answer")

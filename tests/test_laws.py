@@ -61,8 +61,9 @@ def conservation(node: TestNode, snapshot: Snapshot) -> None:
 def unknown_is_absent(node: TestNode, snapshot: Snapshot) -> None:
     if not node.visible or node.down & {"procfs", "nvml"}:
         assert all(row.use is None for row in snapshot.containers), "L2"
+    answering = {gpu.uuid for gpu in snapshot.node.gpus if gpu.up}
     for leaf in snapshot.node.devices:
-        if leaf.gpu is None or leaf.gpu.fault is not None:
+        if not leaf.is_leaf or leaf.gpu_uuid not in answering:
             assert leaf.memory is None, "L2"
             assert leaf.owners == (), "L2"
         if not node.visible:
@@ -74,7 +75,7 @@ def unknown_is_absent(node: TestNode, snapshot: Snapshot) -> None:
 
 def activity_is_a_sole_users(node: TestNode, snapshot: Snapshot) -> None:
     """The activity of a MIG device is the container's whose processes are all there are; it is 0 only without one."""
-    measured = {leaf.uuid: leaf.activity.sm_ratio for leaf in snapshot.node.devices if leaf.instance and leaf.activity}
+    measured = {leaf.uuid: leaf.activity.sm_ratio for leaf in snapshot.node.devices if leaf.mig and leaf.activity}
     for row in snapshot.containers:
         if row.use is None or row.use.sm_activity_ratio is None:
             continue
@@ -112,7 +113,7 @@ def one_series_each(snapshot: Snapshot) -> None:
     assert len({(row.name, row.uuid) for row in snapshot.containers}) == len(snapshot.containers), "L4"
     assert len({leaf.uuid for leaf in snapshot.node.devices}) == len(snapshot.node.devices), "L4"
     parents = {gpu.uuid for gpu in snapshot.node.gpus if gpu.partitioned}
-    assert parents.isdisjoint(leaf.uuid for leaf in snapshot.node.devices if leaf.gpu is not None), "L4"
+    assert parents.isdisjoint(leaf.uuid for leaf in snapshot.node.devices if leaf.is_leaf), "L4"
 
 
 def nothing_is_lost(node: TestNode, snapshot: Snapshot) -> None:
@@ -129,14 +130,14 @@ def nothing_is_lost(node: TestNode, snapshot: Snapshot) -> None:
                 ids[name] += len(gpu_claims)
         told = Counter[ContainerName]()
         for row in snapshot.containers:
-            told[row.name] += sum(count for _, count in row.slots)
+            told[row.name] += sum(row.slots.values())
         for unmatched in snapshot.node.unmatched:
             told[unmatched.name] += unmatched.slots
             assert unmatched.reason in {"unparsed", "not_in_nvml", "untrusted_id", "nvml_down", "device_down"}
             assert not ("nvml" in node.down and unmatched.reason == "not_in_nvml"), "L5"
         assert +told == +ids, f"L5: {node.pods}"
     for leaf in snapshot.node.devices:
-        if leaf.owners and leaf.gpu is not None:
+        if leaf.owners:
             own = sum(use.processes or 0 for use in leaf.owners if use.owner is not Owner.SIBLING)
             assert own == sum(1 for process in node.processes if process.leaf == leaf.uuid), "L5"
 
@@ -149,7 +150,7 @@ def nothing_is_stale(node: TestNode, snapshot: Snapshot) -> None:
     if "kubelet" in node.down:
         for leaf in snapshot.node.devices:
             assert not {use.owner for use in leaf.owners} & {Owner.UNASSIGNED, Owner.GONE}, "L6"
-        assert not any(row.use and row.use.unassigned for row in snapshot.containers), "L6"
+        assert not any(row.owner is Owner.UNASSIGNED for row in snapshot.containers), "L6"
     if "nvml" in node.down:
         assert snapshot.node.gpus == (), "L6"
 
@@ -165,10 +166,10 @@ def the_page_is_valid(snapshot: Snapshot) -> None:
 
 
 def sums_mean_something(node: TestNode, snapshot: Snapshot) -> None:
-    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.node.devices if leaf.gpu}
+    gpu_of = {leaf.uuid: leaf.gpu_uuid for leaf in snapshot.node.devices}
     shares: dict[Uuid, float] = {}
     for row in snapshot.containers:
-        gpu = gpu_of.get(row.uuid, row.uuid)
+        gpu = gpu_of[row.uuid] or row.uuid
         shares[gpu] = shares.get(gpu, 0.0) + (row.allocated_gpus or 0.0)
         if row.use is not None and row.use.sm_ratio is not None:
             assert 0 <= row.use.sm_ratio <= 1
@@ -253,9 +254,9 @@ def missing_traces_are_no_evidence(node: TestNode, snapshot: Snapshot) -> None:
 
 def schedulers_are_heard(node: TestNode, snapshot: Snapshot) -> None:
     """What a reservation covers accuses nobody and costs nobody; `scheduled` needs a reservation or a share."""
-    parents = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.node.devices if leaf.gpu}
+    parents = {leaf.uuid: leaf.gpu_uuid for leaf in snapshot.node.devices}
     reserved = {row.uuid for row in snapshot.containers if row.reservation}
-    noted = {(row.name.pod_name, row.uuid) for row in snapshot.containers if row.scheduled}
+    noted = {(row.name.pod_name, row.uuid) for row in snapshot.containers if row.holds and not row.slots}
     with_shares = {one.pod_uid for one in node.shares}
     with_shares |= {pod.uid for pod in node.pods if pod.shares and node.reports_pods}
     for process in snapshot.processes:
@@ -290,8 +291,8 @@ def test_faults_of_some_gpus_change_nothing_of_the_others(node: TestNode, data: 
         broken.fault = data.draw(st.sampled_from(["lost", "hung", "unknown"]))
         touched |= {broken.uuid, *broken.leaves}
     well, ill = node.collect(), twin.collect()
-    assert [leaf for leaf in ill.leaves if leaf.uuid not in touched] == [
-        leaf for leaf in well.leaves if leaf.uuid not in touched
+    assert [leaf for leaf in ill.node.devices if leaf.uuid not in touched] == [
+        leaf for leaf in well.node.devices if leaf.uuid not in touched
     ]
     assert [row for row in ill.containers if row.uuid not in touched] == [
         row for row in well.containers if row.uuid not in touched

@@ -291,7 +291,7 @@ def test_what_is_asked_for_and_why_nothing_is_told() -> None:
 def test_known_reasons_have_a_remedy() -> None:
     """What is counted from the start, and every capability that a remedy is told for, is known to both sides."""
     for health in untried():
-        assert health.errors.keys() <= remedies.SOURCES[health.source].keys()
+        assert health.errors.keys() <= remedies.SOURCES[Source(health.source)].keys()
     assert remedies.CAPABILITIES.keys() <= as_json(busy_node(4, 3))["capabilities"].keys()
 
 

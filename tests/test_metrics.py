@@ -15,15 +15,16 @@ from gpumap.model.node import (
     Device,
     GpuAccount,
     GpuXids,
+    Grant,
     NamelessGpu,
-    Process,
     SourceHealth,
 )
-from gpumap.model.observations import ContainerName, Source
 from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, MigInstance, Uuid
 from gpumap.model.snapshot import Snapshot
-from tests.snapshots import MODEL, UNKNOWN_USE, busy_node, empty_node, gpu
+from gpumap.model.terms import Owner, Source
+from tests.snapshots import MODEL, UNKNOWN_USE, busy_node, empty_node, gpu, with_node
 
+SLOT = Grant({"nvidia.com/gpu": 1})
 CONTAINER = "namespace pod container uuid"
 DEVICE_INFO = "uuid gpu_uuid index minor pci_bus_id model mig_profile gpu_instance_id compute_instance_id"
 UNMATCHED = "namespace pod container resource reason"
@@ -215,7 +216,7 @@ def test_nothing_known_is_nothing_said() -> None:
 
 def test_what_is_not_known_of_a_container_is_absent() -> None:
     """A holder of whom only the slot and a process are known has these, and no 0 for the rest."""
-    row = ContainerOnDevice(ContainerName("n", "p", "c"), Uuid("GPU-x"), (("nvidia.com/gpu", 1),), use=UNKNOWN_USE)
+    row = ContainerOnDevice("n", "p", "c", Uuid("GPU-x"), grant=SLOT, use=UNKNOWN_USE)
     assert names(replace(empty_node(), containers=(row,))) == {
         "gpumap_allocation_info",
         "gpumap_allocation_slots",
@@ -225,9 +226,7 @@ def test_what_is_not_known_of_a_container_is_absent() -> None:
 
 def test_what_is_not_held_is_not_said_to_be_allocated() -> None:
     """A container that only uses a device has no series of allocation on it."""
-    row = ContainerOnDevice(
-        ContainerName("n", "p", "c"), Uuid("GPU-x"), use=structs.replace(UNKNOWN_USE, unassigned=True)
-    )
+    row = ContainerOnDevice("n", "p", "c", Uuid("GPU-x"), Owner.UNASSIGNED, use=UNKNOWN_USE)
     snapshot = replace(empty_node(), containers=(row,))
     assert names(snapshot) == {"gpumap_container_gpu_processes", "gpumap_container_unassigned_use"}
     assert sample("gpumap_container_unassigned_use", snapshot) == {("n", "p", "c", "GPU-x"): 1}
@@ -235,7 +234,7 @@ def test_what_is_not_held_is_not_said_to_be_allocated() -> None:
 
 def test_a_holder_without_measurements_has_its_allocation() -> None:
     """While NVML is down, a holder has its slots and no series of its use."""
-    row = ContainerOnDevice(ContainerName("n", "p", "c"), Uuid("GPU-x"), (("nvidia.com/gpu", 1),))
+    row = ContainerOnDevice("n", "p", "c", Uuid("GPU-x"), grant=SLOT)
     snapshot = replace(empty_node(), containers=(row,))
     assert names(snapshot) == {"gpumap_allocation_info", "gpumap_allocation_slots"}
 
@@ -243,21 +242,26 @@ def test_a_holder_without_measurements_has_its_allocation() -> None:
 def test_a_number_of_holders_is_complete_or_absent() -> None:
     """It is absent without a current List, and if a slot without a known device may be on the leaf."""
     leaves = (
-        Device(Uuid("GPU-free"), None, holders=0),
-        Device(Uuid("GPU-held"), None, holders=2),
-        Device(Uuid("GPU-unlisted"), None),
-        Device(Uuid("GPU-perhaps-more"), None, holders=1, may_have_more=True),
+        Device(Uuid("GPU-free"), holders=0),
+        Device(Uuid("GPU-held"), holders=2),
+        Device(Uuid("GPU-unlisted")),
+        Device(Uuid("GPU-perhaps-more"), holders=1, may_have_more=True),
     )
-    found = sample("gpumap_device_holders", replace(empty_node(), leaves=leaves))
+    found = sample("gpumap_device_holders", with_node(empty_node(), devices=leaves))
     assert found == {("GPU-free",): 0, ("GPU-held",): 2}
 
 
 def test_the_identity_of_a_device() -> None:
     """A GPU has no MIG labels, a MIG device has its GPU's labels too, and an unknown minor is empty."""
-    whole, hidden, card = gpu(0), replace(gpu(1), minor=None), gpu(2, partitioned=True)
+    whole, hidden, card = gpu(0), structs.replace(gpu(1), minor=None), gpu(2, partitioned=True)
     mig = MigInstance(Uuid("MIG-x"), 3, 0, "1g.10gb", 1, None, None)
-    leaves = (Device(whole.uuid, whole), Device(hidden.uuid, hidden), Device(mig.uuid, card, mig))
-    assert [*sample("gpumap_device_info", replace(empty_node(), leaves=leaves))] == [
+    devices = (
+        Device(whole.uuid, whole.uuid),
+        Device(hidden.uuid, hidden.uuid),
+        Device(mig.uuid, card.uuid, mig=mig),
+    )
+    snapshot = with_node(empty_node(), gpus=(whole, hidden, card), devices=devices)
+    assert [*sample("gpumap_device_info", snapshot)] == [
         (whole.uuid, whole.uuid, "0", "0", "00000000:00:00.0", MODEL, "", "", ""),
         (hidden.uuid, hidden.uuid, "1", "", "00000000:01:00.0", MODEL, "", "", ""),
         ("MIG-x", card.uuid, "2", "2", "00000000:02:00.0", MODEL, "1g.10gb", "3", "0"),
@@ -267,11 +271,11 @@ def test_the_identity_of_a_device() -> None:
 def test_gpus_without_a_device_are_named() -> None:
     """Each GPU is in gpumap_device_info or in gpumap_gpu_without_device_info, which has its fault."""
     whole, empty, lost = gpu(0), gpu(1, partitioned=True), gpu(2, partitioned=True, fault="lost")
-    snapshot = replace(
+    snapshot = with_node(
         empty_node(),
         gpus=(whole, empty, lost),
         nameless_gpus=(NamelessGpu(3, "hung"),),
-        leaves=(Device(whole.uuid, whole), Device(Uuid("GPU-x"), None)),
+        devices=(Device(whole.uuid, whole.uuid), Device(Uuid("GPU-x"))),
     )
     assert sample("gpumap_gpu_without_device_info", snapshot) == {
         (empty.uuid, "1", "1", "00000000:01:00.0", MODEL, ""): 1,
@@ -282,8 +286,8 @@ def test_gpus_without_a_device_are_named() -> None:
 
 def test_the_attempts_to_read_a_source() -> None:
     """Each source has the sum of its times, the number of its attempts, and its errors by reason."""
-    kubelet = SourceHealth(Source.KUBELET, True, attempts=7, seconds=0.125, errors={"hung": 2, "decode": 1})
-    snapshot = replace(empty_node(), sources=(kubelet,))
+    kubelet = SourceHealth(Source.KUBELET.value, True, attempts=7, seconds=0.125, errors={"hung": 2, "decode": 1})
+    snapshot = with_node(empty_node(), sources=(kubelet,))
     families = {one.name: [*one.read(snapshot)] for one in self_families("1", "2")}
     assert families["gpumap_source_duration_seconds"] == [
         Series(("kubelet",), 0.125, "_sum"),
@@ -298,7 +302,7 @@ def test_the_attempts_to_read_a_source() -> None:
 def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
     """A GPU with a fault has up 0, the reason and when it last answered; nothing measured."""
     lost = gpu(0, fault="lost")
-    snapshot = replace(empty_node(), gpus=(lost,), leaves=(Device(lost.uuid, lost, holders=1),))
+    snapshot = with_node(empty_node(), gpus=(lost,), devices=(Device(lost.uuid, lost.uuid, holders=1),))
     assert names(snapshot) == {
         "gpumap_gpu_up",
         "gpumap_gpu_fault_info",
@@ -313,9 +317,7 @@ def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
 
 def test_a_device_that_only_the_kubelet_names_has_its_allocation() -> None:
     """While NVML is down a device has holders and slots, but neither gpumap_device_info nor a measurement."""
-    snapshot = replace(
-        empty_node(), leaves=(Device(Uuid("GPU-x"), None, holders=0, allocatable=(("nvidia.com/gpu", 1),)),)
-    )
+    snapshot = with_node(empty_node(), devices=(Device(Uuid("GPU-x"), holders=0, allocatable={"nvidia.com/gpu": 1}),))
     assert names(snapshot) == {"gpumap_device_holders", "gpumap_device_slots_allocatable"}
 
 
@@ -332,9 +334,9 @@ def test_a_partitioned_gpu_without_a_known_memory_has_none() -> None:
     """The page does not break if the driver reports no memory."""
     card = gpu(0, partitioned=True)
     assert card.reading is not None
-    unknown = replace(card, reading=structs.replace(card.reading, memory=None))
+    unknown = structs.replace(card, reading=structs.replace(card.reading, memory=None))
     for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):
-        assert sample(name, replace(empty_node(), gpus=(unknown,))) == {}
+        assert sample(name, with_node(empty_node(), gpus=(unknown,))) == {}
 
 
 def test_a_process_in_no_pod_has_empty_names() -> None:
@@ -346,8 +348,8 @@ def test_a_process_in_no_pod_has_empty_names() -> None:
         ("team", "pod-0-0", "main", uuid, "100", "C"),
         ("", "", "", uuid, "101", "C"),
     ]
-    untold: list[Process] = [one._replace(memory_bytes=None) for one in snapshot.processes]
-    assert list(family.read(replace(snapshot, processes=tuple(untold)))) == []
+    untold = tuple(structs.replace(one, memory_bytes=None) for one in snapshot.processes)
+    assert list(family.read(replace(snapshot, processes=untold))) == []
 
 
 def sample(name: str, snapshot: Snapshot) -> dict[tuple[str, ...], float]:
@@ -364,8 +366,10 @@ def test_times_of_clock_events_count_nothing_twice() -> None:
 
     def reasons(times: Iterable[str]) -> set[str]:
         assert card.reading is not None
-        told = replace(card, reading=structs.replace(card.reading, clock_event_seconds=dict.fromkeys(times, 1.0)))
-        return {labels[-1] for labels in sample(family, replace(empty_node(), gpus=(told,)))}
+        told = structs.replace(
+            card, reading=structs.replace(card.reading, clock_event_seconds=dict.fromkeys(times, 1.0))
+        )
+        return {labels[-1] for labels in sample(family, with_node(empty_node(), gpus=(told,)))}
 
     everything = set(CLOCK_EVENT_TIMES)
     totals = {"total_app_clocks", "total_base_clocks"}
@@ -381,34 +385,31 @@ def test_activity_stands_on_leaves() -> None:
     snapshot = busy_node(gpus=4)
     found = sample("gpumap_device_sm_activity_ratio", snapshot)
     old, lost = snapshot.node.gpus[2], snapshot.node.gpus[3]
-    measured = [leaf for leaf in snapshot.node.devices if leaf.gpu not in (old, lost)]
+    measured = [leaf for leaf in snapshot.node.devices if leaf.gpu_uuid not in (old.uuid, lost.uuid)]
     assert list(found) == [(leaf.uuid,) for leaf in measured]
-    card = snapshot.node.devices[0].gpu
-    assert card is not None
-    assert card.reading is not None
-    beyond = replace(card, reading=structs.replace(card.reading, activity=Activity(1.01, None, 0.0, None)))
-    alone = replace(snapshot, leaves=(replace(snapshot.node.devices[0], gpu=beyond),))
-    assert sample("gpumap_device_sm_activity_ratio", alone) == {(card.uuid,): 1.01}, "it is the driver's to tell"
-    assert sample("gpumap_device_tensor_activity_ratio", alone) == {(card.uuid,): 0.0}
+    beyond = structs.replace(snapshot.node.devices[0], activity=Activity(1.01, None, 0.0, None))
+    alone = with_node(snapshot, devices=(beyond,))
+    assert sample("gpumap_device_sm_activity_ratio", alone) == {(beyond.uuid,): 1.01}, "it is the driver's to tell"
+    assert sample("gpumap_device_tensor_activity_ratio", alone) == {(beyond.uuid,): 0.0}
     assert sample("gpumap_device_sm_occupancy_ratio", alone) == {}
 
 
 def test_xid_errors_are_counted_from_nought() -> None:
     """A GPU that is listened to has 0 from the start, the sum of its codes after that, also while it is lost."""
     lost = gpu(0, fault="lost")
-    snapshot = replace(empty_node(), gpus=(lost,), xids=(GpuXids(lost.uuid, (), 0.0),))
+    snapshot = with_node(empty_node(), gpus=(lost,), xids=(GpuXids(lost.uuid, {}, 0.0),))
     assert sample("gpumap_gpu_xid_errors_total", snapshot) == {(lost.uuid,): 0}
     assert sample("gpumap_gpu_xid_errors_by_code_total", snapshot) == {}
     assert sample("gpumap_xid_blind_seconds_total", snapshot) == {(lost.uuid,): 0.0}
-    snapshot = replace(snapshot, xids=(GpuXids(lost.uuid, ((31, 2), (79, 1)), 7.5),))
+    snapshot = with_node(snapshot, xids=(GpuXids(lost.uuid, {31: 2, 79: 1}, 7.5),))
     assert sample("gpumap_gpu_xid_errors_total", snapshot) == {(lost.uuid,): 3}
     assert sample("gpumap_gpu_xid_errors_by_code_total", snapshot) == {(lost.uuid, "31"): 2, (lost.uuid, "79"): 1}
 
 
 def test_what_a_gpu_needs_is_told_of_one_that_does_not_answer() -> None:
     """The recovery action stands for a GPU that needs a reset too, and nowhere where the driver does not tell it."""
-    lost, silent = gpu(0, fault="reset_required"), replace(gpu(1), recovery_action=None)
-    snapshot = replace(empty_node(), gpus=(lost, silent, gpu(2)))
+    lost, silent = gpu(0, fault="reset_required"), structs.replace(gpu(1), recovery_action=None)
+    snapshot = with_node(empty_node(), gpus=(lost, silent, gpu(2)))
     assert sample("gpumap_gpu_recovery_action_info", snapshot) == {
         (lost.uuid, "gpu_reset"): 1,
         (gpu(2).uuid, "none"): 1,
@@ -417,10 +418,10 @@ def test_what_a_gpu_needs_is_told_of_one_that_does_not_answer() -> None:
 
 def test_accounts_stand_without_their_container() -> None:
     """What was charged is served by its own rows: the container may be gone, and what is not known is absent."""
-    name = ContainerName("n", "p", "c")
-    charged = ContainerAccount(name, Uuid("GPU-x"), 1.5, None, None, None)
+    name = ("n", "p", "c")
+    charged = ContainerAccount(*name, Uuid("GPU-x"), 1.5, None, None, None)
     accounts = (GpuAccount(Uuid("GPU-x"), None, 2.5),)
-    snapshot = replace(empty_node(), accounts=(charged,), gpu_accounts=accounts)
+    snapshot = with_node(empty_node(), accounts=(charged,), gpu_accounts=accounts)
     assert names(snapshot) == {"gpumap_container_allocated_gpu_seconds_total", "gpumap_accounting_gap_seconds_total"}
     assert sample("gpumap_container_allocated_gpu_seconds_total", snapshot) == {(*name, "GPU-x"): 1.5}
     assert "estimate" in next(one.help for one in GROUPS["accounting"] if "container_energy" in one.name)

@@ -21,7 +21,7 @@ from gpumap.cli.tables import Shape, map_table, top_table, waste_table
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
 from gpumap.model.findings import NOTHING_ASSIGNED
-from gpumap.model.node import Node
+from gpumap.model.node import Node as SeenNode
 from tests import standin
 from tests.agent import PLAIN, Agent, run_agent, until
 from tests.command import one_line, run_command, run_command_in_loop
@@ -53,7 +53,7 @@ def workstation() -> TestNode:
     return TestNode([Gpu(0), Gpu(1)], [], [Process(10, made_uuid(0), None, sm=0.5)], has_kubelet=False)
 
 
-def mapped(node: TestNode) -> Node:
+def mapped(node: TestNode) -> SeenNode:
     node.collect()
     return published(node.collect(), collect=tuple(GROUPS))
 
@@ -93,8 +93,8 @@ def test_nothing_is_assigned(node: TestNode) -> None:
     page = Exposition((*families, *self_families("0", "0"))).render(snapshot).decode()
     names = {line.split("{")[0].split(" ")[0] for line in page.splitlines() if not line.startswith("#")}
     assert not [name for name in names if name.startswith(ALLOCATION) or name in ALLOCATION_OF_DEVICES]
-    assert {one.source.value for one in snapshot.node.sources} == {"nvml", "procfs"}
-    assert not {"push", "pod_logs", "device_checkpoint"} & {name for name, _ in snapshot.node.capabilities}
+    assert {one.source for one in snapshot.node.sources} == {"nvml", "procfs"}
+    assert not {"push", "pod_logs", "device_checkpoint"} & snapshot.node.capabilities.keys()
     for leaf in snapshot.node.devices:
         assert {use.owner.value for use in leaf.owners} <= OWNERS
         if leaf.memory is not None:

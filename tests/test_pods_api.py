@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
-from gpumap.agent.join.snapshot_rows import reported_health_rows
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
+from gpumap.agent.join.describe import device_health
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
@@ -25,7 +25,6 @@ from gpumap.model.node import ReportedDeviceHealth
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
-    ContainerName,
     DeviceHealth,
     DeviceId,
     Failed,
@@ -513,11 +512,10 @@ def test_health_of_devices_that_are_gpus() -> None:
     )
     pod = ReportedPod(UID, "ml", "one", (ReportedContainer("main", CID, (HEALTHY, claim, *others)),))
     read = Observed(PodIdentity(None, None, pods=(pod,)), Moment(1.0, 1.0), 0.0)
-    name = ContainerName("ml", "one", "main")
-    found = [ReportedDeviceHealth(name, one) for one in (claim, HEALTHY)]
-    assert reported_health_rows(read, "nvidia.com/gpu".__eq__) == tuple(sorted(found))
+    found = [ReportedDeviceHealth("ml", "one", "main", *one) for one in (claim, HEALTHY)]
+    assert device_health(read, "nvidia.com/gpu".__eq__) == tuple(sorted(found))
     for unread in (None, replace(read, value=PodIdentity(None, None)), Failed(read.at, 0.0, ())):
-        assert reported_health_rows(unread, "nvidia.com/gpu".__eq__) is None
+        assert device_health(unread, "nvidia.com/gpu".__eq__) is None
 
 
 # --- all together -----------------------------------------------------------------------------------------------------

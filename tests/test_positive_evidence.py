@@ -273,7 +273,7 @@ def accusations_are_true(found: Collected) -> None:
                 if pod and other and other.name == pod.name
             ), told
     for row in found.snapshot.containers:
-        if row.use and row.use.unassigned:
+        if row.owner is Owner.UNASSIGNED:
             assert any(
                 pod.name == row.name.pod and not world.holds(pod, row.name.container, row.uuid)
                 for world in found.moments

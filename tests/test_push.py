@@ -16,7 +16,6 @@ from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector, IntervalOnly
 from gpumap.agent.join import Rules
 from gpumap.agent.sources.inotify import CREATE, Place, Watcher
 from gpumap.lab.demo import texts
-from gpumap.model.node import Node as NodeName
 from gpumap.model.observations import (
     ContainerLink,
     ContainerName,
@@ -59,7 +58,7 @@ class Sources:
     @contextlib.asynccontextmanager
     async def running(self, watcher: Watcher | Started | None, interval_seconds: float = 3600.0) -> AsyncIterator[None]:
         """The loop over them, its first collection done, and long enough ago that news is taken at once."""
-        rules = Rules(NodeName("node", ""), lambda name: True, 3600.0)
+        rules = Rules("node", "", lambda name: True, 3600.0)
         loop = Collector(
             collect.Sources(_Nvml(self.started), _Procfs(), self.identity, self, watcher or IntervalOnly()),
             rules,
@@ -97,7 +96,7 @@ class Sources:
 
     @property
     def is_on(self) -> bool:
-        return dict(self.snapshots[-1].capabilities)["push"]
+        return self.snapshots[-1].node.capabilities["push"]
 
     async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
         await self.gate.wait()

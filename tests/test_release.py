@@ -21,7 +21,6 @@ from gpumap.agent.collect import Collector, Sources
 from gpumap.agent.join import Rules
 from gpumap.agent.sources.nvml import DRIVER, NvmlSource
 from gpumap.agent.sources.nvml_state import LONGEST_SECONDS, ReplacementPolicy
-from gpumap.model.node import Node as NodeName
 from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
 from gpumap.model.readings import Listening, Uuid
 from gpumap.model.snapshot import Snapshot
@@ -381,7 +380,7 @@ def _no_identity() -> SourceAnswer[PodIdentity]:
 
 async def test_a_release_during_a_collection_waits_for_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """What is being read is published first; and a worker that survives its end is said to hold on."""
-    nvml, rules = _SlowNvml(), Rules(NodeName("node", ""), lambda name: True, 60.0)
+    nvml, rules = _SlowNvml(), Rules("node", "", lambda name: True, 60.0)
     sources = Sources(nvml, _NoProcfs(), _no_identity, _NoKubelet())
     loop = Collector(sources, rules, interval_seconds=3600.0, publish=nvml.snapshots.append)
     task = asyncio.create_task(loop.run())

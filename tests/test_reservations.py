@@ -16,6 +16,7 @@ from gpumap.model.findings import findings
 from gpumap.model.observations import ContainerName, PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 from tests.shown import waste_table
 
@@ -57,9 +58,10 @@ def test_pods_on_a_reserved_card_are_scheduled() -> None:
         split = owners(snapshot, CARD)
         assert (split["scheduled"], split["assigned"], split["unassigned"], split["unknown"]) == (4 * GIB, 0, 0, 0)
     for pod, bytes_ in ((one, 3 * GIB), (two, GIB)):
-        used = use(snapshot, pod.full(), CARD)
-        assert used is not None
-        assert (used.memory_bytes, used.unassigned) == (bytes_, False)
+        found = row(snapshot, pod.full(), CARD)
+        assert found is not None
+        assert found.use is not None
+        assert (found.use.memory_bytes, found.owner) == (bytes_, Owner.SCHEDULED)
     held = row(snapshot, keeper.full("resource-reservation"), CARD)
     assert held is not None
     assert (held.reservation, held.allocated_gpus, held.allocated_memory_bytes) == (True, None, None)
@@ -211,7 +213,7 @@ def granted(snapshot: Snapshot, pod: Pod, uuid: Uuid = CARD) -> tuple[float | No
     found = row(snapshot, pod.full(), uuid)
     if found is None or not found.holds:
         return None
-    assert (found.scheduled, found.slots) == (True, ())
+    assert (found.owner, found.slots) == (Owner.SCHEDULED, {})
     return found.allocated_gpus, found.allocated_memory_bytes
 
 
@@ -258,7 +260,7 @@ def test_seconds_are_charged_to_the_sharers() -> None:
     node = node_with(reservation(), one, reports_pods=True)
     node.collect()
     node.collect()
-    charged = {account.name: account.allocated_gpu_seconds for account in node.collect().accounts}
+    charged = {account.name: account.allocated_gpu_seconds for account in node.collect().node.accounts}
     assert charged[one.full()] == pytest.approx(2.5)
     assert [seconds for name, seconds in charged.items() if name.namespace == "kai-resource-reservation"] == [None]
 
@@ -320,7 +322,7 @@ def test_share_of_something_unknown_is_none(change: dict[str, object]) -> None:
     pod = Pod("ml", "one", {"main": {}})
     share = replace(ScheduledShare(pod.uid, "main", group=GROUP, gpus=0.5), **change)  # type: ignore[arg-type]
     snapshot = node_with(reservation(), pod, shares=(share,), reports_pods=True).collect()
-    assert [one.name.pod for one in snapshot.containers if one.scheduled] == []
+    assert [one.name.pod for one in snapshot.containers if one.holds and not one.slots] == []
 
 
 def test_two_notes_of_one_share_are_one_share() -> None:
@@ -339,7 +341,7 @@ def test_kubelets_grant_counts_before_a_note() -> None:
     snapshot = node.collect()
     held = row(snapshot, ContainerName("ml", "one", "main"), CARD)
     assert held is not None
-    assert (held.scheduled, held.allocated_gpus) == (False, 1.0)
+    assert (held.owner, held.allocated_gpus) == (Owner.ASSIGNED, 1.0)
     assert owners(snapshot, CARD)["assigned"] == GIB
 
 
@@ -390,7 +392,7 @@ def test_pod_outside_the_namespaces_of_reservations_changes_no_share() -> None:
     snapshot = node.collect()
     assert (granted(snapshot, half), granted(snapshot, half, OTHER)) == ((0.5, 40 * GIB), None)
     seconds = [
-        next(one.allocated_gpu_seconds or 0 for one in page.accounts if one.name == half.full())
+        next(one.allocated_gpu_seconds or 0 for one in page.node.accounts if one.name == half.full())
         for page in (before, snapshot)
     ]
     assert seconds[1] - seconds[0] == pytest.approx(5.0), "10 s of half a GPU"

@@ -21,6 +21,7 @@ from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet, Refuse
 from gpumap.model.findings import findings
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, ResourceDevices, SecondList, SourceError
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests import agent
 from tests.examples import examples
 from tests.generated import nodes
@@ -65,7 +66,7 @@ def test_pods_that_only_the_second_list_gives_a_card_share_it() -> None:
     assert set(rows) == {("half", "main", CARD), ("rest", "main", CARD), ("owner", "main", OTHER)}
     for name in ("half", "rest"):
         shared = rows[name, "main", CARD]
-        assert (shared.holds, shared.slots) == (True, ())
+        assert (shared.holds, shared.slots) == (True, {})
         assert (shared.allocated_gpus, shared.allocated_memory_bytes) == (None, None)
     assert rows["owner", "main", OTHER].allocated_gpus == 1.0
     found = use(snapshot, rest.full(), CARD)
@@ -125,9 +126,10 @@ def test_while_the_agent_never_answered_nobody_is_accused() -> None:
     assert [leaf.holders for leaf in snapshot.node.devices] == [None, 1]
     for leaf in (CARD, OTHER):
         assert (owners(snapshot, leaf)["unassigned"], owners(snapshot, leaf)["unknown"]) == (0, GIB)
-    found = use(snapshot, pod(node, "half").full(), CARD)
+    found = row(snapshot, pod(node, "half").full(), CARD)
     assert found is not None
-    assert (found.memory_bytes, found.unassigned) == (GIB, False)
+    assert found.use is not None
+    assert (found.use.memory_bytes, found.owner) == (GIB, Owner.UNKNOWN)
 
 
 def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> None:

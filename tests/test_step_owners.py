@@ -8,6 +8,7 @@ from gpumap.agent.published import published
 from gpumap.cli.tables.layout import Shape
 from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, ContainerName, PodCgroup
 from gpumap.model.readings import ProcessSample
+from gpumap.model.terms import Owner
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 from tests.shown import waste_table
 
@@ -62,9 +63,10 @@ def test_unassigned_is_said_when_two_snapshots_agree() -> None:
     first, second = node.collect(), node.collect()
     assert (owners(first, CARD)["unassigned"], owners(first, CARD)["unknown"]) == (0, GIB)
     assert (owners(second, CARD)["unassigned"], owners(second, CARD)["unknown"]) == (GIB, 0)
-    assert [bool(u and u.unassigned) for u in (use(s, squatter.full(), CARD) for s in (first, second))] == [False, True]
+    found = [row(each, squatter.full(), CARD) for each in (first, second)]
+    assert [one and one.owner for one in found] == [Owner.UNKNOWN, Owner.UNASSIGNED]
     assert use(first, squatter.full(), CARD) is not None, "its use is measured all the same"
-    assert [one.admin_access for one in second.containers] == [False], "it has no claim"
+    assert [one.grant for one in second.containers] == [None]
 
 
 def test_pod_that_starts_between_two_reads_is_no_squatter() -> None:

@@ -33,11 +33,9 @@ def test_kubelet_that_is_away_costs_no_label() -> None:
     node.down.add("kubelet")
     during = node.collect()
     assert list(map(_without_times, during.containers)) == list(map(_without_times, before.containers))
-    assert {leaf.uuid: leaf.allocatable for leaf in during.leaves} == dict.fromkeys(
-        (CARD, gpu_uuid(1)), (("nvidia.com/gpu", 1),)
-    )
+    assert [leaf.allocatable for leaf in during.node.devices] == [{"nvidia.com/gpu": 1}] * 2
     assert set(owners(during, CARD)) == {"assigned", "host", "unknown", "unaccounted"}
-    assert not {health.source.value: health.up for health in during.sources}["kubelet"]
+    assert not {health.source: health.up for health in during.node.sources}["kubelet"]
 
 
 def _without_times(row: ContainerOnDevice) -> ContainerOnDevice:
@@ -52,8 +50,8 @@ def test_record_of_the_sources() -> None:
     failed, node.down = node.collect(), set()
     again = node.collect()
     node.down, node.kubelet_reason = {"kubelet"}, "odd"
-    assert [one.errors["odd"] for one in node.collect().sources if "odd" in one.errors] == [1]
-    found = [next(one for one in each.sources if one.source is Source.KUBELET) for each in (first, failed, again)]
+    assert [one.errors["odd"] for one in node.collect().node.sources if "odd" in one.errors] == [1]
+    found = [next(one for one in each.node.sources if one.source == Source.KUBELET) for each in (first, failed, again)]
     assert [(one.up, one.attempts, one.failures, one.errors["socket_missing"]) for one in found] == [
         (True, 1, 0, 0),
         (False, 2, 1, 1),
@@ -64,7 +62,7 @@ def test_record_of_the_sources() -> None:
         ("socket_missing", "socket_missing of the test"),
         ("", ""),
     ]
-    assert [one.last_success and one.last_success.monotonic for one in found] == [1005.0, 1005.0, 1015.0]
+    assert [each.answered[Source.KUBELET] for each in (first, failed, again)] == [1005.0, 1005.0, 1015.0]
     assert [(round(one.seconds, 6), one.last_seconds) for one in found] == [
         (0.001, 0.001),
         (0.002, 0.001),
@@ -88,21 +86,21 @@ def test_capabilities_show_which_files_of_the_kubelet_can_be_read(checkpoint: bo
     """Also if none can be read. Without a kubelet there is no such capability."""
     node, _ = one_pod()
     node.checkpoint_readable, node.logs_readable = checkpoint, logs
-    found = dict(node.collect().capabilities)
+    found = node.collect().node.capabilities
     assert (found["device_checkpoint"], found["pod_logs"], found["push"]) == (checkpoint, logs, False)
     node.has_kubelet = False
-    assert not {"device_checkpoint", "pod_logs", "push"} & dict(node.collect().capabilities).keys()
+    assert not {"device_checkpoint", "pod_logs", "push"} & node.collect().node.capabilities.keys()
 
 
 def test_capabilities_of_a_driver_are_those_of_any_gpu() -> None:
     """One GPU that reports samples, or one with GPM values, is enough."""
     whole, partitioned = Gpu(0), Gpu(1, mig=[(1, 0, 3)])
     node = TestNode([whole, partitioned, Gpu(2, tells_samples=False)])
-    found = dict(node.collect().capabilities)
+    found = node.collect().node.capabilities
     assert (found["process_utilization"], found["gpm"]) == (True, False)
     whole.tells_samples = False
     partitioned.activities = {(1, 0): 0.5}
-    found = dict(node.collect().capabilities)
+    found = node.collect().node.capabilities
     assert (found["process_utilization"], found["gpm"]) == (False, True)
 
 
@@ -110,7 +108,7 @@ def test_reasons_that_are_counted_from_0() -> None:
     """Each has a remedy in the documentation, and none is an error yet."""
     for one in untried():
         assert one.errors
-        assert one.errors.keys() <= SOURCES[one.source].keys()
+        assert one.errors.keys() <= SOURCES[Source(one.source)].keys()
         assert {*one.errors.values()} == {0}
         assert (one.up, one.attempts, one.failures, one.last_success) == (False, 0, 0, None)
 
@@ -122,9 +120,9 @@ def test_uid_that_was_read_without_the_list_counts_with_the_next_one() -> None:
     node.collect()
     node.down = {"kubelet"}
     pod.has_tree = pod.in_checkpoint = True
-    assert [one.uid for one in node.collect().pods if one.pod == pod.name] == [""]
+    assert [one.uid for one in node.collect().node.pods if one.pod == pod.name] == [""]
     node.down = set()
-    assert [one.uid for one in node.collect().pods] == [pod.uid]
+    assert [one.uid for one in node.collect().node.pods] == [pod.uid]
 
 
 def test_stale_list_is_not_served_but_measured_use_stays() -> None:
@@ -143,7 +141,7 @@ def test_stale_list_is_not_served_but_measured_use_stays() -> None:
     assert found.use.memory_bytes == GIB
     assert row(snapshot, idle.full(), gpu_uuid(1)) is None
     assert owners(snapshot, CARD) == {"host": 0, "unknown": GIB, "unaccounted": 100 << 20}
-    assert all(leaf.holders is None and leaf.allocatable == () for leaf in snapshot.node.devices)
+    assert all(leaf.holders is None and leaf.allocatable == {} for leaf in snapshot.node.devices)
 
 
 def test_new_pod_is_not_called_gone_while_identity_is_of_an_earlier_collection() -> None:
@@ -275,9 +273,9 @@ def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
     assert found is not None
     assert (found.allocated_gpus, found.allocated_memory_bytes, found.use) == (1.0, None, None)
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("unparsed", 1)]
-    assert all(leaf.gpu is None and leaf.memory is None for leaf in snapshot.node.devices)
+    assert all(leaf.gpu_uuid is None and leaf.memory is None for leaf in snapshot.node.devices)
     node.down.clear()
-    assert sorted((u.reason, u.slots) for u in node.collect().unmatched) == [("not_in_nvml", 1), ("unparsed", 1)]
+    assert sorted((u.reason, u.slots) for u in node.collect().node.unmatched) == [("not_in_nvml", 1), ("unparsed", 1)]
 
 
 def test_nvml_that_goes_down_changes_no_allocation() -> None:
@@ -304,9 +302,9 @@ def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
     before = node.collect()
     node.gpus[0].fault = mig.fault = "lost"
     during = node.collect()
-    assert [(gpu.uuid, gpu.fault) for gpu in during.gpus if gpu.fault] == [(CARD, "lost"), (mig.uuid, "lost")]
-    assert {leaf.uuid for leaf in during.leaves} == {leaf.uuid for leaf in before.node.devices}
-    instances = [one.instance for one in during.leaves if one.instance]
+    assert [(gpu.uuid, gpu.fault) for gpu in during.node.gpus if gpu.fault] == [(CARD, "lost"), (mig.uuid, "lost")]
+    assert {leaf.uuid for leaf in during.node.devices} == {leaf.uuid for leaf in before.node.devices}
+    instances = [one.mig for one in during.node.devices if one.mig]
     assert [(one.uuid, one.gpu_instance_id, one.compute_instance_id) for one in instances] == [(leaf, 1, 0)]
     for name, uuid in ((pod.full(), CARD), (on_mig.full(), leaf)):
         found = row(during, name, uuid)
@@ -314,7 +312,7 @@ def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
         assert found.holds
         assert found.use is None
         assert owners(during, uuid) == {}
-    assert during.unmatched == ()
+    assert during.node.unmatched == ()
     assert row(during, pod.full(), CARD) != row(before, pod.full(), CARD)
 
 
@@ -324,7 +322,7 @@ def test_lost_gpu_keeps_the_ids_of_an_instance_that_has_the_whole_gpu() -> None:
     node = TestNode([gpu])
     node.collect()
     gpu.fault = "lost"
-    instances = [leaf.instance for leaf in node.collect().leaves if leaf.instance]
+    instances = [leaf.mig for leaf in node.collect().node.devices if leaf.mig]
     assert [(one.gpu_instance_id, one.compute_instance_id) for one in instances] == [(0, 0)]
 
 
@@ -370,8 +368,8 @@ def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -
     )
     observed = Observed(replace(reading, gpus=(unknown,)), node.now, 0.0)
     _, during = step(node.memory, replace(observations, nvml=observed), RULES)
-    assert [(one.uuid, one.partitioned) for one in during.gpus] == [(gpu.uuid, True)]
-    assert [(one.uuid, one.holders) for one in during.leaves] == [
+    assert [(one.uuid, one.partitioned) for one in during.node.gpus] == [(gpu.uuid, True)]
+    assert [(one.uuid, one.holders) for one in during.node.devices] == [
         (one.uuid, one.holders) for one in before.node.devices
     ]
     found = row(during, pod.full(), leaf)
@@ -406,11 +404,11 @@ def test_allocatable_is_zero_where_the_resource_is_offered_without_the_leaf() ->
     node.allocatable = {"nvidia.com/gpu": [str(CARD)]}
     snapshot = node.collect()
     assert {leaf.uuid: leaf.allocatable for leaf in snapshot.node.devices} == {
-        CARD: (("nvidia.com/gpu", 1),),
-        gpu_uuid(1): (("nvidia.com/gpu", 0),),
+        CARD: {"nvidia.com/gpu": 1},
+        gpu_uuid(1): {"nvidia.com/gpu": 0},
     }
     node.allocatable = None
-    assert all(leaf.allocatable == () for leaf in node.collect().leaves)
+    assert all(leaf.allocatable == {} for leaf in node.collect().node.devices)
 
 
 def test_card_offered_twice_is_not_given_away_twice() -> None:
@@ -710,7 +708,7 @@ def test_stale_identity_ties_no_recreated_pod_to_its_predecessor() -> None:
     snapshot = node.collect()
     assert [pod.uid for pod in snapshot.node.pods] == [""], "the List showed that it was re-created"
     node.down = set()
-    assert [pod.uid for pod in node.collect().pods] == [new.uid]
+    assert [pod.uid for pod in node.collect().node.pods] == [new.uid]
 
 
 def test_stale_pods_api_ties_no_pod_with_another_device_to_its_predecessor() -> None:
@@ -718,11 +716,11 @@ def test_stale_pods_api_ties_no_pod_with_another_device_to_its_predecessor() -> 
     node, old = one_pod()
     old.has_tree = old.has_links = node.checkpoint_readable = False
     node.reports_pods, node.processes = True, []
-    assert [pod.uid for pod in node.collect().pods] == [old.uid]
+    assert [pod.uid for pod in node.collect().node.pods] == [old.uid]
     node.down = {"pod_identity"}
-    assert [pod.uid for pod in node.collect().pods] == [old.uid]
+    assert [pod.uid for pod in node.collect().node.pods] == [old.uid]
     node.pods = [replace(old, generation=1, ids={"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})]
-    assert [pod.uid for pod in node.collect().pods] == [""]
+    assert [pod.uid for pod in node.collect().node.pods] == [""]
 
 
 def told_holders(snapshot: Snapshot) -> list[int | None]:
@@ -788,7 +786,7 @@ def test_slot_by_minor_may_be_on_a_gpu_without_a_known_minor(by: str) -> None:
     snapshot = node.collect()
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("device_down", 1)]
     assert told_holders(snapshot) == [None, 0]
-    assert snapshot.node.devices[0].allocatable == ()
+    assert snapshot.node.devices[0].allocatable == {}
     gpus[0].tells_minor = True
     snapshot = node.collect()
     assert snapshot.node.unmatched == ()

@@ -10,12 +10,12 @@ from gpumap.cli.tables import map as map_columns
 from gpumap.cli.tables import top as top_columns
 from gpumap.cli.tables import waste as waste_columns
 from gpumap.cli.terminal import Screen, cells, contained, shortened, wrapped
-from gpumap.model.node import Node, SlotsEntry
+from gpumap.model.node import Grant, Node
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.text import printable
 from gpumap.model.words import age
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.shown import changed, map_table, top_table, waste_table, with_devices, with_gpus
+from tests.shown import changed, map_table, top_table, waste_table, with_devices
 from tests.snapshots import busy_node, empty_node
 
 CARD = gpu_uuid(0)
@@ -76,11 +76,9 @@ def test_holder_user_and_squatter() -> None:
 def test_slots_of_several_resources_are_not_added_up() -> None:
     """They are of different units: cores and blocks of memory; each number stands for itself, in their order."""
     found = node_of("vcuda")
-    slots = tuple(
-        SlotsEntry(resource=f"tencent.com/vcuda-{name}", slots=n) for name, n in (("core", 40), ("memory", 64))
-    )
+    grant = Grant({"tencent.com/vcuda-core": 40, "tencent.com/vcuda-memory": 64})
     found = with_devices(
-        found, lambda device: changed(device, holders=tuple(changed(one, slots=slots) for one in device.holders))
+        found, lambda device: changed(device, containers=tuple(changed(one, grant=grant) for one in device.containers))
     )
     assert "40+64" in map_table(found, Shape()).split()
 
@@ -241,8 +239,8 @@ def named(name: str) -> Node:
     node.processes = [Process(10, CARD, pod, container=name, comm=name), Process(11, CARD, Pod("x", name), comm=name)]
     node.collect()
     found = published(node.collect())
-    found = with_gpus(found, lambda gpu: changed(gpu, up=False, fault=name), 1)
-    return with_devices(found, lambda device: changed(device, model=name), 0)
+    first, second = found.gpus
+    return changed(found, gpus=(changed(first, model=name), changed(second, fault=name)))
 
 
 def test_right_to_left_text_ends_before_the_next_cell() -> None:

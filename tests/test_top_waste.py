@@ -24,11 +24,12 @@ from gpumap.cli.tables import Shape, top_names, waste_names
 from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.tables.live import Live, frame
 from gpumap.cli.terminal import Screen, escape_terminal_controls
-from gpumap.model.devices import container_of, sources_up
+from gpumap.model.devices import sources_up
 from gpumap.model.findings import Thresholds, findings
-from gpumap.model.node import DeviceEntry, Node, NodeEntry, RecoveryEntry, decode
+from gpumap.model.node import Device, Node, decode
 from gpumap.model.remedies import FINDINGS
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.command import run_command_in_loop
 from tests.demo_process import fetch
 from tests.examples import examples
@@ -36,6 +37,7 @@ from tests.generated import runs
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import (
     changed,
+    changed_in,
     map_table,
     maps,
     served_as_waste,
@@ -46,6 +48,7 @@ from tests.shown import (
     waste_values,
     with_devices,
 )
+from tests.snapshots import with_node
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
 
@@ -240,12 +243,13 @@ def test_the_idle_time_of_a_holder_that_gpumap_saw_at_work_is_exact() -> None:
     assert (one["finding"], one["why"]) == ("idle", "no activity for 7m30s")
 
 
-def granting(memory_bytes: int | None) -> Callable[[DeviceEntry], DeviceEntry]:
+def granting(memory_bytes: int | None) -> Callable[[Device], Device]:
     """Makes a device whose first holder was granted so much."""
 
-    def change(device: DeviceEntry) -> DeviceEntry:
-        first, *more = device.holders
-        return changed(device, holders=(changed(first, allocated_memory_bytes=memory_bytes), *more))
+    def change(device: Device) -> Device:
+        first = next(one for one in device.containers if one.grant)
+        granted = changed_in(first, "grant", memory_bytes=memory_bytes)
+        return changed(device, containers=tuple(granted if one is first else one for one in device.containers))
 
     return change
 
@@ -348,8 +352,9 @@ def test_unused_is_judged_by_the_peak() -> None:
     (one,) = waste_values(found, Shape(thresholds=Thresholds(unused_ratio=0.05)))["findings"]
     assert (one["used_bytes"], one["waste_bytes"], one["why"]) == (17 * GIB, 9 * GIB, "peak so far 71.0GiB")
     (device,) = found.devices
-    peakless = changed(device, users=(changed(device.users[0], memory_peak_bytes=None),))
-    assert wasted(changed(found, devices=(peakless,))) == {}
+    (one,) = device.containers
+    peakless = changed_in(one, "use", memory_peak_bytes=None)
+    assert wasted(changed(found, devices=(changed(device, containers=(peakless,)),))) == {}
 
 
 def in_two_namespaces() -> Node:
@@ -414,7 +419,9 @@ def test_holders_of_unknown_use_are_named() -> None:
     """Nothing is known of what a holder uses, although its GPU answers: no 0 GPUs are idle, and a sentence names it."""
     node = TestNode([Gpu(0)], [holder("dark", CARD)])
     node.collect()
-    found = with_devices(published(node.collect()), lambda device: changed(device, users=()))
+    (device,) = published(node.collect()).devices
+    (one,) = device.containers
+    found = changed(published(node.collect()), devices=(changed(device, containers=(changed(one, use=None),)),))
     text = waste_table(found, Shape())
     assert text.startswith("No waste found in the known data.")
     assert "The use of some holders is not known, so gpumap cannot check them: ml/dark." in text
@@ -428,7 +435,7 @@ def test_holders_of_unknown_use_are_named() -> None:
 def test_sums_by_node() -> None:
     """Of a fleet also by node: only nodes with a finding."""
     one = in_two_namespaces()
-    other = changed(one, node=NodeEntry(name="other", internal_ip=None))
+    other = changed(one, name="other")
     fleet = NodeMaps((one, other), fleet=True)
     lines = tables.waste_table(fleet, Shape(sums_by="node")).splitlines()
     assert [line.split()[:3] for line in lines[1:3]] == [["node-a", "2", "2"], ["other", "2", "2"]]
@@ -443,7 +450,8 @@ def test_without_a_grant_is_said_of_holders() -> None:
     none = with_devices(
         found,
         lambda device: changed(
-            device, holders=tuple(changed(one, allocated_memory_bytes=None) for one in device.holders)
+            device,
+            containers=tuple(changed_in(one, "grant", memory_bytes=None) for one in device.containers),
         ),
     )
     said = "On GPU 0, 1 no grant of memory is known for ml/both, ml/other. "
@@ -458,9 +466,9 @@ def test_without_a_grant_is_said_of_holders() -> None:
 def test_idle_holders_of_unknown_share_are_counted_as_one_says_it() -> None:
     """One holder, two holders."""
     found = published(busy().collect())
-    (holder_entry,) = found.devices[1].holders
-    shareless = changed(holder_entry, allocated_gpus=None)
-    found = with_devices(found, lambda device: changed(device, holders=(shareless,)), 1)
+    (one,) = found.devices[1].containers
+    shareless = changed_in(one, "grant", gpus=None)
+    found = with_devices(found, lambda device: changed(device, containers=(shareless,)), 1)
     assert "(and 1 holder of unknown share)" in waste_table(found, Shape())
 
 
@@ -588,8 +596,8 @@ def test_a_gpu_that_needs_repair_is_named() -> None:
     """It answers, so its rows are as ever; a line below them says what to do, of `waste` where to look."""
     found = published(busy().collect())
     well, gpu = found.gpus
-    rows = changed(gpu, row_remap_pending=True, remedies={"row_remap_pending": "Reset it."})
-    asks = changed(gpu, recovery_action=RecoveryEntry(action="gpu_reset", remedy="The driver asks for a reset."))
+    rows = changed(changed_in(gpu, "reading", row_remap_pending=True), remedies={"row_remap_pending": "Reset it."})
+    asks = changed(gpu, recovery_action="gpu_reset", remedies={"recovery_action": "The driver asks for a reset."})
     for ill, said in (
         (rows, "GPU 1 has bad memory rows: Reset it."),
         (asks, "GPU 1 needs recovery: The driver asks for a reset."),
@@ -606,7 +614,7 @@ def test_a_gpu_that_needs_repair_is_named() -> None:
 
 def test_a_stale_document_is_no_node_without_devices() -> None:
     """Where all there was is too old, each table says so; nothing is judged, and nothing adds up to 0."""
-    found = published(replace(busy().collect(), gpus=(), leaves=(), containers=()), stale="no collection for a week")
+    found = published(with_node(busy().collect(), gpus=(), devices=()), stale="no collection for a week")
     for show in (map_table, top_table, waste_table):
         text = show(found, Shape())
         assert text.startswith("No current data.")
@@ -634,8 +642,8 @@ def test_a_verdict_is_the_same_for_one_namespace() -> None:
     node = TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])], [whole])
     found = published(node.watch())
     assert wasted(found) == wasted(found, namespace="ml") == {"idle": ("whole",)}
-    (dark,) = (n for n, device in enumerate(found.devices) if device.gpu_instance_id == 2)
-    found = with_devices(found, lambda device: changed(device, users=(), owners=()), dark)
+    (dark,) = (n for n, device in enumerate(found.devices) if device.mig and device.mig.gpu_instance_id == 2)
+    found = with_devices(found, lambda device: changed(device, containers=(), owners=()), dark)
     assert wasted(found) == wasted(found, namespace="ml") == {}
     for shape in (Shape(), Shape(namespace="ml")):
         assert waste_table(found, shape).startswith("No waste found in the known data.")
@@ -649,8 +657,8 @@ def test_where_nothing_is_told_nothing_is_judged() -> None:
     node.collect()
     found = published(node.collect())
     assert waste_table(found, Shape()).startswith("No waste found.\n")
-    lacking: tuple[Callable[[DeviceEntry], DeviceEntry], ...] = (
-        lambda device: changed(device, holders_known=False),
+    lacking: tuple[Callable[[Device], Device], ...] = (
+        lambda device: changed(device, holders=None),
         lambda device: changed(device, owners=()),
     )
     for without in lacking:
@@ -661,7 +669,7 @@ def test_where_nothing_is_told_nothing_is_judged() -> None:
         assert map_table(less, Shape(namespace="ml")).startswith("Namespace ml has no known holder or user")
         sums = waste_values(less, Shape())["sums"]
         assert (sums["idle_gpus"], sums["unused_bytes"], sums["over_bytes"]) == (None, None, None)
-    dark = with_devices(found, lambda device: changed(device, owners=(), holders_known=False))
+    dark = with_devices(found, lambda device: changed(device, owners=(), holders=None))
     assert set(waste_values(dark, Shape())["sums"].values()) == {None}
     assert waste_table(dark, Shape()).startswith("gpumap could not check anything.")
 
@@ -688,7 +696,7 @@ async def test_nodes_of_which_nothing_answers(capsys: pytest.CaptureFixture[str]
     well = published(node.collect())
     node.down = {"kubelet", "nvml"}
     dead = published(node.collect(90.0))
-    dark = [changed(dead, node=NodeEntry(name=f"node-{n}", internal_ip=None)) for n in range(7)]
+    dark = [changed(dead, name=f"node-{n}") for n in range(7)]
     for form in ("table", "wide", "json", "yaml", "name"):
         view = View(REPORTS["top"], form, Shape(), "", watch=False, interval_seconds=1.0)
         assert await _show(sights(), view) == 1  # type: ignore[arg-type] # the test's own
@@ -708,7 +716,7 @@ def test_the_map_has_the_findings() -> None:
     ]
     assert len(in_one(found, "ml").findings or ()) == 3
     assert (in_one(found, "web").findings, in_one(found, "web").finding_sums) == ((), {})
-    stale = published(replace(node.collect(), gpus=(), leaves=(), containers=()), stale="no collection for a week")
+    stale = published(with_node(node.collect(), gpus=(), devices=()), stale="no collection for a week")
     assert (stale.findings, stale.finding_sums, stale.unjudged) == (None, {}, ("no collection for a week",))
 
 
@@ -768,10 +776,16 @@ def test_top_accounts_for_all_memory_at_every_moment(run: list[Snapshot | TestNo
 
 def claims_no_more_than_there_is(found: Node) -> None:
     values = waste_values(found, Shape())
-    total = sum(gpu.memory.total_bytes for gpu in found.gpus if gpu.memory)
+    memories = (gpu.reading.memory for gpu in found.gpus if gpu.reading)
+    total = sum(memory.total_bytes for memory in memories if memory)
     assert (values["sums"]["unused_bytes"] or 0) <= total
     assert (values["sums"]["idle_gpus"] or 0) <= len(found.gpus) + 1e-3
-    users = {(container_of(user), device.uuid) for device in found.devices for user in device.users if user.unassigned}
+    users = {
+        (one.name, device.uuid)
+        for device in found.devices
+        for one in device.containers
+        if one.owner is Owner.UNASSIGNED and one.use
+    }
     squatters = {
         ((one["namespace"], one["pod"], one["container"] or ""), one["uuid"])
         for one in values["findings"]

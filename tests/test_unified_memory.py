@@ -13,6 +13,7 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_table, waste_table
 from gpumap.model.node import Node
 from gpumap.model.readings import GpuProcess
+from gpumap.model.terms import Owner
 from tests import golden
 from tests.standin import Driver, Gpu, Process
 from tests.worker import Start
@@ -108,5 +109,5 @@ def test_memory_without_a_process_is_no_leak() -> None:
     grace = mapped("grace-numa")
     assert grace.findings == ()
     (device,) = grace.devices
-    assert {one.owner: one.memory_bytes for one in device.owners}["unaccounted"] == 85 * GIB
+    assert {one.owner: one.memory_bytes for one in device.owners}[Owner.UNACCOUNTED] == 85 * GIB
     assert "unaccounted" not in ALERTS.read_text(encoding="utf-8")

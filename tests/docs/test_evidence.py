@@ -102,7 +102,7 @@ STATEMENTS: Mapping[str, Callable[[Snapshot], str]] = {
         lambda snapshot: any(one.owner is Owner.UNACCOUNTED for leaf in snapshot.node.devices for one in leaf.owners)
     ),
     "`gpumap_container_unassigned_use`": if_true(
-        lambda snapshot: any(one.use is not None and one.use.unassigned for one in snapshot.containers)
+        lambda snapshot: any(one.owner is Owner.UNASSIGNED for one in snapshot.containers)
     ),
     "zero of an idle holder": if_true(has_zero),
     "`gpumap_device_holders` 0": if_true(holders(0)),

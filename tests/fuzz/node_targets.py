@@ -40,8 +40,8 @@ from gpumap.lab.capture import answers, contents
 from gpumap.lab.capture.sharing import FOLDER
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model import cgroups, observations
-from gpumap.model import map as model_map
 from gpumap.model.device_ids import parse, parse_dra, parse_node, parse_visible
+from gpumap.model.node import decode, encode
 from gpumap.model.observations import (
     Complaint,
     DeviceId,
@@ -389,8 +389,8 @@ def _pages(snapshot: Snapshot) -> tuple[bytes, ...]:
     check_page(openmetrics, openmetrics=True)
     dialects = Exposition(DIALECT_FAMILIES).render(snapshot)
     check_page(dialects)
-    document = model_map.encode(published(snapshot))
-    model_map.decode(document)
+    document = encode(published(snapshot))
+    decode(document)
     return text, openmetrics, dialects
 
 
@@ -582,7 +582,7 @@ TARGETS = (
             f"{_LINE}dra",
             "gpumap.agent.join.step",
             "gpumap.agent.exposition",
-            "gpumap.agent.node_map",
+            "gpumap.agent.published",
             "gpumap.agent.join.grants",
             "gpumap.agent.join.shares",
             "gpumap.agent.dialects.dcgm_entities",

@@ -74,7 +74,7 @@ def check_values(samples: dict[str, float]) -> None:
 def check_snapshot(snapshot: Snapshot, answer: KubeletAnswer | None) -> None:
     """Assert the laws that need no truth. `answer` is the kubelet's, read in this collection."""
     one_series_each(snapshot)
-    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.node.devices if leaf.gpu}
+    gpu_of = {leaf.uuid: leaf.gpu_uuid for leaf in snapshot.node.devices if leaf.gpu_uuid}
     shares: dict[str, float] = defaultdict(float)
     for row in snapshot.containers:
         shares[gpu_of.get(row.uuid, row.uuid)] += row.allocated_gpus or 0.0
@@ -96,7 +96,7 @@ def _check_nothing_is_lost(snapshot: Snapshot, answer: KubeletAnswer) -> None:
 
     told: Counter[tuple[ContainerName, str]] = Counter()
     for row in snapshot.containers:
-        for resource, slots in row.slots:
+        for resource, slots in row.slots.items():
             told[row.name, resource] += slots
     for one in snapshot.node.unmatched:
         told[one.name, one.resource] += one.slots

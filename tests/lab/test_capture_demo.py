@@ -133,7 +133,7 @@ async def test_a_rate_limit_is_played_as_the_deadline_that_it_led_to() -> None:
     files = with_files(on_disk.load(OWNERS), **{"kubelet/list.json": None})
     files[contents.DOWN] = contents.down_text({"kubelet": Down("rate_limited", "")})
     capture = on_disk.Capture(on_disk.About("here"), (on_disk.Frame(0.0, files),))
-    kubelet = next(one for one in (await replay.snapshots(capture))[-1].sources if one.source is Source.KUBELET)
+    kubelet = next(one for one in (await replay.snapshots(capture))[-1].node.sources if one.source == Source.KUBELET)
     assert (kubelet.up, kubelet.reason) == (False, "deadline_exceeded")
 
 
@@ -287,10 +287,10 @@ async def test_an_event_of_a_frame_counts_once() -> None:
     capture = on_disk.load(golden.CAPTURES / "xid")
     frames = (*capture.frames, *(replace(capture.frames[-1], offset_seconds=60.0 + n) for n in range(3)))
     *before, last, again = await replay.snapshots(replace(capture, frames=frames))
-    assert sum(count for gpu in last.xids for _, count in gpu.counts) == XIDS_CAPTURED
-    assert [gpu.counts for gpu in again.xids] == [gpu.counts for gpu in last.xids]
-    assert again.container_xids == last.container_xids
-    assert before[0].container_xids == ()
+    assert sum(count for gpu in last.node.xids for count in gpu.counts.values()) == XIDS_CAPTURED
+    assert [gpu.counts for gpu in again.node.xids] == [gpu.counts for gpu in last.node.xids]
+    assert again.node.container_xids == last.node.container_xids
+    assert before[0].node.container_xids == ()
 
 
 # --- what is no capture -----------------------------------------------------------------------------------------------

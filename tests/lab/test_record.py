@@ -278,8 +278,8 @@ async def test_xid_events_are_recorded_and_played(node: Node, directory: Path, r
     capture = on_disk.Capture(recorder.about(), tuple(on_disk.Frame(float(n), one) for n, one in enumerate(frames)))
     on_disk.write(capture, directory / "new", b"")
     last = (await replay.snapshots(on_disk.load(directory / "new")))[-1]
-    assert [gpu.counts for gpu in last.xids] == [(), ((31, 1),), ()]
-    assert {(one.name.pod, one.code, one.errors) for one in last.container_xids} == {("trainer", 31, 1)}
+    assert [gpu.counts for gpu in last.node.xids] == [{}, {31: 1}, {}]
+    assert {(one.name.pod, one.code, one.errors) for one in last.node.container_xids} == {("trainer", 31, 1)}
 
 
 def xids_in(files: Mapping[str, bytes]) -> tuple[XidError, ...]:

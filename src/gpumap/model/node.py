@@ -199,7 +199,7 @@ class ContainerOnDevice(OfContainer, frozen=True):
     uuid: Uuid
     """UUID of the device."""
     owner: Owner = Owner.ASSIGNED
-    """assigned if it holds the device. Otherwise what its processes are there: unassigned, scheduled or unknown."""
+    """assigned if it holds the device. Otherwise the owner of its processes: unassigned, scheduled or unknown."""
     grant: Grant | None = None
     """What it holds. Null if it holds nothing of the device."""
     use: Use | None = None
@@ -534,7 +534,7 @@ def decode(text: bytes) -> Node:
         raise
     except msgspec.DecodeError:
         # msgspec refuses the escapes of lone surrogates, which `json_bytes` writes for names that are no UTF-8.
-        return msgspec.convert(json.loads(text, parse_constant=_refuse), Node)
+        return msgspec.convert(json.loads(text, parse_constant=_refuse), Node, str_keys=True)
 
 
 def _refuse(constant: str) -> float:

@@ -90,7 +90,7 @@ class DeviceMemory(Struct, frozen=True, omit_defaults=True):
     """Excludes `reserved_bytes`. If the driver does not report these (nvmlDeviceGetMemoryInfo, first version), it may
     include them."""
     free_bytes: int
-    """Memory that nobody uses."""
+    """Memory that is not used."""
     reserved_bytes: int | None = None
     """Reserved by driver and firmware."""
 

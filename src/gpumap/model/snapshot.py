@@ -1,4 +1,4 @@
-"""The result of one collection: the node, and what the agent needs besides it. `join.step` makes it.
+"""The result of one collection: the node, and what only the agent needs. `join.step` makes it.
 
 Frozen values. What several readers compute from a snapshot is computed once.
 """

@@ -129,7 +129,7 @@ class ContainerProcesses(NamedTuple):
     items: tuple[Attributed, ...]
     memory_bytes: int | None
     owner: Owner
-    """What the container is there. Of several owners the one that claims least."""
+    """Owner of the processes. If they have several, the first of `_OWNERS`."""
 
 
 def memory_of_all(items: Iterable[Attributed]) -> int | None:
