@@ -10,7 +10,8 @@ import pytest
 
 from gpumap.model.observations import DeviceId, ResourceDevices
 from tests import standin
-from tests.agent import Agent, Page, serve
+from tests.agent import Agent, serve
+from tests.exposed import Page
 from tests.impatient import Service
 from tests.node import GIB, MIB, WHOLE, Node, Pod, gpu_uuid
 from tests.processes import PlainProcesses

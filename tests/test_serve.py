@@ -17,8 +17,9 @@ import pytest
 from gpumap.agent.metrics import GROUPS, native
 from gpumap.model import cgroups
 from tests import standin
-from tests.agent import Page, gone, serve
+from tests.agent import gone, serve
 from tests.command import run_command_in_loop
+from tests.exposed import Page
 from tests.node import GIB, MIB, Node, Pod, gpu_uuid
 from tests.processes import HostProcesses, NoCgroupsError, PlainProcesses, Processes, RealProcesses
 from tests.standin import Code

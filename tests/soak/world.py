@@ -144,6 +144,11 @@ class Process:
     pod: Pod | None
     container: str
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What of it is a truth: not the ids of its pod's containers, which a restart changes."""
+        return self.pid, self.leaf, self.memory_bytes, self.pod and self.pod.uid, self.container
+
 
 @dataclass(frozen=True, eq=False)
 class Truth:
@@ -189,6 +194,8 @@ class World:
         self.history: deque[Truth] = deque([Truth(instances=_instance_uuids(0, 4))], maxlen=4000)
         self.counts = dict.fromkeys(("pods", "processes", "repartitions", "pids used again"), 0)
         self.pauses: deque[tuple[float, float]] = deque(maxlen=1000)
+        self.earlier: set[tuple[ContainerName, str]] = set()
+        """Containers, and the devices that they ever held or used."""
         self._next_pid = 0
         self._start_ticks = 1000
         self._partitions = 0
@@ -261,6 +268,7 @@ class World:
         uid = PodUid(f"{self.random.getrandbits(128):032x}")
         uid = PodUid("-".join((uid[:8], uid[8:12], uid[12:16], uid[16:20], uid[20:])))
         pod = Pod(namespace, name, uid, containers, grants)
+        self.earlier |= {(ContainerName(namespace, name, one), grant.leaf) for one, grant in grants.items()}
         self.counts["pods"] += 1
         with self.change(pods={**self.truth.pods, uid: pod}):
             self._write_kubelet()
@@ -318,6 +326,8 @@ class World:
         leaf = leaf or (grant.leaf if grant is not None else None) or self.random.choice(sorted(self.truth.leaves))
         pid = self._free_pid()
         one = Process(pid, leaf, self._amount(leaf), self.random.randrange(8), pod, container)
+        if pod is not None:
+            self.earlier.add((ContainerName(*pod.full, container), leaf))
         self.counts["processes"] += 1
         with self.change(processes={**self.truth.processes, pid: one}):
             self._write_process(pid, SHELL if pod is None else pod.cgroup(container), "python3")
