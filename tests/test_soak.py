@@ -72,7 +72,7 @@ def start_two_pods(world: World) -> None:
     """A holder of a whole GPU that runs, and a pod that uses it beside the kubelet."""
     grant = Grant(CARDS[1], WHOLE, (0,), 1)
     for name, grants in ((HOLDER, {"c0": grant}), (SQUATTER, {})):
-        pod = Pod(name.namespace, name.pod, PodUid(f"{name.pod}-uid"), {"c0": name.pod * 8}, grants)
+        pod = Pod.granted(name.namespace, name.pod, PodUid(f"{name.pod}-uid"), {"c0": name.pod * 8}, grants)
         with world.change(pods={**world.truth.pods, pod.uid: pod}):
             pass
         world.start_process(pod, "c0", WHOLE)

@@ -205,10 +205,9 @@ def is_of(true: ContainerName | None, shown: ContainerName) -> bool:
 
 
 def total(processes: Sequence[Process], leaf: str) -> tuple[int | None, int]:
-    """Bytes and number. A sum has what is known; without anything known it is None."""
+    """Bytes and number. One process without bytes leaves the sum unknown."""
     sizes = [one.uses[leaf] for one in processes]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if known or not sizes else None, len(sizes)
+    return None if None in sizes else sum(size or 0 for size in sizes), len(sizes)
 
 
 def subsets(processes: Sequence[Process]) -> Iterator[list[Process]]:

@@ -130,8 +130,7 @@ class Watched:
         options = [
             *("--listen", f"127.0.0.1:{self.port}", "--interval", f"{INTERVAL_SECONDS * 1000:g}ms"),
             *("--stale-after", f"{STALE_AFTER_SECONDS:g}s", "--node-name", "soak"),
-            *("--kubelet-root", str(world.root), "--device-checkpoint", str(world.checkpoint)),
-            *("--pod-log-root", str(world.logs), "--proc", str(world.proc)),
+            *world.flags_for(world.proc),
             *self.flags,
             *(self.door.flags if self.door is not None else ()),
         ]
