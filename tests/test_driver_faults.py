@@ -22,7 +22,8 @@ from gpumap.agent.sources.nvml import NvmlSource, worker_command
 from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
 from tests import standin
-from tests.agent import PATIENCE_SECONDS, Page, serve
+from tests.agent import PATIENCE_SECONDS, serve
+from tests.exposed import Page
 from tests.impatient import Service
 from tests.node import GIB, Node, gpu_uuid
 from tests.standin import FUNCTIONS, Code, Driver, Gpu

@@ -46,7 +46,8 @@ from gpumap.model.observations import (
 )
 from gpumap.model.readings import Uuid
 from tests import agent
-from tests.node import GIB, Node, Pod, gpu_uuid
+from tests.machine import Pod
+from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
 

@@ -28,7 +28,8 @@ from gpumap.model.observations import (
 )
 from gpumap.model.snapshot import Snapshot
 from tests import standin
-from tests.agent import Page, serve, until
+from tests.agent import serve, until
+from tests.exposed import Page
 from tests.node import Node, gpu_uuid
 
 LONG = ("--interval", "1h", "--stale-after", "1h")

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gpumap.agent.exposition import Exposition
 from gpumap.agent.published import published
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.second_list import CorrectedKubelet
@@ -22,15 +23,16 @@ from gpumap.model.findings import findings
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, ResourceDevices, SecondList, SourceError
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
-from tests import agent
+from tests import agent, laws
 from tests.examples import examples
+from tests.exposed import Page
 from tests.generated import nodes
 from tests.koordlet import FakeKoordlet
 from tests.node import Node
 from tests.node import gpu_uuid as driver_uuid
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 from tests.processes import PlainProcesses
-from tests.test_laws import conservation, one_series_each, sums_mean_something, the_page_is_valid
+from tests.test_laws import FAMILIES
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
 GPU = "nvidia.com/gpu"
@@ -252,10 +254,8 @@ def test_a_second_list_takes_nothing_from_the_kubelets(node: TestNode, data: st.
         for one in without.containers:
             if one.holds:
                 assert structs.replace(grants[one.name, one.uuid], use=None) == structs.replace(one, use=None)
-        conservation(node, snapshot)
-        one_series_each(snapshot)
-        sums_mean_something(node, snapshot)
-        the_page_is_valid(snapshot)
+        page = Page(Exposition(FAMILIES).render(snapshot).decode())
+        assert [*laws.inconsistent(page)] == []
         for process in snapshot.processes:
             if process.name and str(process.uuid) in node.second.get(process.name.pod, ()):
                 assert process.owner.value != "unassigned"

@@ -17,9 +17,11 @@ import pytest
 from gpumap.agent.metrics import GROUPS, native
 from gpumap.model import cgroups
 from tests import standin
-from tests.agent import Page, gone, serve
+from tests.agent import gone, serve
 from tests.command import run_command_in_loop
-from tests.node import GIB, MIB, Node, Pod, gpu_uuid
+from tests.exposed import Page
+from tests.machine import Pod
+from tests.node import GIB, MIB, Node, gpu_uuid
 from tests.processes import HostProcesses, NoCgroupsError, PlainProcesses, Processes, RealProcesses
 from tests.standin import Code
 

@@ -13,7 +13,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from tests.agent import Agent, Page, until
+from tests.agent import Agent, until
+from tests.exposed import Page
 from tests.faults.expected import holds, matches, path_and_status, shown
 from tests.faults.site import Site, Start
 

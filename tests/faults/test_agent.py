@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpumap.lab.demo.kubelet import Hang
-from tests.agent import PATIENCE_SECONDS, Page, until
+from tests.agent import PATIENCE_SECONDS, until
+from tests.exposed import Page
 from tests.faults.ending import exits_with, refuse_start, stop
 from tests.faults.matrix import Fault, suffer
 from tests.faults.site import Site, Sites, Start

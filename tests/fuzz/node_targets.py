@@ -60,6 +60,8 @@ from gpumap.model.plugins import named_devices, recognise, recognise_dra
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.units import parse_quantity
 from gpumap.model.workloads import slurm_job, workload
+from tests import laws
+from tests.exposed import Page
 from tests.fuzz import corpus
 from tests.fuzz.folders import folder, lay_out
 from tests.fuzz.mutators import (
@@ -72,7 +74,6 @@ from tests.fuzz.mutators import (
     pack,
     unpack,
 )
-from tests.fuzz.pages import check_page, check_snapshot, check_values
 from tests.fuzz.target import Target
 from tests.nodes import RULES
 
@@ -351,6 +352,7 @@ def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
         FractioningSource(place / FOLDER).read,
     )
     memory = Memory()
+    has_list = False
     try:
         for number in range(2):
             now = Moment(1000.0 + 5 * number, 1.7e9 + 5 * number)
@@ -365,7 +367,9 @@ def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
                 now,
             )
             memory, snapshot = step(memory, seen, RULES)
-            check_snapshot(snapshot, listed.value if isinstance(listed, Observed) else None)
+            answer = listed.value if isinstance(listed, Observed) else None
+            has_list |= answer is not None
+            _judge(snapshot, answer, has_list)
             yield snapshot
     finally:
         procfs.close()
@@ -378,17 +382,25 @@ def pages_of(reading: NvmlReading) -> object:
         now = Moment(1000.0 + 5 * number, 1.7e9 + 5 * number)
         failed = Failed(now, 0.0, (Complaint("unreadable", "no /proc"),))
         memory, snapshot = step(memory, Observations(Observed(reading, now, 0.0), failed, None, None, now), RULES)
-        check_snapshot(snapshot, None)
+        _judge(snapshot, None, has_list=False)
     return _pages(snapshot)
+
+
+def _judge(snapshot: Snapshot, answer: KubeletAnswer | None, has_list: bool) -> None:
+    """The laws that need no truth. `answer` is the kubelet's, read in this collection."""
+    page = Page(Exposition(FAMILIES).render(snapshot).decode())
+    found = [*laws.inconsistent(page), *laws.unproven(page, has_list=has_list, answered=answer is not None)]
+    if answer is not None:
+        found += laws.lost(page, laws.ids_of(answer.pods, lambda resource, _: RULES.is_gpu_resource(resource)))
+    assert not found, "\n".join(found)
 
 
 def _pages(snapshot: Snapshot) -> tuple[bytes, ...]:
     text = Exposition(FAMILIES).render(snapshot)
-    check_values(check_page(text))
     openmetrics = Exposition(FAMILIES, openmetrics=True).render(snapshot)
-    check_page(openmetrics, openmetrics=True)
+    Page(openmetrics.decode(), openmetrics=True)
     dialects = Exposition(DIALECT_FAMILIES).render(snapshot)
-    check_page(dialects)
+    Page(dialects.decode())
     document = encode(published(snapshot))
     decode(document)
     return text, openmetrics, dialects

@@ -34,6 +34,7 @@ from gpumap.model.readings import SAMPLES_NEW, Activity, GpuReading, Listening, 
 from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 from tests import agent, golden
 from tests.command import run_command
+from tests.exposed import Page
 
 OWNERS = golden.CAPTURES / "owners"
 PATIENCE_SECONDS = 300.0
@@ -55,7 +56,7 @@ def with_files(capture: on_disk.Capture, **changed: bytes | None) -> dict[str, b
 
 async def test_a_capture_is_served_as_a_node(directory: Path) -> None:
     """The page of `demo --capture` says of containers what the capture's page says; nothing is left behind."""
-    expected = agent.Page((OWNERS / on_disk.EXPECTED).read_text())
+    expected = Page((OWNERS / on_disk.EXPECTED).read_text())
     async with agent.run_agent(
         "demo", "--capture", str(OWNERS), "--interval", "100ms", "--collect", "all", TMPDIR=str(directory)
     ) as running:
@@ -77,7 +78,7 @@ async def test_frames_are_played_in_their_time_and_again(directory: Path) -> Non
     async with agent.run_agent("demo", "--capture", str(directory / "two"), "--interval", "50ms") as running:
         for has_holders in (True, False, True, False):
 
-            def holds(page: agent.Page, wanted: bool = has_holders) -> bool:
+            def holds(page: Page, wanted: bool = has_holders) -> bool:
                 return page.up("kubelet") and bool(page.samples.get("gpumap_allocation_info")) == wanted
 
             await running.until(holds, f"holders: {has_holders}")

@@ -50,6 +50,7 @@ from tests.captured import found_in, secrets_of
 from tests.command import run_command
 from tests.demo_node import demo_node
 from tests.demo_process import GPUMAP, environment
+from tests.exposed import Page
 from tests.koordlet import FakeKoordlet
 from tests.node import GIB, Node, gpu_uuid
 from tests.processes import NoCgroupsError, PlainProcesses, RealProcesses
@@ -147,7 +148,7 @@ async def test_what_schedulers_share_is_recorded(node: Node, directory: Path, fl
 async def test_it_says_what_the_agent_says(node: Node, directory: Path) -> None:
     """The page of a recording has the very samples that the agent serves from the same node, but for times."""
     await run_record(node, str(directory / "new"), "--node-name", "here")
-    expected = agent.Page((directory / "new" / on_disk.EXPECTED).read_text())
+    expected = Page((directory / "new" / on_disk.EXPECTED).read_text())
     async with agent.serve(
         node, "--node-name", "here", "--collect", "all", "--process-metrics", "--no-push", library=node.library
     ) as running:
@@ -185,7 +186,7 @@ async def test_real_processes_are_recorded_as_they_are(directory: Path, library:
     finally:
         processes.close()
     assert (code, errors) == (0, "")
-    page = agent.Page((directory / "new" / on_disk.EXPECTED).read_text())
+    page = Page((directory / "new" / on_disk.EXPECTED).read_text())
     assert page.by("gpumap_container_gpu_memory_used_bytes", "pod") == {"trainer": 8 * GIB}
     assert page.capable("pid_visibility")
     recorded = (directory / "new" / "proc" / str(pid) / "stat").read_text()
