@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from gpumap.agent.join import describe
 from gpumap.model import remedies
 from gpumap.model.node import (
     ContainerAccount,
@@ -66,8 +67,9 @@ def empty_node(name: str = "node-1") -> Snapshot:
 
 
 def with_node(snapshot: Snapshot, **changed: object) -> Snapshot:
-    """The snapshot with other parts of its node; its containers are those of the node's devices."""
+    """The snapshot with other parts of its node; its containers are those of the node's devices. Remedies follow."""
     node = structs.replace(snapshot.node, **changed)
+    node = structs.replace(node, gpus=describe.gpus(node.gpus, node.xids))
     rows = [one for device in node.devices for one in device.containers]
     return replace(snapshot, node=node, containers=tuple(sorted(rows, key=lambda one: (one.name, one.uuid))))
 

@@ -521,8 +521,10 @@ def ailing(**reading: object) -> Callable[[Snapshot], Snapshot]:
     def fall_ill(snapshot: Snapshot) -> Snapshot:
         first, *others = snapshot.node.gpus
         assert first.reading is not None
-        ill = structs.replace(first, reading=structs.replace(first.reading, **reading))
-        return with_node(snapshot, gpus=(ill, *others))
+        read = structs.replace(first.reading, **reading)
+        gpus = (structs.replace(first, reading=read), *others)
+        device, *more = snapshot.node.devices
+        return with_node(snapshot, gpus=gpus, devices=(structs.replace(device, activity=read.activity), *more))
 
     return fall_ill
 

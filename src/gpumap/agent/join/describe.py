@@ -36,10 +36,10 @@ from gpumap.model.terms import Owner
 # --- GPUs and devices -------------------------------------------------------------------------------------------------
 
 
-def gpus(inventory: Inventory, xids: Iterable[GpuXids]) -> tuple[Gpu, ...]:
-    """Return the GPUs of NVML's answer, with what to do about their problems."""
+def gpus(found: Iterable[Gpu], xids: Iterable[GpuXids]) -> tuple[Gpu, ...]:
+    """Return the GPUs with what to do about their problems."""
     with_errors = {one.uuid for one in xids if one.counts}
-    return tuple(structs.replace(gpu, remedies=_remedies(gpu, gpu.uuid in with_errors)) for gpu in inventory.gpus)
+    return tuple(structs.replace(gpu, remedies=_remedies(gpu, gpu.uuid in with_errors)) for gpu in found)
 
 
 def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:

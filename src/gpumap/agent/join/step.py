@@ -83,7 +83,7 @@ def _node(
         name=rules.node_name,
         internal_ip=rules.internal_ip,
         driver=_driver(observations),
-        gpus=describe.gpus(inventory, xids),
+        gpus=describe.gpus(inventory.gpus, xids),
         nameless_gpus=inventory.nameless,
         devices=describe.devices(joined, after, containers),
         unmatched=joined.allocation.unmatched,
