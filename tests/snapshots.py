@@ -27,6 +27,7 @@ from gpumap.model.node import (
     SourceHealth,
     UnmatchedSlots,
     Use,
+    Workload,
 )
 from gpumap.model.observations import Moment
 from gpumap.model.readings import (
@@ -43,7 +44,7 @@ from gpumap.model.readings import (
     Uuid,
 )
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner, PodUid, Source, Workload
+from gpumap.model.terms import Owner, PodUid, Source
 
 GIB = 1 << 30
 PROCESS = GpuProcess(100, GIB, "C")

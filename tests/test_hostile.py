@@ -11,12 +11,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import ContainerAllocateResponse
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import native, self_families
-from gpumap.agent.sources import checkpoint, plugin_answers
-from gpumap.model.observations import ClaimDevice, DeviceId, SourceAnswer
-from gpumap.model.plugins import named_devices, recognise, recognise_dra
+from gpumap.agent.sources import checkpoint
+from gpumap.model.observations import ClaimDevice, SourceAnswer
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.nodes import RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
@@ -110,27 +108,6 @@ def test_ids_and_answers_of_any_kind(
     node = TestNode([Gpu(0), Gpu(1, mig=MIG)], [pod], [Process(10, CARD, pod)], allocatable=offered, registered=offered)
     for _ in range(2):
         check(node, node.collect())
-
-
-@settings(max_examples=examples(300))
-@given(broken(), broken())
-def test_no_text_raises(resource: str, device_id: str) -> None:
-    """Any text is some plugin's id, or nobody's."""
-    recognise(resource, DeviceId(device_id))
-    recognise_dra("gpu.nvidia.com", device_id)
-
-
-@settings(max_examples=examples(300))
-@given(st.binary(max_size=60), st.integers(0, 60))
-def test_plugin_answers_of_any_bytes(tail: bytes, cut: int) -> None:
-    """Bytes are an answer or a ValueError; an answer names devices or none."""
-    env = ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": CARD}).SerializeToString()
-    entry, name = bytes([1 << 3 | 2, len(tail)]), bytes([5 << 3 | 2, len(tail) + 2, 1 << 3 | 2, len(tail)])
-    for message in (tail, env[:cut], env + tail, entry + tail, name + tail):
-        try:
-            named_devices(plugin_answers.parse(message))
-        except ValueError:
-            pass
 
 
 JSON = st.recursive(

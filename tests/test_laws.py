@@ -18,8 +18,8 @@ from gpumap.agent.metrics import native, self_families
 from gpumap.agent.published import published
 from gpumap.model.device_ids import ByUuid
 from gpumap.model.node import encode
-from gpumap.model.observations import CgroupKind, ContainerName, DeviceId
-from gpumap.model.plugins import recognise, recognise_dra
+from gpumap.model.observations import ContainerName, DeviceId
+from gpumap.model.plugins import recognise
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
 from tests import laws, truth
@@ -221,21 +221,3 @@ def test_faults_of_some_gpus_change_nothing_of_the_others(node: TestNode, data: 
     assert [row for row in ill.containers if row.uuid not in touched] == [
         row for row in well.containers if row.uuid not in touched
     ]
-
-
-@settings(max_examples=examples(500))
-@given(st.text(max_size=60), st.text(max_size=120))
-def test_no_device_id_raises(resource: str, device_id: str) -> None:
-    """Any string is an id of some device or of none, and never an error."""
-    recognise(resource, DeviceId(device_id))
-    recognise_dra(resource, device_id)
-
-
-@settings(max_examples=examples(500))
-@given(st.text(alphabet=st.sampled_from("/.:-_pod0af\nslice"), max_size=200), st.text(max_size=80))
-def test_no_cgroup_text_raises(text: str, own: str) -> None:
-    """Any text of a cgroup file is a membership, and never an error."""
-    from gpumap.model import cgroups
-
-    assert cgroups.parse(text, cgroups.own(own)).kind in CgroupKind
-    cgroups.is_outside(text, cgroups.own(own))

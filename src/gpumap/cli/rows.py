@@ -20,8 +20,8 @@ from gpumap.model.devices import (
     sum_of,
 )
 from gpumap.model.gaps import use_known
-from gpumap.model.node import ContainerOnDevice, Gpu, Node, Process
-from gpumap.model.terms import ContainerName, Owner, Workload
+from gpumap.model.node import ContainerOnDevice, Gpu, Node, Process, Workload
+from gpumap.model.terms import ContainerName, Owner
 
 
 class DeviceRow(NamedTuple):

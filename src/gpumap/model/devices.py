@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec import structs
 
-from gpumap.model.node import ContainerOnDevice, Device, HostUse, Node, OwnerUse, Process
-from gpumap.model.terms import OTHER, ContainerName, Owner, Source, Workload
+from gpumap.model.node import OTHER, ContainerOnDevice, Device, HostUse, Node, OwnerUse, Process, Workload
+from gpumap.model.terms import ContainerName, Owner, Source
 
 NO_CONTAINER = ContainerName("", "", "")
 _NO_USERS = (Owner.GONE, Owner.MPS_SERVER)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, MigInstance, Uuid
-from gpumap.model.terms import ContainerName, Owner, PodName, PodUid, Source, Workload
+from gpumap.model.terms import ContainerName, Owner, PodName, PodUid, Source
 
 VERSION = 1
 """Of the JSON. A document of another version is refused."""
@@ -224,6 +224,19 @@ class ContainerOnDevice(OfContainer, frozen=True):
     @property
     def reservation(self) -> bool:
         return self.grant is not None and self.grant.reservation
+
+
+class Workload(Struct, frozen=True, order=True):
+    """Work outside pods."""
+
+    kind: str
+    """docker, podman, containerd, lxc, slurm_job, pbs_job, htcondor_slot, systemd_unit, user or other."""
+    name: str
+    """Short container id, job id, slot, unit or user, by kind."""
+
+
+OTHER = Workload("other", "other")
+"""Work that nothing names, and all work after the first `workloads.NAMES_MAX` names of a node."""
 
 
 class OwnerUse(Struct, frozen=True):

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, NewType, TypeVar
 
+from gpumap.model.node import Workload as Workload
 from gpumap.model.readings import Activity as Activity
 from gpumap.model.readings import DeviceMemory as DeviceMemory
 from gpumap.model.readings import GpuProcess as GpuProcess
@@ -22,7 +23,6 @@ from gpumap.model.terms import ContainerName as ContainerName
 from gpumap.model.terms import PodName as PodName
 from gpumap.model.terms import PodUid as PodUid
 from gpumap.model.terms import Source as Source
-from gpumap.model.terms import Workload as Workload
 
 DeviceId = NewType("DeviceId", str)
 """The kubelet's string for one slot of a device."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple, NewType
 
-from msgspec import Struct
-
 PodUid = NewType("PodUid", str)
 """As in cgroup paths and log directories. A static pod has a hash of 32 hex digits, not a UUID."""
 
@@ -26,19 +24,6 @@ class ContainerName(NamedTuple):
     @property
     def pod_name(self) -> PodName:
         return PodName(self.namespace, self.pod)
-
-
-class Workload(Struct, frozen=True, order=True):
-    """Work outside pods."""
-
-    kind: str
-    """docker, podman, containerd, lxc, slurm_job, pbs_job, htcondor_slot, systemd_unit, user or other."""
-    name: str
-    """Short container id, job id, slot, unit or user, by kind."""
-
-
-OTHER = Workload("other", "other")
-"""Work that nothing names, and all work after the first `workloads.NAMES_MAX` names of a node."""
 
 
 class Source(enum.StrEnum):

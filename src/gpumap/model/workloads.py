@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from gpumap.model.terms import OTHER as OTHER
-from gpumap.model.terms import Workload as Workload
+from gpumap.model.node import OTHER as OTHER
+from gpumap.model.node import Workload as Workload
 
 NAMES_MAX = 200
 """Names of a node. Work that comes later is `OTHER`."""

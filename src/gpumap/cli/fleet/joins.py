@@ -35,10 +35,11 @@ from gpumap.model.node import (
     SourceHealth,
     UnmatchedSlots,
     Use,
+    Workload,
 )
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
-from gpumap.model.terms import ContainerName, Owner, PodName, Source, Workload
+from gpumap.model.terms import ContainerName, Owner, PodName, Source
 from gpumap.model.words import listed
 
 Slots = dict[str, int]

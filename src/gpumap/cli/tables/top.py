@@ -26,8 +26,7 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.map import owner_colour, shown_owner
 from gpumap.cli.tables.unknowns import all_known, no_rows, troubles
-from gpumap.model.node import Node
-from gpumap.model.terms import Workload
+from gpumap.model.node import Node, Workload
 from gpumap.model.words import UNKNOWN, age, number, percent, size
 
 
