@@ -304,8 +304,8 @@ def wrong_map(document: Mapping[str, Any], window: Window) -> Iterator[str]:
         leaf = device["uuid"]
         for row in device["processes"]:
             yield from _wrong_process(row, leaf, window)
-        for row in device["holders"]:
-            if not window.may_hold(name_of(row), leaf):
+        for row in device["containers"]:
+            if row["grant"] is not None and not window.may_hold(name_of(row), leaf):
                 yield f"L6: {name_of(row)} does not hold {leaf}"
     for row in document["pods"]:
         yield from _wrong_pod(row, window)
@@ -440,15 +440,15 @@ def disagreement(page: Page, document: Mapping[str, Any]) -> Iterator[str]:
         memory, owners = device["memory"], device["owners"]
         if memory is not None and owners and sum(one["memory_bytes"] or 0 for one in owners) != memory["used_bytes"]:
             yield f"L1: the owners of {device['uuid']} have {owners} in the map, and it has {memory['used_bytes']}"
-    pairs: tuple[tuple[str, str, Callable[[Mapping[str, Any]], object]], ...] = (
-        (USED, "users", lambda row: row["memory_bytes"]),
-        (ALLOCATION, "holders", lambda row: 1),
+    reads: tuple[tuple[str, Callable[[Mapping[str, Any]], object]], ...] = (
+        (USED, lambda row: row["use"] and row["use"]["memory_bytes"]),
+        (ALLOCATION, lambda row: None if row["grant"] is None else 1),
     )
-    for family, part, read in pairs:
+    for family, read in reads:
         in_map = {
             key(family, **labels_of(name_of(row), device["uuid"])): read(row)
             for device in document["devices"]
-            for row in device[part]
+            for row in device["containers"]
             if read(row) is not None
         }
         on_page = {(family, labels): value for labels, value in page.samples.get(family, {}).items()}

@@ -28,7 +28,7 @@ from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.lab.demo.pods_api import FakePodsApi
 from gpumap.model import remedies
-from gpumap.model.node import ContainerXids, GpuXids, decode, encode
+from gpumap.model.node import ContainerXids, GpuXids, decode
 from gpumap.model.node import Node as SeenNode
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import Source
@@ -42,7 +42,7 @@ from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
-from tests.shown import changed, changed_in, values, with_gpus
+from tests.shown import changed, changed_in, values
 from tests.snapshots import busy_node, empty_node, gpu, with_node
 
 LADDER = [
@@ -335,23 +335,6 @@ def test_a_document_that_is_stale() -> None:
     assert not works(found)
 
 
-def test_a_document_of_an_older_gpumap() -> None:
-    """What its agent did not tell yet is not judged."""
-    document = json.loads(encode(published(busy_node(3))))
-    of_node = ("accounts", "container_xids", "collect", "stale")
-    of_gpu = ("recovery_action", "remedies", "row_remap_pending", "row_remap_failure", "ecc_errors", "xids")
-    for rows, names in (([document], of_node), (document["gpus"], of_gpu), (document["devices"], ("activity",))):
-        for row in rows:
-            for name in names:
-                del row[name]
-    found = decode(json.dumps(document).encode())
-    assert [one.check for one in examine(found, None) if "/" in one.check] == [
-        "gpu/3",
-        "gpu/2",
-        "unmatched_slots/untrusted_id",
-    ]
-
-
 def test_no_pid_visibility() -> None:
     """What was seen instead, and the chart's value; the required sources work all the same."""
     node = well()
@@ -415,14 +398,6 @@ def test_which_call_gives_sm_time() -> None:
         assert works(tuple(found.values()))
 
 
-def test_an_older_agent_does_not_report_which_call_gives_sm_time() -> None:
-    """Its map has the capability, so nothing is missing."""
-    made = published(well().collect())
-    older = with_gpus(made, lambda gpu: changed(gpu, samples_from=None))
-    one = by_name(examine(older, ALL_WELL))["process_utilization"]
-    assert (one.state, one.seen, one.why) == ("ok", "SM time of each process", None)
-
-
 def test_unmatched_slots() -> None:
     """A line for each reason, with whose they are."""
     node = well()
@@ -459,7 +434,7 @@ def test_the_document_for_scripts_is_stable() -> None:
     node.down = {"nvml"}
     found = published(node.collect())
     shown = values(as_values(found, examine(found, None)))
-    assert (shown["version"], shown["ok"], shown["name"]) == (1, False, "node-a")
+    assert (shown["version"], shown["ok"], shown["node"]["name"]) == (1, False, "node-a")
     fields = {"check", "state", "required", "seen", "why", "remedy"}
     assert all(one.keys() == fields for one in shown["checks"])
     states = {"ok", "degraded", "missing", "failed", "warning", "not needed", "unknown"}

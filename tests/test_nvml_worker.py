@@ -739,15 +739,6 @@ def test_what_is_no_answer_is_refused(line: bytes) -> None:
         wire.decode(line)
 
 
-def test_an_instance_of_an_older_capture_has_no_place() -> None:
-    """Lines from before a MIG device had a place are read, and one that has none is written as it was then."""
-    older = {"uuid": MIG_A, "gpu_instance_id": 7, "compute_instance_id": 0, "profile": "1g.10gb"}
-    older |= {"compute_slices": 1, "memory": None, "processes": None}
-    reading = msgspec.convert({"index": 0, "partitioned": True, "instances": [older]}, GpuReading)
-    assert reading.instances == (MigInstance(Uuid(MIG_A), 7, 0, "1g.10gb", 1, None, None),)
-    assert msgspec.to_builtins(reading)["instances"] == (older,)
-
-
 def test_unknown_keys_are_ignored() -> None:
     """A newer worker may say more."""
     assert wire.decode(b'{"kind":"gpu","read":1,"new":2,"gpu":{"index":0,"newer":{}}}') == wire.GpuMessage(

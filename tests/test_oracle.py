@@ -253,10 +253,10 @@ def process_on_map(**changes: object) -> dict[str, Any]:
     device: dict[str, Any] = {
         "uuid": FIRST,
         "processes": [process | changes],
-        "holders": [BUSY._asdict()],
+        "containers": [BUSY._asdict() | {"grant": {}, "use": {"memory_bytes": 300 * MIB}}],
         "owners": owners,
+        "memory": {"used_bytes": 364 * MIB},
     }
-    device |= {"memory": {"used_bytes": 364 * MIB}, "users": [BUSY._asdict() | {"memory_bytes": 300 * MIB}]}
     return {"devices": [device], "pods": [{"namespace": "ml", "pod": "train", "uid": "uid-1"}]}
 
 

@@ -148,8 +148,8 @@ async def test_map_shows_what_a_running_agent_knows(plain: Node) -> None:
         await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
         document = json.loads(await printed("map", "-o", "json", "--url", agent.url))
         device = next(device for device in document["devices"] if device["uuid"] == SHARED)
-        users = {(user["pod"], user["container"]): user["memory_bytes"] for user in device["users"]}
-        assert users == THEIR_BYTES
+        uses = {(one["pod"], one["container"]): one["use"]["memory_bytes"] for one in device["containers"]}
+        assert uses == THEIR_BYTES
         assert sum(owner["memory_bytes"] for owner in device["owners"]) == device["memory"]["used_bytes"]
         table = await printed("map", "--url", agent.url)
         row = next(line.split() for line in table.splitlines() if " greedy " in line)
