@@ -178,7 +178,7 @@ async def test_tables_fit_the_terminal(fake: FakeAgent, command: str, columns: i
     name = "a-name-as-long-as-names-may-be-" * 8
     assert fake.answer is not None
     for device in fake.answer["devices"]:
-        for row in (*device["holders"], *device["users"]):
+        for row in device["containers"]:
             row["pod"] = name
     once = ["--once"] if command == "top" else []
     with terminal(command, *once, "--url", fake.url, columns=columns) as shown:
