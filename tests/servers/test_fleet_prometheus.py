@@ -77,7 +77,7 @@ def names(document: dict[str, Any]) -> set[tuple[str, str, str, str]]:
     return {
         (device["uuid"], row["namespace"], row["pod"], row["container"])
         for device in document["devices"]
-        for row in (*device["holders"], *device["users"])
+        for row in device["containers"]
     }
 
 
@@ -89,7 +89,7 @@ def test_the_map_of_a_cluster(server: str, agents: dict[str, str]) -> None:
         assert (done.returncode, done.stderr) == (1, f"gpumap: missing: {MISSING}\n")
         found = json.loads(done.stdout)
         assert found["missing"] == [MISSING]
-        told = {one["node"]["name"]: names(one) for one in found["nodes"]}
+        told = {one["name"]: names(one) for one in found["nodes"]}
         served = {name: names(json.loads(fetch(f"{url}/api/v1/map")[0])) for name, url in agents.items()}
         return told == served
 
