@@ -45,7 +45,8 @@ collections take at most half of the time."""
 
 FOLLOW_SECONDS = 0.75
 """From the start of a collection to the start of the next, after a container with a GPU has started. Nothing shows when
-it allocates memory there: gpumap looks again, and sees it within a second."""
+it allocates memory there: gpumap looks again, and sees it within a second. The same after the time of a process that no
+list had: gpumap sees the next short process with its owner."""
 FOLLOW_FOR_SECONDS = 30.0
 """Most programs have allocated by then. The interval sees the others."""
 
@@ -169,7 +170,7 @@ class Collector:
         self._counters_served = self._memory.ledger.at is not None
         self._keep = keep
         self._last: Snapshot | None = None
-        self._new_holder_at = -math.inf
+        self._follow_from = -math.inf
 
     def set_deadline(self, seconds: float) -> None:
         """Wait so long for each source. A replay must not depend on how fast the machine is."""
@@ -243,14 +244,16 @@ class Collector:
             executor.close()
 
     def _follow(self, before: Snapshot | None, after: Snapshot) -> None:
-        """Pass the pods with a GPU to the trigger, and note when a pod gets one."""
+        """Pass the pods with a GPU to the trigger, and note when a pod gets one, or has run a short process."""
         pods = frozenset(one.name.pod_name for one in after.containers)
-        if before is not None and not pods <= {one.name.pod_name for one in before.containers}:
-            self._new_holder_at = time.monotonic()  # its container may have started before gpumap knew its pod
+        # The container of a new pod may have started before gpumap knew its pod.
+        is_new = before is not None and not pods <= {one.name.pod_name for one in before.containers}
+        if is_new or after.has_short_process:
+            self._follow_from = time.monotonic()
         self._trigger.follow(pods)
 
     def _expects_processes(self, now: float) -> bool:
-        return self._trigger.is_on and now - max(self._trigger.started_at, self._new_holder_at) < FOLLOW_FOR_SECONDS
+        return self._trigger.is_on and now - max(self._trigger.started_at, self._follow_from) < FOLLOW_FOR_SECONDS
 
     async def _wait(self, earliest: float, until: float, follow: float) -> str:
         """Wait until the earlier of the two, or until the trigger fires (not before `earliest`), or a missing kubelet

@@ -252,6 +252,7 @@ def _user(name: ContainerName, use: ContainerUse, owner: Owner) -> entries.UserE
         last_active=use.last_active,
         pod_uid=use.pod_uid,
         seen_seconds=use.seen_seconds,
+        no_process_seconds=use.no_process_seconds,
         sm_activity_ratio=use.sm_activity_ratio,
     )
 

@@ -30,9 +30,9 @@ class Thresholds(NamedTuple):
     """From when on something is a finding. The defaults are those of `gpumap waste`."""
 
     idle_after_seconds: float = 300.0
-    """A holder whose SM time has been 0 for so long is idle, also with processes."""
+    """A holder is idle if gpumap has watched it for so long, and it certainly did not work in that time."""
     grace_seconds: float = 120.0
-    """A holder that gpumap has seen for less is neither idle nor unused: it may still start."""
+    """A holder is unused only if gpumap has watched it for so long: it may still start."""
     unused_ratio: float = 0.2
     """A holder is `unused` if its peak leaves more than this part of its granted memory, and more than
     `unused_bytes`."""
@@ -74,10 +74,9 @@ class _HolderUse(NamedTuple):
 
     memory_bytes: int | None
     memory_peak_bytes: int | None
-    processes: int
-    busy_ratio: float | None
-    last_active: float | None
+    idle_seconds: float | None
     seen_seconds: float | None
+    no_process_seconds: float | None
     pod_at_work: bool
 
 
@@ -160,9 +159,8 @@ def _counted(processes: int | None) -> str:
 def _of_holders(
     on: NodeDevice, namespace: str, partitioned: Container[str], thresholds: Thresholds
 ) -> Iterator[Finding]:
-    busy_for_nobody = _is_busy_for_nobody(on)
     for holder, use in _uses(on, namespace, partitioned, thresholds):
-        finding = _of_holder(on, holder, use, thresholds, busy_for_nobody=busy_for_nobody) if use else None
+        finding = _of_holder(on, holder, use, thresholds) if use else None
         if finding:
             yield finding
 
@@ -180,13 +178,10 @@ def _uses(
         yield holder, _use_of(on, holder, of_pod, len(leaves), thresholds)
 
 
-def _of_holder(
-    on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds: Thresholds, *, busy_for_nobody: bool
-) -> Finding | None:
+def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds: Thresholds) -> Finding | None:
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
     granted, used = holder.allocated_memory_bytes, use.memory_bytes
-    idle_seconds = None if use.last_active is None else max(on.node_map.timestamp - use.last_active, 0.0)
     finding = Finding(
         "unused",
         on.node_map.node.name,
@@ -201,20 +196,19 @@ def _of_holder(
     )
     if granted is not None and used is not None and used > granted:
         return finding._replace(kind="over", waste_bytes=used - granted, why="uses more memory than granted")
-    if use.pod_at_work or _is_young(use.seen_seconds, thresholds):
+    if use.pod_at_work:
         return None
-    why = "" if busy_for_nobody else _idle_because(use, idle_seconds, thresholds)
-    if why:
-        return finding._replace(kind="idle", why=why, idle_seconds=None if use.busy_ratio is None else idle_seconds)
-    if granted is not None and used is not None and use.memory_peak_bytes is not None:
-        why = f"peak so far {size(use.memory_peak_bytes)}"
-        finding = finding._replace(waste_bytes=max(granted - max(used, use.memory_peak_bytes), 0), why=why)
+    if use.idle_seconds is not None and use.idle_seconds >= thresholds.idle_after_seconds:
+        return finding._replace(kind="idle", why=_idle_because(use, use.idle_seconds), idle_seconds=use.idle_seconds)
+    if granted is None or used is None or not use.memory_peak_bytes or not _is_watched(use.seen_seconds, thresholds):
+        return None
+    why = f"peak so far {size(use.memory_peak_bytes)}"
+    finding = finding._replace(waste_bytes=max(granted - max(used, use.memory_peak_bytes), 0), why=why)
     return finding if _is_much(finding, thresholds) else None
 
 
-def _is_young(seen_seconds: float | None, thresholds: Thresholds) -> bool:
-    """Return whether a container is known to be new. One that was there when gpumap first looked is not."""
-    return seen_seconds is not None and seen_seconds < thresholds.grace_seconds
+def _is_watched(seen_seconds: float | None, thresholds: Thresholds) -> bool:
+    return seen_seconds is not None and seen_seconds >= thresholds.grace_seconds
 
 
 def _is_much(unused: Finding, thresholds: Thresholds) -> bool:
@@ -222,29 +216,11 @@ def _is_much(unused: Finding, thresholds: Thresholds) -> bool:
     return left > max(thresholds.unused_bytes, thresholds.unused_ratio * (unused.granted_bytes or 0))
 
 
-def _is_busy_for_nobody(on: NodeDevice) -> bool:
-    """Return whether SMs of the GPU are used, but by no known process: any of its holders may use them."""
-    gpu = next((one for one in on.node_map.gpus if one.uuid == on.device.uuid), None)
-    computes = (*(one.sm_ratio for one in on.device.users), *(one.sm_ratio for one in on.device.processes))
-    return bool(gpu and gpu.utilization_ratio) and not any(computes)
-
-
-def _idle_because(use: _HolderUse, idle_seconds: float | None, thresholds: Thresholds) -> str:
-    """Return why a holder is idle; empty if it is not, or if that is unknown."""
-    shortest = min(thresholds.grace_seconds, thresholds.idle_after_seconds)
-    rested = use.busy_ratio is not None and idle_seconds is not None and idle_seconds >= shortest
-    rests = f"SM 0 for {_at_least(use, idle_seconds or 0)}{age(idle_seconds or 0)}" if rested else ""
-    if use.processes == 0 and use.memory_bytes == 0 and not use.busy_ratio:
-        return f"no process; {rests}" if rests else "no process"
-    if use.busy_ratio == 0 and idle_seconds is not None and idle_seconds >= thresholds.idle_after_seconds:
-        return rests
-    return ""
-
-
-def _at_least(use: _HolderUse, idle_seconds: float) -> str:
-    """Return no word only if gpumap saw the holder before it began to rest. `last_active` may be the first look."""
-    computed = use.seen_seconds is not None and use.seen_seconds - idle_seconds > 1.0  # more than rounding
-    return "" if computed else "at least "
+def _idle_because(use: _HolderUse, idle_seconds: float) -> str:
+    without_process = use.no_process_seconds is not None and use.no_process_seconds >= idle_seconds
+    # It worked before, or gpumap has watched it only since then.
+    worked = use.seen_seconds is not None and use.seen_seconds - idle_seconds > 1.0  # more than rounding
+    return f"no {'process' if without_process else 'activity'} for {'' if worked else 'at least '}{age(idle_seconds)}"
 
 
 def _use_of(
@@ -256,24 +232,30 @@ def _use_of(
         return None
     now = on.node_map.timestamp
     others = (user for user in of_pod if user.container != holder.container)
-    return _use_by(users, pod_at_work=any(_is_at_work(user, now, thresholds) for user in others))
+    return _use_by(users, now, pod_at_work=any(_is_at_work(user, now, thresholds) for user in others))
 
 
-def _use_by(users: Sequence[UserEntry], *, pod_at_work: bool) -> _HolderUse:
-    """Add up a holder's use of its leaves. SM time is known only of a single leaf. Peaks may be of different times."""
-    seen = [user.seen_seconds for user in users if user.seen_seconds is not None]
-    memories = [user.memory_bytes for user in users if user.memory_bytes is not None]
-    peaks = [user.memory_peak_bytes for user in users if user.memory_peak_bytes is not None]
-    only = users[0] if len(users) == 1 else None
+def _use_by(users: Sequence[UserEntry], now: float, *, pod_at_work: bool) -> _HolderUse:
+    """Combine a holder's use of its leaves. Peaks may be of different times."""
+    memory = [user.memory_bytes for user in users]
+    peaks = [user.memory_peak_bytes for user in users]
     return _HolderUse(
-        memory_bytes=sum(memories) if len(memories) == len(users) else None,
-        memory_peak_bytes=sum(peaks) if len(peaks) == len(users) else None,
-        processes=sum(user.processes for user in users),
-        busy_ratio=only.busy_ratio if only else None,
-        last_active=only.last_active if only else None,
-        seen_seconds=min(seen, default=None),
+        memory_bytes=None if None in memory else sum_of(memory),
+        memory_peak_bytes=None if None in peaks else sum_of(peaks),
+        idle_seconds=_least([_idle_seconds(user, now) for user in users]),
+        seen_seconds=_least([user.seen_seconds for user in users]),
+        no_process_seconds=_least([user.no_process_seconds for user in users]),
         pod_at_work=pod_at_work,
     )
+
+
+def _least(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return min(known) if len(known) == len(values) else None
+
+
+def _idle_seconds(user: UserEntry, now: float) -> float | None:
+    return None if user.last_active is None else max(now - user.last_active, 0.0)
 
 
 def _leaves(on: NodeDevice, partitioned: Container[str]) -> Sequence[DeviceEntry]:
@@ -285,9 +267,8 @@ def _leaves(on: NodeDevice, partitioned: Container[str]) -> Sequence[DeviceEntry
 
 def _is_at_work(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
     """Return whether it has processes or memory, and has not rested for long."""
-    rested = 0.0 if user.last_active is None else now - user.last_active
-    rests = user.busy_ratio == 0 and rested >= thresholds.idle_after_seconds
-    return bool(user.processes or user.memory_bytes) and not rests
+    is_idle = (_idle_seconds(user, now) or 0.0) >= thresholds.idle_after_seconds
+    return bool(user.processes or user.memory_bytes) and not is_idle
 
 
 def _unmatched(node_map: NodeMap) -> Iterator[Finding]:
@@ -446,20 +427,20 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
     timeless = [device for device in node_map.devices if _has_no_sm_time(device, namespace)]
     if timeless:
         on = named(timeless)
-        yield f"SM time is not known for every container on {on}. There, idle means: no memory and no process."
+        yield f"SM time is not known for every container on {on}. There, idle means: no process."
     yield from _not_yet(node_map, thresholds, namespace)
 
 
 def _not_yet(node_map: NodeMap, thresholds: Thresholds, namespace: str) -> Iterator[str]:
-    """Name holders that may be found later: those that have just started, and those that have just stopped."""
+    """Name holders that may be found later: new ones, and those that have just stopped."""
     users = [user for on in node_devices(node_map) for user in in_namespace(_judged_users(on), namespace)]
-    young = [user for user in users if _is_young(user.seen_seconds, thresholds)]
-    if young:
-        yield f"First seen less than {age(thresholds.grace_seconds)} ago, so not checked yet: {_pods_of(young)}."
-    resting = [user for user in users if _may_become_idle(user, node_map.timestamp, thresholds)]
-    if resting:
+    new = [user for user in users if not _is_watched(user.seen_seconds, thresholds)]
+    if new:
+        yield f"Watched for less than {age(thresholds.grace_seconds)}, so not checked yet: {_pods_of(new)}."
+    inactive = [user for user in users if user not in new and _may_become_idle(user, node_map.timestamp, thresholds)]
+    if inactive:
         since = age(thresholds.idle_after_seconds)
-        yield f"Not idle for {since} yet, but no SM use now: {_pods_of(resting)}."
+        yield f"Not idle for {since} yet, but no activity now: {_pods_of(inactive)}."
 
 
 def _judged_users(on: NodeDevice) -> Iterator[UserEntry]:
@@ -528,10 +509,4 @@ def _has_no_sm_time(device: DeviceEntry, namespace: str) -> bool:
 
 
 def _may_become_idle(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
-    return (
-        user.busy_ratio == 0
-        and bool(user.memory_bytes)
-        and not _is_young(user.seen_seconds, thresholds)
-        and user.last_active is not None
-        and now - user.last_active < thresholds.idle_after_seconds
-    )
+    return 0.0 < (_idle_seconds(user, now) or 0.0) < thresholds.idle_after_seconds

@@ -296,13 +296,15 @@ class UserEntry(ContainerEntry, frozen=True, kw_only=True):
     unassigned: bool
     """The container uses a device that it does not hold. Two consecutive collections agree."""
     last_active: float | None
-    """The latest of three times, in Unix seconds: it had SM time above 0, it was first seen, its SM time was unknown
-    for longer than --stale-after."""
+    """When it last worked on any engine, or may have, in Unix seconds. Until then, when gpumap first saw it. Null if it
+    is unknown whether it works now."""
     pod_uid: str | None = None
     """UID of the pod whose processes were measured. Null if unknown. Another pod of the same name may have processes
     on the device, too."""
     seen_seconds: Seconds | None = None
-    """How long gpumap has seen the container on the device, at least. Null if it was there when gpumap first looked."""
+    """For how long gpumap has watched the container on the device without a gap. Null if its pod is not certain."""
+    no_process_seconds: Seconds | None = None
+    """For how long gpumap has seen no process of it on the device."""
     sm_activity_ratio: Share | None = None
     """Share of the MIG device's SMs that were busy, mean over the interval. Null on other devices, and if several \
 containers or unknown processes use the MIG device."""

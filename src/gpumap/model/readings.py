@@ -99,6 +99,8 @@ class ProcessSample(Struct, frozen=True, array_like=True):
     memory_controller_ratio: float
     encoder_ratio: float
     decoder_ratio: float
+    jpeg_ratio: float = 0.0
+    ofa_ratio: float = 0.0
 
 
 class Activity(Struct, frozen=True, array_like=True):
@@ -112,6 +114,7 @@ class Activity(Struct, frozen=True, array_like=True):
     fp64_ratio: float | None = None
     fp32_ratio: float | None = None
     fp16_ratio: float | None = None
+    video_ratio: float | None = None
 
 
 class MigInstance(Struct, frozen=True, omit_defaults=True):

@@ -97,18 +97,21 @@ class ContainerUse(Struct, frozen=True):
     """Measurements of a container on a leaf. An unknown value is `None`."""
 
     memory_bytes: int | None
-    memory_peak_bytes: int | None
     processes: int
     sm_ratio: float | None
     memory_controller_ratio: float | None
     encoder_ratio: float | None
     decoder_ratio: float | None
     unassigned: bool
-    last_active: float | None
+    memory_peak_bytes: int | None = None
+    last_active: float | None = None
+    """Unix seconds. `None` if it is unknown whether it worked since the collection before."""
     pod_uid: PodUid | None = None
     """The pod that was measured: one of the same name may also have processes here."""
     seen_seconds: float | None = None
-    """How long gpumap has seen the container here. `None` if it was there when gpumap first looked."""
+    """For how long every collection has measured the container here. `None` if its pod's UID is unknown."""
+    no_process_seconds: float | None = None
+    """For how long no collection has found a process of it. It counts only time in which gpumap measured it."""
     sm_activity_ratio: float | None = None
     """SM activity of a MIG device that no other container uses."""
 
@@ -334,6 +337,8 @@ class Snapshot:
     gpu_accounts: tuple[GpuAccount, ...] = ()
     xids: tuple[GpuXids, ...] = ()
     container_xids: tuple[ContainerXids, ...] = ()
+    has_short_process: bool = False
+    """A process that began and ended between two collections worked on a leaf that a container holds."""
     hidden: tuple[HiddenDevice, ...] = ()
     """Only a new container solves it: the service exits to get one."""
     lost_driver: str = ""

@@ -15,7 +15,7 @@ from gpumap.agent.join.needs_restart import RESTART_AFTER_SECONDS
 from gpumap.agent.join.placement import Offer
 from gpumap.agent.join.pods import PodTable, tabulate
 from gpumap.agent.join.shares import Schedulers
-from gpumap.agent.join.usage import LeafUse, MigActivity, RecentProcesses, measure_leaf, update_recent
+from gpumap.agent.join.usage import LeafUse, RecentProcesses, leaf_activity, measure_leaf, update_recent
 from gpumap.model.observations import (
     Failed,
     Observations,
@@ -177,12 +177,12 @@ def _leaf_uses(
 ) -> dict[Uuid, LeafUse]:
     answering = [gpu.reading for gpu in inventory.gpus if gpu.reading]
     readings = {reading.uuid: reading for reading in answering if not reading.partitioned}
+    measured = {uuid: reading.activity for uuid, reading in readings.items() if uuid is not None}
+    measured.update((mig.uuid, mig.activity) for reading in answering for mig in reading.instances)
     activities = {
-        mig.uuid: MigActivity(min(mig.activity.sm_ratio, 1.0), before[mig.uuid].users | recent[mig.uuid].users)
-        for reading in answering
-        for mig in reading.instances
-        if mig.activity is not None and mig.activity.sm_ratio is not None
-        if mig.uuid in before and mig.uuid in attribution.by_leaf
+        leaf: leaf_activity(activity, before[leaf].users | recent[leaf].users)
+        for leaf, activity in measured.items()
+        if leaf in before and leaf in attribution.by_leaf
     }
     return {
         leaf: measure_leaf(processes, readings.get(leaf), recent[leaf].ended, activities.get(leaf))

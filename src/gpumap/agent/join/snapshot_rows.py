@@ -12,7 +12,7 @@ from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
-from gpumap.agent.join.usage import LeafUse, OwnerInputs, UseMemory, certainly_idle, owner_uses, with_history
+from gpumap.agent.join.usage import LeafUse, OwnerInputs, UseMemory, certainly_idle, owner_uses, unwatched, with_history
 from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity, PodName
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
@@ -198,20 +198,20 @@ def container_rows(
     at = joined.observations.finished
     sm_ratios: dict[Key, float] = {}
     uses: dict[Key, ContainerUse] = {}
-    expired = {key for key, before in joined.memory.uses.items() if before.kept_until <= at.monotonic}
-    kept = {key: before for key, before in joined.memory.uses.items() if key not in expired}
+    kept = {key: before for key, before in joined.memory.uses.items() if before.kept_until > at.monotonic}
     for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
         known = joined.inventory.leaves[leaf]
         for name, measured in use.by_container(_idle(joined, leaf, use), joined.uids):
             key = name, leaf
-            watched = leaf in joined.memory.recent_processes and key not in expired
             uses[key], kept[key] = with_history(
-                measured, kept.get(key), known.profile, at, joined.stale_after_seconds, watched=watched
+                measured, kept.get(key), known.profile, at, joined.stale_after_seconds
             )
             busy_ratio = measured.busy_ratio
             # Where several containers hold a MIG device, its activity is often unknown. A counter would hide that.
-            if busy_ratio is not None and known.share is not None and (measured.times or not _is_shared(joined, leaf)):
+            is_own = not use.partitioned or not _is_shared(joined, leaf)
+            if busy_ratio is not None and known.share is not None and is_own:
                 sm_ratios[key] = busy_ratio * known.share
+    kept.update((key, unwatched(before, at)) for key, before in kept.items() if key not in uses)
     rows = []
     for key in sorted({**joined.allocation.grants, **uses}):  # both are nearly sorted
         grant = joined.allocation.grants.get(key)
@@ -229,6 +229,11 @@ def container_rows(
             )
         )
     return tuple(rows), kept, sm_ratios
+
+
+def has_short_process(joined: Joined) -> bool:
+    """Return whether a process that no list had worked on a leaf that a container holds."""
+    return any(use.has_short_process and _holders_of(joined, leaf) for leaf, use in joined.leaf_uses.items())
 
 
 def _holders_of(joined: Joined, leaf: Uuid) -> tuple[ContainerName, ...]:

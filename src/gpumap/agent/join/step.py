@@ -14,6 +14,7 @@ from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost
 from gpumap.agent.join.pcie import count_pcie
 from gpumap.agent.join.snapshot_rows import (
     container_rows,
+    has_short_process,
     ever_offered,
     leaf_rows,
     pod_rows,
@@ -84,6 +85,7 @@ def _describe(joined: Joined, after: Memory, containers: tuple[ContainerOnDevice
         device_health=reported_health_rows(observations.pod_identity, rules.is_gpu_resource),
         accounts=tuple(container_accounts(after.ledger)),
         gpu_accounts=tuple(gpu_accounts(after.ledger)),
+        has_short_process=has_short_process(joined),
     )
 
 

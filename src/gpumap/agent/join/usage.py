@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import add
 from typing import NamedTuple
 
 from msgspec import Struct, structs
@@ -23,7 +24,7 @@ from gpumap.agent.join.attribution import (
     memory_of_all,
 )
 from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
-from gpumap.model.readings import DeviceMemory, GpuReading, ProcessSample, Uuid
+from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample, Uuid
 from gpumap.model.snapshot import ContainerUse, HostUse, Owner, OwnerUse
 from gpumap.model.workloads import OTHER, Workload
 
@@ -32,29 +33,41 @@ SAMPLED_SECONDS = 90.0
 NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL; nvml.h, nvmlUtilization_t)."""
 
 
+ACTIVE_RATIO = 0.01
+"""GPM's activity from which on a device works. An idle CUDA context does not read exactly 0."""
+
+
 class UseMemory(Struct, frozen=True):
-    """History of a container on a leaf: its peak memory and its last activity."""
+    """History of a container on a leaf, as far as gpumap has watched it."""
 
     pod_uid: PodUid | None
     profile: str
     """Profile of a MIG device, if known. The uuid is made of its GPU and ids, so a new device may have it again."""
     peak_bytes: int | None
     last_active: float
-    """Unix seconds. When it last computed, was first seen, or its SM time was unknown for long."""
-    measured: Moment
-    """When its SM time was last known."""
+    """Unix seconds. When it last worked or may have worked; until then, when gpumap first saw it."""
+    at: Moment
+    """Of the last collection, also of one that did not measure it."""
     kept_until: float
     """Monotonic time at which gpumap forgets it, if the container is not present again."""
-    first_seen: Moment | None = None
-    """`None` if the container was already there at the first reading of the leaf: its start is unknown."""
+    watched_since: Moment
+    """Since then gpumap has measured it in every collection."""
+    last_process: Moment
+    """When it last had a process; until then, `watched_since`."""
+    timed: bool = False
+    """The driver has reported its time on engines, or the activity of its device."""
 
 
 class Measured(Struct, frozen=True):
-    """Measurements of one container on one leaf in one collection. `times` is `None` if SM time is unknown."""
+    """Measurements of one container on one leaf in one collection."""
 
     memory_bytes: int | None
     processes: int
-    times: _Times | None
+    times: Times
+    active: bool | None
+    """Whether it worked since the collection before, on any engine. `None`: it may have."""
+    timed: bool
+    """`active` is known from the time of processes or from GPM. Otherwise only the process lists show it."""
     unassigned: bool
     scheduled: bool
     pod_uid: PodUid | None
@@ -64,21 +77,24 @@ class Measured(Struct, frozen=True):
     @property
     def busy_ratio(self) -> float | None:
         """Return its SM time, or its SM activity on a MIG device; `None` if unknown. SM time may exceed 1."""
-        return self.times.sm_sum if self.times else self.sm_activity_ratio
+        return self.sm_activity_ratio if self.times.sm is None else self.times.sm
 
 
-class _Times(Struct, frozen=True):
-    """Ratios 0-1 of the interval. `sm_sum` may exceed 1, as a sum over several processes."""
+class Times(NamedTuple):
+    """Time on each engine as ratios of the interval, summed over processes: they may exceed 1. `None`: unknown."""
 
-    sm: float
-    memory_controller: float
-    encoder: float
-    decoder: float
-    sm_sum: float
+    sm: float | None = None
+    memory_controller: float | None = None
+    encoder: float | None = None
+    decoder: float | None = None
+    jpeg: float | None = None
+    ofa: float | None = None
 
 
 _NO_PROCESSES = ContainerProcesses((), 0, unassigned=False, scheduled=False)
 _NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
+_UNKNOWN_TIMES = Times()
+_NO_TIMES = (0.0,) * len(Times._fields)
 
 
 class _EndedTime(NamedTuple):
@@ -94,22 +110,45 @@ class _EndedTime(NamedTuple):
         return self.time if uid == self.pod_uid else _NO_TIME
 
 
-class MigActivity(NamedTuple):
-    """The SM activity of a MIG device since the last collection, and who used the device at both ends of that time.
+class LeafActivity(NamedTuple):
+    """What GPM measured of a leaf since the last collection, and who used the leaf at both ends of that time.
 
     GPM measures the device, not its processes. The activity is a container's only if the device had no other process.
     """
 
-    sm_ratio: float
+    sm_ratio: float | None
+    is_busy: bool
+    """Any of its engines worked."""
     users: frozenset[User | None]
 
     def of(self, name: ContainerName, uid: PodUid | None) -> float | None:
-        """Return the activity of a container; `None` if it may be another one's. A holder without a process has 0."""
+        """Return the SM activity of a container; `None` if it may be another one's. A holder without a process has
+        0."""
         if self.users == {(name, uid)}:
             return self.sm_ratio
-        if None in self.users or any(user and user[0] == name for user in self.users):
+        if self._may_use(name):
             return None
-        return 0.0 if self.users or not self.sm_ratio else None
+        return 0.0 if self.users or not self.is_busy else None
+
+    def is_active(self, name: ContainerName, uid: PodUid | None) -> bool | None:
+        """Return whether a container worked; `None` if another one may have done all of the work."""
+        if not self.is_busy:
+            return False
+        if self.users == {(name, uid)}:
+            return True
+        return None if self._may_use(name) or not self.users else False
+
+    def _may_use(self, name: ContainerName) -> bool:
+        return None in self.users or any(user and user[0] == name for user in self.users)
+
+
+def leaf_activity(activity: Activity | None, users: frozenset[User | None]) -> LeafActivity | None:
+    """Return what GPM measured of a leaf; `None` if it reports neither SM nor graphics activity."""
+    if activity is None or (activity.sm_ratio is None and activity.graphics_ratio is None):
+        return None
+    engines = (activity.sm_ratio, activity.graphics_ratio, activity.video_ratio)
+    sm_ratio = None if activity.sm_ratio is None else min(activity.sm_ratio, 1.0)
+    return LeafActivity(sm_ratio, any((ratio or 0.0) >= ACTIVE_RATIO for ratio in engines), users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +162,18 @@ class LeafUse:
     """Time of ended processes, by their container."""
     has_samples: bool
     """The driver reports the time of processes."""
-    has_stray_time: bool = False
-    """SM time was used, but by no listed process: by one that began and ended between two collections, or one that
-    the driver does not report. A container without SM time may have caused it."""
-    activity: MigActivity | None = None
-    """`None` on a GPU that is not partitioned, or if unknown."""
+    partitioned: bool = False
+    """It is a MIG device."""
+    stray: tuple[bool, ...] = ()
+    """For each engine of `Times`: it worked for no known process, but for one that began and ended between two
+    collections, or one that the driver does not list. A container without time on it may have caused that. Empty if no
+    engine did."""
+    has_short_process: bool = False
+    """A process that no list had worked."""
+    may_work: frozenset[PodName | None] = frozenset()
+    """Pods with a process that worked, or may have, and may be of any of their containers. `None`: of any pod."""
+    activity: LeafActivity | None = None
+    """`None` if GPM does not report it."""
     ended_work_times: Mapping[Workload, list[ProcessSample | None]] = field(default_factory=dict)
     """Time of ended processes outside pods, by their work; `None` if some of it may be another process's."""
 
@@ -142,9 +188,19 @@ class LeafUse:
         for name, (items, memory_bytes, unassigned, scheduled) in of_all.items():
             uid = uid_of.get(name.pod_name)
             ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
-            activity = self.activity.of(name, uid) if self.activity else None
-            times = self._times(items, ended)
-            yield name, Measured(memory_bytes, len(items), times, unassigned, scheduled, uid, activity)
+            times, complete = self._sum(items, ended)
+            active, timed = self._active(name, uid, times, complete, len(items))
+            yield name, Measured(
+                memory_bytes,
+                len(items),
+                self._known(times, complete),
+                active,
+                timed,
+                unassigned,
+                scheduled,
+                uid,
+                self.activity.of(name, uid) if self.activity and self.partitioned else None,
+            )
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
@@ -156,33 +212,52 @@ class LeafUse:
             ended.setdefault(_named(work, names), []).extend(samples)
         uses = []
         for work, items in sorted(of_work.items()):
-            times = self._times(items, ended.get(work, ()))
-            uses.append(HostUse(work, memory_of_all(items), len(items), times.sm if times else None))
+            sm = self._known(*self._sum(items, ended.get(work, ()))).sm
+            uses.append(HostUse(work, memory_of_all(items), len(items), None if sm is None else min(sm, 1.0)))
         return tuple(uses)
 
-    def _times(self, items: Iterable[Attributed], ended: Iterable[ProcessSample | None]) -> _Times | None:
-        if not self.has_samples:
-            return None
-        sm = memory_controller = encoder = decoder = 0.0
+    def _sum(
+        self, items: Iterable[Attributed], ended: Iterable[ProcessSample | None]
+    ) -> tuple[tuple[float, ...], bool]:
+        """Return the known time on each engine, and whether that is all of the time."""
+        total, complete = _NO_TIMES, self.has_samples
         for sample in (*[self.times[item.process.pid] for item in items], *ended):
             if sample is None:
-                return None
-            sm += sample.sm_ratio
-            memory_controller += sample.memory_controller_ratio
-            encoder += sample.encoder_ratio
-            decoder += sample.decoder_ratio
-        if not sm and self.has_stray_time:
-            return None
-        return _Times(min(sm, 1.0), min(memory_controller, 1.0), min(encoder, 1.0), min(decoder, 1.0), sm)
+                complete = False
+            else:
+                total = tuple(map(add, total, structs.astuple(sample)[1:]))
+        return total, complete
+
+    def _known(self, total: tuple[float, ...], complete: bool) -> Times:
+        if not complete:
+            return _UNKNOWN_TIMES
+        if not self.stray:
+            return Times(*total)
+        known = (None if not time and is_stray else time for time, is_stray in zip(total, self.stray, strict=True))
+        return Times(*known)
+
+    def _active(
+        self, name: ContainerName, uid: PodUid | None, total: tuple[float, ...], complete: bool, processes: int
+    ) -> tuple[bool | None, bool]:
+        """Return whether a container worked, and whether samples or GPM show it."""
+        may_be = any(self.stray) or not self.may_work.isdisjoint((name.pod_name, None))
+        signs: list[bool | None] = []
+        if self.has_samples:
+            signs.append(True if any(total) else False if complete and not may_be else None)
+        if self.activity is not None:
+            signs.append(self.activity.is_active(name, uid))
+        if not signs:
+            return (None if processes or may_be else False), False
+        return (True if True in signs else None if None in signs else False), True
 
 
 def measure_leaf(
     processes: LeafProcesses,
     reading: GpuReading | None,
     ended: tuple[EndedProcess, ...],
-    activity: MigActivity | None = None,
+    activity: LeafActivity | None = None,
 ) -> LeafUse:
-    """Combine processes and samples. `reading` is that of the GPU, `None` for a MIG device, which has `activity`.
+    """Combine processes and samples. `reading` is that of the GPU, `None` for a MIG device.
 
     A process without a sample has time 0, or no time if the driver cannot know it, or if its samples are impossible.
     Samples may contain the time of processes that have `ended`.
@@ -190,7 +265,17 @@ def measure_leaf(
     samples = reading.samples if reading is not None else None
     if reading is None or samples is None:
         unknown = dict.fromkeys((item.process.pid for item in processes.attributed), None)
-        return LeafUse(processes, unknown, {}, has_samples=False, activity=activity)
+        is_busy = bool(reading.utilization_ratio) if reading is not None else activity is not None and activity.is_busy
+        return LeafUse(
+            processes,
+            unknown,
+            {},
+            has_samples=False,
+            partitioned=reading is None,
+            has_short_process=reading is None and is_busy and not processes.users,
+            may_work=frozenset((None,)) if is_busy and not processes.users else frozenset(),
+            activity=activity,
+        )
     by_pid: dict[int, ProcessSample | None] = dict.fromkeys(reading.unsampled)
     by_pid.update((sample.pid, sample) for sample in samples)
     times: dict[int, ProcessSample | None] = {}
@@ -211,11 +296,43 @@ def measure_leaf(
             ended_times.setdefault(one.process.container, []).append(_EndedTime(one.process.pod_uid, sample))
         elif one.process.workload is not None:
             ended_work_times.setdefault(one.process.workload, []).append(sample)
-    known = {*times, *(one.pid for one in ended)}
-    has_stray_time = any(sample.sm_ratio and sample.pid not in known for sample in samples) or bool(
-        reading.utilization_ratio and not any(sample.sm_ratio for sample in samples)
+    # A listed process that /proc does not have has just ended. Without an earlier list, its container is unknown.
+    named = {one.pid for one in ended} | {item.process.pid for item in processes.attributed if item.start is not None}
+    stray = tuple(map(any, zip(*(structs.astuple(one)[1:] for one in samples if one.pid not in named), strict=True)))
+    seen = named | {item.process.pid for item in processes.attributed if item.unresolved}
+    sm_unlisted = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
+    return LeafUse(
+        processes,
+        times,
+        ended_times,
+        has_samples=True,
+        stray=_with_sm(stray) if sm_unlisted else stray if any(stray) else (),
+        has_short_process=any(one.pid not in seen and _is_busy(one) for one in samples),
+        may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
+        activity=activity,
+        ended_work_times=ended_work_times,
     )
-    return LeafUse(processes, times, ended_times, True, has_stray_time, ended_work_times=ended_work_times)
+
+
+def _uncertain_pods(
+    processes: LeafProcesses, ended: tuple[EndedProcess, ...], by_pid: Mapping[int, ProcessSample | None]
+) -> Iterator[PodName | None]:
+    """Yield the pods of processes that worked, or may have, and whose container is unknown. `None`: any pod."""
+    for item in processes.attributed:
+        if item.unresolved and not item.is_measured and _is_busy(by_pid.get(item.process.pid, _NO_TIME)):
+            yield item.name.pod_name if item.name else None
+    for one in ended:
+        if one.process.container is None and one.process.workload is None and _is_busy(by_pid.get(one.pid, _NO_TIME)):
+            yield None
+
+
+def _with_sm(stray: tuple[bool, ...]) -> tuple[bool, ...]:
+    return (True, *(stray or (False,) * len(_NO_TIMES))[1:])
+
+
+def _is_busy(sample: ProcessSample | None) -> bool:
+    """Whether a process worked; also if that is unknown."""
+    return sample is None or any(structs.astuple(sample)[1:])
 
 
 def _named(work: Workload | None, names: Container[Workload]) -> Workload:
@@ -316,81 +433,85 @@ def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
 
 
 def with_history(
-    measured: Measured,
-    before: UseMemory | None,
-    profile: str,
-    at: Moment,
-    stale_after_seconds: float,
-    *,
-    watched: bool,
+    measured: Measured, before: UseMemory | None, profile: str, at: Moment, stale_after_seconds: float
 ) -> tuple[ContainerUse, UseMemory]:
-    """Add the peak and the last activity to a use, and return what to remember.
+    """Add what gpumap remembers of a container to its use, and return what to remember.
 
     Another pod of the same name starts without history, and so does another MIG device of the same uuid. While the
     pod's UID is unknown, and it was known before, the history may be another pod's: gpumap keeps it and does not show
-    it. `watched`: gpumap has read the leaf in the last minutes, so a container without history is new there.
+    it. A long time without a collection is time that gpumap did not watch.
     """
     uid = measured.pod_uid
     if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
-        before = UseMemory(uid, profile, None, at.wall, at, at.monotonic, at if watched else None)
+        before = UseMemory(uid, profile, None, at.wall, at, at.monotonic, at, at)
     elif before.pod_uid and uid is None:
-        return _use(measured), structs.replace(before, kept_until=at.monotonic + KEPT_SECONDS)
-    peak_bytes, memory_bytes, busy_ratio = before.peak_bytes, measured.memory_bytes, measured.busy_ratio
+        return _use(measured), structs.replace(unwatched(before, at), kept_until=at.monotonic + KEPT_SECONDS)
+    elif elapsed(at) - elapsed(before.at) > stale_after_seconds + LATE_SECONDS:
+        before = unwatched(before, at)
+    peak_bytes, memory_bytes = before.peak_bytes, measured.memory_bytes
     if peak_bytes is None or (memory_bytes is not None and memory_bytes > peak_bytes):
         peak_bytes = memory_bytes
+    active = measured.active
+    if active is False and before.timed and not measured.timed:
+        active = None  # the lists do not show what the driver usually reports
     after = UseMemory(
         pod_uid=uid or before.pod_uid,
         profile=profile or before.profile,
         peak_bytes=peak_bytes,
-        last_active=before.last_active
-        if busy_ratio is None
-        else _last_active(busy_ratio, before, at, stale_after_seconds),
-        measured=before.measured if busy_ratio is None else at,
+        last_active=at.wall if active is not False else before.last_active + _clock_step(before.at, at),
+        at=at,
         kept_until=at.monotonic + KEPT_SECONDS,
-        first_seen=before.first_seen,
+        watched_since=before.watched_since,
+        last_process=at if measured.processes else before.last_process,
+        timed=before.timed or measured.timed,
     )
-    seen_seconds = None if after.first_seen is None else max(elapsed(at) - elapsed(after.first_seen), 0.0)
-    return _use(measured, peak_bytes, after.last_active, seen_seconds), after
+    return _use(measured, after, active), after
 
 
-def _last_active(busy_ratio: float, before: UseMemory, at: Moment, stale_after_seconds: float) -> float:
-    """Return when it last used SMs, by the wall clock of now.
+def unwatched(before: UseMemory, at: Moment) -> UseMemory:
+    """Return the history of a container that this collection did not measure. It may have done anything."""
+    return structs.replace(before, last_active=at.wall, at=at, watched_since=at, last_process=at)
 
-    A time with unknown SM use of more than `stale_after_seconds` counts as use.
-    """
-    unknown_seconds = elapsed(at) - elapsed(before.measured)
-    if busy_ratio or unknown_seconds > stale_after_seconds + LATE_SECONDS:
-        return at.wall
-    clock_step = at.wall - before.measured.wall - unknown_seconds
-    return before.last_active + (clock_step if abs(clock_step) > SLEEP_SECONDS else 0.0)
+
+def _clock_step(before: Moment, at: Moment) -> float:
+    """Return by how much the wall clock was set between two collections."""
+    step = at.wall - before.wall - (elapsed(at) - elapsed(before))
+    return step if abs(step) > SLEEP_SECONDS else 0.0
 
 
 def _differ(before: str | None, now: str | None) -> bool:
     return bool(before and now and before != now)
 
 
-def _use(
-    measured: Measured,
-    peak_bytes: int | None = None,
-    last_active: float | None = None,
-    seen_seconds: float | None = None,
-) -> ContainerUse:
+def _use(measured: Measured, history: UseMemory | None = None, active: bool | None = None) -> ContainerUse:
+    """Return the use of a container. Without `history`, only what this collection measured."""
     times = measured.times
-    return ContainerUse(
+    use = ContainerUse(
         memory_bytes=measured.memory_bytes,
-        memory_peak_bytes=peak_bytes if measured.memory_bytes is not None else None,
         processes=measured.processes,
-        sm_ratio=times.sm if times else None,
-        memory_controller_ratio=times.memory_controller if times else None,
-        encoder_ratio=times.encoder if times else None,
-        decoder_ratio=times.decoder if times else None,
+        sm_ratio=_ratio(times.sm),
+        memory_controller_ratio=_ratio(times.memory_controller),
+        encoder_ratio=_ratio(times.encoder),
+        decoder_ratio=_ratio(times.decoder),
         unassigned=measured.unassigned,
-        last_active=None if measured.busy_ratio is None else last_active,
         pod_uid=measured.pod_uid,
-        seen_seconds=seen_seconds,
         sm_activity_ratio=measured.sm_activity_ratio,
         scheduled=measured.scheduled,
     )
+    if history is None:
+        return use
+    now = elapsed(history.at)
+    return structs.replace(
+        use,
+        memory_peak_bytes=history.peak_bytes if measured.memory_bytes is not None else None,
+        last_active=None if active is None else history.last_active,
+        seen_seconds=now - elapsed(history.watched_since),
+        no_process_seconds=now - elapsed(history.last_process),
+    )
+
+
+def _ratio(time: float | None) -> float | None:
+    return None if time is None else min(time, 1.0)
 
 
 # --- processes that ended lately --------------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ USE = (
     ),
     used(
         "gpumap_container_last_active_timestamp_seconds",
-        "Unix time at which the container last used SMs. Until then, when gpumap first saw it, or the end of a long "
-        "time without known SM use.",
+        "Unix time at which the container last worked on any engine, or may have worked. Until then, when gpumap first "
+        "saw it. Absent if it is unknown whether it works now.",
         lambda use: use.last_active,
     ),
     Family(

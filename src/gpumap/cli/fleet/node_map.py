@@ -128,8 +128,8 @@ def _user(name: Container, uuid: str, cluster: Cluster, owner: str, collected_at
     namespace, pod, container = name
     sm_ratio, last_active = cluster.value(families.SM, *name, uuid), cluster.value(families.LAST_ACTIVE, *name, uuid)
     sm_activity_ratio = cluster.value(families.SM_ACTIVITY, *name, uuid)
-    # For an idle container, series report only its last use or the time when it was first seen, whichever was later.
-    rested = None if sm_ratio or sm_activity_ratio or last_active is None else max(collected_at - last_active, 0.0)
+    # gpumap has watched the container at least since then.
+    watched_seconds = None if last_active is None else max(collected_at - last_active, 0.0)
     return entries.UserEntry(
         namespace=namespace,
         pod=pod,
@@ -142,7 +142,7 @@ def _user(name: Container, uuid: str, cluster: Cluster, owner: str, collected_at
         memory_controller_busy_ratio=None,
         unassigned=(*name, uuid) in cluster.of(families.UNASSIGNED),
         last_active=last_active,
-        seen_seconds=rested,
+        seen_seconds=watched_seconds,
         sm_activity_ratio=sm_activity_ratio,
     )
 

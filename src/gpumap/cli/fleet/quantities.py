@@ -122,12 +122,12 @@ def _squatters(grouping: Grouping) -> str:
 def _idle(grouping: Grouping) -> str:
     """Return PromQL that counts idle holders by their share of a GPU.
 
-    A pod is idle on a device if none of its containers has computed there for --idle-after; without SM time (MIG, MPS),
-    if none has a process. It reads three series of each container: one more costs a large cluster's server a second.
+    A pod is idle on a device if each of its containers there certainly did no work for --idle-after. It reads three
+    series of each container: one more costs a large cluster's server a second.
     """
     rests = f"{grouping.series(families.LAST_ACTIVE.name)} <= bool {grouping.idle_before}"
-    empty = f"{grouping.series(families.PROCESSES.name)} == bool 0"
-    pods = f"min {grouping.by(_POD_ON_DEVICE)} (({rests}) or ({empty})) == 1"
+    unknown = f"0 * {grouping.series(families.PROCESSES.name)}"
+    pods = f"min {grouping.by(_POD_ON_DEVICE)} (({rests}) or ({unknown})) == 1"
     shares = f"{grouping.series(families.ALLOCATED_GPUS.name)} > 0"
     idle = grouping.each(_ON_DEVICE, f"{shares} and {grouping.on(_POD_ON_DEVICE)} {pods}")
     return grouping.total("count_values", f'"{SHARE}", {idle}')

@@ -1,0 +1,174 @@
+"""A node whose containers work on engines in jobs of any length. The truth is known, and the driver's samples follow.
+
+The driver is the real `Sampler` over a ring of a sample per second. The loop collects at the
+interval, and faster for a while after a short process, by the rule of `agent/collect.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
+
+from gpumap.agent.collect import FOLLOW_FOR_SECONDS, FOLLOW_SECONDS
+from gpumap.agent.join import Memory, step
+from gpumap.agent.node_map import node_map
+from gpumap.agent.nvml_worker.processes import Sampler, SampleRow
+from gpumap.model.findings import DEFAULTS, Finding, findings
+from gpumap.model.map import NodeMap
+from gpumap.model.observations import Observations, Observed
+from gpumap.model.readings import Activity, GpuReading, Uuid
+from gpumap.model.snapshot import Snapshot
+from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode
+
+INTERVAL_SECONDS = 5.0
+RING_SECONDS = 72
+WALL = 1_700_000_000.0
+IDLE_SECONDS = DEFAULTS.idle_after_seconds
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process of a container that works on engines from `start` to `end`, in percent of each engine."""
+
+    pid: int
+    pod: Pod
+    leaf: Uuid
+    start: float
+    end: float
+    sm: int = 0
+    encoder: int = 0
+    memory: int = GIB
+
+
+@dataclass
+class WorkingNode:
+    """GPUs, the pods that hold them, and all jobs of all time. `seconds` is the monotonic clock."""
+
+    gpus: list[Gpu]
+    pods: list[Pod]
+    jobs: list[Job]
+    without_samples: frozenset[int] = frozenset()
+    """GPUs whose driver reports no time of processes."""
+    with_gpm: frozenset[int] = frozenset()
+    noise: float = 0.004
+    """What GPM reads of an idle device."""
+    seconds: float = 1000.0
+    refused: frozenset[int] = frozenset()
+    """GPUs whose samples and GPM are refused in this collection."""
+    collections: int = 0
+    node: TestNode = field(init=False)
+    snapshot: Snapshot | None = None
+
+    def __post_init__(self) -> None:
+        self.node = TestNode(self.gpus, self.pods)
+        self.started = self.seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a new agent."""
+        self.started = self.seconds
+        self.node.memory = Memory()
+        self._follow_until = -math.inf
+        self._before = dict.fromkeys((gpu.index for gpu in self.gpus), self.seconds)
+        self._samplers = {
+            gpu.index: Sampler(lambda: self.seconds, lambda: int((WALL + self.seconds) * 1e6)) for gpu in self.gpus
+        }
+
+    def run(self, seconds: float) -> Iterator[Snapshot]:
+        """Collect for so long as the service does."""
+        end = self.seconds + seconds
+        due = self.seconds
+        while due <= end:
+            self.seconds = due
+            yield self.collect()
+            due += FOLLOW_SECONDS if self.seconds < self._follow_until else INTERVAL_SECONDS
+        self.seconds = end
+
+    def collect(self) -> Snapshot:
+        """Collect once, now."""
+        node = self.node
+        node.clock = self.seconds
+        node.trigger = "push" if self.seconds < self._follow_until else "interval"
+        node.processes = [
+            Process(job.pid, job.leaf, job.pod, memory=job.memory, start=int(job.start * 100) + 1)
+            for job in self.jobs
+            if job.start <= self.seconds < job.end
+        ]
+        node.memory, self.snapshot = step(node.memory, self._observe(node.observe()), RULES)
+        self.collections += 1
+        if self.snapshot.has_short_process:
+            self._follow_until = self.seconds + FOLLOW_FOR_SECONDS
+        return self.snapshot
+
+    @property
+    def map(self) -> NodeMap:
+        assert self.snapshot is not None
+        return node_map(self.snapshot)
+
+    def idle(self) -> list[Finding]:
+        """Return the idle holders that gpumap reports now."""
+        return [one for one in findings(self.map) if one.kind == "idle"]
+
+    def last_worked(self, pod: str, leaf: Uuid) -> float:
+        """Return when a pod truly worked last; -inf if it never did."""
+        ends = (min(job.end, self.seconds) for job in self._of(pod, leaf) if job.start < self.seconds)
+        return max(ends, default=-math.inf)
+
+    def worked_seconds(self, pod: str, leaf: Uuid) -> float:
+        """Return its SM-seconds since the start of the agent."""
+        return sum(
+            max(min(job.end, self.seconds) - max(job.start, self.started), 0.0) * job.sm / 100
+            for job in self._of(pod, leaf)
+        )
+
+    def _of(self, pod: str, leaf: Uuid) -> Iterator[Job]:
+        return (job for job in self.jobs if (job.pod.name, job.leaf) == (pod, leaf) and (job.sm or job.encoder))
+
+    def _observe(self, made: Observations) -> Observations:
+        if not isinstance(made.nvml, Observed):
+            return made
+        reading = made.nvml.value
+        gpus = tuple(self._gpu(gpu, one) for gpu, one in zip(self.gpus, reading.gpus, strict=True))
+        return replace(made, nvml=replace(made.nvml, value=replace(reading, gpus=gpus)))
+
+    def _gpu(self, gpu: Gpu, reading: GpuReading) -> GpuReading:
+        if reading.fault is not None:
+            return reading
+        since, self._before[gpu.index] = self._before[gpu.index], self.seconds
+        refused = gpu.index in self.refused
+        has_gpm = gpu.index in self.with_gpm and not refused
+        if gpu.mig is not None:
+            instances = [
+                structs.replace(one, activity=self._activity(one.uuid, since) if has_gpm else None)
+                for one in reading.instances
+            ]
+            return structs.replace(reading, instances=tuple(instances))
+        reading = structs.replace(reading, activity=self._activity(gpu.uuid, since) if has_gpm else None)
+        if gpu.index in self.without_samples or refused:
+            return structs.replace(reading, samples=None)
+        sampled = self._samplers[gpu.index].read(
+            lambda since_us: self._rows(gpu.uuid, since_us), INTERVAL_SECONDS, busy=True
+        )
+        return structs.replace(
+            reading, samples=sampled.samples, sampled_seconds=sampled.seconds, unsampled=sampled.unsampled
+        )
+
+    def _rows(self, leaf: Uuid, since_us: int) -> Iterator[SampleRow]:
+        """Return one row of each process: the mean, in whole percent, over the seconds in the ring after a time."""
+        end = math.floor(self.seconds)
+        begin = max(math.ceil(since_us / 1e6 - WALL), end - RING_SECONDS)
+        for job in self.jobs if begin < end else ():
+            part = (min(job.end, end) - max(job.start, begin)) / (end - begin)
+            if job.leaf == leaf and part > 0 and (job.sm or job.encoder):
+                yield job.pid, int((WALL + end) * 1e6), math.ceil(job.sm * part), 0, math.ceil(job.encoder * part), 0
+
+    def _activity(self, leaf: Uuid, since: float) -> Activity:
+        jobs = [job for job in self.jobs if job.leaf == leaf]
+        parts = [(job, max(min(job.end, self.seconds) - max(job.start, since), 0.0)) for job in jobs]
+        length = max(self.seconds - since, 0.001)
+        sm = sum(job.sm / 100 * part for job, part in parts) / length
+        video = sum(job.encoder / 100 * part for job, part in parts) / length
+        return Activity(max(sm, self.noise), None, None, None, graphics_ratio=max(sm, self.noise), video_ratio=video)
