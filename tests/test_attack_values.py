@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from gpumap.agent.join import Memory
 from gpumap.agent.node_map import node_map
-from gpumap.agent.state import decode, encode
 from gpumap.cli.tables import Shape
 from gpumap.model.findings import Thresholds
 from gpumap.model.observations import Moment
@@ -371,17 +369,6 @@ def test_no_idleness_by_the_wall_clock() -> None:
     assert "idle" not in found, found
 
 
-def test_no_idleness_while_gpumap_does_not_run() -> None:
-    """gpumap was away for nine minutes, and takes up its state file."""
-    _, node = worked()
-    text = encode(node.memory, "boot")
-    node.clock += 540
-    state = decode(text, node.now, "boot")
-    node.memory = replace(Memory(), ledger=state.ledger, xids=state.xids, uses=state.uses)
-    found = kinds(node.collect())
-    assert "idle" not in found, found
-
-
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 
@@ -491,40 +478,6 @@ async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:
     await sweep.source.close()
     await refused(sweep, "nvmlDeviceGetMinorNumber", Code.UNKNOWN)
     assert rows(sweep.last, "gpumap_unmatched_slots", pod="gke") == []
-
-
-def test_rules_go_on_over_a_restart_with_a_state_file(tmp_path: Path) -> None:
-    """gpumap is away for a minute and comes back under another address, with its state file: its counters go on, and
-    the gap is in them from the first scrape on. autoscale.md: only without the file may the value be too low."""
-
-    def series(instance: str, first: int, sm_seconds: list[float], gap: int) -> dict[str, str]:
-        target = f'job="gpumap",instance="{instance}",node="n"'
-        own = f'{{{target},namespace="ml",pod="p",container="main",uuid="GPU-1"}}'
-        many = len(sm_seconds)
-        rows_of = {
-            f"gpumap_container_sm_seconds_total{own}": list(map(str, sm_seconds)),
-            f"gpumap_container_sm_utilization_ratio{own}": ["0.9"] * many,
-            f"gpumap_container_allocated_gpus{own}": ["1"] * many,
-            f"gpumap_allocation_info{own}": ["1"] * many,
-            f"gpumap_container_gpu_processes{own}": ["1"] * many,
-            f'gpumap_accounting_gap_seconds_total{{{target},uuid="GPU-1"}}': [str(gap)] * many,
-        }
-        return {name: " ".join(["_"] * first + found + ([] if first else ["stale"])) for name, found in rows_of.items()}
-
-    before = [13.5 * number for number in range(12)]
-    after = [before[-1] + 13.5 * number for number in range(12)]
-    values = series("a", 0, before, 0) | series("b", 15, after, 60)
-    test = {
-        "interval": "15s",
-        "input_series": [{"series": name, "values": row} for name, row in values.items()],
-        "promql_expr_test": [
-            {"expr": f"abs({UTILIZATION} - 0.9) > 0.2", "eval_time": at, "exp_samples": []} for at in ("4m", "4m45s")
-        ],
-    }
-    file = tmp_path / "test.json"
-    rule_files = [str(RULES_FOLDER / "autoscaling.yaml")]
-    file.write_text(json.dumps({"rule_files": rule_files, "evaluation_interval": "15s", "tests": [test]}))
-    accepted("test", "rules", file)
 
 
 async def test_a_gpu_with_the_uuid_of_another_is_counted(sweep: Sweep) -> None:

@@ -1,7 +1,7 @@
 """The law of energy: over any window what containers were charged, and what nobody was, is what the GPU used.
 
 Increases are a scraper's, taken from the text of the page as decimals: the law holds to the last digit, also when pods
-come and go, GPUs fail, drivers are loaded anew, the machine sleeps, or gpumap is started again with its state file.
+come and go, GPUs fail, drivers are loaded anew, or the machine sleeps.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.exposition import Exposition
-from gpumap.agent.join import Memory
-from gpumap.agent.join.accounting import elapsed
 from gpumap.agent.metrics import native
-from gpumap.agent.state import decode, encode, usable_until
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
@@ -146,12 +143,6 @@ def _replace_process(data: st.DataObject, node: TestNode) -> None:
     process.pod = data.draw(st.sampled_from([*node.pods, None]))
 
 
-def restart(node: TestNode) -> None:
-    """Another gpumap with what the state file holds of the last one."""
-    state = decode(encode(node.memory, "boot"), node.now, "boot")
-    node.memory = Memory(ledger=state.ledger, xids=state.xids)
-
-
 @dataclass
 class Truth:
     """What a GPU's time should be counted as, worked out from the node."""
@@ -173,17 +164,12 @@ def test_energy_is_conserved_over_every_window(node: TestNode, data: st.DataObje
     for _ in range(data.draw(st.integers(3, 12))):
         asleep = node.asleep
         seconds = live_on(data, node, taken)
-        restarted = before is not None and data.draw(st.sampled_from([False] * 15 + [True]))
-        restarted = restarted and elapsed(node.now) <= usable_until(node.memory)
-        if restarted:
-            restart(node)
-            event("restarted")
         snapshot = node.collect(seconds)
         page = read_page(snapshot)
         never_back(scraper.last, page)
         scraper.scrape(page)
         told = seconds + node.asleep - asleep
-        whole = seconds <= 65 and node.asleep - asleep <= 1 and not restarted
+        whole = seconds <= 65 and node.asleep - asleep <= 1
         charged = tell_time(node, snapshot, truths, told, whole=whole)
         check_energy(scraper, node, taken)
         check_time(scraper, snapshot, before, truths, charged)

@@ -95,7 +95,6 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     "--process-metrics": ("", "0", "process_metrics", True, False),
     "--push": ("", "false", "push", True, False),
     "--nvml-release": ("", "false", "nvml_release", True, False),
-    "--state-file": ("/a", "/b", "state_file", Path("/a"), Path("/b")),
     "--otlp-endpoint": (
         "http://a:4318",
         "https://b/otlp/v1/metrics/",

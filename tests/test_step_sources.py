@@ -6,11 +6,8 @@ import pytest
 from msgspec import structs
 
 from gpumap.agent.join import Memory, step
-from gpumap.agent.join.accounting import Ledger
 from gpumap.agent.join.inventory import Inventory, take_inventory
-from gpumap.agent.join.memory import restart_counters
 from gpumap.agent.join.source_health import untried
-from gpumap.agent.join.xids import GpuXidMemory
 from gpumap.agent.metrics import native
 from gpumap.model.observations import NvmlReading, Observed
 from gpumap.model.readings import GpuReading, Uuid
@@ -110,19 +107,6 @@ def test_reasons_that_are_counted_from_0() -> None:
         assert one.errors.keys() <= SOURCES[one.source].keys()
         assert {*one.errors.values()} == {0}
         assert (one.up, one.attempts, one.failures, one.last_success) == (False, 0, 0, None)
-
-
-def test_counters_of_accounting_restart() -> None:
-    """Time and energy begin at 0 again. Everything else stays, also XID errors and how long they were counted."""
-    node, _ = one_pod()
-    node.collect()
-    node.collect()
-    xids = GpuXidMemory({79: 1}, 3.0, None, listened=True)
-    memory = replace(node.memory, xids=replace(node.memory.xids, gpus={CARD: xids}))
-    after = restart_counters(memory)
-    assert memory.ledger != Ledger() == after.ledger
-    assert after.xids.gpus == {CARD: xids._replace(blind_seconds=0.0)}
-    assert replace(after, ledger=memory.ledger, xids=memory.xids) == memory
 
 
 def test_uid_that_was_read_without_the_list_counts_with_the_next_one() -> None:

@@ -68,7 +68,6 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         "privileges.podsApi=true",
     ),
     "the library from the node": ("nvml.hostPath=/home/kubernetes/bin/nvidia/lib64", "nvml.library=libnvidia-ml.so.1"),
-    "counters that outlive the pod": ("stateFile.hostPath=/var/lib/gpumap", "interval=10s"),
     "seldom": ("interval=1m30s",),
     "an image of one's own": (
         "image.repository=registry.example.com:5000/team/gpumap",

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gpumap.model.units import parse_duration
-from tests.deploy.chart import host_paths, refusal, render
+from tests.deploy.chart import refusal, render
 
 HASH = "$2y$10$" + 53 * "a"
 TLS = ("tls.secretName=certificate",)
@@ -69,7 +69,6 @@ MISTAKES = {
     "dialects": "dcgm",
     "native": "no",
     "collect[0]": "gpu",
-    "stateFile.hostPath": "/var/lib/gpumap/",
     "extraArgs": "--interval=10s",
     "extraArgs[0]": "interval=10s",
     "extraEnv[0].value": "json",
@@ -106,7 +105,7 @@ SHAPES = (
     *(("updateStrategy.rollingUpdate.maxUnavailable", value) for value in ("0", "0%", "00%", "101%")),
     ("prometheusRule.alertLabels.bad-label", "platform"),
     ("serviceMonitor.serviceDiscoveryRole", "endpointslice"),
-    *((name, "/opt/lib\n- evil") for name in ("nvml.hostPath", "stateFile.hostPath", "kubelet.rootDir")),
+    *((name, "/opt/lib\n- evil") for name in ("nvml.hostPath", "kubelet.rootDir")),
     (TERMS, "a"),
     (f"{TERMS}[0]", "a"),
     (f"{TERMS}[0].matchExpressions", "a"),
@@ -174,20 +173,6 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
         ),
         (("native=false", "dashboards.enabled=true"), "dashboards.enabled: the boards read"),
         *(
-            ((f"stateFile.hostPath={folder}",), f"stateFile.hostPath {folder} ")
-            for folder in (
-                "/var/lib",
-                "/var/lib/kubelet/pods",
-                "/etc",
-                "/root",
-                "/run/containerd",
-                "/var/log/pods",
-                "/usr",
-            )
-        ),
-        (("stateFile.hostPath=/data/gpumap/../../etc",), "lies in /etc"),
-        (("kubelet.rootDir=/data/kubelet", "stateFile.hostPath=/data"), "lies in /data/kubelet, or holds it"),
-        *(
             ((f"{monitor}.enabled=true", *beside, *(f"{monitor}.{value}" for value in own)), f"{monitor}.{said}")
             for monitor in MONITORS
             for own, beside, said in MONITOR_MISTAKES
@@ -206,7 +191,7 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
         (("initContainers[0].name=gpumap",), "initContainers: gpumap is the name"),
         (("extraArgs={--listen=:9500}",), "extraArgs: --listen=:9500"),
         (("extraEnv[0].name=GPUMAP_LISTEN", "extraEnv[0].value=:9500"), "extraEnv: GPUMAP_LISTEN"),
-        *(((*TLS, f"extraVolumes[0].name={name}"), f"a volume called {name}") for name in ("tmp", "state", "tls")),
+        *(((*TLS, f"extraVolumes[0].name={name}"), f"a volume called {name}") for name in ("tmp", "tls")),
         (("prometheusRule.enabled=true", "prometheusRule.disabledAlerts={GpumapDwn}"), "no alert is called GpumapDwn"),
         *(
             ((f"prometheusRule.{one}=true",), f"prometheusRule.{one} is set, but prometheusRule.enabled is false")
@@ -237,12 +222,6 @@ def test_a_password_is_not_shown() -> None:
     said = refusal("basicAuth.users.prometheus=open-sesame")
     assert "basicAuth.users.prometheus is not a bcrypt hash" in said
     assert "open-sesame" not in said
-
-
-@pytest.mark.parametrize("folder", ["/var/lib/gpumap", "/data/gpumap", "/opt/etc", "/home/gpumap"])
-def test_a_folder_of_its_own_is_taken(folder: str) -> None:
-    """What only begins like one of the node's own folders is none of them."""
-    assert folder in host_paths(render(f"stateFile.hostPath={folder}"))
 
 
 @pytest.mark.parametrize("value", ["1m30s", "1h1ms", "500ms", "90s"])

@@ -47,13 +47,13 @@ def test_no_variation_has_a_token_or_a_capability(variation: str) -> None:
 
 
 def test_every_mount_is_read_only_and_has_its_volume(manifests: dict[str, Manifest]) -> None:
-    """Mounts and volumes correspond one to one; of the node only the state file's folder can be written; the kubelet's
-    folder must exist."""
+    """Mounts and volumes correspond one to one; no folder of the node can be written; the kubelet's folder
+    must exist."""
     mounts = {mount["name"]: mount for mount in container_of(manifests)["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod_of(manifests)["volumes"]}
     assert len(mounts) == len(container_of(manifests)["volumeMounts"])
     assert sorted(mounts) == sorted(volumes)
-    assert {name for name, mount in mounts.items() if not mount.get("readOnly")} - {"more"} <= {"tmp", "state"}
+    assert {name for name, mount in mounts.items() if not mount.get("readOnly")} - {"more"} <= {"tmp"}
     assert volumes["tmp"]["emptyDir"]["sizeLimit"]
     assert volumes["pod-resources"]["hostPath"]["type"] == "Directory"
     assert not any(path.endswith(".sock") for path in host_paths(manifests))
@@ -194,7 +194,7 @@ def test_the_library_can_come_from_the_node(library: str, host_path: str, flag: 
 
 
 def test_flags_have_values_of_their_own() -> None:
-    """interval, dialects, native, collect and the state file are flags of `serve`, in front of extraArgs, which win."""
+    """interval, dialects, native and collect are flags of `serve`, in front of extraArgs, which win."""
     dialects = ALL_DIALECTS
     container = container_of(
         render(
@@ -202,7 +202,6 @@ def test_flags_have_values_of_their_own() -> None:
             f"dialects={{{','.join(dialects)}}}",
             "native=false",
             f"collect={{{','.join(GROUPS)}}}",
-            "stateFile.hostPath=/data/gpumap",
             "extraArgs={--interval=20s}",
         )
     )
@@ -212,7 +211,6 @@ def test_flags_have_values_of_their_own() -> None:
         *(f"--dialect={name}" for name in dialects),
         "--no-native",
         *(f"--collect={name}" for name in GROUPS),
-        "--state-file=/var/lib/gpumap/state.json",
         "--interval=20s",
     ]
 
@@ -225,14 +223,6 @@ def test_data_may_be_two_collections_old(interval: str, told: str) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     add_flags(parser)
     assert resolve(parser.parse_args(flags[1:]), {}).interval_seconds > 0
-
-
-def test_the_state_file_has_the_only_folder_that_can_be_written() -> None:
-    """A folder of the node, made where it is not there, that nothing else of the node is mounted with."""
-    manifests = render("stateFile.hostPath=/data/gpumap")
-    assert host_paths(manifests)["/data/gpumap"] == "/var/lib/gpumap"
-    (volume,) = [one for one in pod_of(manifests)["volumes"] if one["name"] == "state"]
-    assert volume["hostPath"] == {"path": "/data/gpumap", "type": "DirectoryOrCreate"}
 
 
 def test_extras_reach_the_pod_as_they_are() -> None:

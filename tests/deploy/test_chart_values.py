@@ -77,7 +77,6 @@ REACHES: dict[str, Tried] = {
     "dialects[0]": Tried("dcgm"),
     "native": Tried("false"),
     "collect[0]": Tried("use"),
-    "stateFile.hostPath": Tried("/var/lib/gpumap"),
     "extraArgs[0]": Tried("--process-metrics"),
     "extraEnv[0].name": Tried("GPUMAP_LOG_FORMAT", with_it=("extraEnv[0].value=json",)),
     "extraVolumes[0].name": Tried("more"),

@@ -141,7 +141,7 @@ class Seen:
 
 @pytest.fixture(name="seen", scope="module")
 def run_rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
-    """Four nodes, each rolled out in its own way, at the same time."""
+    """Three nodes, each rolled out in its own way, at the same time."""
     folder = tmp_path_factory.mktemp("rollout")
     (told := folder / "told").mkdir()
     job = {"job_name": "gpumap", "honor_labels": True, "file_sd_configs": [{"files": [f"{told}/*.json"]}]}
@@ -152,7 +152,6 @@ def run_rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     ):
         world = World(server, told)
         ways = {
-            "kept": (replace_agent, ("--state-file", str(folder / "kept.state"))),
             "anew": (replace_agent, ()),
             "failed": (replace_dead_agent, ()),
             "surge": (run_two, ()),
@@ -161,13 +160,13 @@ def run_rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         yield Seen(server, {node: one.result() for node, one in begun.items()})
 
 
-@pytest.mark.parametrize("node", ["kept", "anew"])
+@pytest.mark.parametrize("node", ["anew"])
 def test_a_roll_out_leaves_no_gap(seen: Seen, node: str) -> None:
     """At each second every GPU has a value: no stale marker, though the first agent's target is gone."""
     assert {count for _, count in seen.known(node)} == {GPUS}
 
 
-@pytest.mark.parametrize("node", ["kept", "anew", "failed", "surge"])
+@pytest.mark.parametrize("node", ["anew", "failed", "surge"])
 def test_a_roll_out_makes_no_new_series(seen: Seen, node: str) -> None:
     """A device has one series before and after, and so has each container on it, whatever the agent's address."""
     for family in ("gpumap_device_info", "gpumap_gpu_power_watts", HELD):
@@ -185,18 +184,11 @@ def test_a_scrape_that_fails_leaves_the_gap_until_the_next_one(seen: Seen) -> No
     assert seen.known("failed")[-1][1] == GPUS
 
 
-def test_with_a_state_file_counters_go_on(seen: Seen) -> None:
-    """They never go back, and what they count is no more than the time that was there."""
-    for values in seen.counters("kept"):
-        assert values == sorted(values)
-        assert len(values) >= 6
-
-
-@pytest.mark.parametrize("node", ["kept", "anew", "failed"])
+@pytest.mark.parametrize("node", ["anew", "failed"])
 def test_nothing_is_charged_twice(seen: Seen, node: str) -> None:
     """A counter begins anew at most once, with less than it had, and its increase is within the time that passed."""
     for values in seen.counters(node):
-        assert sum(later < earlier for earlier, later in pairwise(values)) <= int(node != "kept")
+        assert sum(later < earlier for earlier, later in pairwise(values)) <= 1
         assert _increase(values) <= _seconds(seen, node) + 2.0
 
 

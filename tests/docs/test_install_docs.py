@@ -131,7 +131,6 @@ def test_admission_policies_tell_what_else_the_chart_can_mount() -> None:
         "privileges.podsApi": "true",
         "privileges.gpuFractioning": "true",
         "nvml.hostPath": "/opt/nvidia/lib",
-        "stateFile.hostPath": "/var/lib/gpumap",
     }
     assert {*rows} == {*given, "kubelet.rootDir"}
     for name, value in given.items():

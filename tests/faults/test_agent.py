@@ -1,4 +1,4 @@
-"""The agent itself: stopped, ended, its output blocked, or a second one beside it."""
+"""The agent itself: stopped, ended, or its output blocked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.lab.demo.kubelet import Hang
-from tests.agent import PATIENCE_SECONDS, Page, serve, until
+from tests.agent import PATIENCE_SECONDS, Page, until
 from tests.faults.ending import exits_with, refuse_start, stop
 from tests.faults.matrix import Fault, suffer
 from tests.faults.site import Site, Sites, Start
@@ -28,7 +27,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = "Agent"
 IMPATIENT = Start(deadline_seconds=1.0)
 STALE_AFTER_SECONDS = 1.0
-STATE = Path(tempfile.gettempdir()) / f"gpumap-faults-{os.getpid()}-agent"
 RELAY = """
 import fcntl, os, signal, subprocess, sys
 read, write = os.pipe()
@@ -97,20 +95,6 @@ async def the_reader_of_the_log_is_gone(site: Site) -> AsyncIterator[None]:
     os.kill(site.agent.process.pid, signal.SIGUSR1)
     await flap(site, 1)
     yield
-
-
-@contextlib.asynccontextmanager
-async def a_second_agent(site: Site) -> AsyncIterator[None]:
-    """It has the same state file. Its page has no counters, and its log says why."""
-    async with serve(site.node, *site_state().flags) as second:
-        page = await second.later(3)
-        assert "gpumap_container_allocated_gpu_seconds_total" not in page.samples
-        assert second.log.count("another gpumap uses the state file") == 1
-        yield
-
-
-def site_state() -> Start:
-    return Start(flags=("--state-file", str(STATE)))
 
 
 @contextlib.asynccontextmanager
@@ -192,15 +176,6 @@ FAULTS = (
         self_metrics=(UP,),
         log=(),
         start=RELAYED,
-    ),
-    Fault(
-        PART,
-        "a second gpumap has the same state file",
-        a_second_agent,
-        page=(*ALL_AS_BEFORE, 'gpumap_container_allocated_gpu_seconds_total{pod="whole"} rises'),
-        self_metrics=(UP,),
-        log=(),
-        start=site_state(),
     ),
     Fault(
         PART,

@@ -27,8 +27,7 @@ HOUR = 3600
 FOLDER = Path(tempfile.gettempdir()) / f"gpumap-faults-{os.getpid()}-clock"
 OFFSETS, PRELOADED = FOLDER / "offsets", FOLDER / "clock.so"
 PRELOADS = ("LD_PRELOAD", str(PRELOADED)), ("FAULTS_CLOCK", str(OFFSETS))
-AHEAD = Start(flags=("--state-file", str(FOLDER / "ahead")), variables=PRELOADS)
-BACK = Start(flags=("--state-file", str(FOLDER / "back")), variables=PRELOADS)
+CLOCK = Start(variables=PRELOADS)
 SM = "gpumap_container_sm_utilization_ratio"
 COUNTERS = ("gpumap_container_allocated_gpu_seconds_total", "gpumap_container_sm_seconds_total")
 
@@ -130,7 +129,7 @@ def ahead(what: str, inject: Inject) -> Fault:
         self_metrics=(UP, is_up("kubelet"), is_up("procfs")),
         log=(),
         looks=3,
-        start=AHEAD,
+        start=CLOCK,
     )
 
 
@@ -140,7 +139,6 @@ def back(what: str, inject: Inject) -> Fault:
         page=(*ALL_AS_BEFORE, "gpumap_container_unassigned_use unchanged", f"{SM} absent"),
         self_metrics=(UP, 'gpumap_capability{capability="process_utilization"} 0'),
         log=("capabilities device_checkpoint=1 pod_logs=1 process_utilization=0",),
-        start=BACK,
     )
 
 

@@ -37,12 +37,6 @@ MISTAKES = (
     mistake("a file as the log root", "--pod-log-root", "DIR/file", says="--pod-log-root DIR/file: "),
     mistake("a directory as the kubelet's socket", "--kubelet-socket", "DIR", says="--kubelet-socket DIR: "),
     mistake(
-        "a state file in a directory that is missing",
-        "--state-file",
-        "DIR/none/state",
-        says="--state-file DIR/none/state: ",
-    ),
-    mistake(
         "a web configuration that is missing", "--web-config", "DIR/none", says="--web-config DIR/none: No such file"
     ),
     mistake(

@@ -1,15 +1,12 @@
-"""Limits of the kernel: open files, processes and threads, inotify, sizes of files; and a full or damaged disk."""
+"""Limits of the kernel: open files, processes and threads, inotify,"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -19,21 +16,13 @@ import pytest
 from tests.faults.ending import exits_with, refuse_start
 from tests.faults.matrix import ACCUSES_AGAIN, Fault, is_down, is_up, suffer
 from tests.faults.site import Site, Sites, Start
-from tests.faults.test_agent import RELAYED, nothing
+from tests.faults.test_agent import nothing
 from tests.faults.test_driver import ALL_AS_BEFORE, DOWN, UP, down, errors
 from tests.faults.test_kubelet import LAST_LIST
 from tests.faults.test_worker import signalled
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-LIMITS, DISK = "Limits", "Disk"
-FOLDER = Path(tempfile.gettempdir()) / f"gpumap-faults-{os.getpid()}-disk"
-STATE = FOLDER / "state"
-SAVED = ("--state-file", str(STATE))
-IN_A_SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-SMALL_DISK = Start(
-    flags=SAVED,
-    parent=(*IN_A_SMALL_DISK, f'mount -t tmpfs -o size=64k tmpfs {FOLDER} && "$@" & wait $!', "sh"),
-)
+LIMITS = "Limits"
 OTHER_UID = (
     *("setpriv", "--reuid=61234", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
     *("prlimit", "--nproc=10:10"),
@@ -41,13 +30,6 @@ OTHER_UID = (
 """RLIMIT_NPROC does not hold for root. Another user can read this clone only with a capability."""
 
 Inject = Callable[[Site], AbstractAsyncContextManager[None]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _folder() -> Iterator[None]:
-    FOLDER.mkdir()
-    yield
-    shutil.rmtree(FOLDER)
 
 
 def limited(which: int, value: Callable[[int], int]) -> Inject:
@@ -131,86 +113,6 @@ def both(first: Inject, second: Inject) -> Inject:
     return inject
 
 
-@contextlib.asynccontextmanager
-async def full(site: Site) -> AsyncIterator[None]:
-    """Another program fills the disk as soon as there is room."""
-    folder = Path(f"/proc/{site.agent.pid}/root{FOLDER}")
-
-    async def fill() -> None:
-        with (folder / "filler").open("ab", buffering=0) as file:
-            while True:
-                with contextlib.suppress(OSError):
-                    file.write(bytes(4096))
-                    continue
-                await asyncio.sleep(0)
-
-    filling = asyncio.create_task(fill())
-    try:
-        yield
-    finally:
-        filling.cancel()
-        (folder / "filler").unlink()
-
-
-def fill(filler: Path) -> None:
-    """Write until the disk is full."""
-    with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-
-
-@contextlib.asynccontextmanager
-async def room_for_one(site: Site) -> AsyncIterator[None]:
-    """The disk is filled while it has the state file, and no second one beside it."""
-    filler = Path(f"/proc/{site.agent.pid}/root{FOLDER}/filler")
-    files = {STATE.name, f"{STATE.name}.lock"}
-    while True:
-        os.kill(site.agent.pid, signal.SIGSTOP)
-        if set(os.listdir(filler.parent)) == files:
-            break
-        os.kill(site.agent.pid, signal.SIGCONT)
-        await asyncio.sleep(0.05)
-    fill(filler)
-    os.kill(site.agent.pid, signal.SIGCONT)
-    yield
-    filler.unlink()  # noqa: ASYNC240 -- tmpfs never waits
-
-
-@contextlib.asynccontextmanager
-async def read_only(site: Site) -> AsyncIterator[None]:
-    FOLDER.chmod(0o555)
-    yield
-    FOLDER.chmod(0o755)
-
-
-@contextlib.asynccontextmanager
-async def folder_removed(site: Site) -> AsyncIterator[None]:
-    aside = FOLDER.with_name(f"{FOLDER.name}-aside")
-    FOLDER.rename(aside)
-    yield
-    aside.rename(FOLDER)
-
-
-@contextlib.asynccontextmanager
-async def directory_in_its_place(site: Site) -> AsyncIterator[None]:
-    """A directory that is not empty: nothing can be renamed over it."""
-    STATE.unlink()
-    STATE.mkdir()
-    (STATE / "file").touch()
-    yield
-    shutil.rmtree(STATE)
-
-
-@contextlib.asynccontextmanager
-async def state_deleted(site: Site) -> AsyncIterator[None]:
-    STATE.unlink()
-    yield
-
-
-def refused(error: str) -> tuple[str, ...]:
-    return (f"cannot write the state file path=…detail='{error}'",)
-
-
 NO_TREE = (
     "gpumap_allocation_info unchanged",
     "gpumap_device_memory_used_bytes unchanged",
@@ -222,8 +124,6 @@ NO_TREE_METRICS = is_down("procfs", "unreadable")
 NO_TREE_LOG = "source down source=procfs reason=unreadable detail=…Too many open files"
 NO_WORKER_LOG = "source down source=nvml reason=worker_start detail=…only 0 more"
 WORKER_ENDS = signalled(signal.SIGKILL)
-
-COUNTERS = 'gpumap_container_allocated_gpu_seconds_total{pod="whole"}'
 
 AT_START = (
     Fault(
@@ -238,70 +138,6 @@ AT_START = (
 )
 
 RUNNING = (
-    Fault(
-        DISK,
-        "a file may have at most 100 bytes (RLIMIT_FSIZE)",
-        limited(resource.RLIMIT_FSIZE, lambda _: 100),
-        page=(*ALL_AS_BEFORE, f"{COUNTERS} rises"),
-        self_metrics=(UP,),
-        log=refused("File too large"),
-        start=RELAYED._replace(flags=SAVED),
-    ),
-    Fault(
-        DISK,
-        "the directory of the state file is read-only",
-        read_only,
-        page=(*ALL_AS_BEFORE, f"{COUNTERS} absent"),
-        self_metrics=(UP,),
-        log=refused("Permission denied"),
-        start=Start(flags=SAVED),
-    ),
-    Fault(
-        DISK,
-        "the directory of the state file is renamed",
-        folder_removed,
-        page=(*ALL_AS_BEFORE, f"{COUNTERS} rises"),
-        self_metrics=(UP,),
-        log=refused("No such file or directory"),
-        start=Start(flags=SAVED),
-    ),
-    Fault(
-        DISK,
-        "a directory is at the path of the state file",
-        directory_in_its_place,
-        page=(*ALL_AS_BEFORE, f"{COUNTERS} absent"),
-        self_metrics=(UP,),
-        log=refused("Is a directory"),
-        start=Start(flags=SAVED),
-    ),
-    Fault(
-        DISK,
-        "the state file is deleted",
-        state_deleted,
-        page=(*ALL_AS_BEFORE, f"{COUNTERS} rises"),
-        self_metrics=(UP,),
-        log=(),
-        start=Start(flags=SAVED),
-    ),
-    Fault(
-        DISK,
-        "the disk of the state file is full",
-        full,
-        page=(*ALL_AS_BEFORE, f"{COUNTERS} rises"),
-        self_metrics=(UP,),
-        log=None,
-        start=SMALL_DISK,
-    ),
-    Fault(
-        DISK,
-        "the disk has room for the state file, but not for a second one",
-        room_for_one,
-        page=(*ALL_AS_BEFORE, f"{COUNTERS} rises"),
-        self_metrics=(UP,),
-        log=(),
-        looks=4,
-        start=SMALL_DISK,
-    ),
     Fault(
         LIMITS,
         "no more files can be opened (RLIMIT_NOFILE), and a client connects",

@@ -1,4 +1,4 @@
-"""What else comes to the agent: its state file, its configuration files, and the requests of HTTP clients."""
+"""What else comes to the agent: its configuration files, and the requests of HTTP clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from gpumap.agent.dialects import gpu_manager
 from gpumap.agent.metrics import self_families
-from gpumap.agent.state import OutdatedError, decode, encode
 from gpumap.agent.web.app import application
 from gpumap.agent.web.config.guard import _credentials
 from gpumap.agent.web.config.schema import WebConfigError
@@ -24,39 +23,11 @@ from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.port import open_port
 from gpumap.agent.web.push import _rejected
 from gpumap.agent.web.rebinding import is_foreign
-from gpumap.model.observations import Moment
 from tests.fuzz.folders import folder, lay_out
-from tests.fuzz.mutators import mutate_json, mutate_protobuf, mutate_text, of_files, pack, unpack
+from tests.fuzz.mutators import mutate_protobuf, mutate_text, of_files, pack, unpack
 from tests.fuzz.node_targets import FAMILIES
 from tests.fuzz.target import Target
-from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node
-
-BOOT = "00000000-0000-4000-8000-000000000001"
-NOW = Moment(5000.0, 1.7e9, 0.0)
-
-
-# --- the state file ---------------------------------------------------------------------------------------------------
-
-
-def _read_state(data: bytes) -> object:
-    """The file of --state-file. Raises ValueError, and OutdatedError for one of another boot."""
-    state = decode(data, NOW, BOOT)
-    for charge in state.ledger.charges.values():
-        for value in (charge.allocated_gpu_seconds, charge.sm_seconds, charge.memory_byte_seconds):
-            assert value is None or 0 <= value < float("inf"), f"a counter starts at {value}"
-    return state
-
-
-def _state_seeds() -> Iterator[bytes]:
-    pod = Pod("ml", "trainer", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
-    node = TestNode([Gpu(0), Gpu(1, mig=[(1, 0, 1)])], [pod], [Process(10, gpu_uuid(0), pod)], clock=4900.0)
-    for _ in range(4):
-        node.collect()
-    text = encode(node.memory, BOOT)
-    assert decode(text, NOW, BOOT).left_out == 0
-    yield text
-
 
 # --- configuration ----------------------------------------------------------------------------------------------------
 
@@ -225,7 +196,6 @@ def _request_seeds() -> Iterator[bytes]:
 
 
 TARGETS = (
-    Target("state-file", _read_state, _state_seeds, mutate_json, ("gpumap.agent.state",), (ValueError, OutdatedError)),
     Target(
         "web-config",
         _read_web_config,

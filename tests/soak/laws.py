@@ -340,8 +340,8 @@ def disagreement(page: Page, document: Mapping[str, Any]) -> Iterator[str]:
 
 # --- counters ---------------------------------------------------------------------------------------------------------
 
-_KEPT = ("gpumap_container_", "gpumap_gpu_", "gpumap_accounting_", "gpumap_xid_")
-"""Counters that the state file keeps across a restart."""
+_KEPT = ("gpumap_gpu_energy_joules_", "gpumap_gpu_clock_event_", "gpumap_gpu_ecc_", "gpumap_gpu_nvlink_")
+"""Counters of the driver, which a restart of gpumap does not change."""
 _EXPIRES_SECONDS = 280.0
 """gpumap forgets after 300 s between two readings of the driver, and a reading may be a second (20 s of the fast clock)
 before its page."""
@@ -357,7 +357,7 @@ class Counters:
         self.checked = 0
 
     def restarted(self) -> None:
-        """The agent is another process: the counters on itself begin at 0."""
+        """The agent is another process: its own counters begin at 0."""
         self._last = {one: value for one, value in self._last.items() if one[0].startswith(_KEPT)}
 
     def check(self, page: Page, at: float) -> Iterator[str]:

@@ -127,7 +127,7 @@ class Watched:
             *("--stale-after", f"{STALE_AFTER_SECONDS:g}s", "--node-name", "soak"),
             *("--kubelet-root", str(world.root), "--device-checkpoint", str(world.checkpoint)),
             *("--pod-log-root", str(world.logs), "--proc", str(world.proc)),
-            *("--state-file", str(world.directory / f"state-{self.name}"), *self.flags),
+            *self.flags,
             *(self.door.flags if self.door is not None else ()),
         ]
         begins = self.log.stat().st_size if self.log.exists() else 0

@@ -6,7 +6,6 @@ part of the values and stops at the first mistake, with one line.
 {{- include "gpumap.checkImage" . -}}
 {{- include "gpumap.checkName" . -}}
 {{- include "gpumap.checkPod" . -}}
-{{- include "gpumap.checkStateFile" . -}}
 {{- include "gpumap.checkWeb" . -}}
 {{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled }}
   {{- fail "serviceMonitor.enabled and podMonitor.enabled: each agent would be scraped twice, and every sum would double. Remove one." }}
@@ -94,7 +93,7 @@ part of the values and stops at the first mistake, with one line.
     {{- end }}
   {{- end }}
   {{- $folders := include "gpumap.hostFolders" $ | fromYaml | keys }}
-  {{- $own := concat $folders (include "gpumap.webSecrets" $ | fromYaml | keys) (list "tmp" "nvml" "state") }}
+  {{- $own := concat $folders (include "gpumap.webSecrets" $ | fromYaml | keys) (list "tmp" "nvml") }}
   {{- range .initContainers }}
     {{- if eq .name "gpumap" }}
       {{- fail "initContainers: gpumap is the name of the chart's own container. Take another name." }}
@@ -103,20 +102,6 @@ part of the values and stops at the first mistake, with one line.
   {{- range .extraVolumes }}
     {{- if has .name $own }}
       {{- fail (printf "extraVolumes: the chart has a volume called %s. Take another name." .name) }}
-    {{- end }}
-  {{- end }}
-{{- end }}
-{{- end -}}
-
-{{/* uid 0 writes to the directory: no other program may use it. */}}
-{{- define "gpumap.checkStateFile" -}}
-{{- with .Values.stateFile.hostPath }}
-  {{- $folder := printf "%s/" (clean .) }}
-  {{- $others := list "/bin" "/boot" "/dev" "/etc" "/lib" "/lib64" "/proc" "/root" "/run" "/sbin" "/sys" "/usr" "/var/lib/containerd" "/var/lib/containers" "/var/lib/docker" "/var/lib/etcd" "/var/lib/k0s" "/var/lib/kubelet" "/var/lib/rancher" "/var/log" "/var/run" }}
-  {{- range append $others $.Values.kubelet.rootDir }}
-    {{- $other := printf "%s/" . }}
-    {{- if or (hasPrefix $other $folder) (hasPrefix $folder $other) }}
-      {{- fail (printf "stateFile.hostPath %s lies in %s, or holds it: gpumap could write to files of the node or of other pods. Use a directory of its own, such as /var/lib/gpumap." $.Values.stateFile.hostPath .) }}
     {{- end }}
   {{- end }}
 {{- end }}

@@ -12,12 +12,12 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from gpumap.agent.changes import log_changes
 from gpumap.agent.executors import SerialExecutor
-from gpumap.agent.join import Memory, Rules, restart_counters, step
+from gpumap.agent.join import Memory, Rules, step
 from gpumap.model.observations import (
     Complaint,
     Failed,
@@ -133,9 +133,7 @@ class Sources:
 class Collector:
     """One node's loop. It calls `publish` with each snapshot, on the event loop.
 
-    `clock` gives the time at which an answer arrived. `memory` is what survived a restart. The loop calls `keep` with
-    the memory of each collection before it publishes the snapshot. If `keep` returns false, a restart could decrease a
-    counter, and the loop publishes the snapshot without counters.
+    `clock` gives the time at which an answer arrived.
     """
 
     def __init__(
@@ -146,8 +144,6 @@ class Collector:
         interval_seconds: float,
         publish: Callable[[Snapshot], None],
         clock: Callable[[], Moment] = now,
-        memory: Memory | None = None,
-        keep: Callable[[Memory], Awaitable[bool]] | None = None,
     ) -> None:
         self._nvml = sources.nvml
         self._procfs = sources.procfs
@@ -166,9 +162,7 @@ class Collector:
         self._proc_executor = SerialExecutor("gpumap-procfs")
         self._identity_executor = SerialExecutor("gpumap-identity")
         self._step_executor = SerialExecutor("gpumap-step")
-        self._memory = memory or Memory()
-        self._counters_served = self._memory.ledger.at is not None
-        self._keep = keep
+        self._memory = Memory()
         self._last: Snapshot | None = None
         self._follow_from = -math.inf
 
@@ -215,17 +209,9 @@ class Collector:
         observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on)
         memory = self._memory
         self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
-        # Before a scrape can read a counter that a restart would decrease.
-        kept = self._keep is None or await self._keep(self._memory)
         log_changes(log, self._last, snapshot, observations)
         self._follow(self._last, snapshot)
         self._last = snapshot
-        if kept:
-            self._counters_served |= bool(snapshot.accounts or snapshot.gpu_accounts)
-        else:
-            snapshot = replace(snapshot, accounts=(), gpu_accounts=(), xids=(), container_xids=())
-            if not self._counters_served:
-                self._memory = restart_counters(self._memory)  # the first value that is served is 0
         self._publish(snapshot)
         return snapshot
 

@@ -191,12 +191,6 @@ FLAGS = (
     Flag("--no-native", "", "false", "Serve only the dialects and the self-metrics."),
     Flag("--process-metrics", "", "false", "Serve gpumap_process_gpu_memory_used_bytes, one series for each process."),
     Flag(
-        "--state-file",
-        "PATH",
-        "",
-        "File that keeps the accounting and XID counters across restarts. Without it, counters restart at 0.",
-    ),
-    Flag(
         "--web-config",
         "FILE",
         "",

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from gpumap.agent.sources.kubelet import KubeletSource
     from gpumap.agent.sources.pods_api import PodsApiSource
     from gpumap.agent.sources.second_list import CorrectedKubelet
-    from gpumap.agent.state_file import StateFile
     from gpumap.agent.web.config.watch import Watch
 
 SHUTDOWN_SECONDS = 1.0
@@ -126,8 +125,6 @@ async def collector(
 
     It begins after the first answer of the Pods API, if there is one, or after `pods_patience_seconds`.
     """
-    state = _state_file(settings.state_file)
-    memory = await state.load(clock()) if state is not None else None
     nvml = NvmlSource(
         driver_command,
         asked_groups(settings.groups, settings.dialects),
@@ -145,8 +142,6 @@ async def collector(
         interval_seconds=settings.interval_seconds,
         publish=publish,
         clock=clock,
-        memory=memory,
-        keep=state.save if state is not None else None,
     )
     try:
         if pods is not None:
@@ -159,7 +154,7 @@ async def collector(
         if watcher is not None:
             watcher.close()
         procfs.close()
-        await asyncio.gather(*(source.close() for source in (nvml, kubelet, state) if source is not None))
+        await asyncio.gather(*(source.close() for source in (nvml, kubelet) if source is not None))
 
 
 def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SECONDS) -> Rules:
@@ -235,14 +230,6 @@ def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContain
     from gpumap.agent.sources.identity import none_noted
 
     return none_noted if directory is None else FractioningSource(directory).read
-
-
-def _state_file(path: Path | None) -> StateFile | None:
-    if path is None:
-        return None
-    from gpumap.agent.state_file import StateFile
-
-    return StateFile(path)
 
 
 def _web_config(path: Path | None) -> Watch | None:

@@ -97,7 +97,6 @@ class Settings:
     process_metrics: bool
     log_format: str
     log_level: str
-    state_file: Path | None = None
     web_config: Path | None = None
     otlp: OtlpTarget | None = None
     own: Path = Path("/proc/self")
@@ -151,7 +150,6 @@ def resolve(
         process_metrics=values.parse("--process-metrics", _boolean),
         log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
         log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
-        state_file=_optional(values, "--state-file", _file_to_write),
         web_config=_optional(values, "--web-config", _file),
         otlp=_otlp(values, environment) if values.word("--otlp-endpoint") else None,
     )
@@ -320,14 +318,6 @@ def _file(text: str) -> Path:
     if mode is not None and not stat.S_ISREG(mode):
         raise ValueError("is a directory" if stat.S_ISDIR(mode) else "is not a file")
     return Path(text)
-
-
-def _file_to_write(text: str) -> Path:
-    path = _file(text)
-    mode = _mode(str(path.parent))
-    if mode is None or not stat.S_ISDIR(mode):
-        raise ValueError(f"parent directory {path.parent} {'is not a directory' if mode else 'does not exist'}")
-    return path
 
 
 def _socket(text: str) -> Path:

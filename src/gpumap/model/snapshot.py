@@ -179,7 +179,7 @@ class GpuXids:
     counts: tuple[tuple[int, int], ...]
     blind_seconds: float
     last_code: int | None = None
-    """Code of the last error; `None` if there was none, or an older state file does not have it."""
+    """Code of the last error; `None` if there was none."""
     heard_at: tuple[tuple[int, float], ...] = ()
     """(code, time of its last error in Unix seconds), if the time is known."""
 

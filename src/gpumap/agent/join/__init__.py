@@ -23,7 +23,7 @@ Read when needed: `accounting` (seconds and joules for each container), `xids` a
 """
 
 from gpumap.agent.join.joined import Rules
-from gpumap.agent.join.memory import Memory, restart_counters
+from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.step import step
 
-__all__ = ["Memory", "Rules", "restart_counters", "step"]
+__all__ = ["Memory", "Rules", "step"]

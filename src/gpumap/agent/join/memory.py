@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpumap.agent.join.accounting import Key, Ledger
 from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
@@ -68,9 +68,3 @@ class Memory:
     pod_table: PodTable | None = None
     allocation: Allocation | None = None
     attribution: Attribution | None = None
-
-
-def restart_counters(memory: Memory) -> Memory:
-    """Return the memory with counters of time and energy at 0. XID errors stay: their counters appear with an error."""
-    gpus = {uuid: gpu._replace(blind_seconds=0.0) for uuid, gpu in memory.xids.gpus.items()}
-    return replace(memory, ledger=Ledger(), xids=replace(memory.xids, gpus=gpus))

@@ -41,13 +41,13 @@ class GpuXidMemory(NamedTuple):
     blind_seconds: float
     settled_until: float | None
     """Monotonic: until then every second had a listener or is in `blind_seconds`. `None`: counting starts at the next
-    reading, because the GPU is not on the node, or its memory is of another boot."""
+    reading, because the GPU is not on the node."""
     listened: bool
     """Whether there was ever a listener for it. A GPU that does not support XID events is not shown."""
     last_code: int | None = None
     """XID code of the last event."""
     heard_at: Mapping[int, float] = MappingProxyType({})
-    """Time of the last event of each code, in Unix seconds. State files of older versions do not have it."""
+    """Time of the last event of each code, in Unix seconds."""
 
 
 class ContainerXidMemory(NamedTuple):
@@ -63,7 +63,7 @@ class ContainerXidMemory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class XidMemory:
-    """What gpumap remembers about XID errors. The state file has only `gpus` and `containers`."""
+    """What gpumap remembers about XID errors."""
 
     gpus: Mapping[Uuid, GpuXidMemory] = field(default_factory=dict)
     containers: Mapping[Key, ContainerXidMemory] = field(default_factory=dict)
