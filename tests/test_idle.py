@@ -4,44 +4,219 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 
 import pytest
 
-from gpumap.model.findings import DEFAULTS, findings
+from gpumap.model.findings import DEFAULTS
 from gpumap.model.readings import Uuid
 from tests.examples import examples
 from tests.nodes import GIB, Gpu, Pod, gpu_uuid, mig_uuid
-from tests.working import IDLE_SECONDS, Job, WorkingNode
+from tests.working import Job, WorkingNode
 
-CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
+CARD = gpu_uuid(0)
 SLICE = mig_uuid(0, 1, 0)
+HOUR = 3600.0
+SETTLED_SECONDS = DEFAULTS.idle_after_seconds + 90.0
+"""A driver keeps samples for 72 s: for so long an old one may look like new work."""
 
 
-def holder(name: str, *leaves: Uuid) -> Pod:
-    return Pod("ml", name, {"main": {"nvidia.com/gpu": [str(leaf) for leaf in leaves]}})
+def holder(name: str, *ids: str) -> Pod:
+    return Pod("ml", name, {"main": {"nvidia.com/gpu.shared" if "::" in ids[0] else "nvidia.com/gpu": list(ids)}})
 
 
-def repeated(pod: Pod, leaf: Uuid, length: float, every: float, sm: int = 30, start: float = 1001.3) -> list[Job]:
-    """Return two hours of equal jobs."""
-    return [
-        Job(100 + number, pod, leaf, start + number * every, start + number * every + length, sm)
-        for number in range(int(7200 / every))
-    ]
+def repeated(pod: Pod, leaf: Uuid, length: float, every: float, pids: Iterator[int], **work: int) -> list[Job]:
+    """Return an hour of equal jobs, each a process of its own."""
+    starts = [1001.3 + number * every for number in range(int(HOUR / every))]
+    return [Job(next(pids), pod, leaf, start, start + length, **work) for start in starts]
 
 
-@pytest.mark.parametrize(("length", "every"), [(3.0, 20.0), (2.0, 20.3), (0.5, 7.3), (3.0, 60.0)])
-@pytest.mark.parametrize("mig", [False, True])
-def test_short_jobs_are_work(length: float, every: float, *, mig: bool) -> None:
-    """A pod that works in jobs shorter than the interval is never idle in an hour, and is charged for most of them."""
-    leaf = SLICE if mig else CARD
-    pod = holder("short", leaf)
+def counting() -> Iterator[int]:
+    return iter(range(100, 1 << 22))
+
+
+@pytest.mark.parametrize(
+    ("length", "every", "charged"), [(3.0, 20.0, 0.85), (2.0, 20.3, 0.65), (0.5, 7.3, 0.5), (3.0, 60.0, 0.8)]
+)
+@pytest.mark.parametrize("is_mig", [False, True])
+def test_jobs_shorter_than_the_interval_are_work(length: float, every: float, charged: float, *, is_mig: bool) -> None:
+    """A pod that works in short jobs is not idle in a single collection of an hour, and most of its time is charged."""
+    leaf = SLICE if is_mig else CARD
+    pod = holder("short", str(leaf))
+    jobs = repeated(pod, leaf, length, every, counting(), sm=30)
+    node = WorkingNode([Gpu(0, mig=[(1, 0, 3)] if is_mig else None)], [pod], jobs, with_gpm=frozenset({0} if is_mig else ()))
+    for snapshot in node.run(HOUR):
+        assert not [one for one in node.findings() if one.kind == "idle"]
+    account = next(one for one in snapshot.accounts if one.uuid == leaf)
+    if not is_mig:
+        assert account.sm_seconds is not None
+        assert charged < account.sm_seconds / node.worked_seconds("short", leaf) < 1.05
+
+
+def test_a_short_job_of_every_minute_is_seen_with_its_owner() -> None:
+    """After a sample of a process that no list had, gpumap collects faster for half a minute."""
+    pod = holder("short", str(CARD))
+    node = WorkingNode([Gpu(0)], [pod], [Job(100, pod, CARD, 1101.0, 1104.0, sm=50)])
+    times = [node.seconds for _ in node.run(300.0)]
+    faster = [later for earlier, later in zip(times, times[1:], strict=False) if later - earlier < 1.0]
+    assert 1105.0 < min(faster) < max(faster) < 1141.0
+
+
+@pytest.mark.parametrize("engine", ["sm", "encoder"])
+@pytest.mark.parametrize("has_gpm", [False, True])
+@pytest.mark.parametrize("is_mig", [False, True])
+def test_every_engine_counts(engine: str, *, has_gpm: bool, is_mig: bool) -> None:
+    """A pod that only encodes video works, on a whole GPU and on a MIG device with GPM."""
+    leaf = SLICE if is_mig else CARD
+    pod = holder("worker", str(leaf))
+    jobs = [Job(100, pod, leaf, 0.0, 1e9, **{engine: 85})]
     node = WorkingNode(
-        [Gpu(0, mig=[(1, 0, 3)] if mig else None)],
-        [pod],
-        repeated(pod, leaf, length, every, 50 if mig else 30),
-        with_gpm=frozenset((0,) if mig else ()),
+        [Gpu(0, mig=[(1, 0, 3)] if is_mig else None)], [pod], jobs, with_gpm=frozenset({0} if has_gpm else ())
     )
-    for _ in node.run(3600.0):
-        assert not node.idle()
-    account = next(one for one in node.snapshot.accounts if one.uuid == leaf)
-    print(mig, length, every, node.collections, account.sm_seconds, node.worked_seconds("short", leaf))
+    assert not [one for _ in node.run(900.0) for one in node.findings() if one.kind == "idle"]
+
+
+@pytest.mark.parametrize("kind", ["samples", "gpm", "mig_gpm"])
+@pytest.mark.parametrize("has_process", [False, True])
+def test_a_holder_that_does_not_work_is_idle(kind: str, *, has_process: bool) -> None:
+    """It is idle after five minutes, not before, although GPM reads a little more than 0."""
+    leaf = SLICE if kind == "mig_gpm" else CARD
+    pod = holder("resting", str(leaf))
+    jobs = [Job(100, pod, leaf, 0.0, 1e9)] if has_process else []
+    node = WorkingNode(
+        [Gpu(0, mig=[(1, 0, 3)] if kind == "mig_gpm" else None)],
+        [pod],
+        jobs,
+        without_samples=frozenset({0} if kind == "gpm" else ()),
+        with_gpm=frozenset(() if kind == "samples" else {0}),
+    )
+    reports = [(node.seconds, one.why) for _ in node.run(600.0) for one in node.findings() if one.kind == "idle"]
+    first, why = reports[0]
+    assert 1300.0 <= first <= 1310.0
+    assert why.startswith("no activity for at least 5m" if has_process else "no process for at least 5m")
+
+
+# --- nodes drawn by chance ------------------------------------------------------------------------------------------
+
+
+class Drawn:
+    """A node drawn by chance, and what befalls it."""
+
+    KINDS = ("samples", "samples", "gpm", "mig_gpm", "mig", "none")
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        kinds = [self.random.choice(self.KINDS) for _ in range(3)]
+        self.pids = counting()
+        gpus = [Gpu(index, mig=[(1, 0, 3)] if kind.startswith("mig") else None) for index, kind in enumerate(kinds)]
+        pods: list[Pod] = []
+        jobs: list[Job] = []
+        for gpu, kind in zip(gpus, kinds, strict=True):
+            leaf = gpu.leaves[0]
+            # Without samples gpumap cannot tell whose short process worked while another one works.
+            count = self.random.randint(1, 3) if kind == "samples" else 1
+            for number in range(count):
+                pod = holder(f"pod-{gpu.index}-{number}", f"{leaf}::{number}" if count > 1 else str(leaf))
+                pods.append(pod)
+                jobs += self._jobs(pod, leaf, only_long=kind in ("mig", "none"))
+        self.node = WorkingNode(
+            gpus,
+            pods,
+            jobs,
+            without_samples=frozenset(index for index, kind in enumerate(kinds) if kind in ("gpm", "none")),
+            with_gpm=frozenset(index for index, kind in enumerate(kinds) if kind in ("gpm", "mig_gpm")),
+        )
+        self.blind = {index for index, kind in enumerate(kinds) if kind in ("mig", "none")}
+        """GPUs of which only the process lists are known."""
+        self.disturbed = dict.fromkeys((gpu.index for gpu in gpus), -math.inf)
+        """When a fault last hid something of a GPU."""
+        self.is_calm = self.random.random() < 0.5
+
+    def _jobs(self, pod: Pod, leaf: Uuid, *, only_long: bool) -> list[Job]:
+        draw = self.random
+        work = draw.choice([{"sm": 40}, {"sm": 100}, {"encoder": 60}])
+        shape = draw.choice(["nothing", "resting", "bursts", "steady", *([] if only_long else ["short"] * 4)])
+        begin = 1000.0 + draw.choice([-500.0, draw.random() * 1000])
+        if shape == "nothing":
+            return []
+        if shape == "resting":
+            return [Job(next(self.pids), pod, leaf, begin, 1e9, memory=draw.choice([0, GIB, 70 * GIB]))]
+        if shape == "steady":
+            return [Job(next(self.pids), pod, leaf, begin, begin + 3000.0, **work)]
+        jobs, pid = [], next(self.pids)
+        length, pause = draw.choice([0.5, 1.0, 3.0, 8.0]), draw.choice([7.3, 20.0, 20.3, 60.0, 250.0, 290.0, 400.0])
+        while begin < 1000.0 + HOUR:
+            jobs.append(Job(next(self.pids) if shape == "short" else pid, pod, leaf, begin, begin + length, **work))
+            begin += length + pause * draw.choice([1.0, 1.0, draw.random() + 0.5])
+        return [*jobs, *([] if shape == "short" else [Job(pid, pod, leaf, jobs[0].start, 1e9)])]
+
+    def live(self, seconds: float) -> Iterator[None]:
+        """Run the node, with faults, and yield after each collection."""
+        node, draw = self.node, self.random
+        for _ in node.run(seconds):
+            yield
+            if node.refused or node.node.down or any(gpu.fault for gpu in node.gpus):
+                self._disturb(node.gpus)
+            node.refused, node.node.down = frozenset(), set()
+            for gpu in node.gpus:
+                gpu.fault = None
+            chance = 1.0 if self.is_calm else draw.random()
+            if chance < 0.01:
+                node.refused = frozenset({draw.choice(node.gpus).index})
+            elif chance < 0.02:
+                node.node.down = {draw.choice(["kubelet", "nvml", "procfs", "pod_identity"])}
+            elif chance < 0.025:
+                draw.choice(node.gpus).fault = "lost"
+            elif chance < 0.027:
+                node.restart()
+                self._disturb(node.gpus)
+
+    def certainly_idle(self) -> set[str]:
+        """Return the pods that truly rest, where nothing hid that and no other pod of the leaf worked."""
+        node, since = self.node, self.node.seconds - SETTLED_SECONDS
+        found = set()
+        for gpu in node.gpus:
+            leaf = gpu.leaves[0]
+            here = [pod.name for pod in node.pods if pod.name.startswith(f"pod-{gpu.index}-")]
+            rests = all(node.last_worked(pod, leaf) < since for pod in here)
+            is_judged = gpu.index not in self.blind or not any(node.had_process(pod, leaf, since) for pod in here)
+            if rests and is_judged and max(self.disturbed[gpu.index], node.started) < since:
+                found.update(here)
+        return found
+
+    def _disturb(self, gpus: list[Gpu]) -> None:
+        self.disturbed.update(dict.fromkeys((gpu.index for gpu in gpus), self.node.seconds))
+
+
+@pytest.mark.parametrize("seed", range(examples(20)))
+def test_nobody_who_worked_is_idle(seed: int) -> None:
+    """On a node drawn by chance, gpumap reports as idle only pods that truly did not work, and reports all of them."""
+    drawn = Drawn(seed)
+    node = drawn.node
+    for _ in drawn.live(HOUR):
+        now, watched = node.seconds, node.seconds - node.started
+        reported = set()
+        for one in node.findings():
+            assert one.device is not None
+            pod, leaf = one.container.pod, one.device.uuid
+            if one.kind == "idle":
+                reported.add(pod)
+                assert one.idle_seconds is not None
+                assert DEFAULTS.idle_after_seconds <= one.idle_seconds <= watched + 1e-6
+                assert node.last_worked(pod, leaf) <= now - one.idle_seconds + 1e-6, one.why
+                assert not one.why.startswith("no process") or not node.had_process(pod, leaf, now - one.idle_seconds)
+            if one.kind == "unused":
+                assert watched >= DEFAULTS.grace_seconds
+                assert node.had_process(pod, leaf, node.started)
+        assert reported >= drawn.certainly_idle()
+
+
+def test_drawn_nodes_have_idle_holders() -> None:
+    """The law above is not empty: on most nodes some holder certainly rests, and gpumap finds it."""
+    found = 0
+    for seed in range(8):
+        drawn = Drawn(seed)
+        for _ in drawn.live(900.0):
+            pass
+        found += len(drawn.certainly_idle())
+    assert found >= 4

@@ -17,7 +17,6 @@ from gpumap.agent.join import Memory, step
 from gpumap.agent.node_map import node_map
 from gpumap.agent.nvml_worker.processes import Sampler, SampleRow
 from gpumap.model.findings import DEFAULTS, Finding, findings
-from gpumap.model.map import NodeMap
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import Activity, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
@@ -31,7 +30,10 @@ IDLE_SECONDS = DEFAULTS.idle_after_seconds
 
 @dataclass(frozen=True)
 class Job:
-    """A process of a container that works on engines from `start` to `end`, in percent of each engine."""
+    """A process of a container that works on engines from `start` to `end`, in percent of each engine.
+
+    Jobs with one PID are one process.
+    """
 
     pid: int
     pod: Pod
@@ -64,6 +66,7 @@ class WorkingNode:
 
     def __post_init__(self) -> None:
         self.node = TestNode(self.gpus, self.pods)
+        self._starts = {job.pid: int(job.start * 100) for job in reversed(self.jobs)}
         self.started = self.seconds
         self.restart()
 
@@ -92,10 +95,10 @@ class WorkingNode:
         node = self.node
         node.clock = self.seconds
         node.trigger = "push" if self.seconds < self._follow_until else "interval"
+        alive = {job.pid: job for job in reversed(self.jobs) if job.start <= self.seconds < job.end}
         node.processes = [
-            Process(job.pid, job.leaf, job.pod, memory=job.memory, start=int(job.start * 100) + 1)
-            for job in self.jobs
-            if job.start <= self.seconds < job.end
+            Process(job.pid, job.leaf, job.pod, memory=job.memory, start=self._starts[job.pid])
+            for job in alive.values()
         ]
         node.memory, self.snapshot = step(node.memory, self._observe(node.observe()), RULES)
         self.collections += 1
@@ -103,14 +106,10 @@ class WorkingNode:
             self._follow_until = self.seconds + FOLLOW_FOR_SECONDS
         return self.snapshot
 
-    @property
-    def map(self) -> NodeMap:
+    def findings(self) -> list[Finding]:
+        """Return what gpumap reports now."""
         assert self.snapshot is not None
-        return node_map(self.snapshot)
-
-    def idle(self) -> list[Finding]:
-        """Return the idle holders that gpumap reports now."""
-        return [one for one in findings(self.map) if one.kind == "idle"]
+        return findings(node_map(self.snapshot))
 
     def last_worked(self, pod: str, leaf: Uuid) -> float:
         """Return when a pod truly worked last; -inf if it never did."""
@@ -122,6 +121,13 @@ class WorkingNode:
         return sum(
             max(min(job.end, self.seconds) - max(job.start, self.started), 0.0) * job.sm / 100
             for job in self._of(pod, leaf)
+        )
+
+    def had_process(self, pod: str, leaf: Uuid, since: float) -> bool:
+        """Whether a pod truly had a process after a time."""
+        return any(
+            (job.pod.name, job.leaf) == (pod, leaf) and job.start <= self.seconds and job.end > since
+            for job in self.jobs
         )
 
     def _of(self, pod: str, leaf: Uuid) -> Iterator[Job]:
@@ -160,10 +166,14 @@ class WorkingNode:
         """Return one row of each process: the mean, in whole percent, over the seconds in the ring after a time."""
         end = math.floor(self.seconds)
         begin = max(math.ceil(since_us / 1e6 - WALL), end - RING_SECONDS)
+        sums: dict[int, tuple[float, float]] = {}
         for job in self.jobs if begin < end else ():
             part = (min(job.end, end) - max(job.start, begin)) / (end - begin)
             if job.leaf == leaf and part > 0 and (job.sm or job.encoder):
-                yield job.pid, int((WALL + end) * 1e6), math.ceil(job.sm * part), 0, math.ceil(job.encoder * part), 0
+                sm, encoder = sums.get(job.pid, (0.0, 0.0))
+                sums[job.pid] = sm + job.sm * part, encoder + job.encoder * part
+        for pid, (sm, encoder) in sums.items():
+            yield pid, int((WALL + end) * 1e6), math.ceil(sm), 0, math.ceil(encoder), 0
 
     def _activity(self, leaf: Uuid, since: float) -> Activity:
         jobs = [job for job in self.jobs if job.leaf == leaf]

@@ -97,14 +97,14 @@ class ContainerUse(Struct, frozen=True):
     """Measurements of a container on a leaf. An unknown value is `None`."""
 
     memory_bytes: int | None
+    memory_peak_bytes: int | None
     processes: int
     sm_ratio: float | None
     memory_controller_ratio: float | None
     encoder_ratio: float | None
     decoder_ratio: float | None
     unassigned: bool
-    memory_peak_bytes: int | None = None
-    last_active: float | None = None
+    last_active: float | None
     """Unix seconds. `None` if it is unknown whether it worked since the collection before."""
     pod_uid: PodUid | None = None
     """The pod that was measured: one of the same name may also have processes here."""

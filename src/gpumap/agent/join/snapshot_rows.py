@@ -203,9 +203,7 @@ def container_rows(
         known = joined.inventory.leaves[leaf]
         for name, measured in use.by_container(_idle(joined, leaf, use), joined.uids):
             key = name, leaf
-            uses[key], kept[key] = with_history(
-                measured, kept.get(key), known.profile, at, joined.stale_after_seconds
-            )
+            uses[key], kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.stale_after_seconds)
             busy_ratio = measured.busy_ratio
             # Where several containers hold a MIG device, its activity is often unknown. A counter would hide that.
             is_own = not use.partitioned or not _is_shared(joined, leaf)

@@ -14,8 +14,8 @@ from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost
 from gpumap.agent.join.pcie import count_pcie
 from gpumap.agent.join.snapshot_rows import (
     container_rows,
-    has_short_process,
     ever_offered,
+    has_short_process,
     leaf_rows,
     pod_rows,
     process_rows,

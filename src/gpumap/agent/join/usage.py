@@ -190,16 +190,19 @@ class LeafUse:
             ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
             times, complete = self._sum(items, ended)
             active, timed = self._active(name, uid, times, complete, len(items))
-            yield name, Measured(
-                memory_bytes,
-                len(items),
-                self._known(times, complete),
-                active,
-                timed,
-                unassigned,
-                scheduled,
-                uid,
-                self.activity.of(name, uid) if self.activity and self.partitioned else None,
+            yield (
+                name,
+                Measured(
+                    memory_bytes,
+                    len(items),
+                    self._known(times, complete),
+                    active,
+                    timed,
+                    unassigned,
+                    scheduled,
+                    uid,
+                    self.activity.of(name, uid) if self.activity and self.partitioned else None,
+                ),
             )
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
@@ -488,12 +491,14 @@ def _use(measured: Measured, history: UseMemory | None = None, active: bool | No
     times = measured.times
     use = ContainerUse(
         memory_bytes=measured.memory_bytes,
+        memory_peak_bytes=None,
         processes=measured.processes,
         sm_ratio=_ratio(times.sm),
         memory_controller_ratio=_ratio(times.memory_controller),
         encoder_ratio=_ratio(times.encoder),
         decoder_ratio=_ratio(times.decoder),
         unassigned=measured.unassigned,
+        last_active=None,
         pod_uid=measured.pod_uid,
         sm_activity_ratio=measured.sm_activity_ratio,
         scheduled=measured.scheduled,
