@@ -45,7 +45,16 @@ from gpumap.model.observations import (
     ScheduledShare,
     SecondList,
 )
-from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
+from gpumap.model.readings import (
+    SAMPLES_OLD,
+    Activity,
+    DeviceMemory,
+    GpuProcess,
+    GpuReading,
+    MigInstance,
+    ProcessSample,
+    Uuid,
+)
 from gpumap.model.resources import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
 from gpumap.model.workloads import Workload
@@ -162,6 +171,7 @@ class Gpu:
     total: int = 80 * GIB
     overhead: int = 100 << 20
     tells_samples: bool = True
+    samples_from: str = SAMPLES_OLD
     sampled_seconds: float | None = None
     utilization: float | None = None
     late_samples: tuple[ProcessSample, ...] = ()
@@ -403,6 +413,7 @@ class TestNode:
                 memory=self._memory(gpu, processes),
                 processes=processes,
                 samples=(*samples, *gpu.late_samples) if gpu.tells_samples else None,
+                samples_from=gpu.samples_from,
                 sampled_seconds=gpu.sampled_seconds,
                 utilization_ratio=gpu.utilization,
             )

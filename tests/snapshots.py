@@ -34,7 +34,7 @@ MODEL = "NVIDIA H100 80GB HBM3"
 DRIVER = NvmlReading("570.124.06", "12.8", "12.570.124.06", ())
 OWNERS = (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.UNKNOWN)
 CAPABILITIES = ("device_checkpoint", "gpm", "pid_visibility", "pod_logs", "process_utilization", "push", "xid_events")
-ACTIVITY = Activity(0.5, 0.25, 0.125, 0.0625, 0.75, 0.0, 0.375, 0.03125)
+ACTIVITY = Activity(0.5, 0.25, 0.125, 0.0625, 0.75, 0.0, 0.375, 0.03125, 0.875)
 UNKNOWN_USE = ContainerUse(None, None, 1, None, None, None, None, unassigned=False, last_active=None)
 
 

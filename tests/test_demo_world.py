@@ -4,6 +4,7 @@ import base64
 import json
 
 import pytest
+from msgspec.structs import astuple
 
 from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.dra import parse_prepared
@@ -11,7 +12,7 @@ from gpumap.lab.demo.allocation import answer_to
 from gpumap.lab.demo.scenario import Scenario, default_scenario, parse_scenario
 from gpumap.lab.demo.world import World, world
 from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice
-from gpumap.model.readings import GpuProcess, GpuReading, MigInstance
+from gpumap.model.readings import SAMPLES_NEW, SAMPLES_OLD, GpuProcess, GpuReading, MigInstance
 
 GPUS = """
 repeat: 100s
@@ -143,6 +144,24 @@ def test_only_newer_cards_have_gpm() -> None:
     assert whole[1].activity.sm_ratio == 0.44
     assert parted.activity is None
     assert [instance.activity is not None for instance in parted.instances] == [True, False, False]
+
+
+def test_video_engines_are_work() -> None:
+    """GPM has the busiest engine, also of a MIG device. JPEG and OFA time of a process is only in the new call, and
+    only Blackwell cards have it."""
+    models = ["NVIDIA H100 80GB HBM3", "NVIDIA B200", "NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA GB10"]
+    gpus = [*(f"{{model: {model}, memory: 80GiB}}" for model in models), "{model: H100, memory: 80GiB, mig: [1g.10gb]}"]
+    engines = "encoder: 10%, decoder: 20%, jpeg: 30%, ofa: 40%"
+    processes = "{gpu: [0, 1, 2, 3], memory: 1GiB, ENGINES}, {mig: {gpu: 4, instance: 0}, memory: 1GiB, ENGINES}, "
+    processes += "{gpu: 1, memory: 1GiB, jpeg: 50%}, {gpu: 0, memory: 1GiB, jpeg: 1%}"
+    text = f"gpus: [{', '.join(gpus)}]\nhost_processes: [{processes.replace('ENGINES', engines)}]"
+    *whole, parted = world(parse_scenario(text), 0.0).gpus
+    old, new = (0.0, 0.0, 0.1, 0.2, 0.0, 0.0), (0.0, 0.0, 0.1, 0.2, 0.3, 0.4)
+    samples = [sorted(astuple(sample)[1:] for sample in gpu.samples or ()) for gpu in whole]
+    assert samples == [[old], [(0.0, 0.0, 0.0, 0.0, 0.5, 0.0), new], [new], [new]]
+    assert [gpu.samples_from for gpu in whole] == [SAMPLES_OLD, *[SAMPLES_NEW] * 3]
+    activities = [whole[0].activity, whole[1].activity, parted.instances[0].activity]
+    assert [one and one.video_ratio for one in activities] == [0.4, 0.8, 0.4]
 
 
 def test_a_card_has_what_its_model_has() -> None:

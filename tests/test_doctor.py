@@ -29,6 +29,7 @@ from gpumap.model import remedies
 from gpumap.model.map import NodeMap, decode, encode
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import ContainerName, Source
+from gpumap.model.readings import SAMPLES_NEW
 from gpumap.model.snapshot import ContainerXids, GpuXids, Snapshot
 from tests import standin
 from tests.agent import run_agent, serve, until
@@ -368,6 +369,32 @@ def test_partitioned_gpus_need_no_sm_time_by_process() -> None:
     assert examined(node)["process_utilization"].state == "missing"
     node.gpus = [Gpu(0, fault="lost")]
     assert examined(node)["process_utilization"].state == "unknown"
+
+
+def test_which_call_gives_sm_time() -> None:
+    """One line for all GPUs. A GPU whose driver refuses both calls is visible, and no reason to exit with 1."""
+    old, new = "SM time by nvmlDeviceGetProcessUtilization", "SM time by nvmlDeviceGetProcessesUtilizationInfo"
+    lost = "SM time is not available on {}: the driver does not report it for processes"
+    node = well()
+    partitioned = Gpu(8, mig=[(1, 0, 3)])
+    for gpus, state, seen, why in (
+        ([Gpu(0), Gpu(1)], "ok", f"{old} on 2 GPUs", None),
+        ([Gpu(0, samples_from=SAMPLES_NEW), partitioned], "ok", f"{new} on 1 GPU", None),
+        (
+            [Gpu(0), Gpu(1, samples_from=SAMPLES_NEW), Gpu(2)],
+            "ok",
+            f"{old} on GPU 0, 2; {new} on GPU 1",
+            None,
+        ),
+        ([Gpu(0), Gpu(1, tells_samples=False)], "degraded", f"{old} on GPU 0", lost.format("GPU 1")),
+        ([Gpu(0, tells_samples=False), partitioned], "missing", "", lost.format("1 GPU")),
+    ):
+        node.gpus = list(gpus)
+        found = examined(node)
+        one = found["process_utilization"]
+        assert (one.state, one.seen, one.why) == (state, seen, why)
+        assert (one.remedy is None) == (state == "ok")
+        assert works(tuple(found.values()))
 
 
 def test_unmatched_slots() -> None:

@@ -93,6 +93,53 @@ def test_readings_in_quick_succession_tell_what_was_measured(start: Start) -> No
         assert (reading.activity, reading.refusals) == (Activity(0.1, 0.0, 0.0, 0.0), ())
 
 
+NVDEC_0, NVDEC_6, NVJPG_1, NVOFA_0, NVOFA_1, NVENC_2 = 30, 36, 41, 50, 51, 168
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("busiest", [NVDEC_0, NVDEC_6, NVJPG_1, NVOFA_0, NVOFA_1, NVENC_2])
+def test_the_busiest_video_engine_is_reported(start: Start, busiest: int, *, strict: bool) -> None:
+    """On GPUs and MIG devices. An engine that a device lacks changes nothing, nor does a driver that does not know the
+    newer engines and refuses the whole call."""
+    every = dict.fromkeys(("graphics", "fp64", "fp32", "fp16"), 0.0)
+    newer = (NVOFA_1, *range(166, 170))
+    known = (20, 21, *range(30, 38), *range(40, 48), 50, *(newer if busiest in newer else ())) if strict else (20, 50)
+    more: dict[int, float | Code] = {**dict.fromkeys(known, 5.0), busiest: 60.0}
+    gpm = Gpm(sm=50.0, more=more, strict=strict, **every)
+    instances: list[MigInstance | None] = [MigInstance(MIG_A, gpm=gpm), MigInstance(MIG_B, gi=2, gpm=Gpm())]
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[Gpu(A, gpm=gpm), Gpu(B, gpm=Gpm(), instances=instances)])
+    worker.read(driver)
+    for _ in range(2):
+        time.sleep(0.11)
+        gpus = worker.read(driver).gpus
+        measured = [gpus[0].activity, *activities(gpus[1])]
+        assert [one and (one.sm_ratio, one.video_ratio) for one in measured] == [(0.5, 0.6), (0.5, 0.6), (0.0, None)]
+        assert [gpu.refusals for gpu in gpus.values()] == [(), ()]
+
+
+def test_an_impossible_engine_does_not_count(start: Start) -> None:
+    """A value above 100 % is dropped, and a refusal affects only its engine."""
+    more: dict[int, float | Code] = {NVDEC_0: 1e9, NVDEC_6: 10.0, NVJPG_1: float("nan"), NVOFA_0: Code.UNKNOWN}
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(more=more))])
+    worker.read_one(driver)
+    reading = read_after(worker, driver)
+    assert reading.activity == Activity(0.0, 0.0, 0.0, 0.0, video_ratio=0.1)
+    assert reading.refusals == ((f"nvmlGpmMetricsGet({NVOFA_0})", Code.UNKNOWN),)
+
+
+def test_engines_that_no_device_has_are_not_asked_for_again(start: Start, tmp_path: Path) -> None:
+    """Each part of them is one call, until the driver refuses all of it."""
+    calls = tmp_path / "calls"
+    worker = start(groups=GPM, GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm())])
+    for _ in range(4):
+        read_after(worker, driver)
+    totals, video = 1, 2
+    assert count_calls(worker, driver, calls)["nvmlGpmMetricsGet"] == 3 + totals + video
+
+
 def test_a_gpu_without_gpm_is_asked_once(start: Start, tmp_path: Path) -> None:
     """One that says that it is not supported takes no sample."""
     calls = tmp_path / "calls"

@@ -224,7 +224,13 @@ def test_what_the_engines_did() -> None:
     """A leaf's activity is the MIG device's, or the whole GPU's; null where the driver measures none."""
     found = check(busy_node(4))["devices"]
     told = {"sm_ratio": 0.5, "sm_occupancy_ratio": 0.25, "tensor_ratio": 0.125, "dram_ratio": 0.0625}
-    told |= {"graphics_ratio": 0.75, "fp64_ratio": 0.0, "fp32_ratio": 0.375, "fp16_ratio": 0.03125}
+    told |= {
+        "graphics_ratio": 0.75,
+        "fp64_ratio": 0.0,
+        "fp32_ratio": 0.375,
+        "fp16_ratio": 0.03125,
+        "video_ratio": 0.875,
+    }
     assert [one["activity"] for one in found] == [told] * 8 + [None, None]
 
 

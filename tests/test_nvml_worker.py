@@ -17,7 +17,17 @@ from msgspec import structs
 
 from gpumap.agent.nvml_worker import codes, library, wire
 from gpumap.agent.sources.nvml_state import LONGEST_PAUSE_READS, CrashSuspects
-from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
+from gpumap.model.readings import (
+    SAMPLES_NEW,
+    SAMPLES_OLD,
+    Activity,
+    DeviceMemory,
+    GpuProcess,
+    GpuReading,
+    MigInstance,
+    ProcessSample,
+    Uuid,
+)
 from tests import standin
 from tests.standin import Code, Driver, Gpu, Process, Sample
 from tests.worker import PATIENCE_SECONDS, Start
@@ -243,10 +253,11 @@ def test_the_longer_rows_of_early_535_drivers_are_read(start: Start) -> None:
     assert reading.processes == tuple(GpuProcess(pid, pid, "C") for pid in range(1, 4))
 
 
-def test_long_lists_make_room(start: Start) -> None:
+@pytest.mark.parametrize("without", [(), (SAMPLES_OLD,)])
+def test_long_lists_make_room(start: Start, without: tuple[str, ...]) -> None:
     """More processes than there are slots are asked for again, with more of them."""
     gpu = Gpu(A, processes=[Process(pid) for pid in range(1, 901)], samples=[Sample(pid, 1) for pid in range(1, 901)])
-    reading = start().read_one(Driver(gpus=[gpu]))
+    reading = start(without).read_one(Driver(gpus=[gpu]))
     assert [process.pid for process in reading.processes or ()] == list(range(1, 901))
     assert [sample.pid for sample in reading.samples or ()] == list(range(1, 901))
 
@@ -272,6 +283,68 @@ def test_samples_are_means_by_process(start: Start) -> None:
         ProcessSample(10, 0.6, 0.2, 0.0, 0.0),
         ProcessSample(11, 1.0, 0.0, 0.2, 0.4),
     )
+
+
+OLD_REFUSED: dict[tuple[str, standin.Target], int] = {(SAMPLES_OLD, 1): Code.NOT_SUPPORTED}
+"""GPU 1 is a Blackwell."""
+
+
+@pytest.mark.parametrize("mig_first", [False, True])
+def test_a_gpu_that_refuses_the_old_call_is_asked_by_the_new_one(start: Start, *, mig_first: bool) -> None:
+    """Beside a GPU that answers the old one; no samples are an idle GPU in both. JPEG and OFA are only in the new."""
+    samples = [Sample(10, 50, 10, 20, 30, 40, 60), Sample(10, 70, 30, 40, 50, 60, 80)]
+    gpus = [Gpu(uuid, samples=samples, processes=[Process(10)], mig_mode=mig_first) for uuid in (A, B)]
+    worker, driver = start(), Driver(gpus=gpus, fail={**OLD_REFUSED})
+    if mig_first:
+        worker.read(driver)
+        for gpu in gpus:
+            gpu.mig_mode = False
+    read = worker.read(driver).gpus
+    assert read[0].samples == (ProcessSample(10, 0.6, 0.2, 0.3, 0.4),)
+    assert read[1].samples == (ProcessSample(10, 0.6, 0.2, 0.3, 0.4, 0.5, 0.7),)
+    for gpu in gpus:
+        gpu.samples = []
+    idle = worker.read(driver).gpus
+    assert [gpu.samples for gpu in idle.values()] == [(), ()]
+    for one in (read, idle):
+        assert [gpu.samples_from for gpu in one.values()] == [SAMPLES_OLD, SAMPLES_NEW]
+        assert [gpu.refusals for gpu in one.values()] == [(), ()]
+
+
+def test_a_library_without_the_old_call_has_samples_by_the_new_one(start: Start) -> None:
+    """As a later driver may."""
+    reading = start((SAMPLES_OLD,)).read_one(Driver(gpus=[Gpu(A, samples=[Sample(10, 50)])]))
+    assert (reading.samples, reading.samples_from) == ((ProcessSample(10, 0.5, 0.0, 0.0, 0.0),), SAMPLES_NEW)
+
+
+@pytest.mark.parametrize("without", [(), (SAMPLES_NEW,)])
+def test_a_gpu_that_refuses_both_calls_has_no_samples(start: Start, without: tuple[str, ...]) -> None:
+    """That is no empty list, and no fault. Drivers before R550 lack the new call."""
+    driver = Driver(gpus=[Gpu(uuid, samples=[Sample(10, 50)]) for uuid in (A, B)], fail={**OLD_REFUSED})
+    if not without:
+        driver.fail[SAMPLES_NEW, 1] = Code.NOT_SUPPORTED
+    read = start(without).read(driver).gpus
+    assert [gpu.samples is None for gpu in read.values()] == [False, True]
+    assert read[1].refusals == ()
+
+
+def test_each_gpu_remembers_which_call_answers(start: Start, tmp_path: Path) -> None:
+    """Its handle does: a driver that starts again is asked by the old call first."""
+    calls = tmp_path / "calls"
+    worker = start(GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(uuid, samples=[Sample(10, 50)]) for uuid in (A, B)], fail={**OLD_REFUSED})
+    for _ in range(3):
+        worker.read(driver)
+    driver.fail = {("*", index): Code.UNINITIALIZED for index in range(2)}
+    worker.read(driver)
+    standin.take_calls(calls)
+    driver.fail = {(SAMPLES_OLD, 0): Code.NOT_SUPPORTED}
+    for _ in range(3):
+        read = worker.read(driver).gpus
+        assert [gpu.samples_from for gpu in read.values()] == [SAMPLES_NEW, SAMPLES_OLD]
+        assert all(gpu.samples for gpu in read.values())
+    counted = standin.take_calls(calls)
+    assert (counted[SAMPLES_OLD], counted[SAMPLES_NEW]) == (4, 3)
 
 
 def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Start) -> None:
@@ -318,7 +391,11 @@ def test_samples_that_the_driver_drops_before_the_next_reading_are_told(start: S
     assert reading.sampled_seconds >= 0.9
 
 
-def test_garbage_samples_are_dropped(start: Start) -> None:
+@pytest.mark.parametrize(
+    ("without", "engines"),
+    [((), ("sm", "mem", "enc", "dec")), ((SAMPLES_OLD,), ("sm", "mem", "enc", "dec", "jpeg", "ofa"))],
+)
+def test_garbage_samples_are_dropped(start: Start, without: tuple[str, ...], engines: tuple[str, ...]) -> None:
     """Rows above 100 %, of the future, of long ago, and rows that the driver counted and did not write, say nothing."""
     now = time.time_ns() // 1000
     garbage = [
@@ -327,8 +404,9 @@ def test_garbage_samples_are_dropped(start: Start) -> None:
         Sample(22, 50, timestamp_us=now + 3_600_000_000),
         Sample(23, 50, timestamp_us=49_936),
         Sample(24, 50, timestamp_us=now - 60_000_000),
+        *[Sample(25 + engine, **{name: 101}) for engine, name in enumerate(engines)],
     ]
-    worker = start()
+    worker = start(without)
     for running in ([10, 11], [11]):
         processes = [Process(pid) for pid in running]
         gpu = Gpu(A, samples=[*garbage, *[Sample(pid, 40) for pid in running]], processes=processes, garbage_rows=94)
@@ -525,7 +603,9 @@ def test_the_functions_that_are_called_are_in_the_library() -> None:
     named = {name for module in modules for name in re.findall(r'"(nvml[A-Z]\w*)"', module.read_text())}
     lists = {name for name in named if name.endswith("RunningProcesses")}  # `Lists` adds the version
     assert len(lists) == 3
-    assert (named - lists) | {f"{name}{suffix}" for name in lists for suffix in ("_v2", "_v3")} <= standin.FUNCTIONS
+    assert (named - lists) | {SAMPLES_OLD, SAMPLES_NEW} | {
+        f"{name}{suffix}" for name in lists for suffix in ("_v2", "_v3")
+    } <= standin.FUNCTIONS
 
 
 def test_every_code_of_nvidias_has_a_word() -> None:
@@ -589,7 +669,8 @@ readings = st.builds(
     partitioned=st.booleans(),
     instances=st.lists(instances, max_size=2).map(tuple),
     processes=st.none() | processes.map(tuple),
-    samples=st.none() | st.just((ProcessSample(1, 0.5, 0.25, 0.0, 1.0),)) | st.just(()),
+    samples=st.none() | st.just((ProcessSample(1, 0.5, 0.25, 0.0, 1.0, 0.125, 0.75),)) | st.just(()),
+    samples_from=st.sampled_from([SAMPLES_OLD, SAMPLES_NEW]),
     sampled_seconds=st.none() | st.floats(0, 1e9),
     utilization_ratio=ratio,
     temperatures_celsius=st.just((("gpu", 40.5),)) | st.just(()),

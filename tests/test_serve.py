@@ -20,6 +20,7 @@ from tests.agent import Page, gone, serve
 from tests.command import run_command_in_loop
 from tests.node import GIB, MIB, Node, Pod, gpu_uuid
 from tests.processes import HostProcesses, NoCgroupsError, PlainProcesses, Processes, RealProcesses
+from tests.standin import Code
 
 SHARED, WHOLE, OTHER = (gpu_uuid(index) for index in range(3))
 USED = "gpumap_container_gpu_memory_used_bytes"
@@ -114,6 +115,29 @@ async def test_a_shared_card_is_told_by_container(node: Node) -> None:
             "its time on the SMs is not told",
         )
         assert on_shared_card(page, "gpumap_container_sm_utilization_ratio")["idle", "main"] == 0
+
+
+async def test_a_blackwell_gpu_has_sm_time(plain: Node) -> None:
+    """Its driver refuses the old call for process samples. It has SM time and SM-seconds like the GPU beside it, and
+    the map has the call of each."""
+    pods = {gpu: plain.admit(f"on-{gpu}", main=[gpu_uuid(gpu)]) for gpu in (1, 2)}
+    for gpu, pod in pods.items():
+        plain.run(pod.cgroup("main"), gpu, 5 * GIB, sm_percent=40)
+    plain.driver.fail["nvmlDeviceGetProcessUtilization", 2] = Code.NOT_SUPPORTED
+    plain.tell_driver()
+    names = "gpumap_container_sm_utilization_ratio", "gpumap_container_sm_seconds_total"
+
+    def measured(page: Page) -> bool:
+        found = [[page.value(name, pod=f"on-{gpu}", uuid=gpu_uuid(gpu)) for name in names] for gpu in pods]
+        return all(sm == 0.4 and seconds for sm, seconds in found)
+
+    async with serve(plain) as agent:
+        await agent.until(measured, "the two pods have no SM time")
+        document = json.loads(await printed("map", "-o", "json", "--url", agent.url))
+        assert [gpu["samples_from"] for gpu in document["gpus"][1:]] == [
+            "nvmlDeviceGetProcessUtilization",
+            "nvmlDeviceGetProcessesUtilizationInfo",
+        ]
 
 
 async def test_map_shows_what_a_running_agent_knows(plain: Node) -> None:

@@ -258,6 +258,7 @@ def test_values_not_given_are_not_supported(bench: Bench) -> None:
         "MigMode(gpu0)",
         "ComputeRunningProcesses(gpu0)",
         "ProcessUtilization(gpu0, 0)",
+        "ProcessesUtilizationInfo(gpu0, 0)",
         "RunningProcessDetailList(gpu0, n.nvmlProcessDetailList_v1, 0)",
     ):
         assert nvml.code(f"n.nvmlDeviceGet{call}") == Code.NOT_SUPPORTED, call
@@ -447,6 +448,28 @@ def test_process_utilization_holds_what_is_newer(bench: Bench) -> None:
     assert nvml.ask("count") == 2
 
 
+def test_the_newer_call_for_process_utilization_also_has_jpeg_and_ofa(bench: Bench) -> None:
+    """It checks its version. Without an array it is never a success, also if there are no samples."""
+    old, new = 1_700_000_000_000_000, 1_700_000_001_000_000
+    samples = [Sample(11, 40, 10, timestamp_us=old), Sample(12, 1, 2, 3, 4, 5, 6, timestamp_us=new)]
+    driver = Driver(gpus=[Gpu(A, samples=samples), Gpu(B)])
+    driver.fail["nvmlDeviceGetProcessUtilization", 0] = Code.NOT_SUPPORTED
+    nvml = bench.start(driver)
+    row = {"timeStamp": new, "pid": 12, "smUtil": 1, "memUtil": 2, "encUtil": 3, "decUtil": 4, "jpgUtil": 5}
+    assert nvml.code("n.nvmlDeviceGetProcessUtilization(gpu0, 0)") == Code.NOT_SUPPORTED
+    assert [each["pid"] for each in nvml.ask("n.nvmlDeviceGetProcessesUtilizationInfo(gpu0, 0)")] == [11, 12]
+    assert nvml.ask(f"n.nvmlDeviceGetProcessesUtilizationInfo(gpu0, {old})") == [row | {"ofaUtil": 6}]
+    assert nvml.code(f"n.nvmlDeviceGetProcessesUtilizationInfo(gpu0, {new})") == Code.NOT_FOUND
+    assert nvml.code("n.nvmlDeviceGetProcessesUtilizationInfo(gpu1, 0)") == Code.NOT_FOUND
+    nvml.ask("f := n._nvmlGetFunctionPointer('nvmlDeviceGetProcessesUtilizationInfo')")
+    for gpu, count in (("gpu0", 2), ("gpu1", 0)):
+        nvml.ask("info := n.c_nvmlProcessesUtilizationInfo_v1_t(n.ProcessesUtilizationInfo_v1)")
+        assert nvml.ask(f"f({gpu}, ctypes.byref(info))") == Code.INSUFFICIENT_SIZE
+        assert nvml.ask("info.processSamplesCount") == count
+    nvml.ask("info := n.c_nvmlProcessesUtilizationInfo_v1_t(0)")
+    assert nvml.ask("f(gpu0, ctypes.byref(info))") == Code.ARGUMENT_VERSION_MISMATCH
+
+
 def test_samples_without_a_time_are_always_new(bench: Bench) -> None:
     """A sample without a timestamp carries the wall clock of each call."""
     nvml = bench.start(Driver(gpus=[Gpu(A, samples=[Sample(11, sm=40)])]))
@@ -496,7 +519,8 @@ def test_mig_splits_processes_and_hides_utilization(bench: Bench) -> None:
     both = nvml.ask("n.nvmlDeviceGetComputeRunningProcesses(gpu0)")
     assert [(each["pid"], each["gpuInstanceId"]) for each in both] == [(11, 1), (12, 2)]
     for device in ("gpu0", "mig"):
-        for call in ("UtilizationRates({})", "EncoderUtilization({})", "ProcessUtilization({}, 0)"):
+        processes = "ProcessUtilization({}, 0)", "ProcessesUtilizationInfo({}, 0)"
+        for call in ("UtilizationRates({})", "EncoderUtilization({})", *processes):
             assert nvml.code(f"n.nvmlDeviceGet{call.format(device)}") == Code.NOT_SUPPORTED
 
 

@@ -29,7 +29,7 @@ from gpumap.lab.capture.run import load_capture
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import NvmlReading, Source
-from gpumap.model.readings import Activity, GpuReading, Listening, Uuid, XidError
+from gpumap.model.readings import SAMPLES_NEW, Activity, GpuReading, Listening, ProcessSample, Uuid, XidError
 from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 from tests import agent, golden
 from tests.command import run_command
@@ -166,7 +166,13 @@ def test_the_driver_answers_what_it_is_asked(directory: Path) -> None:
 
 GPU = Uuid("GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")
 HEALTHY = GpuReading(
-    0, uuid=GPU, performance_state=0, nvlink_receive_bytes=5, activity=Activity(0.5, 0.25, None, 0.125)
+    0,
+    uuid=GPU,
+    performance_state=0,
+    nvlink_receive_bytes=5,
+    activity=Activity(0.5, 0.25, None, 0.125, video_ratio=0.75),
+    samples_from=SAMPLES_NEW,
+    samples=(ProcessSample(7, 0.5, 0.25, 0.0, 0.0, 0.125, 0.75),),
 )
 XIDS = NvmlReading("1", "2", "3", (HEALTHY,), (XidError(GPU, 31, None, None, 2.5, 2),), (Listening(GPU, 100.0, 0.25),))
 
@@ -234,7 +240,7 @@ def test_the_driver_tells_only_what_is_asked(directory: Path) -> None:
     driver, gpu = told_by(Player(path), wire.Request(1, 1.0, groups=("links",)))
     assert (isinstance(driver, wire.DriverMessage), gpu) == (
         True,
-        wire.GpuMessage(1, GpuReading(0, uuid=GPU, nvlink_receive_bytes=5)),
+        wire.GpuMessage(1, structs.replace(HEALTHY, performance_state=None, activity=None)),
     )
 
 

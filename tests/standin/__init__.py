@@ -147,13 +147,16 @@ class Process:
 
 @dataclass(slots=True)
 class Sample:
-    """A row of nvmlDeviceGetProcessUtilization, in percent. Without `timestamp_us` it is as new as each call."""
+    """A row of process utilization, in percent. Without `timestamp_us` it is as new as each call. `jpeg` and `ofa` are
+    only in nvmlDeviceGetProcessesUtilizationInfo."""
 
     pid: int
     sm: int = 0
     mem: int = 0
     enc: int = 0
     dec: int = 0
+    jpeg: int = 0
+    ofa: int = 0
     timestamp_us: int | None = None
 
 
@@ -484,7 +487,8 @@ def _sample_lines(key: str, samples: list[Sample] | None) -> Iterator[str]:
     yield _line(f"{key}.samples", 1)
     for sample in samples:
         timestamp = "now" if sample.timestamp_us is None else sample.timestamp_us
-        yield _line(f"{key}.sample", sample.pid, timestamp, sample.sm, sample.mem, sample.enc, sample.dec)
+        percents = sample.sm, sample.mem, sample.enc, sample.dec, sample.jpeg, sample.ofa
+        yield _line(f"{key}.sample", sample.pid, timestamp, *percents)
 
 
 def _field_lines(key: str, gpu: Gpu) -> Iterator[str]:

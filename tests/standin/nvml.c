@@ -23,8 +23,9 @@
  *   gpu.N.mig.mode 0|1, gpu.N.mig.pending 0|1, gpu.N.mig.max 7
  *   gpu.N.processes 1                            the lists are supported; then, as often as wanted:
  *   gpu.N.process compute|graphics|mps PID BYTES GI CI PROTECTED_BYTES       ("-": the driver does not say)
- *   gpu.N.samples 1                              process utilization is supported; then, as often as wanted:
- *   gpu.N.sample PID MICROSECONDS|now SM MEMORY ENCODER DECODER
+ *   gpu.N.samples 1                              both calls for process utilization are supported, unless a rule
+ *                                                "fail" refuses one; then, as often as wanted:
+ *   gpu.N.sample PID MICROSECONDS|now SM MEMORY ENCODER DECODER JPEG OFA     (the last two only by the newer call)
  *   gpu.N.garbage ROWS                           samples of any time are told, and so many rows more than are written;
  *                                                the process lists too count so many more than they write
  *   gpu.N.field.ID.SCOPE double|uint|ulong|ulonglong|slonglong|sint|ushort|error VALUE
@@ -106,6 +107,8 @@ typedef struct { u32 version, sensor; int celsius; } Temperature;
 typedef struct { u32 pid; u64 used; u32 gi, ci; u64 cc_protected; } ProcessRow;
 typedef struct { u32 version, mode, count; ProcessRow *rows; } ProcessDetailList;
 typedef struct { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; } Sample;
+typedef struct { u64 timestamp; u32 pid, sm, memory, encoder, decoder, jpeg, ofa; } SampleInfo;
+typedef struct { u32 version, count; u64 since; SampleInfo *samples; } SampleInfos;
 typedef struct { u64 protected_kib, unprotected_kib; } ConfComputeMemory;
 typedef struct { u32 counts[8]; u64 memory_mib; } Attributes;
 typedef struct { Device device; u32 id, profile_id, start, size; } GpuInstanceInfo;
@@ -167,6 +170,8 @@ _Static_assert(offsetof(ProcessRow, cc_protected) == ROW_V2, "nvmlProcessInfo_v2
 _Static_assert(offsetof(ProcessRow, gi) == ROW_V1, "nvmlProcessInfo_v1_t");
 _Static_assert(sizeof(ProcessDetailList) == 24, "nvmlProcessDetailList_v1_t");
 _Static_assert(sizeof(Sample) == 32, "nvmlProcessUtilizationSample_t");
+_Static_assert(sizeof(SampleInfo) == 40, "nvmlProcessUtilizationInfo_v1_t");
+_Static_assert(sizeof(SampleInfos) == 24, "nvmlProcessesUtilizationInfo_v1_t");
 _Static_assert(sizeof(Attributes) == 40, "nvmlDeviceAttributes_t");
 _Static_assert(sizeof(GpuInstanceInfo) == 24, "nvmlGpuInstanceInfo_t");
 _Static_assert(sizeof(Pci) == 68, "nvmlPciInfo_t");
@@ -1511,24 +1516,29 @@ Return nvmlDeviceGetRunningProcessDetailList(Device device, ProcessDetailList *l
 }
 #endif
 
-static u32 newer_samples(const Call *call, u64 since, u64 now, Sample *samples)
+/* Writes the samples to one of the two arrays, if any, and returns their number. */
+static u32 newer_samples(const Call *call, u64 since, u64 now, Sample *samples, SampleInfo *infos)
 {
     u32 count = 0;
     bool all = find("%s.garbage", call->prefix);
     for (const Line *line = find("%s.sample", call->prefix); line; line = line->next) {
-        const Word *words = words_of(line, 6);
-        Sample sample = {
+        const Word *words = words_of(line, 8);
+        SampleInfo info = {
             .pid = (u32)number(&words[0]),
             .timestamp = strcmp(words[1].text, "now") == 0 ? now : number(&words[1]),
             .sm = (u32)number(&words[2]),
             .memory = (u32)number(&words[3]),
             .encoder = (u32)number(&words[4]),
             .decoder = (u32)number(&words[5]),
+            .jpeg = (u32)number(&words[6]),
+            .ofa = (u32)number(&words[7]),
         };
-        if (sample.timestamp <= since && !all)
+        if (info.timestamp <= since && !all)
             continue;
+        if (infos)
+            infos[count] = info;
         if (samples)
-            samples[count] = sample;
+            samples[count] = (Sample){info.pid, info.timestamp, info.sm, info.memory, info.encoder, info.decoder};
         count++;
     }
     return count;
@@ -1542,14 +1552,37 @@ Return nvmlDeviceGetProcessUtilization(Device device, Sample *samples, u32 *coun
     if (mig_enabled(call.gpu) || !find("%s.samples", call.prefix))
         return NOT_SUPPORTED;
     u64 now = wall_microseconds();
-    u32 needed = newer_samples(&call, since, now, NULL) + garbage_rows(&call);
+    u32 needed = newer_samples(&call, since, now, NULL, NULL) + garbage_rows(&call);
     bool fits = samples && *count >= needed;
     *count = needed;
     if (!needed)
         return NOT_FOUND;
     if (!fits)
         return INSUFFICIENT_SIZE;
-    newer_samples(&call, since, now, samples);
+    newer_samples(&call, since, now, samples, NULL);
+    return SUCCESS;
+}
+#endif
+
+/* nvml.h: without an array it returns INSUFFICIENT_SIZE and the count, also if there are no samples. */
+#ifndef WITHOUT_nvmlDeviceGetProcessesUtilizationInfo
+Return nvmlDeviceGetProcessesUtilizationInfo(Device device, SampleInfos *get)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(get);
+    if (get->version != VERSION(SampleInfos, 1))
+        return ARGUMENT_VERSION_MISMATCH;
+    if (mig_enabled(call.gpu) || !find("%s.samples", call.prefix))
+        return NOT_SUPPORTED;
+    u64 now = wall_microseconds();
+    u32 needed = newer_samples(&call, get->since, now, NULL, NULL) + garbage_rows(&call);
+    bool fits = get->samples && get->count >= needed;
+    get->count = needed;
+    if (get->samples && !needed)
+        return NOT_FOUND;
+    if (!fits)
+        return INSUFFICIENT_SIZE;
+    newer_samples(&call, get->since, now, NULL, get->samples);
     return SUCCESS;
 }
 #endif

@@ -312,6 +312,7 @@ def _gpu(gpu: Gpu, xids: GpuXids | None, account: GpuAccount | None) -> GpuEntry
         stuck_seconds=gpu.stuck_seconds,
         last_success=gpu.last_success,
         memory=_memory(reading.memory),
+        samples_from=reading.samples_from if reading.samples is not None else None,
         utilization_ratio=reading.utilization_ratio,
         memory_controller_busy_ratio=reading.memory_controller_ratio,
         temperatures_celsius=dict(reading.temperatures_celsius),

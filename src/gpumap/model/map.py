@@ -152,6 +152,9 @@ worker_crashed or unknown."""
     """When the GPU last answered, in Unix seconds."""
     memory: MemoryEntry | None = None
     """Memory of the whole GPU."""
+    samples_from: str | None = None
+    """The driver's call that gives SM time of processes: nvmlDeviceGetProcessUtilization or \
+nvmlDeviceGetProcessesUtilizationInfo. Null if it is not available."""
     utilization_ratio: Ratio | None = None
     """Share of time in which a kernel ran."""
     memory_controller_busy_ratio: Ratio | None = None
@@ -230,6 +233,8 @@ class ActivityEntry(Entry, frozen=True, kw_only=True):
     """Share of time in which the FP32 pipes were busy."""
     fp16_ratio: Share | None = None
     """Share of time in which the FP16 pipes were busy."""
+    video_ratio: Share | None = None
+    """Share of time in which the busiest video engine was busy: decoder, encoder, JPEG or OFA."""
 
 
 class SlotsEntry(Entry, frozen=True, kw_only=True):

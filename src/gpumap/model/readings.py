@@ -61,6 +61,9 @@ ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memor
 PCIE_TOTALS, PCIE_RATES = "totals", "rates"
 """Who counts the bytes over PCIe: the driver, or the NVML worker, by the driver's rates."""
 
+SAMPLES_OLD, SAMPLES_NEW = "nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"
+"""The calls that give samples of processes. Blackwell GPUs refuse the old one. Drivers before R550 lack the new one."""
+
 CARD = "card"
 """NVML reads it only for dialects: no family of a group of `--collect` shows it."""
 
@@ -100,6 +103,7 @@ class ProcessSample(Struct, frozen=True, array_like=True):
     encoder_ratio: float
     decoder_ratio: float
     jpeg_ratio: float = 0.0
+    """0 also if the driver's call does not report it, as `ofa_ratio` (`GpuReading.samples_from`)."""
     ofa_ratio: float = 0.0
 
 
@@ -115,6 +119,7 @@ class Activity(Struct, frozen=True, array_like=True):
     fp32_ratio: float | None = None
     fp16_ratio: float | None = None
     video_ratio: float | None = None
+    """Of the busiest video engine: decoder, encoder, JPEG or OFA."""
 
 
 class MigInstance(Struct, frozen=True, omit_defaults=True):
@@ -141,8 +146,8 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     """The answers of NVML for one GPU in one read. With a `fault` only its identity, if known, and the recovery
     action.
 
-    `samples` is `None` if the GPU reports no time of processes (MIG, vGPU guests, WSL). Its rows and those of
-    `processes` come last, so that a person who opens a capture sees the GPU first.
+    `samples` is `None` if the GPU reports no time of processes: both calls are refused (MIG, vGPU guests, WSL). Its
+    rows and those of `processes` come last, so that a person who opens a capture sees the GPU first.
     """
 
     index: int
@@ -158,6 +163,8 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     instances: tuple[MigInstance, ...] = ()
     mig_unknown: bool = False
     """Whether it is partitioned, or all of its MIG devices, could not be read: `instances` are those that were."""
+    samples_from: str = SAMPLES_OLD
+    """The call that gave `samples`: SAMPLES_OLD or SAMPLES_NEW."""
     sampled_seconds: float | None = None
     """The time that `samples` cover and no earlier reading covered. `None`: all since the one before. 0 in an early
     reading: its samples overlap with those before, and the next reading contains them again."""

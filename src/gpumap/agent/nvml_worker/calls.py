@@ -115,10 +115,10 @@ class NvmlCalls:
             self._known.add(call.key)
         return value
 
-    def ask_newest(self, calls: Sequence[PreparedCall[T]]) -> T | None:
-        """Like `ask`, with the first supported call: newest first.
+    def ask_first(self, calls: Sequence[PreparedCall[T]]) -> T | None:
+        """Like `ask`, with the first supported call.
 
-        A call that was answered is not replaced by an older one: its value may mean something else.
+        A call that was answered is not replaced by a later one: its value may mean something else.
         """
         for call in calls:
             value = self.ask(call)

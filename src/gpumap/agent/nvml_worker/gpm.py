@@ -6,6 +6,7 @@ The older sample is kept from one reading to the next, so no call waits. One thr
 import contextlib
 import time
 from ctypes import byref, c_void_p, sizeof
+from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -28,6 +29,18 @@ METRICS = (
     pynvml.NVML_GPM_METRIC_FP16_UTIL,
 )
 """In the order of `Activity`."""
+_VIDEO = (
+    (
+        *range(pynvml.NVML_GPM_METRIC_NVDEC_0_UTIL, pynvml.NVML_GPM_METRIC_NVDEC_7_UTIL + 1),
+        *range(pynvml.NVML_GPM_METRIC_NVJPG_0_UTIL, pynvml.NVML_GPM_METRIC_NVJPG_7_UTIL + 1),
+        pynvml.NVML_GPM_METRIC_NVOFA_0_UTIL,
+    ),
+    (
+        pynvml.NVML_GPM_METRIC_NVOFA_1_UTIL,
+        *range(pynvml.NVML_GPM_METRIC_NVENC_0_UTIL, pynvml.NVML_GPM_METRIC_NVENC_3_UTIL + 1),
+    ),
+)
+"""The video engines. Older drivers do not know the second part."""
 _RATES = pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC
 """MiB/s, means between the samples."""
 _TOTALS = pynvml.NVML_GPM_METRIC_PCIE_TX, pynvml.NVML_GPM_METRIC_PCIE_RX
@@ -118,6 +131,7 @@ class Activities:
             read=lambda support: bool(support.isSupportedDevice),
         )
         self._metrics, self._totals = _Metrics(library, METRICS + _RATES), _Metrics(library, _TOTALS)
+        self._video = [_Metrics(library, engines) for engines in _VIDEO]
 
     def free_unused(self) -> None:
         """Free the samples that were not used since the last call: of removed instances, or of a group that is not
@@ -166,14 +180,21 @@ class Activities:
         if older is None:
             return None
         rows = self._metrics.between(older, newer)
-        percents = self._values(rows[: len(METRICS)], _ROUNDING_PERCENT)
-        activity = Activity(
-            *[None if percent is None else percent / 100 if percent < 100 else 1.0 for percent in percents]
-        )
+        percents = [*self._values(rows[: len(METRICS)], _ROUNDING_PERCENT), self._video_percent(meter, older, newer)]
+        activity = Activity(*[None if percent is None else min(percent / 100, 1.0) for percent in percents])
         if measured != WHOLE_GPU:
             return GpmReading(activity)
         rates = self._values(rows[len(METRICS) :], _MIB_PER_SECOND_MAX)
         return GpmReading(activity, self._traffic(meter, rates, meter.taken_at - before, older, newer))
+
+    def _video_percent(self, meter: _Meter, older: Sample, newer: Sample) -> float | None:
+        """Return the time of the busiest engine. Engines that the device lacks are not asked for again."""
+        values: list[float] = []
+        for part, metrics in enumerate(self._video):
+            ask = partial(self._ask_apart, metrics, _ROUNDING_PERCENT, older, newer)
+            answer = self._calls.attempt(f"{meter.key}: video {part}", ask)
+            values += [value for value in answer or () if value is not None]
+        return max(values, default=None)
 
     def _traffic(
         self, meter: _Meter, rates: list[float | None], seconds: float, older: Sample, newer: Sample
@@ -191,16 +212,22 @@ class Activities:
         return Traffic(PCIE_RATES, int(meter.transmitted), int(meter.received))
 
     def _read_totals(self, older: Sample, newer: Sample) -> Traffic:
-        """Return the driver's totals. They are asked for apart: a driver may refuse a call with unknown metrics."""
-        try:
-            transmit, receive = self._values(self._totals.between(older, newer), _TOTAL_MAX)
-        except RefusedError as refused:
-            if refused.code not in _UNKNOWN_METRIC:
-                raise
-            transmit = receive = None
+        transmit, receive = self._ask_apart(self._totals, _TOTAL_MAX, older, newer)
         if transmit is None or receive is None:
             raise RefusedError(_GET_METRICS, pynvml.NVML_ERROR_NOT_SUPPORTED)
         return Traffic(PCIE_TOTALS, int(transmit), int(receive))
+
+    def _ask_apart(self, metrics: "_Metrics", most: float, older: Sample, newer: Sample) -> list[float | None]:
+        """Return the values of metrics that a driver may not know: it may refuse the whole call for that."""
+        try:
+            rows = metrics.between(older, newer)
+        except RefusedError as refused:
+            if refused.code not in _UNKNOWN_METRIC:
+                raise
+            rows = []
+        if all(code in _UNKNOWN_METRIC for _, code, _ in rows):
+            raise RefusedError(_GET_METRICS, pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return self._values(rows, most)
 
     def _values(self, rows: list[MetricRow], most: float) -> list[float | None]:
         """Return the values. A refused metric affects only itself. A value that is not possible is absent."""

@@ -135,11 +135,11 @@ class HealthOfGpu:
         }
 
     def _read_clock_events(self) -> tuple[tuple[str, bool], ...]:
-        now = self._calls.ask_newest(self._events)
+        now = self._calls.ask_first(self._events)
         if now is None:
             return ()
         if self._known_events is None:
-            mask = self._calls.ask_newest(self._supported_events)
+            mask = self._calls.ask_first(self._supported_events)
             if mask is None and self._calls.refused_with not in (0, *UNSUPPORTED):
                 return tuple(
                     [(word, True) for word, bit in _EVENT_BITS if now & bit]

@@ -30,7 +30,8 @@ TEXT_BYTES = pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE
 def layout(structure: Any) -> Struct:
     """Return the layout of a structure of plain numbers. To unpack it is cheaper than to read each field with
     ctypes."""
-    return Struct("@" + "".join(kind._type_ for _, kind in structure._fields_))
+    fields = Struct("@" + "".join(kind._type_ for _, kind in structure._fields_))
+    return Struct(f"{fields.format}{sizeof(structure) - fields.size}x")
 
 
 _MEMORY, _MEMORY_V2 = layout(pynvml.c_nvmlMemory_t), layout(pynvml.c_nvmlMemory_v2_t)

@@ -174,7 +174,7 @@ class MigDevices:
         place = self._calls.attempt(
             key_of("placement", f"gpu instance {gpu_instance}"), partial(self._placement, gpu_instance), privileged=True
         )
-        memory = self._calls.ask_newest(calls.memory)
+        memory = self._calls.ask_first(calls.memory)
         denied = self._calls.refused_with == pynvml.NVML_ERROR_NO_PERMISSION
         rows = calls.lists.read_rows(self._calls)
         rows = parents.of_instances() if rows is None else rows

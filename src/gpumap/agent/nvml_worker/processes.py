@@ -8,17 +8,17 @@ and rows of garbage (nvtop#110). So `Lists` clears the array before each call, a
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import byref, c_ubyte, c_uint, c_ulonglong
+from ctypes import POINTER, byref, c_ubyte, c_uint, c_ulonglong, cast
 from operator import add
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pynvml
 from msgspec import structs
 
 from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall, layout
-from gpumap.model.readings import DeviceMemory, GpuProcess, ProcessSample
+from gpumap.model.readings import SAMPLES_NEW, SAMPLES_OLD, DeviceMemory, GpuProcess, ProcessSample
 
 SILENCE_SECONDS = 60.0
 SAMPLING_SECONDS = 1.2
@@ -41,7 +41,9 @@ ROW_V1 = Struct("@IQ")  # nvmlProcessInfo_v1_t: PID and memory. Not in nvidia-ml
 ROW_V2 = layout(pynvml.c_nvmlProcessInfo_v2_t)  # also of _v3
 ROW_535 = Struct(ROW_V2.format + "Q")  # of drivers 535.43 to 535.98, see `_row_of_v3`
 SAMPLE = layout(pynvml.c_nvmlProcessUtilizationSample_t)
-LARGEST_ROW_BYTES = 32
+_SAMPLE_POINTER = POINTER(pynvml.c_nvmlProcessUtilizationInfo_v1_t)
+SAMPLE_NEW = layout(pynvml.c_nvmlProcessUtilizationInfo_v1_t)
+LARGEST_ROW_BYTES = 40
 
 
 Memory = tuple[str, int, int | None]
@@ -94,10 +96,11 @@ def _row(kind: str, pid: int, used: int, gpu_instance: int = NO_ID, compute_inst
 
 SampleRow = tuple[int, ...]
 """A process's time on the engines: PID, the driver's time in microseconds since 1970, and in percent SM, memory
-controller, encoder, decoder."""
+controller, encoder, decoder; by the new call also JPEG and OFA."""
 
 AskSamples = Callable[[int], Iterable[SampleRow] | None]
-"""Returns the samples newer than a time in microseconds, some of them garbage; `None` if the driver refuses."""
+"""Returns the samples newer than a time in microseconds, some of them garbage; `None` if the driver refuses both calls
+(`SAMPLES_OLD`, `SAMPLES_NEW`)."""
 
 
 class ProcessLists(NamedTuple):
@@ -143,20 +146,35 @@ class Lists:
         )
 
     def samples(self, calls: NvmlCalls, device: Handle) -> AskSamples:
-        name, array, since = "nvmlDeviceGetProcessUtilization", self._samples_array, c_ulonglong()
-        function = self._library.function(name)
+        array, since, info = self._samples_array, c_ulonglong(), pynvml.c_nvmlProcessesUtilizationInfo_v1_t()
+        old_call, new_call = map(self._library.function, (SAMPLES_OLD, SAMPLES_NEW))
 
-        def ask_since(rows: object, count: object) -> int:
-            code = function(device, rows, count, since)
+        def ask_old(rows: object, count: object) -> int:
+            return found(old_call(device, rows, count, since))
+
+        def ask_new(rows: Any, count: object) -> int:
+            info.version, info.processSamplesCount = pynvml.ProcessesUtilizationInfo_v1, array.count.value
+            info.lastSeenTimeStamp, info.procUtilArray = since, cast(rows, _SAMPLE_POINTER)
+            code = new_call(device, byref(info))
+            array.count.value = info.processSamplesCount
+            return found(code)
+
+        def found(code: int) -> int:
             if code == pynvml.NVML_ERROR_NOT_FOUND:  # the answer of an idle GPU (nvml-wrapper#56)
                 array.count.value = code = 0
             return code
 
-        call = PreparedCall(name, array.fill, (ask_since,), lambda: SAMPLE.iter_unpack(array.read(SAMPLE)))
+        def read_new() -> Iterable[SampleRow]:
+            return ((pid, at, *percents) for at, pid, *percents in SAMPLE_NEW.iter_unpack(array.read(SAMPLE_NEW)))
+
+        ways: tuple[PreparedCall[Iterable[SampleRow]], ...] = (
+            PreparedCall(SAMPLES_OLD, array.fill, (ask_old,), lambda: SAMPLE.iter_unpack(array.read(SAMPLE))),
+            PreparedCall(SAMPLES_NEW, array.fill, (ask_new,), read_new),
+        )
 
         def samples(since_us: int) -> Iterable[SampleRow] | None:
             since.value = since_us
-            return calls.ask(call)
+            return calls.ask_first(ways)
 
         return samples
 
@@ -376,20 +394,20 @@ def _means(rows: Iterable[SampleRow], since_us: int, until_us: int) -> _Rows:
     """Sum up the rows of each PID. Rows of the future or above 100 % are impossible, and older rows do not count."""
     sums: dict[int, tuple[int, ...]] = {}
     newest, impossible = 0, set[int]()
-    for pid, at, sm, controller, encoder, decoder in rows:
+    for pid, at, *percents in rows:
         if at <= since_us:
             continue
-        if at > until_us or sm > 100 or controller > 100 or encoder > 100 or decoder > 100:
+        if at > until_us or max(percents) > 100:
             impossible.add(pid)
             continue
         if at > newest:
             newest = at
-        percents = 100, sm, controller, encoder, decoder
+        row = 100, *percents
         before = sums.get(pid)
-        sums[pid] = percents if before is None else tuple(map(add, before, percents))
+        sums[pid] = row if before is None else tuple(map(add, before, row))
     samples = [
-        ProcessSample(pid, sm / whole, controller / whole, encoder / whole, decoder / whole)
-        for pid, (whole, sm, controller, encoder, decoder) in sorted(sums.items())
+        ProcessSample(pid, *[percent / whole for percent in percents])
+        for pid, (whole, *percents) in sorted(sums.items())
     ]
     return _Rows(tuple(samples), newest, tuple(sorted(impossible - sums.keys())))
 

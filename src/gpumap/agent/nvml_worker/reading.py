@@ -24,11 +24,19 @@ from gpumap.agent.nvml_worker.health import (
     links,
     recovery_word,
 )
-from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError, layout, ratio
+from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError, key_of, layout, ratio
 from gpumap.agent.nvml_worker.mig import MigDevices
 from gpumap.agent.nvml_worker.processes import Lists, ProcessesOfGpu, Sampler
 from gpumap.agent.nvml_worker.slow_values import SlowValues
-from gpumap.model.readings import CARD, RECOVERY_ACTIONS, DeviceMemory, GpuReading, Uuid
+from gpumap.model.readings import (
+    CARD,
+    RECOVERY_ACTIONS,
+    SAMPLES_NEW,
+    SAMPLES_OLD,
+    DeviceMemory,
+    GpuReading,
+    Uuid,
+)
 
 _TEMPERATURE = layout(pynvml.c_nvmlTemperature_v1_t)
 _FIELDS = {"health": HEALTH_FIELDS + SLOW_HEALTH_FIELDS, "links": LINK_FIELDS, CARD: CARD_FIELDS}
@@ -192,7 +200,7 @@ class GpuReader:
         identity = known or self._identify(device)
         partitioned = self._is_partitioned(device)
         mode_unknown = self._partitioned is None
-        memory = self._calls.ask_newest(device.memory)
+        memory = self._calls.ask_first(device.memory)
         if partitioned:
             fields = self._partitioned_gpu(device, memory)
         else:
@@ -259,6 +267,7 @@ class GpuReader:
         return {
             "processes": processes,
             "samples": sampled.samples,
+            "samples_from": SAMPLES_OLD if self._calls.is_supported(key_of(SAMPLES_OLD, "gpu")) else SAMPLES_NEW,
             "sampled_seconds": sampled.seconds,
             "unsampled": sampled.unsampled,
             "utilization_ratio": busy,
@@ -283,7 +292,7 @@ class GpuReader:
         """Return the values of the card, partitioned or not."""
         ask = self._calls.ask
         values = device.field_values.read(self._fields)
-        celsius = self._calls.ask_newest(device.temperature)
+        celsius = self._calls.ask_first(device.temperature)
         fields = {
             "temperatures_celsius": _temperatures(celsius, values.get(pynvml.NVML_FI_DEV_MEMORY_TEMP)),
             "power_watts": ask(device.power),

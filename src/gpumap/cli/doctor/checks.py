@@ -209,15 +209,26 @@ def _pid_visibility(node_map: NodeMap, _: Facts | None) -> Verdict:
 
 
 def _process_utilization(node_map: NodeMap, _: Facts | None) -> Verdict:
-    whole = sum(not gpu.partitioned for gpu in _readable(node_map))
-    if node_map.capabilities.get("process_utilization"):
-        return Verdict("ok", f"SM time of each process, on {counted(whole, 'GPU')} without partitions")
+    """Say which call of the driver gives SM time, on which GPUs. Maps of older agents do not have the call."""
+    by_call: dict[str | None, list[int]] = {}
+    for gpu in _readable(node_map):
+        if not gpu.partitioned:
+            by_call.setdefault(gpu.samples_from, []).append(gpu.index)
     if not _readable(node_map):
         return _no_gpu_answers()
-    if not whole:
+    if not by_call:
         return Verdict("not needed", "", "every GPU is partitioned, and no driver reports SM time on MIG devices")
-    remedy = node_map.remedies.get("process_utilization")
-    return Verdict("missing", "", "the driver does not report SM time of processes", remedy)
+    if node_map.capabilities.get("process_utilization") and not any(by_call):
+        return Verdict("ok", "SM time of each process")
+    on = {
+        call: f"GPU {', '.join(map(str, indexes))}" if len(by_call) > 1 else counted(len(indexes), "GPU")
+        for call, indexes in by_call.items()
+    }
+    seen = "; ".join(f"SM time by {call} on {gpus}" for call, gpus in on.items() if call)
+    if None not in on:
+        return Verdict("ok", seen)
+    why = f"SM time is not available on {on[None]}: the driver does not report it for processes"
+    return Verdict("degraded" if seen else "missing", seen, why, remedies.CAPABILITIES["process_utilization"])
 
 
 def _gpm(node_map: NodeMap, _: Facts | None) -> Verdict:

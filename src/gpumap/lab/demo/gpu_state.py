@@ -148,6 +148,7 @@ def _rates(gpu: GpuSpec, moment: float, specs: Sequence[ProcessSpec]) -> tuple[f
 
 _HOPPER = re.compile(r"\bG?[HB][12345]\d\d\b")
 """H100, H200, GH200, B200, GB300, …: Hopper and Blackwell."""
+_BLACKWELL = re.compile(r"\bG?B[123]\d\d?\b|Blackwell|RTX 50\d\d")
 _NVLINKED = re.compile(r"SXM|HBM3|NVL|\bG[HB]\d00\b|\bB\d00\b")
 _OWN_FANS = re.compile(r"GeForce|RTX|TITAN|Quadro")
 
@@ -189,6 +190,11 @@ COUNTED_TIMES = tuple(reason for reason in CLOCK_EVENT_TIMES if not reason.start
 def is_hopper(model: str) -> bool:
     """Whether a card has GPM: Hopper, or later."""
     return _HOPPER.search(model) is not None
+
+
+def is_blackwell(model: str) -> bool:
+    """Whether the driver refuses the old call for process samples."""
+    return _BLACKWELL.search(model) is not None
 
 
 def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counters, seconds: float) -> GpuReading:
@@ -293,8 +299,8 @@ def with_links(reading: GpuReading, gpu: GpuSpec, counted: Counters) -> GpuReadi
     )
 
 
-def activity(load: float, memory_load: float) -> Activity:
-    """What GPM measures of a device, whole or MIG, that computes so much."""
+def activity(load: float, memory_load: float, video_load: float) -> Activity:
+    """What GPM measures of a device, whole or MIG, that computes so much, and whose busiest video engine is so busy."""
     return Activity(
         sm_ratio=round(0.88 * load, 4),
         sm_occupancy_ratio=round(0.46 * load, 4),
@@ -304,4 +310,5 @@ def activity(load: float, memory_load: float) -> Activity:
         fp64_ratio=0.0,
         fp32_ratio=round(0.14 * load, 4),
         fp16_ratio=round(0.06 * load, 4),
+        video_ratio=round(min(video_load, 1.0), 4),
     )

@@ -14,6 +14,7 @@ from gpumap.lab.demo.gpu_state import (
     activity,
     counters,
     fault_at,
+    is_blackwell,
     is_hopper,
     load_of_gpu,
     load_of_leaf,
@@ -34,7 +35,16 @@ from gpumap.lab.demo.scenario_model import (
     overhead_bytes,
 )
 from gpumap.lab.demo.schedule import ProcessLife, play_of
-from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample
+from gpumap.model.readings import (
+    SAMPLES_NEW,
+    SAMPLES_OLD,
+    Activity,
+    DeviceMemory,
+    GpuProcess,
+    GpuReading,
+    MigInstance,
+    ProcessSample,
+)
 
 DRIVER_VERSION = "570.124.06"
 CUDA_VERSION = "12.8"
@@ -94,7 +104,8 @@ def _basic(gpu: GpuSpec, lives: Sequence[ProcessLife], load: float, seconds: flo
         max_mig_devices=None if whole else MAX_MIG_DEVICES,
         instances=tuple(_instance(gpu, n, device, lives, seconds, moment) for n, device in enumerate(gpu.mig)),
         processes=_rows(lives, LeafPlace(gpu.index), seconds, moment) if whole else None,
-        samples=_samples(lives, moment) if whole else None,
+        samples=_samples(gpu, lives, moment) if whole else None,
+        samples_from=SAMPLES_NEW if whole and is_blackwell(gpu.model) else SAMPLES_OLD,
         utilization_ratio=round(load, 2) if whole else None,
         memory_controller_ratio=_sum([spec.memory_controller for spec in specs], moment) if whole else None,
         encoder_ratio=_sum([spec.encoder for spec in specs], moment) if whole else None,
@@ -130,8 +141,11 @@ def _with_activity(reading: GpuReading, gpu: GpuSpec, specs: Sequence[ProcessSpe
 
 
 def _activity(leaf: LeafPlace, specs: Sequence[ProcessSpec], moment: float) -> Activity:
-    memory_load = sum(wave_at(spec.memory_controller, moment) for spec in specs if leaf in spec.leaves)
-    return activity(load_of_leaf(leaf, moment, specs), memory_load)
+    here = [spec for spec in specs if leaf in spec.leaves]
+    memory_load = sum(wave_at(spec.memory_controller, moment) for spec in here)
+    engines = zip(*[(spec.encoder, spec.decoder, spec.jpeg, spec.ofa) for spec in here], strict=True)
+    video_load = max((sum(wave_at(wave, moment) for wave in waves) for waves in engines), default=0.0)
+    return activity(load_of_leaf(leaf, moment, here), memory_load, video_load)
 
 
 # --- memory and processes ---------------------------------------------------------------------------------------------
@@ -196,20 +210,16 @@ def _rows(lives: Sequence[ProcessLife], leaf: LeafPlace, seconds: float, moment:
     return tuple(sorted(rows, key=lambda row: row.pid))
 
 
-def _samples(lives: Sequence[ProcessLife], moment: float) -> tuple[ProcessSample, ...]:
-    """NVML has no row for a process that did nothing, nor for the clients of an MPS server."""
-    rows = (
-        ProcessSample(
-            life.pid,
-            round(wave_at(spec.sm, moment), 2),
-            round(wave_at(spec.memory_controller, moment), 2),
-            round(wave_at(spec.encoder, moment), 2),
-            round(wave_at(spec.decoder, moment), 2),
-        )
-        for life in lives
-        if (spec := life.spec) is not None and spec.types != "M"
-    )
-    busy = (
-        row for row in rows if row.sm_ratio or row.memory_controller_ratio or row.encoder_ratio or row.decoder_ratio
-    )
+def _samples(gpu: GpuSpec, lives: Sequence[ProcessLife], moment: float) -> tuple[ProcessSample, ...]:
+    """NVML has no row for a process that did nothing, nor for the clients of an MPS server. Only the new call, of
+    Blackwell GPUs, has JPEG and OFA."""
+    busy = []
+    for life in lives:
+        if (spec := life.spec) is not None and spec.types != "M":
+            waves = [spec.sm, spec.memory_controller, spec.encoder, spec.decoder]
+            if is_blackwell(gpu.model):
+                waves += [spec.jpeg, spec.ofa]
+            ratios = [round(wave_at(wave, moment), 2) for wave in waves]
+            if any(ratios):
+                busy.append(ProcessSample(life.pid, *ratios))
     return tuple(sorted(busy, key=lambda row: row.pid))

@@ -301,6 +301,8 @@ class ProcessEntry(Entry, frozen=True, kw_only=True):
     memory_controller: Load | None = None
     encoder: Load = 0.0
     decoder: Load = 0.0
+    jpeg: Load = 0.0
+    ofa: Load = 0.0
     start: Instant | None = field(name="from", default=None)
     end: Duration | None = field(name="until", default=None)
     comm: Comm = "python3"

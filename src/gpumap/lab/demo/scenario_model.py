@@ -88,6 +88,8 @@ class ProcessSpec:
     memory_controller: Wave
     encoder: Wave
     decoder: Wave
+    jpeg: Wave
+    ofa: Wave
     start: float | None
     end: float | None
 

@@ -192,6 +192,8 @@ class PodReader:
             memory_controller=half if entry.memory_controller is None else _wave(entry.memory_controller),
             encoder=_wave(entry.encoder),
             decoder=_wave(entry.decoder),
+            jpeg=_wave(entry.jpeg),
+            ofa=_wave(entry.ofa),
             start=start,
             end=end,
         )
