@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -44,10 +45,12 @@ def test_jobs_shorter_than_the_interval_are_work(length: float, every: float, ch
     leaf = SLICE if is_mig else CARD
     pod = holder("short", str(leaf))
     jobs = repeated(pod, leaf, length, every, counting(), sm=30)
-    node = WorkingNode([Gpu(0, mig=[(1, 0, 3)] if is_mig else None)], [pod], jobs, with_gpm=frozenset({0} if is_mig else ()))
-    for snapshot in node.run(HOUR):
+    node = WorkingNode(
+        [Gpu(0, mig=[(1, 0, 3)] if is_mig else None)], [pod], jobs, with_gpm=frozenset({0} if is_mig else ())
+    )
+    for _snapshot in node.run(HOUR):
         assert not [one for one in node.findings() if one.kind == "idle"]
-    account = next(one for one in snapshot.accounts if one.uuid == leaf)
+    account = next(one for one in _snapshot.accounts if one.uuid == leaf)
     if not is_mig:
         assert account.sm_seconds is not None
         assert charged < account.sm_seconds / node.worked_seconds("short", leaf) < 1.05
@@ -58,7 +61,7 @@ def test_a_short_job_of_every_minute_is_seen_with_its_owner() -> None:
     pod = holder("short", str(CARD))
     node = WorkingNode([Gpu(0)], [pod], [Job(100, pod, CARD, 1101.0, 1104.0, sm=50)])
     times = [node.seconds for _ in node.run(300.0)]
-    faster = [later for earlier, later in zip(times, times[1:], strict=False) if later - earlier < 1.0]
+    faster = [later for earlier, later in itertools.pairwise(times) if later - earlier < 1.0]
     assert 1105.0 < min(faster) < max(faster) < 1141.0
 
 
@@ -178,7 +181,7 @@ class Drawn:
         for gpu in node.gpus:
             leaf = gpu.leaves[0]
             here = [pod.name for pod in node.pods if pod.name.startswith(f"pod-{gpu.index}-")]
-            rests = all(node.last_worked(pod, leaf) < since for pod in here)
+            rests = all(node.last_worked(pod, leaf, 0.0) < since for pod in here)
             is_judged = gpu.index not in self.blind or not any(node.had_process(pod, leaf, since) for pod in here)
             if rests and is_judged and max(self.disturbed[gpu.index], node.started) < since:
                 found.update(here)
@@ -204,7 +207,7 @@ def test_nobody_who_worked_is_idle(seed: int) -> None:
                 assert one.idle_seconds is not None
                 assert DEFAULTS.idle_after_seconds <= one.idle_seconds <= watched + 1e-6
                 assert node.last_worked(pod, leaf) <= now - one.idle_seconds + 1e-6, one.why
-                assert not one.why.startswith("no process") or not node.had_process(pod, leaf, now - one.idle_seconds)
+                assert not one.why.startswith("no process") or not node.had_process(pod, leaf, now - one.idle_seconds, 1.0)
             if one.kind == "unused":
                 assert watched >= DEFAULTS.grace_seconds
                 assert node.had_process(pod, leaf, node.started)

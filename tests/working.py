@@ -67,6 +67,11 @@ class WorkingNode:
     def __post_init__(self) -> None:
         self.node = TestNode(self.gpus, self.pods)
         self._starts = {job.pid: int(job.start * 100) for job in reversed(self.jobs)}
+        self._recent: list[Job] = []
+        """Jobs of which the driver may have samples now."""
+        self._of: dict[tuple[str, str], list[Job]] = {}
+        for job in self.jobs:
+            self._of.setdefault((job.pod.name, job.leaf), []).append(job)
         self.started = self.seconds
         self.restart()
 
@@ -95,7 +100,9 @@ class WorkingNode:
         node = self.node
         node.clock = self.seconds
         node.trigger = "push" if self.seconds < self._follow_until else "interval"
-        alive = {job.pid: job for job in reversed(self.jobs) if job.start <= self.seconds < job.end}
+        oldest = self.seconds - RING_SECONDS - 1.0
+        self._recent = [job for job in self.jobs if job.start <= self.seconds and job.end > oldest]
+        alive = {job.pid: job for job in reversed(self._recent) if job.end > self.seconds}
         node.processes = [
             Process(job.pid, job.leaf, job.pod, memory=job.memory, start=self._starts[job.pid])
             for job in alive.values()
@@ -111,27 +118,23 @@ class WorkingNode:
         assert self.snapshot is not None
         return findings(node_map(self.snapshot))
 
-    def last_worked(self, pod: str, leaf: Uuid) -> float:
-        """Return when a pod truly worked last; -inf if it never did."""
-        ends = (min(job.end, self.seconds) for job in self._of(pod, leaf) if job.start < self.seconds)
-        return max(ends, default=-math.inf)
+    def last_worked(self, pod: str, leaf: str, lag_seconds: float = 1.0) -> float:
+        """Return when a pod truly worked last; -inf if it never did. The driver's newest sample may lag a second."""
+        sampled = self.seconds - lag_seconds
+        working = (job for job in self._of.get((pod, leaf), ()) if (job.sm or job.encoder) and job.start < sampled)
+        return max((min(job.end, sampled) for job in working), default=-math.inf)
 
-    def worked_seconds(self, pod: str, leaf: Uuid) -> float:
+    def worked_seconds(self, pod: str, leaf: str) -> float:
         """Return its SM-seconds since the start of the agent."""
         return sum(
             max(min(job.end, self.seconds) - max(job.start, self.started), 0.0) * job.sm / 100
-            for job in self._of(pod, leaf)
+            for job in self._of.get((pod, leaf), ())
         )
 
-    def had_process(self, pod: str, leaf: Uuid, since: float) -> bool:
-        """Whether a pod truly had a process after a time."""
-        return any(
-            (job.pod.name, job.leaf) == (pod, leaf) and job.start <= self.seconds and job.end > since
-            for job in self.jobs
-        )
-
-    def _of(self, pod: str, leaf: Uuid) -> Iterator[Job]:
-        return (job for job in self.jobs if (job.pod.name, job.leaf) == (pod, leaf) and (job.sm or job.encoder))
+    def had_process(self, pod: str, leaf: str, since: float, lag_seconds: float = 0.0) -> bool:
+        """Whether a pod truly had a process after a time, and until a moment ago."""
+        until = self.seconds - lag_seconds
+        return any(job.start <= until and job.end > since for job in self._of.get((pod, leaf), ()))
 
     def _observe(self, made: Observations) -> Observations:
         if not isinstance(made.nvml, Observed):
@@ -156,27 +159,34 @@ class WorkingNode:
         if gpu.index in self.without_samples or refused:
             return structs.replace(reading, samples=None)
         sampled = self._samplers[gpu.index].read(
-            lambda since_us: self._rows(gpu.uuid, since_us), INTERVAL_SECONDS, busy=True
+            lambda since_us: self._rows(gpu.uuid, since_us), INTERVAL_SECONDS, busy=self._is_busy(gpu.uuid)
         )
         return structs.replace(
             reading, samples=sampled.samples, sampled_seconds=sampled.seconds, unsampled=sampled.unsampled
         )
 
+    def _is_busy(self, leaf: Uuid) -> bool:
+        """Whether the driver reports utilization of the GPU, which is that of SMs in the last second."""
+        return any(
+            job.leaf == leaf and job.sm and job.start < self.seconds and job.end > self.seconds - 1.0
+            for job in self._recent
+        )
+
     def _rows(self, leaf: Uuid, since_us: int) -> Iterator[SampleRow]:
         """Return one row of each process: the mean, in whole percent, over the seconds in the ring after a time."""
         end = math.floor(self.seconds)
-        begin = max(math.ceil(since_us / 1e6 - WALL), end - RING_SECONDS)
+        begin = max(math.floor(since_us / 1e6 - WALL + 1e-3), end - RING_SECONDS)
         sums: dict[int, tuple[float, float]] = {}
-        for job in self.jobs if begin < end else ():
+        for job in self._recent if begin < end else ():
             part = (min(job.end, end) - max(job.start, begin)) / (end - begin)
             if job.leaf == leaf and part > 0 and (job.sm or job.encoder):
                 sm, encoder = sums.get(job.pid, (0.0, 0.0))
                 sums[job.pid] = sm + job.sm * part, encoder + job.encoder * part
         for pid, (sm, encoder) in sums.items():
-            yield pid, int((WALL + end) * 1e6), math.ceil(sm), 0, math.ceil(encoder), 0
+            yield pid, int((WALL + end) * 1e6), math.ceil(sm), 0, math.ceil(encoder), 0, 0, 0
 
     def _activity(self, leaf: Uuid, since: float) -> Activity:
-        jobs = [job for job in self.jobs if job.leaf == leaf]
+        jobs = [job for job in self._recent if job.leaf == leaf]
         parts = [(job, max(min(job.end, self.seconds) - max(job.start, since), 0.0)) for job in jobs]
         length = max(self.seconds - since, 0.001)
         sm = sum(job.sm / 100 * part for job, part in parts) / length

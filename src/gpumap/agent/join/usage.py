@@ -56,6 +56,8 @@ class UseMemory(Struct, frozen=True):
     """When it last had a process; until then, `watched_since`."""
     timed: bool = False
     """The driver has reported its time on engines, or the activity of its device."""
+    may_have_process: bool = False
+    """It had a process in the last collection, or that is unknown."""
 
 
 class Measured(Struct, frozen=True):
@@ -455,8 +457,8 @@ def with_history(
     if peak_bytes is None or (memory_bytes is not None and memory_bytes > peak_bytes):
         peak_bytes = memory_bytes
     active = measured.active
-    if active is False and before.timed and not measured.timed:
-        active = None  # the lists do not show what the driver usually reports
+    if active is False and not measured.timed and (before.timed or before.may_have_process):
+        active = None  # the lists do not show what happened between them
     after = UseMemory(
         pod_uid=uid or before.pod_uid,
         profile=profile or before.profile,
@@ -467,13 +469,14 @@ def with_history(
         watched_since=before.watched_since,
         last_process=at if measured.processes else before.last_process,
         timed=before.timed or measured.timed,
+        may_have_process=measured.processes > 0,
     )
     return _use(measured, after, active), after
 
 
 def unwatched(before: UseMemory, at: Moment) -> UseMemory:
     """Return the history of a container that this collection did not measure. It may have done anything."""
-    return structs.replace(before, last_active=at.wall, at=at, watched_since=at, last_process=at)
+    return structs.replace(before, last_active=at.wall, at=at, watched_since=at, last_process=at, may_have_process=True)
 
 
 def _clock_step(before: Moment, at: Moment) -> float:
