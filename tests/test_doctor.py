@@ -397,6 +397,14 @@ def test_which_call_gives_sm_time() -> None:
         assert works(tuple(found.values()))
 
 
+def test_an_older_agent_does_not_report_which_call_gives_sm_time() -> None:
+    """Its map has the capability, so nothing is missing."""
+    made = node_map(well().collect())
+    older = structs.replace(made, gpus=tuple(structs.replace(gpu, samples_from=None) for gpu in made.gpus))
+    one = by_name(examine(older, ALL_WELL))["process_utilization"]
+    assert (one.state, one.seen, one.why) == ("ok", "SM time of each process", None)
+
+
 def test_unmatched_slots() -> None:
     """A line for each reason, with whose they are."""
     node = well()
