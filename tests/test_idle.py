@@ -17,7 +17,7 @@ from tests.working import Job, WorkingNode
 
 CARD = gpu_uuid(0)
 SLICE = mig_uuid(0, 1, 0)
-HOUR = 3600.0
+SPAN = 1200.0
 SETTLED_SECONDS = DEFAULTS.idle_after_seconds + 90.0
 """A driver keeps samples for 72 s: for so long an old one may look like new work."""
 
@@ -27,8 +27,8 @@ def holder(name: str, *ids: str) -> Pod:
 
 
 def repeated(pod: Pod, leaf: Uuid, length: float, every: float, pids: Iterator[int], **work: int) -> list[Job]:
-    """Return an hour of equal jobs, each a process of its own."""
-    starts = [1001.3 + number * every for number in range(int(HOUR / every))]
+    """Return a run of equal jobs, each a process of its own."""
+    starts = [1001.3 + number * every for number in range(int(SPAN / every))]
     return [Job(next(pids), pod, leaf, start, start + length, **work) for start in starts]
 
 
@@ -41,15 +41,15 @@ def counting() -> Iterator[int]:
 )
 @pytest.mark.parametrize("is_mig", [False, True])
 def test_jobs_shorter_than_the_interval_are_work(length: float, every: float, charged: float, *, is_mig: bool) -> None:
-    """A pod that works in short jobs is not idle in a single collection of an hour, and most of its time is charged."""
+    """A pod that works in short jobs is not idle in a single collection, and most of its time is charged."""
     leaf = SLICE if is_mig else CARD
     pod = holder("short", str(leaf))
     jobs = repeated(pod, leaf, length, every, counting(), sm=30)
     node = WorkingNode(
         [Gpu(0, mig=[(1, 0, 3)] if is_mig else None)], [pod], jobs, with_gpm=frozenset({0} if is_mig else ())
     )
-    for _snapshot in node.run(HOUR):
-        assert not [one for one in node.findings() if one.kind == "idle"]
+    for _snapshot in node.run(SPAN):
+        assert not node.findings("idle")
     account = next(one for one in _snapshot.accounts if one.uuid == leaf)
     if not is_mig:
         assert account.sm_seconds is not None
@@ -76,7 +76,7 @@ def test_every_engine_counts(engine: str, *, has_gpm: bool, is_mig: bool) -> Non
     node = WorkingNode(
         [Gpu(0, mig=[(1, 0, 3)] if is_mig else None)], [pod], jobs, with_gpm=frozenset({0} if has_gpm else ())
     )
-    assert not [one for _ in node.run(900.0) for one in node.findings() if one.kind == "idle"]
+    assert not [one for _ in node.run(900.0) for one in node.findings("idle")]
 
 
 @pytest.mark.parametrize("kind", ["samples", "gpm", "mig_gpm"])
@@ -93,7 +93,7 @@ def test_a_holder_that_does_not_work_is_idle(kind: str, *, has_process: bool) ->
         without_samples=frozenset({0} if kind == "gpm" else ()),
         with_gpm=frozenset(() if kind == "samples" else {0}),
     )
-    reports = [(node.seconds, one.why) for _ in node.run(600.0) for one in node.findings() if one.kind == "idle"]
+    reports = [(node.seconds, one.why) for _ in node.run(600.0) for one in node.findings("idle")]
     first, why = reports[0]
     assert 1300.0 <= first <= 1310.0
     assert why.startswith("no activity for at least 5m" if has_process else "no process for at least 5m")
@@ -148,7 +148,7 @@ class Drawn:
             return [Job(next(self.pids), pod, leaf, begin, begin + 3000.0, **work)]
         jobs, pid = [], next(self.pids)
         length, pause = draw.choice([0.5, 1.0, 3.0, 8.0]), draw.choice([7.3, 20.0, 20.3, 60.0, 250.0, 290.0, 400.0])
-        while begin < 1000.0 + HOUR:
+        while begin < 1000.0 + SPAN:
             jobs.append(Job(next(self.pids) if shape == "short" else pid, pod, leaf, begin, begin + length, **work))
             begin += length + pause * draw.choice([1.0, 1.0, draw.random() + 0.5])
         return [*jobs, *([] if shape == "short" else [Job(pid, pod, leaf, jobs[0].start, 1e9)])]
@@ -191,35 +191,33 @@ class Drawn:
         self.disturbed.update(dict.fromkeys((gpu.index for gpu in gpus), self.node.seconds))
 
 
-@pytest.mark.parametrize("seed", range(examples(20)))
+@pytest.mark.parametrize("seed", range(examples(40)))
 def test_nobody_who_worked_is_idle(seed: int) -> None:
     """On a node drawn by chance, gpumap reports as idle only pods that truly did not work, and reports all of them."""
     drawn = Drawn(seed)
     node = drawn.node
-    for _ in drawn.live(HOUR):
+    for _ in drawn.live(SPAN):
         now, watched = node.seconds, node.seconds - node.started
-        reported = set()
-        for one in node.findings():
-            assert one.device is not None
-            pod, leaf = one.container.pod, one.device.uuid
-            if one.kind == "idle":
-                reported.add(pod)
-                assert one.idle_seconds is not None
-                assert DEFAULTS.idle_after_seconds <= one.idle_seconds <= watched + 1e-6
-                assert node.last_worked(pod, leaf) <= now - one.idle_seconds + 1e-6, one.why
-                assert not one.why.startswith("no process") or not node.had_process(pod, leaf, now - one.idle_seconds, 1.0)
-            if one.kind == "unused":
-                assert watched >= DEFAULTS.grace_seconds
-                assert node.had_process(pod, leaf, node.started)
-        assert reported >= drawn.certainly_idle()
+        idle = node.findings("idle")
+        for one in idle:
+            assert one.uuid is not None
+            assert one.idle_seconds is not None
+            assert DEFAULTS.idle_after_seconds <= one.idle_seconds <= watched + 1e-6
+            assert node.last_worked(one.pod, one.uuid) <= now - one.idle_seconds + 1e-6, one.why
+            if one.why.startswith("no process"):
+                assert not node.had_process(one.pod, one.uuid, now - one.idle_seconds, 1.0)
+        for one in node.findings("unused"):
+            assert watched >= DEFAULTS.grace_seconds
+            assert node.had_process(one.pod, one.uuid or "", node.started)
+        assert {one.pod for one in idle} >= drawn.certainly_idle()
 
 
 def test_drawn_nodes_have_idle_holders() -> None:
     """The law above is not empty: on most nodes some holder certainly rests, and gpumap finds it."""
     found = 0
-    for seed in range(8):
+    for seed in range(4):
         drawn = Drawn(seed)
         for _ in drawn.live(900.0):
             pass
         found += len(drawn.certainly_idle())
-    assert found >= 4
+    assert found >= 2

@@ -16,7 +16,7 @@ from gpumap.agent.collect import FOLLOW_FOR_SECONDS, FOLLOW_SECONDS
 from gpumap.agent.join import Memory, step
 from gpumap.agent.node_map import node_map
 from gpumap.agent.nvml_worker.processes import Sampler, SampleRow
-from gpumap.model.findings import DEFAULTS, Finding, findings
+from gpumap.model.map import FindingEntry
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import Activity, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
@@ -25,7 +25,6 @@ from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode
 INTERVAL_SECONDS = 5.0
 RING_SECONDS = 72
 WALL = 1_700_000_000.0
-IDLE_SECONDS = DEFAULTS.idle_after_seconds
 
 
 @dataclass(frozen=True)
@@ -113,10 +112,10 @@ class WorkingNode:
             self._follow_until = self.seconds + FOLLOW_FOR_SECONDS
         return self.snapshot
 
-    def findings(self) -> list[Finding]:
-        """Return what gpumap reports now."""
+    def findings(self, kind: str) -> list[FindingEntry]:
+        """Return what the map reports now."""
         assert self.snapshot is not None
-        return findings(node_map(self.snapshot))
+        return [one for one in node_map(self.snapshot).findings if one.finding == kind]
 
     def last_worked(self, pod: str, leaf: str, lag_seconds: float = 1.0) -> float:
         """Return when a pod truly worked last; -inf if it never did. The driver's newest sample may lag a second."""
