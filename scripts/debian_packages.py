@@ -18,10 +18,10 @@ class ToolUnavailableError(Exception):
 
 
 def unpack_debian_tree(tree: Path, *packages: str) -> None:
-    """Packages and those of their dependencies that the machine lacks. Nothing is installed."""
+    """Packages, also if the machine has them, and those of their dependencies that it lacks. Nothing is installed."""
     with scratch() as downloads:
         # Without its lock, because nothing is installed: apt only works out what is missing and downloads that.
-        options = ("--download-only", "--no-install-recommends", "-y", "-o", "Debug::NoLocking=1")
+        options = ("--download-only", "--reinstall", "--no-install-recommends", "-y", "-o", "Debug::NoLocking=1")
         apt_get(downloads, "install", *options, *packages)
         for package in sorted((downloads / "cache/archives").glob("*.deb")):
             run("dpkg-deb", "-x", package, tree)

@@ -178,6 +178,8 @@ class Gpu:
     """Of processes that have left within the interval."""
     minor: int | None = None
     """The index, if not told."""
+    tells_minor: bool = True
+    """Whether the driver answers for the minor."""
     tells_places: bool = True
     """Whether the driver tells where MIG devices lie."""
     millijoules: int | None = None
@@ -391,7 +393,7 @@ class TestNode:
         base = GpuReading(
             gpu.index,
             uuid=gpu.uuid,
-            minor=gpu.device_minor,
+            minor=gpu.device_minor if gpu.tells_minor else None,
             pci_bus_id=f"00000000:0{gpu.index}:00.0",
             model="NVIDIA Test",
             energy_joules=None if gpu.millijoules is None else gpu.millijoules / 1000,

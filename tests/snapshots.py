@@ -5,7 +5,18 @@ from dataclasses import replace
 from msgspec import structs
 
 from gpumap.model.observations import ContainerName, DeviceHealth, Moment, NvmlReading, PodUid, Source
-from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, Activity, DeviceMemory, GpuReading, MigInstance, Uuid
+from gpumap.model.readings import (
+    CLOCK_EVENT_TIMES,
+    CLOCK_EVENTS,
+    PCIE_TOTALS,
+    Activity,
+    DeviceMemory,
+    GpuProcess,
+    GpuReading,
+    MigInstance,
+    ProcessSample,
+    Uuid,
+)
 from gpumap.model.snapshot import (
     ContainerAccount,
     ContainerOnDevice,
@@ -30,6 +41,7 @@ from gpumap.model.snapshot import (
 from gpumap.model.workloads import Workload
 
 GIB = 1 << 30
+PROCESS = GpuProcess(100, GIB, "C")
 MODEL = "NVIDIA H100 80GB HBM3"
 DRIVER = NvmlReading("570.124.06", "12.8", "12.570.124.06", ())
 OWNERS = (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.UNKNOWN)
@@ -55,6 +67,9 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
     reading = GpuReading(
         index=index,
         uuid=uuid,
+        minor=index,
+        pci_bus_id=f"00000000:{index:02X}:00.0",
+        model=MODEL,
         memory=DeviceMemory(80 * GIB, 40 * GIB, 39 * GIB, GIB),
         partitioned=partitioned,
         utilization_ratio=0.5,
@@ -80,11 +95,24 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         row_remap_pending=False,
         row_remap_failure=False,
         recovery_action="none",
+        ecc_totals=tuple(
+            (kind, since, 1) for kind in ("corrected", "uncorrected") for since in ("volatile", "aggregate")
+        ),
+        retired_pages_pending=False,
+        compute_mode="default",
+        power_limits_watts=(("requested", 700.0), ("default", 700.0), ("min", 200.0), ("max", 700.0)),
+        max_clocks_hertz=(("graphics", 1.98e9), ("memory", 2.619e9), ("sm", 1.98e9), ("video", 1.545e9)),
+        vbios_version="96.00.74.00.01",
+        compute_capability="9.0",
+        pcie_source=PCIE_TOTALS,
+        pcie_replays=0,
         pcie_transmit_bytes=1_000_000_000,
         pcie_receive_bytes=2_000_000_000,
         nvlink_transmit_bytes=3_000_000_000,
         nvlink_receive_bytes=4_000_000_000,
         activity=None if partitioned else ACTIVITY,
+        samples=None if partitioned else (ProcessSample(PROCESS.pid, 0.25, 0.125, 0.5, 0.0),),
+        processes=None if partitioned else (PROCESS,),
     )
     return Gpu(
         uuid,
@@ -98,6 +126,7 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         1e9,
         None if fault else reading,
         "gpu_reset" if fault else "none",
+        1.7e9,
     )
 
 
@@ -117,6 +146,7 @@ def pascal(index: int) -> Gpu:
     return replace(card, reading=of_its_age)
 
 
+XIDS = (((31, 2), (79, 1)), 0.5, 79, ((31, 1.7e9), (79, 1.7e9)))
 WORK = Workload("docker", "4f1c9e0b7a2d")
 
 
@@ -143,8 +173,11 @@ def instances(on: Gpu) -> tuple[MigInstance, ...]:
             0,
             "1g.10gb",
             1,
-            None,
-            None,
+            DeviceMemory(10 * GIB, 5 * GIB, 4 * GIB, GIB),
+            (PROCESS,),
+            19,
+            number,
+            1,
             activity=ACTIVITY,
         )
         for number in range(7)
@@ -153,9 +186,16 @@ def instances(on: Gpu) -> tuple[MigInstance, ...]:
 
 def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
     """A holder that is measured in every way, or one that uses what it does not hold."""
-    use = ContainerUse(GIB, 2 * GIB, 1, 0.25, 0.125, 0.5, 0.0, unassigned=not holds, last_active=1e9)
+    use = ContainerUse(
+        *(GIB, 2 * GIB, 1, 0.25, 0.125, 0.5, 0.0),
+        unassigned=not holds,
+        last_active=1e9,
+        pod_uid=PodUid("uid"),
+        seen_seconds=3600.0,
+        sm_activity_ratio=0.25,
+    )
     if uuid.startswith("MIG-"):
-        use = structs.replace(use, sm_ratio=None, memory_controller_ratio=None, sm_activity_ratio=0.25)
+        use = structs.replace(use, sm_ratio=None, memory_controller_ratio=None)
     name = ContainerName("team", pod, "main")
     if not holds:
         return ContainerOnDevice(name, Uuid(uuid), use=use)
@@ -171,8 +211,9 @@ def reservation(on: Leaf) -> ContainerOnDevice:
 
 def process(pid: int, pod: str | None, uuid: str) -> ProcessUse:
     name = ContainerName("team", pod, "main") if pod else None
-    use = ProcessUse(pid, Uuid(uuid), "C", "python", Owner.ASSIGNED if pod else Owner.HOST, name, None, GIB, 0.25)
-    return use if pod else use._replace(workload=WORK)
+    owner, uid = (Owner.ASSIGNED, PodUid("uid")) if pod else (Owner.HOST, None)
+    ratios = (0.25, 0.125, 0.5, 0.0)
+    return ProcessUse(pid, Uuid(uuid), "C", "python", owner, name, uid, GIB, *ratios, None if pod else WORK)
 
 
 def account(of: ContainerOnDevice) -> ContainerAccount:
@@ -210,11 +251,14 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         at=Moment(10.0, 1_800_000_000.25),
         node=Node("node-1", "10.0.0.7"),
         sources=tuple(
-            SourceHealth(source, True, "", "", Moment(9.5, 1_799_999_999.5), 7, 0.125, {"hung": 2, "decode": 1})
+            SourceHealth(
+                source, True, "", "", Moment(9.5, 1_799_999_999.5), 7, 0.125, {"hung": 2, "decode": 1}, 3, 0.01
+            )
             for source in Source
         ),
         capabilities=tuple((capability, True) for capability in CAPABILITIES),
         collections=(("interval", 7), ("push", 3)),
+        visibility_reason="gpumap runs on the bare host",
         driver=DRIVER,
         gpus=tuple(cards),
         nameless_gpus=(NamelessGpu(gpus, "lost"),),
@@ -230,6 +274,6 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         ),
         accounts=tuple(account(one) for one in sorted(containers, key=lambda one: (one.name, one.uuid))),
         gpu_accounts=tuple(GpuAccount(one.uuid, 1000.25, 0.0) for one in cards),
-        xids=tuple(GpuXids(one.uuid, ((31, 2), (79, 1)) if one.fault else (), 0.5) for one in cards),
+        xids=tuple(GpuXids(one.uuid, *(XIDS if one.fault else ((), 0.5))) for one in cards),
         container_xids=(ContainerXids(ContainerName("team", "pod-0-0", "main"), leaves[0].uuid, 31, 2),),
     )

@@ -21,7 +21,8 @@ from gpumap.agent.join.accounting import UNSEEN_SECONDS
 from gpumap.agent.metrics.accounting import ACCOUNTING
 from gpumap.agent.metrics.host import HOST
 from gpumap.agent.metrics.itself import self_families
-from gpumap.cli.bill.counting import KINDS, Amounts, Bill, Increases, Labelling, Pod, Request, bill_of, pods_of
+from gpumap.cli.bill.command import read_request
+from gpumap.cli.bill.counting import KINDS, Amounts, Bill, Gap, Increases, Labelling, Pod, Request, bill_of, pods_of
 from gpumap.cli.bill.promql import (
     BEFORE_SECONDS,
     COUNTERS,
@@ -48,9 +49,12 @@ from gpumap.cli.bill.promql import (
 )
 from gpumap.cli.bill.query import gaps_between, target_matchers
 from gpumap.cli.bill.window import Window, parse_time, rfc3339, window_of
+from gpumap.cli.command_line import parse
 from gpumap.cli.kube_state import metric_label
+from gpumap.cli.sort_keys import BILL_ORDERS
 from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
 from gpumap.cli.tables.layout import Shape
+from gpumap.dispatch import command_parser
 from gpumap.model.errors import UsageError
 from gpumap.model.workloads import workload
 from tests.agent import PATIENCE_SECONDS
@@ -285,14 +289,14 @@ def test_a_bill_of_jobs() -> None:
     lines = [re.split(r"  +", line) for line in bill_table(made, Shape()).splitlines()]
     assert lines[0] == ["KIND", "JOB", "GPU-HOURS PRESENT", "GPU-HOURS USED", "IDLE", "GIB-HOURS"]
     assert lines[1:3] == [
-        ["pbs_job", "7.pbs01", "0.50", "-", "-", "0.50"],
         ["slurm_job", "42", "3.00", "1.50", "40%", "2.00"],
+        ["pbs_job", "7.pbs01", "0.50", "-", "-", "0.50"],
     ]
     text = bill_table(made, Shape())
     assert "1.00 of these GPU-hours are without SM time" in text
     assert "held" not in text.lower()
     values: Any = bill_values(made)
-    assert values["rows"][1] == {
+    assert values["rows"][0] == {
         "kind": "slurm_job",
         "job": "42",
         "present_gpu_hours": 3.0,
@@ -306,7 +310,7 @@ def test_a_bill_of_jobs() -> None:
         "from,to,kind,job,present_gpu_hours,used_gpu_hours,idle_ratio,use_unknown_gpu_hours,memory_gib_hours"
     )
     by_user = bill_of("http://prom", request._replace(by="user"), Increases({one: {} for one in grown}, 0.0, ()), {})
-    assert bill_table(by_user, Shape()).startswith("No such work outside pods used a GPU.")
+    assert bill_table(by_user, Shape()).startswith("There is nothing to charge.\n\nFrom 2026-10-01")
 
 
 async def test_a_server_without_gpumap_has_no_bill_of_jobs() -> None:
@@ -426,8 +430,58 @@ def test_a_table_of_it() -> None:
         ["web", "1.00", "-", "-", "-", "3.00"],
         ["TOTAL", "3.00", "0.50", "75%", "1.00", "9.00"],
     ]
-    assert bill_table(a_bill({}), Shape()).startswith("No container held or used a GPU.\n\nFrom 2026-10-01")
+    assert bill_table(a_bill({}), Shape()).startswith("There is nothing to charge.\n\nFrom 2026-10-01")
     assert "<0.01" in bill_table(a_bill({HELD: {TRAINER: 1}}), Shape())
+
+
+def test_use_that_is_not_charged_is_use() -> None:
+    """In the first minutes the server may not know the time of any use. The bill does not deny it."""
+    found = Increases({one: {} for one in COUNTERS}, 3060.0, ())
+    text = bill_table(bill_of("http://prom", REQUEST, found, {}), Shape())
+    assert "0.85 GPU-hours are older than the server's first sample" in text
+    assert text.startswith("There is nothing to charge.\n")
+
+
+@pytest.mark.parametrize(
+    ("order", "reverse", "groups"),
+    [
+        ("held", False, ["b", "a", "c", "d"]),
+        ("cost", False, ["b", "a", "c", "d"]),
+        ("cost", True, ["a", "c", "b", "d"]),
+        ("used", False, ["c", "a", "b", "d"]),
+        ("idle", False, ["b", "a", "c", "d"]),
+        ("kwh", False, ["d", "a", "b", "c"]),
+        ("memory", False, ["c", "a", "b", "d"]),
+        ("name", False, ["a", "b", "c", "d"]),
+        ("name", True, ["d", "c", "b", "a"]),
+    ],
+)
+def test_the_order_of_the_rows(order: str, reverse: bool, groups: list[str]) -> None:
+    """The largest first, unknown last; equal ones by name. All forms have it, and the default is that of the cost."""
+    a, b, c, d = ((name, "p", "main", "GPU-1") for name in "abcd")
+    grown: dict[Counter, dict[Key, float]] = {
+        HELD: {a: 10.0, b: 20.0, c: 10.0},
+        USED: {a: 2.0, b: 1.0, c: 9.0},
+        ENERGY: {d: 5.0},
+        MEMORY: {c: 5.0},
+    }
+    made = a_bill(grown, REQUEST._replace(order=order, reverse=reverse))
+    assert [line.group[0] for line in made.lines] == groups
+    values: Any = bill_values(made)
+    assert [row["namespace"] for row in values["rows"]] == groups
+    assert [line.split(",")[2] for line in bill_csv(made, headers=False).splitlines()] == groups
+    shown = [line.split()[0] for line in bill_table(made, Shape()).splitlines()[1:6]]
+    assert shown == [*groups, "TOTAL"]
+
+
+def test_the_keys_of_the_order() -> None:
+    """Each key sorts, and the command takes the first one by default."""
+    for order in BILL_ORDERS:
+        assert len(a_bill(request=REQUEST._replace(order=order)).lines) == 2
+    given = ["bill", *SERVER, "--reverse"]
+    for arguments, order in ((given, "held"), ([*given, "--sort-by", "idle"], "idle")):
+        request, _ = read_request(parse(command_parser(), arguments))
+        assert (request.order, request.reverse) == (order, True)
 
 
 def test_counters_that_do_not_grow_are_not_on_the_bill() -> None:
@@ -557,10 +611,11 @@ def test_times_without_samples_are_warnings() -> None:
 
     def warnings(found: list[tuple[str, str]] | None, match: str = "") -> list[str]:
         grown: dict[Counter, dict[Key, float]] = {one: {} for one in COUNTERS}
-        increases = Increases(grown, 0.0, None if found is None else tuple(found))
+        increases = Increases(grown, 0.0, None if found is None else tuple(Gap(*ends) for ends in found))
         return list(bill_of("http://prom", REQUEST._replace(match=match), increases, {}).warnings)
 
-    said = [f"The server has no gpumap samples from {a} to {b}. Use within this gap is not charged." for a, b in gaps]
+    uncertain = "Use within this gap may not be charged."
+    said = [f"The server has no gpumap samples from {a} to {b}. {uncertain}" for a, b in gaps]
     assert warnings([]) == []
     assert warnings(gaps[:5]) == said[:5]
     assert warnings(gaps[:6]) == [*said[:5], "Gaps that are not listed: 1."]
@@ -603,6 +658,10 @@ SERVER = ("--prometheus", "http://127.0.0.1:9", "--from", "1d")
         ((*SERVER, "--token-file", "/no/such"), "--token-file /no/such: No such file or directory"),
         ((*SERVER, "--resolution", "1h"), "--resolution 1h: must be whole seconds, from 1m to 10m"),
         ((*SERVER, "--timeout", "0s"), "--timeout 0s: must be longer than zero"),
+        (
+            (*SERVER, "--sort-by", "price"),
+            '--sort-by: unknown value "price"; valid values: held, cost, used, idle, kwh',
+        ),
         ((*SERVER, "-o", "yaml"), '-o/--output: unknown value "yaml"; valid values: table, csv, json'),
     ],
 )
@@ -715,11 +774,11 @@ async def test_answers_that_are_not_what_was_asked(served: Answer, says: str) ->
 
 
 async def test_more_than_time_has_passed_is_no_bill() -> None:
-    """A container holds a device for no longer than the window is, whatever made its counters say so."""
+    """Containers hold a device for no longer than the window is, whatever made their counters say so."""
     async with serving(api(vector([START, str(3 * 86400)]))) as url:
         assert await bill(url) == (
-            "reports that container c of pod ml/p held GPU-1 for longer than the window. Check that one node "
-            "has one agent, and that the clocks of all scrapers agree"
+            "reports that containers held 72.0 GPU-hours of GPU-1, which is longer than the window. Check that one "
+            "node has one agent, and that the clocks of all scrapers agree"
         )
 
 

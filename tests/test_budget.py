@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 
@@ -11,12 +12,13 @@ from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.model.families import Family
-from gpumap.model.observations import Source
-from gpumap.model.snapshot import Owner, OwnerUse, Snapshot
+from gpumap.model.observations import NvmlReading, Source
+from gpumap.model.readings import GpuReading
+from gpumap.model.snapshot import Gpu, LazyRows, Owner, OwnerUse, ProcessUse, Snapshot, SourceHealth
 from tests.snapshots import busy_node
 from tests.test_metrics import OF_GPUS
 
-MOST = {"container": 14, "leaf": 28, "gpu": 55, "agent": 60, "pod": 1, "work": 3}
+MOST = {"container": 16, "leaf": 28, "gpu": 62, "agent": 60, "pod": 1, "work": 3}
 """Written from the contract. XID errors by code are beyond it: they are as many as there are codes."""
 MORE_IF_RESERVED = 3
 BY_CODE = ("gpumap_container_xid_errors_total", "gpumap_gpu_xid_errors_by_code_total")
@@ -62,6 +64,45 @@ def count_series(snapshot: Snapshot) -> dict[str, Counter[tuple[str, ...]]]:
             counts[kind][one] += 1
     counts["agent"][()] += PROCESS_COLLECTOR_SERIES
     return counts
+
+
+CONTRADICTORY = {
+    GpuReading: {"fault", "max_mig_devices", "instances", "retired_pages", "sampled_seconds", "refusals", "unsampled"},
+    Gpu: {"fault"},
+    ProcessUse: {"workload"},
+    NvmlReading: {"gpus", "xids", "listening"},
+    SourceHealth: {"reason", "detail"},
+    Snapshot: {"expires", "hidden", "lost_driver"},
+}
+"""Fields that a healthy GPU of today, source or node, or a container's process, does not have with its other fields."""
+
+
+def values_of(value: object) -> Iterator[object]:
+    """A value and all that it contains."""
+    yield value
+    if isinstance(value, (tuple, list, LazyRows)) and not hasattr(value, "_fields"):
+        parts: Iterable[object] = value
+    else:
+        parts = (getattr(value, name) for name in names_of(value))
+    for part in parts:
+        yield from values_of(part)
+
+
+def names_of(value: object) -> tuple[str, ...]:
+    kind = type(value)
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind) if field.init)
+    return tuple(getattr(kind, "__struct_fields__", getattr(kind, "_fields", ())))
+
+
+def test_something_has_every_field() -> None:
+    """Of each kind of row, one row of the node has all fields that can be absent: each series is counted on it."""
+    unset: dict[type, set[str]] = {}
+    for one in values_of(busy_node()):
+        missing = {name for name in names_of(one) if getattr(one, name) in (None, (), "")}
+        missing -= CONTRADICTORY.get(type(one), set())
+        unset[type(one)] = min(unset.get(type(one), missing), missing, key=len)
+    assert {kind: missing for kind, missing in unset.items() if missing} == {}
 
 
 @pytest.mark.parametrize("kind", MOST)

@@ -133,6 +133,13 @@ def test_a_gpu_hangs_only_after_a_while() -> None:
     assert check(changed(nameless, nameless_gpus=(NamelessGpuEntry(index=4, fault="lost", remedy=None),))).code == 1
 
 
+def test_fatal_xid_codes() -> None:
+    """Those of EKS's node monitoring agent 1.7, without 109. No other code is a problem of the GPU."""
+    eks = "46, 48, 54, 62, 63, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158"
+    fatal = {int(code) for code in eks.split(", ")} - {109}
+    assert {code for code in range(1, 1000) if check(with_xid(code, 1.0)).code == 1} == fatal
+
+
 def test_the_worst_gpu_first() -> None:
     """A lost GPU before one that waits for a reset; the number of the others, each once."""
     lost = with_fault("lost", 3)

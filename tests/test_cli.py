@@ -208,6 +208,7 @@ async def test_the_installed_commands(demo_url: str) -> None:
         (("serve", "--proc", "/etc/passwd"), "--proc /etc/passwd: is not a directory"),
         (("serve", "--listen", "no.such.host.invalid:1"), "--listen no.such.host.invalid:1: "),
         (("serve", "--listen", f"{'x' * 70}.a:1"), "--listen "),
+        (("serve", "--listen", f"{'ä' * 70}:1"), f"--listen {'ä' * 70}:1: is not a host name"),
         (("demo", "--scenario", "/no/such/file"), "--scenario /no/such/file"),
         (("demo", "--capture", "/no/such/folder"), "--capture /no/such/folder"),
         (("demo", "--capture", "x", "--scenario", "y"), "--capture: cannot be combined with --scenario"),

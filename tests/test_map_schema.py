@@ -194,7 +194,7 @@ def test_a_gpus_health() -> None:
     }
     assert lost["remedies"] == {"xid_errors": remedies.HEALTH["xid_errors"]}
     assert lost["xids"] == {
-        "counts": [{"xid": 31, "errors": 2, "last": None}, {"xid": 79, "errors": 1, "last": None}],
+        "counts": [{"xid": 31, "errors": 2, "last": 1.7e9}, {"xid": 79, "errors": 1, "last": 1.7e9}],
         "blind_seconds": 0.5,
     }
     assert lost["account"] == {"energy_unattributed_joules": 1000.25, "gap_seconds": 0.0}

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -491,6 +492,26 @@ async def test_the_driver_is_found_by_the_loader(plain: Node) -> None:
         assert "gpumap_allocation_info" not in page.samples
         assert "node=node-7" in agent.log
         assert (await agent.get("/metrics/nodes")).status == 404
+
+
+async def test_a_variable_that_no_flag_has_is_a_warning(plain: Node) -> None:
+    """A mistyped variable is ignored, and the log says so, with the nearest name. Variables that Kubernetes sets for
+    Services and those of the other commands are none of them."""
+    services: dict[str, Any] = {f"{name}_SERVICE_HOST": "10.0.0.1" for name in ("GPUMAP", "GPUMAP_AGENT")}
+    for name in services.copy():
+        prefix = name.removesuffix("_SERVICE_HOST")
+        services |= dict.fromkeys(
+            (f"{prefix}_SERVICE_PORT", f"{prefix}_SERVICE_PORT_HTTP", f"{prefix}_PORT_9401_TCP_ADDR"), "1"
+        )
+        services |= dict.fromkeys((f"{prefix}_PORT", f"{prefix}_PORT_9401_TCP"), "tcp://10.0.0.1:9401")
+    async with serve(plain, GPUMAP_USER="me", GPUMAP_INTERVALL="1s", GPUMAP_QQQ="x", **services) as agent:
+        await agent.later(1)
+        warned = [line.partition(" WARNING ")[2] for line in agent.log.splitlines() if "unknown variable" in line]
+    ours = "unknown variable ignored variable=GPUMAP_"
+    assert [one for one in warned if "STANDIN" not in one] == [
+        f"{ours}INTERVALL nearest=GPUMAP_INTERVAL",
+        f"{ours}QQQ nearest=",
+    ]
 
 
 async def test_a_dialect_is_served_with_the_native_families_or_without_them(plain: Node) -> None:

@@ -9,7 +9,7 @@ from gpumap.agent.join import Memory, step
 from gpumap.agent.join.inventory import Inventory, take_inventory
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.metrics import native
-from gpumap.model.observations import NvmlReading, Observed
+from gpumap.model.observations import ClaimDevice, NvmlReading, Observed, PluginAnswer
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.remedies import SOURCES
 from gpumap.model.snapshot import Snapshot
@@ -766,8 +766,55 @@ def test_slot_of_a_nameless_gpu_hides_no_holders_of_the_others() -> None:
     assert told_holders(snapshot) == [0]
 
 
+@pytest.mark.parametrize("by", ["claim", "id", "placement"])
+def test_slot_by_minor_may_be_on_a_gpu_without_a_known_minor(by: str) -> None:
+    """A driver may refuse the minor of a GPU. Until it answers, the GPU may be the one that a slot names by its minor:
+    the slot is `device_down`, and only a GPU with another minor has 0 holders. Nor has it 0 allocatable slots."""
+    gpus = [Gpu(0, mig=[(2, 0, 4)] if by == "placement" else None, tells_minor=False), Gpu(1)]
+    if by == "id":
+        pod = Pod("ml", "p", {"main": {"nvidia.com/gpu": ["nvidia0"]}})
+    else:
+        device = "gpu-0" if by == "claim" else "gpu-0-mig-19-2-1"
+        pod = Pod("ml", "p", claims={"main": [ClaimDevice("gpu.nvidia.com", "node-a", device, "", "ml", "c")]})
+    node = TestNode(gpus, [pod], allocatable={"nvidia.com/gpu": ["nvidia0", "nvidia1"]} if by == "id" else None)
+    snapshot = node.collect()
+    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("device_down", 1)]
+    assert told_holders(snapshot) == [None, 0]
+    assert snapshot.leaves[0].allocatable == ()
+    gpus[0].tells_minor = True
+    snapshot = node.collect()
+    assert snapshot.unmatched == ()
+    assert told_holders(snapshot) == [1, 0]
+    gpus[0].tells_minor = False
+    snapshot = node.collect()
+    assert told_holders(snapshot) == [1, 0], "gpumap remembers the minor"
+
+
+def test_slot_by_a_minor_that_no_gpu_has_is_not_in_nvml() -> None:
+    """A GPU without a known minor is not the partitioned GPU that a slot names by a known minor."""
+    gpus = [Gpu(0, mig=[(2, 0, 4)]), Gpu(1, tells_minor=False)]
+    claim = ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0-mig-19-1-1", "", "ml", "c")
+    snapshot = TestNode(gpus, [Pod("ml", "p", claims={"main": [claim]})]).collect()
+    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("not_in_nvml", 1)]
+    assert told_holders(snapshot) == [0, 0]
+
+
 def test_holder_of_a_partitioned_gpu_holds_each_of_its_leaves() -> None:
     """No leaf of a GPU that was assigned as a whole has 0 holders."""
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])
     snapshot = TestNode([gpu], [Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})]).collect()
     assert {leaf.uuid: leaf.holders for leaf in snapshot.leaves} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)
+
+
+def test_answer_of_one_plugin_places_no_ids_of_another() -> None:
+    """A plain init container holds devices of two plugins, and only one plugin's answer names a device. The ids of the
+    other plugin name their own."""
+    first, second = gpu_uuid(0), gpu_uuid(1)
+    held = {"nvidia.com/gpu": [str(first)], "nvidia.com/gpu.shared": [f"{second}::0"]}
+    answer = PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", str(first)),))
+    pod = Pod("ml", "job", {"main": {}}, init={"warm": held}, answers={("warm", "nvidia.com/gpu"): answer})
+    processes = [Process(10 + number, leaf, pod, "warm") for number, leaf in enumerate((first, second))]
+    node = TestNode([Gpu(0), Gpu(1)], [pod], processes)
+    node.collect()
+    snapshot = node.collect()
+    assert [owners(snapshot, leaf)["assigned"] for leaf in (first, second)] == [GIB, GIB]

@@ -177,6 +177,9 @@ async def start_site() -> AsyncIterator[Site]:
         pytest.param("Application/OpenMetrics-Text;VERSION=1.0.0", OPENMETRICS, id="capitals"),
         pytest.param("application/openmetrics-text;version=0.0.1", TEXT, id="OpenMetrics 0.0.1 only"),
         pytest.param("application/openmetrics-text;version=2.0.0", TEXT, id="OpenMetrics 2 only"),
+        pytest.param(
+            "application/openmetrics-text;version=2.0.0;q=0.9,text/plain;q=0.5", TEXT, id="OpenMetrics 2 with a weight"
+        ),
         pytest.param("application/openmetrics-text;version=1.0.0;q=0.2,text/plain;q=0.3", TEXT, id="text is dearer"),
         pytest.param(
             "text/plain;q=0.3,application/openmetrics-text;version=1.0.0;q=0.4", OPENMETRICS, id="OM is dearer"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, TypeVar
 from gpumap import __version__
 from gpumap.agent.flags import FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
-from gpumap.agent.settings import quiet, resolve
+from gpumap.agent.settings import quiet, resolve, unknown_variables
 from gpumap.cli.command_line import Parser, add_command, one_of, parse, top_parser
 from gpumap.cli.commands import add_commands as add_cli_commands
+from gpumap.cli.credentials import VARIABLES
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
 
@@ -154,6 +156,8 @@ def _nothing_asked(parser: Parser) -> int:
 def _serve(given: argparse.Namespace) -> int:
     settings = resolve(given, os.environ)
     set_up_log(settings.log_format, settings.log_level)
+    for name, nearest in unknown_variables(os.environ, (*(flag.variable for flag in FLAGS), *VARIABLES)):
+        logging.getLogger("gpumap").warning("unknown variable ignored variable=%s nearest=%s", name, nearest)
     gc.disable()  # during the imports, which leave hardly any garbage; the service enables it again
     from gpumap.agent import service
     from gpumap.agent.limits import check_limits

@@ -31,6 +31,10 @@ LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
+PREFIX = "GPUMAP_"
+"""Of environment variables."""
+
+
 class Flag(NamedTuple):
     """A flag of `serve`. `metavar` is empty for a switch; a switch that is on by default has an `opposite`.
 
@@ -55,7 +59,7 @@ class Flag(NamedTuple):
 
     @property
     def variable(self) -> str:
-        return "GPUMAP_" + self.name.removeprefix("--").upper().replace("-", "_")
+        return PREFIX + self.name.removeprefix("--").upper().replace("-", "_")
 
 
 FLAGS = (

@@ -330,7 +330,7 @@ def bind(listen: Listen) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # asyncio's and socket's own words
         raise UsageError(f"{listen.given}: {reason}") from error
-    except UnicodeError as error:
+    except (UnicodeError, TypeError) as error:  # socket raises TypeError for a name that IDNA cannot encode
         raise UsageError(f"{listen.given}: is not a host name") from error
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.util
 import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -22,6 +23,7 @@ from gpumap.agent.flags import (
     GROUPS,
     LOG_FORMATS,
     LOG_LEVELS,
+    PREFIX,
     WITH_SHARED_NAMES,
     Flag,
     add_flags,
@@ -40,6 +42,7 @@ __all__ = [
     "parse_listen",
     "quiet",
     "resolve",
+    "unknown_variables",
     "with_everything",
 ]
 
@@ -164,6 +167,21 @@ def quiet(settings: Settings, given: argparse.Namespace, environment: Mapping[st
     """Log only errors, unless the user chose a level: the output of a command is its answer."""
     asked = given.log_level or environment.get("GPUMAP_LOG_LEVEL")
     return settings if asked else replace(settings, log_level="error")
+
+
+def unknown_variables(environment: Iterable[str], known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Return the variables with gpumap's prefix that are not known, and the nearest one (empty if none is near).
+
+    Kubernetes and Docker set variables for each Service, such as GPUMAP_SERVICE_HOST and GPUMAP_PORT_9401_TCP.
+    """
+    names = sorted(name for name in environment if name.startswith(PREFIX))
+    services = (PREFIX, *(name.removesuffix("SERVICE_HOST") for name in names if name.endswith("_SERVICE_HOST")))
+    of_services = tuple(f"{service}{part}" for service in services for part in ("SERVICE_", "PORT"))
+    without_prefix = [name.removeprefix(PREFIX) for name in known]
+    for name in names:
+        if name not in known and not name.startswith(of_services):
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), without_prefix, 1)
+            yield name, f"{PREFIX}{near[0]}" if near else ""
 
 
 class _Given(NamedTuple):

@@ -78,6 +78,9 @@ def _variable(name: str) -> str:
     return "GPUMAP_" + name.removeprefix("--").upper().replace("-", "_")
 
 
+VARIABLES = tuple(map(_variable, _FROM_ENVIRONMENT))
+
+
 def _headers(given: Sequence[str]) -> dict[str, str]:
     """Read `Name: value`, each once. Raises UsageError, which does not repeat the value: it may be a secret."""
     headers: dict[str, str] = {}

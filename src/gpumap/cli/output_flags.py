@@ -33,6 +33,14 @@ def add_output(parser: Parser, orders: Sequence[str], often: str = _OFTEN) -> ar
     --interval."""
     output = parser.add_argument_group("output")
     add_form(output, _FORMS)
+    add_order(output, orders)
+    add_no_headers(output)
+    _add_watch(output, often)
+    return output
+
+
+def add_order(output: argparse._ArgumentGroup, orders: Sequence[str]) -> None:
+    """Add the flags of the order. The first one is the default."""
     output.add_argument(
         "--sort-by",
         metavar="COLUMN",
@@ -42,9 +50,6 @@ def add_output(parser: Parser, orders: Sequence[str], often: str = _OFTEN) -> ar
         f"(default: {orders[0]})",
     )
     output.add_argument("--reverse", action="store_true", help="Reverse the order.")
-    add_no_headers(output)
-    _add_watch(output, often)
-    return output
 
 
 def add_processes(output: argparse._ArgumentGroup) -> None:

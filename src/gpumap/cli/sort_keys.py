@@ -13,6 +13,8 @@ WASTE_ORDERS = (
     *("severity", "waste", "gpus", "granted", "used", "idle"),
     *("device", "namespace", "pod", "container", "node"),
 )
+BY_NAME = "name"
+BILL_ORDERS = ("held", "cost", "used", "idle", "kwh", "memory", BY_NAME)
 SUMS_BY = ("namespace", "node")
 """What --by adds up by; the first is the default of a cluster's summary."""
 WORKLOAD = "workload"

@@ -176,7 +176,8 @@ UNMATCHED: dict[str, str] = {
     "(`privileges.dra=true`). If it is already mounted, the plugin assigned no GPU.",
     "not_in_nvml": "If the GPU was re-partitioned or removed, restart the device plugin and the pod. A GPU that is "
     "passed through to a virtual machine is correct.",
-    "device_down": "Find out which GPU is down. When it answers, gpumap finds the device of the slots.",
+    "device_down": "Find out which GPU has not reported its uuid or its minor number. When it does, gpumap finds the "
+    "device of the slots.",
     "nvml_down": "Repair the driver first. When it answers, gpumap finds the device of the slots.",
 }
 """By reason of slots that match no device."""

@@ -380,10 +380,10 @@ class PluginAnswers:
 
 
 def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tuple[PluginAnswer, ...]:
-    """Return the answers about one row's ids: first its own, then those of its plugin's other rows among `rows`."""
+    """Return the answers about one row's ids: first its own, then those of all of its plugin's rows among `rows`."""
     own_family = family(row.resource)
-    others = (one for one in rows if own_family and one is not row and family(one.resource) == own_family)
-    return tuple(one.answer for one in (row, *others) if one.answer is not None)
+    of_plugin = (one for one in rows if own_family and family(one.resource) == own_family)
+    return tuple(one.answer for one in (row, *of_plugin) if one.answer is not None)
 
 
 def first_device_refs(answers: Iterable[PluginAnswer]) -> tuple[DeviceRef, ...]:

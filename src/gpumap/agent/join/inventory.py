@@ -122,6 +122,13 @@ class Inventory:
         starts = [leaf.placement_start for leaf in self._leaves_of_minor(ref)]
         return None in starts or starts.count(ref.start) > 1
 
+    def may_answer_later(self, ref: DeviceRef) -> bool:
+        """Whether a reference may mean a GPU that has not reported its uuid, or the minor that the reference has."""
+        if self.nameless or not isinstance(ref, ByMinor | ByPlacement):
+            return bool(self.nameless)
+        minors = {gpu.minor for gpu in self.known}
+        return None in minors and ref.minor not in minors
+
     def _leaves_of_minor(self, ref: ByPlacement) -> tuple[KnownLeaf, ...]:
         return tuple(leaf for gpu in self.parents.values() if gpu.minor == ref.minor for leaf in gpu.leaves)
 

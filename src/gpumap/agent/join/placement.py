@@ -63,7 +63,7 @@ def locate(ref: DeviceRef | None, inventory: Inventory) -> Located:
         return Located((), NVML_DOWN)
     if ref is None:
         return Located((), NOT_IN_NVML)
-    if inventory.nameless:
+    if inventory.may_answer_later(ref):
         return Located((), DEVICE_DOWN)
     return Located((), UNTRUSTED if inventory.is_ambiguous(ref) else NOT_IN_NVML)
 

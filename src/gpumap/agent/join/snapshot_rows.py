@@ -52,8 +52,9 @@ def leaf_rows(joined: Joined, after: Memory) -> tuple[Leaf, ...]:
     )
     rows: dict[Uuid, Leaf] = {}
     may_be_on_any = _doubtful(allocation.unmatched, allocation)
-    # A slot of a GPU that has not reported its uuid is on no GPU that answers.
+    # A slot of a GPU that has not reported its uuid or its minor is on no GPU that reports both.
     may_be_on_answering = _doubtful([one for one in allocation.unmatched if one.reason != DEVICE_DOWN], allocation)
+    some_gpu_is_unnamed = any(one.reason == DEVICE_DOWN for one in allocation.unmatched)
     known_by_uuid = {known.uuid: known for known in inventory.known}
     ever_offered_by: dict[Uuid, set[str]] = {}
     for uuid, resource in after.offered:
@@ -73,7 +74,9 @@ def leaf_rows(joined: Joined, after: Memory) -> tuple[Leaf, ...]:
                 instance=instance,
                 memory=memory,
                 holders=_holders(joined, leaf.uuid, gpu),
-                may_have_more=may_be_on(leaf.uuid) or _may_be_held(allocation, leaf.uuid),
+                may_have_more=may_be_on(leaf.uuid)
+                or (some_gpu_is_unnamed and gpu.minor is None)
+                or _may_be_held(allocation, leaf.uuid),
                 allocatable=_allocatable(leaf, inventory, allocation, ever_offered_by.get(leaf.uuid, frozenset())),
                 owners=owner_uses(memory, processes, siblings, inputs),
                 host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
@@ -175,8 +178,10 @@ def _resources_of_all_others(
     """Return the resources that all leaves of this kind are offered as, if they agree.
 
     Nothing is returned if this node also assigns devices in another way: the leaf may then belong to another plugin, or
-    to DRA, which does not offer devices here.
+    to DRA, which does not offer devices here. Nor if the GPU's minor is unknown: the offer may name it by its minor.
     """
+    if inventory.gpu_of_leaf[leaf.uuid].minor is None:
+        return frozenset()
     alike = {one.uuid for one in inventory.leaves.values() if one.profile == leaf.profile}
     kinds = {frozenset(resource for resource, _ in found) for uuid, found in slots.items() if uuid in alike}
     offered = {resource for found in slots.values() for resource, _ in found}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import lru_cache
+
+OPENMETRICS_VERSION = "1.0.0"
 
 _REMEMBERED = 128
 """There are few clients, and each sends the same at each scrape."""
@@ -35,15 +38,13 @@ def quality(header: str, token: str) -> float:
         name, *parameters = (part.strip() for part in choice.split(";"))
         if name.lower() != token:
             continue
-        weight = 1.0
-        for parameter in parameters:
-            key, _, value = parameter.partition("=")
-            if key.strip().lower() == "q":
-                try:
-                    weight = float(value)
-                except ValueError:
-                    weight = 0.0
-            elif key.strip().lower() == "version" and token.endswith("openmetrics-text"):
-                weight = weight if value.strip().strip('"') == "1.0.0" else 0.0
-        best = max(best, weight)
+        pairs = (parameter.partition("=") for parameter in parameters)
+        given = {key.strip().lower(): value.strip() for key, _, value in pairs}
+        if (
+            token.endswith("openmetrics-text")
+            and given.get("version", OPENMETRICS_VERSION).strip('"') != OPENMETRICS_VERSION
+        ):
+            continue
+        with contextlib.suppress(ValueError):
+            best = max(best, float(given.get("q", "1")))
     return best

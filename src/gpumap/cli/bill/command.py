@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all, one_of
-from gpumap.cli.output_flags import add_form, add_no_headers
+from gpumap.cli.output_flags import add_form, add_no_headers, add_order
 from gpumap.cli.server_flags import (
     HOW_TO_ASK,
     LABEL_MATCH_HELP,
@@ -18,6 +18,7 @@ from gpumap.cli.server_flags import (
     matchers_of,
     server_of,
 )
+from gpumap.cli.sort_keys import BILL_ORDERS
 from gpumap.model.errors import FatalError, UsageError
 
 if TYPE_CHECKING:
@@ -60,10 +61,6 @@ def add_bill(commands: Commands) -> None:
                 f"gpumap bill {_SERVER} --from 30d --by label --label team -o csv > bill.csv",
             ),
             ("one of several clusters", f"gpumap bill {_SERVER} --from 7d --match 'cluster=\"a\"'"),
-            (
-                "a tenant of Mimir",
-                "gpumap bill --prometheus http://mimir/prometheus --header 'X-Scope-OrgID: ml' --from 7d",
-            ),
         ],
     )
     what = bill.add_argument_group("bill")
@@ -84,6 +81,7 @@ def add_bill(commands: Commands) -> None:
     )
     output = bill.add_argument_group("output")
     add_form(output, _FORMS)
+    add_order(output, BILL_ORDERS)
     add_no_headers(output)
     where = bill.add_argument_group("source")
     add_server_flags(bill, where, required=True)
@@ -158,6 +156,8 @@ def read_request(given: argparse.Namespace) -> tuple[Request, Window]:
         start=rfc3339(window.start),
         end=rfc3339(window.end),
         step_seconds=window.step_seconds,
+        order=given.sort_by or BILL_ORDERS[0],
+        reverse=given.reverse,
     )
     return request, window
 

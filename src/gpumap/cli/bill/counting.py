@@ -25,6 +25,9 @@ from gpumap.cli.bill.promql import (
     Key,
 )
 from gpumap.cli.kube_state import unlisted
+from gpumap.cli.sort_keys import BILL_ORDERS, BY_NAME
+from gpumap.cli.tables.layout import SortKey, in_order
+from gpumap.model.words import listed
 
 Pod = tuple[str, str]
 """Namespace and name."""
@@ -36,14 +39,23 @@ KINDS = {JOB: "slurm_job|pbs_job|htcondor_slot", USER: "user"}
 _GAPS_SHOWN = 5
 
 
+class Gap(NamedTuple):
+    """A time without samples of one gpumap, or (empty) of any. RFC 3339."""
+
+    start: str
+    end: str
+    instance: str = ""
+
+
 class Increases(NamedTuple):
     """How far each counter went. `uncharged_seconds` are GPU-seconds that gpumap had counted before the server scraped
-    it. `gaps` are times without samples, in RFC 3339; None if no
-    counter of a GPU matches."""
+    it. `gaps` is None if no counter of a GPU matches. `resumed` are containers whose increase contains time before the
+    window, because the server did not scrape them when it began."""
 
     growth: Growth
     uncharged_seconds: float
-    gaps: tuple[tuple[str, str], ...] | None
+    gaps: tuple[Gap, ...] | None
+    resumed: frozenset[Key] = frozenset()
 
 
 class Labelling(NamedTuple):
@@ -65,6 +77,9 @@ class Request(NamedTuple):
     start: str
     end: str
     step_seconds: int
+    order: str = BILL_ORDERS[0]
+    """A key of --sort-by."""
+    reverse: bool = False
 
 
 class Amounts(NamedTuple):
@@ -161,12 +176,12 @@ def bill_of(server: str, request: Request, found: Increases, label_of: Mapping[P
     return Bill(
         server=server,
         request=request,
-        lines=_lines(charged, group),
+        lines=_in_order(_lines(charged, group), request),
         total=_total(charged.values()),
         unattributed_energy=_sum(found.growth.get(UNATTRIBUTED, {}).values()),
         not_measured_seconds=_sum(found.growth.get(NOT_MEASURED, {}).values()),
         uncharged_seconds=found.uncharged_seconds,
-        warnings=(*_warnings(request.match, found.gaps), *_unlisted(request, charged, label_of)),
+        warnings=(*_warnings(request, found), *_unlisted(request, charged, label_of)),
     )
 
 
@@ -194,12 +209,30 @@ def _works(growth: Growth) -> Iterator[tuple[Key, Amounts]]:
 
 
 def _lines(charged: Mapping[Key, Amounts], group: Callable[[Key], Group]) -> tuple[Line, ...]:
-    """The groups in their order; pods without the label are last."""
+    """The groups by name; pods without the label are last."""
     found: dict[Group, list[Amounts]] = {}
     for key, amounts in charged.items():
         found.setdefault(group(key), []).append(amounts)
     order = sorted(found, key=lambda one: tuple((part is None, part or "") for part in one))
     return tuple(Line(one, _total(found[one])) for one in order)
+
+
+_SORTED_BY: Mapping[str, Callable[[Amounts], float | None]] = {
+    "held": lambda of: of.held,
+    "cost": lambda of: of.held,  # a bill has one price
+    "used": lambda of: of.used,
+    "idle": Amounts.idle,
+    "kwh": lambda of: of.energy,
+    "memory": lambda of: of.memory,
+}
+
+
+def _in_order(lines: tuple[Line, ...], request: Request) -> tuple[Line, ...]:
+    if request.order == BY_NAME:
+        return lines[::-1] if request.reverse else lines
+    value = _SORTED_BY[request.order]
+    key = SortKey[Line](lambda line: value(line.amounts), largest_first=True)
+    return tuple(in_order(lines, key, reverse=request.reverse))
 
 
 def _total(parts: Iterable[Amounts]) -> Amounts:
@@ -219,12 +252,24 @@ def _unlisted(request: Request, charged: Iterable[Key], label_of: Mapping[Pod, s
         yield unlisted(["/".join(pod) for pod in sorted(pods)])
 
 
-def _warnings(match: str, gaps: tuple[tuple[str, str], ...] | None) -> Iterator[str]:
-    """The parts of the window that the server does not have."""
+def _warnings(request: Request, found: Increases) -> Iterator[str]:
+    """The parts of the window that the server does not have, and what is charged of the time before."""
+    gaps = found.gaps
     if gaps is None:
-        matching = f" that match {match}" if match else ""
+        matching = f" that match {request.match}" if request.match else ""
         yield f"There are no counters of GPUs{matching}, so gpumap cannot check the window for gaps."
-    for start, end in (gaps or ())[:_GAPS_SHOWN]:
-        yield (f"The server has no gpumap samples from {start} to {end}. Use within this gap is not charged.")
+    is_charged = "is not" if request.by in KINDS else "may not be"  # a counter that goes on contains it
+    for gap in (gaps or ())[:_GAPS_SHOWN]:
+        of = f" of {gap.instance}" if gap.instance else ""
+        yield (
+            f"The server has no gpumap samples{of} from {gap.start} to {gap.end}. "
+            f"Use within this gap {is_charged} charged."
+        )
+    if found.resumed:
+        pods = listed(sorted({"/".join(key[:2]) for key in found.resumed}))
+        yield (
+            f"The server did not scrape these pods just before {request.start}: {pods}. Their rows may contain use "
+            "from before this time, since its last scrape."
+        )
     if (more := len(gaps or ()) - _GAPS_SHOWN) > 0:
         yield f"Gaps that are not listed: {more}."

@@ -20,6 +20,8 @@ from typing import NamedTuple
 POD_KEYS = ("namespace", "pod", "container", "uuid")
 BEFORE_SECONDS = 86400
 """Maximum age of the sample that is the value of a counter before a step."""
+GAP_SECONDS_MIN = 600
+"""A shorter time without a sample may be the time between two scrapes."""
 Key = tuple[str, ...]
 """A counter's labels, in the order of its `keys`."""
 
@@ -105,6 +107,30 @@ def mean(gauge: Counter, scope: Scope, kinds: str, function: str = "sum_over_tim
     scrapes = f"max by (cluster, job, instance) (count_over_time({selector(SNAPSHOT, scope.target_match)}{recent}))"
     ratio = f"{series} / on (cluster, job, instance) group_left () {scrapes}"
     return f"max by ({', '.join(gauge.keys)}) ({ratio})"
+
+
+def resumed(counter: Counter, scope: Scope) -> str:
+    """The counters that the server did not scrape just before this moment, but in the day before.
+
+    If one of them goes on, its first increase contains the time before this moment.
+    """
+    keys, chosen = ", ".join(counter.keys), selector(counter.name, scope.match)
+    earlier, just_before = (
+        _own_labels(f"last_over_time({chosen}[{seconds}s])", counter, scope)
+        for seconds in (BEFORE_SECONDS, GAP_SECONDS_MIN)
+    )
+    return f"max by ({keys}) ({earlier}) unless on ({keys}) {just_before}"
+
+
+def gaps_that_end(scope: Scope) -> str:
+    """The gpumaps with a sample in the step and none just before it; the value is the time of the last snapshot."""
+    series, target = selector(SNAPSHOT, scope.target_match), "cluster, job, instance"
+    offset = f"offset {scope.step_seconds}s"
+    return (
+        f"max by ({target}) (last_over_time({series}[{BEFORE_SECONDS}s] {offset}) "
+        f"and on ({target}) last_over_time({series}[{_range(scope)}])) "
+        f"unless on ({target}) last_over_time({series}[{GAP_SECONDS_MIN}s] {offset})"
+    )
 
 
 def gpumaps_with_samples(scope: Scope) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
-from gpumap.cli.bill.counting import Increases
+from gpumap.cli.bill.counting import Gap, Increases
 from gpumap.cli.bill.promql import (
     BEFORE_SECONDS,
     COUNTERS,
+    GAP_SECONDS_MIN,
     HELD,
     NOT_MEASURED,
     POD_KEYS,
@@ -25,10 +27,12 @@ from gpumap.cli.bill.promql import (
     Counter,
     Key,
     Scope,
+    gaps_that_end,
     gpumaps_with_samples,
     gpus_with_samples,
     growth,
     mean,
+    resumed,
     selector,
     sum_of_steps,
     uncharged,
@@ -42,10 +46,6 @@ T = TypeVar("T")
 
 PART_SECONDS = 86400
 _PART_STEPS_MIN = 5
-GAP_SECONDS_MIN = 600
-"""A shorter time without a sample may be the time between two scrapes."""
-Gap = tuple[int, int]
-"""Unix seconds from which and until which the server has no sample."""
 
 
 async def increases(server: Prometheus, match: str, window: Window) -> Increases:
@@ -65,11 +65,13 @@ async def increases(server: Prometheus, match: str, window: Window) -> Increases
             f"{server.url} has no gpumap accounting series in this window{matching}. Check that Prometheus scrapes "
             "gpumap and that --match selects its series"
         )
-    _refuse_too_much(server, found[HELD], window)
+    before = {_key(HELD, row) for row in await server.instant(resumed(HELD, scope), window.start)}
+    before &= {key for key, seconds in found[HELD].items() if seconds}
+    _refuse_too_much(server, found[HELD], before, window)
     moments = await _moments(server, gpus_with_samples(scope), window)
     known = moments or found[NOT_MEASURED]
-    gaps = tuple((rfc3339(start), rfc3339(end)) for start, end in gaps_between(moments, window)) if known else None
-    return Increases(found, sum(left_out.values()), gaps)
+    gaps = tuple(Gap(rfc3339(start), rfc3339(end)) for start, end in gaps_between(moments, window)) if known else None
+    return Increases(found, sum(left_out.values()), gaps, frozenset(before))
 
 
 async def work_increases(server: Prometheus, match: str, kinds: str, window: Window) -> Increases:
@@ -97,16 +99,43 @@ async def work_increases(server: Prometheus, match: str, kinds: str, window: Win
             f"{server.url} has no gpumap samples in this window{matching}. Check that Prometheus scrapes gpumap and "
             "that --match selects its series"
         )
-    gaps = tuple((rfc3339(start), rfc3339(end)) for start, end in gaps_between(moments, window))
-    return Increases(found, 0.0, gaps)
+    of_all = gaps_between(moments, window)
+    gaps = [Gap(rfc3339(start), rfc3339(end)) for start, end in of_all]
+    return Increases(found, 0.0, (*gaps, *await _gaps_of_one(server, scope, window, of_all)))
 
 
-def gaps_between(moments: Collection[int], window: Window) -> tuple[Gap, ...]:
+def gaps_between(moments: Collection[int], window: Window) -> tuple[tuple[int, int], ...]:
     """The times between these steps of the window, if they are long enough to mention."""
     step = window.step_seconds
     ends = [window.start, *sorted(moments), window.end + step]
     pairs = ((before, after - step) for before, after in itertools.pairwise(ends))
     return tuple((start, end) for start, end in pairs if end - start >= GAP_SECONDS_MIN)
+
+
+async def _gaps_of_one(
+    server: Prometheus, scope: Scope, window: Window, of_all: Collection[tuple[int, int]]
+) -> list[Gap]:
+    """The times in the window without samples of one gpumap, while the server had samples of others.
+
+    A gap that continues after the window ends at most a day later. A gpumap that never returns was removed.
+    """
+    step = window.step_seconds
+    last = min(window.end + BEFORE_SECONDS, int(time.time()) // step * step)
+    rows = await _rows_of_steps(server, gaps_that_end(scope), window._replace(end=max(last, window.end)))
+    gaps = sorted(
+        (
+            max(int(_number(server, snapshot)), window.start),
+            min(int(moment) - step, window.end),
+            row.labels.get("instance", ""),
+        )
+        for row in rows
+        for moment, snapshot in row.points
+    )
+    return [
+        Gap(rfc3339(start), rfc3339(end), instance)
+        for start, end, instance in gaps
+        if start < end and not any(first - step <= start and end <= after + step for first, after in of_all)
+    ]
 
 
 async def in_parts(window: Window, longest: int, shortest: int, ask: Callable[[Window], Awaitable[T]]) -> list[T]:
@@ -139,13 +168,22 @@ async def _added(server: Prometheus, counter: Counter, expression: str, window: 
 
     found: dict[Key, float] = {}
     for row in _all(await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * window.step_seconds, ask)):
-        key = tuple(row.labels.get(name, "") for name in counter.keys)
+        key = _key(counter, row)
         found[key] = found.get(key, 0.0) + sum(_number(server, value) for _, value in row.points)
     return found
 
 
+def _key(counter: Counter, row: Row) -> Key:
+    return tuple(row.labels.get(name, "") for name in counter.keys)
+
+
 async def _moments(server: Prometheus, expression: str, window: Window) -> set[int]:
     """The ends of the steps in which an expression has a value."""
+    return {int(moment) for row in await _rows_of_steps(server, expression, window) for moment, _ in row.points}
+
+
+async def _rows_of_steps(server: Prometheus, expression: str, window: Window) -> list[Row]:
+    """The values of an expression at the ends of the steps."""
     step = window.step_seconds
 
     async def ask(part: Window) -> list[Row]:
@@ -155,7 +193,7 @@ async def _moments(server: Prometheus, expression: str, window: Window) -> set[i
     moments = {moment for row in rows for moment, _ in row.points}
     if any((moment - window.start) % step or not window.start < moment <= window.end for moment in moments):
         raise FatalError(f"{server.url} answered for other times than gpumap asked for")
-    return {int(moment) for moment in moments}
+    return rows
 
 
 def _all(answers: Iterable[Iterable[Row]]) -> list[Row]:
@@ -174,13 +212,21 @@ def _number(server: Prometheus, text: str) -> float:
     return number
 
 
-def _refuse_too_much(server: Prometheus, held: Mapping[Key, float], window: Window) -> None:
-    """Raise FatalError if a container held a device for longer than there was time."""
-    for (namespace, pod, container, uuid), seconds in held.items():
-        if seconds > window.end - window.start + BEFORE_SECONDS + window.step_seconds:
+def _refuse_too_much(server: Prometheus, held: Mapping[Key, float], resumed: Collection[Key], window: Window) -> None:
+    """Raise FatalError if the containers of a device held more of it than there was: their shares add up to 1.
+
+    The increase of a `resumed` counter contains up to a day before the window.
+    """
+    of_device: dict[str, float] = {}
+    for key, seconds in held.items():
+        of_device[key[-1]] = of_device.get(key[-1], 0.0) + seconds
+    longer = {key[-1] for key in resumed}
+    for uuid, seconds in of_device.items():
+        before = BEFORE_SECONDS if uuid in longer else GAP_SECONDS_MIN
+        if seconds > window.end - window.start + before + window.step_seconds:
             raise FatalError(
-                f"{server.url} reports that container {container} of pod {namespace}/{pod} held {uuid} for longer than "
-                "the window. Check that one node has one agent, and that the clocks of all scrapers agree"
+                f"{server.url} reports that containers held {seconds / 3600:.1f} GPU-hours of {uuid}, which is longer "
+                "than the window. Check that one node has one agent, and that the clocks of all scrapers agree"
             )
 
 

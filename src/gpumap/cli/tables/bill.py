@@ -15,7 +15,8 @@ NO_LABEL = "(none)"
 """Kubernetes allows no label with this value. If one has it all the same, it is in quotes."""
 TOTAL = "TOTAL"
 _HOUR, _KWH, _GIB = 3600, 3_600_000, 1 << 30
-_NONE = {False: "No container held or used a GPU.", True: "No such work outside pods used a GPU."}
+_NONE = "There is nothing to charge."
+"""Not that no GPU was used: the lines below may report use that is not charged."""
 _FORMULA = ("=", "+", "-", "@")
 
 
@@ -75,7 +76,7 @@ def bill_table(bill: Bill, shape: Shape) -> str:
     rows = [_Row([_name(part) for part in line.group], line.amounts) for line in bill.lines]
     rows.append(_Row([TOTAL, *([""] * (len(bill.columns) - 1))], bill.total, total=True))
     lines = table(_columns(bill), rows, shape, lambda row: "bold" if row.total else "")
-    return joined([lines if bill.lines else _NONE[bill.is_of_work], notes(_foot(bill), shape.screen)])
+    return joined([lines if bill.lines else _NONE, notes(_foot(bill), shape.screen)])
 
 
 def _columns(bill: Bill) -> list[Column[_Row]]:
