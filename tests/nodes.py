@@ -134,6 +134,8 @@ class Pod:
     """Of GPUs that a scheduler shares."""
     shares: tuple[ScheduledShare, ...] = ()
     """What a scheduler noted at the pod; its UID is put in."""
+    may_share: bool = True
+    """It has a sign of a scheduler that shares GPUs, by the Pods API."""
 
     @property
     def uid(self) -> PodUid:
@@ -243,6 +245,9 @@ class TestNode:
     prepared: tuple[PreparedDevice, ...] | None = None
     reports_pods: bool = False
     """The kubelet has the Pods API."""
+    kept_pods: tuple[ReportedPod, ...] | None = None
+    """What gpumap keeps of the Pods API since `pods_at`, while the kubelet drops its events."""
+    pods_at: float = 0.0
     shares: tuple[ScheduledShare, ...] = ()
     """What a scheduler wrote into files."""
     noted: tuple[ContainerLink, ...] = ()
@@ -291,7 +296,8 @@ class TestNode:
 
     @property
     def has_no_identity(self) -> bool:
-        return "pod_identity" in self.down or not (self.checkpoint_readable or self.logs_readable)
+        can_read = self.checkpoint_readable or self.logs_readable or self.reports_pods
+        return "pod_identity" in self.down or not can_read
 
     def _same(self, value: H) -> H:
         """As the sources do it: for an equal value the very same object, by which the step knows what is unchanged."""
@@ -355,12 +361,27 @@ class TestNode:
             logs = PodLogs(trees, links)
         dra = self._same(DraState(None, self.prepared))
         return PodIdentity(
-            self._same(checkpoint), self._same(logs), dra, self._reported(), self.shares, self.noted, self.noted_all
+            self._same(checkpoint),
+            self._same(logs),
+            dra,
+            self._reported(),
+            self.shares,
+            self.noted,
+            self.noted_all,
+            self.pods_at if self.kept_pods is not None else self.clock,
         )
 
+    def drop_pod_events(self) -> None:
+        """Let the kubelet drop the events of its Pods API from now on."""
+        self.kept_pods, self.pods_at = self._reported(), self.clock
+
+    def list_pods_again(self) -> None:
+        """Let gpumap list the pods again, as it does every 60 s."""
+        self.kept_pods = None
+
     def _reported(self) -> tuple[ReportedPod, ...] | None:
-        if not self.reports_pods:
-            return None
+        if not self.reports_pods or self.kept_pods is not None:
+            return self.kept_pods
         return self._same(
             tuple(
                 ReportedPod(
@@ -370,6 +391,7 @@ class TestNode:
                     tuple(ReportedContainer(name, pod.container_id(name)) for name in sorted({*pod.ids, *pod.init})),
                     pod.groups,
                     tuple(replace(share, pod_uid=pod.uid) for share in pod.shares),
+                    pod.may_share,
                 )
                 for pod in self.pods
                 if pod.listed

@@ -326,6 +326,62 @@ def test_pod_that_the_pods_api_does_not_report_yet_is_not_gone(name: str) -> Non
     assert found is None or found.memory_bytes == 40 * GIB, "it is not idle"
 
 
+def dropping_node() -> tuple[TestNode, Pod]:
+    """A node whose kubelet drops the events of the Pods API while a pod with a claim is re-created under its name."""
+    claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "c")]}
+    old, other = Pod("ml", "web-0", claims=claims), Pod("kube-system", "proxy", {"main": {}})
+    node = TestNode([Gpu(0)], [old, other], reports_pods=True, checkpoint_readable=False, logs_readable=False)
+    node.collect()
+    node.drop_pod_events()
+    node.pods[0] = new = replace(old, generation=1)
+    return node, new
+
+
+def test_kept_answer_makes_no_pod_gone_until_it_is_confirmed() -> None:
+    """The names of List and answer agree, but the UID is older. An ended pod is gone by the next complete answer."""
+    node, new = dropping_node()
+    node.processes = [Process(10, CARD, new, memory=GIB)]
+    for _ in range(5):
+        snapshot = node.collect(400.0)
+        split = owners(snapshot, CARD)
+        assert (split["unknown"], split["gone"]) == (GIB, 0)
+        assert use(snapshot, new.full(), CARD) is None, "a zero would be a finding"
+        assert node_map(snapshot).findings == ()
+    node.list_pods_again()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["assigned"] == GIB
+
+
+def test_kept_answer_goes_on_to_show_what_it_has_shown() -> None:
+    """A process that gpumap knew before the last complete answer, without its pod there, is a leftover from then on."""
+    node, new = dropping_node()
+    node.processes = [Process(10, CARD, new, memory=GIB)]
+    node.collect()
+    node.pods[0] = replace(new, generation=2)
+    node.list_pods_again()
+    node.collect()
+    node.drop_pod_events()
+    for _ in range(3):
+        snapshot = node.collect(20.0)
+        assert owners(snapshot, CARD)["gone"] == GIB
+        held = use(snapshot, new.full(), CARD)
+        assert held is not None
+        assert held.memory_bytes == 0, "the process is certainly not that of the holder"
+    assert [kind for kind, _ in blamed(snapshot)] == ["leftover"]
+
+
+def test_kept_answer_confirms_no_directory_of_a_predecessor() -> None:
+    """Both pods of a name have a log directory, and the kept answer has the UID of the ended one."""
+    node, new = dropping_node()
+    node.logs_readable, node.memory = True, Memory()
+    node.pods.append(replace(new, generation=0, listed=False))
+    node.processes = [Process(10, CARD, new, memory=GIB)]
+    for _ in range(3):
+        snapshot = node.collect()
+        assert owners(snapshot, CARD)["gone"] == 0
+        assert use(snapshot, new.full(), CARD) is None
+
+
 # --- a List that fails while the files go on --------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.node_map import node_map
 from gpumap.agent.self_check import CAPABILITIES, look, privileges
 from gpumap.agent.settings import resolve
@@ -25,6 +26,7 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, doctor_table
 from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
+from gpumap.lab.demo.pods_api import FakePodsApi
 from gpumap.model import remedies
 from gpumap.model.map import NodeMap, decode, encode
 from gpumap.model.node_facts import Answer, Facts, Privileges
@@ -183,14 +185,40 @@ def test_mapping_files_have_a_row(reason: str, state: str) -> None:
     assert found.remedy == remedies.SOURCES[Source.POD_IDENTITY][f"gpu_fractioning_{reason}"]
 
 
-async def test_facts_of_both_flags(tmp_path: Path) -> None:
+def test_pods_api_has_a_row() -> None:
+    """Only with the flag, or in the map of an agent while it fails."""
+    node = well()
+    assert "pods_api" not in examined(node)
+    ok = examined(node, replace(ALL_WELL, pods_api=Answer("2 pods reported")))["pods_api"]
+    assert (ok.state, ok.seen, ok.required) == ("ok", "2 pods reported", False)
+    reason = "pods_api_socket_missing"
+    snapshot = node.collect()
+    sources = tuple(
+        replace(one, reason=reason, detail="no socket") if one.source is Source.POD_IDENTITY else one
+        for one in snapshot.sources
+    )
+    remote = by_name(examine(node_map(replace(snapshot, sources=sources)), None))
+    for found in (examined(node, replace(ALL_WELL, pods_api=Answer(reason=reason, detail="no socket"))), remote):
+        assert (found["pods_api"].state, found["pods_api"].why) == ("missing", f"{reason}: no socket")
+        assert found["pods_api"].remedy == remedies.SOURCES[Source.POD_IDENTITY][reason]
+        assert works(tuple(found.values()))
+
+
+async def test_facts_of_each_flag(tmp_path: Path) -> None:
     """What this node's own sockets and files show: None without a flag, a reason while they are missing."""
     here = resolve(command_parser().parse_args(["doctor"]), {})
-    assert ((await look(here)).second_list, (await look(here)).gpu_fractioning) == (None, None)
-    facts = await look(replace(here, pod_resources_socket=tmp_path / "none", gpu_fractioning_map=tmp_path))
+    facts = await look(here)
+    assert (facts.second_list, facts.gpu_fractioning, facts.pods_api) == (None, None, None)
+    none = tmp_path / "none"
+    facts = await look(replace(here, pod_resources_socket=none, gpu_fractioning_map=tmp_path, pods_api_socket=none))
     assert facts.second_list is not None
     assert facts.second_list.reason == "pod_resources_socket_missing"
     assert facts.gpu_fractioning == Answer("files of 0 containers")
+    assert facts.pods_api is not None
+    assert facts.pods_api.reason == "pods_api_socket_missing"
+    async with FakePodsApi(none) as api:
+        api.set_pods([v1alpha1_pb2.Pod(metadata=v1alpha1_pb2.ObjectMeta(uid="u")).SerializeToString()])
+        assert (await look(replace(here, pods_api_socket=none))).pods_api == Answer("1 pod reported")
 
 
 def test_gpu_that_is_down() -> None:

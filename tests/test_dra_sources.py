@@ -470,12 +470,13 @@ def table(
     trees: Iterable[LogTree] | None = (),
     rows: Iterable[CheckpointEntry] | None = None,
     before: PodTable | None = None,
+    last_names: Mapping[PodUid, PodName] | None = None,
 ) -> PodTable:
     """The join of a List with these files."""
     checkpoint = None if rows is None else Checkpoint(tuple(rows), ())
     logs = None if trees is None else PodLogs(tuple(trees), ())
     dra = DraState(None if claims is None else tuple(claims))
-    return tabulate(tuple(pods), PodIdentity(checkpoint, logs, dra), before)
+    return tabulate(tuple(pods), PodIdentity(checkpoint, logs, dra), before, last_names=last_names or {})
 
 
 def uids(found: PodTable) -> dict[str, PodUid]:
@@ -499,11 +500,11 @@ def test_stateful_pod_made_anew_with_another_claim() -> None:
     left = [ClaimPods("ml", "web-0-gpu-aaaaa", (ONE,))]
     between = table([pod("web-0", "web-0-gpu-bbbbb")], left, trees=trees, before=old)
     assert uids(between) == {}
-    assert between.state(ONE, PodName("ml", "web-0")) is PodUidState.UNKNOWN
+    assert between.state(ONE, pods_current=True) is PodUidState.UNKNOWN
     claims = [*left, ClaimPods("ml", "web-0-gpu-bbbbb", (TWO,))]
     new = table([pod("web-0", "web-0-gpu-bbbbb")], claims, trees=[*trees, tree("web-0", TWO)], before=between)
     assert uids(new) == {"web-0": TWO}
-    assert new.state(ONE, PodName("ml", "web-0")) is PodUidState.GONE
+    assert new.state(ONE, pods_current=True) is PodUidState.GONE
 
 
 def test_stateful_pod_made_anew_with_the_same_claim() -> None:
@@ -567,9 +568,10 @@ def test_claim_stands_for_its_pod_while_the_list_may_be_short() -> None:
     """After a kubelet's restart no pod of the last List is called gone, with or without a claim."""
     claims = [ClaimPods("ml", "a", (ONE,))]
     static = ListedPod("kube-system", "etcd-worker-3", (ListedContainer("etcd"),))
-    found = table([static], claims, trees=None, rows=())
-    assert found.state(ONE, PodName("ml", "one")) is PodUidState.UNKNOWN
-    assert found.state(TWO, PodName("ml", "two")) is PodUidState.UNKNOWN
+    names = {ONE: PodName("ml", "one"), TWO: PodName("ml", "two")}
+    found = table([static], claims, trees=None, rows=(), last_names=names)
+    assert found.state(ONE, pods_current=True) is PodUidState.UNKNOWN
+    assert found.state(TWO, pods_current=True) is PodUidState.UNKNOWN
 
 
 def test_table_is_made_anew_when_claims_change() -> None:

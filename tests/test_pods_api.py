@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from gpumap.model.observations import (
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import ReportedDeviceHealth
 from tests import agent
-from tests.node import GIB, Node, gpu_uuid
+from tests.node import GIB, Node, Pod, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
 
@@ -203,6 +203,30 @@ def test_shares_that_a_scheduler_notes_at_a_pod() -> None:
     )
     assert with_notes({}, {"gpu-fraction": "0.5"}, "main").shares == (), "it is not bound to a device"
     assert with_notes({"runai-gpu-group": "g"}, {}, "resource-reservation").shares == ()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "labels", "annotations", "may_share"),
+    [
+        ("default-scheduler", {"app": "x"}, {"kubernetes.io/config.source": "api"}, False),
+        ("default-scheduler", {"kai.scheduler/queue": "q"}, {}, True),
+        ("default-scheduler", {"runai/queue": "q"}, {}, True),
+        ("default-scheduler", {"runai-gpu-group": "g"}, {}, True),
+        ("default-scheduler", {}, {"gpu-fraction": "0.5"}, True),
+        ("default-scheduler", {}, {"received-resource-type": "Fraction"}, True),
+        ("default-scheduler", {}, {"run.ai/reserve_for_gpu_index": "GPU-1"}, True),
+        ("default-scheduler", {}, {"nvidia.com/container.main.gpu-memory.limit": "1Gi"}, True),
+        ("kai-scheduler", {}, {}, True),
+        ("", {}, {}, True),
+    ],
+)
+def test_signs_of_a_scheduler_that_shares_gpus(
+    scheduler: str, labels: dict[str, str], annotations: dict[str, str], may_share: bool
+) -> None:
+    """Only a pod of Kubernetes' own scheduler, without a label or annotation of the other, has none."""
+    message = v1alpha1_pb2.Pod.FromString(noted(labels, annotations, "main"))
+    message.spec.scheduler_name = scheduler
+    assert decode_pod(message.SerializeToString()).may_share is may_share
 
 
 def test_shares_with_their_devices() -> None:
@@ -378,13 +402,14 @@ def table(
     trees: Iterable[LogTree] | None = None,
     rows: Iterable[CheckpointEntry] | None = None,
     before: PodTable | None = None,
+    last_names: Mapping[PodUid, PodName] | None = None,
 ) -> PodTable:
     identity = PodIdentity(
         None if rows is None else Checkpoint(tuple(rows), ()),
         None if trees is None else PodLogs(tuple(trees), ()),
         pods=None if found is None else tuple(found),
     )
-    return tabulate(tuple(pods), identity, before)
+    return tabulate(tuple(pods), identity, before, last_names=last_names or {})
 
 
 def tree(name: str, uid: PodUid) -> LogTree:
@@ -405,7 +430,7 @@ def test_its_word_on_a_uid_counts() -> None:
     trees = [tree("one", ONE), tree("one", THREE)]
     lingering = table(pods, found, trees=trees, rows=[row(ONE, "GPU-1"), row(THREE, "GPU-1")])
     assert lingering.uid_of == fixed
-    assert lingering.state(THREE, PodName("ml", "one")) is PodUidState.GONE
+    assert lingering.state(THREE, pods_current=True) is PodUidState.GONE
 
 
 @pytest.mark.parametrize(
@@ -416,10 +441,11 @@ def test_its_word_on_a_uid_counts() -> None:
 def test_its_late_word_on_a_successor_is_no_word(files: dict[str, Any]) -> None:
     """A pod that was made anew under its name may still be reported with the UID of before: then neither is fixed, and
     nobody is gone."""
-    found = table([listed("one", "GPU-1")], [reported("one", ONE)], **files)
+    names = dict.fromkeys((ONE, TWO), PodName("ml", "one"))
+    found = table([listed("one", "GPU-1")], [reported("one", ONE)], last_names=names, **files)
     assert found.uid_of == {}
     for uid in (ONE, TWO):
-        assert found.state(uid, PodName("ml", "one")) is PodUidState.UNKNOWN
+        assert found.state(uid, pods_current=True) is PodUidState.UNKNOWN
 
 
 def test_of_two_uids_of_one_name_none_is_the_only_one() -> None:
@@ -467,8 +493,8 @@ def test_it_names_containers_and_pods_that_are_not_listed() -> None:
     assert found.container(TWO, "a" * 64, read_now=False) == "", "it is another pod's"
     assert found.name(TWO) == PodName("ml", "away")
     assert found.is_only(TWO)
-    assert found.state(uid, None) is PodUidState.LIVE
-    assert table([listed("one")], [pod], trees=[tree("two", TWO)]).state(uid, None) is PodUidState.LIVE
+    assert found.state(uid, pods_current=True) is PodUidState.LIVE
+    assert table([listed("one")], [pod], trees=[tree("two", TWO)]).state(uid, pods_current=True) is PodUidState.LIVE
 
 
 def test_table_is_made_anew_when_it_says_something_new() -> None:
@@ -534,6 +560,56 @@ async def test_agent_with_the_pods_api_alone(directory: Path, library: Path) -> 
             errors = page.by("gpumap_source_errors_total", "reason", source="pod_identity")
             assert any(reason.startswith("pods_api_") and count for reason, count in errors.items())
             assert json.loads((await running.get("/api/v1/map")).text)["device_health"] is None
+
+
+async def test_dropped_event_makes_no_pod_gone_and_no_holder_idle(directory: Path, library: Path) -> None:
+    """A pod is re-created under its name, and the kubelet drops the event. Until gpumap lists again, the process of
+    the new pod has no known owner; its pod is not gone, and the holder has no zero. Then all of it is known."""
+    node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
+    old, other = node.admit("trainer", main=[gpu_uuid(1)]), node.admit("other", main=[gpu_uuid(2)])
+    node.run(other.cgroup("main"), 2, GIB)
+    socket = node.kubelet_root / "pods-api" / "pods-api.sock"
+    nowhere = ("--device-checkpoint", str(directory / "none"), "--pod-log-root", str(directory / "none"))
+
+    def answer(*pods: Pod) -> list[bytes]:
+        containers = [(ReportedContainer("main", pod.containers["main"]),) for pod in pods]
+        return [sent(ReportedPod(pod.uid, "ml", pod.name, one)) for pod, one in zip(pods, containers, strict=True)]
+
+    async with (
+        FakePodsApi(socket) as api,
+        node.kubelet,
+        agent.serve(
+            node, *nowhere, "--pods-api-socket", str(socket), "--interval", "200ms", library=library
+        ) as running,
+    ):
+        await running.until(lambda page: page.up("pod_identity") and api.calls[WATCH] == 1, "it is not followed")
+        api.set_pods(answer(old, other))  # one event, so exactly one List follows
+        page = await running.until(
+            lambda page: page.value("gpumap_pod_info", pod="trainer", pod_uid=old.uid) == 1, "it is not listed"
+        )
+        assert page.by("gpumap_container_gpu_processes", "pod", uuid=gpu_uuid(1)) == {"trainer": 0}
+        node.delete(old)
+        new = node.admit("trainer", main=[gpu_uuid(1)])
+        api.set_pods(answer(new, other), tell=False)
+        node.run(new.cgroup("main"), 1, 8 * GIB)
+        page = await running.until(
+            lambda page: page.by("gpumap_device_processes", "owner", uuid=gpu_uuid(1)).get("unknown") == 1,
+            "the process is not seen",
+        )
+        for _ in range(3):
+            owners = page.by("gpumap_device_processes", "owner", uuid=gpu_uuid(1))
+            assert (owners["unknown"], owners["gone"]) == (1, 0)
+            assert page.by("gpumap_container_gpu_processes", "pod", uuid=gpu_uuid(1)) == {}, (
+                "no zero, and no other value"
+            )
+            found = json.loads((await running.get("/api/v1/map")).text)["findings"]
+            assert [one["finding"] for one in found if one["finding"] in ("idle", "leftover")] == []
+            page = await running.later(1)
+        api.set_pods(answer(new, other))
+        page = await running.until(
+            lambda page: page.by("gpumap_container_gpu_processes", "pod", uuid=gpu_uuid(1)) == {"trainer": 1},
+            "it is not credited",
+        )
 
 
 async def test_agent_with_pods_of_a_scheduler(directory: Path, library: Path) -> None:

@@ -17,6 +17,7 @@ from gpumap.model.observations import ContainerName, PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
+from tests.shown import waste_table
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
 WHOLE = "nvidia.com/gpu"
@@ -374,3 +375,84 @@ def test_share_of_an_unknown_container_leaves_no_card_without_holders() -> None:
     snapshot = node_with(pod, shares=(share,)).collect()
     counts = {leaf.uuid: None if leaf.may_have_more else leaf.holders for leaf in snapshot.leaves}
     assert counts == {CARD: None, OTHER: 0}
+
+
+def test_pod_outside_the_namespaces_of_reservations_changes_no_share() -> None:
+    """Anybody may name a pod and its container like a reservation's, and give it the group of another team."""
+    half = sharer("half", 0.5)
+    node = node_with(reservation(), half, reports_pods=True)
+    node.collect()
+    before = node.collect()
+    assert granted(before, half) == (0.5, 40 * GIB)
+    forged = replace(reservation(OTHER, "ml"), name="gpu-reservation-x")
+    node.pods.append(forged)
+    node.collect()
+    snapshot = node.collect()
+    assert (granted(snapshot, half), granted(snapshot, half, OTHER)) == ((0.5, 40 * GIB), None)
+    seconds = [
+        next(one.allocated_gpu_seconds or 0 for one in page.accounts if one.name == half.full())
+        for page in (before, snapshot)
+    ]
+    assert seconds[1] - seconds[0] == pytest.approx(5.0), "10 s of half a GPU"
+    held = row(snapshot, forged.full("resource-reservation"), OTHER)
+    assert held is not None
+    assert held.reservation, "it has no grant itself"
+    node.pods = [half, forged]
+    assert granted(node.collect(), half, OTHER) is None, "and gives none"
+
+
+def test_annotation_of_a_device_needs_a_reservation_in_its_namespace() -> None:
+    """A forged reservation does not make a pod a holder of its GPU either."""
+    pod = sharer("one", memory_bytes=GIB)
+    pod.shares = (replace(pod.shares[0], group="", uuid=OTHER),)
+    node = node_with(reservation(OTHER, "ml"), pod, reports_pods=True)
+    assert granted(node.collect(), pod, OTHER) is None
+    node.pods = [reservation(OTHER), pod]
+    assert granted(node.collect(), pod, OTHER) == (GIB / (80 * GIB), GIB)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["listed again", "kept"])
+def test_pod_without_a_sign_of_the_scheduler_is_a_squatter(kept: bool) -> None:
+    """The Pods API shows that the scheduler does not know a pod that uses its GPU. An answer that gpumap asked for
+    before it saw the process may lack a label."""
+    thief, known = Pod("ml", "thief", {"main": {}}, may_share=False), sharer("one", 0.5)
+    node = node_with(reservation(), thief, known, reports_pods=True)
+    node.collect()
+    if kept:
+        node.drop_pod_events()
+    node.processes = [Process(10, CARD, thief, memory=3 * GIB), Process(11, CARD, known)]
+    for _ in range(3):
+        snapshot = node.collect()
+    split = owners(snapshot, CARD)
+    assert (split["scheduled"], split["unassigned"]) == ((4 * GIB, 0) if kept else (GIB, 3 * GIB))
+    assert (("squatter", "thief") in found_kinds(snapshot)) is not kept
+    node.list_pods_again()
+    node.collect()
+    assert [kind for kind in found_kinds(node.collect()) if kind[0] == "squatter"] == [("squatter", "thief")]
+    assert "SQUATTER" in waste_table(node_map(node.collect()), Shape())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"reports_pods": False}, {"rules": replace(RULES, is_trusted=lambda _: True)}, {"kept_pods": ()}],
+    ids=["no Pods API", "trusted", "not reported"],
+)
+def test_pod_without_a_sign_is_scheduled_without_the_evidence(change: dict[str, object]) -> None:
+    """Nothing accuses it: the reservation may be for it."""
+    thief = Pod("ml", "thief", {"main": {}}, may_share=False)
+    node = node_with(reservation(), thief, **{"reports_pods": True, **change})
+    node.processes = [Process(10, CARD, thief)]
+    for _ in range(3):
+        snapshot = node.collect()
+    assert owners(snapshot, CARD)["scheduled"] == GIB
+    assert found_kinds(snapshot) == []
+
+
+def test_pods_of_a_scheduler_without_groups_need_no_sign() -> None:
+    """A reservation of another scheduler has no group, and gpumap does not know the signs of that scheduler."""
+    keeper, user = replace(reservation(), groups=()), Pod("ml", "user", {"main": {}}, may_share=False)
+    node = node_with(keeper, user, reports_pods=True)
+    node.processes = [Process(10, CARD, user)]
+    for _ in range(3):
+        snapshot = node.collect()
+    assert owners(snapshot, CARD)["scheduled"] == GIB

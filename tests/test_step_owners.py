@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from gpumap.agent.node_map import node_map
+from gpumap.cli.tables.layout import Shape
 from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, ContainerName, PodCgroup
 from gpumap.model.readings import ProcessSample
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
+from tests.shown import waste_table
 
 CARD = gpu_uuid(0)
 OFFER = {"nvidia.com/gpu": [str(CARD)]}
@@ -561,3 +564,51 @@ def test_checkpoint_that_contradicts_a_log_directory_accuses_nobody() -> None:
     snapshot = node.collect()
     assert owners(snapshot, CARD)["unknown"] == GIB
     assert use(snapshot, live.full(), CARD) is None
+
+
+@pytest.mark.parametrize("source", ["log tree", "Pods API"])
+def test_ended_pod_keeps_the_name_that_any_source_gave(source: str) -> None:
+    """gpumap starts after the end of a pod, so no List ever has its name. Then the source of its name is gone as well,
+    and a pod with the same container and device is listed before the kubelet writes the checkpoint."""
+    old = Pod("ml", "job-1", {"main": {"nvidia.com/gpu": [str(CARD)]}}, listed=False, has_links=False)
+    new = Pod("ml", "job-2", {"main": {"nvidia.com/gpu": [str(CARD)]}}, in_checkpoint=False, has_tree=False)
+    node = TestNode([Gpu(0)], [old, Pod("ml", "other", {"main": {}})], [Process(10, CARD, old)])
+    if source == "Pods API":
+        old.has_tree, node.reports_pods, old.listed = False, True, True
+        node.drop_pod_events()
+        old.listed = False
+    for _ in range(2):
+        snapshot = node.collect()
+        assert snapshot.processes[0].name == old.full("main" if node.reports_pods else "")
+    old.has_tree, node.reports_pods = False, False
+    node.list_pods_again()
+    node.pods.append(new)
+    for down in ({"pod_identity"}, {"procfs"}, set[str](), set[str]()):
+        node.down = down
+        snapshot = node.collect()
+        assert owners(snapshot, CARD).get("assigned", 0) == 0
+        held = use(snapshot, new.full(), CARD)
+        assert held is None or held.memory_bytes == 0, "the memory is the ended pod's"
+    assert owners(snapshot, CARD)["gone"] == GIB
+    assert snapshot.processes[0].name == old.full("")
+
+
+def test_leftover_is_found_after_the_kubelet_had_time_to_end_it() -> None:
+    """`kubectl delete --force` removes the pod at once, and the kubelet then ends its process. The owner is `gone`,
+    and `gpumap waste`, the map and the page of a browser report a leftover only if that lasts for 10 s."""
+    pod, other = Pod("ml", "old", {"main": {"nvidia.com/gpu": [CARD]}}), Pod("ml", "other", {"main": {}})
+    node = TestNode([Gpu(0)], [pod, other], [Process(10, CARD, pod)])
+    node.collect()
+    node.pods.remove(pod)
+    node.trigger = "push"
+    found = []
+    for seconds in (1.0, 1.0, 5.0, 2.9, 0.2, 1.0):  # 10 s after the first of them, the process is a leftover
+        snapshot = node.collect(seconds)
+        made = node_map(snapshot)
+        found.append(
+            [(one.finding, one.pids, one.waste_bytes) for one in made.findings or () if one.finding == "leftover"]
+        )
+        assert (made.finding_sums["leftover_bytes"] or 0) == sum(one[2] or 0 for one in found[-1])
+        assert ("LEFTOVER" in waste_table(made, Shape())) is bool(found[-1])
+        assert owners(snapshot, CARD)["gone"] == (GIB if len(found) > 1 else 0)
+    assert found == [[]] * 5 + [[("leftover", (10,), GIB)]]

@@ -168,7 +168,7 @@ def test_waste_is_told_worst_first() -> None:
     node.pods.append(Pod("ml", "thief", {"main": {}}))
     node.processes.append(Process(14, OTHER, node.pods[-1], memory=GIB, comm="python3"))
     node.collect()
-    found = node_map(node.collect())
+    found = node_map(node.collect(10.0))
     values = waste_values(found, Shape())
     assert [(one["finding"], one["pod"]) for one in values["findings"]] == [
         ("squatter", "thief"),

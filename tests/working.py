@@ -115,7 +115,7 @@ class WorkingNode:
     def findings(self, kind: str) -> list[FindingEntry]:
         """Return what the map reports now."""
         assert self.snapshot is not None
-        return [one for one in node_map(self.snapshot).findings if one.finding == kind]
+        return [one for one in node_map(self.snapshot).findings or () if one.finding == kind]
 
     def last_worked(self, pod: str, leaf: str, lag_seconds: float = 1.0) -> float:
         """Return when a pod truly worked last; -inf if it never did. The driver's newest sample may lag a second."""

@@ -271,6 +271,7 @@ def _process(process: ProcessUse) -> entries.ProcessEntry:
         memory_bytes=process.memory_bytes,
         sm_ratio=process.sm_ratio,
         work=entries.WorkEntry(**process.workload._asdict()) if process.workload else None,
+        owner_since=process.owner_since,
     )
 
 

@@ -20,6 +20,7 @@ from gpumap.agent.sources.fractioning import FractioningSource
 from gpumap.agent.sources.identity import PodLogsSource
 from gpumap.agent.sources.inotify import Watcher
 from gpumap.agent.sources.kubelet import KubeletSource
+from gpumap.agent.sources.pods_api import PodsApiSource
 from gpumap.agent.sources.second_list import PREFIX
 from gpumap.model import cgroups
 from gpumap.model.node_facts import Answer, Facts, Privileges
@@ -60,15 +61,20 @@ async def look(settings: Settings) -> Facts:
     """Ask everything at once. On a machine without a kubelet, there is nothing to ask of it."""
     if not settings.has_kubelet:
         return Facts(Answer(), Answer(), Answer(), Answer(), privileges())
-    kubelet, checkpoint, pod_logs, push, second_list, gpu_fractioning = await asyncio.gather(
-        _kubelet(settings),
-        _in_time(_checkpoint(settings)),
-        _in_time(_pod_logs(settings)),
-        _push(settings),
-        _second_list(settings.pod_resources_socket),
-        _gpu_fractioning(settings.gpu_fractioning_map),
+    required, requested = await asyncio.gather(
+        asyncio.gather(
+            _kubelet(settings),
+            _in_time(_checkpoint(settings)),
+            _in_time(_pod_logs(settings)),
+            _push(settings),
+        ),
+        asyncio.gather(
+            _second_list(settings.pod_resources_socket),
+            _gpu_fractioning(settings.gpu_fractioning_map),
+            _pods_api(settings.pods_api_socket),
+        ),
     )
-    return Facts(kubelet, checkpoint, pod_logs, push, privileges(), second_list, gpu_fractioning)
+    return Facts(*required, privileges(), *requested)
 
 
 def privileges(proc_self: Path = PROC_SELF, root: Path = Path("/")) -> Privileges:
@@ -123,6 +129,22 @@ async def _ask(source: KubeletSource, words: Callable[[KubeletAnswer], str], pre
     finally:
         await source.close()
     return Answer(words(answer.value))
+
+
+async def _pods_api(socket: Path | None) -> Answer | None:
+    if socket is None:
+        return None
+    source = PodsApiSource(socket)
+    try:
+        await source.start(DEADLINE_SECONDS)
+        pods, complaints = source.read()
+    finally:
+        await source.close()
+    if pods is not None:
+        return Answer(f"{counted(len(pods), 'pod')} reported")
+    if complaints:
+        return Answer(reason=complaints[-1].reason, detail=complaints[-1].detail)
+    return Answer(reason="pods_api_deadline_exceeded", detail=f"no answer within {DEADLINE_SECONDS:g} s")
 
 
 async def _gpu_fractioning(directory: Path | None) -> Answer | None:

@@ -133,7 +133,7 @@ async def collector(
     )
     await nvml.start()
     kubelet = _kubelet(settings)
-    pods = _pods_api(settings.pods_api_socket)
+    pods = _pods_api(settings.pods_api_socket, lambda: clock().monotonic)
     procfs = ProcfsSource(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
     watcher = Watcher(watched(settings)) if settings.push else None
     loop = Collector(
@@ -214,15 +214,16 @@ def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[
         time.time,
         pods.read if pods is not None else not_asked,
         _sharing(settings.gpu_fractioning_map),
+        lambda: pods.confirmed_at if pods is not None else 0.0,
     ).read
 
 
-def _pods_api(path: Path | None) -> PodsApiSource | None:
+def _pods_api(path: Path | None, monotonic: Callable[[], float]) -> PodsApiSource | None:
     if path is None:
         return None
     from gpumap.agent.sources.pods_api import PodsApiSource
 
-    return PodsApiSource(path)
+    return PodsApiSource(path, monotonic=monotonic)
 
 
 def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContainers]]:

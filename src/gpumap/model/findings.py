@@ -39,6 +39,8 @@ class Thresholds(NamedTuple):
     unused_bytes: int = 1 << 30
 
 
+ENDING_SECONDS = 10.0
+"""A process whose pod is gone for less is no leftover: after `kubectl delete --force` the kubelet still ends it."""
 DEFAULTS = Thresholds()
 KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
 """Worst first: use without a grant takes from others, an idle device only from its own budget."""
@@ -125,13 +127,14 @@ def _squatters(on: NodeDevice) -> Iterator[Finding]:
 
 
 def _leftovers(on: NodeDevice) -> Iterator[Finding]:
+    latest = on.node_map.timestamp - ENDING_SECONDS
     for other in other_uses(on.device):
-        if other.owner == "gone":
-            pids = tuple(one.pid for one in other.processes)
+        left = [one for one in other.processes if one.owner_since is None or one.owner_since <= latest]
+        if other.owner == "gone" and (left or not other.processes):
+            pids = tuple(one.pid for one in left)
             what = _named(on.device, pids) if pids else _counted(other.process_count)
-            yield _ungranted(
-                "leftover", on, other.name, other.memory_bytes, pids, f"its pod no longer exists, but left {what}"
-            )
+            used_bytes = sum_of(one.memory_bytes for one in left) if left else other.memory_bytes
+            yield _ungranted("leftover", on, other.name, used_bytes, pids, f"its pod no longer exists, but left {what}")
 
 
 def _ungranted(

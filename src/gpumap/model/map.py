@@ -364,6 +364,8 @@ class ProcessEntry(Entry, frozen=True, kw_only=True):
     """SM time, mean over the interval."""
     work: WorkEntry | None = None
     """Work that a process outside pods belongs to; of a process in a pod the Slurm job. Null if there is none."""
+    owner_since: float | None = None
+    """Unix time of the first snapshot with evidence for the owner `gone` or `unassigned`. Null for other owners."""
 
 
 class DeviceEntry(Entry, frozen=True, kw_only=True):

@@ -38,3 +38,5 @@ class Facts:
     """`None` without --pod-resources-socket."""
     gpu_fractioning: Answer | None = None
     """`None` without --gpu-fractioning-map."""
+    pods_api: Answer | None = None
+    """`None` without --pods-api-socket."""

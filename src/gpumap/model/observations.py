@@ -300,6 +300,7 @@ class ReportedPod:
     """A pod of the kubelet's Pods API.
 
     `gpu_groups` are the groups of shared GPUs that the pod belongs to: as their reservation, or with `shares`.
+    `may_share`: a scheduler that shares GPUs may know the pod. Only a pod without any of its signs does not.
     """
 
     pod_uid: PodUid
@@ -308,6 +309,7 @@ class ReportedPod:
     containers: tuple[ReportedContainer, ...] = ()
     gpu_groups: tuple[str, ...] = ()
     shares: tuple[ScheduledShare, ...] = ()
+    may_share: bool = True
 
     @property
     def pod_name(self) -> PodName:
@@ -339,6 +341,8 @@ class PodIdentity:
     """Containers in files of a scheduler. They have no names."""
     noted_all: bool = True
     """Every file of the scheduler was readable."""
+    pods_at: float = 0.0
+    """Monotonic time at which gpumap asked for `pods`. The kubelet may have had other pods since."""
 
 
 # --- processes in /proc -----------------------------------------------------------------------------------------------

@@ -210,6 +210,8 @@ class ProcessUse(NamedTuple):
     decoder_ratio: float | None = None
     workload: Workload | None = None
     """What a process outside pods belongs to; of one in a pod the Slurm job, if there is one."""
+    owner_since: float | None = None
+    """Unix seconds of the first snapshot with evidence for an owner that needs confirmation."""
 
 
 @dataclass(frozen=True, slots=True)

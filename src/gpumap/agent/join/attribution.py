@@ -7,8 +7,7 @@ only after two consecutive snapshots agree; until then they are pending.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ MPS_SERVER_COMM = "nvidia-cuda-mps-server"[:15]
 
 
 class PendingOwner(NamedTuple):
-    """An owner (`unassigned`, `gone`) that one snapshot found, and that gpumap reports after the next ones agree."""
+    """An owner (`unassigned`, `gone`) that a snapshot found. gpumap reports it after the next ones agree."""
 
     pod_uid: PodUid
     container_id: str
@@ -64,7 +63,9 @@ class Evidence:
     can_report_unassigned: bool
     is_trusted: Callable[[str], bool]
     """Whether pods of a namespace may use devices that a scheduler granted in its own way."""
-    last_names: Mapping[PodUid, PodName]
+    older_than_pods: frozenset[PodUid]
+    """UIDs whose processes gpumap knew before it asked for the Pods API's answer: their pods are in it, if they
+    exist."""
     pending_before: frozenset[PendingOwner]
     """Of the last snapshot."""
     confirmed: frozenset[PendingOwner]
@@ -88,7 +89,7 @@ class Evidence:
             self.identity_read_now,
             self.list_current,
             self.can_report_unassigned,
-            self.last_names,
+            self.older_than_pods,
             self.pending_before,
             self.confirmed,
             self.missing_before,
@@ -178,30 +179,30 @@ class Attribution:
     measured_uids: Mapping[PodName, PodUid]
     """UIDs of pods with measured processes."""
 
+    def uids(self) -> Iterator[PodUid]:
+        """Yield the UIDs of pods with processes."""
+        for processes in self.by_leaf.values():
+            yield from (item.pod_uid for item in processes.attributed if item.pod_uid is not None)
+
     def workloads(self) -> Iterator[Workload]:
         """Yield the work outside pods on all leaves."""
         for processes in self.by_leaf.values():
             yield from (item.workload for item in processes.by_owner.get(Owner.HOST, ()) if item.workload)
 
 
-def confirmed_owners(pending: Mapping[PendingOwner, float], observations: Observations) -> frozenset[PendingOwner]:
+def confirmed_owners(
+    pending: Mapping[PendingOwner, Moment], before: Attribution | None, observations: Observations
+) -> frozenset[PendingOwner]:
     """Return the pending owners that gpumap may report. The values are the times of the first snapshots with them.
 
-    One interval is long enough; after a pushed collection it takes `CONFIRM_SECONDS`.
+    One interval is long enough; after a pushed collection it takes `CONFIRM_SECONDS`. What was confirmed `before`
+    stays so.
     """
-    now = observations.finished.monotonic
-    is_pushed = observations.trigger == "push"
-    return frozenset(one for one, since in pending.items() if not is_pushed or now - since >= CONFIRM_SECONDS)
-
-
-def age_pending(
-    found: Iterable[PendingOwner],
-    before: Mapping[PendingOwner, float],
-    confirmed: Container[PendingOwner],
-    now: Moment,
-) -> dict[PendingOwner, float]:
-    """Return the owners of this snapshot with the time of the first one that had them; -inf if already confirmed."""
-    return {one: -math.inf if one in confirmed else before.get(one, now.monotonic) for one in found}
+    if observations.trigger != "push":
+        return frozenset(pending)
+    latest = observations.finished.monotonic - CONFIRM_SECONDS
+    confirmed = before.evidence.confirmed if before is not None else frozenset[PendingOwner]()
+    return frozenset(one for one, since in pending.items() if since.monotonic <= latest or one in confirmed)
 
 
 def attribute(
@@ -360,21 +361,18 @@ class OwnerClassifier:
         uid = self._evidence.pod_table.pod_of(cgroup.container_id)
         return PodCgroup(uid, cgroup.container_id) if uid is not None else None
 
-    def _name(self, uid: PodUid) -> PodName | None:
-        return self._evidence.pod_table.name(uid) or self._evidence.last_names.get(uid)
-
     def _decide_pod(self, pod: PodCgroup, leaf: Uuid) -> OwnerDecision:
         evidence = self._evidence
-        if not evidence.identity_current:
-            return OwnerDecision(Owner.UNKNOWN, unresolved=True)
-        pod_name = self._name(pod.pod_uid)
+        pod_name = evidence.pod_table.name(pod.pod_uid)
         if pod_name is not None:
             self._names[pod.pod_uid] = pod_name
+        if not evidence.identity_current:
+            return OwnerDecision(Owner.UNKNOWN, unresolved=True)
         container = evidence.pod_table.container(*pod, read_now=evidence.identity_read_now)
         name = ContainerName(*pod_name, container) if pod_name else None
         if not evidence.list_current:
             return self._decide_without_list(pod, name, leaf)
-        state = evidence.pod_table.state(pod.pod_uid, evidence.last_names.get(pod.pod_uid))
+        state = evidence.pod_table.state(pod.pod_uid, pods_current=pod.pod_uid in evidence.older_than_pods)
         if state is PodUidState.GONE:
             # With older files it may be a pod that has just started, and one of the holders.
             owner = self._report_if_confirmed(pod, leaf, Owner.GONE)
@@ -388,7 +386,7 @@ class OwnerClassifier:
             owner = Owner.SCHEDULED
         elif holds is None or self._allocation_is_incomplete(pod.pod_uid, name, leaf):
             owner = Owner.UNKNOWN
-        elif self._is_scheduled(name.pod_name, leaf):
+        elif self._is_scheduled(pod.pod_uid, name.pod_name, leaf):
             owner = Owner.SCHEDULED
         elif name.pod_name in evidence.allocation.uncorrected or self._may_be_init_container(name):
             owner = Owner.UNKNOWN
@@ -434,19 +432,27 @@ class OwnerClassifier:
         init = {self._row_holds(one, leaf) for (pod, _), one in init_containers.items() if pod == uid}
         return None if len(listed | init) > 1 else True in listed | init
 
-    def _is_scheduled(self, pod: PodName, leaf: Uuid) -> bool:
-        """Whether a scheduler beside the kubelet may have granted a leaf to the pod, as far as its reservation or the
-        pod's namespace shows it."""
-        if pod in self._evidence.allocation.reservations:
+    def _is_scheduled(self, uid: PodUid, pod: PodName, leaf: Uuid) -> bool:
+        """Whether a scheduler beside the kubelet may have granted a leaf to the pod, as far as its reservation, the
+        pod's namespace or the Pods API shows it."""
+        reservations = self._evidence.allocation.reservations
+        if pod in reservations:
             return False
-        return self._evidence.is_trusted(pod.namespace) or leaf in self._reserved
+        if self._evidence.is_trusted(pod.namespace):
+            return True
+        reserved_by = {name.pod_name for name in self._holders.get(leaf, ())} & reservations
+        # Only of a scheduler with groups, gpumap knows the signs that its pods have.
+        return bool(reserved_by) and not (reserved_by <= self._with_group and uid in self._unscheduled)
 
     @functools.cached_property
-    def _reserved(self) -> frozenset[Uuid]:
-        reservations = self._evidence.allocation.reservations
-        return frozenset(
-            leaf for leaf, names in self._holders.items() if any(name.pod_name in reservations for name in names)
-        )
+    def _with_group(self) -> frozenset[PodName]:
+        return frozenset(pod.pod_name for pod in self._evidence.pod_table.reported or () if pod.gpu_groups)
+
+    @functools.cached_property
+    def _unscheduled(self) -> frozenset[PodUid]:
+        """Pods that no scheduler shares a GPU with, by an answer of the Pods API that is newer than their processes."""
+        reported = self._evidence.pod_table.reported or ()
+        return frozenset(pod.pod_uid for pod in reported if not pod.may_share) & self._evidence.older_than_pods
 
     @functools.cached_property
     def _sharers(self) -> frozenset[tuple[PodName, Uuid]]:

@@ -82,9 +82,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
     inventory = take_inventory(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
     listing = choose_listing(memory, observations, files, procs, rules.stale_after_seconds)
     can_report_unassigned = _can_report_unassigned(listing, observations)
-    pod_table = _pod_table(
-        listing, files, memory.pod_table, read_together=can_report_unassigned, node_name=rules.node.name
-    )
+    pod_table = _pod_table(listing, files, memory, read_together=can_report_unassigned, node_name=rules.node.name)
     pods = listing.pods if listing.current else ()
     kubelet = observations.kubelet
     if can_report_unassigned and isinstance(kubelet, Observed) and kubelet.value.may_leave_out_devices:
@@ -116,9 +114,9 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         list_current=listing.current,
         can_report_unassigned=can_report_unassigned,
         is_trusted=rules.is_trusted,
-        last_names=memory.names,
+        older_than_pods=frozenset(uid for uid, at in memory.first_seen.items() if files and at <= files.pods_at),
         pending_before=frozenset(memory.pending_owners),
-        confirmed=confirmed_owners(memory.pending_owners, observations),
+        confirmed=confirmed_owners(memory.pending_owners, memory.attribution, observations),
         missing_before=memory.missing,
     )
     attribution = attribute(processes_by_leaf(inventory), evidence, memory.attribution)
@@ -160,13 +158,22 @@ def _can_report_unassigned(listing: Listing, observations: Observations) -> bool
 
 
 def _pod_table(
-    listing: Listing, identity: PodIdentity | None, before: PodTable | None, *, read_together: bool, node_name: str
+    listing: Listing, identity: PodIdentity | None, memory: Memory, *, read_together: bool, node_name: str
 ) -> PodTable:
     """Join names and UIDs, unless neither the List nor the files changed."""
+    before = memory.pod_table
     is_same = before and before.pods is listing.pods and before.kept == listing.kept and before.is_made_from(identity)
     if before and is_same and (before.read_together or not read_together):
         return before
-    return tabulate(listing.pods, identity, before, kept=listing.kept, read_together=read_together, node_name=node_name)
+    return tabulate(
+        listing.pods,
+        identity,
+        before,
+        kept=listing.kept,
+        read_together=read_together,
+        node_name=node_name,
+        last_names=memory.names,
+    )
 
 
 def _leaf_uses(

@@ -15,7 +15,7 @@ from gpumap.agent.join.pods import PodTable
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.usage import RecentProcesses, UseMemory
 from gpumap.agent.join.xids import XidMemory
-from gpumap.model.observations import KubeletAnswer, ListedPod, Observed, PodIdentity, PodName, PodUid
+from gpumap.model.observations import KubeletAnswer, ListedPod, Moment, Observed, PodIdentity, PodName, PodUid
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import SourceHealth
 from gpumap.model.workloads import Workload
@@ -42,12 +42,14 @@ class Memory:
     pod_identity: Observed[PodIdentity] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict)
     """Last names of pods that have processes on a GPU."""
+    first_seen: Mapping[PodUid, float] = field(default_factory=dict)
+    """When gpumap first saw a process of each pod on a GPU, on the monotonic clock."""
     gpus: tuple[KnownGpu, ...] = ()
     gpu_count: int = 0
     offered: frozenset[tuple[Uuid, str]] = frozenset()
     """(leaf, resource) pairs that the kubelet has offered. If one is missing later, the device is unhealthy."""
-    pending_owners: Mapping[PendingOwner, float] = field(default_factory=dict)
-    """Unconfirmed owners of the last snapshot, with the monotonic time of the first snapshot that had them."""
+    pending_owners: Mapping[PendingOwner, Moment] = field(default_factory=dict)
+    """Owners of the last snapshot that need confirmation, with the time of the first snapshot that had them."""
     workloads: tuple[Workload, ...] = ()
     """Work outside pods that has a name of its own, oldest first, at most `NAMES_MAX`."""
     uses: Mapping[Key, UseMemory] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from gpumap.model.observations import (
@@ -83,12 +83,14 @@ class PodTable:
     """Pods with a claim. Their init containers may use it too; the List does not contain init containers."""
     uid_of: Mapping[PodName, PodUid]
     """Listed pods with exactly one possible UID."""
-    confirmed: frozenset[PodName]
-    """Listed pods with a UID from the Pods API, the checkpoint or a claim. A log tree is weaker evidence."""
+    written: frozenset[PodName]
+    """Listed pods with a UID from the checkpoint or a claim."""
     name_of: Mapping[PodUid, PodName]
     """Inverse of `uid_of`."""
+    last_names: Mapping[PodUid, PodName]
+    """Names that pods with processes had before, from any source. A name never changes."""
     fixed_names: Mapping[PodUid, PodName]
-    """Every name that `name_of` ever had, while a row, claim or directory of the UID exists. A name never changes."""
+    """Every name that `name_of` ever had, while a row, claim or directory of the UID exists."""
     unlisted: Mapping[tuple[PodUid, str], tuple[CheckpointEntry, ...]]
     """Rows of containers that the List does not contain, by pod and container: init containers of live pods."""
     trees: Mapping[PodUid, LogTree]
@@ -99,7 +101,8 @@ class PodTable:
     reported_names: Mapping[PodUid, PodName]
     """Names that the Pods API reports."""
     reports_all: bool
-    """The Pods API reports every listed pod. If not, its answer is older than the List: kubelets drop events."""
+    """The Pods API reports the name of every listed pod. If not, its answer is older than the List: kubelets drop
+    events. A re-created pod keeps its name, so the answer may still lack a UID that is newer."""
     cut_links: tuple[ContainerLink, ...]
     """Links with a container id that is cut because the name is long."""
     known_uids: frozenset[PodUid]
@@ -127,10 +130,10 @@ class PodTable:
         )
 
     def name(self, uid: PodUid) -> PodName | None:
-        """Return the name of a pod by the List; otherwise by the Pods API or its log directory."""
+        """Return the name of a pod by the List; otherwise by the Pods API or its log directory; else the last one."""
         tree = self.trees.get(uid)
         name = self.name_of.get(uid) or self.reported_names.get(uid)
-        return name or (tree.pod_name if tree else None)
+        return name or (tree.pod_name if tree else self.last_names.get(uid))
 
     def is_only(self, uid: PodUid) -> bool:
         """Whether no other UID is possible for the name of this UID."""
@@ -169,27 +172,35 @@ class PodTable:
             return known
         return next((link for link in self.cut_links if container_id.startswith(link.container_id)), known)
 
-    def state(self, uid: PodUid, last_name: PodName | None) -> PodUidState:
+    def confirmed(self, *, pods_current: bool) -> Set[PodName]:
+        """Return the listed pods whose UID is certain: a log tree is weaker evidence than the other sources.
+
+        `pods_current`: the answer of the Pods API is new enough for the process in question.
+        """
+        return self.uid_of.keys() - self.kept.keys() if pods_current and self.reports_all else self.written
+
+    def state(self, uid: PodUid, *, pods_current: bool) -> PodUidState:
         """Return whether the kubelet still has the pod of a running process (owner `gone`, attribution.md).
 
-        `last_name` is the last known name, for pods without directories. No trace that is only missing makes a pod
-        gone: a disk cleaner may remove log directories of live pods.
+        `pods_current`: gpumap knew the process before it asked the Pods API, so the answer has the UID if the pod
+        exists. No trace that is only missing makes a pod gone: a disk cleaner may remove log directories of live pods.
         """
         if uid in self.name_of:
             return PodUidState.LIVE
-        if self.reports_all and uid not in self.known_uids:
+        if pods_current and self.reports_all and uid not in self.known_uids:
             return PodUidState.GONE  # the Pods API has every pod, and no file has this one
-        name = self.name(uid) or last_name
+        name = self.name(uid)
         if name is None:
             return PodUidState.UNKNOWN
         if name not in self.listed:
             return PodUidState.UNKNOWN if self.may_be_incomplete else PodUidState.GONE
         # The name is listed. Either it has another UID, or none is certain: it has two log directories, or none.
-        return PodUidState.GONE if name in self.confirmed else PodUidState.UNKNOWN
+        return PodUidState.GONE if name in self.confirmed(pods_current=pods_current) else PodUidState.UNKNOWN
 
 
 _NOTHING_READ = PodIdentity(checkpoint=None, logs=None)
 _NONE_KEPT: Mapping[PodName, PodUid] = {}
+_NO_NAMES: Mapping[PodUid, PodName] = {}
 
 
 def tabulate(
@@ -200,6 +211,7 @@ def tabulate(
     kept: Mapping[PodName, PodUid] = _NONE_KEPT,
     read_together: bool = True,
     node_name: str = "",
+    last_names: Mapping[PodUid, PodName] = _NO_NAMES,
 ) -> PodTable:
     """Join a List with the identity files. A UID that ever had another name does not get a listed name.
 
@@ -208,11 +220,12 @@ def tabulate(
     files = identity or _NOTHING_READ
     rows = CheckpointRows(files.checkpoint)
     fixed_before = before.fixed_names if before else {}
-    trees = _trees(files, fixed_before)
+    names_before = {**last_names, **fixed_before}
+    trees = _trees(files, names_before)
     reported_names = {pod.pod_uid: pod.pod_name for pod in files.pods or ()}
     superseded = _superseded(pods, trees if files.logs else None, before) if before else frozenset()
     index = UidIndex(
-        rows if files.checkpoint else None, files.dra.claims, trees, reported_names, fixed_before, superseded
+        rows if files.checkpoint else None, files.dra.claims, trees, reported_names, names_before, superseded
     )
     uid_of = _fix_uids(pods, index)
     if not read_together:
@@ -237,12 +250,11 @@ def tabulate(
         containers=containers,
         claimants=_claimants(pods, files.dra.claims or (), name_of),
         uid_of=uid_of,
-        confirmed=frozenset(
-            pod.pod_name
-            for pod in pods
-            if pod.pod_name in uid_of.keys() - kept.keys() and index.is_confirmed(pod, reports_all=reports_all)
+        written=frozenset(
+            pod.pod_name for pod in pods if pod.pod_name in uid_of.keys() - kept.keys() and index.is_written(pod)
         ),
         name_of=name_of,
+        last_names=last_names,
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
         unlisted=_unlisted(containers, files.checkpoint, name_of),
         trees=trees,
@@ -434,12 +446,9 @@ class UidIndex:
             return in_files or reported or set()
         return in_files & reported
 
-    def is_confirmed(self, pod: ListedPod, *, reports_all: bool) -> bool:
-        """Whether the Pods API, the checkpoint or a claim has the pod's UID. Then log trees only choose among UIDs.
-
-        The Pods API may be late, unless it `reports_all` listed pods.
-        """
-        return (reports_all and pod.pod_name in self._reported) or self._written(pod) is not None
+    def is_written(self, pod: ListedPod) -> bool:
+        """Whether the checkpoint or a claim has the pod's UID. Then log trees only choose among UIDs."""
+        return self._written(pod) is not None
 
     def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""

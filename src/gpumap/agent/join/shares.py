@@ -75,6 +75,7 @@ def _is_named_as_reservation(pod: ListedPod) -> bool:
 def place_shares(
     shares: Iterable[ScheduledShare],
     reservations: frozenset[PodName],
+    is_reserving: Callable[[str], bool],
     holders: Mapping[Uuid, Iterable[ContainerName]],
     pod_table: PodTable,
     inventory: Inventory,
@@ -82,11 +83,13 @@ def place_shares(
     """Return the shares of listed pods on known devices. `shares` come from a scheduler's files, `holders` from the
     kubelet.
 
-    Anybody who may create a pod writes its labels and annotations. They give no device that no reservation holds. Two
-    notes about the same share are one share: the first one that has an amount counts, and a file is the first.
+    Anybody who may create a pod chooses its name, labels and annotations. They give no device that no reservation in a
+    namespace of reservations holds. Two notes about the same share are one share: the first one that has an amount
+    counts, and a file is the first.
     """
-    groups = _devices_by_group(reservations, holders, pod_table)
-    reserved = {uuid for uuid, names in holders.items() if any(name.pod_name in reservations for name in names)}
+    keepers = {uuid: {one.pod_name for one in names if is_reserving(one.namespace)} for uuid, names in holders.items()}
+    reserved = {uuid for uuid, pods in keepers.items() if pods}
+    groups = _devices_by_group(keepers, pod_table)
     containers = _containers_by_pod(pod_table)
     placed: dict[tuple[ContainerName, Uuid], PlacedShare] = {}
     in_pods = (one for pod in pod_table.reported or () for one in pod.shares if one.group or one.uuid in reserved)
@@ -131,14 +134,12 @@ def _containers(pods: Iterable[ListedPod]) -> dict[PodName, set[str]]:
     return {pod.pod_name: {container.name for container in pod.containers} for pod in pods}
 
 
-def _devices_by_group(
-    reservations: frozenset[PodName], holders: Mapping[Uuid, Iterable[ContainerName]], pod_table: PodTable
-) -> dict[str, set[Uuid]]:
+def _devices_by_group(keepers: Mapping[Uuid, Iterable[PodName]], pod_table: PodTable) -> dict[str, set[Uuid]]:
     """Return the devices that the reservations of each group hold: one, unless a scheduler made two reservations."""
     groups_of = {pod.pod_uid: pod.gpu_groups for pod in pod_table.reported or () if pod.gpu_groups}
     devices: dict[str, set[Uuid]] = {}
-    for uuid, names in holders.items() if groups_of else ():
-        for pod in {name.pod_name for name in names} & reservations:
+    for uuid, pods in keepers.items() if groups_of else ():
+        for pod in pods:
             uid = pod_table.uid_of.get(pod)
             for group in groups_of.get(uid, ()) if uid is not None else ():
                 devices.setdefault(group, set()).add(uuid)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.allocation import Allocation
-from gpumap.agent.join.attribution import Attributed, Attribution
+from gpumap.agent.join.attribution import Attributed, Attribution, PendingOwner
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.usage import LeafUse, OwnerInputs, UseMemory, certainly_idle, owner_uses, unwatched, with_history
-from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity, PodName
+from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Moment, Observed, PodIdentity, PodName
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 from gpumap.model.snapshot import (
@@ -259,13 +259,21 @@ def _idle(joined: Joined, leaf: Uuid, use: LeafUse) -> Iterable[ContainerName]:
     pod_table = joined.pod_table
     # Older files lack a pod that was re-created since, and a log directory may be the predecessor's.
     is_read_now = isinstance(joined.observations.pod_identity, Observed)
-    certain = pod_table.confirmed if is_read_now else frozenset[PodName]()
+    evidence = joined.attribution.evidence
+    # An answer of the Pods API that is older than an unnamed process does not show that another pod is its owner.
+    strangers = {item.pod_uid for item in use.processes.attributed if item.pod_uid} - pod_table.reported_names.keys()
+    pods_current = strangers <= evidence.older_than_pods
+    certain = pod_table.confirmed(pods_current=pods_current) if is_read_now else frozenset[PodName]()
     # No List has the pods that the grace period keeps: they may have ended.
     listed = (holder for holder in holders if holder.pod_name not in pod_table.kept)
     return certainly_idle(listed, use.processes.attributed, pod_table.uid_of, certain)
 
 
-def process_rows(leaf_uses: Mapping[Uuid, LeafUse]) -> Iterator[ProcessUse]:
+def process_rows(
+    leaf_uses: Mapping[Uuid, LeafUse], pending_owners: Mapping[PendingOwner, Moment]
+) -> Iterator[ProcessUse]:
+    by_time = sorted(pending_owners.items(), key=lambda pair: pair[1])  # of several containers, the latest counts
+    since = {(one.pod_uid, one.leaf, one.owner): at.wall for one, at in by_time}
     for leaf, use in sorted(leaf_uses.items()):
         for item in use.processes.attributed:
             process = item.process
@@ -284,6 +292,7 @@ def process_rows(leaf_uses: Mapping[Uuid, LeafUse]) -> Iterator[ProcessUse]:
                 sample.encoder_ratio if sample is not None else None,
                 sample.decoder_ratio if sample is not None else None,
                 item.workload,
+                since.get((item.pod_uid, leaf, item.owner)) if item.pod_uid is not None else None,
             )
 
 

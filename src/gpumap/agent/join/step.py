@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
-from gpumap.agent.join.attribution import age_pending
 from gpumap.agent.join.joined import Joined, Rules, join_sources
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
@@ -79,7 +78,7 @@ def _describe(joined: Joined, after: Memory, containers: tuple[ContainerOnDevice
         nameless_gpus=inventory.nameless,
         leaves=leaf_rows(joined, after),
         containers=containers,
-        processes=LazyRows(partial(process_rows, joined.leaf_uses)),
+        processes=LazyRows(partial(process_rows, joined.leaf_uses, after.pending_owners)),
         unmatched=joined.allocation.unmatched,
         pods=pod_rows(joined, containers),
         device_health=reported_health_rows(observations.pod_identity, rules.is_gpu_resource),
@@ -146,8 +145,9 @@ def _capabilities(joined: Joined) -> tuple[tuple[str, bool], ...]:
 
 def _remember(joined: Joined) -> Memory:
     """Return what the next collection needs of this one. `step` adds the counters."""
-    memory, listing = joined.memory, joined.listing
+    memory, listing, now = joined.memory, joined.listing, joined.observations.finished
     identity = joined.observations.pod_identity
+    sees_processes = joined.inventory.up and isinstance(joined.observations.procfs, Observed)
     uids = {**memory.pod_uids, **joined.pod_table.uid_of}
     awaited = [pod.pod_name for pod in listing.awaited]
     attribution = joined.attribution
@@ -160,15 +160,13 @@ def _remember(joined: Joined) -> Memory:
         awaited=listing.awaited,
         pod_uids={name: uids[name] for name in (*joined.pod_table.listed, *awaited) if name in uids},
         pod_identity=identity if isinstance(identity, Observed) else memory.pod_identity,
-        names=attribution.names if joined.inventory.up else memory.names,
+        names=attribution.names if sees_processes else memory.names,
+        first_seen={uid: memory.first_seen.get(uid, now.monotonic) for uid in attribution.uids()}
+        if sees_processes
+        else memory.first_seen,
         gpus=joined.inventory.known,
         gpu_count=joined.inventory.count,
-        pending_owners=age_pending(
-            attribution.pending_owners,
-            memory.pending_owners,
-            attribution.evidence.confirmed,
-            joined.observations.finished,
-        ),
+        pending_owners={one: memory.pending_owners.get(one, now) for one in attribution.pending_owners},
         recent_processes=joined.recent_processes,
         workloads=named(memory.workloads, attribution.workloads()) if joined.inventory.up else memory.workloads,
         missing=attribution.missing,

@@ -64,6 +64,7 @@ class PodIdentitySource:
         wall: Callable[[], float],
         read_pods: Callable[[], SourceAnswer[tuple[ReportedPod, ...] | None]] = not_asked,
         read_sharing: Callable[[], SourceAnswer[SharingContainers]] = none_noted,
+        pods_at: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._checkpoint = checkpoint
         self._logs = logs
@@ -71,9 +72,11 @@ class PodIdentitySource:
         self._wall = wall
         self._read_pods = read_pods
         self._read_sharing = read_sharing
+        self._pods_at = pods_at
 
     def read(self) -> SourceAnswer[PodIdentity]:
         """Return what is readable. Raises SourceError with all reasons if no required source is readable."""
+        pods_at = self._pods_at()  # before the pods: they may become newer in between, not older
         pods, complaints_of_pods = self._read_pods()
         dra, complaints_of_dra = self._dra.read()
         sharing, complaints_of_sharing = self._read_sharing()
@@ -94,7 +97,7 @@ class PodIdentitySource:
             raise SourceError(last.reason, last.detail, tuple(complaints[:-1]))
         broken = tuple(one for one in complaints if one.reason not in _NOT_TAKEN)
         noted = sharing.shares, sharing.links, sharing.complete
-        return SourceAnswer(PodIdentity(checkpoint, logs, dra, pods, *noted), broken)
+        return SourceAnswer(PodIdentity(checkpoint, logs, dra, pods, *noted, pods_at), broken)
 
 
 # --- the names of log directories and links ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@ A share needs a device, by group or by uuid, and an amount. A value that is none
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
 
@@ -25,6 +25,9 @@ OF_CONTAINER = re.compile(
     r"nvidia\.com/container\.([a-z0-9-]{1,63})\.(gpu-memory\.limit|gpu-memory\.request|gpus\.devices)"
 )
 """KAI-Scheduler 0.18 and later (NvFractions): a limit, or else a request, and the devices that its binder chose."""
+_SIGN = re.compile(r"kai\.scheduler|runai|run\.ai|^gpu-|^received-resource-type$|^nvidia\.com/container\.")
+"""Keys of labels and annotations that users, admission or the binder write at the pods of KAI-Scheduler and Run:ai."""
+DEFAULT_SCHEDULER = "default-scheduler"
 SHARES_MAX = 64
 """Of one pod. A node has fewer GPUs, and every user writes annotations: 256 KiB have room for 6000 devices."""
 _RATIO = re.compile(r"[0-9]{0,3}\.?[0-9]{1,18}", re.ASCII)
@@ -43,6 +46,14 @@ def gpu_groups(labels: Mapping[str, str]) -> tuple[str, ...]:
     """Return the groups of shared devices that a pod belongs to, sorted."""
     groups = (value for key, value in labels.items() if value and (key == GROUP or key.startswith(f"{GROUP}/")))
     return tuple(sorted({fit(group) for group in islice(groups, SHARES_MAX)}))
+
+
+def may_share(keys: Iterable[str], scheduler: str) -> bool:
+    """Return whether a scheduler that shares GPUs may know a pod with these labels and annotations.
+
+    Kubernetes' own scheduler shares none. Any other one may, and so may the scheduler of a pod that does not name it.
+    """
+    return scheduler != DEFAULT_SCHEDULER or any(map(_SIGN.search, keys))
 
 
 def pod_shares(

@@ -24,7 +24,7 @@ from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.limits import GRPC_DESCRIPTORS, GRPC_THREADS, lack
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX, decode
 from gpumap.agent.sources.names import fit
-from gpumap.agent.sources.pod_shares import gpu_groups, pod_shares
+from gpumap.agent.sources.pod_shares import gpu_groups, may_share, pod_shares
 from gpumap.model.observations import Complaint, DeviceHealth, PodUid, ReportedContainer, ReportedPod, SourceAnswer
 
 WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
@@ -48,7 +48,15 @@ Pods = tuple[ReportedPod, ...]
 class PodsApiSource:
     """Follows one kubelet's pods from `start` to `close`. Any thread may call `read`."""
 
-    def __init__(self, socket_path: Path, resync_seconds: float = RESYNC_SECONDS) -> None:
+    def __init__(
+        self,
+        socket_path: Path,
+        resync_seconds: float = RESYNC_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.confirmed_at = 0.0
+        """When gpumap asked for the newest answer. Until the next one, the kubelet may have dropped an event."""
+        self._monotonic = monotonic
         self._path = socket_path
         self._resync_seconds = resync_seconds
         self._answer: SourceAnswer[Pods | None] = SourceAnswer(None)
@@ -129,11 +137,13 @@ class PodsApiSource:
             Callable[..., Awaitable[bytes]],
             channel.unary_unary(LIST, request_serializer=None, response_deserializer=None),
         )
+        asked_at = self._monotonic()
         answer = await call(b"", timeout=DEADLINE_SECONDS)
         pods = await asyncio.to_thread(self._decode, answer)
         if pods != self._pods:
             self._pods = pods
         self._answer = SourceAnswer(self._pods)
+        self.confirmed_at = asked_at
         self._tried.set()
 
     def _decode(self, answer: bytes) -> Pods:
@@ -173,7 +183,8 @@ def decode_pod(chunk: bytes) -> ReportedPod:
     pod, _ = decode(v1alpha1_pb2.Pod, chunk)
     metadata = pod.metadata
     uid = PodUid(fit(metadata.uid))
-    groups = gpu_groups({one.key: one.value for one in metadata.labels})
+    labels = {one.key: one.value for one in metadata.labels}
+    groups = gpu_groups(labels)
     annotations = {one.key: one.value for one in metadata.annotations}
     return ReportedPod(
         uid,
@@ -182,6 +193,7 @@ def decode_pod(chunk: bytes) -> ReportedPod:
         tuple(sorted(_containers(pod.status))),
         groups,
         pod_shares(uid, groups, annotations, [container.name for container in pod.spec.containers]),
+        may_share((*labels, *annotations), pod.spec.scheduler_name),
     )
 
 

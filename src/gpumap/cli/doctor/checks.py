@@ -166,6 +166,10 @@ def _second_list(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
     return _on_request(node_map, Source.KUBELET, SECOND_LIST, facts.second_list if facts else None)
 
 
+def _pods_api(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
+    return _on_request(node_map, Source.POD_IDENTITY, "pods_api_", facts.pods_api if facts else None)
+
+
 def _gpu_fractioning(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
     return _on_request(node_map, Source.POD_IDENTITY, "gpu_fractioning_", facts.gpu_fractioning if facts else None)
 
@@ -341,6 +345,7 @@ OPTIONAL_CHECKS = (
 REQUESTED_CHECKS = (
     Check("second_list", _second_list),
     Check("gpu_fractioning", _gpu_fractioning),
+    Check("pods_api", _pods_api),
 )
 """Of sources that a flag turns on. They have no row without it."""
 UNMATCHED_BY_REASON = "unmatched_slots/<reason>"

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'gpumap/agent/_proto/pods/v1alpha1.proto\x12\x0bgpumap.pods\" \n\x10ListPodsResponse\x12\x0c\n\x04pods\x18\x01 \x03(\x0c\"+\n\x0eWatchPodsEvent\x12\x0c\n\x04type\x18\x01 \x01(\x05\x12\x0b\n\x03pod\x18\x02 \x01(\x0c\"|\n\x03Pod\x12)\n\x08metadata\x18\x01 \x01(\x0b\x32\x17.gpumap.pods.ObjectMeta\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.gpumap.pods.PodSpec\x12&\n\x06status\x18\x03 \x01(\x0b\x32\x16.gpumap.pods.PodStatus\"\x87\x01\n\nObjectMeta\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0b\n\x03uid\x18\x05 \x01(\t\x12\"\n\x06labels\x18\x0b \x03(\x0b\x32\x12.gpumap.pods.Entry\x12\'\n\x0b\x61nnotations\x18\x0c \x03(\x0b\x32\x12.gpumap.pods.Entry\"#\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"5\n\x07PodSpec\x12*\n\ncontainers\x18\x02 \x03(\x0b\x32\x16.gpumap.pods.Container\"\x19\n\tContainer\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xc8\x01\n\tPodStatus\x12\x38\n\x12\x63ontainer_statuses\x18\x08 \x03(\x0b\x32\x1c.gpumap.pods.ContainerStatus\x12=\n\x17init_container_statuses\x18\n \x03(\x0b\x32\x1c.gpumap.pods.ContainerStatus\x12\x42\n\x1c\x65phemeral_container_statuses\x18\r \x03(\x0b\x32\x1c.gpumap.pods.ContainerStatus\"v\n\x0f\x43ontainerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x63ontainer_id\x18\x08 \x01(\t\x12?\n\x1a\x61llocated_resources_status\x18\x0e \x03(\x0b\x32\x1b.gpumap.pods.ResourceStatus\"N\n\x0eResourceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\tresources\x18\x02 \x03(\x0b\x32\x1b.gpumap.pods.ResourceHealth\"5\n\x0eResourceHealth\x12\x13\n\x0bresource_id\x18\x01 \x01(\t\x12\x0e\n\x06health\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'gpumap/agent/_proto/pods/v1alpha1.proto\x12\x0bgpumap.pods\" \n\x10ListPodsResponse\x12\x0c\n\x04pods\x18\x01 \x03(\x0c\"+\n\x0eWatchPodsEvent\x12\x0c\n\x04type\x18\x01 \x01(\x05\x12\x0b\n\x03pod\x18\x02 \x01(\x0c\"|\n\x03Pod\x12)\n\x08metadata\x18\x01 \x01(\x0b\x32\x17.gpumap.pods.ObjectMeta\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.gpumap.pods.PodSpec\x12&\n\x06status\x18\x03 \x01(\x0b\x32\x16.gpumap.pods.PodStatus\"\x87\x01\n\nObjectMeta\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0b\n\x03uid\x18\x05 \x01(\t\x12\"\n\x06labels\x18\x0b \x03(\x0b\x32\x12.gpumap.pods.Entry\x12\'\n\x0b\x61nnotations\x18\x0c \x03(\x0b\x32\x12.gpumap.pods.Entry\"#\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"M\n\x07PodSpec\x12*\n\ncontainers\x18\x02 \x03(\x0b\x32\x16.gpumap.pods.Container\x12\x16\n\x0escheduler_name\x18\x13 \x01(\t\"\x19\n\tContainer\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xc8\x01\n\tPodStatus\x12\x38\n\x12\x63ontainer_statuses\x18\x08 \x03(\x0b\x32\x1c.gpumap.pods.ContainerStatus\x12=\n\x17init_container_statuses\x18\n \x03(\x0b\x32\x1c.gpumap.pods.ContainerStatus\x12\x42\n\x1c\x65phemeral_container_statuses\x18\r \x03(\x0b\x32\x1c.gpumap.pods.ContainerStatus\"v\n\x0f\x43ontainerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x63ontainer_id\x18\x08 \x01(\t\x12?\n\x1a\x61llocated_resources_status\x18\x0e \x03(\x0b\x32\x1b.gpumap.pods.ResourceStatus\"N\n\x0eResourceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\tresources\x18\x02 \x03(\x0b\x32\x1b.gpumap.pods.ResourceHealth\"5\n\x0eResourceHealth\x12\x13\n\x0bresource_id\x18\x01 \x01(\t\x12\x0e\n\x06health\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,15 +42,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENTRY']._serialized_start=399
   _globals['_ENTRY']._serialized_end=434
   _globals['_PODSPEC']._serialized_start=436
-  _globals['_PODSPEC']._serialized_end=489
-  _globals['_CONTAINER']._serialized_start=491
-  _globals['_CONTAINER']._serialized_end=516
-  _globals['_PODSTATUS']._serialized_start=519
-  _globals['_PODSTATUS']._serialized_end=719
-  _globals['_CONTAINERSTATUS']._serialized_start=721
-  _globals['_CONTAINERSTATUS']._serialized_end=839
-  _globals['_RESOURCESTATUS']._serialized_start=841
-  _globals['_RESOURCESTATUS']._serialized_end=919
-  _globals['_RESOURCEHEALTH']._serialized_start=921
-  _globals['_RESOURCEHEALTH']._serialized_end=974
+  _globals['_PODSPEC']._serialized_end=513
+  _globals['_CONTAINER']._serialized_start=515
+  _globals['_CONTAINER']._serialized_end=540
+  _globals['_PODSTATUS']._serialized_start=543
+  _globals['_PODSTATUS']._serialized_end=743
+  _globals['_CONTAINERSTATUS']._serialized_start=745
+  _globals['_CONTAINERSTATUS']._serialized_end=863
+  _globals['_RESOURCESTATUS']._serialized_start=865
+  _globals['_RESOURCESTATUS']._serialized_end=943
+  _globals['_RESOURCEHEALTH']._serialized_start=945
+  _globals['_RESOURCEHEALTH']._serialized_end=998
 # @@protoc_insertion_point(module_scope)

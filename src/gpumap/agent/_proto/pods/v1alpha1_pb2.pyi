@@ -53,10 +53,12 @@ class Entry(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class PodSpec(_message.Message):
-    __slots__ = ("containers",)
+    __slots__ = ("containers", "scheduler_name")
     CONTAINERS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_NAME_FIELD_NUMBER: _ClassVar[int]
     containers: _containers.RepeatedCompositeFieldContainer[Container]
-    def __init__(self, containers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ...) -> None: ...
+    scheduler_name: str
+    def __init__(self, containers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ..., scheduler_name: _Optional[str] = ...) -> None: ...
 
 class Container(_message.Message):
     __slots__ = ("name",)
