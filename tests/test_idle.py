@@ -143,7 +143,7 @@ class Drawn:
         if shape == "nothing":
             return []
         if shape == "resting":
-            return [Job(next(self.pids), pod, leaf, begin, 1e9, memory=draw.choice([0, GIB, 70 * GIB]))]
+            return [Job(next(self.pids), pod, leaf, begin, 1e9, memory=draw.choice([0, GIB, 7 * GIB]))]
         if shape == "steady":
             return [Job(next(self.pids), pod, leaf, begin, begin + 3000.0, **work)]
         jobs, pid = [], next(self.pids)

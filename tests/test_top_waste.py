@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
+from gpumap.agent.join import Memory
 from gpumap.agent.node_map import node_map
 from gpumap.cli import tables
 from gpumap.cli.doctor.checks import examine
@@ -61,8 +62,15 @@ def busy() -> TestNode:
         Process(12, CARD, squatter, memory=9 * GIB, comm="miner"),
         Process(13, OTHER, None, memory=2 * GIB, comm="Xorg"),
     ]
-    node.collect()
+    watch(node)
     return node
+
+
+def watch(node: TestNode, seconds: float = 330.0) -> Snapshot:
+    """Collect for longer than a holder must rest to be idle."""
+    for _ in range(int(seconds / 30.0)):
+        snapshot = node.collect(30.0)
+    return snapshot
 
 
 def leave(node: TestNode, name: str) -> None:
@@ -211,19 +219,19 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB)]
     found = node_map(node.collect(seconds=60))
     assert wasted(found) == {}
-    assert "Not idle for 5m yet, but no SM use now: ml/lazy." in waste_table(found, Shape())
+    assert "Watched for less than 2m, so not checked yet: ml/lazy." in waste_table(found, Shape())
     assert wasted(found, thresholds=Thresholds(30.0)) == {"idle": ("lazy",)}
-    for _ in range(5):
-        node.collect(seconds=50)
-    found = node_map(node.collect(seconds=50))
+    found = node_map(watch(node, 60.0))
+    assert "Not idle for 5m yet, but no activity now: ml/lazy." in waste_table(found, Shape())
+    found = node_map(watch(node, 240.0))
     assert wasted(found) == {"idle": ("lazy",)}
-    assert "SM 0 for at least 6m" in waste_table(found, Shape())
+    assert "no activity for at least 6m" in waste_table(found, Shape())
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB, sm=0.01)]
     assert wasted(node_map(node.collect())) == {}
 
 
-def test_a_holder_that_stopped_under_gpumaps_eyes_rests_for_a_known_time() -> None:
-    """ "SM 0 for" is exact only then: another holder may have rested before gpumap first looked."""
+def test_the_idle_time_of_a_holder_that_gpumap_saw_at_work_is_exact() -> None:
+    """Another holder may have rested before gpumap first looked."""
     new = holder("new", CARD)
     node = TestNode([Gpu(0)], [])
     node.collect()
@@ -234,7 +242,7 @@ def test_a_holder_that_stopped_under_gpumaps_eyes_rests_for_a_known_time() -> No
     for _ in range(7):
         node.collect(seconds=50)
     (one,) = waste_values(node_map(node.collect(seconds=50)), Shape())["findings"]
-    assert (one["finding"], one["why"]) == ("idle", "SM 0 for 7m30s")
+    assert (one["finding"], one["why"]) == ("idle", "no activity for 7m30s")
 
 
 def granting(memory_bytes: int | None) -> Callable[[DeviceEntry], DeviceEntry]:
@@ -263,38 +271,56 @@ def test_over_users() -> None:
     assert said in values["unknown"]
 
 
-def test_a_pod_that_just_started_is_not_judged() -> None:
-    """For --grace a new holder is neither idle nor unused; a sentence names it. "SM 0 for 0s" is never said."""
+def test_a_new_pod_is_not_judged() -> None:
+    """A holder is unused only after --grace, and idle only after --idle-after. A sentence names the others."""
     old, new = holder("old", CARD), holder("new", OTHER)
     node = TestNode([Gpu(0), Gpu(1)], [old])
-    node.collect()
+    watch(node)
     node.pods.append(new)
     found = node_map(node.collect(seconds=5))
     assert wasted(found) == {"idle": ("old",)}
-    assert "First seen less than 2m ago, so not checked yet: ml/new." in waste_table(found, Shape())
-    assert wasted(found, thresholds=Thresholds(grace_seconds=0.001))["idle"] == ("old",)
+    assert "Watched for less than 2m, so not checked yet: ml/new." in waste_table(found, Shape())
+    assert wasted(found, thresholds=Thresholds(idle_after_seconds=0.001))["idle"] == ("old",)
     node.processes = [Process(10, OTHER, new, memory=GIB, sm=0.5)]
     found = node_map(node.collect(seconds=30))
     assert wasted(found) == {"idle": ("old",)}
     assert wasted(found, thresholds=Thresholds(grace_seconds=10.0)) == {"idle": ("old",), "unused": ("new",)}
-    assert "SM 0 for" not in waste_table(found, Shape())
-    node.collect(seconds=60)
-    found = node_map(node.collect(seconds=30))
+    found = node_map(watch(node, 90.0))
     assert wasted(found) == {"idle": ("old",), "unused": ("new",)}
-    assert "no process; SM 0 for at least 2m" in waste_table(found, Shape())
+    assert "no process for at least 7m" in waste_table(found, Shape())
+
+
+def test_nobody_is_judged_right_after_the_start_of_an_agent() -> None:
+    """Not a holder without a process, and not one that leaves its grant unused: gpumap has not watched them."""
+    work = holder("work", CARD)
+    node = TestNode([Gpu(0), Gpu(1)], [work, holder("idle", OTHER)], [Process(10, CARD, work, sm=0.5)])
+    for _ in range(3):
+        assert wasted(node_map(node.collect())) == {}
+    assert wasted(node_map(watch(node))) == {"idle": ("idle",), "unused": ("work",)}
+    node.memory = Memory()
+    assert wasted(node_map(node.collect())) == {}
+
+
+def test_a_node_whose_source_is_back_is_not_judged() -> None:
+    """What happened meanwhile is unknown: the time of each holder starts again."""
+    node = busy()
+    assert wasted(node_map(node.collect())) == {"squatter": ("squat",), "idle": ("idle",), "unused": ("work",)}
+    node.down = {"nvml"}
+    node.collect()
+    node.down = set()
+    node.collect()
+    assert wasted(node_map(node.collect())) == {"squatter": ("squat",)}
+    assert wasted(node_map(watch(node))) == {"squatter": ("squat",), "idle": ("idle",), "unused": ("work",)}
 
 
 def test_a_pod_of_the_same_name_is_new() -> None:
-    """A pod that was made again has its own grace. A holder that was there when gpumap looked first has none."""
+    """A pod that was made again has its own time."""
     old = holder("db-0", CARD)
     node = TestNode([Gpu(0)], [old])
-    for _ in range(3):
-        found = node_map(node.collect(seconds=100))
-    assert wasted(found) == {"idle": ("db-0",)}
+    assert wasted(node_map(watch(node))) == {"idle": ("db-0",)}
     node.pods = [replace(old, generation=1)]
-    found = node_map(node.collect(seconds=5))
-    assert wasted(found) == {}
-    assert wasted(node_map(node.collect(seconds=125))) == {"idle": ("db-0",)}
+    assert wasted(node_map(node.collect(seconds=5))) == {}
+    assert wasted(node_map(watch(node))) == {"idle": ("db-0",)}
 
 
 def test_little_that_is_unused_is_no_finding() -> None:
@@ -303,8 +329,7 @@ def test_little_that_is_unused_is_no_finding() -> None:
     def unused(used: float, granted: float, **thresholds: float) -> bool:
         work = holder("work", CARD)
         node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=int(used * GIB), sm=0.9)])
-        node.collect()
-        found = with_devices(node_map(node.collect()), granting(int(granted * GIB)))
+        found = with_devices(node_map(watch(node)), granting(int(granted * GIB)))
         return "unused" in wasted(found, thresholds=Thresholds(**thresholds))  # type: ignore[arg-type] # floats only
 
     assert not unused(71, 79.6)
@@ -320,14 +345,13 @@ def test_unused_is_judged_by_the_peak() -> None:
     node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=71 * GIB, sm=0.9)])
     node.collect()
     node.processes = [Process(11, CARD, work, memory=17 * GIB, sm=0.1, start=2000)]
-    found = node_map(node.collect(seconds=200))
+    found = node_map(watch(node))
     assert wasted(found) == {}
     (one,) = waste_values(found, Shape(thresholds=Thresholds(unused_ratio=0.05)))["findings"]
     assert (one["used_bytes"], one["waste_bytes"], one["why"]) == (17 * GIB, 9 * GIB, "peak so far 71.0GiB")
     (device,) = found.devices
     peakless = changed(device, users=(changed(device.users[0], memory_peak_bytes=None),))
-    (one,) = waste_values(changed(found, devices=(peakless,)), Shape())["findings"]
-    assert (one["waste_bytes"], one["why"]) == (63 * GIB, "")
+    assert wasted(changed(found, devices=(peakless,))) == {}
 
 
 def in_two_namespaces() -> NodeMap:
@@ -336,8 +360,7 @@ def in_two_namespaces() -> NodeMap:
     node.gpus.append(Gpu(2))
     node.pods.append(Pod("web", "shop", {"main": {"nvidia.com/gpu": [str(gpu_uuid(2))]}}))
     node.pods.append(holder("odd", "GPU-none", resource="aliyun.com/gpu-mem"))
-    node.collect()
-    return node_map(node.collect())
+    return node_map(watch(node))
 
 
 def test_sums_by_namespace() -> None:
@@ -464,23 +487,21 @@ def test_a_card_that_its_pod_uses_is_not_idle() -> None:
         "ml", "starts", {"main": {"nvidia.com/gpu": [str(CARD)]}}, init={"load": {"nvidia.com/gpu": [str(CARD)]}}
     )
     node = TestNode([Gpu(0)], [init], [Process(10, CARD, init, container="load", memory=GIB, sm=0.9)])
-    node.collect()
-    assert wasted(node_map(node.collect())) == {}
+    assert wasted(node_map(watch(node))) == {}
 
 
 def test_a_pod_that_rests_as_a_whole_is_idle() -> None:
-    """A sidecar that has computed nothing for long keeps nobody from being called idle."""
+    """A sidecar that has done no work for long does not count as work of its pod."""
     assert wasted(node_map(with_sidecar(sm=0.0).collect()))["idle"] == ("served",)
 
 
-def test_on_mig_idle_is_no_memory_and_no_process() -> None:
-    """No driver tells SM time there: a process is enough not to be idle, and a sentence says so."""
+def test_on_mig_idle_is_no_process() -> None:
+    """Without GPM nothing shows the work of a process there: it may work, and a sentence says so."""
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
     used, unused = gpu.leaves
     work, idle = holder("work", used), holder("idle", unused)
     node = TestNode([gpu], [work, idle], [Process(10, used, work, memory=10 * GIB)])
-    node.collect()
-    found = node_map(node.collect(seconds=3600))
+    found = node_map(watch(node))
     assert wasted(found) == {"idle": ("idle",)}
     assert "SM time is not known for every container on GPU 0/1/0" in waste_table(found, Shape())
     assert waste_values(found, Shape())["sums"]["idle_gpus"] == pytest.approx(3 / 7, abs=1e-3)
@@ -491,8 +512,7 @@ def test_holder_of_a_partitioned_gpu_is_judged_on_all_of_it() -> None:
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
     whole = holder("whole", gpu.uuid)
     node = TestNode([gpu], [whole])
-    node.collect()
-    assert wasted(node_map(node.collect())) == {"idle": ("whole",)}
+    assert wasted(node_map(watch(node))) == {"idle": ("whole",)}
     node.processes = [Process(10, gpu.leaves[1], whole, memory=3 * GIB)]
     (one,) = waste_values(node_map(node.collect()), Shape())["findings"]
     assert (one["finding"], one["used_bytes"]) == ("unused", 3 * GIB)
@@ -502,8 +522,7 @@ def test_shared_memory_is_summed_once() -> None:
     """Compute instances of one GPU instance share its memory: what nobody uses of it is not counted twice."""
     gpu = Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])
     node = TestNode([gpu], [holder("a", gpu.leaves[0]), holder("b", gpu.leaves[1])])
-    node.collect()
-    found = node_map(node.collect())
+    found = node_map(watch(node))
     assert wasted(found) == {"idle": ("a", "b")}
     memory = found.devices[0].memory
     assert memory is not None
@@ -541,7 +560,9 @@ def test_what_is_not_known_accuses_nobody(down: set[str], visible: bool, says: s
     values = waste_values(found, Shape())
     assert {name for name, value in values["sums"].items() if value is None} >= silent
     assert says in waste_table(found, Shape())
-    assert {one["finding"] for one in values["findings"]} <= ({"idle"} if down & {"kubelet", "pod_identity"} else set())
+    assert {one["finding"] for one in values["findings"]} <= (
+        {"idle", "unused"} if down & {"kubelet", "pod_identity"} else set()
+    )
 
 
 def test_a_gpu_that_is_down_is_not_judged() -> None:
@@ -602,8 +623,7 @@ def test_a_verdict_is_the_same_for_one_namespace() -> None:
     """Who holds a partitioned GPU whole is judged by all of its devices, also by those that nothing is known of."""
     whole = holder("whole", CARD)
     node = TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])], [whole])
-    node.collect()
-    found = node_map(node.collect())
+    found = node_map(watch(node))
     assert wasted(found) == wasted(found, namespace="ml") == {"idle": ("whole",)}
     (dark,) = (n for n, device in enumerate(found.devices) if device.gpu_instance_id == 2)
     found = with_devices(found, lambda device: changed(device, users=(), owners=()), dark)
