@@ -13,7 +13,6 @@ UV := .tools/uv-venv/bin/uv
 UV_VERSION := 0.13.9
 COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --no-header
-WITH_OTLP := --extra otlp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -60,7 +59,7 @@ soak: .venv/.dev tools ## gpumap for an hour at 20 times speed on a node that ne
 fuzz: .venv/.dev ## Looks for inputs that break a parser: ten minutes (ARGS="--minutes 60", ARGS=--list, ARGS=cgroup)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, shells, helm, kubectl, buildah, runc and systemd-analyze into .tools/bin where PATH lacks them
+tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, helm, kubectl, buildah, runc and systemd-analyze into .tools/bin where PATH lacks them
 	$(BIN)/python -m scripts.install_tools
 
 golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` is the review
@@ -92,8 +91,8 @@ audit: ## Asks the OSV database for known vulnerabilities of what the locks name
 	$(PYTHON) scripts/audit.py $(ARGS)
 
 lock: $(UV) ## Brings the locks in line with pyproject.toml (ARGS=--upgrade: newest versions)
-	$(COMPILE) $(WITH_OTLP) $(ARGS) --output-file requirements.lock
-	$(COMPILE) $(WITH_OTLP) $(ARGS) --output-file requirements-dev.lock --group dev -c requirements.lock
+	$(COMPILE) $(ARGS) --output-file requirements.lock
+	$(COMPILE) $(ARGS) --output-file requirements-dev.lock --group dev -c requirements.lock
 	$(COMPILE:pyproject.toml=--group image) $(ARGS) --output-file requirements-image.lock -c requirements.lock
 	$(COMPILE:pyproject.toml=bench/requirements.in) $(ARGS) --output-file bench/requirements.lock
 

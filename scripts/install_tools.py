@@ -1,6 +1,6 @@
 """Install the tools of the tests into .tools/bin.
 
-The tools are prometheus, promtool, chromium, zsh, fish, helm, kubectl, curl, buildah, runc and systemd-analyze.
+The tools are prometheus, promtool, chromium, helm, kubectl, curl, buildah, runc and systemd-analyze.
 `make e2e-cluster` adds those of a live node: containerd, ctr, busybox, kubelet and pause.
 
 It installs nothing outside the clone, needs no root and starts no service. It skips tools that are on PATH, except
@@ -49,7 +49,7 @@ LAYER_SHA256 = "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33
 SHELL = """\
 #!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
-{variable}="{search}" exec "$here/{program}" "$@"
+LD_LIBRARY_PATH="{search}" exec "$here/{program}" "$@"
 """
 CHROMIUM = """#!/bin/sh
 # Starts the Chromium beside this file with the libraries and fonts that were unpacked with it.
@@ -180,17 +180,6 @@ def unpack_debian_chromium(folder: Path) -> None:
     wrap(folder, "chromium", "tree/usr/lib/chromium/chromium", places, script=CHROMIUM)
 
 
-def unpack_debian_shells(folder: Path) -> None:
-    """zsh, linked statically, and fish, which finds its files beside itself."""
-    tree = folder / "tree"
-    unpack_debian_tree(tree, "zsh-static", "zsh-common", "fish")
-    (tree / "usr/etc").mkdir()
-    (tree / "usr/etc/fish").symlink_to("../../etc/fish")
-    functions = sorted(path for path in (tree / "usr/share/zsh/functions").rglob("*") if path.is_dir())
-    wrap(folder, "zsh", "tree/bin/zsh-static", functions, variable="FPATH")
-    wrap(folder, "fish", "tree/usr/bin/fish", libraries(tree))
-
-
 def unpack_debian_buildah(folder: Path) -> None:
     """buildah, which builds images without a daemon, and runc, which runs them."""
     unpack_debian_tree(folder / "tree", "buildah", "runc", "golang-github-containers-common")
@@ -218,8 +207,6 @@ def wrap(
     name: str,
     program: str,
     places: Iterable[Path],
-    *,
-    variable: str = "LD_LIBRARY_PATH",
     script: str = SHELL,
 ) -> None:
     """A script beside the tree that starts a program of it, which finds what it needs in these places."""
@@ -227,7 +214,7 @@ def wrap(
         raise ToolUnavailableError(f"Debian's package of {name} is not laid out as expected")
     search = ":".join(f"$here/{place.relative_to(folder)}" for place in places)
     wrapper = folder / name
-    wrapper.write_text(script.format(variable=variable, search=search, program=program))
+    wrapper.write_text(script.format(search=search, program=program))
     wrapper.chmod(0o755)
 
 
@@ -239,10 +226,6 @@ def from_debian(name: str) -> Tool:
 def browser() -> Tool:
     remedy = "install Chromium and put chromium on PATH"
     return Tool("chromium", "debian-chromium", unpack_debian_chromium, ("--version",), remedy)
-
-
-def shell(name: str) -> Tool:
-    return Tool(name, "debian-shells", unpack_debian_shells, ("--version",), f"install {name} and put it on PATH")
 
 
 def asker() -> Tool:
@@ -331,8 +314,6 @@ CATALOGUE = {
         from_debian("prometheus"),
         from_debian("promtool"),
         browser(),
-        shell("zsh"),
-        shell("fish"),
         asker(),
         builder("buildah"),
         builder("runc"),

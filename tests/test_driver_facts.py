@@ -1,25 +1,25 @@
-"""`gpumap doctor --driver-facts`: what only a real driver can settle, over the compiled stand-in."""
+"""scripts/driver_facts.py: what only a real driver can settle, over the compiled stand-in."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from gpumap.agent.nvml_worker.facts import FACTS
-from gpumap.agent.sources.driver_facts import QUESTIONS, read_fact
+from scripts.driver_facts import FACTS
 from tests import standin
-from tests.command import run_command
+from tests.demo_process import environment
 from tests.standin import Code, Driver, Gpm, Gpu, MigInstance, Process, Sample
 
 A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
 MIG_B = "MIG-00000000-0000-0000-0000-00000000001b"
 PID = 31_415
 ALL_LINKS = 0xFFFFFFFF
-PAGE = Path(__file__).parents[1] / "docs/dev/driver-facts.md"
+ROOT = Path(__file__).parents[1]
+SCRIPT, PAGE = ROOT / "scripts/driver_facts.py", ROOT / "docs/dev/driver-facts.md"
 
 
 def node() -> Driver:
@@ -38,20 +38,27 @@ def node() -> Driver:
     )
 
 
-def ask(library: Path, directory: Path, driver: Driver) -> tuple[int, str, dict[str, dict[str, Any]]]:
-    driver.write(directory / "state")
-    done = run_command(
-        "doctor", "--driver-facts", "--nvml-library", str(library), **standin.environment(library, directory / "state")
-    )
+def ask(**variables: str) -> tuple[int, str, dict[str, dict[str, Any]]]:
+    """Pipe the script into a Python, as into that of an agent's pod."""
+    with SCRIPT.open() as script:
+        done = subprocess.run(
+            [sys.executable, "-"],
+            stdin=script,
+            env=environment(**variables),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.stderr == ""
     return done.returncode, done.stdout, {one["fact"]: one for one in json.loads(done.stdout)["facts"]}
 
 
 def test_each_question_is_answered(library: Path, tmp_path: Path) -> None:
     """With the driver's own words. A user sends them in a bug report: no PIDs, no UUIDs."""
-    code, text, facts = ask(library, tmp_path, node())
+    node().write(tmp_path / "state")
+    code, text, facts = ask(**standin.environment(library, tmp_path / "state"))
     assert code == 0
-    assert {name: fact["question"] for name, fact in facts.items()} == QUESTIONS
+    assert {name: fact["question"] for name, fact in facts.items()} == {name: one for name, (one, _) in FACTS.items()}
     answers = {name: fact["answer"] for name, fact in facts.items()}
     assert answers["versions"]["driver"] == "550.54.15"
     samples = answers["process_samples"]["first"][0]["answer"]
@@ -59,7 +66,7 @@ def test_each_question_is_answered(library: Path, tmp_path: Path) -> None:
     everything = samples["all"]
     assert (everything["count"], everything["empty_rows"], everything["rows_above_100_percent"]) == (5, 3, 1)
     assert [row["listed"] for row in everything["rows"][:2]] == [True, False]
-    fields = answers["field_values"]["later"][0]["fields"]
+    fields = answers["field_values"]["later"][0]["answer"]
     assert {key: fields["nvlink_transmit_kib"][key] for key in ("code", "type", "value")} == {
         "code": "success",
         "type": "uiVal",
@@ -77,41 +84,31 @@ def test_each_question_is_answered(library: Path, tmp_path: Path) -> None:
     assert not re.search(rf"GPU-|MIG-0|{PID}|{PID + 1}", text)
 
 
-def test_a_crash_costs_one_fact(library: Path, tmp_path: Path) -> None:
-    """The others are answered, and the fact says how the process ended."""
+def test_a_crash_or_a_hang_costs_one_fact(library: Path, tmp_path: Path) -> None:
+    """The others are answered, and the fact says what happened."""
     driver = node()
     driver.crash.add(("nvmlEventSetWait_v2", "*"))
-    code, _, facts = ask(library, tmp_path, driver)
-    assert code == 0
-    assert {name for name, fact in facts.items() if "answer" not in fact} == {"event_wait"}
-    assert "was killed by SIGABRT" in facts["event_wait"]["error"]
-
-
-async def test_a_hang_costs_one_fact(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is killed after its time."""
-    driver = node()
     driver.delay["nvmlSystemGetDriverVersion", "*"] = float("inf")
     driver.write(tmp_path / "state")
-    monkeypatch.setenv("GPUMAP_STANDIN_STATE", str(tmp_path / "state"))
-    assert await read_fact("versions", str(library), 1.0) == {"error": "no answer within 1 s"}
+    variables = standin.environment(library, tmp_path / "state")
+    code, _, facts = ask(DRIVER_FACTS_LIMIT_SECONDS="10", **variables)
+    assert code == 0
+    assert facts["event_wait"]["error"] == "the process ended with -6"
+    assert facts["versions"]["error"] == "no answer within 10 s"
 
 
 def test_without_a_driver_each_fact_says_so(tmp_path: Path) -> None:
-    """The command fails then."""
-    done = run_command("doctor", "--driver-facts", "--nvml-library", str(tmp_path / "none.so"))
-    assert done.returncode == 1
-    refused = [fact["answer"]["refused"] for fact in json.loads(done.stdout)["facts"]]
-    assert refused == ["library_not_found"] * len(QUESTIONS)
+    """The script fails then. The variable of the chart names the library."""
+    code, _, facts = ask(GPUMAP_NVML_LIBRARY=str(tmp_path / "none.so"))
+    assert (code, {fact["error"] for fact in facts.values()}) == (1, {"library_not_found"})
 
 
-def test_an_agent_is_not_asked() -> None:
-    """An agent has no endpoint for it."""
-    done = run_command("doctor", "--driver-facts", "--url", "http://127.0.0.1:1")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--driver-facts" in done.stderr
+def test_it_needs_only_pynvml() -> None:
+    """A user pipes it alone into any Python."""
+    found = re.findall(r"^(?:import|from) ([a-z_]+)", SCRIPT.read_text(), re.MULTILINE)
+    assert {*found} - sys.stdlib_module_names == {"pynvml"}
 
 
-def test_each_fact_has_a_question_and_a_row_in_the_docs() -> None:
+def test_each_fact_has_a_row_in_the_docs() -> None:
     """The page for developers says what gpumap assumes until a driver settles it."""
-    assert list(QUESTIONS) == list(FACTS)
-    assert {name for name in QUESTIONS if f"`{name}`" in PAGE.read_text()} == set(QUESTIONS)
+    assert {name for name in FACTS if f"`{name}`" in PAGE.read_text()} == {*FACTS}

@@ -100,7 +100,7 @@ def shown_of(found: NodeMap) -> dict[str, Any]:
         "findings": dict(findings),
         "sums": waste["sums"],
         "inspect": msgspec.to_builtins(inspect_values(grants(seen), ())),
-        "inspect table": inspect_table(grants(seen), details=True, used=True),
+        "inspect table": inspect_table(grants(seen), (), Shape(), details=True, used=True),
     }
 
 
@@ -154,7 +154,7 @@ def test_a_gpu_without_a_device() -> None:
     seen, _ = cluster_of((snapshot, target("a:1")))
     assert [gpu.index for gpu in seen.maps[0].gpus] == [0, 1]
     assert [gpu.index for gpu in seen.maps[0].nameless_gpus] == [2]
-    assert ">=" in inspect_table(grants(seen))
+    assert ">=" in inspect_table(grants(seen), (), Shape())
 
 
 def test_a_kubelet_that_is_away_for_long() -> None:
@@ -252,6 +252,6 @@ def test_no_table_shows_a_zero_for_what_is_not_served() -> None:
         seen, _ = cluster_of(scrape, dropped=names(group))
         assert None in msgspec.to_builtins(waste_values(seen, Shape()))["sums"].values(), group
     seen, _ = cluster_of(scrape, dropped=names("allocation"))
-    assert "0/80" not in inspect_table(grants(seen))
+    assert "0/80" not in inspect_table(grants(seen), (), Shape())
     assert "No waste found" not in waste_table(seen, Shape())
     assert map_table(seen, Shape())

@@ -42,15 +42,14 @@ def shapes(command: str) -> Iterator[tuple[str, Shape]]:
 
 
 def shown(report: Report, form: str, shape: Shape, seen: NodeMaps) -> object:
-    """What is printed, and what is told beside it."""
-    beside = report.notes(seen) if report.notes else None
+    """What is printed."""
     match form:
         case "json":
             return report.values(seen, shape)
         case "name":
             assert report.names is not None
             return report.names(seen, shape)
-    return report.table(seen, shape), beside
+    return report.table(seen, shape)
 
 
 class Look:

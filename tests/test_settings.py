@@ -15,7 +15,7 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.service import rules_of
-from gpumap.agent.settings import FLAGS, Flag, Listen, OtlpTarget, Settings, add_flags, parse_listen, resolve
+from gpumap.agent.settings import FLAGS, Flag, Listen, Settings, add_flags, parse_listen, resolve
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
 from tests.node import short_directory
@@ -95,13 +95,6 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     "--process-metrics": ("", "0", "process_metrics", True, False),
     "--push": ("", "false", "push", True, False),
     "--nvml-release": ("", "false", "nvml_release", True, False),
-    "--otlp-endpoint": (
-        "http://a:4318",
-        "https://b/otlp/v1/metrics/",
-        "otlp",
-        OtlpTarget("http://a:4318/v1/metrics", {}),
-        OtlpTarget("https://b/otlp/v1/metrics", {}),
-    ),
     "--web-config": ("/a.yml", "/b.yml", "web_config", Path("/a.yml"), Path("/b.yml")),
     "--log-format": ("json", "text", "log_format", "json", "text"),
     "--log-level": ("debug", "error", "log_level", "debug", "error"),

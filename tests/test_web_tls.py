@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.agent.web.config.tls import has_allowed_name
 from tests.agent import run_agent, until
 from tests.command import one_line, run_command_in_loop
 from tests.prometheus import each_second, prometheus, settled
@@ -61,41 +60,12 @@ async def test_client_certificates(folder: Path, caplog: pytest.LogCaptureFixtur
         assert await site.status("/metrics", "--cert", "stranger.crt", "--key", "stranger.key") == 0
 
 
-@pytest.mark.parametrize(
-    ("allowed", "status"),
-    [
-        ("prometheus.example", 200),
-        ("2001:db8::1", 200),
-        ("a@b.example", 200),
-        ("spiffe://x/y", 200),
-        ("example", 403),
-        ("client", 403),
-    ],
-)
-async def test_names_of_clients(folder: Path, allowed: str, status: int) -> None:
-    """Any of the four kinds of alternate names may be the one that is allowed, whole; the common name is none."""
-    async with secured(folder, f"{CLIENTS}  client_allowed_sans: [x, '{allowed}']\n") as site:
-        assert await site.status("/metrics", *SHOWN) == status
-        assert await site.status("/healthz", *SHOWN) == 200
-
-
-def test_other_kinds_of_names() -> None:
-    """What is none of the four kinds allows nobody."""
-    assert not has_allowed_name({"subjectAltName": (("Registered ID", "1.2"), ("othername", "<unsupported>"))}, ["1.2"])
-    assert not has_allowed_name({}, ["a"])
-
-
 async def test_what_is_spoken(folder: Path) -> None:
-    """Versions, suites and the curve are those of the configuration."""
-    suite = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
-    spoken = f"{TLS}  max_version: TLS12\n  cipher_suites: [{suite}]\n"
-    async with secured(folder, spoken) as site:
+    """Versions are those of the configuration."""
+    async with secured(folder, f"{TLS}  max_version: TLS12\n") as site:
         assert await site.status("/healthz") == 200
         assert await site.status("/healthz", "--tlsv1.3") == 0
-        assert await site.status("/healthz", "--ciphers", "ECDHE-ECDSA-AES128-GCM-SHA256") == 0
-    async with secured(folder, f"{TLS}  curve_preferences: [CurveP384]\n") as site:
-        assert [await site.status("/healthz", "--curves", curve) for curve in ("X25519", "P-384")] == [0, 200]
-    async with secured(folder, f"{TLS}  cipher_suites: [TLS_AES_128_GCM_SHA256]\n") as site:
+    async with secured(folder, f"{TLS}  min_version: TLS13\n") as site:
         assert [await site.status("/healthz", "--tls-max", version) for version in ("1.2", "1.3")] == [0, 200]
 
 

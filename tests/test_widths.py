@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 
-from gpumap.cli.command_line import subcommands
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, doctor_table, map_table, top_table, waste_table
@@ -20,6 +19,7 @@ from tests import golden
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import maps
 from tests.snapshots import busy_node
+from tests.test_cli import COMMANDS
 
 Table = Callable[[NodeMaps, Shape], str]
 
@@ -129,7 +129,7 @@ def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
     """All but indented lines, which are examples: a command is copied as it stands."""
     monkeypatch.setenv("COLUMNS", str(columns))
     parser = command_parser()
-    for one in (parser, *(found for _, found in subcommands(parser).values())):
+    for one in (parser, *COMMANDS.values()):
         lines = one.format_help().splitlines()
         assert max(len(line) for line in lines if not line.startswith("  ")) <= columns
         assert any("examples:" in line for line in lines) or one is parser

@@ -19,7 +19,7 @@ from gpumap import __version__
 from gpumap.agent.flags import FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
 from gpumap.agent.settings import quiet, resolve, unknown_variables
-from gpumap.cli.command_line import Parser, add_command, one_of, parse, top_parser
+from gpumap.cli.command_line import Parser, add_command, parse, top_parser
 from gpumap.cli.commands import add_commands as add_cli_commands
 from gpumap.cli.credentials import VARIABLES
 from gpumap.model.errors import UsageError
@@ -56,7 +56,7 @@ def command_parser() -> Parser:
     parser.set_defaults(run=lambda given: _nothing_asked(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog="gpumap")
     add_cli_commands(commands)
-    for add in (_add_serve, _add_record, _add_demo, _add_completion):
+    for add in (_add_serve, _add_record, _add_demo):
         add(commands)
     return parser
 
@@ -118,24 +118,6 @@ def _add_record(commands: Commands) -> None:
     what.add_argument("--interval", metavar="DURATION", help="Time between two collections. (default: 5s)")
     what.add_argument("--anonymize", action="store_true", help="Replace names and UUIDs consistently by pseudonyms.")
     add_flags(record, ("sources", "log"))
-
-
-def _add_completion(commands: Commands) -> None:
-    completion = add_command(
-        commands,
-        "completion",
-        _completion,
-        summary="Print the completion script for bash, zsh or fish.",
-        usage="bash|zsh|fish",
-        examples=[
-            ("bash", "source <(gpumap completion bash)    # in ~/.bashrc"),
-            ("zsh", "source <(gpumap completion zsh)     # in ~/.zshrc, after compinit"),
-            ("fish", "gpumap completion fish > ~/.config/fish/completions/gpumap.fish"),
-        ],
-    )
-    from gpumap.cli.completion import SHELLS
-
-    completion.add_argument("shell", metavar="SHELL", type=one_of(*SHELLS), choices=SHELLS, help=" or ".join(SHELLS))
 
 
 def _run_loop(work: Coroutine[None, None, T]) -> T:
@@ -224,10 +206,3 @@ def _outlasting(interval: str | None) -> str | None:
         return interval if interval and parse_duration(interval) > parse_duration(default) else None
     except ValueError:
         return None  # reported later as a mistake in --interval
-
-
-def _completion(given: argparse.Namespace) -> int:
-    from gpumap.cli.completion import script
-
-    print(end=script(command_parser(), given.shell))
-    return 0

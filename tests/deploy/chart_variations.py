@@ -205,7 +205,6 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "a network policy for Prometheus": (
         "networkPolicy.enabled=true",
         r"networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring",
-        "networkPolicy.egress[0].to[0].ipBlock.cidr=10.0.0.0/8",
     ),
     "pods monitored by Azure": (*POD_MONITOR, "podMonitor.apiVersion=azmonitoring.coreos.com/v1"),
     "no test": ("tests.enabled=false",),

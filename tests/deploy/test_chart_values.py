@@ -124,7 +124,6 @@ REACHES: dict[str, Tried] = {
     "dashboards.annotations.grafana_folder": Tried("GPU", BOARDS),
     "networkPolicy.enabled": Tried("true"),
     "networkPolicy.from[0].ipBlock.cidr": Tried("10.0.0.0/8", POLICY),
-    "networkPolicy.egress[0].to[0].ipBlock.cidr": Tried("10.0.0.0/8", POLICY),
     "podMonitor.apiVersion": Tried("azmonitoring.coreos.com/v1", ("podMonitor.enabled=true",)),
     "tls.secretName": Tried("certificate"),
     "tls.clientCaSecretName": Tried("clients", TLS),

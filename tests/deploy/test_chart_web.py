@@ -47,11 +47,11 @@ def test_gpumap_understands_what_it_is_told(more: tuple[str, ...]) -> None:
     tls = web_config(manifests).tls
     assert tls is not None
     files = secrets_mounted(manifests)
-    assert (tls.certificate.file, tls.private_key.file) == (files["certificate/tls.crt"], files["certificate/tls.key"])
+    assert (tls.cert_file, tls.key_file) == (files["certificate/tls.crt"], files["certificate/tls.key"])
     assert f"--web-config={FILE}" in container_of(manifests)["args"]
     assert f"{files[manifests['Secret']['metadata']['name'] + '/']}web-config.yml" == FILE
     assert (tls.client_auth == REQUIRED) is (more == CLIENTS)
-    assert (tls.authorities.file if tls.authorities else None) == (files["clients/ca.crt"] if more == CLIENTS else None)
+    assert tls.client_ca_file == (files["clients/ca.crt"] if more == CLIENTS else None)
     assert tls.least == ("TLS13" if "tls.minVersion=TLS13" in more else "TLS12")
     assert dict(web_config(manifests).users) == (dict.fromkeys(("prometheus", "mr.1e3"), HASH) if more == USERS else {})
 

@@ -135,23 +135,6 @@ _SET = re.compile(r'set\(attributes\["[\w.]+"\], (?:attributes\["(?P<label>\w+)"
 _DELETE = re.compile(r'delete_key\(attributes, "(?P<label>\w+)"\)' + _WHERE)
 
 
-def test_gpumap_sends(tmp_path: Path) -> None:
-    """The chart takes the values: the flag and the variable are in the container."""
-    container = container_of(rendered(snippet("opentelemetry", "values"), tmp_path))
-    assert "--otlp-endpoint=http://otel-collector.monitoring:4318" in container["args"]
-    env = {one["name"]: one for one in container["env"]}
-    assert env["OTEL_EXPORTER_OTLP_HEADERS"]["valueFrom"]["secretKeyRef"] == {"name": "otlp", "key": "headers"}
-
-
-def test_a_network_policy_may_let_it_through(tmp_path: Path) -> None:
-    """The chart's policy forbids every connection but those of the value."""
-    rule = {"ports": [{"port": 4318, "protocol": "TCP"}], "to": [{"ipBlock": {"cidr": "10.0.0.9/32"}}]}
-    for egress in ([], [rule]):
-        values = yaml.safe_dump({"networkPolicy": {"enabled": True, "egress": egress}})
-        spec = rendered(values, tmp_path)["NetworkPolicy"]["spec"]
-        assert (spec["policyTypes"], spec["egress"]) == (["Ingress", "Egress"], egress)
-
-
 # --- others -----------------------------------------------------------------------------------------------------------
 
 

@@ -21,10 +21,9 @@ from gpumap.agent.web.config.watch import Reader
 from gpumap.agent.web.negotiation import accepts_gzip, has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.port import open_port
-from gpumap.agent.web.push import _rejected
 from gpumap.agent.web.rebinding import is_foreign
 from tests.fuzz.folders import folder, lay_out
-from tests.fuzz.mutators import mutate_protobuf, mutate_text, of_files, pack, unpack
+from tests.fuzz.mutators import mutate_text, of_files, pack, unpack
 from tests.fuzz.node_targets import FAMILIES
 from tests.fuzz.target import Target
 from tests.snapshots import busy_node
@@ -36,19 +35,9 @@ _WEB_CONFIG = """tls_server_config:
   key_file: server.key
   client_auth_type: RequireAndVerifyClientCert
   client_ca_file: server.crt
-  client_allowed_sans: [prometheus.example, 127.0.0.1]
   min_version: TLS12
-  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]
-http_server_config:
-  http2: true
-  headers:
-    X-Frame-Options: deny
-    Strict-Transport-Security: max-age=31536000
 basic_auth_users:
   alice: $2y$10$mDwo.lAisC94iLAyP81MCesa29IzH37oigHC/42V2pdJlUprsJPze
-rate_limit:
-  interval: 1s
-  burst: 20
 """
 
 
@@ -63,7 +52,7 @@ def _read_web_config(data: bytes) -> object:
         config, pems = found.wanted
         if config.tls is not None:
             make_context(config.tls, pems)
-        return config.users, config.headers, config.rate_limit
+        return config.users
 
 
 @functools.cache
@@ -161,18 +150,6 @@ async def _exchange(port: int, data: bytes) -> bytes:
         writer.transport.abort()
 
 
-def _read_otlp(data: bytes) -> object:
-    """The answer of an OTLP receiver to gpumap's push. Raises nothing; one line for the log."""
-    says = _rejected(data)
-    assert says.isprintable(), repr(says)
-    return says
-
-
-def _otlp_seeds() -> Iterator[bytes]:
-    yield b"\x0a\x0e\x08\x03\x12\x0atoo old \xc3\xa4"
-    yield b'{"partialSuccess":{}}'
-
-
 _PATHS = (
     "/",
     "/metrics",
@@ -220,7 +197,6 @@ TARGETS = (
         ),
         (),
     ),
-    Target("otlp-answer", _read_otlp, _otlp_seeds, mutate_protobuf, ("gpumap.agent.web.push",), ()),
     Target(
         "http-request",
         _read_request,

@@ -57,8 +57,6 @@ NOT_FOREIGN: Mapping[str, str] = {
         ),
         _FLAGS,
     ),
-    "gpumap.agent.nvml_worker.facts": "questions of `gpumap doctor --driver-facts`; each has its own process",
-    "gpumap.agent.sources.driver_facts": "JSON of gpumap's own process `facts`",
     "gpumap.agent.sources.second_list": "asks a scheduler's agent by `kubelet`, and decodes nothing itself",
     "gpumap.agent.service": "matches names against the expressions of flags",
     "gpumap.agent.self_check": "the kernel's status of gpumap itself",

@@ -1,1 +1,1 @@
-"""Tests of what people type in a shell: completion, and the plugin of kubectl."""
+"""Tests of what people type in a shell: the plugin of kubectl."""

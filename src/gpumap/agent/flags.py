@@ -38,7 +38,7 @@ PREFIX = "GPUMAP_"
 class Flag(NamedTuple):
     """A flag of `serve`. `metavar` is empty for a switch; a switch that is on by default has an `opposite`.
 
-    `default` has the form that a user writes. Help and completion use `choices`.
+    `default` has the form that a user writes.
     """
 
     name: str
@@ -48,7 +48,6 @@ class Flag(NamedTuple):
     repeatable: bool = False
     about: str = "serving"
     """Its part of `ABOUT`. Commands that only read a node have only the parts `sources` and `log`."""
-    choices: tuple[str, ...] = ()
     of_kubelet: bool = False
     """It sets how gpumap reads the kubelet or its files: it contradicts --no-kubelet."""
 
@@ -181,7 +180,6 @@ FLAGS = (
         ",".join(DEFAULT_GROUPS),
         f"Group of metrics to measure and serve: {', '.join(GROUPS)}, or all.",
         repeatable=True,
-        choices=(*GROUPS, "all"),
     ),
     Flag(
         "--dialect",
@@ -190,7 +188,6 @@ FLAGS = (
         f"Names to serve in addition to the native families: {', '.join(DIALECTS)}, all (with dcgm, "
         "without dcgm49), none, or native, which adds nothing.",
         repeatable=True,
-        choices=(*DIALECTS, "all", "none"),
     ),
     Flag("--no-native", "", "false", "Serve only the dialects and the self-metrics."),
     Flag("--process-metrics", "", "false", "Serve gpumap_process_gpu_memory_used_bytes, one series for each process."),
@@ -200,21 +197,13 @@ FLAGS = (
         "",
         "Prometheus web-config.yml with TLS, client certificates and basic auth. Default: plain HTTP.",
     ),
-    Flag(
-        "--otlp-endpoint",
-        "URL",
-        "",
-        "Send all metrics once a minute to this OTLP/HTTP endpoint, as <URL>/v1/metrics. Headers: "
-        "$OTEL_EXPORTER_OTLP_HEADERS. Default: not sent.",
-    ),
-    Flag("--log-format", "text|json", "text", "Format of the log.", about="log", choices=LOG_FORMATS),
+    Flag("--log-format", "text|json", "text", "Format of the log.", about="log"),
     Flag(
         "--log-level",
         "LEVEL",
         "info",
         "Level of the log: debug, info, warning, error.",
         about="log",
-        choices=LOG_LEVELS,
     ),
 )
 

@@ -83,13 +83,8 @@ async def serve(
             await _until(needs_restart.noticed, loop.run())
         raise FatalError(needs_restart.why)
 
-    works = [collect(), _open(pages, listener, watch, settings.node_name, settings.web_config)]
-    if settings.otlp is not None:
-        from gpumap.agent.web.push import push
-
-        works.append(push(pages, settings.otlp.url, settings.otlp.headers))
     try:
-        await _until(stop, *works)
+        await _until(stop, collect(), _open(pages, listener, watch, settings.node_name, settings.web_config))
         log.info("stopped")
     finally:
         pages.close()
@@ -108,7 +103,6 @@ def _pages(settings: Settings, monotonic: Callable[[], float]) -> Pages:
         monotonic,
         settings.interval_seconds,
         settings.groups,
-        __version__ if settings.otlp else None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib.util
 import os
 import re
 import socket
@@ -13,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from gpumap.agent.flags import (
     ABOUT,
@@ -36,7 +34,6 @@ __all__ = [
     "FLAGS",
     "Flag",
     "Listen",
-    "OtlpTarget",
     "Settings",
     "add_flags",
     "parse_listen",
@@ -59,14 +56,6 @@ class Listen:
     host: str
     port: int
     given: str = "--listen"
-
-
-@dataclass(frozen=True, slots=True)
-class OtlpTarget:
-    """Where to send metrics to, and the headers that a server may require, such as a token."""
-
-    url: str
-    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +90,6 @@ class Settings:
     log_format: str
     log_level: str
     web_config: Path | None = None
-    otlp: OtlpTarget | None = None
     own: Path = Path("/proc/self")
     """gpumap's own entry of the process tree. A capture has another."""
 
@@ -154,7 +142,6 @@ def resolve(
         log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
         log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
         web_config=_optional(values, "--web-config", _file),
-        otlp=_otlp(values, environment) if values.word("--otlp-endpoint") else None,
     )
 
 
@@ -291,37 +278,6 @@ def parse_listen(text: str) -> Listen:
     if match is None or int(match["port"]) > 65535:
         raise ValueError("must be an address such as :9401, 127.0.0.1:9401 or [::1]:9401")
     return Listen(match["six"] or match["four"] or "", int(match["port"]))
-
-
-_OTLP_OWN_HEADERS = frozenset({"content-type", "content-encoding", "content-length", "transfer-encoding", "expect"})
-"""With another value of these, no server can read the request."""
-
-
-def _otlp(values: _Values, environment: Mapping[str, str]) -> OtlpTarget:
-    """Read the endpoint and its headers. Both may contain secrets, so no error repeats them. Raises UsageError."""
-    flag, variable = "--otlp-endpoint", "OTEL_EXPORTER_OTLP_HEADERS"
-    if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.proto") is None:
-        raise UsageError(f"{flag}: requires the package opentelemetry-proto; install gpumap[otlp]")
-    try:
-        url = urlsplit(values.word(flag))
-        valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and not url.query + url.fragment
-        (url.hostname or "").encode("idna")  # as the lookup does: no empty label, and none of more than 63 bytes
-    except ValueError:
-        valid = False
-    if not valid:
-        raise UsageError(f"{flag}: must be a URL such as http://collector:4318, without a query")
-    if url.username is not None or url.password is not None:
-        raise UsageError(f"{flag}: must not contain a user; set ${variable}")
-    headers = {}
-    for pair in filter(None, (one.strip() for one in environment.get(variable, "").split(","))):
-        name, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or not unquote(value).isprintable():
-            raise UsageError(f"${variable}: must be name=value,name=value with names of HTTP headers")
-        if name.lower() in _OTLP_OWN_HEADERS:
-            raise UsageError(f"${variable}: must not contain {name}, which gpumap sets")
-        headers[name] = unquote(value)
-    path = url.path.rstrip("/").removesuffix("/v1/metrics")
-    return OtlpTarget(url._replace(path=f"{path}/v1/metrics").geturl(), headers)
 
 
 def _directory(text: str) -> Path:

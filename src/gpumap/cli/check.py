@@ -49,7 +49,6 @@ def add_check(commands: Commands) -> None:
         metavar="CONDITION",
         action="append",
         type=one_of(*GPU_CONDITIONS),
-        choices=GPU_CONDITIONS,
         default=[],
         help="Check only this condition; repeatable. Then an unknown value is exit code 2. (default: all conditions "
         "that the driver reports)",

@@ -180,22 +180,8 @@ def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [one for one in parser._actions if one.option_strings and one.help != argparse.SUPPRESS]
 
 
-def positionals_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the positional arguments of a command."""
-    return [one for one in parser._actions if not one.option_strings]
-
-
 def _subcommands(parser: argparse.ArgumentParser) -> Iterable[argparse._SubParsersAction[Parser]]:
     return (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-
-
-def subcommands(parser: argparse.ArgumentParser) -> dict[str, tuple[str, Parser]]:
-    """Return the commands that the help shows, each with its summary and its parser."""
-    return {
-        said.dest: (said.help or "", one.choices[said.dest])
-        for one in _subcommands(parser)
-        for said in one._choices_actions
-    }
 
 
 def _no_command(

@@ -45,7 +45,6 @@ def add_order(output: argparse._ArgumentGroup, orders: Sequence[str]) -> None:
         "--sort-by",
         metavar="COLUMN",
         type=one_of(*orders),
-        choices=orders,
         help=f"Sort by {', '.join(orders)}. Largest numbers first, names from A to Z, unknown last. "
         f"(default: {orders[0]})",
     )
@@ -88,9 +87,7 @@ def add_inspect_output(inspect: Parser, often: str = _OFTEN) -> None:
 def add_form(output: argparse._ArgumentGroup, forms: Sequence[str]) -> None:
     """Add the flag of the form. The first one is the default."""
     help_ = f"Output format: {', '.join(forms)}. (default: {forms[0]})"
-    output.add_argument(
-        "-o", "--output", metavar="FORM", type=one_of(*forms), choices=forms, default=forms[0], help=help_
-    )
+    output.add_argument("-o", "--output", metavar="FORM", type=one_of(*forms), default=forms[0], help=help_)
 
 
 def add_no_headers(output: argparse._ArgumentGroup) -> None:

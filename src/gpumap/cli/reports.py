@@ -26,7 +26,7 @@ from gpumap.cli.tables.summary import summary_table, summary_values
 @dataclass(frozen=True, slots=True)
 class Report:
     """The output of a command. `values` are Structs or builtins. `names` are the pods of the report: namespace and
-    name. `notes` are printed next to a table that has no room for them.
+    name.
 
     `needs` are the parts of a map that every form reads. `also` are those that a form or a sort key reads in addition.
     A server is asked only for these.
@@ -37,7 +37,6 @@ class Report:
     needs: frozenset[str]
     also: Mapping[str, frozenset[str]]
     names: Callable[[NodeMaps, Shape], Sequence[tuple[str, str]]] | None = None
-    notes: Callable[[NodeMaps], Sequence[str]] | None = None
 
     def parts(self, form: str, shape: Shape) -> frozenset[str]:
         """Return the parts of a map to ask a server for."""
@@ -54,10 +53,7 @@ def summarized(report: Report, command: str) -> Report:
     def values(maps: NodeMaps, shape: Shape) -> object:
         return report.values(maps, shape) if maps.sums is None else summary_values(command, maps, maps.sums, shape)
 
-    def notes(maps: NodeMaps) -> Sequence[str]:
-        return report.notes(maps) if maps.sums is None and report.notes else ()
-
-    return replace(report, table=table, values=values, notes=notes)
+    return replace(report, table=table, values=values)
 
 
 _PEAKS, _GRANTS = frozenset({parts.PEAKS}), frozenset({parts.GRANTS})

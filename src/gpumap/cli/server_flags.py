@@ -70,7 +70,7 @@ def add_by(group: argparse._ArgumentGroup, by: Sequence[str], *, cluster: bool =
     help_ = f"{'With --prometheus: show' if cluster else 'Show'} sums by {', by '.join(first)} or by {last}."
     if WORKLOAD in by:
         help_ += f" {WORKLOAD}: needs {'' if cluster else '--prometheus and '}kube-state-metrics."
-    group.add_argument("--by", metavar="WHAT", type=one_of(*by), choices=by, help=help_)
+    group.add_argument("--by", metavar="WHAT", type=one_of(*by), help=help_)
 
 
 def add_row_flags(

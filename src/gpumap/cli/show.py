@@ -219,8 +219,6 @@ def notices_of(answer: NodeMaps, view: View) -> list[str]:
     notices: list[str] = []
     if view.form not in ("table", "wide"):
         notices += [f"missing: {one}" for one in few(answer.missing, fleet=True)]
-    elif view.report.notes and view.form == "table":
-        notices += view.report.notes(answer)
     return [printable(one) for one in (*notices, *blind(answer))]
 
 

@@ -24,4 +24,4 @@ CLUSTER_SUMS_BY = (*SUMS_BY, WORKLOAD)
 MAP_SUMMARY = "Show which containers hold and use each GPU."
 TOP_SUMMARY = "Show which containers use GPU memory and SM time now, largest first."
 WASTE_SUMMARY = "Show GPUs and GPU memory that are held but not used, or used but not held."
-INSPECT_SUMMARY = "Show the granted memory of each GPU, in the format of `kubectl inspect gpushare`."
+INSPECT_SUMMARY = "Show the granted memory of each GPU, with the columns of `kubectl inspect gpushare`."

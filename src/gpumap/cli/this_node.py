@@ -24,8 +24,6 @@ LOOK_SECONDS = 1.0
 """Between the two collections of a command."""
 SM_SECONDS = 5.0
 """SM time is measured over at least so long, also if the interval is shorter."""
-FLAG_CHOICES = {flag.name: flag.choices for flag in FLAGS if flag.choices}
-"""Valid words of the agent's flags, by flag."""
 _ELSEWHERE = {"--url": "an agent with its own sources", "--prometheus": "a Prometheus"}
 _FLAG_GROUPS = ("sources", "log")
 """Groups of the agent's flags that these commands have."""
@@ -78,13 +76,6 @@ async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStrea
         while True:
             yield NodeMaps((node_map(await loop.collect(), collect=settings.groups),))
             await asyncio.sleep(interval_seconds)
-
-
-async def driver_facts(settings: Settings) -> list[dict[str, object]]:
-    """Ask this node's driver what only a real one can settle."""
-    from gpumap.agent.sources.driver_facts import read_driver_facts
-
-    return await read_driver_facts(settings.nvml_library or None)
 
 
 async def node_facts(settings: Settings) -> Facts:

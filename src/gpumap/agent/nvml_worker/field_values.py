@@ -13,7 +13,6 @@ from typing import Any
 import pynvml
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
-from gpumap.agent.nvml_worker.codes import word
 from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall, RefusedError, key_of
 
 CALL = "nvmlDeviceGetFieldValues"
@@ -140,26 +139,6 @@ def ask_field(library: Library, gpu: Handle, field: int) -> float:
     array = _array([field])
     library.ask(CALL, gpu, 1, array)
     return _number(field, array[0])
-
-
-def field_rows(library: Library, gpu: Handle, fields: Sequence[int]) -> list[dict[str, object]]:
-    """Return the driver's answer for each field: its code, type, time stamp and value. Raises `RefusedError`."""
-    array = _array(fields)
-    library.ask(CALL, gpu, len(fields), array)
-    return [_plain(row) for row in array]
-
-
-def _plain(row: Any) -> dict[str, object]:
-    if row.nvmlReturn:
-        return {"code": word(row.nvmlReturn)}
-    name = _VALUE_FIELDS[row.valueType] if row.valueType < len(_VALUE_FIELDS) else None
-    value = finite(getattr(row.value, name)) if name else None
-    return {"code": "success", "type": name or row.valueType, "value": value, "timestamp_us": row.timestamp}
-
-
-def finite(value: float) -> float | str:
-    """Return a number that JSON supports, else its name."""
-    return value if math.isfinite(value) else str(value)
 
 
 def _array(fields: Sequence[int]) -> Array[Any]:

@@ -10,7 +10,7 @@ import gzip
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import prometheus_client
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -25,10 +25,7 @@ from gpumap.model.map import NodeMap, encode, json_bytes
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    from gpumap.agent.otlp import OtlpExposition
-
-Form = Literal["text", "openmetrics", "otlp", "map", "history"]
+Form = Literal["text", "openmetrics", "map", "history"]
 Wanted = Form | tuple[Literal["path"], str]
 """A format of the snapshot, or a dialect's own page by its path."""
 _GZIP_LEVEL = 1
@@ -50,7 +47,6 @@ class _Inputs(NamedTuple):
 
 class Pages:
     """Keeps the newest snapshot and its pages. `families` are the main page's; `by_path` has those of other pages.
-    `otlp_version` is gpumap's version in OTLP requests; `None`: there are none.
 
     The map shows `interval_seconds`, the time between snapshots, and `collect`, the groups that NVML reads. `why_late`
     returns why no newer snapshot comes; an empty text if the reason is unknown.
@@ -65,18 +61,13 @@ class Pages:
         monotonic: Callable[[], float],
         interval_seconds: float | None = None,
         collect: Sequence[str] | None = None,
-        otlp_version: str | None = None,
     ) -> None:
         everything = (*families, *self_families)
-        self._pages: dict[Wanted, Exposition | OtlpExposition] = {
+        self._pages: dict[Wanted, Exposition] = {
             "text": Exposition(everything),
             "openmetrics": Exposition(everything, openmetrics=True),
             **{("path", path): Exposition(families) for path, families in by_path.items()},
         }
-        if otlp_version is not None:
-            from gpumap.agent.otlp import OtlpExposition
-
-            self._pages["otlp"] = OtlpExposition(everything, otlp_version)
         self.paths = tuple(by_path)
         self._stale_after_seconds = stale_after_seconds
         self._monotonic = monotonic
@@ -86,7 +77,6 @@ class Pages:
         self._process = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self._process)
         self._thread = SerialExecutor("gpumap-pages")
-        self._otlp_thread = SerialExecutor("gpumap-otlp")  # a scrape does not wait for it
         self._snapshot: Snapshot | None = None
         self._stale = ""
         self._rendered: dict[tuple[Wanted, bool], bytes] = {}
@@ -133,8 +123,9 @@ class Pages:
                 self._history.curves() if form == "history" else None
             )  # here, because no other thread adds to it meanwhile
             inputs = _Inputs(snapshot, curves, self._stale)
-            thread = self._otlp_thread if form == "otlp" else self._thread
-            rendered[key] = await thread.run(lambda: rendered.get(key) or self._render(form, gzipped, inputs, rendered))
+            rendered[key] = await self._thread.run(
+                lambda: rendered.get(key) or self._render(form, gzipped, inputs, rendered)
+            )
         return rendered[key]
 
     async def check(self, only: Collection[str], node: str) -> Verdict | None:
@@ -170,9 +161,8 @@ class Pages:
         return "; ".join(reasons)
 
     def close(self) -> None:
-        """End the rendering threads."""
+        """End the rendering thread."""
         self._thread.close()
-        self._otlp_thread.close()
 
     def _is_too_old(self, snapshot: Snapshot) -> bool:
         return self._monotonic() - snapshot.at.monotonic > self._stale_after_seconds

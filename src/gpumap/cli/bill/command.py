@@ -70,7 +70,6 @@ def add_bill(commands: Commands) -> None:
         "--by",
         metavar="WAY",
         type=one_of(*_WAYS),
-        choices=_WAYS,
         default=_WAYS[0],
         help=f"Group by {', '.join(_WAYS)}. label and workload require kube-state-metrics. job (Slurm, PBS, "
         f"HTCondor) and user charge work outside pods, by means of samples. (default: {_WAYS[0]})",

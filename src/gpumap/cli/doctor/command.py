@@ -30,21 +30,11 @@ def add_doctor(commands: Commands) -> None:
                 "kubectl exec -n NAMESPACE POD -- gpumap doctor",
             ),
             ("what a running agent can report", "gpumap doctor --url http://127.0.0.1:9401"),
-            (
-                "facts about the driver, for a bug report",
-                "kubectl exec -n NAMESPACE POD -- gpumap doctor --driver-facts",
-            ),
         ],
     )
     output = doctor.add_argument_group("output")
     add_form(output, ("table", "json"))
     add_no_headers(output)
-    output.add_argument(
-        "--driver-facts",
-        action="store_true",
-        help="Print facts about this node's driver as JSON, for a bug report. It takes at most 3 minutes, changes "
-        "nothing, and prints no PIDs, UUIDs or names.",
-    )
     add_url(doctor)
     add_credentials(doctor.add_argument_group(HOW_TO_ASK))
     add_node_flags(doctor)

@@ -11,24 +11,21 @@ from dataclasses import replace
 
 import msgspec
 
-from gpumap import __version__
 from gpumap.cli import show
 from gpumap.cli.doctor.checks import as_values, examine, works
 from gpumap.cli.node_maps import NodeMapStream
 from gpumap.cli.server_flags import refuse_details
 from gpumap.cli.signals import until_stopped
 from gpumap.cli.tables import Shape, doctor_table
-from gpumap.cli.this_node import LOOK_SECONDS, driver_facts, from_node, node_facts, prepare_elsewhere, prepare_here
+from gpumap.cli.this_node import LOOK_SECONDS, from_node, node_facts, prepare_elsewhere, prepare_here
 from gpumap.cli.where import maps_of_agent
-from gpumap.model.errors import FatalError, UsageError
+from gpumap.model.errors import FatalError
 from gpumap.model.node_facts import Facts
 
 
 def run(given: argparse.Namespace) -> int:
     """Examine the agent of --url, or this node. Raises UsageError and FatalError."""
     shape = Shape(headers=not given.no_headers)
-    if given.driver_facts:
-        return _print_driver_facts(given)
     if given.url is not None:
         prepare_elsewhere(given, "--url")
         sights = maps_of_agent(given, 0.0)
@@ -37,26 +34,6 @@ def run(given: argparse.Namespace) -> int:
     settings = prepare_here(given)
     sights = from_node(settings, LOOK_SECONDS)
     return asyncio.run(until_stopped(_examine(sights, lambda: node_facts(settings), given.output, shape)))
-
-
-def _print_driver_facts(given: argparse.Namespace) -> int:
-    """Returns 1 if the driver does not answer at all."""
-    if given.url is not None:
-        raise UsageError("--driver-facts: cannot be combined with --url; it asks the driver of this node")
-    refuse_details(given)
-    settings = prepare_here(given)
-
-    async def work() -> int:
-        facts = await driver_facts(settings)
-        print(json.dumps({"gpumap_version": __version__, "facts": facts}, indent=2), flush=True)
-        return 0 if any(_is_answered(fact) for fact in facts) else 1
-
-    return asyncio.run(until_stopped(work()))
-
-
-def _is_answered(fact: dict[str, object]) -> bool:
-    answer = fact.get("answer")
-    return isinstance(answer, dict) and "refused" not in answer
 
 
 async def _examine(

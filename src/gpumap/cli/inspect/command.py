@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
 _MORE = """\
-For GPUs that gpushare shares, the tables are those of `kubectl inspect gpushare` and
-`kubectl inspect cgpu`, byte for byte. For other GPUs they show the granted memory in GiB.
-gpumap prints what does not fit into a table to standard error."""
+For GPUs that gpushare shares, the columns and numbers are those of `kubectl inspect gpushare`
+and `kubectl inspect cgpu`. For other GPUs they show the granted memory in GiB."""
 
 
 def add_inspect(commands: Commands) -> None:

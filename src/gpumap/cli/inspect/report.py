@@ -1,8 +1,8 @@
-"""What `inspect` shows: its tables, of all nodes or of one, and beside them what is not known. Pure."""
+"""What `inspect` shows: its tables, of all nodes or of one, and below them what is not known. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from gpumap.cli.command_line import did_you_mean
 from gpumap.cli.fleet import families as parts
@@ -26,18 +26,16 @@ def inspect_report(*, details: bool, used: bool, node: str | None = None) -> Rep
     """Return the report of all nodes, or of the one with this name."""
     counted = _counted_once(node)
 
-    def table(maps: NodeMaps, _: Shape) -> str:
-        return inspect_table(counted(maps), details=details, used=used)
+    def table(maps: NodeMaps, shape: Shape) -> str:
+        found = counted(maps)
+        return inspect_table(found, notes(only(maps, node), found, used=used), shape, details=details, used=used)
 
     def values(maps: NodeMaps, _: Shape) -> InspectValues:
         return inspect_values(counted(maps), maps.missing)
 
-    def beside(maps: NodeMaps) -> Sequence[str]:
-        return notes(only(maps, node), counted(maps), used=used)
-
     needs = frozenset({parts.HOLDERS, parts.GRANTS, parts.OFFERS})
     use = frozenset({parts.USE, parts.TAKEN})
-    return Report(table, values, needs | use if used else needs, {"json": use, "yaml": use}, notes=beside)
+    return Report(table, values, needs | use if used else needs, {"json": use, "yaml": use})
 
 
 def _counted_once(node: str | None) -> Callable[[NodeMaps], Grants]:
@@ -62,7 +60,7 @@ def only(maps: NodeMaps, node: str | None) -> NodeMaps:
     return maps._replace(maps=found)
 
 
-# --- what the form of the table has no room for -----------------------------------------------------------------------
+# --- what is not known ------------------------------------------------------------------------------------------------
 
 
 def notes(maps: NodeMaps, found: Grants, *, used: bool) -> list[str]:

@@ -1,20 +1,18 @@
-"""`gpumap inspect`: the tables of `kubectl inspect gpushare` and `cgpu`, byte for byte, and with real use beside them.
+"""`gpumap inspect`: the columns and numbers of `kubectl inspect gpushare` and `cgpu`, and with --used real use too.
 
-The original's printer is AliyunContainerService/gpushare-device-plugin, cmd/inspect/display.go. Its lines end in blanks
-and its totals are cut off, not rounded; so are these. Nothing is coloured or shortened.
+The original is AliyunContainerService/gpushare-device-plugin, cmd/inspect/display.go. Its totals are cut off, not
+rounded; so are these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
 
 from gpumap.cli.inspect.gpu_grants import Amount, GpuGrants, PodShare, sum_of
 from gpumap.cli.inspect.grants import Grants, NodeGrants, PodGrants
-from gpumap.cli.tables.layout import Column, refuse_huge
+from gpumap.cli.tables.layout import Column, Shape, joined, notes, refuse_huge, table
 from gpumap.model.map import Entry
-from gpumap.model.text import printable
 from gpumap.model.words import UNKNOWN
 
 VERSION = 1
@@ -23,54 +21,28 @@ LEGEND = f"{OVER} uses more than it was granted"
 NO_ADDRESS = "unknown"
 _NO_GPU = "0/0"
 """A GPU that another node has, and this one does not."""
-_RULE_OF_SUMMARY, _RULE_OF_DETAILS = 20, 10
-"""The line of dashes is as long as the first node's text, tabs and ends of lines included, and this many more."""
-_PADDING = 2
 _CELL = 16
 """About the characters of a cell."""
 
 
-def inspect_table(found: Grants, *, details: bool = False, used: bool = False) -> str:
-    """Return a line for each node, or with `details` a table of pods for each. The unit is that of `found`."""
-    lines = _details(found, used=used) if details else _summary(found, used=used)
-    over = used and any(gpu.over for node in found.nodes for gpu in node.gpus)
-    return tabulated([*lines, *([LEGEND] if over else [])])
+def inspect_table(
+    found: Grants, beside: Sequence[str], shape: Shape, *, details: bool = False, used: bool = False
+) -> str:
+    """Return a line for each node, or with `details` a table of pods for each. The unit is that of `found`.
 
-
-def tabulated(lines: Sequence[str]) -> str:
-    """Align lines with tabs as Go's text/tabwriter does with padding 2, each with its end of line.
-
-    The original calls `NewWriter(os.Stdout, 0, 0, 2, ' ', 0)`. A tab ends a cell. Cells above each other, with no line
-    between them that has fewer cells, are a column. It is as wide as its widest cell, in characters whatever they take
-    on a terminal, and two blanks. Text after a line's last tab is in no column. Cells before it are padded even if no
-    text follows: such lines end in blanks.
+    `beside` are sentences about what is not known.
     """
-    cells = [line.split("\t") for line in lines]
-    size = 0
-    padded: list[list[str]] = [[] for _ in cells]
-    for column in range(max(map(len, cells), default=1) - 1):
-        for has_cell, run in groupby(range(len(cells)), key=lambda number: len(cells[number]) - 1 > column):
-            if has_cell:
-                numbers = list(run)
-                width = max(len(cells[number][column]) for number in numbers) + _PADDING
-                size += width * len(numbers)
-                refuse_huge(size)
-                for number in numbers:
-                    padded[number].append(cells[number][column].ljust(width))
-    return "".join("".join([*head, line[-1]]) + "\n" for head, line in zip(padded, cells, strict=True))
+    if details:
+        refuse_huge(sum(len(node.gpus) * len(node.pods) for node in found.nodes) * _CELL)
+        blocks = [_details(node, found.unit_bytes, shape, used=used) for node in found.nodes]
+    else:
+        blocks = [table(_node_columns(found, used=used), found.nodes, shape)] if found.nodes else []
+    sums = [f"{_title(used=used)} GPU Memory In Cluster: {_of_all(found, used=used)}"]
+    over = used and any(gpu.over for node in found.nodes for gpu in node.gpus)
+    return joined([*blocks, notes([*sums, *([LEGEND] if over else [])], shape.screen), notes(beside, shape.screen)])
 
 
 # --- a line a node ----------------------------------------------------------------------------------------------------
-
-
-def _summary(found: Grants, *, used: bool) -> Iterator[str]:
-    columns = _node_columns(found, used=used)
-    rows = ["\t".join(column.read(node) for column in columns) for node in found.nodes]
-    yield "\t".join(column.title for column in columns)
-    yield from rows
-    yield _rule(rows[:1], _RULE_OF_SUMMARY) if rows else ""
-    yield f"{_title(used=used)} GPU Memory In Cluster:"
-    yield f"{_of_all(found, used=used)}\t"
 
 
 def _node_columns(found: Grants, *, used: bool) -> list[Column[NodeGrants]]:
@@ -81,8 +53,8 @@ def _node_columns(found: Grants, *, used: bool) -> list[Column[NodeGrants]]:
         "PENDING(Allocated)", lambda node: "" if node.pending is None else _text(node.pending, unit)
     )
     return [
-        Column("NAME", lambda node: printable(node.name)),
-        Column("IPADDRESS", lambda node: printable(node.address or NO_ADDRESS)),
+        Column("NAME", lambda node: node.name, name=True),
+        Column("IPADDRESS", lambda node: node.address or NO_ADDRESS),
         *(Column(f"GPU{index}({title})", partial(_gpu_cell, index, unit, used)) for index in gpus),
         *([pending] if waits else []),
         Column(f"GPU Memory({found.unit})", partial(_memory_cell, unit, used)),
@@ -111,30 +83,26 @@ def _title(*, used: bool) -> str:
 # --- a table a node ---------------------------------------------------------------------------------------------------
 
 
-def _details(found: Grants, *, used: bool) -> Iterator[str]:
-    rule = ""
-    refuse_huge(sum(len(node.gpus) * len(node.pods) for node in found.nodes) * _CELL)
-    for node in found.nodes:
-        columns = _pod_columns(node, found.unit_bytes, used=used)
-        pods = [pod for pod in node.pods if used or any(share.held for share in pod.shares)]
-        rows = ["".join(f"{printable(column.read(pod))}\t" for column in columns) for pod in pods]
-        rule = rule or _rule(rows, _RULE_OF_DETAILS)
-        yield from ("", f"NAME:\t{printable(node.name)}", f"IPADDRESS:\t{printable(node.address or NO_ADDRESS)}", "")
-        yield "".join(f"{column.title}\t" for column in columns)
-        yield from rows
-        yield from _node_sums(node, found.unit_bytes, used=used)
-        yield rule
-    yield ""
-    yield ""
-    yield f"{_title(used=used)} GPU Memory In Cluster:\t{_of_all(found, used=used)}\t"
+def _details(node: NodeGrants, unit: int, shape: Shape, *, used: bool) -> str:
+    pods = [pod for pod in node.pods if used or any(share.held for share in pod.shares)]
+    sums = [f"Allocated: {_part(node.allocated, node.total, unit)}", f"Total: {_text(node.total, unit)}"]
+    if used:
+        sums.insert(1, f"Used: {_part(node.used, node.total, unit)}")
+    head = notes([f"NAME: {node.name}   IPADDRESS: {node.address or NO_ADDRESS}"], shape.screen)
+    rows = [table(_pod_columns(node, unit, used=used), pods, shape)] if pods else []
+    return "\n".join([head, *rows, "   ".join(sums)])
+
+
+def _part(amount: Amount, total: Amount, unit: int) -> str:
+    return f"{_text(amount, unit)} ({_percent(amount, total)})"
 
 
 def _pod_columns(node: NodeGrants, unit: int, *, used: bool) -> list[Column[PodGrants]]:
     title = "Used/Allocated" if used else "Allocated"
     pending: Column[PodGrants] = Column("Pending(Allocated)", partial(_pending, unit))
     return [
-        Column("NAME", lambda pod: pod.pod),
-        Column("NAMESPACE", lambda pod: pod.namespace),
+        Column("NAME", lambda pod: pod.pod, name=True, kept=True),
+        Column("NAMESPACE", lambda pod: pod.namespace, name=True),
         *(
             Column(f"GPU{place}({title})", partial(_share_of_gpu, gpu, unit, used))
             for place, gpu in enumerate(node.gpus)
@@ -162,19 +130,7 @@ def _share_cell(share: PodShare, unit: int, *, used: bool) -> str:
     return f"{_text(share.used, unit)}{OVER if share.over else ''}/{granted}" if used else granted
 
 
-def _node_sums(node: NodeGrants, unit: int, *, used: bool) -> Iterator[str]:
-    yield f"Allocated :\t{_text(node.allocated, unit)} ({_percent(node.allocated, node.total)})\t"
-    if used:
-        yield f"Used :\t{_text(node.used, unit)} ({_percent(node.used, node.total)})\t"
-    yield f"Total :\t{_text(node.total, unit)} \t"
-
-
 # --- amounts ----------------------------------------------------------------------------------------------------------
-
-
-def _rule(rows: Iterable[str], more: int) -> str:
-    """Return dashes, by the bytes of these lines with their ends."""
-    return "-" * (sum(len(f"{row}\n".encode()) for row in rows) + more)
 
 
 def _text(amount: Amount, unit: int) -> str:

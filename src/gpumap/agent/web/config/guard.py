@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gpumap.agent.web.config.passwords import Passwords
-from gpumap.agent.web.config.schema import REQUIRED, RateLimit, WebConfig
-from gpumap.agent.web.config.tls import has_allowed_name, make_context
+from gpumap.agent.web.config.schema import REQUIRED, WebConfig
+from gpumap.agent.web.config.tls import make_context
 
 OPEN_PATHS = ("/healthz", "/readyz")
 _NO_STORE = {"Cache-Control": "no-store"}
@@ -32,10 +32,7 @@ class Rules:
 
     context: ssl.SSLContext | None = None
     certificate_required: bool = False
-    allowed_sans: frozenset[str] = frozenset()
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    headers: tuple[tuple[str, str], ...] = ()
-    rate_limit: RateLimit | None = None
 
 
 def rules_of(config: WebConfig, pems: Mapping[str, bytes]) -> Rules:
@@ -44,18 +41,14 @@ def rules_of(config: WebConfig, pems: Mapping[str, bytes]) -> Rules:
     return Rules(
         context=make_context(tls, pems) if tls else None,
         certificate_required=tls is not None and tls.client_auth == REQUIRED,
-        allowed_sans=frozenset(tls.client_allowed_sans or ()) if tls else frozenset(),
         users=dict(config.users),
-        headers=config.headers,
-        rate_limit=config.rate_limit,
     )
 
 
 class Guard:
     """The current rules, and what must survive a change of them."""
 
-    def __init__(self, rules: Rules, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, rules: Rules) -> None:
         self._passwords = Passwords()
         self.busy: set[asyncio.Transport | None] = set()
         """The connections with a request that is not answered yet."""
@@ -65,7 +58,6 @@ class Guard:
         """Activate these rules."""
         self.rules = rules
         self._passwords.users = rules.users
-        self._tokens, self._counted_at = float(rules.rate_limit.burst) if rules.rate_limit else 0.0, self._clock()
 
     def context(self) -> ssl.SSLContext | None:
         """Return the context for a new connection; None for plain HTTP."""
@@ -74,7 +66,6 @@ class Guard:
     def watch_over(self, application: web.Application) -> None:
         """Check every request to an application."""
         application.middlewares.append(self._ask)
-        application.on_response_prepare.append(self._add_headers)
 
     def close(self) -> None:
         self._passwords.close()
@@ -106,25 +97,10 @@ class Guard:
         if refusal is None and rules is not self.rules:
             text = "the configuration changed during the check of the password\n"
             refusal = web.Response(status=503, text=text, headers=_LATER)
-        return refusal or self._limited()  # last: a refused request must not use up the limit
-
-    async def _add_headers(self, _: web.Request, response: web.StreamResponse) -> None:
-        for name, value in self.rules.headers:
-            response.headers[name] = value
-
-    def _limited(self) -> web.Response | None:
-        limit, now = self.rules.rate_limit, self._clock()
-        if limit is None:
-            return None
-        self._tokens = min(float(limit.burst), self._tokens + (now - self._counted_at) / limit.interval_seconds)
-        self._counted_at = now
-        if self._tokens >= 1:
-            self._tokens -= 1
-            return None
-        return web.Response(status=429, text="more requests than rate_limit allows\n", headers=_LATER)
+        return refusal
 
     def _without_certificate(self, request: web.Request) -> web.Response | None:
-        """Refuse a client without a required certificate, or with one of another name."""
+        """Refuse a client without a required certificate, or with one that has expired."""
         rules = self.rules
         shown = request.get_extra_info("ssl_object") if rules.context is not None else None
         certificate = shown.getpeercert() if shown is not None else None
@@ -134,9 +110,6 @@ class Guard:
             return web.Response(status=403, text="this page requires a client certificate\n", headers=_NO_STORE)
         if ssl.cert_time_to_seconds(str(certificate["notAfter"])) < time.time():  # since the handshake
             return web.Response(status=403, text="this client certificate has expired\n", headers=_NO_STORE)
-        if rules.allowed_sans and not has_allowed_name(certificate, rules.allowed_sans):
-            text = "this client certificate has none of the names in client_allowed_sans\n"
-            return web.Response(status=403, text=text, headers=_NO_STORE)
         return None
 
     async def _without_password(self, request: web.Request) -> web.Response | None:

@@ -20,7 +20,6 @@ from gpumap.agent.web.config.guard import Guard, rules_of
 from gpumap.agent.web.config.schema import IF_GIVEN, NONE, REMOVED_BY, REQUIRED, WebConfig, WebConfigError, parse
 from gpumap.agent.web.port import CloseOthers
 from gpumap.model.errors import UsageError
-from gpumap.model.text import cut_off, printable
 
 LOOK_SECONDS = 2.0
 _DEADLINE_SECONDS = 5.0
@@ -28,7 +27,6 @@ _WORDS = {REQUIRED: "required", IF_GIVEN: "if_given", NONE: "no"}
 _TEXT_BYTES = 1 << 16
 """YAML of this size takes a second of CPU time."""
 _PEM_BYTES = 1 << 20
-_SHOWN_CHARACTERS = 200
 
 log = logging.getLogger("gpumap.agent.web.config")
 
@@ -95,11 +93,12 @@ class Reader:
 
     def _pems(self, config: WebConfig) -> dict[str, bytes]:
         pems = {}
-        for pem in config.tls.files if config.tls is not None else ():
-            try:
-                pems[pem.key] = _read(self._path.parent / pem.file, _PEM_BYTES)
-            except WebConfigError as error:
-                raise WebConfigError(f"{pem.key} {cut_off(printable(pem.file), _SHOWN_CHARACTERS)}: {error}") from error
+        if (tls := config.tls) is not None:
+            for key, file in tls.files.items():
+                try:
+                    pems[key] = _read(self._path.parent / file, _PEM_BYTES)
+                except WebConfigError as error:
+                    raise WebConfigError(f"{tls.place(key)}: {error}") from error
         return pems
 
 
