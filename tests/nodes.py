@@ -270,6 +270,12 @@ class TestNode:
         self.memory, snapshot = step(self.memory, self.observe(), self.rules)
         return snapshot
 
+    def watch(self, seconds: float = 330.0) -> Snapshot:
+        """Collect for longer than a holder must rest to be idle."""
+        for _ in range(int(seconds / 30.0)):
+            snapshot = self.collect(30.0)
+        return snapshot
+
     @property
     def now(self) -> Moment:
         return Moment(self.clock, 1.7e9 + self.clock + self.asleep, self.asleep)

@@ -192,6 +192,7 @@ def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
         last_active=1e9,
         pod_uid=PodUid("uid"),
         seen_seconds=3600.0,
+        no_process_seconds=0.0,
         sm_activity_ratio=0.25,
     )
     if uuid.startswith("MIG-"):
@@ -213,7 +214,11 @@ def process(pid: int, pod: str | None, uuid: str) -> ProcessUse:
     name = ContainerName("team", pod, "main") if pod else None
     owner, uid = (Owner.ASSIGNED, PodUid("uid")) if pod else (Owner.HOST, None)
     ratios = (0.25, 0.125, 0.5, 0.0)
-    return ProcessUse(pid, Uuid(uuid), "C", "python", owner, name, uid, GIB, *ratios, None if pod else WORK)
+    return ProcessUse(
+        *(pid, Uuid(uuid), "C", "python", owner, name, uid, GIB, *ratios),
+        workload=None if pod else WORK,
+        owner_since=1e9,
+    )
 
 
 def account(of: ContainerOnDevice) -> ContainerAccount:

@@ -133,7 +133,13 @@ def shown(device: DeviceEntry) -> dict[str, Any]:
     """What series have of a device."""
     same = {name: getattr(device, name) for name in ("uuid", "mig_profile", "memory", "holders")}
     same |= {name: getattr(device, name) for name in ("gpu_uuid", "index", "model") if device.memory}
-    unknown = {"memory_controller_busy_ratio": None, "pod_uid": None, "seen_seconds": None, "owner": ""}
+    unknown = {
+        "memory_controller_busy_ratio": None,
+        "pod_uid": None,
+        "seen_seconds": None,
+        "no_process_seconds": None,
+        "owner": "",
+    }
     users = [msgspec.structs.replace(one, **unknown) for one in device.users]
     owners = {one.owner: one.memory_bytes for one in device.owners if one.memory_bytes}
     return {**same, "users": users, "owners": owners if device.memory else {}}
@@ -192,17 +198,16 @@ def sums(answer: NodeMaps) -> dict[str, Any]:
     return found
 
 
-def test_series_do_not_tell_how_old_a_holder_is() -> None:
-    """One that rests is idle after --grace without SM time; until then it may have just started."""
+def test_series_tell_how_long_a_holder_rests() -> None:
+    """It is idle after --idle-after. Series do not contain for how long gpumap has watched one that works."""
     node = TestNode([Gpu(0)], [Pod("ml", "idle", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})])
 
     def kinds(seconds: float) -> list[str]:
         seen, _ = cluster_of((node.collect(seconds), target("a:1")))
         return [row["finding"] for row in msgspec.to_builtins(waste_values(seen, Shape()))["findings"]]
 
-    node.collect()
-    assert kinds(30.0) == []
-    node.collect(50.0)
+    for _ in range(8):
+        assert kinds(40.0) == []
     assert kinds(45.0) == ["idle"]
     node.processes = [Process(10, gpu_uuid(0), node.pods[0], memory=GIB, sm=0.5)]
     assert kinds(5.0) == ["unused"]

@@ -52,16 +52,16 @@ def _has_series(device: DeviceEntry) -> bool:
     return device.gpu_uuid is not None or device.holders_known or bool(device.owners or device.allocatable)
 
 
+_NOT_IN_SERIES = ("memory_controller_busy_ratio", "pod_uid", "seen_seconds", "no_process_seconds")
+
+
 def _device(device: DeviceEntry) -> dict[str, Any]:
     names = ("uuid", "gpu_uuid", "index", "model", "mig_profile", "gpu_instance_id", "compute_instance_id")
     found = {name: getattr(device, name) for name in (*names, "allocatable", "holders_known")}
     found["holders"] = [msgspec.structs.replace(one, admin_access=False) for one in device.holders]
     found["memory"] = _memory(device)
     found["host"] = device.host
-    found["users"] = [
-        msgspec.structs.replace(one, memory_controller_busy_ratio=None, pod_uid=None, seen_seconds=None)
-        for one in device.users
-    ]
+    found["users"] = [msgspec.structs.replace(one, **dict.fromkeys(_NOT_IN_SERIES, None)) for one in device.users]
     owners = {one.owner: (one.memory_bytes or 0, one.processes or 0) for one in device.owners}
     found["owners"] = {owner: of_owner for owner, of_owner in owners.items() if any(of_owner)}
     return found | {"use_known": bool(device.owners)}

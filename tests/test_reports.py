@@ -80,13 +80,10 @@ def wasteful() -> Iterator[Snapshot]:
     train, gone = Pod("ml", "train", {"main": {"nvidia.com/gpu": [card]}}), Pod("ml", "gone", {"main": {}})
     node = TestNode([Gpu(0), Gpu(1)], [train, gone], [Process(10, card, train, memory=GIB, sm=0.5)])
     node.processes.append(Process(11, gpu_uuid(1), gone, memory=3 * GIB))
-    node.collect()
-    first = node.collect()
-    yield named(first, "node-1")
+    yield named(node.watch(), "node-1")
     node.pods.remove(gone)
     node.processes[0] = replace(node.processes[0], sm=0.0)
-    node.collect()
-    yield named(node.collect(), "node-1")
+    yield named(node.watch(), "node-1")
     yield named(shared_out(), "node-1")
 
 

@@ -228,7 +228,7 @@ def test_idle_sharer_is_a_holder() -> None:
         assert (used.memory_bytes, used.processes, used.sm_ratio) == (0, 0, 0.0)
     (leaf,) = (leaf for leaf in snapshot.leaves if leaf.uuid == CARD)
     assert leaf.holders == 3
-    snapshot = node.collect(400.0)
+    snapshot = node.watch()
     assert sorted(found_kinds(snapshot)) == [("idle", "half"), ("idle", "small")]
     assert granted(node_with(reservation(), half).collect(), half) is None, "the Pods API is off"
 

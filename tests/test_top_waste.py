@@ -62,15 +62,8 @@ def busy() -> TestNode:
         Process(12, CARD, squatter, memory=9 * GIB, comm="miner"),
         Process(13, OTHER, None, memory=2 * GIB, comm="Xorg"),
     ]
-    watch(node)
+    node.watch()
     return node
-
-
-def watch(node: TestNode, seconds: float = 330.0) -> Snapshot:
-    """Collect for longer than a holder must rest to be idle."""
-    for _ in range(int(seconds / 30.0)):
-        snapshot = node.collect(30.0)
-    return snapshot
 
 
 def leave(node: TestNode, name: str) -> None:
@@ -221,9 +214,9 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     assert wasted(found) == {}
     assert "Watched for less than 2m, so not checked yet: ml/lazy." in waste_table(found, Shape())
     assert wasted(found, thresholds=Thresholds(30.0)) == {"idle": ("lazy",)}
-    found = node_map(watch(node, 60.0))
+    found = node_map(node.watch(60.0))
     assert "Not idle for 5m yet, but no activity now: ml/lazy." in waste_table(found, Shape())
-    found = node_map(watch(node, 240.0))
+    found = node_map(node.watch(240.0))
     assert wasted(found) == {"idle": ("lazy",)}
     assert "no activity for at least 6m" in waste_table(found, Shape())
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB, sm=0.01)]
@@ -275,7 +268,7 @@ def test_a_new_pod_is_not_judged() -> None:
     """A holder is unused only after --grace, and idle only after --idle-after. A sentence names the others."""
     old, new = holder("old", CARD), holder("new", OTHER)
     node = TestNode([Gpu(0), Gpu(1)], [old])
-    watch(node)
+    node.watch()
     node.pods.append(new)
     found = node_map(node.collect(seconds=5))
     assert wasted(found) == {"idle": ("old",)}
@@ -285,7 +278,7 @@ def test_a_new_pod_is_not_judged() -> None:
     found = node_map(node.collect(seconds=30))
     assert wasted(found) == {"idle": ("old",)}
     assert wasted(found, thresholds=Thresholds(grace_seconds=10.0)) == {"idle": ("old",), "unused": ("new",)}
-    found = node_map(watch(node, 90.0))
+    found = node_map(node.watch(90.0))
     assert wasted(found) == {"idle": ("old",), "unused": ("new",)}
     assert "no process for at least 7m" in waste_table(found, Shape())
 
@@ -296,7 +289,7 @@ def test_nobody_is_judged_right_after_the_start_of_an_agent() -> None:
     node = TestNode([Gpu(0), Gpu(1)], [work, holder("idle", OTHER)], [Process(10, CARD, work, sm=0.5)])
     for _ in range(3):
         assert wasted(node_map(node.collect())) == {}
-    assert wasted(node_map(watch(node))) == {"idle": ("idle",), "unused": ("work",)}
+    assert wasted(node_map(node.watch())) == {"idle": ("idle",), "unused": ("work",)}
     node.memory = Memory()
     assert wasted(node_map(node.collect())) == {}
 
@@ -310,17 +303,17 @@ def test_a_node_whose_source_is_back_is_not_judged() -> None:
     node.down = set()
     node.collect()
     assert wasted(node_map(node.collect())) == {"squatter": ("squat",)}
-    assert wasted(node_map(watch(node))) == {"squatter": ("squat",), "idle": ("idle",), "unused": ("work",)}
+    assert wasted(node_map(node.watch())) == {"squatter": ("squat",), "idle": ("idle",), "unused": ("work",)}
 
 
 def test_a_pod_of_the_same_name_is_new() -> None:
     """A pod that was made again has its own time."""
     old = holder("db-0", CARD)
     node = TestNode([Gpu(0)], [old])
-    assert wasted(node_map(watch(node))) == {"idle": ("db-0",)}
+    assert wasted(node_map(node.watch())) == {"idle": ("db-0",)}
     node.pods = [replace(old, generation=1)]
     assert wasted(node_map(node.collect(seconds=5))) == {}
-    assert wasted(node_map(watch(node))) == {"idle": ("db-0",)}
+    assert wasted(node_map(node.watch())) == {"idle": ("db-0",)}
 
 
 def test_little_that_is_unused_is_no_finding() -> None:
@@ -329,7 +322,7 @@ def test_little_that_is_unused_is_no_finding() -> None:
     def unused(used: float, granted: float, **thresholds: float) -> bool:
         work = holder("work", CARD)
         node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=int(used * GIB), sm=0.9)])
-        found = with_devices(node_map(watch(node)), granting(int(granted * GIB)))
+        found = with_devices(node_map(node.watch()), granting(int(granted * GIB)))
         return "unused" in wasted(found, thresholds=Thresholds(**thresholds))  # type: ignore[arg-type] # floats only
 
     assert not unused(71, 79.6)
@@ -345,7 +338,7 @@ def test_unused_is_judged_by_the_peak() -> None:
     node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=71 * GIB, sm=0.9)])
     node.collect()
     node.processes = [Process(11, CARD, work, memory=17 * GIB, sm=0.1, start=2000)]
-    found = node_map(watch(node))
+    found = node_map(node.watch())
     assert wasted(found) == {}
     (one,) = waste_values(found, Shape(thresholds=Thresholds(unused_ratio=0.05)))["findings"]
     assert (one["used_bytes"], one["waste_bytes"], one["why"]) == (17 * GIB, 9 * GIB, "peak so far 71.0GiB")
@@ -360,7 +353,7 @@ def in_two_namespaces() -> NodeMap:
     node.gpus.append(Gpu(2))
     node.pods.append(Pod("web", "shop", {"main": {"nvidia.com/gpu": [str(gpu_uuid(2))]}}))
     node.pods.append(holder("odd", "GPU-none", resource="aliyun.com/gpu-mem"))
-    return node_map(watch(node))
+    return node_map(node.watch())
 
 
 def test_sums_by_namespace() -> None:
@@ -487,7 +480,7 @@ def test_a_card_that_its_pod_uses_is_not_idle() -> None:
         "ml", "starts", {"main": {"nvidia.com/gpu": [str(CARD)]}}, init={"load": {"nvidia.com/gpu": [str(CARD)]}}
     )
     node = TestNode([Gpu(0)], [init], [Process(10, CARD, init, container="load", memory=GIB, sm=0.9)])
-    assert wasted(node_map(watch(node))) == {}
+    assert wasted(node_map(node.watch())) == {}
 
 
 def test_a_pod_that_rests_as_a_whole_is_idle() -> None:
@@ -501,7 +494,7 @@ def test_on_mig_idle_is_no_process() -> None:
     used, unused = gpu.leaves
     work, idle = holder("work", used), holder("idle", unused)
     node = TestNode([gpu], [work, idle], [Process(10, used, work, memory=10 * GIB)])
-    found = node_map(watch(node))
+    found = node_map(node.watch())
     assert wasted(found) == {"idle": ("idle",)}
     assert "SM time is not known for every container on GPU 0/1/0" in waste_table(found, Shape())
     assert waste_values(found, Shape())["sums"]["idle_gpus"] == pytest.approx(3 / 7, abs=1e-3)
@@ -512,7 +505,7 @@ def test_holder_of_a_partitioned_gpu_is_judged_on_all_of_it() -> None:
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
     whole = holder("whole", gpu.uuid)
     node = TestNode([gpu], [whole])
-    assert wasted(node_map(watch(node))) == {"idle": ("whole",)}
+    assert wasted(node_map(node.watch())) == {"idle": ("whole",)}
     node.processes = [Process(10, gpu.leaves[1], whole, memory=3 * GIB)]
     (one,) = waste_values(node_map(node.collect()), Shape())["findings"]
     assert (one["finding"], one["used_bytes"]) == ("unused", 3 * GIB)
@@ -522,7 +515,7 @@ def test_shared_memory_is_summed_once() -> None:
     """Compute instances of one GPU instance share its memory: what nobody uses of it is not counted twice."""
     gpu = Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])
     node = TestNode([gpu], [holder("a", gpu.leaves[0]), holder("b", gpu.leaves[1])])
-    found = node_map(watch(node))
+    found = node_map(node.watch())
     assert wasted(found) == {"idle": ("a", "b")}
     memory = found.devices[0].memory
     assert memory is not None
@@ -623,7 +616,7 @@ def test_a_verdict_is_the_same_for_one_namespace() -> None:
     """Who holds a partitioned GPU whole is judged by all of its devices, also by those that nothing is known of."""
     whole = holder("whole", CARD)
     node = TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])], [whole])
-    found = node_map(watch(node))
+    found = node_map(node.watch())
     assert wasted(found) == wasted(found, namespace="ml") == {"idle": ("whole",)}
     (dark,) = (n for n, device in enumerate(found.devices) if device.gpu_instance_id == 2)
     found = with_devices(found, lambda device: changed(device, users=(), owners=()), dark)

@@ -36,8 +36,7 @@ def long_names(pods: int = 16) -> Snapshot:
     node.processes = [
         Process(100 + number, gpu_uuid(number), pod, memory=(number + 1) * GIB) for number, pod in enumerate(every)
     ]
-    node.collect()
-    return node.collect()
+    return node.watch()
 
 
 @cache

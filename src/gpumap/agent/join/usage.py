@@ -169,7 +169,7 @@ class LeafUse:
     stray: tuple[bool, ...] = ()
     """For each engine of `Times`: it worked for no known process, but for one that began and ended between two
     collections, or one that the driver does not list. A container without time on it may have caused that. Empty if no
-    engine did."""
+    engine did. All, if the GPU was utilized and no sample shows by which process."""
     has_short_process: bool = False
     """A process that no list had worked."""
     may_work: frozenset[PodName | None] = frozenset()
@@ -305,13 +305,13 @@ def measure_leaf(
     named = {one.pid for one in ended} | {item.process.pid for item in processes.attributed if item.start is not None}
     stray = tuple(map(any, zip(*(structs.astuple(one)[1:] for one in samples if one.pid not in named), strict=True)))
     seen = named | {item.process.pid for item in processes.attributed if item.unresolved}
-    sm_unlisted = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
+    works_unseen = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
     return LeafUse(
         processes,
         times,
         ended_times,
         has_samples=True,
-        stray=_with_sm(stray) if sm_unlisted else stray if any(stray) else (),
+        stray=(True,) * len(_NO_TIMES) if works_unseen else stray if any(stray) else (),
         has_short_process=any(one.pid not in seen and _is_busy(one) for one in samples),
         may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
         activity=activity,
@@ -329,10 +329,6 @@ def _uncertain_pods(
     for one in ended:
         if one.process.container is None and one.process.workload is None and _is_busy(by_pid.get(one.pid, _NO_TIME)):
             yield None
-
-
-def _with_sm(stray: tuple[bool, ...]) -> tuple[bool, ...]:
-    return (True, *(stray or (False,) * len(_NO_TIMES))[1:])
 
 
 def _is_busy(sample: ProcessSample | None) -> bool:

@@ -13,6 +13,7 @@ from gpumap.cli.fleet.families import DeviceInfo
 from gpumap.cli.fleet.targets import Key, Node, Target
 from gpumap.model import map as entries
 from gpumap.model import remedies
+from gpumap.model.findings import DEFAULTS
 from gpumap.model.map import DeviceEntry, GpuEntry, MemoryEntry, NodeMap
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.terms import Source
@@ -112,6 +113,7 @@ def _device(uuid: str, cluster: Cluster, has_list: bool, collected_at: float) ->
 def _holder(name: Container, uuid: str, cluster: Cluster) -> entries.HolderEntry:
     namespace, pod, container = name
     slots = _slots(cluster.holders[uuid][name])
+    reserves = (uuid, namespace, pod) in cluster.of(families.RESERVED)
     return entries.HolderEntry(
         namespace=namespace,
         pod=pod,
@@ -119,8 +121,8 @@ def _holder(name: Container, uuid: str, cluster: Cluster) -> entries.HolderEntry
         slots=slots,
         allocated_gpus=cluster.value(families.ALLOCATED_GPUS, *name, uuid),
         allocated_memory_bytes=cluster.whole(families.ALLOCATED_MEMORY, *name, uuid),
-        admin_access=None if slots and all(one.resource == DRA_DRIVER for one in slots) else False,
-        reservation=(uuid, namespace, pod) in cluster.of(families.RESERVED),
+        admin_access=None if not reserves and slots and all(one.resource == DRA_DRIVER for one in slots) else False,
+        reservation=reserves,
     )
 
 
@@ -128,8 +130,8 @@ def _user(name: Container, uuid: str, cluster: Cluster, owner: str, collected_at
     namespace, pod, container = name
     sm_ratio, last_active = cluster.value(families.SM, *name, uuid), cluster.value(families.LAST_ACTIVE, *name, uuid)
     sm_activity_ratio = cluster.value(families.SM_ACTIVITY, *name, uuid)
-    # gpumap has watched the container at least since then.
-    watched_seconds = None if last_active is None else max(collected_at - last_active, 0.0)
+    # No series has for how long gpumap has watched the container: at least since it last worked.
+    seen_seconds = None if last_active is None else max(collected_at - last_active, DEFAULTS.grace_seconds)
     return entries.UserEntry(
         namespace=namespace,
         pod=pod,
@@ -142,7 +144,7 @@ def _user(name: Container, uuid: str, cluster: Cluster, owner: str, collected_at
         memory_controller_busy_ratio=None,
         unassigned=(*name, uuid) in cluster.of(families.UNASSIGNED),
         last_active=last_active,
-        seen_seconds=watched_seconds,
+        seen_seconds=seen_seconds,
         sm_activity_ratio=sm_activity_ratio,
     )
 
