@@ -16,7 +16,7 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all check prose e2e e2e-cluster soak fuzz tools golden protos docs manifests boards pictures bench mutation audit lock krew wheel image clean
+.PHONY: help setup demo test test-all check prose e2e e2e-cluster soak fuzz tools golden protos docs manifests boards pictures bench audit lock krew wheel image clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -77,15 +77,11 @@ manifests: .venv/.dev tools ## Rewrites the objects of deploy/ from the chart
 boards: .venv/.dev ## Rewrites Grafana's boards in charts/gpumap/dashboards from boards/
 	$(BIN)/python -m boards
 
-pictures: .venv/.dev tools ## Takes the pictures of docs/ from the demo, some minutes long
+pictures: .venv/.dev tools ## Takes the pictures of the page for docs/ from the demo
 	$(BIN)/python -m scripts.take_picture
-	$(BIN)/python -m scripts.draw_boards
 
 bench: .venv/.dev .tools/bench-venv/.installed ## What gpumap costs, beside its goals: some 12 minutes (ARGS="P1 P6", ARGS=--long)
 	$(BIN)/python -m bench $(ARGS)
-
-mutation: .venv/.dev ## Tries small changes of the pure rooms, which a test must notice: half an hour (ARGS="join/pods --sample 0")
-	nice $(BIN)/python -m mutation $(ARGS)
 
 audit: ## Asks the OSV database for known vulnerabilities of what the locks name; nothing audited is a failure (ARGS=LOCK)
 	$(PYTHON) scripts/audit.py $(ARGS)

@@ -27,13 +27,13 @@ NODES, GPUS = 5_000, 8
 SCRAPE_SECONDS = 60
 RULES = ROOT / "rules" / "fleet.yaml"
 RECORDED = " and ".join(f"{one} offset 5s" for one in LAST_RECORDS)
-SUMMARIES = (("map",), ("top",), ("waste",), ("inspect",), ("top", "--by", "node"))
+SUMMARIES = (("map",), ("top",), ("waste",), ("top", "--by", "node"))
 ADDED_UP = ("--match", 'job="gpumap"')
 """A matcher of a job cannot be asked of recorded sums: the server adds up."""
 COMMANDS = (
     *SUMMARIES,
     *((*one, *ADDED_UP) for one in SUMMARIES),
-    *(("top", "-n", "team-7"), ("map", "--node", "gpu-0007"), ("inspect", "--all"), ("top", "--all")),
+    *(("top", "-n", "team-7"), ("map", "--node", "gpu-0007"), ("top", "--all")),
 )
 _CARD_BYTES = 85_520_809_984
 _SOURCES = ("kubelet", "nvml", "procfs", "pod_identity")

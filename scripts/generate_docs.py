@@ -1,5 +1,5 @@
-"""Write the tables of docs/reference/{metrics,flags,dialects}.md, docs/how-to/troubleshoot.md, docs/dev/faults.md,
-docs/dev/mutation.md and the chart's README.
+"""Write the tables of docs/reference/{metrics,flags,dialects}.md, docs/how-to/troubleshoot.md, docs/dev/faults.md
+and the chart's README.
 
 `make docs` runs it.
 
@@ -17,7 +17,6 @@ from gpumap.agent.metrics import GROUPS, PROCESSES, self_families
 from gpumap.agent.settings import FLAGS, Flag
 from gpumap.model import remedies
 from gpumap.model.families import Family, Numbered
-from mutation import report
 from scripts import chart_values
 from scripts.map_schema import map_schema
 from tests.faults.table import rows as fault_rows
@@ -136,7 +135,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/dialects.md": dialects,
     "how-to/troubleshoot.md": troubles,
     "dev/faults.md": faults,
-    "dev/mutation.md": report.tables,
 }
 SCHEMA = DOCS.parent / "src" / "gpumap" / "model" / "map.schema.json"
 """docs/reference/map.schema.json is a link to it."""

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.node_map import node_map
 from gpumap.cli.fleet import families
-from gpumap.cli.inspect.grants import grants
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
-from gpumap.cli.tables.inspect import inspect_table, inspect_values
 from gpumap.model.findings import ENDING_SECONDS, Thresholds
 from gpumap.model.map import DeviceEntry, GpuEntry, NodeMap
 from gpumap.model.snapshot import Snapshot
@@ -99,8 +97,6 @@ def shown_of(found: NodeMap) -> dict[str, Any]:
         "top": {key: value for key, value in top.items() if value},
         "findings": dict(findings),
         "sums": waste["sums"],
-        "inspect": msgspec.to_builtins(inspect_values(grants(seen), ())),
-        "inspect table": inspect_table(grants(seen), (), Shape(), details=True, used=True),
     }
 
 
@@ -154,7 +150,6 @@ def test_a_gpu_without_a_device() -> None:
     seen, _ = cluster_of((snapshot, target("a:1")))
     assert [gpu.index for gpu in seen.maps[0].gpus] == [0, 1]
     assert [gpu.index for gpu in seen.maps[0].nameless_gpus] == [2]
-    assert ">=" in inspect_table(grants(seen), (), Shape())
 
 
 def test_a_kubelet_that_is_away_for_long() -> None:
@@ -252,6 +247,5 @@ def test_no_table_shows_a_zero_for_what_is_not_served() -> None:
         seen, _ = cluster_of(scrape, dropped=names(group))
         assert None in msgspec.to_builtins(waste_values(seen, Shape()))["sums"].values(), group
     seen, _ = cluster_of(scrape, dropped=names("allocation"))
-    assert "0/80" not in inspect_table(grants(seen), (), Shape())
     assert "No waste found" not in waste_table(seen, Shape())
     assert map_table(seen, Shape())

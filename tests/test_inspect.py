@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,13 +32,11 @@ from gpumap.model.snapshot import Snapshot
 from tests.command import run_command
 from tests.demo_process import demo
 from tests.examples import examples
-from tests.fleet import PATIENCE_SECONDS, wait_for_holders
 from tests.generated import runs
 from tests.golden import CAPTURES
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
-from tests.prometheus import chart_job, each_second, eventually, prometheus
 from tests.sharing import answer
-from tests.shown import changed, values, with_devices, with_gpus
+from tests.shown import changed, values, with_devices
 
 MIB = 1 << 20
 TITAN_V, GTX_1080_TI, V100 = 12066, 11178, 16160
@@ -360,39 +358,24 @@ def test_a_kubelet_that_is_away_for_long_has_said_nothing() -> None:
     assert "the holders of all devices are not known" in notes(NodeMaps((found,)), used=False)
 
 
-def from_series(found: NodeMap, change: Callable[[DeviceEntry], DeviceEntry]) -> NodeMap:
-    """As a server has it whose gpumap does not serve all groups."""
+def in_part(found: NodeMap, change: Callable[[DeviceEntry], DeviceEntry]) -> NodeMap:
+    """As an agent has it that does not measure all groups."""
     return changed(with_devices(found, change), collect=None)
 
 
-def test_what_no_series_tells_is_not_zero() -> None:
-    """Neither what is granted of cards, nor which cards there are, where their groups are not served."""
+def test_what_is_not_known_is_not_zero() -> None:
+    """Neither what is granted of cards, nor which cards there are."""
     well = shared_out("well", None, [V100, V100], Slots("a", 0, 4))
-    free = from_series(on_cards(gpus=[Gpu(0), Gpu(1)]), lambda device: changed(device, holders_known=False))
+    free = in_part(on_cards(gpus=[Gpu(0), Gpu(1)]), lambda device: changed(device, holders_known=False))
     assert row_of("node", free, well) == ["unknown", "-/80", "-/80", "-/160"]
     assert sums(free, well) == [">=4/190", "(>=2%)"]
-    lost = from_series(on_cards(), lambda device: changed(device, gpu_uuid=None, index=None, memory=None))
+    lost = in_part(on_cards(), lambda device: changed(device, gpu_uuid=None, index=None, memory=None))
     lost = changed(lost, gpus=())
     assert row_of("node", lost, well, used=True) == ["unknown", "-/-/-", "-/-/-", "-/0/-"]
     half = on_cards(gpus=[Gpu(0), Gpu(1)])
     half = with_devices(half, lambda device: changed(device, holders_known=False), 1)
     assert row_of("node", half) == ["unknown", "0/80", "-/80", "-/160"]
     assert "the holders of GPU 1 are not known" in notes(NodeMaps((half,)), used=False)
-
-
-def test_two_gpus_of_one_index_are_both_there() -> None:
-    """Nodes of one name, in clusters that nothing tells apart: nothing is lost, and it is said."""
-    names = ("east", "west")
-    pods = [Pod("ml", name, {"main": {"nvidia.com/gpu": [str(gpu_uuid(n))]}}) for n, name in enumerate(names)]
-    found = on_cards(*pods, gpus=[Gpu(0), Gpu(1)])
-    found = with_devices(found, lambda device: changed(device, index=0))
-    found = with_gpus(found, lambda gpu: changed(gpu, index=0))
-    assert row_of("node", found) == ["unknown", "80/80", "80/80", "160/160"]
-    first, second = (row_of(name, found, details=True)[1:] for name in ("east", "west"))
-    assert sorted([first, second]) == [["0", "80"], ["80", "0"]]
-    assert [one for one in notes(NodeMaps((found,)), used=False) if "has index 0, like another GPU" in one]
-    (node,) = values(inspect_values(grants(NodeMaps((found,))), ()))["nodes"]
-    assert {(gpu["index"], gpu["uuid"]) for gpu in node["gpus"]} == {(0, gpu_uuid(0)), (0, gpu_uuid(1))}
 
 
 def test_slots_of_others_on_no_card_are_told_beside() -> None:
@@ -572,72 +555,9 @@ def test_mistakes_in_flags(agent: str) -> None:
         assert says in done.stderr
 
 
-# --- a whole cluster, from a real Prometheus --------------------------------------------------------------------------
-
-
-@pytest.fixture(name="cluster", scope="module")
-def run_cluster(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    """A Prometheus that scrapes two nodes: its URL, and theirs by name."""
-    home = tmp_path_factory.mktemp("prometheus")
-    with demo(tmp_path_factory.mktemp("sharing"), "--scenario", "sharing", "--interval", "1s") as sharing:
-        nodes = {"made-node": agent, "sharing-node": sharing}
-        wait_for_holders(sharing)
-        wait_for_holders(agent)
-        with prometheus(home, config=each_second(chart_job(nodes))) as server:
-            # The server is asked by whole seconds: what was scraped just now is of the next one.
-            holding = "count by (node) (gpumap_allocation_info offset 2s)"
-            eventually(
-                lambda: server.by("node", holding).keys() == nodes.keys(),
-                PATIENCE_SECONDS,
-                about=lambda: server.api("targets"),
-            )
-            yield {"": server.url, **nodes}
-
-
-@pytest.mark.parametrize("details", [(), ("-d",)])
-def test_a_node_is_the_same_by_its_agent_and_by_prometheus(cluster: Mapping[str, str], details: Sequence[str]) -> None:
-    """Byte for byte: the series tell all that the agent does."""
-    for node, flags in (("made-node", [*details, "--used"]), ("sharing-node", details)):
-        by_server = inspect(node, *flags, "--prometheus", cluster[""])
-        by_agent = inspect(*flags, "--url", cluster[node])
-        assert (by_server.returncode, by_server.stdout) == (0, by_agent.stdout)
-        assert by_server.stderr == by_agent.stderr
-
-
-def test_a_cluster_by_prometheus(cluster: Mapping[str, str]) -> None:
-    """A line for each node, by name; what is not in the table is told of the nodes that it is about."""
-    done = inspect("--all", "--prometheus", cluster[""])
-    lines = [line.partition(" ")[0] for line in done.stdout.splitlines()]
-    assert (done.returncode, lines[:3]) == (0, ["NAME", "made-node", "sharing-node"])
-    assert "node sharing-node: slots of " in done.stdout
-
-
-def test_a_node_that_prometheus_does_not_know(cluster: Mapping[str, str]) -> None:
-    """One line, with the name that was probably meant, and 1."""
-    done = inspect("made-nod", "--prometheus", cluster[""])
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "did you mean made-node?" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("--prometheus", "http://127.0.0.1:9"), 1, "did not answer"),
-        (("--prometheus", "prom:9090"), 2, "must start with http:// or https://"),
-        (("--prometheus", "http://prom", "--url", "http://agent"), 2, "cannot be combined with --url"),
-        (("--prometheus", "http://prom", "--proc", "/proc"), 2, "--proc: sets a source of this node"),
-        (
-            (
-                "--match",
-                'a="b"',
-            ),
-            2,
-            "--match requires --prometheus",
-        ),
-    ],
-)
-def test_servers_that_cannot_be_asked(arguments: Sequence[str], code: int, says: str) -> None:
-    """One line, and no table."""
-    done = inspect(*arguments)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
-    assert says in done.stderr
+def test_there_is_no_server_to_ask() -> None:
+    """A whole cluster is asked through the API server."""
+    for flags in (("--prometheus", "http://prom"), ("--all",), ("--match", 'a="b"'), ("--timeout", "1m")):
+        done = inspect(*flags)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"gpumap: unknown flag {flags[0]}")

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 
 from gpumap.cli.fleet import families
-from gpumap.cli.inspect.report import inspect_report
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import REPORTS, Report
 from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
@@ -23,16 +22,10 @@ from tests.test_fleet import cluster_of, named, target
 
 GPU_MEM = "aliyun.com/gpu-mem"
 ORDERS = {"map": MAP_ORDERS, "top": TOP_ORDERS, "waste": WASTE_ORDERS}
-INSPECTS = {
-    f"inspect{' -d' if details else ''}{' --used' if used else ''}": inspect_report(details=details, used=used)
-    for details in (False, True)
-    for used in (False, True)
-}
-ALL_REPORTS = {**REPORTS, **INSPECTS}
 
 
 def shapes(command: str) -> Iterator[tuple[str, Shape]]:
-    """Every form and order that its flags let through, and of inspect the forms."""
+    """Every form and order that its flags let through."""
     if command not in ORDERS:
         yield from ((form, Shape()) for form in ("table", "json"))
         return
@@ -99,10 +92,10 @@ def shared_out() -> Snapshot:
 WASTEFUL = tuple(map(Look, wasteful()))
 
 
-@pytest.mark.parametrize("command", ALL_REPORTS)
+@pytest.mark.parametrize("command", REPORTS)
 def test_the_parts_that_are_asked_for_are_enough(command: str) -> None:
     """Every form, in every order, is the same as if the server had been asked for all that it has."""
-    report = ALL_REPORTS[command]
+    report = REPORTS[command]
     for form, shape in shapes(command):
         for look in WASTEFUL:
             assert not look.differs(report, form, shape, report.parts(form, shape)), (form, shape.order)
@@ -114,16 +107,16 @@ def test_the_parts_are_enough_for_any_node(node: TestNode) -> None:
     """Whatever a node is like."""
     node.collect()
     look = Look(named(node.collect(), "node-1"))
-    for command, report in ALL_REPORTS.items():
+    for command, report in REPORTS.items():
         for form, shape in shapes(command):
             if shape.order in ("", *(orders[0] for orders in ORDERS.values())):
                 assert not look.differs(report, form, shape, report.parts(form, shape)), (command, form)
 
 
-@pytest.mark.parametrize("command", ALL_REPORTS)
+@pytest.mark.parametrize("command", REPORTS)
 def test_no_part_is_asked_for_in_vain(command: str) -> None:
     """Without any one of its parts some form of it would be another."""
-    report = ALL_REPORTS[command]
+    report = REPORTS[command]
     asked = [(form, shape, report.parts(form, shape)) for form, shape in shapes(command) if form in ("table", "wide")]
     for part in frozenset[str]().union(*(parts for _, _, parts in asked)) - {families.HOLDERS}:  # which comes with USE
         assert any(

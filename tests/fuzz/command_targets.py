@@ -235,7 +235,6 @@ COMMANDS = (
     ("top", "--prometheus", "URL", "--by", "namespace"),
     ("waste", "--prometheus", "URL"),
     ("waste", "--prometheus", "URL", "--would-fit"),
-    ("inspect", "--prometheus", "URL", "--used"),
     ("bill", "--prometheus", "URL", "--from", "1700000000", "--to", "1700007200"),
     ("bill", "--prometheus", "URL", "--from", "1700000000", "--to", "1700007200", "--by", "workload", "-o", "json"),
     ("bill", "--prometheus", "URL", "--from", "1700000000", "--to", "1700007200", "--by", "user", "-o", "csv"),

@@ -142,7 +142,7 @@ def test_agents_that_serve_a_part(tmp_path: Path) -> None:
         # A look is of a whole second of the server's clock: what came within it is not seen yet.
         eventually(lambda: len(server.ask("gpumap_snapshot_timestamp_seconds offset 2s")) == len(serves))
         eventually(lambda: len(server.ask("gpumap_device_holders offset 2s")) > 0)
-        done = run_command("inspect", "--all", "--used", "--prometheus", server.url, "-o", "json")
+        done = run_command("map", "--all", "--prometheus", server.url, "-o", "json")
         found = json.loads(done.stdout)
         said = " ".join(found["missing"])
         assert done.returncode == 1

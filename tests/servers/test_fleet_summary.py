@@ -366,9 +366,8 @@ def test_a_node_that_is_not_in_the_records_yet(tmp_path: Path, recorded: Sequenc
                 return compared(found, of_rows, quantities)
 
             assert settled(partial(differences, command, quantities), {}) == {}
-        for command in ("map", "inspect"):
-            by_rules, by_sums = (asked(command, "--prometheus", server.url, *FLAGS[one]) for one in FLAGS)
-            assert by_rules["rows"] == by_sums["rows"]
+        by_rules, by_sums = (asked("map", "--prometheus", server.url, *FLAGS[one]) for one in FLAGS)
+        assert by_rules["rows"] == by_sums["rows"]
         late = of_nodes(sorted({*FEW} - {*recorded}))
         said = asked("waste", "--prometheus", server.url)["unknown"]
         assert said == [f"{late}: the recorded sums by namespace do not contain it yet"]
@@ -441,14 +440,6 @@ def test_rows_for_who_asks(server: str, command: str) -> None:
     names = run_command(command, "--prometheus", server, "-o", "name").stdout.splitlines()
     assert names
     assert all(line.startswith("pod/") for line in names)
-
-
-def test_inspect_of_a_cluster(server: str) -> None:
-    """How full each node is, fullest first; the tables of the original with -d or --all."""
-    lines = lines_of("inspect", "--prometheus", server)
-    assert lines[2].split() == ["NODE", "ADDRESS", "GPUS", "GRANTED", "TOTAL", "GRANTED%"]
-    assert " more nodes. Rows of containers: NODE, -d or --all." in lines[44]
-    assert run_command("inspect", "--all", "--prometheus", server).stdout.startswith("NAME ")
 
 
 @pytest.mark.parametrize(

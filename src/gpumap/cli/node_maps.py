@@ -17,7 +17,6 @@ class Sums(NamedTuple):
 
     name: str
     values: Mapping[str, float]
-    internal_ip: str | None = None
     namespace: str = ""
 
 

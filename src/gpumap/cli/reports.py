@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpumap.cli.fleet import families as parts
 from gpumap.cli.node_maps import NodeMaps
@@ -34,8 +34,8 @@ class Report:
 
     table: Callable[[NodeMaps, Shape], str]
     values: Callable[[NodeMaps, Shape], object]
-    needs: frozenset[str]
-    also: Mapping[str, frozenset[str]]
+    needs: frozenset[str] = frozenset()
+    also: Mapping[str, frozenset[str]] = field(default_factory=dict)
     names: Callable[[NodeMaps, Shape], Sequence[tuple[str, str]]] | None = None
 
     def parts(self, form: str, shape: Shape) -> frozenset[str]:

@@ -39,19 +39,19 @@ def run(given: argparse.Namespace, report: Report, shape: Shape, node: str = "")
     from gpumap.cli import show
     from gpumap.cli.reports import summarized
 
-    often = WATCH_INTERVAL if given.prometheus is None else CLUSTER_INTERVAL
+    often = WATCH_INTERVAL if _server(given) is None else CLUSTER_INTERVAL
     if sums := _shows_sums(given, shape, node):
-        report = summarized(report, _summary(given))
+        report = summarized(report, given.command)
     view = view_of(given, report, shape, _head(given, shape), often, keys=not sums)
     return show.run(_node_maps(given, view, node), view)
 
 
 def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStream:
-    if given.prometheus is None:
+    if _server(given) is None:
         refuse_details(given)
     elif given.url is not None:
         raise UsageError("--prometheus: cannot be combined with --url")
-    if given.prometheus is not None:
+    else:
         from gpumap.cli.fleet.source import from_prometheus
 
         prepare_elsewhere(given, "--prometheus")
@@ -85,15 +85,18 @@ def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStrea
 
 def _shows_sums(given: argparse.Namespace, shape: Shape, node: str) -> bool:
     """Return whether sums of a cluster are shown, and no rows. Raises UsageError."""
-    rows = bool(node or shape.namespace or given.all or given.output == "name" or getattr(given, "details", False))
+    if _server(given) is None:
+        return False
+    rows = bool(node or shape.namespace or given.all or given.output == "name")
     by = getattr(given, "by", None)
-    if by is not None and rows and given.prometheus is not None:
+    if by is not None and rows:
         raise UsageError(f"--by {by}: shows sums, but -n, --node, --all and -o name show rows")
-    return given.prometheus is not None and not rows and not shape.processes
+    return not rows and not shape.processes
 
 
-def _summary(given: argparse.Namespace) -> str:
-    return f"{given.command} --used" if getattr(given, "used", False) else str(given.command)
+def _server(given: argparse.Namespace) -> str | None:
+    """Return the Prometheus to ask. `inspect` has no such flag."""
+    return getattr(given, "prometheus", None)
 
 
 def _question(given: argparse.Namespace, view: View) -> Question:
@@ -101,7 +104,7 @@ def _question(given: argparse.Namespace, view: View) -> Question:
     from gpumap.cli.fleet.summary import Question
     from gpumap.cli.tables.summary import OF_ALL, SUMMARIES, orders_of
 
-    command = _summary(given)
+    command = given.command
     by = getattr(given, "by", None) or (SUMS_BY[0] if hasattr(given, "by") else "node")
     orders, order = orders_of(command, by), view.shape.order
     if order and order not in orders and order != "severity":
@@ -130,6 +133,6 @@ def maps_of_agent(given: argparse.Namespace, interval_seconds: float) -> NodeMap
 
 def _head(given: argparse.Namespace, shape: Shape) -> str:
     """Return the head of a watch. Only the server gets a password in the URL."""
-    places = {"--url": given.url, "--prometheus": given.prometheus}
+    places = {"--url": given.url, "--prometheus": _server(given)}
     asked = "".join(f" {flag} {without_password(url)}" for flag, url in places.items() if url)
     return f"gpumap {given.command}{sorted_by(shape)}{asked}"

@@ -346,7 +346,6 @@ def _answer(
     of_nodes = {node: row if node in unjudged else _judged(row, question, fleet.odd) for node, row in current.items()}
     others = by[question.by].items()
     of_others = {name: _judged(row, question, fleet.odd) if "used_bytes" in row else row for name, row in others}
-    addresses = {node.shown: node.internal_ip for node in fleet.nodes}
     shown = of_nodes if question.by == NODE else of_others
     ill += [(node, f"the recorded sums by {question.by} do not contain it yet") for node in new]
     ill += [
@@ -354,7 +353,7 @@ def _answer(
     ]
     sums = FleetSums(
         by=question.by,
-        rows=tuple(_row(question.by, name, row, addresses.get(name)) for name, row in sorted(shown.items())),
+        rows=tuple(_row(question.by, name, row) for name, row in sorted(shown.items())),
         whole=_total(of_nodes.values()) | _total(shown.values()),
         nodes=len(current),
         lost=len(old) + len(down),
@@ -371,9 +370,9 @@ def _answer(
     return NodeMaps((), missing, fleet=True, sums=sums)
 
 
-def _row(by: str, name: str, row: Mapping[str, float], address: str | None) -> Sums:
+def _row(by: str, name: str, row: Mapping[str, float]) -> Sums:
     namespace, _, workload = name.partition("/")
-    return Sums(workload, row, namespace=namespace) if by == WORKLOAD else Sums(name, row, address)
+    return Sums(workload, row, namespace=namespace) if by == WORKLOAD else Sums(name, row)
 
 
 def _with_down(row: Mapping[str, float]) -> dict[str, float]:

@@ -6,8 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
+from gpumap.cli.credentials import add_credentials
 from gpumap.cli.output_flags import add_inspect_output
-from gpumap.cli.server_flags import HOW_TO_ASK, add_row_flags, add_server_flags
+from gpumap.cli.server_flags import HOW_TO_ASK
 from gpumap.cli.sort_keys import INSPECT_SUMMARY
 from gpumap.cli.this_node import NODE_FLAGS, add_node_flags
 from gpumap.cli.where import add_url, run
@@ -31,15 +32,14 @@ def add_inspect(commands: Commands) -> None:
         usage="[NODE] [flags]",
         examples=[
             ("this node", "gpumap inspect"),
-            ("the whole cluster, pod by pod", "gpumap inspect -d --prometheus http://prom:9090"),
+            ("the whole cluster, pod by pod", "kubectl gpumap inspect -d"),
             ("who uses more than was granted", "gpumap inspect -d --used --url http://127.0.0.1:9401"),
         ],
     )
     inspect.add_argument("only_node", metavar="NODE", nargs="?", help="Show only this node.")
     add_inspect_output(inspect)
-    where = add_url(inspect)
-    add_server_flags(inspect, where)
-    add_row_flags(where, node=False)
+    add_url(inspect)
+    add_credentials(inspect.add_argument_group(HOW_TO_ASK))
     add_node_flags(inspect)
     leave_to_help_all(inspect, HOW_TO_ASK, *NODE_FLAGS)
 
@@ -50,7 +50,4 @@ def _inspect(given: argparse.Namespace) -> int:
 
     if given.only_node == "":
         raise UsageError("NODE: must not be empty")
-    # If one node was named, the query is only for it. The server has its unique name.
-    named = None if given.prometheus is not None else given.only_node
-    report = inspect_report(details=given.details, used=given.used, node=named)
-    return run(given, report, Shape(), given.only_node or "")
+    return run(given, inspect_report(details=given.details, used=given.used, node=given.only_node), Shape())

@@ -43,7 +43,6 @@ class NodeGrants(NamedTuple):
     """A node. `pending` is held on no known GPU; `None` if there is nothing of it.
 
     `blind`: the GPUs of the node are unknown. `slot_bytes`: size of gpushare's slots here; `None` without such slots.
-    `moved`: the places of GPUs that have the index of another one, and that index.
     """
 
     name: str
@@ -56,7 +55,6 @@ class NodeGrants(NamedTuple):
     used: Amount
     blind: bool
     slot_bytes: int | None
-    moved: Mapping[int, int] = {}
 
 
 class Grants(NamedTuple):
@@ -85,9 +83,7 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 def _node(node_map: NodeMap) -> NodeGrants | None:
     """Count one node; `None` if it has no GPU."""
     holders_known = _holders_known(node_map)
-    index_of = _indexes(node_map)
-    place_of = _places(index_of, [one.index for one in node_map.nameless_gpus])
-    counted = _counted(node_map, place_of, holders_known=holders_known)
+    counted = _counted(node_map, holders_known=holders_known)
     slot_bytes = _slot_bytes(counted, node_map.unmatched)
     waiting = _waiting(node_map.unmatched, slot_bytes or GIB)
     blind = _is_blind(node_map, counted)
@@ -108,7 +104,6 @@ def _node(node_map: NodeMap) -> NodeGrants | None:
         used=sum_of([*(gpu.used for gpu in gpus), *_unknown_if(blind)]),
         blind=blind,
         slot_bytes=slot_bytes,
-        moved={place_of[uuid]: index for uuid, index in index_of.items() if place_of[uuid] != index},
     )
 
 
@@ -137,32 +132,14 @@ def _indexes(node_map: NodeMap) -> dict[str, int]:
     return index_of
 
 
-def _places(index_of: Mapping[str, int], nameless: Iterable[int]) -> dict[str, int]:
-    """Return the place of each GPU: its index.
-
-    Two nodes of the same name in two clusters that no label separates have two GPUs with one index. Then one of them
-    comes after all others.
-    """
-    place_of: dict[str, int] = {}
-    taken: set[int] = set()
-    late = []
-    for uuid, index in sorted(index_of.items(), key=lambda pair: pair[::-1]):
-        if index in taken:
-            late.append(uuid)
-        else:
-            place_of[uuid] = index
-            taken.add(index)
-    behind = max([*taken, *nameless], default=-1) + 1
-    return place_of | {uuid: behind + number for number, uuid in enumerate(late)}
-
-
-def _counted(node_map: NodeMap, place_of: Mapping[str, int], *, holders_known: bool) -> list[CountedGpu]:
+def _counted(node_map: NodeMap, *, holders_known: bool) -> list[CountedGpu]:
     """Count each GPU with its devices, if any; then the devices of unknown GPUs."""
     memory_of = {gpu.uuid: gpu.memory for gpu in node_map.gpus}
-    devices_of: dict[str, list[DeviceEntry]] = {uuid: [] for uuid in place_of}
+    index_of = _indexes(node_map)
+    devices_of: dict[str, list[DeviceEntry]] = {uuid: [] for uuid in index_of}
     lost: list[DeviceEntry] = []
     for device in node_map.devices:
-        # A partitioned GPU that is assigned as a whole is its own GPU, although no series reports its index.
+        # A partitioned GPU that is assigned as a whole is its own GPU.
         devices_of.get(device.gpu_uuid or device.uuid, lost).append(device)
     sees = bool(node_map.capabilities.get("pid_visibility"))
 
@@ -170,7 +147,7 @@ def _counted(node_map: NodeMap, place_of: Mapping[str, int], *, holders_known: b
         known = all(device.holders_known for device in devices) if devices else holders_known
         return count(place, uuid, memory, devices, holders_known=known, sees_processes=sees)
 
-    found = [counted(place_of[uuid], uuid, memory_of.get(uuid), devices) for uuid, devices in devices_of.items()]
+    found = [counted(index_of[uuid], uuid, memory_of.get(uuid), devices) for uuid, devices in devices_of.items()]
     return found + [counted(None, one.uuid, one.memory, [one]) for one in lost]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpumap.cli.command_line import did_you_mean
-from gpumap.cli.fleet import families as parts
 from gpumap.cli.inspect.gpu_grants import GPU_MEM
-from gpumap.cli.inspect.grants import Grants, NodeGrants, grants
+from gpumap.cli.inspect.grants import Grants, grants
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import Report
 from gpumap.cli.tables import Shape
@@ -33,9 +32,7 @@ def inspect_report(*, details: bool, used: bool, node: str | None = None) -> Rep
     def values(maps: NodeMaps, _: Shape) -> InspectValues:
         return inspect_values(counted(maps), maps.missing)
 
-    needs = frozenset({parts.HOLDERS, parts.GRANTS, parts.OFFERS})
-    use = frozenset({parts.USE, parts.TAKEN})
-    return Report(table, values, needs | use if used else needs, {"json": use, "yaml": use})
+    return Report(table, values)
 
 
 def _counted_once(node: str | None) -> Callable[[NodeMaps], Grants]:
@@ -72,7 +69,6 @@ def notes(maps: NodeMaps, found: Grants, *, used: bool) -> list[str]:
     of_nodes = [
         (one.node.name, sentence) for one in maps.maps for sentence in dict.fromkeys(_unknown_of_node(one, used=used))
     ]
-    of_nodes += [(node.name, sentence) for node in found.nodes for sentence in _moved(node)]
     sentences = list(few(by_reason(of_nodes), fleet=True)) if many else [sentence for _, sentence in of_nodes]
     if not found.nodes:
         sentences.append("no GPU found")
@@ -101,12 +97,6 @@ def _unknown_of_node(node_map: NodeMap, *, used: bool) -> Iterator[str]:
             yield f"slots of {resource} match no known GPU ({reason}) and are not in the table"
     if used and "nvml" in up and not node_map.capabilities.get("pid_visibility"):
         yield f"the use of pods is not known. {invisible(node_map)}"
-
-
-def _moved(node: NodeGrants) -> Iterator[str]:
-    for place, index in node.moved.items():
-        uuid = next(gpu.uuid for gpu in node.gpus if gpu.index == place)
-        yield f"GPU {uuid} has index {index}, like another GPU, and is shown at {place}: do two nodes have one name?"
 
 
 def _is_known(found: Grants, *, used: bool) -> bool:

@@ -235,11 +235,9 @@ def _node_values(node: NodeGrants) -> NodeValues:
     return NodeValues(
         node=node.name,
         internal_ip=node.address,
-        gpus=tuple(_gpu_values(gpu, node) for gpu in node.gpus),
+        gpus=tuple(map(_gpu_values, node.gpus)),
         pods=tuple(
-            PodValues(
-                namespace=pod.namespace, pod=pod.pod, gpus=tuple(_share_values(share, node) for share in pod.shares)
-            )
+            PodValues(namespace=pod.namespace, pod=pod.pod, gpus=tuple(map(_share_values, pod.shares)))
             for pod in node.pods
         ),
         pending_bytes=None if node.pending is None else _bytes(node.pending),
@@ -249,9 +247,9 @@ def _node_values(node: NodeGrants) -> NodeValues:
     )
 
 
-def _gpu_values(gpu: GpuGrants, node: NodeGrants) -> GpuValues:
+def _gpu_values(gpu: GpuGrants) -> GpuValues:
     return GpuValues(
-        index=node.moved.get(gpu.index, gpu.index),
+        index=gpu.index,
         uuid=gpu.uuid,
         allocated_bytes=_bytes(gpu.allocated),
         total_bytes=_bytes(gpu.total),
@@ -259,9 +257,9 @@ def _gpu_values(gpu: GpuGrants, node: NodeGrants) -> GpuValues:
     )
 
 
-def _share_values(share: PodShare, node: NodeGrants) -> ShareValues:
+def _share_values(share: PodShare) -> ShareValues:
     return ShareValues(
-        index=None if share.index is None else node.moved.get(share.index, share.index),
+        index=share.index,
         allocated_bytes=_bytes(share.allocated),
         used_bytes=_bytes(share.used),
         over=share.over,

@@ -1,4 +1,4 @@
-"""The summaries of `map`, `top`, `waste` and `inspect` over a Prometheus: a row for each node or namespace, the worst
+"""The summaries of `map`, `top` and `waste` over a Prometheus: a row for each node or namespace, the worst
 first."""
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Summary(NamedTuple):
     names: tuple[str, ...]
     worst: Callable[[Values], tuple[float, ...]]
     whole: Callable[[Values], Iterator[str]]
-    rows_by: str = "-n NAMESPACE, --node NODE or --all"
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -106,15 +105,6 @@ _WASTE = (
     _amount("SQUATTERS", _size, "squatter_bytes", colour="red"),
     _amount("UNMATCHED", _number, "unmatched_slots", colour="yellow", spare=True),
 )
-_INSPECT: tuple[Column[Sums], ...] = (
-    name("ADDRESS", lambda row: row.internal_ip, spare=True),
-    _amount("GPUS", _number, "gpus"),
-    _GRANTED,
-    _amount("TOTAL", _size, "memory_total_bytes"),
-    _part_of("GRANTED%", "granted_bytes", "memory_total_bytes"),
-)
-
-
 # --- last lines -------------------------------------------------------------------------------------------------------
 
 
@@ -142,23 +132,10 @@ def _of_waste(whole: Values) -> Iterator[str]:
         yield f"{counted(round(whole['unmatched_slots']), 'slot')} on no device"
 
 
-def _of_inspect(whole: Values) -> Iterator[str]:
-    granted, total = whole.get("granted_bytes"), whole.get("memory_total_bytes")
-    yield f"{_size(granted)} of {_size(total)} granted ({percent(_part(whole, 'granted_bytes', 'memory_total_bytes'))})"
-    if "memory_used_bytes" in whole:
-        yield f"{_size(whole['memory_used_bytes'])} used"
-
-
-def _fullest(values: Values) -> tuple[float, ...]:
-    full = _part(values, "granted_bytes", "memory_total_bytes")
-    return (-1.0 if full is None else full,)
-
-
 def _largest(*quantities: str) -> Callable[[Values], tuple[float, ...]]:
     return lambda values: tuple(values.get(one, -1.0) for one in quantities)
 
 
-_NODES_BY = "NODE, -d or --all"
 SUMMARIES = {
     "map": Summary(
         _MAP,
@@ -184,20 +161,6 @@ SUMMARIES = {
         _largest("idle_gpus", "idle_holders", "unused_bytes"),
         _of_waste,
     ),
-    "inspect": Summary(
-        _INSPECT,
-        ("gpus", "granted_bytes", "memory_total_bytes"),
-        _fullest,
-        _of_inspect,
-        _NODES_BY,
-    ),
-    "inspect --used": Summary(
-        (*_INSPECT, _amount("USED", _size, "memory_used_bytes")),
-        ("gpus", "granted_bytes", "memory_total_bytes", "memory_used_bytes"),
-        _fullest,
-        _of_inspect,
-        _NODES_BY,
-    ),
 }
 """By command."""
 OF_ALL = {"top": ("devices_measured", "memory_used_bytes"), "waste": ("devices_measured", "leftover_bytes")}
@@ -221,7 +184,7 @@ def summary_table(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -
         [
             notes([_head(sums)], shape.screen),
             table(_columns(command, sums.by), shown, shape) if rows else "",
-            notes([f"{more}Rows of containers: {summary.rows_by}."], shape.screen),
+            notes([f"{more}Rows of containers: -n NAMESPACE, --node NODE or --all."], shape.screen),
             notes(few((*sums.unknown, *maps.missing), fleet=True), shape.screen, "red"),
             notes([f"Sum: {', '.join(summary.whole(sums.whole))}."], shape.screen, "bold"),
         ]
