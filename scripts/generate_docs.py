@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gpumap.agent.dialects import DIALECTS
-from gpumap.agent.flags import DEFAULT_DIALECTS, DEFAULT_GROUPS
+from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS, PROCESSES, self_families
 from gpumap.agent.settings import FLAGS, Flag
 from gpumap.model import remedies
@@ -85,7 +85,7 @@ def dialects() -> str:
             names.setdefault((_codes(family.labels), _codes(paths)), []).append(shown)
         rows += [(f"`{name}`", "<br>".join(shown), labels, where) for (labels, where), shown in names.items()]
     table = _table(("dialect", "families (gauges, if not marked)", "labels", "pages"), rows)
-    default = f"On by default: {_codes(DEFAULT_DIALECTS)}. `native` is always on, unless `--no-native` turns it off."
+    default = "By default only `native` is on. `--no-native` turns it off."
     return f"{table}\n\n{default}"
 
 

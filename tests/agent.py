@@ -80,7 +80,7 @@ class Page:
 
     def container_series(self) -> set[tuple[str, frozenset[tuple[str, str]]]]:
         """Every series on containers: its name and labels; without the counters, which outlive them."""
-        prefixes = ("gpumap_container_", "gpumap_allocation_", "pod_and_gpu_map_info")
+        prefixes = ("gpumap_container_", "gpumap_allocation_")
         names = [name for name in self.samples if name.startswith(prefixes) and not name.endswith("_total")]
         return {(name, row) for name in names for row in self.samples[name]}
 

@@ -27,8 +27,8 @@ BESIDE_DCGM = ("with-dcgm", "with-dcgm-honored")
 WORLDS = ("dialects", "relabeled", *BESIDE_DCGM)
 """`dialects`: gpumap in everybody's place; `relabeled`: likewise, its scrape changed as guides advise; `with-dcgm` and
 `with-dcgm-honored`: gpumap in its own names, beside a dcgm-exporter that stays."""
-OWN_NAMES = "gpumap_.*|process_.*|pod_and_gpu_map_info"
-"""Its own names, and those of the dialects `pod-gpu-map` and `dcgm-join`."""
+OWN_NAMES = "gpumap_.*|process_.*"
+"""Its own names, and those of the dialect `dcgm-join`."""
 HAPPENS = ("gpumap_gpu_xid_errors_by_code_total", 'gpumap_gpu_fault_info{node="broken-node"}')
 SCRAPES = 6
 PATIENCE_SECONDS = 180.0

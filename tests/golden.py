@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.exposition import Exposition
-from gpumap.agent.flags import ALL_DIALECTS, DEFAULT_DIALECTS
+from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
 from gpumap.model.snapshot import Snapshot
@@ -39,9 +39,8 @@ def page(capture: Path) -> bytes:
 
 
 def dialects_page(capture: Path) -> bytes:
-    """What every dialect of `--dialect all` that is off by default makes of a capture, all at once."""
-    spoken = [DIALECTS[name] for name in ALL_DIALECTS if name not in DEFAULT_DIALECTS]
-    every = (family for dialect in spoken for family in dialect.families)
+    """What every dialect of `--dialect all` makes of a capture, all at once."""
+    every = (family for name in ALL_DIALECTS for family in DIALECTS[name].families)
     families = [family for family in every if family.name not in replay.CLOCK_DEPENDENT]
     return Exposition(families).render(snapshots(capture)[-1])
 

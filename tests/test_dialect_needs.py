@@ -53,7 +53,7 @@ def asked(settings: Settings) -> tuple[str, ...]:
 
 
 def test_by_default_nvml_is_asked_for_the_default_groups_alone() -> None:
-    """What only dialects show is not among them; pod-gpu-map, which is on by default, needs nothing more."""
+    """What only dialects show is not among them."""
     assert asked(resolve(argparse.Namespace(), {})) == DEFAULT_GROUPS
 
 

@@ -8,7 +8,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.dialects.pod_gpu_map import FAMILIES, node_family
 from gpumap.agent.exposition import Exposition
-from gpumap.agent.flags import DEFAULT_DIALECTS
 from gpumap.model.families import Family
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
@@ -138,9 +137,8 @@ def test_an_empty_map_is_an_empty_page() -> None:
 
 
 def test_the_dialects_are_those_of_the_contract() -> None:
-    """The code has the contract's dialects; pod-gpu-map is on by default, in addition to the native families."""
+    """The code has the contract's dialects."""
     assert {"native", *DIALECTS} == CONTRACT_DIALECTS
-    assert DEFAULT_DIALECTS == ("pod-gpu-map",)
 
 
 def test_a_large_node_has_no_row_twice() -> None:

@@ -485,7 +485,7 @@ async def test_the_host_sees_its_own_processes(directory: Path, library: Path) -
 async def test_the_driver_is_found_by_the_loader(plain: Node) -> None:
     """Without --nvml-library the loader's search finds it, and flags may come as environment variables."""
     share(plain)
-    async with serve(plain, GPUMAP_DIALECT="none", GPUMAP_COLLECT="use,device", GPUMAP_NODE_NAME="node-7") as agent:
+    async with serve(plain, GPUMAP_COLLECT="use,device", GPUMAP_NODE_NAME="node-7") as agent:
         page = await agent.later(1)
         assert on_shared_card(page, USED) == THEIR_BYTES
         assert "pod_and_gpu_map_info" not in page.samples

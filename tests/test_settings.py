@@ -118,6 +118,8 @@ def test_a_flag_wins_over_its_variable(flag: Flag) -> None:
         return getattr(value, "pattern", value)
 
     arguments = (flag.name, by_flag) if flag.metavar else (flag.name,)
+    if flag.name == "--no-native":
+        arguments += ("--dialect", "dcgm")
     assert setting(settle(**{flag.variable: by_variable})) == of_variable
     assert setting(settle(*arguments)) == of_flag
     assert setting(settle(*arguments, **{flag.variable: by_variable})) == of_flag
@@ -142,7 +144,7 @@ def test_defaults() -> None:
     assert settings.reservation_namespace.pattern == "kai-resource-reservation|runai-reservation"
     assert settings.trust_namespace is None, "without a decision of the user, no pod is trusted"
     assert settings.groups == DEFAULT_GROUPS
-    assert (settings.native, settings.dialects) == (True, ("pod-gpu-map",))
+    assert (settings.native, settings.dialects) == (True, ())
     assert not settings.process_metrics
 
 
@@ -258,21 +260,21 @@ def test_a_dialect_adds_to_the_native_families(names: tuple[str, ...]) -> None:
 
 
 def test_no_native_leaves_the_dialects() -> None:
-    """Without --dialect it leaves the default dialect; the flag takes precedence over its variable."""
-    assert (settle("--no-native").native, settle("--no-native").dialects) == (False, ("pod-gpu-map",))
+    """The flag takes precedence over its variable."""
     assert not settle("--no-native", "--dialect", "all").native
     assert not settle(GPUMAP_NO_NATIVE="true", GPUMAP_DIALECT="dcgm").native
-    assert not settle("--no-native", GPUMAP_NO_NATIVE="false").native
+    assert not settle("--no-native", "--dialect", "dcgm", GPUMAP_NO_NATIVE="false").native
     assert mistake(GPUMAP_NO_NATIVE="no") == "--no-native (from $GPUMAP_NO_NATIVE=no): must be true, false, 1 or 0"
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--dialect", "none"), "--dialect none leaves only the self-metrics"),
+        ((), "leaves only the self-metrics"),
+        (("--dialect", "none"), "leaves only the self-metrics"),
         (("--dialect", "native"), "--dialect native contradicts it"),
         (("--dialect", "dcgm", "--dialect", "native"), "--dialect native contradicts it"),
-        (("--process-metrics",), "--process-metrics is a native family"),
+        (("--dialect", "dcgm", "--process-metrics"), "--process-metrics is a native family"),
     ],
 )
 def test_no_native_refuses_what_it_turns_off(arguments: tuple[str, ...], why: str) -> None:

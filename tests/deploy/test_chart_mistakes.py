@@ -161,17 +161,18 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
             for name, value in (("GPUMAP_NO_NATIVE", "native"), ("GPUMAP_DIALECT", "dialects"))
             for others in ((), ("prometheusRule.enabled=true",))
         ),
+        (("native=false",), "native is false, and dialects names no other"),
         (("native=false", "dialects={none}"), "native is false, and dialects names no other"),
         (("native=false", "dialects={native}"), "native is false, and dialects names native"),
         (("native=false", "dialects={native,dcgm}"), "native is false, and dialects names native"),
         *(
             (
-                ("native=false", "prometheusRule.enabled=true", *off),
+                ("native=false", "dialects={dcgm}", "prometheusRule.enabled=true", *off),
                 "prometheusRule.enabled: every alert and rule reads",
             )
             for off in ((), ("prometheusRule.recording=false",), ("prometheusRule.alerts=false",))
         ),
-        (("native=false", "dashboards.enabled=true"), "dashboards.enabled: the boards read"),
+        (("native=false", "dialects={dcgm}", "dashboards.enabled=true"), "dashboards.enabled: the boards read"),
         *(
             ((f"{monitor}.enabled=true", *beside, *(f"{monitor}.{value}" for value in own)), f"{monitor}.{said}")
             for monitor in MONITORS

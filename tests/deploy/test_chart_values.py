@@ -75,7 +75,7 @@ REACHES: dict[str, Tried] = {
     },
     "interval": Tried("10s"),
     "dialects[0]": Tried("dcgm"),
-    "native": Tried("false"),
+    "native": Tried("false", ("dialects={dcgm}",)),
     "collect[0]": Tried("use"),
     "extraArgs[0]": Tried("--process-metrics"),
     "extraEnv[0].name": Tried("GPUMAP_LOG_FORMAT", with_it=("extraEnv[0].value=json",)),

@@ -88,7 +88,7 @@ def test_the_formula_holds_on_the_nodes(pages: Mapping[tuple[str, bool], str], n
     """The formula is no less than what is counted, and all of it on whole cards."""
     page = pages[node, False]
     there, most = sized.bearers(page), formula()
-    said = sum(number * there[of] for of, number in most.items()) + sized.by_part(page)["pod-gpu-map"]
+    said = sum(number * there[of] for of, number in most.items())
     counted = len(list(sized.series(page)))
     assert counted <= said
     assert counted == said or node != "whole"
@@ -158,7 +158,7 @@ def test_the_short_answer_is_of_the_tables() -> None:
     choices = {name.replace("`", ""): int(cells.split(";")[0]) for name, cells, _ in rows("choice")}
     saved = [
         round(100 - 100 * choices[name] / choices["default"])
-        for name in ("--collectwithouthealth", "--collectallocation--collectuse--dialectnone")
+        for name in ("--collectwithouthealth", "--collectallocation--collectuse")
     ]
     disk, memory = (float(cell.removesuffix("GB")) for cell in cells[-2:])
     assert re.findall(r"([\d.]+) (?:million|GB|%)", short) == [
@@ -176,25 +176,24 @@ def test_a_choice_has_as_many_series_as_is_said(pages: Mapping[tuple[str, bool],
         events = sum(name == "gpumap_gpu_clock_event" for name, _ in sized.series(pages[node, False]))
         assert {name: numbers[place] for name, numbers in said.items()} == {
             "default": default,
-            "--collectallocation--collectuse--dialectnone": sum(parts.values()) - parts["health"] - parts["gpm"],
+            "--collectallocation--collectuse": sum(parts.values()) - parts["health"] - parts["gpm"],
             "--collectwithouthealth": default - parts["health"],
             "--collectwithoutgpm": default - parts["gpm"],
             "dropgpumap_gpu_clock_eventinthescrape": default - events,
-            "--dialectnone": default - of_a_node("pod-gpu-map", node),
             "everythingon": everything,
         }
 
 
 def test_the_least_choice_is_what_the_agent_serves_with_it(tmp_path: Path) -> None:
     """The flags of the table's smallest row, tried."""
-    with sized.playing(tmp_path, "whole", "--collect", "allocation", "--collect", "use", "--dialect", "none") as url:
+    with sized.playing(tmp_path, "whole", "--collect", "allocation", "--collect", "use") as url:
         counted = len(list(sized.series(fetch(f"{url}/metrics")[0])))
     assert counted == sum(of_a_node(part) for part in ("allocation", "use", "theagentitself"))
 
 
 def test_what_a_new_pod_adds_is_counted(pages: Mapping[tuple[str, bool], str]) -> None:
-    """Its holding's series, its info, and its row of the dialect that is on."""
-    found = [of for _, of in sized.series(pages["whole", False]) if "job-0" in (of.get("pod"), of.get("pod_name"))]
+    """Its holding's series and its info."""
+    found = [of for _, of in sized.series(pages["whole", False]) if of.get("pod") == "job-0"]
     (said,) = re.findall(r"^    (\d+) × pods that start in an hour × 3$", DOCS, re.MULTILINE)
     assert len(found) == int(said)
     (hourly,) = (int(number.replace(" ", "")) for number in re.findall(r"These add ([\d ]+)\s+series", DOCS))

@@ -72,7 +72,7 @@ part of the values and stops at the first mistake, with one line.
     {{- if has "native" .dialects }}
       {{- fail "native is false, and dialects names native. Leave one out." }}
     {{- end }}
-    {{- if has "none" .dialects }}
+    {{- if or (has "none" .dialects) (not .dialects) }}
       {{- fail "native is false, and dialects names no other metrics to serve. Name a dialect, such as dcgm." }}
     {{- end }}
     {{- if .prometheusRule.enabled }}

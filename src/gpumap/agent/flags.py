@@ -25,8 +25,6 @@ DIALECTS = (
 WITH_SHARED_NAMES = ("dcgm", "dcgm49")
 """Dialects that share names of metrics: at most one of them can be on. `all` has the first."""
 ALL_DIALECTS = tuple(name for name in DIALECTS if name not in WITH_SHARED_NAMES[1:])
-DEFAULT_DIALECTS = ("pod-gpu-map",)
-"""In addition to the native families, which only --no-native turns off."""
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -184,7 +182,7 @@ FLAGS = (
     Flag(
         "--dialect",
         "NAME",
-        ",".join(DEFAULT_DIALECTS),
+        "none",
         f"Names to serve in addition to the native families: {', '.join(DIALECTS)}, all (with dcgm, "
         "without dcgm49), none, or native, which adds nothing.",
         repeatable=True,

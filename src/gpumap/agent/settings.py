@@ -238,7 +238,7 @@ def _page(values: _Values) -> tuple[bool, tuple[str, ...]]:
     if no_native and named:
         raise values.error("--no-native", "--dialect native contradicts it")
     if no_native and not dialects:
-        raise values.error("--no-native", "--dialect none leaves only the self-metrics; name a dialect to serve")
+        raise values.error("--no-native", "leaves only the self-metrics; name a dialect to serve with --dialect")
     if no_native and values.parse("--process-metrics", _boolean):
         raise values.error("--no-native", "--process-metrics is a native family; leave one of the two flags out")
     return no_native, dialects

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumap.agent import metrics, service
-from gpumap.agent.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.settings import resolve, with_everything
@@ -54,8 +53,8 @@ CLOCK_DEPENDENT = frozenset(
 
 
 def families() -> Iterable[Family]:
-    """The native page with every group, the dialect pod-gpu-map and the series of processes, without clocks."""
-    every = (*native(GROUPS, process_metrics=True), *POD_GPU_MAP, *self_families("0", "0"))
+    """The native page with every group and the series of processes, without clocks."""
+    every = (*native(GROUPS, process_metrics=True), *self_families("0", "0"))
     return (family for family in every if family.name not in CLOCK_DEPENDENT)
 
 
