@@ -117,9 +117,9 @@ def test_a_flag_wins_over_its_variable(flag: Flag) -> None:
             return value.host, value.port
         return getattr(value, "pattern", value)
 
-    arguments = (flag.name, by_flag) if flag.metavar else (flag.name,)
+    arguments = [flag.name, by_flag] if flag.metavar else [flag.name]
     if flag.name == "--no-native":
-        arguments += ("--dialect", "dcgm")
+        arguments += ["--dialect", "dcgm"]
     assert setting(settle(**{flag.variable: by_variable})) == of_variable
     assert setting(settle(*arguments)) == of_flag
     assert setting(settle(*arguments, **{flag.variable: by_variable})) == of_flag

@@ -270,15 +270,18 @@ def measure_leaf(
     samples = reading.samples if reading is not None else None
     if reading is None or samples is None:
         unknown = dict.fromkeys((item.process.pid for item in processes.attributed), None)
-        is_busy = bool(reading.utilization_ratio) if reading is not None else activity is not None and activity.is_busy
+        if activity is not None:
+            works_unseen = activity.is_busy and not activity.users
+        else:
+            works_unseen = reading is not None and bool(reading.utilization_ratio) and not processes.users
         return LeafUse(
             processes,
             unknown,
             {},
             has_samples=False,
             partitioned=reading is None,
-            has_short_process=reading is None and is_busy and not processes.users,
-            may_work=frozenset((None,)) if is_busy and not processes.users else frozenset(),
+            has_short_process=activity is not None and works_unseen,
+            may_work=frozenset((None,)) if works_unseen else frozenset(),
             activity=activity,
         )
     by_pid: dict[int, ProcessSample | None] = dict.fromkeys(reading.unsampled)
