@@ -288,7 +288,10 @@ def test_nobody_is_judged_right_after_the_start_of_an_agent() -> None:
     work = holder("work", CARD)
     node = TestNode([Gpu(0), Gpu(1)], [work, holder("idle", OTHER)], [Process(10, CARD, work, sm=0.5)])
     for _ in range(3):
-        assert wasted(node_map(node.collect())) == {}
+        found = node_map(node.collect())
+        assert wasted(found) == {}
+        assert found.finding_sums is not None
+        assert (found.finding_sums["idle_holders"], found.finding_sums["unused_bytes"]) == (None, None), "not 0"
     assert wasted(node_map(node.watch())) == {"idle": ("idle",), "unused": ("work",)}
     node.memory = Memory()
     assert wasted(node_map(node.collect())) == {}
@@ -382,8 +385,7 @@ def test_a_sum_of_unknown_values_is_unknown() -> None:
     shared = holder("shared", CARD)
     node = TestNode([Gpu(0)], [replace(shared, namespace="web")])
     node.processes = [Process(10, CARD, node.pods[0], memory=GIB, sm=0.9)]
-    node.collect()
-    found = with_devices(node_map(node.collect()), granting(None))
+    found = with_devices(node_map(node.watch()), granting(None))
     for shape in (Shape(), Shape(namespace="web")):
         values = waste_values(found, shape)
         assert (values["sums"]["idle_gpus"], values["sums"]["unused_bytes"], values["sums"]["over_bytes"]) == (

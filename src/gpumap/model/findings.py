@@ -203,15 +203,16 @@ def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds:
         return None
     if use.idle_seconds is not None and use.idle_seconds >= thresholds.idle_after_seconds:
         return finding._replace(kind="idle", why=_idle_because(use, use.idle_seconds), idle_seconds=use.idle_seconds)
-    if granted is None or used is None or not use.memory_peak_bytes or not _is_watched(use.seen_seconds, thresholds):
+    grace = thresholds.grace_seconds
+    if granted is None or used is None or not use.memory_peak_bytes or not _is_long(use.seen_seconds, grace):
         return None
     why = f"peak so far {size(use.memory_peak_bytes)}"
     finding = finding._replace(waste_bytes=max(granted - max(used, use.memory_peak_bytes), 0), why=why)
     return finding if _is_much(finding, thresholds) else None
 
 
-def _is_watched(seen_seconds: float | None, thresholds: Thresholds) -> bool:
-    return seen_seconds is not None and seen_seconds >= thresholds.grace_seconds
+def _is_long(seen_seconds: float | None, seconds: float) -> bool:
+    return seen_seconds is not None and seen_seconds >= seconds
 
 
 def _is_much(unused: Finding, thresholds: Thresholds) -> bool:
@@ -289,18 +290,20 @@ SUMMED = (
 )
 
 
-def sums(found: Sequence[Finding], node_map: NodeMap, namespace: str = "") -> dict[str, float | None]:
+def sums(
+    found: Sequence[Finding], node_map: NodeMap, namespace: str = "", thresholds: Thresholds = DEFAULTS
+) -> dict[str, float | None]:
     """Return the sums of findings of a node, or of a namespace on it; `None` if nothing can be judged.
 
     GPUs of unknown share are not in them.
     """
-    can = _summable(node_map, namespace)
+    can = _summable(node_map, namespace, thresholds)
     unmatched = in_namespace(node_map.unmatched, namespace)
     shares = [one.gpus for one in found if one.kind == "idle" and one.gpus is not None]
     return {
         "idle_gpus": _known(round(sum(shares), 3), all_known=can.all_use) if can.use else None,
         "idle_holders": _known(sum(one.kind == "idle" for one in found), all_known=can.all_use) if can.use else None,
-        "unused_bytes": _unused(found, node_map) if can.grants else None,
+        "unused_bytes": _known(_unused(found, node_map), all_known=can.any_watched) if can.grants else None,
         "over_bytes": _wasted(found, "over") if can.grants else None,
         "squatter_bytes": _known(_wasted(found, "squatter"), all_known=can.all_owners) if can.owners else None,
         "leftover_bytes": _known(_wasted(found, "leftover"), all_known=can.all_owners) if can.owners else None,
@@ -319,18 +322,20 @@ def _known(value: Sum, *, all_known: bool) -> Sum | None:
 class _Summable(NamedTuple):
     """What can be judged: use by holders, use of granted memory, owners of processes, slots on no device.
 
-    `all_use`, `all_owners`: the use of each holder is known, the owner of each process.
+    `all_use`, `all_owners`: the use of each holder is known, the owner of each process. `any_watched`: gpumap has
+    watched some holder for long enough to find it unused.
     """
 
     use: bool
     all_use: bool
     grants: bool
+    any_watched: bool
     owners: bool
     all_owners: bool
     slots: bool
 
 
-def _summable(node_map: NodeMap, namespace: str) -> _Summable:
+def _summable(node_map: NodeMap, namespace: str, thresholds: Thresholds) -> _Summable:
     up, devices = sources_up(node_map), node_map.devices
     measured = "nvml" in up and bool(node_map.capabilities.get("pid_visibility"))
     measured = measured and (not devices or any(map(use_known, devices)))
@@ -340,12 +345,18 @@ def _summable(node_map: NodeMap, namespace: str) -> _Summable:
     use = measured and holders_known
     return _Summable(
         use=use and (not held or any(use for _, use in held)),
-        all_use=all(use for _, use in held),
+        all_use=all(use for _, use in held) and _any_watched(held, thresholds.idle_after_seconds),
         grants=use and (not held or any(_is_grant_judged(*one) for one in held)),
+        any_watched=_any_watched(held, thresholds.grace_seconds),
         owners=measured and up >= {"kubelet", "pod_identity"},
         all_owners=not any(map(_has_unowned, devices)),
         slots="kubelet" in up and holders_known,
     )
+
+
+def _any_watched(held: Sequence[tuple[HolderEntry, _HolderUse | None]], seconds: float) -> bool:
+    """Return whether gpumap has watched a holder for so long. An agent that has just started has watched none."""
+    return not held or any(use is not None and _is_long(use.seen_seconds, seconds) for _, use in held)
 
 
 def _has_unowned(device: DeviceEntry) -> bool:
@@ -437,7 +448,7 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
 def _not_yet(node_map: NodeMap, thresholds: Thresholds, namespace: str) -> Iterator[str]:
     """Name holders that may be found later: new ones, and those that have just stopped."""
     users = [user for on in node_devices(node_map) for user in in_namespace(_judged_users(on), namespace)]
-    new = [user for user in users if not _is_watched(user.seen_seconds, thresholds)]
+    new = [user for user in users if not _is_long(user.seen_seconds, thresholds.grace_seconds)]
     if new:
         yield f"Watched for less than {age(thresholds.grace_seconds)}, so not checked yet: {_pods_of(new)}."
     inactive = [user for user in users if user not in new and _may_become_idle(user, node_map.timestamp, thresholds)]

@@ -130,8 +130,8 @@ def _user(name: Container, uuid: str, cluster: Cluster, owner: str, collected_at
     namespace, pod, container = name
     sm_ratio, last_active = cluster.value(families.SM, *name, uuid), cluster.value(families.LAST_ACTIVE, *name, uuid)
     sm_activity_ratio = cluster.value(families.SM_ACTIVITY, *name, uuid)
-    # No series has for how long gpumap has watched the container: at least since it last worked.
-    seen_seconds = None if last_active is None else max(collected_at - last_active, DEFAULTS.grace_seconds)
+    # No series has for how long gpumap has watched the container. It counts as long enough.
+    seen_seconds = max(collected_at - (last_active or collected_at), DEFAULTS.idle_after_seconds)
     return entries.UserEntry(
         namespace=namespace,
         pod=pod,

@@ -27,7 +27,7 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.unknowns import all_known, few, ill_gpus, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet, in_namespace
-from gpumap.model.findings import SUMMED, Finding, findings, sums, unknown, unmeasured_pods, worst_first
+from gpumap.model.findings import SUMMED, Finding, Thresholds, findings, sums, unknown, unmeasured_pods, worst_first
 from gpumap.model.gaps import use_known
 from gpumap.model.map import Entry, NodeMap
 from gpumap.model.units import counted
@@ -122,7 +122,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     found = _sorted(of_nodes, shape)
     doubts = list(few(_unknown(maps, shape), maps.fleet))
     columns = spare_containers(COLUMNS, (one.container for one in found))
-    groups = _groups(of_nodes, shape.sums_by, shape.namespace, reverse=shape.reverse) if shape.sums_by else []
+    groups = _groups(of_nodes, shape.sums_by, shape) if shape.sums_by else []
     if groups:
         block = table((name(shape.sums_by.upper(), lambda one: one.name), *GROUP_COLUMNS), groups, shape)
     elif found and not shape.sums_by:
@@ -142,7 +142,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
             notes(remedies, shape.screen),
             notes(doubts, shape.screen),
             notes(few([*of_each(maps, ill_gpus), *maps.missing], maps.fleet), shape.screen, "red"),
-            notes([_summary(found, _sums(of_nodes, shape.namespace))], shape.screen, "bold"),
+            notes([_summary(found, _sums(of_nodes, shape.thresholds, shape.namespace))], shape.screen, "bold"),
         ]
     )
 
@@ -154,9 +154,9 @@ def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     return values_of(
         maps,
         findings=[_value(one, fleet=maps.fleet) for one in _sorted(of_nodes, shape)],
-        sums=_sums(of_nodes, shape.namespace),
+        sums=_sums(of_nodes, shape.thresholds, shape.namespace),
         **{
-            f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(of_nodes, what, shape.namespace)]
+            f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(of_nodes, what, shape)]
             for what in by
         },
         unknown=list(_unknown(maps, shape)),
@@ -205,8 +205,9 @@ def _remedy(one: Finding) -> str:
     return f"{one.kind}{of_pod}: {one.remedy}"
 
 
-def _groups(of_nodes: Iterable[_NodeFindings], by: str, namespace: str, *, reverse: bool = False) -> list[GroupSums]:
+def _groups(of_nodes: Iterable[_NodeFindings], by: str, shape: Shape) -> list[GroupSums]:
     """Return the sums of each namespace or node that has a finding or an unknown sum, the largest first."""
+    namespace, thresholds = shape.namespace, shape.thresholds
     parts: dict[str, list[_NodeFindings]] = {}
     for node_map, found in of_nodes:
         holders = (one for device in node_map.devices for one in in_namespace(device.holders, namespace))
@@ -218,11 +219,11 @@ def _groups(of_nodes: Iterable[_NodeFindings], by: str, namespace: str, *, rever
             parts.setdefault(group, []).append(_NodeFindings(node_map, of_group))
     made = []
     for group, of_nodes in sorted(parts.items()):
-        added = _sums(of_nodes, namespace if by == "node" else group)
+        added = _sums(of_nodes, thresholds, namespace if by == "node" else group)
         del added["unmatched_slots"]
         if None in added.values() or any(one.findings for one in of_nodes):
             made.append(GroupSums(group, added))
-    return sorted(made, key=_largest, reverse=not reverse)
+    return sorted(made, key=_largest, reverse=not shape.reverse)
 
 
 def _largest(one: GroupSums) -> tuple[float, float]:
@@ -230,9 +231,9 @@ def _largest(one: GroupSums) -> tuple[float, float]:
     return one.sums["idle_gpus"] or 0.0, sum(one.sums[key] or 0.0 for key in in_bytes)
 
 
-def _sums(of_nodes: Iterable[_NodeFindings], namespace: str = "") -> dict[str, float | None]:
+def _sums(of_nodes: Iterable[_NodeFindings], thresholds: Thresholds, namespace: str = "") -> dict[str, float | None]:
     """Return the sums of all nodes of which something is known."""
-    by_node = [sums(one.findings, one.node_map, namespace) for one in of_nodes]
+    by_node = [sums(one.findings, one.node_map, namespace, thresholds) for one in of_nodes]
     added: dict[str, float | None] = {}
     for summed in SUMMED:
         known = [value for one in by_node if (value := one[summed]) is not None]
