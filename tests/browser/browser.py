@@ -23,6 +23,8 @@ from tests.tools import tool
 
 PATIENCE_MS = 60_000
 STALE_AFTER_SECONDS = 60.0
+WATCHED = 65
+"""Collections of 5 s after which gpumap judges who is idle."""
 WALL_OF_NODES = 1.7e9
 """A TestNode's wall clock is its own clock and this."""
 

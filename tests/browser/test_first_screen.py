@@ -8,7 +8,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, expect
 
-from tests.browser.browser import Site, tab
+from tests.browser.browser import WATCHED, Site, tab
 from tests.browser.test_page import SHARED, cards, failing, holder, hostile, partitioned, shared_card
 from tests.browser.test_page import start_browser as start_browser  # the fixture `browser`
 from tests.browser.test_page import start_site as start_site  # the fixture `site`
@@ -128,7 +128,7 @@ async def test_all_findings_are_shown_when_asked_for(site: Site, browser: Browse
 async def test_nothing_is_wrong(site: Site, browser: Browser) -> None:
     """It says so only where all was judged."""
     pod = Pod("team", "busy", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
-    site.collect(TestNode([Gpu(0)], [pod], [Process(1, gpu_uuid(0), pod, memory=79 * GIB, sm=0.9)]))
+    site.collect(TestNode([Gpu(0)], [pod], [Process(1, gpu_uuid(0), pod, memory=79 * GIB, sm=0.9)]), WATCHED)
     async with tab(browser, site.url) as one:
         assert await one.texts("#attention .nobody") == ["No fault and no waste."]
         site.collect(cards(1, 2))

@@ -17,7 +17,7 @@ from gpumap.model.observations import ContainerName
 from gpumap.model.snapshot import ContainerAccount, ContainerXids, GpuXids, Snapshot
 from gpumap.model.workloads import Workload
 from tests.agent import run_agent
-from tests.browser.browser import PATIENCE_MS, STALE_AFTER_SECONDS, Site, Tab, chromium, tab
+from tests.browser.browser import PATIENCE_MS, STALE_AFTER_SECONDS, WATCHED, Site, Tab, chromium, tab
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.snapshots import empty_node, gpu
 
@@ -180,7 +180,7 @@ async def test_work_outside_pods(site: Site, browser: Browser) -> None:
 
 
 async def test_idle_holders_say_for_how_long(site: Site, browser: Browser) -> None:
-    """A holder that has not computed for a while says for how long, and is counted."""
+    """A holder that has not worked for a while says for how long, and is counted."""
     node = shared_card()
     node.clock = site.clock - 7300
     site.pages.publish(node.collect())
@@ -191,7 +191,7 @@ async def test_idle_holders_say_for_how_long(site: Site, browser: Browser) -> No
     async with tab(browser, site.url) as one:
         (text,) = await one.texts(row(one, "team/busy"))
         assert re.fullmatch(
-            r"team/busy main idle · SM 0 for at least 2h1m, since \d\d:\d\d UTC or longer "
+            r"team/busy main idle · no activity for at least 2h1m, since \d\d:\d\d UTC "
             r"1 0.1 – 20.0 GiB 20.0 GiB 0 % 2 h",
             text,
         )
@@ -643,7 +643,7 @@ async def test_what_a_container_was_charged_for(site: Site, browser: Browser) ->
 
 async def test_mig_devices_stand_below_their_gpu(site: Site, browser: Browser) -> None:
     """A partitioned GPU is a heading for its MIG devices; one without any says so; SM is unknown on them."""
-    site.collect(partitioned())
+    site.collect(partitioned(), WATCHED)
     async with tab(browser, site.url) as one:
         for name in ("GPU 1", "GPU 2"):
             await one.page.get_by_role("button", name=name, exact=True).click()

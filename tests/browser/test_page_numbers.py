@@ -19,7 +19,7 @@ from gpumap.model.observations import Moment
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.workloads import Workload
 from tests import golden
-from tests.browser.browser import Site, Tab, tab
+from tests.browser.browser import WATCHED, Site, Tab, tab
 from tests.browser.test_page import UUID, cards, holder, partitioned, row, shared_card
 from tests.browser.test_page import start_browser as start_browser  # the fixture `browser`
 from tests.browser.test_page import start_site as start_site  # the fixture `site`
@@ -138,7 +138,7 @@ async def test_a_leftover_with_a_live_namesake(site: Site, browser: Browser) -> 
 
 async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> None:
     """Its instances are held, by name, and it is no device more; its holder is judged by what it uses of all."""
-    site.collect(held_whole())
+    site.collect(held_whole(), WATCHED)
     async with tab(browser, site.url) as one:
         shown = await tiles(one)
         assert (shown["GPUs"], shown["Held"]) == ("1 2 devices", "2 of 2 0 free")
@@ -150,7 +150,7 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
         assert await one.texts(row(one, "team/whole")) == [
             "team/whole main unused · peak so far 2.0GiB 1 1 80.0 GiB – – – –",
             "team/whole main whole – – 2.0 GiB 2.0 GiB – –",
-            "team/whole main whole – – 0 0 – –",
+            "team/whole main whole – – 0 0 – 5 min",
         ]
         assert "free" not in " ".join(await one.texts(".facts"))
         titles = await one.page.locator(".part").nth(1).locator("tbody .unknown").evaluate_all(
@@ -186,7 +186,7 @@ async def test_the_overview_counts_what_is_known(site: Site, browser: Browser, n
     """Unknown is a dash with its reason, never 0; memory counts once, and no remainder hides another."""
     make, wanted = OVERVIEWS[name]
     node = make()
-    site.collect(node, 2)
+    site.collect(node, WATCHED)
     if name == "a GPU is hung":
         node.gpus[0].fault = "hung"
         site.collect(node, 1)

@@ -65,6 +65,7 @@ def hurried() -> str:
         for rule in group["rules"]:
             if group["name"] != "gpumap-itself" and rule.get("alert") != "GpumapGpuBusy":
                 rule["expr"] = re.sub(r"(?<=\[)\d+\w(?=\])|(?<=offset )\d+\w", lambda m: shorter(m[0]), rule["expr"])
+                rule["expr"] = rule["expr"].replace("time() - 3600", f"time() - {3600 / SCALE}")
                 rule |= {"for": shorter(rule["for"])} if "for" in rule else {}
     return yaml.safe_dump(rules)
 

@@ -221,14 +221,14 @@ def test_what_mimir_limits_is_counted_in_the_rules() -> None:
     """Chunks that one rule reads of a holding, and the groups."""
     files = [yaml.safe_load(file.read_text())["groups"] for file in sorted((ROOT / "rules").glob("*.yaml"))]
     rules = [rule for groups in files for group in groups for rule in group["rules"]]
-    (resting,) = (rule["expr"] for rule in rules if rule.get("record") == "gpumap:container_resting:rate1h")
-    selections = len(re.findall(r"gpumap_container_[^\[]*\[1h\]", resting))
+    (idle,) = (rule["expr"] for rule in rules if rule.get("record") == "gpumap:holder_idle:seconds")
+    selections = len(re.findall(r"gpumap_(?:container|allocation)_", idle))
     limits = {name.replace("`", ""): cells for name, *cells in rows("limit")}
     default, (chunks, enough) = (
         limits["max_fetched_chunks_per_query"][0],
         re.findall(r"\d+", limits["max_fetched_chunks_per_query"][1]),
     )
-    assert int(chunks) == 3 * selections
+    assert int(chunks) == 2 * selections
     assert int(enough) == int(default) // int(chunks)
     assert (
         f"eachof{sum(map(len, files))}groups"

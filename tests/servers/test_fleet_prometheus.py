@@ -119,7 +119,7 @@ def test_one_cluster_of_several_and_a_namespace(server: str) -> None:
     assert {row["namespace"] for row in found["rows"]} == {"research"}
     assert {row["node"] for row in found["rows"]} == {"gpu-1"}
     of_node = ("--prometheus", server, "--match", 'node="gpu-1"', "-n", "research", "-o", "name")
-    pods = run_command("waste", "--grace", "1ms", *of_node)
+    pods = run_command("waste", "--idle-after", "1ms", *of_node)
     assert "pod/notebook-idle" in pods.stdout.splitlines()
     assert all(line.startswith("pod/") for line in pods.stdout.splitlines())
 

@@ -91,7 +91,7 @@ def _add_waste(commands: Commands) -> None:
         "  squatter   uses a device that it does not hold\n"
         "  leftover   a process of a pod that no longer exists\n"
         "  over       uses more memory than granted\n"
-        "  idle       holds a device, but has no process on it, or used no SM time for --idle-after\n"
+        "  idle       holds a device, but did no work on any of its engines for --idle-after\n"
         "  unused     even its peak left more of its grant unused than --unused-above, and more than 1 GiB\n"
         "  unmatched  holds slots that match no device\n"
         "gpumap reports only what it can prove. Below the table it lists what it could not check, with the reason.",

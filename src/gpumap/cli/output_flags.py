@@ -60,8 +60,8 @@ def add_processes(output: argparse._ArgumentGroup) -> None:
 def add_thresholds(output: argparse._ArgumentGroup) -> None:
     """Add the flags that only `waste` has."""
     for flag, metavar, default, help_ in (
-        ("--idle-after", "DURATION", "5m", "Time without SM use after which a holder is idle."),
-        ("--grace", "DURATION", "2m", "Skip holders that gpumap first saw less than this time ago. 0: skip none."),
+        ("--idle-after", "DURATION", "5m", "Time without work after which a holder is idle."),
+        ("--grace", "DURATION", "2m", "Time that gpumap watches a holder before it can be unused. 0: none."),
         ("--unused-above", "PERCENT", "20%%", "Part of a grant that may stay unused."),
     ):
         output.add_argument(

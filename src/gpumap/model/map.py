@@ -458,7 +458,7 @@ class FindingEntry(ContainerEntry, frozen=True, kw_only=True):
     waste_bytes: Bytes | None
     """Memory that is granted but not used, or used but not granted. Null if unknown."""
     idle_seconds: Seconds | None
-    """How long the container has had no SM time. Null if it is not idle, or if SM time is unknown."""
+    """How long the container has certainly done no work. Null if it is not idle."""
     why: str
     """The evidence, as a phrase. Can be empty."""
     pids: tuple[int, ...]

@@ -129,7 +129,7 @@ def _add_waste(commands: Commands) -> None:
         usage="[NODE] [flags]",
         examples=[
             ("the whole cluster", f"{PROGRAM} waste -A"),
-            ("report holders with processes as idle only after an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
+            ("report holders as idle only after an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
         ],
     )
     output = add_output(waste, WASTE_ORDERS, WATCH_INTERVAL)

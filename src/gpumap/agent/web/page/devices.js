@@ -254,7 +254,7 @@ function remark(row, current, now) {
   const { finding } = row;
   if (row.holder?.reservation) return noted("reservation");
   if (!finding) return row.holder && row.user?.processes === 0 ? noted("no process") : null;
-  const since = finding.idle_seconds === null ? "" : `, since ${clock(now - finding.idle_seconds)} or longer`;
+  const since = finding.idle_seconds === null ? "" : `, since ${clock(now - finding.idle_seconds)}`;
   return [
     " ",
     findingMark(finding.finding, "#attention"),

@@ -30,7 +30,7 @@ export function overview(map, devices, faults) {
       all.total === null ? null : `of ${bytes(all.total)}${rest}`,
     ]),
     assigned && tile("Granted, not used", "Of idle holders, and of holders that leave more than a fifth unused", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "idle,unused"),
-    assigned && tile("Held idle", "Containers that hold a device and use no SM time", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
+    assigned && tile("Held idle", "Containers that hold a device and do no work", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
     assigned && tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
     assigned && tile("Left over", "Still used by deleted pods", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
     tile("Faults", "GPUs and sources that are down or need repair", String(faults), ["GPUs, sources"], "fault"),

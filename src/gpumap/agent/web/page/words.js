@@ -88,7 +88,7 @@ export const FINDING_MEANS = {
   squatter: "It uses a device that it does not hold.",
   leftover: "Its pod no longer exists, but its processes still use the device.",
   over: "It uses more memory than granted.",
-  idle: "It holds the device, but used no SM time for a while.",
+  idle: "It holds the device, but did no work for a while.",
   unused: "It uses less memory than granted.",
   unmatched: "It holds slots that match no known device.",
 };
