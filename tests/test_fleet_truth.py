@@ -26,7 +26,7 @@ from tests.test_fleet import Labels, cluster_of, named, node_of, series, target
 BARE: Labels = {"job": "g", "instance": "b:1"}
 KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
 """Targets as an operator, a static configuration and something between them label them."""
-ANY_AGE = Thresholds(grace_seconds=0.0)
+ANY_AGE = Thresholds(idle_after_seconds=0.001, grace_seconds=0.001)
 """Series do not tell how old a container is."""
 
 
