@@ -137,7 +137,7 @@ def _device(card: str, index: int, number: int, now: str, draw: random.Random) -
         used += memory
         name = f'namespace="team-{number % 50}",pod="job-{number}-{index}-{slot}",container="main",{of_card}'
         pod = name.partition(",container=")[0]
-        yield f'gpumap_pod_info{{{pod},pod_uid="{card[4:]}-{slot}"}} 1'
+        yield f'gpumap_pod_info{{{pod},uid="{card[4:]}-{slot}"}} 1'
         yield f"gpumap_allocation_info{{{name}}} 1"
         yield f'gpumap_allocation_slots{{{name},resource="nvidia.com/gpu"}} 1'
         yield f"gpumap_container_allocated_gpus{{{name}}} {1 / count}"

@@ -42,7 +42,7 @@ def kube_state_metrics(nodes: Mapping[str, str]) -> str:
 
 
 def kube_rows(node: str, samples: Samples) -> Iterator[Row]:
-    pods = {(labels["namespace"], labels["pod"]): labels["pod_uid"] for labels, _ in samples["gpumap_pod_info"]}
+    pods = {(labels["namespace"], labels["pod"]): labels["uid"] for labels, _ in samples["gpumap_pod_info"]}
     for (namespace, pod), uid in pods.items():
         known = {"namespace": namespace, "pod": pod, "uid": uid}
         yield "kube_pod_labels", {**known, "label_app": re.sub(r"-\d+$", "", pod), "label_team": namespace}, 1

@@ -603,7 +603,7 @@ async def test_agent_finds_the_pod_and_the_device_of_a_claim(directory: Path, li
     (root / "plugins" / "gpu.nvidia.com" / "checkpoint.json").write_bytes(told)
     async with node.kubelet, agent.serve(node, "--pod-log-root", str(directory / "none"), library=library) as running:
         page = await running.later(3)
-        assert page.value("gpumap_pod_info", pod="trainer", pod_uid=trainer.uid) == 1
+        assert page.value("gpumap_pod_info", pod="trainer", uid=trainer.uid) == 1
         assert page.by("gpumap_container_gpu_memory_used_bytes", "uuid", pod="trainer") == {gpu_uuid(2): 8 * GIB}
         assert page.by("gpumap_allocation_info", "uuid", pod="trainer") == {gpu_uuid(2): 1}
         assert page.up("pod_identity")

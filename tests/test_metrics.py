@@ -39,7 +39,7 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_unmatched_slots": ("gauge", UNMATCHED),
         "gpumap_container_allocated_gpus": ("gauge", CONTAINER),
         "gpumap_container_allocated_gpu_memory_bytes": ("gauge", CONTAINER),
-        "gpumap_pod_info": ("gauge", "namespace pod pod_uid"),
+        "gpumap_pod_info": ("gauge", "namespace pod uid"),
         "gpumap_node_info": ("gauge", "node internal_ip"),
     },
     "use": {

@@ -549,7 +549,7 @@ async def test_agent_with_the_pods_api_alone(directory: Path, library: Path) -> 
             page = await running.later(3)
             assert page.up("pod_identity")
             assert page.by("gpumap_container_gpu_memory_used_bytes", "container") == {"main": 8 * GIB}
-            assert page.value("gpumap_pod_info", pod="trainer", pod_uid=trainer.uid) == 1
+            assert page.value("gpumap_pod_info", pod="trainer", uid=trainer.uid) == 1
             told = json.loads((await running.get("/api/v1/map")).text)["device_health"]
             assert [(one["pod"], one["container"], one["device_id"], one["health"]) for one in told] == [
                 ("trainer", "main", "gpu.nvidia.com/worker-3/gpu-0", "Unknown"),
@@ -585,7 +585,7 @@ async def test_dropped_event_makes_no_pod_gone_and_no_holder_idle(directory: Pat
         await running.until(lambda page: page.up("pod_identity") and api.calls[WATCH] == 1, "it is not followed")
         api.set_pods(answer(old, other))  # one event, so exactly one List follows
         page = await running.until(
-            lambda page: page.value("gpumap_pod_info", pod="trainer", pod_uid=old.uid) == 1, "it is not listed"
+            lambda page: page.value("gpumap_pod_info", pod="trainer", uid=old.uid) == 1, "it is not listed"
         )
         assert page.by("gpumap_container_gpu_processes", "pod", uuid=gpu_uuid(1)) == {"trainer": 0}
         node.delete(old)

@@ -329,7 +329,7 @@ def pods(page: Page, truth: Comparison) -> Iterator[str]:
     """A pod's UID is its own."""
     known = truth.pods()
     for row, _ in rows(page, "gpumap_pod_info"):
-        if not _is_pod(row["namespace"], row["pod"], row["pod_uid"], known):
+        if not _is_pod(row["namespace"], row["pod"], row["uid"], known):
             yield f"gpumap_pod_info {row}; true: {sorted(known)}"
 
 

@@ -45,7 +45,7 @@ TRUE_PAGE = "".join(
         f'gpumap_device_processes{{uuid="{FREE}",owner="unknown"}} 0',
         f'gpumap_device_holders{{uuid="{FIRST}"}} 1',
         f'gpumap_device_holders{{uuid="{SECOND}"}} 1',
-        'gpumap_pod_info{namespace="ml",pod="train",pod_uid="uid-1"} 1',
+        'gpumap_pod_info{namespace="ml",pod="train",uid="uid-1"} 1',
         f'pod_and_gpu_map_info{{gpu_id="{FIRST}",gpu_model="A100",namespace="ml",node="n",pod_name="train"}} 1',
     )
 )

@@ -109,7 +109,7 @@ ALLOCATION = (
         "GPU memory granted to the container. Absent if its kind of sharing grants no memory.",
         lambda row: row.allocated_memory_bytes,
     ),
-    Family("gpumap_pod_info", "gauge", "A pod that holds or uses a GPU.", ("namespace", "pod", "pod_uid"), _pod_info),
+    Family("gpumap_pod_info", "gauge", "A pod that holds or uses a GPU.", ("namespace", "pod", "uid"), _pod_info),
     Family(
         "gpumap_node_info",
         "gauge",

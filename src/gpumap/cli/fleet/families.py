@@ -145,7 +145,7 @@ HOST_MEMORY = Family("gpumap_host_gpu_memory_used_bytes", _OF_WORK, WORK)
 HOST_SM = Family("gpumap_host_sm_utilization_ratio", _OF_WORK, WORK)
 UTILIZATION = Family("gpumap_gpu_utilization_ratio", ("uuid",), HEALTH)
 STUCK = Family("gpumap_nvml_stuck_seconds", ("uuid",), HEALTH, kept="> 0")
-POD_INFO = Family("gpumap_pod_info", ("namespace", "pod", "pod_uid"), HEALTH, of_target=True)
+POD_INFO = Family("gpumap_pod_info", ("namespace", "pod", "uid"), HEALTH, of_target=True)
 
 FAMILIES = (
     *(
