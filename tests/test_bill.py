@@ -247,8 +247,8 @@ def test_the_mean_of_work_outside_pods(
 ) -> None:
     """Each step counts the part of its scrapes in which there was work, once for two scrapers of one agent."""
     scope = Scope('cluster!="z"', 60, target_match='cluster!="z"')
-    keys = 'kind="slurm_job",name="42",uuid="GPU-1"'
-    other = 'kind="docker",name="4f1c9e0b7a2d",uuid="GPU-1"'
+    keys = 'workload_kind="slurm_job",workload="42",uuid="GPU-1"'
+    other = 'workload_kind="docker",workload="4f1c9e0b7a2d",uuid="GPU-1"'
     scrapers = (OLD, f'{OLD},replica="1"')
     series = [(f"{SNAPSHOT}{{{one}}}", "1000+15x80") for one in scrapers]
     for one in scrapers:

@@ -46,7 +46,7 @@ def bearer(family: Family, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...
         return "container", labels[:4]
     if family.name.startswith(OF_GPUS):
         return "gpu", labels[:1]
-    if family.labels == ("kind", "name", "uuid"):
+    if family.labels == ("workload_kind", "workload", "uuid"):
         return "work", labels
     if family.labels[:1] == ("uuid",):
         return "leaf", labels[:1]

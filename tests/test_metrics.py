@@ -54,9 +54,9 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_device_processes": ("gauge", "uuid owner"),
     },
     "host": {
-        "gpumap_host_gpu_memory_used_bytes": ("gauge", "kind name uuid"),
-        "gpumap_host_sm_utilization_ratio": ("gauge", "kind name uuid"),
-        "gpumap_host_gpu_processes": ("gauge", "kind name uuid"),
+        "gpumap_host_gpu_memory_used_bytes": ("gauge", "workload_kind workload uuid"),
+        "gpumap_host_sm_utilization_ratio": ("gauge", "workload_kind workload uuid"),
+        "gpumap_host_gpu_processes": ("gauge", "workload_kind workload uuid"),
     },
     "device": {
         "gpumap_device_info": ("gauge", DEVICE_INFO),

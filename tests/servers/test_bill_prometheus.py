@@ -236,7 +236,7 @@ def jobs(play: Play) -> None:
         times = [time for time in range(FIRST, LAST, EVERY) if not any(start < time <= end for start, end in gone)]
         target = {"instance": f"{node}:9401", "job": "jobs"}
         play.samples.scrape(SNAPSHOT, labels(**target), times, Decimal)
-        work = labels(kind="slurm_job", name=str(number), uuid=f"GPU-{node}", **target)
+        work = labels(workload_kind="slurm_job", workload=str(number), uuid=f"GPU-{node}", **target)
         for gauge in (PRESENT, WORK_SM, WORK_MEMORY):
             play.samples.scrape(gauge.name, work, times, lambda time: Decimal(1))
 

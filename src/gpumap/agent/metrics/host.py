@@ -15,7 +15,7 @@ def _used(name: str, help: str, value: Callable[[HostUse], float | None]) -> Fam
                 if (found := value(use)) is not None:
                     yield Series((*use.workload, leaf.uuid), found)
 
-    return Family(name, "gauge", help, ("kind", "name", "uuid"), read)
+    return Family(name, "gauge", help, ("workload_kind", "workload", "uuid"), read)
 
 
 HOST = (

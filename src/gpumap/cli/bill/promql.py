@@ -40,7 +40,7 @@ MEMORY = Counter("gpumap_container_gpu_memory_byte_seconds_total", POD_KEYS)
 UNATTRIBUTED = Counter("gpumap_gpu_energy_unattributed_joules_total", ("uuid",))
 NOT_MEASURED = Counter("gpumap_accounting_gap_seconds_total", ("uuid",))
 """Each gpumap exposes it for each of its GPUs, so it also shows whether the server scraped a gpumap."""
-WORK_KEYS = ("kind", "name", "uuid")
+WORK_KEYS = ("workload_kind", "workload", "uuid")
 PRESENT = Counter("gpumap_host_gpu_processes", WORK_KEYS)
 WORK_SM = Counter("gpumap_host_sm_utilization_ratio", WORK_KEYS)
 WORK_MEMORY = Counter("gpumap_host_gpu_memory_used_bytes", WORK_KEYS)
@@ -102,7 +102,7 @@ def mean(gauge: Counter, scope: Scope, kinds: str, function: str = "sum_over_tim
     With `count_over_time`, the part of the step in which the gauge has samples. Series of one key count once.
     """
     recent = f"[{_range(scope)}]"
-    of_kind = f'kind=~"{kinds}"'
+    of_kind = f'workload_kind=~"{kinds}"'
     series = f"{function}({selector(gauge.name, scope.match, of_kind)}{recent})"
     scrapes = f"max by (cluster, job, instance) (count_over_time({selector(SNAPSHOT, scope.target_match)}{recent}))"
     ratio = f"{series} / on (cluster, job, instance) group_left () {scrapes}"

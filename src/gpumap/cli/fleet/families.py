@@ -139,7 +139,7 @@ OWNER_BYTES = Family(
 )
 OWNER_PROCESSES = Family("gpumap_device_processes", ("uuid", "owner"), OWNERS, kept="!= 0", always='owner="unknown"')
 """What is `always` kept exists, also with 0, for each device whose use is known."""
-_OF_WORK = ("kind", "name", "uuid")
+_OF_WORK = ("workload_kind", "workload", "uuid")
 HOST_PROCESSES = Family("gpumap_host_gpu_processes", _OF_WORK, WORK)
 HOST_MEMORY = Family("gpumap_host_gpu_memory_used_bytes", _OF_WORK, WORK)
 HOST_SM = Family("gpumap_host_sm_utilization_ratio", _OF_WORK, WORK)
