@@ -36,7 +36,7 @@ def speed_of_node(name: str, by: str) -> str:
 GPUS, ANSWERING = (
     of_node(f"gpumap_gpu_up:{operation}", q.answers(q.CLUSTER, q.CLUSTER)) for operation in ("count", "sum")
 )
-TOLD_OF = of_node("gpumap_gpu_up:count", q.most("gpumap_gpu_up", q.BY_DEVICE, q.CLUSTER))
+TOLD_OF = of_node("gpumap_gpu_up:count", q.most("gpumap_gpu_up", q.BY_GPU, q.CLUSTER))
 """Without the nodes whose whole driver is down."""
 HELD_ON_NODE = of_node(
     "gpumap_container_allocated_gpus:sum", q.most("gpumap_container_allocated_gpus", q.BY_HOLDER, q.CLUSTER)
@@ -46,9 +46,9 @@ MEMORY_OF_NODE, USED_OF_NODE = (
     of_node(f"{name}:sum", q.memory_of_gpus(name, q.CLUSTER))
     for name in ("gpumap_device_memory_total_bytes", "gpumap_device_memory_used_bytes")
 )
-POWER_OF_NODE = speed_of_node("gpumap_gpu_energy_joules", q.BY_DEVICE)
+POWER_OF_NODE = speed_of_node("gpumap_gpu_energy_joules", q.BY_GPU)
 UTILIZATION, WITH_UTILIZATION = (
-    of_node(f"gpumap_gpu_utilization_ratio:{operation}", q.most("gpumap_gpu_utilization_ratio", q.BY_DEVICE, q.CLUSTER))
+    of_node(f"gpumap_gpu_utilization_ratio:{operation}", q.most("gpumap_gpu_utilization_ratio", q.BY_GPU, q.CLUSTER))
     for operation in ("sum", "count")
 )
 HELD, USED = (

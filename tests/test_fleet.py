@@ -334,6 +334,6 @@ def test_questions() -> None:
     assert question(families.USED, selection._replace(by_target=True)).startswith(
         "max by (namespace, pod, container, uuid, exported_namespace, instance) "
     )
-    assert question(families.GPU_DOWN, selection) == 'max by (uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
+    assert question(families.GPU_DOWN, selection) == 'max by (gpu_uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
     odd: list[Any] = [{"instance": 'a.b:1"|\\'}]
     assert list(matchers_of_targets(odd, ("instance",))) == ['instance=~"a\\\\.b:1\\"\\\\|\\\\\\\\"']

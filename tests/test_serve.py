@@ -172,14 +172,14 @@ async def test_a_hanging_gpu_costs_only_itself(plain: Node) -> None:
         whole = await agent.until(lambda page: page.value(USED, pod="whole") == 11 * GIB, "it is not measured")
         plain.driver.delay["*", 0] = float("inf")
         plain.tell_driver()
-        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=SHARED) == 0, "the hang is not told")
+        await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=SHARED) == 0, "the hang is not told")
         for _ in range(2):
             asked = time.monotonic()
             page = await agent.page()
             assert time.monotonic() - asked < 1.0
-            assert page.value("gpumap_gpu_up", uuid=SHARED) == 0
-            assert page.value("gpumap_gpu_fault_info", uuid=SHARED, reason="hung") == 1
-            assert (page.value("gpumap_nvml_stuck_seconds", uuid=SHARED) or 0) > 0
+            assert page.value("gpumap_gpu_up", gpu_uuid=SHARED) == 0
+            assert page.value("gpumap_gpu_fault_info", gpu_uuid=SHARED, reason="hung") == 1
+            assert (page.value("gpumap_nvml_stuck_seconds", gpu_uuid=SHARED) or 0) > 0
             measured = {
                 name for name, rows in page.samples.items() if any(dict(row).get("uuid") == SHARED for row in rows)
             }
@@ -188,7 +188,7 @@ async def test_a_hanging_gpu_costs_only_itself(plain: Node) -> None:
             assert on_shared_card(page, "gpumap_allocation_info") == dict.fromkeys(THEIR_BYTES, 1)
             assert set(on_shared_card(page, "gpumap_container_allocated_gpus").values()) == {0.25}
             assert page.value(USED, pod="whole") == 11 * GIB
-            assert page.value("gpumap_gpu_up", uuid=WHOLE) == 1
+            assert page.value("gpumap_gpu_up", gpu_uuid=WHOLE) == 1
             assert page.up("nvml")
             before = page.value("gpumap_snapshot_timestamp_seconds") or 0
             page = await agent.later(1)
@@ -196,7 +196,7 @@ async def test_a_hanging_gpu_costs_only_itself(plain: Node) -> None:
         del plain.driver.delay["*", 0]
         plain.tell_driver()
         page = await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "it is not back")
-        assert page.value("gpumap_gpu_up", uuid=SHARED) == 1
+        assert page.value("gpumap_gpu_up", gpu_uuid=SHARED) == 1
         assert page.container_series() == whole.container_series()
 
 
@@ -409,7 +409,7 @@ async def test_a_driver_that_is_loaded_later(plain: Node) -> None:
         assert page.value("gpumap_allocation_info", pod=holder.name) == 1
         plain.driver.init_code = 0
         plain.tell_driver()
-        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=WHOLE) == 1, "the driver is not found")
+        await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=WHOLE) == 1, "the driver is not found")
 
 
 async def test_squatters_are_accused_by_two_snapshots(node: Node) -> None:

@@ -114,7 +114,7 @@ def bearers(page: str) -> Counter[str]:
             found[kind].add(tuple(of[label] for label in CONTAINER))
             found["pod"].add((of["namespace"], of["pod"]))
         elif kind in ("GPU", "device"):
-            found[kind].add(of["uuid"])
+            found[kind].add(of["gpu_uuid" if kind == "GPU" else "uuid"])
         elif name == "gpumap_unmatched_slots":
             found[kind].add(tuple(sorted(of.items())))
         elif kind == "pod":

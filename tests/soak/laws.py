@@ -78,7 +78,7 @@ def facts(truth: Truth) -> dict[Key, Fact]:
     for source, parts in SOURCES.items():
         found[key("gpumap_source_up", source=source)] = Fact(1.0, frozenset({"page", *parts}))
     for gpu in GPUS:
-        found[key(UP, uuid=gpu)] = Fact(1.0, frozenset({"page", "nvml", gpu}))
+        found[key(UP, gpu_uuid=gpu)] = Fact(1.0, frozenset({"page", "nvml", gpu}))
     on: dict[str, list[Process]] = {leaf: [] for leaf in truth.leaves}
     for one in truth.processes.values():
         on[one.leaf].append(one)
@@ -190,7 +190,7 @@ def _sources(page: Page, window: Window) -> Iterator[str]:
 def _gpus(page: Page, window: Window) -> Iterator[str]:
     lost = {gpu for gpu in GPUS if window.always(f"lost {gpu}") or window.always("no nvml")}
     for labels, value in page.samples.get(UP, {}).items():
-        if value and dict(labels)["uuid"] in lost:
+        if value and dict(labels)["gpu_uuid"] in lost:
             yield f"L6: {_text(labels)} is up, and is lost"
     for labels, value in page.samples.get(DEVICE_USED, {}).items():
         leaf = dict(labels)["uuid"]

@@ -54,14 +54,14 @@ ACCOUNTING = (
         "counter",
         "Energy of the GPU that gpumap charged to no container. This counter and the energy of all containers on the "
         "GPU add up to the energy of the GPU.",
-        ("uuid",),
+        ("gpu_uuid",),
         _unattributed,
     ),
     Family(
         "gpumap_accounting_gap_seconds_total",
         "counter",
         "Time of the GPU that gpumap did not charge because it could not measure.",
-        ("uuid",),
+        ("gpu_uuid",),
         lambda snapshot: [Series((account.uuid,), account.gap_seconds) for account in snapshot.gpu_accounts],
     ),
 )

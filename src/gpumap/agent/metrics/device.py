@@ -18,7 +18,7 @@ def measured(name: str, help: str, value: Callable[[GpuReading], float | None], 
             if gpu.reading is not None and (found := value(gpu.reading)) is not None:
                 yield Series((gpu.uuid,), found)
 
-    return Family(name, kind, help, ("uuid",), read)
+    return Family(name, kind, help, ("gpu_uuid",), read)
 
 
 def measured_by(
@@ -32,7 +32,7 @@ def measured_by(
                 for word, value in dict(values(gpu.reading)).items():
                     yield Series((gpu.uuid, word), value)
 
-    return Family(name, kind, help, ("uuid", label), read)
+    return Family(name, kind, help, ("gpu_uuid", label), read)
 
 
 def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float | None]) -> Family:
@@ -131,28 +131,28 @@ DEVICE = (
         "gpumap_gpu_up",
         "gauge",
         "1 if the GPU answered in the last collection, else 0.",
-        ("uuid",),
+        ("gpu_uuid",),
         lambda snapshot: [Series((gpu.uuid,), int(gpu.fault is None)) for gpu in snapshot.gpus],
     ),
     Family(
         "gpumap_gpu_fault_info",
         "gauge",
         "Reason why the GPU did not answer in the last collection.",
-        ("uuid", "reason"),
+        ("gpu_uuid", "reason"),
         lambda snapshot: [Series((gpu.uuid, gpu.fault), 1) for gpu in snapshot.gpus if gpu.fault is not None],
     ),
     Family(
         "gpumap_gpu_without_device_info",
         "gauge",
         "A GPU without gpumap_device_info: it has no MIG devices, or has not reported its uuid. `reason` is its fault.",
-        ("uuid", "index", "minor", "pci_bus_id", "model", "reason"),
+        ("gpu_uuid", "index", "minor", "pci_bus_id", "model", "reason"),
         _without_device,
     ),
     Family(
         "gpumap_gpu_last_success_timestamp_seconds",
         "gauge",
         "Unix time of the GPU's last answer.",
-        ("uuid",),
+        ("gpu_uuid",),
         _last_success,
     ),
     measured(

@@ -85,8 +85,8 @@ def group_by_family(values: Mapping[str, FamilyValues]) -> Cluster:
         cluster.infos.setdefault(info.gpu_uuid, whole)
     for row in sorted(cluster.of(families.DEVICELESS)):
         gpu = DevicelessGpu(*row[: len(families.DEVICELESS.by)])
-        info = DeviceInfo(gpu.uuid, gpu.uuid, gpu.index, gpu.minor, gpu.pci_bus_id, gpu.model, "", "", "")
-        cluster.infos.setdefault(gpu.uuid, info)
+        info = DeviceInfo(gpu.gpu_uuid, gpu.gpu_uuid, gpu.index, gpu.minor, gpu.pci_bus_id, gpu.model, "", "", "")
+        cluster.infos.setdefault(gpu.gpu_uuid, info)
     for namespace, pod, container, uuid in sorted(cluster.of(families.PROCESSES)):
         cluster.users.setdefault(uuid, []).append((namespace, pod, container))
     for kind, name, uuid in sorted(cluster.of(families.HOST_PROCESSES)):

@@ -57,7 +57,7 @@ def faults_without_device(node: Node, cluster: Cluster) -> Iterator[str]:
     """Return a sentence for each GPU that does not answer and that has no device in any series."""
     facts = newest_facts(cluster, node)
     known = {cluster.infos[uuid].gpu_uuid for uuid in devices_of(cluster, node) if uuid in cluster.infos}
-    known |= {gpu.uuid for gpu in facts.deviceless}
+    known |= {gpu.gpu_uuid for gpu in facts.deviceless}
     for uuid in facts.down:
         if uuid not in known:
             yield f"node {node.shown}: GPU {uuid} is down: {cluster.faults.get(uuid, 'unknown')}"
@@ -186,8 +186,8 @@ def _gpus(devices: Iterable[DeviceEntry], facts: TargetFacts, cluster: Cluster) 
         if device.gpu_uuid is not None and device.index is not None:
             devices_of_gpu.setdefault(device.gpu_uuid, []).append(device)
     for gpu in facts.deviceless:
-        if gpu.uuid and _number(cluster.infos[gpu.uuid].index) is not None:
-            devices_of_gpu.setdefault(gpu.uuid, [])
+        if gpu.gpu_uuid and _number(cluster.infos[gpu.gpu_uuid].index) is not None:
+            devices_of_gpu.setdefault(gpu.gpu_uuid, [])
     for uuid, of_gpu in devices_of_gpu.items():
         yield _gpu(uuid, of_gpu, cluster)
 
@@ -217,7 +217,7 @@ def _gpu(uuid: str, devices: list[DeviceEntry], cluster: Cluster) -> GpuEntry:
 def _nameless_gpus(facts: TargetFacts) -> Iterator[entries.NamelessGpuEntry]:
     for gpu in facts.deviceless:
         index = _number(gpu.index)
-        if not gpu.uuid and index is not None:
+        if not gpu.gpu_uuid and index is not None:
             yield entries.NamelessGpuEntry(index=index, fault=gpu.reason, remedy=remedies.of_fault(gpu.reason, index))
 
 

@@ -78,7 +78,7 @@ def _one_by_one(family: Family, rows: list[Answer], keys: list[Labels], odd: lis
     limits = _limits(family)
     for key, (labels, (_, text)) in zip(keys, rows, strict=True):
         value = number(text, limits)
-        if value is None or (_has_uuid(family) and not labels.get("uuid")):
+        if value is None or ((label := _uuid_label(family)) and not labels.get(label)):
             odd.append(odd_row(family.name, labels, text))
         elif key not in values or values[key] < value:
             values[key] = value
@@ -94,13 +94,15 @@ def _row(name: str, labels: Mapping[str, str]) -> str:
     return f"{name}{{{', '.join(f'{label}={value}' for label, value in sorted(labels.items()))}}}"
 
 
-def _has_uuid(family: Family) -> bool:
-    """Whether each row must have a uuid."""
-    return "uuid" in family.by and family.name != families.DEVICELESS.name
+def _uuid_label(family: Family) -> str | None:
+    """Return the label with the uuid that each row must have."""
+    labels = () if family is families.DEVICELESS else family.by
+    return next((label for label in ("uuid", "gpu_uuid") if label in labels), None)
 
 
 def _lacks_uuid(family: Family, keys: Sequence[Labels]) -> bool:
-    return _has_uuid(family) and "" in {key[family.by.index("uuid")] for key in keys}
+    label = _uuid_label(family)
+    return label is not None and "" in {key[family.by.index(label)] for key in keys}
 
 
 def _needs_targets(family: Family, selection: Selection) -> bool:
@@ -205,7 +207,7 @@ def _of_leaders(
     family: Family, node: Node, rows: Mapping[Key, RowsOfTarget], leaders: dict[tuple[str, str], Key]
 ) -> dict[Labels, Value]:
     kind = _KIND_OF_PART.get(family.part, _PRESENT)
-    place = family.by.index("uuid") if _has_uuid(family) else None
+    place = family.by.index(label) if (label := _uuid_label(family)) else None
     values: dict[Labels, Value] = {}
     for key in node.keys:
         for labels, value in rows.get(key, {}).get(family.name, ()):
