@@ -269,11 +269,7 @@ class BenchNode:
         offered = (ResourceDevices(resource, ids),)
         self.kubelet.set_pods([pod.listed for pod in self._pods])  # a tuple of frozen values: taken at once
         self.kubelet.set_allocatable(offered)
-        rows = [
-            texts.AllocatedEntry(CheckpointEntry(pod.uid, "main", resource, frozenset(pod.ids)), ())
-            for pod in self._pods
-            if pod.ids
-        ]
+        rows = [CheckpointEntry(pod.uid, "main", resource, frozenset(pod.ids)) for pod in self._pods if pod.ids]
         checkpoint = self._directory / "kubelet" / "device-plugins" / "kubelet_internal_checkpoint"
         temporary = checkpoint.with_suffix(".tmp")
         temporary.write_text(texts.checkpoint_text(rows, offered, {}))

@@ -112,7 +112,7 @@ def sweep(_: frozenset[str]) -> Iterator[Figure]:
         own = Path(folder, "calls")  # one for both shapes: this process loads the library once
         for shape, limit in P7_LIMITS.items():
             with node(shape, plain=True) as made:
-                os.environ.update(made.environment, GPUMAP_STANDIN_CALLS=str(own))
+                os.environ.update(made.environment, STANDIN_CALLS=str(own))
                 (one, another, theirs), calls = _sweeps(made, own)
             seen = mean((one, another))
             absolute = f"{microseconds(seen)} : {microseconds(theirs)}; " + " : ".join(map(str, calls)) + " calls a GPU"

@@ -32,7 +32,7 @@ NODES, NODE = 1_000, "whole"
 PAST_SECONDS, PASSES = 75 * 60, 3
 """Rules compare with an hour ago. Prometheus takes samples that are an hour older than its newest: so three passes."""
 SETTLED_SECONDS = 200.0
-"""Each group was evaluated, those of two minutes too."""
+"""Each group of one minute was evaluated."""
 ROUNDS = 3
 FILES = [ROOT / "rules" / f"{name}.yaml" for name in ("fleet", "alerts", "autoscaling", "opencost")]
 ADDED_UP = (

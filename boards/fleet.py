@@ -76,7 +76,7 @@ MODELS = q.recorded(
     "cluster_model:gpumap_gpu:count",
     "cluster, model",
     q.CLUSTER,
-    f"count by (cluster, model) (count by ({q.BY_DEVICE}, model) ({q.names_of_gpus(q.CLUSTER)}))",
+    f"count by (cluster, model) (count by ({q.BY_GPU}, model) ({q.names_of_gpus(q.CLUSTER)}))",
 )
 
 NOW = Row(

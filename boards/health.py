@@ -289,6 +289,10 @@ BOARD = Board(
     uid="gpumap-health",
     title="GPU Health",
     about="Cards that fail or may fail soon, the affected containers, and the sources of gpumap.",
-    variables=(*CLUSTERED, NODES, Variable("gpu", "GPU", f"label_values(gpumap_gpu_up{{{q.JOBS}, {q.NODE}}}, gpu_uuid)")),
+    variables=(
+        *CLUSTERED,
+        NODES,
+        Variable("gpu", "GPU", f"label_values(gpumap_gpu_up{{{q.JOBS}, {q.NODE}}}, gpu_uuid)"),
+    ),
     rows=(NOW, ILL, EVENTS, HARDWARE, itself.ROW),
 )

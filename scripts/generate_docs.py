@@ -16,7 +16,7 @@ from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS, PROCESSES, self_families
 from gpumap.agent.settings import FLAGS, Flag
 from gpumap.model import remedies
-from gpumap.model.families import Family, Numbered
+from gpumap.model.families import Family, NumberedFamilies
 from scripts import chart_values
 from scripts.map_schema import map_schema
 from tests.faults.table import rows as fault_rows
@@ -74,7 +74,7 @@ def dialects() -> str:
     """The families of each dialect; those with the same labels on the same pages share a row."""
     rows = [("`native`", "`gpumap_*`", "see [metrics.md](metrics.md)", "`/metrics`")]
     for name, dialect in DIALECTS.items():
-        pages_by_family: dict[Family | Numbered, list[str]] = {}
+        pages_by_family: dict[Family | NumberedFamilies, list[str]] = {}
         for path, families in {"/metrics": dialect.families, **dialect.pages("NODE")}.items():
             for family in families:
                 pages_by_family.setdefault(family, []).append(path)

@@ -15,7 +15,7 @@ from gpumap.lab.capture import answers, contents
 from gpumap.lab.capture.contents import Down, LogEntry
 from gpumap.lab.capture.format import About, Capture, Frame
 from gpumap.lab.demo import texts
-from gpumap.model.observations import CheckpointEntry, DeviceId, NvmlReading, ResourceDevices
+from gpumap.model.observations import CheckpointEntry, DeviceId, NvmlReading, PluginAnswer, ResourceDevices
 from tests.nodes import Pod, Process, TestNode, resources, uuid_of
 
 OWN = b"0::/system.slice/gpumap.service\n"
@@ -132,9 +132,12 @@ def _devices(found: Iterable[ResourceDevices]) -> Iterator[v1_pb2.ContainerDevic
 
 def _checkpoint(node: TestNode) -> bytes:
     rows = [
-        texts.AllocatedEntry(
-            CheckpointEntry(pod.uid, container, resource, frozenset(map(DeviceId, ids))),
-            (("NVIDIA_VISIBLE_DEVICES", ",".join(ids)),),
+        CheckpointEntry(
+            pod.uid,
+            container,
+            resource,
+            frozenset(map(DeviceId, ids)),
+            PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", ",".join(ids)),)),
         )
         for pod in node.pods
         if pod.in_checkpoint

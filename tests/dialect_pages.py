@@ -11,7 +11,7 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.exposition import Exposition
-from gpumap.model.families import Family, Numbered
+from gpumap.model.families import Family, NumberedFamilies
 from gpumap.model.observations import ContainerName, NvmlReading
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, ProcessUse, Snapshot
@@ -26,7 +26,7 @@ GIB = 1 << 30
 Rows = dict[tuple[str, ...], float]
 
 
-def page(families: Iterable[Family | Numbered], snapshot: Snapshot) -> str:
+def page(families: Iterable[Family | NumberedFamilies], snapshot: Snapshot) -> str:
     return Exposition(families).render(snapshot).decode()
 
 
@@ -34,7 +34,7 @@ def golden(name: str) -> str:
     return (GOLDEN / f"{name}.prom").read_text(encoding="utf-8")
 
 
-def rows(families: Iterable[Family | Numbered], snapshot: Snapshot, name: str, *labels: str) -> Rows:
+def rows(families: Iterable[Family | NumberedFamilies], snapshot: Snapshot, name: str, *labels: str) -> Rows:
     """The samples of one family by the values of `labels`, read by Prometheus's own parser; none may be there twice."""
     found: Rows = {}
     seen: set[tuple[tuple[str, str], ...]] = set()
@@ -55,7 +55,7 @@ def lints(text: str) -> list[str]:
     return sorted(set(done.stderr.splitlines()))
 
 
-def documented_lints(dialect: str, families: Iterable[Family | Numbered]) -> list[str]:
+def documented_lints(dialect: str, families: Iterable[Family | NumberedFamilies]) -> list[str]:
     """Return what promtool reports on a dialect by docs/reference/dialects.md: rows of a table in its section."""
     section = DOCS.read_text(encoding="utf-8").split(f"\n## {dialect}\n")[1].split("\n## ")[0]
     table = section.partition("| `promtool check metrics` reports | of |")[2]

@@ -29,7 +29,7 @@ async def measure(driver: standin.Driver, folder: Path) -> NvmlReading:
     """What a worker says of a driver."""
     driver.write(folder / "state")
     library = standin.build(standin.LIBRARIES)
-    source = NvmlSource(["env", f"GPUMAP_STANDIN_STATE={folder / 'state'}", *worker_command(str(library))])
+    source = NvmlSource(["env", f"STANDIN_STATE={folder / 'state'}", *worker_command(str(library))])
     try:
         return (await source.read(1.0, PATIENCE_SECONDS)).value
     finally:

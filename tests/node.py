@@ -152,7 +152,7 @@ class Node:
         self.kubelet.set_pods([pod.listed() for pod in (self.pods if listed is None else listed)])
         self.kubelet.set_allocatable(self.offered if registered else ())
         rows = [
-            texts.AllocatedEntry(CheckpointEntry(pod.uid, name, devices.resource, frozenset(devices.ids)), ())
+            CheckpointEntry(pod.uid, name, devices.resource, frozenset(devices.ids))
             for pod in self.pods
             for name, ids in pod.devices.items()
             for devices in _by_resource(ids)

@@ -19,7 +19,7 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.sources.nvml import NvmlSource
-from gpumap.model.families import Numbered
+from gpumap.model.families import NumberedFamilies
 from gpumap.model.observations import NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import CARD, Uuid
 from gpumap.model.snapshot import Snapshot
@@ -193,7 +193,7 @@ def world() -> tuple[MeasuredNode, standin.Driver]:
 def series(snapshot: Snapshot) -> Series:
     found: Series = {}
     for family in FAMILIES:
-        for one in family.families(snapshot) if isinstance(family, Numbered) else (family,):
+        for one in family.families(snapshot) if isinstance(family, NumberedFamilies) else (family,):
             for row in one.read(snapshot):
                 key = one.name + row.suffix, frozenset(zip(one.labels, row.labels, strict=True))
                 assert key not in found, f"{key} stands twice"
@@ -298,7 +298,7 @@ async def sweeping(tmp_path: Path, library: Path, changed: dict[str, object] | N
     twin, _ = world()
     state = tmp_path / "state"
     driver.write(state)
-    command = ["env", f"GPUMAP_STANDIN_STATE={state}", *worker_command(library, QUICK if changed is None else changed)]
+    command = ["env", f"STANDIN_STATE={state}", *worker_command(library, QUICK if changed is None else changed)]
     source = NvmlSource(command, (*GROUPS, CARD))
     try:
         await source.read(0.1, 20.0)

@@ -11,7 +11,7 @@ import pytest
 from gpumap.agent.node_map import node_map
 from gpumap.cli.agent_client import NoMapError, map_in
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.show import collected_long_ago
+from gpumap.cli.painting import collected_long_ago
 from gpumap.model.errors import FatalError
 from gpumap.model.map import encode
 from tests.snapshots import busy_node

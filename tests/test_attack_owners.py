@@ -192,8 +192,7 @@ def test_claim_that_may_be_for_administrators_is_named() -> None:
 
 def _checkpoint(path: Path, *rows: CheckpointEntry) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    entries = [texts.AllocatedEntry(row, ()) for row in rows]
-    path.write_text(texts.checkpoint_text(entries, (ResourceDevices(WHOLE, (DeviceId(str(CARD)),)),), {}))
+    path.write_text(texts.checkpoint_text(rows, (ResourceDevices(WHOLE, (DeviceId(str(CARD)),)),), {}))
 
 
 def test_checkpoint_of_before_the_root_was_moved_accuses_no_live_pod(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_who_was_scraped_is_asked_without_labels_of_pods() -> None:
 
 def test_the_names_are_those_that_gpumap_gives() -> None:
     """Each counter is a family of the group accounting, with the labels by which it is asked for."""
-    families = {family.name: set(family.labels) & {*POD_KEYS} for family in ACCOUNTING}
+    families = {family.name: set(family.labels) for family in ACCOUNTING}
     assert {one.name: set(one.keys) for one in COUNTERS} == families
     gauges = {family.name: family.labels for family in HOST}
     assert all(gauges[one.name] == one.keys for one in (PRESENT, WORK_SM, WORK_MEMORY))

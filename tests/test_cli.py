@@ -512,7 +512,7 @@ def test_serve_imports_only_what_it_runs() -> None:
         "google.protobuf",
         "yaml",
         "gpumap.cli.tables",
-        "gpumap.cli.show",
+        "gpumap.cli.painting",
     } & {*said}
 
 

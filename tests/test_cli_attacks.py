@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gpumap.agent.node_map import node_map
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.show import yaml_text
+from gpumap.cli.painting import yaml_text
 from gpumap.cli.tables import Shape, map_table
 from gpumap.model.errors import FatalError
 from tests.command import one_line, run_command, run_command_in_loop

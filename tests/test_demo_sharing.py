@@ -99,7 +99,7 @@ def test_no_slot_is_lost(document: dict[str, Any], scenario: Scenario) -> None:
         for container in spec.containers:
             pod = f"{spec.namespace}/{spec.name}"
             given |= {(pod, devices.resource): len(devices.ids) for devices in container.devices}
-            given |= {(pod, claim.driver): 1 for claim in container.dra}
+            given |= {(pod, claim.driver): 1 for claim in container.claims}
     assert told == given
 
 
@@ -142,6 +142,6 @@ def test_every_mode_of_the_table_is_in_it(scenario: Scenario) -> None:
     page = (Path(__file__).parent.parent / "docs" / "explanation" / "sharing.md").read_text()
     resources = {line.split("|")[2].strip().strip("`") for line in page.splitlines() if "/captures/" in line}
     played = {devices.resource for pod in scenario.pods for one in pod.containers for devices in one.devices}
-    played |= {claim.driver for pod in scenario.pods for one in pod.containers for claim in one.dra}
+    played |= {claim.driver for pod in scenario.pods for one in pod.containers for claim in one.claims}
     missing = {resource.partition("`")[0] for resource in resources} - played
     assert missing <= {"nvidia.com/mig-1g.5gb", "volcano.sh/gpu-number"}

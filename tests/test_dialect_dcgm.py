@@ -521,7 +521,7 @@ def check_sole(truth: TestNode, snapshot: Snapshot, entity: Entity) -> None:
     on_it = {leaf.uuid for leaf in entity.leaves}
     assert [one for one in truth.processes if one.leaf in on_it and not _is_of(one, entity.sole)] == []
     owners = [row for row in snapshot.containers if row.holds and row.uuid in {*on_it, entity.gpu.uuid}]
-    assert {row.name for row in owners if row.allocated_gpus != 0} == {entity.sole}
+    assert {row.name for row in owners if row.allocated_gpus != 0 and not row.reservation} == {entity.sole}
 
 
 def _is_of(process: Process, name: tuple[str, ...]) -> bool:

@@ -18,11 +18,11 @@ from gpumap.agent.nvml_worker.reading import fields_of
 from gpumap.agent.settings import Settings, resolve, with_everything
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.record import record
-from gpumap.lab.demo.node import DemoNode
-from gpumap.lab.demo.run import simulated
 from gpumap.lab.demo.scenario import parse_scenario
+from gpumap.lab.node import PlayedNode
 from gpumap.model.readings import CARD
 from gpumap.model.snapshot import Snapshot
+from tests.demo_node import demo_node
 from tests.standin import Driver
 from tests.test_nvml_health import CALLS_OF_CODEC, CALLS_OF_THE_CARD, count_calls, healthy_gpu
 from tests.worker import Start
@@ -77,7 +77,7 @@ def test_a_capture_is_asked_for_everything() -> None:
 
 def calls(start: Start, path: Path, groups: tuple[str, ...]) -> Counter[str]:
     """Those of three readings of one GPU that reports all values. The wait for events goes by time, not by readings."""
-    worker = start(groups=groups, GPUMAP_STANDIN_CALLS=str(path))
+    worker = start(groups=groups, STANDIN_CALLS=str(path))
     driver = Driver(gpus=[healthy_gpu()])
     for _ in range(3):
         worker.read(driver)
@@ -118,9 +118,9 @@ def series(snapshot: Snapshot, dialect: str) -> set[str]:
     return {line if line.startswith("#") else line.rpartition(" ")[0] for line in text.splitlines()}
 
 
-async def collected(node: DemoNode, settings: Settings) -> Snapshot:
+async def collected(node: PlayedNode, settings: Settings) -> Snapshot:
     found: list[Snapshot] = []
-    settings = replace(simulated(settings, node), push=False)
+    settings = replace(node.settings(settings), push=False)
     async with service.collector(settings, node.driver_command, found.append) as loop:
         for _ in range(2):
             await loop.collect()
@@ -129,7 +129,7 @@ async def collected(node: DemoNode, settings: Settings) -> Snapshot:
 
 async def test_each_dialect_has_its_values_whatever_is_collected(directory: Path) -> None:
     """Over a demo's node: with its needs alone each has the series that it has when NVML is asked for everything."""
-    async with DemoNode(parse_scenario(STEADY), directory / "node") as node:
+    async with demo_node(parse_scenario(STEADY), directory) as node:
         everything = await collected(node, with_everything(settled()))
         for name in DIALECTS:
             reduced = await collected(node, settled(name, collect=("allocation",)))
@@ -143,9 +143,9 @@ async def test_each_dialect_has_its_values_whatever_is_collected(directory: Path
 
 async def test_what_dialects_show_is_recorded_and_played(directory: Path) -> None:
     """Whatever was collected on the node that was recorded: a capture can be played with each dialect."""
-    async with DemoNode(parse_scenario(STEADY), directory / "node") as node:
+    async with demo_node(parse_scenario(STEADY), directory) as node:
         everything = await collected(node, with_everything(settled()))
-        settings = simulated(settled(collect=("allocation",)), node)
+        settings = node.settings(settled(collect=("allocation",)))
         recorded = await record(settings, node.driver_command, None, asyncio.Event())
     assert recorded is not None
     played = (await replay.snapshots(recorded[0]))[-1]

@@ -16,7 +16,7 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.flags import ALL_DIALECTS, WITH_SHARED_NAMES
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.model.families import Family, Numbered
+from gpumap.model.families import Family, NumberedFamilies
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import ECC_LOCATIONS, ECC_TYPES, DeviceMemory, GpuReading
 from gpumap.model.snapshot import Gpu, GpuXids, Snapshot
@@ -29,7 +29,7 @@ from tests.snapshots import DRIVER, busy_node, empty_node, gpu, pascal
 from tests.test_exposition import AWKWARD
 
 NATIVE = (*native(GROUPS, process_metrics=True), *self_families("1.2.3", "3.11.7"))
-EVERY: dict[str, tuple[Family | Numbered, ...]] = {
+EVERY: dict[str, tuple[Family | NumberedFamilies, ...]] = {
     "native": NATIVE,
     **{name: dialect.families for name, dialect in DIALECTS.items()},
     "all": (*NATIVE, *(family for name in ALL_DIALECTS for family in DIALECTS[name].families)),
@@ -83,7 +83,7 @@ def _full(reading: GpuReading) -> GpuReading:
     )
 
 
-def check(families: Iterable[Family | Numbered], snapshot: Snapshot) -> None:
+def check(families: Iterable[Family | NumberedFamilies], snapshot: Snapshot) -> None:
     """No series twice, each family's head once, and read back by independent parsers, in both formats."""
     families = tuple(families)
     counts = []

@@ -52,7 +52,7 @@ def test_a_lost_gpu_is_looked_for_now_and_then(start: Start, tmp_path: Path) -> 
     """NVML is initialised anew once in so long, so that one that was reset behind our back answers; and not while all
     are well."""
     calls = tmp_path / "calls"
-    worker = start(changed={"read_scheduler.REINIT_SECONDS": 0.5}, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(changed={"read_scheduler.REINIT_SECONDS": 0.5}, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
     begun = time.monotonic()
     while time.monotonic() < begun + 0.6:
@@ -70,7 +70,7 @@ def test_a_lost_gpu_is_looked_for_now_and_then(start: Start, tmp_path: Path) -> 
 def test_a_gpu_that_stays_lost_is_looked_for_more_and_more_seldom(start: Start, tmp_path: Path) -> None:
     """Each look costs the GPUs that are well their GPM values, and a moment in which nobody listens."""
     calls = tmp_path / "calls"
-    worker = start(changed={"read_scheduler.REINIT_SECONDS": 0.05}, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(changed={"read_scheduler.REINIT_SECONDS": 0.05}, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A), Gpu(B)], fail={("*", 0): Code.GPU_IS_LOST})
     begun = time.monotonic()
     while (seconds := time.monotonic() - begun) < 1.0:
@@ -91,7 +91,7 @@ def test_looks_are_farther_and_farther_apart() -> None:
 def test_nobody_is_looked_for_while_another_gpu_hangs(start: Start, tmp_path: Path) -> None:
     """A shutdown may wait for ever for a call that hangs."""
     calls = tmp_path / "calls"
-    worker = start(changed={"read_scheduler.REINIT_SECONDS": 0.0}, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(changed={"read_scheduler.REINIT_SECONDS": 0.0}, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], fail={("*", 0): Code.RESET_REQUIRED})
     driver.delay["nvmlDeviceGetMemoryInfo_v2", 1] = float("inf")
     for _ in range(3):
@@ -114,7 +114,7 @@ MAY_HANG = FUNCTIONS & {
 async def test_a_call_that_hangs_costs_its_gpu_alone(tmp_path: Path, library: Path, call: str) -> None:
     """Whichever group it is of; and the GPU is back when the hang is over."""
     state = tmp_path / "state"
-    source = NvmlSource(["env", f"GPUMAP_STANDIN_STATE={state}", *worker_command(str(library))], tuple(GROUPS))
+    source = NvmlSource(["env", f"STANDIN_STATE={state}", *worker_command(str(library))], tuple(GROUPS))
     cards = [Gpu(uuid, ecc={(0, 0, 2): 0}, clocks_megahertz={"sm": 1410}, gpm=standin.Gpm()) for uuid in (A, B, C)]
     driver = Driver(gpus=cards, delay={(call, 1): float("inf")})
     driver.write(state)
@@ -142,7 +142,7 @@ async def test_a_hang_while_letting_go_costs_no_reading(
     """The worker ends itself, another one answers in the same read, and nobody complains of it."""
     state = tmp_path / "state"
     changed = {"read_scheduler.REINIT_SECONDS": 0.1, "read_scheduler.CLOSE_SECONDS": 0.3}
-    command = ["env", f"GPUMAP_STANDIN_STATE={state}", *changed_worker(library, changed)]
+    command = ["env", f"STANDIN_STATE={state}", *changed_worker(library, changed)]
     source = NvmlSource(command, ("health", "gpm"), release=release)
     driver = Driver(gpus=[Gpu(A), Gpu(B, gpm=standin.Gpm())], fail={("*", 0): Code.GPU_IS_LOST})
     driver.delay[call, "*"] = float("inf")
@@ -172,7 +172,7 @@ def test_a_gpu_that_is_bound_or_unbound_is_noticed(start: Start, tmp_path: Path)
     bound.mkdir()
     for name in ("bind", "module", "0000:3b:00.0"):
         (bound / name).touch()
-    worker = start(changed={"driver.BOUND": str(bound)}, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(changed={"driver.BOUND": str(bound)}, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A)])
     for _ in range(3):
         worker.read(driver)
@@ -283,7 +283,7 @@ def test_nothing_leaks_while_the_driver_comes_and_goes(start: Start, tmp_path: P
     # A thread that is slow, as on a busy machine, is none that hangs: nothing takes its place.
     changed = {"read_scheduler.REINIT_SECONDS": 0.0, "read_scheduler.PATIENCE_SECONDS": 10.0}
     changed |= {"listener.HUNG_SECONDS": 10.0}
-    worker = start(changed=changed, groups=tuple(GROUPS), GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(changed=changed, groups=tuple(GROUPS), STANDIN_CALLS=str(calls))
     cards = [Gpu(uuid, gpm=standin.Gpm()) for uuid in (A, B, C)]
     seen, turns = [], 10
     for turn in range(turns):

@@ -15,7 +15,7 @@ from prometheus_client.samples import Sample
 
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.model.families import Family, Numbered, Series
+from gpumap.model.families import Family, NumberedFamilies, Series
 from gpumap.model.observations import ContainerName
 from gpumap.model.snapshot import PodInfo, Snapshot
 from tests.promtool import promtool
@@ -219,7 +219,7 @@ def test_families_with_numbers_in_their_names_come_last(openmetrics: bool) -> No
     """Their names depend on the snapshot: each has its own HELP and TYPE, and is absent without samples."""
     made = [family(Series(("x",), 1), Series(("y",), 2), name="thing_0"), family(name="thing_1")]
     made.append(family(Series(("z",), 3), name="thing_2"))
-    numbered = Numbered("thing_<n>", "gauge", "Some help.", ("a",), lambda _: made)
+    numbered = NumberedFamilies("thing_<n>", "gauge", "Some help.", ("a",), lambda _: made)
     exposition = Exposition([numbered, family(Series(("x",), 4))], openmetrics=openmetrics)
     wanted = (
         '# HELP thing Some help.\n# TYPE thing gauge\nthing{a="x"} 4\n'

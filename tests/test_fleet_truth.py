@@ -26,7 +26,7 @@ from tests.test_fleet import Labels, cluster_of, named, node_of, series, target
 BARE: Labels = {"job": "g", "instance": "b:1"}
 KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
 """Targets as an operator, a static configuration and something between them label them."""
-ANY_AGE = Thresholds(idle_after_seconds=0.001, grace_seconds=0.001)
+ANY_AGE = Thresholds(idle_after_seconds=0.0, grace_seconds=0.0)
 """Series do not tell how old a container is."""
 
 
@@ -101,10 +101,10 @@ def shown_of(found: NodeMap) -> dict[str, Any]:
 
 
 def without_sm_of_processes(found: NodeMap) -> NodeMap:
-    """Who computes without being a user, such as the server of MPS, is in no series: nobody is idle beside it."""
+    """No series has the SM time of a process that is no user, such as the server of MPS, nor the age of an owner."""
 
     def without(device: DeviceEntry) -> DeviceEntry:
-        silent = tuple(msgspec.structs.replace(one, sm_ratio=None) for one in device.processes)
+        silent = tuple(msgspec.structs.replace(one, sm_ratio=None, owner_since=None) for one in device.processes)
         return msgspec.structs.replace(device, processes=silent)
 
     return msgspec.structs.replace(found, devices=tuple(map(without, found.devices)))
@@ -137,7 +137,7 @@ def test_any_node(node: TestNode, of_target: Labels, honour: bool, down: set[str
     """Whatever a node is like, and whichever of its sources are down."""
     node.collect()
     node.down |= down
-    # No series has the age of an owner: a process whose pod is gone for less than 10 s is a leftover only there.
+    # No series has the age of an owner: a process of a pod that is gone for less than 10 s is a leftover only there.
     agree(node.collect(ENDING_SECONDS), of_target, honour=honour)
 
 

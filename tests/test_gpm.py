@@ -132,7 +132,7 @@ def test_an_impossible_engine_does_not_count(start: Start) -> None:
 def test_engines_that_no_device_has_are_not_asked_for_again(start: Start, tmp_path: Path) -> None:
     """Each part of them is one call, until the driver refuses all of it."""
     calls = tmp_path / "calls"
-    worker = start(groups=GPM, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=GPM, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, gpm=Gpm())])
     for _ in range(4):
         read_after(worker, driver)
@@ -143,7 +143,7 @@ def test_engines_that_no_device_has_are_not_asked_for_again(start: Start, tmp_pa
 def test_a_gpu_without_gpm_is_asked_once(start: Start, tmp_path: Path) -> None:
     """One that says that it is not supported takes no sample."""
     calls = tmp_path / "calls"
-    worker = start(groups=GPM, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=GPM, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A)])
     for _ in range(3):
         reading = worker.read_one(driver)
@@ -358,7 +358,7 @@ def test_a_mig_device_that_is_kept_back_is_no_fault(start: Start) -> None:
 def test_every_sample_is_freed(start: Start, tmp_path: Path) -> None:
     """At each shutdown there were as many frees as allocations: after MIG changes, losses, and without the group."""
     calls = tmp_path / "calls"
-    worker = start(groups=GPM, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=GPM, STANDIN_CALLS=str(calls))
     gpu = Gpu(A, gpm=Gpm(), mig_mode=False)
     driver = Driver(gpus=[gpu, Gpu(B, gpm=Gpm())])
     allocated = 0
@@ -380,7 +380,7 @@ def test_every_sample_is_freed(start: Start, tmp_path: Path) -> None:
 def test_without_the_group_nothing_is_kept(start: Start, tmp_path: Path) -> None:
     """In the reading that does not ask for it the samples go; asked again, it begins anew."""
     calls = tmp_path / "calls"
-    worker = start(groups=GPM, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=GPM, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0))])
     worker.read_one(driver)
     worker.groups = ()

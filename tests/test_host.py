@@ -22,9 +22,9 @@ from gpumap.cli.tables import Shape, map_table, top_table, top_values
 from gpumap.lab.capture import contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.format import About, Capture, Frame
-from gpumap.lab.capture.node import files_of
 from gpumap.lab.capture.recorders import RecordingProcfs
 from gpumap.lab.demo import texts
+from gpumap.lab.node import files_of
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.devices import node_of_namespace
 from gpumap.model.observations import NvmlReading

@@ -155,7 +155,7 @@ def test_every_field_is_filled_somewhere() -> None:
     thief.pods, thief.processes = [holds, pod], [Process(10, gpu_uuid(0), pod)]
     thief.collect()
     found += [check(thief.collect())]
-    xids = GpuXids(gpu(0).uuid, ((79, 1),), 0.0, heard_at=((79, 1.8e9),))
+    xids = GpuXids(gpu(0).uuid, ((79, 1),), 0.0, last_at=((79, 1.8e9),))
     found += [check(replace(busy_node(1), gpus=(replace(gpu(0), ecc_uncorrected_at=1.8e9),), xids=(xids,)))]
     told = {path for one in found for path in leaves_of(one)}
     assert {".".join(path) for path in set(declared(SCHEMA_OBJECT)) - told} == set()

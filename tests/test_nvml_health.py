@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.nvml_worker import health
-from gpumap.lab.demo.fake_worker import GROUP_FIELDS as FIELDS_OF_GROUPS
+from gpumap.lab.driver import GROUP_FIELDS as FIELDS_OF_GROUPS
 from tests import standin
 from tests.examples import examples
 from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance
@@ -123,7 +123,7 @@ def test_links_are_told_in_bytes(start: Start) -> None:
 def test_a_group_that_is_not_asked_for_costs_no_call(start: Start, tmp_path: Path) -> None:
     """Each group's calls are made in the readings that ask for it, also when the groups change; fields share two."""
     calls = tmp_path / "calls"
-    worker = start(GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[healthy_gpu()])
     optional = CALLS_OF_HEALTH | CALLS_OF_CODEC | CALLS_OF_THE_CARD.keys()
     for groups, expected in (
@@ -189,7 +189,7 @@ def test_what_a_card_is_made_for_is_told(start: Start) -> None:
 def test_what_a_card_is_made_for_is_asked_once(start: Start, tmp_path: Path) -> None:
     """Also what it does not support; what is set is asked each time, since somebody may set it."""
     calls = tmp_path / "calls"
-    worker = start(groups=("card",), GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=("card",), STANDIN_CALLS=str(calls))
     gpu = healthy_gpu()
     driver = Driver(gpus=[gpu])
     before = worker.read_one(driver)
@@ -245,7 +245,7 @@ def test_a_field_that_is_not_supported_is_not_asked_again(start: Start, said: Fi
 def test_a_gpu_without_any_field_is_asked_once(start: Start, tmp_path: Path) -> None:
     """Where every field is not supported, the call is not made any more."""
     calls = tmp_path / "calls"
-    worker = start(groups=("health", "links"), GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=("health", "links"), STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, memory_temperature_celsius=None), healthy_gpu(B)])
     for _ in range(3):
         worker.read(driver)
@@ -333,7 +333,7 @@ def start_for_hypothesis(start: Start) -> tuple[Worker, Iterator[int]]:
 def test_clock_events_are_told_under_either_name(start: Start, tmp_path: Path, without: tuple[str, ...]) -> None:
     """The functions were renamed with driver 535. Where none tells which reasons there are, all that are known are."""
     calls = tmp_path / "calls"
-    worker = start(without, groups=("health",), GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(without, groups=("health",), STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[healthy_gpu()])
     for _ in range(3):
         events = worker.read_one(driver).clock_events
@@ -390,7 +390,7 @@ def test_a_fan_that_is_refused_costs_itself(start: Start) -> None:
 def test_places_without_ecc_are_asked_once(start: Start, tmp_path: Path, ecc: dict[tuple[int, int, int], int]) -> None:
     """A card without ECC costs its first asking; of the others those places are asked that count."""
     calls = tmp_path / "calls"
-    worker = start(groups=("health",), GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=("health",), STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, ecc=ecc)])
     for _ in range(2):
         for _ in range(3):
@@ -432,7 +432,7 @@ def test_a_lost_gpu_is_not_asked_what_helps(start: Start, tmp_path: Path) -> Non
     """No call is made on a GPU after one said that it is lost: it might hang."""
     calls = tmp_path / "calls"
     driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetMinorNumber", 0): Code.GPU_IS_LOST})
-    worker = start(groups=("health", "links", "gpm"), GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=("health", "links", "gpm"), STANDIN_CALLS=str(calls))
     for _ in range(2):
         reading = worker.read_one(driver)
         assert (reading.fault, reading.recovery_action) == ("lost", None)

@@ -41,7 +41,7 @@ def test_mig_devices_are_told_beyond_a_hole(start: Start) -> None:
 def test_an_impossible_number_of_slots_costs_little(start: Start, tmp_path: Path) -> None:
     """The devices of the first slots are read, and it is reported as unknown whether these are all."""
     calls = tmp_path / "calls"
-    worker = start(GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(STANDIN_CALLS=str(calls))
     gpu = Gpu(A, mig_max_count=1000, instances=[standin.MigInstance(MIG_A)])
     reading = worker.read_one(Driver(gpus=[gpu]))
     assert ([instance.uuid for instance in reading.instances], reading.mig_unknown) == ([MIG_A], True)
@@ -95,7 +95,7 @@ def test_a_partitioned_gpu_without_instances_is_not_asked_again_what_its_card_do
     calls = []
     for mig_mode in (None, True):
         path = tmp_path / f"calls {mig_mode}"
-        worker = start(groups=("health", "links", "gpm"), GPUMAP_STANDIN_CALLS=str(path))
+        worker = start(groups=("health", "links", "gpm"), STANDIN_CALLS=str(path))
         gpu = Gpu(A, mig_mode=mig_mode, fan_percents=None)
         driver = Driver(gpus=[gpu])
         for _ in range(10):
@@ -131,7 +131,7 @@ def test_a_gpu_instance_tells_its_profile_and_place(start: Start) -> None:
 def test_a_place_that_is_kept_back_is_absent_without_complaint(start: Start, tmp_path: Path) -> None:
     """Who may not look at GPU instances has no place of theirs, all else of them, and does not ask for it again."""
     calls = tmp_path / "calls"
-    worker = start(GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(STANDIN_CALLS=str(calls))
     gpu = Gpu(A, instances=[standin.MigInstance(MIG_A, placement=Placement())])
     driver = Driver(gpus=[gpu], fail={("nvmlDeviceGetGpuInstanceById", 0): Code.NO_PERMISSION})
     for _ in range(4):
@@ -322,7 +322,7 @@ def test_a_call_that_hangs_on_an_instance_costs_its_gpu_alone(start: Start) -> N
 def test_an_instance_costs_a_dozen_calls(start: Start, tmp_path: Path, may_place: bool, most: int) -> None:
     """Eight GPUs of seven instances beside whole ones: what a reading asks of each instance does not grow with them."""
     calls = tmp_path / "calls"
-    worker = start(GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(STANDIN_CALLS=str(calls))
 
     def card(number: int, devices: int) -> Gpu:
         uuids = [f"MIG-00000000-0000-0000-{number:04d}-{device:012d}" for device in range(devices)]

@@ -371,7 +371,7 @@ async def test_a_child_that_the_kernel_killed_for_memory_is_told_apart(
         worker = await nvml_process.Worker.start([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
         worker.kill()
         events.write_text(text.format(kills))
-        assert (await worker.obituary()).reason == reason
+        assert (await worker.reason_of_end()).reason == reason
         worker.end()
         await worker.ended()
 
@@ -451,7 +451,7 @@ async def test_close_leaves_no_process(start: Start, manner: str) -> None:
 @pytest.fixture
 async def worker(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NvmlSource]:
     """A source over the real worker, its driver being `tmp_path/state`."""
-    monkeypatch.setenv("GPUMAP_STANDIN_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("STANDIN_STATE", str(tmp_path / "state"))
     source = NvmlSource(worker_command(str(library)))
     yield source
     await source.close()

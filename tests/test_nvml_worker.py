@@ -114,7 +114,7 @@ def test_a_failing_call_costs_its_value_alone_and_is_told(start: Start) -> None:
 def test_what_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -> None:
     """A call that answered "not supported" is asked once in a few minutes, and when NVML is initialised anew."""
     calls = tmp_path / "calls"
-    worker = start(groups=("codec",), GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=("codec",), STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, encoder_utilization=None)])
     for _ in range(3):
         worker.read(driver)
@@ -169,7 +169,7 @@ def test_a_value_that_is_lost_for_good_is_asked_for_more_and_more_seldom(start: 
 def test_what_a_gpu_lacks_is_asked_for_again_without_complaint(start: Start, tmp_path: Path) -> None:
     """A refusal of what never was there is no error, however often it comes."""
     calls = tmp_path / "calls"
-    worker = start(groups=("codec",), changed={"calls.RETRY_SECONDS": 0.0}, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=("codec",), changed={"calls.RETRY_SECONDS": 0.0}, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, encoder_utilization=None, fields={82: None})])
     for _ in range(3):
         assert worker.read_one(driver).refusals == ()
@@ -331,7 +331,7 @@ def test_a_gpu_that_refuses_both_calls_has_no_samples(start: Start, without: tup
 def test_each_gpu_remembers_which_call_answers(start: Start, tmp_path: Path) -> None:
     """Its handle does: a driver that starts again is asked by the old call first."""
     calls = tmp_path / "calls"
-    worker = start(GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(uuid, samples=[Sample(10, 50)]) for uuid in (A, B)], fail={**OLD_REFUSED})
     for _ in range(3):
         worker.read(driver)

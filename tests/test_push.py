@@ -28,6 +28,7 @@ from gpumap.model.observations import (
 )
 from gpumap.model.snapshot import Node as NodeName
 from gpumap.model.snapshot import Snapshot
+from tests import standin
 from tests.agent import Page, serve, until
 from tests.node import Node, gpu_uuid
 
@@ -309,6 +310,19 @@ async def test_a_container_that_starts_again_is_seen_without_the_interval(node: 
 
 def used(page: Page, pod: str) -> float | None:
     return page.value("gpumap_container_gpu_memory_used_bytes", pod=pod)
+
+
+async def test_the_time_of_a_process_that_no_list_had_starts_collections(node: Node) -> None:
+    """It began and ended between two collections: gpumap looks more often, to see the next one with its owner."""
+    node.admit("short", main=[gpu_uuid(1)])
+    samples = node.driver.gpus[1].samples
+    assert samples is not None
+    samples.append(standin.Sample(4_000_000, sm=40))
+    node.tell_driver()
+    async with serve(node, *LONG) as agent:
+        page = await agent.until(lambda page: pushed(page) >= 3, "the interval alone counts")
+        assert page.value("gpumap_collections_total", trigger="interval") == 1
+        assert page.value("gpumap_container_sm_utilization_ratio", pod="short") is None, "it may be the container's"
 
 
 async def test_an_idle_node_is_never_pushed(node: Node) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.agent.join.usage import SAMPLED_SECONDS
+from gpumap.agent.join.recent_processes import SAMPLED_SECONDS
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import ProcessSample
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid, use

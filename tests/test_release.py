@@ -81,7 +81,7 @@ def test_the_driver_is_let_go_of_after_each_read(start: Start, device: Path, tmp
     """Between two reads the worker has none of the driver's devices open; each initialisation has its shutdown, and
     the same process answers all the while, with no more descriptors."""
     calls = tmp_path / "calls"
-    worker = start(changed={"driver.DEVICES": str(device.parent)}, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(changed={"driver.DEVICES": str(device.parent)}, STANDIN_CALLS=str(calls))
     worker.release = True
     driver = Driver(gpus=[Gpu(A), Gpu(B)], holds=device)
     readings, descriptors = [], []
@@ -144,7 +144,7 @@ async def make_sources(tmp_path: Path, library: Path, device: Path) -> AsyncIter
 
     def make(replace_after_seconds: float = 30.0) -> NvmlSource:
         command = worker_command(library, {"driver.DEVICES": str(device.parent)})
-        command = ["env", f"GPUMAP_STANDIN_STATE={tmp_path / 'state'}", *command]
+        command = ["env", f"STANDIN_STATE={tmp_path / 'state'}", *command]
         sources.append(NvmlSource(command, release=True, replace_after_seconds=replace_after_seconds))
         return sources[-1]
 
@@ -172,7 +172,7 @@ async def test_a_worker_that_ended_itself_is_replaced_without_a_word(
 async def test_who_tells_no_xid_events_has_no_blind_time(tmp_path: Path, library: Path) -> None:
     """Where nobody listens it is told of whom there is something to hear: nothing of the others is missed."""
     Driver(gpus=[Gpu(A, event_types=None), Gpu(B), Gpu(C, event_types=1)]).write(tmp_path / "state")
-    command = ["env", f"GPUMAP_STANDIN_STATE={tmp_path / 'state'}", *worker_command(library)]
+    command = ["env", f"STANDIN_STATE={tmp_path / 'state'}", *worker_command(library)]
     source = NvmlSource(command, ("health",), release=True)
     try:
         for _ in range(2):
@@ -262,7 +262,7 @@ def test_a_worker_that_keeps_the_driver_is_replaced_more_and_more_slowly() -> No
     waited = [later - earlier for earlier, later in itertools.pairwise([0, *ended])]
     assert waited == [30, 60, 120, 240, 480, 600, 600, 600]
     assert LONGEST_SECONDS == 600
-    assert patience.resting == frozenset()
+    assert patience.skipped == frozenset()
     assert not patience.is_over(3000.0, {}, started)
     assert patience.is_over(3030.0, {0: 2000.0}, 3000.0)
 
@@ -270,29 +270,29 @@ def test_a_worker_that_keeps_the_driver_is_replaced_more_and_more_slowly() -> No
 def test_one_that_lets_go_is_replaced_at_once_and_its_gpu_rests_longer_and_longer() -> None:
     """30 s with the GPU, 30 s without, 30 s with it, a minute without, and so on; another one that hangs has its own
     30 s."""
-    patience, started, unanswered = ReplacementPolicy(30.0, lets_rest=True), 0.0, {0: 0.0}
+    patience, started, unanswered = ReplacementPolicy(30.0, skips_hung=True), 0.0, {0: 0.0}
     resting = []
     for now in range(400):
         if patience.is_over(float(now), unanswered, started):
             started = float(now)
-        resting.append(bool(patience.resting))
+        resting.append(bool(patience.skipped))
     changes = [now for now in range(1, 400) if resting[now] != resting[now - 1]]
     assert changes == [30, 60, 90, 150, 180, 300, 330]
-    assert patience.resting == {0}
+    assert patience.skipped == {0}
     unanswered[1] = 400.0
     assert not patience.is_over(429.0, unanswered, started)
     assert patience.is_over(430.0, unanswered, started)
-    assert patience.resting == {0, 1}
+    assert patience.skipped == {0, 1}
     assert not patience.is_over(431.0, {}, started)
-    assert patience.resting == frozenset(), "all have answered"
+    assert patience.skipped == frozenset(), "all have answered"
 
 
 def test_no_worker_is_no_reason_to_end_one() -> None:
     """The driver as a whole may rest as a GPU may."""
-    patience = ReplacementPolicy(30.0, lets_rest=True)
+    patience = ReplacementPolicy(30.0, skips_hung=True)
     assert not patience.is_over(100.0, {DRIVER: 0.0}, None)
     assert patience.is_over(100.0, {DRIVER: 0.0}, 0.0)
-    assert patience.resting == {DRIVER}
+    assert patience.skipped == {DRIVER}
 
 
 # --- the service ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.lab.capture.format import EXPECTED
-from gpumap.model.families import Family, Numbered
+from gpumap.model.families import Family, NumberedFamilies
 from tests import golden
 from tests.prometheus import target_labels
 
@@ -44,7 +44,7 @@ OTHERS = "without|ignoring|absent|absent_over_time|scalar|vector"
 LOSES_LABELS = re.compile(rf"\b(?:(?:{AGGREGATIONS})\s*\(|(?:{OTHERS})\b)")
 
 
-def families() -> Iterator[Family | Numbered]:
+def families() -> Iterator[Family | NumberedFamilies]:
     yield from native(GROUPS, process_metrics=True)
     yield from self_families("1.2.3", "3.11.7")
     for name in dict.fromkeys((*ALL_DIALECTS, *DIALECTS)):
@@ -74,7 +74,7 @@ def clauses_without(label: str, expression: str) -> list[str]:
 
 
 @pytest.mark.parametrize("family", [*families()], ids=lambda family: family.name)
-def test_a_family_fits_the_limits(family: Family | Numbered) -> None:
+def test_a_family_fits_the_limits(family: Family | NumberedFamilies) -> None:
     """Labels with those of the servers, their names, the metric's name, and HELP."""
     labels = {*family.labels, *SERVERS_LABELS}
     assert len(labels) <= LABEL_NAMES_MAX

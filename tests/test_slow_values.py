@@ -180,7 +180,7 @@ OLD, NEW = (7, 3, 400.0), (8, 4, 300.0)
 def test_slow_values_cost_one_reading_and_others_each(start: Start, tmp_path: Path) -> None:
     """A held value is that of its reading. Temperature, power, clocks and processes are those of each reading."""
     calls = tmp_path / "calls"
-    worker = holding(start, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = holding(start, STANDIN_CALLS=str(calls))
     driver, gpu = node()
     assert seen(worker.read_one(driver)) == OLD
     change(gpu)
@@ -329,7 +329,7 @@ def test_a_released_driver_is_asked_in_each_reading(start: Start) -> None:
 def test_calls_for_each_gpu(start: Start, tmp_path: Path) -> None:
     """The calls of a reading in which slow values are held, and of one in which they are not."""
     calls = tmp_path / "calls"
-    worker = start(groups=("health", "links", "gpm"), GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=("health", "links", "gpm"), STANDIN_CALLS=str(calls))
     driver, gpu = node()
     gpu.fan_percents = None
     found: list[Counter[str]] = []

@@ -82,7 +82,7 @@ LIES: dict[str, tuple[Callable[[Page], None], str]] = {
     "a holder that is missing": (set_value(laws.ALLOCATION, None, **HOLDER, uuid=WHOLE), "is absent"),
     "a pod that never was": (set_value(laws.USED, 5, namespace="ml", pod="x", container="c0", uuid=WHOLE), "L6"),
     "an old value": (set_value(laws.DEVICE_USED, 5, uuid=OTHER), "L6"),
-    "a GPU that is missing": (set_value(laws.UP, None, uuid=OTHER), "is absent"),
+    "a GPU that is missing": (set_value(laws.UP, None, gpu_uuid=OTHER), "is absent"),
     "a GPU that is assigned twice": (
         set_value("gpumap_container_allocated_gpus", 1.5, **HOLDER, uuid=WHOLE),
         "L9",
@@ -173,7 +173,7 @@ def test_a_fault_excuses_its_own_part_only(world: World) -> None:
     assert "is lost" in judged(page, [truth])
     for name, rows in page.samples.items():
         if name not in (laws.ALLOCATION, "gpumap_allocation_slots"):
-            page.samples[name] = {labels: value for labels, value in rows.items() if ("uuid", WHOLE) not in labels}
+            page.samples[name] = {labels: value for labels, value in rows.items() if WHOLE not in dict(labels).values()}
     assert judged(page, [truth]) == ""
     del page.samples[laws.DEVICE_USED][laws.key("", uuid=OTHER)[1]]
     assert f'{laws.DEVICE_USED}{{uuid="{OTHER}"}} is absent' in judged(page, [truth])

@@ -844,7 +844,7 @@ def test_answers_from_memory_are_those_of_the_file(start: Start, tmp_path: Path)
     groups = ("codec", "health", "links", "gpm", "accounting", CARD)
     calls = tmp_path / "each", tmp_path / "some"
     workers = [
-        start(groups=groups, GPUMAP_STANDIN_CALLS=str(path), GPUMAP_STANDIN_LOOK_MILLISECONDS=pause)
+        start(groups=groups, STANDIN_CALLS=str(path), STANDIN_LOOK_MILLISECONDS=pause)
         for path, pause in zip(calls, ("0", "20"), strict=True)
     ]
     for seed in range(4):

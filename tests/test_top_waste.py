@@ -16,8 +16,9 @@ from gpumap.agent.node_map import node_map
 from gpumap.cli import tables
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.painting import View
 from gpumap.cli.reports import REPORTS
-from gpumap.cli.show import View, _show
+from gpumap.cli.show import _show
 from gpumap.cli.tables import Shape, doctor_table, top_names, waste_names
 from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.tables.live import Live, frame
@@ -485,6 +486,17 @@ def test_a_card_that_its_pod_uses_is_not_idle() -> None:
     assert wasted(node_map(node.watch())) == {}
 
 
+def test_a_holder_whose_sibling_works_in_short_jobs_is_not_idle() -> None:
+    """Also in a collection in which the sibling has no process."""
+    ids = [f"{CARD}::{number}" for number in range(2)]
+    shared = "nvidia.com/gpu.shared"
+    pod = Pod("ml", "pair", {"main": {shared: ids[:1]}, "worker": {shared: ids[1:]}})
+    node = TestNode([Gpu(0)], [pod])
+    for number in range(200):
+        node.processes = [Process(100 + number, CARD, pod, "worker", sm=0.5)] if number % 4 else []
+        assert "idle" not in wasted(node_map(node.collect()))
+
+
 def test_a_pod_that_rests_as_a_whole_is_idle() -> None:
     """A sidecar that has done no work for long does not count as work of its pod."""
     assert wasted(node_map(with_sidecar(sm=0.0).collect()))["idle"] == ("served",)
@@ -498,7 +510,8 @@ def test_on_mig_idle_is_no_process() -> None:
     node = TestNode([gpu], [work, idle], [Process(10, used, work, memory=10 * GIB)])
     found = node_map(node.watch())
     assert wasted(found) == {"idle": ("idle",)}
-    assert "SM time is not known for every container on GPU 0/1/0" in waste_table(found, Shape())
+    said = "It is not known whether these holders work, so none of them is idle: ml/work."
+    assert said in waste_table(found, Shape())
     assert waste_values(found, Shape())["sums"]["idle_gpus"] == pytest.approx(3 / 7, abs=1e-3)
 
 

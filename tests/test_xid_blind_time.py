@@ -128,7 +128,7 @@ class Counting:
 @pytest.fixture(name="source")
 def make_source(tmp_path: Path, library: Path) -> NvmlSource:
     command = worker_command(library, {"listener.LISTEN_SECONDS": 0.05})
-    return NvmlSource(["env", f"GPUMAP_STANDIN_STATE={tmp_path / 'state'}", *command], ("health",))
+    return NvmlSource(["env", f"STANDIN_STATE={tmp_path / 'state'}", *command], ("health",))
 
 
 async def test_no_event_outside_the_blind_time_is_lost(source: NvmlSource, tmp_path: Path) -> None:

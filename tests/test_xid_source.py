@@ -29,7 +29,7 @@ def answer(read):
 def hear(code):
     now = time.monotonic()
     say(kind="xid", uuid="GPU-a", code=code, gpu_instance_id=None, compute_instance_id=None, at=now)
-    say(kind="listening", heard=[["GPU-a", STARTED, now]])
+    say(kind="listening", periods=[["GPU-a", STARTED, now]])
 
 STARTED = time.monotonic()
 reads = (json.loads(line)["read"] for line in sys.stdin)

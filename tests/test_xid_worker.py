@@ -57,7 +57,7 @@ def read(worker: Worker, driver: Driver | None = None, hung: int = 0) -> dict[Uu
 
 
 def stretches(worker: Worker) -> list[wire.ListeningPeriod]:
-    return [heard for said in worker.unasked if isinstance(said, wire.ListeningMessage) for heard in said.heard]
+    return [heard for said in worker.unasked if isinstance(said, wire.ListeningMessage) for heard in said.periods]
 
 
 def until(condition: Callable[[], bool], otherwise: str) -> None:
@@ -170,7 +170,7 @@ def test_what_tells_no_events_is_not_listened_to(start: Start, gpu: Gpu, without
 def test_who_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -> None:
     """Until NVML is initialised anew, which may be another driver."""
     path = tmp_path / "calls"
-    worker = start(groups=("health",), changed=SOON, GPUMAP_STANDIN_CALLS=str(path))
+    worker = start(groups=("health",), changed=SOON, STANDIN_CALLS=str(path))
     driver = Driver(gpus=[Gpu(A, event_types=None)])
     for _ in range(3):
         worker.read(driver)
@@ -268,7 +268,7 @@ def test_a_lost_gpu_does_not_keep_the_listener_busy(start: Start, tmp_path: Path
     """Its event set answers with an error at once: it is not asked again; the others are heard as before."""
     path = tmp_path / "calls"
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
-    worker = listener(start, driver, changed=SELDOM, GPUMAP_STANDIN_CALLS=str(path))
+    worker = listener(start, driver, changed=SELDOM, STANDIN_CALLS=str(path))
     driver.fail = {("*", 0): Code.GPU_IS_LOST}
     lost_at = time.monotonic()
     for _ in range(5):
@@ -303,7 +303,7 @@ def test_event_sets_are_freed_before_nvml_is_shut_down(start: Start, tmp_path: P
     """At each initialisation as many as were made, and the last of what they heard is told."""
     path = tmp_path / "calls"
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
-    worker = listener(start, driver, changed=SELDOM, GPUMAP_STANDIN_CALLS=str(path))
+    worker = listener(start, driver, changed=SELDOM, STANDIN_CALLS=str(path))
     for number in range(3):
         fire(worker, driver, Xid(0, 13))
         driver.fail = {("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}

@@ -51,7 +51,7 @@ class Node:
         self.known: tuple[KnownGpu, ...] = ()
         self.count = 0
         self.gpus: tuple[GpuXids, ...] = ()
-        self.heard_at: dict[Uuid, tuple[tuple[int, float], ...]] = {}
+        self.last_at: dict[Uuid, tuple[tuple[int, float], ...]] = {}
         """Apart from `gpus`, where every test would have to say it."""
         self.containers: tuple[ContainerXids, ...] = ()
 
@@ -101,8 +101,8 @@ class Node:
             list_current=list_current,
             finished=nvml.at.monotonic if finished is None else finished,
         )
-        self.gpus = tuple(replace(one, heard_at=()) for one in gpus)
-        self.heard_at = {one.uuid: one.heard_at for one in gpus}
+        self.gpus = tuple(replace(one, last_at=()) for one in gpus)
+        self.last_at = {one.uuid: one.last_at for one in gpus}
         return self
 
     @property
@@ -133,9 +133,9 @@ def test_events_are_counted_by_code() -> None:
 def test_when_each_code_came_last_is_remembered() -> None:
     """By the wall clock, the newest of a code whatever the order, and as long as the counts are."""
     node = Node().collect(10.0, [(A, 0.0, 10.0)], [xid(8.0), xid(9.5, 79), xid(7.0), xid(9.0)])
-    assert node.heard_at[A] == ((31, BOOT + 9.0), (79, BOOT + 9.5))
+    assert node.last_at[A] == ((31, BOOT + 9.0), (79, BOOT + 9.5))
     node.collect(20.0, [(A, 10.0, 20.0)], [xid(15.0)])
-    assert node.collect(30.0).heard_at[A] == ((31, BOOT + 15.0), (79, BOOT + 9.5))
+    assert node.collect(30.0).last_at[A] == ((31, BOOT + 15.0), (79, BOOT + 9.5))
 
 
 def test_the_last_event_is_known() -> None:
@@ -480,8 +480,8 @@ def test_the_snapshot_tells_who_held_and_who_used_the_gpu() -> None:
     events = (XidError(gpu_uuid(0), 79, None, None, 1.0),)
     reading = replace(observations.nvml.value, xids=events, listening=(Listening(gpu_uuid(0), 4.0, 0.5),))
     _, snapshot = step(node.memory, replace(observations, nvml=replace(observations.nvml, value=reading)), RULES)
-    heard_at = ((79, observations.nvml.at.wall - events[0].age_seconds),)
-    assert snapshot.xids == (GpuXids(gpu_uuid(0), ((79, 1),), 1.0, 79, heard_at),)
+    last_at = ((79, observations.nvml.at.wall - events[0].age_seconds),)
+    assert snapshot.xids == (GpuXids(gpu_uuid(0), ((79, 1),), 1.0, 79, last_at),)
     who = [ContainerXids(pod.full(), gpu_uuid(0), 79, 1) for pod in (holder, squatter)]
     assert snapshot.container_xids == tuple(who)
     assert ("xid_events", True) in snapshot.capabilities
@@ -493,22 +493,22 @@ def test_the_snapshot_tells_who_held_and_who_used_the_gpu() -> None:
 def test_a_source_keeps_what_was_said_until_it_is_told() -> None:
     """Once, with ages; the newest end of each stretch."""
     news = XidEvents()
-    news.hear(XidMessage(A, 31, 1, 0, 10.0, 2))
-    news.hear(ListeningMessage((ListeningPeriod(A, 5.0, 9.0),)))
-    news.hear(ListeningMessage((ListeningPeriod(A, 5.0, 11.0), ListeningPeriod(B, 6.0, 7.0))))
-    news.hear(ListeningMessage((ListeningPeriod(A, 11.5, 12.0),)))
-    events, listening = news.tell(20.0)
+    news.add(XidMessage(A, 31, 1, 0, 10.0, 2))
+    news.add(ListeningMessage((ListeningPeriod(A, 5.0, 9.0),)))
+    news.add(ListeningMessage((ListeningPeriod(A, 5.0, 11.0), ListeningPeriod(B, 6.0, 7.0))))
+    news.add(ListeningMessage((ListeningPeriod(A, 11.5, 12.0),)))
+    events, listening = news.take(20.0)
     assert events == (XidError(A, 31, 1, 0, 10.0, 2),)
     assert listening == (Listening(A, 15.0, 9.0), Listening(B, 14.0, 13.0), Listening(A, 8.5, 8.0))
-    assert news.tell(21.0) == ((), ())
+    assert news.take(21.0) == ((), ())
 
 
 def test_a_flood_is_kept_in_little_and_counted_in_full() -> None:
     """Beyond a thousand events that nobody asked for yet, equal ones are told together."""
     news = XidEvents()
     for number in range(5 * MOST_EVENTS):
-        news.hear(XidMessage(A, 13 + number % 3, None, None, float(number)))
-    events, _ = news.tell(1e5)
+        news.add(XidMessage(A, 13 + number % 3, None, None, float(number)))
+    events, _ = news.take(1e5)
     assert len(events) <= MOST_EVENTS
     assert sum(event.times for event in events) == 5 * MOST_EVENTS
     assert {event.code for event in events} == {13, 14, 15}

@@ -48,7 +48,7 @@ class Worker:
             stderr=subprocess.PIPE,
             bufsize=0,
             cwd=directory,
-            env=os.environ | {"GPUMAP_STANDIN_STATE": str(state)} | environment,
+            env=os.environ | {"STANDIN_STATE": str(state)} | environment,
         )
 
     def ask(self, driver: Driver | None = None, last: tuple[int, ...] = (), skip: tuple[int, ...] = ()) -> int:

@@ -158,8 +158,8 @@ def _demo(given: argparse.Namespace) -> int:
         given.listen = DEMO_ADDRESS
     if given.capture:
         return _demo_of_capture(given)
-    from gpumap.lab.demo.run import serve_demo
     from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario
+    from gpumap.lab.serve import serve_demo
 
     settings = resolve(given, os.environ)
     set_up_log(settings.log_format, settings.log_level)
@@ -192,14 +192,14 @@ def _record(given: argparse.Namespace) -> int:
         seconds = parse_duration(given.lasting) if given.lasting else None
     except ValueError as error:
         raise UsageError(f"--for {given.lasting}: {error}") from error
-    given.stale_after = _outlasting(given.interval)
+    given.stale_after = _longer_than_default(given.interval)
     settings = quiet(resolve(given, os.environ, ("sources", "log")), given, os.environ)
     set_up_log(settings.log_format, settings.log_level)
     command = worker_command(settings.nvml_library or None)
     return _run_loop(record_node(settings, command, Path(given.folder), seconds=seconds, anonymous=given.anonymize))
 
 
-def _outlasting(interval: str | None) -> str | None:
+def _longer_than_default(interval: str | None) -> str | None:
     """Return --stale-after for `record`, which has no such flag: the interval if it is longer than the default."""
     default = next(flag.default for flag in FLAGS if flag.name == "--stale-after")
     try:

@@ -142,7 +142,7 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
     async with tab(browser, site.url) as one:
         shown = await tiles(one)
         assert (shown["GPUs"], shown["Held"]) == ("1 2 devices", "2 of 2 0 free")
-        assert shown["Held idle"] == "0 holders"
+        assert shown["Held idle"] == "–"
         assert await one.texts("#content h2, #content h3") == [
             "GPU 0", "GPU 0 whole", "GPU 0 MIG 1/0", "GPU 0 MIG 2/0",
         ]  # fmt: skip

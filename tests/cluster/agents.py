@@ -49,7 +49,7 @@ class AgentPod:
             "nvml.library=/nvml/libnvidia-ml.so.1",
             f"nvml.hostPath={driver}",
             f"extraEnv[0].name={layout.AGENT},extraEnv[0].value={self.name}",
-            f"extraEnv[1].name=GPUMAP_STANDIN_STATE,extraEnv[1].value=/nvml/{STATE}",
+            f"extraEnv[1].name=STANDIN_STATE,extraEnv[1].value=/nvml/{STATE}",
             *(f"extraArgs[{index}]={word}" for index, word in enumerate(self.more_arguments)),
         ]
         if self.node_name:

@@ -22,7 +22,7 @@ def examine(node: LiveNode, library: Path) -> dict[str, tuple[str, str, str | No
     """State, what was seen, and remedy of each check."""
     state = node.folder / "driver"
     standin.Driver(gpus=[standin.Gpu(gpu_uuid(0))]).write(state)
-    variables = (f"GPUMAP_NVML_LIBRARY={library}", f"GPUMAP_STANDIN_STATE={state}")
+    variables = (f"GPUMAP_NVML_LIBRARY={library}", f"STANDIN_STATE={state}")
     words = node.command("env", *variables, GPUMAP, "doctor", "--output", "json")
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

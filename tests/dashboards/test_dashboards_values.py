@@ -57,10 +57,10 @@ def test_gpus_of_a_driver_that_is_down_are_listed(tmp_path: Path) -> None:
         if "gpumap_gpu_up" in target["expr"]
     )
     listed = {
-        '{node="blind",uuid="GPU-a"}': 0,
-        '{node="blind",uuid="GPU-b"}': 0,
-        '{node="lost",uuid="GPU-c",index="3",model="H"}': 1,
-        '{node="lost",uuid="GPU-d"}': 0,
+        '{node="blind",gpu_uuid="GPU-a"}': 0,
+        '{node="blind",gpu_uuid="GPU-b"}': 0,
+        '{node="lost",gpu_uuid="GPU-c",index="3",model="H"}': 1,
+        '{node="lost",gpu_uuid="GPU-d"}': 0,
     }
     prove(tmp_path, {**DRIVER_DOWN, **named}, [(query, "80m", listed)])
 

@@ -303,7 +303,7 @@ async def contained(built: Built, node: Node, way: str, folder: Path, user: str 
             hooks["createContainer"] = [{"path": ldconfig, "args": words}]
         serve = ["serve", "--listen", "127.0.0.1:0", *flags]
         state = str(node.state)
-        command = bundle(folder / "b", root, described, serve, mounts=mounts, hooks=hooks, GPUMAP_STANDIN_STATE=state)
+        command = bundle(folder / "b", root, described, serve, mounts=mounts, hooks=hooks, STANDIN_STATE=state)
         runc, container = command[:3], str(command[-1])
         try:
             with (folder / "log").open("wb") as errors:

@@ -152,7 +152,7 @@ def run_rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     ):
         world = World(server, told)
         ways = {
-            "anew": (replace_agent, ()),
+            "replaced": (replace_agent, ()),
             "failed": (replace_dead_agent, ()),
             "surge": (run_two, ()),
         }
@@ -160,13 +160,13 @@ def run_rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         yield Seen(server, {node: one.result() for node, one in begun.items()})
 
 
-@pytest.mark.parametrize("node", ["anew"])
+@pytest.mark.parametrize("node", ["replaced"])
 def test_a_roll_out_leaves_no_gap(seen: Seen, node: str) -> None:
     """At each second every GPU has a value: no stale marker, though the first agent's target is gone."""
     assert {count for _, count in seen.known(node)} == {GPUS}
 
 
-@pytest.mark.parametrize("node", ["anew", "failed", "surge"])
+@pytest.mark.parametrize("node", ["replaced", "failed", "surge"])
 def test_a_roll_out_makes_no_new_series(seen: Seen, node: str) -> None:
     """A device has one series before and after, and so has each container on it, whatever the agent's address."""
     for family in ("gpumap_device_info", "gpumap_gpu_power_watts", HELD):
@@ -184,7 +184,7 @@ def test_a_scrape_that_fails_leaves_the_gap_until_the_next_one(seen: Seen) -> No
     assert seen.known("failed")[-1][1] == GPUS
 
 
-@pytest.mark.parametrize("node", ["anew", "failed"])
+@pytest.mark.parametrize("node", ["replaced", "failed"])
 def test_nothing_is_charged_twice(seen: Seen, node: str) -> None:
     """A counter begins anew at most once, with less than it had, and its increase is within the time that passed."""
     for values in seen.counters(node):

@@ -16,12 +16,11 @@ from pathlib import Path
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.metrics import GROUPS, PROCESSES
-from gpumap.model.families import Family, Numbered
+from gpumap.model.families import Family, NumberedFamilies
 from tests.demo_process import demo, fetch
 from tests.prometheus import eventually
 
 CONTAINER = ("namespace", "pod", "container", "uuid")
-OF_GPUS = re.compile(r"gpumap_(gpu|nvml|xid|accounting)_")
 BY_CODE = re.compile(r"gpumap_container_xid_errors_total|gpumap_gpu_xid_errors_by_code_total")
 """Beyond every budget: as many as there are codes."""
 GPUS = 8
@@ -89,7 +88,7 @@ def bearer(name: str, labels: Mapping[str, str]) -> str:
         return "XID code"
     if labels.keys() >= set(CONTAINER):
         return "holding"
-    if OF_GPUS.match(name) and "uuid" in labels:
+    if "gpu_uuid" in labels and "uuid" not in labels:
         return "GPU"
     if "uuid" in labels:
         return "device"
@@ -132,7 +131,7 @@ def by_part(page: str) -> Counter[str]:
     return counts
 
 
-def _parts() -> Iterator[tuple[str, Sequence[Family | Numbered]]]:
+def _parts() -> Iterator[tuple[str, Sequence[Family | NumberedFamilies]]]:
     yield from GROUPS.items()
     yield "--process-metrics", PROCESSES
     for name in ALL_DIALECTS:

@@ -12,7 +12,7 @@ from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.lab.capture import answers, contents
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.format import Capture
-from gpumap.lab.capture.node import files_of
+from gpumap.lab.node import files_of
 from tests.golden import captures
 
 SMALL_BYTES = 60_000

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from importlib import resources
 
 from gpumap.agent.sources import checkpoint
+from gpumap.lab import node as captured_node
 from gpumap.lab.capture import contents, replay
 from gpumap.lab.capture import format as on_disk
-from gpumap.lab.capture import node as captured_node
 from gpumap.lab.capture.anonymize import anonymize
 from gpumap.lab.capture.limits import refused
-from gpumap.lab.capture.node import files_of
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.recorders import _BARE, RecordingIdentity
 from gpumap.lab.capture.run import KEY_BYTES
 from gpumap.lab.capture.sharing import FOLDER
 from gpumap.lab.demo.scenario import parse_scenario
 from gpumap.lab.demo.yaml_reading import ScenarioError
+from gpumap.lab.node import files_of
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import SourceError
@@ -166,7 +166,7 @@ TARGETS = (
         of_files(_kind),
         (
             "gpumap.lab.capture.replay",
-            "gpumap.lab.capture.node",
+            "gpumap.lab.node",
             "gpumap.agent.collect",
             "gpumap.agent.sources.kubelet",
         ),
@@ -181,7 +181,7 @@ TARGETS = (
         mutate_text,
         (
             "gpumap.lab.demo.yaml_reading",
-            "gpumap.lab.demo.scenario_file",
+            "gpumap.lab.demo.scenario_model",
             "gpumap.lab.demo.scenario",
             "gpumap.lab.demo.scenario_pods",
             "gpumap.lab.demo.allocation",

@@ -35,8 +35,8 @@ from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.known_pods import KnownPods
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.lab import node as captured_node
 from gpumap.lab.capture import answers, contents
-from gpumap.lab.capture import node as captured_node
 from gpumap.lab.capture.sharing import FOLDER
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model import cgroups, observations

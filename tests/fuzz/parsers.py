@@ -62,9 +62,9 @@ NOT_FOREIGN: Mapping[str, str] = {
     "gpumap.agent.self_check": "the kernel's status of gpumap itself",
     "gpumap.agent.web.config.passwords": "the address of a connection, from the kernel; passwords are hashed, not read",
     "gpumap.cli.live": "the keys of the person at the terminal",
-    "gpumap.lab.demo.gpu_state": "models of a scenario that `scenario_file` has read",
+    "gpumap.lab.demo.gpu_state": "models of a scenario that `scenario_model` has read",
     "gpumap.lab.capture.run": "loads a capture by `format`",
-    "gpumap.lab.demo.run": "loads a scenario by `scenario`, a capture by `format`",
+    "gpumap.lab.serve": "the address that gpumap itself listens at",
     "gpumap.lab.demo.kubelet": "requests of clients of the simulated kubelet; grpc reports an error to the client",
 }
 """By module: why no target needs to reach it."""

@@ -42,7 +42,8 @@ def renamed(page: bytes, names: Pseudonyms) -> list[str]:
         "container": names.container,
         "node": names.node,
         "pod_uid": names.uid,
-        "name": lambda work: work if work == "other" else names.cgroup(work),
+        "uid": names.uid,
+        "workload": lambda work: work if work == "other" else names.cgroup(work),
         **dict.fromkeys(("uuid", "gpu_uuid", "gpu_id"), names.device),
     }
 

@@ -9,8 +9,9 @@ import os
 import re
 import shutil
 import sys
+import time
 from asyncio.subprocess import PIPE
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,10 @@ from gpumap.agent.settings import resolve
 from gpumap.lab.capture import contents, limits, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.contents import Down
-from gpumap.lab.capture.driver import Player
 from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits
-from gpumap.lab.capture.node import CapturedNode, files_of
 from gpumap.lab.capture.run import load_capture
+from gpumap.lab.driver import Player
+from gpumap.lab.node import PlayedNode, files_of
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import NvmlReading, Source
@@ -147,7 +148,7 @@ async def test_a_replay_takes_the_time_that_the_capture_took() -> None:
     assert holders == [True, True, False]
 
 
-def told_by(player: Player, asked: wire.Request) -> list[wire.Answer]:
+def answers_of(player: Player, asked: wire.Request) -> list[wire.Answer]:
     return [wire.decode(line) for line in player.read(asked)]
 
 
@@ -155,13 +156,13 @@ def test_the_driver_answers_what_it_is_asked(directory: Path) -> None:
     """GPUs that are to be skipped are, those to be asked last come last; an error is one line."""
     path = directory / "nvml.json"
     path.write_bytes(on_disk.load(golden.CAPTURES / "lost-gpu").frames[0].files[contents.NVML])
-    told = told_by(Player(path), wire.Request(7, 1.0, last=(0,), skip=(1,)))
-    assert isinstance(told[0], wire.DriverMessage)
-    assert (told[0].read, told[0].gpus) == (7, 3)
-    assert [one.gpu.index for one in told[1:] if isinstance(one, wire.GpuMessage)] == [2, 0]
+    answers = answers_of(Player(directory), wire.Request(7, 1.0, last=(0,), skip=(1,)))
+    assert isinstance(answers[0], wire.DriverMessage)
+    assert (answers[0].read, answers[0].gpus) == (7, 3)
+    assert [one.gpu.index for one in answers[1:] if isinstance(one, wire.GpuMessage)] == [2, 0]
     path.write_bytes(contents.reading_text(Down("driver_not_loaded", "in this test")))
-    told = told_by(Player(path), wire.Request(8, 1.0))
-    assert told == [wire.ErrorMessage(8, 0, "driver_not_loaded", "in this test")]
+    answers = answers_of(Player(directory), wire.Request(8, 1.0))
+    assert answers == [wire.ErrorMessage(8, 0, "driver_not_loaded", "in this test")]
 
 
 GPU = Uuid("GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")
@@ -177,23 +178,44 @@ HEALTHY = GpuReading(
 XIDS = NvmlReading("1", "2", "3", (HEALTHY,), (XidError(GPU, 31, None, None, 2.5, 2),), (Listening(GPU, 100.0, 0.25),))
 
 
-def test_a_frames_xid_events_are_told_once(directory: Path) -> None:
+@pytest.fixture(name="played")
+async def play_owners(directory: Path) -> AsyncIterator[Callable[[NvmlReading], Awaitable[None]]]:
+    """Set the reading of the driver on a node."""
+    capture = on_disk.load(OWNERS)
+    node = PlayedNode(capture, directory)
+
+    async def show(reading: NvmlReading) -> None:
+        await node.show(on_disk.Frame(0.0, with_files(capture, **{contents.NVML: contents.reading_text(reading)})))
+
+    yield show
+    await node.stop()
+
+
+async def test_a_frames_xid_events_are_told_once(
+    directory: Path, played: Callable[[NvmlReading], Awaitable[None]]
+) -> None:
     """However often a frame is read; when it comes again, so do they. Listening goes on as long as the frame lasts."""
-    now, path = 1000.0, directory / "nvml.json"
-    player = Player(path, lambda: now)
-    path.write_bytes(contents.reading_text(XIDS))
+    now, began = 1000.0, time.monotonic()
+    player = Player(directory, lambda: now)
+    await played(XIDS)
     assert list(player.unasked()) == []
-    xid, heard, driver, gpu = told_by(player, wire.Request(1, 1.0, groups=replay.GROUPS))
-    assert xid == wire.XidMessage(GPU, 31, None, None, 997.5, 2)
+    xid, heard, driver, gpu = answers_of(player, wire.Request(1, 1.0, groups=replay.GROUPS))
+    assert isinstance(xid, wire.XidMessage)
+    assert structs.replace(xid, at=0.0) == wire.XidMessage(GPU, 31, None, None, 0.0, 2)
+    assert began - 2.5 <= xid.at <= time.monotonic() - 2.5
     assert heard == wire.ListeningMessage((wire.ListeningPeriod(GPU, 900.0, 999.75),))
     assert (isinstance(driver, wire.DriverMessage), gpu) == (True, wire.GpuMessage(1, HEALTHY))
     now = 1500.0
-    heard, *_ = told_by(player, wire.Request(2, 1.0, groups=replay.GROUPS))
+    await played(XIDS)
+    heard, *_ = answers_of(player, wire.Request(2, 1.0, groups=replay.GROUPS))
     assert heard == wire.ListeningMessage((wire.ListeningPeriod(GPU, 900.0, 1499.75),))
-    path.write_bytes(contents.reading_text(replace(XIDS, xids=())))
+    await played(replace(XIDS, xids=()))
     assert list(player.unasked()) == []
-    path.write_bytes(contents.reading_text(XIDS))
-    assert [wire.decode(line) for line in player.unasked()] == [wire.XidMessage(GPU, 31, None, None, 1497.5, 2)]
+    await played(XIDS)
+    await played(replace(XIDS, xids=()))  # a frame that the driver does not see is not lost
+    (late,) = map(wire.decode, player.unasked())
+    assert isinstance(late, wire.XidMessage)
+    assert (late.code, late.times) == (31, 2)
     assert list(player.unasked()) == []
 
 
@@ -201,9 +223,9 @@ def test_who_lets_go_of_the_driver_is_told_no_event(directory: Path) -> None:
     """With `release` the GPUs that were listened to are so for no time, and no activity is told."""
     path = directory / "nvml.json"
     path.write_bytes(contents.reading_text(XIDS))
-    player = Player(path, lambda: 1000.0)
+    player = Player(directory, lambda: 1000.0)
     asked = wire.Request(1, 1.0, groups=replay.GROUPS, release=True)
-    heard, driver, gpu = told_by(player, asked)
+    heard, driver, gpu = answers_of(player, asked)
     assert heard == wire.ListeningMessage((wire.ListeningPeriod(GPU, 1000.0, 1000.0),))
     assert (isinstance(driver, wire.DriverMessage), gpu) == (
         True,
@@ -212,19 +234,19 @@ def test_who_lets_go_of_the_driver_is_told_no_event(directory: Path) -> None:
     assert list(player.unasked()) == []
 
 
-async def test_the_program_tells_a_frames_events_between_two_reads(directory: Path) -> None:
-    """A frame that no read falls into is not lost."""
-    path = directory / "nvml.json"
-    path.write_bytes(contents.reading_text(replace(XIDS, xids=())))
-    command = [sys.executable, "-m", "gpumap.lab.capture.driver", str(path)]
+async def test_the_program_tells_events_between_two_reads(
+    directory: Path, played: Callable[[NvmlReading], Awaitable[None]]
+) -> None:
+    """No request needs to ask, and it exits with 0 when stdin ends."""
+    await played(replace(XIDS, xids=()))
+    command = [sys.executable, "-m", "gpumap.lab.driver", str(directory)]
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
         process.stdin.write(wire.encode(wire.Request(1, 1.0, groups=replay.GROUPS)))
         kinds = [type(wire.decode(await process.stdout.readline())) for _ in range(3)]
-        (directory / "new").write_bytes(contents.reading_text(XIDS))
-        (directory / "new").rename(path)
+        await played(XIDS)
         told = wire.decode(await process.stdout.readline())
         process.stdin.close()
         assert await process.wait() == 0
@@ -237,7 +259,7 @@ def test_the_driver_tells_only_what_is_asked(directory: Path) -> None:
     """Without the group `health` there are neither events nor listeners; without `gpm` no activity."""
     path = directory / "nvml.json"
     path.write_bytes(contents.reading_text(XIDS))
-    driver, gpu = told_by(Player(path), wire.Request(1, 1.0, groups=("links",)))
+    driver, gpu = answers_of(Player(directory), wire.Request(1, 1.0, groups=("links",)))
     assert (isinstance(driver, wire.DriverMessage), gpu) == (
         True,
         wire.GpuMessage(1, structs.replace(HEALTHY, performance_state=None, activity=None)),
@@ -524,8 +546,8 @@ def test_an_expression_that_may_take_for_ever_is_refused(pattern: str, allowed: 
 async def test_a_node_that_cannot_be_shown_leaves_nothing_running(directory: Path) -> None:
     """One line that names the file; the kubelet that had started already is stopped."""
     (directory / "nvml.json" / "in the way").mkdir(parents=True)
-    node = CapturedNode(on_disk.load(OWNERS), directory)
-    with pytest.raises(FatalError, match=r"cannot play the capture: .*"):
+    node = PlayedNode(on_disk.load(OWNERS), directory)
+    with pytest.raises(FatalError, match=r"cannot play the node: .*"):
         async with node.playing():
             pytest.fail("it cannot be played")
     socket = node.settings(resolve(argparse.Namespace(), {})).kubelet_socket

@@ -33,15 +33,13 @@ from gpumap.agent.sources.dra import DraSource, parse_prepared, parse_state
 from gpumap.agent.sources.nvml import worker_command
 from gpumap.lab.capture import checkpoints, contents, replay
 from gpumap.lab.capture import format as on_disk
-from gpumap.lab.capture.node import CapturedNode
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.record import Recorder, record
 from gpumap.lab.capture.recorders import RecordingIdentity
 from gpumap.lab.capture.run import record_node
 from gpumap.lab.demo import kubelet as fake
-from gpumap.lab.demo.node import DemoNode
-from gpumap.lab.demo.run import simulated
 from gpumap.lab.demo.scenario import default_scenario
+from gpumap.lab.node import PlayedNode
 from gpumap.model import plugins
 from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PodUid, PreparedDevice, Source
 from gpumap.model.readings import Uuid, XidError
@@ -49,6 +47,7 @@ from gpumap.model.snapshot import Snapshot, SourceHealth
 from tests import agent, golden, standin
 from tests.captured import found_in, secrets_of
 from tests.command import run_command
+from tests.demo_node import demo_node
 from tests.demo_process import GPUMAP, environment
 from tests.koordlet import FakeKoordlet
 from tests.node import GIB, Node, gpu_uuid
@@ -195,8 +194,9 @@ async def test_real_processes_are_recorded_as_they_are(directory: Path, library:
 
 async def test_a_demo_node_can_be_recorded(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The demo's own driver and kubelet are a node like any other; anonymized, nobody knows them again."""
-    async with DemoNode(default_scenario(), directory / "d") as demo:
-        settings = replace(simulated(settings_of("--log-level", "error"), demo), node_name=demo.node_name)
+    (directory / "d").mkdir()
+    async with demo_node(default_scenario(), directory / "d") as demo:
+        settings = demo.settings(settings_of("--log-level", "error"))
         found = await record(settings, demo.driver_command, 0.4, asyncio.Event())
         await record_node(settings, demo.driver_command, directory / "new", seconds=None, anonymous=True)
     assert found is not None
@@ -598,7 +598,7 @@ async def test_dra_files_come_and_go(node: Node, directory: Path, recorder: Reco
     on_disk.write(capture, directory / "new", b"")
     loaded = on_disk.load(directory / "new")
     assert [dict(frame.files) for frame in loaded.frames] == [bare, with_files, broken]
-    played = CapturedNode(loaded, directory / "played")
+    played = PlayedNode(loaded, directory / "played")
     settings = played.settings(settings_of())
     try:
         for frame, found in zip(loaded.frames, ((False, False), (True, True), (False, True)), strict=True):

@@ -392,7 +392,7 @@ class World:
                 entry = CheckpointEntry(
                     pod.uid, container, grant.sharing.resource, frozenset(grant.devices.ids), PluginAnswer(envs=env)
                 )
-                rows.append(texts.AllocatedEntry(entry))
+                rows.append(entry)
         if any(part == "checkpoint" for _, part in self.truth.faults):
             return  # it is away or damaged
         temporary = self.checkpoint.with_suffix(".tmp")

@@ -106,10 +106,10 @@ def environment(library: Path, state: Path, calls: Path | None = None, look_mill
 
     With `look_milliseconds` a call looks for another state only after that time, and else answers from memory: at once.
     """
-    variables = {"LD_LIBRARY_PATH": str(library.parent), "GPUMAP_STANDIN_STATE": str(state)}
+    variables = {"LD_LIBRARY_PATH": str(library.parent), "STANDIN_STATE": str(state)}
     if look_milliseconds:
-        variables["GPUMAP_STANDIN_LOOK_MILLISECONDS"] = str(look_milliseconds)
-    return variables if calls is None else variables | {"GPUMAP_STANDIN_CALLS": str(calls)}
+        variables["STANDIN_LOOK_MILLISECONDS"] = str(look_milliseconds)
+    return variables if calls is None else variables | {"STANDIN_CALLS": str(calls)}
 
 
 def read_calls(path: Path, pids: Iterable[int] | None = None) -> Counter[str]:

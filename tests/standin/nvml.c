@@ -1,10 +1,10 @@
 /*
  * A stand-in for libnvidia-ml.so.1, for tests only: it answers pynvml from a text file instead of a driver.
  *
- * GPUMAP_STANDIN_STATE names that file. Every call looks whether it was replaced and then reads it anew, so a test
+ * STANDIN_STATE names that file. Every call looks whether it was replaced and then reads it anew, so a test
  * changes the GPUs of a running process by renaming a new file over the old one. A value that the file does not give
- * answers NVML_ERROR_NOT_SUPPORTED. GPUMAP_STANDIN_LOOK_MILLISECONDS, if set, is the least time between two looks: then
- * nearly all calls answer from memory, in less than a microsecond. GPUMAP_STANDIN_CALLS, if set, begins the name of a
+ * answers NVML_ERROR_NOT_SUPPORTED. STANDIN_LOOK_MILLISECONDS, if set, is the least time between two looks: then
+ * nearly all calls answer from memory, in less than a microsecond. STANDIN_CALLS, if set, begins the name of a
  * file for each process, which a dot and its PID ends: the counts of its calls at any time, one Counter each.
  *
  * The state: one "key value" line each, "#" starts a comment line. N is a GPU's index, S a slot of a MIG instance.
@@ -309,7 +309,7 @@ static bool may_look(void)
     static long long pause = -1;
     struct timespec now;
     if (pause < 0) {
-        const char *given = getenv("GPUMAP_STANDIN_LOOK_MILLISECONDS");
+        const char *given = getenv("STANDIN_LOOK_MILLISECONDS");
         pause = given ? atoll(given) : 0;
     }
     if (!pause)
@@ -326,7 +326,7 @@ static void refresh(void)
 {
     if (!may_look())
         return;
-    const char *path = getenv("GPUMAP_STANDIN_STATE");
+    const char *path = getenv("STANDIN_STATE");
     struct stat now;
     if (!path || stat(path, &now) != 0)
         return;
@@ -608,7 +608,7 @@ static Counter *counter_of(const char *function)
 {
     enum { FUNCTIONS = 128 };
     static Counter own[FUNCTIONS], *counters;
-    const char *path = getenv("GPUMAP_STANDIN_CALLS");
+    const char *path = getenv("STANDIN_CALLS");
     if (!counters)
         counters = own;
     if (counters == own && path) {
@@ -675,7 +675,7 @@ static Call begin(const char *function, Counter **counter, enum about about, uin
 
 static void take_next_state(void)
 {
-    const char *path = getenv("GPUMAP_STANDIN_STATE");
+    const char *path = getenv("STANDIN_STATE");
     char next[4096];
     snprintf(next, sizeof next, "%s.next", path);
     if (rename(next, path) != 0)
@@ -1544,23 +1544,32 @@ static u32 newer_samples(const Call *call, u64 since, u64 now, Sample *samples, 
     return count;
 }
 
-#ifndef WITHOUT_nvmlDeviceGetProcessUtilization
-Return nvmlDeviceGetProcessUtilization(Device device, Sample *samples, u32 *count, u64 since)
+/* Answers a call for samples with one of the two arrays; `count` is its room, and then the number of rows. */
+static Return give_samples(const Call *call, u64 since, u32 *count, Sample *samples, SampleInfo *infos)
 {
-    BEGIN(A_DEVICE, device);
-    REQUIRE(count);
-    if (mig_enabled(call.gpu) || !find("%s.samples", call.prefix))
-        return NOT_SUPPORTED;
     u64 now = wall_microseconds();
-    u32 needed = newer_samples(&call, since, now, NULL, NULL) + garbage_rows(&call);
-    bool fits = samples && *count >= needed;
+    u32 needed = newer_samples(call, since, now, NULL, NULL) + garbage_rows(call);
+    bool fits = (samples || infos) && *count >= needed;
     *count = needed;
     if (!needed)
         return NOT_FOUND;
     if (!fits)
         return INSUFFICIENT_SIZE;
-    newer_samples(&call, since, now, samples, NULL);
+    newer_samples(call, since, now, samples, infos);
     return SUCCESS;
+}
+
+static bool has_samples(const Call *call)
+{
+    return !mig_enabled(call->gpu) && find("%s.samples", call->prefix);
+}
+
+#ifndef WITHOUT_nvmlDeviceGetProcessUtilization
+Return nvmlDeviceGetProcessUtilization(Device device, Sample *samples, u32 *count, u64 since)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(count);
+    return has_samples(&call) ? give_samples(&call, since, count, samples, NULL) : NOT_SUPPORTED;
 }
 #endif
 
@@ -1572,18 +1581,10 @@ Return nvmlDeviceGetProcessesUtilizationInfo(Device device, SampleInfos *get)
     REQUIRE(get);
     if (get->version != VERSION(SampleInfos, 1))
         return ARGUMENT_VERSION_MISMATCH;
-    if (mig_enabled(call.gpu) || !find("%s.samples", call.prefix))
+    if (!has_samples(&call))
         return NOT_SUPPORTED;
-    u64 now = wall_microseconds();
-    u32 needed = newer_samples(&call, get->since, now, NULL, NULL) + garbage_rows(&call);
-    bool fits = get->samples && get->count >= needed;
-    get->count = needed;
-    if (get->samples && !needed)
-        return NOT_FOUND;
-    if (!fits)
-        return INSUFFICIENT_SIZE;
-    newer_samples(&call, get->since, now, NULL, get->samples);
-    return SUCCESS;
+    Return code = give_samples(&call, get->since, &get->count, NULL, get->samples);
+    return get->samples ? code : INSUFFICIENT_SIZE;
 }
 #endif
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpumap.model.families import Family, Numbered, Series
+from gpumap.model.families import Family, NumberedFamilies, Series
 from gpumap.model.snapshot import Snapshot
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,13 +35,13 @@ _NO_LINES = _Lines((), (), b"")
 class Exposition:
     """Renders a fixed list of families, numbered ones last. Not safe for concurrent use by several threads."""
 
-    def __init__(self, families: Iterable[Family | Numbered], *, openmetrics: bool = False) -> None:
+    def __init__(self, families: Iterable[Family | NumberedFamilies], *, openmetrics: bool = False) -> None:
         self._openmetrics = openmetrics
         families = tuple(families)
         fixed = [family for family in families if isinstance(family, Family)]
         self._families = [(family, self._head(family)) for family in fixed]
         self._kept = [_NO_LINES for _ in self._families]
-        self._numbered = [family for family in families if isinstance(family, Numbered)]
+        self._numbered = [family for family in families if isinstance(family, NumberedFamilies)]
 
     def render(self, snapshot: Snapshot) -> bytes:
         """Return the whole page. A family without a sample is not on it."""

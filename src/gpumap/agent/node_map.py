@@ -373,10 +373,10 @@ def _ecc_errors(reading: GpuReading) -> tuple[entries.EccErrorsEntry, ...]:
 def _xids(xids: GpuXids | None) -> entries.GpuXidsEntry | None:
     if xids is None:
         return None
-    heard_at = dict(xids.heard_at)
+    last_at = dict(xids.last_at)
     return entries.GpuXidsEntry(
         counts=tuple(
-            entries.XidCountEntry(xid=code, errors=errors, last=heard_at.get(code)) for code, errors in xids.counts
+            entries.XidCountEntry(xid=code, errors=errors, last=last_at.get(code)) for code, errors in xids.counts
         ),
         blind_seconds=xids.blind_seconds,
     )

@@ -199,14 +199,14 @@ def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[
     if not settings.has_kubelet:
         return None
     from gpumap.agent.sources.checkpoint import CheckpointSource
-    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, not_asked
+    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, no_pods_api
 
     return PodIdentitySource(
         CheckpointSource(settings.checkpoint_candidates),
         PodLogsSource(settings.pod_log_root),
         DraSource(settings.dra_state, settings.dra_driver_checkpoint),
         time.time,
-        pods.read if pods is not None else not_asked,
+        pods.read if pods is not None else no_pods_api,
         _sharing(settings.gpu_fractioning_map),
         lambda: pods.confirmed_at if pods is not None else 0.0,
     ).read
@@ -222,9 +222,9 @@ def _pods_api(path: Path | None, monotonic: Callable[[], float]) -> PodsApiSourc
 
 def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContainers]]:
     from gpumap.agent.sources.fractioning import FractioningSource
-    from gpumap.agent.sources.identity import none_noted
+    from gpumap.agent.sources.identity import no_sharing
 
-    return none_noted if directory is None else FractioningSource(directory).read
+    return no_sharing if directory is None else FractioningSource(directory).read
 
 
 def _web_config(path: Path | None) -> Watch | None:

@@ -16,7 +16,7 @@ import tty
 from collections.abc import Iterator
 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.show import Painter, View, collected_long_ago, lines_above, notices_of, screen_of_stdout
+from gpumap.cli.painting import Painter, View, collected_long_ago, lines_above, notices_of, screen_of_stdout
 from gpumap.cli.tables.live import Live, frame, pressed, scrolled
 from gpumap.cli.terminal import repainted, wrapped
 from gpumap.model.errors import FatalError

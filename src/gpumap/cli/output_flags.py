@@ -16,8 +16,8 @@ from gpumap.cli.server_flags import seconds_of
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
+    from gpumap.cli.painting import View
     from gpumap.cli.reports import Report
-    from gpumap.cli.show import View
     from gpumap.cli.tables import Shape
     from gpumap.model.findings import Thresholds
 
@@ -154,7 +154,7 @@ def view_of(
     keys: bool = True,
 ) -> View:
     """Read how the report is shown, and how often. `keys`: it may be shown on a screen for keys. Raises UsageError."""
-    from gpumap.cli.show import View, is_interactive
+    from gpumap.cli.painting import View, is_interactive
 
     once = getattr(given, "once", True) or not keys  # only `top` has a screen for keys
     live = not once and given.output in ("table", "wide") and is_interactive()

@@ -81,7 +81,7 @@ REPORTS = {
         frozenset(
             {
                 *(parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.PEAKS, parts.LEFTOVERS),
-                *(parts.ACTIVITY, parts.LAST_SEEN),
+                parts.LAST_SEEN,
             }
         ),
         {},

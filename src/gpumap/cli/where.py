@@ -20,8 +20,8 @@ from gpumap.model.errors import UsageError
 if TYPE_CHECKING:
     from gpumap.cli.fleet.summary import Question
     from gpumap.cli.node_maps import NodeMapStream
+    from gpumap.cli.painting import View
     from gpumap.cli.reports import Report
-    from gpumap.cli.show import View
     from gpumap.cli.tables import Shape
 
 

@@ -75,6 +75,8 @@ def _in_words(message: str, value: object, kind: object, place: str, root: str, 
         return f"{place}: expected a list of at least {short[1]} values, found {short[2]}"
     if what.startswith(("Expected", "Invalid enum value")):
         what = f"expected {_expectation(kind)}"
+    if what.startswith("."):  # a noun that checks itself names a place below it
+        return f"{place}{what}"
     found = f", found {_found(value)}" if what.startswith("expected ") else ""
     return f"{place}: {what}{found}"
 

@@ -8,13 +8,30 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from gpumap.model.errors import FatalError
 
 Content = bytes | str | None
 """A file's bytes, a link's target, or a folder."""
 Tree = Mapping[str, Content]
 """By path, a folder before what is in it, in the order in which it appears."""
+
+TEMPORARY_BYTES_MAX = 48
+"""A longer name of the temporary folder leaves no room for the path of the kubelet's socket (107 bytes)."""
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder with a short enough path for a socket. If the root is read-only, only /dev/shm may be writable.
+
+    Raises FatalError if there is none.
+    """
+    for place in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        if place and len(os.fsencode(place)) <= TEMPORARY_BYTES_MAX and os.access(place, os.W_OK | os.X_OK):
+            return tempfile.TemporaryDirectory(prefix="gpumap-", dir=place)
+    raise FatalError("no folder to write to for a moment: set $TMPDIR to one with a short name")
 
 
 class NodeFiles:
@@ -35,6 +52,11 @@ class NodeFiles:
         for path, content in wanted.items():
             if path not in self._shown or not _same(self._shown[path], content):
                 self._add(path, wanted, below)
+
+    def add(self, path: str, content: bytes) -> None:
+        """Add a file that its reader removes."""
+        self._add(path, {path: content}, {})
+        del self._shown[path]
 
     def _remove(self, path: str) -> None:
         aside = self._aside()

@@ -39,7 +39,7 @@ class _Judgement(NamedTuple):
     unknown: str = ""
 
 
-_WELL = _Judgement()
+_HEALTHY = _Judgement()
 _NOT_REPORTED = _Judgement(unknown="is not reported (driver, GPU or --collect)")
 
 
@@ -58,7 +58,7 @@ def _down(gpu: GpuEntry, node_map: NodeMap) -> _Judgement:
 def _of_fault(fault: str | None, *, hangs: bool) -> _Judgement:
     """`hangs`: it has not answered for long. Of other faults, gpumap or its container may be the cause."""
     if fault is None:
-        return _WELL
+        return _HEALTHY
     words = remedies.IN_SHORT.get(fault, "") if fault != "hung" or hangs else ""
     return _Judgement(problem=words) if words else _Judgement(unknown=f"cannot be read: {fault}")
 
@@ -67,7 +67,7 @@ def _recovery_action(gpu: GpuEntry, _: NodeMap) -> _Judgement:
     if gpu.recovery_action is None:
         return _NOT_REPORTED
     action = gpu.recovery_action.action
-    return _WELL if action == "none" else _Judgement(remedies.IN_SHORT.get(action, f"needs recovery: {action[:20]}"))
+    return _HEALTHY if action == "none" else _Judgement(remedies.IN_SHORT.get(action, f"needs recovery: {action[:20]}"))
 
 
 def _row_remap_failure(gpu: GpuEntry, _: NodeMap) -> _Judgement:
@@ -81,13 +81,13 @@ def _row_remap_pending(gpu: GpuEntry, _: NodeMap) -> _Judgement:
 def _of_flag(name: str, flag: bool | None) -> _Judgement:
     if flag is None:
         return _NOT_REPORTED
-    return _Judgement(remedies.IN_SHORT[name]) if flag else _WELL
+    return _Judgement(remedies.IN_SHORT[name]) if flag else _HEALTHY
 
 
 def _ecc_uncorrected(gpu: GpuEntry, node_map: NodeMap) -> _Judgement:
     if not gpu.ecc_errors:
         return _NOT_REPORTED
-    return _Judgement(remedies.IN_SHORT["ecc_uncorrected"]) if _recent(gpu.ecc_uncorrected_at, node_map) else _WELL
+    return _Judgement(remedies.IN_SHORT["ecc_uncorrected"]) if _recent(gpu.ecc_uncorrected_at, node_map) else _HEALTHY
 
 
 def _xid(gpu: GpuEntry, node_map: NodeMap) -> _Judgement:
@@ -96,7 +96,7 @@ def _xid(gpu: GpuEntry, node_map: NodeMap) -> _Judgement:
     if codes:
         return _Judgement(f"had XID {codes[0]}: {remedies.IN_SHORT['xid']}")
     listens = gpu.xids is not None and node_map.capabilities.get("xid_events")
-    return _WELL if listens else _NOT_REPORTED
+    return _HEALTHY if listens else _NOT_REPORTED
 
 
 def _recent(moment: float | None, node_map: NodeMap) -> bool:

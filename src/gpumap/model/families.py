@@ -40,7 +40,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
+class NumberedFamilies:
     """Families with names that depend on the snapshot. `name` has `<n>` for the part that differs."""
 
     name: str

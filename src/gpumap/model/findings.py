@@ -40,7 +40,8 @@ class Thresholds(NamedTuple):
 
 
 ENDING_SECONDS = 10.0
-"""A process whose pod is gone for less is no leftover: after `kubectl delete --force` the kubelet still ends it."""
+"""A leftover is of a pod that has been gone for that long: after `kubectl delete --force` the kubelet still ends
+processes."""
 DEFAULTS = Thresholds()
 KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
 """Worst first: use without a grant takes from others, an idle device only from its own budget."""
@@ -181,6 +182,12 @@ def _uses(
         yield holder, _use_of(on, holder, of_pod, len(leaves), thresholds)
 
 
+def _held(node_map: NodeMap, namespace: str) -> list[tuple[HolderEntry, _HolderUse | None]]:
+    """Return the holders of all devices with what they use, as `_uses`."""
+    partitioned = partitioned_gpus(node_map)
+    return [one for on in node_devices(node_map) for one in _uses(on, namespace, partitioned)]
+
+
 def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds: Thresholds) -> Finding | None:
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
@@ -221,7 +228,7 @@ def _is_much(unused: Finding, thresholds: Thresholds) -> bool:
 
 
 def _idle_because(use: _HolderUse, idle_seconds: float) -> str:
-    without_process = use.no_process_seconds is not None and use.no_process_seconds >= idle_seconds
+    without_process = use.no_process_seconds is not None and use.no_process_seconds > idle_seconds - 1.0  # rounding
     # It worked before, or gpumap has watched it only since then.
     worked = use.seen_seconds is not None and use.seen_seconds - idle_seconds > 1.0  # more than rounding
     return f"no {'process' if without_process else 'activity'} for {'' if worked else 'at least '}{age(idle_seconds)}"
@@ -270,9 +277,11 @@ def _leaves(on: NodeDevice, partitioned: Container[str]) -> Sequence[DeviceEntry
 
 
 def _is_at_work(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
-    """Return whether it has processes or memory, and has not rested for long."""
-    is_idle = (_idle_seconds(user, now) or 0.0) >= thresholds.idle_after_seconds
-    return bool(user.processes or user.memory_bytes) and not is_idle
+    """Return whether it worked lately; if that is unknown, whether it has a process or memory."""
+    idle_seconds = _idle_seconds(user, now)
+    if idle_seconds is None:
+        return bool(user.processes or user.memory_bytes)
+    return idle_seconds < thresholds.idle_after_seconds
 
 
 def _unmatched(node_map: NodeMap) -> Iterator[Finding]:
@@ -322,8 +331,8 @@ def _known(value: Sum, *, all_known: bool) -> Sum | None:
 class _Summable(NamedTuple):
     """What can be judged: use by holders, use of granted memory, owners of processes, slots on no device.
 
-    `all_use`, `all_owners`: the use of each holder is known, the owner of each process. `any_watched`: gpumap has
-    watched some holder for long enough to find it unused.
+    `all_use`: it is known of each holder whether it works. `all_owners`: each process has a known owner.
+    `any_watched`: gpumap has watched some holder for long enough to find it unused.
     """
 
     use: bool
@@ -340,12 +349,12 @@ def _summable(node_map: NodeMap, namespace: str, thresholds: Thresholds) -> _Sum
     measured = "nvml" in up and bool(node_map.capabilities.get("pid_visibility"))
     measured = measured and (not devices or any(map(use_known, devices)))
     holders_known = any(one.holders_known for one in devices) if devices else "kubelet" in up
-    partitioned = partitioned_gpus(node_map)
-    held = [one for on in node_devices(node_map) for one in _uses(on, namespace, partitioned)]
+    held = _held(node_map, namespace)
     use = measured and holders_known
     return _Summable(
         use=use and (not held or any(use for _, use in held)),
-        all_use=all(use for _, use in held) and _any_watched(held, thresholds.idle_after_seconds),
+        all_use=all(use is not None and use.idle_seconds is not None for _, use in held)
+        and _any_watched(held, thresholds.idle_after_seconds),
         grants=use and (not held or any(_is_grant_judged(*one) for one in held)),
         any_watched=_any_watched(held, thresholds.grace_seconds),
         owners=measured and up >= {"kubelet", "pod_identity"},
@@ -438,10 +447,9 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
             "A claim with admin access wastes nothing. Only the DRA driver's checkpoint (`privileges.dra`) shows "
             f"whether these claims have it: {listed(sorted(claims))}."
         )
-    timeless = [device for device in node_map.devices if _has_no_sm_time(device, namespace)]
-    if timeless:
-        on = named(timeless)
-        yield f"SM time is not known for every container on {on}. There, idle means: no process."
+    held = _held(node_map, namespace)
+    if doubtful := {"/".join(container_of(holder)[:2]) for holder, use in held if use and use.idle_seconds is None}:
+        yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
     yield from _not_yet(node_map, thresholds, namespace)
 
 
@@ -515,11 +523,6 @@ def _without_grant(node_map: NodeMap, namespace: str) -> Iterator[str]:
         on = named(list({device.uuid: device for device, _ in without}.values()))
         pods = listed(sorted({pod for _, pod in without}))
         yield f"On {on} no grant of memory is known for {pods}. Without one, gpumap finds neither over nor unused."
-
-
-def _has_no_sm_time(device: DeviceEntry, namespace: str) -> bool:
-    holders = {container_of(one) for one in in_namespace(grantees(device), namespace)}
-    return any(user.busy_ratio is None for user in device.users if container_of(user) in holders)
 
 
 def _may_become_idle(user: UserEntry, now: float, thresholds: Thresholds) -> bool:

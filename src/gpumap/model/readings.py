@@ -1,17 +1,19 @@
-"""What a driver reports of one GPU, as values. Each field is declared here, once: the worker's wire and the captures
-follow. No logic.
+"""What the driver reports for one GPU in one read, as values without logic.
+
+The NVML worker fills these structs, and the service reads them from the worker's pipe. Captures store them. Each field
+is declared only here. `None` means: the driver does not report it. An empty tuple means: the GPU has none of it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple, NewType, TypeVar
+from typing import Annotated, Literal, NamedTuple, NewType, TypeVar, get_args
 
 from msgspec import Struct
 
 Uuid = NewType("Uuid", str)
 """NVML's string for a GPU or a MIG device."""
 
-RECOVERY_ACTIONS = (
+RecoveryAction = Literal[
     "none",
     "gpu_reset",
     "node_reboot",
@@ -20,10 +22,11 @@ RECOVERY_ACTIONS = (
     "recover_imex_domain",
     "bus_reset",
     "system_reboot",
-)
-"""By nvml.h's NVML_GPU_RECOVERY_ACTION_*."""
+]
+RECOVERY_ACTIONS: tuple[str, ...] = get_args(RecoveryAction)
+"""In the order of nvml.h's NVML_GPU_RECOVERY_ACTION_*."""
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
-"""By nvml.h's NVML_COMPUTEMODE_*."""
+"""In the order of nvml.h's NVML_COMPUTEMODE_*."""
 CLOCK_EVENTS = (
     "gpu_idle",
     "applications_clocks_setting",
@@ -37,7 +40,7 @@ CLOCK_EVENTS = (
     "board_limit",
     "reliability",
 )
-"""Why clocks are lowered, by the number of the bit: nvml.h, nvmlClocksEventReason*, and the two more of
+"""Reasons for lower clocks, in the order of the bits of nvml.h: nvmlClocksEventReason*, and two more of
 nvmlClocksThrottleReason*."""
 CLOCK_EVENT_TIMES = (
     "sw_power_cap",
@@ -52,22 +55,23 @@ CLOCK_EVENT_TIMES = (
     "hw_thermal_slowdown",
     "hw_power_brake_slowdown",
 )
-"""Reasons whose time the driver counts: nvml.h, NVML_FI_DEV_PERF_POLICY_* and NVML_FI_DEV_CLOCKS_EVENT_REASON_*."""
+"""Reasons for which the driver counts the time: nvml.h, NVML_FI_DEV_PERF_POLICY_* and
+NVML_FI_DEV_CLOCKS_EVENT_REASON_*."""
 ECC_TYPES = ("corrected", "uncorrected")
 ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram")
-"""Both by nvml.h's numbers, nvmlMemoryErrorType_t and nvmlMemoryLocation_t."""
+"""In the order of nvml.h's nvmlMemoryErrorType_t and nvmlMemoryLocation_t."""
 
 
 PCIE_TOTALS, PCIE_RATES = "totals", "rates"
-"""Who counts the bytes over PCIe: the driver, or the NVML worker, by the driver's rates."""
+"""What counts the bytes over PCIe: the driver (totals), or the NVML worker, which integrates the driver's rates."""
 
 SAMPLES_OLD, SAMPLES_NEW = "nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"
 """The calls that give samples of processes. Blackwell GPUs refuse the old one. Drivers before R550 lack the new one."""
 
 CARD = "card"
-"""NVML reads it only for dialects: no family of a group of `--collect` shows it."""
+"""Group of the values that only dialects show. `--collect` does not name it."""
 
-# A field of one of these types belongs to a group: the worker asks NVML for it only if the group is on.
+# The type of a field names its group. The worker asks NVML for the field only if the group is on.
 T = TypeVar("T")
 OfHealth = Annotated[T, "health"]
 OfLinks = Annotated[T, "links"]
@@ -77,8 +81,8 @@ OfCard = Annotated[T, CARD]
 
 
 class DeviceMemory(Struct, frozen=True, array_like=True):
-    """Bytes. `used` excludes `reserved` if NVML's second version reports it; otherwise `used` is as the driver
-    reports it."""
+    """Memory of a device. `used_bytes` excludes `reserved_bytes`. If the driver does not report the reserved memory
+    (nvmlDeviceGetMemoryInfo, first version), `used_bytes` may include it."""
 
     total_bytes: int
     used_bytes: int
@@ -87,7 +91,7 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
 
 
 class GpuProcess(Struct, frozen=True, array_like=True):
-    """A row of NVML's process lists, each PID once. `types` is "C", "G", "M", "C+G", … as in nvidia-smi."""
+    """A process on a device; each PID is listed once. `types` is "C", "G", "M" or "C+G", as in nvidia-smi."""
 
     pid: int
     used_memory_bytes: int | None
@@ -95,7 +99,7 @@ class GpuProcess(Struct, frozen=True, array_like=True):
 
 
 class ProcessSample(Struct, frozen=True, array_like=True):
-    """A process's time on a GPU's engines, ratios 0–1, mean over the interval."""
+    """Time of a process on the engines of a GPU, as ratios 0–1 of the interval."""
 
     pid: int
     sm_ratio: float
@@ -103,12 +107,12 @@ class ProcessSample(Struct, frozen=True, array_like=True):
     encoder_ratio: float
     decoder_ratio: float
     jpeg_ratio: float = 0.0
-    """0 also if the driver's call does not report it, as `ofa_ratio` (`GpuReading.samples_from`)."""
+    """0 also if the call does not report it, like `ofa_ratio` (`GpuReading.samples_from`)."""
     ofa_ratio: float = 0.0
 
 
 class Activity(Struct, frozen=True, array_like=True):
-    """What GPM measured between two samples, ratios 0-1 of the device's own engines. `None`: not reported."""
+    """Activity of a device between two GPM samples, as ratios 0–1 of its own engines."""
 
     sm_ratio: float | None
     sm_occupancy_ratio: float | None
@@ -133,21 +137,21 @@ class MigInstance(Struct, frozen=True, omit_defaults=True):
     memory: DeviceMemory | None
     processes: tuple[GpuProcess, ...] | None
     profile_id: int | None = None
-    """NVML's number of the GPU instance's profile; kept back, as its place is, from who may not manage instances."""
+    """NVML's number of the GPU instance's profile. The driver reports it and the placement only to a process that may
+    manage instances."""
     placement_start: int | None = None
     placement_size: int | None = None
     denied: bool = False
-    """Its memory is kept from us, as it is without its device nodes below /dev/nvidia-caps."""
+    """The driver refuses to report its memory: the container has no device node for it in /dev/nvidia-caps."""
     activity: Activity | None = None
-    """`None` too where several compute instances share the GPU instance, which is what the driver measures."""
+    """`None` also if several compute instances share the GPU instance: the driver measures only the GPU instance."""
 
 
 class GpuReading(Struct, frozen=True, omit_defaults=True):
-    """The answers of NVML for one GPU in one read. With a `fault` only its identity, if known, and the recovery
-    action.
+    """All that NVML reports for one GPU in one read. With a `fault`, only its identity and recovery action are known.
 
-    `samples` is `None` if the GPU reports no time of processes: both calls are refused (MIG, vGPU guests, WSL). Its
-    rows and those of `processes` come last, so that a person who opens a capture sees the GPU first.
+    `samples` is `None` if the GPU reports no time of processes: both calls are refused (MIG, vGPU guests, WSL). The
+    rows of `samples` and `processes` are the last fields, so a capture shows the GPU first.
     """
 
     index: int
@@ -162,12 +166,12 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     max_mig_devices: int | None = None
     instances: tuple[MigInstance, ...] = ()
     mig_unknown: bool = False
-    """Whether it is partitioned, or all of its MIG devices, could not be read: `instances` are those that were."""
+    """The MIG mode or some MIG devices could not be read. `instances` has only those that could."""
     samples_from: str = SAMPLES_OLD
     """The call that gave `samples`: SAMPLES_OLD or SAMPLES_NEW."""
     sampled_seconds: float | None = None
-    """The time that `samples` cover and no earlier reading covered. `None`: all since the one before. 0 in an early
-    reading: its samples overlap with those before, and the next reading contains them again."""
+    """Time that `samples` cover and that no earlier reading covered. `None`: all time since the reading before. 0 in an
+    early reading: its samples also count in the next one."""
     utilization_ratio: float | None = None
     memory_controller_ratio: float | None = None
     encoder_ratio: OfCodec[float | None] = None
@@ -177,75 +181,75 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     power_limit_watts: float | None = None
     energy_joules: float | None = None
     clocks_hertz: OfHealth[tuple[tuple[str, float], ...]] = ()
-    """By domain: graphics, sm, memory, video."""
+    """(domain, clock). The domains are graphics, sm, memory and video."""
     clock_events: OfHealth[tuple[tuple[str, bool], ...]] = ()
-    """Why the clocks may be lowered, and whether they are for that; the reasons that the GPU knows."""
+    """(reason, whether it lowers the clocks now), for each reason that the GPU knows."""
     clock_event_seconds: OfHealth[tuple[tuple[str, float], ...]] = ()
-    """How long clocks were lowered, by reason, since the driver began to count."""
+    """(reason, time with lower clocks), since the driver began to count."""
     performance_state: OfHealth[int | None] = None
     """0 (fastest) to 15."""
     fan_ratios: OfHealth[tuple[tuple[str, float], ...]] = ()
-    """By fan's number; of its intended speed, which may be exceeded."""
+    """(number of the fan, speed as a ratio of its maximum). The ratio can exceed 1."""
     ecc_errors: OfHealth[tuple[tuple[str, str, int], ...]] = ()
-    """(corrected or uncorrected, location, count over the GPU's life)."""
+    """(type, location, count over the life of the GPU)."""
     remapped_rows: OfHealth[tuple[tuple[str, int], ...]] = ()
-    """By what they were remapped for: correctable or uncorrectable errors."""
+    """(correctable or uncorrectable: the errors that caused it, count)."""
     row_remap_pending: OfHealth[bool | None] = None
     row_remap_failure: OfHealth[bool | None] = None
     retired_pages: OfHealth[tuple[tuple[str, int], ...]] = ()
-    """By what they were retired for: single_bit_ecc or double_bit_ecc."""
+    """(single_bit_ecc or double_bit_ecc: the errors that caused it, count)."""
     recovery_action: OfHealth[str | None] = None
-    """What the driver asks for, in nvml.h's words (NVML_GPU_RECOVERY_ACTION_*)."""
+    """One of RECOVERY_ACTIONS."""
     ecc_totals: OfCard[tuple[tuple[str, str, int], ...]] = ()
-    """(corrected or uncorrected, volatile or aggregate, count): since the driver's load, and over the GPU's life."""
+    """(type, "volatile" since the driver's load or "aggregate" over the life of the GPU, count)."""
     retired_pages_pending: OfCard[bool | None] = None
-    """Whether pages wait for the GPU's next reset to be retired."""
+    """Whether the next reset of the GPU retires pages."""
     compute_mode: OfCard[str | None] = None
-    """Who may compute on it, in nvml.h's words (NVML_COMPUTEMODE_*)."""
+    """One of COMPUTE_MODES."""
     power_limits_watts: OfCard[tuple[tuple[str, float], ...]] = ()
-    """requested, default, min, max; the one that is enforced is `power_limit_watts`."""
+    """(requested, default, min or max, limit). `power_limit_watts` is the enforced limit."""
     max_clocks_hertz: OfCard[tuple[tuple[str, float], ...]] = ()
-    """By domain, as `clocks_hertz`."""
+    """(domain, clock), as `clocks_hertz`."""
     vbios_version: OfCard[str] = ""
     compute_capability: OfCard[str] = ""
     """CUDA's, "9.0"."""
     pcie_source: OfLinks[str | None] = None
     """PCIE_TOTALS or PCIE_RATES."""
     pcie_transmit_bytes: OfLinks[int | None] = None
-    """By GPM. `join.pcie` makes one counter of what either source counts."""
+    """From GPM. `join/pcie.py` makes one counter of either source."""
     pcie_receive_bytes: OfLinks[int | None] = None
     nvlink_transmit_bytes: OfLinks[int | None] = None
     nvlink_receive_bytes: OfLinks[int | None] = None
     pcie_replays: OfCard[int | None] = None
-    """Packets that were sent once more over PCIe, as the GPU counts."""
+    """Packets that PCIe sent again."""
     activity: OfGpm[Activity | None] = None
     refusals: tuple[tuple[str, int], ...] = ()
-    """Calls that failed other than by "not supported", with NVML's return code."""
+    """(call, NVML's return code) of calls that failed, except "not supported"."""
     unsampled: tuple[int, ...] = ()
-    """PIDs whose samples are all impossible: their time is unknown."""
+    """PIDs with only impossible samples: their time is unknown."""
     samples: tuple[ProcessSample, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None
 
 
 class XidError(NamedTuple):
-    """An XID event of a GPU. Instances' ids are `None` where it is not a MIG instance's, or kept back from us."""
+    """An XID event of a GPU. The ids are `None` if it is of no MIG device, or if the driver does not report them."""
 
     uuid: Uuid
     code: int
     gpu_instance_id: int | None
     compute_instance_id: int | None
     age_seconds: float
-    """Before the reading that it came with."""
+    """Time from the event to the reading that contains it."""
     times: int = 1
-    """So many equal ones, the last of them then."""
+    """Number of equal events. `age_seconds` is that of the last one."""
 
 
 class Listening(NamedTuple):
-    """A period with a registered XID listener on a GPU: none was missed between these two times (seconds before the
-    reading).
+    """A period with a registered XID listener on a GPU, in which it missed no event. Both times are seconds before the
+    reading.
 
-    A reading has several periods of a GPU if the worker registered again since the reading before. It has none without
-    a listener. It has one of zero length, now, if the reason is that the driver is released.
+    A reading has several periods of a GPU if the worker registered again since the reading before, and none without a
+    listener. If only the release of the driver is the reason, it has one period of zero length.
     """
 
     uuid: Uuid

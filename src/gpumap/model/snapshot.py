@@ -180,7 +180,7 @@ class GpuXids:
     blind_seconds: float
     last_code: int | None = None
     """Code of the last error; `None` if there was none."""
-    heard_at: tuple[tuple[int, float], ...] = ()
+    last_at: tuple[tuple[int, float], ...] = ()
     """(code, time of its last error in Unix seconds), if the time is known."""
 
 

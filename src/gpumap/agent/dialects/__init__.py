@@ -16,7 +16,7 @@ from gpumap.agent.dialects import (
     nvidia_smi,
     pod_gpu_map,
 )
-from gpumap.model.families import Family, Numbered
+from gpumap.model.families import Family, NumberedFamilies
 
 
 def _no_pages(node: str) -> Mapping[str, tuple[Family, ...]]:
@@ -24,7 +24,7 @@ def _no_pages(node: str) -> Mapping[str, tuple[Family, ...]]:
 
 
 class Dialect(NamedTuple):
-    families: tuple[Family | Numbered, ...]
+    families: tuple[Family | NumberedFamilies, ...]
     """On /metrics."""
     needs: tuple[str, ...] = ()
     """Groups of NVML's values that some families need: groups of `--collect`, and `readings.CARD`."""

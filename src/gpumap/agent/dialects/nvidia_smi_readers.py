@@ -93,7 +93,7 @@ def xid_errors(snapshot: Snapshot) -> Iterator[Series]:
 
 def xid_moments(snapshot: Snapshot) -> Iterator[Series]:
     for xids in snapshot.xids:
-        for code, moment in xids.heard_at:
+        for code, moment in xids.last_at:
             yield Series((plain(xids.uuid), str(code)), moment)
 
 

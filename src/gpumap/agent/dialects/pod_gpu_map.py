@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpumap.model.families import Family, Numbered, Series
+from gpumap.model.families import Family, NumberedFamilies, Series
 from gpumap.model.snapshot import Snapshot
 
 _LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
@@ -59,4 +59,4 @@ def _deprecated(snapshot: Snapshot) -> Iterator[Family]:
         yield _deprecated_family(number, row)
 
 
-DEPRECATED_FAMILIES = (Numbered("POD_GPU_MAP_INFO_<n>", "gauge", _DEPRECATED_HELP, _MAP.labels, _deprecated),)
+DEPRECATED_FAMILIES = (NumberedFamilies("POD_GPU_MAP_INFO_<n>", "gauge", _DEPRECATED_HELP, _MAP.labels, _deprecated),)

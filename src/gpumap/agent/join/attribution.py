@@ -64,8 +64,7 @@ class Evidence:
     is_trusted: Callable[[str], bool]
     """Whether pods of a namespace may use devices that a scheduler granted in its own way."""
     older_than_pods: frozenset[PodUid]
-    """UIDs whose processes gpumap knew before it asked for the Pods API's answer: their pods are in it, if they
-    exist."""
+    """UIDs with processes that gpumap knew before it asked the Pods API. The answer has their pods, if they exist."""
     pending_before: frozenset[PendingOwner]
     """Of the last snapshot."""
     confirmed: frozenset[PendingOwner]

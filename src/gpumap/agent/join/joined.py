@@ -14,8 +14,9 @@ from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.needs_restart import RESTART_AFTER_SECONDS
 from gpumap.agent.join.placement import Offer
 from gpumap.agent.join.pods import PodTable, tabulate
+from gpumap.agent.join.recent_processes import RecentProcesses, update_recent
 from gpumap.agent.join.shares import Schedulers
-from gpumap.agent.join.usage import LeafUse, RecentProcesses, leaf_activity, measure_leaf, update_recent
+from gpumap.agent.join.usage import LeafUse, leaf_activity, measure_leaf
 from gpumap.model.observations import (
     Failed,
     Observations,

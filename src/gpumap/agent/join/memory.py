@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from gpumap.agent.join.accounting import Key, Ledger
 from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
 from gpumap.agent.join.attribution import Attribution, PendingOwner
+from gpumap.agent.join.history import UseMemory
 from gpumap.agent.join.inventory import KnownGpu
 from gpumap.agent.join.needs_restart import HiddenMemory, LostDriverMemory
 from gpumap.agent.join.pcie import PcieCount
 from gpumap.agent.join.pods import PodTable
+from gpumap.agent.join.recent_processes import RecentProcesses
 from gpumap.agent.join.source_health import untried
-from gpumap.agent.join.usage import RecentProcesses, UseMemory
 from gpumap.agent.join.xids import XidMemory
 from gpumap.model.observations import KubeletAnswer, ListedPod, Moment, Observed, PodIdentity, PodName, PodUid
 from gpumap.model.readings import Uuid

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Set
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpumap.model.observations import (
@@ -83,8 +83,10 @@ class PodTable:
     """Pods with a claim. Their init containers may use it too; the List does not contain init containers."""
     uid_of: Mapping[PodName, PodUid]
     """Listed pods with exactly one possible UID."""
+    single: frozenset[PodName]
+    """Those of `uid_of` that the List of now has: not the pods that the grace period keeps."""
     written: frozenset[PodName]
-    """Listed pods with a UID from the checkpoint or a claim."""
+    """Those of `single` with a UID from the checkpoint or a claim."""
     name_of: Mapping[PodUid, PodName]
     """Inverse of `uid_of`."""
     last_names: Mapping[PodUid, PodName]
@@ -172,12 +174,12 @@ class PodTable:
             return known
         return next((link for link in self.cut_links if container_id.startswith(link.container_id)), known)
 
-    def confirmed(self, *, pods_current: bool) -> Set[PodName]:
-        """Return the listed pods whose UID is certain: a log tree is weaker evidence than the other sources.
+    def confirmed(self, *, pods_current: bool) -> frozenset[PodName]:
+        """Return the listed pods with a certain UID. A log tree is weaker evidence than the other sources.
 
         `pods_current`: the answer of the Pods API is new enough for the process in question.
         """
-        return self.uid_of.keys() - self.kept.keys() if pods_current and self.reports_all else self.written
+        return self.single if pods_current and self.reports_all else self.written
 
     def state(self, uid: PodUid, *, pods_current: bool) -> PodUidState:
         """Return whether the kubelet still has the pod of a running process (owner `gone`, attribution.md).
@@ -232,6 +234,7 @@ def tabulate(
         uid_of = _still_valid(uid_of, pods, before)
     uid_of |= {name: uid for name, uid in kept.items() if uid not in uid_of.values()}
     name_of = {uid: name for name, uid in uid_of.items()}
+    single = frozenset(uid_of.keys() - kept.keys())
     known_uids = _known_uids(files)
     listed, containers = frozenset(pod.pod_name for pod in pods), _container_names(pods)
     reports_all = files.pods is not None and listed <= frozenset(reported_names.values())
@@ -250,9 +253,8 @@ def tabulate(
         containers=containers,
         claimants=_claimants(pods, files.dra.claims or (), name_of),
         uid_of=uid_of,
-        written=frozenset(
-            pod.pod_name for pod in pods if pod.pod_name in uid_of.keys() - kept.keys() and index.is_written(pod)
-        ),
+        single=single,
+        written=frozenset(pod.pod_name for pod in pods if pod.pod_name in single and index.is_written(pod)),
         name_of=name_of,
         last_names=last_names,
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},

@@ -87,9 +87,9 @@ def place_shares(
     namespace of reservations holds. Two notes about the same share are one share: the first one that has an amount
     counts, and a file is the first.
     """
-    keepers = {uuid: {one.pod_name for one in names if is_reserving(one.namespace)} for uuid, names in holders.items()}
-    reserved = {uuid for uuid, pods in keepers.items() if pods}
-    groups = _devices_by_group(keepers, pod_table)
+    keepers = frozenset(pod for pod in reservations if is_reserving(pod.namespace))
+    reserved = {uuid for uuid, names in holders.items() if any(name.pod_name in keepers for name in names)}
+    groups = _devices_by_group(keepers, holders, pod_table)
     containers = _containers_by_pod(pod_table)
     placed: dict[tuple[ContainerName, Uuid], PlacedShare] = {}
     in_pods = (one for pod in pod_table.reported or () for one in pod.shares if one.group or one.uuid in reserved)
@@ -134,12 +134,14 @@ def _containers(pods: Iterable[ListedPod]) -> dict[PodName, set[str]]:
     return {pod.pod_name: {container.name for container in pod.containers} for pod in pods}
 
 
-def _devices_by_group(keepers: Mapping[Uuid, Iterable[PodName]], pod_table: PodTable) -> dict[str, set[Uuid]]:
+def _devices_by_group(
+    reservations: frozenset[PodName], holders: Mapping[Uuid, Iterable[ContainerName]], pod_table: PodTable
+) -> dict[str, set[Uuid]]:
     """Return the devices that the reservations of each group hold: one, unless a scheduler made two reservations."""
     groups_of = {pod.pod_uid: pod.gpu_groups for pod in pod_table.reported or () if pod.gpu_groups}
     devices: dict[str, set[Uuid]] = {}
-    for uuid, pods in keepers.items() if groups_of else ():
-        for pod in pods:
+    for uuid, names in holders.items() if groups_of else ():
+        for pod in {name.pod_name for name in names} & reservations:
             uid = pod_table.uid_of.get(pod)
             for group in groups_of.get(uid, ()) if uid is not None else ():
                 devices.setdefault(group, set()).add(uuid)

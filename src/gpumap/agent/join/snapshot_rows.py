@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.allocation import Allocation
 from gpumap.agent.join.attribution import Attributed, Attribution, PendingOwner
+from gpumap.agent.join.history import UseMemory, unwatched, with_history
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
-from gpumap.agent.join.usage import LeafUse, OwnerInputs, UseMemory, certainly_idle, owner_uses, unwatched, with_history
+from gpumap.agent.join.usage import LeafUse, OwnerInputs, certainly_idle, owner_uses
 from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Moment, Observed, PodIdentity, PodName
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid

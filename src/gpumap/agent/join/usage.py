@@ -9,55 +9,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import add
 from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
 from gpumap.agent.join.attribution import (
     Attributed,
     ContainerProcesses,
-    LastProcess,
     LeafProcesses,
     User,
     memory_of_all,
 )
-from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
-from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample, Uuid
-from gpumap.model.snapshot import ContainerUse, HostUse, Owner, OwnerUse
+from gpumap.agent.join.recent_processes import EndedProcess
+from gpumap.model.observations import ContainerName, PodName, PodUid
+from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample
+from gpumap.model.snapshot import HostUse, Owner, OwnerUse
 from gpumap.model.workloads import OTHER, Workload
-
-SAMPLED_SECONDS = 90.0
-"""Longer than any sample is kept: a driver has the last 72, of at most a second each (open-gpu-kernel-modules,
-NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL; nvml.h, nvmlUtilization_t)."""
-
 
 ACTIVE_RATIO = 0.01
 """GPM's activity from which on a device works. An idle CUDA context does not read exactly 0."""
-
-
-class UseMemory(Struct, frozen=True):
-    """History of a container on a leaf, as far as gpumap has watched it."""
-
-    pod_uid: PodUid | None
-    profile: str
-    """Profile of a MIG device, if known. The uuid is made of its GPU and ids, so a new device may have it again."""
-    peak_bytes: int | None
-    last_active: float
-    """Unix seconds. When it last worked or may have worked; until then, when gpumap first saw it."""
-    at: Moment
-    """Of the last collection, also of one that did not measure it."""
-    kept_until: float
-    """Monotonic time at which gpumap forgets it, if the container is not present again."""
-    watched_since: Moment
-    """Since then gpumap has measured it in every collection."""
-    last_process: Moment
-    """When it last had a process; until then, `watched_since`."""
-    timed: bool = False
-    """The driver has reported its time on engines, or the activity of its device."""
-    may_have_process: bool = False
-    """It had a process in the last collection, or that is unknown."""
 
 
 class Measured(Struct, frozen=True):
@@ -96,7 +66,11 @@ class Times(NamedTuple):
 _NO_PROCESSES = ContainerProcesses((), 0, unassigned=False, scheduled=False)
 _NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
 _UNKNOWN_TIMES = Times()
-_NO_TIMES = (0.0,) * len(Times._fields)
+
+
+def ratio_of(time: float | None) -> float | None:
+    """Return the time of several processes on an engine as a ratio of the interval, at most 1."""
+    return None if time is None else min(time, 1.0)
 
 
 class _EndedTime(NamedTuple):
@@ -119,9 +93,14 @@ class LeafActivity(NamedTuple):
     """
 
     sm_ratio: float | None
-    is_busy: bool
-    """Any of its engines worked."""
+    computes: bool
+    codes: bool
+    """Its SMs, or its video engines, worked, as far as no process is known to have done that."""
     users: frozenset[User | None]
+
+    @property
+    def is_busy(self) -> bool:
+        return self.computes or self.codes
 
     def of(self, name: ContainerName, uid: PodUid | None) -> float | None:
         """Return the SM activity of a container; `None` if it may be another one's. A holder without a process has
@@ -148,9 +127,9 @@ def leaf_activity(activity: Activity | None, users: frozenset[User | None]) -> L
     """Return what GPM measured of a leaf; `None` if it reports neither SM nor graphics activity."""
     if activity is None or (activity.sm_ratio is None and activity.graphics_ratio is None):
         return None
-    engines = (activity.sm_ratio, activity.graphics_ratio, activity.video_ratio)
     sm_ratio = None if activity.sm_ratio is None else min(activity.sm_ratio, 1.0)
-    return LeafActivity(sm_ratio, any((ratio or 0.0) >= ACTIVE_RATIO for ratio in engines), users)
+    computes = max(activity.sm_ratio or 0.0, activity.graphics_ratio or 0.0) >= ACTIVE_RATIO
+    return LeafActivity(sm_ratio, computes, (activity.video_ratio or 0.0) >= ACTIVE_RATIO, users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,22 +169,12 @@ class LeafUse:
         for name, (items, memory_bytes, unassigned, scheduled) in of_all.items():
             uid = uid_of.get(name.pod_name)
             ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
-            times, complete = self._sum(items, ended)
-            active, timed = self._active(name, uid, times, complete, len(items))
-            yield (
-                name,
-                Measured(
-                    memory_bytes,
-                    len(items),
-                    self._known(times, complete),
-                    active,
-                    timed,
-                    unassigned,
-                    scheduled,
-                    uid,
-                    self.activity.of(name, uid) if self.activity and self.partitioned else None,
-                ),
-            )
+            total, complete = self._sum(items, ended)
+            active, timed = self._active(name, uid, total, complete, len(items))
+            sm_activity = self.activity.of(name, uid) if self.activity and self.partitioned else None
+            times = self._known(total, complete)
+            measured = Measured(memory_bytes, len(items), times, active, timed, unassigned, scheduled, uid, sm_activity)
+            yield name, measured
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
@@ -217,21 +186,27 @@ class LeafUse:
             ended.setdefault(_named(work, names), []).extend(samples)
         uses = []
         for work, items in sorted(of_work.items()):
-            sm = self._known(*self._sum(items, ended.get(work, ()))).sm
-            uses.append(HostUse(work, memory_of_all(items), len(items), None if sm is None else min(sm, 1.0)))
+            times = self._known(*self._sum(items, ended.get(work, ())))
+            uses.append(HostUse(work, memory_of_all(items), len(items), ratio_of(times.sm)))
         return tuple(uses)
 
     def _sum(
         self, items: Iterable[Attributed], ended: Iterable[ProcessSample | None]
     ) -> tuple[tuple[float, ...], bool]:
         """Return the known time on each engine, and whether that is all of the time."""
-        total, complete = _NO_TIMES, self.has_samples
+        sm = memory_controller = encoder = decoder = jpeg = ofa = 0.0
+        complete = self.has_samples
         for sample in (*[self.times[item.process.pid] for item in items], *ended):
             if sample is None:
                 complete = False
-            else:
-                total = tuple(map(add, total, structs.astuple(sample)[1:]))
-        return total, complete
+                continue
+            sm += sample.sm_ratio
+            memory_controller += sample.memory_controller_ratio
+            encoder += sample.encoder_ratio
+            decoder += sample.decoder_ratio
+            jpeg += sample.jpeg_ratio
+            ofa += sample.ofa_ratio
+        return (sm, memory_controller, encoder, decoder, jpeg, ofa), complete
 
     def _known(self, total: tuple[float, ...], complete: bool) -> Times:
         if not complete:
@@ -245,15 +220,18 @@ class LeafUse:
         self, name: ContainerName, uid: PodUid | None, total: tuple[float, ...], complete: bool, processes: int
     ) -> tuple[bool | None, bool]:
         """Return whether a container worked, and whether samples or GPM show it."""
-        may_be = any(self.stray) or not self.may_work.isdisjoint((name.pod_name, None))
-        signs: list[bool | None] = []
-        if self.has_samples:
-            signs.append(True if any(total) else False if complete and not may_be else None)
-        if self.activity is not None:
-            signs.append(self.activity.is_active(name, uid))
-        if not signs:
+        by_gpm = self.activity.is_active(name, uid) if self.activity is not None else False
+        if any(total) or by_gpm:
+            return True, True
+        may_be = self._may_be_of(name.pod_name)
+        if not self.has_samples and self.activity is None:
             return (None if processes or may_be else False), False
-        return (True if True in signs else None if None in signs else False), True
+        is_unknown = by_gpm is None or (self.has_samples and (may_be or not complete))
+        return (None if is_unknown else False), True
+
+    def _may_be_of(self, pod: PodName) -> bool:
+        """Whether work on the leaf that has no known container may be that of a container of this pod."""
+        return bool(self.stray) or not self.may_work.isdisjoint((pod, None))
 
 
 def measure_leaf(
@@ -284,6 +262,10 @@ def measure_leaf(
             may_work=frozenset((None,)) if works_unseen else frozenset(),
             activity=activity,
         )
+    if activity is not None:  # samples show which processes did the work that GPM measured
+        is_coded = any(one.encoder_ratio or one.decoder_ratio or one.jpeg_ratio or one.ofa_ratio for one in samples)
+        computes = activity.computes and not any(map(_is_busy, samples))
+        activity = activity._replace(computes=computes, codes=activity.codes and not is_coded)
     by_pid: dict[int, ProcessSample | None] = dict.fromkeys(reading.unsampled)
     by_pid.update((sample.pid, sample) for sample in samples)
     times: dict[int, ProcessSample | None] = {}
@@ -306,16 +288,17 @@ def measure_leaf(
             ended_work_times.setdefault(one.process.workload, []).append(sample)
     # A listed process that /proc does not have has just ended. Without an earlier list, its container is unknown.
     named = {one.pid for one in ended} | {item.process.pid for item in processes.attributed if item.start is not None}
-    stray = tuple(map(any, zip(*(structs.astuple(one)[1:] for one in samples if one.pid not in named), strict=True)))
-    seen = named | {item.process.pid for item in processes.attributed if item.unresolved}
+    unlisted = [one for one in samples if one.pid not in named]
+    stray = tuple(map(any, zip(*(structs.astuple(one)[1:] for one in unlisted), strict=True)))
+    unresolved = {item.process.pid for item in processes.attributed if item.unresolved}
     works_unseen = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
     return LeafUse(
         processes,
         times,
         ended_times,
         has_samples=True,
-        stray=(True,) * len(_NO_TIMES) if works_unseen else stray if any(stray) else (),
-        has_short_process=any(one.pid not in seen and _is_busy(one) for one in samples),
+        stray=(True,) * len(Times._fields) if works_unseen else stray if any(stray) else (),
+        has_short_process=any(one.pid not in unresolved and _is_busy(one) for one in unlisted),
         may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
         activity=activity,
         ended_work_times=ended_work_times,
@@ -325,7 +308,7 @@ def measure_leaf(
 def _uncertain_pods(
     processes: LeafProcesses, ended: tuple[EndedProcess, ...], by_pid: Mapping[int, ProcessSample | None]
 ) -> Iterator[PodName | None]:
-    """Yield the pods of processes that worked, or may have, and whose container is unknown. `None`: any pod."""
+    """Yield the pods of processes of unknown containers that worked, or may have worked. `None`: any pod."""
     for item in processes.attributed:
         if item.unresolved and not item.is_measured and _is_busy(by_pid.get(item.process.pid, _NO_TIME)):
             yield item.name.pod_name if item.name else None
@@ -434,139 +417,3 @@ def _known_owners(inputs: OwnerInputs) -> Iterator[Owner]:
 def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
     known = [memory for item in items if (memory := item.process.used_memory_bytes) is not None]
     return sum(known) if known or not items else None
-
-
-def with_history(
-    measured: Measured, before: UseMemory | None, profile: str, at: Moment, stale_after_seconds: float
-) -> tuple[ContainerUse, UseMemory]:
-    """Add what gpumap remembers of a container to its use, and return what to remember.
-
-    Another pod of the same name starts without history, and so does another MIG device of the same uuid. While the
-    pod's UID is unknown, and it was known before, the history may be another pod's: gpumap keeps it and does not show
-    it. A long time without a collection is time that gpumap did not watch.
-    """
-    uid = measured.pod_uid
-    if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
-        before = UseMemory(uid, profile, None, at.wall, at, at.monotonic, at, at)
-    elif before.pod_uid and uid is None:
-        return _use(measured), structs.replace(unwatched(before, at), kept_until=at.monotonic + KEPT_SECONDS)
-    elif elapsed(at) - elapsed(before.at) > stale_after_seconds + LATE_SECONDS:
-        before = unwatched(before, at)
-    peak_bytes, memory_bytes = before.peak_bytes, measured.memory_bytes
-    if peak_bytes is None or (memory_bytes is not None and memory_bytes > peak_bytes):
-        peak_bytes = memory_bytes
-    active = measured.active
-    if active is False and not measured.timed and (before.timed or before.may_have_process):
-        active = None  # the lists do not show what happened between them
-    after = UseMemory(
-        pod_uid=uid or before.pod_uid,
-        profile=profile or before.profile,
-        peak_bytes=peak_bytes,
-        last_active=at.wall if active is not False else before.last_active + _clock_step(before.at, at),
-        at=at,
-        kept_until=at.monotonic + KEPT_SECONDS,
-        watched_since=before.watched_since,
-        last_process=at if measured.processes else before.last_process,
-        timed=before.timed or measured.timed,
-        may_have_process=measured.processes > 0,
-    )
-    return _use(measured, after, active), after
-
-
-def unwatched(before: UseMemory, at: Moment) -> UseMemory:
-    """Return the history of a container that this collection did not measure. It may have done anything."""
-    return structs.replace(before, last_active=at.wall, at=at, watched_since=at, last_process=at, may_have_process=True)
-
-
-def _clock_step(before: Moment, at: Moment) -> float:
-    """Return by how much the wall clock was set between two collections."""
-    step = at.wall - before.wall - (elapsed(at) - elapsed(before))
-    return step if abs(step) > SLEEP_SECONDS else 0.0
-
-
-def _differ(before: str | None, now: str | None) -> bool:
-    return bool(before and now and before != now)
-
-
-def _use(measured: Measured, history: UseMemory | None = None, active: bool | None = None) -> ContainerUse:
-    """Return the use of a container. Without `history`, only what this collection measured."""
-    times = measured.times
-    use = ContainerUse(
-        memory_bytes=measured.memory_bytes,
-        memory_peak_bytes=None,
-        processes=measured.processes,
-        sm_ratio=_ratio(times.sm),
-        memory_controller_ratio=_ratio(times.memory_controller),
-        encoder_ratio=_ratio(times.encoder),
-        decoder_ratio=_ratio(times.decoder),
-        unassigned=measured.unassigned,
-        last_active=None,
-        pod_uid=measured.pod_uid,
-        sm_activity_ratio=measured.sm_activity_ratio,
-        scheduled=measured.scheduled,
-    )
-    if history is None:
-        return use
-    now = elapsed(history.at)
-    return structs.replace(
-        use,
-        memory_peak_bytes=history.peak_bytes if measured.memory_bytes is not None else None,
-        last_active=None if active is None else history.last_active,
-        seen_seconds=now - elapsed(history.watched_since),
-        no_process_seconds=now - elapsed(history.last_process),
-    )
-
-
-def _ratio(time: float | None) -> float | None:
-    return None if time is None else min(time, 1.0)
-
-
-# --- processes that ended lately --------------------------------------------------------------------------------------
-
-
-class EndedProcess(NamedTuple):
-    """A process that ended. It used no SM time after `by` (monotonic clock)."""
-
-    pid: int
-    process: LastProcess
-    by: float
-
-
-class RecentProcesses(NamedTuple):
-    """The processes of a leaf's last reading, by PID, and those that ended recently: samples may contain them."""
-
-    last: Mapping[int, LastProcess]
-    users: frozenset[User | None]
-    """Of the last reading."""
-    ended: tuple[EndedProcess, ...] = ()
-
-
-def update_recent(
-    before: Mapping[Uuid, RecentProcesses], by_leaf: Mapping[Uuid, LeafProcesses], known: Container[Uuid], at: float
-) -> dict[Uuid, RecentProcesses]:
-    """Find the processes that ended since the last collection. A leaf that does not answer keeps its processes."""
-    recent = {leaf: one for leaf, one in before.items() if leaf in known}
-    recent.update((leaf, _update_leaf(recent.get(leaf), processes, at)) for leaf, processes in by_leaf.items())
-    return recent
-
-
-def _update_leaf(before: RecentProcesses | None, processes: LeafProcesses, at: float) -> RecentProcesses:
-    present = processes.last
-    if before is None:
-        return RecentProcesses(present, processes.users)
-    if present is before.last and not before.ended:
-        return before
-    # NVML lists it and /proc does not have it: it may be one of the ended ones, and still compute.
-    unseen = {process.pid for process in processes.listed} - present.keys()
-    ended = [one._replace(by=at) if one.pid in unseen else one for one in before.ended]
-    ended += [EndedProcess(pid, process, at) for pid, process in before.last.items()]
-    return RecentProcesses(
-        present,
-        processes.users,
-        tuple(one for one in ended if at - one.by < SAMPLED_SECONDS and not _is_present(one, present)),
-    )
-
-
-def _is_present(one: EndedProcess, present: Mapping[int, LastProcess]) -> bool:
-    now = present.get(one.pid)
-    return now is not None and now.start == one.process.start

@@ -46,7 +46,7 @@ class GpuXidMemory(NamedTuple):
     """Whether there was ever a listener for it. A GPU that does not support XID events is not shown."""
     last_code: int | None = None
     """XID code of the last event."""
-    heard_at: Mapping[int, float] = MappingProxyType({})
+    last_at: Mapping[int, float] = MappingProxyType({})
     """Time of the last event of each code, in Unix seconds."""
 
 
@@ -144,7 +144,7 @@ def _add_events(gpu: GpuXidMemory, events: list[XidError], now: float) -> GpuXid
     return gpu._replace(
         errors=_add(gpu.errors, events),
         last_code=oldest_first[-1].code,
-        heard_at={**gpu.heard_at, **{event.code: now - event.age_seconds for event in oldest_first}},
+        last_at={**gpu.last_at, **{event.code: now - event.age_seconds for event in oldest_first}},
     )
 
 
@@ -234,7 +234,7 @@ _NO_ERRORS = ContainerXidMemory({}, 0.0, 0.0)
 
 
 def _gpu_xids(uuid: Uuid, gpu: GpuXidMemory) -> GpuXids:
-    return GpuXids(uuid, tuple(sorted(gpu.errors.items())), gpu.blind_seconds, gpu.last_code, _by_code(gpu.heard_at))
+    return GpuXids(uuid, tuple(sorted(gpu.errors.items())), gpu.blind_seconds, gpu.last_code, _by_code(gpu.last_at))
 
 
 def _by_code(moments: Mapping[int, float]) -> tuple[tuple[int, float], ...]:

@@ -160,7 +160,7 @@ class Listener:
                 return structs.replace(reading, refusals=(*reading.refusals, (refused.call, refused.code)))
         return reading
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Add the listening periods to the output. Before them, add all events until now, if that takes no time."""
         with self._changing:
             if self._listeners:
@@ -234,7 +234,7 @@ class Listener:
         """Send the events that came, with equal ones in one line. The caller holds `in_call`."""
         if listener.closed:
             return
-        heard, until, refused = Counter[Event](), listener.until, False
+        events, until, refused = Counter[Event](), listener.until, False
         for _ in range(MOST_EVENTS):
             begun = time.monotonic()
             try:
@@ -245,9 +245,9 @@ class Listener:
             if event is None:
                 until = begun
                 break
-            heard[event] += 1
+            events[event] += 1
         now = time.monotonic()
-        for event, times in heard.items():
+        for event, times in events.items():
             uuid = self._uuid_of(event, listener)
             if event.xid is not None and uuid is not None:
                 message = wire.XidMessage(uuid, event.xid, event.gpu_instance_id, event.compute_instance_id, now, times)
@@ -256,7 +256,7 @@ class Listener:
         listener.until = until  # not before its events are sent
         if refused:
             self._close(listener)
-        if heard or refused:
+        if events or refused:
             self._output.flush()
 
     def _uuid_of(self, event: Event, listener: EventListener) -> Uuid | None:
@@ -278,8 +278,8 @@ class Listener:
         self._report([listener])
 
     def _report(self, listeners: list[EventListener]) -> None:
-        heard = tuple(wire.ListeningPeriod(listener.uuid, listener.since, listener.until) for listener in listeners)
-        self._output.add(wire.encode(wire.ListeningMessage(heard)))
+        periods = tuple(wire.ListeningPeriod(listener.uuid, listener.since, listener.until) for listener in listeners)
+        self._output.add(wire.encode(wire.ListeningMessage(periods)))
 
     def _free(self, event_set: EventSet) -> None:
         try:

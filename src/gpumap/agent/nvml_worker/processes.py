@@ -34,7 +34,7 @@ SLOTS = 256
 TRIES = 4
 
 NO_ID = 0xFFFF_FFFF  # nvml.h, nvmlProcessInfo_t: "0xFFFFFFFF otherwise"
-NOT_TOLD: int = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
+NOT_AVAILABLE: int = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 
 
 ROW_V1 = Struct("@IQ")  # nvmlProcessInfo_v1_t: PID and memory. Not in nvidia-ml-py, whose drivers have newer ones
@@ -81,14 +81,14 @@ class RawList(NamedTuple):
         """Return the first columns of `rows`, which is cheaper."""
         kind = self.kind
         fields = self.row.iter_unpack(self.data)
-        return [(kind, one[0], None if one[1] == NOT_TOLD else one[1]) for one in fields if one[0] or one[1]]
+        return [(kind, one[0], None if one[1] == NOT_AVAILABLE else one[1]) for one in fields if one[0] or one[1]]
 
 
 def _row(kind: str, pid: int, used: int, gpu_instance: int = NO_ID, compute_instance: int = NO_ID) -> Row:
     return Row(
         kind,
         pid,
-        None if used == NOT_TOLD else used,
+        None if used == NOT_AVAILABLE else used,
         None if gpu_instance == NO_ID else gpu_instance,
         None if compute_instance == NO_ID else compute_instance,
     )
@@ -327,7 +327,7 @@ class Sampler:
         """The driver's times of the last samples, which were then:"""
         self._newest_at = 0.0
         self._busy = False
-        self._heard = clock()
+        self._sampled_at = clock()
 
     def read(self, ask: AskSamples, interval_seconds: float, busy: bool) -> Sampled:
         """Return the mean of each process over them. No samples, if the GPU reports none; that is not an empty list."""
@@ -371,14 +371,14 @@ class Sampler:
         # The two clocks may differ by less than a sample.
         found = _means(rows, since or self._newest_us, self._wall_clock() + int(SAMPLING_SECONDS * 1e6))
         if found.samples:
-            self._heard = now
+            self._sampled_at = now
         return found
 
     def _since(self, now: float, window: float, *, busy: bool) -> int:
         wall = self._wall_clock()
         if not busy:
-            self._heard = now
-        elif now - self._heard > SILENCE_SECONDS:
+            self._sampled_at = now
+        elif now - self._sampled_at > SILENCE_SECONDS:
             return 0  # the driver's clock and this one differ: ask for all samples
         of_window = wall - int(window * 1e6)
         since = self._newest_us

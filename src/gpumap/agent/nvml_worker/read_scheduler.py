@@ -144,7 +144,7 @@ class ReadScheduler:
                     self._end()
             else:
                 if _listens(request):
-                    self._listener.tell()
+                    self._listener.report()
                 self._write(wire.encode(message))
                 self._read_gpus(request, message)
             if request.release:

@@ -6,7 +6,7 @@
                      {"kind": "gpu", "read": n, "gpu": {a GpuReading; fields that have their default are left out}}
                      {"kind": "error", "read": n, "code": NVML's, "reason": word, "detail": sentence}
                      {"kind": "xid", "uuid", "code", "gpu_instance_id", "compute_instance_id", "at", "times"}
-                     {"kind": "listening", "heard": [[uuid, since, until], …]}
+                     {"kind": "listening", "periods": [[uuid, since, until], …]}
 
 The worker answers a read with one error, or with the driver and then each GPU as soon as it is ready. It leaves out the
 GPUs in `skip` and those still `busy` with an earlier read. It reads the GPUs in `last` after the others, one by one.
@@ -90,7 +90,7 @@ class ListeningPeriod(NamedTuple):
 class ListeningMessage(Struct, frozen=True, tag_field="kind", tag="listening"):
     """At most one period for each GPU."""
 
-    heard: tuple[ListeningPeriod, ...]
+    periods: tuple[ListeningPeriod, ...]
 
 
 Answer = DriverMessage | GpuMessage | ErrorMessage | XidMessage | ListeningMessage

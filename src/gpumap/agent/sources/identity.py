@@ -42,12 +42,12 @@ ENTRIES_MAX = 1 << 14
 a whole cluster is 12,500 (kube-controller-manager, --terminated-pod-gc-threshold)."""
 
 
-def not_asked() -> SourceAnswer[tuple[ReportedPod, ...] | None]:
+def no_pods_api() -> SourceAnswer[tuple[ReportedPod, ...] | None]:
     """The Pods API if it is not configured."""
     return SourceAnswer(None)
 
 
-def none_noted() -> SourceAnswer[SharingContainers]:
+def no_sharing() -> SourceAnswer[SharingContainers]:
     """The files of a scheduler if they are not configured."""
     return SourceAnswer(SharingContainers())
 
@@ -62,8 +62,8 @@ class PodIdentitySource:
         logs: PodLogsSource,
         dra: DraSource,
         wall: Callable[[], float],
-        read_pods: Callable[[], SourceAnswer[tuple[ReportedPod, ...] | None]] = not_asked,
-        read_sharing: Callable[[], SourceAnswer[SharingContainers]] = none_noted,
+        read_pods: Callable[[], SourceAnswer[tuple[ReportedPod, ...] | None]] = no_pods_api,
+        read_sharing: Callable[[], SourceAnswer[SharingContainers]] = no_sharing,
         pods_at: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._checkpoint = checkpoint

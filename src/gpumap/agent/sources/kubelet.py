@@ -30,7 +30,7 @@ _OPTIONS = (
     ("grpc.default_authority", "localhost"),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # The time that one attempt to connect may take: a busy kubelet needs more than a moment to say its first word.
+    # The time that one attempt to connect may take: a busy kubelet may need a second to accept it.
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Channels of one process share their back-off, unless each has its own pool.
@@ -64,23 +64,23 @@ class KubeletSource:
     def __init__(
         self,
         socket_path: Path,
-        heard: Callable[[str, bytes], None] = lambda method, answer: None,
+        on_answer: Callable[[str, bytes], None] = lambda method, answer: None,
         idle_seconds: float = IDLE_SECONDS,
         *,
         list_only: bool = False,
     ) -> None:
-        """`heard` gets each answer as it came, for recordings. Reads that are further apart keep no channel.
+        """`on_answer` gets each answer as it came, for recordings. Reads that are further apart keep no channel.
 
         With `list_only` it never calls GetAllocatableResources.
         """
         self._path = socket_path
         self._list_only = list_only
-        self._heard = heard
+        self._on_answer = on_answer
         self._idle_seconds = idle_seconds
         self._channel: grpc.aio.Channel | None = None
         self._socket = ""
         self._list_method = _LIST_V1
-        self._tells_allocatable = True
+        self._reports_allocatable = True
         self._known = KnownPods()
         self._executor: SerialExecutor | None = None
         self._absent = False
@@ -120,8 +120,8 @@ class KubeletSource:
             pods,
             allocatable,
             self._socket,
-            may_leave_out_devices=is_v1 and not self._tells_allocatable,
-            may_have_claims=is_v1 and self._tells_allocatable,
+            may_leave_out_devices=is_v1 and not self._reports_allocatable,
+            may_have_claims=is_v1 and self._reports_allocatable,
         )
         return SourceAnswer(answer, tuple(complaints))
 
@@ -156,7 +156,7 @@ class KubeletSource:
                 raise SourceError(lacking.reason, lacking.detail)
             self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
             self._list_method = _LIST_V1
-            self._tells_allocatable = True
+            self._reports_allocatable = True
         self._socket = identity
 
     async def _list(self, deadline: float, complaints: list[Complaint]) -> Pods:
@@ -174,14 +174,14 @@ class KubeletSource:
     async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> Offer | None:
         """Return what plugins offer; `None` if this kubelet does not support it, or if plugins are about to
         register."""
-        if self._list_only or not self._tells_allocatable or self._list_method == _LIST_V1ALPHA1:
+        if self._list_only or not self._reports_allocatable or self._list_method == _LIST_V1ALPHA1:
             return None
         try:
             answer = await self._call(_ALLOCATABLE_V1, v1_pb2.AllocatableResourcesRequest(), deadline, complaints)
         except grpc.aio.AioRpcError as error:
             gate_is_off = error.code() == grpc.StatusCode.UNKNOWN and "disabled" in (error.details() or "")
             if error.code() == grpc.StatusCode.UNIMPLEMENTED or gate_is_off:
-                self._tells_allocatable = False  # an old kubelet, or its gate is off: do not ask until it restarts
+                self._reports_allocatable = False  # an old kubelet, or its gate is off: do not ask until it restarts
             else:
                 complaints.append(Complaint(f"allocatable_{self._reason(error)}", _detail(error)))
             return None
@@ -219,7 +219,7 @@ class KubeletSource:
         while True:
             try:
                 answer = await call(request.SerializeToString(), timeout=max(deadline - time.monotonic(), 0.001))
-                self._heard(method, answer)
+                self._on_answer(method, answer)
                 return answer
             except grpc.aio.AioRpcError as error:
                 left = deadline - time.monotonic()

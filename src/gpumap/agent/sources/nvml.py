@@ -46,13 +46,13 @@ class _Read:
     busy: set[int] = field(default_factory=set)
     gpus: dict[int, GpuReading] = field(default_factory=dict)
     late: dict[int, float] = field(default_factory=dict)
-    culprits: set[int] = field(default_factory=set)
-    obituaries: list[Complaint] = field(default_factory=list)
+    crashed: set[int] = field(default_factory=set)
+    crashes: list[Complaint] = field(default_factory=list)
 
     @property
     def settled(self) -> set[int]:
         """The GPUs that need no request, or no second one."""
-        return {*self.skip, *self.busy, *self.gpus, *self.culprits}
+        return {*self.skip, *self.busy, *self.gpus, *self.crashed}
 
     @property
     def missing(self) -> list[int]:
@@ -86,7 +86,7 @@ class NvmlSource:
         self._groups = tuple(groups)
         self._release = release
         self._hold_seconds = hold_seconds
-        self._replacement = ReplacementPolicy(replace_after_seconds, lets_rest=release)
+        self._replacement = ReplacementPolicy(replace_after_seconds, skips_hung=release)
         self._worker: Worker | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._reads = 0
@@ -94,7 +94,7 @@ class NvmlSource:
         self._suspects = CrashSuspects()
         self._xid_news = XidEvents()
         self._ring = ring or SampleRing()
-        self._deaths: dict[Complaint, None] = {}  # of workers between two reads, until an answer reports them
+        self._earlier_crashes: dict[Complaint, None] = {}  # of workers between two reads, until an answer reports them
 
     async def start(self) -> None:
         """Start the worker before the first read, during other work. If it cannot start, the read reports it."""
@@ -108,7 +108,7 @@ class NvmlSource:
         if self._replacement.is_over(asked, self._unanswered, self._worker.started if self._worker else None):
             self._end_worker()
         self._reads += 1
-        read = _Read(self._reads, asked, *self._suspects.plan(), busy=set(self._replacement.resting))
+        read = _Read(self._reads, asked, *self._suspects.plan(), busy=set(self._replacement.skipped))
         try:
             async with asyncio.timeout_at(asked + timeout_seconds):
                 if DRIVER not in read.busy:
@@ -136,11 +136,11 @@ class NvmlSource:
 
     async def _ask(self, read: _Read, interval_seconds: float) -> None:
         """Wait until the read is complete. If a worker dies, another one reads the remaining GPUs."""
-        while not read.complete and len(read.obituaries) < MOST_CRASHES:
+        while not read.complete and len(read.crashes) < MOST_CRASHES:
             worker = self._worker
             fresh = worker is None or worker.dead
             if worker is not None and worker.dead:
-                self._note_death(worker, await worker.obituary())
+                self._record_crash(worker, await worker.reason_of_end())
             if worker is None or fresh:
                 worker = await self._start()
             asked = wire.Request(
@@ -153,28 +153,28 @@ class NvmlSource:
                 self._hold_seconds,
             )
             worker.send(wire.encode(asked))
-            heard = await self._listen(worker, read)
+            has_driver = await self._listen(worker, read)
             if read.complete:
                 return
-            read.obituaries.append(Complaint("worker_crashed", "the worker closed its output"))  # if time is short
-            read.obituaries[-1] = await worker.obituary()
+            read.crashes.append(Complaint("worker_crashed", "the worker closed its output"))  # if time is short
+            read.crashes[-1] = await worker.reason_of_end()
             self._end_worker()
-            if heard:
-                self._find_culprit(read)
+            if has_driver:
+                self._find_crashed_gpu(read)
             elif not fresh:
-                self._note_death(worker, read.obituaries.pop())  # it had died before: no GPU of this read caused it
+                self._record_crash(worker, read.crashes.pop())  # it had died before: no GPU of this read caused it
             elif read.driver is None:
-                raise SourceError(*read.obituaries[-1])
+                raise SourceError(*read.crashes[-1])
 
-    def _note_death(self, worker: Worker, obituary: Complaint) -> None:
+    def _record_crash(self, worker: Worker, reason: Complaint) -> None:
         """Handle a worker that died between two reads. If it ended on purpose, that is not a fault."""
         if not worker.ended_on_purpose:
-            self._deaths[obituary] = None
+            self._earlier_crashes[reason] = None
 
-    def _find_culprit(self, read: _Read) -> None:
-        culprit = self._suspects.crashed(read.missing, read.last)
-        if culprit is not None:
-            read.culprits.add(culprit)
+    def _find_crashed_gpu(self, read: _Read) -> None:
+        index = self._suspects.crashed(read.missing, read.last)
+        if index is not None:
+            read.crashed.add(index)
         read.last = tuple(sorted(read.missing, key=lambda index: index in read.last))  # the last GPUs, after the others
 
     async def _start(self) -> Worker:
@@ -190,27 +190,27 @@ class NvmlSource:
     def _end_worker(self) -> None:
         if self._worker is not None:
             self._worker.kill()
-            task = asyncio.create_task(self._bury(self._worker), name="nvml-worker-ending")
+            task = asyncio.create_task(self._drain(self._worker), name="nvml-worker-ending")
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
             self._worker = None
 
-    async def _bury(self, worker: Worker) -> None:
+    async def _drain(self, worker: Worker) -> None:
         """Take the events that it still wrote, and wait until it ends."""
         try:
             for line in await worker.last_lines():
                 with contextlib.suppress(ValueError):  # it may be the reason for the end of the worker
                     message = wire.decode(line)
                     if isinstance(message, wire.XidMessage | wire.ListeningMessage):
-                        self._xid_news.hear(message)
+                        self._xid_news.add(message)
         finally:
             worker.end()
         await worker.ended()
 
     async def _listen(self, worker: Worker, read: _Read) -> bool:
         """Wait until the read is complete or the worker has ended. Return whether the driver's line came."""
-        heard = False
-        while not (heard and read.complete):
+        has_driver = False
+        while not (has_driver and read.complete):
             try:
                 line = await worker.line()
                 answer = None if line is None else wire.decode(line)
@@ -221,10 +221,10 @@ class NvmlSource:
                 case None:
                     break
                 case wire.XidMessage() | wire.ListeningMessage():
-                    self._xid_news.hear(answer)
+                    self._xid_news.add(answer)
                 case _:
-                    heard |= self._accept(answer, read)
-        return heard
+                    has_driver |= self._accept(answer, read)
+        return has_driver
 
     def _accept(self, answer: wire.DriverMessage | wire.GpuMessage | wire.ErrorMessage, read: _Read) -> bool:
         """Return whether the answer is that of the driver, the first of a read."""
@@ -257,12 +257,12 @@ class NvmlSource:
         gpus = tuple(gpu for gpu, _ in pairs)
         if not self._ring.is_drained():
             gpus = tuple(structs.replace(gpu, samples=None, sampled_seconds=None, unsampled=()) for gpu in gpus)
-        complaints = [*self._deaths, *read.obituaries]
-        self._deaths.clear()
+        complaints = [*self._earlier_crashes, *read.crashes]
+        self._earlier_crashes.clear()
         complaints += [complaint for _, complaint in pairs if complaint is not None]
         complaints += _refusals(gpus)
         versions = driver.driver_version, driver.cuda_version, driver.nvml_version
-        xids, listening = self._xid_news.tell(now)
+        xids, listening = self._xid_news.take(now)
         if self._release:  # no listener; the GPU supports XID events, so this is blind time
             listening = tuple(Listening(uuid, 0.0, 0.0) for uuid in sorted({one.uuid for one in listening}))
         reading = NvmlReading(*versions, gpus, xids, listening)
@@ -272,9 +272,9 @@ class NvmlSource:
         gpu = read.gpus.get(index)
         if gpu is not None:
             return gpu, _fault(gpu) if gpu.fault else None
-        if index in read.skip or index in read.culprits:
+        if index in read.skip or index in read.crashed:
             return _crashed(index, f"gpu {index} crashed the worker; gpumap skips it for a while")
-        if index not in self._unanswered and index not in read.late and (read.obituaries or _not_its_turn(index, read)):
+        if index not in self._unanswered and index not in read.late and (read.crashes or _not_its_turn(index, read)):
             return _crashed(index, f"gpu {index} may have crashed the worker; gpumap did not read it")
         since = read.late.get(index) or self._unanswered.setdefault(index, read.asked)
         stuck = now - since

@@ -13,7 +13,7 @@ from gpumap.agent.nvml_worker.wire import MAX_LINE_BYTES
 from gpumap.model.observations import Complaint
 
 LAST_WORDS_BYTES = 4096
-OBITUARY_SECONDS = 0.5
+REASON_SECONDS = 0.5
 END_SECONDS = 1.0
 OWN_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 LAST_LINES_SECONDS = 0.3
@@ -64,10 +64,10 @@ class Worker:
         library."""
         return self._process.returncode == 0
 
-    async def obituary(self) -> Complaint:
+    async def reason_of_end(self) -> Complaint:
         """Return how it ended, and its last line on stderr. Waits a moment for both."""
         try:
-            async with asyncio.timeout(OBITUARY_SECONDS):
+            async with asyncio.timeout(REASON_SECONDS):
                 await self._process.wait()
                 await asyncio.shield(self._listening)
         except TimeoutError:

@@ -37,28 +37,28 @@ class ReplacementPolicy:
     GPUs that hung, twice as long each time. All times are of one monotonic clock.
     """
 
-    def __init__(self, seconds: float, *, lets_rest: bool = False) -> None:
-        self.resting: frozenset[int] = frozenset()
-        """Return the GPUs to skip now."""
+    def __init__(self, seconds: float, *, skips_hung: bool = False) -> None:
+        self.skipped: frozenset[int] = frozenset()
+        """The GPUs to skip now."""
         self._first = self._seconds = seconds
-        self._lets_rest = lets_rest
-        self._rest_ends = self._rest_ended = 0.0
+        self._skips_hung = skips_hung
+        self._skip_ends = self._skip_ended = 0.0
 
     def is_over(self, now: float, unanswered: Mapping[int, float], started: float | None) -> bool:
-        """Return whether to end the worker that was started then. `hanging`: since when GPUs have not answered, by
+        """Return whether to end the worker that was started then. `unanswered`: since when GPUs have not answered, by
         index."""
         if not unanswered:
             self._seconds = self._first
-        if self.resting and (now >= self._rest_ends or not unanswered):
-            self.resting, self._rest_ended = frozenset(), now
-        waiting = [since for index, since in unanswered.items() if index not in self.resting]
+        if self.skipped and (now >= self._skip_ends or not unanswered):
+            self.skipped, self._skip_ended = frozenset(), now
+        waiting = [since for index, since in unanswered.items() if index not in self.skipped]
         if started is None or not waiting:
             return False
-        limit = self._first if self._lets_rest else self._seconds
-        if now - max(started, self._rest_ended, min(waiting)) < limit:
+        limit = self._first if self._skips_hung else self._seconds
+        if now - max(started, self._skip_ended, min(waiting)) < limit:
             return False
-        if self._lets_rest:
-            self.resting, self._rest_ends = frozenset(unanswered), now + self._seconds
+        if self._skips_hung:
+            self.skipped, self._skip_ends = frozenset(unanswered), now + self._seconds
         self._seconds = min(2 * self._seconds, LONGEST_SECONDS)
         return True
 
@@ -105,11 +105,11 @@ class CrashSuspects:
             for index in together:
                 self._suspects.setdefault(index, _Suspect())
             return None
-        culprit = together[0] if together else next((index for index in last if index in unanswered), None)
-        if culprit is not None:
-            suspect = self._suspects.setdefault(culprit, _Suspect())
+        crashed = together[0] if together else next((index for index in last if index in unanswered), None)
+        if crashed is not None:
+            suspect = self._suspects.setdefault(crashed, _Suspect())
             suspect.left, suspect.pause = suspect.pause, min(suspect.pause * 2, LONGEST_PAUSE_READS)
-        return culprit
+        return crashed
 
 
 class XidEvents:
@@ -120,19 +120,19 @@ class XidEvents:
         self._most_events = MOST_EVENTS
         self._until: dict[tuple[Uuid, float], float] = {}  # by their beginning
 
-    def hear(self, message: XidMessage | ListeningMessage) -> None:
+    def add(self, message: XidMessage | ListeningMessage) -> None:
         if isinstance(message, XidMessage):
             self._events.append(message)
             if len(self._events) > self._most_events:
                 self._events = _together(self._events)
                 self._most_events = max(MOST_EVENTS, 2 * len(self._events))
             return
-        for uuid, since, until in message.heard:
+        for uuid, since, until in message.periods:
             self._until[uuid, since] = max(until, self._until.get((uuid, since), since))
         while len(self._until) > MOST_STRETCHES:
             del self._until[next(iter(self._until))]
 
-    def tell(self, now: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
+    def take(self, now: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
         """Return the listening periods so far (monotonic) and forget them: a worker that still listens reports at
         each read."""
         events = tuple(XidError(*_content(event), now - event.at, event.times) for event in self._events)

@@ -20,7 +20,7 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.node_map import node_map
 from gpumap.agent.web.history import Curves, History, history_document
 from gpumap.model.check import Verdict, check, short_line
-from gpumap.model.families import Family, Numbered
+from gpumap.model.families import Family, NumberedFamilies
 from gpumap.model.map import NodeMap, encode, json_bytes
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Snapshot
@@ -54,7 +54,7 @@ class Pages:
 
     def __init__(
         self,
-        families: Iterable[Family | Numbered],
+        families: Iterable[Family | NumberedFamilies],
         self_families: Iterable[Family],
         by_path: Mapping[str, Iterable[Family]],
         stale_after_seconds: float,

@@ -101,12 +101,12 @@ def add_bill(commands: Commands) -> None:
 def _bill(given: argparse.Namespace) -> int:
     import asyncio
 
-    from gpumap.cli import show
+    from gpumap.cli import painting
     from gpumap.cli.signals import until_stopped
 
     request, window = read_request(given)
     server = server_of(given)
-    show.take_any_text()
+    painting.take_any_text()
     made: list[Bill] = []
 
     async def make() -> int:
@@ -191,7 +191,7 @@ def _ask_for_patience(url: str) -> None:
 def _text(bill: Bill, given: argparse.Namespace) -> str:
     import json
 
-    from gpumap.cli.show import screen_of_stdout
+    from gpumap.cli.painting import screen_of_stdout
     from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
     from gpumap.cli.tables.layout import Shape
     from gpumap.cli.terminal import escape_terminal_controls

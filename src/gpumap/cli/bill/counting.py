@@ -49,8 +49,8 @@ class Gap(NamedTuple):
 
 class Increases(NamedTuple):
     """How far each counter went. `uncharged_seconds` are GPU-seconds that gpumap had counted before the server scraped
-    it. `gaps` is None if no counter of a GPU matches. `resumed` are containers whose increase contains time before the
-    window, because the server did not scrape them when it began."""
+    it. `gaps` is None if no counter of a GPU matches. `resumed`: the increase of these containers contains time before
+    the window, because the server did not scrape them when it began."""
 
     growth: Growth
     uncharged_seconds: float

@@ -173,6 +173,6 @@ def _earlier(counter: Counter, scope: Scope) -> str:
 
 def _own_labels(series: str, counter: Counter, scope: Scope) -> str:
     for key in counter.keys if scope.exported else ():
-        if key != "uuid":
+        if key not in ("uuid", "gpu_uuid"):
             series = f'label_replace({series}, "{key}", "$1", "exported_{key}", "(.+)")'
     return series

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from gpumap.cli import show
+from gpumap.cli import painting
 from gpumap.cli.doctor.checks import as_values, examine, works
 from gpumap.cli.node_maps import NodeMapStream
 from gpumap.cli.server_flags import refuse_details
@@ -40,7 +40,7 @@ async def _examine(
     sights: NodeMapStream, look_around: Callable[[], Awaitable[Facts]] | None, form: str, shape: Shape
 ) -> int:
     """Print what works and what not. Returns 1 if something required fails."""
-    show.take_any_text()
+    painting.take_any_text()
     async with contextlib.aclosing(sights):
         maps = await anext(sights)
     if isinstance(maps, FatalError):
@@ -48,10 +48,10 @@ async def _examine(
     (node_map,) = maps.maps
     results = examine(node_map, await look_around() if look_around else None)
     if form == "table":
-        text = doctor_table(results, replace(shape, screen=show.screen_of_stdout()))
+        text = doctor_table(results, replace(shape, screen=painting.screen_of_stdout()))
     else:
         values = msgspec.to_builtins(as_values(node_map, results))
         text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     print(end=text, flush=True)
-    show.warn_if_stale(maps)
+    painting.warn_if_stale(maps)
     return 0 if works(results) else 1

@@ -180,14 +180,16 @@ class _Fleet(NamedTuple):
             idle_before=self.moment - self.idle_after_seconds,
         )
 
-    async def not_recorded(self, known: Values, names: Sequence[str], ill: Collection[str]) -> Values:
+    async def not_recorded(self, known: Values, names: Sequence[str], failing: Collection[str]) -> Values:
         """Ask the server to add up what the rules do not have of nodes whose sources answer.
 
         A rule has no value of a node that is new, or whose source was down, until its next evaluation.
         """
         always = [one for one in _ALWAYS if one in names]
         late = [
-            node for node in self.nodes if node.shown not in ill and not known.get(node.shown, {}).keys() >= {*always}
+            node
+            for node in self.nodes
+            if node.shown not in failing and not known.get(node.shown, {}).keys() >= {*always}
         ]
         if self.records is None or not late:
             return {}
@@ -235,10 +237,10 @@ async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMap
     asked = question.asked()
     by = dict(zip(asked, await together([fleet.sums(one, names) for one, names in asked.items()]), strict=True))
     troubles = await fleet.troubles()
-    ill = {node for one, node in troubles if not one.is_gap}
+    failing = {node for one, node in troubles if not one.is_gap}
     if any("gpus" not in by[NODE].get(node.shown, {}) and _is_old(node, fleet) for node in nodes):
         fleet = fleet._replace(agents=await agents_of(server, match, moment))
-    late = await fleet.not_recorded(by[NODE], asked[NODE], ill)
+    late = await fleet.not_recorded(by[NODE], asked[NODE], failing)
     new = [] if question.by != NAMESPACE else [node for node in late if "gpus" not in by[NODE].get(node, {})]
     by[NODE] |= {node: {**row, **by[NODE].get(node, {})} for node, row in late.items()}
     doubts: list[str] = []
@@ -340,15 +342,15 @@ def _answer(
     old = {node.shown for node in fleet.nodes if "gpus" not in by[NODE].get(node.shown, {}) and _is_old(node, fleet)}
     down = [one.shown for one in down_nodes(fleet.agents.down, fleet.agents.targets, fleet.nodes)]
     current = {node.shown: _with_down(by[NODE].get(node.shown, {})) for node in fleet.nodes if node.shown not in old}
-    ill = [(node, one.sentence) for one, node in troubles if node in current and not one.is_gap]
+    failing = [(node, one.sentence) for one, node in troubles if node in current and not one.is_gap]
     gaps = list(_gaps(current, question, troubles))
-    unjudged = {node for node, _ in (*ill, *gaps)} | _without_kubelet(troubles)
+    unjudged = {node for node, _ in (*failing, *gaps)} | _without_kubelet(troubles)
     of_nodes = {node: row if node in unjudged else _judged(row, question, fleet.odd) for node, row in current.items()}
     others = by[question.by].items()
     of_others = {name: _judged(row, question, fleet.odd) if "used_bytes" in row else row for name, row in others}
     shown = of_nodes if question.by == NODE else of_others
-    ill += [(node, f"the recorded sums by {question.by} do not contain it yet") for node in new]
-    ill += [
+    failing += [(node, f"the recorded sums by {question.by} do not contain it yet") for node in new]
+    failing += [
         (node, f"{counted(round(gpus), 'GPU')} down") for node, row in current.items() if (gpus := row.get("gpus_down"))
     ]
     sums = FleetSums(
@@ -357,7 +359,7 @@ def _answer(
         whole=_total(of_nodes.values()) | _total(shown.values()),
         nodes=len(current),
         lost=len(old) + len(down),
-        unknown=(*by_reason(ill), *doubts),
+        unknown=(*by_reason(failing), *doubts),
         collected_seconds=max((ages[node] for node in current), default=0.0),
         recorded_seconds=None if fleet.records is None else fleet.records.age_seconds,
     )
@@ -389,18 +391,18 @@ def _is_old(node: Node, fleet: _Fleet) -> bool:
 
 def _gaps(current: Values, question: Question, troubles: Sequence[tuple[_Trouble, str]]) -> Iterator[tuple[str, str]]:
     """Return nodes and what their gpumap does not report although its sources answer."""
-    ill = {node for one, node in troubles if not one.is_gap}
+    failing = {node for one, node in troubles if not one.is_gap}
     without_kubelet = _without_kubelet(troubles)
     for one, node in troubles:
         is_gap = one.is_gap and one.sentence
-        if is_gap and node in current and node not in ill and one.unless not in current[node]:
+        if is_gap and node in current and node not in failing and one.unless not in current[node]:
             yield node, one.sentence
     for node, row in current.items():
         answers = row.get("gpus_up", 0) > 0
         for name, part, sentence in _LACKS:
             asked = name in (*_NODES, *question.of_all) and part in question.parts
             asked = asked and not (part == families.HOLDERS and node in without_kubelet)
-            if asked and answers and node not in ill and name not in row:
+            if asked and answers and node not in failing and name not in row:
                 yield node, sentence
 
 
@@ -415,7 +417,7 @@ def _without_kubelet(troubles: Iterable[tuple[_Trouble, str]]) -> set[str]:
 
 
 def _judged(row: Mapping[str, float], question: Question, odd: Collection[str]) -> dict[str, float]:
-    """Return a row with 0 for what has no series, because there is nothing of it, unless rows of it are `odd`."""
+    """Return a row with 0 for each quantity without a series, except the `odd` ones."""
     zeros: dict[str, float] = {}
     for name in (*question.of_rows, *question.of_all):
         if QUANTITIES[name].judged and name not in odd:

@@ -32,7 +32,7 @@ def add_inspect(commands: Commands) -> None:
         usage="[NODE] [flags]",
         examples=[
             ("this node", "gpumap inspect"),
-            ("the whole cluster, pod by pod", "kubectl gpumap inspect -d"),
+            ("this node, container by container", "gpumap inspect -d"),
             ("who uses more than was granted", "gpumap inspect -d --used --url http://127.0.0.1:9401"),
         ],
     )

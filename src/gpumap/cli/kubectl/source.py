@@ -18,7 +18,7 @@ from gpumap.cli.http_get import Place, get, no_answer
 from gpumap.cli.kubectl.agents import Agent, PodList, agents_of, one_for_each_node, pod_list
 from gpumap.cli.kubectl.proxy import has_context, proxying
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.show import print_notices
+from gpumap.cli.painting import print_notices
 from gpumap.model.errors import FatalError
 from gpumap.model.map import NodeMap
 from gpumap.model.text import cut_off

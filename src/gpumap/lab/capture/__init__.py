@@ -2,5 +2,5 @@
 
 docs/dev/captures.md describes the format. A capture is a demo's node and a regression test, and holds nothing secret.
 Read in this order: `format` and `contents` (what a folder holds), `record` with `recorders` and `anonymize` (how it is
-made), `node` with `driver` (how it is played), `replay` (its page), and `run`, the commands.
+made), `replay` (its page), and `run`, the commands. `gpumap.lab.node` plays it.
 """

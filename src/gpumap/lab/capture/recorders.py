@@ -15,7 +15,7 @@ from pathlib import Path
 from gpumap.agent.sources.checkpoint import CheckpointSource, newest_first
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.fractioning import FractioningSource
-from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, none_noted
+from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, no_sharing
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
@@ -45,10 +45,10 @@ class RecordingKubelet:
 
     def __init__(self, socket_path: Path, agent_socket: Path | None = None) -> None:
         """`agent_socket` is that of a scheduler's agent, with a second List."""
-        kubelet = KubeletSource(socket_path, heard=self._keep_raw)
+        kubelet = KubeletSource(socket_path, on_answer=self._keep_raw)
         self._source: KubeletSource | CorrectedKubelet = kubelet
         if agent_socket is not None:
-            agent = KubeletSource(agent_socket, heard=self._keep_second, list_only=True)
+            agent = KubeletSource(agent_socket, on_answer=self._keep_second, list_only=True)
             self._source = CorrectedKubelet(kubelet, agent)
         self.recorded: Recorded = None
         self.recorded_second: Recorded = None
@@ -233,7 +233,7 @@ class RecordingIdentity:
         sharing_map: Path | None = None,
     ) -> None:
         """`sharing_map` is the directory with a scheduler's files about containers that share GPUs."""
-        read_sharing = none_noted if sharing_map is None else FractioningSource(sharing_map).read
+        read_sharing = no_sharing if sharing_map is None else FractioningSource(sharing_map).read
         self._source = PodIdentitySource(
             CheckpointSource(checkpoints),
             PodLogsSource(log_root),

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +15,14 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.settings import resolve, with_everything
 from gpumap.lab.capture.format import Capture
-from gpumap.lab.capture.node import CapturedNode
-from gpumap.model.errors import FatalError
+from gpumap.lab.node import PlayedNode
+from gpumap.lab.node_files import temporary_folder
 from gpumap.model.families import Family
 from gpumap.model.observations import Moment
 from gpumap.model.snapshot import Snapshot
 
 COLLECTIONS_MIN = 2
 """Accusations take two snapshots that agree: a capture of one frame is collected twice."""
-TEMPORARY_BYTES_MAX = 48
-"""A longer name of the temporary folder leaves no room for the path of the kubelet's socket (107 bytes)."""
 INTERVAL_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
 """For each source: the page must not depend on the speed of the machine. A source that is down in a capture answers
@@ -75,7 +71,7 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
         return Moment(BEGAN.monotonic + offset, BEGAN.wall + offset)
 
     with temporary_folder() as folder:
-        node = CapturedNode(capture, Path(folder))
+        node = PlayedNode(capture, Path(folder))
         settings = node.settings(resolve(argparse.Namespace(), {}))
         settings = with_everything(replace(settings, interval_seconds=INTERVAL_SECONDS, push=False))
         try:
@@ -91,14 +87,3 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
         finally:
             await node.stop()
     return found
-
-
-def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder with a short enough path for a socket. If the root is read-only, only /dev/shm may be writable.
-
-    Raises FatalError if there is none.
-    """
-    for place in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
-        if place and len(os.fsencode(place)) <= TEMPORARY_BYTES_MAX and os.access(place, os.W_OK | os.X_OK):
-            return tempfile.TemporaryDirectory(prefix="gpumap-capture-", dir=place)
-    raise FatalError("no folder to write to for a moment: set $TMPDIR to one with a short name")

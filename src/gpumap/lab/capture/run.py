@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from gpumap.agent import service
 from gpumap.agent.settings import Settings
 from gpumap.agent.signals import stop_by_signal
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.anonymize import anonymize
 from gpumap.lab.capture.limits import refused
-from gpumap.lab.capture.node import CapturedNode
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.record import record
-from gpumap.lab.demo.run import announce
+from gpumap.lab.node_files import temporary_folder
+from gpumap.lab.serve import serve_node
 from gpumap.model.errors import UsageError
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.text import printable
@@ -40,7 +39,7 @@ async def record_node(
     why = refused(settings.resource.pattern)
     if why is not None:
         raise UsageError(f"--resource {why}: a capture cannot bring it")
-    replay.temporary_folder().cleanup()  # fail before the recording, not after it, if the folder cannot be written
+    temporary_folder().cleanup()  # fail before the recording, not after it, if the folder cannot be written
     found = await record(settings, driver_command, seconds, stop_by_signal())
     if found is None:
         print("gpumap: stopped before anything was recorded", file=sys.stderr)
@@ -95,14 +94,8 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 async def serve_capture(settings: Settings, capture: on_disk.Capture) -> None:
-    """Serve a captured node until a signal comes. The capture's sources replace those of `settings`."""
-    stop = stop_by_signal()  # before anything exists that would remain
-    with service.bind(settings.listen) as listener, replay.temporary_folder() as folder:
-        node = CapturedNode(capture, Path(folder))
-        async with node.playing():
-            announce(listener)
-            # No restart of this gpumap shows what was hidden from the recorded one.
-            await service.serve(node.settings(settings), node.driver_command, listener, stop, math.inf)
+    """Serve a captured node until a signal comes."""
+    await serve_node(replace(settings, node_ip=""), capture)
 
 
 def load_capture(folder: Path) -> on_disk.Capture:

@@ -11,19 +11,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpumap.lab.demo.scenario_file import GIB
+from msgspec import structs
+
 from gpumap.lab.demo.scenario_model import (
-    Claim,
-    ContainerSpec,
-    GpuSpec,
-    HostProcess,
-    LeafPlace,
-    PodSpec,
-    ProcessSpec,
+    GIB,
+    Container,
+    Gpu,
+    Leaf,
+    Pod,
+    Process,
     Scenario,
-    leaf_ids,
     overhead_bytes,
+    peak_bytes,
 )
+from gpumap.lab.demo.scenario_pods import PodReader, Request
 from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.observations import DeviceId, PluginAnswer, ResourceDevices
 
@@ -43,9 +44,9 @@ def numa_nodes(scenario: Scenario) -> dict[DeviceId, tuple[int, ...]]:
     return {id_: (gpu.numa,) for gpu in scenario.gpus if not gpu.mig for _, ids in _gpu_ids(gpu) for id_ in ids}
 
 
-def answer_to(scenario: Scenario, container: ContainerSpec, devices: ResourceDevices) -> PluginAnswer:
+def answer_to(scenario: Scenario, container: Container, devices: ResourceDevices) -> PluginAnswer:
     """The scenario's answer. The NVIDIA plugin also sets a variable, unless the answer names devices in another way."""
-    answer = dict(container.answers).get(devices.resource, PluginAnswer())
+    answer: PluginAnswer = container.answer.get(devices.resource, PluginAnswer())
     otherwise = answer.annotations or answer.mount_paths or answer.cdi_devices
     if otherwise or _own_ids(scenario).get(devices.resource, frozenset()).isdisjoint(devices.ids):
         return answer
@@ -53,7 +54,7 @@ def answer_to(scenario: Scenario, container: ContainerSpec, devices: ResourceDev
     return replace(answer, envs=tuple(({"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} | dict(answer.envs)).items()))
 
 
-def _is_unhealthy(gpu: GpuSpec, moment: float) -> bool:
+def _is_unhealthy(gpu: Gpu, moment: float) -> bool:
     return any(fault.kind not in SILENT_FAULTS and fault.start <= moment < fault.end for fault in gpu.faults)
 
 
@@ -78,7 +79,8 @@ def _offered(scenario: Scenario, unhealthy: Collection[int]) -> tuple[ResourceDe
 
 def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:
     """Return the offers of foreign plugins: a scenario need not list what pods hold."""
-    yield from scenario.offers
+    for resource, texts in scenario.kubelet.offers.items():
+        yield ResourceDevices(resource, tuple(map(DeviceId, texts)))
     own = _own_ids(scenario)
     for pod in scenario.pods:
         for container in pod.containers:
@@ -87,9 +89,9 @@ def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:
                 yield ResourceDevices(devices.resource, ids)
 
 
-def _names(gpu: GpuSpec) -> re.Pattern[str]:
+def _names(gpu: Gpu) -> re.Pattern[str]:
     """Return the ids that name a GPU: by its uuid, by those of its MIG devices, or by its device node (GKE's)."""
-    uuids: list[str] = [gpu.uuid, *(device.uuid for device in gpu.mig)]
+    uuids: list[str] = [gpu.uuid, *(device.uuid for device in gpu.devices)]
     return re.compile("|".join([*map(re.escape, uuids), rf"^nvidia{gpu.minor}(?:/|$)"]))
 
 
@@ -100,11 +102,11 @@ def _own_ids(scenario: Scenario) -> Mapping[str, frozenset[DeviceId]]:
     return {devices.resource: frozenset(devices.ids) for devices in by_resource(pairs)}
 
 
-def _gpu_ids(gpu: GpuSpec) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
+def _gpu_ids(gpu: Gpu) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
     if not gpu.mig:
-        yield leaf_ids(gpu, None)
-    for number in range(len(gpu.mig)):
-        yield leaf_ids(gpu, number)
+        yield gpu.ids(None)
+    for number in range(len(gpu.devices)):
+        yield gpu.ids(number)
 
 
 # --- what pods get ----------------------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ def _gpu_ids(gpu: GpuSpec) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
 
 @dataclass(frozen=True, slots=True)
 class _Holding:
-    pod: PodSpec
+    pod: Pod
     init: bool
 
 
@@ -120,26 +122,26 @@ _Held = dict[tuple[str, DeviceId], list[_Holding]]
 """By resource and id."""
 
 
-def assign(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec]) -> tuple[PodSpec, ...]:
-    """Return the pods with the ids of their claims. The other containers of a pod reuse the ids of its init
+def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple[Pod, ...]:
+    """Return the pods with the ids of what they request. The other containers of a pod reuse the ids of its init
     container."""
     held: _Held = {}
-    for pod in pods:
-        for number, container in enumerate(pod.containers):
-            _hold_spelled_out(pod, f"{pod.place}.containers[{number}].ids", container, held)
+    for number, pod in enumerate(pods):
+        for index, container in enumerate(pod.containers):
+            _hold_spelled_out(pod, f"pods[{number}].containers[{index}].ids", container, held)
     assigned = []
-    for pod in pods:
-        devices: dict[str, tuple[ResourceDevices, ...]] = {}
-        for container in sorted(pod.containers, key=lambda container: not container.init):
+    for number, pod in enumerate(pods):
+        ids: dict[str, dict[str, tuple[str, ...]]] = {}
+        for index, container in sorted(enumerate(pod.containers), key=lambda one: not one[1].init):
             own = [(entry.resource, id_) for entry in container.devices for id_ in entry.ids]
-            for claim in container.claims:
-                resource, ids = _grant(gpus, pod, container, claim, held)
-                for id_ in ids:
+            for request in reader.requests(container, f"pods[{number}].containers[{index}]"):
+                resource, granted = _grant(gpus, pod, container, request, held)
+                for id_ in granted:
                     held.setdefault((resource, id_), []).append(_Holding(pod, container.init))
-                own += [(resource, id_) for id_ in ids]
-            devices[container.name] = by_resource(own)
-        containers = tuple(replace(container, devices=devices[container.name]) for container in pod.containers)
-        assigned.append(replace(pod, containers=containers))
+                own += [(resource, id_) for id_ in granted]
+            ids[container.name] = {devices.resource: devices.ids for devices in by_resource(own)}
+        containers = tuple(structs.replace(container, ids=ids[container.name]) for container in pod.containers)
+        assigned.append(structs.replace(pod, containers=containers))
     return tuple(assigned)
 
 
@@ -151,7 +153,7 @@ def by_resource(pairs: Iterable[tuple[str, DeviceId]]) -> tuple[ResourceDevices,
     return tuple(ResourceDevices(resource, tuple(sorted(ids))) for resource, ids in sorted(found.items()))
 
 
-def _hold_spelled_out(pod: PodSpec, place: str, container: ContainerSpec, held: _Held) -> None:
+def _hold_spelled_out(pod: Pod, place: str, container: Container, held: _Held) -> None:
     for entry in container.devices:
         for id_ in entry.ids:
             taken = _taken(pod, container, held.get((entry.resource, id_), ()))
@@ -161,7 +163,7 @@ def _hold_spelled_out(pod: PodSpec, place: str, container: ContainerSpec, held: 
             held.setdefault((entry.resource, id_), []).append(_Holding(pod, container.init))
 
 
-def _taken(pod: PodSpec, container: ContainerSpec, holdings: Iterable[_Holding]) -> PodSpec | None:
+def _taken(pod: Pod, container: Container, holdings: Iterable[_Holding]) -> Pod | None:
     """Return the owner of an id at a time when a container wants it."""
     for holding in holdings:
         if pod.overlaps(holding.pod) and not (holding.pod is pod and (holding.init or container.init)):
@@ -170,41 +172,42 @@ def _taken(pod: PodSpec, container: ContainerSpec, holdings: Iterable[_Holding])
 
 
 def _grant(
-    gpus: Sequence[GpuSpec], pod: PodSpec, container: ContainerSpec, claim: Claim, held: _Held
+    gpus: Sequence[Gpu], pod: Pod, container: Container, request: Request, held: _Held
 ) -> tuple[str, tuple[DeviceId, ...]]:
-    resource, ids = leaf_ids(gpus[claim.leaf.gpu], claim.leaf.instance)
+    place, leaf, slots = request
+    resource, ids = gpus[leaf.gpu].ids(leaf.instance)
     holdings = {id_: held.get((resource, id_), ()) for id_ in ids}
     taken = {id_: holder for id_ in ids if (holder := _taken(pod, container, holdings[id_]))}
     reusable = {id_ for id_ in ids if any(holding.pod is pod and holding.init for holding in holdings[id_])}
     free = sorted((id_ for id_ in ids if id_ not in taken), key=lambda id_: id_ not in reusable)
-    if len(free) < claim.count:
-        what = f"gpu {claim.leaf.gpu}"
+    if len(free) < slots:
+        what = f"gpu {leaf.gpu}"
         if not ids:
-            raise ScenarioError(f"{claim.place}: {what} is offered by no plugin (resource: none)")
-        if claim.leaf.instance is not None:
-            what += f", MIG device {claim.leaf.instance}"
+            raise ScenarioError(f"{place}: {what} is offered by no plugin (resource: none)")
+        if leaf.instance is not None:
+            what += f", MIG device {leaf.instance}"
         if len(ids) > 1:
-            raise ScenarioError(f"{claim.place}: {what} has {len(ids)} slots, {len(free)} of them free at that time")
+            raise ScenarioError(f"{place}: {what} has {len(ids)} slots, {len(free)} of them free at that time")
         holder = taken[ids[0]]
-        raise ScenarioError(f"{claim.place}: {what} is held by {holder.namespace}/{holder.name} at that time")
-    return resource, tuple(free[: claim.count])
+        raise ScenarioError(f"{place}: {what} is held by {holder.namespace}/{holder.name} at that time")
+    return resource, tuple(free[:slots])
 
 
-def check_memory(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec], hosts: Sequence[HostProcess]) -> None:
+def check_memory(scenario: Scenario) -> None:
     """Check that the processes of a device never use more memory than it has, at their maximum."""
-    users = list(_users(pods, hosts))
+    users = list(_users(scenario))
     pools: dict[tuple[int, int | None], int] = {}
-    for gpu in gpus:
+    for gpu in scenario.gpus:
         pools[gpu.index, None] = gpu.memory_bytes - gpu.reserved_bytes
-        pools |= {(gpu.index, device.gpu_instance_id): device.memory_bytes for device in gpu.mig}
+        pools |= {(gpu.index, device.gpu_instance_id): device.memory_bytes for device in gpu.devices}
     for place, process in users:
         moment = process.start or 0.0
-        for pool in {_pool(gpus, leaf) for leaf in process.leaves}:
+        for pool in {_pool(scenario, leaf) for leaf in process.leaves}:
             there = [
-                other.peak_bytes
+                peak_bytes(other.memory)
                 for _, other in users
                 for leaf in other.leaves
-                if _pool(gpus, leaf) == pool and other.runs_at(moment)
+                if _pool(scenario, leaf) == pool and other.runs_at(moment)
             ]
             if sum(there) + overhead_bytes(len(there)) > pools[pool]:
                 raise ScenarioError(
@@ -213,17 +216,17 @@ def check_memory(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec], hosts: Sequen
                 )
 
 
-def _users(pods: Sequence[PodSpec], hosts: Sequence[HostProcess]) -> Iterator[tuple[str, ProcessSpec]]:
-    for pod in pods:
-        for number, container in enumerate(pod.containers):
-            for index, process in enumerate(container.processes):
-                yield f"{pod.place}.containers[{number}].processes[{index}]", process
-    for number, host in enumerate(hosts):
-        yield f"host_processes[{number}]", host.process
+def _users(scenario: Scenario) -> Iterator[tuple[str, Process]]:
+    for number, pod in enumerate(scenario.pods):
+        for index, container in enumerate(pod.containers):
+            for place, process in enumerate(container.processes):
+                yield f"pods[{number}].containers[{index}].processes[{place}]", process
+    for number, host in enumerate(scenario.host_processes):
+        yield f"host_processes[{number}]", host
 
 
-def _pool(gpus: Sequence[GpuSpec], leaf: LeafPlace) -> tuple[int, int | None]:
+def _pool(scenario: Scenario, leaf: Leaf) -> tuple[int, int | None]:
     """Return the memory that a leaf uses: the card's, or that of a GPU instance."""
     if leaf.instance is None:
         return leaf.gpu, None
-    return leaf.gpu, gpus[leaf.gpu].mig[leaf.instance].gpu_instance_id
+    return leaf.gpu, scenario.gpus[leaf.gpu].devices[leaf.instance].gpu_instance_id

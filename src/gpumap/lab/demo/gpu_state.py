@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,8 +15,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.lab.demo.scenario_file import Fault, Wave
-from gpumap.lab.demo.scenario_model import GpuSpec, LeafPlace, ProcessSpec, Scenario
+from gpumap.lab.demo.scenario_model import Fault, Gpu, Leaf, Process, Scenario, ratio_at
 from gpumap.lab.demo.schedule import play_of
 from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, PCIE_RATES, Activity, GpuReading
 
@@ -31,32 +29,27 @@ CAPPED_SHARE_OF_POWER = 0.93
 """From here on the driver lowers clocks, to stay below the limit."""
 
 
-def fault_at(gpu: GpuSpec, moment: float) -> Fault | None:
+def fault_at(gpu: Gpu, moment: float) -> Fault | None:
     """What is wrong with a GPU at a time of the play."""
     return next((fault for fault in gpu.faults if fault.start <= moment < fault.end), None)
 
 
-def wave_at(wave: Wave, moment: float) -> float:
-    swing = (1 - math.cos(2 * math.pi * moment / wave.period_seconds)) / 2
-    return wave.low + (wave.high - wave.low) * swing
-
-
-def load_of_leaf(leaf: LeafPlace, moment: float, specs: Sequence[ProcessSpec]) -> float:
+def load_of_leaf(leaf: Leaf, moment: float, specs: Sequence[Process]) -> float:
     """The share of a device, whole or MIG, that computes."""
-    return min(1.0, sum(wave_at(spec.sm, moment) for spec in specs if leaf in spec.leaves))
+    return min(1.0, sum(ratio_at(spec.sm, moment) for spec in specs if leaf in spec.leaves))
 
 
-def load_of_gpu(gpu: GpuSpec, moment: float, specs: Sequence[ProcessSpec]) -> float:
+def load_of_gpu(gpu: Gpu, moment: float, specs: Sequence[Process]) -> float:
     """The share of a card that computes; on a MIG GPU a device counts as much as its slices."""
     if not gpu.mig:
-        return load_of_leaf(LeafPlace(gpu.index), moment, specs)
+        return load_of_leaf(Leaf(gpu.index), moment, specs)
     return sum(
-        load_of_leaf(LeafPlace(gpu.index, number), moment, specs) * device.compute_slices / SLICES
-        for number, device in enumerate(gpu.mig)
+        load_of_leaf(Leaf(gpu.index, number), moment, specs) * device.compute_slices / SLICES
+        for number, device in enumerate(gpu.devices)
     )
 
 
-def power_watts(gpu: GpuSpec, load: float) -> float:
+def power_watts(gpu: Gpu, load: float) -> float:
     return gpu.power_limit_watts * (IDLE_SHARE_OF_POWER + (FULL_SHARE_OF_POWER - IDLE_SHARE_OF_POWER) * load)
 
 
@@ -65,7 +58,7 @@ def is_idle(load: float) -> bool:
     return load < 0.005  # as NVML's percents round it
 
 
-def is_capped(gpu: GpuSpec, load: float) -> bool:
+def is_capped(gpu: Gpu, load: float) -> bool:
     """The power is near its limit."""
     return power_watts(gpu, load) >= CAPPED_SHARE_OF_POWER * gpu.power_limit_watts
 
@@ -96,7 +89,7 @@ class Counters(NamedTuple):
     nvlink_bytes: float
 
 
-def counters(scenario: Scenario, gpu: GpuSpec, seconds: float) -> Counters:
+def counters(scenario: Scenario, gpu: Gpu, seconds: float) -> Counters:
     play, moment = play_of(scenario, seconds)
     times, sums = _of_play(scenario, gpu.index)
     right = min(bisect.bisect_right(times, moment), len(times) - 1)
@@ -116,7 +109,7 @@ def counters(scenario: Scenario, gpu: GpuSpec, seconds: float) -> Counters:
 def _of_play(scenario: Scenario, index: int) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
     """What was counted by a time of the play, at STEPS times of it."""
     gpu = scenario.gpus[index]
-    specs = [process.process for process in scenario.host_processes]
+    specs: list[Process] = [*scenario.host_processes]
     specs += [spec for pod in scenario.pods for container in pod.containers for spec in container.processes]
     specs = [spec for spec in specs if any(leaf.gpu == index for leaf in spec.leaves)]
     step = scenario.repeat_seconds / STEPS
@@ -129,11 +122,11 @@ def _of_play(scenario: Scenario, index: int) -> tuple[tuple[float, ...], tuple[t
     return tuple(number * step for number in range(STEPS + 1)), tuple(sums)
 
 
-def _rates(gpu: GpuSpec, moment: float, specs: Sequence[ProcessSpec]) -> tuple[float, ...]:
+def _rates(gpu: Gpu, moment: float, specs: Sequence[Process]) -> tuple[float, ...]:
     """By the second."""
     alive = [spec for spec in specs if spec.runs_at(moment)]
     load = load_of_gpu(gpu, moment, alive)
-    linked = min(1.0, sum(wave_at(spec.sm, moment) for spec in alive if len({leaf.gpu for leaf in spec.leaves}) > 1))
+    linked = min(1.0, sum(ratio_at(spec.sm, moment) for spec in alive if len({leaf.gpu for leaf in spec.leaves}) > 1))
     return Counters(
         joules=power_watts(gpu, load),
         idle_seconds=float(is_idle(load)),
@@ -197,7 +190,7 @@ def is_blackwell(model: str) -> bool:
     return _BLACKWELL.search(model) is not None
 
 
-def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counters, seconds: float) -> GpuReading:
+def with_health(reading: GpuReading, gpu: Gpu, load: float, counted: Counters, seconds: float) -> GpuReading:
     """Add the values of the group of families `health`."""
     capped, idle = is_capped(gpu, load), is_idle(load)
     has_process = bool(reading.processes) or any(instance.processes for instance in reading.instances)
@@ -216,10 +209,10 @@ def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counter
     return reading if has_fans else _with_memory_errors(reading, gpu, seconds)
 
 
-def with_card(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
+def with_card(reading: GpuReading, gpu: Gpu, seconds: float) -> GpuReading:
     """Add the values of the group `card`. The power limit is the default one."""
     hopper = is_hopper(gpu.model)
-    watts = gpu.power_limit_watts
+    watts = float(gpu.power_limit_watts)
     limits = {"requested": watts, "default": watts, "min": min(LEAST_POWER_WATTS, watts), "max": watts}
     return structs.replace(
         reading,
@@ -233,11 +226,11 @@ def with_card(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
     )
 
 
-def _has_fans(gpu: GpuSpec) -> bool:
+def _has_fans(gpu: Gpu) -> bool:
     return _OWN_FANS.search(gpu.model) is not None
 
 
-def _ecc_totals(gpu: GpuSpec, seconds: float) -> tuple[tuple[str, str, int], ...]:
+def _ecc_totals(gpu: Gpu, seconds: float) -> tuple[tuple[str, str, int], ...]:
     grown = _grown(gpu, seconds)
     return (
         ("corrected", "volatile", grown),
@@ -247,11 +240,11 @@ def _ecc_totals(gpu: GpuSpec, seconds: float) -> tuple[tuple[str, str, int], ...
     )
 
 
-def _top(gpu: GpuSpec) -> Clocks:
+def _top(gpu: Gpu) -> Clocks:
     return HOPPER if is_hopper(gpu.model) else AMPERE
 
 
-def _clocks(gpu: GpuSpec, load: float) -> tuple[tuple[str, float], ...]:
+def _clocks(gpu: Gpu, load: float) -> tuple[tuple[str, float], ...]:
     top = _top(gpu)
     over = max(0.0, power_watts(gpu, load) / gpu.power_limit_watts - CAPPED_SHARE_OF_POWER)
     lowered = CLOCK_STEP_MHZ * round(over * CAPPED_MHZ / CLOCK_STEP_MHZ)
@@ -259,7 +252,7 @@ def _clocks(gpu: GpuSpec, load: float) -> tuple[tuple[str, float], ...]:
     return Clocks(sm, top.memory, video).hertz()
 
 
-def _with_memory_errors(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
+def _with_memory_errors(reading: GpuReading, gpu: Gpu, seconds: float) -> GpuReading:
     """Cards in a server have ECC, and spare rows for what it cannot mend."""
     rows, grown = gpu.remapped_rows, _grown(gpu, seconds)
     return structs.replace(
@@ -276,13 +269,13 @@ def _with_memory_errors(reading: GpuReading, gpu: GpuSpec, seconds: float) -> Gp
     )
 
 
-def _grown(gpu: GpuSpec, seconds: float) -> int:
+def _grown(gpu: Gpu, seconds: float) -> int:
     """Errors that were corrected since the play began."""
     every = gpu.ecc.corrected_every
     return 0 if every is None else int(max(seconds, 0.0) / every)
 
 
-def with_links(reading: GpuReading, gpu: GpuSpec, counted: Counters) -> GpuReading:
+def with_links(reading: GpuReading, gpu: Gpu, counted: Counters) -> GpuReading:
     """Add the values of the group of families `links`. PCIe comes from GPM, which measures no partitioned GPU."""
     over_nvlink = int(counted.nvlink_bytes) // 1024 * 1024 if _NVLINKED.search(gpu.model) else None  # NVML counts KiB
     if is_hopper(gpu.model) and not gpu.mig:
@@ -300,7 +293,7 @@ def with_links(reading: GpuReading, gpu: GpuSpec, counted: Counters) -> GpuReadi
 
 
 def activity(load: float, memory_load: float, video_load: float) -> Activity:
-    """What GPM measures of a device, whole or MIG, that computes so much, and whose busiest video engine is so busy."""
+    """Return what GPM measures of a device, whole or MIG. `video_load` is that of its busiest video engine."""
     return Activity(
         sm_ratio=round(0.88 * load, 4),
         sm_occupancy_ratio=round(0.46 * load, 4),

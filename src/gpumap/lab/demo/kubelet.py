@@ -26,6 +26,8 @@ GET = "/v1.PodResourcesLister/Get"
 LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
 
 T = TypeVar("T")
+Numa = Mapping[DeviceId, tuple[int, ...]]
+"""The NUMA nodes of device ids. An id without an entry has no topology; one with two is listed twice."""
 
 _shuffler = SystemRandom()
 
@@ -95,7 +97,7 @@ class FakeKubelet(UnixServer):
         self._called = asyncio.Event()
         self._pods: tuple[ListedPod, ...] = ()
         self._allocatable: tuple[ResourceDevices, ...] = ()
-        self._numa: Mapping[DeviceId, tuple[int, ...]] = {}
+        self._numa: Numa = {}
         self._behaviours: dict[str, tuple[Behaviour, float]] = {}
 
     def set_pods(self, pods: Sequence[ListedPod]) -> None:
@@ -104,8 +106,7 @@ class FakeKubelet(UnixServer):
     def set_allocatable(self, devices: Sequence[ResourceDevices]) -> None:
         self._allocatable = tuple(devices)
 
-    def set_numa(self, numa: Mapping[DeviceId, tuple[int, ...]]) -> None:
-        """The NUMA nodes of device ids. An id without an entry has no topology; one with two is listed twice."""
+    def set_numa(self, numa: Numa) -> None:
         self._numa = numa
 
     def misbehave(self, behaviour: Behaviour, method: str = LIST, times: float = float("inf")) -> None:
@@ -155,14 +156,12 @@ class FakeKubelet(UnixServer):
         if service.partition(".")[0] not in self.versions or not service.endswith(".PodResourcesLister"):
             return Refuse(grpc.StatusCode.UNIMPLEMENTED, f"unknown service {service}")
         if method == LIST:
-            pods = [self._pod(pod) for pod in _shuffled(self._pods)]
-            return v1_pb2.ListPodResourcesResponse(pod_resources=pods).SerializeToString()
+            return list_answer(self._pods, self._numa)
         if method == LIST_V1ALPHA1:
             old_pods = [self._pod_v1alpha1(pod) for pod in _shuffled(self._pods)]
             return v1alpha1_pb2.ListPodResourcesResponse(pod_resources=old_pods).SerializeToString()
         if method == ALLOCATABLE:
-            devices = self._devices(self._allocatable)
-            return v1_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString()
+            return allocatable_answer(self._allocatable, self._numa)
         if method == GET:
             return self._get(v1_pb2.GetPodResourcesRequest.FromString(request))
         return Refuse(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {name} for service {service}")
@@ -170,35 +169,9 @@ class FakeKubelet(UnixServer):
     def _get(self, asked: v1_pb2.GetPodResourcesRequest) -> bytes | Refuse:
         for pod in self._pods:
             if (pod.namespace, pod.name) == (asked.pod_namespace, asked.pod_name):
-                return v1_pb2.GetPodResourcesResponse(pod_resources=self._pod(pod)).SerializeToString()
+                return v1_pb2.GetPodResourcesResponse(pod_resources=_pod(pod, self._numa)).SerializeToString()
         details = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
         return Refuse(grpc.StatusCode.UNKNOWN, details)
-
-    def _pod(self, pod: ListedPod) -> v1_pb2.PodResources:
-        return v1_pb2.PodResources(
-            name=pod.name,
-            namespace=pod.namespace,
-            containers=[
-                v1_pb2.ContainerResources(
-                    name=container.name,
-                    devices=self._devices(container.devices),
-                    dynamic_resources=_claims(container.claims, pod.namespace),
-                )
-                for container in _shuffled(pod.containers)
-            ],
-        )
-
-    def _devices(self, resources: Sequence[ResourceDevices]) -> list[v1_pb2.ContainerDevices]:
-        """One entry per id and NUMA node. Node 0 is an empty NUMANode, not a missing one (kubernetes#101522)."""
-        entries = []
-        for resource in resources:
-            for id_ in resource.ids:
-                for node in self._numa.get(id_) or (None,):
-                    topology = None if node is None else v1_pb2.TopologyInfo(nodes=[v1_pb2.NUMANode(ID=node)])
-                    entries.append(
-                        v1_pb2.ContainerDevices(resource_name=resource.resource, device_ids=[id_], topology=topology)
-                    )
-        return _shuffled(entries)
 
     def _pod_v1alpha1(self, pod: ListedPod) -> v1alpha1_pb2.PodResources:
         return v1alpha1_pb2.PodResources(
@@ -206,6 +179,45 @@ class FakeKubelet(UnixServer):
             namespace=pod.namespace,
             containers=[_container_v1alpha1(container) for container in _shuffled(pod.containers)],
         )
+
+
+def list_answer(pods: Sequence[ListedPod], numa: Numa) -> bytes:
+    """A List, in another order each time."""
+    messages = [_pod(pod, numa) for pod in _shuffled(pods)]
+    return v1_pb2.ListPodResourcesResponse(pod_resources=messages).SerializeToString()
+
+
+def allocatable_answer(devices: Sequence[ResourceDevices], numa: Numa) -> bytes:
+    """What GetAllocatableResources answers, in another order each time."""
+    return v1_pb2.AllocatableResourcesResponse(devices=_devices(devices, numa)).SerializeToString()
+
+
+def _pod(pod: ListedPod, numa: Numa) -> v1_pb2.PodResources:
+    return v1_pb2.PodResources(
+        name=pod.name,
+        namespace=pod.namespace,
+        containers=[
+            v1_pb2.ContainerResources(
+                name=container.name,
+                devices=_devices(container.devices, numa),
+                dynamic_resources=_claims(container.claims, pod.namespace),
+            )
+            for container in _shuffled(pod.containers)
+        ],
+    )
+
+
+def _devices(resources: Sequence[ResourceDevices], numa: Numa) -> list[v1_pb2.ContainerDevices]:
+    """One entry per id and NUMA node. Node 0 is an empty NUMANode, not a missing one (kubernetes#101522)."""
+    entries = []
+    for resource in resources:
+        for id_ in resource.ids:
+            for node in numa.get(id_) or (None,):
+                topology = None if node is None else v1_pb2.TopologyInfo(nodes=[v1_pb2.NUMANode(ID=node)])
+                entries.append(
+                    v1_pb2.ContainerDevices(resource_name=resource.resource, device_ids=[id_], topology=topology)
+                )
+    return _shuffled(entries)
 
 
 def _shuffled(values: Sequence[T]) -> list[T]:

@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -19,20 +19,22 @@ from gpumap.lab.demo.gpu_state import (
     load_of_gpu,
     load_of_leaf,
     power_watts,
-    wave_at,
     with_card,
     with_health,
     with_links,
 )
-from gpumap.lab.demo.scenario_file import Fault, Wave
 from gpumap.lab.demo.scenario_model import (
     UNREPORTED_BYTES,
-    GpuSpec,
-    LeafPlace,
+    Fault,
+    Gpu,
+    Leaf,
     MigDevice,
-    ProcessSpec,
+    Process,
+    ProcessType,
     Scenario,
+    bytes_at,
     overhead_bytes,
+    ratio_at,
 )
 from gpumap.lab.demo.schedule import ProcessLife, play_of
 from gpumap.model.readings import (
@@ -51,6 +53,7 @@ CUDA_VERSION = "12.8"
 NVML_VERSION = "12.570.124.06"
 
 MAX_MIG_DEVICES = 7
+NVML_TYPES: Mapping[ProcessType, str] = {"compute": "C", "graphics": "G", "compute+graphics": "C+G", "mps": "M"}
 AMBIENT_CELSIUS = 31.0
 
 
@@ -64,7 +67,7 @@ def gpu_readings(scenario: Scenario, processes: Iterable[ProcessLife], seconds: 
     return tuple(_reading(scenario, gpu, on[gpu.index], seconds) for gpu in scenario.gpus)
 
 
-def _reading(scenario: Scenario, gpu: GpuSpec, lives: Sequence[ProcessLife], seconds: float) -> GpuReading:
+def _reading(scenario: Scenario, gpu: Gpu, lives: Sequence[ProcessLife], seconds: float) -> GpuReading:
     _, moment = play_of(scenario, seconds)
     if fault := fault_at(gpu, moment):
         return _faulty(gpu, fault)
@@ -77,7 +80,7 @@ def _reading(scenario: Scenario, gpu: GpuSpec, lives: Sequence[ProcessLife], sec
     return _with_activity(reading, gpu, specs, moment) if is_hopper(gpu.model) else reading
 
 
-def _faulty(gpu: GpuSpec, fault: Fault) -> GpuReading:
+def _faulty(gpu: Gpu, fault: Fault) -> GpuReading:
     return GpuReading(
         gpu.index,
         fault.kind,
@@ -89,7 +92,7 @@ def _faulty(gpu: GpuSpec, fault: Fault) -> GpuReading:
     )
 
 
-def _basic(gpu: GpuSpec, lives: Sequence[ProcessLife], load: float, seconds: float, moment: float) -> GpuReading:
+def _basic(gpu: Gpu, lives: Sequence[ProcessLife], load: float, seconds: float, moment: float) -> GpuReading:
     """What is asked of every GPU."""
     whole = not gpu.mig
     specs = [life.spec for life in lives if life.spec]
@@ -102,23 +105,23 @@ def _basic(gpu: GpuSpec, lives: Sequence[ProcessLife], load: float, seconds: flo
         memory=_card_memory(gpu, lives, seconds, moment),
         partitioned=not whole,
         max_mig_devices=None if whole else MAX_MIG_DEVICES,
-        instances=tuple(_instance(gpu, n, device, lives, seconds, moment) for n, device in enumerate(gpu.mig)),
-        processes=_rows(lives, LeafPlace(gpu.index), seconds, moment) if whole else None,
+        instances=tuple(_instance(gpu, n, device, lives, seconds, moment) for n, device in enumerate(gpu.devices)),
+        processes=_rows(lives, Leaf(gpu.index), seconds, moment) if whole else None,
         samples=_samples(gpu, lives, moment) if whole else None,
         samples_from=SAMPLES_NEW if whole and is_blackwell(gpu.model) else SAMPLES_OLD,
         utilization_ratio=round(load, 2) if whole else None,
-        memory_controller_ratio=_sum([spec.memory_controller for spec in specs], moment) if whole else None,
-        encoder_ratio=_sum([spec.encoder for spec in specs], moment) if whole else None,
-        decoder_ratio=_sum([spec.decoder for spec in specs], moment) if whole else None,
+        memory_controller_ratio=_sum(spec.memory_controller_at(moment) for spec in specs) if whole else None,
+        encoder_ratio=_sum(ratio_at(spec.encoder, moment) for spec in specs) if whole else None,
+        decoder_ratio=_sum(ratio_at(spec.decoder, moment) for spec in specs) if whole else None,
         temperatures_celsius=_temperatures(load),
         power_watts=round(power_watts(gpu, load), 3),
-        power_limit_watts=gpu.power_limit_watts,
+        power_limit_watts=float(gpu.power_limit_watts),
     )
 
 
-def _sum(waves: Sequence[Wave], moment: float) -> float:
+def _sum(ratios: Iterable[float]) -> float:
     """NVML reports whole percents."""
-    return min(1.0, round(sum(wave_at(wave, moment) for wave in waves), 2))
+    return min(1.0, round(sum(ratios), 2))
 
 
 def _temperatures(load: float) -> tuple[tuple[str, float], ...]:
@@ -126,13 +129,13 @@ def _temperatures(load: float) -> tuple[tuple[str, float], ...]:
     return ("gpu", float(core)), ("memory", float(core + 8))
 
 
-def _with_activity(reading: GpuReading, gpu: GpuSpec, specs: Sequence[ProcessSpec], moment: float) -> GpuReading:
+def _with_activity(reading: GpuReading, gpu: Gpu, specs: Sequence[Process], moment: float) -> GpuReading:
     """GPM measures whole GPUs, or GPU instances: a compute instance that shares one has no number of its own."""
     if not gpu.mig:
-        return structs.replace(reading, activity=_activity(LeafPlace(gpu.index), specs, moment))
-    ids = [device.gpu_instance_id for device in gpu.mig]
+        return structs.replace(reading, activity=_activity(Leaf(gpu.index), specs, moment))
+    ids = [device.gpu_instance_id for device in gpu.devices]
     instances = tuple(
-        structs.replace(instance, activity=_activity(LeafPlace(gpu.index, number), specs, moment))
+        structs.replace(instance, activity=_activity(Leaf(gpu.index, number), specs, moment))
         if ids.count(instance.gpu_instance_id) == 1
         else instance
         for number, instance in enumerate(reading.instances)
@@ -140,11 +143,11 @@ def _with_activity(reading: GpuReading, gpu: GpuSpec, specs: Sequence[ProcessSpe
     return structs.replace(reading, instances=instances)
 
 
-def _activity(leaf: LeafPlace, specs: Sequence[ProcessSpec], moment: float) -> Activity:
+def _activity(leaf: Leaf, specs: Sequence[Process], moment: float) -> Activity:
     here = [spec for spec in specs if leaf in spec.leaves]
-    memory_load = sum(wave_at(spec.memory_controller, moment) for spec in here)
+    memory_load = sum(spec.memory_controller_at(moment) for spec in here)
     engines = zip(*[(spec.encoder, spec.decoder, spec.jpeg, spec.ofa) for spec in here], strict=True)
-    video_load = max((sum(wave_at(wave, moment) for wave in waves) for waves in engines), default=0.0)
+    video_load = max((sum(ratio_at(wave, moment) for wave in waves) for waves in engines), default=0.0)
     return activity(load_of_leaf(leaf, moment, here), memory_load, video_load)
 
 
@@ -153,9 +156,9 @@ def _activity(leaf: LeafPlace, specs: Sequence[ProcessSpec], moment: float) -> A
 
 def _memory_of(life: ProcessLife, seconds: float, moment: float) -> int | None:
     """The memory of a process that always runs grows again in each play."""
-    if life.spec is None or life.spec.memory is None:
+    if life.spec is None:
         return None
-    return life.spec.memory.at(moment if life.window.start == -math.inf else seconds - life.window.start)
+    return bytes_at(life.spec.memory, moment if life.window.start == -math.inf else seconds - life.window.start)
 
 
 def _used(lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
@@ -163,20 +166,20 @@ def _used(lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
     return sum(UNREPORTED_BYTES if size is None else size for size in sizes) + overhead_bytes(len(lives))
 
 
-def _card_memory(gpu: GpuSpec, lives: Sequence[ProcessLife], seconds: float, moment: float) -> DeviceMemory:
+def _card_memory(gpu: Gpu, lives: Sequence[ProcessLife], seconds: float, moment: float) -> DeviceMemory:
     used = _used(lives, seconds, moment)
     if gpu.mig:
-        pools = {device.gpu_instance_id: _pool_used(gpu, device, lives, seconds, moment) for device in gpu.mig}
+        pools = {device.gpu_instance_id: _pool_used(gpu, device, lives, seconds, moment) for device in gpu.devices}
         used = overhead_bytes(0) + sum(pools.values())
     free = gpu.memory_bytes - gpu.reserved_bytes - used
-    return DeviceMemory(gpu.memory_bytes, used, free, gpu.reserved_bytes)
+    return DeviceMemory(int(gpu.memory_bytes), used, free, int(gpu.reserved_bytes))
 
 
-def _pool_used(gpu: GpuSpec, device: MigDevice, lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
+def _pool_used(gpu: Gpu, device: MigDevice, lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
     """What all the compute instances of a GPU instance use together."""
     siblings = {
-        LeafPlace(gpu.index, number)
-        for number, other in enumerate(gpu.mig)
+        Leaf(gpu.index, number)
+        for number, other in enumerate(gpu.devices)
         if other.gpu_instance_id == device.gpu_instance_id
     }
     users = [life for life in lives for leaf in (life.spec.leaves if life.spec else ()) if leaf in siblings]
@@ -184,7 +187,7 @@ def _pool_used(gpu: GpuSpec, device: MigDevice, lives: Sequence[ProcessLife], se
 
 
 def _instance(
-    gpu: GpuSpec, number: int, device: MigDevice, lives: Sequence[ProcessLife], seconds: float, moment: float
+    gpu: Gpu, number: int, device: MigDevice, lives: Sequence[ProcessLife], seconds: float, moment: float
 ) -> MigInstance:
     used = _pool_used(gpu, device, lives, seconds, moment)
     return MigInstance(
@@ -194,32 +197,31 @@ def _instance(
         profile=device.profile,
         compute_slices=device.compute_slices,
         memory=DeviceMemory(device.memory_bytes, used, device.memory_bytes - used, 0),
-        processes=_rows(lives, LeafPlace(gpu.index, number), seconds, moment),
+        processes=_rows(lives, Leaf(gpu.index, number), seconds, moment),
         profile_id=device.profile_id,
         placement_start=device.placement_start,
         placement_size=device.placement_size,
     )
 
 
-def _rows(lives: Sequence[ProcessLife], leaf: LeafPlace, seconds: float, moment: float) -> tuple[GpuProcess, ...]:
+def _rows(lives: Sequence[ProcessLife], leaf: Leaf, seconds: float, moment: float) -> tuple[GpuProcess, ...]:
     rows = (
-        GpuProcess(life.pid, _memory_of(life, seconds, moment), life.spec.types)
+        GpuProcess(life.pid, _memory_of(life, seconds, moment), NVML_TYPES[life.spec.type])
         for life in lives
         if life.spec is not None and leaf in life.spec.leaves
     )
     return tuple(sorted(rows, key=lambda row: row.pid))
 
 
-def _samples(gpu: GpuSpec, lives: Sequence[ProcessLife], moment: float) -> tuple[ProcessSample, ...]:
+def _samples(gpu: Gpu, lives: Sequence[ProcessLife], moment: float) -> tuple[ProcessSample, ...]:
     """NVML has no row for a process that did nothing, nor for the clients of an MPS server. Only the new call, of
     Blackwell GPUs, has JPEG and OFA."""
     busy = []
     for life in lives:
-        if (spec := life.spec) is not None and spec.types != "M":
-            waves = [spec.sm, spec.memory_controller, spec.encoder, spec.decoder]
-            if is_blackwell(gpu.model):
-                waves += [spec.jpeg, spec.ofa]
-            ratios = [round(wave_at(wave, moment), 2) for wave in waves]
+        if (spec := life.spec) is not None and spec.type != "mps":
+            engines = [spec.encoder, spec.decoder, *((spec.jpeg, spec.ofa) if is_blackwell(gpu.model) else ())]
+            loads = [ratio_at(spec.sm, moment), spec.memory_controller_at(moment)]
+            ratios = [round(load, 2) for load in (*loads, *(ratio_at(engine, moment) for engine in engines))]
             if any(ratios):
                 busy.append(ProcessSample(life.pid, *ratios))
     return tuple(sorted(busy, key=lambda row: row.pid))

@@ -1,47 +1,304 @@
-"""The nouns of a checked scenario: what is on the simulated node and when.
+"""The nouns of a scenario, each declared once: the keys of the YAML file are the fields of the model.
 
-All times are seconds since the play began, all sizes are bytes. Nouns that are in the YAML file as they are here
-(`Fault`, `Xid`, `KubeletOutage`, `Ramp`, `Wave`, …) are declared in `scenario_file`.
+`decoding` finds mistakes in the form, and each noun checks itself. `scenario` and `scenario_pods` check what a name or
+a number refers to (a GPU, a MIG device, the length of the play), and fill in what is not written.
+docs/dev/scenario.md explains the format.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import math
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from gpumap.lab.demo.scenario_file import (
-    GIB,
-    MIB,
-    EccErrors,
-    Fault,
-    KubeletOutage,
-    Qos,
-    Ramp,
-    RemappedRows,
-    Wave,
-    Xid,
-)
-from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice, ResourceDevices
-from gpumap.model.readings import Uuid
+from msgspec import Meta, Struct, field, structs
 
+from gpumap.lab import decoding
+from gpumap.lab.demo.names import derived_uuid
+from gpumap.lab.demo.yaml_reading import ScenarioError
+from gpumap.model.observations import ClaimDevice, DeviceId, PreparedDevice, ResourceDevices
+from gpumap.model.plugins import DRA_DRIVER
+from gpumap.model.readings import RecoveryAction, Uuid
+from gpumap.model.units import parse_duration
+
+T = TypeVar("T")
+
+MIB = 1 << 20
+GIB = 1 << 30
 UNREPORTED_BYTES = GIB
 """What a process with `memory: unknown` uses of its device, though NVML does not report it."""
 
 
-class LeafPlace(NamedTuple):
-    """A device by its place: a GPU's index and, on a MIG GPU, the number of the MIG device (as in `nvidia-smi -L`)."""
-
-    gpu: int
-    instance: int | None = None
+# --- units and names --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
+class Instant(float):
+    """Seconds since the play began, written as a duration or as 0."""
+
+    @classmethod
+    def read(cls, value: object) -> Instant:
+        if value in (0, "0", "0s") and not isinstance(value, bool):
+            return cls(0)
+        try:
+            return cls(parse_duration(value if isinstance(value, str) else ""))
+        except ValueError as error:
+            raise ValueError("expected a time such as 90s or 1m30s") from error
+
+
+class Duration(Instant):
+    """Seconds, more than 0. Also an instant that cannot be the beginning of the play."""
+
+    @classmethod
+    def read(cls, value: object) -> Duration:
+        seconds = cls(Instant.read(value))
+        if seconds <= 0:
+            raise ValueError("expected a time longer than 0s")
+        return seconds
+
+
+class Size(int):
+    """Bytes, written as `20GiB`."""
+
+    PATTERN: ClassVar[str] = r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]i)?B"
+    UNITS: ClassVar[dict[str | None, int]] = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+    @classmethod
+    def read(cls, value: object) -> Size:
+        match = re.fullmatch(cls.PATTERN, value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError("expected a size such as 20GiB or 512MiB")
+        return cls(float(match[1]) * cls.UNITS[match[2]])
+
+
+class Ratio(float):
+    """From 0 to 1, written so or as a percentage."""
+
+    @classmethod
+    def read(cls, value: object) -> Ratio:
+        number = value
+        if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?%", value, re.ASCII):
+            number = float(value[:-1]) / 100
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
+            raise ValueError("expected a ratio from 0 to 1, or a percentage such as 40%")
+        return cls(number)
+
+
+class Watts(float):
+    """Written as `700W`."""
+
+    @classmethod
+    def read(cls, value: object) -> Watts:
+        if isinstance(value, str) and re.fullmatch(r"\d{1,5}W", value, re.ASCII) and int(value[:-1]):
+            return cls(value[:-1])
+        raise ValueError("expected a power such as 700W")
+
+
+def _matching(pattern: str, what: str) -> Meta:
+    """A text that is `what`. msgspec searches the pattern; `\\Z` is its end, before which no line ends."""
+    return Meta(pattern=rf"^(?:{pattern})\Z", description=what)
+
+
+_UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_PROFILE = r"[1-7]g\.[0-9]{1,4}gb(?:\+[a-z.]+)?"
+NOT_OFFERED = "none"
+MAX_SLICES = 7
+PROFILE_IDS = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}
+"""By slices, as `nvidia-smi mig -lgip` has them of an A100 and an H100; of the plain profiles."""
+MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4}
+"""By slices, of 8; the larger ones have all."""
+
+Text = Annotated[str, Meta(min_length=1, description="text (in quotes, if it looks like a number)")]
+"""In `ids`, `offers`, `answer`, `alloc_env` and `claims` it may name devices: `{0}`, `{2.1}`."""
+Name = Annotated[
+    # "_" cannot be in a name of Kubernetes, which log directories rely on.
+    str, _matching(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", "a Kubernetes name (a-z, 0-9, - and .)")
+]
+GpuIndex = Annotated[int, Meta(description="the number of a GPU")]
+GpuUuid = Annotated[str, _matching(f"GPU-{_UUID}", "a GPU uuid such as GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")]
+MigUuid = Annotated[str, _matching(f"MIG-{_UUID}", "a MIG uuid such as MIG-7b2f9c84-0e5d-5a1b-b3c4-d5e6f7a8b9c0")]
+PodUidText = Annotated[
+    str,
+    _matching(
+        r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}",
+        "a UUID, or 32 hex digits for a static pod, in quotes",
+    ),
+]
+ResourceName = Annotated[
+    str, _matching(r"[a-z0-9.-]+/[A-Za-z0-9._-]+|none", "none, or a resource name such as nvidia.com/gpu")
+]
+MigProfile = Annotated[str, _matching(_PROFILE, "a MIG profile such as 1g.10gb")]
+ComputeProfile = Annotated[
+    str, _matching(rf"(?:[1-7]c\.)?{_PROFILE}", "the profile of a compute instance such as 1c.3g.40gb")
+]
+HostPath = Annotated[str, _matching(r"/[!-~]{1,254}", "a path that begins with /")]
+CgroupPath = Annotated[str, _matching(r"/[!-~]*", "a cgroup path that begins with /")]
+Comm = Annotated[
+    str,
+    _matching(r"[^\x00-\x1f/()]{1,15}", "a command name of 1 to 15 characters, no control character, /, ( or )"),
+]
+Errors = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Rows = Annotated[int, Meta(ge=0, le=512)]
+"""As many as a card can remap."""
+
+Cgroups = Literal["v2-systemd", "v2-cgroupfs", "v1-cgroupfs"]
+FaultKind = Literal["lost", "hung", "reset_required", "insufficient_power", "irq_issue", "no_permission", "unknown"]
+"""The words that NVML's worker has for them. A GPU that is `hung` answers nothing at all."""
+Qos = Literal["guaranteed", "burstable", "besteffort"]
+ProcessType = Literal["compute", "graphics", "compute+graphics", "mps"]
+
+
+class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping in the file. All times are seconds since the play began, all sizes are bytes."""
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+class Fault(Entry, frozen=True, kw_only=True):
+    """`recovery` is the action that the driver asks for, if it still reports one."""
+
+    kind: FaultKind
+    start: Instant = field(name="from", default=Instant(0))
+    end: Duration = field(name="until")
+    recovery: RecoveryAction | None = None
+
+    def __post_init__(self) -> None:
+        _check_order(self.start, self.end)
+
+
+class Xid(Entry, frozen=True):
+    """An XID event: of the whole GPU, or of its MIG device of this number."""
+
+    at: Instant
+    code: Annotated[int, Meta(ge=1, le=999)]
+    instance: Annotated[int, Meta(ge=0)] | None = None
+
+
+class EccErrors(Entry, frozen=True):
+    """`corrected` grows by one every so many seconds."""
+
+    corrected: Errors = 0
+    corrected_every: Duration | None = None
+    uncorrected: Errors = 0
+
+
+class RemappedRows(Entry, frozen=True):
+    """Rows that were remapped after correctable, and after uncorrectable errors."""
+
+    correctable: Rows = 0
+    uncorrectable: Rows = 0
+    pending: bool = False
+    failure: bool = False
+
+
+class ComputeInstance(Entry, frozen=True):
+    profile: ComputeProfile
+    uuid: MigUuid | None = None
+
+    @property
+    def slices(self) -> int:
+        return int(self.profile[0])
+
+
+class GpuInstance(Entry, frozen=True):
+    """A GPU instance with one compute instance, or with those of `compute`."""
+
+    profile: MigProfile
+    uuid: MigUuid | None = None
+    gpu_instance_id: Annotated[int, Meta(ge=0, le=15)] | None = None
+    memory: Size | None = None
+    compute: tuple[ComputeProfile | ComputeInstance, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.compute and self.uuid:
+            raise ValueError('.uuid: with "compute" each compute instance has its own uuid')
+        for number, part in enumerate(self.parts):
+            if part.profile != self.profile and not part.profile.endswith(f"c.{self.profile}"):
+                of = f"a compute instance of {self.profile}, such as 1c.{self.profile}"
+                raise ValueError(f".compute[{number}]: expected {of}")
+        if sum(part.slices for part in self.parts) > self.slices:
+            raise ValueError(f".compute: takes more than the {self.slices} slices of {self.profile}")
+
+    @property
+    def slices(self) -> int:
+        return int(self.profile[0])
+
+    @property
+    def memory_slices(self) -> int:
+        return MEMORY_SLICES.get(self.slices, 8)
+
+    @property
+    def memory_bytes(self) -> int:
+        """By default 97 % of what the profile says, in whole MiB."""
+        gigabytes = int(self.profile.partition(".")[2].partition("gb")[0])
+        return gigabytes * GIB * 97 // 100 // MIB * MIB if self.memory is None else int(self.memory)
+
+    @property
+    def parts(self) -> tuple[ComputeInstance, ...]:
+        parts = self.compute or (ComputeInstance(self.profile, self.uuid),)
+        return tuple(ComputeInstance(part) if isinstance(part, str) else part for part in parts)
+
+
+class GpuEntry(Entry, frozen=True, kw_only=True):
+    """A GPU as it is written. `Gpu` is the same with what is not written."""
+
+    model: Text
+    memory_bytes: Size = field(name="memory")
+    uuid: GpuUuid | None = None
+    minor: Annotated[int, Meta(ge=0, le=255)] | None = None
+    reserved_bytes: Size = field(name="reserved", default=Size(512 * MIB))
+    power_limit_watts: Watts = field(name="power_limit", default=Watts(700))
+    numa: Annotated[int, Meta(ge=0, le=63)] | None = None
+    resource: ResourceName | None = None
+    replicas: Annotated[int, Meta(ge=2, le=1000)] | None = None
+    mig: tuple[MigProfile | GpuInstance, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    xids: tuple[Xid, ...] = ()
+    ecc: EccErrors = EccErrors()
+    remapped_rows: RemappedRows = RemappedRows()
+
+    def __post_init__(self) -> None:
+        if self.mig and self.replicas:
+            raise ValueError('.replicas: a GPU with "mig" cannot have replicas')
+        instances = self.gpu_instances
+        ids = [instance.gpu_instance_id for instance in instances]
+        for number, id_ in enumerate(ids):
+            if id_ in ids[:number]:
+                raise ValueError(f".mig[{number}]: GPU instance id {id_} is also that of mig[{ids.index(id_)}]")
+        slices = sum(instance.slices for instance in instances)
+        if slices > MAX_SLICES:
+            raise ValueError(f".mig: the profiles take {slices} of {MAX_SLICES} slices")
+        taken = self.reserved_bytes + sum(instance.memory_bytes for instance in instances)
+        if taken >= self.memory_bytes:
+            what = "reserved memory and MIG devices take" if self.mig else "the reserved memory takes"
+            raise ValueError(f"{what} {taken / GIB:.1f} GiB of {self.memory_bytes / GIB:.1f} GiB")
+        self._check_xids(sum(len(instance.parts) for instance in instances))
+
+    @property
+    def gpu_instances(self) -> tuple[GpuInstance, ...]:
+        """The entries of `mig`, each with an id."""
+        instances = (GpuInstance(entry) if isinstance(entry, str) else entry for entry in self.mig)
+        return tuple(
+            structs.replace(one, gpu_instance_id=number) if one.gpu_instance_id is None else one
+            for number, one in enumerate(instances, 1)
+        )
+
+    def _check_xids(self, devices: int) -> None:
+        for number, xid in enumerate(self.xids):
+            at = f".xids[{number}].instance"
+            if xid.instance is not None and not devices:
+                raise ValueError(f"{at}: the GPU has no MIG devices")
+            if xid.instance is not None and xid.instance >= devices:
+                raise ValueError(f'{at}: expected a whole number from 0 to {devices - 1}, found "{xid.instance}"')
+
+
+class MigDevice(Struct, frozen=True):
     """A compute instance; those with one `gpu_instance_id` share `memory_bytes`."""
 
     uuid: Uuid
     profile: str
-    resource: str
     gpu_instance_id: int
     compute_instance_id: int
     compute_slices: int
@@ -51,143 +308,345 @@ class MigDevice:
     placement_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSpec:
-    """`replicas` is 0 if the GPU is assigned whole. `resource` is empty if no plugin of the node offers the GPU."""
+class Gpu(GpuEntry, frozen=True, kw_only=True, dict=True):
+    """A GPU of the node, at its NVML index."""
 
     index: int
     uuid: Uuid
     minor: int
-    pci_bus_id: str
-    model: str
-    memory_bytes: int
-    reserved_bytes: int
-    power_limit_watts: float
     numa: int
-    resource: str
-    replicas: int
-    mig: tuple[MigDevice, ...]
-    faults: tuple[Fault, ...]
-    xids: tuple[Xid, ...]
-    ecc: EccErrors
-    remapped_rows: RemappedRows
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """A process on one or more devices. `start` and `end` are both `None` if it always runs.
-
-    `types` is NVML's word. `memory` is `None` if NVML does not report it.
-    """
-
-    comm: str
-    types: str
-    leaves: tuple[LeafPlace, ...]
-    memory: Ramp | None
-    sm: Wave
-    memory_controller: Wave
-    encoder: Wave
-    decoder: Wave
-    jpeg: Wave
-    ofa: Wave
-    start: float | None
-    end: float | None
 
     @property
-    def peak_bytes(self) -> int:
-        return UNREPORTED_BYTES if self.memory is None else max(self.memory.first, self.memory.last)
+    def pci_bus_id(self) -> str:
+        return f"00000000:{0x18 + 0x11 * self.index & 0xFF:02X}:00.0"
+
+    @cached_property
+    def devices(self) -> tuple[MigDevice, ...]:
+        """The MIG devices, in the order of `nvidia-smi -L`."""
+        devices: list[MigDevice] = []
+        start = 0
+        for instance in self.gpu_instances:
+            span = instance.memory_slices
+            start = -(-start // span) * span  # an instance begins at a multiple of its size
+            devices += self._devices_of(instance, start)
+            start += span
+        return tuple(devices)
+
+    def _devices_of(self, instance: GpuInstance, start: int) -> Iterator[MigDevice]:
+        for number, part in enumerate(instance.parts):
+            yield MigDevice(
+                uuid=Uuid(part.uuid or f"MIG-{derived_uuid(self.uuid, instance.gpu_instance_id, number)}"),
+                profile=part.profile,
+                gpu_instance_id=instance.gpu_instance_id or 0,
+                compute_instance_id=number,
+                compute_slices=part.slices,
+                memory_bytes=instance.memory_bytes,
+                profile_id=PROFILE_IDS.get(instance.slices),
+                placement_start=start,
+                placement_size=instance.memory_slices,
+            )
+
+    def ids(self, device: int | None) -> tuple[str, tuple[DeviceId, ...]]:
+        """The resource of the GPU, or of one of its MIG devices, and the ids under which a kubelet assigns it."""
+        if self.resource == NOT_OFFERED:
+            return "", ()
+        if device is not None:
+            mig = self.devices[device]
+            return self.resource or f"nvidia.com/mig-{mig.profile.replace('+', '.')}", (DeviceId(mig.uuid),)
+        if self.replicas:
+            slots = tuple(DeviceId(f"{self.uuid}::{number}") for number in range(self.replicas))
+            return self.resource or "nvidia.com/gpu.shared", slots
+        return self.resource or "nvidia.com/gpu", (DeviceId(self.uuid),)
+
+
+def overhead_bytes(processes: int) -> int:
+    """What a driver uses of a device in addition to what it reports for each process."""
+    return 4 * MIB + 12 * MIB * processes
+
+
+# --- the kubelet and pods ---------------------------------------------------------------------------------------------
+
+
+class KubeletOutage(Entry, frozen=True):
+    """A kubelet's restart: it is down, then up without its API server's pods until `complete`."""
+
+    start: Instant = field(name="from")
+    end: Duration = field(name="until")
+    static_pods_for: Instant = Instant(5)
+
+    def __post_init__(self) -> None:
+        _check_order(self.start, self.end)
+
+    @property
+    def complete(self) -> float:
+        return self.end + self.static_pods_for
+
+
+Ids = Annotated[dict[Text, tuple[Text, ...]], Meta(description="a mapping of resources to ids")]
+"""In the file `[0-3]` in an id means four ids; in a `Scenario` each id is spelled out."""
+
+
+class Kubelet(Entry, frozen=True):
+    """`offers` are the ids of plugins of other makers, in addition to those that pods hold."""
+
+    away: tuple[KubeletOutage, ...] = ()
+    offers: Ids = {}
+
+
+class Ramp(Entry, frozen=True):
+    """Memory that grows from `first` to `last` bytes."""
+
+    first: Size = field(name="from")
+    last: Size = field(name="to")
+    over_seconds: Duration = field(name="over")
+
+
+class Wave(Entry, frozen=True):
+    """A ratio that swings between `low` and `high`, starting low."""
+
+    low: Ratio = field(name="from")
+    high: Ratio = field(name="to")
+    period_seconds: Duration = field(name="period", default=Duration(60))
+
+
+Memory = Annotated[
+    Annotated[str, Meta(pattern=rf"^(?:{Size.PATTERN}|unknown)\Z")] | Ramp,
+    Meta(description="a size such as 20GiB or 512MiB"),
+]
+Load = Annotated[
+    Annotated[float, Meta(ge=0, le=1)] | Annotated[str, Meta(pattern=r"^(?:100|[0-9]{1,2}(?:\.[0-9]+)?)%\Z")] | Wave,
+    Meta(description="a ratio from 0 to 1, or a percentage such as 40%"),
+]
+
+
+def ratio_at(load: Load, moment: float) -> float:
+    """A load at a time of the play."""
+    if not isinstance(load, Wave):
+        return Ratio.read(load)
+    swing = (1 - math.cos(2 * math.pi * moment / load.period_seconds)) / 2
+    return load.low + (load.high - load.low) * swing
+
+
+def peak_bytes(memory: Memory) -> int:
+    if isinstance(memory, Ramp):
+        return max(memory.first, memory.last)
+    return UNREPORTED_BYTES if memory == "unknown" else Size.read(memory)
+
+
+def bytes_at(memory: Memory, seconds: float) -> int | None:
+    """The memory of a process that runs for so long; `None` if NVML does not report it."""
+    if not isinstance(memory, Ramp):
+        return None if memory == "unknown" else int(Size.read(memory))
+    if seconds >= memory.over_seconds:
+        return int(memory.last)
+    return memory.first + int((memory.last - memory.first) * max(seconds, 0.0) / memory.over_seconds)
+
+
+class Leaf(NamedTuple):
+    """A device by its place: a GPU's index and, on a MIG GPU, the number of the MIG device (as in `nvidia-smi -L`)."""
+
+    gpu: int
+    instance: int | None = None
+
+
+class Slots(Entry, frozen=True):
+    gpu: GpuIndex
+    count: Annotated[int, Meta(ge=1, le=1000)] = 1
+
+
+class MigPlace(Entry, frozen=True):
+    """A MIG device by its number on its GPU, as in `nvidia-smi -L`."""
+
+    gpu: GpuIndex
+    instance: Annotated[int, Meta(ge=0, le=63)]
+
+
+class Process(Entry, frozen=True, kw_only=True, dict=True):
+    """A process. In the file one without `gpu` and `mig` uses what its container claims.
+
+    In a `Scenario` `start` and `end` are both `None` if it always runs.
+    """
+
+    gpu: GpuIndex | tuple[GpuIndex, ...] = ()
+    mig: MigPlace | tuple[MigPlace, ...] = ()
+    type: ProcessType = "compute"
+    memory: Memory
+    sm: Load = 0.0
+    memory_controller: Load | None = None
+    encoder: Load = 0.0
+    decoder: Load = 0.0
+    jpeg: Load = 0.0
+    ofa: Load = 0.0
+    start: Instant | None = field(name="from", default=None)
+    end: Duration | None = field(name="until", default=None)
+    comm: Comm = "python3"
+
+    @cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The devices that it uses."""
+        whole = [Leaf(index) for index, _ in each(self.gpu)]
+        return tuple(dict.fromkeys([*whole, *(Leaf(mig.gpu, mig.instance) for mig, _ in each(self.mig))]))
+
+    def memory_controller_at(self, moment: float) -> float:
+        """By default half of `sm`."""
+        if self.memory_controller is None:
+            return ratio_at(self.sm, moment) / 2
+        return ratio_at(self.memory_controller, moment)
 
     def runs_at(self, moment: float) -> bool:
         return self.start is None or self.end is None or self.start <= moment < self.end
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A device that a container asks for: `count` slots of a shared GPU, else the whole device."""
+class HostProcess(Process, frozen=True, kw_only=True, dict=True):
+    """A process in no pod."""
 
-    place: str
-    leaf: LeafPlace
-    count: int
+    cgroup: CgroupPath | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerSpec:
-    """`devices` are the kubelet's ids: those that `claims` get, and those that the scenario spells out.
+class Answer(Entry, frozen=True):
+    """What a device plugin answers to an allocation."""
 
-    `answers` are, by resource, what the plugins put into the container, as the checkpoint keeps it. `dra` is what it
-    has by DRA claims, and `notes` what the DRA driver wrote down of it.
+    envs: dict[Text, Text] = {}
+    annotations: dict[Text, Text] = {}
+    devices: tuple[HostPath, ...] = ()
+    mounts: tuple[HostPath, ...] = ()
+    cdi: tuple[Text, ...] = ()
+
+
+class Notes(Entry, frozen=True):
+    """What NVIDIA's DRA driver writes down of a claim's device."""
+
+    uuid: Text
+    memory: Size | None = None
+    admin_access: bool = False
+
+
+class DraClaim(Entry, frozen=True):
+    """A device of a claim. Pods of one namespace share a claim by its name."""
+
+    claim: Name
+    device: Text
+    driver: Name = DRA_DRIVER
+    share_id: Text = ""
+    notes: Notes | None = None
+
+    def __post_init__(self) -> None:
+        if self.notes is not None and self.driver != DRA_DRIVER:
+            raise ValueError(f".notes: only {DRA_DRIVER} writes such, and this is {self.driver}'s")
+
+    def listed(self, node: str, namespace: str) -> ClaimDevice:
+        """As the kubelet's List has it."""
+        return ClaimDevice(self.driver, node, self.device, self.share_id, namespace, self.claim)
+
+    def prepared(self, namespace: str, notes: Notes) -> PreparedDevice:
+        """As the DRA driver writes it down."""
+        uuid = Uuid(notes.uuid)
+        return PreparedDevice(namespace, self.claim, self.device, self.share_id, uuid, notes.admin_access, notes.memory)
+
+
+class Container(Entry, frozen=True):
+    """`ids` are the kubelet's ids by resource; in a `Scenario` also those that `gpus`, `slots` and `mig` get.
+
+    `answer` is in the file one answer, or one for each resource. In a `Scenario` it has a `PluginAnswer` for each.
     """
 
-    name: str
-    init: bool
-    claims: tuple[Claim, ...]
-    devices: tuple[ResourceDevices, ...]
-    answers: tuple[tuple[str, PluginAnswer], ...]
-    dra: tuple[ClaimDevice, ...]
-    notes: tuple[PreparedDevice, ...]
-    processes: tuple[ProcessSpec, ...]
+    name: Name
+    init: bool = False
+    gpus: tuple[GpuIndex, ...] = ()
+    slots: Slots | tuple[Slots, ...] = ()
+    mig: MigPlace | tuple[MigPlace, ...] = ()
+    ids: Ids = {}
+    answer: dict[Text, Any] = {}
+    alloc_env: dict[Text, Text] = {}
+    claims: tuple[DraClaim, ...] = ()
+    processes: tuple[Process, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.answer and self.alloc_env:
+            raise ValueError('"alloc_env" is short for "envs" in "answer": give one of them')
+
+    @property
+    def devices(self) -> tuple[ResourceDevices, ...]:
+        ids = {resource: tuple(map(DeviceId, texts)) for resource, texts in self.ids.items()}
+        return tuple(ResourceDevices(resource, ids[resource]) for resource in sorted(ids))
 
 
-@dataclass(frozen=True, slots=True)
-class PodSpec:
-    """`start` and `end` are both `None` if the pod always exists. `uid` is `None` if it is derived."""
+class Pod(Entry, frozen=True, kw_only=True):
+    """In a `Scenario` `start` and `end` are both `None` if it always exists."""
 
-    place: str
-    namespace: str
-    name: str
-    uid: str | None
-    static: bool
-    qos: Qos
-    start: float | None
-    end: float | None
-    leaks: bool
-    containers: tuple[ContainerSpec, ...]
+    namespace: Name = "default"
+    name: Name
+    uid: PodUidText | None = None
+    static: bool = False
+    qos: Qos = "burstable"
+    start: Instant | None = field(name="from", default=None)
+    end: Duration | None = field(name="until", default=None)
+    leaks: bool = False
+    containers: tuple[Container, ...]
 
-    def overlaps(self, other: PodSpec) -> bool:
+    def __post_init__(self) -> None:
+        if self.leaks and self.end is None:
+            raise ValueError('"leaks" needs an "until", which its processes outlive')
+        if all(container.init for container in self.containers):
+            raise ValueError('needs a container that is not "init"')
+        names = [container.name for container in self.containers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f'has two containers named "{name}"')
+
+    def overlaps(self, other: Pod) -> bool:
         """Whether both pods exist at some time of the play."""
         if self.start is None or self.end is None or other.start is None or other.end is None:
             return True
         return self.start < other.end and other.start < self.end
 
 
-@dataclass(frozen=True, slots=True)
-class HostProcess:
-    """A process in no pod."""
+class ScenarioFile(Entry, frozen=True, kw_only=True):
+    """A whole play as it is written. `Scenario` is the same with what is not written."""
 
-    cgroup: str
-    process: ProcessSpec
+    node: Name = "demo-node"
+    repeat_seconds: Duration = field(name="repeat", default=Duration(300))
+    cgroups: Cgroups = "v2-systemd"
+    gpus: tuple[GpuEntry, ...]
+    kubelet: Kubelet = Kubelet()
+    pods: tuple[Pod, ...] = ()
+    host_processes: tuple[HostProcess, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Scenario:
-    """A whole play. `text` is the YAML that it was read from, which another process can read again.
+class Scenario(ScenarioFile, frozen=True, kw_only=True, eq=False):
+    """A whole play. `text` is the YAML that it was read from, which another process can read again."""
 
-    `offers` are the ids of plugins of other makers, in addition to those that pods hold.
-    """
-
-    node: str
-    repeat_seconds: float
-    cgroups: str
-    gpus: tuple[GpuSpec, ...]
-    away: tuple[KubeletOutage, ...]
-    offers: tuple[ResourceDevices, ...]
-    pods: tuple[PodSpec, ...]
-    host_processes: tuple[HostProcess, ...]
+    gpus: tuple[Gpu, ...]
     text: str
 
 
-def leaf_ids(gpu: GpuSpec, instance: int | None) -> tuple[str, tuple[DeviceId, ...]]:
-    """The resource of a device, and the ids under which a kubelet assigns it."""
-    if not gpu.resource:
-        return "", ()
-    if instance is not None:
-        device = gpu.mig[instance]
-        return device.resource, (DeviceId(device.uuid),)
-    if gpu.replicas:
-        return gpu.resource, tuple(DeviceId(f"{gpu.uuid}::{n}") for n in range(gpu.replicas))
-    return gpu.resource, (DeviceId(gpu.uuid),)
+def each(entries: T | tuple[T, ...], place: str = "") -> Iterator[tuple[T, str]]:
+    """One entry, or those of a list, with their places."""
+    if isinstance(entries, tuple):
+        yield from ((entry, f"{place}[{number}]") for number, entry in enumerate(entries))
+    else:
+        yield entries, place
 
 
-def overhead_bytes(processes: int) -> int:
-    """What a driver uses of a device in addition to what it reports for each process."""
-    return 4 * MIB + 12 * MIB * processes
+def _check_order(start: float, end: float) -> None:
+    if end <= start:
+        raise ValueError("ends before it begins")
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def decode(value: object, kind: type[T], place: str = "") -> T:
+    """Convert a decoded YAML value at `place`. Raises `ScenarioError`."""
+    try:
+        return decoding.convert(value, kind, place, "scenario", _read_unit)
+    except ValueError as error:
+        raise ScenarioError(str(error)) from error
+
+
+def _read_unit(kind: type, value: object) -> object:
+    """What msgspec asks for each type that it does not know."""
+    units: dict[type, Callable[[object], object]] = {
+        unit: unit.read for unit in (Instant, Duration, Size, Ratio, Watts)
+    }
+    return units[kind](value) if kind in units else value

@@ -1,7 +1,7 @@
-"""Checks the pods and processes of a scenario: which devices each one holds or uses, and when it runs.
+"""Completes the pods and processes of a scenario: the devices that each one holds or uses, and when it runs.
 
-Devices and times are checked against the GPUs and the length of the play. `allocation` assigns the ids of claims later.
-Texts may name devices: `{0}` is the uuid of GPU 0, `{2.1}` that of MIG device 1 of GPU 2.
+Devices and times are checked against the GPUs and the length of the play. `allocation` assigns the ids of requests
+later. Texts may name devices: `{0}` is the uuid of GPU 0, `{2.1}` that of MIG device 1 of GPU 2.
 """
 
 from __future__ import annotations
@@ -9,341 +9,256 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from msgspec import Struct, structs
 
 from gpumap.lab.decoding import unknown_key
-from gpumap.lab.demo import scenario_file
-from gpumap.lab.demo.scenario_file import Duration, Ramp, Ratio, Size, Wave
 from gpumap.lab.demo.scenario_model import (
-    Claim,
-    ContainerSpec,
-    GpuSpec,
+    Answer,
+    Container,
+    Duration,
+    Gpu,
     HostProcess,
-    LeafPlace,
-    PodSpec,
-    ProcessSpec,
-    leaf_ids,
+    Instant,
+    Leaf,
+    MigPlace,
+    Pod,
+    Process,
+    decode,
+    each,
 )
 from gpumap.lab.demo.yaml_reading import ScenarioError
-from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice, ResourceDevices
-from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.readings import Uuid
+from gpumap.model.observations import PluginAnswer
 
+P = TypeVar("P", bound=Process)
 T = TypeVar("T")
 
-NVML_TYPES: Mapping[scenario_file.ProcessType, str] = {
-    "compute": "C",
-    "graphics": "G",
-    "compute+graphics": "C+G",
-    "mps": "M",
-}
 STARTUP_SECONDS = 2.0
 """From a pod's admission to its first process: the kubelet assigns before the container is made."""
 SHUTDOWN_SECONDS = 1.0
 """From the end of a pod's processes to its end."""
 IDS_MAX = 10_000
-"""In all of a scenario: a short text must not fill the memory of the process that reads it."""
+"""Of one text with ranges."""
 
 _DEVICE = re.compile(r"\{(\d{1,6})(?:\.(\d{1,6}))?\}", re.ASCII)
 _RANGE = re.compile(r"\[(\d{1,9})-(\d{1,9})\]", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bounds:
+class Request(NamedTuple):
+    """A device that a container asks for: `slots` of a shared GPU, else the whole device."""
+
+    place: str
+    leaf: Leaf
+    slots: int
+
+
+class _Bounds(NamedTuple):
     """What a process must fit in: its pod, from `start` to `latest`, and what its container holds."""
 
-    held: tuple[LeafPlace, ...]
-    start: float | None
-    latest: float
+    held: tuple[Leaf, ...] = ()
+    start: float | None = None
+    latest: float = math.inf
     init: bool = False
 
 
 class PodReader:
-    """Reads the pods and processes of one scenario; they name its GPUs. It counts the ids of other plugins."""
+    """Completes the pods and processes of one scenario; they name its GPUs."""
 
-    def __init__(self, node: str, repeat: float, gpus: Sequence[GpuSpec]) -> None:
+    def __init__(self, node: str, repeat_seconds: float, gpus: Sequence[Gpu]) -> None:
         self._node = node
-        self._repeat = repeat
+        self._repeat_seconds = repeat_seconds
         self._gpus = gpus
-        self._ids = 0
 
-    def pod(self, entry: scenario_file.PodEntry, place: str) -> PodSpec:
-        """A pod. Its containers' claims have no ids yet."""
-        start, end = self._pod_lifetime(entry, place)
-        if entry.leaks and entry.end is None:
-            raise ScenarioError(f'{place}: "leaks" needs an "until", which its processes outlive')
-        latest = self._repeat if entry.leaks or entry.end is None else entry.end - SHUTDOWN_SECONDS
-        containers = tuple(
-            self._container(container, f"{place}.containers[{number}]", entry.namespace, start, latest)
-            for number, container in enumerate(entry.containers)
+    def pod(self, pod: Pod, place: str) -> Pod:
+        """A pod. Its containers' requests have no ids yet."""
+        start, end = self._pod_lifetime(pod, place)
+        latest = self._repeat_seconds if pod.leaks or pod.end is None else pod.end - SHUTDOWN_SECONDS
+        containers = (
+            self._container(container, f"{place}.containers[{number}]", start, latest)
+            for number, container in enumerate(pod.containers)
         )
-        if all(container.init for container in containers):
-            raise ScenarioError(f'{place}: needs a container that is not "init"')
-        return PodSpec(
-            place=place,
-            namespace=entry.namespace,
-            name=f"{entry.name}-{self._node}" if entry.static else entry.name,
-            uid=entry.uid,
-            static=entry.static,
-            qos=entry.qos,
-            start=start,
-            end=end,
-            leaks=entry.leaks,
-            containers=containers,
-        )
+        name = f"{pod.name}-{self._node}" if pod.static else pod.name
+        return structs.replace(pod, name=name, start=start, end=end, containers=tuple(containers))
 
-    def host_process(self, entry: scenario_file.HostProcessEntry, place: str) -> HostProcess:
+    def host_process(self, process: HostProcess, place: str) -> HostProcess:
         """A process in no pod."""
-        process = self._process(entry, place, _Bounds(held=(), start=None, latest=self._repeat))
-        return HostProcess(entry.cgroup or f"/system.slice/{process.comm}.service", process)
+        process = self._process(process, place, _Bounds(latest=self._repeat_seconds))
+        return structs.replace(process, cgroup=process.cgroup or f"/system.slice/{process.comm}.service")
 
-    def ids(self, entries: Mapping[str, Sequence[str]], place: str) -> tuple[ResourceDevices, ...]:
+    def ids(self, entries: Mapping[str, Sequence[str]], place: str) -> dict[str, tuple[str, ...]]:
         """Ids by resource; `[0-3]` in one means four of them."""
-        found = []
-        for resource, texts in entries.items():
-            places = (f"{place}.{resource}[{number}]" for number in range(len(texts)))
-            ids = {id_ for text, at in zip(texts, places, strict=True) for id_ in self._range(text, at)}
-            found.append(ResourceDevices(resource, tuple(sorted(ids))))
-        return tuple(sorted(found))
+        found: dict[str, tuple[str, ...]] = {}
+        for resource, texts in self._named(entries, place).items():
+            at = f"{place}.{resource}"
+            ids = {id_ for number, text in enumerate(texts) for id_ in _range(text, f"{at}[{number}]")}
+            found[resource] = tuple(sorted(ids))
+        return found
 
-    def _pod_lifetime(self, entry: scenario_file.PodEntry, place: str) -> tuple[float | None, float | None]:
+    def _pod_lifetime(self, pod: Pod, place: str) -> tuple[Instant | None, Duration | None]:
         """Both or neither: a pod without an end ends with the play."""
-        if entry.start is None and entry.end is None:
+        if pod.start is None and pod.end is None:
             return None, None
-        start, end = entry.start or 0.0, self._repeat if entry.end is None else entry.end
+        start, end = pod.start or Instant(0), Duration(self._repeat_seconds) if pod.end is None else pod.end
         if end <= start:
             raise ScenarioError(f"{place}: ends before it begins")
         return start, end
 
-    def _container(
-        self, entry: scenario_file.ContainerEntry, place: str, namespace: str, start: float | None, latest: float
-    ) -> ContainerSpec:
-        claims = tuple(self._claims(entry, place))
-        devices = self.ids(entry.ids, f"{place}.ids")
-        resources = {leaf_ids(self._gpus[claim.leaf.gpu], claim.leaf.instance)[0] for claim in claims}
-        resources |= {of_resource.resource for of_resource in devices}
-        dra = [self._dra_claim(one, f"{place}.claims[{n}]", namespace) for n, one in enumerate(entry.claims)]
-        bounds = _Bounds(tuple(claim.leaf for claim in claims), start, latest, entry.init)
-        return ContainerSpec(
-            name=entry.name,
-            init=entry.init,
-            claims=claims,
-            devices=devices,
-            answers=self._answers(entry, place, sorted(resources)),
-            dra=tuple(sorted({claim for claim, _ in dra})),
-            notes=tuple(notes for _, notes in dra if notes is not None),
-            processes=tuple(
-                self._process(one, f"{place}.processes[{n}]", bounds) for n, one in enumerate(entry.processes)
-            ),
+    def _container(self, container: Container, place: str, start: float | None, latest: float) -> Container:
+        requests = list(self.requests(container, place))
+        ids = self.ids(container.ids, f"{place}.ids")
+        resources = {self._gpus[one.leaf.gpu].ids(one.leaf.instance)[0] for one in requests}
+        bounds = _Bounds(tuple(one.leaf for one in requests), start, latest, container.init)
+        processes = (
+            self._process(one, f"{place}.processes[{number}]", bounds) for number, one in enumerate(container.processes)
+        )
+        return structs.replace(
+            container,
+            ids=ids,
+            answer=self._answers(container, place, sorted({*resources, *ids})),
+            alloc_env={},
+            claims=self._named(container.claims, f"{place}.claims"),
+            processes=tuple(processes),
         )
 
     # --- devices of the node's own plugin -----------------------------------------------------------------------------
 
-    def _claims(self, entry: scenario_file.ContainerEntry, place: str) -> Iterator[Claim]:
+    def requests(self, container: Container, place: str) -> Iterator[Request]:
         """What a container asks for: `gpus`, `slots` and `mig`."""
-        for number, index in enumerate(entry.gpus):
+        for number, index in enumerate(container.gpus):
             at = f"{place}.gpus[{number}]"
             gpu = self._gpu(index, at)
             if gpu.mig:
                 raise ScenarioError(f'{at}: gpu {index} is partitioned, ask for its devices with "mig"')
             if gpu.replicas:
                 raise ScenarioError(f'{at}: gpu {index} is shared, ask for its slots with "slots"')
-            yield Claim(at, LeafPlace(index), 1)
-        for slots, at in _each(entry.slots, f"{place}.slots"):
-            gpu = self._gpu(slots.gpu, f"{at}.gpu")
-            if not gpu.replicas:
+            yield Request(at, Leaf(index), 1)
+        for slots, at in each(container.slots, f"{place}.slots"):
+            replicas = self._gpu(slots.gpu, f"{at}.gpu").replicas
+            if not replicas:
                 raise ScenarioError(f'{at}: gpu {slots.gpu} has no slots (it has no "replicas")')
-            if slots.count > gpu.replicas:
-                raise ScenarioError(f"{at}: asks for {slots.count} slots of gpu {slots.gpu}, which has {gpu.replicas}")
-            yield Claim(at, LeafPlace(slots.gpu), slots.count)
-        for mig, at in _each(entry.mig, f"{place}.mig"):
-            yield Claim(at, self._mig(mig, at), 1)
+            if slots.count > replicas:
+                raise ScenarioError(f"{at}: asks for {slots.count} slots of gpu {slots.gpu}, which has {replicas}")
+            yield Request(at, Leaf(slots.gpu), slots.count)
+        for mig, at in each(container.mig, f"{place}.mig"):
+            self._mig_uuid(self._gpu(mig.gpu, f"{at}.gpu"), mig.instance, at)
+            yield Request(at, Leaf(mig.gpu, mig.instance), 1)
 
-    def _gpu(self, index: int, place: str) -> GpuSpec:
+    def _gpu(self, index: int, place: str) -> Gpu:
         """A GPU by its NVML index."""
         if not 0 <= index < len(self._gpus):
             raise ScenarioError(f"{place}: there is no gpu {index} (this node has {len(self._gpus)})")
         return self._gpus[index]
 
-    def _mig(self, entry: scenario_file.MigDeviceEntry, place: str) -> LeafPlace:
-        self._mig_uuid(self._gpu(entry.gpu, f"{place}.gpu"), entry.instance, place)
-        return LeafPlace(entry.gpu, entry.instance)
-
-    def _mig_uuid(self, gpu: GpuSpec, number: int, place: str) -> Uuid:
+    def _mig_uuid(self, gpu: Gpu, number: int, place: str) -> str:
         """The uuid of a MIG device by its number on its GPU."""
-        if number >= len(gpu.mig):
-            raise ScenarioError(f"{place}: gpu {gpu.index} has no MIG device {number} (it has {len(gpu.mig)})")
-        return gpu.mig[number].uuid
+        if number >= len(gpu.devices):
+            raise ScenarioError(f"{place}: gpu {gpu.index} has no MIG device {number} (it has {len(gpu.devices)})")
+        return gpu.devices[number].uuid
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def _process(self, entry: scenario_file.ProcessEntry, place: str, bounds: _Bounds) -> ProcessSpec:
-        start, end = self._process_lifetime(entry, place, bounds)
-        sm = _wave(entry.sm)
-        half = Wave(Ratio(sm.low / 2), Ratio(sm.high / 2), sm.period_seconds)
-        return ProcessSpec(
-            comm=entry.comm,
-            types=NVML_TYPES[entry.type],
-            leaves=tuple(dict.fromkeys(self._leaves(entry, place, bounds.held))),
-            memory=_ramp(entry.memory),
-            sm=sm,
-            memory_controller=half if entry.memory_controller is None else _wave(entry.memory_controller),
-            encoder=_wave(entry.encoder),
-            decoder=_wave(entry.decoder),
-            jpeg=_wave(entry.jpeg),
-            ofa=_wave(entry.ofa),
-            start=start,
-            end=end,
-        )
+    def _process(self, process: P, place: str, bounds: _Bounds) -> P:
+        start, end = self._process_lifetime(process, place, bounds)
+        process = structs.replace(process, start=start, end=end)
+        if not process.leaves:
+            if not bounds.held:
+                raise ScenarioError(f'{place}: its container holds no device, so it needs "gpu" or "mig"')
+            gpus = tuple(leaf.gpu for leaf in bounds.held if leaf.instance is None)
+            migs = tuple(MigPlace(leaf.gpu, leaf.instance) for leaf in bounds.held if leaf.instance is not None)
+            return structs.replace(process, gpu=gpus, mig=migs)
+        for index, at in each(process.gpu, f"{place}.gpu"):
+            if self._gpu(index, at).mig:
+                raise ScenarioError(f'{place}.gpu: gpu {index} is partitioned, name its device with "mig"')
+        for mig, at in each(process.mig, f"{place}.mig"):
+            self._mig_uuid(self._gpu(mig.gpu, f"{at}.gpu"), mig.instance, at)
+        return process
 
     def _process_lifetime(
-        self, entry: scenario_file.ProcessEntry, place: str, bounds: _Bounds
-    ) -> tuple[float | None, float | None]:
+        self, process: Process, place: str, bounds: _Bounds
+    ) -> tuple[Instant | None, Duration | None]:
         start, latest = bounds.start, bounds.latest
         if bounds.init and start is None:
             raise ScenarioError(f"{place}: its pod is always there, so its init containers have finished")
-        if bounds.init and entry.end is None:
+        if bounds.init and process.end is None:
             raise ScenarioError(f'{place}: a process of an init container needs an "until"')
-        if start is None and entry.start is None and entry.end is None:
+        if start is None and process.start is None and process.end is None:
             return None, None
         default = 0.0 if start is None else start + STARTUP_SECONDS
-        begins = default if entry.start is None else entry.start
-        ends = latest if entry.end is None else entry.end
+        begins = default if process.start is None else process.start
+        ends = latest if process.end is None else process.end
         if begins < (start or 0.0):
             raise ScenarioError(f"{place}: begins before its pod")
         if ends > latest:
-            why = "the play ends" if latest == self._repeat else 'its pod needs (unless it has "leaks") it to end'
+            is_play = latest == self._repeat_seconds
+            why = "the play ends" if is_play else 'its pod needs (unless it has "leaks") it to end'
             raise ScenarioError(f"{place}: lives until {ends:g}s, but {why} at {latest:g}s")
         if ends <= begins:
             raise ScenarioError(f"{place}: would live from {begins:g}s to {ends:g}s, which is never")
-        return begins, ends
-
-    def _leaves(
-        self, entry: scenario_file.ProcessEntry, place: str, held: tuple[LeafPlace, ...]
-    ) -> Iterator[LeafPlace]:
-        """The devices that a process uses: those that it names, else those that its container claims."""
-        if entry.gpu is None and entry.mig is None:
-            if not held:
-                raise ScenarioError(f'{place}: its container holds no device, so it needs "gpu" or "mig"')
-            yield from held
-        for index, at in () if entry.gpu is None else _each(entry.gpu, f"{place}.gpu"):
-            if self._gpu(index, at).mig:
-                raise ScenarioError(f'{place}.gpu: gpu {index} is partitioned, name its device with "mig"')
-            yield LeafPlace(index)
-        for mig, at in () if entry.mig is None else _each(entry.mig, f"{place}.mig"):
-            yield self._mig(mig, at)
+        return Instant(begins), Duration(ends)
 
     # --- plugins of other makers, and DRA drivers ---------------------------------------------------------------------
 
-    def _answers(
-        self, entry: scenario_file.ContainerEntry, place: str, resources: Collection[str]
-    ) -> tuple[tuple[str, PluginAnswer], ...]:
+    def _answers(self, container: Container, place: str, resources: Sequence[str]) -> dict[str, PluginAnswer]:
         """What plugins answered to the allocation of `resources`: one answer for all of them, or one for each.
 
         Names of resources have a "/", the keys of an answer have none.
         """
-        if entry.answer is None and entry.alloc_env is None:
-            return ()
-        if entry.answer is not None and entry.alloc_env is not None:
-            raise ScenarioError(f'{place}: "alloc_env" is short for "envs" in "answer": give one of them')
-        place = f"{place}.answer" if entry.alloc_env is None else f"{place}.alloc_env"
+        if not container.answer and not container.alloc_env:
+            return {}
+        place = f"{place}.alloc_env" if container.alloc_env else f"{place}.answer"
         if not resources:
             raise ScenarioError(f"{place}: its container holds nothing that a plugin could answer to")
-        if entry.alloc_env is not None:
-            envs = PluginAnswer(envs=self._texts(entry.alloc_env, place))
-            return tuple((resource, envs) for resource in resources)
-        if isinstance(entry.answer, dict) and any("/" in str(key) for key in entry.answer):
-            for key in entry.answer:
-                if key not in resources:
-                    raise ScenarioError(unknown_key(str(key), resources, place))
-            return tuple(
-                (resource, self._answer(entry.answer[resource], f"{place}.{resource}"))
-                for resource in resources
-                if resource in entry.answer
-            )
-        one = self._answer(entry.answer, place)
-        return tuple((resource, one) for resource in resources)
+        if container.alloc_env:
+            answer = _answer({"envs": self._named(container.alloc_env, place)}, place)
+            return dict.fromkeys(resources, answer)
+        answers = self._named(container.answer, place)
+        if not any("/" in key for key in answers):
+            return dict.fromkeys(resources, _answer(answers, place))
+        for key in answers:
+            if key not in resources:
+                raise ScenarioError(unknown_key(key, resources, place))
+        return {resource: _answer(answer, f"{place}.{resource}") for resource, answer in answers.items()}
 
-    def _answer(self, value: object, place: str) -> PluginAnswer:
-        entry = scenario_file.read_answer(value, place)
-        return PluginAnswer(
-            envs=self._texts(entry.envs, f"{place}.envs"),
-            annotations=self._texts(entry.annotations, f"{place}.annotations"),
-            device_paths=self._list(entry.devices, f"{place}.devices"),
-            mount_paths=self._list(entry.mounts, f"{place}.mounts"),
-            cdi_devices=self._list(entry.cdi, f"{place}.cdi"),
-        )
-
-    def _dra_claim(
-        self, entry: scenario_file.DraClaimEntry, place: str, namespace: str
-    ) -> tuple[ClaimDevice, PreparedDevice | None]:
-        """A DRA device, and what its driver wrote down of it. Pods of one namespace share a claim by its name."""
-        claim = ClaimDevice(
-            driver=entry.driver or DRA_DRIVER,
-            pool=self._node,
-            device=self._text(entry.device, f"{place}.device"),
-            share_id=self._text(entry.share_id or "", f"{place}.share_id"),
-            claim_namespace=namespace,
-            claim=entry.claim,
-        )
-        if entry.notes is None:
-            return claim, None
-        if claim.driver != DRA_DRIVER:
-            raise ScenarioError(f"{place}.notes: only {DRA_DRIVER} writes such, and this is {claim.driver}'s")
-        uuid = Uuid(self._text(entry.notes.uuid, f"{place}.notes.uuid"))
-        notes = PreparedDevice(
-            namespace, claim.claim, claim.device, claim.share_id, uuid, entry.notes.admin_access, entry.notes.memory
-        )
-        return claim, notes
-
-    def _range(self, text: str, place: str) -> list[DeviceId]:
-        pieces = _RANGE.split(self._text(text, place))
-        bounds = [(int(low), int(high)) for low, high in zip(pieces[1::3], pieces[2::3], strict=True)]
-        for low, high in bounds:
-            if high < low:
-                raise ScenarioError(f"{place}: the range [{low}-{high}] ends before it begins")
-        self._ids += math.prod(high - low + 1 for low, high in bounds)
-        if self._ids > IDS_MAX:
-            raise ScenarioError(f"{place}: with it, the scenario has more than {IDS_MAX} ids of other plugins")
-        numbers = itertools.product(*(range(low, high + 1) for low, high in bounds))
-        return [DeviceId(_interleaved(pieces[::3], chosen)) for chosen in numbers]
-
-    def _texts(self, entries: Mapping[str, str], place: str) -> tuple[tuple[str, str], ...]:
-        return tuple((key, self._text(entry, f"{place}.{key}")) for key, entry in entries.items())
-
-    def _list(self, texts: Sequence[str], place: str) -> tuple[str, ...]:
-        return tuple(self._text(text, f"{place}[{number}]") for number, text in enumerate(texts))
-
-    def _text(self, text: str, place: str) -> str:
-        """A text with the uuids of the devices that it names."""
+    def _named(self, value: T, place: str) -> T:
+        """Return a value with uuids in place of the names of devices in its texts."""
 
         def uuid(match: re.Match[str]) -> str:
             gpu = self._gpu(int(match[1]), place)
             return gpu.uuid if match[2] is None else self._mig_uuid(gpu, int(match[2]), place)
 
-        return _DEVICE.sub(uuid, text)
+        named: object = value
+        if isinstance(value, str):
+            named = _DEVICE.sub(uuid, value)
+        elif isinstance(value, dict):
+            named = {key: self._named(one, f"{place}.{key}") for key, one in value.items()}
+        elif isinstance(value, tuple | list):
+            named = type(value)(self._named(one, f"{place}[{number}]") for number, one in enumerate(value))
+        elif isinstance(value, Struct):
+            named = type(value)(**self._named(structs.asdict(value), place))
+        return named  # type: ignore[return-value]
 
 
-def _each(entries: T | tuple[T, ...], place: str) -> Iterator[tuple[T, str]]:
-    """One entry, or those of a list, with their places."""
-    if isinstance(entries, tuple):
-        yield from ((entry, f"{place}[{number}]") for number, entry in enumerate(entries))
-    else:
-        yield entries, place
+def _answer(value: object, place: str) -> PluginAnswer:
+    answer = decode(value, Answer, place)
+    return PluginAnswer(
+        envs=tuple(answer.envs.items()),
+        annotations=tuple(answer.annotations.items()),
+        device_paths=answer.devices,
+        mount_paths=answer.mounts,
+        cdi_devices=answer.cdi,
+    )
 
 
-def _interleaved(pieces: Sequence[str], numbers: Sequence[int]) -> str:
-    """Pieces with a number between each two."""
-    return pieces[0] + "".join(f"{number}{piece}" for number, piece in zip(numbers, pieces[1:], strict=True))
-
-
-def _ramp(memory: str | Ramp) -> Ramp | None:
-    if isinstance(memory, Ramp):
-        return memory
-    return None if memory == "unknown" else Ramp(Size.read(memory), Size.read(memory), Duration(0))
-
-
-def _wave(load: float | str | Wave) -> Wave:
-    return load if isinstance(load, Wave) else Wave(Ratio.read(load), Ratio.read(load))
+def _range(text: str, place: str) -> list[str]:
+    """The ids of a text: with each number of its ranges, or with each pair of two."""
+    pieces = _RANGE.split(text)
+    bounds = [(int(low), int(high)) for low, high in zip(pieces[1::3], pieces[2::3], strict=True)]
+    for low, high in bounds:
+        if high < low:
+            raise ScenarioError(f"{place}: the range [{low}-{high}] ends before it begins")
+    if math.prod(high - low + 1 for low, high in bounds) > IDS_MAX:
+        raise ScenarioError(f"{place}: means more than {IDS_MAX} ids")
+    form = "{}".join(piece.replace("{", "{{").replace("}", "}}") for piece in pieces[::3])
+    return [form.format(*numbers) for numbers in itertools.product(*(range(low, high + 1) for low, high in bounds))]

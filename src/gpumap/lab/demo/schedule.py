@@ -13,8 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gpumap.lab.demo.names import Pids, derived_uuid, digest, number, static_uid
-from gpumap.lab.demo.scenario_file import Xid
-from gpumap.lab.demo.scenario_model import ContainerSpec, GpuSpec, HostProcess, PodSpec, ProcessSpec, Scenario
+from gpumap.lab.demo.scenario_model import Container, Gpu, HostProcess, Pod, Process, Scenario, Xid
 from gpumap.model.observations import PodUid
 
 BOOT_TICKS = 3 * 8_640_000
@@ -42,12 +41,12 @@ class Window:
 class PodLife:
     """A pod in one play, or over all of them where it is always there (`play` 0)."""
 
-    spec: PodSpec
+    spec: Pod
     play: int
     uid: PodUid
     window: Window
 
-    def container_id(self, container: ContainerSpec) -> str:
+    def container_id(self, container: Container) -> str:
         return digest(self.uid, self.play, container.name)
 
 
@@ -55,24 +54,24 @@ class PodLife:
 class ProcessLife:
     """A process: of a container (`spec` is `None`: its main process, which uses no GPU), or of the host."""
 
-    spec: ProcessSpec | None
+    spec: Process | None
     comm: str
     pid: int
     window: Window
     start_ticks: int
     pod: PodLife | None
-    container: ContainerSpec | None
+    container: Container | None
     host: HostProcess | None
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledPod:
-    """A place in the cast; its number gives it its PIDs."""
+class ScheduledProcess:
+    """A process of the scenario; its number gives it its PIDs. `pod` is the number of its pod."""
 
     number: int
-    spec: ProcessSpec | None
-    pod: PodSpec | None = None
-    container: ContainerSpec | None = None
+    spec: Process | None
+    pod: int | None = None
+    container: Container | None = None
     host: HostProcess | None = None
 
 
@@ -88,8 +87,8 @@ def pod_lives(scenario: Scenario, seconds: float) -> tuple[PodLife, ...]:
     plays = (play - 1, play) if play else (play,)
     return tuple(
         _pod_life(scenario, pod, number)
-        for pod in scenario.pods
-        for number in (plays if pod.start is not None else (0,))
+        for pod in range(len(scenario.pods))
+        for number in (plays if scenario.pods[pod].start is not None else (0,))
     )
 
 
@@ -100,13 +99,14 @@ def process_lives(scenario: Scenario, seconds: float) -> Iterator[ProcessLife]:
     actors = _actors(scenario)
     pids = Pids(scenario.node, len(actors))
     for actor in actors:
-        for number_of_play in plays if _comes_and_goes(actor) else (0,):
+        for number_of_play in plays if _comes_and_goes(scenario, actor) else (0,):
             yield _process_life(scenario, actor, number_of_play, pids)
 
 
-def _pod_life(scenario: Scenario, pod: PodSpec, play: int) -> PodLife:
-    names = (scenario.node, pod.namespace, pod.name)
-    derived = static_uid(*names, pod.place) if pod.static else derived_uuid(*names, pod.place, play)
+def _pod_life(scenario: Scenario, number: int, play: int) -> PodLife:
+    pod = scenario.pods[number]
+    names = (scenario.node, pod.namespace, pod.name, f"pods[{number}]")
+    derived = static_uid(*names) if pod.static else derived_uuid(*names, play)
     begin = play * scenario.repeat_seconds
     always = pod.start is None or pod.end is None
     window = Window() if always else Window(begin + (pod.start or 0.0), begin + (pod.end or 0.0))
@@ -114,26 +114,27 @@ def _pod_life(scenario: Scenario, pod: PodSpec, play: int) -> PodLife:
 
 
 @lru_cache(maxsize=4)
-def _actors(scenario: Scenario) -> tuple[ScheduledPod, ...]:
-    cast: list[tuple[ProcessSpec | None, PodSpec | None, ContainerSpec | None, HostProcess | None]] = []
-    for pod in scenario.pods:
-        for container in pod.containers:
+def _actors(scenario: Scenario) -> tuple[ScheduledProcess, ...]:
+    cast: list[tuple[Process | None, int | None, Container | None, HostProcess | None]] = []
+    for pod, spec in enumerate(scenario.pods):
+        for container in spec.containers:
             cast += [(process, pod, container, None) for process in container.processes]
             if not container.init:
                 cast.append((None, pod, container, None))
-    cast += [(host.process, None, None, host) for host in scenario.host_processes]
-    return tuple(ScheduledPod(number, *roles) for number, roles in enumerate(cast))
+    cast += [(host, None, None, host) for host in scenario.host_processes]
+    return tuple(ScheduledProcess(number, *roles) for number, roles in enumerate(cast))
 
 
-def _comes_and_goes(actor: ScheduledPod) -> bool:
+def _comes_and_goes(scenario: Scenario, actor: ScheduledProcess) -> bool:
     if actor.spec is not None:
         return actor.spec.start is not None
-    return actor.pod is not None and actor.pod.start is not None
+    return actor.pod is not None and scenario.pods[actor.pod].start is not None
 
 
-def _process_life(scenario: Scenario, actor: ScheduledPod, play: int, pids: Pids) -> ProcessLife:
-    pod_play = play if actor.pod is not None and actor.pod.start is not None else 0
-    pod = None if actor.pod is None else _pod_life(scenario, actor.pod, pod_play)
+def _process_life(scenario: Scenario, actor: ScheduledProcess, play: int, pids: Pids) -> ProcessLife:
+    pod = None
+    if actor.pod is not None:
+        pod = _pod_life(scenario, actor.pod, 0 if scenario.pods[actor.pod].start is None else play)
     begin = play * scenario.repeat_seconds
     if actor.spec is None:
         window = Window() if pod is None else pod.window.shifted(1.0, -0.5)
@@ -160,7 +161,7 @@ def _process_life(scenario: Scenario, actor: ScheduledPod, play: int, pids: Pids
 
 class XidCue(NamedTuple):
     seconds: float
-    gpu: GpuSpec
+    gpu: Gpu
     xid: Xid
 
     @property
@@ -168,7 +169,7 @@ class XidCue(NamedTuple):
         """Of the GPU instance and of the compute instance, where it is a MIG device's."""
         if self.xid.instance is None:
             return None, None
-        device = self.gpu.mig[self.xid.instance]
+        device = self.gpu.devices[self.xid.instance]
         return device.gpu_instance_id, device.compute_instance_id
 
 
@@ -179,15 +180,6 @@ def cues(scenario: Scenario, after: float, until: float) -> list[XidCue]:
         (cue for number in (play - 1, play) for cue in _cues_of_play(scenario, number) if after < cue.seconds <= until),
         key=lambda cue: (cue.seconds, cue.gpu.index),
     )
-
-
-def next_cue(scenario: Scenario, after: float) -> float | None:
-    """When the next one comes, if ever."""
-    play, _ = play_of(scenario, after)
-    coming = (
-        cue.seconds for number in (play, play + 1) for cue in _cues_of_play(scenario, number) if cue.seconds > after
-    )
-    return min(coming, default=None)
 
 
 def _cues_of_play(scenario: Scenario, play: int) -> Iterator[XidCue]:

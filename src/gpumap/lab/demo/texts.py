@@ -9,7 +9,6 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from gpumap.lab.demo.names import derived_uuid
@@ -25,14 +24,6 @@ from gpumap.model.observations import (
 from gpumap.model.plugins import DRA_DRIVER
 
 V1_CONTROLLERS = ("name=systemd", "pids", "blkio", "freezer", "devices", "memory", "cpuset", "cpuacct", "cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatedEntry:
-    """A row of the checkpoint. The plugin's answer has `env`, and what is in `entry.answer`."""
-
-    entry: CheckpointEntry
-    env: tuple[tuple[str, str], ...] = ()
 
 
 def pod_cgroup(style: str, qos: str, uid: str, container_id: str) -> str:
@@ -79,7 +70,7 @@ def link_target(link: ContainerLink) -> str:
 
 
 def checkpoint_text(
-    rows: Sequence[AllocatedEntry], registered: Sequence[ResourceDevices], numa: Mapping[DeviceId, tuple[int, ...]]
+    rows: Sequence[CheckpointEntry], registered: Sequence[ResourceDevices], numa: Mapping[DeviceId, tuple[int, ...]]
 ) -> str:
     """kubelet_internal_checkpoint, version 2. The checksum is not the kubelet's, which only Go can compute."""
     data = {
@@ -90,23 +81,18 @@ def checkpoint_text(
     return json.dumps({"Data": data, "Checksum": checksum}, separators=(",", ":"))
 
 
-def _entry_object(row: AllocatedEntry, numa: Mapping[DeviceId, tuple[int, ...]]) -> dict[str, object]:
+def _entry_object(row: CheckpointEntry, numa: Mapping[DeviceId, tuple[int, ...]]) -> dict[str, object]:
     by_node: dict[str, list[str]] = {}
-    for id_ in sorted(row.entry.ids):
+    for id_ in sorted(row.ids):
         for node in numa.get(id_) or (-1,):
             by_node.setdefault(str(node), []).append(id_)
     return {
-        "PodUID": row.entry.pod_uid,
-        "ContainerName": row.entry.container,
-        "ResourceName": row.entry.resource,
+        "PodUID": row.pod_uid,
+        "ContainerName": row.container,
+        "ResourceName": row.resource,
         "DeviceIDs": by_node,
-        "AllocResp": base64.b64encode(_alloc_response(_answer(row))).decode(),
+        "AllocResp": base64.b64encode(_alloc_response(row.answer or PluginAnswer())).decode(),
     }
-
-
-def _answer(row: AllocatedEntry) -> PluginAnswer:
-    answer = row.entry.answer or PluginAnswer()
-    return replace(answer, envs=(*row.env, *answer.envs))
 
 
 def _alloc_response(answer: PluginAnswer) -> bytes:

@@ -12,7 +12,7 @@ from gpumap.lab.demo.allocation import SILENT_FAULTS, answer_to, numa_nodes, off
 from gpumap.lab.demo.readings import gpu_readings
 from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.lab.demo.schedule import PROC_LEAD, PodLife, ProcessLife, play_of, pod_lives, process_lives
-from gpumap.lab.demo.texts import AllocatedEntry, cgroup_text, checkpoint_text, notes_text, pod_cgroup, stat_text
+from gpumap.lab.demo.texts import cgroup_text, checkpoint_text, notes_text, pod_cgroup, stat_text
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
@@ -39,7 +39,6 @@ class Proc:
     """The files of /proc/PID."""
 
     pid: int
-    comm: str
     stat: str
     cgroup: str
 
@@ -67,10 +66,12 @@ def world(scenario: Scenario, seconds: float) -> World:
     _, moment = play_of(scenario, seconds)
     pods = pod_lives(scenario, seconds)
     processes = tuple(process_lives(scenario, seconds))
-    complete = not any(away.end <= moment < away.complete for away in scenario.away)
+    complete = not any(away.end <= moment < away.complete for away in scenario.kubelet.away)
     return World(
-        kubelet_up=not any(away.start <= moment < away.end for away in scenario.away),
-        pods=tuple(sorted(_listed(pod) for pod in pods if seconds in pod.window and (complete or pod.spec.static))),
+        kubelet_up=not any(away.start <= moment < away.end for away in scenario.kubelet.away),
+        pods=tuple(
+            sorted(_listed(scenario, pod) for pod in pods if seconds in pod.window and (complete or pod.spec.static))
+        ),
         allocatable=offered(scenario, moment) if complete else (),
         numa=numa_nodes(scenario),
         checkpoint=_checkpoint(scenario, seconds),
@@ -81,24 +82,31 @@ def world(scenario: Scenario, seconds: float) -> World:
     )
 
 
-def _listed(pod: PodLife) -> ListedPod:
+def _listed(scenario: Scenario, pod: PodLife) -> ListedPod:
     """Plain init containers are never in a kubelet's List (kubernetes/kubernetes#126765)."""
-    containers = (ListedContainer(one.name, one.devices, one.dra) for one in pod.spec.containers if not one.init)
-    return ListedPod(pod.spec.namespace, pod.spec.name, tuple(sorted(containers)))
+    namespace = pod.spec.namespace
+    containers = (
+        ListedContainer(
+            container.name,
+            container.devices,
+            tuple(sorted({claim.listed(scenario.node, namespace) for claim in container.claims})),
+        )
+        for container in pod.spec.containers
+        if not container.init
+    )
+    return ListedPod(namespace, pod.spec.name, tuple(sorted(containers)))
 
 
 def _checkpoint(scenario: Scenario, seconds: float) -> str:
     """As of the kubelet's last write: rows of pods that ended since then still exist."""
     written = _last_write(scenario, seconds)
     rows = [
-        AllocatedEntry(
-            CheckpointEntry(
-                pod.uid,
-                container.name,
-                devices.resource,
-                frozenset(devices.ids),
-                answer_to(scenario, container, devices),
-            )
+        CheckpointEntry(
+            pod.uid,
+            container.name,
+            devices.resource,
+            frozenset(devices.ids),
+            answer_to(scenario, container, devices),
         )
         for pod in pod_lives(scenario, written)
         if written in pod.window
@@ -111,16 +119,22 @@ def _checkpoint(scenario: Scenario, seconds: float) -> str:
 
 def _notes(scenario: Scenario, pods: Iterable[PodLife], seconds: float) -> str:
     """Of the pods that exist: a driver unprepares what no pod has any more."""
-    if not any(container.notes for pod in scenario.pods for container in pod.containers):
+    if not any(claim.notes for pod in scenario.pods for container in pod.containers for claim in container.claims):
         return ""
-    there = (pod for pod in pods if seconds in pod.window)
-    return notes_text(notes for pod in there for container in pod.spec.containers for notes in container.notes)
+    return notes_text(
+        claim.prepared(pod.spec.namespace, claim.notes)
+        for pod in pods
+        if seconds in pod.window
+        for container in pod.spec.containers
+        for claim in container.claims
+        if claim.notes is not None
+    )
 
 
 def _last_write(scenario: Scenario, seconds: float) -> float:
     """Kubelets write when a pod is admitted, and when a plugin registers or reports a change of health."""
-    moments = [pod.start for pod in scenario.pods if pod.start is not None]
-    moments += [away.complete for away in scenario.away]
+    moments: list[float] = [pod.start for pod in scenario.pods if pod.start is not None]
+    moments += [away.complete for away in scenario.kubelet.away]
     for gpu in scenario.gpus:
         for fault in gpu.faults:
             moments += [] if fault.kind in SILENT_FAULTS else [fault.start, fault.end]
@@ -149,19 +163,18 @@ def _logs(pods: Iterable[PodLife], seconds: float) -> PodLogs:
 
 
 def _procs(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[Proc, ...]:
-    init = Proc(1, "systemd", stat_text(1, "systemd", 1), cgroup_text(scenario.cgroups, "/init.scope"))
+    init = Proc(1, stat_text(1, "systemd", 1), cgroup_text(scenario.cgroups, "/init.scope"))
     alive = (life for life in processes if seconds in life.window.shifted(-PROC_LEAD, PROC_LEAD))
     return (init, *sorted((_proc(scenario, life) for life in alive), key=lambda proc: proc.pid))
 
 
 def _proc(scenario: Scenario, life: ProcessLife) -> Proc:
-    path = life.host.cgroup if life.host else "/"
+    path = (life.host and life.host.cgroup) or "/"
     if life.pod is not None and life.container is not None:
         container_id = life.pod.container_id(life.container)
         path = pod_cgroup(scenario.cgroups, life.pod.spec.qos, life.pod.uid, container_id)
     return Proc(
         pid=life.pid,
-        comm=life.comm,
         stat=stat_text(life.pid, life.comm, life.start_ticks),
         cgroup=cgroup_text(scenario.cgroups, path),
     )

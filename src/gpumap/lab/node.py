@@ -1,31 +1,35 @@
-"""A captured node: its kubelet on a real socket, its files in real folders, and a driver in the place of the NVML
+"""A node that is played: its kubelet on a real socket, its files in real folders, and a driver in the place of the NVML
 worker.
 
-`show` sets it to one frame. `playing` shows all frames at their times, repeatedly. Everything is below one directory,
-and is removed at the end. `files_of` lists the files of a frame.
+`show` sets it to one frame of a capture. `playing` shows frames at their times: those of a capture, repeatedly, or
+those that the demo makes of a scenario. Everything is below one directory. `files_of` lists the files of a frame.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpumap.agent.nvml_worker import wire
 from gpumap.agent.settings import Settings
 from gpumap.lab.capture import answers, contents, sharing
 from gpumap.lab.capture.format import Capture, Frame
 from gpumap.lab.capture.sharing import FOLDER
 from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.demo.pods_api import FakePodsApi
+from gpumap.lab.driver import HANGS, XIDS
 from gpumap.lab.node_files import Content, NodeFiles, parents
 from gpumap.model.errors import FatalError
+from gpumap.model.observations import NvmlReading
 
 STILL_SECONDS = 5.0
 """How long a capture of one frame lasts until it begins again, without changes."""
@@ -38,35 +42,39 @@ DRA_CHECKPOINT = "kubelet/plugins/gpu.nvidia.com/checkpoint.json"
 LOGS = "var/log"
 PROC = "proc"
 OWN = "own"
-NVML = "nvml.json"
+
+Play = Iterator[tuple[float, Frame]]
+"""Frames with their times on the monotonic clock. A late frame is shown at once."""
 
 
-class CapturedNode:
-    """Plays `capture` below `directory` while it is entered."""
+class PlayedNode:
+    """Plays `capture` below `directory`. With `hangs` a hung GPU does not answer; else it answers that it hangs."""
 
-    def __init__(self, capture: Capture, directory: Path) -> None:
+    def __init__(self, capture: Capture, directory: Path, *, hangs: bool = False) -> None:
         self._capture = capture
         self._directory = directory
         self._files = NodeFiles(directory)
-        self._v1 = capture.about.podresources == "v1"
         socket = directory / "kubelet" / "kubelet.sock"
-        self._kubelet = fake.FakeKubelet(socket, ("v1", "v1alpha1") if self._v1 else ("v1alpha1",))
+        self._kubelet = fake.FakeKubelet(socket, {"v1alpha1", capture.about.podresources})
         self._pods = capture.frames[0].files.get(contents.PODS)
         self._pods_api = FakePodsApi(directory / "kubelet" / "pods.sock")
         self._agent = fake.FakeKubelet(directory / "agent" / "kubelet.sock", ("v1",))
         self._starts = 0
+        self._hangs = hangs
+        self._nvml = b""
+        self._events = itertools.count()
 
     @property
     def driver_command(self) -> list[str]:
         """Return the command to start in the place of the NVML worker."""
-        return [sys.executable, "-P", "-m", "gpumap.lab.capture.driver", str(self._directory / NVML)]
+        command = [sys.executable, "-P", "-m", "gpumap.lab.driver", str(self._directory)]
+        return [*command, HANGS] if self._hangs else command
 
     def settings(self, settings: Settings) -> Settings:
         """Point every source at this node."""
         return replace(
             settings,
             node_name=self._capture.about.node,
-            node_ip="",
             has_kubelet=self._capture.about.kubelet,
             kubelet_socket=self._kubelet.socket_path,
             checkpoint_candidates=(self._directory / CHECKPOINT,),
@@ -96,15 +104,17 @@ class CapturedNode:
             await self._pods_api.start()
         await self._show_agent(frame)
         await asyncio.to_thread(self._files.show, files_of(frame.files))
+        self._show_xids(frame)
 
     @contextlib.asynccontextmanager
-    async def playing(self) -> AsyncIterator[None]:
-        """Play the frames from the first, until the block ends."""
+    async def playing(self, play: Play | None = None) -> AsyncIterator[None]:
+        """Play frames until the block ends: those of the capture, or others after its first one."""
         over = asyncio.Event()
         task: asyncio.Task[None] | None = None
         try:
             await self._show_first()
-            task = asyncio.create_task(self._play(over), name="gpumap-capture")
+            play = repeated(self._capture.frames) if play is None else play
+            task = asyncio.create_task(self._play(play, over), name="gpumap-played-node")
             yield
         finally:
             over.set()
@@ -116,72 +126,80 @@ class CapturedNode:
         try:
             await self.show(self._capture.frames[0])
         except OSError as error:  # for example a full disk
-            raise FatalError(f"cannot play the capture: {error.filename}: {error.strerror}") from error
+            raise FatalError(f"cannot play the node: {error.filename}: {error.strerror}") from error
 
     async def stop(self) -> None:
         await self._kubelet.stop()
         await self._pods_api.stop()
         await self._agent.stop()
 
-    async def _play(self, over: asyncio.Event) -> None:
-        frames = self._capture.frames
-        last = frames[-1].offset_seconds
-        whole = last + (last / (len(frames) - 1) if last else STILL_SECONDS)
-        began = time.monotonic()
-        while True:
-            for frame in frames:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), max(began + frame.offset_seconds - time.monotonic(), 0.0))
-                if over.is_set():
-                    return
-                try:
-                    await self.show(frame)
-                except OSError as error:  # for example a full disk
-                    _log.warning("captured node is not up to date error=%s", error)
-            began += whole
+    async def _play(self, play: Play, over: asyncio.Event) -> None:
+        trouble = ""
+        for due, frame in play:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), max(due - time.monotonic(), 0.0))
+            if over.is_set():
+                return
+            try:
+                await self.show(frame)
+                trouble = ""
+            except OSError as error:  # for example a full disk; the next frame writes what is missing
+                if str(error) != trouble:
+                    _log.warning("played node is not up to date error=%s", error)
+                trouble = str(error)
+
+    def _show_xids(self, frame: Frame) -> None:
+        """Leave the events of a frame that is new for the driver."""
+        text = frame.files[contents.NVML]
+        reading = contents.reading(frame.files) if text != self._nvml else None
+        self._nvml = text
+        if isinstance(reading, NvmlReading) and reading.xids:
+            now = time.monotonic()
+            messages = (wire.XidMessage(*xid[:4], now - xid.age_seconds, xid.times) for xid in reading.xids)
+            self._files.add(f"{XIDS}/{next(self._events):06}", b"".join(map(wire.encode, messages)))
 
     async def _show_kubelet(self, frame: Frame) -> None:
         if not self._capture.about.kubelet:
             return
-        down = contents.down(frame.files).get("kubelet")
-        method = fake.LIST if self._v1 else fake.LIST_V1ALPHA1
-        if down and down.reason in ("socket_missing", "connection_refused"):
-            # A kubelet that ends does not remove its socket; the next one does.
-            await self._kubelet.stop(leave_socket=down.reason == "connection_refused")
-            if down.reason == "socket_missing":
-                self._kubelet.socket_path.unlink(missing_ok=True)
-            return
         allocatable = answers.answer(frame.files, contents.ALLOCATABLE)
         self._kubelet.misbehave(fake.NO_ALLOCATABLE if allocatable is None else fake.Raw(allocatable), fake.ALLOCATABLE)
-        if down and down.reason == "decode":
-            self._kubelet.misbehave(fake.Raw(b"\xff"), method)
-        elif down:
-            for one in (fake.LIST, fake.LIST_V1ALPHA1):
-                self._kubelet.misbehave(fake.refusal(down.reason), one)
-        else:
-            self._kubelet.behave(fake.LIST if not self._v1 else fake.LIST_V1ALPHA1)
-            self._kubelet.misbehave(fake.Raw(answers.answer(frame.files, contents.LIST) or b""), method)
-        if self._starts not in (0, contents.starts(frame.files)):
+        starts = contents.starts(frame.files)
+        if self._starts not in (0, starts):
             await self._kubelet.stop(leave_socket=True)
-        self._starts = contents.starts(frame.files)
-        if not self._kubelet.running:
-            await self._kubelet.start()
+        self._starts = starts
+        down = contents.down(frame.files).get("kubelet")
+        await _show_list(self._kubelet, down, None if down else answers.answer(frame.files, contents.LIST))
 
     async def _show_agent(self, frame: Frame) -> None:
         down = contents.down(frame.files).get("second_list")
         listed = answers.answer(frame.files, contents.SECOND_LIST)
-        if down and down.reason in ("socket_missing", "connection_refused"):
-            await self._agent.stop(leave_socket=down.reason == "connection_refused")
-            if down.reason == "socket_missing":
-                self._agent.socket_path.unlink(missing_ok=True)
-        elif down or listed is not None:
-            refused = (
-                fake.Raw(b"\xff") if down and down.reason == "decode" else fake.refusal(down.reason if down else "")
-            )
-            for method in (fake.LIST, fake.LIST_V1ALPHA1):
-                self._agent.misbehave(refused if down else fake.Raw(listed or b""), method)
-            if not self._agent.running:
-                await self._agent.start()
+        if down or listed is not None:
+            await _show_list(self._agent, down, listed)
+
+
+async def _show_list(server: fake.FakeKubelet, down: contents.Down | None, listed: bytes | None) -> None:
+    """Answer with this List from now on, or not at all."""
+    if down and down.reason in ("socket_missing", "connection_refused"):
+        # A kubelet that ends does not remove its socket; the next one does.
+        await server.stop(leave_socket=down.reason == "connection_refused")
+        if down.reason == "socket_missing":
+            server.socket_path.unlink(missing_ok=True)
+        return
+    answer: fake.Behaviour = fake.Raw(listed or b"")
+    if down:
+        answer = fake.Raw(b"\xff") if down.reason == "decode" else fake.refusal(down.reason)
+    for method in (fake.LIST, fake.LIST_V1ALPHA1) if "v1" in server.versions else (fake.LIST_V1ALPHA1,):
+        server.misbehave(answer, method)
+    if not server.running:
+        await server.start()
+
+
+def repeated(frames: Sequence[Frame]) -> Play:
+    """The frames at their times, again and again."""
+    last = frames[-1].offset_seconds
+    whole = last + (last / (len(frames) - 1) if last else STILL_SECONDS)
+    began = time.monotonic()
+    return ((began + number * whole + frame.offset_seconds, frame) for number in itertools.count() for frame in frames)
 
 
 def files_of(frame: Mapping[str, bytes]) -> dict[str, Content]:
@@ -212,7 +230,7 @@ def files_of(frame: Mapping[str, bytes]) -> dict[str, Content]:
             if path.startswith("proc/"):
                 found.setdefault(path.rpartition("/")[0], None)
                 found[path] = frame[path]
-    return found | {NVML: frame[contents.NVML]}
+    return found | {contents.NVML: frame[contents.NVML]}
 
 
 def _sharing_files(frame: Mapping[str, bytes], down: Mapping[str, contents.Down]) -> dict[str, Content]:

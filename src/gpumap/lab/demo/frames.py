@@ -1,0 +1,83 @@
+"""The frames of a scenario: its world at a moment, in the form of a capture.
+
+An XID event is in the first frame after its time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from gpumap.lab.capture import contents
+from gpumap.lab.capture.format import Frame
+from gpumap.lab.demo.kubelet import allocatable_answer, list_answer
+from gpumap.lab.demo.readings import CUDA_VERSION, DRIVER_VERSION, NVML_VERSION
+from gpumap.lab.demo.scenario_model import Scenario
+from gpumap.lab.demo.schedule import cues
+from gpumap.lab.demo.texts import cgroup_text, link_name, link_target, tree_name
+from gpumap.lab.demo.world import World, world
+from gpumap.model.observations import Listening, NvmlReading, PodLogs, XidError
+
+TICK_SECONDS = 0.25
+OWN_CGROUP = "/system.slice/gpumap.service"
+
+
+def play(
+    scenario: Scenario, clock: Callable[[], float] = time.time, epoch: float | None = None
+) -> Iterator[tuple[float, Frame]]:
+    """A frame for each tick, with its time on the monotonic clock. A tick that is late is left out.
+
+    `clock` gives Unix seconds. `epoch` is when the play began, by default now.
+    """
+    epoch = clock() if epoch is None else epoch
+    due, before = time.monotonic(), clock() - epoch
+    while True:
+        seconds = clock() - epoch + max(due - time.monotonic(), 0.0)
+        yield due, frame(scenario, before, seconds)
+        before = seconds
+        due = max(due + TICK_SECONDS, time.monotonic())
+
+
+def frame(scenario: Scenario, before: float, seconds: float) -> Frame:
+    """The node `seconds` after the epoch, with the XID events since the frame `before`."""
+    now = world(scenario, seconds)
+    xids = (
+        XidError(cue.gpu.uuid, cue.xid.code, *cue.instance_ids, seconds - cue.seconds)
+        for cue in cues(scenario, before, seconds)
+    )
+    listening = (Listening(gpu.uuid, max(seconds, 0.0), 0.0) for gpu in scenario.gpus)
+    versions = DRIVER_VERSION, CUDA_VERSION, NVML_VERSION
+    reading = NvmlReading(*versions, now.gpus, tuple(xids), tuple(listening))
+    files = {
+        contents.CHECKPOINT: now.checkpoint.encode(),
+        contents.LOG_TREE: contents.log_text(_log_entries(now.logs)),
+        contents.OWN_CGROUP: cgroup_text(scenario.cgroups, OWN_CGROUP).encode(),
+        contents.NVML: contents.reading_text(reading),
+    }
+    if now.notes:
+        files[contents.DRA_CHECKPOINT] = now.notes.encode()
+    for proc in now.procs:
+        files |= {f"proc/{proc.pid}/stat": proc.stat.encode(), f"proc/{proc.pid}/cgroup": proc.cgroup.encode()}
+    return Frame(seconds, files | _kubelet(now))
+
+
+def _kubelet(now: World) -> dict[str, bytes]:
+    if not now.kubelet_up:
+        return {contents.DOWN: contents.down_text({"kubelet": contents.Down("connection_refused")})}
+    return {
+        f"{contents.LIST}.pb": list_answer(now.pods, now.numa),
+        f"{contents.ALLOCATABLE}.pb": allocatable_answer(now.allocatable, now.numa),
+    }
+
+
+def _log_entries(logs: PodLogs) -> Iterator[contents.LogEntry]:
+    for folder in ("pods", "containers"):
+        yield contents.LogEntry("d", "755", f"var/log/{folder}")
+    for tree in logs.trees:
+        folder = f"var/log/pods/{tree_name(tree)}"
+        yield contents.LogEntry("d", "755", folder)
+        for container in tree.containers:
+            yield contents.LogEntry("d", "755", f"{folder}/{container}")
+            yield contents.LogEntry("f", "644", f"{folder}/{container}/0.log")
+    for link in logs.links:
+        yield contents.LogEntry("l", "777", f"var/log/containers/{link_name(link)}", link_target(link))
