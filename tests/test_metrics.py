@@ -319,18 +319,21 @@ def test_a_device_that_only_the_kubelet_names_has_its_allocation() -> None:
     assert names(snapshot) == {"gpumap_device_holders", "gpumap_device_slots_allocatable"}
 
 
-def test_a_whole_gpus_memory_is_told_once() -> None:
-    """gpumap_gpu_memory_* stands for partitioned GPUs only; a whole one's memory is its leaf's."""
+def test_each_gpu_has_its_memory() -> None:
+    """Partitioned or not. A GPU without partitions has the memory of its leaf."""
     snapshot = busy_node(gpus=4)
-    partitioned = [one.uuid for one in snapshot.gpus if one.partitioned]
+    assert {one.partitioned for one in snapshot.gpus} == {True, False}
     for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):
-        family = next(one for one in GROUPS["device"] if one.name == name)
-        assert [series.labels[0] for series in family.read(snapshot)] == partitioned
+        of_gpus = sample(name, snapshot)
+        assert {uuid for (uuid,) in of_gpus} == {one.uuid for one in snapshot.gpus if one.fault is None}
+        of_leaves = sample(name.replace("_gpu_", "_device_"), snapshot)
+        assert all(of_leaves[one.uuid,] == of_gpus[one.uuid,] for one in snapshot.gpus if (one.uuid,) in of_leaves)
 
 
-def test_a_partitioned_gpu_without_a_known_memory_has_none() -> None:
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_a_gpu_without_a_known_memory_has_none(partitioned: bool) -> None:
     """The page does not break if the driver reports no memory."""
-    card = gpu(0, partitioned=True)
+    card = gpu(0, partitioned=partitioned)
     assert card.reading is not None
     unknown = replace(card, reading=structs.replace(card.reading, memory=None))
     for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):

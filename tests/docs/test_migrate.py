@@ -117,7 +117,7 @@ def test_quotients_of_used_by_granted_are_tested() -> None:
 
 HOLDERS = {
     "which": ("README.md", "index) ("),
-    "memory": ("nvidia_gpu_exporter.md", "gpumap_gpu_memory_used_bytes"),
+    "memory": ("nvidia_gpu_exporter.md", "label_replace(gpumap_gpu_memory_used_bytes"),
 }
 
 

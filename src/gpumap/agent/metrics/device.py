@@ -44,10 +44,6 @@ def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float 
     return Family(name, "gauge", help, ("uuid",), read)
 
 
-def _partitioned_memory(value: Callable[[DeviceMemory], float]) -> Callable[[GpuReading], float | None]:
-    return lambda reading: value(reading.memory) if reading.partitioned and reading.memory else None
-
-
 def _text(value: object) -> str:
     return "" if value is None else str(value)
 
@@ -167,13 +163,14 @@ DEVICE = (
     ),
     measured(
         "gpumap_gpu_memory_total_bytes",
-        "Total memory of a partitioned GPU, over all its MIG devices.",
-        _partitioned_memory(lambda memory: memory.total_bytes),
+        "Total memory of the GPU, over all its MIG devices.",
+        lambda reading: reading.memory.total_bytes if reading.memory else None,
     ),
     measured(
         "gpumap_gpu_memory_used_bytes",
-        "Used memory of a partitioned GPU, over all its MIG devices.",
-        _partitioned_memory(lambda memory: memory.used_bytes),
+        "Used memory of the GPU, over all its MIG devices. Excludes memory reserved by the driver, if the driver "
+        "reports it.",
+        lambda reading: reading.memory.used_bytes if reading.memory else None,
     ),
     measured_by(
         "sensor",

@@ -185,14 +185,15 @@ def _gpus(devices: Iterable[DeviceEntry], facts: TargetFacts, cluster: Cluster) 
     for device in devices:
         if device.gpu_uuid is not None and device.index is not None:
             devices_of_gpu.setdefault(device.gpu_uuid, []).append(device)
-    for gpu in facts.deviceless:
-        if gpu.gpu_uuid and _number(cluster.infos[gpu.gpu_uuid].index) is not None:
-            devices_of_gpu.setdefault(gpu.gpu_uuid, [])
+    deviceless = {gpu.gpu_uuid for gpu in facts.deviceless if gpu.gpu_uuid}
+    for uuid in deviceless:
+        if _number(cluster.infos[uuid].index) is not None:
+            devices_of_gpu.setdefault(uuid, [])
     for uuid, of_gpu in devices_of_gpu.items():
-        yield _gpu(uuid, of_gpu, cluster)
+        yield _gpu(uuid, of_gpu, uuid in deviceless, cluster)
 
 
-def _gpu(uuid: str, devices: list[DeviceEntry], cluster: Cluster) -> GpuEntry:
+def _gpu(uuid: str, devices: list[DeviceEntry], is_deviceless: bool, cluster: Cluster) -> GpuEntry:
     """Return a GPU. Its other measurements are in series that are not asked for."""
     info = cluster.infos[devices[0].uuid if devices else uuid]
     index, fault = int(info.index), cluster.faults.get(uuid)
@@ -204,7 +205,7 @@ def _gpu(uuid: str, devices: list[DeviceEntry], cluster: Cluster) -> GpuEntry:
         minor=_number(info.minor),
         pci_bus_id=info.pci_bus_id,
         model=info.model,
-        partitioned=total is not None or not devices or any(device.uuid != uuid for device in devices),
+        partitioned=is_deviceless or any(device.uuid != uuid for device in devices),
         up=fault is None,
         fault=fault,
         remedy=remedies.of_fault(fault, index),
