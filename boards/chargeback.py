@@ -19,7 +19,7 @@ def counted(name: str) -> str:
 
 
 HELD = counted(HELD_COUNTER)
-COMPUTED = counted("gpumap_container_sm_seconds_total")
+COMPUTED = q.computed("increase", PODS, "$__range")
 MEMORY = counted("gpumap_container_gpu_memory_byte_seconds_total")
 ENERGY = counted("gpumap_container_energy_joules_total")
 UNCHARGED = q.increase("gpumap_gpu_energy_unattributed_joules_total", q.BY_GPU, q.NODE)

@@ -54,6 +54,20 @@ def increase(name: str, by: str, where: str) -> str:
     return f"max by ({by}) (increase({series(name, where)}[$__range]))"
 
 
+def sm_counters(where: str) -> tuple[str, str]:
+    """The counters of SM time, and those of SM activity on MIG devices, which have no SM time."""
+    on_mig = f'{where}, uuid=~"MIG-.+"'
+    return (
+        series("gpumap_container_sm_seconds_total", where),
+        series("gpumap_container_sm_activity_seconds_total", on_mig),
+    )
+
+
+def computed(function: str, where: str, window: str) -> str:
+    """`function` of these counters, once for each holder."""
+    return f"max by ({BY_HOLDER}) ({' or '.join(f'{function}({one}[{window}])' for one in sm_counters(where))})"
+
+
 def happened(name: str, by: str, where: str) -> str:
     """How often it happened in the time range, in whole numbers, of what gpumap counts: a series begins at its birth.
 

@@ -81,6 +81,7 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
     "accounting": {
         "gpumap_container_allocated_gpu_seconds_total": ("counter", CONTAINER),
         "gpumap_container_sm_seconds_total": ("counter", CONTAINER),
+        "gpumap_container_sm_activity_seconds_total": ("counter", CONTAINER),
         "gpumap_container_gpu_memory_byte_seconds_total": ("counter", CONTAINER),
         "gpumap_container_energy_joules_total": ("counter", CONTAINER),
         "gpumap_gpu_energy_unattributed_joules_total": ("counter", "gpu_uuid"),

@@ -126,6 +126,7 @@ def _account(account: ContainerAccount) -> entries.AccountEntry:
         uuid=account.uuid,
         allocated_gpu_seconds=account.allocated_gpu_seconds,
         sm_seconds=account.sm_seconds,
+        sm_activity_seconds=account.sm_activity_seconds,
         memory_byte_seconds=account.memory_byte_seconds,
         energy_joules=account.energy_joules,
     )

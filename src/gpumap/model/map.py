@@ -487,6 +487,8 @@ class AccountEntry(ContainerEntry, frozen=True, kw_only=True):
     """Time held, multiplied by the share of a GPU."""
     sm_seconds: Seconds | None
     """Time in which its kernels kept the SMs busy."""
+    sm_activity_seconds: Seconds | None
+    """Its SM activity, multiplied by the device's share of the GPU and by the time."""
     memory_byte_seconds: Share | None
     """Used memory, multiplied by the time."""
     energy_joules: Share | None

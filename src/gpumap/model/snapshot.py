@@ -157,6 +157,7 @@ class ContainerAccount(Struct, frozen=True):
     sm_seconds: float | None
     memory_byte_seconds: float | None
     energy_joules: float | None
+    sm_activity_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
