@@ -239,7 +239,7 @@ def process(pid: int, pod: str | None, uuid: str) -> Process:
 
 
 def account(of: ContainerOnDevice) -> ContainerAccount:
-    return ContainerAccount(*of.name, of.uuid, 3600.5, 900.25, 3.5e13, 250_000.75)
+    return ContainerAccount(*of.name, of.uuid, 3600.5, 900.25, 3.5e13, 250_000.75, 300.5)
 
 
 def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:

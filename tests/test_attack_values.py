@@ -122,7 +122,7 @@ def test_a_busy_gpu_that_lists_nothing_is_no_idle_one() -> None:
 async def test_a_busy_gpu_without_samples_is_no_idle_one(sweep: Sweep) -> None:
     """ "Not found" is how an idle GPU answers for samples; this one says that it is busy 60 % of the time."""
     await refused(sweep, "nvmlDeviceGetProcessUtilization", Code.NOT_FOUND)
-    assert rows(sweep.last, "gpumap_gpu_utilization_ratio", uuid=HOPPER) == [0.6]
+    assert rows(sweep.last, "gpumap_gpu_utilization_ratio", gpu_uuid=HOPPER) == [0.6]
     assert rows(sweep.last, "gpumap_container_sm_utilization_ratio", pod="hopper") != [0.0]
 
 
@@ -154,7 +154,7 @@ async def test_time_in_which_mig_devices_are_not_told_is_charged_or_a_gap(sweep:
 
     def seconds() -> float:
         charged = rows(sweep.last, "gpumap_container_allocated_gpu_seconds_total", uuid=SLICES[0])
-        return 7 * sum(charged) + sum(rows(sweep.last, "gpumap_accounting_gap_seconds_total", uuid=PARTED))
+        return 7 * sum(charged) + sum(rows(sweep.last, "gpumap_accounting_gap_seconds_total", gpu_uuid=PARTED))
 
     before = seconds()
     await refused(sweep, "nvmlDeviceGetMaxMigDeviceCount", Code.UNKNOWN, "2", collections=10)
@@ -303,7 +303,7 @@ async def test_a_reason_that_the_gpu_may_not_know_is_not_0(sweep: Sweep) -> None
         gpu.clock_events_supported = 1
     await sweep.source.close()
     await refused(sweep, "nvmlDeviceGetSupportedClocksEventReasons", Code.UNKNOWN)
-    assert rows(sweep.last, "gpumap_gpu_clock_event", reason="hw_thermal_slowdown", uuid=SHARED) == []
+    assert rows(sweep.last, "gpumap_gpu_clock_event", reason="hw_thermal_slowdown", gpu_uuid=SHARED) == []
 
 
 # --- idleness ---------------------------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
         f"gpumap_container_allocated_gpus{own}": [1] * steady,
         f"gpumap_allocation_info{own}": [1] * steady,
         f"gpumap_container_gpu_processes{own}": [1] * steady,
-        f'gpumap_accounting_gap_seconds_total{{{target},uuid="GPU-1"}}': [0] * steady,
+        f'gpumap_accounting_gap_seconds_total{{{target},gpu_uuid="GPU-1"}}': [0] * steady,
     }
     test = {
         "interval": "15s",

@@ -642,7 +642,7 @@ async def test_doctor_of_an_agent_whose_gpu_hangs(node: Node) -> None:
         await agent.later(1)
         node.driver.delay["*", 1] = float("inf")
         node.tell_driver()
-        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == 0, "the hang is not told")
+        await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(1)) == 0, "the hang is not told")
 
         async def ask() -> subprocess.CompletedProcess[str]:
             return await run_command_in_loop("doctor", "--url", agent.url)

@@ -198,12 +198,12 @@ async def test_gpus_come_and_go_under_the_agent(node: Node) -> None:
         await agent.until(lambda page: page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB, "it is not measured")
         unbound = node.driver.gpus.pop(1)
         node.tell_driver()
-        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) is None, "it is still there")
+        page = await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) is None, "it is still there")
         assert measured(page, CARD) == set()
         assert page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB
         node.driver.gpus = [unbound, *node.driver.gpus]
         node.tell_driver()
-        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 1, "it is not back")
+        page = await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) == 1, "it is not back")
         assert page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB
 
 
@@ -234,8 +234,8 @@ async def test_the_driver_is_unloaded_and_loaded_under_the_agent(node: Node) -> 
         node.driver.gpus = [node.driver.gpus[2], Gpu(gpu_uuid(7)), node.driver.gpus[1]]
         node.tell_driver()
         page = await agent.until(stand, "they are not back")
-        assert page.value("gpumap_gpu_up", uuid=gpu_uuid(7)) == 1
-        assert page.value("gpumap_gpu_up", uuid=gpu_uuid(0)) is None
+        assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(7)) == 1
+        assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(0)) is None
         assert list(agent.children()) == worker
 
 
@@ -415,7 +415,7 @@ async def test_a_driver_that_never_answered_ends_no_service(node: Node, code: Co
 async def test_a_new_library_is_loaded_where_it_is_mounted(node: Node) -> None:
     """The worker's next process finds the new one in place of the old: nobody ends, and all is back."""
     async with serve(node) as agent:
-        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 1, "it does not answer")
+        await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) == 1, "it does not answer")
         (before,) = agent.children()
         node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
         node.driver.init_code = Code.LIB_RM_VERSION_MISMATCH
@@ -426,6 +426,6 @@ async def test_a_new_library_is_loaded_where_it_is_mounted(node: Node) -> None:
         )
         node.driver.fail, node.driver.init_code, node.driver.version = {}, 0, "560.28.03"
         node.tell_driver()
-        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 1, "it is not back")
+        page = await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) == 1, "it is not back")
         assert page.by("gpumap_driver_info", "driver_version") == {"560.28.03": 1}
         assert list(agent.children()) != [before]

@@ -70,7 +70,7 @@ class Scraper:
 
     def sum(self, name: str, uuid: Uuid, *, now: bool = False) -> Decimal:
         found = self.now if now else self.total
-        own = (value for (other, labels), value in found.items() if other == name and ("uuid", uuid) in labels)
+        own = (value for (other, labels), value in found.items() if other == name and uuid in dict(labels).values())
         return sum(own, Decimal(0))
 
 
@@ -227,7 +227,7 @@ def check_time(
     held = {(row.name, row.uuid): row.allocated_gpus for row in before.containers} if before else {}
     for (name, labels), more in scraper.now.items():
         words = dict(labels)
-        uuid = Uuid(words["uuid"])
+        uuid = Uuid(words.get("uuid") or words["gpu_uuid"])
         gpu = gpu_of.get(uuid, uuid)
         if name in CHARGED and gpu not in charged:
             assert more == 0, "charged in a gap"

@@ -340,6 +340,6 @@ def test_questions() -> None:
         'max by (uuid, owner, instance) (gpumap_device_processes{owner="gone",cluster="a"}) != 0 '
         'or max by (uuid, owner, instance) (gpumap_device_processes{owner="unknown",cluster="a"})'
     )
-    assert question(queries.GPU_DOWN, selection) == 'max by (uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
+    assert question(queries.GPU_DOWN, selection) == 'max by (gpu_uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
     odd: list[Any] = [{"instance": 'a.b:1"|\\'}]
     assert list(matchers_of_targets(odd, ("instance",))) == ['instance=~"a\\\\.b:1\\"\\\\|\\\\\\\\"']

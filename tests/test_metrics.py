@@ -65,27 +65,28 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_device_memory_used_bytes": ("gauge", "uuid"),
         "gpumap_device_memory_reserved_bytes": ("gauge", "uuid"),
         "gpumap_device_memory_free_bytes": ("gauge", "uuid"),
-        "gpumap_gpu_up": ("gauge", "uuid"),
-        "gpumap_gpu_fault_info": ("gauge", "uuid reason"),
-        "gpumap_gpu_without_device_info": ("gauge", "uuid index minor pci_bus_id model reason"),
-        "gpumap_gpu_last_success_timestamp_seconds": ("gauge", "uuid"),
-        "gpumap_gpu_utilization_ratio": ("gauge", "uuid"),
-        "gpumap_gpu_memory_controller_busy_ratio": ("gauge", "uuid"),
-        "gpumap_gpu_memory_total_bytes": ("gauge", "uuid"),
-        "gpumap_gpu_memory_used_bytes": ("gauge", "uuid"),
-        "gpumap_gpu_temperature_celsius": ("gauge", "uuid sensor"),
-        "gpumap_gpu_power_watts": ("gauge", "uuid"),
-        "gpumap_gpu_power_limit_watts": ("gauge", "uuid"),
-        "gpumap_gpu_energy_joules_total": ("counter", "uuid"),
+        "gpumap_gpu_up": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_fault_info": ("gauge", "gpu_uuid reason"),
+        "gpumap_gpu_without_device_info": ("gauge", "gpu_uuid index minor pci_bus_id model reason"),
+        "gpumap_gpu_last_success_timestamp_seconds": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_utilization_ratio": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_memory_controller_busy_ratio": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_memory_total_bytes": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_memory_used_bytes": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_temperature_celsius": ("gauge", "gpu_uuid sensor"),
+        "gpumap_gpu_power_watts": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_power_limit_watts": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_energy_joules_total": ("counter", "gpu_uuid"),
         "gpumap_driver_info": ("gauge", "driver_version cuda_version nvml_version"),
     },
     "accounting": {
         "gpumap_container_allocated_gpu_seconds_total": ("counter", CONTAINER),
         "gpumap_container_sm_seconds_total": ("counter", CONTAINER),
+        "gpumap_container_sm_activity_seconds_total": ("counter", CONTAINER),
         "gpumap_container_gpu_memory_byte_seconds_total": ("counter", CONTAINER),
         "gpumap_container_energy_joules_total": ("counter", CONTAINER),
-        "gpumap_gpu_energy_unattributed_joules_total": ("counter", "uuid"),
-        "gpumap_accounting_gap_seconds_total": ("counter", "uuid"),
+        "gpumap_gpu_energy_unattributed_joules_total": ("counter", "gpu_uuid"),
+        "gpumap_accounting_gap_seconds_total": ("counter", "gpu_uuid"),
     },
     "gpm": {
         "gpumap_device_sm_activity_ratio": ("gauge", "uuid"),
@@ -99,33 +100,33 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_container_sm_activity_ratio": ("gauge", CONTAINER),
     },
     "health": {
-        "gpumap_gpu_clock_hertz": ("gauge", "uuid domain"),
-        "gpumap_gpu_clock_event": ("gauge", "uuid reason"),
-        "gpumap_gpu_clock_event_seconds_total": ("counter", "uuid reason"),
-        "gpumap_gpu_performance_state": ("gauge", "uuid"),
-        "gpumap_gpu_fan_speed_ratio": ("gauge", "uuid fan"),
-        "gpumap_gpu_ecc_errors_total": ("counter", "uuid type location"),
-        "gpumap_gpu_remapped_rows": ("gauge", "uuid type"),
-        "gpumap_gpu_row_remap_pending": ("gauge", "uuid"),
-        "gpumap_gpu_row_remap_failure": ("gauge", "uuid"),
-        "gpumap_gpu_retired_pages": ("gauge", "uuid type"),
-        "gpumap_gpu_recovery_action_info": ("gauge", "uuid action"),
-        "gpumap_gpu_xid_errors_total": ("counter", "uuid"),
-        "gpumap_gpu_xid_errors_by_code_total": ("counter", "uuid xid"),
+        "gpumap_gpu_clock_hertz": ("gauge", "gpu_uuid domain"),
+        "gpumap_gpu_clock_event": ("gauge", "gpu_uuid reason"),
+        "gpumap_gpu_clock_event_seconds_total": ("counter", "gpu_uuid reason"),
+        "gpumap_gpu_performance_state": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_fan_speed_ratio": ("gauge", "gpu_uuid fan"),
+        "gpumap_gpu_ecc_errors_total": ("counter", "gpu_uuid type location"),
+        "gpumap_gpu_remapped_rows": ("gauge", "gpu_uuid type"),
+        "gpumap_gpu_row_remap_pending": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_row_remap_failure": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_retired_pages": ("gauge", "gpu_uuid type"),
+        "gpumap_gpu_recovery_action_info": ("gauge", "gpu_uuid action"),
+        "gpumap_gpu_xid_errors_total": ("counter", "gpu_uuid"),
+        "gpumap_gpu_xid_errors_by_code_total": ("counter", "gpu_uuid xid"),
         "gpumap_container_xid_errors_total": ("counter", f"{CONTAINER} xid"),
-        "gpumap_xid_blind_seconds_total": ("counter", "uuid"),
+        "gpumap_xid_blind_seconds_total": ("counter", "gpu_uuid"),
     },
     "links": {
-        "gpumap_gpu_pcie_transmit_bytes_total": ("counter", "uuid"),
-        "gpumap_gpu_pcie_receive_bytes_total": ("counter", "uuid"),
-        "gpumap_gpu_nvlink_transmit_bytes_total": ("counter", "uuid"),
-        "gpumap_gpu_nvlink_receive_bytes_total": ("counter", "uuid"),
+        "gpumap_gpu_pcie_transmit_bytes_total": ("counter", "gpu_uuid"),
+        "gpumap_gpu_pcie_receive_bytes_total": ("counter", "gpu_uuid"),
+        "gpumap_gpu_nvlink_transmit_bytes_total": ("counter", "gpu_uuid"),
+        "gpumap_gpu_nvlink_receive_bytes_total": ("counter", "gpu_uuid"),
     },
     "codec": {
         "gpumap_container_encoder_utilization_ratio": ("gauge", CONTAINER),
         "gpumap_container_decoder_utilization_ratio": ("gauge", CONTAINER),
-        "gpumap_gpu_encoder_utilization_ratio": ("gauge", "uuid"),
-        "gpumap_gpu_decoder_utilization_ratio": ("gauge", "uuid"),
+        "gpumap_gpu_encoder_utilization_ratio": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_decoder_utilization_ratio": ("gauge", "gpu_uuid"),
     },
 }
 SELF = {
@@ -137,7 +138,7 @@ SELF = {
     "gpumap_snapshot_timestamp_seconds": ("gauge", ""),
     "gpumap_collections_total": ("counter", "trigger"),
     "gpumap_capability": ("gauge", "capability"),
-    "gpumap_nvml_stuck_seconds": ("gauge", "uuid"),
+    "gpumap_nvml_stuck_seconds": ("gauge", "gpu_uuid"),
 }
 PROCESS_METRICS = {"gpumap_process_gpu_memory_used_bytes": ("gauge", f"{CONTAINER} pid type")}
 OF_GPUS = ("gpumap_gpu_", "gpumap_nvml_", "gpumap_xid_", "gpumap_accounting_")
@@ -321,18 +322,21 @@ def test_a_device_that_only_the_kubelet_names_has_its_allocation() -> None:
     assert names(snapshot) == {"gpumap_device_holders", "gpumap_device_slots_allocatable"}
 
 
-def test_a_whole_gpus_memory_is_told_once() -> None:
-    """gpumap_gpu_memory_* stands for partitioned GPUs only; a whole one's memory is its leaf's."""
+def test_each_gpu_has_its_memory() -> None:
+    """Partitioned or not. A GPU without partitions has the memory of its leaf."""
     snapshot = busy_node(gpus=4)
-    partitioned = [one.uuid for one in snapshot.node.gpus if one.partitioned]
+    assert {one.partitioned for one in snapshot.node.gpus} == {True, False}
     for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):
-        family = next(one for one in GROUPS["device"] if one.name == name)
-        assert [series.labels[0] for series in family.read(snapshot)] == partitioned
+        of_gpus = sample(name, snapshot)
+        assert {uuid for (uuid,) in of_gpus} == {one.uuid for one in snapshot.node.gpus if one.fault is None}
+        of_leaves = sample(name.replace("_gpu_", "_device_"), snapshot)
+        assert all(of_leaves[one.uuid,] == of_gpus[one.uuid,] for one in snapshot.node.gpus if (one.uuid,) in of_leaves)
 
 
-def test_a_partitioned_gpu_without_a_known_memory_has_none() -> None:
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_a_gpu_without_a_known_memory_has_none(partitioned: bool) -> None:
     """The page does not break if the driver reports no memory."""
-    card = gpu(0, partitioned=True)
+    card = gpu(0, partitioned=partitioned)
     assert card.reading is not None
     unknown = structs.replace(card, reading=structs.replace(card.reading, memory=None))
     for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):

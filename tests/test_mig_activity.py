@@ -191,18 +191,18 @@ def test_a_mig_pod_of_unknown_activity_is_not_judged() -> None:
 # --- what is charged --------------------------------------------------------------------------------------------------
 
 
-def test_sm_seconds_of_a_mig_device_are_its_share_of_the_gpu() -> None:
-    """Half of three of seven slices for five seconds; and no energy, which is told of the whole GPU alone."""
+def test_the_activity_of_a_mig_device_counts_as_its_share_of_the_gpu() -> None:
+    """Half of three of seven slices for five seconds. It is no SM time, and no energy, which only GPUs report."""
     pod = mig_pod()
     node = mig_node(pod)
     node.processes = [Process(100, LEAF, pod)]
     node.collect()
-    assert charged(node.collect(), pod).sm_seconds == 0.0
+    assert charged(node.collect(), pod).sm_activity_seconds == 0.0
     snapshot = node.collect()
     account = charged(snapshot, pod)
-    assert account.sm_seconds == pytest.approx(5.0 * 0.5 * 3 / 7)
+    assert account.sm_activity_seconds == pytest.approx(5.0 * 0.5 * 3 / 7)
     assert account.allocated_gpu_seconds == pytest.approx(10.0 * 3 / 7)
-    assert account.energy_joules is None
+    assert (account.sm_seconds, account.energy_joules) == (None, None)
 
 
 def test_the_idle_are_charged_no_time_from_the_start() -> None:
@@ -211,7 +211,7 @@ def test_the_idle_are_charged_no_time_from_the_start() -> None:
     node = mig_node(pod, activity=0.0)
     for _ in range(3):
         snapshot = node.collect()
-    assert charged(snapshot, pod).sm_seconds == 0.0
+    assert charged(snapshot, pod).sm_activity_seconds == 0.0
 
 
 def test_where_several_hold_a_mig_device_no_time_is_charged() -> None:
@@ -223,7 +223,7 @@ def test_where_several_hold_a_mig_device_no_time_is_charged() -> None:
     for _ in range(3):
         snapshot = node.collect()
     assert (activity(snapshot, pod), activity(snapshot, other)) == (0.5, 0.0)
-    assert (charged(snapshot, pod).sm_seconds, charged(snapshot, other).sm_seconds) == (None, None)
+    assert (charged(snapshot, pod).sm_activity_seconds, charged(snapshot, other).sm_activity_seconds) == (None, None)
 
 
 def test_without_the_share_of_the_device_no_time_is_charged() -> None:
@@ -235,4 +235,4 @@ def test_without_the_share_of_the_device_no_time_is_charged() -> None:
     for _ in range(3):
         snapshot = node.collect()
     assert activity(snapshot, pod) == 0.5
-    assert charged(snapshot, pod).sm_seconds is None
+    assert charged(snapshot, pod).sm_activity_seconds is None

@@ -177,8 +177,8 @@ async def test_a_gpu_that_is_reset_for_its_partitions_costs_itself(node: MigNode
         node.driver.fail = {("*", 1): code}
         node.tell_driver()
         during = await agent.later()
-        assert during.value("gpumap_gpu_up", uuid=CARD) == 0
-        assert during.value("gpumap_gpu_up", uuid=OTHER) == 1
+        assert during.value("gpumap_gpu_up", gpu_uuid=CARD) == 0
+        assert during.value("gpumap_gpu_up", gpu_uuid=OTHER) == 1
         assert during.value("gpumap_device_memory_used_bytes", uuid=SMALL[0]) is None
         node.driver.fail = {}
         node.partition(1, [small(1)])

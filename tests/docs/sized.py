@@ -21,7 +21,6 @@ from tests.demo_process import demo, fetch
 from tests.prometheus import eventually
 
 CONTAINER = ("namespace", "pod", "container", "uuid")
-OF_GPUS = re.compile(r"gpumap_(gpu|nvml|xid|accounting)_")
 BY_CODE = re.compile(r"gpumap_container_xid_errors_total|gpumap_gpu_xid_errors_by_code_total")
 """Beyond every budget: as many as there are codes."""
 GPUS = 8
@@ -89,7 +88,7 @@ def bearer(name: str, labels: Mapping[str, str]) -> str:
         return "XID code"
     if labels.keys() >= set(CONTAINER):
         return "holding"
-    if OF_GPUS.match(name) and "uuid" in labels:
+    if "gpu_uuid" in labels and "uuid" not in labels:
         return "GPU"
     if "uuid" in labels:
         return "device"
@@ -114,7 +113,7 @@ def bearers(page: str) -> Counter[str]:
             found[kind].add(tuple(of[label] for label in CONTAINER))
             found["pod"].add((of["namespace"], of["pod"]))
         elif kind in ("GPU", "device"):
-            found[kind].add(of["uuid"])
+            found[kind].add(of["gpu_uuid" if kind == "GPU" else "uuid"])
         elif name == "gpumap_unmatched_slots":
             found[kind].add(tuple(sorted(of.items())))
         elif kind == "pod":

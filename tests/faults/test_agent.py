@@ -71,7 +71,7 @@ async def flap(site: Site, times: int) -> None:
         site.node.tell_driver()
         up = float(code is None)
         await site.agent.until(
-            lambda page, up=up: page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == up,  # type: ignore[misc]
+            lambda page, up=up: page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(1)) == up,  # type: ignore[misc]
             "it does not collect",
         )
 

@@ -396,6 +396,8 @@ class ContainerAccount(OfContainer, frozen=True):
     """Used memory, multiplied by the time."""
     energy_joules: Share | None
     """Estimated part of the GPU's energy."""
+    sm_activity_seconds: Seconds | None = None
+    """Its SM activity, multiplied by the device's share of the GPU and by the time."""
 
 
 class ContainerXids(OfContainer, frozen=True):

@@ -246,14 +246,15 @@ def _resources_of_all_others(
 
 def containers(
     joined: Joined,
-) -> tuple[tuple[ContainerOnDevice, ...], dict[Key, UseMemory], dict[Key, float]]:
+) -> tuple[tuple[ContainerOnDevice, ...], dict[Key, UseMemory], dict[Key, float], dict[Key, float]]:
     """Combine grants and uses to one row per (container, device).
 
-    Also returns the use of each container to remember, and its SM ratio for accounting: a share of the GPU's SMs, also
-    on a MIG device. It may exceed 1.
+    Also returns the use of each container to remember, and for accounting its SM ratio, which may exceed 1, and its SM
+    activity as a share of the GPU's SMs.
     """
     at = joined.observations.finished
     sm_ratios: dict[Key, float] = {}
+    sm_activities: dict[Key, float] = {}
     uses: dict[Key, tuple[Owner, Use]] = {}
     kept = {key: before for key, before in joined.memory.uses.items() if before.kept_until > at.monotonic}
     for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
@@ -262,11 +263,12 @@ def containers(
             key = name, leaf
             used, kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.stale_after_seconds)
             uses[key] = measured.owner, used
-            busy_ratio = measured.busy_ratio
-            # Where several containers hold a MIG device, its activity is often unknown. A counter would hide that.
-            is_own = not use.partitioned or not _is_shared(joined, leaf)
-            if busy_ratio is not None and known.share is not None and is_own:
-                sm_ratios[key] = busy_ratio * known.share
+            if measured.times.sm is not None:
+                sm_ratios[key] = measured.times.sm
+            activity = measured.sm_activity_ratio
+            # Where several containers hold a device, its activity is often unknown. A counter would hide that.
+            if activity is not None and known.share is not None and not _is_shared(joined, leaf):
+                sm_activities[key] = activity * known.share
     kept.update((key, unwatched(before, at)) for key, before in kept.items() if key not in uses)
     rows = []
     for key in sorted({**joined.allocation.grants, **uses}):  # both are nearly sorted
@@ -278,7 +280,7 @@ def containers(
         if held is not None:
             owner = Owner.ASSIGNED if held.slots else Owner.SCHEDULED
         rows.append(ContainerOnDevice(*name, uuid, owner, grant, used_now))
-    return tuple(rows), kept, sm_ratios
+    return tuple(rows), kept, sm_ratios, sm_activities
 
 
 def has_short_process(joined: Joined) -> bool:

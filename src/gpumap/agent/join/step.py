@@ -26,8 +26,10 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     """Reduce one collection."""
     pcie, observations = count_pcie(memory.pcie, observations)
     joined = join_sources(memory, observations, rules)
-    containers, uses, sm_ratios = describe.containers(joined)
-    measurements = Measurements(observations.nvml.at, joined.inventory, containers, sm_ratios, joined.listing.current)
+    containers, uses, sm_ratios, sm_activities = describe.containers(joined)
+    measurements = Measurements(
+        observations.nvml.at, joined.inventory, containers, sm_ratios, sm_activities, joined.listing.current
+    )
     xid_memory, xids, container_xids = count_xids(
         memory.xids,
         observations.nvml,

@@ -46,11 +46,6 @@ class Measured(Struct, frozen=True):
     sm_activity_ratio: float | None = None
     """Of a MIG device, which has no `times`."""
 
-    @property
-    def busy_ratio(self) -> float | None:
-        """Return its SM time, or its SM activity on a MIG device; `None` if unknown. SM time may exceed 1."""
-        return self.sm_activity_ratio if self.times.sm is None else self.times.sm
-
 
 class Times(NamedTuple):
     """Time on each engine as ratios of the interval, summed over processes: they may exceed 1. `None`: unknown."""

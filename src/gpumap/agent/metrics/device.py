@@ -19,7 +19,7 @@ def measured(name: str, help: str, value: Callable[[GpuReading], float | None], 
             if gpu.reading is not None and (found := value(gpu.reading)) is not None:
                 yield Series((gpu.uuid,), found)
 
-    return Family(name, kind, help, ("uuid",), read)
+    return Family(name, kind, help, ("gpu_uuid",), read)
 
 
 def measured_by(
@@ -33,7 +33,7 @@ def measured_by(
                 for word, value in values(gpu.reading).items():
                     yield Series((gpu.uuid, word), value)
 
-    return Family(name, kind, help, ("uuid", label), read)
+    return Family(name, kind, help, ("gpu_uuid", label), read)
 
 
 def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float | None]) -> Family:
@@ -43,10 +43,6 @@ def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float 
                 yield Series((leaf.uuid,), found)
 
     return Family(name, "gauge", help, ("uuid",), read)
-
-
-def _partitioned_memory(value: Callable[[DeviceMemory], float]) -> Callable[[GpuReading], float | None]:
-    return lambda reading: value(reading.memory) if reading.partitioned and reading.memory else None
 
 
 def _text(value: object) -> str:
@@ -136,28 +132,28 @@ DEVICE = (
         "gpumap_gpu_up",
         "gauge",
         "1 if the GPU answered in the last collection, else 0.",
-        ("uuid",),
+        ("gpu_uuid",),
         lambda snapshot: [Series((gpu.uuid,), int(gpu.fault is None)) for gpu in snapshot.node.gpus],
     ),
     Family(
         "gpumap_gpu_fault_info",
         "gauge",
         "Reason why the GPU did not answer in the last collection.",
-        ("uuid", "reason"),
+        ("gpu_uuid", "reason"),
         lambda snapshot: [Series((gpu.uuid, gpu.fault), 1) for gpu in snapshot.node.gpus if gpu.fault is not None],
     ),
     Family(
         "gpumap_gpu_without_device_info",
         "gauge",
         "A GPU without gpumap_device_info: it has no MIG devices, or has not reported its uuid. `reason` is its fault.",
-        ("uuid", "index", "minor", "pci_bus_id", "model", "reason"),
+        ("gpu_uuid", "index", "minor", "pci_bus_id", "model", "reason"),
         _without_device,
     ),
     Family(
         "gpumap_gpu_last_success_timestamp_seconds",
         "gauge",
         "Unix time of the GPU's last answer.",
-        ("uuid",),
+        ("gpu_uuid",),
         _last_success,
     ),
     measured(
@@ -172,13 +168,14 @@ DEVICE = (
     ),
     measured(
         "gpumap_gpu_memory_total_bytes",
-        "Total memory of a partitioned GPU, over all its MIG devices.",
-        _partitioned_memory(lambda memory: memory.total_bytes),
+        "Total memory of the GPU, over all its MIG devices.",
+        lambda reading: reading.memory.total_bytes if reading.memory else None,
     ),
     measured(
         "gpumap_gpu_memory_used_bytes",
-        "Used memory of a partitioned GPU, over all its MIG devices.",
-        _partitioned_memory(lambda memory: memory.used_bytes),
+        "Used memory of the GPU, over all its MIG devices. Excludes memory reserved by the driver, if the driver "
+        "reports it.",
+        lambda reading: reading.memory.used_bytes if reading.memory else None,
     ),
     measured_by(
         "sensor",

@@ -71,7 +71,7 @@ MEMORY_ERRORS = (
         "gpumap_gpu_ecc_errors_total",
         "counter",
         "ECC memory errors over the GPU's life, by type and location, as counted by the driver.",
-        ("uuid", "type", "location"),
+        ("gpu_uuid", "type", "location"),
         _ecc_errors,
     ),
     measured_by(
@@ -103,14 +103,14 @@ XIDS = (
         "gpumap_gpu_xid_errors_total",
         "counter",
         "XID errors of the GPU that gpumap received.",
-        ("uuid",),
+        ("gpu_uuid",),
         lambda snapshot: [Series((xids.uuid,), sum(xids.counts.values())) for xids in snapshot.node.xids],
     ),
     Family(
         "gpumap_gpu_xid_errors_by_code_total",
         "counter",
         "XID errors of the GPU that gpumap received, by code.",
-        ("uuid", "xid"),
+        ("gpu_uuid", "xid"),
         _xids_by_code,
     ),
     Family(
@@ -126,7 +126,7 @@ XIDS = (
         "gpumap_xid_blind_seconds_total",
         "counter",
         "Time without a registered XID event listener for the GPU.",
-        ("uuid",),
+        ("gpu_uuid",),
         lambda snapshot: [Series((xids.uuid,), xids.blind_seconds) for xids in snapshot.node.xids],
     ),
 )
@@ -138,7 +138,7 @@ HEALTH = (
         "gpumap_gpu_recovery_action_info",
         "gauge",
         "Recovery action that the driver requests for the GPU; none if the GPU is healthy.",
-        ("uuid", "action"),
+        ("gpu_uuid", "action"),
         lambda snapshot: [
             Series((gpu.uuid, gpu.recovery_action), 1) for gpu in snapshot.node.gpus if gpu.recovery_action is not None
         ],

@@ -89,7 +89,7 @@ def self_families(version: str, python_version: str) -> tuple[Family, ...]:
             "gpumap_nvml_stuck_seconds",
             "gauge",
             "Age of the driver call on the GPU that has not returned yet; 0 if there is none.",
-            ("uuid",),
+            ("gpu_uuid",),
             lambda snapshot: [Series((gpu.uuid,), gpu.stuck_seconds) for gpu in snapshot.node.gpus],
         ),
     )

@@ -19,6 +19,7 @@ from gpumap.cli.bill.promql import (
     SM_KNOWN,
     UNATTRIBUTED,
     USED,
+    USED_OF_MIG,
     WORK_MEMORY,
     WORK_SM,
     Growth,
@@ -192,7 +193,7 @@ def pods_of(growth: Growth) -> set[Pod]:
 
 def _containers(growth: Growth) -> Iterator[tuple[Key, Amounts]]:
     """What each container on a device is charged. One that ended before the window has counters that do not grow."""
-    counters = [growth[counter] for counter in (HELD, USED, ENERGY, MEMORY)]
+    counters = [growth[HELD], {**growth[USED], **growth[USED_OF_MIG]}, growth[ENERGY], growth[MEMORY]]
     for key in dict.fromkeys(key for counter in counters for key in counter):
         held, used, energy, memory = (counter.get(key) for counter in counters)
         if any((held, used, energy, memory)):

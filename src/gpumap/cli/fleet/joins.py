@@ -17,7 +17,7 @@ from msgspec import structs
 from gpumap.cli.fleet import queries
 from gpumap.cli.fleet.queries import DeviceInfo, DevicelessGpu, Family
 from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, nodes_of
-from gpumap.cli.fleet.values import FamilyValues, Value, has_uuid
+from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
 from gpumap.model.findings import DEFAULTS
 from gpumap.model.gaps import gaps_of
@@ -127,7 +127,8 @@ def _by_target(answers: Answers) -> tuple[dict[Key, FamilyRows], dict[str, list[
     odd = []
     for family in answers.asked if () not in answers.targets else ():
         for labels, value in rows.get((), {}).get(family.name, {}).items():
-            keys = places.get(labels[family.by.index("uuid")], ()) if has_uuid(family) else ()
+            label = uuid_label(family)
+            keys = places.get(labels[family.by.index(label)], ()) if label else ()
             for key in keys[:1]:
                 rows[key].setdefault(family.name, {})[labels] = value
             if not keys:
@@ -162,8 +163,8 @@ def _of_node(node: TargetsOfNode, rows: Mapping[Key, FamilyRows], asked: Sequenc
         for key in node.keys:
             for labels, value in rows[key].get(family.name, {}).items():
                 leader = newest
-                if has_uuid(family):
-                    leader = leaders.setdefault((kind, labels[family.by.index("uuid")]), key)
+                if label := uuid_label(family):
+                    leader = leaders.setdefault((kind, labels[family.by.index(label)]), key)
                 if family is queries.DEVICE_INFO:
                     leaders.setdefault((kind, DeviceInfo(*labels).gpu_uuid), key)
                 if leader == key:
@@ -182,8 +183,8 @@ def _join(found: NodeSeries) -> None:
     found.partitioned.update(uuid for (uuid,) in found.of(queries.GPU_MEMORY_TOTAL))
     found.partitioned.update(info.gpu_uuid for uuid, info in found.infos.items() if uuid != info.gpu_uuid)
     for gpu in found.deviceless:
-        info = DeviceInfo(gpu.uuid, gpu.uuid, gpu.index, gpu.minor, gpu.pci_bus_id, gpu.model)
-        found.infos.setdefault(gpu.uuid, info)
+        info = DeviceInfo(gpu.gpu_uuid, gpu.gpu_uuid, gpu.index, gpu.minor, gpu.pci_bus_id, gpu.model)
+        found.infos.setdefault(gpu.gpu_uuid, info)
     for (*name, uuid, resource), slots in sorted(found.of(queries.SLOTS).items()):
         found.holders.setdefault(uuid, {}).setdefault(ContainerName(*name), {})[resource] = int(slots)
     for *name, uuid in found.of(queries.HOLDING):
@@ -195,7 +196,7 @@ def _join(found: NodeSeries) -> None:
         for uuid in sorted(uuid for uuid, of in rows if of == owner):
             sums = (found.whole(family, uuid, owner) for family in (queries.OWNER_BYTES, queries.OWNER_PROCESSES))
             found.owners.setdefault(uuid, []).append(OwnerUse(owner, *sums))
-    found.partitioned.update({gpu.uuid for gpu in found.deviceless} - _uuids(found))
+    found.partitioned.update({gpu.gpu_uuid for gpu in found.deviceless} - _uuids(found))
     found.faults.update(dict.fromkeys((uuid for (uuid,) in found.of(queries.GPU_DOWN)), "unknown"))
     for uuid, reason in sorted(found.of(queries.GPU_FAULT)):
         if uuid in found.faults:
@@ -384,7 +385,7 @@ def _sorted(found: NodeSeries, family: Family) -> list[tuple[Labels, Value]]:
 def _gpus(devices: Iterable[Device], found: NodeSeries) -> Iterator[Gpu]:
     """Return the physical GPUs of these devices, and those without a device."""
     infos = {device.gpu_uuid: found.infos[device.uuid] for device in reversed([*devices]) if device.gpu_uuid}
-    infos |= {Uuid(gpu.uuid): found.infos[gpu.uuid] for gpu in found.deviceless if gpu.uuid not in infos}
+    infos |= {Uuid(gpu.gpu_uuid): found.infos[gpu.gpu_uuid] for gpu in found.deviceless if gpu.gpu_uuid not in infos}
     for uuid, info in infos.items():
         if uuid and (index := _number(info.index)) is not None:
             yield _gpu(uuid, index, info, found)
@@ -413,7 +414,7 @@ def _gpu(uuid: Uuid, index: int, info: DeviceInfo, found: NodeSeries) -> Gpu:
 def _nameless_gpus(found: NodeSeries) -> Iterator[NamelessGpu]:
     for gpu in found.deviceless:
         index = _number(gpu.index)
-        if not gpu.uuid and index is not None:
+        if not gpu.gpu_uuid and index is not None:
             yield NamelessGpu(index, gpu.reason, remedies.of_fault(gpu.reason, index))
 
 

@@ -17,7 +17,7 @@ IDLE = "idle"
 """Asked for as one quantity, answered as these two, from counts by a label with the share of a GPU."""
 IDLE_SUMS = ("idle_gpus", "idle_holders")
 SHARE = "share"
-_DEVICE, _POD, _ON_DEVICE = ("uuid",), ("namespace", "pod"), (*CONTAINER, "uuid")
+_DEVICE, _GPU, _POD, _ON_DEVICE = ("uuid",), ("gpu_uuid",), ("namespace", "pod"), (*CONTAINER, "uuid")
 _POD_ON_DEVICE = (*_POD, "uuid")
 _INSTANCES = 'gpu_instance_id!=""'
 _GRANTED, _USED = queries.ALLOCATED_MEMORY.name, queries.USED.name
@@ -147,8 +147,8 @@ def recorded(record: str, by: str, *matchers: str) -> str:
 
 
 QUANTITIES = {
-    "gpus": Quantity(_count_of(_DEVICE, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:count"),
-    "gpus_up": Quantity(_sum_of(_DEVICE, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:sum"),
+    "gpus": Quantity(_count_of(_GPU, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:count"),
+    "gpus_up": Quantity(_sum_of(_GPU, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:sum"),
     "devices": Quantity(_count_of(_DEVICE, "gpumap_device_info"), "cluster_node:gpumap_device_info:count"),
     "devices_free": Quantity(_free, "cluster_node:gpumap_device_without_holder:count"),
     "devices_measured": Quantity(

@@ -62,9 +62,9 @@ class DeviceInfo(Struct, frozen=True):
 
 
 class DevicelessGpu(Struct, frozen=True):
-    """The labels of gpumap_gpu_without_device_info. `uuid` is empty if the GPU has not reported it."""
+    """The labels of gpumap_gpu_without_device_info. `gpu_uuid` is empty if the GPU has not reported it."""
 
-    uuid: str
+    gpu_uuid: str
     index: str
     minor: str
     pci_bus_id: str
@@ -101,10 +101,10 @@ CAPABILITY = Family("gpumap_capability", ("capability",), only='capability="pid_
 MEMORY_TOTAL = Family("gpumap_device_memory_total_bytes", ("uuid",))
 MEMORY_USED = Family("gpumap_device_memory_used_bytes", ("uuid",))
 MEMORY_RESERVED = Family("gpumap_device_memory_reserved_bytes", ("uuid",), HEALTH)
-GPU_MEMORY_TOTAL = Family("gpumap_gpu_memory_total_bytes", ("uuid",))
-GPU_MEMORY_USED = Family("gpumap_gpu_memory_used_bytes", ("uuid",))
-GPU_DOWN = Family("gpumap_gpu_up", ("uuid",), kept="== 0")
-GPU_FAULT = Family("gpumap_gpu_fault_info", ("uuid", "reason"))
+GPU_MEMORY_TOTAL = Family("gpumap_gpu_memory_total_bytes", ("gpu_uuid",))
+GPU_MEMORY_USED = Family("gpumap_gpu_memory_used_bytes", ("gpu_uuid",))
+GPU_DOWN = Family("gpumap_gpu_up", ("gpu_uuid",), kept="== 0")
+GPU_FAULT = Family("gpumap_gpu_fault_info", ("gpu_uuid", "reason"))
 HOLDING = Family("gpumap_allocation_info", _ON_DEVICE, HOLDERS)
 """Also of containers with a share that a scheduler granted without slots."""
 SLOTS = Family("gpumap_allocation_slots", (*_ON_DEVICE, "resource"), HOLDERS)
@@ -131,8 +131,8 @@ _OF_WORK = ("workload_kind", "workload", "uuid")
 HOST_PROCESSES = Family("gpumap_host_gpu_processes", _OF_WORK, WORK)
 HOST_MEMORY = Family("gpumap_host_gpu_memory_used_bytes", _OF_WORK, WORK)
 HOST_SM = Family("gpumap_host_sm_utilization_ratio", _OF_WORK, WORK)
-UTILIZATION = Family("gpumap_gpu_utilization_ratio", ("uuid",), HEALTH)
-STUCK = Family("gpumap_nvml_stuck_seconds", ("uuid",), HEALTH, kept="> 0")
+UTILIZATION = Family("gpumap_gpu_utilization_ratio", ("gpu_uuid",), HEALTH)
+STUCK = Family("gpumap_nvml_stuck_seconds", ("gpu_uuid",), HEALTH, kept="> 0")
 POD_INFO = Family("gpumap_pod_info", ("namespace", "pod", "uid"), HEALTH)
 
 FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family) and one is not NODE_INFO)

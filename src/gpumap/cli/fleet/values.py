@@ -66,7 +66,7 @@ def _one_by_one(family: Family, rows: Sequence[Answer], keys: Sequence[Labels]) 
     limits = _limits(family)
     for key, (labels, (_, text)) in zip(keys, rows, strict=True):
         value = number(text, limits)
-        if value is None or (has_uuid(family) and not labels.get("uuid")):
+        if value is None or ((label := uuid_label(family)) and not labels.get(label)):
             odd.append(odd_row(family.name, labels, text))
         elif key not in values or values[key] < value:
             values[key] = value
@@ -79,13 +79,15 @@ def odd_row(name: str, labels: Mapping[str, str], text: str) -> str:
     return f"{name}{{{named}}} is {cut_off(text, _TEXT_CHARACTERS)}"
 
 
-def has_uuid(family: Family) -> bool:
-    """Whether each row must have a uuid."""
-    return "uuid" in family.by and family.name != DEVICELESS.name
+def uuid_label(family: Family) -> str | None:
+    """Return the label with the uuid that each row must have."""
+    labels = () if family.name == DEVICELESS.name else family.by
+    return next((label for label in ("uuid", "gpu_uuid") if label in labels), None)
 
 
 def _lacks_uuid(family: Family, keys: Sequence[Labels]) -> bool:
-    return has_uuid(family) and "" in {key[family.by.index("uuid")] for key in keys}
+    label = uuid_label(family)
+    return label is not None and "" in {key[family.by.index(label)] for key in keys}
 
 
 def _keys(family: Family, rows: Sequence[Mapping[str, str]], selection: Selection) -> list[Labels]:

@@ -156,7 +156,7 @@ export function charges(map) {
     if (!account) return null;
     const parts = [
       withWords(account.allocated_gpu_seconds, (seconds) => `${hours(seconds)} GPU-hours held`),
-      withWords(account.sm_seconds, (seconds) => `${hours(seconds)} SM-hours`),
+      withWords(account.sm_seconds ?? account.sm_activity_seconds, (seconds) => `${hours(seconds)} SM-hours`),
       withWords(account.memory_byte_seconds, (value) => `${value ? bytes(value / 3600) : "0 GiB"}-hours`),
       withWords(account.energy_joules, (joules) => `about ${(joules / 3.6e6).toPrecision(2)} kWh`),
     ].filter(Boolean);
