@@ -39,7 +39,7 @@ DEVICE_PROCESSES = "gpumap_device_processes"
 BY_OWNER = "gpumap_device_memory_used_by_owner_bytes"
 HOLDERS = "gpumap_device_holders"
 UP = "gpumap_gpu_up"
-UP_LABEL = "uuid"
+UP_LABEL = "gpu_uuid"
 
 SOURCES = {
     "kubelet": {"kubelet"},
