@@ -39,7 +39,6 @@ DEVICE_PROCESSES = "gpumap_device_processes"
 BY_OWNER = "gpumap_device_memory_used_by_owner_bytes"
 HOLDERS = "gpumap_device_holders"
 UP = "gpumap_gpu_up"
-UP_LABEL = "gpu_uuid"
 
 SOURCES = {
     "kubelet": {"kubelet"},
@@ -171,7 +170,7 @@ def _wrong_sources(page: Page, window: Window) -> Iterator[str]:
     for source, part in (("kubelet", "no kubelet"), ("nvml", "no nvml"), ("procfs", "no proc")):
         if part in window.down and page.up(source):
             yield f"L6: {source} is up, and did not answer"
-    for gpu, value in page.by(UP, UP_LABEL).items():
+    for gpu, value in page.by(UP, "gpu_uuid").items():
         if value and _is_lost(gpu, window):
             yield f"L6: {gpu} is up, and is lost"
 
@@ -347,7 +346,7 @@ def facts(window: Window) -> dict[Key, Fact]:
     for source, parts in SOURCES.items():
         found[key("gpumap_source_up", source=source)] = Fact(1.0, frozenset({"page", *parts}))
     for gpu in {*window.leaves.values()}:
-        found[key(UP, **{UP_LABEL: gpu})] = Fact(1.0, frozenset({"page", "nvml", gpu}))
+        found[key(UP, gpu_uuid=gpu)] = Fact(1.0, frozenset({"page", "nvml", gpu}))
     for leaf in window.leaves:
         found |= _facts_of_device(leaf, window)
     rows = [(one.name, one.leaf, one.pod) for one in window.holdings]

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import pynvml
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -230,7 +230,7 @@ def test_a_fault_excuses_its_own_part_only() -> None:
     assert "is lost" in findings(TRUE_PAGE, lost)
     page = changed(f"({laws.UP}|device|container_gpu).*{FIRST}", ".*", "")
     assert findings(page, lost) == ""
-    assert f"{laws.UP}{laws.text_of(laws.key("", gpu_uuid=FIRST)[1])} is absent" in findings(page)
+    assert f"{laws.UP}{laws.text_of(laws.key('', gpu_uuid=FIRST)[1])} is absent" in findings(page)
     assert OTHER in findings(changed(f"{laws.DEVICE_USED}.*{OTHER}", ".*", "", page), lost)
 
 
