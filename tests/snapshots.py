@@ -69,7 +69,8 @@ def empty_node(name: str = "node-1") -> Snapshot:
 def with_node(snapshot: Snapshot, **changed: object) -> Snapshot:
     """The snapshot with other parts of its node; its containers are those of the node's devices. Remedies follow."""
     node = structs.replace(snapshot.node, **changed)
-    node = structs.replace(node, gpus=describe.gpus(node.gpus, node.xids))
+    missing = remedies.of_missing_capabilities(node.capabilities, any(gpu.reading for gpu in node.gpus))
+    node = structs.replace(node, gpus=describe.gpus(node.gpus, node.xids), remedies=missing)
     rows = [one for device in node.devices for one in device.containers]
     return replace(snapshot, node=node, containers=tuple(sorted(rows, key=lambda one: (one.name, one.uuid))))
 

@@ -41,7 +41,7 @@ from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
-from tests.shown import changed, changed_in, values, with_gpus
+from tests.shown import changed, changed_in, values
 from tests.snapshots import busy_node, empty_node, gpu, with_node
 
 LADDER = [
@@ -337,8 +337,8 @@ def test_a_document_that_is_stale() -> None:
 def test_a_document_of_an_older_gpumap() -> None:
     """What its agent did not tell yet is not judged."""
     document = json.loads(encode(published(busy_node(3))))
-    of_node = ("accounts", "container_xids", "collect", "stale")
-    of_gpu = ("recovery_action", "remedies", "row_remap_pending", "row_remap_failure", "ecc_errors", "xids")
+    of_node = ("accounts", "xids", "container_xids", "collect", "stale")
+    of_gpu = ("reading", "recovery_action", "remedies")
     for rows, names in (([document], of_node), (document["gpus"], of_gpu), (document["devices"], ("activity",))):
         for row in rows:
             for name in names:
@@ -414,14 +414,6 @@ def test_which_call_gives_sm_time() -> None:
         assert works(tuple(found.values()))
 
 
-def test_an_older_agent_does_not_report_which_call_gives_sm_time() -> None:
-    """Its map has the capability, so nothing is missing."""
-    made = published(well().collect())
-    older = with_gpus(made, lambda gpu: changed(gpu, samples_from=None))
-    one = by_name(examine(older, ALL_WELL))["process_utilization"]
-    assert (one.state, one.seen, one.why) == ("ok", "SM time of each process", None)
-
-
 def test_unmatched_slots() -> None:
     """A line for each reason, with whose they are."""
     node = well()
@@ -458,7 +450,7 @@ def test_the_document_for_scripts_is_stable() -> None:
     node.down = {"nvml"}
     found = published(node.collect())
     shown = values(as_values(found, examine(found, None)))
-    assert (shown["version"], shown["ok"], shown["name"]) == (1, False, "node-a")
+    assert (shown["version"], shown["ok"], shown["node"]["name"]) == (1, False, "node-a")
     fields = {"check", "state", "required", "seen", "why", "remedy"}
     assert all(one.keys() == fields for one in shown["checks"])
     states = {"ok", "degraded", "missing", "failed", "warning", "not needed", "unknown"}
