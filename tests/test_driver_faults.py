@@ -190,23 +190,6 @@ def test_a_gpu_that_is_bound_or_unbound_is_noticed(start: Start, tmp_path: Path)
     assert standin.read_calls(calls)["nvmlShutdown"] == 2
 
 
-async def test_gpus_come_and_go_under_the_agent(node: Node) -> None:
-    """What is gone has no series, what is new has them at once; pods stay with their GPU, whatever its index is now."""
-    holder = node.admit("holder", main=[OTHER])
-    node.run(holder.cgroup("main"), 2, 5 * GIB)
-    async with serve(node) as agent:
-        await agent.until(lambda page: page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB, "it is not measured")
-        unbound = node.driver.gpus.pop(1)
-        node.tell_driver()
-        page = await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) is None, "it is still there")
-        assert measured(page, CARD) == set()
-        assert page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB
-        node.driver.gpus = [unbound, *node.driver.gpus]
-        node.tell_driver()
-        page = await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) == 1, "it is not back")
-        assert page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB
-
-
 async def test_the_driver_is_unloaded_and_loaded_under_the_agent(node: Node) -> None:
     """While it is away: allocation stays, nothing measured is served, and the source says why. It may come back with
     other GPUs in another order: each pod is on its own, and nothing was restarted."""

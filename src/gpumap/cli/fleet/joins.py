@@ -180,7 +180,6 @@ def _join(found: NodeSeries) -> None:
         # A partitioned GPU that was assigned as a whole is a device without series of its own.
         whole = structs.replace(info, uuid=info.gpu_uuid, mig_profile="", gpu_instance_id="", compute_instance_id="")
         found.infos.setdefault(info.gpu_uuid, whole)
-    found.partitioned.update(uuid for (uuid,) in found.of(queries.GPU_MEMORY_TOTAL))
     found.partitioned.update(info.gpu_uuid for uuid, info in found.infos.items() if uuid != info.gpu_uuid)
     for gpu in found.deviceless:
         info = DeviceInfo(gpu.gpu_uuid, gpu.gpu_uuid, gpu.index, gpu.minor, gpu.pci_bus_id, gpu.model)
@@ -196,7 +195,7 @@ def _join(found: NodeSeries) -> None:
         for uuid in sorted(uuid for uuid, of in rows if of == owner):
             sums = (found.whole(family, uuid, owner) for family in (queries.OWNER_BYTES, queries.OWNER_PROCESSES))
             found.owners.setdefault(uuid, []).append(OwnerUse(owner, *sums))
-    found.partitioned.update({gpu.gpu_uuid for gpu in found.deviceless} - _uuids(found))
+    found.partitioned.update(gpu.gpu_uuid for gpu in found.deviceless)
     found.faults.update(dict.fromkeys((uuid for (uuid,) in found.of(queries.GPU_DOWN)), "unknown"))
     for uuid, reason in sorted(found.of(queries.GPU_FAULT)):
         if uuid in found.faults:
