@@ -14,7 +14,7 @@ from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.published import published
 from gpumap.cli.fleet import joins, queries
 from gpumap.cli.fleet.joins import Answers, duplicate_devices, gaps, series_of_nodes
-from gpumap.cli.fleet.queries import Family, Selection, families_for, matchers_of_targets, question
+from gpumap.cli.fleet.queries import AskedFamily, Selection, families_for, matchers_of_targets, question
 from gpumap.cli.fleet.targets import (
     Target,
     TargetsOfNode,
@@ -68,7 +68,7 @@ def cluster_of(
     selection = selection_of([{**labels, "__name__": queries.SNAPSHOT} for labels, _ in told], "")
     targets = targets_by_key(told, {}, selection)
 
-    def ask(family: Family, selection: Selection) -> FamilyValues:
+    def ask(family: AskedFamily, selection: Selection) -> FamilyValues:
         return read(family, answer(stored, family, selection), selection)
 
     names = names_of(targets, ask(queries.NODE_INFO, selection).values)
@@ -93,7 +93,7 @@ def cluster_of(
 
 
 def answer(
-    stored: Iterable[tuple[str, Labels, float]], family: Family, selection: Selection
+    stored: Iterable[tuple[str, Labels, float]], family: AskedFamily, selection: Selection
 ) -> list[tuple[Mapping[str, str], tuple[float, str]]]:
     """As a server answers the family's question."""
     by = question(family, selection).partition("(")[2].partition(")")[0].split(", ")
@@ -105,7 +105,7 @@ def answer(
     return [(dict(key), (0.0, repr(value))) for key, value in groups.items()]
 
 
-def _is_kept(family: Family, labels: Labels, value: float) -> bool:
+def _is_kept(family: AskedFamily, labels: Labels, value: float) -> bool:
     """What the selectors and the comparison of its question leave."""
     if family.always and _fits(family.always, labels):
         return True

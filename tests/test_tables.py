@@ -11,9 +11,8 @@ from gpumap.cli.tables import top as top_columns
 from gpumap.cli.tables import waste as waste_columns
 from gpumap.cli.terminal import Screen, cells, contained, shortened, wrapped
 from gpumap.model.node import Grant, Node
+from gpumap.model.shown import age, printable
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.text import printable
-from gpumap.model.words import age
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import changed, map_table, top_table, waste_table, with_devices
 from tests.snapshots import busy_node, empty_node

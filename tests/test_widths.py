@@ -14,8 +14,8 @@ from gpumap.cli.tables import Shape, map_table, top_table, waste_table
 from gpumap.cli.tables.live import Live, frame
 from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
+from gpumap.model.shown import ELLIPSIS
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.text import ELLIPSIS
 from tests import golden
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import maps

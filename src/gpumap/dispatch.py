@@ -27,7 +27,7 @@ from gpumap.cli.credentials import VARIABLES
 from gpumap.cli.doctor.command import add_doctor
 from gpumap.cli.where import HERE
 from gpumap.model.errors import UsageError
-from gpumap.model.units import parse_duration
+from gpumap.model.parsing import parse_duration
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]

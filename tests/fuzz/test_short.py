@@ -111,9 +111,9 @@ def test_a_broken_parser_is_found(run: Any) -> None:
 
 def test_work_beyond_the_limit_is_found(tmp_path: Path) -> None:
     """A parser whose work grows with the square of the input."""
-    from gpumap.model import units
+    from gpumap.model import shown
 
-    target = _target(lambda data: [units.counted(1, "a") for _ in data for _ in data])
+    target = _target(lambda data: [shown.counted(1, "a") for _ in data for _ in data])
     assert measured(target, b"x" * 10).lines >= 100
     with pytest.raises(FoundError, match="lines for 2000 bytes"):
         measured(target, b"x" * 2000)

@@ -19,7 +19,7 @@ from gpumap.agent.exposition import Exposition
 from gpumap.cli.fleet.quantities import IDLE, QUANTITIES
 from gpumap.cli.fleet.summary import LAST_RECORDS
 from gpumap.model.findings import DEFAULTS
-from gpumap.model.words import of_nodes
+from gpumap.model.shown import of_nodes
 from tests import golden
 from tests.command import one_line, run_command
 from tests.pages import Page, serving_pages

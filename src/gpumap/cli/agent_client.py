@@ -15,7 +15,7 @@ import msgspec
 from yarl import URL
 
 from gpumap.cli.credentials import Credentials
-from gpumap.cli.http_get import Answer, Place, get, no_answer
+from gpumap.cli.http_get import Answer, Endpoint, get, no_answer
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.server_flags import is_host, no_url, without_password
 from gpumap.model.errors import FatalError, UsageError
@@ -105,9 +105,9 @@ async def _answer(address: URL, who: Credentials) -> Answer:
     raise FatalError(f"{address} redirects too often")
 
 
-def _place(address: URL, who: Credentials) -> Place:
+def _place(address: URL, who: Credentials) -> Endpoint:
     tls = (who.tls or _trusting_the_system()) if address.scheme == "https" else None
-    return Place(address.raw_host or "", address.port or 0, tls, who.server_name)
+    return Endpoint(address.raw_host or "", address.port or 0, tls, who.server_name)
 
 
 @functools.cache

@@ -10,9 +10,8 @@ from typing import Literal, NamedTuple
 
 from gpumap.model import remedies
 from gpumap.model.node import Gpu, Node
+from gpumap.model.shown import counted, printable
 from gpumap.model.terms import GPU_CONDITIONS, Source
-from gpumap.model.text import printable
-from gpumap.model.units import counted
 
 LINE_BYTES = 80
 """node-problem-detector cuts a longer line (max_output_length)."""

@@ -21,9 +21,8 @@ from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use
 from gpumap.model.node import ContainerOnDevice, Device, Node, Use
 from gpumap.model.readings import Uuid
 from gpumap.model.remedies import FINDINGS
+from gpumap.model.shown import age, counted, listed, size
 from gpumap.model.terms import ContainerName, Owner, PodName
-from gpumap.model.units import counted
-from gpumap.model.words import age, listed, size
 
 
 class Thresholds(NamedTuple):
@@ -124,7 +123,7 @@ def _squatters(on: NodeDevice) -> Iterator[Finding]:
         if one.owner is Owner.UNASSIGNED and one.use:
             of_one = (process for process in processes if process.owner is Owner.UNASSIGNED)
             pids = tuple(process.pid for process in of_one if container_of(process) == one.name)
-            what = _named(on.device, pids) if pids or processes else _counted(one.use.processes)
+            what = _named_pids(on.device, pids) if pids or processes else _counted(one.use.processes)
             why = f"uses a device that it does not hold: {what}"
             yield _ungranted("squatter", on, one.name, one.use.memory_bytes, pids, why)
 
@@ -135,7 +134,7 @@ def _leftovers(on: NodeDevice) -> Iterator[Finding]:
         left = [one for one in other.processes if one.owner_since is None or one.owner_since <= latest]
         if other.owner is Owner.GONE and (left or not other.processes):
             pids = tuple(one.pid for one in left)
-            what = _named(on.device, pids) if pids else _counted(other.process_count)
+            what = _named_pids(on.device, pids) if pids else _counted(other.process_count)
             used_bytes = sum_of(one.memory_bytes for one in left) if left else other.memory_bytes
             yield _ungranted("leftover", on, other.name, used_bytes, pids, f"its pod no longer exists, but left {what}")
 
@@ -148,7 +147,7 @@ def _ungranted(
     )
 
 
-def _named(device: Device, pids: tuple[int, ...]) -> str:
+def _named_pids(device: Device, pids: tuple[int, ...]) -> str:
     names = {one.pid: one.comm for one in device.processes}
     return f"PID {listed([f'{pid} {names[pid]}'.strip() for pid in pids])}"
 

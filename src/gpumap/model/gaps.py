@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpumap.model.devices import device_name, has_kubelet, sources_up
 from gpumap.model.node import Device, Node
-from gpumap.model.words import listed
+from gpumap.model.shown import listed
 
 _NAMES_MAX = 8
 

@@ -173,7 +173,7 @@ class _NodeHoldings:
     def _gpushare(self, holding: Holding) -> GrantInputs:
         """By the slots of the device: those of its ids, otherwise the number in the container's environment."""
         slots = len(holding.ids)
-        count = self._count((holding.uuid, holding.resource)) or _number(_envs(holding).get("ALIYUN_COM_GPU_MEM_DEV"))
+        count = self._count((holding.uuid, holding.resource)) or _digits(_envs(holding).get("ALIYUN_COM_GPU_MEM_DEV"))
         total = _total_bytes(holding.uuid, self._inventory)
         share = slots / count if count else None
         if not count or total is None:
@@ -185,7 +185,7 @@ class _NodeHoldings:
         own = _own_share(holding.uuid, self._inventory)
         envs = _envs(holding)
         limit = _LIMIT.fullmatch(envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{holding.position}", ""))
-        cores = _number(envs.get("CUDA_DEVICE_SM_LIMIT"))
+        cores = _digits(envs.get("CUDA_DEVICE_SM_LIMIT"))
         if not is_gpu(holding.uuid) and limit is None and not envs.get("CUDA_DEVICE_SM_LIMIT"):
             return GrantInputs((own,), is_whole=True)  # a MIG device that was made for this container
         # 0 is no limit: no memory is granted.
@@ -234,7 +234,7 @@ def _vcuda_memory(holding: Holding) -> GrantInputs:
 def _volcano_memory(holding: Holding) -> GrantInputs:
     """MiB by the factor; otherwise the plugin's total, which is MiB in all versions without a factor."""
     envs = _envs(holding)
-    factor, allocated = _number(envs.get("VOLCANO_GPU_FACTOR")), _number(envs.get("VOLCANO_GPU_ALLOCATED"))
+    factor, allocated = _digits(envs.get("VOLCANO_GPU_FACTOR")), _digits(envs.get("VOLCANO_GPU_ALLOCATED"))
     if factor is not None:
         return GrantInputs((), (len(holding.ids) * factor * MIB,))
     if allocated is not None:
@@ -247,7 +247,7 @@ def _envs(holding: Holding) -> dict[str, str]:
     return dict(holding.answer.envs) if holding.answer else {}
 
 
-def _number(text: str | None) -> int | None:
+def _digits(text: str | None) -> int | None:
     """A number as plugins write them into environments; `None` for anything else."""
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 

@@ -174,10 +174,10 @@ class LeafUse:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
         of_work: dict[Workload, list[Attributed]] = {}
         for item in self.processes.by_owner.get(Owner.HOST, ()):
-            of_work.setdefault(_named(item.workload, names), []).append(item)
+            of_work.setdefault(_shown_work(item.workload, names), []).append(item)
         ended: dict[Workload, list[ProcessSample | None]] = {}
         for work, samples in self.ended_work_times.items():
-            ended.setdefault(_named(work, names), []).extend(samples)
+            ended.setdefault(_shown_work(work, names), []).extend(samples)
         uses = []
         for work, items in sorted(of_work.items()):
             times = self._known(*self._sum(items, ended.get(work, ())))
@@ -316,7 +316,7 @@ def _is_busy(sample: ProcessSample | None) -> bool:
     return sample is None or any(structs.astuple(sample)[1:])
 
 
-def _named(work: Workload | None, names: Container[Workload]) -> Workload:
+def _shown_work(work: Workload | None, names: Container[Workload]) -> Workload:
     return work if work is not None and work in names else OTHER
 
 

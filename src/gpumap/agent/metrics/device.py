@@ -45,7 +45,7 @@ def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float 
     return Family(name, "gauge", help, ("uuid",), read)
 
 
-def _text(value: object) -> str:
+def _label(value: object) -> str:
     return "" if value is None else str(value)
 
 
@@ -55,12 +55,12 @@ def _device_info_labels(leaf: Device, gpu: Gpu) -> tuple[str, ...]:
         leaf.uuid,
         gpu.uuid,
         str(gpu.index),
-        _text(gpu.minor),
+        _label(gpu.minor),
         gpu.pci_bus_id,
         gpu.model,
         mig.profile if mig else "",
-        _text(mig.gpu_instance_id if mig else None),
-        _text(mig.compute_instance_id if mig else None),
+        _label(mig.gpu_instance_id if mig else None),
+        _label(mig.compute_instance_id if mig else None),
     )
 
 
@@ -82,7 +82,7 @@ def _without_device(snapshot: Snapshot) -> Iterator[Series]:
     with_device = {device.gpu_uuid for device in snapshot.node.devices if device.is_leaf}
     for gpu in snapshot.node.gpus:
         if gpu.uuid not in with_device:
-            place = (str(gpu.index), _text(gpu.minor), gpu.pci_bus_id, gpu.model)
+            place = (str(gpu.index), _label(gpu.minor), gpu.pci_bus_id, gpu.model)
             yield Series((gpu.uuid, *place, gpu.fault or ""), 1)
     for nameless in snapshot.node.nameless_gpus:
         yield Series(("", str(nameless.index), "", "", "", nameless.fault), 1)

@@ -28,7 +28,7 @@ from gpumap.cli.bill.promql import (
 from gpumap.cli.kube_state import unlisted
 from gpumap.cli.sort_keys import BILL_ORDERS, BY_NAME
 from gpumap.cli.tables.layout import SortKey, in_order
-from gpumap.model.words import listed
+from gpumap.model.shown import listed
 
 Pod = tuple[str, str]
 """Namespace and name."""

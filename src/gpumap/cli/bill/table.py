@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from gpumap.cli.bill.counting import LABEL, Amounts, Bill
 from gpumap.cli.tables.layout import Column, Shape, joined, notes, table
-from gpumap.model.text import printable
-from gpumap.model.words import UNKNOWN, percent
+from gpumap.model.shown import UNKNOWN, percent, printable
 
 VERSION = 1
 NO_LABEL = "(none)"
@@ -20,7 +19,7 @@ _NONE = "There is nothing to charge."
 _FORMULA = ("=", "+", "-", "@")
 
 
-def _number(value: float | None) -> str:
+def _shown(value: float | None) -> str:
     """Two decimals, rounded half to even. A value that would round to 0 is `<0.01`."""
     if value is None:
         return UNKNOWN
@@ -38,7 +37,7 @@ class _Amount(NamedTuple):
     name: str
     read: Callable[[Amounts], float | None]
     title: str = ""
-    show: Callable[[float | None], str] = _number
+    show: Callable[[float | None], str] = _shown
 
 
 _AMOUNTS = (
@@ -89,7 +88,7 @@ def _columns(bill: Bill) -> list[Column[_Row]]:
     columns = [Column(title.upper(), name(place), name=True) for place, title in enumerate(bill.columns)]
     columns += [Column(one.title, amount(one)) for one in _of(bill) if one.title]
     if bill.request.price is not None:
-        columns.append(Column("COST", lambda row: _number(bill.cost(row.amounts))))
+        columns.append(Column("COST", lambda row: _shown(bill.cost(row.amounts))))
     return columns
 
 
@@ -164,7 +163,7 @@ def _foot(bill: Bill) -> Iterator[str]:
             "GPU-hours. They are in GPU-HOURS USED, not in HELD and IDLE."
         )
     if bill.unattributed_energy is not None:
-        yield f"{_number(_in(_KWH, bill.unattributed_energy))} kWh are charged to no container."
+        yield f"{_shown(_in(_KWH, bill.unattributed_energy))} kWh are charged to no container."
     if bill.not_measured_seconds:
         yield f"gpumap could not measure {_hours(bill.not_measured_seconds)} GPU-hours. No container is charged."
     if bill.uncharged_seconds:
@@ -182,7 +181,7 @@ def _name(part: str | None) -> str:
 
 
 def _hours(seconds: float) -> str:
-    return _number(seconds / _HOUR)
+    return _shown(seconds / _HOUR)
 
 
 def _quoted(text: str) -> str:

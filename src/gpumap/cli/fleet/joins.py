@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from gpumap.cli.fleet import queries
-from gpumap.cli.fleet.queries import DeviceInfo, DevicelessGpu, Family
+from gpumap.cli.fleet.queries import AskedFamily, DeviceInfo, DevicelessGpu
 from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, nodes_of
 from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
@@ -39,8 +39,8 @@ from gpumap.model.node import (
 )
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
+from gpumap.model.shown import listed
 from gpumap.model.terms import ContainerName, Owner, PodName, Source
-from gpumap.model.words import listed
 
 Slots = dict[str, int]
 """By resource."""
@@ -54,7 +54,7 @@ class Answers(NamedTuple):
 
     targets: Mapping[Key, Target]
     names: Mapping[Key, Name]
-    asked: Sequence[Family]
+    asked: Sequence[AskedFamily]
     values: Mapping[str, FamilyValues]
 
 
@@ -65,7 +65,7 @@ class NodeSeries:
 
     node: TargetsOfNode
     target: Target
-    asked: Sequence[Family]
+    asked: Sequence[AskedFamily]
     rows: FamilyRows
     infos: dict[str, DeviceInfo] = field(default_factory=dict)
     holders: dict[str, dict[ContainerName, Slots]] = field(default_factory=dict)
@@ -74,14 +74,14 @@ class NodeSeries:
     partitioned: set[str] = field(default_factory=set)
     faults: dict[str, str] = field(default_factory=dict)
 
-    def of(self, family: Family) -> Mapping[Labels, Value]:
+    def of(self, family: AskedFamily) -> Mapping[Labels, Value]:
         """Return a family's values by its own labels."""
         return self.rows.get(family.name, {})
 
-    def value(self, family: Family, *labels: str) -> Value | None:
+    def value(self, family: AskedFamily, *labels: str) -> Value | None:
         return self.of(family).get(labels)
 
-    def whole(self, family: Family, *labels: str) -> int | None:
+    def whole(self, family: AskedFamily, *labels: str) -> int | None:
         """Return a value that is whole: bytes, processes."""
         value = self.of(family).get(labels)
         return None if value is None else int(value)
@@ -147,7 +147,7 @@ _LEADING = (queries.DEVICE_INFO, queries.HOLDER_COUNT, queries.OWNER_BYTES, quer
 """The series that exist for a device if a target knows anything of their kind about it."""
 
 
-def _of_node(node: TargetsOfNode, rows: Mapping[Key, FamilyRows], asked: Sequence[Family]) -> FamilyRows:
+def _of_node(node: TargetsOfNode, rows: Mapping[Key, FamilyRows], asked: Sequence[AskedFamily]) -> FamilyRows:
     """Return the values of a node. Of several targets, the newest that knows a device counts for it.
 
     The values of two agents must not be mixed: what one assigns to a pod is unknown to the other, and both together are
@@ -255,7 +255,7 @@ def _device(found: NodeSeries, uuid: str) -> Device:
     return Device(
         uuid=Uuid(uuid),
         gpu_uuid=Uuid(info.gpu_uuid) if info.gpu_uuid else None,
-        index=_number(info.index),
+        index=_nvml_number(info.index),
         partitioned=uuid in found.partitioned,
         mig=_mig(info),
         memory=_memory(found, uuid),
@@ -344,7 +344,7 @@ def _use(found: NodeSeries, on: Labels) -> Use | None:
 
 
 def _mig(info: DeviceInfo) -> MigInstance | None:
-    gpu_instance, compute_instance = _number(info.gpu_instance_id), _number(info.compute_instance_id)
+    gpu_instance, compute_instance = _nvml_number(info.gpu_instance_id), _nvml_number(info.compute_instance_id)
     if not info.mig_profile or gpu_instance is None or compute_instance is None:
         return None
     return MigInstance(Uuid(info.uuid), gpu_instance, compute_instance, info.mig_profile)
@@ -369,12 +369,12 @@ def _place(device: Device) -> tuple[float, float, float, str]:
     return math.inf if device.index is None else device.index, *ids, device.uuid
 
 
-def _number(text: str) -> int | None:
+def _nvml_number(text: str) -> int | None:
     """Return NVML's number; None for other text, and for a number that no machine has."""
     return int(text) if len(text) < _DIGITS_MAX and text.isascii() and text.isdigit() else None
 
 
-def _sorted(found: NodeSeries, family: Family) -> list[tuple[Labels, Value]]:
+def _sorted(found: NodeSeries, family: AskedFamily) -> list[tuple[Labels, Value]]:
     return sorted(found.of(family).items())
 
 
@@ -386,7 +386,7 @@ def _gpus(devices: Iterable[Device], found: NodeSeries) -> Iterator[Gpu]:
     infos = {device.gpu_uuid: found.infos[device.uuid] for device in reversed([*devices]) if device.gpu_uuid}
     infos |= {Uuid(gpu.gpu_uuid): found.infos[gpu.gpu_uuid] for gpu in found.deviceless if gpu.gpu_uuid not in infos}
     for uuid, info in infos.items():
-        if uuid and (index := _number(info.index)) is not None:
+        if uuid and (index := _nvml_number(info.index)) is not None:
             yield _gpu(uuid, index, info, found)
 
 
@@ -399,7 +399,7 @@ def _gpu(uuid: Uuid, index: int, info: DeviceInfo, found: NodeSeries) -> Gpu:
     return Gpu(
         uuid=uuid,
         index=index,
-        minor=_number(info.minor),
+        minor=_nvml_number(info.minor),
         pci_bus_id=info.pci_bus_id,
         model=info.model,
         partitioned=uuid in found.partitioned,
@@ -412,7 +412,7 @@ def _gpu(uuid: Uuid, index: int, info: DeviceInfo, found: NodeSeries) -> Gpu:
 
 def _nameless_gpus(found: NodeSeries) -> Iterator[NamelessGpu]:
     for gpu in found.deviceless:
-        index = _number(gpu.index)
+        index = _nvml_number(gpu.index)
         if not gpu.gpu_uuid and index is not None:
             yield NamelessGpu(index, gpu.reason, remedies.of_fault(gpu.reason, index))
 

@@ -72,7 +72,7 @@ class DevicelessGpu(Struct, frozen=True):
     reason: str
 
 
-class Family(NamedTuple):
+class AskedFamily(NamedTuple):
     """Series of one name. `by` are their own labels. `only` selects among them, `kept` compares their values.
 
     `always` selects series that are kept with any value. A family without a `part` is always asked for.
@@ -91,51 +91,53 @@ _OF_OTHERS = 'owner!~"assigned|unassigned|scheduled"'
 _OF_GONE = 'owner="gone"'
 _OF_NONE = 'owner=""'
 
-DEVICE_INFO = Family("gpumap_device_info", DeviceInfo.__struct_fields__)
-DRIVER_INFO = Family("gpumap_driver_info", ("driver_version", "cuda_version", "nvml_version"))
-DEVICELESS = Family("gpumap_gpu_without_device_info", DevicelessGpu.__struct_fields__)
-NODE_INFO = Family("gpumap_node_info", ("node", "internal_ip"))
-SOURCE_UP = Family("gpumap_source_up", ("source",))
-SOURCE_SUCCESS = Family("gpumap_source_last_success_timestamp_seconds", ("source",), only='source="kubelet"')
-CAPABILITY = Family("gpumap_capability", ("capability",), only='capability="pid_visibility"')
-MEMORY_TOTAL = Family("gpumap_device_memory_total_bytes", ("uuid",))
-MEMORY_USED = Family("gpumap_device_memory_used_bytes", ("uuid",))
-MEMORY_RESERVED = Family("gpumap_device_memory_reserved_bytes", ("uuid",), HEALTH)
-GPU_MEMORY_TOTAL = Family("gpumap_gpu_memory_total_bytes", ("gpu_uuid",))
-GPU_MEMORY_USED = Family("gpumap_gpu_memory_used_bytes", ("gpu_uuid",))
-GPU_DOWN = Family("gpumap_gpu_up", ("gpu_uuid",), kept="== 0")
-GPU_FAULT = Family("gpumap_gpu_fault_info", ("gpu_uuid", "reason"))
-HOLDING = Family("gpumap_allocation_info", _ON_DEVICE, HOLDERS)
+DEVICE_INFO = AskedFamily("gpumap_device_info", DeviceInfo.__struct_fields__)
+DRIVER_INFO = AskedFamily("gpumap_driver_info", ("driver_version", "cuda_version", "nvml_version"))
+DEVICELESS = AskedFamily("gpumap_gpu_without_device_info", DevicelessGpu.__struct_fields__)
+NODE_INFO = AskedFamily("gpumap_node_info", ("node", "internal_ip"))
+SOURCE_UP = AskedFamily("gpumap_source_up", ("source",))
+SOURCE_SUCCESS = AskedFamily("gpumap_source_last_success_timestamp_seconds", ("source",), only='source="kubelet"')
+CAPABILITY = AskedFamily("gpumap_capability", ("capability",), only='capability="pid_visibility"')
+MEMORY_TOTAL = AskedFamily("gpumap_device_memory_total_bytes", ("uuid",))
+MEMORY_USED = AskedFamily("gpumap_device_memory_used_bytes", ("uuid",))
+MEMORY_RESERVED = AskedFamily("gpumap_device_memory_reserved_bytes", ("uuid",), HEALTH)
+GPU_MEMORY_TOTAL = AskedFamily("gpumap_gpu_memory_total_bytes", ("gpu_uuid",))
+GPU_MEMORY_USED = AskedFamily("gpumap_gpu_memory_used_bytes", ("gpu_uuid",))
+GPU_DOWN = AskedFamily("gpumap_gpu_up", ("gpu_uuid",), kept="== 0")
+GPU_FAULT = AskedFamily("gpumap_gpu_fault_info", ("gpu_uuid", "reason"))
+HOLDING = AskedFamily("gpumap_allocation_info", _ON_DEVICE, HOLDERS)
 """Also of containers with a share that a scheduler granted without slots."""
-SLOTS = Family("gpumap_allocation_slots", (*_ON_DEVICE, "resource"), HOLDERS)
-HOLDER_COUNT = Family("gpumap_device_holders", ("uuid",), HOLDERS)
+SLOTS = AskedFamily("gpumap_allocation_slots", (*_ON_DEVICE, "resource"), HOLDERS)
+HOLDER_COUNT = AskedFamily("gpumap_device_holders", ("uuid",), HOLDERS)
 """It exists, also with 0, for each device whose holders are known."""
-RESERVED = Family("gpumap_device_reserved_info", ("uuid", "namespace", "pod"), HOLDERS)
-ALLOCATED_GPUS = Family("gpumap_container_allocated_gpus", _ON_DEVICE, SHARES)
-ALLOCATED_MEMORY = Family("gpumap_container_allocated_gpu_memory_bytes", _ON_DEVICE, GRANTS)
-UNMATCHED = Family("gpumap_unmatched_slots", (*CONTAINER, "resource", "reason"), HOLDERS)
-ALLOCATABLE = Family("gpumap_device_slots_allocatable", ("uuid", "resource"), OFFERS)
-PROCESSES = Family("gpumap_container_gpu_processes", _ON_DEVICE, USE)
-USED = Family("gpumap_container_gpu_memory_used_bytes", _ON_DEVICE, USE)
-UNASSIGNED = Family("gpumap_container_unassigned_use", _ON_DEVICE, USE)
-PEAK = Family("gpumap_container_gpu_memory_peak_bytes", _ON_DEVICE, PEAKS)
-SM = Family("gpumap_container_sm_utilization_ratio", _ON_DEVICE, ACTIVITY)
-SM_ACTIVITY = Family("gpumap_container_sm_activity_ratio", _ON_DEVICE, ACTIVITY)
-LAST_ACTIVE = Family("gpumap_container_last_active_timestamp_seconds", _ON_DEVICE, LAST_SEEN)
-OWNER_BYTES = Family(
+RESERVED = AskedFamily("gpumap_device_reserved_info", ("uuid", "namespace", "pod"), HOLDERS)
+ALLOCATED_GPUS = AskedFamily("gpumap_container_allocated_gpus", _ON_DEVICE, SHARES)
+ALLOCATED_MEMORY = AskedFamily("gpumap_container_allocated_gpu_memory_bytes", _ON_DEVICE, GRANTS)
+UNMATCHED = AskedFamily("gpumap_unmatched_slots", (*CONTAINER, "resource", "reason"), HOLDERS)
+ALLOCATABLE = AskedFamily("gpumap_device_slots_allocatable", ("uuid", "resource"), OFFERS)
+PROCESSES = AskedFamily("gpumap_container_gpu_processes", _ON_DEVICE, USE)
+USED = AskedFamily("gpumap_container_gpu_memory_used_bytes", _ON_DEVICE, USE)
+UNASSIGNED = AskedFamily("gpumap_container_unassigned_use", _ON_DEVICE, USE)
+PEAK = AskedFamily("gpumap_container_gpu_memory_peak_bytes", _ON_DEVICE, PEAKS)
+SM = AskedFamily("gpumap_container_sm_utilization_ratio", _ON_DEVICE, ACTIVITY)
+SM_ACTIVITY = AskedFamily("gpumap_container_sm_activity_ratio", _ON_DEVICE, ACTIVITY)
+LAST_ACTIVE = AskedFamily("gpumap_container_last_active_timestamp_seconds", _ON_DEVICE, LAST_SEEN)
+OWNER_BYTES = AskedFamily(
     *("gpumap_device_memory_used_by_owner_bytes", ("uuid", "owner"), OWNERS), kept="!= 0", always='owner="unaccounted"'
 )
-OWNER_PROCESSES = Family("gpumap_device_processes", ("uuid", "owner"), OWNERS, kept="!= 0", always='owner="unknown"')
+OWNER_PROCESSES = AskedFamily(
+    "gpumap_device_processes", ("uuid", "owner"), OWNERS, kept="!= 0", always='owner="unknown"'
+)
 """What is `always` kept exists, also with 0, for each device whose use is known."""
 _OF_WORK = ("workload_kind", "workload", "uuid")
-HOST_PROCESSES = Family("gpumap_host_gpu_processes", _OF_WORK, WORK)
-HOST_MEMORY = Family("gpumap_host_gpu_memory_used_bytes", _OF_WORK, WORK)
-HOST_SM = Family("gpumap_host_sm_utilization_ratio", _OF_WORK, WORK)
-UTILIZATION = Family("gpumap_gpu_utilization_ratio", ("gpu_uuid",), HEALTH)
-STUCK = Family("gpumap_nvml_stuck_seconds", ("gpu_uuid",), HEALTH, kept="> 0")
-POD_INFO = Family("gpumap_pod_info", ("namespace", "pod", "uid"), HEALTH)
+HOST_PROCESSES = AskedFamily("gpumap_host_gpu_processes", _OF_WORK, WORK)
+HOST_MEMORY = AskedFamily("gpumap_host_gpu_memory_used_bytes", _OF_WORK, WORK)
+HOST_SM = AskedFamily("gpumap_host_sm_utilization_ratio", _OF_WORK, WORK)
+UTILIZATION = AskedFamily("gpumap_gpu_utilization_ratio", ("gpu_uuid",), HEALTH)
+STUCK = AskedFamily("gpumap_nvml_stuck_seconds", ("gpu_uuid",), HEALTH, kept="> 0")
+POD_INFO = AskedFamily("gpumap_pod_info", ("namespace", "pod", "uid"), HEALTH)
 
-FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family) and one is not NODE_INFO)
+FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, AskedFamily) and one is not NODE_INFO)
 """All above but NODE_INFO, which is asked for first: it may select targets."""
 _OWNERS_OF_PART = {OTHERS: (_OF_OTHERS, ""), LEFTOVERS: (_OF_GONE, _OF_GONE), USE: (_OF_NONE, _OF_NONE)}
 """For parts that are less than OWNERS: selectors of the bytes and processes by owner that are enough. Those that are
@@ -165,7 +167,7 @@ class TargetLabels(NamedTuple):
     node: str
 
 
-def families_for(parts: Collection[str]) -> list[Family]:
+def families_for(parts: Collection[str]) -> list[AskedFamily]:
     """Return the families that these parts of a map need."""
     asked = {*parts, *([HOLDERS] if USE in parts else [])}
     families = [family for family in FAMILIES if not family.part or family.part in asked]
@@ -181,7 +183,7 @@ def families_for(parts: Collection[str]) -> list[Family]:
     return families
 
 
-def question(family: Family, selection: Selection) -> str:
+def question(family: AskedFamily, selection: Selection) -> str:
     """Return PromQL for the family's series, by its own labels and by those of its target.
 
     An own label that the target has too is `exported_…` unless Prometheus honors gpumap's labels.
@@ -196,7 +198,7 @@ def question(family: Family, selection: Selection) -> str:
     return expression
 
 
-def _selectors(family: Family, selection: Selection) -> Iterator[str]:
+def _selectors(family: AskedFamily, selection: Selection) -> Iterator[str]:
     """Select one namespace by each label that may have it. A target in that namespace may have rows of others too."""
     matchers = [""]
     if selection.namespace and "namespace" in family.by:

@@ -24,7 +24,7 @@ from gpumap.cli.fleet.joins import (
     node_of,
     series_of_nodes,
 )
-from gpumap.cli.fleet.queries import ALL, Family, Selection, families_for, matchers_of_targets, question
+from gpumap.cli.fleet.queries import ALL, AskedFamily, Selection, families_for, matchers_of_targets, question
 from gpumap.cli.fleet.targets import (
     OWN_LABELS,
     Key,
@@ -44,7 +44,7 @@ from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.prometheus import Prometheus, Row, Server, connect, together
 from gpumap.model.errors import FatalError
 from gpumap.model.node import Node
-from gpumap.model.words import age, by_reason, listed
+from gpumap.model.shown import age, by_reason, listed
 
 OLD_SECONDS = 60.0
 """A gpumap serves nothing older than its --stale-after, which is a minute by default."""
@@ -184,7 +184,7 @@ async def _answers(server: Prometheus, agents: Agents, parts: Collection[str], m
     return Answers(agents.targets, agents.names, asked, by_name)
 
 
-async def values_of_family(server: Prometheus, family: Family, selection: Selection, moment: int) -> FamilyValues:
+async def values_of_family(server: Prometheus, family: AskedFamily, selection: Selection, moment: int) -> FamilyValues:
     return read(family, await server.vector(question(family, selection), moment), selection)
 
 

@@ -33,8 +33,7 @@ from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
 from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import DEFAULTS
-from gpumap.model.units import counted
-from gpumap.model.words import age, by_reason
+from gpumap.model.shown import age, by_reason, counted
 
 NODE, NAMESPACE = "node", "namespace"
 _NAMES = {NAMESPACE: (NAMESPACE,), WORKLOAD: (NAMESPACE, "pod")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumap.cli.fleet.queries import FAMILIES, NODE_INFO, Family, Selection, TargetLabels
+from gpumap.cli.fleet.queries import FAMILIES, NODE_INFO, AskedFamily, Selection, TargetLabels
 
 Labels = tuple[str, ...]
 """Values of labels, in the order of their family."""
@@ -254,7 +254,7 @@ def differ_in_own_labels(targets: Iterable[Mapping[str, str]]) -> bool:
     return len({OWN_LABELS.intersection(labels) for labels in targets}) > 1
 
 
-def by_targets(family: Family, rows: Iterable[Mapping[str, str]], selection: Selection) -> Iterator[Labels]:
+def by_targets(family: AskedFamily, rows: Iterable[Mapping[str, str]], selection: Selection) -> Iterator[Labels]:
     """Return the own labels of each row, and those of its target; only its own if targets of several nodes match."""
     honoured = _index(selection, {*family.by})
     moved = _index(selection, frozenset())

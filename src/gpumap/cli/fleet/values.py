@@ -10,9 +10,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from gpumap.cli.fleet.queries import DEVICELESS, Family, Selection
+from gpumap.cli.fleet.queries import DEVICELESS, AskedFamily, Selection
 from gpumap.cli.fleet.targets import Labels, by_targets
-from gpumap.model.text import cut_off
+from gpumap.model.shown import cut_off
 
 Value = int | float
 Answer = tuple[Mapping[str, str], tuple[float, str]]
@@ -49,7 +49,7 @@ class FamilyValues(NamedTuple):
 # --- reading an answer ------------------------------------------------------------------------------------------------
 
 
-def read(family: Family, rows: Sequence[Answer], selection: Selection) -> FamilyValues:
+def read(family: AskedFamily, rows: Sequence[Answer], selection: Selection) -> FamilyValues:
     """Read an answer. Of rows with equal labels, as two servers give them, the larger value counts."""
     keys = _keys(family, [labels for labels, _ in rows], selection)
     if not _lacks_uuid(family, keys):
@@ -60,7 +60,7 @@ def read(family: Family, rows: Sequence[Answer], selection: Selection) -> Family
     return _one_by_one(family, rows, keys)
 
 
-def _one_by_one(family: Family, rows: Sequence[Answer], keys: Sequence[Labels]) -> FamilyValues:
+def _one_by_one(family: AskedFamily, rows: Sequence[Answer], keys: Sequence[Labels]) -> FamilyValues:
     values: dict[Labels, Value] = {}
     odd: list[str] = []
     limits = _limits(family)
@@ -79,18 +79,18 @@ def odd_row(name: str, labels: Mapping[str, str], text: str) -> str:
     return f"{name}{{{named}}} is {cut_off(text, _TEXT_CHARACTERS)}"
 
 
-def uuid_label(family: Family) -> str | None:
+def uuid_label(family: AskedFamily) -> str | None:
     """Return the label with the uuid that each row must have."""
     labels = () if family.name == DEVICELESS.name else family.by
     return next((label for label in ("uuid", "gpu_uuid") if label in labels), None)
 
 
-def _lacks_uuid(family: Family, keys: Sequence[Labels]) -> bool:
+def _lacks_uuid(family: AskedFamily, keys: Sequence[Labels]) -> bool:
     label = uuid_label(family)
     return label is not None and "" in {key[family.by.index(label)] for key in keys}
 
 
-def _keys(family: Family, rows: Sequence[Mapping[str, str]], selection: Selection) -> list[Labels]:
+def _keys(family: AskedFamily, rows: Sequence[Mapping[str, str]], selection: Selection) -> list[Labels]:
     """Return the own labels of each row and those of its target."""
     if selection.mixed or not {*family.by}.isdisjoint(selection.key):
         return list(by_targets(family, rows, selection))
@@ -113,7 +113,7 @@ def _column(name: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
         return [labels.get(name, "") for labels in rows]
 
 
-def _limits(family: Family) -> Limits:
+def _limits(family: AskedFamily) -> Limits:
     """Bytes and counts are whole, ratios go up to 1, and only a difference can be below 0."""
     whole = family.name.endswith(("_bytes", "_processes", "_slots", "_slots_allocatable", "_up"))
     least = -_EXACT_MAX if "owner" in family.by else 0

@@ -16,7 +16,7 @@ from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.errors import FatalError
 from gpumap.model.gaps import invisible, unknown_of_devices
 from gpumap.model.node import Node
-from gpumap.model.words import by_reason
+from gpumap.model.shown import by_reason
 
 NOT_KNOWN = "- means unknown, and >= means at least. A time-sliced GPU grants no memory."
 

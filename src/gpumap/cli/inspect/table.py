@@ -14,7 +14,7 @@ from msgspec import Struct
 from gpumap.cli.inspect.gpu_grants import Amount, GpuGrants, PodShare, sum_of
 from gpumap.cli.inspect.grants import Grants, NodeGrants, PodGrants
 from gpumap.cli.tables.layout import Column, Shape, joined, notes, refuse_huge, table
-from gpumap.model.words import UNKNOWN
+from gpumap.model.shown import UNKNOWN
 
 VERSION = 1
 OVER = "!"
@@ -51,7 +51,7 @@ def _node_columns(found: Grants, *, used: bool) -> list[Column[NodeGrants]]:
     gpus = range(max((len(node.gpus) for node in found.nodes), default=0))
     waits = any(node.pending is not None for node in found.nodes)
     pending: Column[NodeGrants] = Column(
-        "PENDING(Allocated)", lambda node: "" if node.pending is None else _text(node.pending, unit)
+        "PENDING(Allocated)", lambda node: "" if node.pending is None else _shown(node.pending, unit)
     )
     return [
         Column("NAME", lambda node: node.name, name=True),
@@ -68,13 +68,13 @@ def _gpu_cell(index: int, unit: int, used: bool, node: NodeGrants) -> str:
             return "/".join([UNKNOWN] * (3 if used else 2))
         return f"0/{_NO_GPU}" if used else _NO_GPU
     gpu = node.gpus[index]
-    granted = f"{_text(gpu.allocated, unit)}/{_text(gpu.total, unit)}"
-    return f"{_text(gpu.used, unit)}{OVER if gpu.over else ''}/{granted}" if used else granted
+    granted = f"{_shown(gpu.allocated, unit)}/{_shown(gpu.total, unit)}"
+    return f"{_shown(gpu.used, unit)}{OVER if gpu.over else ''}/{granted}" if used else granted
 
 
 def _memory_cell(unit: int, used: bool, node: NodeGrants) -> str:
     parts = [node.used, node.allocated, node.total] if used else [node.allocated, node.total]
-    return "/".join(_text(part, unit) for part in parts)
+    return "/".join(_shown(part, unit) for part in parts)
 
 
 def _title(*, used: bool) -> str:
@@ -86,7 +86,7 @@ def _title(*, used: bool) -> str:
 
 def _details(node: NodeGrants, unit: int, shape: Shape, *, used: bool) -> str:
     pods = [pod for pod in node.pods if used or any(share.held for share in pod.shares)]
-    sums = [f"Allocated: {_part(node.allocated, node.total, unit)}", f"Total: {_text(node.total, unit)}"]
+    sums = [f"Allocated: {_part(node.allocated, node.total, unit)}", f"Total: {_shown(node.total, unit)}"]
     if used:
         sums.insert(1, f"Used: {_part(node.used, node.total, unit)}")
     head = notes([f"NAME: {node.name}   IPADDRESS: {node.address or NO_ADDRESS}"], shape.screen)
@@ -95,7 +95,7 @@ def _details(node: NodeGrants, unit: int, shape: Shape, *, used: bool) -> str:
 
 
 def _part(amount: Amount, total: Amount, unit: int) -> str:
-    return f"{_text(amount, unit)} ({_percent(amount, total)})"
+    return f"{_shown(amount, unit)} ({_percent(amount, total)})"
 
 
 def _pod_columns(node: NodeGrants, unit: int, *, used: bool) -> list[Column[PodGrants]]:
@@ -127,14 +127,14 @@ def _pending(unit: int, pod: PodGrants) -> str:
 
 
 def _share_cell(share: PodShare, unit: int, *, used: bool) -> str:
-    granted = _text(share.allocated, unit)
-    return f"{_text(share.used, unit)}{OVER if share.over else ''}/{granted}" if used else granted
+    granted = _shown(share.allocated, unit)
+    return f"{_shown(share.used, unit)}{OVER if share.over else ''}/{granted}" if used else granted
 
 
 # --- amounts ----------------------------------------------------------------------------------------------------------
 
 
-def _text(amount: Amount, unit: int) -> str:
+def _shown(amount: Amount, unit: int) -> str:
     """Return whole units, cut off; a part of a unit as <1, and what is known in part as >=."""
     number, rest = divmod(amount.bytes, unit)
     if not amount.whole:
@@ -163,7 +163,7 @@ def _of_all(found: Grants, *, used: bool) -> str:
     in_use, allocated, total = _sums(found)
     parts: Sequence[Amount] = (in_use, allocated, total) if used else (allocated, total)
     ratios = [_percent(part, total) for part in parts[:-1]]
-    return f"{'/'.join(_text(part, found.unit_bytes) for part in parts)} ({'/'.join(ratios)})"
+    return f"{'/'.join(_shown(part, found.unit_bytes) for part in parts)} ({'/'.join(ratios)})"
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

@@ -23,9 +23,8 @@ from gpumap.cli.tables.layout import (
     with_node,
 )
 from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, top_rows
-from gpumap.cli.tables.unknowns import ill_gpus
-from gpumap.model.text import printable
-from gpumap.model.words import UNKNOWN, number, percent, size
+from gpumap.cli.tables.unknowns import gpus_to_repair
+from gpumap.model.shown import UNKNOWN, number, percent, printable, size
 
 ORDERS = {"m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""
@@ -198,7 +197,7 @@ def _device_lines(maps: NodeMaps, shape: Shape, most: int, offset: int) -> tuple
     if hidden:
         offset = min(offset, hidden)
         lines = [*lines[offset : offset + room], f"… and {hidden} more devices"]
-    hints = [hint for node_map in maps.maps for hint in ill_gpus(node_map)]
+    hints = [hint for node_map in maps.maps for hint in gpus_to_repair(node_map)]
     lines += hints[: max(most - len(lines) - 1, 0)]
     return [shape.screen.paint(titles, "bold"), *lines], hidden
 

@@ -24,8 +24,8 @@ from gpumap.cli.tables.layout import (
 from gpumap.cli.tables.unknowns import no_rows, troubles
 from gpumap.model.devices import container_of, has_kubelet, in_namespace
 from gpumap.model.node import VERSION, Node, UnmatchedSlots
+from gpumap.model.shown import UNKNOWN, number, percent, ratio, size
 from gpumap.model.terms import ContainerName
-from gpumap.model.words import UNKNOWN, number, percent, ratio, size
 
 _COLOURS = {"UNASSIGNED": "red", "gone": "yellow", "unknown": "yellow"}
 MapRow = DeviceRow | ContainerRow
@@ -67,7 +67,7 @@ def _column(
     return Column(title, read, value if sort else None, largest_first=True, sort_name=sort_name)
 
 
-def _named(title: str, part: Callable[[ContainerName], str]) -> Column[MapRow]:
+def _name_column(title: str, part: Callable[[ContainerName], str]) -> Column[MapRow]:
     return _column(title, None, lambda row: part(row.container) or UNKNOWN, lambda row: part(row.container))._replace(
         name=True
     )
@@ -109,9 +109,9 @@ def owner_colour(row: MapRow) -> str:
 COLUMNS: tuple[Column[MapRow], ...] = (
     _column("DEVICE", lambda on: on.name)._replace(spans=True),
     _column("UUID", lambda on: on.uuid)._replace(name=True, spare=5),
-    _named("NAMESPACE", lambda name: name.namespace),
+    _name_column("NAMESPACE", lambda name: name.namespace),
     _column("POD", None, lambda row: row.pod or UNKNOWN, lambda row: row.pod)._replace(name=True, kept=True),
-    _named("CONTAINER", lambda name: name.container),
+    _name_column("CONTAINER", lambda name: name.container),
     _column("SLOTS", None, lambda row: _granted(row, _slots(row)))._replace(spare=3),
     _column("GPUS", None, lambda row: _granted(row, ratio(row.gpus)), sort=lambda row: row.gpus)._replace(spare=4),
     _column(

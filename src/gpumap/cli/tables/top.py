@@ -27,7 +27,7 @@ from gpumap.cli.tables.layout import (
 from gpumap.cli.tables.map import owner_colour, shown_owner
 from gpumap.cli.tables.unknowns import all_known, no_rows, troubles
 from gpumap.model.node import Node, Workload
-from gpumap.model.words import UNKNOWN, age, number, percent, size
+from gpumap.model.shown import UNKNOWN, age, number, percent, size
 
 
 class TopRow(Struct, frozen=True, kw_only=True):

@@ -9,8 +9,7 @@ from gpumap.cli.tables.layout import Shape
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.gaps import gaps_of, invisible, repairs, unknown_of_devices
 from gpumap.model.node import Node
-from gpumap.model.text import printable
-from gpumap.model.words import by_reason
+from gpumap.model.shown import by_reason, printable
 
 _SENTENCES_MAX, _BLIND_MAX = 20, 5
 _JUDGE_BY = frozenset({"nvml", "kubelet", "pod_identity"})
@@ -75,7 +74,7 @@ def _troubles(node_map: Node) -> Iterator[str]:
         yield invisible(node_map)
 
 
-def ill_gpus(node_map: Node) -> Iterator[str]:
+def gpus_to_repair(node_map: Node) -> Iterator[str]:
     """Return a hint for each GPU that answers and needs repair."""
     for index in dict.fromkeys(index for index, _ in repairs(node_map)):
         yield f"GPU {index} needs repair: see `gpumap doctor`."

@@ -26,12 +26,11 @@ from gpumap.cli.tables.layout import (
     table,
     with_node,
 )
-from gpumap.cli.tables.unknowns import all_known, few, ill_gpus, no_rows, of_each
+from gpumap.cli.tables.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet
 from gpumap.model.findings import SUMMED, Finding, Thresholds, findings, sums, unknown, unmeasured_pods, worst_first
 from gpumap.model.node import Node
-from gpumap.model.units import counted
-from gpumap.model.words import UNKNOWN, number, ratio, size
+from gpumap.model.shown import UNKNOWN, counted, number, ratio, size
 
 
 class _NodeFindings(NamedTuple):
@@ -134,14 +133,14 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     elif any(map(has_kubelet, maps.maps)):
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
     else:
-        return notes([*doubts, *of_each(maps, ill_gpus), *maps.missing], shape.screen)
+        return notes([*doubts, *of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
     remedies = dict.fromkeys(_remedy(one) for one in found if one.remedy) if shape.wide else ()
     return joined(
         [
             block,
             notes(remedies, shape.screen),
             notes(doubts, shape.screen),
-            notes(few([*of_each(maps, ill_gpus), *maps.missing], maps.fleet), shape.screen, "red"),
+            notes(few([*of_each(maps, gpus_to_repair), *maps.missing], maps.fleet), shape.screen, "red"),
             notes([_summary(found, _sums(of_nodes, shape.thresholds, shape.namespace))], shape.screen, "bold"),
         ]
     )

@@ -22,8 +22,8 @@ from gpumap.lab.capture.record import record
 from gpumap.lab.node_files import temporary_folder
 from gpumap.lab.serve import serve_node
 from gpumap.model.errors import UsageError
+from gpumap.model.shown import printable
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.text import printable
 
 KEY_BYTES = 32
 

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { addressOf, BY, hasKubelet, sorted } from "./model.js";
 import { cell, containerName, deviceName, findingMark, head, ownerMark } from "./parts.js";
 import { bar } from "./bar.js";
-import { activity, ills, sensors } from "./health.js";
+import { activity, problems, sensors } from "./health.js";
 import { isUsed, listedBytes, unsettled } from "./totals.js";
 import { bytes, clock, count, duration, FAULTS, known, moment, name, OWNER_MEANS, percent, printable, prose, share } from "./words.js";
 
@@ -32,7 +32,7 @@ export function details(line, context) {
     { class: "details" },
     gpu?.fault && h("p", { class: "why" }, downText(gpu, context)),
     !gpu && h("p", { class: "why" }, "The kubelet lists this device, but NVML does not."),
-    ills(gpu, context.map),
+    problems(gpu, context.map),
     h(
       "div",
       { class: "side" },

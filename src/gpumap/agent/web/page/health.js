@@ -99,12 +99,12 @@ export function marks({ gpu, devices }, map) {
 }
 
 /** Return the problems of a GPU with their remedies; null without problems. */
-export function ills(gpu, map) {
+export function problems(gpu, map) {
   const found = gpu ? [recovery(gpu), ...rows(gpu), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
   return found.length ? h("ul", { class: "ills" }, found) : null;
 }
 
-const ill = (key, level, shown, remedy, title) =>
+const problem = (key, level, shown, remedy, title) =>
   h("li", { key, class: level, title }, shown, remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null);
 
 /** Return the recovery action that the driver requests; null if it requests none. */
@@ -114,18 +114,18 @@ export const wish = (gpu) => {
 };
 
 const recovery = (gpu) =>
-  wish(gpu) && ill("recovery", "bad", `Recovery action: ${wish(gpu)}.`, gpu.remedies.recovery_action);
+  wish(gpu) && problem("recovery", "bad", `Recovery action: ${wish(gpu)}.`, gpu.remedies.recovery_action);
 
 const rows = (gpu) => [
-  gpu.reading?.row_remap_failure && ill("failure", "bad", prose(gpu.remedies.row_remap_failure)),
-  gpu.reading?.row_remap_pending && ill("pending", "warn", prose(gpu.remedies.row_remap_pending)),
+  gpu.reading?.row_remap_failure && problem("failure", "bad", prose(gpu.remedies.row_remap_failure)),
+  gpu.reading?.row_remap_pending && problem("pending", "warn", prose(gpu.remedies.row_remap_pending)),
 ];
 
 function ecc(gpu) {
   const lost = Object.entries(gpu.reading?.ecc_errors?.uncorrected ?? {}).filter(([, errors]) => errors);
   const all = lost.reduce((sum, [, errors]) => sum + errors, 0);
   const where = lost.map(([location, errors]) => `${printable(location)} ${errors}`).join(", ");
-  return all > 0 && ill("ecc", "warn", `${count(all, "memory error")} over its life were not correctable: ${where}.`, gpu.remedies.ecc_uncorrected);
+  return all > 0 && problem("ecc", "warn", `${count(all, "memory error")} over its life were not correctable: ${where}.`, gpu.remedies.ecc_uncorrected);
 }
 
 /** Return the XID errors of a GPU, as pairs of code and number. */
@@ -141,10 +141,10 @@ function xids(gpu, map) {
     const first = [...names.values()].slice(0, HIT);
     const shown = first.map((one, at) => [at ? ", " : " while held or used by ", containerName(one)]);
     const more = names.size > HIT ? ` and ${names.size - HIT} more` : "";
-    return ill(`xid ${xid}`, "warn", [`XID ${xid}`, errors > 1 ? `, ${errors} times,` : "", shown, more, "."], null, SINCE);
+    return problem(`xid ${xid}`, "warn", [`XID ${xid}`, errors > 1 ? `, ${errors} times,` : "", shown, more, "."], null, SINCE);
   });
   const more = counts.length - CODES;
-  if (more > 0) lines.push(ill("xids", "warn", `${count(more, "more code")} of XID errors: see api/v1/map.`));
+  if (more > 0) lines.push(problem("xids", "warn", `${count(more, "more code")} of XID errors: see api/v1/map.`));
   return lines;
 }
 

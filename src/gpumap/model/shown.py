@@ -1,9 +1,10 @@
-"""Values and names as people read them, in cells of tables and in sentences. Pure."""
+"""Values, names and text from outside as people read them: in cells of tables, sentences and lines of a log. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+ELLIPSIS = "…"
 UNKNOWN = "-"
 """A value that is not known, never 0."""
 _NODES_LISTED = 20
@@ -70,3 +71,32 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
     for node, reason in reasons:
         nodes.setdefault(reason, []).append(node)
     return [f"{of_nodes(names)}: {reason}" for reason, names in nodes.items()]
+
+
+def and_more(first: str, more: int, one: str, many: str = "") -> str:
+    """Return `the first, and 2 more rows`; only the first if there is only one."""
+    return f"{first}, and {counted(more, one, many)}" if more else first
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 pod`, `2 pods`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+# --- text from outside, made safe -------------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """Replace every character that is not printable: controls, escapes, direction marks."""
+    return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says, printable and in one line."""
+    return printable(" ".join(str(error).split()))
+
+
+def cut_off(text: str, most: int) -> str:
+    """Return the text in one line, cut after `most` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[:most]}{ELLIPSIS}"

@@ -44,13 +44,3 @@ def parse_quantity(text: str) -> int:
     if amount >> 63:
         raise ValueError(f'"{text:.40}" does not fit in 63 bits')
     return amount
-
-
-def and_more(first: str, more: int, one: str, many: str = "") -> str:
-    """Return `the first, and 2 more rows`; only the first if there is only one."""
-    return f"{first}, and {counted(more, one, many)}" if more else first
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """`1 pod`, `2 pods`."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
