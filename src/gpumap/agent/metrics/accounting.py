@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpumap.agent.metrics.allocation import CONTAINER_LABELS
+from gpumap.agent.metrics.allocation import CONTAINER_LABELS, container_labels
 from gpumap.model.families import Family, Series
 from gpumap.model.node import ContainerAccount
 from gpumap.model.snapshot import Snapshot
@@ -16,7 +16,7 @@ def _charged(name: str, help: str, value: Callable[[ContainerAccount], float | N
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for account in snapshot.node.accounts:
             if (found := value(account)) is not None:
-                yield Series((*account.name, account.uuid), found)
+                yield Series(container_labels(account), found)
 
     return Family(name, "counter", help, CONTAINER_LABELS, read)
 

@@ -110,7 +110,7 @@ CODEC = (
 def _process_memory(snapshot: Snapshot) -> Iterator[Series]:
     for process in snapshot.processes:
         if process.memory_bytes is not None:
-            name = process.name or ("", "", "")
+            name = process.namespace or "", process.pod or "", process.container or ""
             yield Series((*name, process.uuid, str(process.pid), process.type), process.memory_bytes)
 
 
