@@ -136,3 +136,13 @@ def test_pods_of_a_scheduler_accuse_nobody_and_cost_nothing_twice(document: dict
         f"{one['namespace']}/{one['pod']}" for one in document["accounts"] if one["allocated_gpu_seconds"] is not None
     }
     assert charged == {pod for pod, (_, share, _) in GRANTS.items() if share is not None}
+
+
+def test_every_mode_of_the_table_is_in_it(scenario: Scenario) -> None:
+    """The tour has each resource of docs/explanation/sharing.md but for those that are names of the same."""
+    page = (Path(__file__).parent.parent / "docs" / "explanation" / "sharing.md").read_text()
+    resources = {line.split("|")[2].strip().strip("`") for line in page.splitlines() if "/captures/" in line}
+    played = {devices.resource for pod in scenario.pods for one in pod.containers for devices in one.devices}
+    played |= {claim.driver for pod in scenario.pods for one in pod.containers for claim in one.claims}
+    missing = {resource.partition("`")[0] for resource in resources} - played
+    assert missing <= {"nvidia.com/mig-1g.5gb", "volcano.sh/gpu-number"}
