@@ -64,7 +64,7 @@ async def test_a_capture_is_served_as_a_node(directory: Path) -> None:
         document = json.loads((await running.get("/api/v1/map")).text)
     served = {row for row in page.container_series() if row[0] not in replay.CLOCK_DEPENDENT}
     assert served == expected.container_series()
-    assert document["node"]["name"] == "made-node"
+    assert document["name"] == "made-node"
     assert {source["source"] for source in document["sources"] if source["up"]} >= {"kubelet", "nvml", "procfs"}
     assert os.listdir(directory) == []
 

@@ -209,7 +209,7 @@ async def test_a_demo_node_can_be_recorded(directory: Path, capsys: pytest.Captu
 
 
 def kubelet_of(snapshot: Snapshot) -> SourceHealth:
-    return next(health for health in snapshot.node.sources if health.source is Source.KUBELET)
+    return next(health for health in snapshot.node.sources if health.source == Source.KUBELET)
 
 
 # --- frames -----------------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ async def test_what_is_said_too_late_is_in_no_frame(
     finally:
         gate.opened.set()
         await recorder.close()
-    identity = next(health for health in snapshot.node.sources if health.source is Source.POD_IDENTITY)
+    identity = next(health for health in snapshot.node.sources if health.source == Source.POD_IDENTITY)
     assert (identity.up, identity.reason) == (False, "deadline_exceeded")
     assert not late.keys() & {contents.CHECKPOINT, contents.LOG_TREE}
     assert {contents.down(late)[name].reason for name in ("checkpoint", "pod_logs")} == {"deadline_exceeded"}
@@ -593,7 +593,7 @@ async def test_dra_files_come_and_go(node: Node, directory: Path, recorder: Reco
     broken, snapshot = await recorder.frame()
     assert contents.DRA_STATE not in broken
     assert contents.DRA_CHECKPOINT in broken
-    identity = next(health for health in snapshot.node.sources if health.source is Source.POD_IDENTITY)
+    identity = next(health for health in snapshot.node.sources if health.source == Source.POD_IDENTITY)
     assert (identity.up, identity.reason) == (True, "dra_state_corrupt")
     frames = tuple(on_disk.Frame(float(n), files) for n, files in enumerate((bare, with_files, broken)))
     capture = on_disk.Capture(recorder.about(), frames)
