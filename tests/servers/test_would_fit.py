@@ -61,6 +61,7 @@ def week() -> Samples:
             scrape("gpumap_gpu_up", "1", gpu_uuid=uuid)
             scrape("gpumap_device_holders", "1", uuid=uuid)
             scrape("gpumap_device_memory_total_bytes", str(TOTAL), uuid=uuid)
+            scrape("gpumap_device_memory_used_bytes", str(GIB), uuid=uuid)
             name = {"namespace": "ml", "pod": pod, "container": "main", "uuid": uuid}
             scrape("gpumap_allocation_slots", "1", resource="nvidia.com/gpu", **name)
             scrape("gpumap_container_allocated_gpus", "1", **name)
