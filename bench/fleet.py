@@ -127,8 +127,8 @@ def _device(card: str, index: int, number: int, now: str, draw: random.Random) -
         f'gpumap_device_info{{{of_card},gpu_uuid="{card}",index="{index}",minor="{index}",pci_bus_id="0000:{index:02}",'
         'model="NVIDIA H100 80GB HBM3",mig_profile="",gpu_instance_id="",compute_instance_id=""} 1'
     )
-    yield f"gpumap_gpu_up{{{of_card}}} 1"
-    yield f"gpumap_gpu_utilization_ratio{{{of_card}}} 0.5"
+    yield f"gpumap_gpu_up{{gpu_{of_card}}} 1"
+    yield f"gpumap_gpu_utilization_ratio{{gpu_{of_card}}} 0.5"
     yield f'gpumap_device_slots_allocatable{{{of_card},resource="nvidia.com/gpu"}} {count}'
     yield f"gpumap_device_holders{{{of_card}}} {count}"
     used = 0

@@ -89,10 +89,10 @@ class Card:
 
 def values_of(reading: GpuReading) -> Values:
     """The same of gpumap's reading, to see that both read the same."""
-    temperatures = dict(reading.temperatures_celsius)
-    events = sum(1 << bit for bit, (_, active) in enumerate(reading.clock_events) if active)
-    fields_of_events, remapped = dict(CLOCK_EVENT_FIELDS), dict(reading.remapped_rows)
-    fields = {fields_of_events[word]: round(seconds * 1e9) for word, seconds in reading.clock_event_seconds}
+    temperatures, remapped = reading.temperatures_celsius, reading.remapped_rows
+    events = sum(1 << bit for bit, active in enumerate(reading.clock_events.values()) if active)
+    fields_of_events = dict(CLOCK_EVENT_FIELDS)
+    fields = {fields_of_events[word]: round(seconds * 1e9) for word, seconds in reading.clock_event_seconds.items()}
     fields |= {
         pynvml.NVML_FI_DEV_MEMORY_TEMP: temperatures["memory"],
         pynvml.NVML_FI_DEV_REMAPPED_COR: remapped["correctable"],
@@ -106,19 +106,19 @@ def values_of(reading: GpuReading) -> Values:
     return {
         "memory": reading.memory and structs.astuple(reading.memory),
         "utilization": reading.utilization_ratio,
-        "controller": reading.memory_controller_ratio,
+        "controller": reading.memory_controller_busy_ratio,
         "temperature": temperatures["gpu"],
         "power": reading.power_watts,
         "power_limit": reading.power_limit_watts,
         "energy": reading.energy_joules,
-        "clocks": [hertz for _, hertz in reading.clocks_hertz],
+        "clocks": list(reading.clocks_hertz.values()),
         "clock_events": events,
         "performance_state": reading.performance_state,
-        "ecc": [count for _, _, count in reading.ecc_errors],
+        "ecc": [count for counts in reading.ecc_errors.values() for count in counts.values()],
         "fields": fields,
         "activity": list(structs.astuple(reading.activity)) if reading.activity else [],
         "processes": {one.pid: one.used_memory_bytes for one in reading.processes or ()},
-        "samples": {one.pid: (one.sm_ratio, one.memory_controller_ratio) for one in reading.samples or ()},
+        "samples": {one.pid: (one.sm_ratio, one.memory_controller_busy_ratio) for one in reading.samples or ()},
     }
 
 

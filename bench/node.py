@@ -8,29 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import tempfile
 import threading
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gpumap.lab.demo import texts
-from gpumap.lab.demo.kubelet import FakeKubelet
-from gpumap.model.observations import (
-    CheckpointEntry,
-    ContainerLink,
-    ContainerName,
-    DeviceId,
-    ListedContainer,
-    ListedPod,
-    LogTree,
-    PodUid,
-    ResourceDevices,
-)
+from gpumap.model.observations import DeviceId, ResourceDevices
 from tests import standin
+from tests.machine import Machine, Pod, new_container_id, new_uid
 from tests.processes import NoCgroupsError, PlainProcesses, Processes, RealProcesses
 
 RESOURCE, MIG_RESOURCE = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"
@@ -68,45 +55,18 @@ MIG = Shape(16, 16, pods_per_gpu=7, instances_per_gpu=7)
 
 
 @dataclass
-class _Pod:
+class _Place:
+    """A pod, and its slot of a GPU. `gpu` is None for a pod without one."""
+
+    pod: Pod
     gpu: int | None
     slot: int
-    generation: int = 0
-    mig: bool = False
-    uid: PodUid = field(default_factory=lambda: PodUid(str(uuid.uuid4())))
-    container_id: str = field(default_factory=lambda: uuid.uuid4().hex * 2)
+    generation: int
     pids: list[int] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        kind = "web" if self.gpu is None else f"train-gpu{self.gpu}"
-        return f"{kind}-{self.slot}-{self.generation}"
-
-    @property
-    def ids(self) -> tuple[DeviceId, ...]:
-        return () if self.gpu is None else (_device_id(self.gpu, self.slot, self.mig),)
-
-    @property
-    def listed(self) -> ListedPod:
-        devices = (ResourceDevices(MIG_RESOURCE if self.mig else RESOURCE, self.ids),) if self.ids else ()
-        return ListedPod("ml", self.name, (ListedContainer("main", devices), ListedContainer("sidecar")))
-
-    @property
-    def tree(self) -> str:
-        return texts.tree_name(LogTree(self.uid, "ml", self.name, ()))
-
-    @property
-    def link(self) -> ContainerLink:
-        return ContainerLink(self.container_id, self.uid, ContainerName("ml", self.name, "main"))
 
 
 def _gpu_uuid(index: int) -> str:
     return f"GPU-00000000-0000-0000-0000-{index:012d}"
-
-
-def _device_id(gpu: int, slot: int, mig: bool) -> DeviceId:
-    """A MIG device, or a slot of a whole GPU."""
-    return DeviceId(_mig_uuid(gpu, slot) if mig else f"{_gpu_uuid(gpu)}::{slot}")
 
 
 def _mig_uuid(gpu: int, slot: int) -> str:
@@ -145,27 +105,35 @@ def _card(index: int, instances: int) -> standin.Gpu:
     )
 
 
-class BenchNode:
+class BenchNode(Machine):
     """A node of one shape below `directory`."""
 
     def __init__(self, shape: Shape, directory: Path, library: Path, processes: Processes) -> None:
+        super().__init__(directory)
         self.shape = shape
         self.library = library
         self.processes = processes
         self.state, self.calls = directory / "driver-state", directory / "driver-calls"
-        self._directory = directory
         # A kubelet of this machine removes the cgroups of pods that it does not know, below its own root.
         self._cgroups = f"/{directory.name}"
         self.driver = standin.Driver(gpus=[_card(index, shape.instances_per_gpu) for index in range(shape.gpus)])
-        mig = bool(shape.instances_per_gpu)
-        self._pods = [_Pod(gpu, slot, mig=mig) for gpu in range(shape.gpus) for slot in range(shape.pods_per_gpu)]
-        self._pods += [_Pod(None, slot) for slot in range(shape.other_pods)]
-        self.kubelet = FakeKubelet(directory / "kubelet" / "pod-resources" / "kubelet.sock")
-        for folder in ("kubelet/device-plugins", "log/pods", "log/containers"):
-            (directory / folder).mkdir(parents=True)
-        for pod in self._pods:
-            self._start(pod)
+        self._resource = MIG_RESOURCE if shape.instances_per_gpu else RESOURCE
+        self._places = [self._place(gpu, slot) for gpu in range(shape.gpus) for slot in range(shape.pods_per_gpu)]
+        self._places += [self._place(None, slot) for slot in range(shape.other_pods)]
+        for place in self._places:
+            self._start(place)
         self._tell()
+
+    def _place(self, gpu: int | None, slot: int, generation: int = 0) -> _Place:
+        kind = "web" if gpu is None else f"train-gpu{gpu}"
+        devices = {} if gpu is None else {"main": (ResourceDevices(self._resource, (self._device_id(gpu, slot),)),)}
+        containers = {"main": new_container_id(), "sidecar": new_container_id()}
+        pod = Pod("ml", f"{kind}-{slot}-{generation}", new_uid(), containers, devices)
+        return _Place(pod, gpu, slot, generation)
+
+    def _device_id(self, gpu: int, slot: int) -> DeviceId:
+        """A MIG device, or a slot of a whole GPU."""
+        return DeviceId(_mig_uuid(gpu, slot) if self.shape.instances_per_gpu else f"{_gpu_uuid(gpu)}::{slot}")
 
     @property
     def real_processes(self) -> bool:
@@ -174,12 +142,7 @@ class BenchNode:
     @property
     def flags(self) -> list[str]:
         """What points `gpumap serve` at this node."""
-        return [
-            *("--kubelet-root", str(self._directory / "kubelet")),
-            *("--pod-log-root", str(self._directory / "log")),
-            *("--proc", str(self.processes.root)),
-            *("--nvml-library", str(self.library)),
-        ]
+        return [*self.flags_for(self.processes.root), "--nvml-library", str(self.library)]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -205,57 +168,52 @@ class BenchNode:
 
     def churn(self, pods: int) -> None:
         """So many GPU pods end, the oldest first, and others with processes of their own take their slots."""
-        oldest = sorted((pod for pod in self._pods if pod.gpu is not None), key=lambda pod: pod.generation)[:pods]
-        for pod in oldest:
-            self._end(pod)
-            successor = _Pod(pod.gpu, pod.slot, pod.generation + 1, pod.mig)
-            self._pods[self._pods.index(pod)] = successor
-            self._start(successor)
+        for _ in range(pods):
+            place = self._end_oldest()
+            self._places.append(place)
+            self._start(place)
         self._tell()
 
-    def withdraw(self) -> _Pod:
+    def withdraw(self) -> _Place:
         """The oldest GPU pod ends. Its successor is not assigned yet."""
-        oldest = min((pod for pod in self._pods if pod.gpu is not None), key=lambda pod: pod.generation)
-        self._end(oldest)
-        self._pods.remove(oldest)
+        place = self._end_oldest()
         self._tell()
-        return _Pod(oldest.gpu, oldest.slot, oldest.generation + 1, oldest.mig)
+        return place
 
-    def assign(self, pod: _Pod) -> None:
+    def assign(self, place: _Place) -> None:
         """The kubelet gives a pod its slot, and at last renames its checkpoint. Nothing of the pod runs yet."""
-        self._pods.append(pod)
+        self._places.append(place)
         self._tell()
 
-    def start(self, pod: _Pod) -> None:
+    def start(self, place: _Place) -> None:
         """Make the log directories and processes of an assigned pod."""
-        self._start(pod)
+        self._start(place)
         self._tell()
 
-    def _start(self, pod: _Pod) -> None:
-        for container in ("main", "sidecar"):
-            (self._directory / "log" / "pods" / pod.tree / container).mkdir(parents=True)
-        link = self._directory / "log" / "containers" / texts.link_name(pod.link)
-        link.symlink_to(texts.link_target(pod.link))
-        if pod.gpu is None:
-            return
-        cgroup = self._cgroups + texts.pod_cgroup("v1-cgroupfs", "besteffort", pod.uid, pod.container_id)
-        shares = [*range(self.shape.processes_per_gpu)][pod.slot :: self.shape.pods_per_gpu]
-        pod.pids = [self.processes.start(cgroup) for _ in shares]
+    def _start(self, place: _Place) -> None:
+        self.write_logs(place.pod)
+        if place.gpu is not None:
+            cgroup = self._cgroups + place.pod.cgroup("main")
+            shares = [*range(self.shape.processes_per_gpu)][place.slot :: self.shape.pods_per_gpu]
+            place.pids = [self.processes.start(cgroup) for _ in shares]
 
-    def _end(self, pod: _Pod) -> None:
-        for pid in pod.pids:
+    def _end_oldest(self) -> _Place:
+        """End the oldest GPU pod, and give its successor."""
+        oldest = min((one for one in self._places if one.gpu is not None), key=lambda one: one.generation)
+        for pid in oldest.pids:
             self.processes.end(pid)
-        shutil.rmtree(self._directory / "log" / "pods" / pod.tree)
-        (self._directory / "log" / "containers" / texts.link_name(pod.link)).unlink()
+        self.remove_logs(oldest.pod)
+        self._places.remove(oldest)
+        return self._place(oldest.gpu, oldest.slot, oldest.generation + 1)
 
     def _tell(self) -> None:
         """Write the files of the driver, the kubelet and its checkpoint."""
         for index, gpu in enumerate(self.driver.gpus):
-            pids = [pid for pod in self._pods if pod.gpu == index for pid in pod.pids]
+            pids = [pid for one in self._places if one.gpu == index for pid in one.pids]
             gpu.memory_used_bytes = len(pids) * (GIB + GIB // 8)
             for slot, instance in enumerate(gpu.instances):
                 assert instance is not None
-                own = [pid for pod in self._pods if (pod.gpu, pod.slot) == (index, slot) for pid in pod.pids]
+                own = [pid for one in self._places if (one.gpu, one.slot) == (index, slot) for pid in one.pids]
                 instance.processes = [standin.Process(pid, GIB + 4096 * number) for number, pid in enumerate(own)]
                 instance.memory_used_bytes = len(own) * (GIB + GIB // 8)
             if gpu.instances:
@@ -263,17 +221,12 @@ class BenchNode:
             gpu.processes = [standin.Process(pid, GIB + 4096 * number) for number, pid in enumerate(pids)]
             gpu.samples = [standin.Sample(pid, sm=1 + number % 3, mem=1) for number, pid in enumerate(pids)]
         self.write_driver()
-        shape, mig = self.shape, bool(self.shape.instances_per_gpu)
-        resource, slots = MIG_RESOURCE if mig else RESOURCE, max(shape.slots_per_gpu, shape.pods_per_gpu)
-        ids = tuple(_device_id(gpu, slot, mig) for gpu in range(shape.gpus) for slot in range(slots))
-        offered = (ResourceDevices(resource, ids),)
-        self.kubelet.set_pods([pod.listed for pod in self._pods])  # a tuple of frozen values: taken at once
-        self.kubelet.set_allocatable(offered)
-        rows = [CheckpointEntry(pod.uid, "main", resource, frozenset(pod.ids)) for pod in self._pods if pod.ids]
-        checkpoint = self._directory / "kubelet" / "device-plugins" / "kubelet_internal_checkpoint"
-        temporary = checkpoint.with_suffix(".tmp")
-        temporary.write_text(texts.checkpoint_text(rows, offered, {}))
-        temporary.rename(checkpoint)
+        shape, pods = self.shape, [one.pod for one in self._places]
+        slots = max(shape.slots_per_gpu, shape.pods_per_gpu)
+        ids = tuple(self._device_id(gpu, slot) for gpu in range(shape.gpus) for slot in range(slots))
+        offered = (ResourceDevices(self._resource, ids),)
+        self.write_kubelet(pods, offered)  # a tuple of frozen values: taken at once
+        self.write_checkpoint(pods, offered)
 
 
 @contextlib.contextmanager

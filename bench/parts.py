@@ -27,9 +27,10 @@ from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet
 from gpumap.model.families import Family, Series
+from gpumap.model.node import Node
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, Moment, ResourceDevices
 from gpumap.model.readings import GpuReading
-from gpumap.model.snapshot import Node, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests import standin
 
 ROUNDS = 25
@@ -38,7 +39,7 @@ PODS = 110
 P7_LIMITS = {SMALL: 0.30, LARGE: 0.22}
 APART_SECONDS = 0.11
 """Between two readings: NVML compares samples of GPM that are more than 100 ms apart."""
-EMPTY = Snapshot(Moment(0.0, 0.0), Node("bench", ""), (), (), ())
+EMPTY = Snapshot(Moment(0.0, 0.0), Node(timestamp=0.0, name="bench"))
 
 
 def _in_turn(*calls: Callable[[], object], apart_seconds: float = 0.0) -> list[float]:

@@ -30,14 +30,14 @@ def push(_: frozenset[str]) -> Iterator[Figure]:
         seen_pushed = stack.enter_context(_sight(stack.enter_context(gpumap(made, "1s"))))
         seen_polled = stack.enter_context(_sight(stack.enter_context(gpumap(made, "1s", "--no-push"))))
         for pause in pauses:
-            pod = made.withdraw()
+            place = made.withdraw()
             time.sleep(pause)
-            made.assign(pod)
+            made.assign(place)
             assigned = time.monotonic()
             # One after the other, so that only one page is looked at while it counts.
-            pushed.append(_ask(seen_pushed, pod.name) - assigned)
-            polled.append(_ask(seen_polled, pod.name) - assigned)
-            made.start(pod)
+            pushed.append(_ask(seen_pushed, place.pod.name) - assigned)
+            polled.append(_ask(seen_polled, place.pod.name) - assigned)
+            made.start(place)
     seen, theirs = median(pushed), median(polled)
     apart = noise((median(pushed[::2]), median(pushed[1::2])))  # another copy would take the cores when it counts
     absolute = f"{seen * 1e3:.1f} : {theirs * 1e3:.0f} ms"

@@ -19,10 +19,10 @@ def counted(name: str) -> str:
 
 
 HELD = counted(HELD_COUNTER)
-COMPUTED = counted("gpumap_container_sm_seconds_total")
+COMPUTED = q.computed("increase", PODS, "$__range")
 MEMORY = counted("gpumap_container_gpu_memory_byte_seconds_total")
 ENERGY = counted("gpumap_container_energy_joules_total")
-UNCHARGED = q.increase("gpumap_gpu_energy_unattributed_joules_total", q.BY_DEVICE, q.NODE)
+UNCHARGED = q.increase("gpumap_gpu_energy_unattributed_joules_total", q.BY_GPU, q.NODE)
 LABELS = q.series("kube_pod_labels", f'{q.CLUSTER}, namespace=~"$namespace", pod=~"$pod"')
 TEAMS = (
     f"label_replace(topk by ({IN_POD}) (1, max by ({IN_POD}, $label) (last_over_time({LABELS}[$__range]))),"
@@ -178,7 +178,7 @@ FLOW = Row(
                 Query(
                     by(BY_NAMESPACE, q.rate("gpumap_container_energy_joules_total", q.BY_HOLDER, PODS)), "{{namespace}}"
                 ),
-                Query(f"sum({q.rate('gpumap_gpu_energy_unattributed_joules_total', q.BY_DEVICE, q.NODE)})", "nobody"),
+                Query(f"sum({q.rate('gpumap_gpu_energy_unattributed_joules_total', q.BY_GPU, q.NODE)})", "nobody"),
             ),
             unit="watt",
             stacked=True,
@@ -187,7 +187,7 @@ FLOW = Row(
             title="GPU time charged to no container",
             about="Number of GPUs of the selected nodes that gpumap could not measure and not charge. It should be 0. "
             "Above 0, a bill is too low.",
-            queries=(Query(f"sum({q.rate('gpumap_accounting_gap_seconds_total', q.BY_DEVICE, q.NODE)})", "GPUs"),),
+            queries=(Query(f"sum({q.rate('gpumap_accounting_gap_seconds_total', q.BY_GPU, q.NODE)})", "GPUs"),),
         ),
     ),
 )

@@ -36,19 +36,19 @@ def speed_of_node(name: str, by: str) -> str:
 GPUS, ANSWERING = (
     of_node(f"gpumap_gpu_up:{operation}", q.answers(q.CLUSTER, q.CLUSTER)) for operation in ("count", "sum")
 )
-TOLD_OF = of_node("gpumap_gpu_up:count", q.most("gpumap_gpu_up", q.BY_DEVICE, q.CLUSTER))
+TOLD_OF = of_node("gpumap_gpu_up:count", q.most("gpumap_gpu_up", q.BY_GPU, q.CLUSTER))
 """Without the nodes whose whole driver is down."""
 HELD_ON_NODE = of_node(
     "gpumap_container_allocated_gpus:sum", q.most("gpumap_container_allocated_gpus", q.BY_HOLDER, q.CLUSTER)
 )
-COMPUTING_ON_NODE = speed_of_node("gpumap_container_sm_seconds", q.BY_HOLDER)
+COMPUTING_ON_NODE = of_node("gpumap_container_sm_seconds:rate5m", q.computed("rate", q.CLUSTER, "5m"))
 MEMORY_OF_NODE, USED_OF_NODE = (
     of_node(f"{name}:sum", q.memory_of_gpus(name, q.CLUSTER))
     for name in ("gpumap_device_memory_total_bytes", "gpumap_device_memory_used_bytes")
 )
-POWER_OF_NODE = speed_of_node("gpumap_gpu_energy_joules", q.BY_DEVICE)
+POWER_OF_NODE = speed_of_node("gpumap_gpu_energy_joules", q.BY_GPU)
 UTILIZATION, WITH_UTILIZATION = (
-    of_node(f"gpumap_gpu_utilization_ratio:{operation}", q.most("gpumap_gpu_utilization_ratio", q.BY_DEVICE, q.CLUSTER))
+    of_node(f"gpumap_gpu_utilization_ratio:{operation}", q.most("gpumap_gpu_utilization_ratio", q.BY_GPU, q.CLUSTER))
     for operation in ("sum", "count")
 )
 HELD, USED = (
@@ -57,17 +57,17 @@ HELD, USED = (
 )
 GRANTED = of_namespace("gpumap_container_allocated_gpu_memory_bytes:sum", q.grants(NAMESPACES, q.CLUSTER))
 UNUSED = of_namespace("gpumap_container_unused_gpu_memory_bytes:sum", q.unused(NAMESPACES, q.CLUSTER))
-COMPUTING = speed_of_namespace("gpumap_container_sm_seconds")
-SM_NOW = f'{{__name__=~"gpumap_container_sm_(utilization|activity)_ratio", {q.JOBS}, {NAMESPACES}, exported_pod=""}}'
-SM_KNOWN, SM_COUNTED = (
-    f"count_over_time({series}[5m])" for series in (SM_NOW, q.series("gpumap_container_sm_seconds_total", NAMESPACES))
+COMPUTING = of_namespace("gpumap_container_sm_seconds:rate5m", q.computed("rate", NAMESPACES, "5m"))
+SM_NOW = [q.series(f"gpumap_container_sm_{kind}_ratio", NAMESPACES) for kind in ("utilization", "activity")]
+SM_KNOWN = " or ".join(
+    f"{now} and count_over_time({now}[5m]) >= 0.9 * count_over_time({counted}[5m])"
+    for now, counted in zip(SM_NOW, q.sm_counters(NAMESPACES), strict=True)
 )
 IDLE = of_namespace(
     "gpumap_container_idle_gpu_seconds:rate5m",
     f"clamp_min({q.rate('gpumap_container_allocated_gpu_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}"
-    f" - {q.rate('gpumap_container_sm_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}, 0)"
-    f" and on ({q.BY_HOLDER}) ({SM_NOW}"
-    f" and {SM_KNOWN} >= 0.9 * {SM_COUNTED})",
+    f" - {q.computed('rate', NAMESPACES, '5m')}, 0)"
+    f" and on ({q.BY_HOLDER}) ({SM_KNOWN})",
 )
 RESERVED = "cluster, node, namespace, pod, uuid"
 OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", q.CLUSTER)
@@ -76,7 +76,7 @@ MODELS = q.recorded(
     "cluster_model:gpumap_gpu:count",
     "cluster, model",
     q.CLUSTER,
-    f"count by (cluster, model) (count by ({q.BY_DEVICE}, model) ({q.names_of_gpus(q.CLUSTER)}))",
+    f"count by (cluster, model) (count by ({q.BY_GPU}, model) ({q.names_of_gpus(q.CLUSTER)}))",
 )
 
 NOW = Row(

@@ -22,7 +22,7 @@ from boards.panels import (
     Variable,
 )
 
-GPUS = q.BY_DEVICE
+GPUS = q.BY_GPU
 UP = q.most("gpumap_gpu_up", GPUS, q.GPU)
 ANSWERS = q.answers(q.GPU, q.NODE)
 EACH = f"{q.name_gpus(ANSWERS)} or on ({GPUS}) {ANSWERS}"
@@ -90,7 +90,7 @@ GPU_KEYS = (
     NODE_KEY,
     Key("index", "GPU", TO_HEALTH),
     Key("model", "Model"),
-    Key("uuid", "uuid"),
+    Key("gpu_uuid", "uuid"),
 )
 ILL = Row(
     "GPUs",
@@ -289,6 +289,10 @@ BOARD = Board(
     uid="gpumap-health",
     title="GPU Health",
     about="Cards that fail or may fail soon, the affected containers, and the sources of gpumap.",
-    variables=(*CLUSTERED, NODES, Variable("gpu", "GPU", f"label_values(gpumap_gpu_up{{{q.JOBS}, {q.NODE}}}, uuid)")),
+    variables=(
+        *CLUSTERED,
+        NODES,
+        Variable("gpu", "GPU", f"label_values(gpumap_gpu_up{{{q.JOBS}, {q.NODE}}}, gpu_uuid)"),
+    ),
     rows=(NOW, ILL, EVENTS, HARDWARE, itself.ROW),
 )

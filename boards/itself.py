@@ -41,8 +41,8 @@ ROW = Row(
             about="Share of time, mean over GPUs. Not listened: time without an XID event listener. Not charged: time "
             "that is charged to no container. Both should be 0.",
             queries=(
-                Query(f"avg({q.rate('gpumap_xid_blind_seconds_total', q.BY_DEVICE, q.GPU)})", "not listened"),
-                Query(f"avg({q.rate('gpumap_accounting_gap_seconds_total', q.BY_DEVICE, q.GPU)})", "not charged"),
+                Query(f"avg({q.rate('gpumap_xid_blind_seconds_total', q.BY_GPU, q.GPU)})", "not listened"),
+                Query(f"avg({q.rate('gpumap_accounting_gap_seconds_total', q.BY_GPU, q.GPU)})", "not charged"),
             ),
             unit="percentunit",
             width=8,

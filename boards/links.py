@@ -25,7 +25,7 @@ TO_NAMESPACE = Link("This namespace in GPU App", "gpumap-app", _IN_NAMESPACE)
 TO_POD = Link("This pod in GPU App", "gpumap-app", (*_IN_NAMESPACE, ("pod", "pod")))
 TO_NODE = Link("This node in GPU Node", "gpumap-node", _ON_NODE)
 TO_CARD = Link("This device in GPU Node", "gpumap-node", (*_ON_NODE, ("uuid", "uuid")))
-TO_HEALTH = Link("This GPU in GPU Health", "gpumap-health", (*_ON_NODE, ("gpu", "uuid")))
+TO_HEALTH = Link("This GPU in GPU Health", "gpumap-health", (*_ON_NODE, ("gpu", "gpu_uuid")))
 NODE_KEY = Key("node", "Node", TO_NODE)
 CONTAINER_KEYS = (
     Key("cluster", "Cluster"),

@@ -16,17 +16,16 @@ OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", 
 DEVICES = q.most("gpumap_device_info", q.BY_DEVICE, q.DEVICE)
 HOLDERS = q.known(q.most("gpumap_device_holders", q.BY_DEVICE, q.DEVICE), DEVICES, q.BY_DEVICE)
 """Only devices: a partitioned GPU that is assigned as a whole has its own slots, but is not a device here."""
-ON_GPUS = q.most("gpumap_device_info", "cluster, node, gpu_uuid", q.DEVICE)
-CHOSEN = f'label_replace({ON_GPUS}, "uuid", "$1", "gpu_uuid", "(.+)")'
-"""The GPUs that the chosen devices are on, by their own uuid."""
+ON_GPUS = q.most("gpumap_device_info", q.BY_GPU, q.DEVICE)
+"""The GPUs that the chosen devices are on."""
 ON_NODE = "{{node}} {{device}} {{mig_profile}}"
 GPU_ON_NODE = "{{node}} {{index}}"
 FULL = ((0.8, YELLOW), (0.95, RED))
 
 
-def of_gpus(name: str, by: str = q.BY_DEVICE) -> str:
+def of_gpus(name: str, by: str = q.BY_GPU) -> str:
     """A value of physical GPUs, of those that the chosen devices are on."""
-    return f"({q.most(name, by, q.NODE)} and on ({q.BY_DEVICE}) {CHOSEN})"
+    return f"({q.most(name, by, q.NODE)} and on ({q.BY_GPU}) {ON_GPUS})"
 
 
 def summed(expr: str) -> str:
@@ -213,7 +212,7 @@ HARDWARE = Row(
             about="Temperature of each physical GPU, by sensor.",
             queries=(
                 Query(
-                    q.name_gpus(of_gpus("gpumap_gpu_temperature_celsius", f"{q.BY_DEVICE}, sensor")),
+                    q.name_gpus(of_gpus("gpumap_gpu_temperature_celsius", f"{q.BY_GPU}, sensor")),
                     "{{node}} {{index}} {{sensor}}",
                 ),
             ),

@@ -18,9 +18,10 @@ CLUSTER = 'cluster=~"$cluster"'
 NODE = f'{CLUSTER}, node=~"$node"'
 DEVICE = f'{NODE}, uuid=~"$uuid"'
 POD = f'{DEVICE}, namespace=~"$namespace", pod=~"$pod"'
-GPU = f'{NODE}, uuid=~"$gpu"'
+GPU = f'{NODE}, gpu_uuid=~"$gpu"'
 
 BY_DEVICE = "cluster, node, uuid"
+BY_GPU = "cluster, node, gpu_uuid"
 BY_HOLDER = "cluster, node, namespace, pod, container, uuid"
 BY_SOURCE = "cluster, node, source"
 
@@ -53,6 +54,20 @@ def increase(name: str, by: str, where: str) -> str:
     return f"max by ({by}) (increase({series(name, where)}[$__range]))"
 
 
+def sm_counters(where: str) -> tuple[str, str]:
+    """The counters of SM time, and those of SM activity on MIG devices, which have no SM time."""
+    on_mig = f'{where}, uuid=~"MIG-.+"'
+    return (
+        series("gpumap_container_sm_seconds_total", where),
+        series("gpumap_container_sm_activity_seconds_total", on_mig),
+    )
+
+
+def computed(function: str, where: str, window: str) -> str:
+    """`function` of these counters, once for each holder."""
+    return f"max by ({BY_HOLDER}) ({' or '.join(f'{function}({one}[{window}])' for one in sm_counters(where))})"
+
+
 def happened(name: str, by: str, where: str) -> str:
     """How often it happened in the time range, in whole numbers, of what gpumap counts: a series begins at its birth.
 
@@ -77,14 +92,14 @@ def answers(where: str, there: str) -> str:
 
     `there` selects the nodes. A day is for one moment; curves of it cost too much.
     """
-    before = f"max by ({BY_DEVICE}) (last_over_time({series('gpumap_gpu_up', where)}[1d]))"
+    before = f"max by ({BY_GPU}) (last_over_time({series('gpumap_gpu_up', where)}[1d]))"
     driver = most("gpumap_source_up", "cluster, node", f'{there}, source="nvml"')
-    return f"({most('gpumap_gpu_up', BY_DEVICE, where)} or 0 * {before} and on (cluster, node) {driver} == 0)"
+    return f"({most('gpumap_gpu_up', BY_GPU, where)} or 0 * {before} and on (cluster, node) {driver} == 0)"
 
 
-def one_of(info: str) -> str:
+def one_of(info: str, by: str = BY_DEVICE) -> str:
     """One row for each device, if two targets report different labels: otherwise no join is possible."""
-    return f"topk by ({BY_DEVICE}) (1, {info})"
+    return f"topk by ({by}) (1, {info})"
 
 
 def names_of_devices() -> str:
@@ -96,11 +111,9 @@ def names_of_devices() -> str:
 
 
 def names_of_gpus(where: str = NODE) -> str:
-    """1 for each physical GPU under its own uuid, with `index` and `model`; also for those without a device."""
-    gpus = most("gpumap_device_info", "cluster, node, gpu_uuid, index, model", where)
-    with_devices = f'label_replace({gpus}, "uuid", "$1", "gpu_uuid", "(.+)")'
-    without = series("gpumap_gpu_without_device_info", where)
-    return one_of(f"max by (cluster, node, uuid, index, model) ({with_devices} or {without})")
+    """1 for each physical GPU, with `index` and `model`; also for those without a device."""
+    infos = " or ".join(series(name, where) for name in ("gpumap_device_info", "gpumap_gpu_without_device_info"))
+    return one_of(f"max by ({BY_GPU}, index, model) ({infos})", BY_GPU)
 
 
 def name_devices(expr: str, labels: str = "device, model, mig_profile") -> str:
@@ -108,7 +121,7 @@ def name_devices(expr: str, labels: str = "device, model, mig_profile") -> str:
 
 
 def name_gpus(expr: str) -> str:
-    return f"{expr} * on ({BY_DEVICE}) group_left (index, model) {names_of_gpus()}"
+    return f"{expr} * on ({BY_GPU}) group_left (index, model) {names_of_gpus()}"
 
 
 def memory_of_gpus(name: str, where: str) -> str:

@@ -4,6 +4,7 @@ and the chart's README.
 `make docs` runs it.
 
 The tables come from the code. They are between two comments of each page; the prose around them is written by hand.
+In docs/reference/sizing.md and docs/explanation/fleet-cost.md it writes the numbers that follow a passage.
 The schema of /api/v1/map is copied.
 """
 
@@ -19,6 +20,7 @@ from gpumap.model import remedies
 from gpumap.model.families import Family, NumberedFamilies
 from scripts import chart_values
 from scripts.map_schema import map_schema
+from tests.docs import sized
 from tests.faults.table import rows as fault_rows
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -136,6 +138,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "how-to/troubleshoot.md": troubles,
     "dev/faults.md": faults,
 }
+NUMBERS: dict[str, Callable[[], sized.Passages]] = {
+    "reference/sizing.md": sized.sizing,
+    "explanation/fleet-cost.md": sized.fleet_cost,
+}
+_NUMBER = re.compile(r"(\d+(?: \d{3})*(?:\.\d+)?)")
 SCHEMA = DOCS.parent / "src" / "gpumap" / "model" / "map.schema.json"
 """docs/reference/map.schema.json is a link to it."""
 
@@ -147,6 +154,21 @@ def with_tables(name: str) -> str:
     page, number = _GENERATED.subn(lambda _: tables, page)
     if number != 1:
         raise ValueError(f"{name}: the comments around what is generated are missing")
+    return page
+
+
+def with_numbers(name: str) -> str:
+    """Give a page as it should be: its words as they are, its numbers as the code has them."""
+    page = (DOCS / name).read_text(encoding="utf-8")
+    for beginning, numbers in NUMBERS[name]().items():
+        words = r"\s+".join(map(re.escape, re.split(r"\s+", beginning)))
+        before, *after = re.split(f"({words})", page)
+        if len(after) != 2:
+            raise ValueError(f"{name}: {beginning!r} must be there once, before its numbers")
+        for number in numbers:
+            between, _, after[1] = _NUMBER.split(after[1], maxsplit=1)
+            after[0] += between + str(number)
+        page = before + "".join(after)
     return page
 
 
@@ -184,4 +206,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 if __name__ == "__main__":
     for name in PAGES:
         (DOCS / name).write_text(with_tables(name), encoding="utf-8")
+    for name in NUMBERS:
+        (DOCS / name).write_text(with_numbers(name), encoding="utf-8")
     SCHEMA.write_text(map_schema(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The JSON schema of /api/v1/map, from the declarations in `gpumap.model.map`: part of `make docs`.
+"""The JSON schema of /api/v1/map, from the declarations in `gpumap.model.node`: part of `make docs`.
 
 msgspec makes the schema from the types. The text below a field in the source is its description.
 """
@@ -11,16 +11,23 @@ from typing import Any
 
 import msgspec
 
-from gpumap.model import map as declarations
-from gpumap.model.map import VERSION, Entry, NodeMap
+from gpumap.agent.published import NOT_PUBLISHED
+from gpumap.model import node, readings, terms
+from gpumap.model.node import VERSION, Node
+
+TYPES = {**vars(terms), **vars(readings), **vars(node)}
 
 
 def map_schema() -> str:
-    """Return the schema as JSON text. Every field is required: an agent always writes all of them."""
-    (reference,), definitions = msgspec.json.schema_components([NodeMap], ref_template="#/$defs/{name}")
+    """Return the schema as JSON text. Every field is required that an agent always writes."""
+    (reference,), definitions = msgspec.json.schema_components([Node], ref_template="#/$defs/{name}")
+    for kind, fields in NOT_PUBLISHED.items():
+        for field in fields:
+            del definitions[kind.__name__]["properties"][field]
     root = definitions.pop(reference["$ref"].rpartition("/")[2])
-    for name, definition in {**definitions, "NodeMap": root}.items():
-        _describe(definition, getattr(declarations, name))
+    definitions = {name: definitions[name] for name in _used({"Node": root, **definitions}) if name in definitions}
+    for name, definition in {**definitions, "Node": root}.items():
+        _describe(definition, TYPES[name])
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"gpumap's map of one node, version {VERSION}",
@@ -29,22 +36,37 @@ def map_schema() -> str:
     return json.dumps({**head, **parts, "$defs": definitions}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _describe(definition: dict[str, Any], entry: type[Entry]) -> None:
-    texts = {name: text for base in reversed(entry.__mro__) for name, text in field_texts(base).items()}
+def _used(definitions: dict[str, Any]) -> list[str]:
+    """Return the names of the definitions that the node consists of."""
+    found, todo = set[str](), ["Node"]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            text = json.dumps(definitions[name])
+            todo += [other for other in definitions if f'"#/$defs/{other}"' in text]
+    return sorted(found)
+
+
+def _describe(definition: dict[str, Any], described: Any) -> None:
     definition.pop("title", None)
-    definition["description"] = inspect.cleandoc(entry.__doc__ or "")
-    definition["required"] = list(definition["properties"])
+    definition["description"] = inspect.cleandoc(described.__doc__ or "")
+    if "properties" not in definition:
+        return
+    texts = {name: text for base in reversed(described.__mro__) for name, text in field_texts(base).items()}
+    writes_all = not described.__struct_config__.omit_defaults
+    definition["required"] = list(definition["properties"]) if writes_all else definition.get("required", [])
     for name, value in definition["properties"].items():
         value.pop("default", None)
         if name in texts:
             value["description"] = texts[name]
 
 
-def field_texts(entry: type) -> dict[str, str]:
+def field_texts(described: type) -> dict[str, str]:
     """Return the text below each field that a class declares."""
-    if not issubclass(entry, Entry):
+    if described.__module__ == "builtins" or not issubclass(described, msgspec.Struct) or described is msgspec.Struct:
         return {}
-    body = ast.parse(textwrap.dedent(inspect.getsource(entry))).body[0]
+    body = ast.parse(textwrap.dedent(inspect.getsource(described))).body[0]
     assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}
     for field, below in zip(body.body, body.body[1:], strict=False):

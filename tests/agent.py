@@ -1,4 +1,4 @@
-"""The installed `gpumap` as a process, asked over HTTP, its pages read by prometheus_client's parser.
+"""The installed `gpumap` as a process, asked over HTTP.
 
 Everything is waited for with a deadline; an agent that logged a traceback, or did not end well, fails its test.
 """
@@ -19,10 +19,10 @@ from types import MappingProxyType
 from typing import NamedTuple, Self, TypeVar
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests import standin
 from tests.demo_process import GPUMAP, environment
+from tests.exposed import Page
 from tests.node import Node
 
 T = TypeVar("T")
@@ -37,52 +37,6 @@ async def until(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool], wha
         assert time.monotonic() < deadline, f"{what}; the last answer was\n{answer}"
         await asyncio.sleep(POLL_SECONDS)
     return answer
-
-
-class Page:
-    """A metrics page, read by prometheus_client's parser."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.samples: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                rows = self.samples.setdefault(sample.name, {})
-                labels = frozenset(sample.labels.items())
-                assert labels not in rows, f"{sample.name} {sample.labels} stands twice"
-                rows[labels] = sample.value
-
-    def __str__(self) -> str:
-        return self.text
-
-    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """The samples of a family that have `labels`, by another label."""
-        wanted = labels.items()
-        rows = self.samples.get(name, {})
-        return {dict(row)[label]: value for row, value in rows.items() if row >= wanted}
-
-    def value(self, name: str, **labels: str) -> float | None:
-        """The one sample with these labels among its own; None where there is none."""
-        wanted = labels.items()
-        found = [value for row, value in self.samples.get(name, {}).items() if row >= wanted]
-        assert len(found) < 2, f"{name} {labels} stands {len(found)} times"
-        return found[0] if found else None
-
-    def up(self, source: str) -> bool:
-        return self.value("gpumap_source_up", source=source) == 1
-
-    def capable(self, capability: str) -> bool:
-        return self.value("gpumap_capability", capability=capability) == 1
-
-    @property
-    def collections(self) -> float:
-        return sum(self.samples.get("gpumap_collections_total", {}).values())
-
-    def container_series(self) -> set[tuple[str, frozenset[tuple[str, str]]]]:
-        """Every series on containers: its name and labels; without the counters, which outlive them."""
-        prefixes = ("gpumap_container_", "gpumap_allocation_")
-        names = [name for name in self.samples if name.startswith(prefixes) and not name.endswith("_total")]
-        return {(name, row) for name in names for row in self.samples[name]}
 
 
 class Client(NamedTuple):

@@ -6,21 +6,12 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from gpumap.model.observations import ContainerName, NvmlReading, PodUid
+from gpumap.model.node import ContainerOnDevice, Device, Driver, Gpu, GpuXids, Grant, OwnerUse, Process, Use
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
-from gpumap.model.snapshot import (
-    ContainerOnDevice,
-    ContainerUse,
-    Gpu,
-    GpuXids,
-    Leaf,
-    Owner,
-    OwnerUse,
-    ProcessUse,
-    Snapshot,
-)
-from tests.dialect_pages import GIB, MIB
-from tests.snapshots import ACTIVITY, empty_node, gpu, pascal
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import ContainerName, Owner, PodUid
+from tests.dialect_pages import GIB, MIB, WHOLE
+from tests.snapshots import ACTIVITY, empty_node, gpu, pascal, with_containers, with_node
 
 CARD = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52")
 SHARED = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e53")
@@ -30,7 +21,7 @@ P1, P2 = ContainerName("ml", "p1", "a"), ContainerName("ml", "p2", "a")
 
 
 def card(index: int = 0, uuid: Uuid = CARD, *, partitioned: bool = False, fault: str | None = None) -> Gpu:
-    made = replace(
+    made = structs.replace(
         gpu(index, partitioned=partitioned, fault=fault),
         uuid=uuid,
         pci_bus_id=f"00000000:{0x5A + index:02X}:00.0",
@@ -43,53 +34,53 @@ def card(index: int = 0, uuid: Uuid = CARD, *, partitioned: bool = False, fault:
         uuid=uuid,
         memory=DeviceMemory(141 * GIB, 4 * GIB, 136 * GIB, GIB),
         utilization_ratio=None if partitioned else 0.57,
-        power_limits_watts=(("requested", 650.0), ("default", 700.0)),
-        ecc_totals=(
-            ("corrected", "volatile", 1),
-            ("uncorrected", "volatile", 0),
-            ("corrected", "aggregate", 5),
-            ("uncorrected", "aggregate", 2),
-        ),
+        power_limits_watts={"requested": 650.0, "default": 700.0},
+        ecc_totals={"corrected": {"volatile": 1, "aggregate": 5}, "uncorrected": {"volatile": 0, "aggregate": 2}},
         retired_pages_pending=None,
         pcie_replays=3,
     )
-    return replace(made, reading=reading)
+    return structs.replace(made, reading=reading)
 
 
 def old_card() -> Gpu:
     """A card that retires pages, and waits for a reset to retire one more."""
-    made = replace(pascal(1), uuid=SHARED)
+    made = structs.replace(pascal(1), uuid=SHARED)
     assert made.reading is not None
-    return replace(made, reading=structs.replace(made.reading, retired_pages_pending=True))
+    return structs.replace(made, reading=structs.replace(made.reading, retired_pages_pending=True))
 
 
-def use(
-    memory: int | None = 0, sm: float | None = 0.0, processes: int = 1, *, unassigned: bool = False
-) -> ContainerUse:
-    return ContainerUse(memory, memory, processes, sm, sm, None, None, unassigned=unassigned, last_active=None)
+def use(memory: int | None = 0, sm: float | None = 0.0, processes: int = 1) -> Use:
+    return Use(memory, memory, processes, sm, sm, None, None, last_active=None)
 
 
 def holder(
     name: ContainerName,
     uuid: Uuid = CARD,
-    of: ContainerUse | None = None,
+    of: Use | None = None,
     *,
     gpus: float | None = 1.0,
     memory: int | None = None,
 ) -> ContainerOnDevice:
-    return ContainerOnDevice(name, uuid, (("nvidia.com/gpu", 1),), gpus, memory, of)
+    return ContainerOnDevice(*name, uuid, grant=Grant(WHOLE, gpus, memory), use=of)
 
 
 def user(
-    name: ContainerName, uuid: Uuid = CARD, memory: int | None = GIB, sm: float | None = 0.25
+    name: ContainerName, memory: int | None = GIB, sm: float | None = 0.25, owner: Owner = Owner.UNASSIGNED
 ) -> ContainerOnDevice:
-    return ContainerOnDevice(name, uuid, use=use(memory, sm, unassigned=True))
+    return ContainerOnDevice(*name, CARD, owner, use=use(memory, sm))
 
 
-def leaf(on: Gpu, *owners: OwnerUse, instance: MigInstance | None = None, memory: DeviceMemory | None = None) -> Leaf:
-    found = memory or (on.reading.memory if on.reading else None)
-    told = owners or (OwnerUse(Owner.UNKNOWN, 0, 0),)
-    return Leaf(instance.uuid if instance else on.uuid, on, instance, found, owners=told)
+def leaf(on: Gpu, *owners: OwnerUse, instance: MigInstance | None = None, memory: DeviceMemory | None = None) -> Device:
+    measured = instance or on.reading
+    return Device(
+        instance.uuid if instance else on.uuid,
+        on.uuid,
+        on.index,
+        mig=instance,
+        memory=memory or (on.reading.memory if on.reading else None),
+        activity=measured.activity if measured else None,
+        owners=owners or (OwnerUse(Owner.UNKNOWN, 0, 0),),
+    )
 
 
 def processes_of(owner: Owner, number: int = 1) -> OwnerUse:
@@ -100,31 +91,36 @@ def instance(number: int, compute: int = 0, profile: str = "1g.10gb") -> MigInst
     return MigInstance(Uuid(f"MIG-{number}-{compute}"), number, compute, profile, 1, None, None, activity=ACTIVITY)
 
 
-def process(name: ContainerName | None, owner: Owner = Owner.ASSIGNED, uid: str = "") -> ProcessUse:
-    return ProcessUse(7, CARD, "C", "python", owner, name, PodUid(uid), GIB, 0.5)
+def process(name: ContainerName | None, owner: Owner = Owner.ASSIGNED, uid: str = "") -> Process:
+    namespace, pod, container = name or (None, None, None)
+    return Process(7, CARD, "C", "python", owner, namespace, pod, container, PodUid(uid), GIB, 0.5)
 
 
 def node(
     *containers: ContainerOnDevice,
     gpus: tuple[Gpu, ...] = (card(),),
-    leaves: tuple[Leaf, ...] | None = None,
-    processes: tuple[ProcessUse, ...] = (),
+    leaves: tuple[Device, ...] | None = None,
+    processes: tuple[Process, ...] = (),
     visible: bool = True,
 ) -> Snapshot:
-    whole = tuple(leaf(one) for one in gpus if not one.partitioned)
-    return replace(
-        empty_node("node1"),
-        capabilities=(("pid_visibility", visible),),
-        processes=processes,
-        driver=NvmlReading("570.172.08", "12.8", "12.570.172.08", ()),
+    held = [row.uuid for row in containers if row.holds]
+    told = tuple(leaf(one) for one in gpus if not one.partitioned) if leaves is None else leaves
+    as_a_whole = [Device(one.uuid, one.uuid, one.index, partitioned=True) for one in gpus if one.partitioned]
+    counted = (structs.replace(one, holders=held.count(one.uuid)) for one in (*told, *as_a_whole))
+    return with_node(
+        replace(empty_node("node1"), processes=processes),
+        capabilities={"pid_visibility": visible},
+        driver=Driver("570.172.08", "12.8", "12.570.172.08"),
         gpus=gpus,
-        leaves=tuple(
-            replace(one, holders=sum(row.holds and row.uuid == one.uuid for row in containers))
-            for one in (whole if leaves is None else leaves)
-        ),
-        containers=tuple(sorted(containers, key=lambda row: (row.name, row.uuid))),
-        xids=tuple(GpuXids(one.uuid, (), 0.0) for one in gpus),
+        devices=with_containers((one for one in counted if one.holders or one.is_leaf), containers),
+        xids=tuple(GpuXids(one.uuid, {}, 0.0) for one in gpus),
     )
+
+
+def without_nvml(snapshot: Snapshot) -> Snapshot:
+    """The node while NVML is down: the kubelet alone names its devices."""
+    devices = (Device(one.uuid, holders=one.holders, containers=one.containers) for one in snapshot.node.devices)
+    return with_node(snapshot, driver=None, gpus=(), devices=tuple(devices), xids=())
 
 
 def sample_node() -> Snapshot:

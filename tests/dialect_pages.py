@@ -12,16 +12,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.exposition import Exposition
 from gpumap.model.families import Family, NumberedFamilies
-from gpumap.model.observations import ContainerName, NvmlReading
+from gpumap.model.node import ContainerOnDevice, Device, Driver, Gpu, Grant, Process, Use
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, ProcessUse, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.promtool import promtool
-from tests.snapshots import empty_node, gpu
+from tests.snapshots import empty_node, gpu, with_containers, with_node
 
 GOLDEN = Path(__file__).parent / "dialects"
 DOCS = Path(__file__).parent.parent / "docs" / "reference" / "dialects.md"
 MIB = 1 << 20
 GIB = 1 << 30
+WHOLE, GPUSHARE = {"nvidia.com/gpu": 1}, {"aliyun.com/gpu-mem": 4}
+"""Slots by resource."""
 
 Rows = dict[tuple[str, ...], float]
 
@@ -73,59 +76,56 @@ def documented_lints(dialect: str, families: Iterable[Family | NumberedFamilies]
 
 def shuffled(snapshot: Snapshot) -> Snapshot:
     """The same node, told in another order."""
-    return replace(
-        snapshot,
-        gpus=snapshot.gpus[::-1],
-        leaves=snapshot.leaves[::-1],
-        containers=snapshot.containers[::-1],
-        processes=snapshot.processes[::-1],
-    )
+    node = structs.replace(snapshot.node, gpus=snapshot.node.gpus[::-1], devices=snapshot.node.devices[::-1])
+    return replace(snapshot, node=node, containers=snapshot.containers[::-1], processes=snapshot.processes[::-1])
 
 
-def card(index: int, uuid: str, model: str, total_mib: int = 16160, *, partitioned: bool = False) -> Gpu:
-    """A card that tells its memory."""
-    made = gpu(index, partitioned=partitioned)
+def card(index: int, uuid: str, model: str, total_mib: int = 16160, *, instances: tuple[MigInstance, ...] = ()) -> Gpu:
+    """A card that tells its memory. With `instances` it is partitioned."""
+    made = gpu(index, partitioned=bool(instances))
     assert made.reading is not None
     memory = DeviceMemory(total_mib * MIB, 0, total_mib * MIB)
-    return replace(
-        made, uuid=Uuid(uuid), model=model, reading=structs.replace(made.reading, uuid=Uuid(uuid), memory=memory)
+    reading = structs.replace(made.reading, uuid=Uuid(uuid), memory=memory, instances=instances)
+    return structs.replace(made, uuid=Uuid(uuid), model=model, reading=reading)
+
+
+def devices(on: Gpu) -> tuple[Device, ...]:
+    """A card's MIG devices, or the card."""
+    if on.reading is None or not on.partitioned:
+        return (Device(on.uuid, on.uuid, on.index, memory=on.reading.memory if on.reading else None),)
+    return tuple(
+        Device(one.uuid, on.uuid, on.index, mig=one, memory=one.memory, activity=one.activity)
+        for one in on.reading.instances
     )
-
-
-def leaf(on: Gpu, instance: MigInstance | None = None, total_mib: int = 9728) -> Leaf:
-    if instance is None:
-        return Leaf(on.uuid, on, None, on.reading.memory if on.reading else None, 0)
-    return Leaf(instance.uuid, on, instance, DeviceMemory(total_mib * MIB, 0, total_mib * MIB), 0)
 
 
 def instance(number: int, gpu_instance: int | None = None) -> MigInstance:
     """A MIG device; those of one GPU instance are compute instances that share its memory."""
     uuid = Uuid(f"MIG-00000000-0000-0000-0000-{number:012d}")
-    return MigInstance(uuid, number if gpu_instance is None else gpu_instance, number, "1g.10gb", 1, None, None)
+    memory = DeviceMemory(9728 * MIB, 0, 9728 * MIB)
+    return MigInstance(uuid, number if gpu_instance is None else gpu_instance, number, "1g.10gb", 1, memory, None)
 
 
-def used(
-    memory_mib: int | None, sm: float | None = 0.0, processes: int = 1, *, unassigned: bool = False
-) -> ContainerUse:
+def used(memory_mib: int | None, sm: float | None = 0.0, processes: int = 1) -> Use:
     memory = None if memory_mib is None else memory_mib * MIB
-    return ContainerUse(memory, memory, processes, sm, sm, sm, sm, unassigned=unassigned, last_active=None)
+    return Use(memory, memory, processes, sm, sm, sm, sm, last_active=None)
 
 
 def holder(
     name: tuple[str, str, str],
     uuid: str,
-    use: ContainerUse | None = None,
+    use: Use | None = None,
     *,
-    slots: tuple[tuple[str, int], ...] = (("nvidia.com/gpu", 1),),
+    slots: dict[str, int] = WHOLE,
     gpus: float | None = 1.0,
     memory_mib: int | None = 16160,
 ) -> ContainerOnDevice:
     memory = None if memory_mib is None else memory_mib * MIB
-    return ContainerOnDevice(ContainerName(*name), Uuid(uuid), slots, gpus, memory, use)
+    return ContainerOnDevice(*name, Uuid(uuid), grant=Grant(slots, gpus, memory), use=use)
 
 
-def user(name: tuple[str, str, str], uuid: str, use: ContainerUse) -> ContainerOnDevice:
-    return ContainerOnDevice(ContainerName(*name), Uuid(uuid), use=use)
+def user(name: tuple[str, str, str], uuid: str, use: Use, owner: Owner = Owner.ASSIGNED) -> ContainerOnDevice:
+    return ContainerOnDevice(*name, Uuid(uuid), owner, use=use)
 
 
 def process(
@@ -136,37 +136,36 @@ def process(
     comm: str = "python",
     sm: float | None = 0.25,
     owner: Owner = Owner.ASSIGNED,
-) -> ProcessUse:
+) -> Process:
     """A process: of a container that holds its card, if nothing else is said, or of the host."""
     whose = owner if name is not None or owner is not Owner.ASSIGNED else Owner.HOST
-    named = ContainerName(*name) if name is not None else None
     memory = None if memory_mib is None else memory_mib * MIB
     times = (sm, sm and sm / 2, 0.0 if sm is not None else None, 0.0 if sm is not None else None)
-    return ProcessUse(pid, Uuid(uuid), "C", comm, whose, named, None, memory, *times)
+    namespace, pod, container = name or (None, None, None)
+    return Process(pid, Uuid(uuid), "C", comm, whose, namespace, pod, container, None, memory, *times)
 
 
 def node(
     name: str,
-    leaves: Iterable[Leaf],
+    cards: Iterable[Gpu],
     containers: Iterable[ContainerOnDevice] = (),
-    processes: Iterable[ProcessUse] = (),
+    processes: Iterable[Process] = (),
     *,
     visible: bool = True,
 ) -> Snapshot:
     """A node whose List is current, sorted as the step sorts it."""
-    leaves, containers = tuple(leaves), tuple(containers)
-    gpus = {one.gpu.uuid: one.gpu for one in leaves if one.gpu is not None}
-    held = [row for row in containers if row.holds]
-    leaves += tuple(Leaf(uuid, None) for uuid in sorted({row.uuid for row in held} - {one.uuid for one in leaves}))
-    return replace(
-        empty_node(name),
-        node=Node(name, ""),
-        capabilities=(("pid_visibility", visible),),
-        driver=NvmlReading("418.87.01", "10.1", "10.418.87.01", ()),
+    gpus = {one.uuid: one for one in cards}
+    leaves = {device.uuid: device for one in gpus.values() for device in devices(one)}
+    held = [row.uuid for row in containers if row.holds]
+    for uuid in sorted({*held} - leaves.keys()):
+        leaves[uuid] = Device(uuid, uuid if uuid in gpus else None, partitioned=uuid in gpus)
+    counted = (structs.replace(one, holders=held.count(one.uuid)) for one in leaves.values())
+    return with_node(
+        replace(empty_node(name), processes=tuple(sorted(processes, key=lambda one: (one.uuid, one.pid)))),
+        capabilities={"pid_visibility": visible},
+        driver=Driver("418.87.01", "10.1", "10.418.87.01"),
         gpus=tuple(sorted(gpus.values(), key=lambda one: one.index)),
-        leaves=tuple(replace(one, holders=len([row for row in held if row.uuid == one.uuid])) for one in leaves),
-        containers=tuple(sorted(containers, key=lambda row: (row.name, row.uuid))),
-        processes=tuple(sorted(processes, key=lambda one: (one.uuid, one.pid))),
+        devices=with_containers(counted, containers),
     )
 
 
@@ -176,19 +175,18 @@ TITAN = tuple(f"GPU-{index:08d}-78d6-4296-8254-ef3939ec35ec" for index in range(
 MAIN = ("speech", "recognise-0", "main")
 TRAIN, SERVE = ("vision", "train-0", "main"), ("vision", "serve-0", "main")
 WEB, BATCH = ("nlp", "web-0", "main"), ("nlp", "batch-0", "main")
-GPUSHARE = (("aliyun.com/gpu-mem", 4),)
 
 
 def titans() -> Snapshot:
     """The `nvidia-smi` table of reference 000, and the pods that its processes might have been in."""
-    leaves = [leaf(card(index, uuid, "TITAN V", 12066)) for index, uuid in enumerate(TITAN)]
+    cards = [card(index, uuid, "TITAN V", 12066) for index, uuid in enumerate(TITAN)]
 
-    def share(name: tuple[str, str, str], index: int, use: ContainerUse | None) -> ContainerOnDevice:
+    def share(name: tuple[str, str, str], index: int, use: Use | None) -> ContainerOnDevice:
         return holder(name, TITAN[index], use, slots=GPUSHARE, gpus=4 / 11, memory_mib=4096)
 
     return node(
         "192.168.3.4",
-        leaves,
+        cards,
         [
             share(MAIN, 0, used(2635)),
             share(TRAIN, 2, used(5133, 0.01)),
@@ -215,30 +213,28 @@ ESCAPED = ("na\\me", 'po"d', "con\ntainer")
 
 def squatted() -> Snapshot:
     """A card that one container holds without using it, and another uses without holding it."""
-    one = leaf(card(0, TITAN[0], "TITAN V", 12066))
-    rows = holder(HARD, TITAN[0], used(0, processes=0)), user(MAIN, TITAN[0], used(700, 0.5, unassigned=True))
+    one = card(0, TITAN[0], "TITAN V", 12066)
+    rows = holder(HARD, TITAN[0], used(0, processes=0)), user(MAIN, TITAN[0], used(700, 0.5), Owner.UNASSIGNED)
     return node("n", [one], rows, [process(7, TITAN[0], 700, MAIN, sm=0.5, owner=Owner.UNASSIGNED)])
 
 
 def blind() -> Snapshot:
     """A holder without PID visibility: NVML lists a process, of whichever PID namespace."""
-    one = leaf(card(0, TITAN[0], "TITAN V", 12066))
+    one = card(0, TITAN[0], "TITAN V", 12066)
     seen = process(7, TITAN[0], 700, owner=Owner.UNKNOWN, sm=None)
     return node("n", [one], [holder(HARD, TITAN[0], memory_mib=12066)], [seen], visible=False)
 
 
 def without_nvml() -> Snapshot:
     """A holder of a whole card while NVML is down: its share is known, its memory is not."""
-    return replace(
-        node("n", [], [holder(HARD, TITAN[0], memory_mib=None)]), leaves=(Leaf(Uuid(TITAN[0]), None, holders=1),)
-    )
+    return node("n", [], [holder(HARD, TITAN[0], memory_mib=None)])
 
 
 PARENT = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
 SHARED_1, SHARED_2, ALONE = instance(1, 1), instance(2, 1), instance(3)
 
 
-def partitioned(containers: Iterable[ContainerOnDevice], processes: Iterable[ProcessUse] = ()) -> Snapshot:
+def partitioned(containers: Iterable[ContainerOnDevice], processes: Iterable[Process] = ()) -> Snapshot:
     """A partitioned card: two compute instances that share a GPU instance's memory, and a MIG device of its own."""
-    parent = card(0, PARENT, "A100", 81920, partitioned=True)
-    return node("n", [leaf(parent, SHARED_1), leaf(parent, SHARED_2), leaf(parent, ALONE)], containers, processes)
+    parent = card(0, PARENT, "A100", 81920, instances=(SHARED_1, SHARED_2, ALONE))
+    return node("n", [parent], containers, processes)

@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 from msgspec import structs
 
 from gpumap.agent.join import Memory, Rules, step
+from gpumap.model.node import ContainerOnDevice, Use
 from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
@@ -56,7 +57,7 @@ from gpumap.model.readings import (
     Uuid,
 )
 from gpumap.model.resources import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
+from gpumap.model.snapshot import Snapshot
 from gpumap.model.workloads import Workload
 
 T = TypeVar("T")
@@ -64,7 +65,8 @@ H = TypeVar("H", bound=Hashable)
 
 GIB = 1 << 30
 RULES = Rules(
-    node=Node("node-a", "10.0.0.1"),
+    node_name="node-a",
+    internal_ip="10.0.0.1",
     is_gpu_resource=lambda name: re.fullmatch(DEFAULT_RESOURCE_PATTERN, name) is not None,
     stale_after_seconds=60.0,
     is_reserving=lambda namespace: re.fullmatch(DEFAULT_RESERVATION_NAMESPACES, namespace) is not None,
@@ -192,7 +194,7 @@ class Gpu:
     """Who counts bytes over PCIe, and the bytes sent and received."""
     watts_max: float | None = None
     """Its enforced power limit."""
-    watts_limits: tuple[tuple[str, float], ...] = ()
+    watts_limits: dict[str, float] = field(default_factory=dict)
     """Its other power limits, by kind."""
 
     @property
@@ -488,13 +490,13 @@ def _entry(process: Process) -> ProcEntry:
 
 def owners(snapshot: Snapshot, leaf: Uuid) -> dict[str, int | None]:
     """Bytes of a leaf by owner."""
-    uses = (use for found in snapshot.leaves if found.uuid == leaf for use in found.owners)
+    uses = (use for found in snapshot.node.devices if found.uuid == leaf for use in found.owners)
     return {use.owner.value: use.memory_bytes for use in uses}
 
 
 def processes_by_owner(snapshot: Snapshot, leaf: Uuid) -> dict[str, int | None]:
     """Processes of a leaf by owner."""
-    uses = (use for found in snapshot.leaves if found.uuid == leaf for use in found.owners)
+    uses = (use for found in snapshot.node.devices if found.uuid == leaf for use in found.owners)
     return {use.owner.value: use.processes for use in uses}
 
 
@@ -503,7 +505,7 @@ def row(snapshot: Snapshot, name: ContainerName, uuid: Uuid) -> ContainerOnDevic
     return next((found for found in snapshot.containers if (found.name, found.uuid) == (name, uuid)), None)
 
 
-def use(snapshot: Snapshot, name: ContainerName, uuid: Uuid) -> ContainerUse | None:
+def use(snapshot: Snapshot, name: ContainerName, uuid: Uuid) -> Use | None:
     """What was measured of a container on a device."""
     found = row(snapshot, name, uuid)
     return found.use if found else None

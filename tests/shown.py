@@ -1,26 +1,32 @@
-"""The tables and values of one node's map, as the commands show them, and maps with other entries."""
+"""The tables and values of one node's map, as the commands show them, and nodes with other devices and GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli import tables
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
-from gpumap.model.map import DeviceEntry, GpuEntry, NodeMap
+from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.snapshot import Snapshot
 
+Noun = TypeVar("Noun", bound=msgspec.Struct)
 Values = dict[str, Any]
 """What -o json prints, as a script reads it."""
 changed = msgspec.structs.replace
 
 
+def changed_in(of: Noun, part: str, **values: object) -> Noun:
+    """The same with a part that has other values: a GPU's reading, a container's grant or use."""
+    return changed(of, **{part: changed(getattr(of, part), **values)})
+
+
 def maps(*snapshots: Snapshot) -> NodeMaps:
-    return NodeMaps(tuple(map(node_map, snapshots)))
+    return NodeMaps(tuple(map(published, snapshots)))
 
 
 def values(shown: object) -> Values:
@@ -29,39 +35,39 @@ def values(shown: object) -> Values:
     return found
 
 
-def with_devices(found: NodeMap, change: Callable[[DeviceEntry], DeviceEntry], *numbers: int) -> NodeMap:
+def with_devices(found: Node, change: Callable[[Device], Device], *numbers: int) -> Node:
     """The map with other devices: those of these numbers, or all of them."""
     devices = (change(one) if not numbers or n in numbers else one for n, one in enumerate(found.devices))
     return changed(found, devices=tuple(devices))
 
 
-def with_gpus(found: NodeMap, change: Callable[[GpuEntry], GpuEntry], *numbers: int) -> NodeMap:
+def with_gpus(found: Node, change: Callable[[Gpu], Gpu], *numbers: int) -> Node:
     """The map with other GPUs: those of these numbers, or all of them."""
     gpus = (change(one) if not numbers or n in numbers else one for n, one in enumerate(found.gpus))
     return changed(found, gpus=tuple(gpus))
 
 
-def map_table(found: NodeMap, shape: Shape) -> str:
+def map_table(found: Node, shape: Shape) -> str:
     return tables.map_table(NodeMaps((found,)), shape)
 
 
-def top_table(found: NodeMap, shape: Shape) -> str:
+def top_table(found: Node, shape: Shape) -> str:
     return tables.top_table(NodeMaps((found,)), shape)
 
 
-def top_values(found: NodeMap, shape: Shape) -> Values:
+def top_values(found: Node, shape: Shape) -> Values:
     return values(tables.top_values(NodeMaps((found,)), shape))
 
 
-def waste_table(found: NodeMap, shape: Shape) -> str:
+def waste_table(found: Node, shape: Shape) -> str:
     return tables.waste_table(NodeMaps((found,)), shape)
 
 
-def waste_values(found: NodeMap, shape: Shape) -> Values:
+def waste_values(found: Node, shape: Shape) -> Values:
     return values(tables.waste_values(NodeMaps((found,)), shape))
 
 
-def served_as_waste(found: NodeMap) -> None:
+def served_as_waste(found: Node) -> None:
     """Check that the findings in a map are those of `gpumap waste` of that map, by its defaults."""
     served, judged = values(found), waste_values(found, Shape())
     names = ("namespace", "pod", "container")

@@ -1,14 +1,40 @@
 """Made-up snapshots for the tests of the pages: `busy_node` has a sample of every native family."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from msgspec import structs
 
-from gpumap.model.observations import ContainerName, DeviceHealth, Moment, NvmlReading, PodUid, Source
+from gpumap.agent.join import describe
+from gpumap.model import remedies
+from gpumap.model.node import (
+    ContainerAccount,
+    ContainerOnDevice,
+    ContainerXids,
+    Device,
+    Driver,
+    Gpu,
+    GpuAccount,
+    GpuXids,
+    Grant,
+    HostUse,
+    NamelessGpu,
+    Node,
+    OwnerUse,
+    Pod,
+    Process,
+    ReportedDeviceHealth,
+    SourceHealth,
+    UnmatchedSlots,
+    Use,
+    Workload,
+)
+from gpumap.model.observations import Moment
 from gpumap.model.readings import (
     CLOCK_EVENT_TIMES,
     CLOCK_EVENTS,
     PCIE_TOTALS,
+    SAMPLES_OLD,
     Activity,
     DeviceMemory,
     GpuProcess,
@@ -17,47 +43,44 @@ from gpumap.model.readings import (
     ProcessSample,
     Uuid,
 )
-from gpumap.model.snapshot import (
-    ContainerAccount,
-    ContainerOnDevice,
-    ContainerUse,
-    ContainerXids,
-    Gpu,
-    GpuAccount,
-    GpuXids,
-    HostUse,
-    Leaf,
-    NamelessGpu,
-    Node,
-    Owner,
-    OwnerUse,
-    PodInfo,
-    ProcessUse,
-    ReportedDeviceHealth,
-    Snapshot,
-    SourceHealth,
-    UnmatchedSlots,
-)
-from gpumap.model.workloads import Workload
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner, PodUid, Source
 
 GIB = 1 << 30
 PROCESS = GpuProcess(100, GIB, "C")
 MODEL = "NVIDIA H100 80GB HBM3"
-DRIVER = NvmlReading("570.124.06", "12.8", "12.570.124.06", ())
+DRIVER = Driver("570.124.06", "12.8", "12.570.124.06")
 OWNERS = (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.UNKNOWN)
 CAPABILITIES = ("device_checkpoint", "gpm", "pid_visibility", "pod_logs", "process_utilization", "push", "xid_events")
 ACTIVITY = Activity(0.5, 0.25, 0.125, 0.0625, 0.75, 0.0, 0.375, 0.03125, 0.875)
-UNKNOWN_USE = ContainerUse(None, None, 1, None, None, None, None, unassigned=False, last_active=None)
+UNKNOWN_USE = Use(None, None, 1, None, None, None, None, last_active=None)
 
 
 def empty_node(name: str = "node-1") -> Snapshot:
     """A node whose sources have all failed since the start."""
-    return Snapshot(
-        at=Moment(10.0, 1_800_000_000.25),
-        node=Node(name, ""),
-        sources=tuple(SourceHealth(source, attempts=1, seconds=0.5, errors={"hung": 1}) for source in Source),
-        capabilities=tuple((capability, False) for capability in CAPABILITIES),
-        collections=(("interval", 1),),
+    node = Node(
+        timestamp=1_800_000_000.25,
+        name=name,
+        sources=tuple(SourceHealth(source.value, attempts=1, seconds=0.5, errors={"hung": 1}) for source in Source),
+        capabilities=dict.fromkeys(CAPABILITIES, False),
+    )
+    return Snapshot(at=Moment(10.0, 1_800_000_000.25), node=node, collections=(("interval", 1),))
+
+
+def with_node(snapshot: Snapshot, **changed: object) -> Snapshot:
+    """The snapshot with other parts of its node; its containers are those of the node's devices. Remedies follow."""
+    node = structs.replace(snapshot.node, **changed)
+    missing = remedies.of_missing_capabilities(node.capabilities, gpu_answers=any(gpu.reading for gpu in node.gpus))
+    node = structs.replace(node, gpus=describe.gpus(node.gpus, node.xids), remedies=missing)
+    rows = [one for device in node.devices for one in device.containers]
+    return replace(snapshot, node=node, containers=tuple(sorted(rows, key=lambda one: (one.name, one.uuid))))
+
+
+def with_containers(devices: Iterable[Device], rows: Iterable[ContainerOnDevice]) -> tuple[Device, ...]:
+    """Devices with these containers on them."""
+    by_name = sorted(rows, key=lambda one: one.name)
+    return tuple(
+        structs.replace(one, containers=tuple(row for row in by_name if row.uuid == one.uuid)) for one in devices
     )
 
 
@@ -73,35 +96,29 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         memory=DeviceMemory(80 * GIB, 40 * GIB, 39 * GIB, GIB),
         partitioned=partitioned,
         utilization_ratio=0.5,
-        memory_controller_ratio=0.25,
+        memory_controller_busy_ratio=0.25,
         encoder_ratio=0.125,
         decoder_ratio=0.0,
-        temperatures_celsius=(("gpu", 61.0), ("memory", 69.0)),
+        temperatures_celsius={"gpu": 61.0, "memory": 69.0},
         power_watts=507.409,
         power_limit_watts=700.0,
         energy_joules=1_000_143.994,
-        clocks_hertz=(("graphics", 1.98e9), ("memory", 2.619e9), ("sm", 1.98e9), ("video", 1.545e9)),
+        clocks_hertz={"graphics": 1.98e9, "memory": 2.619e9, "sm": 1.98e9, "video": 1.545e9},
         # Those that a Hopper GPU knows; the other two of nvml.h are of other cards.
-        clock_events=tuple((reason, reason == "sw_power_cap") for reason in CLOCK_EVENTS[:9]),
-        clock_event_seconds=tuple((reason, 12.5) for reason in CLOCK_EVENT_TIMES),
+        clock_events={reason: reason == "sw_power_cap" for reason in CLOCK_EVENTS[:9]},
+        clock_event_seconds=dict.fromkeys(CLOCK_EVENT_TIMES, 12.5),
         performance_state=0,
-        fan_ratios=(("0", 0.3),),
-        ecc_errors=tuple(
-            (kind, location, int(kind == "corrected"))
-            for kind in ("corrected", "uncorrected")
-            for location in ("dram", "sram")
-        ),
-        remapped_rows=(("correctable", 1), ("uncorrectable", 0)),
+        fan_speed_ratios={"0": 0.3},
+        ecc_errors={"corrected": {"dram": 1, "sram": 1}, "uncorrected": {"dram": 0, "sram": 0}},
+        remapped_rows={"correctable": 1, "uncorrectable": 0},
         row_remap_pending=False,
         row_remap_failure=False,
         recovery_action="none",
-        ecc_totals=tuple(
-            (kind, since, 1) for kind in ("corrected", "uncorrected") for since in ("volatile", "aggregate")
-        ),
+        ecc_totals={kind: {"volatile": 1, "aggregate": 1} for kind in ("corrected", "uncorrected")},
         retired_pages_pending=False,
         compute_mode="default",
-        power_limits_watts=(("requested", 700.0), ("default", 700.0), ("min", 200.0), ("max", 700.0)),
-        max_clocks_hertz=(("graphics", 1.98e9), ("memory", 2.619e9), ("sm", 1.98e9), ("video", 1.545e9)),
+        power_limits_watts={"requested": 700.0, "default": 700.0, "min": 200.0, "max": 700.0},
+        max_clocks_hertz={"graphics": 1.98e9, "memory": 2.619e9, "sm": 1.98e9, "video": 1.545e9},
         vbios_version="96.00.74.00.01",
         compute_capability="9.0",
         pcie_source=PCIE_TOTALS,
@@ -125,8 +142,10 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         0.0,
         1e9,
         None if fault else reading,
-        "gpu_reset" if fault else "none",
-        1.7e9,
+        samples_from=SAMPLES_OLD if reading.samples and not fault else None,
+        recovery_action="gpu_reset" if fault else "none",
+        ecc_uncorrected_at=1.7e9,
+        remedies={"fault": remedies.FAULTS[fault]} if fault else {},
     )
 
 
@@ -134,34 +153,37 @@ def pascal(index: int) -> Gpu:
     """A GPU of before Ampere: it retires pages, and has neither GPM nor rows to remap."""
     card = gpu(index)
     assert card.reading is not None
-    pages = (("double_bit_ecc", 1), ("single_bit_ecc", 2))
     of_its_age = structs.replace(
         card.reading,
-        retired_pages=pages,
-        remapped_rows=(),
+        retired_pages={"double_bit_ecc": 1, "single_bit_ecc": 2},
+        remapped_rows={},
         row_remap_pending=None,
         row_remap_failure=None,
         activity=None,
     )
-    return replace(card, reading=of_its_age)
+    return structs.replace(card, reading=of_its_age)
 
 
-XIDS = (((31, 2), (79, 1)), 0.5, 79, ((31, 1.7e9), (79, 1.7e9)))
+XIDS = ({31: 2, 79: 1}, 0.5, 79, {31: 1.7e9, 79: 1.7e9})
+UNTRUSTED = ("aliyun.com/gpu-mem", "untrusted_id", 4, remedies.UNMATCHED["untrusted_id"])
 WORK = Workload("docker", "4f1c9e0b7a2d")
 
 
-def leaf(on: Gpu, uuid: str, instance: MigInstance | None = None, *, holders: int = 1) -> Leaf:
+def leaf(on: Gpu, uuid: str, mig: MigInstance | None = None, *, holders: int = 1) -> Device:
     """A leaf whose used memory is told apart by every owner there is."""
     owners = [OwnerUse(owner, GIB, 1) for owner in OWNERS]
-    return Leaf(
-        Uuid(uuid),
-        on,
-        instance,
-        DeviceMemory(80 * GIB, 40 * GIB, 39 * GIB, GIB),
-        holders,
-        (("nvidia.com/gpu", 0), ("nvidia.com/gpu.shared", 10)),
-        (*owners, OwnerUse(Owner.UNACCOUNTED, 35 * GIB, None)),
-        (HostUse(WORK, GIB, 1, 0.25),),
+    measured = mig or on.reading
+    return Device(
+        uuid=Uuid(uuid),
+        gpu_uuid=on.uuid,
+        index=on.index,
+        mig=mig,
+        memory=DeviceMemory(80 * GIB, 40 * GIB, 39 * GIB, GIB),
+        activity=measured.activity if measured else None,
+        allocatable={"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 10},
+        holders=holders,
+        owners=(*owners, OwnerUse(Owner.UNACCOUNTED, 35 * GIB, None)),
+        host=(HostUse(WORK, GIB, 1, 0.25),),
     )
 
 
@@ -186,9 +208,8 @@ def instances(on: Gpu) -> tuple[MigInstance, ...]:
 
 def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
     """A holder that is measured in every way, or one that uses what it does not hold."""
-    use = ContainerUse(
+    use = Use(
         *(GIB, 2 * GIB, 1, 0.25, 0.125, 0.5, 0.0),
-        unassigned=not holds,
         last_active=1e9,
         pod_uid=PodUid("uid"),
         seen_seconds=3600.0,
@@ -196,33 +217,29 @@ def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
         sm_activity_ratio=0.25,
     )
     if uuid.startswith("MIG-"):
-        use = structs.replace(use, sm_ratio=None, memory_controller_ratio=None)
-    name = ContainerName("team", pod, "main")
+        use = structs.replace(use, sm_ratio=None, memory_controller_busy_ratio=None)
     if not holds:
-        return ContainerOnDevice(name, Uuid(uuid), use=use)
-    return ContainerOnDevice(name, Uuid(uuid), (("nvidia.com/gpu.shared", 1),), 0.1, 8 * GIB, use)
+        return ContainerOnDevice("team", pod, "main", Uuid(uuid), Owner.UNASSIGNED, use=use)
+    grant = Grant({"nvidia.com/gpu.shared": 1}, 0.1, 8 * GIB)
+    return ContainerOnDevice("team", pod, "main", Uuid(uuid), grant=grant, use=use)
 
 
-def reservation(on: Leaf) -> ContainerOnDevice:
+def reservation(on: Device) -> ContainerOnDevice:
     """The pod that keeps a leaf for a scheduler."""
-    name = ContainerName("kai-resource-reservation", "gpu-reservation-0123456789abcdef", "resource-reservation")
-    use = ContainerUse(0, 0, 0, 0.0, 0.0, 0.0, 0.0, unassigned=False, last_active=1e9)
-    return ContainerOnDevice(name, on.uuid, (("nvidia.com/gpu", 1),), use=use, reservation=True)
+    name = ("kai-resource-reservation", "gpu-reservation-0123456789abcdef", "resource-reservation")
+    use = Use(0, 0, 0, 0.0, 0.0, 0.0, 0.0, last_active=1e9)
+    return ContainerOnDevice(*name, on.uuid, grant=Grant({"nvidia.com/gpu": 1}, reservation=True), use=use)
 
 
-def process(pid: int, pod: str | None, uuid: str) -> ProcessUse:
-    name = ContainerName("team", pod, "main") if pod else None
-    owner, uid = (Owner.ASSIGNED, PodUid("uid")) if pod else (Owner.HOST, None)
-    ratios = (0.25, 0.125, 0.5, 0.0)
-    return ProcessUse(
-        *(pid, Uuid(uuid), "C", "python", owner, name, uid, GIB, *ratios),
-        workload=None if pod else WORK,
-        owner_since=1e9,
-    )
+def process(pid: int, pod: str | None, uuid: str) -> Process:
+    what, ratios = (pid, Uuid(uuid), "C", "python"), (0.25, 0.125, 0.5, 0.0)
+    if pod is None:
+        return Process(*what, Owner.HOST, None, None, None, None, GIB, *ratios, WORK, 1e9)
+    return Process(*what, Owner.ASSIGNED, "team", pod, "main", PodUid("uid"), GIB, *ratios, owner_since=1e9)
 
 
 def account(of: ContainerOnDevice) -> ContainerAccount:
-    return ContainerAccount(of.name, of.uuid, 3600.5, 900.25, 3.5e13, 250_000.75)
+    return ContainerAccount(*of.name, of.uuid, 3600.5, 900.25, 3.5e13, 250_000.75, 300.5)
 
 
 def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
@@ -236,12 +253,12 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
     ]
     if gpus >= 4:
         cards[2] = pascal(2)
-    leaves: list[Leaf] = []
+    leaves: list[Device] = []
     for card in cards:
         if card.partitioned:
             leaves += [leaf(card, instance.uuid, instance, holders=sharing) for instance in instances(card)]
         elif card.fault:
-            leaves.append(Leaf(card.uuid, card, holders=sharing, allocatable=(("nvidia.com/gpu", 0),)))
+            leaves.append(Device(card.uuid, card.uuid, card.index, holders=sharing, allocatable={"nvidia.com/gpu": 0}))
         else:
             leaves.append(leaf(card, card.uuid, holders=sharing))
     containers = [
@@ -251,34 +268,37 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
     ]
     if gpus >= 4:
         containers.append(reservation(leaves[0]))
-        leaves[0] = replace(leaves[0], owners=(*leaves[0].owners, OwnerUse(Owner.SCHEDULED, 0, 1)))
-    return Snapshot(
-        at=Moment(10.0, 1_800_000_000.25),
-        node=Node("node-1", "10.0.0.7"),
+        leaves[0] = structs.replace(leaves[0], owners=(*leaves[0].owners, OwnerUse(Owner.SCHEDULED, 0, 1)))
+    containers.sort(key=lambda one: (one.name, one.uuid))
+    node = Node(
+        timestamp=1_800_000_000.25,
+        name="node-1",
+        internal_ip="10.0.0.7",
+        driver=DRIVER,
+        gpus=tuple(cards),
+        nameless_gpus=(NamelessGpu(gpus, "lost", remedies.FAULTS["lost"]),),
+        devices=with_containers(leaves, containers),
+        unmatched=(UnmatchedSlots("team", "other", "main", *UNTRUSTED),),
+        pods=tuple(Pod(one.namespace, one.pod, "uid") for one in containers),
+        device_health=(ReportedDeviceHealth("team", "pod-0-0", "main", "nvidia.com/gpu", "GPU-0", "Healthy"),),
+        accounts=tuple(account(one) for one in containers),
+        gpu_accounts=tuple(GpuAccount(one.uuid, 1000.25, 0.0) for one in cards),
+        xids=tuple(GpuXids(one.uuid, *(XIDS if one.fault else ({}, 0.5))) for one in cards),
+        container_xids=(ContainerXids("team", "pod-0-0", "main", leaves[0].uuid, 31, 2),),
         sources=tuple(
             SourceHealth(
-                source, True, "", "", Moment(9.5, 1_799_999_999.5), 7, 0.125, {"hung": 2, "decode": 1}, 3, 0.01
+                *(source.value, True, "", "", None, 1_799_999_999.5, 7, 3, {"hung": 2, "decode": 1}, 0.125, 0.01)
             )
             for source in Source
         ),
-        capabilities=tuple((capability, True) for capability in CAPABILITIES),
-        collections=(("interval", 7), ("push", 3)),
-        visibility_reason="gpumap runs on the bare host",
-        driver=DRIVER,
-        gpus=tuple(cards),
-        nameless_gpus=(NamelessGpu(gpus, "lost"),),
-        leaves=tuple(leaves),
-        containers=tuple(sorted(containers, key=lambda one: (one.name, one.uuid))),
+        capabilities=dict.fromkeys(CAPABILITIES, True),
+        pid_visibility_reason="gpumap runs on the bare host",
+    )
+    return Snapshot(
+        at=Moment(10.0, 1_800_000_000.25),
+        node=node,
+        containers=tuple(containers),
         processes=(process(100, "pod-0-0", leaves[0].uuid), process(101, None, leaves[0].uuid)),
-        unmatched=(UnmatchedSlots(ContainerName("team", "other", "main"), "aliyun.com/gpu-mem", "untrusted_id", 4),),
-        pods=tuple(PodInfo(one.name.namespace, one.name.pod, PodUid("uid")) for one in containers),
-        device_health=(
-            ReportedDeviceHealth(
-                ContainerName("team", "pod-0-0", "main"), DeviceHealth("nvidia.com/gpu", "GPU-0", "Healthy")
-            ),
-        ),
-        accounts=tuple(account(one) for one in sorted(containers, key=lambda one: (one.name, one.uuid))),
-        gpu_accounts=tuple(GpuAccount(one.uuid, 1000.25, 0.0) for one in cards),
-        xids=tuple(GpuXids(one.uuid, *(XIDS if one.fault else ((), 0.5))) for one in cards),
-        container_xids=(ContainerXids(ContainerName("team", "pod-0-0", "main"), leaves[0].uuid, 31, 2),),
+        answered=dict.fromkeys(Source, 9.5),
+        collections=(("interval", 7), ("push", 3)),
     )

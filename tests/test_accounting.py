@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.agent.join.accounting import GPUS_AWAY_MAX, LATE_SECONDS
+from gpumap.model.node import ContainerAccount, GpuAccount
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ContainerAccount, GpuAccount, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 
 GPU = gpu_uuid(0)
@@ -26,7 +27,7 @@ def one_gpu(*pods: Pod, millijoules: int | None = 1000) -> TestNode:
 
 
 def found(snapshot: Snapshot, name: ContainerName, uuid: Uuid = GPU) -> ContainerAccount | None:
-    return next((one for one in snapshot.accounts if (one.name, one.uuid) == (name, uuid)), None)
+    return next((one for one in snapshot.node.accounts if (one.name, one.uuid) == (name, uuid)), None)
 
 
 def account(snapshot: Snapshot, name: ContainerName, uuid: Uuid = GPU) -> ContainerAccount:
@@ -36,14 +37,14 @@ def account(snapshot: Snapshot, name: ContainerName, uuid: Uuid = GPU) -> Contai
 
 
 def gpu_account(snapshot: Snapshot, uuid: Uuid = GPU) -> GpuAccount:
-    return next(one for one in snapshot.gpu_accounts if one.uuid == uuid)
+    return next(one for one in snapshot.node.gpu_accounts if one.uuid == uuid)
 
 
 def test_counters_begin_at_0() -> None:
     """A container's counters stand at 0 when it is first seen: increase() sees all that comes."""
     pod = holder()
     snapshot = one_gpu(pod).collect()
-    assert account(snapshot, pod.full()) == ContainerAccount(pod.full(), GPU, 0.0, 0.0, 0.0, 0.0)
+    assert account(snapshot, pod.full()) == ContainerAccount(*pod.full(), GPU, 0.0, 0.0, 0.0, 0.0)
     assert gpu_account(snapshot) == GpuAccount(GPU, 0.0, 0.0)
 
 
@@ -57,9 +58,9 @@ def test_what_is_charged_in_real_time() -> None:
     node.processes[0].memory = 3 * GIB
     node.gpus[0].millijoules = 4000
     charged = account(node.collect(7.5), pod.full())
-    assert charged == ContainerAccount(pod.full(), GPU, 7.5, 3.75, 7.5 * GIB, 3.0)
+    assert charged == ContainerAccount(*pod.full(), GPU, 7.5, 3.75, 7.5 * GIB, 3.0)
     again = account(node.collect(2.0), pod.full())
-    assert again == ContainerAccount(pod.full(), GPU, 9.5, 4.75, 13.5 * GIB, 3.0)
+    assert again == ContainerAccount(*pod.full(), GPU, 9.5, 4.75, 13.5 * GIB, 3.0)
 
 
 def test_energy_goes_by_sm_time_of_all_processes() -> None:
@@ -187,7 +188,7 @@ def test_mig_devices_are_charged_for_time_and_memory() -> None:
     node.gpus[0].millijoules = 500
     snapshot = node.collect(7.0)
     charged = account(snapshot, pod.full(), leaf)
-    assert charged == ContainerAccount(pod.full(), leaf, 7.0 * (3 / 7), None, 7.0 * GIB, None)
+    assert charged == ContainerAccount(*pod.full(), leaf, 7.0 * (3 / 7), None, 7.0 * GIB, None)
     assert gpu_account(snapshot).energy_unattributed_joules == 0.5
 
 
@@ -306,11 +307,9 @@ def test_a_counter_that_was_0_once_charges_no_container_its_whole_life(watts_max
 
 
 @pytest.mark.parametrize(
-    ("enforced", "limits"), [(700.0, ()), (None, (("default", 700.0), ("min", 200.0))), (300.0, (("max", 700.0),))]
+    ("enforced", "limits"), [(700.0, {}), (None, {"default": 700.0, "min": 200.0}), (300.0, {"max": 700.0})]
 )
-def test_a_gpu_may_exceed_its_power_limit_for_a_moment(
-    enforced: float | None, limits: tuple[tuple[str, float], ...]
-) -> None:
+def test_a_gpu_may_exceed_its_power_limit_for_a_moment(enforced: float | None, limits: dict[str, float]) -> None:
     """Peaks, and readings that come early or late, are charged; more than twice the largest known limit is not."""
     pod = holder()
     node = one_gpu(pod, millijoules=0)
@@ -379,10 +378,10 @@ def test_after_a_long_outage_who_is_gone_goes_at_once() -> None:
     node.down = {"kubelet"}
     for _ in range(12):
         snapshot = node.collect(55.0)
-    assert {one.name for one in snapshot.accounts} == {gone.full(), stays.full()}
+    assert {one.name for one in snapshot.node.accounts} == {gone.full(), stays.full()}
     node.pods.remove(gone)
     node.down = set()
-    assert [one.name for one in node.collect(55.0).accounts] == [stays.full()]
+    assert [one.name for one in node.collect(55.0).node.accounts] == [stays.full()]
 
 
 def test_a_holder_that_the_list_has_no_more_expires_without_nvml() -> None:
@@ -457,7 +456,7 @@ def test_a_gpu_that_was_taken_away_goes_on_when_it_is_back() -> None:
     gpu = node.gpus[0]
     node.collect()
     node.gpus.clear()
-    assert node.collect().gpu_accounts == ()
+    assert node.collect().node.gpu_accounts == ()
     node.gpus.append(gpu)
     gpu.millijoules = 4000
     assert gpu_account(node.collect()) == GpuAccount(GPU, 3.0, 0.0)
@@ -479,7 +478,7 @@ def test_a_device_that_nvml_never_told_is_charged_to_nobody() -> None:
     node.down = {"nvml"}
     snapshot = node.collect()
     assert snapshot.containers
-    assert snapshot.accounts == ()
+    assert snapshot.node.accounts == ()
 
 
 def test_who_comes_back_has_no_energy_of_the_time_before() -> None:

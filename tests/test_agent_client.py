@@ -8,15 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.agent_client import NoMapError, map_in
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import collected_long_ago
 from gpumap.model.errors import FatalError
-from gpumap.model.map import encode
+from gpumap.model.node import encode
+from gpumap.model.terms import Owner
 from tests.snapshots import busy_node
 
-FOUND = node_map(busy_node())
+FOUND = published(busy_node())
 
 
 def answered(**fields: object) -> bytes:
@@ -30,16 +31,16 @@ def test_the_map_that_an_agent_sends() -> None:
 
 
 def test_a_newer_agents_map() -> None:
-    """Fields that this version does not know are ignored; a new word is kept as it is."""
+    """Fields that this version does not know are ignored; a new owner is unknown."""
     device = msgspec.to_builtins(FOUND.devices[0])
     device |= {"new": [1], "owners": [{"owner": "borrowed", "memory_bytes": 5, "processes": 1, "new": None}]}
     found = map_in(answered(devices=[device], new={"a": 1}), "it")
-    assert [one.owner for one in found.devices[0].owners] == ["borrowed"]
+    assert [one.owner for one in found.devices[0].owners] == [Owner.UNKNOWN]
 
 
 def test_names_that_are_no_utf_8() -> None:
     """Lone surrogates arrive as they were sent."""
-    odd = msgspec.structs.replace(FOUND, node=msgspec.structs.replace(FOUND.node, name="a\udc80b"))
+    odd = msgspec.structs.replace(FOUND, name="a\udc80b")
     assert map_in(encode(odd), "it") == odd
 
 
@@ -77,7 +78,7 @@ def test_what_is_of_another_program_or_version(fields: dict[str, Any]) -> None:
         {"devices": [1]},
         {"devices": [{}]},
         {"devices": None},
-        {"node": {"name": 5, "internal_ip": None}},
+        {"name": 5},
         {"timestamp": 10**400},
         {"timestamp": 1e300},
         {"timestamp": "now"},

@@ -4,7 +4,7 @@ import pytest
 
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.cli.bill.promql import COUNTERS
-from gpumap.cli.fleet.families import FAMILIES, NODE_INFO, SNAPSHOT
+from gpumap.cli.fleet.queries import FAMILIES, NODE_INFO, SNAPSHOT
 from gpumap.model.families import Family
 
 WRITTEN = {

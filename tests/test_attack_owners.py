@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.join import Memory
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.agent.settings import resolve
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.procfs import ProcfsSource
@@ -25,8 +25,6 @@ from gpumap.model.observations import (
     CheckpointEntry,
     ClaimDevice,
     ClaimPods,
-    ContainerLink,
-    ContainerName,
     DeviceId,
     DraState,
     LogTree,
@@ -41,12 +39,8 @@ from gpumap.model.observations import (
 )
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from tests import agent
-from tests.node import Node
-from tests.node import gpu_uuid as node_gpu_uuid
 from tests.nodes import GIB, Gpu, Pod, Process, Renumbered, TestNode, gpu_uuid, owners, use
 from tests.shown import waste_values
-from tests.test_dra_sources import claim, driver_checkpoint, entry, gpu, state
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
 WHOLE, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -93,12 +87,12 @@ def lies(snapshot: Snapshot, leaf: Uuid = CARD) -> dict[str, int | None]:
 
 def blamed(snapshot: Snapshot) -> list[tuple[str, str]]:
     """Whom `gpumap waste` accuses of what."""
-    shown = waste_values(node_map(snapshot), Shape())
+    shown = waste_values(published(snapshot), Shape())
     return [(one["finding"], one["pod"]) for one in shown["findings"] if one["finding"] in ("squatter", "leftover")]
 
 
 def holders(snapshot: Snapshot, leaf: Uuid = CARD) -> int | None:
-    return next(one.holders for one in snapshot.leaves if one.uuid == leaf)
+    return next(one.holders for one in snapshot.node.devices if one.uuid == leaf)
 
 
 # --- log directories --------------------------------------------------------------------------------------------------
@@ -148,23 +142,6 @@ def test_user_of_a_claim_that_the_kubelet_does_not_list_is_no_squatter(
     assert holders(snapshot) != 0, "the claim holds it"
 
 
-async def test_service_calls_no_user_of_an_unlisted_claim_a_squatter(node: Node, library: Path) -> None:
-    """The same with a kubelet on a socket, its state and the driver's checkpoint as files, and the stand-in driver."""
-    node.admit("proxy", main=[])
-    trainer = node.admit("trainer", main=[])
-    node.tell_kubelet(registered=False)  # no device plugin runs here
-    node.run(trainer.cgroup("main"), 2, 8 * GIB)
-    root = node.kubelet_root
-    (root / "dra_manager_state").write_bytes(state(entry("train-gpus-x7k2p", trainer.uid)))
-    (root / "plugins" / "gpu.nvidia.com").mkdir(parents=True)
-    told = driver_checkpoint(claim(gpu("gpu-2", node_gpu_uuid(2))))
-    (root / "plugins" / "gpu.nvidia.com" / "checkpoint.json").write_bytes(told)
-    async with agent.serve(node, library=library) as running:
-        page = await running.later(5)
-        assert page.value("gpumap_container_unassigned_use", pod="trainer") is None
-        assert page.value("gpumap_device_holders", uuid=node_gpu_uuid(2)) != 0
-
-
 def test_user_of_a_claim_without_a_device_name_is_no_squatter() -> None:
     """Kubelets 1.27 to 1.30 list a claim by its name and CDI names only: any device may be in it."""
     claims = {"main": [ClaimDevice("", "", "", "", "ml", "trainer-gpu")]}
@@ -173,7 +150,7 @@ def test_user_of_a_claim_without_a_device_name_is_no_squatter() -> None:
     node.collect()
     snapshot = node.collect()
     assert lies(snapshot) == {}
-    assert holders(snapshot) != 0 or next(one.may_have_more for one in snapshot.leaves), "the claim may hold it"
+    assert holders(snapshot) != 0 or next(one.may_have_more for one in snapshot.node.devices), "the claim may hold it"
 
 
 def test_claim_that_may_be_for_administrators_is_named() -> None:
@@ -183,7 +160,7 @@ def test_claim_that_may_be_for_administrators_is_named() -> None:
     monitor, other = Pod("mon", "dcgm-exporter", claims=claims), Pod("kube-system", "proxy", {"main": {}})
     node = IdentityNode([Gpu(0)], [monitor, other], allocatable=None)
     node.collect()
-    shown = waste_values(node_map(node.collect()), Shape())
+    shown = waste_values(published(node.collect()), Shape())
     assert any("whether these claims have it: mon/dcgm-exporter." in sentence for sentence in shown["unknown"])
 
 
@@ -236,26 +213,6 @@ def test_only_directory_that_is_left_names_no_other_container() -> None:
     assert use(snapshot, pod.full("side"), CARD) is None, "it is the memory of main"
     found = use(snapshot, pod.full(), CARD)
     assert found is None or found.memory_bytes == 40 * GIB, "main is not idle"
-
-
-async def test_service_names_no_container_by_the_directory_that_is_left(node: Node, library: Path) -> None:
-    """The same with directories: the cleaner's `rm -rf`, and what the kubelet makes for a sidecar that restarts."""
-    server = node.admit("server", main=[node_gpu_uuid(1)], side=[])
-    node.admit("proxy", main=[])
-    node.run(server.cgroup("main"), 1, 8 * GIB)
-    logs = node.directory / "log"
-    async with agent.serve(node, library=library) as running:
-        await running.later(3)
-        tree = logs / "pods" / f"ml_server_{server.uid}"
-        shutil.rmtree(tree)
-        for old in (logs / "containers").glob("server_*"):
-            old.unlink()
-        (tree / "side").mkdir(parents=True)
-        link = ContainerLink("5" * 64, server.uid, ContainerName("ml", "server", "side"))
-        (logs / "containers" / texts.link_name(link)).symlink_to(texts.link_target(link))
-        page = await running.later(5)
-        assert page.value("gpumap_container_unassigned_use", pod="server") is None
-        assert page.value("gpumap_container_gpu_memory_used_bytes", pod="server", container="main") != 0
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["gpumap goes on", "gpumap restarted"])
@@ -345,7 +302,7 @@ def test_kept_answer_makes_no_pod_gone_until_it_is_confirmed() -> None:
         split = owners(snapshot, CARD)
         assert (split["unknown"], split["gone"]) == (GIB, 0)
         assert use(snapshot, new.full(), CARD) is None, "a zero would be a finding"
-        assert node_map(snapshot).findings == ()
+        assert published(snapshot).findings == ()
     node.list_pods_again()
     snapshot = node.collect()
     assert owners(snapshot, CARD)["assigned"] == GIB
@@ -607,7 +564,7 @@ def test_wall_clock_that_is_set_on_makes_no_holder_idle() -> None:
     node.collect()
     node.collect()
     process.sm, node.jump = 0.0, 3600.0
-    shown = waste_values(node_map(node.collect()), Shape())
+    shown = waste_values(published(node.collect()), Shape())
     assert [one["why"] for one in shown["findings"] if one["finding"] == "idle"] == []
 
 

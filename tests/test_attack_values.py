@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.tables import Shape
 from gpumap.model.findings import Thresholds
+from gpumap.model.node import Use
 from gpumap.model.observations import Moment
 from gpumap.model.readings import ProcessSample
-from gpumap.model.snapshot import ContainerUse, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, use
@@ -75,14 +76,14 @@ def held(name: str = "batch") -> Pod:
     return Pod("ml", name, {"main": {"nvidia.com/gpu": [CARD]}})
 
 
-def of(snapshot: Snapshot, pod: Pod) -> ContainerUse:
+def of(snapshot: Snapshot, pod: Pod) -> Use:
     found = use(snapshot, pod.full(), CARD)
     assert found is not None
     return found
 
 
 def kinds(snapshot: Snapshot, shape: Shape | None = None) -> dict[str, str]:
-    return {row["finding"]: row["why"] for row in waste_values(node_map(snapshot), shape or Shape())["findings"]}
+    return {row["finding"]: row["why"] for row in waste_values(published(snapshot), shape or Shape())["findings"]}
 
 
 def test_short_processes_are_no_idleness() -> None:
@@ -121,7 +122,7 @@ def test_a_busy_gpu_that_lists_nothing_is_no_idle_one() -> None:
 async def test_a_busy_gpu_without_samples_is_no_idle_one(sweep: Sweep) -> None:
     """ "Not found" is how an idle GPU answers for samples; this one says that it is busy 60 % of the time."""
     await refused(sweep, "nvmlDeviceGetProcessUtilization", Code.NOT_FOUND)
-    assert rows(sweep.last, "gpumap_gpu_utilization_ratio", uuid=HOPPER) == [0.6]
+    assert rows(sweep.last, "gpumap_gpu_utilization_ratio", gpu_uuid=HOPPER) == [0.6]
     assert rows(sweep.last, "gpumap_container_sm_utilization_ratio", pod="hopper") != [0.0]
 
 
@@ -153,7 +154,7 @@ async def test_time_in_which_mig_devices_are_not_told_is_charged_or_a_gap(sweep:
 
     def seconds() -> float:
         charged = rows(sweep.last, "gpumap_container_allocated_gpu_seconds_total", uuid=SLICES[0])
-        return 7 * sum(charged) + sum(rows(sweep.last, "gpumap_accounting_gap_seconds_total", uuid=PARTED))
+        return 7 * sum(charged) + sum(rows(sweep.last, "gpumap_accounting_gap_seconds_total", gpu_uuid=PARTED))
 
     before = seconds()
     await refused(sweep, "nvmlDeviceGetMaxMigDeviceCount", Code.UNKNOWN, "2", collections=10)
@@ -208,7 +209,7 @@ async def test_utilization_is_no_more_than_all(tmp_path: Path) -> None:
     driver = Driver(gpus=[standin.Gpu(CARD, utilization_gpu=255, utilization_memory=4294967295)])
     gpu = (await measure(driver, tmp_path)).gpus[0]
     assert gpu.utilization_ratio is None or gpu.utilization_ratio <= 1
-    assert gpu.memory_controller_ratio is None or gpu.memory_controller_ratio <= 1
+    assert gpu.memory_controller_busy_ratio is None or gpu.memory_controller_busy_ratio <= 1
 
 
 # --- rows and values that cannot be ----------------------------------------------------------------------------------
@@ -302,7 +303,7 @@ async def test_a_reason_that_the_gpu_may_not_know_is_not_0(sweep: Sweep) -> None
         gpu.clock_events_supported = 1
     await sweep.source.close()
     await refused(sweep, "nvmlDeviceGetSupportedClocksEventReasons", Code.UNKNOWN)
-    assert rows(sweep.last, "gpumap_gpu_clock_event", reason="hw_thermal_slowdown", uuid=SHARED) == []
+    assert rows(sweep.last, "gpumap_gpu_clock_event", reason="hw_thermal_slowdown", gpu_uuid=SHARED) == []
 
 
 # --- idleness ---------------------------------------------------------------------------------------------------------
@@ -384,7 +385,7 @@ def test_energy_of_a_card_is_not_charged_for_a_counter_that_was_0_for_a_moment()
     node.gpus[0].millijoules = 0
     node.collect()
     node.gpus[0].millijoules = last + 3_000_000
-    [account] = node.collect().accounts
+    [account] = node.collect().node.accounts
     assert account.energy_joules is not None
     assert account.energy_joules <= 6 * 1500
 
@@ -453,7 +454,7 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
         f"gpumap_container_allocated_gpus{own}": [1] * steady,
         f"gpumap_allocation_info{own}": [1] * steady,
         f"gpumap_container_gpu_processes{own}": [1] * steady,
-        f'gpumap_accounting_gap_seconds_total{{{target},uuid="GPU-1"}}': [0] * steady,
+        f'gpumap_accounting_gap_seconds_total{{{target},gpu_uuid="GPU-1"}}': [0] * steady,
     }
     test = {
         "interval": "15s",

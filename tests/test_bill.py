@@ -35,6 +35,7 @@ from gpumap.cli.bill.promql import (
     SM_KNOWN,
     SNAPSHOT,
     USED,
+    USED_OF_MIG,
     WORK_MEMORY,
     WORK_SM,
     Counter,
@@ -48,11 +49,11 @@ from gpumap.cli.bill.promql import (
     uncharged,
 )
 from gpumap.cli.bill.query import gaps_between, target_matchers
+from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
 from gpumap.cli.bill.window import Window, parse_time, rfc3339, window_of
 from gpumap.cli.command_line import parse
 from gpumap.cli.kube_state import metric_label
 from gpumap.cli.sort_keys import BILL_ORDERS
-from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
 from gpumap.cli.tables.layout import Shape
 from gpumap.dispatch import command_parser
 from gpumap.model.errors import UsageError
@@ -339,7 +340,7 @@ def test_who_was_scraped_is_asked_without_labels_of_pods() -> None:
 
 def test_the_names_are_those_that_gpumap_gives() -> None:
     """Each counter is a family of the group accounting, with the labels by which it is asked for."""
-    families = {family.name: set(family.labels) & {*POD_KEYS} for family in ACCOUNTING}
+    families = {family.name: set(family.labels) for family in ACCOUNTING}
     assert {one.name: set(one.keys) for one in COUNTERS} == families
     gauges = {family.name: family.labels for family in HOST}
     assert all(gauges[one.name] == one.keys for one in (PRESENT, WORK_SM, WORK_MEMORY))
@@ -408,6 +409,7 @@ BY_TEAM = REQUEST._replace(by="label", labelling=Labelling("team", ""))
 GROWN = {
     HELD: {TRAINER: 7200.0, MIG: 3600.0},
     USED: {TRAINER: 1800.0},
+    USED_OF_MIG: {},
     ENERGY: {TRAINER: 3_600_000.0},
     MEMORY: {TRAINER: 0.0, MIG: float(3600 << 30)},
 }
@@ -495,6 +497,12 @@ def test_who_takes_more_than_its_share_makes_no_other_one_less_idle() -> None:
     (line,) = a_bill({HELD: {TRAINER: 900, idler: 900}, USED: {TRAINER: 3600, idler: 0}}).lines
     assert line.amounts.idle() == 0.5
     assert line.amounts.used == 3600
+
+
+def test_a_mig_device_is_used_by_its_activity() -> None:
+    """It has no SM time."""
+    (line,) = a_bill({HELD: {MIG: 3600}, USED_OF_MIG: {MIG: 900}}).lines
+    assert (line.amounts.used, line.amounts.idle()) == (900, 0.75)
 
 
 def test_nothing_held_is_no_idle_share() -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 
 import pytest
+from msgspec import structs
 
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.model.families import Family
-from gpumap.model.observations import NvmlReading, Source
+from gpumap.model.node import Device, Gpu, Node, OwnerUse, Process, SourceHealth
 from gpumap.model.readings import GpuReading
-from gpumap.model.snapshot import Gpu, LazyRows, Owner, OwnerUse, ProcessUse, Snapshot, SourceHealth
-from tests.snapshots import busy_node
+from gpumap.model.snapshot import LazyRows, Snapshot
+from gpumap.model.terms import Owner, Source
+from tests.snapshots import busy_node, with_node
 from tests.test_metrics import OF_GPUS
 
 MOST = {"container": 16, "leaf": 28, "gpu": 62, "agent": 60, "pod": 1, "work": 3}
@@ -30,14 +32,14 @@ def whole_node() -> Snapshot:
     """Sixteen Hopper GPUs, every second one partitioned, shared by ten each, with one resource offered on each leaf."""
     snapshot = busy_node()
     leaves = tuple(
-        replace(
+        structs.replace(
             leaf,
-            allocatable=leaf.allocatable[-1:],
+            allocatable={"nvidia.com/gpu": 1},
             owners=(*leaf.owners, OwnerUse(Owner.MPS_SERVER, 1 << 20, 1)) if leaf.memory else leaf.owners,
         )
-        for leaf in snapshot.leaves
+        for leaf in snapshot.node.devices
     )
-    return replace(snapshot, leaves=leaves)
+    return with_node(snapshot, devices=leaves)
 
 
 def bearer(family: Family, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
@@ -69,12 +71,15 @@ def count_series(snapshot: Snapshot) -> dict[str, Counter[tuple[str, ...]]]:
 CONTRADICTORY = {
     GpuReading: {"fault", "max_mig_devices", "instances", "retired_pages", "sampled_seconds", "refusals", "unsampled"},
     Gpu: {"fault"},
-    ProcessUse: {"workload"},
-    NvmlReading: {"gpus", "xids", "listening"},
+    Process: {"work"},
     SourceHealth: {"reason", "detail"},
     Snapshot: {"expires", "hidden", "lost_driver"},
+    Node: {"interval_seconds", "collect", "stale", "findings", "finding_sums", "unjudged"},
+    Device: {"processes"},
 }
-"""Fields that a healthy GPU of today, source or node, or a container's process, does not have with its other fields."""
+"""Fields that a healthy GPU of today, source or node, or a container's process, does not have with its other fields;
+and those that only clients get."""
+WITHOUT_SERIES = {"remedy", "remedies", "samples_from"}
 
 
 def values_of(value: object) -> Iterator[object]:
@@ -99,8 +104,8 @@ def test_something_has_every_field() -> None:
     """Of each kind of row, one row of the node has all fields that can be absent: each series is counted on it."""
     unset: dict[type, set[str]] = {}
     for one in values_of(busy_node()):
-        missing = {name for name in names_of(one) if getattr(one, name) in (None, (), "")}
-        missing -= CONTRADICTORY.get(type(one), set())
+        missing = {name for name in names_of(one) if getattr(one, name) in (None, (), "", {})}
+        missing -= CONTRADICTORY.get(type(one), set()) | WITHOUT_SERIES
         unset[type(one)] = min(unset.get(type(one), missing), missing, key=len)
     assert {kind: missing for kind, missing in unset.items() if missing} == {}
 
@@ -122,14 +127,14 @@ def test_all_that_there_is_was_counted() -> None:
     snapshot = whole_node()
     counts = count_series(snapshot)
     assert len(counts["container"]) == len(snapshot.containers)
-    assert len(counts["leaf"]) == len(snapshot.leaves)
-    assert len(counts["gpu"]) == len(snapshot.gpus) + bool(snapshot.nameless_gpus)
+    assert len(counts["leaf"]) == len(snapshot.node.devices)
+    assert len(counts["gpu"]) == len(snapshot.node.gpus) + bool(snapshot.node.nameless_gpus)
 
 
 def test_a_source_that_fails_in_many_ways_costs_the_agent_little() -> None:
     """The agent's own series keep to the budget while each source has failed in three ways since the start."""
     snapshot = whole_node()
     reasons = {"hung": 1, "decode": 2, "deadline_exceeded": 3}
-    sources = tuple(replace(health, errors=reasons) for health in snapshot.sources)
+    sources = tuple(structs.replace(health, errors=reasons) for health in snapshot.node.sources)
     assert len(sources) == len(Source)
-    assert count_series(replace(snapshot, sources=sources))["agent"][()] <= MOST["agent"]
+    assert count_series(with_node(snapshot, sources=sources))["agent"][()] <= MOST["agent"]

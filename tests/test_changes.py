@@ -10,12 +10,13 @@ import pytest
 from msgspec import structs
 
 from gpumap.agent.changes import log_changes
+from gpumap.model.node import ContainerXids, Gpu
 from gpumap.model.observations import NvmlReading, Observations, Observed
 from gpumap.model.readings import XidError
-from gpumap.model.snapshot import Gpu, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import Gpu as MadeGpu
 from tests.nodes import Pod, Process, TestNode, gpu_uuid, mig_uuid
-from tests.snapshots import busy_node, empty_node, gpu
+from tests.snapshots import empty_node, gpu, with_node
 
 Logged = Callable[..., list[str]]
 
@@ -29,7 +30,7 @@ def make_logged(caplog: pytest.LogCaptureFixture) -> Logged:
         caplog.clear()
         with caplog.at_level(logging.INFO):
             node = empty_node()
-            snapshots = [replace(node, gpus=(one,)) for one in (before, after)]
+            snapshots = [with_node(node, gpus=(one,)) for one in (before, after)]
             log_changes(logging.getLogger("test"), snapshots[0], snapshots[1], quiet)
         return caplog.messages
 
@@ -39,21 +40,26 @@ def make_logged(caplog: pytest.LogCaptureFixture) -> Logged:
 def test_a_recovery_action_comes_and_goes(logged: Logged) -> None:
     """It is said when the driver begins to ask for it, for another one, and for nothing any more; never twice."""
     well = gpu(0)
-    ill, worse = replace(well, recovery_action="gpu_reset"), replace(well, recovery_action="node_reboot")
+    ill, worse = (
+        structs.replace(well, recovery_action="gpu_reset"),
+        structs.replace(well, recovery_action="node_reboot"),
+    )
     where = f"uuid={well.uuid} index=0"
     assert logged(well, ill) == [f"gpu needs recovery {where} action=gpu_reset"]
     assert logged(ill, worse) == [f"gpu needs recovery {where} action=node_reboot"]
     assert logged(worse, worse) == []
     assert logged(ill, well) == [f"gpu needs no recovery {where}"]
-    assert logged(replace(well, recovery_action=None), well) == []
+    assert logged(structs.replace(well, recovery_action=None), well) == []
 
 
 def test_rows_of_memory(logged: Logged) -> None:
     """Rows that begin to wait for a reset are said, and one that could not be replaced."""
     well = gpu(0)
     assert well.reading is not None
-    ill = replace(well, reading=structs.replace(well.reading, row_remap_pending=True))
-    failed = replace(well, reading=structs.replace(well.reading, row_remap_pending=True, row_remap_failure=True))
+    ill = structs.replace(well, reading=structs.replace(well.reading, row_remap_pending=True))
+    failed = structs.replace(
+        well, reading=structs.replace(well.reading, row_remap_pending=True, row_remap_failure=True)
+    )
     assert logged(well, ill) == [f"gpu memory row remap pending uuid={well.uuid} index=0"]
     assert logged(ill, failed) == [f"gpu memory row remap failure uuid={well.uuid} index=0"]
     assert logged(failed, failed) == []
@@ -72,9 +78,9 @@ def test_xid_errors_are_logged_with_whom_they_hit(caplog: pytest.LogCaptureFixtu
     pod = Pod("ml", "job", {"main": {"nvidia.com/mig-1g.10gb": [str(leaf)]}})
     node = TestNode([MadeGpu(0, mig=[(1, 0, 1)])], [pod], [Process(10, leaf, pod)])
     snapshot = node.collect()
-    hit = busy_node(1).container_xids[0]._replace(name=pod.full(), uuid=leaf, code=31, errors=1)
-    after = replace(snapshot, container_xids=(hit, hit._replace(code=79)))
-    before = replace(snapshot, container_xids=(hit,))
+    hit = ContainerXids(*pod.full(), leaf, 31, 1)
+    after = with_node(snapshot, container_xids=(hit, structs.replace(hit, code=79)))
+    before = with_node(snapshot, container_xids=(hit,))
     event = XidError(gpu_uuid(0), 31, None, None, 0.5)
     observations = with_xids(node.observe(), event, event, event._replace(code=79))
 

@@ -5,79 +5,59 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
 from gpumap.agent.join.inventory import KnownGpu, take_inventory
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
 from gpumap.model import remedies
 from gpumap.model.check import FATAL_XIDS, HUNG_SECONDS, LINE_BYTES, RECENT_SECONDS, check, short_line
-from gpumap.model.map import (
-    GpuEntry,
-    GpuXidsEntry,
-    NamelessGpuEntry,
-    NodeMap,
-    RecoveryEntry,
-    XidCountEntry,
-)
+from gpumap.model.node import Gpu, GpuXids, NamelessGpu, Node
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
 from tests.command import run_command, run_command_in_loop
 from tests.demo_process import GPUMAP
-from tests.shown import changed, with_gpus
-from tests.snapshots import busy_node, empty_node, gpu
+from tests.shown import changed, changed_in, with_gpus
+from tests.snapshots import busy_node, empty_node, gpu, with_node
 
-BUSY = node_map(replace(busy_node(4), nameless_gpus=(), gpus=tuple(map(gpu, range(4)))))
+BUSY = published(with_node(busy_node(4), nameless_gpus=(), gpus=tuple(map(gpu, range(4)))))
 WELL = changed(
     BUSY,
     capabilities={**BUSY.capabilities, "xid_events": True},
-    gpus=tuple(
-        changed(one, last_success=BUSY.timestamp, xids=GpuXidsEntry(counts=(), blind_seconds=0.0)) for one in BUSY.gpus
-    ),
+    gpus=tuple(changed(one, last_success=BUSY.timestamp) for one in BUSY.gpus),
+    xids=tuple(GpuXids(one.uuid, {}, 0.0) for one in BUSY.gpus),
 )
 """Four GPUs of which everything is known and well."""
 
 
-def with_fault(fault: str, *numbers: int, silent_seconds: float = 0.0) -> NodeMap:
+def with_fault(fault: str, *numbers: int, silent_seconds: float = 0.0) -> Node:
     """The node with GPUs that do not answer: of such a GPU, no reading is known."""
 
-    def change(on: GpuEntry) -> GpuEntry:
-        return changed(
-            on,
-            up=False,
-            fault=fault,
-            last_success=WELL.timestamp - silent_seconds,
-            ecc_errors=(),
-            row_remap_failure=None,
-            row_remap_pending=None,
-            recovery_action=None,
-        )
-
-    return with_gpus(WELL, change, *numbers)
+    last_success = WELL.timestamp - silent_seconds
+    gone = {"fault": fault, "last_success": last_success, "reading": None, "recovery_action": None}
+    return with_gpus(WELL, lambda on: changed(on, **gone), *numbers)
 
 
-def with_xid(code: int, age_seconds: float | None) -> NodeMap:
-    last = None if age_seconds is None else WELL.timestamp - age_seconds
-    xids = GpuXidsEntry(counts=(XidCountEntry(xid=code, errors=1, last=last),), blind_seconds=0.0)
-    return with_gpus(WELL, lambda on: changed(on, xids=xids), 1)
+def with_xid(code: int, age_seconds: float | None) -> Node:
+    last_at = {} if age_seconds is None else {code: WELL.timestamp - age_seconds}
+    one, other, *rest = WELL.xids
+    return changed(WELL, xids=(one, changed(other, counts={code: 1}, last_code=code, last_at=last_at), *rest))
 
 
-def recovering(action: str) -> NodeMap:
-    return with_gpus(WELL, lambda on: changed(on, recovery_action=RecoveryEntry(action=action, remedy=None)), 1)
+def recovering(action: str) -> Node:
+    return with_gpus(WELL, lambda on: changed(on, recovery_action=action), 1)
 
 
-def with_ecc(grew_seconds_ago: float) -> NodeMap:
+def with_ecc(grew_seconds_ago: float) -> Node:
     at = WELL.timestamp - grew_seconds_ago
     return with_gpus(WELL, lambda on: changed(on, ecc_uncorrected_at=at), 1)
 
 
-def flagged(name: str) -> NodeMap:
-    return with_gpus(WELL, lambda on: changed(on, **{name: True}), 1)
+def flagged(name: str) -> Node:
+    return with_gpus(WELL, lambda on: changed_in(on, "reading", **{name: True}), 1)
 
 
 PROBLEMS = {
@@ -128,9 +108,9 @@ def test_faults(fault: str) -> None:
 def test_a_gpu_hangs_only_after_a_while() -> None:
     """A driver under load may not answer for some seconds: unknown until then."""
     assert check(with_fault("hung", 0, silent_seconds=HUNG_SECONDS - 1)).code == 2
-    nameless = changed(WELL, nameless_gpus=(NamelessGpuEntry(index=4, fault="hung", remedy=None),))
+    nameless = changed(WELL, nameless_gpus=(NamelessGpu(4, "hung"),))
     assert check(nameless) == (2, "GPU 4: down cannot be read: hung")
-    assert check(changed(nameless, nameless_gpus=(NamelessGpuEntry(index=4, fault="lost", remedy=None),))).code == 1
+    assert check(changed(nameless, nameless_gpus=(NamelessGpu(4, "lost"),))).code == 1
 
 
 def test_fatal_xid_codes() -> None:
@@ -143,7 +123,7 @@ def test_fatal_xid_codes() -> None:
 def test_the_worst_gpu_first() -> None:
     """A lost GPU before one that waits for a reset; the number of the others, each once."""
     lost = with_fault("lost", 3)
-    both = with_gpus(lost, lambda on: changed(on, row_remap_failure=True, row_remap_pending=True), 0)
+    both = with_gpus(lost, lambda on: changed_in(on, "reading", row_remap_failure=True, row_remap_pending=True), 0)
     assert check(both) == (1, "GPU 3 fell off the bus: reboot the node (+1 GPU)")
     assert check(both, ["row_remap_pending"]) == (1, "GPU 0 needs a reset to replace bad memory rows")
 
@@ -160,7 +140,7 @@ def test_the_worst_gpu_first() -> None:
         (recovering("code_99"), 1),
     ],
 )
-def test_errors_of_now(node: NodeMap, code: int) -> None:
+def test_errors_of_now(node: Node, code: int) -> None:
     """An error counts for an hour; one of an unknown time, or of an application, is no problem of the GPU."""
     assert check(node).code == code
 
@@ -173,9 +153,12 @@ def test_an_old_error_without_a_listener() -> None:
     assert check(changed(WELL, capabilities=deaf)).code == 0, "only what the driver reports is checked"
 
 
-def without(name: str, on: GpuEntry) -> GpuEntry:
-    empty: Mapping[str, object] = {"ecc_uncorrected": {"ecc_errors": ()}}.get(name) or {name: None}
-    return changed(on, **empty)
+def without(name: str, on: Gpu) -> Gpu:
+    if name == "recovery_action":
+        return changed(on, recovery_action=None)
+    if name == "ecc_uncorrected":
+        return changed_in(on, "reading", ecc_errors={})
+    return changed_in(on, "reading", **{name: None})
 
 
 @pytest.mark.parametrize("name", ["row_remap_failure", "recovery_action", "ecc_uncorrected", "row_remap_pending"])
@@ -191,7 +174,7 @@ def test_no_evidence_at_all() -> None:
     """A stale map, NVML down and a driver without GPUs are unknown: a problem was not seen, nor its absence."""
     stale = "no collection for more than 60 s: collections are late, fail or hang: see gpumap's log"
     assert check(changed(WELL, gpus=(), stale=stale)) == (2, short_line(f"no current data: {stale}"))
-    assert check(node_map(empty_node())).code == 2
+    assert check(published(empty_node())).code == 2
     assert check(changed(WELL, gpus=())) == (2, "the driver lists no GPU")
     down = tuple(changed(one, up=one.source != "nvml", reason="driver_not_loaded") for one in WELL.sources)
     assert check(changed(WELL, sources=down)) == (2, "NVML does not answer: driver_not_loaded")
@@ -213,8 +196,7 @@ def test_when_memory_errors_grew() -> None:
     uuid = Uuid("GPU-1")
 
     def at(wall: float, known: tuple[KnownGpu, ...], **errors: int) -> tuple[tuple[KnownGpu, ...], float | None]:
-        counts = tuple(("uncorrected", location, count) for location, count in errors.items())
-        reading = GpuReading(0, uuid=uuid, ecc_errors=(("corrected", "dram", int(wall)), *counts))
+        reading = GpuReading(0, uuid=uuid, ecc_errors={"corrected": {"dram": int(wall)}, "uncorrected": errors})
         inventory = take_inventory(NvmlReading("1", "1", "1", gpus=(reading,)), wall, known, len(known) or 1)
         return inventory.known, inventory.gpus[0].ecc_uncorrected_at
 

@@ -24,7 +24,7 @@ import yaml
 from aiohttp import web
 
 from gpumap import __version__
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.agent.settings import FLAGS
 from gpumap.cli.command_line import Parser, parse
 from gpumap.dispatch import command_parser
@@ -371,7 +371,7 @@ async def test_map_of_this_node(node: Node) -> None:
     for form in ("json", "yaml"):
         document = json.loads(outputs[form]) if form == "json" else yaml.safe_load(outputs[form])
         device = next(device for device in document["devices"] if device["uuid"] == WHOLE)
-        assert device["users"][0]["memory_bytes"] == 11 * GIB
+        assert device["containers"][0]["use"]["memory_bytes"] == 11 * GIB
     for form in ("table", "wide"):
         rows = outputs[form].splitlines()
         assert rows[0].split()[:5] == ["DEVICE", "UUID", "NAMESPACE", "POD", "CONTAINER"]
@@ -455,7 +455,7 @@ def test_what_is_no_url_is_a_mistake(url: str) -> None:
 
 async def test_map_of_something_else() -> None:
     """404, another error, no JSON, JSON of something else, a cut answer: exit code 1, and one line saying which."""
-    whole = msgspec.to_builtins(node_map(empty_node()))
+    whole = msgspec.to_builtins(published(empty_node()))
     parts = {"version": 1, "devices": [], "gpus": [], "unmatched": [], "sources": [], "capabilities": {}}
     answers: dict[str, tuple[int, str | bytes, str | None]] = {
         "down": (503, "the first collection is not finished\n", "answered 503"),
@@ -466,7 +466,7 @@ async def test_map_of_something_else() -> None:
         "part": (200, '{"version": 1}', "is not a gpumap of this version"),
         "parts": (200, json.dumps(parts), "the response does not match the schema of /api/v1/map: "),
         "empty": (200, "", "did not answer with JSON"),
-        "surrogate": (200, json.dumps(whole | {"node": {"name": "\ud800", "internal_ip": None}}), None),
+        "surrogate": (200, json.dumps(whole | {"name": "\ud800"}), None),
     }
 
     async def answer(request: web.Request) -> web.Response:

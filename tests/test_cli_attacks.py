@@ -19,7 +19,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import yaml_text
 from gpumap.cli.tables import Shape, map_table
@@ -29,7 +29,7 @@ from tests.demo_process import GPUMAP, environment
 from tests.played_prometheus import Answer, answering, serving
 from tests.snapshots import busy_node
 
-FOUND: dict[str, Any] = msgspec.to_builtins(node_map(busy_node()))
+FOUND: dict[str, Any] = msgspec.to_builtins(published(busy_node()))
 
 
 def answered(**fields: object) -> str:
@@ -38,7 +38,7 @@ def answered(**fields: object) -> str:
 
 
 def node_called(name: str) -> str:
-    return answered(node={"name": name, "internal_ip": None})
+    return answered(name=name)
 
 
 # --- answers that fill the memory -------------------------------------------------------------------------------------
@@ -55,9 +55,9 @@ async def test_a_gpu_with_a_huge_index(flags: tuple[str, ...]) -> None:
 
 async def test_a_table_of_many_pods_and_gpus() -> None:
     """A row for each pod and a column for each GPU: 16 million cells are no table."""
-    held = {**FOUND["devices"][0], "users": [], "processes": [], "owners": []}
-    holder = held["holders"][0]
-    held["holders"] = [{**holder, "pod": f"p-{number}"} for number in range(20_000)]
+    held = {**FOUND["devices"][0], "processes": [], "owners": []}
+    holder = {**held["containers"][0], "use": None}
+    held["containers"] = [{**holder, "pod": f"p-{number}"} for number in range(20_000)]
     gpus = [{**FOUND["gpus"][0], "index": index, "uuid": held["gpu_uuid"] if not index else f"GPU-{index}"}
             for index in range(1000)]  # fmt: skip
     async with serving(answering(answered(gpus=gpus, devices=[held]))) as url:
@@ -77,8 +77,8 @@ async def test_a_name_of_a_megabyte(command: str) -> None:
 
 def test_a_table_that_nobody_reads() -> None:
     """Whatever the source of the maps is."""
-    one = node_map(busy_node())
-    wide = msgspec.structs.replace(one, node=msgspec.structs.replace(one.node, name="n" * (30 << 20)))
+    one = published(busy_node())
+    wide = msgspec.structs.replace(one, name="n" * (30 << 20))
     with pytest.raises(FatalError, match=r"^the table would have more than 256 MiB"):
         map_table(NodeMaps((one, wide), fleet=True), Shape())
 
@@ -94,7 +94,7 @@ async def test_the_field_that_does_not_fit() -> None:
 # --- every text of an answer ------------------------------------------------------------------------------------------
 
 STEERING = "\x1b]0;owned\x07\x1b[2J\u202e\r\n=1+1\tforged\x9b31m\u2028"
-WORDS = {"owner", "finding", "source", "type", "reason", "resource", "uuid", "gpu_uuid", "mig_profile", "health"}
+WORDS = {"owner", "finding", "source", "type", "reason", "resource", "uuid", "gpu_uuid", "profile", "health"}
 """Keys whose text a command compares with words of its own. What is not one of them is left out of a table."""
 
 
@@ -117,7 +117,7 @@ def steering(value: Any, key: str = "") -> Any:
 async def test_no_text_of_an_answer_steers_a_terminal(command: str) -> None:
     """Whatever name of a pod, a process, a GPU or a source an agent answers, no line of it is forged, and no control
     character reaches the terminal."""
-    small = steering(msgspec.to_builtins(node_map(busy_node(3, 2))))
+    small = steering(msgspec.to_builtins(published(busy_node(3, 2))))
     async with serving(answering(json.dumps(small))) as url:
         done = await run_command_in_loop(*command.split(), "--url", url)
     lines = (done.stdout + done.stderr).split("\n")
@@ -137,7 +137,7 @@ def test_yaml_of_hostile_text_does_not_need_the_slow_dumper() -> None:
     called = set()
     sys.setprofile(lambda frame, *_: called.add(Path(frame.f_code.co_filename).name))
     try:
-        yaml_text(steering(msgspec.to_builtins(node_map(busy_node(3, 2)))))
+        yaml_text(steering(msgspec.to_builtins(published(busy_node(3, 2)))))
     finally:
         sys.setprofile(None)
     assert "representer.py" in called
@@ -150,11 +150,11 @@ def test_yaml_of_hostile_text_does_not_need_the_slow_dumper() -> None:
 @pytest.mark.parametrize("name", ["gpu-\u202e1", "gpu-\x1b[2J", "gpu-é\u2066"])
 async def test_yaml_with_control_characters(name: str) -> None:
     """`-o yaml` escapes them as YAML does, and means the same."""
-    small = msgspec.to_builtins(node_map(busy_node(3, 2))) | {"node": {"name": name, "internal_ip": None}}
+    small = msgspec.to_builtins(published(busy_node(3, 2))) | {"name": name}
     async with serving(answering(json.dumps(small))) as url:
         done = await run_command_in_loop("map", "-o", "yaml", "--url", url)
     assert all(line.isprintable() for line in done.stdout.splitlines())
-    assert yaml.safe_load(done.stdout)["node"]["name"] == name
+    assert yaml.safe_load(done.stdout)["name"] == name
 
 
 # --- sums of a Prometheus ---------------------------------------------------------------------------------------------

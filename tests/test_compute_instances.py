@@ -25,7 +25,7 @@ def adds_up(snapshot: Snapshot) -> bool:
     """L1, on each leaf."""
     return all(
         leaf.memory is not None and sum(use.memory_bytes or 0 for use in leaf.owners) == leaf.memory.used_bytes
-        for leaf in snapshot.leaves
+        for leaf in snapshot.node.devices
     )
 
 

@@ -107,7 +107,7 @@ def check_xids(snapshot: Snapshot, before: Counter[tuple[ContainerName, int]], e
 
 def _by_container(snapshot: Snapshot | None) -> Counter[tuple[ContainerName, int]]:
     sums = Counter[tuple[ContainerName, int]]()
-    for one in snapshot.container_xids if snapshot else ():
+    for one in snapshot.node.container_xids if snapshot else ():
         sums[one.name, one.code] += one.errors
     return sums
 
@@ -127,7 +127,7 @@ def test_no_counter_falls_and_nothing_counts_twice(node: TestNode, data: st.Data
         snapshot, events = collect(data, node, seconds)
         now = counters(snapshot)
         held = Counter[Uuid]()
-        gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu}
+        gpu_of = {leaf.uuid: leaf.gpu_uuid for leaf in snapshot.node.devices if leaf.gpu_uuid}
         for (name, labels), value in now.items():
             old = last.get((name, labels), 0.0)
             assert value >= old or value == 0, f"{name}{labels} fell: {old}, {value}"

@@ -44,16 +44,16 @@ def test_a_gpu_tells_only_what_is_asked() -> None:
     assert [reading_for(gpu, every) for gpu in gpus] == [*gpus]
     basic = [reading_for(gpu, ("device", "use")) for gpu in gpus]
     for one, full in zip(basic, gpus, strict=True):
-        assert (one.clocks_hertz, one.recovery_action, one.pcie_receive_bytes, one.activity) == ((), None, None, None)
-        assert (one.encoder_ratio, one.vbios_version, one.ecc_totals, one.pcie_replays) == (None, "", (), None)
+        assert (one.clocks_hertz, one.recovery_action, one.pcie_receive_bytes, one.activity) == ({}, None, None, None)
+        assert (one.encoder_ratio, one.vbios_version, one.ecc_totals, one.pcie_replays) == (None, "", {}, None)
         assert (one.uuid, one.energy_joules, one.processes) == (full.uuid, full.energy_joules, full.processes)
     assert gpus[1].instances[0].activity is not None
     assert basic[1].instances[0].activity is None
     links = reading_for(world(parse_scenario(TEXT), 25.0).gpus[0], ("links",))
-    assert (links.pcie_source, links.activity, links.ecc_errors) == ("rates", None, ())
+    assert (links.pcie_source, links.activity, links.ecc_errors) == ("rates", None, {})
     assert links.pcie_receive_bytes is not None
     card = reading_for(gpus[1], ("card",))
-    assert (card.compute_capability, card.pcie_replays, card.clocks_hertz) == ("9.0", 0, ())
+    assert (card.compute_capability, card.pcie_replays, card.clocks_hertz) == ("9.0", 0, {})
 
 
 def test_a_hung_gpu_answers_when_its_fault_is_over(directory: Path, show: Callable[[float], None]) -> None:

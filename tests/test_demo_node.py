@@ -147,14 +147,14 @@ async def test_the_service_tells_whose_gpu_had_an_xid_event(directory: Path) -> 
             service.collector(settings, node.driver_command, found.append) as loop,
             asyncio.timeout(PATIENCE_SECONDS),
         ):
-            while not found or not found[-1].container_xids:
+            while not found or not found[-1].node.container_xids:
                 await loop.collect()
                 await asyncio.sleep(0.1)
             await loop.collect()
     uuid = scenario.gpus[0].uuid
-    told = found[-1]
+    told = found[-1].node
     assert {(one.name.pod, one.uuid, one.code, one.errors) for one in told.container_xids} == {
         ("busy", uuid, 31, 1),
         ("calm", uuid, 31, 1),
     }
-    assert [gpu.counts for gpu in told.xids] == [((31, 1),)]
+    assert [gpu.counts for gpu in told.xids] == [{31: 1}]

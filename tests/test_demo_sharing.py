@@ -67,27 +67,28 @@ def load_sharing() -> Scenario:
 def _held(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Pod, device and what it holds there."""
     for device in document["devices"]:
-        for holder in device["holders"]:
-            yield f"{holder['namespace']}/{holder['pod']}", device, holder
+        for one in device["containers"]:
+            if one["grant"]:
+                yield f"{one['namespace']}/{one['pod']}", device, one["grant"]
 
 
 def test_grants_are_what_the_scenario_says(document: dict[str, Any]) -> None:
     """Each pod holds one device, on the GPU that its plugin gave it, with the share and the bytes of its slots."""
     held = list(_held(document))
     assert sorted(pod for pod, _, _ in held) == sorted(GRANTS)
-    for pod, device, holder in held:
+    for pod, device, grant in held:
         gpu, share, memory = GRANTS[pod]
         assert device["index"] == gpu, pod
-        assert holder["allocated_gpus"] == (None if share is None else pytest.approx(share)), pod
-        assert holder["allocated_memory_bytes"] == memory, pod
+        assert grant["gpus"] == (None if share is None else pytest.approx(share)), pod
+        assert grant["memory_bytes"] == memory, pod
 
 
 def test_no_slot_is_lost(document: dict[str, Any], scenario: Scenario) -> None:
     """Every id and every claim of the scenario is a slot on a device, or unmatched for the reason that it should be."""
     told: dict[tuple[str, str], int] = {}
-    for pod, _, holder in _held(document):
-        for slots in holder["slots"]:
-            told[pod, slots["resource"]] = told.get((pod, slots["resource"]), 0) + slots["slots"]
+    for pod, _, grant in _held(document):
+        for resource, slots in grant["slots"].items():
+            told[pod, resource] = told.get((pod, resource), 0) + slots
     unmatched = {
         (f"{one['namespace']}/{one['pod']}", one["resource"], one["slots"], one["reason"])
         for one in document["unmatched"]
@@ -122,14 +123,14 @@ def test_pods_of_a_scheduler_accuse_nobody_and_cost_nothing_twice(document: dict
     """The pods on the reserved GPU are users, no squatters. The reservation is not idle, and is charged nothing: the
     bill has what it would have without this GPU."""
     (device,) = (device for device in document["devices"] if device["index"] == 15)
-    users = {user["pod"]: (user["owner"], user["memory_bytes"], user["unassigned"]) for user in device["users"]}
+    users = {one["pod"]: (one["owner"], one["use"]["memory_bytes"]) for one in device["containers"]}
     reservation = "gpu-reservation-3f9d2c41a07be586"
     assert users == {
-        "sharer-a": ("scheduled", 22 * GIB, False),
-        "sharer-b": ("scheduled", 18 * GIB, False),
-        reservation: ("assigned", 0, False),
+        "sharer-a": ("scheduled", 22 * GIB),
+        "sharer-b": ("scheduled", 18 * GIB),
+        reservation: ("assigned", 0),
     }
-    assert [holder["reservation"] for holder in device["holders"]] == [True]
+    assert [one["grant"]["reservation"] for one in device["containers"] if one["grant"]] == [True]
     assert not [one for one in document["findings"] if one["uuid"] == device["uuid"] or one["finding"] == "squatter"]
     charged = {
         f"{one['namespace']}/{one['pod']}" for one in document["accounts"] if one["allocated_gpu_seconds"] is not None

@@ -96,19 +96,15 @@ def test_counters_never_go_back(default: Scenario) -> None:
             [gpu.pcie_transmit_bytes for gpu in told],
             [gpu.pcie_receive_bytes for gpu in told],
             [gpu.nvlink_transmit_bytes for gpu in told],
-            [dict(gpu.clock_event_seconds)["sw_power_cap"] for gpu in told],
-            [dict(gpu.clock_event_seconds)["low_utilization"] for gpu in told],
+            [gpu.clock_event_seconds["sw_power_cap"] for gpu in told],
+            [gpu.clock_event_seconds["low_utilization"] for gpu in told],
         ]
         for series in counts:
             values = [count for count in series if count is not None]
             assert len(values) == len(told)
             assert values == sorted(values)
-    corrected = [dict_of_errors(world(default, at).gpus[5])["corrected", "dram"] for at in (0.0, 19.0, 21.0, 401.0)]
+    corrected = [world(default, at).gpus[5].ecc_errors["corrected"]["dram"] for at in (0.0, 19.0, 21.0, 401.0)]
     assert corrected == [12, 12, 13, 32]
-
-
-def dict_of_errors(gpu: GpuReading) -> dict[tuple[str, str], int]:
-    return {(kind, location): count for kind, location, count in gpu.ecc_errors}
 
 
 def test_clocks_go_with_the_load() -> None:
@@ -117,15 +113,15 @@ def test_clocks_go_with_the_load() -> None:
     gpus = "gpus: [" + ", ".join(["{model: NVIDIA H100 80GB HBM3, memory: 80GiB}"] * 3) + "]\n"
     text = f"{gpus}pods: [{busy.format('a', 1, '50%')}, {busy.format('b', 2, '100%')}]"
     idle, half, full = world(parse_scenario(text), 10.0).gpus
-    assert [dict(gpu.clocks_hertz)["sm"] / 1e6 for gpu in (idle, half, full)] == [345, 1980, 1920]
+    assert [gpu.clocks_hertz["sm"] / 1e6 for gpu in (idle, half, full)] == [345, 1980, 1920]
     assert [gpu.performance_state for gpu in (idle, half, full)] == [8, 0, 0]
-    assert [[reason for reason, now in gpu.clock_events if now] for gpu in (idle, half, full)] == [
+    assert [[reason for reason, now in gpu.clock_events.items() if now] for gpu in (idle, half, full)] == [
         ["gpu_idle"],
         [],
         ["sw_power_cap"],
     ]
     later = world(parse_scenario(text), 20.0).gpus
-    lasted = [dict(gpu.clock_event_seconds) for gpu in (*(idle, half, full), *later)]
+    lasted = [gpu.clock_event_seconds for gpu in (*(idle, half, full), *later)]
     assert lasted[3]["low_utilization"] - lasted[0]["low_utilization"] == pytest.approx(10)
     assert lasted[5]["sw_power_cap"] - lasted[2]["sw_power_cap"] == pytest.approx(10)
     assert lasted[4] == lasted[1]
@@ -168,15 +164,14 @@ def test_a_card_has_what_its_model_has() -> None:
     """A desktop's card has a fan and neither ECC nor NVLink; one in a server the other way round."""
     text = "gpus: [{model: NVIDIA GeForce RTX 4090, memory: 24GiB}, {model: NVIDIA H100 80GB HBM3, memory: 80GiB}]"
     desktop, server = world(parse_scenario(text), 0.0).gpus
-    assert (len(desktop.fan_ratios), desktop.ecc_errors, desktop.remapped_rows) == (1, (), ())
+    assert (len(desktop.fan_speed_ratios), desktop.ecc_errors, desktop.remapped_rows) == (1, {}, {})
     assert (desktop.nvlink_receive_bytes, desktop.row_remap_pending) == (None, None)
-    assert (server.fan_ratios, len(server.ecc_errors), server.remapped_rows[0]) == ((), 4, ("correctable", 0))
+    assert (server.fan_speed_ratios, len(server.ecc_errors), server.remapped_rows["correctable"]) == ({}, 2, 0)
     assert (server.nvlink_receive_bytes, server.row_remap_pending) == (0, False)
-    assert (desktop.ecc_totals, server.ecc_totals[-1]) == ((), ("uncorrected", "aggregate", 0))
+    assert (desktop.ecc_totals, server.ecc_totals["uncorrected"]) == ({}, {"volatile": 0, "aggregate": 0})
     for card in (desktop, server):
-        highest = dict(card.max_clocks_hertz)
-        assert all(hertz <= highest[domain] for domain, hertz in card.clocks_hertz)
-        assert dict(card.power_limits_watts)["default"] == card.power_limit_watts
+        assert all(hertz <= card.max_clocks_hertz[domain] for domain, hertz in card.clocks_hertz.items())
+        assert card.power_limits_watts["default"] == card.power_limit_watts
 
 
 def test_a_pod_comes_and_goes() -> None:

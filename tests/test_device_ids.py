@@ -59,7 +59,7 @@ BY_UUID = ByUuid(Uuid(GPU))
         ("nvidia.com/GA102GL_A10", "0000:3b:00.0", "passed-through", None),
         ("nvidia.com/GA102GL_A10", "42", "passed-through", None),
         ("nvidia.com/GRID_A10", "c0b26072-dd1b-4f2e-8a5a-111111111111", "passed-through", None),
-        ("nvidia.com/odd", "0-12", "untold", ByIndex(0)),
+        ("nvidia.com/odd", "0-12", "unlisted", ByIndex(0)),
     ],
 )
 def test_ids_of_every_plugin(resource: str, device_id: str, plugin: str, device: DeviceRef | None) -> None:

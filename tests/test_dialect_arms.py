@@ -7,8 +7,9 @@ from hypothesis import given
 from msgspec import structs
 
 from gpumap.agent.dialects.arms import FAMILIES
-from gpumap.model.observations import ContainerName
-from gpumap.model.snapshot import ContainerOnDevice, Owner, Snapshot, UnmatchedSlots
+from gpumap.model.node import ContainerOnDevice, UnmatchedSlots
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import ContainerName, Owner
 from tests.dialect_pages import (
     ALONE,
     GPUSHARE,
@@ -18,11 +19,12 @@ from tests.dialect_pages import (
     SHARED_1,
     SHARED_2,
     TITAN,
+    WHOLE,
     Rows,
     blind,
     card,
+    devices,
     holder,
-    leaf,
     node,
     partitioned,
     process,
@@ -36,6 +38,7 @@ from tests.generated import nodes
 from tests.nodes import Gpu as NodeGpu
 from tests.nodes import Process as NodeProcess
 from tests.nodes import TestNode
+from tests.snapshots import with_node
 
 PROCESS = ("MEM_USED", "SM_UTIL", "MEM_COPY_UTIL", "ENCODE_UTIL", "DECODE_UTIL")
 
@@ -56,7 +59,7 @@ def only(snapshot: Snapshot, name: str) -> float | None:
 
 
 def held(*containers: ContainerOnDevice) -> Snapshot:
-    return node("n", [leaf(card(0, V100, "Tesla V100-SXM2-16GB"))], containers)
+    return node("n", [card(0, V100, "Tesla V100-SXM2-16GB")], containers)
 
 
 def test_the_questions_of_the_dashboards() -> None:
@@ -66,9 +69,7 @@ def test_the_questions_of_the_dashboards() -> None:
     total, ratio = only(hangzhou(), "DEV_FB_TOTAL"), only(hangzhou(), "DEV_FB_ALLOCATED")
     assert total == 16160
     assert ratio == pytest.approx(8192 / 16160)
-    exclusive = node(
-        "n", [leaf(card(0, V100, "V100"))], [holder(FIRST, V100, used(3242))], [process(1, V100, 3242, FIRST)]
-    )
+    exclusive = node("n", [card(0, V100, "V100")], [holder(FIRST, V100, used(3242))], [process(1, V100, 3242, FIRST)])
     assert of_pods(exclusive, "PROCESS_MEM_USED")[FIRST[1]] / (only(exclusive, "DEV_FB_TOTAL") or 0) == pytest.approx(
         0.2, abs=0.001
     )
@@ -77,10 +78,14 @@ def test_the_questions_of_the_dashboards() -> None:
 
 def test_a_processs_times_are_its_own_in_percent() -> None:
     """All four engines of each process, without a group of --collect; what is not told is absent."""
-    times = process(7, V100, 1, HARD)._replace(
-        sm_ratio=0.29, memory_controller_ratio=0.07, encoder_ratio=0.5, decoder_ratio=0.25
+    times = structs.replace(
+        process(7, V100, 1, HARD),
+        sm_ratio=0.29,
+        memory_controller_busy_ratio=0.07,
+        encoder_ratio=0.5,
+        decoder_ratio=0.25,
     )
-    snapshot = node("n", [leaf(card(0, V100, "V100"))], [], [times, process(8, V100, None, HARD, sm=None)])
+    snapshot = node("n", [card(0, V100, "V100")], [], [times, process(8, V100, None, HARD, sm=None)])
     assert {name: told(snapshot, f"PROCESS_{name}", "ProcessId") for name in PROCESS} == {
         "MEM_USED": {("7",): 1},
         "SM_UTIL": {("7",): 29},
@@ -95,7 +100,7 @@ def test_the_node_tells_a_processs_times() -> None:
     truth = TestNode([NodeGpu(0)])
     truth.processes = [NodeProcess(10, truth.gpus[0].uuid, None, sm=0.5)]
     (seen,) = truth.collect().processes
-    assert (seen.sm_ratio, seen.memory_controller_ratio, seen.encoder_ratio, seen.decoder_ratio) == (
+    assert (seen.sm_ratio, seen.memory_controller_busy_ratio, seen.encoder_ratio, seen.decoder_ratio) == (
         0.5,
         0.25,
         0.0,
@@ -129,20 +134,19 @@ def test_how_a_card_is_given_away(containers: list[ContainerOnDevice], mode: int
 def test_no_mode_and_no_share_without_a_list() -> None:
     """An old List is nobody's word on what is given away; nor are slots on the cards that they may be on."""
     snapshot = held()
-    unknown = replace(snapshot, leaves=tuple(replace(one, holders=None) for one in snapshot.leaves))
+    devices_held = tuple(structs.replace(one, holders=None) for one in snapshot.node.devices)
+    unknown = with_node(snapshot, devices=devices_held)
     assert only(unknown, "ALLOCATE_MODE") is only(unknown, "DEV_FB_ALLOCATED") is None
     assert only(unknown, "DEV_FB_TOTAL") == 16160
-    slots = UnmatchedSlots(ContainerName(*HARD), "aliyun.com/gpu-mem", "untrusted_id", 4)
-    somewhere = replace(snapshot, unmatched=(slots,))
+    slots = UnmatchedSlots(*HARD, "aliyun.com/gpu-mem", "untrusted_id", 4)
+    somewhere = with_node(snapshot, unmatched=(slots,))
     assert only(somewhere, "ALLOCATE_MODE") is only(somewhere, "DEV_FB_ALLOCATED") is None
-    other = leaf(card(1, TITAN[0], "TITAN V"))
-    offered = replace(other, allocatable=(("aliyun.com/gpu-mem", 11),))
-    elsewhere = replace(
-        somewhere, gpus=(*somewhere.gpus, card(1, TITAN[0], "TITAN V")), leaves=(*somewhere.leaves, offered)
-    )
+    other = card(1, TITAN[0], "TITAN V")
+    offered = structs.replace(*devices(other), holders=0, allocatable={"aliyun.com/gpu-mem": 11})
+    elsewhere = with_node(somewhere, gpus=(*somewhere.node.gpus, other), devices=(*somewhere.node.devices, offered))
     assert told(elsewhere, "DEV_FB_ALLOCATED", "UUID") == {(V100,): 0}
     for reason in ("not_in_nvml", "device_down"):
-        outside = replace(snapshot, unmatched=(replace(slots, reason=reason),))
+        outside = with_node(snapshot, unmatched=(structs.replace(slots, reason=reason),))
         assert only(outside, "DEV_FB_ALLOCATED") == 0
         assert only(outside, "ALLOCATE_MODE") is None
 
@@ -150,17 +154,17 @@ def test_no_mode_and_no_share_without_a_list() -> None:
 @pytest.mark.parametrize(
     ("slots", "gpus", "memory_mib", "limit"),
     [
-        ((("nvidia.com/gpu", 1),), 1.0, 16160, 0),
+        (WHOLE, 1.0, 16160, 0),
         (GPUSHARE, 4 / 15, 4096, 0),
-        ((("nvidia.com/gpu.shared", 1),), 0.25, None, 0),
-        ((("tencent.com/vcuda-core", 30), ("tencent.com/vcuda-memory", 4)), 0.3, 1024, 0.3),
-        ((("nvidia.com/gpu", 1),), 0.25, 4040, None),
-        ((("volcano.sh/vgpu-cores", 30), ("volcano.sh/vgpu-memory", 4)), None, 1024, None),
+        ({"nvidia.com/gpu.shared": 1}, 0.25, None, 0),
+        ({"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 4}, 0.3, 1024, 0.3),
+        (WHOLE, 0.25, 4040, None),
+        ({"volcano.sh/vgpu-cores": 30, "volcano.sh/vgpu-memory": 4}, None, 1024, None),
     ],
     ids=["exclusive", "gpushare", "time-slicing", "vcuda", "MPS or HAMi", "volcano"],
 )
 def test_the_limit_of_compute(
-    slots: tuple[tuple[str, int], ...], gpus: float | None, memory_mib: int | None, limit: float | None
+    slots: dict[str, int], gpus: float | None, memory_mib: int | None, limit: float | None
 ) -> None:
     """0 is no limit: exclusive, memory alone, time-slicing. A share is told where the kubelet's words tell one."""
     found = only(held(holder(HARD, V100, slots=slots, gpus=gpus, memory_mib=memory_mib)), "CONTAINER_CP_ALLOCATED")
@@ -180,7 +184,7 @@ def test_who_was_given_nothing_is_there_by_name() -> None:
     """A squatter has its process, and the mode none; an idle holder has its grant alone."""
     assert told(squatted(), "PROCESS_SM_UTIL", "PodName", "AllocateMode") == {(MAIN[1], "none"): 50}
     assert of_pods(squatted(), "CONTAINER_MEM_ALLOCATED") == {HARD[1]: 16160}
-    host = node("n", [leaf(card(0, V100, "V100"))], [], [process(7, V100, 5), process(8, V100, 5, owner=Owner.UNKNOWN)])
+    host = node("n", [card(0, V100, "V100")], [], [process(7, V100, 5), process(8, V100, 5, owner=Owner.UNKNOWN)])
     assert told(host, "PROCESS_MEM_USED", "ProcessId", "PodName", "AllocateMode") == {
         ("7", "", "none"): 5,
         ("8", "", ""): 5,
@@ -238,7 +242,7 @@ def test_two_holders_of_compute_instances_share_memory_that_is_given_once() -> N
 
 def test_a_squatter_is_none_whatever_else_it_was_given() -> None:
     """Who holds one MIG device of a card and uses another was not given that one."""
-    held_by = [holder(HARD, SHARED_1.uuid, gpus=1 / 7), holder(HARD, SHARED_2.uuid, gpus=1 / 7)]
+    held_by = [holder(HARD, one.uuid, gpus=1 / 7, memory_mib=9728) for one in (SHARED_1, SHARED_2)]
     processes = [
         process(7, SHARED_1.uuid, 1, HARD),
         process(8, ALONE.uuid, 2, HARD, owner=Owner.UNASSIGNED),
@@ -247,7 +251,7 @@ def test_a_squatter_is_none_whatever_else_it_was_given() -> None:
         process(10, ALONE.uuid, 4, HARD, owner=Owner.UNASSIGNED),
         process(11, SHARED_1.uuid, 5, HARD, owner=Owner.GONE),
     ]
-    snapshot = partitioned([structs.replace(one, allocated_memory_bytes=9728 << 20) for one in held_by], processes)
+    snapshot = partitioned(held_by, processes)
     assert set(told(snapshot, "PROCESS_MEM_USED", "ProcessId", "AllocateMode")) == {
         ("7", "exclusive"),
         ("8", "none"),
@@ -262,9 +266,9 @@ def test_a_shared_mig_device_is_shared() -> None:
     sliced = holder(HARD, ALONE.uuid, gpus=1 / 28, memory_mib=None)
     snapshot = partitioned([sliced])
     assert only(snapshot, "ALLOCATE_MODE") is None
-    offered = tuple(replace(one, allocatable=(("nvidia.com/gpu", 4),)) for one in snapshot.leaves)
-    assert only(replace(snapshot, leaves=offered), "ALLOCATE_MODE") == 2
-    assert only(replace(snapshot, leaves=offered), "CONTAINER_CP_ALLOCATED") is None
+    offered = tuple(structs.replace(one, allocatable={"nvidia.com/gpu": 4}) for one in snapshot.node.devices)
+    assert only(with_node(snapshot, devices=offered), "ALLOCATE_MODE") == 2
+    assert only(with_node(snapshot, devices=offered), "CONTAINER_CP_ALLOCATED") is None
 
 
 def test_a_whole_partitioned_card_is_exclusive() -> None:
@@ -287,10 +291,10 @@ def test_what_is_granted_adds_up_to_what_is_given_away(truth: TestNode) -> None:
     ).items():
         granted[uuid] = granted.get(uuid, 0) + value
     holders: dict[tuple[str, int], set[ContainerName]] = {}
-    for one in snapshot.leaves:
-        if one.gpu is not None and one.instance is not None:
-            names = {row.name for row in snapshot.containers if row.holds and row.uuid == one.uuid}
-            holders.setdefault((one.gpu.uuid, one.instance.gpu_instance_id), set()).update(names)
+    for one in snapshot.node.devices:
+        if one.gpu_uuid is not None and one.mig is not None:
+            names = {row.name for row in one.containers if row.holds}
+            holders.setdefault((one.gpu_uuid, one.mig.gpu_instance_id), set()).update(names)
     shared = {uuid for (uuid, _), names in holders.items() if len(names) > 1}
     for (uuid,), ratio in told(snapshot, "DEV_FB_ALLOCATED", "UUID").items():
         given_away, rounded = ratio * totals[(uuid,)], len(snapshot.containers) + 1

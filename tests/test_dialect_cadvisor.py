@@ -19,7 +19,6 @@ from tests.dialect_pages import (
     blind,
     card,
     holder,
-    leaf,
     node,
     page,
     partitioned,
@@ -54,7 +53,7 @@ def test_duty_cycle_is_the_containers_own_in_percent() -> None:
     """0-100 without the noise of floats; 0 for who is idle."""
     busy = used(1, 0.29), used(1, 0.07), used(0, 0.0, 0)
     held = [holder(("a", f"p{number}", "c"), TITAN[0], use) for number, use in enumerate(busy)]
-    snapshot = node("n", [leaf(card(0, TITAN[0], "TITAN V"))], held)
+    snapshot = node("n", [card(0, TITAN[0], "TITAN V")], held)
     assert list(told(snapshot, "duty_cycle").values()) == [29, 7, 0]
 
 
@@ -70,7 +69,7 @@ def test_what_is_not_known_is_absent() -> None:
     assert told(blind(), "memory_used_bytes") == told(blind(), "duty_cycle") == {}
     assert told(blind(), "memory_total_bytes") == {(*HARD, TITAN[0]): 12066 * MIB}
     assert page(FAMILIES, without_nvml()) == ""
-    snapshot = node("n", [leaf(card(0, TITAN[0], "TITAN V"))], [holder(HARD, TITAN[0], used(None, None))])
+    snapshot = node("n", [card(0, TITAN[0], "TITAN V")], [holder(HARD, TITAN[0], used(None, None))])
     assert page(FAMILIES, snapshot).count("\n") == 3
 
 

@@ -14,20 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpumap.agent.dialects.dcgm import BEFORE_4_9
 from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
 from gpumap.agent.exposition import Exposition
-from gpumap.model.observations import ContainerName, Moment, Source
+from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids, Grant, OwnerUse, SourceHealth
+from gpumap.model.node import Process as ProcessRow
 from gpumap.model.readings import DeviceMemory, GpuReading
-from gpumap.model.snapshot import (
-    ContainerOnDevice,
-    ContainerXids,
-    GpuXids,
-    Leaf,
-    Node,
-    Owner,
-    OwnerUse,
-    ProcessUse,
-    Snapshot,
-    SourceHealth,
-)
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import ContainerName, Owner, Source
 from tests.dcgm_nodes import (
     CARD,
     P1,
@@ -45,13 +36,14 @@ from tests.dcgm_nodes import (
     sample_node,
     use,
     user,
+    without_nvml,
 )
-from tests.dialect_pages import GIB, MIB
+from tests.dialect_pages import GIB, MIB, WHOLE
 from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import Gpu as NodeGpu
 from tests.nodes import Pod, Process, TestNode
-from tests.snapshots import ACTIVITY, busy_node
+from tests.snapshots import ACTIVITY, busy_node, with_node
 
 GOLDEN = Path(__file__).parent / "dialects" / "dcgm.prom"
 PODS = ("container", "namespace", "pod")
@@ -149,7 +141,7 @@ def test_activity_that_the_driver_does_not_report_is_absent() -> None:
     for activity, known in ((older, {*PROFILING} - {"PROF_GR_ENGINE_ACTIVE", "PROF_PIPE_FP16_ACTIVE"}), (None, set())):
         reading = card().reading
         assert reading is not None
-        snapshot = node(gpus=(replace(card(), reading=structs.replace(reading, activity=activity)),))
+        snapshot = node(gpus=(structs.replace(card(), reading=structs.replace(reading, activity=activity)),))
         assert {field for field in PROFILING if rows(snapshot, field)} == known
 
 
@@ -212,10 +204,9 @@ def test_without_pid_visibility_the_holder_stands() -> None:
 
 def test_a_reserved_gpu_is_shared() -> None:
     """Each pod that a scheduler placed on it has a row, also a single one with all of it; the reservation has none."""
-    keeper = structs.replace(holder(ContainerName("kai", "keeper", "c")), reservation=True, allocated_gpus=None)
-    one = structs.replace(user(P1), use=structs.replace(use(3 * GIB, 0.5), scheduled=True))
-    whole = structs.replace(one, scheduled=True, allocated_gpus=1.0, allocated_memory_bytes=80 * GIB)
-    two = structs.replace(user(P2), use=structs.replace(use(GIB, 0.25), scheduled=True))
+    keeper = ContainerOnDevice("kai", "keeper", "c", CARD, grant=Grant(WHOLE, reservation=True))
+    one, two = user(P1, 3 * GIB, 0.5, Owner.SCHEDULED), user(P2, GIB, 0.25, Owner.SCHEDULED)
+    whole = structs.replace(one, grant=Grant({}, 1.0, 80 * GIB))
     leaves = (leaf(card(), processes_of(Owner.SCHEDULED, 1)),)
     for sharer in (one, whole):
         snapshot = node(keeper, sharer, leaves=leaves)
@@ -247,7 +238,7 @@ def test_a_squatter_and_the_holder_have_a_row_each() -> None:
     ],
     ids=["another pod's", "of a UID without a name", "of nobody knows whom", "a namesake's", "an init container's"],
 )
-def test_a_process_that_may_be_anothers_ends_the_exclusive_hold(other: ProcessUse) -> None:
+def test_a_process_that_may_be_anothers_ends_the_exclusive_hold(other: ProcessRow) -> None:
     """The card's memory is the holder's only while every process there is known to be its own."""
     owners = processes_of(Owner.ASSIGNED), processes_of(other.owner)
     snapshot = node(holder(TRAINER, of=use(GIB, 0.5)), leaves=(leaf(card(), *owners),), processes=(process(TRAINER),))
@@ -260,7 +251,7 @@ def test_a_process_that_may_be_anothers_ends_the_exclusive_hold(other: ProcessUs
 
 def test_a_process_of_its_pod_that_is_in_no_known_container_is_told_apart() -> None:
     """It may be the holder's or its neighbour's: it has a row of its pod, without a container."""
-    nameless = ContainerOnDevice(ContainerName("ml", "job-0", ""), CARD, use=use(GIB, 0.1))
+    nameless = ContainerOnDevice("ml", "job-0", "", CARD, use=use(GIB, 0.1))
     assert rows(node(holder(TRAINER), nameless), "DEV_FB_USED", *PODS) == {("", "ml", "job-0"): 1024}
     shared = node(holder(TRAINER), holder(P1, of=use(GIB)), nameless)
     assert rows(shared, "DEV_FB_USED", *PODS) == {("", "ml", "job-0"): 1024, ("a", "ml", "p1"): 1024}
@@ -269,8 +260,8 @@ def test_a_process_of_its_pod_that_is_in_no_known_container_is_told_apart() -> N
 def test_nobody_is_alone_where_processes_cannot_be_told_for_the_moment() -> None:
     """/proc that could not be read this time, a driver that lists no processes: no value jumps to the holder."""
     blind = node(holder(TRAINER), leaves=(leaf(card(), processes_of(Owner.UNKNOWN)),), visible=False)
-    for last_success, told in ((None, {("job-0",): 4096}), (Moment(1.0, 1.0), {})):
-        failed = replace(blind, sources=(SourceHealth(Source.PROCFS, last_success=last_success),))
+    for last_success, told in ((None, {("job-0",): 4096}), (1.0, {})):
+        failed = with_node(blind, sources=(SourceHealth(Source.PROCFS.value, last_success=last_success),))
         assert rows(failed, "DEV_FB_USED", "pod") == told
     unlisted = node(holder(TRAINER), leaves=(leaf(card(), OwnerUse(Owner.UNACCOUNTED, 4 * GIB, None)),))
     assert rows(unlisted, "DEV_FB_USED", "pod") == {}
@@ -306,24 +297,23 @@ def test_two_containers_of_one_pod_share() -> None:
 
 def test_without_a_list_users_are_told_and_nobody_holds() -> None:
     """While the kubelet does not answer nobody is said to have a card to himself."""
-    snapshot = node(ContainerOnDevice(TRAINER, CARD, use=use(GIB, 0.5)))
+    snapshot = node(ContainerOnDevice(*TRAINER, CARD, use=use(GIB, 0.5)))
     assert rows(snapshot, "DEV_FB_USED", "pod") == {("job-0",): 1024}
     assert rows(snapshot, "DEV_GPU_TEMP", "pod") == {("",): 61}
 
 
 def test_while_nvml_is_down_nothing_is_told() -> None:
     """The kubelet alone measures nothing."""
-    snapshot = replace(node(holder(TRAINER)), gpus=(), leaves=(Leaf(CARD, None),), driver=None, xids=())
-    assert page(snapshot) == ""
+    assert page(without_nvml(node(holder(TRAINER)))) == ""
 
 
 def test_a_lost_gpu_tells_its_last_xid_alone() -> None:
     """Its measurements are gone; why it fell off the bus is what is asked for, and whom it hit."""
     lost = card(fault="lost")
-    snapshot = replace(
+    snapshot = with_node(
         node(holder(TRAINER), gpus=(lost,)),
-        xids=(GpuXids(CARD, ((31, 2), (79, 1)), 0.0, 79),),
-        container_xids=(ContainerXids(TRAINER, CARD, 79, 1),),
+        xids=(GpuXids(CARD, {31: 2, 79: 1}, 0.0, 79),),
+        container_xids=(ContainerXids(*TRAINER, CARD, 79, 1),),
     )
     lines = [line for line in page(snapshot).splitlines() if not line.startswith("#")]
     assert len(lines) == 1
@@ -340,32 +330,32 @@ def test_other_gpus_stand_beside_a_lost_one() -> None:
     ("xids", "told"),
     [
         ((), {}),
-        ((GpuXids(CARD, (), 0.0),), {("0",): 0}),
-        ((GpuXids(CARD, ((31, 2), (79, 1)), 0.0, 31),), {("31",): 31}),
-        ((GpuXids(CARD, ((31, 2), (79, 1)), 0.0, None),), {}),
+        ((GpuXids(CARD, {}, 0.0),), {("0",): 0}),
+        ((GpuXids(CARD, {31: 2, 79: 1}, 0.0, 31),), {("31",): 31}),
+        ((GpuXids(CARD, {31: 2, 79: 1}, 0.0, None),), {}),
     ],
     ids=["nobody listens", "none was heard", "the last one", "which was last is not known"],
 )
 def test_xid_errors_are_the_last_one(xids: tuple[GpuXids, ...], told: Rows) -> None:
     """0 says that gpumap listened and heard none; what cannot be known is absent."""
-    assert rows(replace(node(), xids=xids), "DEV_XID_ERRORS", "err_code") == told
+    assert rows(with_node(node(), xids=xids), "DEV_XID_ERRORS", "err_code") == told
 
 
 @pytest.mark.parametrize(
     ("hit", "pod"),
     [
         ((), ""),
-        ((ContainerXids(P1, CARD, 79, 1),), "p1"),
-        ((ContainerXids(TRAINER, CARD, 31, 1),), ""),
-        ((ContainerXids(TRAINER, SHARED, 79, 1),), ""),
-        ((ContainerXids(P1, CARD, 79, 1), ContainerXids(P2, CARD, 79, 1)), ""),
+        ((ContainerXids(*P1, CARD, 79, 1),), "p1"),
+        ((ContainerXids(*TRAINER, CARD, 31, 1),), ""),
+        ((ContainerXids(*TRAINER, SHARED, 79, 1),), ""),
+        ((ContainerXids(*P1, CARD, 79, 1), ContainerXids(*P2, CARD, 79, 1)), ""),
     ],
     ids=["before anybody came", "who is gone", "another code", "another card", "two"],
 )
 def test_an_xid_error_is_of_whom_it_hit(hit: tuple[ContainerXids, ...], pod: str) -> None:
     """Whoever holds the card now may have come after it; of several nobody is named."""
-    xids = (GpuXids(CARD, ((31, 2), (79, 1)), 0.0, 79),)
-    snapshot = replace(node(holder(TRAINER)), xids=xids, container_xids=hit)
+    xids = (GpuXids(CARD, {31: 2, 79: 1}, 0.0, 79),)
+    snapshot = with_node(node(holder(TRAINER)), xids=xids, container_xids=hit)
     assert rows(snapshot, "DEV_XID_ERRORS", "err_code", "pod") == {("79", pod): 79}
     assert rows(node(holder(TRAINER)), "DEV_XID_ERRORS", "err_code", "pod") == {("0", "job-0"): 0}
 
@@ -438,9 +428,9 @@ def test_units_are_the_originals() -> None:
 
 def test_device_is_the_device_node() -> None:
     """nvidiaN is /dev/nvidiaN, which is not NVML's order on every node; gpu is NVML's index."""
-    odd = replace(card(), index=3, minor=1)
+    odd = structs.replace(card(), index=3, minor=1)
     assert list(rows(node(gpus=(odd,)), "DEV_GPU_TEMP", "gpu", "device")) == [("3", "nvidia1")]
-    assert "device=" not in page(node(gpus=(replace(card(), minor=None),)))
+    assert "device=" not in page(node(gpus=(structs.replace(card(), minor=None),)))
 
 
 @pytest.mark.parametrize("openmetrics", [False, True], ids=["text", "openmetrics"])
@@ -554,5 +544,5 @@ def test_a_kubelet_that_is_away_gives_no_one_anothers_memory() -> None:
 
 def test_a_reading_without_anything_has_no_row() -> None:
     """A card that tells nothing of all this is unknown in all of it."""
-    bare = replace(card(), reading=GpuReading(0, uuid=CARD))
-    assert page(replace(node(gpus=(bare,)), xids=(), node=Node("n", ""))) == ""
+    bare = structs.replace(card(), reading=GpuReading(0, uuid=CARD))
+    assert page(with_node(node(gpus=(bare,)), xids=())) == ""

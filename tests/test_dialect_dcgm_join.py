@@ -1,6 +1,5 @@
 """The dialect dcgm-join: one row per container and GPU or GPU instance, under the keys of dcgm-exporter."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -8,19 +7,23 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpumap.agent.dialects.dcgm_join import FAMILIES
 from gpumap.agent.exposition import Exposition
-from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ContainerOnDevice, Leaf, Snapshot
+from gpumap.model.node import ContainerOnDevice, Grant
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.dcgm_nodes import (
     CARD,
     P1,
     P2,
+    SHARED,
     TRAINER,
     card,
     holder,
     instance,
     leaf,
     node,
+    sample_node,
     user,
+    without_nvml,
 )
 from tests.examples import examples
 from tests.generated import nodes
@@ -44,8 +47,8 @@ def owners(snapshot: Snapshot) -> list[tuple[str, ...]]:
 
 def test_there_is_a_row_an_owner_and_not_a_slot() -> None:
     """Many slots, of one resource or of several, are one row."""
-    slots = (("nvidia.com/gpu", 1), ("nvidia.com/gpu.shared", 48))
-    assert owners(node(ContainerOnDevice(P1, CARD, slots), holder(P2))) == [
+    slots = Grant({"nvidia.com/gpu": 1, "nvidia.com/gpu.shared": 48})
+    assert owners(node(ContainerOnDevice(*P1, CARD, grant=slots), holder(P2))) == [
         (CARD, "", "ml", "p1", "a"),
         (CARD, "", "ml", "p2", "a"),
     ]
@@ -60,8 +63,7 @@ def test_who_uses_without_holding_owns_nothing() -> None:
 def test_a_claim_that_looks_on_owns_nothing() -> None:
     """Admin access is no share of the card, whether NVML answers or not."""
     monitored = node(holder(TRAINER), holder(P1, gpus=0.0))
-    down = replace(monitored, gpus=(), leaves=(Leaf(CARD, None),), driver=None)
-    assert owners(monitored) == owners(down) == [(CARD, "", "ml", "job-0", "trainer")]
+    assert owners(monitored) == owners(without_nvml(monitored)) == [(CARD, "", "ml", "job-0", "trainer")]
 
 
 def test_compute_instances_of_one_gpu_instance_have_their_holders_once() -> None:
@@ -86,9 +88,11 @@ def test_a_partitioned_gpu_that_is_held_as_a_whole_is_owned_with_its_instances()
 
 def test_it_stands_while_nvml_is_down() -> None:
     """A GPU's uuid is in the kubelet's answer; of a MIG device only NVML knows the GPU."""
-    down = (Leaf(CARD, None), Leaf(Uuid("MIG-1"), None))
-    snapshot = replace(node(holder(TRAINER), holder(P1, Uuid("MIG-1"))), gpus=(), leaves=down, driver=None)
-    assert owners(snapshot) == [(CARD, "", "ml", "job-0", "trainer")]
+    assert owners(without_nvml(sample_node())) == [
+        (CARD, "", "ml", "job-0", "trainer"),
+        (SHARED, "", "ml", "p1", "a"),
+        (SHARED, "", "ml", "p2", "a"),
+    ]
 
 
 def test_it_stands_while_the_gpu_is_lost() -> None:
@@ -98,7 +102,7 @@ def test_it_stands_while_the_gpu_is_lost() -> None:
 
 def test_without_a_list_there_is_no_row() -> None:
     """Nobody is said to hold what nobody can tell."""
-    assert page(node(ContainerOnDevice(TRAINER, CARD))) == ""
+    assert page(node(ContainerOnDevice(*TRAINER, CARD))) == ""
 
 
 @settings(max_examples=examples(100))
@@ -109,10 +113,10 @@ def test_owners_are_the_holders(truth: TestNode) -> None:
     snapshot = truth.collect()
     found = owners(snapshot)
     assert len(found) == len(set(found))
-    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu}
-    gpu_of.update({gpu.uuid: gpu.uuid for gpu in snapshot.gpus})
-    owning = [
-        row for row in snapshot.containers if (row.holds or (row.use and row.use.scheduled)) and not row.reservation
-    ]
-    held = {(gpu_of[row.uuid], *row.name) for row in owning if row.uuid in gpu_of}
+    held = {
+        (device.gpu_uuid, *row.name)
+        for device in snapshot.node.devices
+        for row in device.containers
+        if device.gpu_uuid and (row.holds or row.owner is Owner.SCHEDULED) and not row.reservation
+    }
     assert {(uuid, *name) for uuid, _, *name in found} == held

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from msgspec import structs
 
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.dialects.gpu_manager import FAMILIES
-from gpumap.model.observations import ContainerName
-from gpumap.model.snapshot import Snapshot, UnmatchedSlots
+from gpumap.model.node import UnmatchedSlots
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.dialect_pages import (
     ALONE,
     HARD,
@@ -36,6 +38,7 @@ from tests.dialect_pages import (
 from tests.dialect_samples import T4, tke
 from tests.generated import nodes
 from tests.nodes import TestNode
+from tests.snapshots import with_node
 
 MEMORY, UTILIZATION = "container_gpu_memory_total", "container_gpu_utilization"
 ASKED_MEMORY, ASKED_CARDS = "container_request_gpu_memory", "container_request_gpu_utilization"
@@ -90,7 +93,7 @@ def test_a_squatter_asked_for_nothing() -> None:
     """It has what it uses, and the request 0 that the original has of containers without a GPU."""
     assert told(squatted(), MEMORY)[MAIN[1], "total"] == 700
     assert told(squatted(), ASKED_CARDS) == {(MAIN[1], "total"): 0, (HARD[1], "total"): 1}
-    unsure = replace(squatted(), containers=(user(MAIN, TITAN[0], used(700)),))
+    unsure = replace(squatted(), containers=(user(MAIN, TITAN[0], used(700), Owner.UNKNOWN),))
     assert told(unsure, ASKED_CARDS) == {}
 
 
@@ -113,11 +116,12 @@ def test_total_is_absent_where_a_part_is_not_known() -> None:
     assert told(snapshot, ASKED_CARDS) == {}
     nameless = replace(tke(), containers=(known, holder(HARD, TITAN[0], used(5, 0.5))))
     assert told(nameless, MEMORY) == {(HARD[1], "gpu0"): 10}
-    unmatched = UnmatchedSlots(ContainerName(*HARD), "nvidia.com/gpu", "device_down", 1)
-    elsewhere = replace(tke(), containers=(known,), unmatched=(unmatched,))
+    unmatched = UnmatchedSlots(*HARD, "nvidia.com/gpu", "device_down", 1)
+    elsewhere = replace(with_node(tke(), unmatched=(unmatched,)), containers=(known,))
     assert told(elsewhere, MEMORY) == {(HARD[1], "gpu0"): 10}
     assert told(elsewhere, ASKED_CARDS) == told(elsewhere, ASKED_MEMORY) == {}
-    untrusted = replace(elsewhere, unmatched=(replace(unmatched, reason="untrusted_id"),))
+    unmatched = structs.replace(unmatched, reason="untrusted_id")
+    untrusted = replace(with_node(tke(), unmatched=(unmatched,)), containers=(known,))
     assert told(untrusted, MEMORY) == {(HARD[1], "gpu0"): 10, (HARD[1], "total"): 10}
 
 

@@ -2,10 +2,12 @@
 
 import pytest
 from hypothesis import given
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.dialects.gpu_mem_monitor import FAMILIES
-from gpumap.model.snapshot import Owner, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.dialect_pages import (
     HARD,
     MAIN,
@@ -19,7 +21,6 @@ from tests.dialect_pages import (
     blind,
     card,
     holder,
-    leaf,
     node,
     partitioned,
     process,
@@ -51,7 +52,7 @@ def test_the_sample_of_the_original() -> None:
     """The original's own series is the same here: name, labels and value."""
     pod = ("xmcvt", "xmcvt-speech-speed-detect-77b7bbdb96-sjjdq", "main")
     snapshot = node(
-        "n", [leaf(card(0, GTX, "GeForce GTX 1080 Ti", 11178))], [holder(pod, GTX)], [process(31563, GTX, 1267, pod)]
+        "n", [card(0, GTX, "GeForce GTX 1080 Ti", 11178)], [holder(pod, GTX)], [process(31563, GTX, 1267, pod)]
     )
     (sample,) = next(iter(text_string_to_metric_families(SAMPLE))).samples
     assert told(snapshot, *OWN_LABELS) == {tuple(sample.labels[label] for label in OWN_LABELS): sample.value}
@@ -67,14 +68,14 @@ def test_two_pods_on_one_card_have_their_own() -> None:
 
 def test_mib_are_cut_off() -> None:
     """As nvidia-smi cuts them off: a byte less than two MiB is one."""
-    one = process(7, TITAN[0], None, HARD)._replace(memory_bytes=2 * MIB - 1)
-    assert list(told(node("n", [leaf(card(0, TITAN[0], "TITAN V"))], [], [one])).values()) == [1]
+    one = structs.replace(process(7, TITAN[0], None, HARD), memory_bytes=2 * MIB - 1)
+    assert list(told(node("n", [card(0, TITAN[0], "TITAN V")], [], [one])).values()) == [1]
 
 
 @pytest.mark.parametrize("owner", [Owner.HOST, Owner.UNKNOWN, Owner.MPS_SERVER])
 def test_a_process_in_no_pod_is_there_without_a_name(owner: Owner) -> None:
     """Memory that no pod uses is seen, under the empty name."""
-    snapshot = node("n", [leaf(card(0, TITAN[0], "TITAN V"))], [], [process(7, TITAN[0], 700, owner=owner)])
+    snapshot = node("n", [card(0, TITAN[0], "TITAN V")], [], [process(7, TITAN[0], 700, owner=owner)])
     assert told(snapshot) == {("7", "", ""): 700}
 
 
@@ -85,7 +86,7 @@ def test_who_uses_what_he_was_not_given_is_there_by_name() -> None:
 
 def test_memory_that_is_not_told_is_absent() -> None:
     """Never 0 for unknown."""
-    snapshot = node("n", [leaf(card(0, TITAN[0], "TITAN V"))], [], [process(7, TITAN[0], None, HARD)])
+    snapshot = node("n", [card(0, TITAN[0], "TITAN V")], [], [process(7, TITAN[0], None, HARD)])
     assert told(snapshot) == {}
 
 
@@ -108,7 +109,7 @@ def test_compute_instances_have_their_own_processes() -> None:
 def test_every_process_that_tells_its_memory_is_there_once(truth: TestNode) -> None:
     """On generated nodes: as many rows as processes, nothing added and nothing lost."""
     snapshot = truth.collect()
-    seen = dict(snapshot.capabilities)["pid_visibility"]
+    seen = snapshot.node.capabilities["pid_visibility"]
     assert told(snapshot, "app_pid", "gpu_uuid") == {
         (str(one.pid), one.uuid): one.memory_bytes >> 20
         for one in snapshot.processes

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpumap.agent.dialects.nvidia_smi import COUNTED_EVENTS, EVENTS, FAMILIES
 from gpumap.agent.dialects.nvidia_smi_readers import plain
 from gpumap.agent.metrics import GROUPS, native
-from gpumap.model.observations import Moment
+from gpumap.model.node import GpuXids
 from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, DeviceMemory, GpuProcess, GpuReading, Uuid
-from gpumap.model.snapshot import GpuXids, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import (
     ALONE,
     ESCAPED,
@@ -28,7 +27,6 @@ from tests.dialect_pages import (
     card,
     holder,
     instance,
-    leaf,
     node,
     page,
     partitioned,
@@ -38,7 +36,7 @@ from tests.dialect_pages import (
 )
 from tests.dialect_samples import SUPER, nvml, original
 from tests.promtool import accepted
-from tests.snapshots import busy_node, empty_node, gpu
+from tests.snapshots import busy_node, empty_node, gpu, with_node
 
 BOARD = Path(__file__).parent / "boards" / "14574.json"
 
@@ -49,9 +47,8 @@ def value(snapshot: Snapshot, name: str, *labels: str) -> dict[tuple[str, ...], 
 
 def changed(snapshot: Snapshot, change: Callable[[GpuReading], GpuReading]) -> Snapshot:
     """The same node, every GPU of it with another reading."""
-    cards = {one.uuid: replace(one, reading=one.reading and change(one.reading)) for one in snapshot.gpus}
-    leaves = tuple(replace(one, gpu=one.gpu and cards[one.gpu.uuid]) for one in snapshot.leaves)
-    return replace(snapshot, gpus=tuple(cards.values()), leaves=leaves)
+    cards = (structs.replace(one, reading=one.reading and change(one.reading)) for one in snapshot.node.gpus)
+    return with_node(snapshot, gpus=tuple(cards))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -87,17 +84,18 @@ def test_uuids_are_in_lower_case_without_prefix() -> None:
 def test_what_a_card_does_not_support_is_absent() -> None:
     """A card that tells nothing but its name has its info, its index, and no other series."""
     blank = GpuReading(0, uuid=Uuid(TITAN[0]))
-    snapshot = changed(node("n", [leaf(card(0, TITAN[0], "TITAN V"))], visible=False), lambda _: blank)
-    snapshot = replace(snapshot, gpus=tuple(replace(one, recovery_action=None) for one in snapshot.gpus))
+    snapshot = changed(node("n", [card(0, TITAN[0], "TITAN V")], visible=False), lambda _: blank)
+    (bare,) = snapshot.node.gpus
+    snapshot = with_node(snapshot, gpus=(structs.replace(bare, recovery_action=None),))
     found = re.findall(r"^(\w+)\{.*uuid=", page(FAMILIES, snapshot), re.MULTILINE)
     assert found == ["nvidia_smi_gpu_info", "nvidia_smi_index"]
 
 
 def test_a_lost_gpu_is_absent_but_for_what_is_known_of_it() -> None:
     """The original drops it; its XID errors, and what the driver asks for, stand, since alerts wait for them."""
-    lost = replace(gpu(0, fault="reset_required"), recovery_action="gpu_reset")
-    errors = GpuXids(lost.uuid, ((79, 3),), 0.0, 79, ((79, 1.75e9),))
-    text = page(FAMILIES, replace(empty_node(), gpus=(lost,), xids=(errors,)))
+    lost = structs.replace(gpu(0, fault="reset_required"), recovery_action="gpu_reset")
+    errors = GpuXids(lost.uuid, {79: 3}, 0.0, 79, {79: 1.75e9})
+    text = page(FAMILIES, with_node(empty_node(), gpus=(lost,), xids=(errors,)))
     assert re.findall(r"^(\w+)\{.*uuid=", text, re.MULTILINE) == [
         "nvidia_smi_gpu_recovery_action",
         "nvidia_smi_xid_errors_total",
@@ -118,7 +116,7 @@ def test_one_lost_gpu_takes_no_other_away() -> None:
 )
 def test_a_driver_that_does_not_answer_has_nvidia_smis_exit_code(reason: str, code: int) -> None:
     """By its manual where it has one for the reason, 255 otherwise; the failure is counted, and no GPU stands."""
-    down = nvml(empty_node(), up=False, reason=reason, attempts=3, failures=3, last_success=Moment(1.0, 1.75e9))
+    down = nvml(empty_node(), up=False, reason=reason, attempts=3, failures=3, last_success=1.75e9)
     assert value(down, "command_exit_code") == {(): code}
     assert value(down, "failed_scrapes_total") == {(): 3}
     assert value(down, "last_collect_success") == {(): 0}
@@ -154,7 +152,7 @@ def test_clock_events_stand_under_both_names() -> None:
 )
 def test_recovery_actions_are_nvml_hs_numbers(action: str, number: int | None) -> None:
     """Also one that nvml.h has not had yet; a word that is none has no number."""
-    snapshot = replace(empty_node(), gpus=(replace(gpu(0), recovery_action=action),))
+    snapshot = with_node(empty_node(), gpus=(structs.replace(gpu(0), recovery_action=action),))
     assert set(value(snapshot, "gpu_recovery_action", "uuid").values()) == ({number} if number is not None else set())
 
 
@@ -195,8 +193,9 @@ def test_a_gpu_instance_stands_once() -> None:
 
 def test_ids_of_instances_are_of_one_card() -> None:
     """Two cards have GPU instances of the same number: each stands under its own card."""
-    one, other = (card(number, uuid, "A100", partitioned=True) for number, uuid in ((0, TITAN[0]), (1, TITAN[1])))
-    snapshot = node("n", [leaf(one, instance(1)), leaf(other, instance(2, 1))])
+    one = card(0, TITAN[0], "A100", instances=(instance(1),))
+    other = card(1, TITAN[1], "A100", instances=(instance(2, 1),))
+    snapshot = node("n", [one, other])
     assert value(snapshot, "mig_memory_total_bytes", "gpu_instance_id", "uuid").keys() == {
         ("1", plain(Uuid(TITAN[0]))),
         ("1", plain(Uuid(TITAN[1]))),
@@ -211,11 +210,11 @@ def test_processes_are_those_with_a_compute_context() -> None:
     listed = tuple(GpuProcess(pid, None, "C") for pid in (7, 8))
     snapshot = node(
         "n",
-        [leaf(card(0, TITAN[0], "TITAN V"))],
+        [card(0, TITAN[0], "TITAN V")],
         processes=[
             process(7, TITAN[0], 700, ESCAPED, 'py"th\\on\n'),
             process(8, TITAN[0], None),
-            process(9, TITAN[0], 50)._replace(types="G"),
+            structs.replace(process(9, TITAN[0], 50), type="G"),
         ],
     )
     snapshot = nvml(changed(snapshot, lambda reading: structs.replace(reading, processes=listed)), up=True)
@@ -237,7 +236,7 @@ def test_a_process_on_several_mig_devices_is_one_row_of_the_card() -> None:
 
 def test_an_idle_card_has_no_processes() -> None:
     """0 where NVML lists them and there is none; absent where it lists none, as on some virtual GPUs."""
-    bare = node("n", [leaf(card(0, TITAN[0], "TITAN V"))])
+    bare = node("n", [card(0, TITAN[0], "TITAN V")])
     idle = changed(bare, lambda reading: structs.replace(reading, processes=()))
     assert set(value(idle, "compute_apps", "uuid").values()) == {0}
     assert value(changed(bare, lambda reading: structs.replace(reading, processes=None)), "compute_apps", "uuid") == {}
@@ -246,7 +245,7 @@ def test_an_idle_card_has_no_processes() -> None:
 def test_without_pid_visibility_no_process_is_told() -> None:
     """PIDs of another PID namespace name nothing here: the collection of processes has failed, and says so."""
     seen = process(7, TITAN[0], 700)
-    blind = node("n", [leaf(card(0, TITAN[0], "TITAN V"))], processes=[seen], visible=False)
+    blind = node("n", [card(0, TITAN[0], "TITAN V")], processes=[seen], visible=False)
     blind = nvml(changed(blind, lambda reading: structs.replace(reading, processes=())), up=True)
     assert value(blind, "compute_app_info", "pid") == value(blind, "compute_apps", "uuid") == {}
     assert value(blind, "compute_apps_last_collect_success") == {(): 0}
@@ -275,7 +274,7 @@ groups:
 """Those of reference 001."""
 AGENT = {"namespace": "monitoring", "pod": "gpumap-x", "container": "gpumap"}
 """The labels that the ServiceMonitor's target gives to what has none of its own."""
-BUSY = GpuReading(0, utilization_ratio=0.95, memory_controller_ratio=0.05, temperatures_celsius=(("gpu", 85.0),))
+BUSY = GpuReading(0, utilization_ratio=0.95, memory_controller_busy_ratio=0.05, temperatures_celsius={"gpu": 85.0})
 
 
 def stressed() -> Snapshot:
@@ -284,13 +283,13 @@ def stressed() -> Snapshot:
     full, idle = DeviceMemory(100, 95, 5), DeviceMemory(100, 5, 95)
     cards = []
     for number, memory in enumerate((full, full, full, idle)):
-        made = card(number, TITAN[number], "TITAN V", partitioned=number == 2)
-        reading = structs.replace((BUSY if memory is full else GpuReading(0)), memory=memory, partitioned=number == 2)
-        cards.append(replace(made, reading=reading))
-    leaves = [leaf(one) for one in cards if not one.partitioned] + [leaf(cards[2], one) for one in (ALONE, SHARED_1)]
-    leaves = [one if one.instance is None else replace(one, memory=full) for one in leaves]
+        instances = tuple(structs.replace(one, memory=full) for one in (ALONE, SHARED_1)) if number == 2 else ()
+        made = card(number, TITAN[number], "TITAN V", instances=instances)
+        told = BUSY if memory is full else GpuReading(0)
+        reading = structs.replace(told, memory=memory, partitioned=made.partitioned, instances=instances)
+        cards.append(structs.replace(made, reading=reading))
     held = [holder(TRAIN, TITAN[0], used(1, 0.95)), *(holder(WEB, one.uuid) for one in (ALONE, SHARED_1))]
-    return node("n", leaves, held)
+    return node("n", cards, held)
 
 
 def as_scraped(snapshot: Snapshot) -> list[dict[str, str]]:

@@ -1,19 +1,15 @@
 """The dialect pod-gpu-map: the original's names, labels and words, without its repeated rows and invalid names."""
 
-from dataclasses import replace
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.dialects.pod_gpu_map import FAMILIES, node_family
-from gpumap.agent.exposition import Exposition
-from gpumap.model.families import Family
-from gpumap.model.observations import ContainerName
-from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ContainerOnDevice, Gpu, Leaf, Node, Snapshot
-from tests.dialect_pages import lints
-from tests.snapshots import UNKNOWN_USE, busy_node, empty_node, gpu, instances
+from gpumap.model.node import ContainerOnDevice
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
+from tests.dialect_pages import ALONE, PARENT, card, holder, lints, node, page, partitioned, user
+from tests.snapshots import UNKNOWN_USE, busy_node, with_node
 
 CARD_0 = "GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb61"
 CARD_1 = "GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb91"
@@ -35,34 +31,15 @@ CONTRACT_DIALECTS = {
 }
 
 
-def card(index: int, uuid: str, model: str) -> Gpu:
-    return replace(gpu(index), uuid=Uuid(uuid), model=model)
+CARDS = card(0, CARD_0, "4080ti"), card(1, CARD_1, "2080ti")
 
 
-def holder(pod: str, uuid: str, container: str = "main", slots: int = 1) -> ContainerOnDevice:
-    return ContainerOnDevice(ContainerName("default", pod, container), Uuid(uuid), (("nvidia.com/gpu", slots),))
-
-
-def node(*containers: ContainerOnDevice, name: str = "ti", nvml: bool = True) -> Snapshot:
-    cards = (
-        card(0, CARD_0, "4080ti"),
-        card(1, CARD_1, "2080ti"),
-    )
-    leaves = tuple(Leaf(one.uuid, one if nvml else None) for one in cards)
-    return replace(empty_node(name), gpus=cards if nvml else (), leaves=leaves, containers=containers)
+def held(pod: str, uuid: str, container: str = "main", slots: int = 1) -> ContainerOnDevice:
+    return holder(("default", pod, container), uuid, slots={"nvidia.com/gpu": slots})
 
 
 def ti(*, nvml: bool = True) -> Snapshot:
-    return node(
-        holder("test", CARD_0),
-        holder("test2", CARD_0),
-        holder("test3", CARD_1),
-        nvml=nvml,
-    )
-
-
-def page(families: tuple[Family, ...], snapshot: Snapshot) -> str:
-    return Exposition(families).render(snapshot).decode()
+    return node("ti", CARDS if nvml else (), [held("test", CARD_0), held("test2", CARD_0), held("test3", CARD_1)])
 
 
 def test_the_nodes_page_is_written_as_the_original_writes_it() -> None:
@@ -78,14 +55,15 @@ def test_the_nodes_page_is_written_as_the_original_writes_it() -> None:
 
 def test_a_pod_has_one_row_a_device() -> None:
     """Two containers, or many slots, of one pod on one device are one row: the original repeated them."""
-    rows = page(FAMILIES, node(holder("test", CARD_0, "a", slots=4), holder("test", CARD_0, "b"))).splitlines()[2:]
+    twice = [held("test", CARD_0, "a", slots=4), held("test", CARD_0, "b")]
+    rows = page(FAMILIES, node("ti", CARDS, twice)).splitlines()[2:]
     assert rows == [f"pod_and_gpu_map_info{{{TEST}}} 1"]
 
 
 def test_who_uses_without_holding_is_not_on_the_map() -> None:
     """The map is of what the kubelet gave, not of what processes take."""
-    squatter = ContainerOnDevice(ContainerName("default", "squatter", "c"), Uuid("GPU-1"), use=UNKNOWN_USE)
-    assert page(FAMILIES, node(squatter)) == ""
+    squatter = user(("default", "squatter", "c"), CARD_0, UNKNOWN_USE, Owner.UNASSIGNED)
+    assert page(FAMILIES, node("ti", CARDS, [squatter])) == ""
 
 
 def test_the_map_stands_while_nvml_is_down() -> None:
@@ -98,14 +76,11 @@ def test_the_map_stands_while_nvml_is_down() -> None:
 
 def test_a_mig_device_has_its_own_uuid_and_its_gpus_model() -> None:
     """gpu_id is what was given away, the MIG device; so is a partitioned GPU that was given as a whole."""
-    parent = replace(gpu(0, partitioned=True), model="A100")
-    instance = instances(parent)[0]
-    rows = (holder("mig", instance.uuid), holder("whole", parent.uuid))
-    snapshot = replace(node(*rows), gpus=(parent,), leaves=(Leaf(instance.uuid, parent, instance),))
+    snapshot = partitioned([held("mig", ALONE.uuid), held("whole", PARENT)])
     read = next(iter(text_string_to_metric_families(page(FAMILIES, snapshot)))).samples
     assert {(one.labels["pod_name"], one.labels["gpu_id"], one.labels["gpu_model"]) for one in read} == {
-        ("mig", instance.uuid, "A100"),
-        ("whole", parent.uuid, "A100"),
+        ("mig", ALONE.uuid, "A100"),
+        ("whole", PARENT, "A100"),
     }
 
 
@@ -124,7 +99,7 @@ def test_a_mig_device_has_its_own_uuid_and_its_gpus_model() -> None:
 )
 def test_the_nodes_name_becomes_a_valid_metric_name(name: str, family: str) -> None:
     """What is no letter or digit becomes _, and a leading digit gets one before it; the label keeps the name."""
-    snapshot = replace(ti(), node=Node(name, ""))
+    snapshot = with_node(ti(), name=name)
     (read,) = text_string_to_metric_families(page((node_family(name),), snapshot))
     assert read.name == family
     assert {one.labels["node"] for one in read.samples} == {name}
@@ -132,8 +107,8 @@ def test_the_nodes_name_becomes_a_valid_metric_name(name: str, family: str) -> N
 
 def test_an_empty_map_is_an_empty_page() -> None:
     """Without a holder nothing is said, on both pages."""
-    assert page(FAMILIES, node()) == ""
-    assert page((node_family("ti"),), node()) == ""
+    assert page(FAMILIES, node("ti", CARDS)) == ""
+    assert page((node_family("ti"),), node("ti", CARDS)) == ""
 
 
 def test_the_dialects_are_those_of_the_contract() -> None:

@@ -15,7 +15,6 @@ from tests.dialect_pages import (
     blind,
     card,
     holder,
-    leaf,
     node,
     page,
     partitioned,
@@ -54,16 +53,16 @@ def test_the_originals_samples_are_on_the_page() -> None:
 
 def test_rows_are_those_of_the_map_each_once() -> None:
     """Two containers and many slots of a pod on one card are one row, as on pod_and_gpu_map_info."""
-    twice = [holder(("default", "test", name), CARD_0, slots=(("nvidia.com/gpu", 4),)) for name in ("a", "b")]
+    twice = [holder(("default", "test", name), CARD_0, slots={"nvidia.com/gpu": 4}) for name in ("a", "b")]
     assert numbered(replace(ti(), containers=tuple(twice))) == [(CARD_0, "default", "test")]
     assert set(numbered(busy_node())) == set(rows(pod_gpu_map.FAMILIES, busy_node(), "pod_and_gpu_map_info", *LABELS))
 
 
 def test_numbers_follow_namespace_pod_and_card() -> None:
     """The order is fixed, so that a map that does not change keeps its numbers."""
-    leaves = leaf(card(0, CARD_0, "4080ti")), leaf(card(1, CARD_1, "2080ti"))
+    cards = card(0, CARD_0, "4080ti"), card(1, CARD_1, "2080ti")
     held = [("b", "x", CARD_0), ("a", "z", CARD_1), ("a", "y", CARD_1), ("a", "y", CARD_0)]
-    snapshot = node("ti", leaves, [holder((namespace, pod, "c"), uuid) for namespace, pod, uuid in held])
+    snapshot = node("ti", cards, [holder((namespace, pod, "c"), uuid) for namespace, pod, uuid in held])
     assert numbered(snapshot) == [
         (CARD_0, "a", "y"),
         (CARD_1, "a", "y"),

@@ -17,15 +17,15 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.flags import ALL_DIALECTS, WITH_SHARED_NAMES
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.model.families import Family, NumberedFamilies
-from gpumap.model.observations import ContainerName
+from gpumap.model.node import Gpu, GpuXids
 from gpumap.model.readings import ECC_LOCATIONS, ECC_TYPES, DeviceMemory, GpuReading
-from gpumap.model.snapshot import Gpu, GpuXids, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import DOCS, GOLDEN, documented_lints, golden, lints, shuffled, titans
 from tests.dialect_samples import SAMPLES
 from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import TestNode
-from tests.snapshots import DRIVER, busy_node, empty_node, gpu, pascal
+from tests.snapshots import DRIVER, busy_node, empty_node, gpu, pascal, with_node
 from tests.test_exposition import AWKWARD
 
 NATIVE = (*native(GROUPS, process_metrics=True), *self_families("1.2.3", "3.11.7"))
@@ -48,10 +48,9 @@ def with_everything() -> Snapshot:
 
 def tell_all(snapshot: Snapshot) -> Snapshot:
     """The same node, whose GPUs tell everything that GPUs tell: every second one is an old card."""
-    told = {one.uuid: _telling(one, gpu(0) if one.index % 2 == 0 else pascal(0)) for one in snapshot.gpus}
-    leaves = tuple(replace(leaf, gpu=told.get(leaf.gpu.uuid) if leaf.gpu else None) for leaf in snapshot.leaves)
-    xids = tuple(GpuXids(uuid, ((31, 2), (79, 1)), 0.5, 79) for uuid in told)
-    return replace(snapshot, driver=DRIVER, gpus=tuple(told.values()), leaves=leaves, xids=xids)
+    told = tuple(_telling(one, gpu(0) if one.index % 2 == 0 else pascal(0)) for one in snapshot.node.gpus)
+    xids = tuple(GpuXids(one.uuid, {31: 2, 79: 1}, 0.5, 79) for one in told)
+    return with_node(snapshot, driver=DRIVER, gpus=told, xids=xids)
 
 
 def _telling(one: Gpu, like: Gpu) -> Gpu:
@@ -60,26 +59,24 @@ def _telling(one: Gpu, like: Gpu) -> Gpu:
     own = {
         name: getattr(one.reading, name) for name in ("index", "uuid", "minor", "memory", "partitioned", "instances")
     }
-    return replace(one, reading=structs.replace(like.reading, **own))
+    return structs.replace(one, reading=structs.replace(like.reading, **own))
 
 
 def full(snapshot: Snapshot) -> Snapshot:
     """The same node, whose GPUs and devices are of no age: each tells all that any tells."""
-    told = {one.uuid: replace(one, reading=one.reading and _full(one.reading)) for one in snapshot.gpus}
-    leaves = tuple(
-        replace(leaf, gpu=told.get(leaf.gpu.uuid) if leaf.gpu else None, memory=MEMORY) for leaf in snapshot.leaves
-    )
-    return replace(snapshot, gpus=tuple(told.values()), leaves=leaves)
+    told = (structs.replace(one, reading=one.reading and _full(one.reading)) for one in snapshot.node.gpus)
+    devices = (structs.replace(one, memory=MEMORY) for one in snapshot.node.devices)
+    return with_node(snapshot, gpus=tuple(told), devices=tuple(devices))
 
 
 def _full(reading: GpuReading) -> GpuReading:
     return structs.replace(
         reading,
         memory=MEMORY,
-        retired_pages=(("single_bit_ecc", 2), ("double_bit_ecc", 0)),
+        retired_pages={"single_bit_ecc": 2, "double_bit_ecc": 0},
         retired_pages_pending=True,
-        ecc_errors=tuple((kind, location, 1) for kind in ECC_TYPES for location in ECC_LOCATIONS),
-        ecc_totals=tuple((kind, since, 1) for kind in ECC_TYPES for since in ("volatile", "aggregate")),
+        ecc_errors={kind: dict.fromkeys(ECC_LOCATIONS, 1) for kind in ECC_TYPES},
+        ecc_totals={kind: {"volatile": 1, "aggregate": 1} for kind in ECC_TYPES},
     )
 
 
@@ -145,14 +142,13 @@ def label_values(dialect: str, snapshot: Snapshot) -> set[str]:
 
 def renamed(snapshot: Snapshot, text: str) -> Snapshot:
     """The same node, everything on it that has a name named after `text`."""
-
-    def name(of: ContainerName) -> ContainerName:
-        return ContainerName(text, f"{of.pod}{text}", of.container)
-
     return replace(
         snapshot,
-        containers=tuple(structs.replace(row, name=name(row.name)) for row in snapshot.containers),
-        processes=tuple(one._replace(name=one.name and name(one.name), comm=text) for one in snapshot.processes),
+        containers=tuple(structs.replace(row, namespace=text, pod=f"{row.pod}{text}") for row in snapshot.containers),
+        processes=tuple(
+            structs.replace(one, namespace=one.pod and text, pod=one.pod and f"{one.pod}{text}", comm=text)
+            for one in snapshot.processes
+        ),
     )
 
 

@@ -12,27 +12,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.agent.self_check import CAPABILITIES, look, privileges
 from gpumap.agent.settings import resolve
 from gpumap.cli import this_node
 from gpumap.cli.command_line import parse
 from gpumap.cli.doctor.checks import as_values, examine, works
 from gpumap.cli.doctor.gpu_checks import Result
+from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, doctor_table
+from gpumap.cli.tables import Shape
 from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.lab.demo.pods_api import FakePodsApi
 from gpumap.model import remedies
-from gpumap.model.map import NodeMap, decode, encode
+from gpumap.model.node import ContainerXids, GpuXids, decode
+from gpumap.model.node import Node as SeenNode
 from gpumap.model.node_facts import Answer, Facts, Privileges
-from gpumap.model.observations import ContainerName, Source
+from gpumap.model.observations import Source
 from gpumap.model.readings import SAMPLES_NEW
-from gpumap.model.snapshot import ContainerXids, GpuXids, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.agent import run_agent, serve, until
 from tests.command import run_command_in_loop
@@ -41,8 +42,8 @@ from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
-from tests.shown import changed, values
-from tests.snapshots import busy_node, empty_node, gpu
+from tests.shown import changed, changed_in, values
+from tests.snapshots import busy_node, empty_node, gpu, with_node
 
 LADDER = [
     "kubelet",
@@ -82,12 +83,18 @@ def well() -> TestNode:
 
 def telling(snapshot: Snapshot) -> Snapshot:
     """The node with a driver that tells GPM and XID events too."""
-    more = {**dict(snapshot.capabilities), "gpm": True, "xid_events": True}
-    return replace(snapshot, capabilities=tuple(more.items()))
+    return with_node(snapshot, capabilities={**snapshot.node.capabilities, "gpm": True, "xid_events": True})
+
+
+def failing(node: TestNode, source: Source, reason: str, detail: str) -> SeenNode:
+    """The node in an agent's map, in which a source reports this error."""
+    found = published(node.collect())
+    sources = (changed(one, reason=reason, detail=detail) if one.source == source else one for one in found.sources)
+    return changed(found, sources=tuple(sources))
 
 
 def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Result]:
-    return by_name(examine(node_map(node.collect()), facts))
+    return by_name(examine(published(node.collect()), facts))
 
 
 # --- on documents -----------------------------------------------------------------------------------------------------
@@ -95,7 +102,7 @@ def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Result
 
 def test_all_well() -> None:
     """Everything is ok, in the ladder's order, and says what was seen."""
-    found = by_name(examine(node_map(telling(well().collect())), ALL_WELL))
+    found = by_name(examine(published(telling(well().collect())), ALL_WELL))
     assert list(found) == [*LADDER, "unmatched_slots", "capabilities", "api_token", "runtime_socket"]
     assert {one.state for one in found.values()} == {"ok"}
     assert [one.check for one in found.values() if one.required] == ["kubelet", "nvml"]
@@ -112,7 +119,7 @@ def test_all_well() -> None:
 
 def test_an_agents_document_alone() -> None:
     """With --url nothing of this machine is judged: neither its files nor its privileges."""
-    found = by_name(examine(node_map(telling(well().collect())), None))
+    found = by_name(examine(published(telling(well().collect())), None))
     assert list(found) == [*LADDER, "unmatched_slots"]
     assert {one.state for name, one in found.items() if name != "push"} == {"ok"}
     assert found["push"].state == "missing", "this one polls, and its own log says why"
@@ -125,7 +132,7 @@ def test_an_agents_document_alone() -> None:
 @pytest.mark.parametrize("snapshot", [empty_node(), busy_node(3)])
 def test_every_document_can_be_examined(snapshot: object) -> None:
     """Whatever is up or down; the table is complete either way."""
-    checks = examine(node_map(snapshot), None)  # type: ignore[arg-type] # a snapshot
+    checks = examine(published(snapshot), None)  # type: ignore[arg-type] # a snapshot
     assert [one.check for one in checks if "/" not in one.check][: len(LADDER)] == LADDER
     for screen in (Screen(), Screen(60, colours=True)):
         text = doctor_table(checks, Shape(screen=screen))
@@ -159,12 +166,7 @@ def test_second_list_has_a_row_of_its_own() -> None:
     assert (ok.state, ok.seen, ok.required) == ("ok", "7 pods listed", False)
     reason = "pod_resources_connection_refused"
     failed = replace(ALL_WELL, second_list=Answer(reason=reason, detail="no process"))
-    snapshot = node.collect()
-    sources = tuple(
-        replace(one, reason=reason, detail="no process") if one.source is Source.KUBELET else one
-        for one in snapshot.sources
-    )
-    remote = by_name(examine(node_map(replace(snapshot, sources=sources)), None))
+    remote = by_name(examine(failing(node, Source.KUBELET, reason, "no process"), None))
     for found in (examined(node, failed), remote):
         assert found["kubelet"].state == "ok"
         assert (found["second_list"].state, found["second_list"].why) == ("failed", f"{reason}: no process")
@@ -192,12 +194,7 @@ def test_pods_api_has_a_row() -> None:
     ok = examined(node, replace(ALL_WELL, pods_api=Answer("2 pods reported")))["pods_api"]
     assert (ok.state, ok.seen, ok.required) == ("ok", "2 pods reported", False)
     reason = "pods_api_socket_missing"
-    snapshot = node.collect()
-    sources = tuple(
-        replace(one, reason=reason, detail="no socket") if one.source is Source.POD_IDENTITY else one
-        for one in snapshot.sources
-    )
-    remote = by_name(examine(node_map(replace(snapshot, sources=sources)), None))
+    remote = by_name(examine(failing(node, Source.POD_IDENTITY, reason, "no socket"), None))
     for found in (examined(node, replace(ALL_WELL, pods_api=Answer(reason=reason, detail="no socket"))), remote):
         assert (found["pods_api"].state, found["pods_api"].why) == ("missing", f"{reason}: no socket")
         assert found["pods_api"].remedy == remedies.SOURCES[Source.POD_IDENTITY][reason]
@@ -240,16 +237,16 @@ def test_gpu_that_is_down() -> None:
 def test_gpu_that_needs_something() -> None:
     """What the driver asks for is a line with its words, of a GPU that is up or down; `none` is not."""
     snapshot = well().collect()
-    up, down = snapshot.gpus
-    ill = (replace(up, recovery_action="drain_and_reset"), replace(down, fault="lost", recovery_action="node_reboot"))
-    found = by_name(examine(node_map(replace(snapshot, gpus=ill)), None))
+    up, down = snapshot.node.gpus
+    ill = (changed(up, recovery_action="drain_and_reset"), changed(down, fault="lost", recovery_action="node_reboot"))
+    found = by_name(examine(published(with_node(snapshot, gpus=ill)), None))
     for number, action in enumerate(("drain_and_reset", "node_reboot")):
         check = found[f"gpu/{number}/recovery_action"]
         assert (check.state, check.required, check.why) == ("degraded", False, f"the driver requests it: {action}")
         assert check.remedy == remedies.RECOVERY[action].replace("<index>", str(number))
     assert found["gpu/1"].state == "failed"
-    fine = replace(snapshot, gpus=(replace(up, recovery_action="none"), replace(down, recovery_action=None)))
-    assert not [one for one in examine(node_map(fine), None) if one.check.startswith("gpu/")]
+    fine = with_node(snapshot, gpus=(changed(up, recovery_action="none"), changed(down, recovery_action=None)))
+    assert not [one for one in examine(published(fine), None) if one.check.startswith("gpu/")]
 
 
 MEMORY_ILLS = {"row_remap_pending": "degraded", "row_remap_failure": "failed"}
@@ -259,10 +256,9 @@ MEMORY_ILLS = {"row_remap_pending": "degraded", "row_remap_failure": "failed"}
 def test_rows_of_memory(ills: list[str]) -> None:
     """Rows that wait for a reset are a line, one that could not be replaced is a worse one, each with what to do."""
     card = gpu(0)
-    assert card.reading is not None
     pending, failure = (one in ills for one in MEMORY_ILLS)
-    ill = replace(card, reading=structs.replace(card.reading, row_remap_pending=pending, row_remap_failure=failure))
-    found = by_name(examine(node_map(replace(busy_node(3), gpus=(ill,))), None))
+    ill = changed_in(card, "reading", row_remap_pending=pending, row_remap_failure=failure)
+    found = by_name(examine(published(with_node(busy_node(3), gpus=(ill,))), None))
     assert {name: check.state for name, check in found.items() if name.startswith("gpu/0/row")} == {
         f"gpu/0/{one}": MEMORY_ILLS[one] for one in ills
     }
@@ -273,32 +269,26 @@ def test_rows_of_memory(ills: list[str]) -> None:
 def test_errors_that_could_not_be_corrected() -> None:
     """They are a warning that counts them by where they were; corrected ones are nothing to see to."""
     card = gpu(0)
-    assert card.reading is not None
-    errors = (
-        ("corrected", "dram", 7),
-        ("uncorrected", "dram", 9),
-        ("uncorrected", "sram", 1),
-        ("uncorrected", "cbu", 0),
-    )
-    ill = replace(card, reading=structs.replace(card.reading, ecc_errors=errors))
-    found = examine(node_map(replace(busy_node(3), gpus=(ill,))), None)
+    errors = {"corrected": {"dram": 7}, "uncorrected": {"dram": 9, "sram": 1, "cbu": 0}}
+    ill = changed_in(card, "reading", ecc_errors=errors)
+    found = examine(published(with_node(busy_node(3), gpus=(ill,))), None)
     check = by_name(found)["gpu/0/ecc_uncorrected"]
     assert (check.state, check.remedy) == ("warning", remedies.HEALTH["ecc_uncorrected"])
     assert check.why == "10 memory errors over its life were not correctable: dram 9, sram 1"
     assert works(found)
-    fine = replace(card, reading=structs.replace(card.reading, ecc_errors=(errors[0], errors[-1])))
-    names = [one.check for one in examine(node_map(replace(busy_node(3), gpus=(fine,))), None)]
+    fine = changed_in(card, "reading", ecc_errors={**errors, "uncorrected": {"cbu": 0}})
+    names = [one.check for one in examine(published(with_node(busy_node(3), gpus=(fine,))), None)]
     assert "gpu/0/ecc_uncorrected" not in names
 
 
 def test_xid_errors() -> None:
     """A GPU's XID errors are a warning with their codes and the pods that they hit; the MIG device's are its GPU's."""
     snapshot = busy_node(3)
-    mig = next(leaf for leaf in snapshot.leaves if leaf.instance)
-    assert mig.gpu is not None
-    hits = tuple(ContainerXids(ContainerName("ml", f"job-{one}", "main"), mig.uuid, 31, 1) for one in range(5))
-    counts = GpuXids(mig.gpu.uuid, ((31, 2), (79, 1)), 0.0)
-    found = examine(node_map(replace(snapshot, xids=(counts,), container_xids=hits)), None)
+    mig = next(leaf for leaf in snapshot.node.devices if leaf.mig)
+    assert mig.gpu_uuid is not None
+    hits = tuple(ContainerXids("ml", f"job-{one}", "main", mig.uuid, 31, 1) for one in range(5))
+    counts = GpuXids(mig.gpu_uuid, {31: 2, 79: 1}, 0.0)
+    found = examine(published(with_node(snapshot, xids=(counts,), container_xids=hits)), None)
     (check,) = [one for one in found if one.check.endswith("/xid")]
     assert (check.check, check.state, check.required) == ("gpu/1/xid", "warning", False)
     assert check.why == "XID 31 (2×), 79 (1×), while ml/job-0, ml/job-1, ml/job-2 and 2 more held or used it"
@@ -309,16 +299,16 @@ def test_xid_errors() -> None:
 def test_what_a_driver_does_not_tell() -> None:
     """GPM is not needed before Hopper, XID events are missing where nobody listens; without a GPU nothing is known."""
     snapshot = busy_node(3)
-    mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.capabilities))
-    found = by_name(examine(node_map(mute), None))
+    mute = with_node(snapshot, capabilities=dict.fromkeys(snapshot.node.capabilities, False))
+    found = by_name(examine(published(mute), None))
     assert (found["gpm"].state, found["xid_events"].state) == ("not needed", "missing")
     assert found["gpm"].remedy == remedies.CAPABILITIES["gpm"]
     assert "--nvml-release" in (found["xid_events"].why or "")
     assert found["xid_events"].remedy == remedies.CAPABILITIES["xid_events"]
-    told = by_name(examine(node_map(snapshot), None))
+    told = by_name(examine(published(snapshot), None))
     assert told["gpm"].seen == "activity of SMs, tensor cores and memory, on 8 devices"
     assert told["xid_events"].seen == "registered on 3 GPUs"
-    none = by_name(examine(node_map(empty_node()), None))
+    none = by_name(examine(published(empty_node()), None))
     assert (none["gpm"].state, none["xid_events"].state) == ("unknown", "unknown")
 
 
@@ -326,40 +316,23 @@ def test_what_a_driver_does_not_tell() -> None:
 def test_what_is_left_out_is_not_needed(group: str, check: str) -> None:
     """What --collect leaves out says so, and blames neither the driver nor the GPU."""
     snapshot = busy_node(3)
-    mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.capabilities))
+    mute = with_node(snapshot, capabilities=dict.fromkeys(snapshot.node.capabilities, False))
     collect = [one for one in ("device", "gpm", "health") if one != group]
-    found = by_name(examine(node_map(mute, collect=collect), None))
+    found = by_name(examine(published(mute, collect=collect), None))
     left_out = Result(check, "not needed", False, "", f"--collect leaves out the group {group}")
     assert found[check] == left_out
-    assert by_name(examine(node_map(empty_node(), collect=collect), None))[check] == left_out
-    assert "--collect" not in (by_name(examine(node_map(mute, collect=["gpm", "health"]), None))[check].why or "")
+    assert by_name(examine(published(empty_node(), collect=collect), None))[check] == left_out
+    assert "--collect" not in (by_name(examine(published(mute, collect=["gpm", "health"]), None))[check].why or "")
 
 
 def test_a_document_that_is_stale() -> None:
     """What is required fails with the reason; of all else nothing is known, and nobody is blamed for it."""
     why = "no collection for more than 5 s: the driver was let go of"
-    found = examine(node_map(empty_node(), stale=why), None)
+    found = examine(published(empty_node(), stale=why), None)
     assert [one.check for one in found] == [*LADDER, "unmatched_slots"]
     assert [(one.state, one.why) for one in found if one.required] == [("failed", why)] * 2
     assert {(one.state, one.remedy) for one in found if not one.required} == {("unknown", None)}
     assert not works(found)
-
-
-def test_a_document_of_an_older_gpumap() -> None:
-    """What its agent did not tell yet is not judged."""
-    document = json.loads(encode(node_map(busy_node(3))))
-    of_node = ("accounts", "container_xids", "collect", "stale")
-    of_gpu = ("recovery_action", "remedies", "row_remap_pending", "row_remap_failure", "ecc_errors", "xids")
-    for rows, names in (([document], of_node), (document["gpus"], of_gpu), (document["devices"], ("activity",))):
-        for row in rows:
-            for name in names:
-                del row[name]
-    found = decode(json.dumps(document).encode())
-    assert [one.check for one in examine(found, None) if "/" in one.check] == [
-        "gpu/3",
-        "gpu/2",
-        "unmatched_slots/untrusted_id",
-    ]
 
 
 def test_no_pid_visibility() -> None:
@@ -425,14 +398,6 @@ def test_which_call_gives_sm_time() -> None:
         assert works(tuple(found.values()))
 
 
-def test_an_older_agent_does_not_report_which_call_gives_sm_time() -> None:
-    """Its map has the capability, so nothing is missing."""
-    made = node_map(well().collect())
-    older = structs.replace(made, gpus=tuple(structs.replace(gpu, samples_from=None) for gpu in made.gpus))
-    one = by_name(examine(older, ALL_WELL))["process_utilization"]
-    assert (one.state, one.seen, one.why) == ("ok", "SM time of each process", None)
-
-
 def test_unmatched_slots() -> None:
     """A line for each reason, with whose they are."""
     node = well()
@@ -467,7 +432,7 @@ def test_the_document_for_scripts_is_stable() -> None:
     """A list of checks with the same fields each, in JSON's own types."""
     node = well()
     node.down = {"nvml"}
-    found = node_map(node.collect())
+    found = published(node.collect())
     shown = values(as_values(found, examine(found, None)))
     assert (shown["version"], shown["ok"], shown["node"]["name"]) == (1, False, "node-a")
     fields = {"check", "state", "required", "seen", "why", "remedy"}
@@ -478,7 +443,7 @@ def test_the_document_for_scripts_is_stable() -> None:
 
 def test_the_table_is_a_line_a_check_in_a_pipe_and_wrapped_on_a_terminal() -> None:
     """Nothing is lost or too wide; odd details neither steer the terminal nor make lines of their own."""
-    found = node_map(empty_node())
+    found = published(empty_node())
     odd = changed(found.sources[0], reason="odd", detail="\x1b[2J\n\u202e" + "学" * 200)
     found = changed(found, sources=(odd, *found.sources[1:]))
     checks = examine(found, ALL_WELL)
@@ -557,7 +522,7 @@ async def test_files_that_may_not_be_read() -> None:
     assert "Permission denied" in (checks["device_checkpoint"].why or "")
 
 
-async def here(node: Node) -> tuple[NodeMap, Facts]:
+async def here(node: Node) -> tuple[SeenNode, Facts]:
     """What doctor learns when it runs in this process."""
     given = parse(command_parser(), ["doctor", *node.flags, "--nvml-library", "/none"])
     settings = resolve(given, {})
@@ -677,7 +642,7 @@ async def test_doctor_of_an_agent_whose_gpu_hangs(node: Node) -> None:
         await agent.later(1)
         node.driver.delay["*", 1] = float("inf")
         node.tell_driver()
-        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == 0, "the hang is not told")
+        await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(1)) == 0, "the hang is not told")
 
         async def ask() -> subprocess.CompletedProcess[str]:
             return await run_command_in_loop("doctor", "--url", agent.url)

@@ -33,8 +33,8 @@ from gpumap.model.observations import (
     PreparedDevice,
     ResourceDevices,
 )
+from gpumap.model.parsing import parse_quantity
 from gpumap.model.readings import Uuid
-from gpumap.model.units import parse_quantity
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder

@@ -22,7 +22,8 @@ from gpumap.agent.sources.nvml import NvmlSource, worker_command
 from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
 from tests import standin
-from tests.agent import PATIENCE_SECONDS, Page, serve
+from tests.agent import PATIENCE_SECONDS, serve
+from tests.exposed import Page
 from tests.impatient import Service
 from tests.node import GIB, Node, gpu_uuid
 from tests.standin import FUNCTIONS, Code, Driver, Gpu
@@ -189,23 +190,6 @@ def test_a_gpu_that_is_bound_or_unbound_is_noticed(start: Start, tmp_path: Path)
     assert standin.read_calls(calls)["nvmlShutdown"] == 2
 
 
-async def test_gpus_come_and_go_under_the_agent(node: Node) -> None:
-    """What is gone has no series, what is new has them at once; pods stay with their GPU, whatever its index is now."""
-    holder = node.admit("holder", main=[OTHER])
-    node.run(holder.cgroup("main"), 2, 5 * GIB)
-    async with serve(node) as agent:
-        await agent.until(lambda page: page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB, "it is not measured")
-        unbound = node.driver.gpus.pop(1)
-        node.tell_driver()
-        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) is None, "it is still there")
-        assert measured(page, CARD) == set()
-        assert page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB
-        node.driver.gpus = [unbound, *node.driver.gpus]
-        node.tell_driver()
-        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 1, "it is not back")
-        assert page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB
-
-
 async def test_the_driver_is_unloaded_and_loaded_under_the_agent(node: Node) -> None:
     """While it is away: allocation stays, nothing measured is served, and the source says why. It may come back with
     other GPUs in another order: each pod is on its own, and nothing was restarted."""
@@ -233,8 +217,8 @@ async def test_the_driver_is_unloaded_and_loaded_under_the_agent(node: Node) -> 
         node.driver.gpus = [node.driver.gpus[2], Gpu(gpu_uuid(7)), node.driver.gpus[1]]
         node.tell_driver()
         page = await agent.until(stand, "they are not back")
-        assert page.value("gpumap_gpu_up", uuid=gpu_uuid(7)) == 1
-        assert page.value("gpumap_gpu_up", uuid=gpu_uuid(0)) is None
+        assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(7)) == 1
+        assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(0)) is None
         assert list(agent.children()) == worker
 
 
@@ -414,7 +398,7 @@ async def test_a_driver_that_never_answered_ends_no_service(node: Node, code: Co
 async def test_a_new_library_is_loaded_where_it_is_mounted(node: Node) -> None:
     """The worker's next process finds the new one in place of the old: nobody ends, and all is back."""
     async with serve(node) as agent:
-        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 1, "it does not answer")
+        await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) == 1, "it does not answer")
         (before,) = agent.children()
         node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
         node.driver.init_code = Code.LIB_RM_VERSION_MISMATCH
@@ -425,6 +409,6 @@ async def test_a_new_library_is_loaded_where_it_is_mounted(node: Node) -> None:
         )
         node.driver.fail, node.driver.init_code, node.driver.version = {}, 0, "560.28.03"
         node.tell_driver()
-        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 1, "it is not back")
+        page = await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) == 1, "it is not back")
         assert page.by("gpumap_driver_info", "driver_version") == {"560.28.03": 1}
         assert list(agent.children()) != [before]

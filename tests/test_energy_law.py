@@ -70,7 +70,7 @@ class Scraper:
 
     def sum(self, name: str, uuid: Uuid, *, now: bool = False) -> Decimal:
         found = self.now if now else self.total
-        own = (value for (other, labels), value in found.items() if other == name and ("uuid", uuid) in labels)
+        own = (value for (other, labels), value in found.items() if other == name and uuid in dict(labels).values())
         return sum(own, Decimal(0))
 
 
@@ -203,7 +203,7 @@ def tell_time(
         read = answer.get(uuid, False)
         if truth.away:
             truth.away = not read
-        elif up and uuid not in answer and not snapshot.nameless_gpus:
+        elif up and uuid not in answer and not snapshot.node.nameless_gpus:
             truth.away = True
         else:
             truth.elapsed += seconds
@@ -223,11 +223,11 @@ def check_time(
     truths: dict[Uuid, Truth],
     charged: dict[Uuid, float],
 ) -> None:
-    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu}
+    gpu_of = {leaf.uuid: leaf.gpu_uuid for leaf in snapshot.node.devices if leaf.gpu_uuid}
     held = {(row.name, row.uuid): row.allocated_gpus for row in before.containers} if before else {}
     for (name, labels), more in scraper.now.items():
         words = dict(labels)
-        uuid = Uuid(words["uuid"])
+        uuid = Uuid(words.get("uuid") or words["gpu_uuid"])
         gpu = gpu_of.get(uuid, uuid)
         if name in CHARGED and gpu not in charged:
             assert more == 0, "charged in a gap"
@@ -239,7 +239,7 @@ def check_time(
         if name == ALLOCATED and gpu in charged:
             share = held.get((ContainerName(words["namespace"], words["pod"], words["container"]), uuid)) or 0.0
             assert abs(float(more) - share * charged[gpu]) < 1e-6
-    gaps = {one.uuid: one.gap_seconds for one in snapshot.gpu_accounts}
+    gaps = {one.uuid: one.gap_seconds for one in snapshot.node.gpu_accounts}
     assert gaps.keys() == {uuid for uuid, truth in truths.items() if not truth.away}
     assert all(abs(gap - truths[uuid].gap) < 1e-3 for uuid, gap in gaps.items()), "charged and gap are all of the time"
     for uuid, seconds in charged.items():

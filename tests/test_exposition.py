@@ -16,10 +16,10 @@ from prometheus_client.samples import Sample
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.model.families import Family, NumberedFamilies, Series
-from gpumap.model.observations import ContainerName
-from gpumap.model.snapshot import PodInfo, Snapshot
+from gpumap.model.node import Pod
+from gpumap.model.snapshot import Snapshot
 from tests.promtool import promtool
-from tests.snapshots import busy_node, empty_node
+from tests.snapshots import busy_node, empty_node, with_node
 
 EVERYTHING = (*native(GROUPS, process_metrics=True), *self_families("1.2.3", "3.11.7"))
 AWKWARD = {
@@ -287,12 +287,12 @@ def test_nothing_stale_is_left_after_churn() -> None:
     full = busy_node(gpus=4)
     for generation in range(20):
         containers = [
-            structs.replace(one, name=ContainerName("team", f"p-{generation}-{number}", "c"))
+            structs.replace(one, pod=f"p-{generation}-{number}")
             for number, one in enumerate(full.containers)
             if chance.random() < 0.5
         ]
-        pods = tuple(PodInfo(one.name.namespace, one.name.pod, "") for one in containers)
-        now = replace(full, containers=tuple(containers), pods=pods, processes=(), unmatched=())
+        pods = tuple(Pod(*one.pod_name, "") for one in containers)
+        now = replace(with_node(full, pods=pods, unmatched=()), containers=tuple(containers), processes=())
         assert kept.render(now) == Exposition(EVERYTHING).render(now)
         assert sum(len(lines.labels) for lines in kept._kept) == len(expected(now))
 

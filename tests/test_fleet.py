@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.agent.node_map import node_map
-from gpumap.cli.fleet import families
-from gpumap.cli.fleet.families import Family, Selection, families_for, matchers_of_targets, question
-from gpumap.cli.fleet.results import Answers, are_mixed, duplicate_devices, gaps, gaps_of_nodes, node_results
+from gpumap.agent.published import published
+from gpumap.cli.fleet import joins, queries
+from gpumap.cli.fleet.joins import Answers, duplicate_devices, gaps, series_of_nodes
+from gpumap.cli.fleet.queries import AskedFamily, Selection, families_for, matchers_of_targets, question
 from gpumap.cli.fleet.targets import (
-    Node,
     Target,
+    TargetsOfNode,
     differ_in_own_labels,
     down_nodes,
     labels_by_key,
@@ -29,9 +29,9 @@ from gpumap.cli.fleet.values import FamilyValues, read
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
 from gpumap.cli.tables.fleets import of_namespace
-from gpumap.model.map import DeviceEntry, NodeMap, encode
-from gpumap.model.snapshot import Node as SnapshotNode
+from gpumap.model.node import ContainerOnDevice, Device, Node, encode
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
@@ -59,39 +59,41 @@ def series(scrapes: Iterable[Scrape], *, honour: bool) -> Iterator[tuple[str, La
 def cluster_of(
     *scrapes: Scrape,
     honour: bool = True,
-    parts: frozenset[str] = families.ALL,
+    parts: frozenset[str] = queries.ALL,
     dropped: frozenset[str] = frozenset(),
-) -> tuple[NodeMaps, list[Node]]:
+) -> tuple[NodeMaps, list[TargetsOfNode]]:
     """What a command gets from a server that has these series; `missing` is what nodes do not report."""
     stored = [one for one in series(scrapes, honour=honour) if one[0] not in dropped]
-    told = [(labels, value) for name, labels, value in stored if name == families.SNAPSHOT]
-    selection = selection_of([{**labels, "__name__": families.SNAPSHOT} for labels, _ in told], "")
+    told = [(labels, value) for name, labels, value in stored if name == queries.SNAPSHOT]
+    selection = selection_of([{**labels, "__name__": queries.SNAPSHOT} for labels, _ in told], "")
     targets = targets_by_key(told, {}, selection)
 
-    def ask(family: Family, selection: Selection) -> FamilyValues:
+    def ask(family: AskedFamily, selection: Selection) -> FamilyValues:
         return read(family, answer(stored, family, selection), selection)
 
-    names = names_of(targets, ask(families.NODE_INFO, selection).values)
+    names = names_of(targets, ask(queries.NODE_INFO, selection).values)
     labels = [one.labels for one in targets.values()]
-    selection = selection._replace(by_target=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
+    selection = selection._replace(mixed=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
     asked = families_for(parts)
-    answers = Answers(targets, names, asked, {one.name: ask(one, selection) for one in asked}, selection.by_target)
-    if are_mixed(answers):
-        apart = selection._replace(by_target=True)
-        answers = answers._replace(values={one.name: ask(one, apart) for one in asked}, by_target=True)
-    results = node_results(answers)
+    answers = Answers(targets, names, asked, {one.name: ask(one, selection) for one in asked})
+    nodes, odd = series_of_nodes(answers)
+    maps = tuple(map(joins.node_of, nodes))
+    slots_served = any(one.of(queries.SLOTS) for one in nodes)
     missing = [
-        *(f"{one.node.shown}: {why}" for one in results for why in gaps(one, parts, "")),
-        *sorted(duplicate_devices(results)),
-        *gaps_of_nodes(results),
+        *(
+            f"{one.name}: {why}"
+            for one, of in zip(maps, nodes, strict=True)
+            for why in gaps(of, one, parts, "", slots_served=slots_served)
+        ),
+        *sorted(duplicate_devices(maps)),
         *(row for one in answers.values.values() for row in one.odd),
+        *odd,
     ]
-    found = NodeMaps(tuple(one.node_map for one in results), tuple(missing), fleet=True)
-    return found, [one.node for one in results]
+    return NodeMaps(maps, tuple(missing), fleet=True), [one.node for one in nodes]
 
 
 def answer(
-    stored: Iterable[tuple[str, Labels, float]], family: Family, selection: Selection
+    stored: Iterable[tuple[str, Labels, float]], family: AskedFamily, selection: Selection
 ) -> list[tuple[Mapping[str, str], tuple[float, str]]]:
     """As a server answers the family's question."""
     by = question(family, selection).partition("(")[2].partition(")")[0].split(", ")
@@ -103,7 +105,7 @@ def answer(
     return [(dict(key), (0.0, repr(value))) for key, value in groups.items()]
 
 
-def _is_kept(family: Family, labels: Labels, value: float) -> bool:
+def _is_kept(family: AskedFamily, labels: Labels, value: float) -> bool:
     """What the selectors and the comparison of its question leave."""
     if family.always and _fits(family.always, labels):
         return True
@@ -126,26 +128,32 @@ def target(instance: str, **labels: str) -> Labels:
 
 
 def named(snapshot: Snapshot, name: str, address: str = "") -> Snapshot:
-    return replace(snapshot, node=SnapshotNode(name, address))
+    return replace(snapshot, node=msgspec.structs.replace(snapshot.node, name=name, internal_ip=address))
 
 
-def shown(device: DeviceEntry) -> dict[str, Any]:
+_NOT_IN_SERIES = (
+    *("memory_controller_busy_ratio", "encoder_ratio", "decoder_ratio"),
+    *("pod_uid", "seen_seconds", "no_process_seconds"),
+)
+
+
+def told_of_container(one: ContainerOnDevice) -> ContainerOnDevice:
+    """What series have of a container on a device."""
+    use = one.use and msgspec.structs.replace(one.use, **dict.fromkeys(_NOT_IN_SERIES, None))
+    grant = one.grant and msgspec.structs.replace(one.grant, admin_access=False)
+    return msgspec.structs.replace(one, use=use, grant=grant)
+
+
+def shown(device: Device) -> dict[str, Any]:
     """What series have of a device."""
-    same = {name: getattr(device, name) for name in ("uuid", "mig_profile", "memory", "holders")}
-    same |= {name: getattr(device, name) for name in ("gpu_uuid", "index", "model") if device.memory}
-    unknown = {
-        "memory_controller_busy_ratio": None,
-        "pod_uid": None,
-        "seen_seconds": None,
-        "no_process_seconds": None,
-        "owner": "",
-    }
-    users = [msgspec.structs.replace(one, **unknown) for one in device.users]
+    same = {name: getattr(device, name) for name in ("uuid", "memory", "partitioned")}
+    same |= {name: getattr(device, name) for name in ("gpu_uuid", "index") if device.memory}
+    containers = [msgspec.structs.replace(told_of_container(one), owner=Owner.UNKNOWN) for one in device.containers]
     owners = {one.owner: one.memory_bytes for one in device.owners if one.memory_bytes}
-    return {**same, "users": users, "owners": owners if device.memory else {}}
+    return {**same, "containers": containers, "owners": owners if device.memory else {}}
 
 
-def same(found: NodeMap, agents: NodeMap) -> None:
+def same(found: Node, agents: Node) -> None:
     """Both have the same devices, unmatched slots and sources."""
     VALIDATOR.validate(msgspec.json.decode(encode(found)))
     expected = {one.uuid: shown(one) for one in agents.devices}
@@ -153,11 +161,12 @@ def same(found: NodeMap, agents: NodeMap) -> None:
         uuid: one for uuid, one in expected.items() if uuid in {one.uuid for one in found.devices}
     }
     lost = [one for one in agents.devices if one.uuid not in {one.uuid for one in found.devices}]
-    assert not [one for one in lost if one.holders or one.users or one.memory]
-    assert {*found.unmatched} == {*agents.unmatched}
+    assert not [one for one in lost if one.containers or one.memory]
+    without = [[msgspec.structs.replace(one, remedy=None) for one in of.unmatched] for of in (found, agents)]
+    assert {*without[0]} == {*without[1]}
     assert [(one.source, one.up) for one in found.sources] == [(one.source, one.up) for one in agents.sources]
     assert found.capabilities == agents.capabilities
-    assert (found.timestamp, found.node) == (agents.timestamp, agents.node)
+    assert (found.timestamp, found.name, found.internal_ip) == (agents.timestamp, agents.name, agents.internal_ip)
 
 
 @pytest.mark.parametrize("honour", [True, False])
@@ -166,7 +175,7 @@ def test_a_node_of_every_kind_of_row(of_target: Labels, honour: bool) -> None:
     """Whether labels are honoured or not, and whether targets have those of the operator or none."""
     snapshot = named(busy_node(4, 3), "node-1", "10.0.0.1")
     seen, _ = cluster_of((snapshot, of_target), honour=honour)
-    same(seen.maps[0], node_map(snapshot))
+    same(seen.maps[0], published(snapshot))
 
 
 @given(made_nodes())
@@ -177,7 +186,7 @@ def test_any_node(node: TestNode) -> None:
     snapshot = node.collect()
     seen, _ = cluster_of((snapshot, target("a:1", node="node-a")), honour=False)
     (found,) = seen.maps
-    same(found, node_map(snapshot))
+    same(found, published(snapshot))
     for table in (map_table, top_table, waste_table):
         assert table(seen, Shape(wide=True))
 
@@ -228,7 +237,7 @@ def test_nodes_of_a_cluster_in_one_table() -> None:
     waste = waste_table(seen, Shape())
     assert waste.count("uses a device that it does not hold: 1 process\n") == 2
     assert "PID" not in waste
-    assert [one["node"]["name"] for one in msgspec.to_builtins(map_values(seen, Shape()))["nodes"]] == [
+    assert [one["name"] for one in msgspec.to_builtins(map_values(seen, Shape()))["nodes"]] == [
         "gpu-1",
         "gpu-2",
     ]
@@ -309,31 +318,28 @@ def test_many_broken_nodes_do_not_fill_the_screen() -> None:
 @pytest.mark.parametrize("text", ["NaN", "+Inf", "-1", "0.5", "x", "1e300", "1_0", "٣", " 5"])
 def test_values_that_are_none(text: str) -> None:
     """Bytes are whole and not negative; what is not so is not known, and said."""
-    found = read(families.USED, [({"uuid": "GPU-1", "pod": "p"}, (0.0, text))], Selection("", (), frozenset()))
+    found = read(queries.USED, [({"uuid": "GPU-1", "pod": "p"}, (0.0, text))], Selection("", (), frozenset()))
     assert found.values == {}
     assert found.odd == (f"gpumap_container_gpu_memory_used_bytes{{pod=p, uuid=GPU-1}} is {text.strip()}",)
 
 
 def test_a_long_number_is_not_repeated() -> None:
     """A row that is left out is one line."""
-    found = read(families.HOLDER_COUNT, [({"uuid": "GPU-1"}, (0.0, "9" * 300))], Selection("", (), frozenset()))
+    found = read(queries.HOLDER_COUNT, [({"uuid": "GPU-1"}, (0.0, "9" * 300))], Selection("", (), frozenset()))
     assert found == FamilyValues({}, (f"gpumap_device_holders{{uuid=GPU-1}} is {'9' * 40}…",))
 
 
 def test_questions() -> None:
     """A family's own labels, those of the target where they are needed, and the user's matchers."""
     selection = Selection('cluster="a"', ("instance",), frozenset({"namespace", "instance"}))
-    assert question(families.USED, selection) == (
-        "max by (namespace, pod, container, uuid, exported_namespace) "
+    assert question(queries.USED, selection) == (
+        "max by (namespace, pod, container, uuid, exported_namespace, instance) "
         '(gpumap_container_gpu_memory_used_bytes{cluster="a"})'
     )
-    assert question(families.OWNER_PROCESSES._replace(only='owner="gone"'), selection) == (
-        'max by (uuid, owner) (gpumap_device_processes{owner="gone",cluster="a"}) != 0 '
-        'or max by (uuid, owner) (gpumap_device_processes{owner="unknown",cluster="a"})'
+    assert question(queries.OWNER_PROCESSES._replace(only='owner="gone"'), selection) == (
+        'max by (uuid, owner, instance) (gpumap_device_processes{owner="gone",cluster="a"}) != 0 '
+        'or max by (uuid, owner, instance) (gpumap_device_processes{owner="unknown",cluster="a"})'
     )
-    assert question(families.USED, selection._replace(by_target=True)).startswith(
-        "max by (namespace, pod, container, uuid, exported_namespace, instance) "
-    )
-    assert question(families.GPU_DOWN, selection) == 'max by (uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
+    assert question(queries.GPU_DOWN, selection) == 'max by (gpu_uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
     odd: list[Any] = [{"instance": 'a.b:1"|\\'}]
     assert list(matchers_of_targets(odd, ("instance",))) == ['instance=~"a\\\\.b:1\\"\\\\|\\\\\\\\"']

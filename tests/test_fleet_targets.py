@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gpumap.agent.node_map import node_map
-from gpumap.cli.fleet.families import matchers_of_targets
+from gpumap.agent.published import published
+from gpumap.cli.fleet.queries import matchers_of_targets
 from gpumap.cli.fleet.targets import Key, Target, down_nodes, nodes_of
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
@@ -37,11 +37,11 @@ def test_any_cluster(data: st.DataObject) -> None:
         of_target = {**kind, "instance": f"{number}:1", "cluster": cluster}
         replicas = data.draw(st.sampled_from([[""], ["a"], ["a", "b"]]))
         scrapes += [(snapshot, {**of_target, "prometheus_replica": one} if one else of_target) for one in replicas]
-        expected[gpu_uuid(number)] = told_of(node_map(snapshot))
+        expected[gpu_uuid(number)] = told_of(published(snapshot))
     seen, nodes = cluster_of(*scrapes, honour=honour)
     assert seen.missing == ()
     found = {one.devices[0].uuid: told_of(one) for one in seen.maps}
-    assert all(one.pop("node").name.endswith(expected[uuid].pop("node").name) for uuid, one in found.items())
+    assert all(one.pop("name").endswith(expected[uuid].pop("name")) for uuid, one in found.items())
     assert found == expected
     assert len({node.shown for node in nodes}) == len(expected)
 
@@ -60,7 +60,7 @@ def test_targets_whose_labels_differ(honour: bool) -> None:
     """One has a `pod`, the other has not: a label that was not moved is a series' own, where its target has none."""
     one, two = node_of("gpu-1", 0), node_of("gpu-2", 1, "web")
     seen, _ = cluster_of((one, target("a:1")), (two, {"job": "g", "instance": "b:1", "namespace": "x"}), honour=honour)
-    assert [told_of(found) for found in seen.maps] == [told_of(node_map(one)), told_of(node_map(two))]
+    assert [told_of(found) for found in seen.maps] == [told_of(published(one)), told_of(published(two))]
     assert seen.missing == ()
 
 
@@ -72,7 +72,7 @@ def test_targets_that_differ_in_their_pod_alone(honour: bool) -> None:
     ]
     seen, _ = cluster_of(*scrapes, honour=honour)
     assert [told_of(found)["devices"] for found in seen.maps] == [
-        told_of(node_map(snapshot))["devices"] for snapshot, _ in scrapes
+        told_of(published(snapshot))["devices"] for snapshot, _ in scrapes
     ]
     assert list(matchers_of_targets([scrapes[0][1]], ("instance",))) == ['instance=~"10\\\\.0\\\\.0\\\\.1:9401"']
 
@@ -84,7 +84,8 @@ def seeing(*, visible: bool, later: float = 0.0) -> Snapshot:
     node.visible = visible
     node.collect()
     snapshot = named(node.collect(), "gpu-1")
-    return replace(snapshot, at=snapshot.at._replace(wall=snapshot.at.wall + later))
+    at = snapshot.at._replace(wall=snapshot.at.wall + later)
+    return replace(snapshot, at=at, node=structs.replace(snapshot.node, timestamp=at.wall))
 
 
 @pytest.mark.parametrize("sees", [True, False])
@@ -94,8 +95,8 @@ def test_two_agents_that_see_differently(sees: bool, honour: bool) -> None:
     old, new = seeing(visible=not sees), seeing(visible=sees, later=5.0)
     seen, nodes = cluster_of((old, target("a:1", service="a")), (new, target("b:1", service="b")), honour=honour)
     assert len(nodes) == 1
-    assert told_of(seen.maps[0]) == told_of(node_map(new))
-    assert shown_of(seen.maps[0]) == shown_of(node_map(new))
+    assert told_of(seen.maps[0]) == told_of(published(new))
+    assert shown_of(seen.maps[0]) == shown_of(published(new))
 
 
 def test_two_agents_that_serve_differently() -> None:
@@ -116,11 +117,12 @@ def test_clusters_that_differ_in_their_job_alone() -> None:
 
 def renamed(snapshot: Snapshot) -> Snapshot:
     """The same card by another uuid."""
-    other = gpu_uuid(9)
-    gpus = tuple(replace(gpu, uuid=other) for gpu in snapshot.gpus)
-    leaves = tuple(replace(leaf, uuid=other, gpu=gpus[0]) for leaf in snapshot.leaves)
+    other, node = gpu_uuid(9), snapshot.node
+    gpus = tuple(structs.replace(gpu, uuid=other) for gpu in node.gpus)
     containers = tuple(structs.replace(row, uuid=other) for row in snapshot.containers)
-    return replace(snapshot, gpus=gpus, leaves=leaves, containers=containers, gpu_accounts=(), accounts=(), xids=())
+    devices = tuple(structs.replace(one, uuid=other, gpu_uuid=other, containers=containers) for one in node.devices)
+    node = structs.replace(node, gpus=gpus, devices=devices, gpu_accounts=(), accounts=(), xids=())
+    return replace(snapshot, node=node, containers=containers)
 
 
 def test_a_gpu_that_two_nodes_have() -> None:
@@ -128,7 +130,7 @@ def test_a_gpu_that_two_nodes_have() -> None:
     one, two = node_of("gpu-1", 0), node_of("gpu-2", 0)
     seen, _ = cluster_of((one, target("a:1")), (two, target("b:1")))
     assert seen.missing == (gpu_uuid(0),)
-    assert [told_of(found) for found in seen.maps] == [told_of(node_map(one)), told_of(node_map(two))]
+    assert [told_of(found) for found in seen.maps] == [told_of(published(one)), told_of(published(two))]
 
 
 def test_nodes_stay_one_where_they_are_told_before_their_gpus() -> None:

@@ -15,6 +15,7 @@ from gpumap.agent.sources import fractioning
 from gpumap.agent.sources.fractioning import FractioningSource
 from gpumap.model.observations import ContainerLink, ContainerName, PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
+from gpumap.model.terms import Owner
 from tests import agent
 from tests.examples import examples
 from tests.node import Node
@@ -220,7 +221,7 @@ def test_sharers_have_their_card_and_their_memory(has_logs: bool) -> None:
     assert owners(snapshot, CARD)["scheduled"] == 30 * GIB
     found = row(snapshot, busy.full(), CARD)
     assert found is not None
-    assert (found.allocated_gpus, found.allocated_memory_bytes, found.scheduled) == (0.25, 20 * GIB, True)
+    assert (found.allocated_gpus, found.allocated_memory_bytes, found.owner) == (0.25, 20 * GIB, Owner.SCHEDULED)
     of_idle = row(snapshot, idle.full(), CARD)
     if has_logs:
         assert of_idle is not None
@@ -252,12 +253,7 @@ def test_files_give_nothing_without_a_current_list() -> None:
     snapshot = node.collect(RULES.stale_after_seconds)
     found = row(snapshot, pod.full(), CARD)
     assert found is not None
-    assert (found.holds, found.allocated_gpus, found.allocated_memory_bytes, found.scheduled) == (
-        False,
-        None,
-        None,
-        False,
-    )
+    assert (found.grant, found.owner) == (None, Owner.UNKNOWN)
     assert (owners(snapshot, CARD)["unknown"], "scheduled" in owners(snapshot, CARD)) == (GIB, False)
 
 
@@ -299,7 +295,7 @@ def test_a_file_that_cannot_be_read_accuses_nobody() -> None:
     node.noted_all = False
     snapshot = node.collect()
     assert (owners(snapshot, CARD)["unassigned"], owners(snapshot, CARD)["unknown"]) == (0, GIB)
-    assert snapshot.leaves[0].holders is None
+    assert snapshot.node.devices[0].holders is None
 
 
 async def test_agent_with_mapping_files(directory: Path, library: Path) -> None:

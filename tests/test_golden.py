@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.metrics import native, self_families
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.format import EXPECTED
 from tests import golden
@@ -29,7 +29,7 @@ def test_capture_gives_its_golden_page_in_every_dialect(capture: Path) -> None:
 def test_the_map_of_a_capture_has_its_findings(capture: Path) -> None:
     """/api/v1/map says what `gpumap waste` says of the same moment."""
     for snapshot in golden.snapshots(capture):
-        served_as_waste(node_map(snapshot))
+        served_as_waste(published(snapshot))
 
 
 @pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)

@@ -58,7 +58,7 @@ def test_the_engine_and_the_pipes_are_told_where_they_are_measured(start: Start)
     gpus = worker.read(driver).gpus
     assert gpus[0].activity == Activity(0.5, 0.25, 0.0, 0.0, 0.75, 0.0, 0.375, None)
     assert activities(gpus[1]) == [Activity(0.0, 0.0, None, 0.0, None, None, None, 0.125)]
-    assert [gpu.refusals for gpu in gpus.values()] == [(), ()]
+    assert [gpu.refusals for gpu in gpus.values()] == [{}, {}]
 
 
 @pytest.mark.parametrize("said", [None, float("nan"), float("inf"), -0.5, 1e9, Code.NO_DATA, Code.NOT_SUPPORTED])
@@ -69,7 +69,7 @@ def test_a_metric_that_is_no_share_is_absent(start: Start, said: float | Code | 
     worker.read_one(driver)
     reading = read_after(worker, driver)
     assert reading.activity == Activity(None, 0.1, 1.0, None)
-    assert reading.refusals == ()
+    assert reading.refusals == {}
 
 
 def test_a_metric_that_is_refused_is_told_as_such(start: Start) -> None:
@@ -79,7 +79,7 @@ def test_a_metric_that_is_refused_is_told_as_such(start: Start) -> None:
     worker.read_one(driver)
     reading = read_after(worker, driver)
     assert reading.activity == Activity(0.1, 0.0, 0.0, None)
-    assert reading.refusals == (("nvmlGpmMetricsGet(10)", Code.UNKNOWN),)
+    assert reading.refusals == {"nvmlGpmMetricsGet(10)": Code.UNKNOWN}
 
 
 def test_readings_in_quick_succession_tell_what_was_measured(start: Start) -> None:
@@ -90,7 +90,7 @@ def test_readings_in_quick_succession_tell_what_was_measured(start: Start) -> No
     assert read_after(worker, driver).activity is not None
     for _ in range(20):
         reading = worker.read_one(driver)
-        assert (reading.activity, reading.refusals) == (Activity(0.1, 0.0, 0.0, 0.0), ())
+        assert (reading.activity, reading.refusals) == (Activity(0.1, 0.0, 0.0, 0.0), {})
 
 
 NVDEC_0, NVDEC_6, NVJPG_1, NVOFA_0, NVOFA_1, NVENC_2 = 30, 36, 41, 50, 51, 168
@@ -115,7 +115,7 @@ def test_the_busiest_video_engine_is_reported(start: Start, busiest: int, *, str
         gpus = worker.read(driver).gpus
         measured = [gpus[0].activity, *activities(gpus[1])]
         assert [one and (one.sm_ratio, one.video_ratio) for one in measured] == [(0.5, 0.6), (0.5, 0.6), (0.0, None)]
-        assert [gpu.refusals for gpu in gpus.values()] == [(), ()]
+        assert [gpu.refusals for gpu in gpus.values()] == [{}, {}]
 
 
 def test_an_impossible_engine_does_not_count(start: Start) -> None:
@@ -126,7 +126,7 @@ def test_an_impossible_engine_does_not_count(start: Start) -> None:
     worker.read_one(driver)
     reading = read_after(worker, driver)
     assert reading.activity == Activity(0.0, 0.0, 0.0, 0.0, video_ratio=0.1)
-    assert reading.refusals == ((f"nvmlGpmMetricsGet({NVOFA_0})", Code.UNKNOWN),)
+    assert reading.refusals == {f"nvmlGpmMetricsGet({NVOFA_0})": Code.UNKNOWN}
 
 
 def test_engines_that_no_device_has_are_not_asked_for_again(start: Start, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_gpu_without_gpm_is_asked_once(start: Start, tmp_path: Path) -> None:
     driver = Driver(gpus=[Gpu(A)])
     for _ in range(3):
         reading = worker.read_one(driver)
-        assert (reading.activity, reading.refusals) == (None, ())
+        assert (reading.activity, reading.refusals) == (None, {})
     counted = count_calls(worker, driver, calls)
     assert {call: count for call, count in counted.items() if "Gpm" in call} == {"nvmlGpmQueryDeviceSupport": 1}
 
@@ -163,7 +163,7 @@ def test_a_driver_without_gpm_tells_the_rest(start: Start, missing: str) -> None
     gpus = worker.read(driver).gpus
     assert (gpus[0].activity is None) == (missing != "nvmlGpmMigSampleGet")
     assert (activities(gpus[1]) == [None]) == (missing != "nvmlGpmSampleGet")
-    assert [(gpu.refusals, gpu.power_watts) for gpu in gpus.values()] == [((), 60.0)] * 2
+    assert [(gpu.refusals, gpu.power_watts) for gpu in gpus.values()] == [({}, 60.0)] * 2
 
 
 def test_a_sample_that_is_refused_for_once_costs_one_reading(start: Start) -> None:
@@ -173,7 +173,7 @@ def test_a_sample_that_is_refused_for_once_costs_one_reading(start: Start) -> No
     worker.read_one(driver)
     driver.fail["nvmlGpmSampleGet", 0] = Code.UNKNOWN
     reading = read_after(worker, driver)
-    assert (reading.activity, reading.refusals) == (None, (("nvmlGpmSampleGet", Code.UNKNOWN),))
+    assert (reading.activity, reading.refusals) == (None, {"nvmlGpmSampleGet": Code.UNKNOWN})
     driver.fail.clear()
     assert worker.read_one(driver).activity == Activity(0.1, 0.0, 0.0, 0.0)
 
@@ -206,7 +206,7 @@ def test_pcie_rates_are_added_up(start: Start) -> None:
     ends = time.monotonic()
     reading = worker.read_one(driver)
     ended = time.monotonic()
-    assert (reading.pcie_source, reading.activity, reading.refusals) == ("rates", None, ())
+    assert (reading.pcie_source, reading.activity, reading.refusals) == ("rates", None, {})
     assert reading.pcie_transmit_bytes is not None
     assert reading.pcie_receive_bytes is not None
     assert ends - begun <= reading.pcie_transmit_bytes / (1 << 20) <= ended - began
@@ -259,7 +259,7 @@ def test_the_drivers_totals_are_as_it_counts(start: Start, *, strict: bool) -> N
     gpus = worker.read(driver).gpus
     assert [gpu.pcie_source for gpu in gpus.values()] == ["rates", "totals"]
     assert (gpus[1].pcie_transmit_bytes, gpus[1].pcie_receive_bytes) == (1 << 50, 7)
-    assert [(gpu.refusals, gpu.activity is None) for gpu in gpus.values()] == [((), False)] * 2
+    assert [(gpu.refusals, gpu.activity is None) for gpu in gpus.values()] == [({}, False)] * 2
 
 
 def test_totals_that_are_away_for_once_are_not_replaced_by_rates(start: Start) -> None:
@@ -280,7 +280,7 @@ def test_a_partitioned_gpu_has_no_pcie(start: Start) -> None:
     worker = start(groups=("gpm", "links"))
     worker.read_one(Driver(gpus=[gpu]))
     reading = read_after(worker, Driver(gpus=[gpu]))
-    assert (reading.pcie_source, reading.pcie_transmit_bytes, reading.refusals) == (None, None, ())
+    assert (reading.pcie_source, reading.pcie_transmit_bytes, reading.refusals) == (None, None, {})
     assert activities(reading) == [Activity(0.0, 0.0, 0.0, 0.0)]
 
 
@@ -302,7 +302,7 @@ def test_a_mig_device_tells_that_of_its_gpu_instance(start: Start) -> None:
     for _ in range(2):
         reading = read_after(worker, driver)
         assert activities(reading) == [Activity(0.1, 0.0, 0.0, 0.0), None, None]
-        assert (reading.activity, reading.refusals) == (None, ())
+        assert (reading.activity, reading.refusals) == (None, {})
     gpu.instances[3] = None  # then the other has the GPU instance for itself
     read_after(worker, driver)
     read_after(worker, driver)
@@ -339,7 +339,7 @@ def test_a_sample_of_a_device_that_goes_is_no_ones(start: Start) -> None:
     worker.read_one(Driver(gpus=[before], then=(("nvmlGpmMigSampleGet", 0), after)))
     assert activities(read_after(worker, after)) == [None]
     reading = read_after(worker, after)
-    assert (activities(reading), reading.refusals) == ([Activity(0.2, 0.0, 0.0, 0.0)], ())
+    assert (activities(reading), reading.refusals) == ([Activity(0.2, 0.0, 0.0, 0.0)], {})
 
 
 def test_a_mig_device_that_is_kept_back_is_no_fault(start: Start) -> None:
@@ -349,7 +349,7 @@ def test_a_mig_device_that_is_kept_back_is_no_fault(start: Start) -> None:
     driver.fail["nvmlGpmMigSampleGet", 0] = Code.NO_PERMISSION
     for _ in range(2):
         reading = worker.read_one(driver)
-        assert (activities(reading), reading.refusals) == ([None], ())
+        assert (activities(reading), reading.refusals) == ([None], {})
 
 
 # --- samples are memory -----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from gpumap.agent.join import Memory, step
 from gpumap.model.observations import ClaimDevice, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, Renumbered, TestNode, gpu_uuid, mig_uuid
 from tests.sharing import answer
 
@@ -23,7 +24,7 @@ Granted = dict[Uuid, tuple[int, float | None, int | None]]
 
 def granted(snapshot: Snapshot, pod: Pod, container: str = "main") -> Granted:
     rows = [row for row in snapshot.containers if row.name == pod.full(container) and row.holds]
-    return {row.uuid: (sum(n for _, n in row.slots), row.allocated_gpus, row.allocated_memory_bytes) for row in rows}
+    return {row.uuid: (sum(row.slots.values()), row.allocated_gpus, row.allocated_memory_bytes) for row in rows}
 
 
 def node_of(*pods: Pod, mig: bool = False, offered: dict[str, list[str]] | None = None) -> TestNode:
@@ -129,7 +130,7 @@ def test_gpushare_that_failed_is_on_no_device() -> None:
     pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: said})
     snapshot = node_of(pod).collect()
     assert granted(snapshot, pod) == {}
-    assert [(one.resource, one.reason, one.slots) for one in snapshot.unmatched] == [(resource, "untrusted_id", 4)]
+    assert [(one.resource, one.reason, one.slots) for one in snapshot.node.unmatched] == [(resource, "untrusted_id", 4)]
 
 
 def hami_answer(cores: int, *cards: Uuid) -> PluginAnswer:
@@ -215,7 +216,7 @@ def test_untrusted_ids_without_an_answer() -> None:
     pod = pod_of({"aliyun.com/gpu-mem": [f"{A}-_-1"], "tencent.com/vcuda-core": ["tencent.com/vcuda-core-1"]})
     snapshot = node_of(pod).collect()
     assert granted(snapshot, pod) == {}
-    assert {(one.reason, one.slots) for one in snapshot.unmatched} == {("untrusted_id", 1)}
+    assert {(one.reason, one.slots) for one in snapshot.node.unmatched} == {("untrusted_id", 1)}
     assert granted(TestNode([Gpu(0)], [pod]).collect(), pod) == {}
 
 
@@ -278,16 +279,18 @@ def test_dra_devices_whose_place_is_kept_back() -> None:
     pod = claimant("p", claim_of("gpu-1-mig-1g10gb-19-2"))
     node = node_of(pod, mig=True)
     node.gpus[0].tells_places = False
-    assert [one.reason for one in node.collect().unmatched] == ["untrusted_id"]
+    assert [one.reason for one in node.collect().node.unmatched] == ["untrusted_id"]
     node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", LARGE),)
     assert set(granted(node.collect(), pod)) == {LARGE}
     gone = prepared_of("gpu-1-mig-1g10gb-19-2", mig_uuid(0, 9, 9), "before")
     node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", LARGE, "another"), gone)
     assert set(granted(node.collect(), pod)) == {LARGE}, "by the note of another claim"
     node.prepared = (gone,)
-    assert [one.reason for one in node.collect().unmatched] == ["untrusted_id"]
+    assert [one.reason for one in node.collect().node.unmatched] == ["untrusted_id"]
     node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", mig_uuid(0, 9, 9)),)
-    assert [one.reason for one in node.collect().unmatched] == ["not_in_nvml"], "a note of an instance that is gone"
+    assert [one.reason for one in node.collect().node.unmatched] == ["not_in_nvml"], (
+        "a note of an instance that is gone"
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,7 +300,7 @@ def test_dra_device_with_the_place_of_several_instances(device: str, reason: str
     """Compute instances of one GPU instance have one placement: the name means one of them. If the only instance that
     starts there has another profile, the named one does not exist."""
     node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 1), (2, 0, 3)])], [claimant("p", claim_of(device))])
-    assert [one.reason for one in node.collect().unmatched] == [reason]
+    assert [one.reason for one in node.collect().node.unmatched] == [reason]
 
 
 def test_dra_claim_that_pods_share() -> None:
@@ -313,12 +316,13 @@ def test_dra_admin_access() -> None:
     node = node_of(owner, admin)
     snapshot = node.collect()
     assert granted(snapshot, owner) == granted(snapshot, admin) == {B: (1, None, None)}
-    assert [one.admin_access for one in snapshot.containers] == [None, None]
+    assert [one.grant and one.grant.admin_access for one in snapshot.containers] == [None, None]
     node.prepared = (prepared_of("gpu-0", B, "own"), prepared_of("gpu-0", B, "look", admin_access=True))
     snapshot = node.collect()
     assert granted(snapshot, owner) == {B: (1, 1.0, 80 * GIB)}
     assert granted(snapshot, admin) == {B: (1, 0.0, None)}
-    assert {one.name.pod: one.admin_access for one in snapshot.containers} == {"owner": False, "admin": True}
+    access = {one.pod: one.grant and one.grant.admin_access for one in snapshot.containers}
+    assert access == {"owner": False, "admin": True}
 
 
 def test_dra_shares_of_consumable_capacity() -> None:
@@ -334,7 +338,7 @@ def test_dra_devices_that_are_no_gpus_of_nvml() -> None:
     """What is passed through is allocated and not in NVML; channels are no GPUs; an odd name is told as such."""
     channel = ClaimDevice("compute-domain.nvidia.com", "node-a", "channel-0", "", "ml", "d")
     pod = claimant("p", claim_of("gpu-vfio-0", "v"), channel, claim_of("gpu-what", "w"), claim_of("gpu-7", "x"))
-    found = {(one.reason, one.slots) for one in node_of(pod).collect().unmatched}
+    found = {(one.reason, one.slots) for one in node_of(pod).collect().node.unmatched}
     assert found == {("not_in_nvml", 2), ("unparsed", 1)}
 
 
@@ -370,7 +374,7 @@ def test_offers_are_counted_by_the_card_of_their_ids() -> None:
     mem, core = "aliyun.com/gpu-mem", "tencent.com/vcuda-core"
     offered = {mem: [*ids(f"{A}-_-{{}}", 3), *ids(f"{B}-_-{{}}", 2)], core: ids(f"{core}-{{}}", 200)}
     snapshot = node_of(offered=offered).collect()
-    assert {leaf.uuid: leaf.allocatable for leaf in snapshot.leaves} == {A: ((mem, 3),), B: ((mem, 2),)}
+    assert {leaf.uuid: leaf.allocatable for leaf in snapshot.node.devices} == {A: {mem: 3}, B: {mem: 2}}
 
 
 def test_a_card_that_its_plugin_calls_unhealthy() -> None:
@@ -381,9 +385,9 @@ def test_a_card_that_its_plugin_calls_unhealthy() -> None:
     node.collect()
     node.allocatable = {resource: [f"{B}-_-1"]}
     snapshot = node.collect()
-    assert {leaf.uuid: (leaf.holders, leaf.allocatable) for leaf in snapshot.leaves} == {
-        A: (1, ((resource, 0),)),
-        B: (0, ((resource, 1),)),
+    assert {leaf.uuid: (leaf.holders, leaf.allocatable) for leaf in snapshot.node.devices} == {
+        A: (1, {resource: 0}),
+        B: (0, {resource: 1}),
     }
 
 
@@ -420,20 +424,20 @@ def test_a_renamed_resource_keeps_its_slots_without_the_answer() -> None:
     node.processes = [Process(10, B, pod)]
     assert set(granted(node.collect(), pod)) == {B}
     node.checkpoint_readable = False
-    assert [(one.resource, one.reason) for one in node.collect().unmatched] == [(resource, "untrusted_id")]
+    assert [(one.resource, one.reason) for one in node.collect().node.unmatched] == [(resource, "untrusted_id")]
     assert owners_of(node) == {10: "unknown"}
 
 
 def test_a_card_that_no_plugin_offers_is_not_unhealthy() -> None:
     """0 is said of a card among others that are all offered alike; not where something else shares cards out."""
     node = node_of(offered={"nvidia.com/gpu": [str(A)]})
-    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().leaves}[B] == (("nvidia.com/gpu", 0),)
+    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().node.devices}[B] == {"nvidia.com/gpu": 0}
     node = node_of(claimant("p", claim_of("gpu-0")), offered={"nvidia.com/gpu": [str(A)]})
-    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().leaves}[B] == ()
+    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().node.devices}[B] == {}
     node = TestNode(
         [Gpu(0), Gpu(1), Gpu(2)], allocatable={"nvidia.com/gpu": [str(A)], "aliyun.com/gpu-mem": [f"{B}-_-1"]}
     )
-    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().leaves}[gpu_uuid(2)] == ()
+    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().node.devices}[gpu_uuid(2)] == {}
 
 
 def test_a_card_that_was_offered_is_unhealthy_among_cards_of_another_plugin() -> None:
@@ -443,10 +447,10 @@ def test_a_card_that_was_offered_is_unhealthy_among_cards_of_another_plugin() ->
     node = TestNode([Gpu(0), Gpu(1), Gpu(2)], allocatable={resource: [str(A), str(gpu_uuid(2))], **others})
     node.collect()
     node.allocatable = {resource: [str(A)], **others}
-    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().leaves} == {
-        A: ((resource, 1),),
-        B: (("aliyun.com/gpu-mem", 1),),
-        gpu_uuid(2): ((resource, 0),),
+    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().node.devices} == {
+        A: {resource: 1},
+        B: {"aliyun.com/gpu-mem": 1},
+        gpu_uuid(2): {resource: 0},
     }
 
 
@@ -457,7 +461,7 @@ def test_a_holder_that_runs_an_mps_server_is_not_idle() -> None:
     node.processes = [Process(10, A, pod, comm="nvidia-cuda-mps")]
     found = next(row for row in node.collect().containers if row.name == pod.full())
     assert found.use is not None
-    assert (found.holds, found.use.memory_bytes, found.use.unassigned) == (True, GIB, False)
+    assert (found.holds, found.use.memory_bytes, found.owner) == (True, GIB, Owner.ASSIGNED)
 
 
 def test_an_answer_that_names_more_cards_than_there_are_ids() -> None:
@@ -483,7 +487,7 @@ def test_limits_are_counted_over_devices_that_are_down_too(faults: tuple[int, ..
     gpus = [Gpu(number, fault="lost" if number in faults else None) for number in range(3)]
     snapshot = TestNode(gpus, [pod]).collect()
     assert granted(snapshot, pod)[uuids[2]] == (1, None, 3002 * MIB)
-    assert sum(one.slots for one in snapshot.unmatched) == len(faults)
+    assert sum(one.slots for one in snapshot.node.unmatched) == len(faults)
 
 
 def test_cores_are_dealt_over_devices_that_are_down_too() -> None:
@@ -551,7 +555,7 @@ def test_an_answer_is_not_for_the_resources_of_other_plugins() -> None:
         pod = pod_of({gpushare: [f"{A}-_-1"], resource: [id_]}, said)
         snapshot = node_of(pod).collect()
         assert granted(snapshot, pod) == {B: (1, None, None)}
-        assert [(one.resource, one.reason) for one in snapshot.unmatched] == [(resource, "untrusted_id")]
+        assert [(one.resource, one.reason) for one in snapshot.node.unmatched] == [(resource, "untrusted_id")]
 
 
 def test_a_predecessors_row_does_not_answer_for_its_successor() -> None:
@@ -610,7 +614,7 @@ def test_dra_shares_that_an_old_kubelet_lists_without_their_ids() -> None:
     node.prepared = (admin, prepared_of("gpu-0", B, share_id="s2"))
     snapshot = node.collect()
     assert granted(snapshot, pod) == {B: (1, None, None)}, "one share is more than admin access"
-    assert [one.admin_access for one in snapshot.containers] == [False]
+    assert [one.grant and one.grant.admin_access for one in snapshot.containers] == [False]
 
 
 def test_an_init_containers_other_resources_hide_nothing() -> None:
@@ -693,7 +697,7 @@ def test_an_id_that_nobody_reads_takes_no_device_from_the_others() -> None:
     pod = pod_of({resource: [f"{B}-0", f"{B}-1", "odd"]}, {resource: hami_answer(0, A, B)})
     snapshot = TestNode([Gpu(0, fault="lost"), Gpu(1)], [pod]).collect()
     assert {uuid: found[0] for uuid, found in granted(snapshot, pod).items()} == {B: 1}
-    assert {(one.reason, one.slots) for one in snapshot.unmatched} == {("device_down", 1), ("unparsed", 1)}
+    assert {(one.reason, one.slots) for one in snapshot.node.unmatched} == {("device_down", 1), ("unparsed", 1)}
 
 
 def test_an_id_on_no_device_of_the_answer_is_on_one_without_an_id() -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import msgspec
 
 from gpumap.agent.web.history import BUCKET_SECONDS, BUCKETS, History, history_document
-from gpumap.model.map import json_bytes
-from gpumap.model.observations import ContainerName, Moment
+from gpumap.model.node import ContainerOnDevice, Device, Gpu, Node, Use, json_bytes
+from gpumap.model.observations import Moment
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Snapshot
-from tests.snapshots import busy_node, gpu, instances, leaf, row
+from gpumap.model.snapshot import Snapshot
+from tests.snapshots import busy_node, gpu, instances, leaf, row, with_node
 
 UUID = Uuid("GPU-1")
 GIB = 1 << 30
@@ -24,15 +24,11 @@ def snapshot(at: float, used: int | None = GIB, sm: float | None = 0.5, pods: tu
     """One GPU of 80 GiB and some containers on it, all of which use the same."""
     memory = None if used is None else DeviceMemory(80 * GIB, used, 80 * GIB - used)
     card = Gpu(UUID, 0, 0, "", "", False, None, 0.0, None, GpuReading(0, memory=memory, utilization_ratio=sm))
-    use = ContainerUse(used, used, 1, sm, None, None, None, unassigned=False, last_active=None)
+    use = Use(used, used, 1, sm, None, None, None, last_active=None)
     return Snapshot(
         at=Moment(at, 1e9 + at),
-        node=Node("node", ""),
-        sources=(),
-        capabilities=(),
-        collections=(),
-        leaves=(Leaf(UUID, card, memory=memory),),
-        containers=tuple(ContainerOnDevice(ContainerName("team", pod, "main"), UUID, use=use) for pod in pods),
+        node=Node(timestamp=1e9 + at, name="node", gpus=(card,), devices=(Device(UUID, UUID, memory=memory),)),
+        containers=tuple(ContainerOnDevice("team", pod, "main", UUID, use=use) for pod in pods),
     )
 
 
@@ -98,9 +94,7 @@ def test_memory_is_bounded() -> None:
         history.add(snapshot(START + at * BUCKET_SECONDS, pods=("living", f"pod-{at}")))
         found = history.curves().curves
         assert len(found) <= 8
-        assert {None, ContainerName("team", "living", "main"), ContainerName("team", f"pod-{at}", "main")} <= {
-            one.name for one in found
-        }
+        assert {None, ("team", "living", "main"), ("team", f"pod-{at}", "main")} <= {one.name for one in found}
     history = History(max_series=4)
     for at in range(3):
         history.add(snapshot(START + at, pods=tuple("abcdef")))
@@ -122,7 +116,7 @@ def test_mig_devices_have_no_utilisation_of_their_gpu() -> None:
     history = History()
     card = gpu(0, partitioned=True)
     mig = instances(card)[0]
-    history.add(replace(snapshot(START, pods=()), leaves=(leaf(card, mig.uuid, mig),)))
+    history.add(with_node(snapshot(START, pods=()), gpus=(card,), devices=(leaf(card, mig.uuid, mig),)))
     assert series(history, None) == ([40 << 10], [])
 
 
@@ -135,7 +129,7 @@ def test_a_busy_node_fits_in_little_json() -> None:
     document = history_document(history.curves())
     assert len(document.series) > 100
     assert len(msgspec.json.encode(document)) / len(document.series) < 3000
-    assert row("pod-0-0", node.leaves[0].uuid).name.pod in {one.pod for one in document.series}
+    assert row("pod-0-0", node.node.devices[0].uuid).name.pod in {one.pod for one in document.series}
 
 
 def test_absurd_values_of_a_driver_cost_nothing_but_themselves() -> None:

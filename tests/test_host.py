@@ -14,7 +14,7 @@ import pytest
 
 from gpumap.agent.metrics import native
 from gpumap.agent.metrics.host import HOST
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.sources.workloads import JOBS_MAX, PARENTS_MAX, PASSWD_BYTES_MAX, SEARCH_SECONDS, JobIds
 from gpumap.cli.node_maps import NodeMaps
@@ -27,8 +27,10 @@ from gpumap.lab.demo import texts
 from gpumap.lab.node import files_of
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.devices import node_of_namespace
+from gpumap.model.node import Device, OwnerUse
 from gpumap.model.observations import NvmlReading
-from gpumap.model.snapshot import Leaf, Owner, OwnerUse, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from gpumap.model.workloads import NAMES_MAX, Workload
 from tests import golden
 
@@ -56,7 +58,7 @@ def frame(processes: Iterable[On], offset_seconds: float = 0.0) -> Frame:
     card = {
         "index": 0,
         "uuid": CARD,
-        "memory": [1 << 40, 1 << 39, 1 << 39, 0],
+        "memory": {"total_bytes": 1 << 40, "used_bytes": 1 << 39, "free_bytes": 1 << 39},
         "processes": rows,
         "samples": samples,
         "utilization_ratio": sum(sample[1] for sample in samples),
@@ -101,11 +103,11 @@ def container(number: int) -> str:
 def test_the_work_adds_up_to_the_owner_host(capture: Path) -> None:
     """On each leaf the work outside pods splits the owner `host`: processes always, memory where all of it is known."""
     for snapshot in golden.snapshots(capture):
-        for leaf in snapshot.leaves:
+        for leaf in snapshot.node.devices:
             splits_the_owner(snapshot, leaf)
 
 
-def splits_the_owner(snapshot: Snapshot, leaf: Leaf) -> None:
+def splits_the_owner(snapshot: Snapshot, leaf: Device) -> None:
     host = next((use for use in leaf.owners if use.owner is Owner.HOST), OwnerUse(Owner.HOST, None, 0))
     assert sum(_on(leaf, values(snapshot, PROCESSES))) == host.processes
     known = list(_on(leaf, values(snapshot, MEMORY)))
@@ -115,7 +117,7 @@ def splits_the_owner(snapshot: Snapshot, leaf: Leaf) -> None:
         assert sum(known) <= (host.memory_bytes or 0)
 
 
-def _on(leaf: Leaf, found: Mapping[tuple[str, ...], float]) -> Iterator[float]:
+def _on(leaf: Device, found: Mapping[tuple[str, ...], float]) -> Iterator[float]:
     return (value for labels, value in found.items() if labels[2] == leaf.uuid)
 
 
@@ -141,8 +143,8 @@ def test_the_series_end_with_the_process() -> None:
     before, after = collected([On(1, container(1)), On(2, container(2))], [On(2, container(2))])
     assert set(named(before)) == {"docker/000000000001", "docker/000000000002"}
     assert set(named(after)) == {"docker/000000000002"}
-    (leaf,) = after.leaves
-    assert [use.workload for use in leaf.host] == [Workload("docker", "000000000002")]
+    (leaf,) = after.node.devices
+    assert [use.work for use in leaf.host] == [Workload("docker", "000000000002")]
 
 
 def test_time_of_an_ended_process_stays_with_its_work() -> None:
@@ -180,7 +182,7 @@ def test_the_job_of_a_process_in_a_pod() -> None:
     """Slurm in a pod: the pod is the owner, no series has the job, and the JSON has it for each process."""
     (*_, last) = golden.snapshots(golden.CAPTURES / "slinky")
     assert named(last) == {}
-    jobs = [(one.owner, one.workload) for one in last.processes]
+    jobs = [(one.owner, one.work) for one in last.processes]
     assert jobs == [(Owner.ASSIGNED, Workload("slurm_job", "42")), (Owner.ASSIGNED, Workload("slurm_job", "3385"))]
 
 
@@ -395,7 +397,7 @@ def test_a_recording_has_what_names_the_work_and_no_more(tmp_path: Path, name: s
 
 def shown(name: str, *, processes: bool = False) -> list[list[str]]:
     """The cells of `map` and `top` of a capture's node."""
-    found = NodeMaps((node_map(golden.snapshots(golden.CAPTURES / name)[-1]),))
+    found = NodeMaps((published(golden.snapshots(golden.CAPTURES / name)[-1]),))
     tables = [top_table(found, Shape(processes=processes))] + ([] if processes else [map_table(found, Shape())])
     return [line.split() for text in tables for line in text.splitlines()]
 
@@ -414,14 +416,14 @@ def test_tables_name_the_work() -> None:
 
 def test_a_map_of_one_namespace_has_no_work_outside_pods() -> None:
     """Work outside pods is in no namespace."""
-    found = node_map(golden.snapshots(golden.CAPTURES / "workstation")[-1])
+    found = published(golden.snapshots(golden.CAPTURES / "workstation")[-1])
     assert any(device.host for device in found.devices)
     assert all(not device.host for device in node_of_namespace(found, "ml").devices)
 
 
 def test_json_rows_have_the_work() -> None:
     """`top -o json` names it for scripts."""
-    found = NodeMaps((node_map(golden.snapshots(golden.CAPTURES / "slurm-v1")[-1]),))
+    found = NodeMaps((published(golden.snapshots(golden.CAPTURES / "slurm-v1")[-1]),))
     rows = msgspec.to_builtins(top_values(found, Shape()))["rows"]
     assert [row["work"] for row in rows if row["owner"] == "host"] == [
         {"kind": "slurm_job", "name": "42"},

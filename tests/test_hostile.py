@@ -11,12 +11,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import ContainerAllocateResponse
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import native, self_families
-from gpumap.agent.sources import checkpoint, plugin_answers
-from gpumap.model.observations import ClaimDevice, DeviceId, SourceAnswer
-from gpumap.model.plugins import named_devices, recognise, recognise_dra
+from gpumap.agent.sources import checkpoint
+from gpumap.model.observations import ClaimDevice, SourceAnswer
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.nodes import RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
@@ -84,7 +82,7 @@ def check(node: TestNode, snapshot: Snapshot) -> None:
     assert len(series) == len(set(series))
     for pod in node.pods:
         told = Counter[str]()
-        for one in snapshot.unmatched:
+        for one in snapshot.node.unmatched:
             told[one.resource] += one.slots
         for row in snapshot.containers:
             told.update(dict(row.slots))
@@ -110,27 +108,6 @@ def test_ids_and_answers_of_any_kind(
     node = TestNode([Gpu(0), Gpu(1, mig=MIG)], [pod], [Process(10, CARD, pod)], allocatable=offered, registered=offered)
     for _ in range(2):
         check(node, node.collect())
-
-
-@settings(max_examples=examples(300))
-@given(broken(), broken())
-def test_no_text_raises(resource: str, device_id: str) -> None:
-    """Any text is some plugin's id, or nobody's."""
-    recognise(resource, DeviceId(device_id))
-    recognise_dra("gpu.nvidia.com", device_id)
-
-
-@settings(max_examples=examples(300))
-@given(st.binary(max_size=60), st.integers(0, 60))
-def test_plugin_answers_of_any_bytes(tail: bytes, cut: int) -> None:
-    """Bytes are an answer or a ValueError; an answer names devices or none."""
-    env = ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": CARD}).SerializeToString()
-    entry, name = bytes([1 << 3 | 2, len(tail)]), bytes([5 << 3 | 2, len(tail) + 2, 1 << 3 | 2, len(tail)])
-    for message in (tail, env[:cut], env + tail, entry + tail, name + tail):
-        try:
-            named_devices(plugin_answers.parse(message))
-        except ValueError:
-            pass
 
 
 JSON = st.recursive(
@@ -179,12 +156,12 @@ def test_ten_thousand_replicas_of_one_card() -> None:
     everything = [f"{CARD}::{number}" for number in range(10_000)]
     pods = [Pod("ml", f"p{n}", {"main": {resource: everything[n * 100 : (n + 1) * 100]}}) for n in range(100)]
     snapshot = TestNode([Gpu(0)], pods, allocatable={resource: everything}).collect()
-    assert {row.slots for row in snapshot.containers} == {((resource, 100),)}
+    assert [row.slots for row in snapshot.containers] == [{resource: 100}] * 100
     assert {row.allocated_gpus for row in snapshot.containers} == {0.01}
-    assert snapshot.leaves[0].allocatable == ((resource, 10_000),)
+    assert snapshot.node.devices[0].allocatable == {resource: 10_000}
     one = Pod("ml", "all", {"main": {resource: everything}})
     snapshot = TestNode([Gpu(0)], [one], allocatable={resource: everything}).collect()
-    assert [(row.slots, row.allocated_gpus) for row in snapshot.containers] == [(((resource, 10_000),), 1.0)]
+    assert [(row.slots, row.allocated_gpus) for row in snapshot.containers] == [({resource: 10_000}, 1.0)]
 
 
 def test_names_that_no_kubernetes_gives() -> None:
@@ -194,5 +171,5 @@ def test_names_that_no_kubernetes_gives() -> None:
     snapshot = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)]).collect()
     page = Exposition(FAMILIES).render(snapshot).decode()
     assert all(line.startswith(("gpumap_", "# ")) for line in page.split("\n") if line), "a name has broken a line"
-    assert [(one.reason, one.slots) for one in snapshot.unmatched] == [("unparsed", 1), ("untrusted_id", 1)]
+    assert [(one.reason, one.slots) for one in snapshot.node.unmatched] == [("unparsed", 1), ("untrusted_id", 1)]
     assert sum(1 for row in snapshot.containers if row.holds) == 1

@@ -50,7 +50,7 @@ def test_jobs_shorter_than_the_interval_are_work(length: float, every: float, ch
     )
     for _snapshot in node.run(SPAN):
         assert not node.findings("idle")
-    account = next(one for one in _snapshot.accounts if one.uuid == leaf)
+    account = next(one for one in _snapshot.node.accounts if one.uuid == leaf)
     if not is_mig:
         assert account.sm_seconds is not None
         assert charged < account.sm_seconds / node.worked_seconds("short", leaf) < 1.05

@@ -18,16 +18,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.inspect import report
 from gpumap.cli.inspect.gpu_grants import GPU_MEM, Amount
 from gpumap.cli.inspect.grants import NodeGrants, grants, natural
 from gpumap.cli.inspect.report import only
+from gpumap.cli.inspect.table import LEGEND, inspect_table, inspect_values
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
-from gpumap.cli.tables.inspect import LEGEND, inspect_table, inspect_values
 from gpumap.model.errors import FatalError
-from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap
+from gpumap.model.node import Device, Node
 from gpumap.model.snapshot import Snapshot
 from tests.command import run_command
 from tests.demo_process import demo
@@ -53,7 +53,7 @@ class Slots(NamedTuple):
     used: int = 0
 
 
-def shared_out(name: str, address: str | None, cards: Sequence[int], *held: Slots, unit: int = GIB) -> NodeMap:
+def shared_out(name: str, address: str | None, cards: Sequence[int], *held: Slots, unit: int = GIB) -> Node:
     """A node whose cards, so many MiB each, gpushare shares out."""
     each = cards[0] * MIB // unit
     offered = {GPU_MEM: [f"{gpu_uuid(card)}-_-{n}" for card in range(len(cards)) for n in range(each)]}
@@ -75,11 +75,11 @@ def shared_out(name: str, address: str | None, cards: Sequence[int], *held: Slot
     return named(node.collect(), name, address)
 
 
-def named(snapshot: Snapshot, name: str, address: str | None = None) -> NodeMap:
-    return changed(node_map(snapshot), node=NodeEntry(name=name, internal_ip=address))
+def named(snapshot: Snapshot, name: str, address: str | None = None) -> Node:
+    return changed(published(snapshot), name=name, internal_ip=address or "")
 
 
-def table(*documents: NodeMap, details: bool = False, used: bool = False) -> str:
+def table(*documents: Node, details: bool = False, used: bool = False) -> str:
     return inspect_table(grants(NodeMaps(documents)), (), Shape(), details=details, used=used)
 
 
@@ -87,18 +87,18 @@ def notes(maps: NodeMaps, *, used: bool) -> list[str]:
     return report.notes(maps, grants(maps), used=used)
 
 
-def rows(*documents: NodeMap, details: bool = False, used: bool = False) -> list[list[str]]:
+def rows(*documents: Node, details: bool = False, used: bool = False) -> list[list[str]]:
     """The words of the table's lines."""
     return [line.split() for line in table(*documents, details=details, used=used).splitlines()]
 
 
-def row_of(word: str, *documents: NodeMap, details: bool = False, used: bool = False) -> list[str]:
+def row_of(word: str, *documents: Node, details: bool = False, used: bool = False) -> list[str]:
     """The words of the one line that begins with a name, without it."""
     (found,) = [row for row in rows(*documents, details=details, used=used) if row[:1] == [word]]
     return found[1:]
 
 
-def sums(*documents: NodeMap, used: bool = False) -> list[str]:
+def sums(*documents: Node, used: bool = False) -> list[str]:
     """The words of the cluster's sums."""
     (line,) = [one for one in table(*documents, used=used).splitlines() if "In Cluster: " in one]
     return line.partition(": ")[2].split()
@@ -107,7 +107,7 @@ def sums(*documents: NodeMap, used: bool = False) -> list[str]:
 # --- the numbers of the original --------------------------------------------------------------------------------------
 
 
-def reference_000() -> list[NodeMap]:
+def reference_000() -> list[Node]:
     first = [Slots(f"p{card}", card, slots) for card, slots in enumerate((4, 6, 10)) if slots]
     second = [Slots(f"p{card}", card, slots) for card, slots in enumerate((4, 0, 10, 9, 0, 10, 6, 6)) if slots]
     return [
@@ -116,11 +116,11 @@ def reference_000() -> list[NodeMap]:
     ]
 
 
-def reference_002(*held: Slots) -> list[NodeMap]:
+def reference_002(*held: Slots) -> list[Node]:
     return [shared_out("cn-hangzhou.192.168.2.167", "192.168.2.167", [V100], *held)]
 
 
-def uneven() -> list[NodeMap]:
+def uneven() -> list[Node]:
     held = (Slots("a", 0, 4), Slots("b", 1, 11), Slots("waits", None, 3, "web"))
     return [
         shared_out("node-10", None, [V100] * 4, Slots("a", 0, 8), Slots("c", 2, 2)),
@@ -197,9 +197,7 @@ REFERENCES = (
 
 
 @pytest.mark.parametrize(("documents", "details", "words"), REFERENCES)
-def test_tables_have_the_columns_and_numbers_of_the_original(
-    documents: list[NodeMap], details: bool, words: str
-) -> None:
+def test_tables_have_the_columns_and_numbers_of_the_original(documents: list[Node], details: bool, words: str) -> None:
     """In the same order, whatever the blanks between them."""
     assert [row for row in rows(*documents, details=details) if row] == [
         line.split() for line in words.replace("\\\n", "").strip().splitlines()
@@ -276,7 +274,7 @@ def test_natural_order(numbers: list[int], word: str) -> None:
 # --- grants of all kinds ----------------------------------------------------------------------------------------------
 
 
-def on_cards(*pods: Pod, gpus: Sequence[Gpu] = (Gpu(0),), processes: Sequence[Process] = (), **more: object) -> NodeMap:
+def on_cards(*pods: Pod, gpus: Sequence[Gpu] = (Gpu(0),), processes: Sequence[Process] = (), **more: object) -> Node:
     offered = {"nvidia.com/gpu": [str(leaf) for gpu in gpus for leaf in gpu.leaves]}
     node = TestNode(list(gpus), list(pods), list(processes), **{"allocatable": offered, **more})  # type: ignore[arg-type]
     node.collect()
@@ -358,7 +356,7 @@ def test_a_kubelet_that_is_away_for_long_has_said_nothing() -> None:
     assert "the holders of all devices are not known" in notes(NodeMaps((found,)), used=False)
 
 
-def in_part(found: NodeMap, change: Callable[[DeviceEntry], DeviceEntry]) -> NodeMap:
+def in_part(found: Node, change: Callable[[Device], Device]) -> Node:
     """As an agent has it that does not measure all groups."""
     return changed(with_devices(found, change), collect=None)
 
@@ -366,14 +364,14 @@ def in_part(found: NodeMap, change: Callable[[DeviceEntry], DeviceEntry]) -> Nod
 def test_what_is_not_known_is_not_zero() -> None:
     """Neither what is granted of cards, nor which cards there are."""
     well = shared_out("well", None, [V100, V100], Slots("a", 0, 4))
-    free = in_part(on_cards(gpus=[Gpu(0), Gpu(1)]), lambda device: changed(device, holders_known=False))
+    free = in_part(on_cards(gpus=[Gpu(0), Gpu(1)]), lambda device: changed(device, holders=None))
     assert row_of("node", free, well) == ["unknown", "-/80", "-/80", "-/160"]
     assert sums(free, well) == [">=4/190", "(>=2%)"]
     lost = in_part(on_cards(), lambda device: changed(device, gpu_uuid=None, index=None, memory=None))
     lost = changed(lost, gpus=())
     assert row_of("node", lost, well, used=True) == ["unknown", "-/-/-", "-/-/-", "-/0/-"]
     half = on_cards(gpus=[Gpu(0), Gpu(1)])
-    half = with_devices(half, lambda device: changed(device, holders_known=False), 1)
+    half = with_devices(half, lambda device: changed(device, holders=None), 1)
     assert row_of("node", half) == ["unknown", "0/80", "-/80", "-/160"]
     assert "the holders of GPU 1 are not known" in notes(NodeMaps((half,)), used=False)
 
@@ -394,18 +392,18 @@ def test_every_node_can_be_inspected(run: list[Snapshot | TestNode]) -> None:
     (node,) = run
     assert isinstance(node, TestNode)
     for _ in range(2):
-        found = node_map(node.collect())
+        found = published(node.collect())
         for details, used in itertools.product((False, True), repeat=2):
             assert table(found, details=details, used=used)
         assert isinstance(notes(NodeMaps((found,)), used=True), list)
-        holders = {(one.namespace, one.pod) for device in found.devices for one in device.holders}
+        holders = {(one.namespace, one.pod) for device in found.devices for one in device.containers if one.holds}
         (counted,) = grants(NodeMaps((found,))).nodes or (None,)
         assert holders <= ({(pod.namespace, pod.pod) for pod in counted.pods} if counted else set())
         if counted is not None:
             nothing_is_made_up(found, counted)
 
 
-def nothing_is_made_up(found: NodeMap, node: NodeGrants) -> None:
+def nothing_is_made_up(found: Node, node: NodeGrants) -> None:
     shares = [share for pod in node.pods for share in pod.shares]
     for gpu in node.gpus:
         on_gpu = [share for share in shares if share.index == gpu.index]
@@ -415,7 +413,9 @@ def nothing_is_made_up(found: NodeMap, node: NodeGrants) -> None:
     for share in shares:
         assert share.used.bytes > share.allocated.bytes or not share.over
     assert node.allocated.bytes == sum(one.allocated.bytes for one in node.gpus) + (node.pending or Amount()).bytes
-    assert node.used.bytes == sum(gpu.memory.used_bytes or 0 for gpu in found.gpus if gpu.memory)
+    assert node.used.bytes == sum(
+        gpu.reading.memory.used_bytes for gpu in found.gpus if gpu.reading and gpu.reading.memory
+    )
 
 
 # --- real use ---------------------------------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ def test_values() -> None:
 
 def test_what_is_missing_is_told_first() -> None:
     """Beside the table: what nobody could see, then what the nodes do not know, each sentence once for all of them."""
-    dark = [changed(on_cards(down={"nvml"}), node=NodeEntry(name=name, internal_ip=None)) for name in ("a", "b")]
+    dark = [changed(on_cards(down={"nvml"}), name=name) for name in ("a", "b")]
     told = notes(NodeMaps(tuple(dark), missing=("node c: its gpumap cannot be scraped",), fleet=True), used=False)
     assert told[0] == "node c: its gpumap cannot be scraped"
     assert told[1].startswith("2 nodes, a, b: NVML does not answer")

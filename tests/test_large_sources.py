@@ -21,10 +21,7 @@ from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodLogsSource
 from gpumap.agent.sources.json_files import COMMAS_MAX, FILE_BYTES_MAX
 from gpumap.agent.sources.procfs import ProcfsSource
-from gpumap.lab.demo import kubelet as fake
 from gpumap.model.observations import SourceError
-from tests import agent
-from tests.node import Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder
 
 MANY = 12_000
@@ -199,28 +196,6 @@ def test_a_cgroup_file_of_a_megabyte_costs_its_process_alone(tmp_path: Path) -> 
 # --- names ------------------------------------------------------------------------------------------------------------
 
 LONG = 10_000_000
-
-
-async def test_a_pod_name_of_10_mb_is_cut_on_the_page(node: Node, library: Path) -> None:
-    """The pod stays a holder. Its name is cut, and stands in no log and on no page as a whole."""
-    resource = v1_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=[gpu_uuid(0)])
-    listed = [
-        v1_pb2.PodResources(
-            namespace="ml", name=name, containers=[v1_pb2.ContainerResources(name="main", devices=[resource])]
-        )
-        for name in ("p" * LONG, "p" * (LONG - 1) + "q")
-    ]
-    answer = v1_pb2.ListPodResourcesResponse(pod_resources=listed).SerializeToString()
-    node.kubelet.misbehave(fake.Raw(answer))
-    async with agent.serve(node, "--dialect", "all", library=library) as running:
-        page = await running.later(2)
-        holders = page.by("gpumap_allocation_info", "pod", uuid=gpu_uuid(0))
-        assert page.value("gpumap_device_holders", uuid=gpu_uuid(0)) == 2
-        assert all(re.fullmatch(r"p{253}… \(10000000 characters, [0-9a-f]{16}\)", name) for name in holders), holders
-        assert len(page.text) < 1_000_000
-        assert len((await running.get("/api/v1/map")).text) < 1_000_000
-        assert f"a pod of {LONG} characters: {'p' * 80}…, and in 1 more pod" in running.log
-        assert len(running.log) < 100_000
 
 
 def names_in(value: object) -> list[str]:

@@ -345,7 +345,7 @@ async def test_a_terminal_that_cannot_be_repainted_gets_the_table(fake: FakeAgen
 )
 async def test_a_locale_without_utf_8(fake: FakeAgent, variables: dict[str, str]) -> None:
     """What it cannot write is a question mark; keys and the end are as elsewhere."""
-    fake.answer = {**(fake.answer or {}), "node": {"name": "knoten-ä", "internal_ip": None}}
+    fake.answer = {**(fake.answer or {}), "name": "knoten-ä"}
     command = [str(GPUMAP), "top", "--interval", "100ms", "--url", fake.url]
     with on_terminal(command, variables, 80, 24) as found:
         await found.until(lambda _: len(found.frames) > 2 and "pod-0" in found.shown, "it does not show the answer")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,20 @@ from typing import Any
 import jsonschema
 import pytest
 from hypothesis import given, settings
-from msgspec import ValidationError
+from msgspec import ValidationError, structs
 
 from gpumap.agent.join.source_health import untried
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.model import remedies
-from gpumap.model.map import VERSION, decode, encode
+from gpumap.model.node import VERSION, GpuXids, decode, encode
 from gpumap.model.observations import Source
-from gpumap.model.snapshot import GpuXids, Owner, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from scripts.map_schema import map_schema
 from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.snapshots import busy_node, empty_node, gpu
+from tests.snapshots import busy_node, empty_node, gpu, instances, leaf, with_node
 
 Document = dict[str, Any]
 
@@ -43,6 +43,15 @@ LISTS_OF_WORDS = (
     "fan_speed_ratios",
     "remapped_rows",
     "retired_pages",
+    "refusals",
+    "slots",
+    "allocatable",
+    "counts",
+    "last_at",
+    "ecc_errors",
+    "ecc_totals",
+    "power_limits_watts",
+    "max_clocks_hertz",
 )
 """Objects whose keys are data."""
 
@@ -64,7 +73,7 @@ VALIDATOR = jsonschema.Draft202012Validator(closed(SCHEMA_OBJECT))
 
 def check(snapshot: Snapshot, stale: str = "") -> Document:
     """A snapshot's map as a client gets it; fails unless the schema allows exactly that."""
-    text = encode(made := node_map(snapshot, 5.0, ("device", "health"), stale))
+    text = encode(made := published(snapshot, 5.0, ("device", "health"), stale))
     assert decode(text) == made
     found: Document = json.loads(text)
     VALIDATOR.validate(found)
@@ -101,7 +110,7 @@ def declared(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...
 
 def as_json(snapshot: Snapshot, interval_seconds: float | None = None) -> Document:
     """The map as plain JSON values."""
-    found: Document = json.loads(encode(node_map(snapshot, interval_seconds)))
+    found: Document = json.loads(encode(published(snapshot, interval_seconds)))
     return found
 
 
@@ -123,9 +132,8 @@ def test_the_schema_is_a_schema() -> None:
 def test_its_words_are_the_codes_words() -> None:
     """Owners and sources are those of the snapshot."""
     definitions = SCHEMA_OBJECT["$defs"]
-    for entry in ("OwnerEntry", "UserEntry", "ProcessEntry"):
-        assert definitions[entry]["properties"]["owner"]["enum"] == [owner.value for owner in Owner]
-    source = definitions["SourceEntry"]["properties"]["source"]["enum"]
+    assert definitions["Owner"]["enum"] == sorted(owner.value for owner in Owner)
+    source = definitions["SourceHealth"]["properties"]["source"]["enum"]
     assert sorted(source) == sorted(one.value for one in Source)
 
 
@@ -155,19 +163,28 @@ def test_every_field_is_filled_somewhere() -> None:
     thief.pods, thief.processes = [holds, pod], [Process(10, gpu_uuid(0), pod)]
     thief.collect()
     found += [check(thief.collect())]
-    xids = GpuXids(gpu(0).uuid, ((79, 1),), 0.0, last_at=((79, 1.8e9),))
-    found += [check(replace(busy_node(1), gpus=(replace(gpu(0), ecc_uncorrected_at=1.8e9),), xids=(xids,)))]
+    xids = GpuXids(gpu(0).uuid, {79: 1}, 0.0, last_at={79: 1.8e9})
+    well = gpu(0).reading
+    assert well is not None
+    refusing = structs.replace(well, refusals={"nvmlDeviceGetFanSpeed_v2": 3}, mig_unknown=True, sampled_seconds=5.0)
+    ill = structs.replace(gpu(0), ecc_uncorrected_at=1.8e9, reading=refusing)
+    hidden = structs.replace(instances(ill)[0], denied=True)
+    found += [check(with_node(busy_node(1), gpus=(ill,), devices=(leaf(ill, hidden.uuid, hidden),), xids=(xids,)))]
+    whole = TestNode([Gpu(0, mig=[(1, 0, 3)])], [holds])
+    found += [check(whole.collect())]
     told = {path for one in found for path in leaves_of(one)}
     assert {".".join(path) for path in set(declared(SCHEMA_OBJECT)) - told} == set()
 
 
 def test_remedies() -> None:
-    """A remedy is told for what is wrong and has one, and for nothing else."""
-    found = as_json(busy_node(4, 3))
-    assert [row["remedy"] for row in found["unmatched"]] == [remedies.UNMATCHED["untrusted_id"]]
-    assert {gpu["fault"]: gpu["remedy"] for gpu in found["gpus"]} == {None: None, "lost": remedies.FAULTS["lost"]}
+    """A remedy is given for what is wrong and has one, and for nothing else."""
+    node = TestNode([Gpu(0), Gpu(1)], [Pod("ml", "job", {"main": {"nvidia.com/gpu": [gpu_uuid(7)]}})])
+    node.collect()
+    node.gpus[1].fault = "lost"
+    found = as_json(node.collect())
+    assert [row["remedy"] for row in found["unmatched"]] == [remedies.UNMATCHED["not_in_nvml"]]
+    assert [gpu["remedies"] for gpu in found["gpus"]] == [{}, {"fault": remedies.FAULTS["lost"]}]
     assert {source["remedy"] for source in found["sources"]} == {None}
-    assert found["remedies"] == {}
     blind = as_json(TestNode(visible=False, down={"kubelet"}).collect())
     assert {source["source"]: source["remedy"] for source in blind["sources"] if source["remedy"]} == {
         "kubelet": remedies.SOURCES[Source.KUBELET]["socket_missing"]
@@ -176,45 +193,54 @@ def test_remedies() -> None:
     assert blind["pid_visibility_reason"] == "not in this test"
 
 
-def test_a_gpus_health() -> None:
-    """What a driver tells of a GPU stands with it; of one that is down what it needs, and what was counted of it."""
-    well, _, _, lost = check(busy_node(4))["gpus"]
-    assert well["clocks_hertz"]["sm"] == 1.98e9
-    assert [reason for reason, active in well["clock_events"].items() if active] == ["sw_power_cap"]
-    assert {"type": "uncorrected", "location": "sram", "errors": 0} in well["ecc_errors"]
-    assert (well["row_remap_pending"], well["performance_state"]) == (False, 0)
-    assert (well["pcie"]["receive_bytes"], well["nvlink"]["transmit_bytes"]) == (2_000_000_000, 3_000_000_000)
-    assert (well["recovery_action"], well["remedies"]) == ({"action": "none", "remedy": None}, {})
-    unknown = ("row_remap_pending", "row_remap_failure", "performance_state", "energy_joules")
-    assert [lost[field] for field in unknown] == [None] * 4
-    assert (lost["clock_events"], lost["ecc_errors"]) == ({}, [])
-    assert lost["recovery_action"] == {
-        "action": "gpu_reset",
-        "remedy": remedies.RECOVERY["gpu_reset"].replace("<index>", "3"),
-    }
-    assert lost["remedies"] == {"xid_errors": remedies.HEALTH["xid_errors"]}
-    assert lost["xids"] == {
-        "counts": [{"xid": 31, "errors": 2, "last": 1.7e9}, {"xid": 79, "errors": 1, "last": 1.7e9}],
+def test_the_health_of_a_gpu() -> None:
+    """What a driver reports of a GPU is in its reading; one that is down has none, and its errors stay counted."""
+    node = check(busy_node(4))
+    healthy, lost = node["gpus"][0], node["gpus"][3]
+    reading = healthy["reading"]
+    assert reading["clocks_hertz"]["sm"] == 1.98e9
+    assert [reason for reason, active in reading["clock_events"].items() if active] == ["sw_power_cap"]
+    assert reading["ecc_errors"]["uncorrected"] == {"dram": 0, "sram": 0}
+    assert (reading["row_remap_pending"], reading["performance_state"]) == (False, 0)
+    assert (reading["pcie_receive_bytes"], reading["nvlink_transmit_bytes"]) == (2_000_000_000, 3_000_000_000)
+    assert (healthy["recovery_action"], healthy["remedies"]) == ("none", {})
+    assert (lost["reading"], lost["recovery_action"]) == (None, "gpu_reset")
+    assert node["xids"][3] == {
+        "uuid": lost["uuid"],
+        "counts": {"31": 2, "79": 1},
         "blind_seconds": 0.5,
+        "last_code": 79,
+        "last_at": {"31": 1.7e9, "79": 1.7e9},
     }
-    assert lost["account"] == {"energy_unattributed_joules": 1000.25, "gap_seconds": 0.0}
-    nothing = check(replace(busy_node(4), xids=(), gpu_accounts=()))["gpus"][0]
-    assert (nothing["xids"], nothing["account"]) == (None, None)
+    assert node["gpu_accounts"][3] == {
+        "uuid": lost["uuid"],
+        "energy_unattributed_joules": 1000.25,
+        "gap_seconds": 0.0,
+    }
+
+
+def test_what_a_gpu_says_of_itself_is_there_once() -> None:
+    """Its identity is not repeated in its reading, and the rows of the driver are in the devices only."""
+    found = check(busy_node(4))
+    for one in found["gpus"]:
+        assert not (one["reading"] or {}).keys() & {"uuid", "model", "pci_bus_id", "samples", "processes", "instances"}
+    assert not any((one["mig"] or {}).keys() & {"memory", "processes", "activity"} for one in found["devices"])
 
 
 def test_what_containers_were_charged_for() -> None:
-    """Accounts and XID errors stand by themselves, with the container and the device: the container may be gone."""
+    """Accounts and XID errors have the container and the device: the container may be gone."""
     snapshot = busy_node(1)
-    found = check(replace(snapshot, containers=(), pods=()))
-    assert len(found["accounts"]) == len(snapshot.accounts)
+    devices = tuple(structs.replace(one, containers=()) for one in snapshot.node.devices)
+    found = check(with_node(snapshot, devices=devices, pods=()))
+    assert len(found["accounts"]) == len(snapshot.node.accounts)
     assert found["accounts"][0]["allocated_gpu_seconds"] == 3600.5
     assert found["container_xids"] == [
         {
             "namespace": "team",
             "pod": "pod-0-0",
             "container": "main",
-            "uuid": snapshot.leaves[0].uuid,
-            "xid": 31,
+            "uuid": snapshot.node.devices[0].uuid,
+            "code": 31,
             "errors": 2,
         }
     ]
@@ -241,7 +267,7 @@ def test_who_holds_a_whole_partitioned_gpu_is_assigned_on_all_of_it() -> None:
     node = TestNode([gpu], [whole, other], [Process(10, gpu.leaves[0], whole), Process(11, gpu.leaves[1], other)])
     node.collect()
     devices = {one["uuid"]: one for one in check(node.collect())["devices"]}
-    assert [[(user["pod"], user["owner"]) for user in devices[leaf]["users"]] for leaf in gpu.leaves] == [
+    assert [[(one["pod"], one["owner"]) for one in devices[leaf]["containers"]] for leaf in gpu.leaves] == [
         [("whole", "assigned")],
         [("other", "unassigned"), ("whole", "assigned")],
     ]
@@ -265,25 +291,25 @@ def test_what_is_asked_for_and_why_nothing_is_told() -> None:
 def test_known_reasons_have_a_remedy() -> None:
     """What is counted from the start, and every capability that a remedy is told for, is known to both sides."""
     for health in untried():
-        assert health.errors.keys() <= remedies.SOURCES[health.source].keys()
+        assert health.errors.keys() <= remedies.SOURCES[Source(health.source)].keys()
     assert remedies.CAPABILITIES.keys() <= as_json(busy_node(4, 3))["capabilities"].keys()
 
 
 def test_the_schema_is_that_of_the_declarations() -> None:
-    """The committed schema is what `make docs` makes of gpumap.model.map; docs/ and the package have the same file."""
+    """The committed schema is what `make docs` makes of gpumap.model.node; docs/ and the package have the same file."""
     assert map_schema() == SCHEMA
     assert (ROOT / "docs" / "reference" / "map.schema.json").read_text(encoding="utf-8") == SCHEMA
 
 
 def test_an_agent_of_a_later_version_may_add_fields_and_owners() -> None:
-    """Unknown fields are ignored; a word that this version does not know as an owner is kept."""
+    """Unknown fields are ignored; an owner that this version does not know is unknown."""
     found = as_json(busy_node(1))
     found["later"] = {"a": 1}
     found["devices"][0]["later"] = [1]
-    found["devices"][0]["users"][0]["owner"] = "scheduled"
+    found["devices"][0]["containers"][0]["owner"] = "of_a_later_version"
     read = decode(json.dumps(found).encode())
-    assert read.devices[0].users[0].owner == "scheduled"
-    assert (read.node, read.gpus) == (node_map(busy_node(1)).node, node_map(busy_node(1)).gpus)
+    assert read.devices[0].containers[0].owner is Owner.UNKNOWN
+    assert read.gpus == published(busy_node(1)).gpus
 
 
 @pytest.mark.parametrize("version", [0, 2])
@@ -306,6 +332,6 @@ def test_what_is_no_map_is_refused(field: str, value: object) -> None:
 def test_names_that_are_no_utf_8_do_not_break_the_map() -> None:
     """A lone surrogate (a file name of other bytes) is escaped; the rest is as it was."""
     snapshot = busy_node(1)
-    odd = replace(snapshot, node=replace(snapshot.node, name="gpu-\udcff"))
-    assert b'"gpu-\\udcff"' in encode(node_map(odd))
-    assert b'"gpu-\\udcff"' not in encode(node_map(snapshot))
+    odd = with_node(snapshot, name="gpu-\udcff")
+    assert b'"gpu-\\udcff"' in encode(published(odd))
+    assert b'"gpu-\\udcff"' not in encode(published(snapshot))

@@ -9,21 +9,22 @@ from msgspec import structs
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.model.families import Family, Series
-from gpumap.model.observations import ContainerName, Source
-from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, MigInstance, Uuid
-from gpumap.model.snapshot import (
+from gpumap.model.node import (
     ContainerAccount,
     ContainerOnDevice,
+    Device,
     GpuAccount,
     GpuXids,
-    Leaf,
+    Grant,
     NamelessGpu,
-    ProcessUse,
-    Snapshot,
     SourceHealth,
 )
-from tests.snapshots import MODEL, UNKNOWN_USE, busy_node, empty_node, gpu
+from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, MigInstance, Uuid
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner, Source
+from tests.snapshots import MODEL, UNKNOWN_USE, busy_node, empty_node, gpu, with_node
 
+SLOT = Grant({"nvidia.com/gpu": 1})
 CONTAINER = "namespace pod container uuid"
 DEVICE_INFO = "uuid gpu_uuid index minor pci_bus_id model mig_profile gpu_instance_id compute_instance_id"
 UNMATCHED = "namespace pod container resource reason"
@@ -64,27 +65,28 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_device_memory_used_bytes": ("gauge", "uuid"),
         "gpumap_device_memory_reserved_bytes": ("gauge", "uuid"),
         "gpumap_device_memory_free_bytes": ("gauge", "uuid"),
-        "gpumap_gpu_up": ("gauge", "uuid"),
-        "gpumap_gpu_fault_info": ("gauge", "uuid reason"),
-        "gpumap_gpu_without_device_info": ("gauge", "uuid index minor pci_bus_id model reason"),
-        "gpumap_gpu_last_success_timestamp_seconds": ("gauge", "uuid"),
-        "gpumap_gpu_utilization_ratio": ("gauge", "uuid"),
-        "gpumap_gpu_memory_controller_busy_ratio": ("gauge", "uuid"),
-        "gpumap_gpu_memory_total_bytes": ("gauge", "uuid"),
-        "gpumap_gpu_memory_used_bytes": ("gauge", "uuid"),
-        "gpumap_gpu_temperature_celsius": ("gauge", "uuid sensor"),
-        "gpumap_gpu_power_watts": ("gauge", "uuid"),
-        "gpumap_gpu_power_limit_watts": ("gauge", "uuid"),
-        "gpumap_gpu_energy_joules_total": ("counter", "uuid"),
+        "gpumap_gpu_up": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_fault_info": ("gauge", "gpu_uuid reason"),
+        "gpumap_gpu_without_device_info": ("gauge", "gpu_uuid index minor pci_bus_id model reason"),
+        "gpumap_gpu_last_success_timestamp_seconds": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_utilization_ratio": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_memory_controller_busy_ratio": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_memory_total_bytes": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_memory_used_bytes": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_temperature_celsius": ("gauge", "gpu_uuid sensor"),
+        "gpumap_gpu_power_watts": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_power_limit_watts": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_energy_joules_total": ("counter", "gpu_uuid"),
         "gpumap_driver_info": ("gauge", "driver_version cuda_version nvml_version"),
     },
     "accounting": {
         "gpumap_container_allocated_gpu_seconds_total": ("counter", CONTAINER),
         "gpumap_container_sm_seconds_total": ("counter", CONTAINER),
+        "gpumap_container_sm_activity_seconds_total": ("counter", CONTAINER),
         "gpumap_container_gpu_memory_byte_seconds_total": ("counter", CONTAINER),
         "gpumap_container_energy_joules_total": ("counter", CONTAINER),
-        "gpumap_gpu_energy_unattributed_joules_total": ("counter", "uuid"),
-        "gpumap_accounting_gap_seconds_total": ("counter", "uuid"),
+        "gpumap_gpu_energy_unattributed_joules_total": ("counter", "gpu_uuid"),
+        "gpumap_accounting_gap_seconds_total": ("counter", "gpu_uuid"),
     },
     "gpm": {
         "gpumap_device_sm_activity_ratio": ("gauge", "uuid"),
@@ -98,33 +100,33 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_container_sm_activity_ratio": ("gauge", CONTAINER),
     },
     "health": {
-        "gpumap_gpu_clock_hertz": ("gauge", "uuid domain"),
-        "gpumap_gpu_clock_event": ("gauge", "uuid reason"),
-        "gpumap_gpu_clock_event_seconds_total": ("counter", "uuid reason"),
-        "gpumap_gpu_performance_state": ("gauge", "uuid"),
-        "gpumap_gpu_fan_speed_ratio": ("gauge", "uuid fan"),
-        "gpumap_gpu_ecc_errors_total": ("counter", "uuid type location"),
-        "gpumap_gpu_remapped_rows": ("gauge", "uuid type"),
-        "gpumap_gpu_row_remap_pending": ("gauge", "uuid"),
-        "gpumap_gpu_row_remap_failure": ("gauge", "uuid"),
-        "gpumap_gpu_retired_pages": ("gauge", "uuid type"),
-        "gpumap_gpu_recovery_action_info": ("gauge", "uuid action"),
-        "gpumap_gpu_xid_errors_total": ("counter", "uuid"),
-        "gpumap_gpu_xid_errors_by_code_total": ("counter", "uuid xid"),
+        "gpumap_gpu_clock_hertz": ("gauge", "gpu_uuid domain"),
+        "gpumap_gpu_clock_event": ("gauge", "gpu_uuid reason"),
+        "gpumap_gpu_clock_event_seconds_total": ("counter", "gpu_uuid reason"),
+        "gpumap_gpu_performance_state": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_fan_speed_ratio": ("gauge", "gpu_uuid fan"),
+        "gpumap_gpu_ecc_errors_total": ("counter", "gpu_uuid type location"),
+        "gpumap_gpu_remapped_rows": ("gauge", "gpu_uuid type"),
+        "gpumap_gpu_row_remap_pending": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_row_remap_failure": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_retired_pages": ("gauge", "gpu_uuid type"),
+        "gpumap_gpu_recovery_action_info": ("gauge", "gpu_uuid action"),
+        "gpumap_gpu_xid_errors_total": ("counter", "gpu_uuid"),
+        "gpumap_gpu_xid_errors_by_code_total": ("counter", "gpu_uuid xid"),
         "gpumap_container_xid_errors_total": ("counter", f"{CONTAINER} xid"),
-        "gpumap_xid_blind_seconds_total": ("counter", "uuid"),
+        "gpumap_xid_blind_seconds_total": ("counter", "gpu_uuid"),
     },
     "links": {
-        "gpumap_gpu_pcie_transmit_bytes_total": ("counter", "uuid"),
-        "gpumap_gpu_pcie_receive_bytes_total": ("counter", "uuid"),
-        "gpumap_gpu_nvlink_transmit_bytes_total": ("counter", "uuid"),
-        "gpumap_gpu_nvlink_receive_bytes_total": ("counter", "uuid"),
+        "gpumap_gpu_pcie_transmit_bytes_total": ("counter", "gpu_uuid"),
+        "gpumap_gpu_pcie_receive_bytes_total": ("counter", "gpu_uuid"),
+        "gpumap_gpu_nvlink_transmit_bytes_total": ("counter", "gpu_uuid"),
+        "gpumap_gpu_nvlink_receive_bytes_total": ("counter", "gpu_uuid"),
     },
     "codec": {
         "gpumap_container_encoder_utilization_ratio": ("gauge", CONTAINER),
         "gpumap_container_decoder_utilization_ratio": ("gauge", CONTAINER),
-        "gpumap_gpu_encoder_utilization_ratio": ("gauge", "uuid"),
-        "gpumap_gpu_decoder_utilization_ratio": ("gauge", "uuid"),
+        "gpumap_gpu_encoder_utilization_ratio": ("gauge", "gpu_uuid"),
+        "gpumap_gpu_decoder_utilization_ratio": ("gauge", "gpu_uuid"),
     },
 }
 SELF = {
@@ -136,7 +138,7 @@ SELF = {
     "gpumap_snapshot_timestamp_seconds": ("gauge", ""),
     "gpumap_collections_total": ("counter", "trigger"),
     "gpumap_capability": ("gauge", "capability"),
-    "gpumap_nvml_stuck_seconds": ("gauge", "uuid"),
+    "gpumap_nvml_stuck_seconds": ("gauge", "gpu_uuid"),
 }
 PROCESS_METRICS = {"gpumap_process_gpu_memory_used_bytes": ("gauge", f"{CONTAINER} pid type")}
 OF_GPUS = ("gpumap_gpu_", "gpumap_nvml_", "gpumap_xid_", "gpumap_accounting_")
@@ -188,8 +190,8 @@ def test_names_keep_to_the_conventions() -> None:
 def test_no_family_stands_on_both_leaves_and_gpus() -> None:
     """gpumap_gpu_* and some others name physical GPUs, gpumap_device_* and gpumap_container_* leaves, never both."""
     snapshot = busy_node()
-    gpus = {one.uuid for one in snapshot.gpus}
-    leaves = {one.uuid for one in snapshot.leaves}
+    gpus = {one.uuid for one in snapshot.node.gpus}
+    leaves = {one.uuid for one in snapshot.node.devices}
     for one in (*native(GROUPS, process_metrics=True), *self_families("1", "2")):
         if "uuid" not in one.labels:
             continue
@@ -215,7 +217,7 @@ def test_nothing_known_is_nothing_said() -> None:
 
 def test_what_is_not_known_of_a_container_is_absent() -> None:
     """A holder of whom only the slot and a process are known has these, and no 0 for the rest."""
-    row = ContainerOnDevice(ContainerName("n", "p", "c"), Uuid("GPU-x"), (("nvidia.com/gpu", 1),), use=UNKNOWN_USE)
+    row = ContainerOnDevice("n", "p", "c", Uuid("GPU-x"), grant=SLOT, use=UNKNOWN_USE)
     assert names(replace(empty_node(), containers=(row,))) == {
         "gpumap_allocation_info",
         "gpumap_allocation_slots",
@@ -225,9 +227,7 @@ def test_what_is_not_known_of_a_container_is_absent() -> None:
 
 def test_what_is_not_held_is_not_said_to_be_allocated() -> None:
     """A container that only uses a device has no series of allocation on it."""
-    row = ContainerOnDevice(
-        ContainerName("n", "p", "c"), Uuid("GPU-x"), use=structs.replace(UNKNOWN_USE, unassigned=True)
-    )
+    row = ContainerOnDevice("n", "p", "c", Uuid("GPU-x"), Owner.UNASSIGNED, use=UNKNOWN_USE)
     snapshot = replace(empty_node(), containers=(row,))
     assert names(snapshot) == {"gpumap_container_gpu_processes", "gpumap_container_unassigned_use"}
     assert sample("gpumap_container_unassigned_use", snapshot) == {("n", "p", "c", "GPU-x"): 1}
@@ -235,7 +235,7 @@ def test_what_is_not_held_is_not_said_to_be_allocated() -> None:
 
 def test_a_holder_without_measurements_has_its_allocation() -> None:
     """While NVML is down, a holder has its slots and no series of its use."""
-    row = ContainerOnDevice(ContainerName("n", "p", "c"), Uuid("GPU-x"), (("nvidia.com/gpu", 1),))
+    row = ContainerOnDevice("n", "p", "c", Uuid("GPU-x"), grant=SLOT)
     snapshot = replace(empty_node(), containers=(row,))
     assert names(snapshot) == {"gpumap_allocation_info", "gpumap_allocation_slots"}
 
@@ -243,21 +243,26 @@ def test_a_holder_without_measurements_has_its_allocation() -> None:
 def test_a_number_of_holders_is_complete_or_absent() -> None:
     """It is absent without a current List, and if a slot without a known device may be on the leaf."""
     leaves = (
-        Leaf(Uuid("GPU-free"), None, holders=0),
-        Leaf(Uuid("GPU-held"), None, holders=2),
-        Leaf(Uuid("GPU-unlisted"), None),
-        Leaf(Uuid("GPU-perhaps-more"), None, holders=1, may_have_more=True),
+        Device(Uuid("GPU-free"), holders=0),
+        Device(Uuid("GPU-held"), holders=2),
+        Device(Uuid("GPU-unlisted")),
+        Device(Uuid("GPU-perhaps-more"), holders=1, may_have_more=True),
     )
-    found = sample("gpumap_device_holders", replace(empty_node(), leaves=leaves))
+    found = sample("gpumap_device_holders", with_node(empty_node(), devices=leaves))
     assert found == {("GPU-free",): 0, ("GPU-held",): 2}
 
 
 def test_the_identity_of_a_device() -> None:
     """A GPU has no MIG labels, a MIG device has its GPU's labels too, and an unknown minor is empty."""
-    whole, hidden, card = gpu(0), replace(gpu(1), minor=None), gpu(2, partitioned=True)
+    whole, hidden, card = gpu(0), structs.replace(gpu(1), minor=None), gpu(2, partitioned=True)
     mig = MigInstance(Uuid("MIG-x"), 3, 0, "1g.10gb", 1, None, None)
-    leaves = (Leaf(whole.uuid, whole), Leaf(hidden.uuid, hidden), Leaf(mig.uuid, card, mig))
-    assert [*sample("gpumap_device_info", replace(empty_node(), leaves=leaves))] == [
+    devices = (
+        Device(whole.uuid, whole.uuid),
+        Device(hidden.uuid, hidden.uuid),
+        Device(mig.uuid, card.uuid, mig=mig),
+    )
+    snapshot = with_node(empty_node(), gpus=(whole, hidden, card), devices=devices)
+    assert [*sample("gpumap_device_info", snapshot)] == [
         (whole.uuid, whole.uuid, "0", "0", "00000000:00:00.0", MODEL, "", "", ""),
         (hidden.uuid, hidden.uuid, "1", "", "00000000:01:00.0", MODEL, "", "", ""),
         ("MIG-x", card.uuid, "2", "2", "00000000:02:00.0", MODEL, "1g.10gb", "3", "0"),
@@ -267,11 +272,11 @@ def test_the_identity_of_a_device() -> None:
 def test_gpus_without_a_device_are_named() -> None:
     """Each GPU is in gpumap_device_info or in gpumap_gpu_without_device_info, which has its fault."""
     whole, empty, lost = gpu(0), gpu(1, partitioned=True), gpu(2, partitioned=True, fault="lost")
-    snapshot = replace(
+    snapshot = with_node(
         empty_node(),
         gpus=(whole, empty, lost),
         nameless_gpus=(NamelessGpu(3, "hung"),),
-        leaves=(Leaf(whole.uuid, whole), Leaf(Uuid("GPU-x"), None)),
+        devices=(Device(whole.uuid, whole.uuid), Device(Uuid("GPU-x"))),
     )
     assert sample("gpumap_gpu_without_device_info", snapshot) == {
         (empty.uuid, "1", "1", "00000000:01:00.0", MODEL, ""): 1,
@@ -282,8 +287,8 @@ def test_gpus_without_a_device_are_named() -> None:
 
 def test_the_attempts_to_read_a_source() -> None:
     """Each source has the sum of its times, the number of its attempts, and its errors by reason."""
-    kubelet = SourceHealth(Source.KUBELET, True, attempts=7, seconds=0.125, errors={"hung": 2, "decode": 1})
-    snapshot = replace(empty_node(), sources=(kubelet,))
+    kubelet = SourceHealth(Source.KUBELET.value, True, attempts=7, seconds=0.125, errors={"hung": 2, "decode": 1})
+    snapshot = with_node(empty_node(), sources=(kubelet,))
     families = {one.name: [*one.read(snapshot)] for one in self_families("1", "2")}
     assert families["gpumap_source_duration_seconds"] == [
         Series(("kubelet",), 0.125, "_sum"),
@@ -298,7 +303,7 @@ def test_the_attempts_to_read_a_source() -> None:
 def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
     """A GPU with a fault has up 0, the reason and when it last answered; nothing measured."""
     lost = gpu(0, fault="lost")
-    snapshot = replace(empty_node(), gpus=(lost,), leaves=(Leaf(lost.uuid, lost, holders=1),))
+    snapshot = with_node(empty_node(), gpus=(lost,), devices=(Device(lost.uuid, lost.uuid, holders=1),))
     assert names(snapshot) == {
         "gpumap_gpu_up",
         "gpumap_gpu_fault_info",
@@ -313,65 +318,42 @@ def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
 
 def test_a_device_that_only_the_kubelet_names_has_its_allocation() -> None:
     """While NVML is down a device has holders and slots, but neither gpumap_device_info nor a measurement."""
-    snapshot = replace(
-        empty_node(), leaves=(Leaf(Uuid("GPU-x"), None, holders=0, allocatable=(("nvidia.com/gpu", 1),)),)
-    )
+    snapshot = with_node(empty_node(), devices=(Device(Uuid("GPU-x"), holders=0, allocatable={"nvidia.com/gpu": 1}),))
     assert names(snapshot) == {"gpumap_device_holders", "gpumap_device_slots_allocatable"}
 
 
-def test_a_whole_gpus_memory_is_told_once() -> None:
-    """gpumap_gpu_memory_* stands for partitioned GPUs only; a whole one's memory is its leaf's."""
+def test_each_gpu_has_its_memory() -> None:
+    """Partitioned or not. A GPU without partitions has the memory of its leaf."""
     snapshot = busy_node(gpus=4)
-    partitioned = [one.uuid for one in snapshot.gpus if one.partitioned]
+    assert {one.partitioned for one in snapshot.node.gpus} == {True, False}
     for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):
-        family = next(one for one in GROUPS["device"] if one.name == name)
-        assert [series.labels[0] for series in family.read(snapshot)] == partitioned
+        of_gpus = sample(name, snapshot)
+        assert {uuid for (uuid,) in of_gpus} == {one.uuid for one in snapshot.node.gpus if one.fault is None}
+        of_leaves = sample(name.replace("_gpu_", "_device_"), snapshot)
+        assert all(of_leaves[one.uuid,] == of_gpus[one.uuid,] for one in snapshot.node.gpus if (one.uuid,) in of_leaves)
 
 
-def test_a_partitioned_gpu_without_a_known_memory_has_none() -> None:
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_a_gpu_without_a_known_memory_has_none(partitioned: bool) -> None:
     """The page does not break if the driver reports no memory."""
-    card = gpu(0, partitioned=True)
+    card = gpu(0, partitioned=partitioned)
     assert card.reading is not None
-    unknown = replace(card, reading=structs.replace(card.reading, memory=None))
+    unknown = structs.replace(card, reading=structs.replace(card.reading, memory=None))
     for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):
-        assert sample(name, replace(empty_node(), gpus=(unknown,))) == {}
+        assert sample(name, with_node(empty_node(), gpus=(unknown,))) == {}
 
 
 def test_a_process_in_no_pod_has_empty_names() -> None:
     """By process, what no pod can be named for has empty labels; a process whose memory is not told is absent."""
     snapshot = busy_node()
     (family,) = native([], process_metrics=True)
-    uuid = snapshot.leaves[0].uuid
+    uuid = snapshot.node.devices[0].uuid
     assert [series.labels for series in family.read(snapshot)] == [
         ("team", "pod-0-0", "main", uuid, "100", "C"),
         ("", "", "", uuid, "101", "C"),
     ]
-    untold: list[ProcessUse] = [one._replace(memory_bytes=None) for one in snapshot.processes]
-    assert list(family.read(replace(snapshot, processes=tuple(untold)))) == []
-
-
-def test_a_word_told_twice_has_one_sample() -> None:
-    """Whatever a driver tells twice of a GPU, a reason, a location, a sensor, no sample stands twice on the page."""
-    card = gpu(0)
-    assert card.reading is not None
-    twice = {
-        field: getattr(card.reading, field) * 2
-        for field in (
-            "clocks_hertz",
-            "clock_events",
-            "clock_event_seconds",
-            "fan_ratios",
-            "ecc_errors",
-            "remapped_rows",
-        )
-    }
-    told = structs.replace(
-        card.reading, **twice, retired_pages=(("double_bit_ecc", 1),) * 2, temperatures_celsius=(("gpu", 1.0),) * 2
-    )
-    snapshot = replace(empty_node(), gpus=(replace(card, reading=told),))
-    for one in native(DEFAULT_GROUPS, process_metrics=False):
-        labels = [series.labels for series in one.read(snapshot)]
-        assert len(labels) == len(set(labels)), one.name
+    untold = tuple(structs.replace(one, memory_bytes=None) for one in snapshot.processes)
+    assert list(family.read(replace(snapshot, processes=untold))) == []
 
 
 def sample(name: str, snapshot: Snapshot) -> dict[tuple[str, ...], float]:
@@ -386,54 +368,52 @@ def test_times_of_clock_events_count_nothing_twice() -> None:
     assert card.reading is not None
     family = "gpumap_gpu_clock_event_seconds_total"
 
-    def reasons(times: tuple[tuple[str, float], ...]) -> set[str]:
+    def reasons(times: Iterable[str]) -> set[str]:
         assert card.reading is not None
-        told = replace(card, reading=structs.replace(card.reading, clock_event_seconds=times))
-        return {labels[-1] for labels in sample(family, replace(empty_node(), gpus=(told,)))}
+        told = structs.replace(
+            card, reading=structs.replace(card.reading, clock_event_seconds=dict.fromkeys(times, 1.0))
+        )
+        return {labels[-1] for labels in sample(family, with_node(empty_node(), gpus=(told,)))}
 
-    times = tuple((reason, 1.0) for reason in CLOCK_EVENT_TIMES)
-    everything = {reason for reason, _ in times}
+    everything = set(CLOCK_EVENT_TIMES)
     totals = {"total_app_clocks", "total_base_clocks"}
-    assert reasons(times) == everything - totals - {"thermal"}
-    old = tuple(one for one in times if not one[0].endswith("_slowdown"))
-    assert reasons(old) == {reason for reason, _ in old} - totals, "an older driver counts no parts"
+    assert reasons(everything) == everything - totals - {"thermal"}
+    old = {one for one in everything if not one.endswith("_slowdown")}
+    assert reasons(old) == old - totals, "an older driver counts no parts"
     for part in ("sw_thermal_slowdown", "hw_thermal_slowdown"):
-        assert reasons((("thermal", 2.0), (part, 1.0))) == {part}
+        assert reasons(("thermal", part)) == {part}
 
 
 def test_activity_stands_on_leaves() -> None:
     """What GPM measured stands on the GPU that is not partitioned, or on its MIG devices, never on both, as told."""
     snapshot = busy_node(gpus=4)
     found = sample("gpumap_device_sm_activity_ratio", snapshot)
-    old, lost = snapshot.gpus[2], snapshot.gpus[3]
-    measured = [leaf for leaf in snapshot.leaves if leaf.gpu not in (old, lost)]
+    old, lost = snapshot.node.gpus[2], snapshot.node.gpus[3]
+    measured = [leaf for leaf in snapshot.node.devices if leaf.gpu_uuid not in (old.uuid, lost.uuid)]
     assert list(found) == [(leaf.uuid,) for leaf in measured]
-    card = snapshot.leaves[0].gpu
-    assert card is not None
-    assert card.reading is not None
-    beyond = replace(card, reading=structs.replace(card.reading, activity=Activity(1.01, None, 0.0, None)))
-    alone = replace(snapshot, leaves=(replace(snapshot.leaves[0], gpu=beyond),))
-    assert sample("gpumap_device_sm_activity_ratio", alone) == {(card.uuid,): 1.01}, "it is the driver's to tell"
-    assert sample("gpumap_device_tensor_activity_ratio", alone) == {(card.uuid,): 0.0}
+    beyond = structs.replace(snapshot.node.devices[0], activity=Activity(1.01, None, 0.0, None))
+    alone = with_node(snapshot, devices=(beyond,))
+    assert sample("gpumap_device_sm_activity_ratio", alone) == {(beyond.uuid,): 1.01}, "it is the driver's to tell"
+    assert sample("gpumap_device_tensor_activity_ratio", alone) == {(beyond.uuid,): 0.0}
     assert sample("gpumap_device_sm_occupancy_ratio", alone) == {}
 
 
 def test_xid_errors_are_counted_from_nought() -> None:
     """A GPU that is listened to has 0 from the start, the sum of its codes after that, also while it is lost."""
     lost = gpu(0, fault="lost")
-    snapshot = replace(empty_node(), gpus=(lost,), xids=(GpuXids(lost.uuid, (), 0.0),))
+    snapshot = with_node(empty_node(), gpus=(lost,), xids=(GpuXids(lost.uuid, {}, 0.0),))
     assert sample("gpumap_gpu_xid_errors_total", snapshot) == {(lost.uuid,): 0}
     assert sample("gpumap_gpu_xid_errors_by_code_total", snapshot) == {}
     assert sample("gpumap_xid_blind_seconds_total", snapshot) == {(lost.uuid,): 0.0}
-    snapshot = replace(snapshot, xids=(GpuXids(lost.uuid, ((31, 2), (79, 1)), 7.5),))
+    snapshot = with_node(snapshot, xids=(GpuXids(lost.uuid, {31: 2, 79: 1}, 7.5),))
     assert sample("gpumap_gpu_xid_errors_total", snapshot) == {(lost.uuid,): 3}
     assert sample("gpumap_gpu_xid_errors_by_code_total", snapshot) == {(lost.uuid, "31"): 2, (lost.uuid, "79"): 1}
 
 
 def test_what_a_gpu_needs_is_told_of_one_that_does_not_answer() -> None:
     """The recovery action stands for a GPU that needs a reset too, and nowhere where the driver does not tell it."""
-    lost, silent = gpu(0, fault="reset_required"), replace(gpu(1), recovery_action=None)
-    snapshot = replace(empty_node(), gpus=(lost, silent, gpu(2)))
+    lost, silent = gpu(0, fault="reset_required"), structs.replace(gpu(1), recovery_action=None)
+    snapshot = with_node(empty_node(), gpus=(lost, silent, gpu(2)))
     assert sample("gpumap_gpu_recovery_action_info", snapshot) == {
         (lost.uuid, "gpu_reset"): 1,
         (gpu(2).uuid, "none"): 1,
@@ -442,10 +422,10 @@ def test_what_a_gpu_needs_is_told_of_one_that_does_not_answer() -> None:
 
 def test_accounts_stand_without_their_container() -> None:
     """What was charged is served by its own rows: the container may be gone, and what is not known is absent."""
-    name = ContainerName("n", "p", "c")
-    charged = ContainerAccount(name, Uuid("GPU-x"), 1.5, None, None, None)
+    name = ("n", "p", "c")
+    charged = ContainerAccount(*name, Uuid("GPU-x"), 1.5, None, None, None)
     accounts = (GpuAccount(Uuid("GPU-x"), None, 2.5),)
-    snapshot = replace(empty_node(), accounts=(charged,), gpu_accounts=accounts)
+    snapshot = with_node(empty_node(), accounts=(charged,), gpu_accounts=accounts)
     assert names(snapshot) == {"gpumap_container_allocated_gpu_seconds_total", "gpumap_accounting_gap_seconds_total"}
     assert sample("gpumap_container_allocated_gpu_seconds_total", snapshot) == {(*name, "GPU-x"): 1.5}
     assert "estimate" in next(one.help for one in GROUPS["accounting"] if "container_energy" in one.name)

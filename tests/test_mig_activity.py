@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.model.findings import findings
-from gpumap.model.snapshot import ContainerAccount, ContainerUse, Snapshot
+from gpumap.model.node import ContainerAccount, Use
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, mig_uuid, use
 
 LEAF = mig_uuid(0, 1, 0)
@@ -23,7 +24,7 @@ def mig_node(*pods: Pod, activity: float | None = 0.5) -> TestNode:
     return TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)], millijoules=0, activities=activities)], list(pods))
 
 
-def used(snapshot: Snapshot, pod: Pod, container: str = "main") -> ContainerUse:
+def used(snapshot: Snapshot, pod: Pod, container: str = "main") -> Use:
     found = use(snapshot, pod.full(container), LEAF)
     assert found is not None
     return found
@@ -34,7 +35,7 @@ def activity(snapshot: Snapshot, pod: Pod, container: str = "main") -> float | N
 
 
 def charged(snapshot: Snapshot, pod: Pod) -> ContainerAccount:
-    return next(one for one in snapshot.accounts if (one.name, one.uuid) == (pod.full(), LEAF))
+    return next(one for one in snapshot.node.accounts if (one.name, one.uuid) == (pod.full(), LEAF))
 
 
 # --- whose it is ------------------------------------------------------------------------------------------------------
@@ -168,13 +169,13 @@ def test_a_mig_pod_that_rests_is_an_idle_holder() -> None:
     for _ in range(59):
         snapshot = node.collect()
     assert used(snapshot, pod).last_active == last
-    assert [one.kind for one in findings(node_map(snapshot, interval_seconds=5.0))] == ["unused"]
-    found = findings(node_map(node.collect(5.0), interval_seconds=5.0))
+    assert [one.kind for one in findings(published(snapshot, interval_seconds=5.0))] == ["unused"]
+    found = findings(published(node.collect(5.0), interval_seconds=5.0))
     assert [(one.kind, one.why, one.idle_seconds) for one in found] == [("idle", "no activity for 5m", 300.0)]
     node.gpus[0].activities[ALONE] = 0.009  # an idle CUDA context does not read exactly 0
-    assert "idle" in [one.kind for one in findings(node_map(node.collect(), interval_seconds=5.0))]
+    assert "idle" in [one.kind for one in findings(published(node.collect(), interval_seconds=5.0))]
     node.gpus[0].activities[ALONE] = 0.01
-    assert "idle" not in [one.kind for one in findings(node_map(node.collect(), interval_seconds=5.0))]
+    assert "idle" not in [one.kind for one in findings(published(node.collect(), interval_seconds=5.0))]
 
 
 def test_a_mig_pod_of_unknown_activity_is_not_judged() -> None:
@@ -184,24 +185,24 @@ def test_a_mig_pod_of_unknown_activity_is_not_judged() -> None:
     node.processes = [Process(100, LEAF, pod, memory=GIB)]
     for _ in range(100):
         snapshot = node.collect()
-    assert "idle" not in [one.kind for one in findings(node_map(snapshot, interval_seconds=5.0))]
+    assert "idle" not in [one.kind for one in findings(published(snapshot, interval_seconds=5.0))]
 
 
 # --- what is charged --------------------------------------------------------------------------------------------------
 
 
-def test_sm_seconds_of_a_mig_device_are_its_share_of_the_gpu() -> None:
-    """Half of three of seven slices for five seconds; and no energy, which is told of the whole GPU alone."""
+def test_the_activity_of_a_mig_device_counts_as_its_share_of_the_gpu() -> None:
+    """Half of three of seven slices for five seconds. It is no SM time, and no energy, which only GPUs report."""
     pod = mig_pod()
     node = mig_node(pod)
     node.processes = [Process(100, LEAF, pod)]
     node.collect()
-    assert charged(node.collect(), pod).sm_seconds == 0.0
+    assert charged(node.collect(), pod).sm_activity_seconds == 0.0
     snapshot = node.collect()
     account = charged(snapshot, pod)
-    assert account.sm_seconds == pytest.approx(5.0 * 0.5 * 3 / 7)
+    assert account.sm_activity_seconds == pytest.approx(5.0 * 0.5 * 3 / 7)
     assert account.allocated_gpu_seconds == pytest.approx(10.0 * 3 / 7)
-    assert account.energy_joules is None
+    assert (account.sm_seconds, account.energy_joules) == (None, None)
 
 
 def test_the_idle_are_charged_no_time_from_the_start() -> None:
@@ -210,7 +211,7 @@ def test_the_idle_are_charged_no_time_from_the_start() -> None:
     node = mig_node(pod, activity=0.0)
     for _ in range(3):
         snapshot = node.collect()
-    assert charged(snapshot, pod).sm_seconds == 0.0
+    assert charged(snapshot, pod).sm_activity_seconds == 0.0
 
 
 def test_where_several_hold_a_mig_device_no_time_is_charged() -> None:
@@ -222,7 +223,7 @@ def test_where_several_hold_a_mig_device_no_time_is_charged() -> None:
     for _ in range(3):
         snapshot = node.collect()
     assert (activity(snapshot, pod), activity(snapshot, other)) == (0.5, 0.0)
-    assert (charged(snapshot, pod).sm_seconds, charged(snapshot, other).sm_seconds) == (None, None)
+    assert (charged(snapshot, pod).sm_activity_seconds, charged(snapshot, other).sm_activity_seconds) == (None, None)
 
 
 def test_without_the_share_of_the_device_no_time_is_charged() -> None:
@@ -234,4 +235,4 @@ def test_without_the_share_of_the_device_no_time_is_charged() -> None:
     for _ in range(3):
         snapshot = node.collect()
     assert activity(snapshot, pod) == 0.5
-    assert charged(snapshot, pod).sm_seconds is None
+    assert charged(snapshot, pod).sm_activity_seconds is None

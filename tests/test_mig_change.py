@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpumap.model.observations import DeviceId, ResourceDevices
 from tests import standin
-from tests.agent import Agent, Page, serve
+from tests.agent import Agent, serve
+from tests.exposed import Page
 from tests.impatient import Service
-from tests.node import GIB, MIB, WHOLE, Node, Pod, gpu_uuid
+from tests.machine import Pod
+from tests.node import GIB, MIB, WHOLE, Node, gpu_uuid
 from tests.processes import PlainProcesses
 from tests.standin import Attributes, Code, MigInstance, Placement
 
@@ -23,14 +25,12 @@ SMALL = [f"MIG-00000000-0000-5000-8000-00000000000{n}" for n in range(3)]
 HALF = "MIG-00000000-0000-5000-8000-00000000000f"
 
 
-@dataclass
 class MigNode(Node):
     """GPU 0 is shared, the others are offered whole; of the partitioned ones their MIG devices, which `offers` has."""
 
-    offers: dict[int, Sequence[str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, directory: Path, library: Path, processes: PlainProcesses) -> None:
+        self.offers: dict[int, Sequence[str]] = {}
+        super().__init__(directory, library, processes)
         for card in self.driver.gpus:
             card.mig_mode = False
         self.tell_driver()
@@ -177,8 +177,8 @@ async def test_a_gpu_that_is_reset_for_its_partitions_costs_itself(node: MigNode
         node.driver.fail = {("*", 1): code}
         node.tell_driver()
         during = await agent.later()
-        assert during.value("gpumap_gpu_up", uuid=CARD) == 0
-        assert during.value("gpumap_gpu_up", uuid=OTHER) == 1
+        assert during.value("gpumap_gpu_up", gpu_uuid=CARD) == 0
+        assert during.value("gpumap_gpu_up", gpu_uuid=OTHER) == 1
         assert during.value("gpumap_device_memory_used_bytes", uuid=SMALL[0]) is None
         node.driver.fail = {}
         node.partition(1, [small(1)])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gpumap.model.node import Use
 from gpumap.model.readings import ProcessSample, Uuid
-from gpumap.model.snapshot import ContainerUse, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import MeasuredNode, measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, processes_by_owner, use
@@ -30,7 +31,7 @@ def server(pid: int, leaf: Uuid = CARD, pod: Pod | None = DAEMON, memory: int = 
     return Process(pid, leaf, pod, "mps-control-daemon" if pod is DAEMON else "main", memory, comm=SERVER)
 
 
-def used(snapshot: Snapshot, pod: Pod) -> ContainerUse:
+def used(snapshot: Snapshot, pod: Pod) -> Use:
     found = use(snapshot, pod.full(), CARD)
     assert found is not None
     return found

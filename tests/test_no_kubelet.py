@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.doctor.checks import examine, works
 from gpumap.cli.inspect.report import inspect_report
 from gpumap.cli.node_maps import NodeMaps
@@ -21,7 +21,7 @@ from gpumap.cli.tables import Shape, map_table, top_table, waste_table
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
 from gpumap.model.findings import NOTHING_ASSIGNED
-from gpumap.model.map import NodeMap
+from gpumap.model.node import Node as SeenNode
 from tests import standin
 from tests.agent import PLAIN, Agent, run_agent, until
 from tests.command import one_line, run_command, run_command_in_loop
@@ -53,9 +53,9 @@ def workstation() -> TestNode:
     return TestNode([Gpu(0), Gpu(1)], [], [Process(10, made_uuid(0), None, sm=0.5)], has_kubelet=False)
 
 
-def mapped(node: TestNode) -> NodeMap:
+def mapped(node: TestNode) -> SeenNode:
     node.collect()
-    return node_map(node.collect(), collect=tuple(GROUPS))
+    return published(node.collect(), collect=tuple(GROUPS))
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
@@ -93,13 +93,13 @@ def test_nothing_is_assigned(node: TestNode) -> None:
     page = Exposition((*families, *self_families("0", "0"))).render(snapshot).decode()
     names = {line.split("{")[0].split(" ")[0] for line in page.splitlines() if not line.startswith("#")}
     assert not [name for name in names if name.startswith(ALLOCATION) or name in ALLOCATION_OF_DEVICES]
-    assert {one.source.value for one in snapshot.sources} == {"nvml", "procfs"}
-    assert not {"push", "pod_logs", "device_checkpoint"} & {name for name, _ in snapshot.capabilities}
-    for leaf in snapshot.leaves:
+    assert {one.source for one in snapshot.node.sources} == {"nvml", "procfs"}
+    assert not {"push", "pod_logs", "device_checkpoint"} & snapshot.node.capabilities.keys()
+    for leaf in snapshot.node.devices:
         assert {use.owner.value for use in leaf.owners} <= OWNERS
         if leaf.memory is not None:
             assert sum(use.memory_bytes or 0 for use in leaf.owners) == leaf.memory.used_bytes
-    made = node_map(snapshot)
+    made = published(snapshot)
     assert not made.findings
     assert set(made.finding_sums.values()) == {None} if made.finding_sums else True
 

@@ -92,23 +92,23 @@ def count_calls(worker: Worker, driver: Driver, calls: Path) -> Counter[str]:
 def test_health_is_told_in_base_units(start: Start) -> None:
     """Hertz, seconds and ratios; counts as the driver has them; words for what are numbers in nvml.h."""
     reading = start(groups=("health",)).read_one(Driver(gpus=[healthy_gpu()]))
-    assert reading.clocks_hertz == (("graphics", 1.41e9), ("sm", 1.411e9), ("memory", 1.593e9), ("video", 1.275e9))
-    assert reading.clock_events == (
-        ("gpu_idle", False),
-        ("sw_power_cap", True),
-        ("sw_thermal_slowdown", False),
-        ("hw_thermal_slowdown", True),
-        ("hw_power_brake_slowdown", False),
-    )
-    assert reading.clock_event_seconds == (("sw_power_cap", 1.5), ("hw_thermal_slowdown", 0.25))
-    assert (reading.performance_state, reading.fan_ratios) == (0, (("0", 0.3), ("1", 1.05)))
-    assert reading.ecc_errors == (("corrected", "dram", 7), ("uncorrected", "sram", 1 << 40))
-    assert reading.remapped_rows == (("correctable", 3), ("uncorrectable", 1))
+    assert reading.clocks_hertz == {"graphics": 1.41e9, "sm": 1.411e9, "memory": 1.593e9, "video": 1.275e9}
+    assert reading.clock_events == {
+        "gpu_idle": False,
+        "sw_power_cap": True,
+        "sw_thermal_slowdown": False,
+        "hw_thermal_slowdown": True,
+        "hw_power_brake_slowdown": False,
+    }
+    assert reading.clock_event_seconds == {"sw_power_cap": 1.5, "hw_thermal_slowdown": 0.25}
+    assert (reading.performance_state, reading.fan_speed_ratios) == (0, {"0": 0.3, "1": 1.05})
+    assert reading.ecc_errors == {"corrected": {"dram": 7}, "uncorrected": {"sram": 1 << 40}}
+    assert reading.remapped_rows == {"correctable": 3, "uncorrectable": 1}
     assert (reading.row_remap_pending, reading.row_remap_failure) == (True, False)
-    assert reading.retired_pages == (("single_bit_ecc", 2), ("double_bit_ecc", 0))
+    assert reading.retired_pages == {"single_bit_ecc": 2, "double_bit_ecc": 0}
     assert reading.recovery_action == "drain_and_reset"
-    assert (reading.ecc_totals, reading.compute_mode, reading.vbios_version) == ((), None, "")
-    assert (reading.pcie_transmit_bytes, reading.nvlink_transmit_bytes, reading.refusals) == (None, None, ())
+    assert (reading.ecc_totals, reading.compute_mode, reading.vbios_version) == ({}, None, "")
+    assert (reading.pcie_transmit_bytes, reading.nvlink_transmit_bytes, reading.refusals) == (None, None, {})
 
 
 def test_links_are_told_in_bytes(start: Start) -> None:
@@ -117,7 +117,7 @@ def test_links_are_told_in_bytes(start: Start) -> None:
     assert (reading.pcie_source, reading.pcie_transmit_bytes, reading.pcie_receive_bytes) == (None, None, None)
     assert (reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes) == (3 << 10, 4 << 10)
     assert reading.pcie_replays is None
-    assert (reading.clocks_hertz, reading.recovery_action, reading.ecc_errors) == ((), None, ())
+    assert (reading.clocks_hertz, reading.recovery_action, reading.ecc_errors) == ({}, None, {})
 
 
 def test_a_group_that_is_not_asked_for_costs_no_call(start: Start, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_groups_may_change_from_one_reading_to_the_next(start: Start) -> None:
         reading = worker.read_one(driver)
         told.append([one is not None for one in (reading.recovery_action, reading.nvlink_receive_bytes)])
         assert (reading.vbios_version != "") is (reading.pcie_replays is not None) is ("card" in groups)
-        assert reading.temperatures_celsius == (("gpu", 40.0), ("memory", 45.0))
+        assert reading.temperatures_celsius == {"gpu": 40.0, "memory": 45.0}
     assert told == [[False, False], [True, False], [False, True], [True, True], [False, True], [False, False]]
 
 
@@ -178,12 +178,12 @@ def test_what_a_card_is_made_for_is_told(start: Start) -> None:
     can be set, and what it counted of errors in all; nothing of the other groups."""
     reading = start(groups=("card",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert (reading.vbios_version, reading.compute_capability) == ("96.00.A5.00.03", "9.0")
-    assert reading.max_clocks_hertz == (("graphics", 1.98e9), ("sm", 1.98e9), ("memory", 2.619e9))
-    assert reading.power_limits_watts == (("requested", 400.0), ("default", 700.0), ("min", 200.0), ("max", 750.0))
-    assert reading.ecc_totals == (("corrected", "volatile", 5), ("uncorrected", "aggregate", 1 << 40))
+    assert reading.max_clocks_hertz == {"graphics": 1.98e9, "sm": 1.98e9, "memory": 2.619e9}
+    assert reading.power_limits_watts == {"requested": 400.0, "default": 700.0, "min": 200.0, "max": 750.0}
+    assert reading.ecc_totals == {"corrected": {"volatile": 5}, "uncorrected": {"aggregate": 1 << 40}}
     assert (reading.retired_pages_pending, reading.compute_mode) == (True, "exclusive_process")
     assert reading.pcie_replays == 12
-    assert (reading.clocks_hertz, reading.retired_pages, reading.nvlink_receive_bytes) == ((), (), None)
+    assert (reading.clocks_hertz, reading.retired_pages, reading.nvlink_receive_bytes) == ({}, {}, None)
 
 
 def test_what_a_card_is_made_for_is_asked_once(start: Start, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_what_a_card_is_made_for_is_asked_once(start: Start, tmp_path: Path) -> 
     counted = count_calls(worker, driver, calls)
     assert {call: counted[call] for call in CALLS_OF_THE_CARD} == CALLS_OF_THE_CARD
     assert after.vbios_version == before.vbios_version
-    assert dict(after.power_limits_watts)["requested"] == 300.0
+    assert after.power_limits_watts["requested"] == 300.0
 
 
 def test_what_is_refused_of_a_card_is_asked_again(start: Start) -> None:
@@ -208,7 +208,7 @@ def test_what_is_refused_of_a_card_is_asked_again(start: Start) -> None:
     driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetVbiosVersion", 0): Code.UNKNOWN})
     reading = worker.read_one(driver)
     assert (reading.vbios_version, reading.compute_capability) == ("", "9.0")
-    assert reading.refusals == (("nvmlDeviceGetVbiosVersion", Code.UNKNOWN),)
+    assert reading.refusals == {"nvmlDeviceGetVbiosVersion": Code.UNKNOWN}
     assert worker.read_one(Driver(gpus=[healthy_gpu()])).vbios_version == "96.00.A5.00.03"
 
 
@@ -223,7 +223,7 @@ def test_a_refused_field_costs_itself(start: Start) -> None:
     for _ in range(2):
         reading = worker.read_one(Driver(gpus=[gpu]))
         assert (reading.row_remap_pending, reading.row_remap_failure) == (None, False)
-        assert reading.refusals == ((f"{GROUP_FIELDS}(144)", Code.UNKNOWN),)
+        assert reading.refusals == {f"{GROUP_FIELDS}(144)": Code.UNKNOWN}
     gpu.fields[144] = ("uint", 1)
     assert worker.read_one(Driver(gpus=[gpu])).row_remap_pending is True
 
@@ -235,7 +235,7 @@ def test_a_field_that_is_not_supported_is_not_asked_again(start: Start, said: Fi
     gpu.fields[230] = said
     worker = start(groups=("health",))
     reading = worker.read_one(Driver(gpus=[gpu]))
-    assert (reading.recovery_action, reading.refusals, reading.remapped_rows[0]) == (None, (), ("correctable", 3))
+    assert (reading.recovery_action, reading.refusals, reading.remapped_rows["correctable"]) == (None, {}, 3)
     gpu.fields[230] = ("uint", 9)
     assert worker.read_one(Driver(gpus=[gpu])).recovery_action is None
     gpu.mig_mode = True
@@ -257,9 +257,9 @@ def test_a_driver_without_field_values_tells_the_rest(start: Start) -> None:
     worker = start((GROUP_FIELDS,), groups=("health", "links"))
     for _ in range(2):
         reading = worker.read_one(Driver(gpus=[healthy_gpu()]))
-        assert reading.temperatures_celsius == (("gpu", 40.0),)
-        assert (reading.recovery_action, reading.nvlink_receive_bytes, reading.remapped_rows) == (None, None, ())
-        assert (reading.performance_state, reading.refusals) == (0, ())
+        assert reading.temperatures_celsius == {"gpu": 40.0}
+        assert (reading.recovery_action, reading.nvlink_receive_bytes, reading.remapped_rows) == (None, None, {})
+        assert (reading.performance_state, reading.refusals) == (0, {})
 
 
 @pytest.mark.parametrize(("code", "fault"), [(Code.GPU_IS_LOST, "lost"), (Code.UNINITIALIZED, "unknown")])
@@ -277,7 +277,7 @@ def test_traffic_in_narrow_counters_is_not_told(start: Start, kind: str) -> None
     gpu.fields |= {(139, ALL_LINKS): (kind, 10)}  # type: ignore[dict-item]
     reading = start(groups=("links",)).read_one(Driver(gpus=[gpu]))
     assert (reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes) == (3 << 10, None)
-    assert reading.refusals == ()
+    assert reading.refusals == {}
 
 
 numbers = st.integers(0, (1 << 16) - 1)
@@ -305,19 +305,19 @@ def test_each_field_stands_for_itself(
             for field, value in said.items()
             if value and value[0] != "error" and 0 <= value[1] < 1e9 and value != ("ushort", 0xFFFF)
         }
-        assert dict(reading.clock_event_seconds).keys() == {w for w, f in health.CLOCK_EVENT_FIELDS if f in told}
+        assert reading.clock_event_seconds.keys() == {w for w, f in health.CLOCK_EVENT_FIELDS if f in told}
         assert len(reading.remapped_rows) == len({142, 143} & told)
         assert len(reading.retired_pages) == len({29, 30} & told)
         assert [reading.row_remap_pending is None, reading.row_remap_failure is None] == [
             144 not in told,
             145 not in told,
         ]
-        assert ("memory" in dict(reading.temperatures_celsius), reading.recovery_action is not None) == (
+        assert ("memory" in reading.temperatures_celsius, reading.recovery_action is not None) == (
             82 in told and bool(said[82] and said[82][1]),
             230 in told,
         )
         refused = {f for f, v in said.items() if v and v[0] == "error" and v[1] in (4, 999)}
-        assert {call for call, _ in reading.refusals} == {f"{GROUP_FIELDS}({field})" for field in refused}
+        assert reading.refusals.keys() == {f"{GROUP_FIELDS}({field})" for field in refused}
 
 
 @pytest.fixture(name="hypothetical")
@@ -337,10 +337,10 @@ def test_clock_events_are_told_under_either_name(start: Start, tmp_path: Path, w
     driver = Driver(gpus=[healthy_gpu()])
     for _ in range(3):
         events = worker.read_one(driver).clock_events
-        assert [word for word, active in events if active] == ["sw_power_cap", "hw_thermal_slowdown"]
+        assert [word for word, active in events.items() if active] == ["sw_power_cap", "hw_thermal_slowdown"]
         assert len(events) == (11 if set(EVENTS[1:] + THROTTLING[1:]) <= set(without) else 5)
     driver.gpus[0].clock_events = 0x1
-    assert worker.read_one(driver).clock_events[0] == ("gpu_idle", True)
+    assert worker.read_one(driver).clock_events["gpu_idle"] is True
     counted = count_calls(worker, driver, calls)
     assert sum(counted[call] for call in (EVENTS[0], THROTTLING[0])) == 4
     assert sum(counted[call] for call in (EVENTS[1], THROTTLING[1])) <= 1
@@ -350,7 +350,7 @@ def test_reasons_that_are_refused_for_once_are_asked_again(start: Start) -> None
     """Until the driver reports which reasons the GPU knows, only those that are present are reported."""
     driver = Driver(gpus=[healthy_gpu()], fail={(EVENTS[1], 0): Code.UNKNOWN})
     worker = start(groups=("health",))
-    assert worker.read_one(driver).clock_events == (("sw_power_cap", True), ("hw_thermal_slowdown", True))
+    assert worker.read_one(driver).clock_events == {"sw_power_cap": True, "hw_thermal_slowdown": True}
     driver.fail.clear()
     assert len(worker.read_one(driver).clock_events) == 5
 
@@ -365,25 +365,23 @@ def test_an_unknown_performance_state_is_absent(start: Start) -> None:
 @pytest.mark.parametrize(
     ("without", "expected"),
     [
-        ((), (("0", 0.3), ("1", 1.05))),
-        (("nvmlDeviceGetNumFans",), (("0", 0.3),)),
-        (("nvmlDeviceGetFanSpeed_v2",), (("0", 0.3),)),
-        (("nvmlDeviceGetNumFans", "nvmlDeviceGetFanSpeed_v2", "nvmlDeviceGetFanSpeed"), ()),
+        ((), {"0": 0.3, "1": 1.05}),
+        (("nvmlDeviceGetNumFans",), {"0": 0.3}),
+        (("nvmlDeviceGetFanSpeed_v2",), {"0": 0.3}),
+        (("nvmlDeviceGetNumFans", "nvmlDeviceGetFanSpeed_v2", "nvmlDeviceGetFanSpeed"), {}),
     ],
 )
-def test_fans_are_told_by_number_or_the_one(
-    start: Start, without: tuple[str, ...], expected: tuple[tuple[str, float], ...]
-) -> None:
+def test_fans_are_told_by_number_or_the_one(start: Start, without: tuple[str, ...], expected: dict[str, float]) -> None:
     """Drivers that do not tell fans apart tell one."""
     reading = start(without, groups=("health",)).read_one(Driver(gpus=[healthy_gpu()]))
-    assert (reading.fan_ratios, reading.refusals) == (expected, ())
+    assert (reading.fan_speed_ratios, reading.refusals) == (expected, {})
 
 
 def test_a_fan_that_is_refused_costs_itself(start: Start) -> None:
     """The other fans are told under their numbers."""
     gpu = healthy_gpu()
     gpu.fan_percents = [None, 40, 50]
-    assert start(groups=("health",)).read_one(Driver(gpus=[gpu])).fan_ratios == (("1", 0.4), ("2", 0.5))
+    assert start(groups=("health",)).read_one(Driver(gpus=[gpu])).fan_speed_ratios == {"1": 0.4, "2": 0.5}
 
 
 @pytest.mark.parametrize("ecc", [{}, {(0, 1, 2): 7, (1, 1, 2): 0}])
@@ -394,7 +392,7 @@ def test_places_without_ecc_are_asked_once(start: Start, tmp_path: Path, ecc: di
     driver = Driver(gpus=[Gpu(A, ecc=ecc)])
     for _ in range(2):
         for _ in range(3):
-            assert len(worker.read_one(driver).ecc_errors) == len(ecc)
+            assert sum(map(len, worker.read_one(driver).ecc_errors.values())) == len(ecc)
         assert count_calls(worker, driver, calls)["nvmlDeviceGetMemoryErrorCounter"] == 16 + 2 * len(ecc)
 
 
@@ -403,7 +401,7 @@ def test_a_refused_counter_costs_itself(start: Start) -> None:
     driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetMemoryErrorCounter", 0): Code.UNKNOWN})
     worker = start(groups=("health",))
     reading = worker.read_one(driver)
-    assert (reading.ecc_errors, reading.refusals) == ((), (("nvmlDeviceGetMemoryErrorCounter", Code.UNKNOWN),))
+    assert (reading.ecc_errors, reading.refusals) == ({}, {"nvmlDeviceGetMemoryErrorCounter": Code.UNKNOWN})
     assert reading.performance_state == 0
     driver.fail.clear()
     assert len(worker.read_one(driver).ecc_errors) == 2

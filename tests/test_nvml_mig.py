@@ -22,9 +22,9 @@ def test_mig_devices_are_told_beyond_a_hole(start: Start) -> None:
     gpu = Gpu(A, instances=[first, None, second], samples=[Sample(10, 50)], utilization_gpu=50)
     reading = start().read_one(Driver(gpus=[gpu]))
     assert (reading.partitioned, reading.max_mig_devices) == (True, 7)
-    assert reading.refusals == ()
+    assert reading.refusals == {}
     assert (reading.processes, reading.samples, reading.utilization_ratio) == (None, None, None)
-    assert (reading.power_watts, reading.temperatures_celsius[0]) == (60.0, ("gpu", 40.0))
+    assert (reading.power_watts, reading.temperatures_celsius["gpu"]) == (60.0, 40.0)
     assert [instance.uuid for instance in reading.instances] == [MIG_A, MIG_B]
     assert reading.instances[0] == MigInstance(
         uuid=Uuid(MIG_A),
@@ -136,7 +136,7 @@ def test_a_place_that_is_kept_back_is_absent_without_complaint(start: Start, tmp
     driver = Driver(gpus=[gpu], fail={("nvmlDeviceGetGpuInstanceById", 0): Code.NO_PERMISSION})
     for _ in range(4):
         reading = worker.read_one(driver)
-        assert reading.refusals == ()
+        assert reading.refusals == {}
         (instance,) = reading.instances
         assert (instance.profile_id, instance.placement_start, instance.profile) == (None, None, "1g.10gb")
         assert instance.memory is not None
@@ -218,7 +218,7 @@ def test_no_instance_is_paired_with_what_another_said(start: Start, call: str, h
     own = {MIG_A: (1, 1, 10), MIG_B: (2, 2, 11), MIG_C: (3, 3, 12)}
     for expected in ({MIG_C}, {MIG_B, MIG_C}):
         reading = worker.read_one(before) if expected == {MIG_C} else worker.read().gpus[0]
-        assert (reading.fault, reading.refusals) == (None, ())
+        assert (reading.fault, reading.refusals) == (None, {})
         for one in reading.instances:
             assert one.memory is not None
             assert one.processes is not None
@@ -233,7 +233,7 @@ def test_an_instance_that_cannot_be_named_is_left_out_and_told(start: Start) -> 
     driver = Driver(gpus=[gpu], fail={("nvmlDeviceGetUUID", "0.0"): Code.NO_PERMISSION})
     reading = start().read_one(driver)
     assert [one.uuid for one in reading.instances] == [MIG_B]
-    assert reading.refusals == (("nvmlDeviceGetUUID", Code.NO_PERMISSION),)
+    assert reading.refusals == {"nvmlDeviceGetUUID": Code.NO_PERMISSION}
 
 
 def test_what_a_going_device_did_not_support_is_asked_of_the_next_one(start: Start) -> None:

@@ -18,7 +18,6 @@ from gpumap.agent.sources.nvml import NvmlSource, worker_command
 from gpumap.agent.sources.nvml_state import SampleRing
 from gpumap.model.observations import Complaint, NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import GpuReading
-from tests.standin import Code, Driver, Gpu
 
 A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
 PATIENCE_SECONDS = 60.0
@@ -132,8 +131,8 @@ async def test_faults_and_refusals_are_complaints(start: Start) -> None:
     source = start(
         """for n, _ in requests():
             driver(n, 3)
-            gpu(n, 0, fault="lost", refusals=[["nvmlDeviceGetUUID", 15]])
-            gpu(n, 1, 2, refusals=[["nvmlDeviceGetPowerUsage", 4]])"""
+            gpu(n, 0, fault="lost", refusals={"nvmlDeviceGetUUID": 15})
+            gpu(n, 1, 2, refusals={"nvmlDeviceGetPowerUsage": 4})"""
     )
     told = await read(source)
     assert faults(told) == ["lost", None, None]
@@ -446,66 +445,6 @@ async def test_close_leaves_no_process(start: Start, manner: str) -> None:
 
 
 # --- the real worker --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def worker(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NvmlSource]:
-    """A source over the real worker, its driver being `tmp_path/state`."""
-    monkeypatch.setenv("STANDIN_STATE", str(tmp_path / "state"))
-    source = NvmlSource(worker_command(str(library)))
-    yield source
-    await source.close()
-
-
-async def test_the_worker_tells_every_gpu(worker: NvmlSource, tmp_path: Path) -> None:
-    """All GPUs of the driver are in the reading, with its versions."""
-    Driver(gpus=[Gpu(A), Gpu(B)]).write(tmp_path / "state")
-    told = await read(worker)
-    assert [gpu.uuid for gpu in told.value.gpus] == [A, B]
-    assert told.value.driver_version == "550.54.15"
-    assert told.complaints == ()
-
-
-async def test_the_worker_lives_through_a_hang(worker: NvmlSource, tmp_path: Path) -> None:
-    """A hung call costs one deadline and one GPU, which is back as soon as the driver lets go of it."""
-    driver = Driver(gpus=[Gpu(A), Gpu(B)])
-    driver.write(tmp_path / "state")
-    await read(worker)
-    driver.delay["nvmlDeviceGetPowerUsage", 1] = float("inf")
-    driver.write(tmp_path / "state")
-    assert faults(await read(worker, 0.3)) == [None, "hung"]
-    begun = time.monotonic()
-    assert faults(await read(worker, PATIENCE_SECONDS)) == [None, "hung"]
-    assert time.monotonic() - begun < 1
-    driver.delay.clear()
-    driver.write(tmp_path / "state")
-    await asyncio.sleep(0.1)
-    assert faults(await read(worker)) == [None, None]
-
-
-async def test_the_worker_lives_through_a_crash(worker: NvmlSource, tmp_path: Path) -> None:
-    """A GPU whose call crashes the library costs the others nothing; once mended, it comes back."""
-    driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], crash={("nvmlDeviceGetPowerUsage", 1)})
-    driver.write(tmp_path / "state")
-    await read(worker)
-    for _ in range(4):
-        assert faults(await read(worker)) == [None, "worker_crashed", None]
-    driver.crash.clear()
-    driver.write(tmp_path / "state")
-    for _ in range(4):
-        told = await read(worker)
-    assert faults(told) == [None, None, None]
-
-
-async def test_the_worker_takes_a_new_drivers_library(worker: NvmlSource, tmp_path: Path) -> None:
-    """A version mismatch is told, and gone as soon as library and driver agree, by another process."""
-    driver = Driver(gpus=[Gpu(A)], init_code=Code.LIB_RM_VERSION_MISMATCH)
-    driver.write(tmp_path / "state")
-    for _ in range(2):
-        assert (await failure(worker)).reason == "driver_version_mismatch"
-    driver.init_code = 0
-    driver.write(tmp_path / "state")
-    assert faults(await read(worker)) == [None]
 
 
 async def test_a_missing_library_is_a_failure(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import pynvml
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -66,10 +65,10 @@ def test_a_whole_gpu_is_told_in_base_units(start: Start) -> None:
         sampled_seconds=1.2,
         samples=(),
         utilization_ratio=0.61,
-        memory_controller_ratio=0.07,
+        memory_controller_busy_ratio=0.07,
         encoder_ratio=0.05,
         decoder_ratio=0.04,
-        temperatures_celsius=(("gpu", 40.0), ("memory", 45.0)),
+        temperatures_celsius={"gpu": 40.0, "memory": 45.0},
         power_watts=250.5,
         power_limit_watts=400.0,
         energy_joules=1000.0,
@@ -90,17 +89,15 @@ def test_what_a_gpu_does_not_support_is_absent_without_complaint(start: Start) -
     )
     reading = start(groups=("codec", "health", "links", "gpm")).read_one(Driver(gpus=[gpu]))
     assert reading.fault is None
-    assert reading.refusals == ()
+    assert reading.refusals == {}
     assert (reading.memory, reading.power_watts, reading.energy_joules) == (None, None, None)
     assert (reading.encoder_ratio, reading.processes, reading.samples) == (None, None, None)
-    assert reading.temperatures_celsius == (("gpu", 40.0),)
+    assert reading.temperatures_celsius == {"gpu": 40.0}
 
 
 def test_a_memory_of_zero_degrees_is_no_temperature(start: Start) -> None:
     """T4 and GeForce cards have no sensor for the memory, and some drivers answer 0 for it."""
-    assert start().read_one(Driver(gpus=[Gpu(A, memory_temperature_celsius=0)])).temperatures_celsius == (
-        ("gpu", 40.0),
-    )
+    assert start().read_one(Driver(gpus=[Gpu(A, memory_temperature_celsius=0)])).temperatures_celsius == {"gpu": 40.0}
 
 
 def test_a_failing_call_costs_its_value_alone_and_is_told(start: Start) -> None:
@@ -108,7 +105,7 @@ def test_a_failing_call_costs_its_value_alone_and_is_told(start: Start) -> None:
     driver = Driver(gpus=[Gpu(A)], fail={("nvmlDeviceGetPowerUsage", 0): Code.NO_PERMISSION})
     reading = start().read_one(driver)
     assert (reading.fault, reading.power_watts, reading.energy_joules) == (None, None, 1000.0)
-    assert reading.refusals == (("nvmlDeviceGetPowerUsage", Code.NO_PERMISSION),)
+    assert reading.refusals == {"nvmlDeviceGetPowerUsage": Code.NO_PERMISSION}
 
 
 def test_what_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -> None:
@@ -141,9 +138,9 @@ def test_a_passing_not_supported_is_told_and_passes(start: Start, call: str) -> 
     worker = start(groups=("codec", "health"), changed=SOON)
     driver = Driver(gpus=[Gpu(A, encoder_utilization=None, processes=[Process(10)], mig_mode=False)])
     whole = worker.read_one(driver)
-    assert whole.refusals == ()
+    assert whole.refusals == {}
     driver.fail = {(call, 0): Code.NOT_SUPPORTED}
-    assert worker.read_one(driver).refusals == ((call, Code.NOT_SUPPORTED),)
+    assert worker.read_one(driver).refusals == {call: Code.NOT_SUPPORTED}
     driver.fail = {}
     deadline = time.monotonic() + PATIENCE_SECONDS
     while structs.replace(worker.read_one(driver), sampled_seconds=None) != structs.replace(
@@ -172,7 +169,7 @@ def test_what_a_gpu_lacks_is_asked_for_again_without_complaint(start: Start, tmp
     worker = start(groups=("codec",), changed={"calls.RETRY_SECONDS": 0.0}, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, encoder_utilization=None, fields={82: None})])
     for _ in range(3):
-        assert worker.read_one(driver).refusals == ()
+        assert worker.read_one(driver).refusals == {}
     driver.gpus[0].encoder_utilization = 5
     assert worker.read_one(driver).encoder_ratio == 0.05
     driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNKNOWN
@@ -204,7 +201,7 @@ def test_memory_falls_back_where_v2_is_another_version(start: Start) -> None:
 @pytest.mark.parametrize("symbol", ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"])
 def test_either_temperature_call_will_do(start: Start, symbol: str) -> None:
     """The temperature is told by drivers that lack the new call, and by those that will lack the old one."""
-    assert start((symbol,)).read_one(Driver(gpus=[Gpu(A)])).temperatures_celsius[0] == ("gpu", 40.0)
+    assert start((symbol,)).read_one(Driver(gpus=[Gpu(A)])).temperatures_celsius["gpu"] == 40.0
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -271,7 +268,7 @@ def test_a_list_that_a_gpu_never_had_is_not_missed(start: Start) -> None:
     driver.fail = {("nvmlDeviceGetMPSComputeRunningProcesses_v3", 0): Code.NO_PERMISSION}
     reading = worker.read_one(driver)
     assert reading.processes is None
-    assert reading.refusals == (("nvmlDeviceGetMPSComputeRunningProcesses_v3", Code.NO_PERMISSION),)
+    assert reading.refusals == {"nvmlDeviceGetMPSComputeRunningProcesses_v3": Code.NO_PERMISSION}
     driver.fail = {("nvmlDeviceGetComputeRunningProcesses_v3", 0): Code.UNKNOWN}
     assert worker.read_one(driver).processes is None
 
@@ -308,7 +305,7 @@ def test_a_gpu_that_refuses_the_old_call_is_asked_by_the_new_one(start: Start, *
     assert [gpu.samples for gpu in idle.values()] == [(), ()]
     for one in (read, idle):
         assert [gpu.samples_from for gpu in one.values()] == [SAMPLES_OLD, SAMPLES_NEW]
-        assert [gpu.refusals for gpu in one.values()] == [(), ()]
+        assert [gpu.refusals for gpu in one.values()] == [{}, {}]
 
 
 def test_a_library_without_the_old_call_has_samples_by_the_new_one(start: Start) -> None:
@@ -325,7 +322,7 @@ def test_a_gpu_that_refuses_both_calls_has_no_samples(start: Start, without: tup
         driver.fail[SAMPLES_NEW, 1] = Code.NOT_SUPPORTED
     read = start(without).read(driver).gpus
     assert [gpu.samples is None for gpu in read.values()] == [False, True]
-    assert read[1].refusals == ()
+    assert read[1].refusals == {}
 
 
 def test_each_gpu_remembers_which_call_answers(start: Start, tmp_path: Path) -> None:
@@ -447,7 +444,7 @@ def test_a_fault_is_of_one_gpu_and_passes(start: Start, call: str, code: int, fa
     gpus = worker.read(driver).gpus
     assert (gpus[0].fault, gpus[1].fault) == (None, fault)
     assert gpus[1].memory is None
-    assert gpus[1].refusals[0][1] == code
+    assert [*gpus[1].refusals.values()] == [code]
     driver.fail.clear()
     assert worker.read(driver).gpus[1].uuid == B
 
@@ -653,9 +650,9 @@ instances = st.builds(
 )
 
 
-def worded(values: st.SearchStrategy[T]) -> st.SearchStrategy[tuple[tuple[str, T], ...]]:
+def worded(values: st.SearchStrategy[T]) -> st.SearchStrategy[dict[str, T]]:
     """What is told by a word each."""
-    return st.lists(st.tuples(st.text(), values), max_size=2).map(tuple)
+    return st.dictionaries(st.text(), values, max_size=2)
 
 
 readings = st.builds(
@@ -673,10 +670,10 @@ readings = st.builds(
     samples_from=st.sampled_from([SAMPLES_OLD, SAMPLES_NEW]),
     sampled_seconds=st.none() | st.floats(0, 1e9),
     utilization_ratio=ratio,
-    temperatures_celsius=st.just((("gpu", 40.5),)) | st.just(()),
+    temperatures_celsius=st.just({"gpu": 40.5}) | st.just({}),
     stuck_seconds=st.floats(0, 1e9),
     max_mig_devices=st.none() | whole,
-    memory_controller_ratio=ratio,
+    memory_controller_busy_ratio=ratio,
     encoder_ratio=ratio,
     decoder_ratio=ratio,
     power_watts=st.none() | st.floats(0, 1e12),
@@ -687,9 +684,9 @@ readings = st.builds(
     power_limits_watts=worded(st.floats(0, 1e12)),
     clock_events=worded(st.booleans()),
     clock_event_seconds=worded(st.floats(0, 1e12)),
-    fan_ratios=worded(st.floats(0, 2)),
+    fan_speed_ratios=worded(st.floats(0, 2)),
     activity=activities,
-    refusals=st.just((("nvmlDeviceGetUUID", 999),)) | st.just(()),
+    refusals=st.just({"nvmlDeviceGetUUID": 999}) | st.just({}),
 )
 
 
@@ -739,15 +736,6 @@ def test_what_is_no_answer_is_refused(line: bytes) -> None:
     """A line that is not an answer raises `ValueError`, whatever is wrong with it."""
     with pytest.raises(ValueError):  # noqa: PT011 -- json's and ours, of many texts
         wire.decode(line)
-
-
-def test_an_instance_of_an_older_capture_has_no_place() -> None:
-    """Lines from before a MIG device had a place are read, and one that has none is written as it was then."""
-    older = {"uuid": MIG_A, "gpu_instance_id": 7, "compute_instance_id": 0, "profile": "1g.10gb"}
-    older |= {"compute_slices": 1, "memory": None, "processes": None}
-    reading = msgspec.convert({"index": 0, "partitioned": True, "instances": [older]}, GpuReading)
-    assert reading.instances == (MigInstance(Uuid(MIG_A), 7, 0, "1g.10gb", 1, None, None),)
-    assert msgspec.to_builtins(reading)["instances"] == (older,)
 
 
 def test_unknown_keys_are_ignored() -> None:

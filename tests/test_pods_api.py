@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
+from gpumap.agent.join.describe import device_health
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
-from gpumap.agent.join.snapshot_rows import reported_health_rows
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
@@ -21,10 +21,10 @@ from gpumap.agent.sources.pod_shares import SHARES_MAX
 from gpumap.agent.sources.pods_api import PodsApiSource, decode_pod
 from gpumap.lab.demo.kubelet import FakeKubelet, Refuse
 from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
+from gpumap.model.node import ReportedDeviceHealth
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
-    ContainerName,
     DeviceHealth,
     DeviceId,
     Failed,
@@ -45,9 +45,8 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ReportedDeviceHealth
 from tests import agent
-from tests.node import GIB, Node, Pod, gpu_uuid
+from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
 
@@ -513,11 +512,10 @@ def test_health_of_devices_that_are_gpus() -> None:
     )
     pod = ReportedPod(UID, "ml", "one", (ReportedContainer("main", CID, (HEALTHY, claim, *others)),))
     read = Observed(PodIdentity(None, None, pods=(pod,)), Moment(1.0, 1.0), 0.0)
-    name = ContainerName("ml", "one", "main")
-    found = [ReportedDeviceHealth(name, one) for one in (claim, HEALTHY)]
-    assert reported_health_rows(read, "nvidia.com/gpu".__eq__) == tuple(sorted(found))
+    found = [ReportedDeviceHealth("ml", "one", "main", *one) for one in (claim, HEALTHY)]
+    assert device_health(read, "nvidia.com/gpu".__eq__) == tuple(sorted(found))
     for unread in (None, replace(read, value=PodIdentity(None, None)), Failed(read.at, 0.0, ())):
-        assert reported_health_rows(unread, "nvidia.com/gpu".__eq__) is None
+        assert device_health(unread, "nvidia.com/gpu".__eq__) is None
 
 
 # --- all together -----------------------------------------------------------------------------------------------------
@@ -560,91 +558,3 @@ async def test_agent_with_the_pods_api_alone(directory: Path, library: Path) -> 
             errors = page.by("gpumap_source_errors_total", "reason", source="pod_identity")
             assert any(reason.startswith("pods_api_") and count for reason, count in errors.items())
             assert json.loads((await running.get("/api/v1/map")).text)["device_health"] is None
-
-
-async def test_dropped_event_makes_no_pod_gone_and_no_holder_idle(directory: Path, library: Path) -> None:
-    """A pod is re-created under its name, and the kubelet drops the event. Until gpumap lists again, the process of
-    the new pod has no known owner; its pod is not gone, and the holder has no zero. Then all of it is known."""
-    node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
-    old, other = node.admit("trainer", main=[gpu_uuid(1)]), node.admit("other", main=[gpu_uuid(2)])
-    node.run(other.cgroup("main"), 2, GIB)
-    socket = node.kubelet_root / "pods-api" / "pods-api.sock"
-    nowhere = ("--device-checkpoint", str(directory / "none"), "--pod-log-root", str(directory / "none"))
-
-    def answer(*pods: Pod) -> list[bytes]:
-        containers = [(ReportedContainer("main", pod.containers["main"]),) for pod in pods]
-        return [sent(ReportedPod(pod.uid, "ml", pod.name, one)) for pod, one in zip(pods, containers, strict=True)]
-
-    async with (
-        FakePodsApi(socket) as api,
-        node.kubelet,
-        agent.serve(
-            node, *nowhere, "--pods-api-socket", str(socket), "--interval", "200ms", library=library
-        ) as running,
-    ):
-        await running.until(lambda page: page.up("pod_identity") and api.calls[WATCH] == 1, "it is not followed")
-        api.set_pods(answer(old, other))  # one event, so exactly one List follows
-        page = await running.until(
-            lambda page: page.value("gpumap_pod_info", pod="trainer", uid=old.uid) == 1, "it is not listed"
-        )
-        assert page.by("gpumap_container_gpu_processes", "pod", uuid=gpu_uuid(1)) == {"trainer": 0}
-        node.delete(old)
-        new = node.admit("trainer", main=[gpu_uuid(1)])
-        api.set_pods(answer(new, other), tell=False)
-        node.run(new.cgroup("main"), 1, 8 * GIB)
-        page = await running.until(
-            lambda page: page.by("gpumap_device_processes", "owner", uuid=gpu_uuid(1)).get("unknown") == 1,
-            "the process is not seen",
-        )
-        for _ in range(3):
-            owners = page.by("gpumap_device_processes", "owner", uuid=gpu_uuid(1))
-            assert (owners["unknown"], owners["gone"]) == (1, 0)
-            assert page.by("gpumap_container_gpu_processes", "pod", uuid=gpu_uuid(1)) == {}, (
-                "no zero, and no other value"
-            )
-            found = json.loads((await running.get("/api/v1/map")).text)["findings"]
-            assert [one["finding"] for one in found if one["finding"] in ("idle", "leftover")] == []
-            page = await running.later(1)
-        api.set_pods(answer(new, other))
-        page = await running.until(
-            lambda page: page.by("gpumap_container_gpu_processes", "pod", uuid=gpu_uuid(1)) == {"trainer": 1},
-            "it is not credited",
-        )
-
-
-async def test_agent_with_pods_of_a_scheduler(directory: Path, library: Path) -> None:
-    """KAI-Scheduler: a reservation holds a GPU, one pod works on it, another one is idle. Both are holders with their
-    shares, the reservation has none; without the Pods API the idle one is not known."""
-    node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
-    keeper = node.admit("gpu-reservation-0a", "kai-resource-reservation", **{"resource-reservation": [gpu_uuid(0)]})
-    busy, idle = node.admit("busy", main=[]), node.admit("idle", side=[], main=[])
-    node.run(busy.cgroup("main"), 0, 8 * GIB, sm_percent=70)
-    group = {"runai-gpu-group": "4ac1f7e0"}
-    pods = [
-        noted(group, {}, "resource-reservation", name=keeper.name, namespace=keeper.namespace, uid=keeper.uid),
-        noted(group, {"gpu-fraction": "0.5"}, "main", name="busy", namespace="ml", uid=busy.uid),
-        noted(group, {"gpu-memory": "8192"}, "main", "side", name="idle", namespace="ml", uid=idle.uid),
-    ]
-    socket = node.kubelet_root / "pods-api" / "pods-api.sock"
-    async with FakePodsApi(socket) as api, node.kubelet:
-        api.set_pods(pods)
-        async with agent.serve(
-            node, "--pods-api-socket", str(socket), "--interval", "200ms", library=library
-        ) as running:
-            page = await running.later(3)
-            total = page.value("gpumap_device_memory_total_bytes", uuid=gpu_uuid(0)) or 0.0
-            assert page.value("gpumap_device_reserved_info", uuid=gpu_uuid(0), pod=keeper.name) == 1
-            granted = page.by("gpumap_container_allocated_gpu_memory_bytes", "pod", container="main")
-            assert granted == {"busy": total / 2, "idle": 8 * GIB}
-            shares = page.by("gpumap_container_allocated_gpus", "pod", uuid=gpu_uuid(0))
-            assert shares == {"busy": 0.5, "idle": pytest.approx(8 * GIB / total)}
-            used = page.by("gpumap_container_gpu_memory_used_bytes", "pod", uuid=gpu_uuid(0))
-            assert used == {keeper.name: 0, "busy": 8 * GIB, "idle": 0}
-            assert page.value("gpumap_device_holders", uuid=gpu_uuid(0)) == 3
-            owners = page.by("gpumap_device_memory_used_by_owner_bytes", "owner", uuid=gpu_uuid(0))
-            assert (owners["scheduled"], owners["assigned"], owners["unassigned"]) == (8 * GIB, 0, 0)
-            await api.stop()
-            page = await running.until(
-                lambda page: not page.by("gpumap_container_allocated_gpus", "pod"), "shares of no source are served"
-            )
-            assert page.by("gpumap_device_processes", "owner", uuid=gpu_uuid(0))["scheduled"] == 1

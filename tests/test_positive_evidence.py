@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from gpumap.agent.join import Memory, step
 from gpumap.model.observations import Observations, PodUid
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import Owner, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.examples import examples
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, hex_of
 
@@ -272,7 +273,7 @@ def accusations_are_true(found: Collected) -> None:
                 if pod and other and other.name == pod.name
             ), told
     for row in found.snapshot.containers:
-        if row.use and row.use.unassigned:
+        if row.owner is Owner.UNASSIGNED:
             assert any(
                 pod.name == row.name.pod and not world.holds(pod, row.name.container, row.uuid)
                 for world in found.moments
@@ -303,7 +304,7 @@ def holders_are_true(found: Collected) -> None:
     world, files = found.last_list, found.identity
     if not world.knows_pods and not any(files.has_trace(pod) for pod in files.pods):
         return
-    for leaf in found.snapshot.leaves:
+    for leaf in found.snapshot.node.devices:
         if leaf.holders == 0 and not leaf.may_have_more:
             its = [pod.name for pod in world.pods if pod.alive and world.holds(pod, "", leaf.uuid)]
             assert not its, f"0 holders of {leaf.uuid}, which {its} hold"

@@ -63,4 +63,4 @@ def test_a_field_that_is_not_written_has_no_value() -> None:
     assert fields.read(wanted) == {142: 3, 143: 3}
     assert fields.read(wanted) == {142: 3}
     assert fields.read(wanted) == {142: 3, 143: 3}
-    assert calls.refusals == ()
+    assert calls.refusals == {}

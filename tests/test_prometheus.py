@@ -205,7 +205,7 @@ def test_counters_can_be_rated(prometheus: Prometheus, job: str) -> None:
     )
     assert set(mean) == {"kubelet", "nvml", "procfs", "pod_identity"}
     assert all(0 < seconds < 5 for seconds in mean.values())
-    energy = prometheus.by("uuid", f'rate(gpumap_gpu_energy_joules_total{{job="{job}"}}[10s])')
+    energy = prometheus.by("gpu_uuid", f'rate(gpumap_gpu_energy_joules_total{{job="{job}"}}[10s])')
     assert len(energy) == 8
     assert min(energy.values()) > 0
 

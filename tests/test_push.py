@@ -26,10 +26,10 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.snapshot import Node as NodeName
 from gpumap.model.snapshot import Snapshot
 from tests import standin
-from tests.agent import Page, serve, until
+from tests.agent import serve, until
+from tests.exposed import Page
 from tests.node import Node, gpu_uuid
 
 LONG = ("--interval", "1h", "--stale-after", "1h")
@@ -59,7 +59,7 @@ class Sources:
     @contextlib.asynccontextmanager
     async def running(self, watcher: Watcher | Started | None, interval_seconds: float = 3600.0) -> AsyncIterator[None]:
         """The loop over them, its first collection done, and long enough ago that news is taken at once."""
-        rules = Rules(NodeName("node", ""), lambda name: True, 3600.0)
+        rules = Rules("node", "", lambda name: True, 3600.0)
         loop = Collector(
             collect.Sources(_Nvml(self.started), _Procfs(), self.identity, self, watcher or IntervalOnly()),
             rules,
@@ -97,7 +97,7 @@ class Sources:
 
     @property
     def is_on(self) -> bool:
-        return dict(self.snapshots[-1].capabilities)["push"]
+        return self.snapshots[-1].node.capabilities["push"]
 
     async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
         await self.gate.wait()

@@ -23,7 +23,6 @@ from gpumap.agent.sources.nvml import DRIVER, NvmlSource
 from gpumap.agent.sources.nvml_state import LONGEST_SECONDS, ReplacementPolicy
 from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
 from gpumap.model.readings import Listening, Uuid
-from gpumap.model.snapshot import Node as NodeName
 from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve, until
@@ -329,12 +328,12 @@ async def test_a_signal_lets_go_for_an_interval(node: Node) -> None:
         while time.monotonic() < begun + 2.0:
             page = await agent.page()
             assert page.collections == collections
-            assert page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == 1
+            assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(1)) == 1
             assert agent.children() == {}
             await asyncio.sleep(0.1)
         page = await agent.until(lambda page: page.collections > collections, "it does not collect again")
         assert time.monotonic() >= begun + 3.0
-        assert page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == 1
+        assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(1)) == 1
         assert len(agent.children()) == 1
         assert len(released(agent)) == 1
 
@@ -381,7 +380,7 @@ def _no_identity() -> SourceAnswer[PodIdentity]:
 
 async def test_a_release_during_a_collection_waits_for_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """What is being read is published first; and a worker that survives its end is said to hold on."""
-    nvml, rules = _SlowNvml(), Rules(NodeName("node", ""), lambda name: True, 60.0)
+    nvml, rules = _SlowNvml(), Rules("node", "", lambda name: True, 60.0)
     sources = Sources(nvml, _NoProcfs(), _no_identity, _NoKubelet())
     loop = Collector(sources, rules, interval_seconds=3600.0, publish=nvml.snapshots.append)
     task = asyncio.create_task(loop.run())
@@ -449,15 +448,15 @@ async def test_the_flag_lets_go_after_each_collection(node: Node, device: Path) 
         (worker,) = agent.children()
         for _ in range(3):
             page = await agent.later(1)
-            assert page.value("gpumap_gpu_up", uuid=gpu_uuid(0)) == 1
+            assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(0)) == 1
             await until(_held_by(worker, device), lambda is_held: not is_held, "the device stays open")
         assert list(agent.children()) == [worker]
         assert page.value("gpumap_source_errors_total", source="nvml", reason="worker_crashed") == 0
         assert not page.capable("xid_events")
-        blind = page.value("gpumap_xid_blind_seconds_total", uuid=gpu_uuid(0))
+        blind = page.value("gpumap_xid_blind_seconds_total", gpu_uuid=gpu_uuid(0))
         assert blind is not None
         later = await agent.later(1)
-        assert (later.value("gpumap_xid_blind_seconds_total", uuid=gpu_uuid(0)) or 0) > blind, "nobody listens"
+        assert (later.value("gpumap_xid_blind_seconds_total", gpu_uuid=gpu_uuid(0)) or 0) > blind, "nobody listens"
         assert not page.capable("gpm")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from gpumap.cli.fleet import families
+from gpumap.cli.fleet import queries
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import REPORTS, Report
 from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
@@ -62,7 +62,7 @@ class Look:
         """Whether these parts show something else than all of them."""
         key = (id(report), form, shape.order)
         if key not in self._whole:
-            self._whole[key] = shown(report, form, shape, self.of(families.ALL))
+            self._whole[key] = shown(report, form, shape, self.of(queries.ALL))
         return shown(report, form, shape, self.of(parts)) != self._whole[key]
 
 
@@ -118,7 +118,7 @@ def test_no_part_is_asked_for_in_vain(command: str) -> None:
     """Without any one of its parts some form of it would be another."""
     report = REPORTS[command]
     asked = [(form, shape, report.parts(form, shape)) for form, shape in shapes(command) if form in ("table", "wide")]
-    for part in frozenset[str]().union(*(parts for _, _, parts in asked)) - {families.HOLDERS}:  # which comes with USE
+    for part in frozenset[str]().union(*(parts for _, _, parts in asked)) - {queries.HOLDERS}:  # which comes with USE
         assert any(
             look.differs(report, form, shape, parts - {part})
             for form, shape, parts in asked

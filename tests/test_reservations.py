@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
 from gpumap.cli.tables.map import map_table
-from gpumap.cli.tables.top import top_table, uses_of
+from gpumap.cli.tables.top import top_rows, top_table
 from gpumap.model.findings import findings
 from gpumap.model.observations import ContainerName, PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 from tests.shown import waste_table
 
@@ -44,7 +45,7 @@ def node_with(*pods: Pod, **more: object) -> TestNode:
 
 
 def found_kinds(snapshot: Snapshot) -> list[tuple[str, str]]:
-    return [(one.kind, one.container.pod) for one in findings(node_map(snapshot))]
+    return [(one.kind, one.container.pod) for one in findings(published(snapshot))]
 
 
 def test_pods_on_a_reserved_card_are_scheduled() -> None:
@@ -57,14 +58,15 @@ def test_pods_on_a_reserved_card_are_scheduled() -> None:
         split = owners(snapshot, CARD)
         assert (split["scheduled"], split["assigned"], split["unassigned"], split["unknown"]) == (4 * GIB, 0, 0, 0)
     for pod, bytes_ in ((one, 3 * GIB), (two, GIB)):
-        used = use(snapshot, pod.full(), CARD)
-        assert used is not None
-        assert (used.memory_bytes, used.unassigned) == (bytes_, False)
+        found = row(snapshot, pod.full(), CARD)
+        assert found is not None
+        assert found.use is not None
+        assert (found.use.memory_bytes, found.owner) == (bytes_, Owner.SCHEDULED)
     held = row(snapshot, keeper.full("resource-reservation"), CARD)
     assert held is not None
     assert (held.reservation, held.allocated_gpus, held.allocated_memory_bytes) == (True, None, None)
     assert found_kinds(snapshot) == []
-    assert not [one for one in snapshot.accounts if one.allocated_gpu_seconds is not None]
+    assert not [one for one in snapshot.node.accounts if one.allocated_gpu_seconds is not None]
 
 
 @pytest.mark.parametrize(
@@ -188,14 +190,14 @@ def test_tables_name_reservations_and_sharers() -> None:
     for visible, owners_shown in ((True, {"busy": "3.0GiB", "idle": "0"}), (False, {"busy": "-", "idle": "-"})):
         node.visible = visible
         node.collect()
-        seen = NodeMaps((node_map(node.collect()),))
+        seen = NodeMaps((published(node.collect()),))
         cells = {line.split()[1]: line.split() for line in map_table(seen, Shape()).splitlines() if "  main  " in line}
         for pod, share in (("busy", "0.5"), ("idle", "0.25")):
             assert cells[pod][3:5] == ["0", share]
             assert (cells[pod][6], cells[pod][-1]) == (owners_shown[pod], "scheduled")
         (line,) = (line.split() for line in map_table(seen, Shape()).splitlines() if "resource-reservation  " in line)
         assert (line[3:6], line[-1]) == (["1", "-", "-"], "reservation")
-        shown = {row.container.pod: row.owner for row in uses_of(seen, Shape()) if row.container.namespace == "ml"}
+        shown = {row.container.pod: row.owner for row in top_rows(seen, Shape()) if row.container.namespace == "ml"}
         assert shown == {"busy": "scheduled", "idle": "scheduled"}
         (shown_line,) = (
             shown_line for shown_line in top_table(seen, Shape()).splitlines() if "resource-reservation  " in shown_line
@@ -211,7 +213,7 @@ def granted(snapshot: Snapshot, pod: Pod, uuid: Uuid = CARD) -> tuple[float | No
     found = row(snapshot, pod.full(), uuid)
     if found is None or not found.holds:
         return None
-    assert (found.scheduled, found.slots) == (True, ())
+    assert (found.owner, found.slots) == (Owner.SCHEDULED, {})
     return found.allocated_gpus, found.allocated_memory_bytes
 
 
@@ -226,7 +228,7 @@ def test_idle_sharer_is_a_holder() -> None:
         used = use(snapshot, pod.full(), CARD)
         assert used is not None
         assert (used.memory_bytes, used.processes, used.sm_ratio) == (0, 0, 0.0)
-    (leaf,) = (leaf for leaf in snapshot.leaves if leaf.uuid == CARD)
+    (leaf,) = (leaf for leaf in snapshot.node.devices if leaf.uuid == CARD)
     assert leaf.holders == 3
     snapshot = node.watch()
     assert sorted(found_kinds(snapshot)) == [("idle", "half"), ("idle", "small")]
@@ -258,7 +260,7 @@ def test_seconds_are_charged_to_the_sharers() -> None:
     node = node_with(reservation(), one, reports_pods=True)
     node.collect()
     node.collect()
-    charged = {account.name: account.allocated_gpu_seconds for account in node.collect().accounts}
+    charged = {account.name: account.allocated_gpu_seconds for account in node.collect().node.accounts}
     assert charged[one.full()] == pytest.approx(2.5)
     assert [seconds for name, seconds in charged.items() if name.namespace == "kai-resource-reservation"] == [None]
 
@@ -320,7 +322,7 @@ def test_share_of_something_unknown_is_none(change: dict[str, object]) -> None:
     pod = Pod("ml", "one", {"main": {}})
     share = replace(ScheduledShare(pod.uid, "main", group=GROUP, gpus=0.5), **change)  # type: ignore[arg-type]
     snapshot = node_with(reservation(), pod, shares=(share,), reports_pods=True).collect()
-    assert [one.name.pod for one in snapshot.containers if one.scheduled] == []
+    assert [one.name.pod for one in snapshot.containers if one.holds and not one.slots] == []
 
 
 def test_two_notes_of_one_share_are_one_share() -> None:
@@ -339,7 +341,7 @@ def test_kubelets_grant_counts_before_a_note() -> None:
     snapshot = node.collect()
     held = row(snapshot, ContainerName("ml", "one", "main"), CARD)
     assert held is not None
-    assert (held.scheduled, held.allocated_gpus) == (False, 1.0)
+    assert (held.owner, held.allocated_gpus) == (Owner.ASSIGNED, 1.0)
     assert owners(snapshot, CARD)["assigned"] == GIB
 
 
@@ -373,7 +375,7 @@ def test_share_of_an_unknown_container_leaves_no_card_without_holders() -> None:
     pod = Pod("ml", "one", {"main": {}, "side": {}}, has_links=False)
     share = ScheduledShare(pod.uid, container_id=pod.container_id("side"), uuid=CARD, memory_bytes=GIB)
     snapshot = node_with(pod, shares=(share,)).collect()
-    counts = {leaf.uuid: None if leaf.may_have_more else leaf.holders for leaf in snapshot.leaves}
+    counts = {leaf.uuid: None if leaf.may_have_more else leaf.holders for leaf in snapshot.node.devices}
     assert counts == {CARD: None, OTHER: 0}
 
 
@@ -390,7 +392,7 @@ def test_pod_outside_the_namespaces_of_reservations_changes_no_share() -> None:
     snapshot = node.collect()
     assert (granted(snapshot, half), granted(snapshot, half, OTHER)) == ((0.5, 40 * GIB), None)
     seconds = [
-        next(one.allocated_gpu_seconds or 0 for one in page.accounts if one.name == half.full())
+        next(one.allocated_gpu_seconds or 0 for one in page.node.accounts if one.name == half.full())
         for page in (before, snapshot)
     ]
     assert seconds[1] - seconds[0] == pytest.approx(5.0), "10 s of half a GPU"
@@ -429,7 +431,7 @@ def test_pod_without_a_sign_of_the_scheduler_is_a_squatter(kept: bool) -> None:
     node.list_pods_again()
     node.collect()
     assert [kind for kind in found_kinds(node.collect()) if kind[0] == "squatter"] == [("squatter", "thief")]
-    assert "SQUATTER" in waste_table(node_map(node.collect()), Shape())
+    assert "SQUATTER" in waste_table(published(node.collect()), Shape())
 
 
 @pytest.mark.parametrize(

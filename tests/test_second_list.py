@@ -14,22 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.published import published
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.second_list import CorrectedKubelet
 from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet, Refuse
 from gpumap.model.findings import findings
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, ResourceDevices, SecondList, SourceError
 from gpumap.model.snapshot import Snapshot
-from tests import agent
+from gpumap.model.terms import Owner
+from tests import agent, laws
 from tests.examples import examples
+from tests.exposed import Page
 from tests.generated import nodes
 from tests.koordlet import FakeKoordlet
 from tests.node import Node
 from tests.node import gpu_uuid as driver_uuid
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 from tests.processes import PlainProcesses
-from tests.test_laws import conservation, one_series_each, sums_mean_something, the_page_is_valid
+from tests.test_laws import FAMILIES
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
 GPU = "nvidia.com/gpu"
@@ -65,14 +68,14 @@ def test_pods_that_only_the_second_list_gives_a_card_share_it() -> None:
     assert set(rows) == {("half", "main", CARD), ("rest", "main", CARD), ("owner", "main", OTHER)}
     for name in ("half", "rest"):
         shared = rows[name, "main", CARD]
-        assert (shared.holds, shared.slots) == (True, ())
+        assert (shared.holds, shared.slots) == (True, {})
         assert (shared.allocated_gpus, shared.allocated_memory_bytes) == (None, None)
     assert rows["owner", "main", OTHER].allocated_gpus == 1.0
     found = use(snapshot, rest.full(), CARD)
     assert found is not None
     assert (found.memory_bytes, found.processes) == (0, 0)
     assert owners(snapshot, CARD)["scheduled"] == 3 * GIB
-    assert [leaf.holders for leaf in snapshot.leaves] == [2, 1]
+    assert [leaf.holders for leaf in snapshot.node.devices] == [2, 1]
 
 
 def test_one_sharer_of_a_card_has_no_known_share_either() -> None:
@@ -122,12 +125,13 @@ def test_while_the_agent_never_answered_nobody_is_accused() -> None:
     node.processes = [Process(10, CARD, pod(node, "half")), Process(11, OTHER, pod(node, "none"))]
     snapshot = collected(node)
     assert [one.name.pod for one in snapshot.containers if one.holds] == ["owner"]
-    assert [leaf.holders for leaf in snapshot.leaves] == [None, 1]
+    assert [leaf.holders for leaf in snapshot.node.devices] == [None, 1]
     for leaf in (CARD, OTHER):
         assert (owners(snapshot, leaf)["unassigned"], owners(snapshot, leaf)["unknown"]) == (0, GIB)
-    found = use(snapshot, pod(node, "half").full(), CARD)
+    found = row(snapshot, pod(node, "half").full(), CARD)
     assert found is not None
-    assert (found.memory_bytes, found.unassigned) == (GIB, False)
+    assert found.use is not None
+    assert (found.use.memory_bytes, found.owner) == (GIB, Owner.UNKNOWN)
 
 
 def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> None:
@@ -147,7 +151,7 @@ def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> No
     snapshot = node.collect(55.0)
     assert snapshot.at.monotonic == node.memory.second.at.monotonic + 60.0  # type: ignore[union-attr]
     assert {one.name.pod for one in snapshot.containers if one.holds} == {"owner"}
-    assert [leaf.holders for leaf in snapshot.leaves] == [None, 1]
+    assert [leaf.holders for leaf in snapshot.node.devices] == [None, 1]
     assert owners(snapshot, CARD)["unknown"] == 2 * GIB
     assert snapshot.expires is None, "nothing of the agent is served any longer"
 
@@ -225,14 +229,14 @@ def test_ids_of_the_second_list_are_placed_or_counted_like_the_kubelets() -> Non
     held = {(one.name.pod, one.uuid) for one in snapshot.containers if one.holds}
     assert held == {("half", mig_uuid(0, 1, 0)), ("rest", CARD), ("owner", OTHER)}
     assert owners(snapshot, mig_uuid(0, 2, 0))["scheduled"] == GIB
-    assert [(one.name.pod, one.resource, one.slots) for one in snapshot.unmatched] == [("none", GPU, 1)]
+    assert [(one.name.pod, one.resource, one.slots) for one in snapshot.node.unmatched] == [("none", GPU, 1)]
 
 
 def test_a_pod_that_works_in_another_container_is_no_waste() -> None:
     """The container that the agent named is idle; its pod is not."""
     node = koordinated(half=[str(CARD)])
     node.processes = [Process(10, CARD, pod(node, "half"), "side", sm=0.5)]
-    assert [one.container.pod for one in findings(node_map(collected(node, 70)))] == ["owner"]
+    assert [one.container.pod for one in findings(published(collected(node, 70)))] == ["owner"]
 
 
 @settings(max_examples=examples(100))
@@ -250,10 +254,8 @@ def test_a_second_list_takes_nothing_from_the_kubelets(node: TestNode, data: st.
         for one in without.containers:
             if one.holds:
                 assert structs.replace(grants[one.name, one.uuid], use=None) == structs.replace(one, use=None)
-        conservation(node, snapshot)
-        one_series_each(snapshot)
-        sums_mean_something(node, snapshot)
-        the_page_is_valid(snapshot)
+        page = Page(Exposition(FAMILIES).render(snapshot).decode())
+        assert [*laws.inconsistent(page)] == []
         for process in snapshot.processes:
             if process.name and str(process.uuid) in node.second.get(process.name.pod, ()):
                 assert process.owner.value != "unassigned"

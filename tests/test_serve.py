@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,10 +15,11 @@ import pytest
 
 from gpumap.agent.metrics import GROUPS, native
 from gpumap.model import cgroups
-from tests import standin
-from tests.agent import Page, gone, serve
+from tests.agent import gone, serve
 from tests.command import run_command_in_loop
-from tests.node import GIB, MIB, Node, Pod, gpu_uuid
+from tests.exposed import Page
+from tests.machine import Pod
+from tests.node import GIB, MIB, Node, gpu_uuid
 from tests.processes import HostProcesses, NoCgroupsError, PlainProcesses, Processes, RealProcesses
 from tests.standin import Code
 
@@ -148,8 +148,8 @@ async def test_map_shows_what_a_running_agent_knows(plain: Node) -> None:
         await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
         document = json.loads(await printed("map", "-o", "json", "--url", agent.url))
         device = next(device for device in document["devices"] if device["uuid"] == SHARED)
-        users = {(user["pod"], user["container"]): user["memory_bytes"] for user in device["users"]}
-        assert users == THEIR_BYTES
+        uses = {(one["pod"], one["container"]): one["use"]["memory_bytes"] for one in device["containers"]}
+        assert uses == THEIR_BYTES
         assert sum(owner["memory_bytes"] for owner in device["owners"]) == device["memory"]["used_bytes"]
         table = await printed("map", "--url", agent.url)
         row = next(line.split() for line in table.splitlines() if " greedy " in line)
@@ -161,43 +161,6 @@ async def printed(*arguments: str) -> str:
     done = await run_command_in_loop(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-async def test_a_hanging_gpu_costs_only_itself(plain: Node) -> None:
-    """While a driver call hangs: pages at once, that GPU down but allocated, the others fresh; then all is back."""
-    share(plain)
-    holder = plain.admit("whole", main=[WHOLE])
-    plain.run(holder.cgroup("main"), 1, 11 * GIB)
-    async with serve(plain) as agent:
-        whole = await agent.until(lambda page: page.value(USED, pod="whole") == 11 * GIB, "it is not measured")
-        plain.driver.delay["*", 0] = float("inf")
-        plain.tell_driver()
-        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=SHARED) == 0, "the hang is not told")
-        for _ in range(2):
-            asked = time.monotonic()
-            page = await agent.page()
-            assert time.monotonic() - asked < 1.0
-            assert page.value("gpumap_gpu_up", uuid=SHARED) == 0
-            assert page.value("gpumap_gpu_fault_info", uuid=SHARED, reason="hung") == 1
-            assert (page.value("gpumap_nvml_stuck_seconds", uuid=SHARED) or 0) > 0
-            measured = {
-                name for name, rows in page.samples.items() if any(dict(row).get("uuid") == SHARED for row in rows)
-            }
-            told = {name for name in measured if "memory" in name or "utilization" in name or "power" in name}
-            assert all(name.endswith("_total") for name in told), "only counters may stand"
-            assert on_shared_card(page, "gpumap_allocation_info") == dict.fromkeys(THEIR_BYTES, 1)
-            assert set(on_shared_card(page, "gpumap_container_allocated_gpus").values()) == {0.25}
-            assert page.value(USED, pod="whole") == 11 * GIB
-            assert page.value("gpumap_gpu_up", uuid=WHOLE) == 1
-            assert page.up("nvml")
-            before = page.value("gpumap_snapshot_timestamp_seconds") or 0
-            page = await agent.later(1)
-            assert (page.value("gpumap_snapshot_timestamp_seconds") or 0) > before
-        del plain.driver.delay["*", 0]
-        plain.tell_driver()
-        page = await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "it is not back")
-        assert page.value("gpumap_gpu_up", uuid=SHARED) == 1
-        assert page.container_series() == whole.container_series()
 
 
 async def test_it_ends_at_once_while_the_driver_hangs(plain: Node) -> None:
@@ -216,48 +179,6 @@ async def test_it_ends_at_once_while_the_driver_hangs(plain: Node) -> None:
         assert await agent.stop() == 0
         assert time.monotonic() - asked < 5.0
         await gone(*children)
-
-
-async def test_a_kubelet_restart_changes_no_value(plain: Node) -> None:
-    """Through a restart, static pods first: the same series with the same values, and only source_up tells of it.
-
-    A zero needs a List with its pod: it is absent until the pod is listed again.
-    """
-    _, _, greedy = share(plain)
-    async with serve(plain) as agent:
-        whole = await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
-        whole = await agent.later()
-
-        def unchanged(page: Page, *, without_zeros: bool = False) -> bool:
-            shares = on_shared_card(page, "gpumap_container_allocated_gpus")
-            lacking = whole.container_series() - page.container_series()
-            if without_zeros:
-                lacking = {row for row in lacking if ("pod", "idle") not in row[1]}
-            return (
-                not lacking
-                and page.container_series() <= whole.container_series()
-                and on_shared_card(page, USED).items() <= THEIR_BYTES.items()
-                and set(shares.values()) == {0.25}
-            )
-
-        await plain.kubelet.stop()
-        await agent.until(lambda page: not page.up("kubelet"), "its absence is not told")
-        for _ in range(2):
-            page = await agent.later(1)
-            assert unchanged(page), page
-            assert not page.up("kubelet")
-        plain.tell_kubelet(listed=[greedy], registered=False)
-        await plain.kubelet.start()
-        await agent.until(lambda page: page.up("kubelet"), "its return is not told")
-        for _ in range(2):
-            page = await agent.later(1)
-            assert unchanged(page, without_zeros=True), page
-            assert page.up("kubelet")
-        plain.tell_kubelet()
-        page = await agent.later()
-        assert unchanged(page), page
-        assert "source down source=kubelet reason=socket_missing" in agent.log
-        assert agent.log.count("source up source=kubelet") == 2
 
 
 async def test_after_a_restart_deleted_pods_are_gone(plain: Node) -> None:
@@ -302,47 +223,6 @@ async def test_a_kubelet_that_comes_is_seen_at_once(plain: Node) -> None:
         page = await agent.until(lambda page: page.up("kubelet"), "the return is not seen")
         assert time.monotonic() - began < 5.0  # 2 s are meant, and a busy machine may take longer
         assert on_shared_card(page, USED) == THEIR_BYTES
-
-
-async def test_a_killed_worker_is_replaced(plain: Node) -> None:
-    """The process that asks the driver may be killed: another one is started, and the numbers are there again."""
-    share(plain)
-    async with serve(plain) as agent:
-        await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
-        ((worker, command),) = agent.children().items()
-        assert "gpumap.agent.nvml_worker" in command
-        os.kill(worker, signal.SIGKILL)
-        page = await agent.later()
-        assert on_shared_card(page, USED) == THEIR_BYTES
-        assert page.up("nvml")
-        assert worker not in agent.children()
-    await gone(worker)
-
-
-async def test_without_pid_visibility_nothing_is_said_of_containers(plain: Node) -> None:
-    """Where only gpumap's own cgroup is seen: allocation stands, use is unknown, and one line of log says why."""
-    holder = plain.admit("whole", main=[WHOLE])
-    pid = 4242
-    assert isinstance(plain.processes, PlainProcesses)
-    plain.processes.write(pid, own_cgroup())
-    plain.use(pid, 1, 11 * GIB)
-    async with serve(plain) as agent:
-        page = await agent.later(3)
-        blind(page)
-        assert page.value("gpumap_allocation_info", pod=holder.name) == 1
-        assert agent.log.count("pid_visibility=0") == 1
-        assert "no process outside gpumap's own pod" in agent.log
-
-
-async def test_the_proc_of_another_pid_namespace_is_not_believed(plain: Node) -> None:
-    """A tree whose `self` names another PID is not ours: its PIDs mean other processes."""
-    share(plain)
-    (plain.processes.root / "self").symlink_to("1")
-    async with serve(plain) as agent:
-        page = await agent.later(3)
-        blind(page, uuid=SHARED, used=sum(THEIR_BYTES.values()) + 7 * MIB)
-        assert agent.log.count("pid_visibility=0") == 1
-        assert "is of another PID namespace: its self is 1" in agent.log
 
 
 async def test_a_new_pid_namespace_sees_no_containers(directory: Path, library: Path, real: RealProcesses) -> None:
@@ -396,70 +276,6 @@ async def test_it_starts_with_nothing_and_recovers(plain: Node, directory: Path)
         await plain.kubelet.start()
         page = await agent.until(lambda page: page.up("kubelet"), "the kubelet is not found")
         assert on_shared_card(page, USED) == THEIR_BYTES
-
-
-async def test_a_driver_that_is_loaded_later(plain: Node) -> None:
-    """The library is there but its driver is not: NVML is down by that reason, allocation stands, and it recovers."""
-    holder = plain.admit("whole", main=[WHOLE])
-    plain.driver.init_code = standin.Code.DRIVER_NOT_LOADED
-    plain.tell_driver()
-    async with serve(plain) as agent:
-        page = await agent.later(1)
-        assert page.value("gpumap_source_errors_total", source="nvml", reason="driver_not_loaded")
-        assert page.value("gpumap_allocation_info", pod=holder.name) == 1
-        plain.driver.init_code = 0
-        plain.tell_driver()
-        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=WHOLE) == 1, "the driver is not found")
-
-
-async def test_squatters_are_accused_by_two_snapshots(node: Node) -> None:
-    """Who uses a card that it does not hold is `unknown` in the first snapshot, and `unassigned` from the second."""
-    squatter = node.admit("squatter", main=[])
-    async with serve(node, "--interval", "600ms") as agent:
-        await agent.later(1)
-        node.run(squatter.cgroup("main"), 2, 9 * GIB)
-        owners = []
-        async for page in agent.pages():
-            of_owner = page.by(OWNED, "owner", uuid=OTHER)
-            owner = next((name for name in ("unknown", "unassigned") if of_owner.get(name)), None)
-            said = page.value("gpumap_container_unassigned_use", pod="squatter", uuid=OTHER)
-            if owner:
-                assert of_owner[owner] == 9 * GIB
-                assert page.value(USED, pod="squatter", container="main", uuid=OTHER) == 9 * GIB
-                assert (said == 1) == (owner == "unassigned")
-                owners.append(owner)
-            if len(owners) == 3:
-                break
-        assert owners == ["unknown", "unassigned", "unassigned"]
-
-
-async def test_a_deleted_pods_leftover_process_is_gone(node: Node) -> None:
-    """When its pod is deleted, a process that stays is `gone`, and the pod has no series from the first List on."""
-    pod = node.admit("whole", main=[WHOLE])
-    node.admit("gpumap", main=[])  # a List without a pod of the API server proves nothing
-    node.run(pod.cgroup("main"), 1, 9 * GIB)
-    async with serve(node) as agent:
-        await agent.until(lambda page: page.value(USED, pod="whole") == 9 * GIB, "it is not measured")
-        node.delete(pod)
-        await agent.until(lambda page: not page.container_series(), "the deleted pod is still told")
-        page = await agent.until(lambda page: page.by(OWNED, "owner", uuid=WHOLE).get("gone") == 9 * GIB, "not gone")
-        assert page.value("gpumap_device_processes", uuid=WHOLE, owner="gone") == 1
-        assert not page.container_series()
-
-
-async def test_a_process_that_ends_leaves_a_zero(node: Node) -> None:
-    """When the last process of a holder ends, its series stay, at 0."""
-    pod = node.admit("whole", main=[WHOLE])
-    pid = node.run(pod.cgroup("main"), 1, 9 * GIB)
-    other = node.admit("other", main=[])
-    node.processes.start(other.cgroup("main"))  # else nothing in a tree of files would show that PIDs are visible
-    async with serve(node) as agent:
-        await agent.until(lambda page: page.value(USED, pod="whole") == 9 * GIB, "it is not measured")
-        node.release(pid)
-        page = await agent.until(lambda page: page.value(USED, pod="whole") != 9 * GIB, "it is still measured")
-        assert page.value(USED, pod="whole") == 0
-        assert page.value("gpumap_container_gpu_memory_peak_bytes", pod="whole") == 9 * GIB
-        assert page.value("gpumap_container_gpu_processes", pod="whole") == 0
 
 
 async def test_the_host_sees_its_own_processes(directory: Path, library: Path) -> None:

@@ -171,7 +171,7 @@ def change(gpu: Gpu) -> None:
 
 
 def seen(reading: GpuReading) -> tuple[int, int, float | None]:
-    return (reading.ecc_errors[0][2], dict(reading.remapped_rows)["correctable"], reading.power_limit_watts)
+    return (reading.ecc_errors["corrected"]["dram"], reading.remapped_rows["correctable"], reading.power_limit_watts)
 
 
 OLD, NEW = (7, 3, 400.0), (8, 4, 300.0)
@@ -190,11 +190,11 @@ def test_slow_values_cost_one_reading_and_others_each(start: Start, tmp_path: Pa
     for _ in range(3):
         reading = worker.read_one(driver)
         assert seen(reading) == OLD
-        assert (reading.temperatures_celsius[0], reading.power_watts) == (("gpu", 90.0), 500.0)
-        assert (reading.performance_state, dict(reading.clocks_hertz)["sm"]) == (5, 1e8)
-        assert not any(active for _, active in reading.clock_events)
-        assert dict(reading.fan_ratios)["0"] == 0.5
-        assert dict(reading.clock_event_seconds)["sw_power_cap"] == 2.5
+        assert (reading.temperatures_celsius["gpu"], reading.power_watts) == (90.0, 500.0)
+        assert (reading.performance_state, reading.clocks_hertz["sm"]) == (5, 1e8)
+        assert not any(reading.clock_events.values())
+        assert reading.fan_speed_ratios["0"] == 0.5
+        assert reading.clock_event_seconds["sw_power_cap"] == 2.5
     counted = count_calls(worker, driver, calls)
     assert (counted[ECC], counted[LIMIT], counted[FIELDS]) == (16, 1, 1 + 4)
     assert counted["nvmlDeviceGetClockInfo"] == 4 * 4
@@ -239,7 +239,7 @@ def test_a_lost_gpu_has_none_of_them(start: Start) -> None:
     worker, driver, gpu = read_once(start)
     driver.fail = {("nvmlDeviceGetMemoryInfo_v2", 0): Code.GPU_IS_LOST}
     lost = worker.read_one(driver)
-    assert (lost.fault, lost.ecc_errors, lost.remapped_rows, lost.power_limit_watts) == ("lost", (), (), None)
+    assert (lost.fault, lost.ecc_errors, lost.remapped_rows, lost.power_limit_watts) == ("lost", {}, {}, None)
     change(gpu)
     driver.fail = {}
     assert seen(worker.read_one(driver)) == NEW
@@ -281,7 +281,7 @@ def test_a_refused_slow_value_is_asked_again_in_the_next_reading(start: Start) -
     driver.fail = {(LIMIT, 0): Code.UNKNOWN}
     for _ in range(2):
         reading = worker.read_one(driver)
-        assert (reading.power_limit_watts, reading.refusals) == (None, ((LIMIT, Code.UNKNOWN),))
+        assert (reading.power_limit_watts, reading.refusals) == (None, {LIMIT: Code.UNKNOWN})
     driver.fail = {}
     assert seen(worker.read_one(driver)) == OLD
 

@@ -12,7 +12,7 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.model.snapshot import LazyRows, Snapshot, once_per_snapshot
 from tests.nodes import Gpu, Process, TestNode, gpu_uuid
-from tests.snapshots import busy_node, empty_node
+from tests.snapshots import busy_node, empty_node, with_node
 
 EVERY_DIALECT = [family for name in ALL_DIALECTS for family in DIALECTS[name].families]
 
@@ -40,7 +40,7 @@ def test_two_views_of_a_snapshot_are_apart() -> None:
     """Each function keeps its own result."""
     snapshot = empty_node("node-7")
     assert once_per_snapshot(lambda one: one.node.name)(snapshot) == "node-7"
-    assert once_per_snapshot(lambda one: len(one.gpus))(snapshot) == 0
+    assert once_per_snapshot(lambda one: len(one.node.gpus))(snapshot) == 0
 
 
 def test_a_view_is_freed_with_its_snapshot() -> None:
@@ -71,10 +71,7 @@ def test_a_changed_copy_has_its_own_views() -> None:
     page = Exposition(EVERY_DIALECT)
     before = page.render(original)
     changed = replace(
-        original,
-        gpus=original.gpus[:4],
-        leaves=original.leaves[:10],
-        containers=original.containers[:20],
+        with_node(original, gpus=original.node.gpus[:4], devices=original.node.devices[:10]),
         processes=original.processes[:1],
     )
     after = page.render(changed)

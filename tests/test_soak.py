@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.agent import Page
+from gpumap.model.observations import ContainerName, PodUid
+from tests import laws
 from tests.demo_process import environment
-from tests.soak import cost, laws
+from tests.exposed import Page
+from tests.soak import cost
+from tests.soak.clock import now
 from tests.soak.plan import FAULTS, Plan
 from tests.soak.watch import Usage
-from tests.soak.world import AGENTS, GPUS, Pod, Truth, World
+from tests.soak.window import make_window
+from tests.soak.world import AGENTS, CARDS, GPUS, Grant, Pod, Truth, World
 from tests.tools import tool
+from tests.truth import Span, Window
 
 MINUTES = 10.0
 WHOLE, OTHER = GPUS[1], GPUS[2]
@@ -41,142 +45,96 @@ def make_world(directory: Path, library: Path) -> World:
     return World(directory, library, Random(1))
 
 
-def truthful(truth: Truth) -> Page:
+def truthful(window: Window) -> Page:
     """The page of a gpumap that knows everything."""
     page = Page("")
-    for (name, labels), fact in laws.facts(truth).items():
-        page.samples.setdefault(name, {})[labels] = fact.value
-    for leaf in truth.leaves:
-        own = page.by(laws.BY_OWNER, "owner", uuid=leaf)
-        name, labels = laws.key(laws.BY_OWNER, uuid=leaf, owner="unaccounted")
-        page.samples[name][labels] = truth.used_bytes(leaf) - sum(own.values())
+    for (family, labels), fact in laws.facts(window).items():
+        page.samples[family][labels] = fact.value
     return page
 
 
-def judged(page: Page, truths: list[Truth]) -> str:
-    window = laws.Window(STEADY, truths, truths, truths)
-    return "\n".join([*laws.wrong(page, window), *laws.missing(page, STEADY, truths)])
+def window_of(world: World, since: Truth, *, listed: Truth | None = None, has_list: bool = True) -> Window:
+    """The window from a truth until now."""
+    history = [*world.history]
+    truths = history[history.index(since) :]
+    lists = truths if listed is None else history[history.index(listed) :]
+    return make_window(STEADY, Span(since.ended, now().wall), truths, lists, has_list=has_list)
 
 
-def set_value(name: str, value: float | None, **labels: str) -> Callable[[Page], None]:
-    """A lie: another value of a sample, or a sample that is not on the page."""
-
-    def lie(page: Page) -> None:
-        one = laws.key(name, **labels)[1]
-        page.samples.setdefault(name, {}).pop(one, None)
-        if value is not None:
-            page.samples[name][one] = value
-
-    return lie
+def judged(page: Page, window: Window) -> str:
+    return "\n".join([*laws.wrong(page, window), *laws.missing(page, window)])
 
 
-HOLDER = {"namespace": "ml", "pod": "holder", "container": "c0"}
-SQUATTER = {"namespace": "ml", "pod": "squatter", "container": "c0"}
-LIES: dict[str, tuple[Callable[[Page], None], str]] = {
-    "memory that no owner has": (set_value(laws.BY_OWNER, 7, uuid=WHOLE, owner="host"), "L1"),
-    "another's memory": (set_value(laws.USED, 1 << 40, **HOLDER, uuid=WHOLE), "L4"),
-    "idle while it runs": (set_value(laws.USED, 0, **HOLDER, uuid=WHOLE), "L10"),
-    "an honest container accused": (set_value(laws.UNASSIGNED, 1, **HOLDER, uuid=WHOLE), "L10"),
-    "a squatter that is not accused": (set_value(laws.UNASSIGNED, None, **SQUATTER, uuid=WHOLE), "is absent"),
-    "a device that it does not hold": (set_value(laws.ALLOCATION, 1, **HOLDER, uuid=OTHER), "L6"),
-    "a holder that is missing": (set_value(laws.ALLOCATION, None, **HOLDER, uuid=WHOLE), "is absent"),
-    "a pod that never was": (set_value(laws.USED, 5, namespace="ml", pod="x", container="c0", uuid=WHOLE), "L6"),
-    "an old value": (set_value(laws.DEVICE_USED, 5, uuid=OTHER), "L6"),
-    "a GPU that is missing": (set_value(laws.UP, None, uuid=OTHER), "is absent"),
-    "a GPU that is assigned twice": (
-        set_value("gpumap_container_allocated_gpus", 1.5, **HOLDER, uuid=WHOLE),
-        "L9",
-    ),
-}
+HOLDER, SQUATTER = ContainerName("ml", "holder", "c0"), ContainerName("ml", "squatter", "c0")
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_lie_on_the_page_is_found(world: World, lie: str) -> None:
-    """The true page breaks no law; each lie breaks the law that forbids it."""
-    pods = _two_pods(world)
-    truth = world.truth
-    page = truthful(truth)
-    assert judged(page, [truth]) == ""
-    tell, law = LIES[lie]
-    tell(page)
-    assert law in judged(page, [truth])
-    assert pods[0].grants["c0"].leaf == WHOLE
-
-
-def _two_pods(world: World) -> tuple[Pod, Pod]:
+def start_two_pods(world: World) -> None:
     """A holder of a whole GPU that runs, and a pod that uses it beside the kubelet."""
-    while True:
-        holder = world.start_pod(idle=True)
-        grant = holder.grants.get("c0")
-        if grant is not None and grant.leaf == WHOLE and len(holder.containers) == 1:
-            break
-        world.stop_pod(holder)
-    world.stop_pod(holder)
-    holder = replace(holder, namespace="ml", name="holder")
-    squatter = replace(holder, uid=world.start_pod(idle=True).uid, name="squatter", grants={})
-    with world.change(pods={pod.uid: pod for pod in (holder, squatter)}):
-        pass
-    world.start_process(holder, "c0")
-    world.start_process(squatter, "c0", WHOLE)
-    return holder, squatter
+    grant = Grant(CARDS[1], WHOLE, (0,), 1)
+    for name, grants in ((HOLDER, {"c0": grant}), (SQUATTER, {})):
+        pod = Pod.granted(name.namespace, name.pod, PodUid(f"{name.pod}-uid"), {"c0": name.pod * 8}, grants)
+        with world.change(pods={**world.truth.pods, pod.uid: pod}):
+            pass
+        world.start_process(pod, "c0", WHOLE)
+
+
+def test_the_true_page_breaks_no_law(world: World) -> None:
+    """It has what was granted and what is used, and a page without that breaks one."""
+    start_two_pods(world)
+    window = window_of(world, world.truth)
+    page = truthful(window)
+    assert judged(page, window) == ""
+    used = {one.pod.name: one.memory_bytes for one in world.truth.processes.values() if one.pod}
+    for name in (HOLDER, SQUATTER):
+        assert page.value(laws.USED, **laws.labels_of(name, WHOLE)) == used[name.pod]
+    assert page.value(laws.ALLOCATION, **laws.labels_of(HOLDER, WHOLE)) == 1
+    assert page.value(laws.UNASSIGNED, **laws.labels_of(SQUATTER, WHOLE)) == 1
+    assert laws.UNASSIGNED in judged(Page(""), window)
 
 
 def test_while_a_truth_changes_both_are_right(world: World) -> None:
     """A page made while a process ends may have its memory or not; nothing may be missing that was there all the
     time. A value that was never true is wrong all the same."""
-    _two_pods(world)
+    start_two_pods(world)
     before = world.truth
+    old = truthful(window_of(world, before))
     world.end_process(max(before.processes))
     after = world.truth
-    both = world.during((before.ended + after.began) / 2, after.ended)
-    assert both == [before, after]
-    for truth in both:
-        assert judged(truthful(truth), both) == ""
-    assert "L6" in judged(truthful(before), [after])
+    assert world.during((before.ended + after.began) / 2, after.ended) == [before, after]
+    both = window_of(world, before)
+    for page in (old, truthful(window_of(world, after))):
+        assert judged(page, both) == ""
+    assert "L6" in judged(old, window_of(world, after))
     assert "is absent" in judged(Page(""), both)
 
 
-def test_an_allocation_ends_with_its_list(world: World) -> None:
-    """It may be on the page while the List before the fault is young, and not longer (L6)."""
-    _two_pods(world)
+def test_a_deleted_pod_keeps_what_an_old_list_gave_it(world: World) -> None:
+    """It may be on the page while the List before a fault is young, and not longer (L6). It is not accused."""
+    start_two_pods(world)
     listed = world.truth
+    page = truthful(window_of(world, listed))
+    with world.change(pods={}):
+        pass
     with world.breaks(AGENTS, ("kubelet", "no kubelet")):
         pass
-    page = Page("")
-    name, labels = laws.key(laws.ALLOCATION, **HOLDER, uuid=WHOLE)
-    page.samples[name] = {labels: 1.0}
-    now = [world.truth]
-    assert "younger" not in "\n".join(laws.wrong(page, laws.Window(STEADY, now, now, [listed, *now])))
-    assert "younger" in "\n".join(laws.wrong(page, laws.Window(STEADY, now, now, now)))
-
-
-def test_a_pod_of_an_old_list_is_not_accused(world: World) -> None:
-    """After a fault of the kubelet, a deleted pod may keep its allocation, but an accusation needs a List of now."""
-    _, squatter = _two_pods(world)
-    listed = world.truth
-    with world.change(pods={uid: pod for uid, pod in listed.pods.items() if uid != squatter.uid}):
-        pass
-    page = Page("")
-    name, labels = laws.key(laws.UNASSIGNED, **SQUATTER, uuid=WHOLE)
-    page.samples[name] = {labels: 1.0}
-    now = [world.truth]
-    assert "not guilty" in "\n".join(laws.wrong(page, laws.Window(STEADY, now, [listed, *now], now)))
+    found = judged(page, window_of(world, world.truth, listed=listed))
+    assert "does not hold" not in found
+    assert "not guilty" in found
+    assert "does not hold" in judged(page, window_of(world, world.truth))
 
 
 def test_a_fault_excuses_its_own_part_only(world: World) -> None:
     """While a GPU is lost, its values may not be on the page, and those of the others must be (L7)."""
-    _two_pods(world)
+    start_two_pods(world)
     with world.breaks(AGENTS, (WHOLE, f"lost {WHOLE}")):
         pass
-    truth = world.truth
-    page = truthful(truth)
-    assert "is lost" in judged(page, [truth])
-    for name, rows in page.samples.items():
-        if name not in (laws.ALLOCATION, "gpumap_allocation_slots"):
-            page.samples[name] = {labels: value for labels, value in rows.items() if ("uuid", WHOLE) not in labels}
-    assert judged(page, [truth]) == ""
+    window = window_of(world, world.truth)
+    page = truthful(window)
+    assert "is lost" in judged(page, window)
     del page.samples[laws.DEVICE_USED][laws.key("", uuid=OTHER)[1]]
-    assert f'{laws.DEVICE_USED}{{uuid="{OTHER}"}} is absent' in judged(page, [truth])
+    found = judged(page, window)
+    assert f'{laws.DEVICE_USED}{{uuid="{OTHER}"}} is absent' in found
+    assert f'{{uuid="{WHOLE}"}} is absent' not in judged(Page(""), window)
 
 
 @pytest.mark.parametrize(("leaked_bytes", "found"), [(0, False), (1024, True)])

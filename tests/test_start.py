@@ -25,7 +25,7 @@ OF_AGENTS = {
     *("gpumap.agent.collect", "gpumap.agent.dialects", "gpumap.agent.metrics", "gpumap.agent.service"),
     *("gpumap.agent.sources", "gpumap.agent.web", "gpumap.lab", "gpumap.cli.prometheus"),
 }
-OF_TABLES = {"asyncio", "msgspec", "ssl", "yarl", "gpumap.cli.show", "gpumap.cli.tables", "gpumap.model.map"}
+OF_TABLES = {"asyncio", "msgspec", "ssl", "yarl", "gpumap.cli.show", "gpumap.cli.tables", "gpumap.model.node"}
 MAIN = """
 import sys
 from {module} import main

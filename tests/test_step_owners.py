@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.tables.layout import Shape
 from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, ContainerName, PodCgroup
 from gpumap.model.readings import ProcessSample
+from gpumap.model.terms import Owner
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 from tests.shown import waste_table
 
@@ -62,9 +63,10 @@ def test_unassigned_is_said_when_two_snapshots_agree() -> None:
     first, second = node.collect(), node.collect()
     assert (owners(first, CARD)["unassigned"], owners(first, CARD)["unknown"]) == (0, GIB)
     assert (owners(second, CARD)["unassigned"], owners(second, CARD)["unknown"]) == (GIB, 0)
-    assert [bool(u and u.unassigned) for u in (use(s, squatter.full(), CARD) for s in (first, second))] == [False, True]
+    found = [row(each, squatter.full(), CARD) for each in (first, second)]
+    assert [one and one.owner for one in found] == [Owner.UNKNOWN, Owner.UNASSIGNED]
     assert use(first, squatter.full(), CARD) is not None, "its use is measured all the same"
-    assert [one.admin_access for one in second.containers] == [False], "it has no claim"
+    assert [one.grant for one in second.containers] == [None]
 
 
 def test_pod_that_starts_between_two_reads_is_no_squatter() -> None:
@@ -88,7 +90,7 @@ def test_process_of_deleted_pod_is_gone_with_its_last_name() -> None:
     assert owners(snapshot, CARD)["gone"] == GIB
     assert snapshot.containers == ()
     assert snapshot.processes[0].name == ContainerName("ml", "old", "")
-    assert [pod.pod for pod in snapshot.pods] == []
+    assert [pod.pod for pod in snapshot.node.pods] == []
 
 
 def test_recreated_pod_of_the_same_name_is_told_from_its_predecessor() -> None:
@@ -106,7 +108,7 @@ def test_recreated_pod_of_the_same_name_is_told_from_its_predecessor() -> None:
     found = use(snapshot, new.full(), CARD)
     assert found is not None
     assert found.memory_bytes == 3 * GIB
-    assert [pod.uid for pod in snapshot.pods] == [new.uid]
+    assert [pod.uid for pod in snapshot.node.pods] == [new.uid]
 
 
 def test_card_handed_on_within_one_interval_takes_no_process_along() -> None:
@@ -158,7 +160,7 @@ def test_init_container_is_assigned_while_it_runs_and_never_a_holder() -> None:
         "main": (True, 0),
         "warm": (False, GIB),
     }
-    assert [leaf.holders for leaf in snapshot.leaves] == [1]
+    assert [leaf.holders for leaf in snapshot.node.devices] == [1]
 
 
 def test_container_that_cannot_be_named_leaves_its_pods_zeros_out() -> None:
@@ -197,7 +199,7 @@ def test_unmatched_slots_leave_the_owner_unknown() -> None:
     node.collect()
     snapshot = node.collect()
     assert owners(snapshot, CARD)["unknown"] == GIB
-    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("untrusted_id", 4)]
+    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("untrusted_id", 4)]
     found = use(snapshot, pod.full(), CARD)
     assert found is not None
     assert found.memory_bytes == GIB
@@ -298,12 +300,12 @@ def test_ratios_of_a_container_are_sums_over_its_processes() -> None:
     node.gpus[0].late_samples = (ProcessSample(10, 0.5, 0.25, 0.5, 0.125), ProcessSample(11, 0.25, 0.125, 0.25, 0.5))
     found = use(node.collect(), pod.full(), CARD)
     assert found is not None
-    ratios = (found.sm_ratio, found.memory_controller_ratio, found.encoder_ratio, found.decoder_ratio)
+    ratios = (found.sm_ratio, found.memory_controller_busy_ratio, found.encoder_ratio, found.decoder_ratio)
     assert ratios == (0.75, 0.375, 0.75, 0.625)
     node.gpus[0].late_samples = tuple(ProcessSample(pid, 0.75, 0.75, 0.75, 0.75) for pid in (10, 11))
     found = use(node.collect(), pod.full(), CARD)
     assert found is not None
-    ratios = (found.sm_ratio, found.memory_controller_ratio, found.encoder_ratio, found.decoder_ratio)
+    ratios = (found.sm_ratio, found.memory_controller_busy_ratio, found.encoder_ratio, found.decoder_ratio)
     assert ratios == (1.0, 1.0, 1.0, 1.0)
 
 
@@ -337,7 +339,7 @@ def test_corpse_in_the_checkpoint_never_becomes_a_live_pod() -> None:
     node.pods = [ended, next_one]
     for number in range(4):
         snapshot = node.collect()
-        assert [(pod.pod, pod.uid) for pod in snapshot.pods] == [("b", "")]
+        assert [(pod.pod, pod.uid) for pod in snapshot.node.pods] == [("b", "")]
         node.pods.append(Pod("ml", f"unrelated-{number}", {"main": {}}))  # the List has changed: all is joined anew
 
 
@@ -510,7 +512,7 @@ def test_what_an_old_kubelet_leaves_out_and_no_row_shows_is_unknown(odd: str) ->
         owner = "assigned" if node.checkpoint_readable else "unknown"
         assert owners(snapshot, CARD)[owner] == GIB
         assert row(snapshot, new.full(), gpu_uuid(1)) is None
-    assert node.checkpoint_readable or [leaf.holders for leaf in snapshot.leaves] == [None, None]
+    assert node.checkpoint_readable or [leaf.holders for leaf in snapshot.node.devices] == [None, None]
 
 
 def test_recreated_pod_with_a_claim_is_known_by_its_newer_log_tree() -> None:
@@ -527,7 +529,7 @@ def test_recreated_pod_with_a_claim_is_known_by_its_newer_log_tree() -> None:
     for _ in range(3):
         snapshot = node.collect()
         assert owners(snapshot, CARD)["assigned"] == 3 * GIB
-        assert [pod.uid for pod in snapshot.pods] == [new.uid]
+        assert [pod.uid for pod in snapshot.node.pods] == [new.uid]
     node.processes.append(Process(10, CARD, old))
     for _ in range(3):
         split = owners(node.collect(), CARD)
@@ -604,7 +606,7 @@ def test_leftover_is_found_after_the_kubelet_had_time_to_end_it() -> None:
     found = []
     for seconds in (1.0, 1.0, 5.0, 2.9, 0.2, 1.0):  # 10 s after the first of them, the process is a leftover
         snapshot = node.collect(seconds)
-        made = node_map(snapshot)
+        made = published(snapshot)
         found.append(
             [(one.finding, one.pids, one.waste_bytes) for one in made.findings or () if one.finding == "leftover"]
         )

@@ -9,10 +9,11 @@ from gpumap.agent.join import Memory, step
 from gpumap.agent.join.inventory import Inventory, take_inventory
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.metrics import native
+from gpumap.model.node import ContainerOnDevice
 from gpumap.model.observations import ClaimDevice, NvmlReading, Observed, PluginAnswer
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.remedies import SOURCES
-from gpumap.model.snapshot import ContainerOnDevice, Snapshot
+from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Source
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 
@@ -32,11 +33,9 @@ def test_kubelet_that_is_away_costs_no_label() -> None:
     node.down.add("kubelet")
     during = node.collect()
     assert list(map(_without_times, during.containers)) == list(map(_without_times, before.containers))
-    assert {leaf.uuid: leaf.allocatable for leaf in during.leaves} == dict.fromkeys(
-        (CARD, gpu_uuid(1)), (("nvidia.com/gpu", 1),)
-    )
+    assert [leaf.allocatable for leaf in during.node.devices] == [{"nvidia.com/gpu": 1}] * 2
     assert set(owners(during, CARD)) == {"assigned", "host", "unknown", "unaccounted"}
-    assert not {health.source.value: health.up for health in during.sources}["kubelet"]
+    assert not {health.source: health.up for health in during.node.sources}["kubelet"]
 
 
 def _without_times(row: ContainerOnDevice) -> ContainerOnDevice:
@@ -51,8 +50,8 @@ def test_record_of_the_sources() -> None:
     failed, node.down = node.collect(), set()
     again = node.collect()
     node.down, node.kubelet_reason = {"kubelet"}, "odd"
-    assert [one.errors["odd"] for one in node.collect().sources if "odd" in one.errors] == [1]
-    found = [next(one for one in each.sources if one.source is Source.KUBELET) for each in (first, failed, again)]
+    assert [one.errors["odd"] for one in node.collect().node.sources if "odd" in one.errors] == [1]
+    found = [next(one for one in each.node.sources if one.source == Source.KUBELET) for each in (first, failed, again)]
     assert [(one.up, one.attempts, one.failures, one.errors["socket_missing"]) for one in found] == [
         (True, 1, 0, 0),
         (False, 2, 1, 1),
@@ -63,7 +62,7 @@ def test_record_of_the_sources() -> None:
         ("socket_missing", "socket_missing of the test"),
         ("", ""),
     ]
-    assert [one.last_success and one.last_success.monotonic for one in found] == [1005.0, 1005.0, 1015.0]
+    assert [each.answered[Source.KUBELET] for each in (first, failed, again)] == [1005.0, 1005.0, 1015.0]
     assert [(round(one.seconds, 6), one.last_seconds) for one in found] == [
         (0.001, 0.001),
         (0.002, 0.001),
@@ -87,21 +86,21 @@ def test_capabilities_show_which_files_of_the_kubelet_can_be_read(checkpoint: bo
     """Also if none can be read. Without a kubelet there is no such capability."""
     node, _ = one_pod()
     node.checkpoint_readable, node.logs_readable = checkpoint, logs
-    found = dict(node.collect().capabilities)
+    found = node.collect().node.capabilities
     assert (found["device_checkpoint"], found["pod_logs"], found["push"]) == (checkpoint, logs, False)
     node.has_kubelet = False
-    assert not {"device_checkpoint", "pod_logs", "push"} & dict(node.collect().capabilities).keys()
+    assert not {"device_checkpoint", "pod_logs", "push"} & node.collect().node.capabilities.keys()
 
 
 def test_capabilities_of_a_driver_are_those_of_any_gpu() -> None:
     """One GPU that reports samples, or one with GPM values, is enough."""
     whole, partitioned = Gpu(0), Gpu(1, mig=[(1, 0, 3)])
     node = TestNode([whole, partitioned, Gpu(2, tells_samples=False)])
-    found = dict(node.collect().capabilities)
+    found = node.collect().node.capabilities
     assert (found["process_utilization"], found["gpm"]) == (True, False)
     whole.tells_samples = False
     partitioned.activities = {(1, 0): 0.5}
-    found = dict(node.collect().capabilities)
+    found = node.collect().node.capabilities
     assert (found["process_utilization"], found["gpm"]) == (False, True)
 
 
@@ -109,7 +108,7 @@ def test_reasons_that_are_counted_from_0() -> None:
     """Each has a remedy in the documentation, and none is an error yet."""
     for one in untried():
         assert one.errors
-        assert one.errors.keys() <= SOURCES[one.source].keys()
+        assert one.errors.keys() <= SOURCES[Source(one.source)].keys()
         assert {*one.errors.values()} == {0}
         assert (one.up, one.attempts, one.failures, one.last_success) == (False, 0, 0, None)
 
@@ -121,9 +120,9 @@ def test_uid_that_was_read_without_the_list_counts_with_the_next_one() -> None:
     node.collect()
     node.down = {"kubelet"}
     pod.has_tree = pod.in_checkpoint = True
-    assert [one.uid for one in node.collect().pods if one.pod == pod.name] == [""]
+    assert [one.uid for one in node.collect().node.pods if one.pod == pod.name] == [""]
     node.down = set()
-    assert [one.uid for one in node.collect().pods] == [pod.uid]
+    assert [one.uid for one in node.collect().node.pods] == [pod.uid]
 
 
 def test_stale_list_is_not_served_but_measured_use_stays() -> None:
@@ -142,7 +141,7 @@ def test_stale_list_is_not_served_but_measured_use_stays() -> None:
     assert found.use.memory_bytes == GIB
     assert row(snapshot, idle.full(), gpu_uuid(1)) is None
     assert owners(snapshot, CARD) == {"host": 0, "unknown": GIB, "unaccounted": 100 << 20}
-    assert all(leaf.holders is None and leaf.allocatable == () for leaf in snapshot.leaves)
+    assert all(leaf.holders is None and leaf.allocatable == {} for leaf in snapshot.node.devices)
 
 
 def test_new_pod_is_not_called_gone_while_identity_is_of_an_earlier_collection() -> None:
@@ -227,7 +226,7 @@ def test_node_without_a_kubelet() -> None:
     node.has_kubelet = False
     snapshot = node.collect()
     assert snapshot.containers == ()
-    assert Source.KUBELET not in {one.source for one in snapshot.sources}
+    assert Source.KUBELET not in {one.source for one in snapshot.node.sources}
 
 
 def test_slow_kubelet_was_not_away() -> None:
@@ -260,7 +259,7 @@ def test_without_pid_visibility_nothing_is_said_of_containers() -> None:
     assert found.holds
     assert all(r.use is None for r in snapshot.containers)
     assert owners(snapshot, CARD) == {"unknown": GIB, "unaccounted": 100 << 20}
-    assert dict(snapshot.capabilities)["pid_visibility"] is False
+    assert snapshot.node.capabilities["pid_visibility"] is False
 
 
 def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
@@ -273,10 +272,10 @@ def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
     found = row(snapshot, pod.full(), CARD)
     assert found is not None
     assert (found.allocated_gpus, found.allocated_memory_bytes, found.use) == (1.0, None, None)
-    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("unparsed", 1)]
-    assert all(leaf.gpu is None and leaf.memory is None for leaf in snapshot.leaves)
+    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("unparsed", 1)]
+    assert all(leaf.gpu_uuid is None and leaf.memory is None for leaf in snapshot.node.devices)
     node.down.clear()
-    assert sorted((u.reason, u.slots) for u in node.collect().unmatched) == [("not_in_nvml", 1), ("unparsed", 1)]
+    assert sorted((u.reason, u.slots) for u in node.collect().node.unmatched) == [("not_in_nvml", 1), ("unparsed", 1)]
 
 
 def test_nvml_that_goes_down_changes_no_allocation() -> None:
@@ -303,9 +302,9 @@ def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
     before = node.collect()
     node.gpus[0].fault = mig.fault = "lost"
     during = node.collect()
-    assert [(gpu.uuid, gpu.fault) for gpu in during.gpus if gpu.fault] == [(CARD, "lost"), (mig.uuid, "lost")]
-    assert {leaf.uuid for leaf in during.leaves} == {leaf.uuid for leaf in before.leaves}
-    instances = [one.instance for one in during.leaves if one.instance]
+    assert [(gpu.uuid, gpu.fault) for gpu in during.node.gpus if gpu.fault] == [(CARD, "lost"), (mig.uuid, "lost")]
+    assert {leaf.uuid for leaf in during.node.devices} == {leaf.uuid for leaf in before.node.devices}
+    instances = [one.mig for one in during.node.devices if one.mig]
     assert [(one.uuid, one.gpu_instance_id, one.compute_instance_id) for one in instances] == [(leaf, 1, 0)]
     for name, uuid in ((pod.full(), CARD), (on_mig.full(), leaf)):
         found = row(during, name, uuid)
@@ -313,7 +312,7 @@ def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
         assert found.holds
         assert found.use is None
         assert owners(during, uuid) == {}
-    assert during.unmatched == ()
+    assert during.node.unmatched == ()
     assert row(during, pod.full(), CARD) != row(before, pod.full(), CARD)
 
 
@@ -323,7 +322,7 @@ def test_lost_gpu_keeps_the_ids_of_an_instance_that_has_the_whole_gpu() -> None:
     node = TestNode([gpu])
     node.collect()
     gpu.fault = "lost"
-    instances = [leaf.instance for leaf in node.collect().leaves if leaf.instance]
+    instances = [leaf.mig for leaf in node.collect().node.devices if leaf.mig]
     assert [(one.gpu_instance_id, one.compute_instance_id) for one in instances] == [(0, 0)]
 
 
@@ -348,9 +347,9 @@ def test_minor_is_the_last_reported_one(reported: int | None, expected: int) -> 
 
 def test_one_growing_count_of_ecc_errors_is_enough() -> None:
     """The other locations need no new errors."""
-    counts = (("uncorrected", "sram", 1), ("uncorrected", "dram", 5))
+    counts = {"uncorrected": {"sram": 1, "dram": 5}}
     before = inventory_of(GpuReading(0, uuid=CARD, ecc_errors=counts), wall=10.0)
-    grown = (("uncorrected", "sram", 2), ("uncorrected", "dram", 5))
+    grown = {"uncorrected": {"sram": 2, "dram": 5}}
     after = inventory_of(GpuReading(0, uuid=CARD, ecc_errors=grown), wall=20.0, before=before)
     assert [gpu.ecc_uncorrected_at for gpu in (*before.gpus, *after.gpus)] == [None, 20.0]
 
@@ -369,8 +368,10 @@ def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -
     )
     observed = Observed(replace(reading, gpus=(unknown,)), node.now, 0.0)
     _, during = step(node.memory, replace(observations, nvml=observed), RULES)
-    assert [(one.uuid, one.partitioned) for one in during.gpus] == [(gpu.uuid, True)]
-    assert [(one.uuid, one.holders) for one in during.leaves] == [(one.uuid, one.holders) for one in before.leaves]
+    assert [(one.uuid, one.partitioned) for one in during.node.gpus] == [(gpu.uuid, True)]
+    assert [(one.uuid, one.holders) for one in during.node.devices] == [
+        (one.uuid, one.holders) for one in before.node.devices
+    ]
     found = row(during, pod.full(), leaf)
     assert found is not None
     assert (found.allocated_gpus, found.use, owners(during, leaf)) == (3 / 7, None, {})
@@ -381,7 +382,7 @@ def test_gpu_that_never_told_its_uuid_may_be_the_one_that_an_id_names() -> None:
     node, _ = one_pod()
     node.gpus[0].fault = "lost"
     snapshot = node.collect()
-    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("device_down", 1)]
+    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("device_down", 1)]
 
 
 def test_old_form_of_a_mig_name_is_found_by_its_place() -> None:
@@ -392,7 +393,7 @@ def test_old_form_of_a_mig_name_is_found_by_its_place() -> None:
     found = row(snapshot, pod.full(), mig_uuid(0, 3, 0))
     assert found is not None
     assert found.allocated_gpus == 2 / 7
-    assert snapshot.unmatched == ()
+    assert snapshot.node.unmatched == ()
 
 
 def test_allocatable_is_zero_where_the_resource_is_offered_without_the_leaf() -> None:
@@ -402,12 +403,12 @@ def test_allocatable_is_zero_where_the_resource_is_offered_without_the_leaf() ->
     node.collect()
     node.allocatable = {"nvidia.com/gpu": [str(CARD)]}
     snapshot = node.collect()
-    assert {leaf.uuid: leaf.allocatable for leaf in snapshot.leaves} == {
-        CARD: (("nvidia.com/gpu", 1),),
-        gpu_uuid(1): (("nvidia.com/gpu", 0),),
+    assert {leaf.uuid: leaf.allocatable for leaf in snapshot.node.devices} == {
+        CARD: {"nvidia.com/gpu": 1},
+        gpu_uuid(1): {"nvidia.com/gpu": 0},
     }
     node.allocatable = None
-    assert all(leaf.allocatable == () for leaf in node.collect().leaves)
+    assert all(leaf.allocatable == {} for leaf in node.collect().node.devices)
 
 
 def test_card_offered_twice_is_not_given_away_twice() -> None:
@@ -493,7 +494,7 @@ def test_driver_that_gives_two_devices_one_name_spoils_no_page() -> None:
     )
     lying = Observed(replace(reading, gpus=twins), observations.nvml.at, 0.0)
     _, snapshot = step(Memory(), replace(observations, nvml=lying), RULES)
-    assert [leaf.uuid for leaf in snapshot.leaves] == [CARD]
+    assert [leaf.uuid for leaf in snapshot.node.devices] == [CARD]
     assert use(snapshot, pod.full(), CARD) is not None
 
 
@@ -539,7 +540,7 @@ def test_uuid_of_another_form_is_no_device() -> None:
     """An id with a known uuid in it, but more than that, stands for no device."""
     pod = Pod("ml", "odd", {"main": {"nvidia.com/gpu": [f"{CARD}\n", f"x{CARD}"]}})
     snapshot = TestNode([Gpu(0)], [pod]).collect()
-    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("unparsed", 2)]
+    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("unparsed", 2)]
     assert row(snapshot, pod.full(), Uuid(str(CARD))) is None
 
 
@@ -621,8 +622,8 @@ def test_nameless_gpu_is_not_taken_for_one_that_is_no_more() -> None:
     left = (reading.gpus[0], structs.replace(reading.gpus[2], index=1, uuid=None, fault="hung"))
     observed = Observed(replace(reading, gpus=left), node.now, 0.0)
     _, snapshot = step(node.memory, replace(node.observe(), nvml=observed), RULES)
-    assert [(u.name.pod, u.reason) for u in snapshot.unmatched] == [("third", "device_down")]
-    assert [gpu.uuid for gpu in snapshot.gpus] == [CARD]
+    assert [(u.name.pod, u.reason) for u in snapshot.node.unmatched] == [("third", "device_down")]
+    assert [gpu.uuid for gpu in snapshot.node.gpus] == [CARD]
 
 
 def test_suspicion_ends_with_its_process() -> None:
@@ -665,7 +666,7 @@ def test_grace_ends_for_a_pod_whose_device_was_assigned_to_another() -> None:
         snapshot = node.collect()
         held = {r.name.pod: r.allocated_gpus for r in snapshot.containers if r.holds}
         assert held == {"next": 1.0}
-        assert [leaf.holders for leaf in snapshot.leaves] == [1, 0]
+        assert [leaf.holders for leaf in snapshot.node.devices] == [1, 0]
 
 
 def test_pod_that_the_grace_keeps_makes_no_short_list_complete() -> None:
@@ -705,9 +706,9 @@ def test_stale_identity_ties_no_recreated_pod_to_its_predecessor() -> None:
     node.collect()
     new.listed = True
     snapshot = node.collect()
-    assert [pod.uid for pod in snapshot.pods] == [""], "the List showed that it was re-created"
+    assert [pod.uid for pod in snapshot.node.pods] == [""], "the List showed that it was re-created"
     node.down = set()
-    assert [pod.uid for pod in node.collect().pods] == [new.uid]
+    assert [pod.uid for pod in node.collect().node.pods] == [new.uid]
 
 
 def test_stale_pods_api_ties_no_pod_with_another_device_to_its_predecessor() -> None:
@@ -715,18 +716,18 @@ def test_stale_pods_api_ties_no_pod_with_another_device_to_its_predecessor() -> 
     node, old = one_pod()
     old.has_tree = old.has_links = node.checkpoint_readable = False
     node.reports_pods, node.processes = True, []
-    assert [pod.uid for pod in node.collect().pods] == [old.uid]
+    assert [pod.uid for pod in node.collect().node.pods] == [old.uid]
     node.down = {"pod_identity"}
-    assert [pod.uid for pod in node.collect().pods] == [old.uid]
+    assert [pod.uid for pod in node.collect().node.pods] == [old.uid]
     node.pods = [replace(old, generation=1, ids={"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})]
-    assert [pod.uid for pod in node.collect().pods] == [""]
+    assert [pod.uid for pod in node.collect().node.pods] == [""]
 
 
 def told_holders(snapshot: Snapshot) -> list[int | None]:
     """The values of gpumap_device_holders, leaf by leaf."""
     family = next(one for one in native(("allocation",), process_metrics=False) if one.name == "gpumap_device_holders")
     values = {series.labels: series.value for series in family.read(snapshot)}
-    return [None if (value := values.get((leaf.uuid,))) is None else int(value) for leaf in snapshot.leaves]
+    return [None if (value := values.get((leaf.uuid,))) is None else int(value) for leaf in snapshot.node.devices]
 
 
 def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
@@ -737,7 +738,7 @@ def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
     odd = Pod("ml", "odd", {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}})
     node.pods.append(odd)
     snapshot = node.collect()
-    assert [u.reason for u in snapshot.unmatched] == ["untrusted_id"]
+    assert [u.reason for u in snapshot.node.unmatched] == ["untrusted_id"]
     assert told_holders(snapshot) == [None, None]
     odd.ids = {"main": {"nvidia.com/gpu": ["card-0"]}}
     assert told_holders(node.collect()) == [None, None], "unparsed"
@@ -747,17 +748,17 @@ def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
     node.allocatable = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
     odd.ids = {}
     snapshot = node.collect()
-    told = dict(zip([leaf.uuid for leaf in snapshot.leaves], told_holders(snapshot), strict=True))
+    told = dict(zip([leaf.uuid for leaf in snapshot.node.devices], told_holders(snapshot), strict=True))
     assert told == {CARD: 1, gpu_uuid(1): 0}
     odd.ids = {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}}
     snapshot = node.collect()
-    assert [u.reason for u in snapshot.unmatched] == ["nvml_down"]
-    told = dict(zip([leaf.uuid for leaf in snapshot.leaves], told_holders(snapshot), strict=True))
+    assert [u.reason for u in snapshot.node.unmatched] == ["nvml_down"]
+    told = dict(zip([leaf.uuid for leaf in snapshot.node.devices], told_holders(snapshot), strict=True))
     assert told == {CARD: 1, gpu_uuid(1): None}
     node.down = set()
     odd.ids = {"main": {"nvidia.com/gpu": [str(gpu_uuid(99))]}}
     snapshot = node.collect()
-    assert [u.reason for u in snapshot.unmatched] == ["not_in_nvml"]
+    assert [u.reason for u in snapshot.node.unmatched] == ["not_in_nvml"]
     assert told_holders(snapshot) == [1, 0]
     assert row(snapshot, pod.full(), CARD) is not None
 
@@ -767,7 +768,7 @@ def test_slot_of_a_nameless_gpu_hides_no_holders_of_the_others() -> None:
     node, _ = one_pod()
     node.gpus[0].fault = "lost"
     snapshot = node.collect()
-    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("device_down", 1)]
+    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("device_down", 1)]
     assert told_holders(snapshot) == [0]
 
 
@@ -783,12 +784,12 @@ def test_slot_by_minor_may_be_on_a_gpu_without_a_known_minor(by: str) -> None:
         pod = Pod("ml", "p", claims={"main": [ClaimDevice("gpu.nvidia.com", "node-a", device, "", "ml", "c")]})
     node = TestNode(gpus, [pod], allocatable={"nvidia.com/gpu": ["nvidia0", "nvidia1"]} if by == "id" else None)
     snapshot = node.collect()
-    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("device_down", 1)]
+    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("device_down", 1)]
     assert told_holders(snapshot) == [None, 0]
-    assert snapshot.leaves[0].allocatable == ()
+    assert snapshot.node.devices[0].allocatable == {}
     gpus[0].tells_minor = True
     snapshot = node.collect()
-    assert snapshot.unmatched == ()
+    assert snapshot.node.unmatched == ()
     assert told_holders(snapshot) == [1, 0]
     gpus[0].tells_minor = False
     snapshot = node.collect()
@@ -800,7 +801,7 @@ def test_slot_by_a_minor_that_no_gpu_has_is_not_in_nvml() -> None:
     gpus = [Gpu(0, mig=[(2, 0, 4)]), Gpu(1, tells_minor=False)]
     claim = ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0-mig-19-1-1", "", "ml", "c")
     snapshot = TestNode(gpus, [Pod("ml", "p", claims={"main": [claim]})]).collect()
-    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("not_in_nvml", 1)]
+    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("not_in_nvml", 1)]
     assert told_holders(snapshot) == [0, 0]
 
 
@@ -808,7 +809,7 @@ def test_holder_of_a_partitioned_gpu_holds_each_of_its_leaves() -> None:
     """No leaf of a GPU that was assigned as a whole has 0 holders."""
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])
     snapshot = TestNode([gpu], [Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})]).collect()
-    assert {leaf.uuid: leaf.holders for leaf in snapshot.leaves} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)
+    assert {leaf.uuid: leaf.holders for leaf in snapshot.node.devices} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)
 
 
 def test_answer_of_one_plugin_places_no_ids_of_another() -> None:

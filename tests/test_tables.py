@@ -4,18 +4,17 @@ import unicodedata
 
 import pytest
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.tables import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS, Shape
 from gpumap.cli.tables import map as map_columns
 from gpumap.cli.tables import top as top_columns
 from gpumap.cli.tables import waste as waste_columns
 from gpumap.cli.terminal import Screen, cells, contained, shortened, wrapped
-from gpumap.model.map import NodeMap, SlotsEntry
+from gpumap.model.node import Grant, Node
+from gpumap.model.shown import age, printable
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.text import printable
-from gpumap.model.words import age
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.shown import changed, map_table, top_table, waste_table, with_devices, with_gpus
+from tests.shown import changed, map_table, top_table, waste_table, with_devices
 from tests.snapshots import busy_node, empty_node
 
 CARD = gpu_uuid(0)
@@ -35,18 +34,18 @@ ODD = {
 }
 
 
-def words(document: NodeMap, shape: Shape | None = None) -> list[list[str]]:
+def words(document: Node, shape: Shape | None = None) -> list[list[str]]:
     """The words of each line of the map."""
     return [line.split() for line in map_table(document, shape or Shape()).splitlines()]
 
 
 def line_of(snapshot: Snapshot, word: str) -> list[str]:
     """The words of the one line with `word` in it."""
-    (found,) = [line for line in words(node_map(snapshot)) if word in line]
+    (found,) = [line for line in words(published(snapshot)) if word in line]
     return found
 
 
-def node_of(*names: str) -> NodeMap:
+def node_of(*names: str) -> Node:
     """Pods of these names on one GPU, each with a process, the first the largest."""
     pods = [Pod("ml", name, {"main": {"nvidia.com/gpu.shared": [f"{CARD}::{n}"]}}) for n, name in enumerate(names)]
     node = TestNode([Gpu(0)], pods)
@@ -54,7 +53,7 @@ def node_of(*names: str) -> NodeMap:
         Process(10 + n, CARD, pod, memory=(9 - n) * GIB, sm=n / 10, comm=pod.name[:15]) for n, pod in enumerate(pods)
     ]
     node.collect()
-    return node_map(node.collect())
+    return published(node.collect())
 
 
 # --- the map ----------------------------------------------------------------------------------------------------------
@@ -76,11 +75,9 @@ def test_holder_user_and_squatter() -> None:
 def test_slots_of_several_resources_are_not_added_up() -> None:
     """They are of different units: cores and blocks of memory; each number stands for itself, in their order."""
     found = node_of("vcuda")
-    slots = tuple(
-        SlotsEntry(resource=f"tencent.com/vcuda-{name}", slots=n) for name, n in (("core", 40), ("memory", 64))
-    )
+    grant = Grant({"tencent.com/vcuda-core": 40, "tencent.com/vcuda-memory": 64})
     found = with_devices(
-        found, lambda device: changed(device, holders=tuple(changed(one, slots=slots) for one in device.holders))
+        found, lambda device: changed(device, containers=tuple(changed(one, grant=grant) for one in device.containers))
     )
     assert "40+64" in map_table(found, Shape()).split()
 
@@ -93,7 +90,7 @@ def test_what_is_not_known_is_a_dash_and_stands_once() -> None:
     node.down.add("kubelet")
     snapshot = node.collect(seconds=100)
     assert line_of(snapshot, "job") == ["ml", "job", "main", "-", "-", "-", "1.0GiB", "50%", "unknown"]
-    assert not [line for line in words(node_map(snapshot)) if line[-1:] == ["unknown"] and "job" not in line]
+    assert not [line for line in words(published(snapshot)) if line[-1:] == ["unknown"] and "job" not in line]
 
 
 def test_partitioned_gpu_that_was_given_out_whole() -> None:
@@ -101,13 +98,13 @@ def test_partitioned_gpu_that_was_given_out_whole() -> None:
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
     pod = Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})
     snapshot = TestNode([gpu], [pod], [Process(10, gpu.leaves[0], pod)]).collect()
-    rows = [line for line in words(node_map(snapshot)) if "whole" in line]
+    rows = [line for line in words(published(snapshot)) if "whole" in line]
     assert sorted(line[3:] for line in rows) == [
         ["-", "-", "-", "0", "-", "assigned"],
         ["-", "-", "-", "1.0GiB", "-", "assigned"],
         ["1", "1", "80.0GiB", "-", "-", "assigned"],
     ]
-    assert [device.index for device in node_map(snapshot).devices] == [0, 0, 0]
+    assert [device.index for device in published(snapshot).devices] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +130,7 @@ def test_every_order_is_one_that_works() -> None:
     orders = {map_table: MAP_ORDERS, top_table: TOP_ORDERS, waste_table: WASTE_ORDERS}
     for snapshot in (busy_node(3), empty_node()):
         for table, known in orders.items():
-            lines = [sorted(table(node_map(snapshot), Shape(order=order)).splitlines()) for order in known]
+            lines = [sorted(table(published(snapshot), Shape(order=order)).splitlines()) for order in known]
             assert all(one == lines[0] for one in lines)
 
 
@@ -157,7 +154,7 @@ def test_headers_can_be_left_out() -> None:
 def test_nothing_is_said_in_a_sentence() -> None:
     """Where there is no device, each table says so, and why; never an empty table."""
     for table in TABLES:
-        text = table(node_map(empty_node()), Shape())
+        text = table(published(empty_node()), Shape())
         assert text.startswith("No devices.\n")
         assert "DEVICE" not in text
 
@@ -203,7 +200,7 @@ def test_colours_say_what_words_say_too() -> None:
     offered = {"nvidia.com/gpu": [str(CARD)]}
     node = TestNode([Gpu(0), Gpu(1, fault="lost")], [pod], [Process(11, CARD, pod)], offered)
     node.collect()
-    found = node_map(node.collect())
+    found = published(node.collect())
     for table in TABLES:
         coloured = table(found, Shape(screen=Screen(200, colours=True)))
         plain = table(found, Shape(screen=Screen(200)))
@@ -233,16 +230,16 @@ def test_odd_names_are_harmless(kind: str, columns: int | None) -> None:
         table(odd, Shape(wide=True))
 
 
-def named(name: str) -> NodeMap:
+def named(name: str) -> Node:
     """A node on which everything has this name that can: pods, containers, ids, processes, model and fault."""
     pod = Pod(name, name, {name: {"nvidia.com/gpu": [str(CARD)]}})
     other = Pod("ml", "other", {"main": {"nvidia.com/gpu": [name]}})
     node = TestNode([Gpu(0), Gpu(1)], [pod, other])
     node.processes = [Process(10, CARD, pod, container=name, comm=name), Process(11, CARD, Pod("x", name), comm=name)]
     node.collect()
-    found = node_map(node.collect())
-    found = with_gpus(found, lambda gpu: changed(gpu, up=False, fault=name), 1)
-    return with_devices(found, lambda device: changed(device, model=name), 0)
+    found = published(node.collect())
+    first, second = found.gpus
+    return changed(found, gpus=(changed(first, model=name), changed(second, fault=name)))
 
 
 def test_right_to_left_text_ends_before_the_next_cell() -> None:

@@ -12,22 +12,24 @@ import yaml
 from hypothesis import given, settings
 
 from gpumap.agent.join import Memory
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli import tables
 from gpumap.cli.doctor.checks import examine
+from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import View
 from gpumap.cli.reports import REPORTS
 from gpumap.cli.show import _show
-from gpumap.cli.tables import Shape, doctor_table, top_names, waste_names
+from gpumap.cli.tables import Shape, top_names, waste_names
 from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.tables.live import Live, frame
 from gpumap.cli.terminal import Screen, escape_terminal_controls
-from gpumap.model.devices import container_of, sources_up
+from gpumap.model.devices import sources_up
 from gpumap.model.findings import Thresholds, findings
-from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap, RecoveryEntry, decode
+from gpumap.model.node import Device, Node, decode
 from gpumap.model.remedies import FINDINGS
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.command import run_command_in_loop
 from tests.demo_process import fetch
 from tests.examples import examples
@@ -35,6 +37,7 @@ from tests.generated import runs
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import (
     changed,
+    changed_in,
     map_table,
     maps,
     served_as_waste,
@@ -45,6 +48,7 @@ from tests.shown import (
     waste_values,
     with_devices,
 )
+from tests.snapshots import with_node
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
 
@@ -72,11 +76,11 @@ def leave(node: TestNode, name: str) -> None:
     node.pods = [pod for pod in node.pods if pod.name != name]
 
 
-def table(found: NodeMap, shape: Shape | None = None) -> list[list[str]]:
+def table(found: Node, shape: Shape | None = None) -> list[list[str]]:
     return [line.split() for line in top_table(found, shape or Shape()).splitlines()]
 
 
-def wasted(found: NodeMap, **shape: object) -> dict[str, tuple[str, ...]]:
+def wasted(found: Node, **shape: object) -> dict[str, tuple[str, ...]]:
     """The pods of each kind of finding."""
     kinds: dict[str, list[str]] = {}
     for one in waste_values(found, replace(Shape(), **shape))["findings"]:  # type: ignore[arg-type] # the test's own
@@ -89,7 +93,7 @@ def wasted(found: NodeMap, **shape: object) -> dict[str, tuple[str, ...]]:
 
 def test_top_has_a_row_for_each_container_and_device() -> None:
     """The largest first; then also what no container accounts for, with its owner."""
-    rows = table(node_map(busy().collect()))
+    rows = table(published(busy().collect()))
     assert rows[0][:4] == ["NAMESPACE", "POD", "CONTAINER", "DEVICE"]
     assert rows[1] == ["ml", "work", "main", "0", "40.0GiB", "50%", "40.0GiB", "75%", "2", "assigned"]
     assert rows[2] == ["ml", "squat", "main", "0", "9.0GiB", "11%", "9.0GiB", "0%", "1", "UNASSIGNED"]
@@ -103,7 +107,7 @@ def test_top_accounts_for_all_memory() -> None:
     node = busy()
     leave(node, "work")
     node.collect()
-    found = node_map(node.collect())
+    found = published(node.collect())
     for shape in (Shape(), Shape(processes=True)):
         rows = top_values(found, shape)["rows"]
         for device in found.devices:
@@ -115,7 +119,7 @@ def test_top_accounts_for_all_memory() -> None:
 
 def test_top_by_process() -> None:
     """A row for each process with its PID, type and name, as nvidia-smi has it; the host's too."""
-    rows = table(node_map(busy().collect()), Shape(processes=True))
+    rows = table(published(busy().collect()), Shape(processes=True))
     assert rows[0][:4] == ["DEVICE", "PID", "TYPE", "PROCESS"]
     assert rows[1] == ["0", "10", "C", "torchrun", "ml", "work", "main", "30.0GiB", "38%", "75%", "assigned"]
     assert ["1", "13", "C", "Xorg", "-", "-", "-", "2.0GiB", "2%", "0%", "host"] in rows
@@ -135,7 +139,7 @@ def test_top_by_process() -> None:
 )
 def test_top_is_sorted(order: str, reverse: bool, pods: list[str]) -> None:
     """Numbers largest first, names from A to Z, devices by index; --reverse the other way round."""
-    rows = top_values(node_map(busy().collect()), Shape(order=order, reverse=reverse))["rows"]
+    rows = top_values(published(busy().collect()), Shape(order=order, reverse=reverse))["rows"]
     assert [row["pod"] for row in rows if row["pod"]] == pods
 
 
@@ -145,16 +149,16 @@ def test_what_is_not_known_stands_last_either_way() -> None:
     node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=None), Process(11, CARD, None, memory=GIB)])
     node.collect()
     for reverse in (False, True):
-        rows = top_values(node_map(node.collect()), Shape(reverse=reverse))["rows"]
+        rows = top_values(published(node.collect()), Shape(reverse=reverse))["rows"]
         assert (rows[-1]["pod"], rows[-1]["memory_bytes"]) == ("work", None)
-    assert "-" in table(node_map(node.collect()))[-1]
+    assert "-" in table(published(node.collect()))[-1]
 
 
 def test_top_without_pid_visibility() -> None:
     """Holders stand with dashes, and a sentence says what it takes; nobody has 0."""
     node = busy()
     node.visible = False
-    text = top_table(node_map(node.collect()), Shape())
+    text = top_table(published(node.collect()), Shape())
     rows = [line.split() for line in text.splitlines() if line.startswith("ml")]
     assert [row[4:9] for row in rows] == [["-"] * 5] * 2
     assert "hostPID" in text
@@ -170,7 +174,7 @@ def test_waste_is_told_worst_first() -> None:
     node.pods.append(Pod("ml", "thief", {"main": {}}))
     node.processes.append(Process(14, OTHER, node.pods[-1], memory=GIB, comm="python3"))
     node.collect()
-    found = node_map(node.collect(10.0))
+    found = published(node.collect(10.0))
     values = waste_values(found, Shape())
     assert [(one["finding"], one["pod"]) for one in values["findings"]] == [
         ("squatter", "thief"),
@@ -201,8 +205,8 @@ def test_a_leftover_is_no_squatter_and_a_newcomer_is_neither() -> None:
     node = busy()
     node.pods.append(Pod("ml", "new", {"main": {}}))
     node.processes.append(Process(20, OTHER, node.pods[-1]))
-    assert "new" not in str(wasted(node_map(node.collect())))
-    assert wasted(node_map(node.collect()))["squatter"] == ("squat", "new")
+    assert "new" not in str(wasted(published(node.collect())))
+    assert wasted(published(node.collect()))["squatter"] == ("squat", "new")
 
 
 def test_idle_takes_time_where_memory_is_held() -> None:
@@ -211,17 +215,17 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     node = TestNode([Gpu(0)], [lazy], [Process(10, CARD, lazy, memory=80 * GIB, sm=0.5)])
     node.collect()
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB)]
-    found = node_map(node.collect(seconds=60))
+    found = published(node.collect(seconds=60))
     assert wasted(found) == {}
     assert "Watched for less than 2m, so not checked yet: ml/lazy." in waste_table(found, Shape())
     assert wasted(found, thresholds=Thresholds(30.0)) == {"idle": ("lazy",)}
-    found = node_map(node.watch(60.0))
+    found = published(node.watch(60.0))
     assert "Not idle for 5m yet, but no activity now: ml/lazy." in waste_table(found, Shape())
-    found = node_map(node.watch(240.0))
+    found = published(node.watch(240.0))
     assert wasted(found) == {"idle": ("lazy",)}
     assert "no activity for at least 6m" in waste_table(found, Shape())
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB, sm=0.01)]
-    assert wasted(node_map(node.collect())) == {}
+    assert wasted(published(node.collect())) == {}
 
 
 def test_the_idle_time_of_a_holder_that_gpumap_saw_at_work_is_exact() -> None:
@@ -235,16 +239,17 @@ def test_the_idle_time_of_a_holder_that_gpumap_saw_at_work_is_exact() -> None:
         node.collect(seconds=50)
     for _ in range(7):
         node.collect(seconds=50)
-    (one,) = waste_values(node_map(node.collect(seconds=50)), Shape())["findings"]
+    (one,) = waste_values(published(node.collect(seconds=50)), Shape())["findings"]
     assert (one["finding"], one["why"]) == ("idle", "no activity for 7m30s")
 
 
-def granting(memory_bytes: int | None) -> Callable[[DeviceEntry], DeviceEntry]:
+def granting(memory_bytes: int | None) -> Callable[[Device], Device]:
     """Makes a device whose first holder was granted so much."""
 
-    def change(device: DeviceEntry) -> DeviceEntry:
-        first, *more = device.holders
-        return changed(device, holders=(changed(first, allocated_memory_bytes=memory_bytes), *more))
+    def change(device: Device) -> Device:
+        first = next(one for one in device.containers if one.grant)
+        granted = changed_in(first, "grant", memory_bytes=memory_bytes)
+        return changed(device, containers=tuple(granted if one is first else one for one in device.containers))
 
     return change
 
@@ -252,7 +257,7 @@ def granting(memory_bytes: int | None) -> Callable[[DeviceEntry], DeviceEntry]:
 def test_over_users() -> None:
     """Who uses more than it was granted: an MPS share or a memory limit, never a time-slicing replica."""
     node = busy()
-    found = node_map(node.collect())
+    found = published(node.collect())
     values = waste_values(with_devices(found, granting(16 * GIB), 0), Shape())
     over = next(one for one in values["findings"] if one["finding"] == "over")
     assert (over["pod"], over["granted_bytes"], over["used_bytes"], over["waste_bytes"]) == (
@@ -271,15 +276,15 @@ def test_a_new_pod_is_not_judged() -> None:
     node = TestNode([Gpu(0), Gpu(1)], [old])
     node.watch()
     node.pods.append(new)
-    found = node_map(node.collect(seconds=5))
+    found = published(node.collect(seconds=5))
     assert wasted(found) == {"idle": ("old",)}
     assert "Watched for less than 2m, so not checked yet: ml/new." in waste_table(found, Shape())
     assert wasted(found, thresholds=Thresholds(idle_after_seconds=0.001))["idle"] == ("old",)
     node.processes = [Process(10, OTHER, new, memory=GIB, sm=0.5)]
-    found = node_map(node.collect(seconds=30))
+    found = published(node.collect(seconds=30))
     assert wasted(found) == {"idle": ("old",)}
     assert wasted(found, thresholds=Thresholds(grace_seconds=10.0)) == {"idle": ("old",), "unused": ("new",)}
-    found = node_map(node.watch(90.0))
+    found = published(node.watch(90.0))
     assert wasted(found) == {"idle": ("old",), "unused": ("new",)}
     assert "no process for at least 7m" in waste_table(found, Shape())
 
@@ -289,35 +294,35 @@ def test_nobody_is_judged_right_after_the_start_of_an_agent() -> None:
     work = holder("work", CARD)
     node = TestNode([Gpu(0), Gpu(1)], [work, holder("idle", OTHER)], [Process(10, CARD, work, sm=0.5)])
     for _ in range(3):
-        found = node_map(node.collect())
+        found = published(node.collect())
         assert wasted(found) == {}
         assert found.finding_sums is not None
         assert (found.finding_sums["idle_holders"], found.finding_sums["unused_bytes"]) == (None, None), "not 0"
-    assert wasted(node_map(node.watch())) == {"idle": ("idle",), "unused": ("work",)}
+    assert wasted(published(node.watch())) == {"idle": ("idle",), "unused": ("work",)}
     node.memory = Memory()
-    assert wasted(node_map(node.collect())) == {}
+    assert wasted(published(node.collect())) == {}
 
 
 def test_a_node_whose_source_is_back_is_not_judged() -> None:
     """What happened meanwhile is unknown: the time of each holder starts again."""
     node = busy()
-    assert wasted(node_map(node.collect())) == {"squatter": ("squat",), "idle": ("idle",), "unused": ("work",)}
+    assert wasted(published(node.collect())) == {"squatter": ("squat",), "idle": ("idle",), "unused": ("work",)}
     node.down = {"nvml"}
     node.collect()
     node.down = set()
     node.collect()
-    assert wasted(node_map(node.collect())) == {"squatter": ("squat",)}
-    assert wasted(node_map(node.watch())) == {"squatter": ("squat",), "idle": ("idle",), "unused": ("work",)}
+    assert wasted(published(node.collect())) == {"squatter": ("squat",)}
+    assert wasted(published(node.watch())) == {"squatter": ("squat",), "idle": ("idle",), "unused": ("work",)}
 
 
 def test_a_pod_of_the_same_name_is_new() -> None:
     """A pod that was made again has its own time."""
     old = holder("db-0", CARD)
     node = TestNode([Gpu(0)], [old])
-    assert wasted(node_map(node.watch())) == {"idle": ("db-0",)}
+    assert wasted(published(node.watch())) == {"idle": ("db-0",)}
     node.pods = [replace(old, generation=1)]
-    assert wasted(node_map(node.collect(seconds=5))) == {}
-    assert wasted(node_map(node.watch())) == {"idle": ("db-0",)}
+    assert wasted(published(node.collect(seconds=5))) == {}
+    assert wasted(published(node.watch())) == {"idle": ("db-0",)}
 
 
 def test_little_that_is_unused_is_no_finding() -> None:
@@ -326,7 +331,7 @@ def test_little_that_is_unused_is_no_finding() -> None:
     def unused(used: float, granted: float, **thresholds: float) -> bool:
         work = holder("work", CARD)
         node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=int(used * GIB), sm=0.9)])
-        found = with_devices(node_map(node.watch()), granting(int(granted * GIB)))
+        found = with_devices(published(node.watch()), granting(int(granted * GIB)))
         return "unused" in wasted(found, thresholds=Thresholds(**thresholds))  # type: ignore[arg-type] # floats only
 
     assert not unused(71, 79.6)
@@ -342,22 +347,23 @@ def test_unused_is_judged_by_the_peak() -> None:
     node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=71 * GIB, sm=0.9)])
     node.collect()
     node.processes = [Process(11, CARD, work, memory=17 * GIB, sm=0.1, start=2000)]
-    found = node_map(node.watch())
+    found = published(node.watch())
     assert wasted(found) == {}
     (one,) = waste_values(found, Shape(thresholds=Thresholds(unused_ratio=0.05)))["findings"]
     assert (one["used_bytes"], one["waste_bytes"], one["why"]) == (17 * GIB, 9 * GIB, "peak so far 71.0GiB")
     (device,) = found.devices
-    peakless = changed(device, users=(changed(device.users[0], memory_peak_bytes=None),))
-    assert wasted(changed(found, devices=(peakless,))) == {}
+    (one,) = device.containers
+    peakless = changed_in(one, "use", memory_peak_bytes=None)
+    assert wasted(changed(found, devices=(changed(device, containers=(peakless,)),))) == {}
 
 
-def in_two_namespaces() -> NodeMap:
+def in_two_namespaces() -> Node:
     """An idle holder and a squatter of one namespace, an idle holder of another, and slots on no device."""
     node = busy()
     node.gpus.append(Gpu(2))
     node.pods.append(Pod("web", "shop", {"main": {"nvidia.com/gpu": [str(gpu_uuid(2))]}}))
     node.pods.append(holder("odd", "GPU-none", resource="aliyun.com/gpu-mem"))
-    return node_map(node.watch())
+    return published(node.watch())
 
 
 def test_sums_by_namespace() -> None:
@@ -386,7 +392,7 @@ def test_a_sum_of_unknown_values_is_unknown() -> None:
     shared = holder("shared", CARD)
     node = TestNode([Gpu(0)], [replace(shared, namespace="web")])
     node.processes = [Process(10, CARD, node.pods[0], memory=GIB, sm=0.9)]
-    found = with_devices(node_map(node.watch()), granting(None))
+    found = with_devices(published(node.watch()), granting(None))
     for shape in (Shape(), Shape(namespace="web")):
         values = waste_values(found, shape)
         assert (values["sums"]["idle_gpus"], values["sums"]["unused_bytes"], values["sums"]["over_bytes"]) == (
@@ -403,7 +409,7 @@ def test_a_process_of_unknown_owner_may_be_a_squatter() -> None:
     """As after a restart of the kubelet: then nothing is 0, and a sentence says on which GPU."""
     node = TestNode([Gpu(0)], [], [Process(21, gpu_uuid(0), None, memory=GIB, readable=False)])
     node.collect()
-    found = waste_values(node_map(node.collect()), Shape())
+    found = waste_values(published(node.collect()), Shape())
     assert (found["findings"], found["sums"]["squatter_bytes"], found["sums"]["leftover_bytes"]) == ([], None, None)
     said = "The owner of some processes on GPU 0 is not known: each may be a squatter or a leftover."
     assert said in found["unknown"]
@@ -413,7 +419,9 @@ def test_holders_of_unknown_use_are_named() -> None:
     """Nothing is known of what a holder uses, although its GPU answers: no 0 GPUs are idle, and a sentence names it."""
     node = TestNode([Gpu(0)], [holder("dark", CARD)])
     node.collect()
-    found = with_devices(node_map(node.collect()), lambda device: changed(device, users=()))
+    (device,) = published(node.collect()).devices
+    (one,) = device.containers
+    found = changed(published(node.collect()), devices=(changed(device, containers=(changed(one, use=None),)),))
     text = waste_table(found, Shape())
     assert text.startswith("No waste found in the known data.")
     assert "The use of some holders is not known, so gpumap cannot check them: ml/dark." in text
@@ -427,7 +435,7 @@ def test_holders_of_unknown_use_are_named() -> None:
 def test_sums_by_node() -> None:
     """Of a fleet also by node: only nodes with a finding."""
     one = in_two_namespaces()
-    other = changed(one, node=NodeEntry(name="other", internal_ip=None))
+    other = changed(one, name="other")
     fleet = NodeMaps((one, other), fleet=True)
     lines = tables.waste_table(fleet, Shape(sums_by="node")).splitlines()
     assert [line.split()[:3] for line in lines[1:3]] == [["node-a", "2", "2"], ["other", "2", "2"]]
@@ -438,11 +446,12 @@ def test_without_a_grant_is_said_of_holders() -> None:
     """Beside one that has none, another on the same device may be over its own; nobody is counted twice."""
     node = TestNode([Gpu(0), Gpu(1)], [holder("both", CARD, OTHER), holder("other", CARD)])
     node.collect()
-    found = node_map(node.collect())
+    found = published(node.collect())
     none = with_devices(
         found,
         lambda device: changed(
-            device, holders=tuple(changed(one, allocated_memory_bytes=None) for one in device.holders)
+            device,
+            containers=tuple(changed_in(one, "grant", memory_bytes=None) for one in device.containers),
         ),
     )
     said = "On GPU 0, 1 no grant of memory is known for ml/both, ml/other. "
@@ -456,10 +465,10 @@ def test_without_a_grant_is_said_of_holders() -> None:
 
 def test_idle_holders_of_unknown_share_are_counted_as_one_says_it() -> None:
     """One holder, two holders."""
-    found = node_map(busy().collect())
-    (holder_entry,) = found.devices[1].holders
-    shareless = changed(holder_entry, allocated_gpus=None)
-    found = with_devices(found, lambda device: changed(device, holders=(shareless,)), 1)
+    found = published(busy().collect())
+    (one,) = found.devices[1].containers
+    shareless = changed_in(one, "grant", gpus=None)
+    found = with_devices(found, lambda device: changed(device, containers=(shareless,)), 1)
     assert "(and 1 holder of unknown share)" in waste_table(found, Shape())
 
 
@@ -477,13 +486,13 @@ def with_sidecar(sm: float) -> TestNode:
 
 def test_a_card_that_its_pod_uses_is_not_idle() -> None:
     """The holder has no process, but a sidecar or an init container of its pod is at work there."""
-    found = node_map(with_sidecar(sm=0.5).collect())
+    found = published(with_sidecar(sm=0.5).collect())
     assert {"idle", "unused"}.isdisjoint(wasted(found))
     init = Pod(
         "ml", "starts", {"main": {"nvidia.com/gpu": [str(CARD)]}}, init={"load": {"nvidia.com/gpu": [str(CARD)]}}
     )
     node = TestNode([Gpu(0)], [init], [Process(10, CARD, init, container="load", memory=GIB, sm=0.9)])
-    assert wasted(node_map(node.watch())) == {}
+    assert wasted(published(node.watch())) == {}
 
 
 def test_a_holder_whose_sibling_works_in_short_jobs_is_not_idle() -> None:
@@ -494,12 +503,12 @@ def test_a_holder_whose_sibling_works_in_short_jobs_is_not_idle() -> None:
     node = TestNode([Gpu(0)], [pod])
     for number in range(200):
         node.processes = [Process(100 + number, CARD, pod, "worker", sm=0.5)] if number % 4 else []
-        assert "idle" not in wasted(node_map(node.collect()))
+        assert "idle" not in wasted(published(node.collect()))
 
 
 def test_a_pod_that_rests_as_a_whole_is_idle() -> None:
     """A sidecar that has done no work for long does not count as work of its pod."""
-    assert wasted(node_map(with_sidecar(sm=0.0).collect()))["idle"] == ("served",)
+    assert wasted(published(with_sidecar(sm=0.0).collect()))["idle"] == ("served",)
 
 
 def test_on_mig_idle_is_no_process() -> None:
@@ -508,7 +517,7 @@ def test_on_mig_idle_is_no_process() -> None:
     used, unused = gpu.leaves
     work, idle = holder("work", used), holder("idle", unused)
     node = TestNode([gpu], [work, idle], [Process(10, used, work, memory=10 * GIB)])
-    found = node_map(node.watch())
+    found = published(node.watch())
     assert wasted(found) == {"idle": ("idle",)}
     said = "It is not known whether these holders work, so none of them is idle: ml/work."
     assert said in waste_table(found, Shape())
@@ -520,9 +529,9 @@ def test_holder_of_a_partitioned_gpu_is_judged_on_all_of_it() -> None:
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
     whole = holder("whole", gpu.uuid)
     node = TestNode([gpu], [whole])
-    assert wasted(node_map(node.watch())) == {"idle": ("whole",)}
+    assert wasted(published(node.watch())) == {"idle": ("whole",)}
     node.processes = [Process(10, gpu.leaves[1], whole, memory=3 * GIB)]
-    (one,) = waste_values(node_map(node.collect()), Shape())["findings"]
+    (one,) = waste_values(published(node.collect()), Shape())["findings"]
     assert (one["finding"], one["used_bytes"]) == ("unused", 3 * GIB)
 
 
@@ -530,7 +539,7 @@ def test_shared_memory_is_summed_once() -> None:
     """Compute instances of one GPU instance share its memory: what nobody uses of it is not counted twice."""
     gpu = Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])
     node = TestNode([gpu], [holder("a", gpu.leaves[0]), holder("b", gpu.leaves[1])])
-    found = node_map(node.watch())
+    found = published(node.watch())
     assert wasted(found) == {"idle": ("a", "b")}
     memory = found.devices[0].memory
     assert memory is not None
@@ -541,11 +550,11 @@ def test_unmatched_slots_are_found() -> None:
     """Slots on no device, with the reason and, for scripts, the remedy."""
     node = TestNode([Gpu(0)], [holder("odd", "GPU-none", resource="aliyun.com/gpu-mem")])
     node.collect()
-    (one,) = waste_values(node_map(node.collect()), Shape())["findings"]
+    (one,) = waste_values(published(node.collect()), Shape())["findings"]
     assert (one["finding"], one["pod"], one["device"], one["uuid"]) == ("unmatched", "odd", None, None)
     assert "aliyun.com/gpu-mem" in one["why"]
     assert one["remedy"]
-    assert f"\nunmatched of odd: {one['remedy']}\n" in waste_table(node_map(node.collect()), Shape(wide=True))
+    assert f"\nunmatched of odd: {one['remedy']}\n" in waste_table(published(node.collect()), Shape(wide=True))
 
 
 @pytest.mark.parametrize(
@@ -564,7 +573,7 @@ def test_what_is_not_known_accuses_nobody(down: set[str], visible: bool, says: s
     node.processes = []
     node.collect()
     node.down, node.visible = down, visible
-    found = node_map(node.collect())
+    found = published(node.collect())
     values = waste_values(found, Shape())
     assert {name for name, value in values["sums"].items() if value is None} >= silent
     assert says in waste_table(found, Shape())
@@ -577,7 +586,7 @@ def test_a_gpu_that_is_down_is_not_judged() -> None:
     """Its holder is not idle: nobody can see it. The others are judged all the same."""
     node = busy()
     node.gpus[1].fault = "hung"
-    found = node_map(node.collect())
+    found = published(node.collect())
     assert "idle" not in wasted(found)
     assert "GPU 1 is down (hung): gpumap cannot check anything on it." in waste_table(found, Shape())
     assert wasted(found)["squatter"] == ("squat",)
@@ -585,10 +594,10 @@ def test_a_gpu_that_is_down_is_not_judged() -> None:
 
 def test_a_gpu_that_needs_repair_is_named() -> None:
     """It answers, so its rows are as ever; a line below them says what to do, of `waste` where to look."""
-    found = node_map(busy().collect())
+    found = published(busy().collect())
     well, gpu = found.gpus
-    rows = changed(gpu, row_remap_pending=True, remedies={"row_remap_pending": "Reset it."})
-    asks = changed(gpu, recovery_action=RecoveryEntry(action="gpu_reset", remedy="The driver asks for a reset."))
+    rows = changed(changed_in(gpu, "reading", row_remap_pending=True), remedies={"row_remap_pending": "Reset it."})
+    asks = changed(gpu, recovery_action="gpu_reset", remedies={"recovery_action": "The driver asks for a reset."})
     for ill, said in (
         (rows, "GPU 1 has bad memory rows: Reset it."),
         (asks, "GPU 1 needs recovery: The driver asks for a reset."),
@@ -605,7 +614,7 @@ def test_a_gpu_that_needs_repair_is_named() -> None:
 
 def test_a_stale_document_is_no_node_without_devices() -> None:
     """Where all there was is too old, each table says so; nothing is judged, and nothing adds up to 0."""
-    found = node_map(replace(busy().collect(), gpus=(), leaves=(), containers=()), stale="no collection for a week")
+    found = published(with_node(busy().collect(), gpus=(), devices=()), stale="no collection for a week")
     for show in (map_table, top_table, waste_table):
         text = show(found, Shape())
         assert text.startswith("No current data.")
@@ -618,7 +627,7 @@ def test_a_stale_document_is_no_node_without_devices() -> None:
 
 def test_waste_is_sorted() -> None:
     """By any column; without one by how bad it is."""
-    found = node_map(busy().collect())
+    found = published(busy().collect())
     by_pod = waste_values(found, Shape(order="pod"))["findings"]
     assert [one["pod"] for one in by_pod] == ["idle", "squat", "work"]
     by_waste = waste_values(found, Shape(order="waste"))["findings"]
@@ -631,10 +640,10 @@ def test_a_verdict_is_the_same_for_one_namespace() -> None:
     """Who holds a partitioned GPU whole is judged by all of its devices, also by those that nothing is known of."""
     whole = holder("whole", CARD)
     node = TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])], [whole])
-    found = node_map(node.watch())
+    found = published(node.watch())
     assert wasted(found) == wasted(found, namespace="ml") == {"idle": ("whole",)}
-    (dark,) = (n for n, device in enumerate(found.devices) if device.gpu_instance_id == 2)
-    found = with_devices(found, lambda device: changed(device, users=(), owners=()), dark)
+    (dark,) = (n for n, device in enumerate(found.devices) if device.mig and device.mig.gpu_instance_id == 2)
+    found = with_devices(found, lambda device: changed(device, containers=(), owners=()), dark)
     assert wasted(found) == wasted(found, namespace="ml") == {}
     for shape in (Shape(), Shape(namespace="ml")):
         assert waste_table(found, shape).startswith("No waste found in the known data.")
@@ -646,10 +655,10 @@ def test_where_nothing_is_told_nothing_is_judged() -> None:
     """Of devices of which nobody says who holds or uses them: no sums, no waste, and nothing that is free."""
     node = TestNode([Gpu(0)], [], allocatable={"nvidia.com/gpu": [str(CARD)]})
     node.collect()
-    found = node_map(node.collect())
+    found = published(node.collect())
     assert waste_table(found, Shape()).startswith("No waste found.\n")
-    lacking: tuple[Callable[[DeviceEntry], DeviceEntry], ...] = (
-        lambda device: changed(device, holders_known=False),
+    lacking: tuple[Callable[[Device], Device], ...] = (
+        lambda device: changed(device, holders=None),
         lambda device: changed(device, owners=()),
     )
     for without in lacking:
@@ -660,7 +669,7 @@ def test_where_nothing_is_told_nothing_is_judged() -> None:
         assert map_table(less, Shape(namespace="ml")).startswith("Namespace ml has no known holder or user")
         sums = waste_values(less, Shape())["sums"]
         assert (sums["idle_gpus"], sums["unused_bytes"], sums["over_bytes"]) == (None, None, None)
-    dark = with_devices(found, lambda device: changed(device, owners=(), holders_known=False))
+    dark = with_devices(found, lambda device: changed(device, owners=(), holders=None))
     assert set(waste_values(dark, Shape())["sums"].values()) == {None}
     assert waste_table(dark, Shape()).startswith("gpumap could not check anything.")
 
@@ -684,10 +693,10 @@ async def test_nodes_of_which_nothing_answers(capsys: pytest.CaptureFixture[str]
 
     node = TestNode([Gpu(0)], [])
     node.collect()
-    well = node_map(node.collect())
+    well = published(node.collect())
     node.down = {"kubelet", "nvml"}
-    dead = node_map(node.collect(90.0))
-    dark = [changed(dead, node=NodeEntry(name=f"node-{n}", internal_ip=None)) for n in range(7)]
+    dead = published(node.collect(90.0))
+    dark = [changed(dead, name=f"node-{n}") for n in range(7)]
     for form in ("table", "wide", "json", "yaml", "name"):
         view = View(REPORTS["top"], form, Shape(), "", watch=False, interval_seconds=1.0)
         assert await _show(sights(), view) == 1  # type: ignore[arg-type] # the test's own
@@ -699,7 +708,7 @@ async def test_nodes_of_which_nothing_answers(capsys: pytest.CaptureFixture[str]
 def test_the_map_has_the_findings() -> None:
     """An agent serves what `gpumap waste` says, with a remedy for each finding; of a namespace only its findings."""
     node = busy()
-    found = node_map(node.collect())
+    found = published(node.collect())
     served_as_waste(found)
     assert found.findings is not None
     assert [(one.finding, one.remedy) for one in found.findings] == [
@@ -707,11 +716,11 @@ def test_the_map_has_the_findings() -> None:
     ]
     assert len(in_one(found, "ml").findings or ()) == 3
     assert (in_one(found, "web").findings, in_one(found, "web").finding_sums) == ((), {})
-    stale = node_map(replace(node.collect(), gpus=(), leaves=(), containers=()), stale="no collection for a week")
+    stale = published(with_node(node.collect(), gpus=(), devices=()), stale="no collection for a week")
     assert (stale.findings, stale.finding_sums, stale.unjudged) == (None, {}, ("no collection for a week",))
 
 
-def in_one(found: NodeMap, namespace: str) -> NodeMap:
+def in_one(found: Node, namespace: str) -> Node:
     (one,) = of_namespace(NodeMaps((found,)), namespace).maps
     return one
 
@@ -722,7 +731,7 @@ def test_remedies_stand_below_the_wide_table() -> None:
     node.pods.append(Pod("ml", "thief", {"main": {}}))
     node.processes.append(Process(14, OTHER, node.pods[-1], memory=GIB))
     node.collect()
-    found = node_map(node.collect())
+    found = published(node.collect())
     assert waste_table(found, Shape(wide=True)).count(f"squatter: {FINDINGS['squatter']}") == 1
     assert FINDINGS["squatter"] not in waste_table(found, Shape())
 
@@ -734,7 +743,7 @@ def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
     (node,) = run
     assert isinstance(node, TestNode)
     for _ in range(2):
-        found = node_map(node.collect())
+        found = published(node.collect())
         for shape in (Shape(), Shape(wide=True, processes=True, screen=Screen(70, colours=True))):
             assert map_table(found, shape)
             assert top_table(found, shape)
@@ -745,7 +754,7 @@ def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
         claims_no_more_than_there_is(found)
 
 
-def accounts_for_memory(found: NodeMap) -> None:
+def accounts_for_memory(found: Node) -> None:
     """The rows of a device add up to what its owners have, each of which tells all its bytes; L1 has these add up."""
     for device in found.devices:
         if not device.owners or any(one.memory_bytes is None for one in device.processes):
@@ -759,18 +768,24 @@ def accounts_for_memory(found: NodeMap) -> None:
 
 
 @settings(max_examples=examples(100))
-@given(runs(lambda _, snapshot: accounts_for_memory(node_map(snapshot))))
+@given(runs(lambda _, snapshot: accounts_for_memory(published(snapshot))))
 def test_top_accounts_for_all_memory_at_every_moment(run: list[Snapshot | TestNode]) -> None:
     """Also while a pod's name is another's, the kubelet is away, or a pod is not yet known to be gone."""
     assert run
 
 
-def claims_no_more_than_there_is(found: NodeMap) -> None:
+def claims_no_more_than_there_is(found: Node) -> None:
     values = waste_values(found, Shape())
-    total = sum(gpu.memory.total_bytes for gpu in found.gpus if gpu.memory)
+    memories = (gpu.reading.memory for gpu in found.gpus if gpu.reading)
+    total = sum(memory.total_bytes for memory in memories if memory)
     assert (values["sums"]["unused_bytes"] or 0) <= total
     assert (values["sums"]["idle_gpus"] or 0) <= len(found.gpus) + 1e-3
-    users = {(container_of(user), device.uuid) for device in found.devices for user in device.users if user.unassigned}
+    users = {
+        (one.name, device.uuid)
+        for device in found.devices
+        for one in device.containers
+        if one.owner is Owner.UNASSIGNED and one.use
+    }
     squatters = {
         ((one["namespace"], one["pod"], one["container"] or ""), one["uuid"])
         for one in values["findings"]
@@ -843,7 +858,7 @@ def test_squatter_and_leftover_of_one_name_are_told_apart() -> None:
     node = TestNode([Gpu(0), Gpu(1)], [old, new], [Process(5, CARD, old), Process(6, CARD, new)], offered)
     for _ in range(3):
         snapshot = node.collect()
-    pids = {one.kind: one.pids for one in findings(node_map(snapshot)) if one.kind != "idle"}
+    pids = {one.kind: one.pids for one in findings(published(snapshot)) if one.kind != "idle"}
     assert pids == {"squatter": (6,), "leftover": (5,)}
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.metrics import GROUPS
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_table, waste_table
-from gpumap.model.map import NodeMap
+from gpumap.model.node import Node
 from gpumap.model.readings import GpuProcess
+from gpumap.model.terms import Owner
 from tests import golden
 from tests.standin import Driver, Gpu, Process
 from tests.worker import Start
@@ -58,8 +59,8 @@ def test_more_than_the_machine_has_is_unknown(start: Start) -> None:
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def mapped(capture: str) -> NodeMap:
-    return node_map(golden.snapshots(golden.CAPTURES / capture)[-1], collect=tuple(GROUPS))
+def mapped(capture: str) -> Node:
+    return published(golden.snapshots(golden.CAPTURES / capture)[-1], collect=tuple(GROUPS))
 
 
 def families(capture: str) -> set[str]:
@@ -108,5 +109,5 @@ def test_memory_without_a_process_is_no_leak() -> None:
     grace = mapped("grace-numa")
     assert grace.findings == ()
     (device,) = grace.devices
-    assert {one.owner: one.memory_bytes for one in device.owners}["unaccounted"] == 85 * GIB
+    assert {one.owner: one.memory_bytes for one in device.owners}[Owner.UNACCOUNTED] == 85 * GIB
     assert "unaccounted" not in ALERTS.read_text(encoding="utf-8")

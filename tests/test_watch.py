@@ -22,7 +22,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli.terminal import cells
 from tests.agent import PATIENCE_SECONDS, Agent, run_agent
 from tests.command import ForkOnTerminal, run_command_in_loop
@@ -147,7 +147,7 @@ class FakeAgent:
     """An agent whose answer the test chooses; `None` is an agent that is being rolled out."""
 
     def __init__(self) -> None:
-        self.answer: dict[str, Any] | None = msgspec.to_builtins(node_map(busy_node(3)))
+        self.answer: dict[str, Any] | None = msgspec.to_builtins(published(busy_node(3)))
         self.url = ""
 
     async def respond(self, _: web.Request) -> web.Response:
@@ -178,7 +178,7 @@ async def test_tables_fit_the_terminal(fake: FakeAgent, command: str, columns: i
     name = "a-name-as-long-as-names-may-be-" * 8
     assert fake.answer is not None
     for device in fake.answer["devices"]:
-        for row in (*device["holders"], *device["users"]):
+        for row in device["containers"]:
             row["pod"] = name
     once = ["--once"] if command == "top" else []
     with terminal(command, *once, "--url", fake.url, columns=columns) as shown:
@@ -221,7 +221,7 @@ async def test_an_answer_that_is_no_map(fake: FakeAgent, command: str) -> None:
     """JSON that looks like a map and is none: one line, exit code 1, no traceback."""
     answers: tuple[object, ...] = (5, [5], [{}], None)
     for devices in answers:
-        fake.answer = msgspec.to_builtins(node_map(busy_node(2))) | {"devices": devices}
+        fake.answer = msgspec.to_builtins(published(busy_node(2))) | {"devices": devices}
         done = await run_command_in_loop(command, "--url", fake.url)
         assert (done.returncode, done.stdout) == (1, "")
         assert "does not match the schema of /api/v1/map" in done.stderr

@@ -41,22 +41,14 @@ from gpumap.agent.web.port import (
     open_port,
 )
 from gpumap.agent.web.rebinding import is_foreign
-from gpumap.model.observations import ContainerName, Moment, Source
+from gpumap.model.node import ContainerOnDevice, Device, Gpu, Grant, Node, OwnerUse, SourceHealth, Use
+from gpumap.model.observations import Moment, Source
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
-from gpumap.model.snapshot import (
-    ContainerOnDevice,
-    ContainerUse,
-    Gpu,
-    Leaf,
-    Node,
-    Owner,
-    OwnerUse,
-    Snapshot,
-    SourceHealth,
-)
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.agent import run_agent, until
 from tests.memory_group import memory_group
-from tests.snapshots import busy_node
+from tests.snapshots import busy_node, with_node
 
 STALE_AFTER_SECONDS = 60.0
 UUID = Uuid("GPU-00000000-0000-0000-0000-000000000001")
@@ -84,21 +76,41 @@ def snapshot(at: float = 0.0, containers: int = 2) -> Snapshot:
     """One GPU held by some containers, of which the first has a name that must be escaped."""
     memory = DeviceMemory(total_bytes=80 << 30, used_bytes=3 << 30, free_bytes=77 << 30)
     gpu = Gpu(UUID, 0, 0, "00000000:3B:00.0", "NVIDIA A100", False, None, 0.0, 1.0, GpuReading(0, memory=memory))
-    use = ContainerUse(1 << 30, 2 << 30, 1, 0.25, 0.1, 0.0, 0.0, unassigned=False, last_active=1.5)
-    names = [ContainerName("ml", WEIRD if number == 0 else f"pod-{number}", "main") for number in range(containers)]
+    use = Use(1 << 30, 2 << 30, 1, 0.25, 0.1, 0.0, 0.0, last_active=1.5)
+    grant = Grant({"nvidia.com/gpu": 1}, 1.0)
+    pods = [WEIRD if number == 0 else f"pod-{number}" for number in range(containers)]
     moment = Moment(at, 1_700_000_000.0 + at)
-    return Snapshot(
-        at=moment,
-        node=Node("7-node.example", "10.0.0.1"),
+    rows = tuple(ContainerOnDevice("ml", pod, "main", UUID, grant=grant, use=use) for pod in pods)
+    node = Node(
+        timestamp=moment.wall,
+        name="7-node.example",
+        internal_ip="10.0.0.1",
         sources=tuple(
-            SourceHealth(source, up=True, last_success=moment, attempts=3, seconds=0.5, errors={"rate_limited": 2})
+            SourceHealth(
+                source.value, up=True, last_success=moment.wall, attempts=3, seconds=0.5, errors={"rate_limited": 2}
+            )
             for source in Source
         ),
-        capabilities=(("pid_visibility", True),),
-        collections=(("interval", 3),),
+        capabilities={"pid_visibility": True},
         gpus=(gpu,),
-        leaves=(Leaf(UUID, gpu, memory=memory, holders=containers, owners=(OwnerUse(Owner.ASSIGNED, 3 << 30, 2),)),),
-        containers=tuple(ContainerOnDevice(name, UUID, (("nvidia.com/gpu", 1),), 1.0, None, use) for name in names),
+        devices=(
+            Device(
+                UUID,
+                UUID,
+                0,
+                memory=memory,
+                holders=containers,
+                owners=(OwnerUse(Owner.ASSIGNED, 3 << 30, 2),),
+                containers=rows,
+            ),
+        ),
+    )
+    return Snapshot(
+        at=moment,
+        node=node,
+        containers=rows,
+        answered=dict.fromkeys(Source, at),
+        collections=(("interval", 3),),
     )
 
 
@@ -269,7 +281,7 @@ async def test_the_map_is_json(site: Site) -> None:
     assert (status, content_type) == (200, "application/json")
     document = json.loads(text)
     assert document["version"] == 1
-    assert {holder["pod"] for holder in document["devices"][0]["holders"]} == {WEIRD, "pod-1"}
+    assert {holder["pod"] for holder in document["devices"][0]["containers"]} == {WEIRD, "pod-1"}
 
 
 async def test_nodes_page(site: Site) -> None:
@@ -420,14 +432,12 @@ async def test_before_the_first_collection() -> None:
 async def test_readiness(site: Site) -> None:
     """Ready while the kubelet or NVML has answered lately; else 503 with what each said."""
 
-    def health(source: Source, answered: float | None) -> SourceHealth:
-        last = None if answered is None else Moment(answered, 0.0)
-        return SourceHealth(source, up=False, reason="refused", detail=f"by {source.value}", last_success=last)
-
     def publish(kubelet: float | None, nvml: float | None) -> None:
-        others = [health(source, site.seconds) for source in (Source.PROCFS, Source.POD_IDENTITY)]
-        sources = (health(Source.KUBELET, kubelet), health(Source.NVML, nvml), *others)
-        site.pages.publish(replace(snapshot(site.seconds), sources=sources))
+        sources = (Source.KUBELET, Source.NVML, Source.PROCFS, Source.POD_IDENTITY)
+        refused = tuple(SourceHealth(one.value, reason="refused", detail=f"by {one.value}") for one in sources)
+        at = dict(zip(sources, (kubelet, nvml, site.seconds, site.seconds), strict=True))
+        answered = {source.value: seconds for source, seconds in at.items() if seconds is not None}
+        site.pages.publish(replace(with_node(snapshot(site.seconds), sources=refused), answered=answered))
 
     site.seconds = 1000.0
     publish(kubelet=None, nvml=None)
@@ -451,9 +461,9 @@ async def test_readiness_is_lost_without_new_snapshots(site: Site) -> None:
     assert (status, text) == (503, f"not ready: no collection for {seconds} s: somebody asked for it\n")
     site.pages.why_late = str
     assert "collections are late, fail or hang" in (await site.get("/readyz"))[2]
-    failed = SourceHealth(Source.KUBELET, up=False, reason="refused", detail="by kubelet")
-    well = SourceHealth(Source.NVML, up=True, last_success=Moment(0.0, 0.0))
-    site.pages.publish(replace(snapshot(), sources=(failed, well)))
+    failed = SourceHealth(Source.KUBELET.value, up=False, reason="refused", detail="by kubelet")
+    well = SourceHealth(Source.NVML.value, up=True)
+    site.pages.publish(replace(with_node(snapshot(), sources=(failed, well)), answered={Source.NVML: 0.0}))
     assert (await site.get("/readyz"))[2].endswith("; kubelet: refused by kubelet\n")
 
 

@@ -8,13 +8,14 @@ from functools import cache
 import pytest
 
 from gpumap.cli.doctor.checks import examine
+from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, doctor_table, map_table, top_table, waste_table
+from gpumap.cli.tables import Shape, map_table, top_table, waste_table
 from gpumap.cli.tables.live import Live, frame
 from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
+from gpumap.model.shown import ELLIPSIS
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.text import ELLIPSIS
 from tests import golden
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import maps

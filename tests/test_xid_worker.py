@@ -162,7 +162,7 @@ def test_what_tells_no_events_is_not_listened_to(start: Start, gpu: Gpu, without
     worker = start(groups=("health",), changed=SOON, without=without)
     answers = worker.read(Driver(gpus=[gpu]))
     assert answers.gpus[0].fault is None
-    assert answers.gpus[0].refusals == ()
+    assert answers.gpus[0].refusals == {}
     worker.read()
     assert WAIT in without or read(worker) == {}
 
@@ -198,10 +198,10 @@ def test_a_registration_that_fails_is_tried_again(start: Start) -> None:
     """At each read, and it is told why until it succeeds."""
     worker = start(groups=("health",), changed=SOON)
     driver = Driver(gpus=[Gpu(A), Gpu(B)], fail={(REGISTER, 0): Code.UNKNOWN})
-    assert worker.read(driver).gpus[0].refusals == ((REGISTER, Code.UNKNOWN),)
+    assert worker.read(driver).gpus[0].refusals == {REGISTER: Code.UNKNOWN}
     assert list(read(worker)) == [B]
     driver.fail = {}
-    assert worker.read(driver).gpus[0].refusals == ()
+    assert worker.read(driver).gpus[0].refusals == {}
     assert sorted(read(worker)) == [A, B]
 
 

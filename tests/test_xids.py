@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gpumap.agent.join import step
 from gpumap.agent.join.accounting import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
@@ -17,9 +18,9 @@ from gpumap.agent.join.xid_containers import CARRIED_SECONDS
 from gpumap.agent.join.xids import JITTER_SECONDS, OPEN_SECONDS, XidMemory, count_xids
 from gpumap.agent.nvml_worker.wire import ListeningMessage, ListeningPeriod, XidMessage
 from gpumap.agent.sources.nvml_state import MOST_EVENTS, XidEvents
+from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids
 from gpumap.model.observations import Complaint, ContainerName, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import GpuReading, Listening, MigInstance, Uuid, XidError
-from gpumap.model.snapshot import ContainerOnDevice, ContainerXids, GpuXids
 from tests.nodes import RULES, Pod, Process, TestNode, gpu_uuid
 from tests.nodes import Gpu as NodeGpu
 
@@ -51,7 +52,7 @@ class Node:
         self.known: tuple[KnownGpu, ...] = ()
         self.count = 0
         self.gpus: tuple[GpuXids, ...] = ()
-        self.last_at: dict[Uuid, tuple[tuple[int, float], ...]] = {}
+        self.last_at: dict[Uuid, dict[int, float]] = {}
         """Apart from `gpus`, where every test would have to say it."""
         self.containers: tuple[ContainerXids, ...] = ()
 
@@ -92,7 +93,7 @@ class Node:
         reading = nvml.value if isinstance(nvml, Observed) else None
         inventory = take_inventory(reading, 0.0, self.known, self.count)
         self.known, self.count = inventory.known, inventory.count
-        rows = tuple(ContainerOnDevice(name, uuid) for name, uuid in on)
+        rows = tuple(ContainerOnDevice(*name, uuid) for name, uuid in on)
         self.memory, gpus, self.containers = count_xids(
             self.memory,
             nvml,
@@ -101,7 +102,7 @@ class Node:
             list_current=list_current,
             finished=nvml.at.monotonic if finished is None else finished,
         )
-        self.gpus = tuple(replace(one, last_at=()) for one in gpus)
+        self.gpus = tuple(structs.replace(one, last_at={}) for one in gpus)
         self.last_at = {one.uuid: one.last_at for one in gpus}
         return self
 
@@ -120,22 +121,22 @@ def xid(at: float, code: int = 31, uuid: Uuid = A, gi: int | None = None, ci: in
 
 def test_who_is_listened_to_has_none_before_the_first() -> None:
     """The counter stands at 0 from the beginning, so that the first event is an increase."""
-    assert Node().collect(10.0, [(A, 9.5, 9.9)]).gpus == (GpuXids(A, (), 0.0),)
+    assert Node().collect(10.0, [(A, 9.5, 9.9)]).gpus == (GpuXids(A, {}, 0.0),)
 
 
 def test_events_are_counted_by_code() -> None:
     """Over all collections, each as often as it came."""
     node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.1), xid(9.2, 79)])
     node.collect(20.0, [(A, 9.0, 20.0)], [xid(15.0)._replace(times=3)])
-    assert node.gpus == (GpuXids(A, ((31, 4), (79, 1)), 0.0, 31),)
+    assert node.gpus == (GpuXids(A, {31: 4, 79: 1}, 0.0, 31),)
 
 
 def test_when_each_code_came_last_is_remembered() -> None:
     """By the wall clock, the newest of a code whatever the order, and as long as the counts are."""
     node = Node().collect(10.0, [(A, 0.0, 10.0)], [xid(8.0), xid(9.5, 79), xid(7.0), xid(9.0)])
-    assert node.last_at[A] == ((31, BOOT + 9.0), (79, BOOT + 9.5))
+    assert node.last_at[A] == {31: BOOT + 9.0, 79: BOOT + 9.5}
     node.collect(20.0, [(A, 10.0, 20.0)], [xid(15.0)])
-    assert node.collect(30.0).last_at[A] == ((31, BOOT + 15.0), (79, BOOT + 9.5))
+    assert node.collect(30.0).last_at[A] == {31: BOOT + 15.0, 79: BOOT + 9.5}
 
 
 def test_the_last_event_is_known() -> None:
@@ -157,7 +158,7 @@ def test_each_gpu_has_its_own_events_and_its_own_blind_time() -> None:
     both = (WHOLE_A, WHOLE_B)
     node = Node().collect(10.0, [(A, 9.0, 10.0), (B, 9.0, 10.0)], gpus=both)
     node.collect(20.0, [(B, 9.0, 20.0)], [xid(15.0, uuid=B)], gpus=both)
-    assert node.gpus == (GpuXids(A, (), 10.0), GpuXids(B, ((31, 1),), 0.0, 31))
+    assert node.gpus == (GpuXids(A, {}, 10.0), GpuXids(B, {31: 1}, 0.0, 31))
 
 
 def test_a_gpu_that_is_gone_and_comes_back_goes_on() -> None:
@@ -165,7 +166,7 @@ def test_a_gpu_that_is_gone_and_comes_back_goes_on() -> None:
     node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)])
     assert node.collect(20.0, gpus=()).gpus == ()
     node.collect(90.0, gpus=())
-    assert node.collect(100.0, [(A, 99.0, 100.0)]).gpus == (GpuXids(A, ((31, 1),), 0.0, 31),)
+    assert node.collect(100.0, [(A, 99.0, 100.0)]).gpus == (GpuXids(A, {31: 1}, 0.0, 31),)
 
 
 def test_a_gpu_that_has_not_told_its_name_since_a_restart_may_be_this_one() -> None:
@@ -174,7 +175,7 @@ def test_a_gpu_that_has_not_told_its_name_since_a_restart_may_be_this_one() -> N
     node.memory = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)]).memory
     node.fail(20.0).collect(30.0, gpus=(GpuReading(0, fault="lost"),))
     assert node.gpus == ()
-    assert node.collect(40.0, [(A, 40.0, 40.0)]).gpus == (GpuXids(A, ((31, 1),), 30.0, 31),)
+    assert node.collect(40.0, [(A, 40.0, 40.0)]).gpus == (GpuXids(A, {31: 1}, 30.0, 31),)
 
 
 # --- blind time -------------------------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ def test_memory_of_another_boot_counts_from_now() -> None:
     before = Node().collect(1e6, [(A, 9.0, 1e6 - 5)], [xid(1e6 - 7)]).collect(1e6 + 100).memory
     node = Node()
     node.memory = XidMemory({uuid: gpu._replace(settled_until=None) for uuid, gpu in before.gpus.items()})
-    assert node.collect(10.0, [(A, 9.0, 10.0)]).gpus == (GpuXids(A, ((31, 1),), 105.0, 31),)
+    assert node.collect(10.0, [(A, 9.0, 10.0)]).gpus == (GpuXids(A, {31: 1}, 105.0, 31),)
 
 
 class Session(NamedTuple):
@@ -324,33 +325,33 @@ def test_who_was_there_before_the_event_is_credited() -> None:
     """By the collection before: who came since is not, and who has left since is."""
     node = Node().collect(10.0, on=[(TRAIN, A)])
     node.collect(20.0, events=[xid(15.0)], on=[(SERVE, A)])
-    assert node.containers == (ContainerXids(TRAIN, A, 31, 1),)
+    assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
     node.collect(30.0, events=[xid(25.0, 79)._replace(times=2)], on=[(SERVE, A)])
-    assert list(node.containers) == [ContainerXids(SERVE, A, 79, 2), ContainerXids(TRAIN, A, 31, 1)]
+    assert list(node.containers) == [ContainerXids(*SERVE, A, 79, 2), ContainerXids(*TRAIN, A, 31, 1)]
 
 
 def test_an_event_of_the_first_collection_is_of_who_is_there() -> None:
     """There is no collection before it that could tell."""
     node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)], on=[(TRAIN, A)])
-    assert node.containers == (ContainerXids(TRAIN, A, 31, 1),)
+    assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
 
 
 def test_an_event_that_is_told_late_is_of_who_was_there_then() -> None:
     """Also where two collections have been since, or many that failed."""
     node = Node().collect(10.0, on=[(TRAIN, A)]).collect(11.0, on=[(SERVE, A)]).collect(12.0, on=[(SERVE, A)])
     node.collect(13.0, events=[xid(10.5)], on=[(SERVE, A)])
-    assert node.containers == (ContainerXids(TRAIN, A, 31, 1),)
+    assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
     for at in range(20, 100):
         node.fail(float(at), "deadline_exceeded")
     node.collect(100.0, events=[xid(14.0, 79)])
-    assert ContainerXids(SERVE, A, 79, 1) in node.containers
+    assert ContainerXids(*SERVE, A, 79, 1) in node.containers
 
 
 def test_each_container_of_a_shared_device_is_credited_once() -> None:
     """Whoever held or used the device may have broken it."""
     node = Node().collect(10.0, on=[(TRAIN, A), (SERVE, A), (TRAIN, B)], gpus=(WHOLE_A, WHOLE_B))
     node.collect(20.0, events=[xid(15.0)], gpus=(WHOLE_A, WHOLE_B))
-    assert node.containers == (ContainerXids(SERVE, A, 31, 1), ContainerXids(TRAIN, A, 31, 1))
+    assert node.containers == (ContainerXids(*SERVE, A, 31, 1), ContainerXids(*TRAIN, A, 31, 1))
 
 
 @pytest.mark.parametrize(
@@ -380,23 +381,23 @@ def test_what_counts_under_the_gpu_stays_while_a_part_is_held() -> None:
     node.collect(20.0, events=[xid(15.0)], on=[(TRAIN, MIG_1)], gpus=(PARTITIONED_A,))
     for at in range(30, 1000, 10):
         node.collect(float(at), on=[(TRAIN, MIG_1)], gpus=(PARTITIONED_A,))
-    assert node.containers == (ContainerXids(TRAIN, A, 31, 1),)
+    assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
 
 
 def test_a_lost_gpu_is_of_who_was_on_it() -> None:
     """The event that says so comes before the collection that finds it gone, and its processes."""
     node = Node().collect(10.0, on=[(TRAIN, A)])
     node.collect(20.0, events=[xid(15.0, 79)], gpus=(GpuReading(0, fault="lost"),))
-    assert node.containers == (ContainerXids(TRAIN, A, 79, 1),)
+    assert node.containers == (ContainerXids(*TRAIN, A, 79, 1),)
 
 
 def test_errors_are_kept_for_a_while_after_the_container() -> None:
     """Five minutes after it was last seen; a successor under the same name goes on from the sum."""
     node = Node().collect(10.0, on=[(TRAIN, A)]).collect(20.0, events=[xid(15.0)])
-    assert node.collect(20.0 + KEPT_SECONDS - 1).containers == (ContainerXids(TRAIN, A, 31, 1),)
+    assert node.collect(20.0 + KEPT_SECONDS - 1).containers == (ContainerXids(*TRAIN, A, 31, 1),)
     back = 20.0 + KEPT_SECONDS - 0.5
     node.collect(back, on=[(TRAIN, A)]).collect(back + 10, events=[xid(back + 5)], on=[(TRAIN, A)])
-    assert node.containers == (ContainerXids(TRAIN, A, 31, 2),)
+    assert node.containers == (ContainerXids(*TRAIN, A, 31, 2),)
     assert node.collect(back + 11 + KEPT_SECONDS).containers == ()
 
 
@@ -405,7 +406,7 @@ def test_nothing_expires_while_nobody_tells() -> None:
     node = Node().collect(10.0, on=[(TRAIN, A)]).collect(20.0, events=[xid(15.0)])
     node.fail(1000.0)
     node.collect(2000.0, list_current=False)
-    assert node.collect(2000.0 + KEPT_SECONDS - 1).containers == (ContainerXids(TRAIN, A, 31, 1),)
+    assert node.collect(2000.0 + KEPT_SECONDS - 1).containers == (ContainerXids(*TRAIN, A, 31, 1),)
     assert node.collect(2001.0 + KEPT_SECONDS).containers == ()
 
 
@@ -413,7 +414,7 @@ def test_who_was_last_seen_is_credited_while_nobody_tells() -> None:
     """A kubelet that is away does not make the event nobody's."""
     node = Node().collect(10.0, on=[(TRAIN, A)]).collect(20.0, list_current=False)
     node.collect(30.0, events=[xid(25.0)], list_current=False)
-    assert node.containers == (ContainerXids(TRAIN, A, 31, 1),)
+    assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
 
 
 def test_who_has_long_not_been_seen_is_not_credited() -> None:
@@ -425,9 +426,9 @@ def test_who_has_long_not_been_seen_is_not_credited() -> None:
         came = CARRIED_SECONDS + after - 5.0
         node.collect(came + 5.0, events=[xid(came, code)], on=[(SERVE, A)], list_current=False)
     assert node.containers == (
-        ContainerXids(SERVE, A, 31, 1),
-        ContainerXids(SERVE, A, 79, 1),
-        ContainerXids(TRAIN, A, 31, 1),
+        ContainerXids(*SERVE, A, 31, 1),
+        ContainerXids(*SERVE, A, 79, 1),
+        ContainerXids(*TRAIN, A, 31, 1),
     )
 
 
@@ -473,18 +474,18 @@ def test_the_snapshot_tells_who_held_and_who_used_the_gpu() -> None:
     squatter = Pod("ml", "squatter", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
     processes = [Process(10, gpu_uuid(0), squatter), Process(11, gpu_uuid(0), None)]
     node = TestNode([NodeGpu(0), NodeGpu(1)], [holder, squatter], processes)
-    assert ("xid_events", False) in node.collect().capabilities
+    assert not node.collect().node.capabilities["xid_events"]
     node.clock += 5
     observations = node.observe()
     assert isinstance(observations.nvml, Observed)
     events = (XidError(gpu_uuid(0), 79, None, None, 1.0),)
     reading = replace(observations.nvml.value, xids=events, listening=(Listening(gpu_uuid(0), 4.0, 0.5),))
     _, snapshot = step(node.memory, replace(observations, nvml=replace(observations.nvml, value=reading)), RULES)
-    last_at = ((79, observations.nvml.at.wall - events[0].age_seconds),)
-    assert snapshot.xids == (GpuXids(gpu_uuid(0), ((79, 1),), 1.0, 79, last_at),)
-    who = [ContainerXids(pod.full(), gpu_uuid(0), 79, 1) for pod in (holder, squatter)]
-    assert snapshot.container_xids == tuple(who)
-    assert ("xid_events", True) in snapshot.capabilities
+    last_at = {79: observations.nvml.at.wall - events[0].age_seconds}
+    assert snapshot.node.xids == (GpuXids(gpu_uuid(0), {79: 1}, 1.0, 79, last_at),)
+    who = [ContainerXids(*pod.full(), gpu_uuid(0), 79, 1) for pod in (holder, squatter)]
+    assert snapshot.node.container_xids == tuple(who)
+    assert snapshot.node.capabilities["xid_events"]
 
 
 # --- what a source keeps ----------------------------------------------------------------------------------------------

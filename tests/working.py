@@ -14,9 +14,9 @@ from msgspec import structs
 
 from gpumap.agent.collect import FOLLOW_FOR_SECONDS, FOLLOW_SECONDS
 from gpumap.agent.join import Memory, step
-from gpumap.agent.node_map import node_map
 from gpumap.agent.nvml_worker.processes import Sampler, SampleRow
-from gpumap.model.map import FindingEntry
+from gpumap.agent.published import published
+from gpumap.model.node import FindingEntry
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import Activity, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
@@ -115,7 +115,7 @@ class WorkingNode:
     def findings(self, kind: str) -> list[FindingEntry]:
         """Return what the map reports now."""
         assert self.snapshot is not None
-        return [one for one in node_map(self.snapshot).findings or () if one.finding == kind]
+        return [one for one in published(self.snapshot).findings or () if one.finding == kind]
 
     def last_worked(self, pod: str, leaf: str, lag_seconds: float = 1.0) -> float:
         """Return when a pod truly worked last; -inf if it never did. The driver's newest sample may lag a second."""

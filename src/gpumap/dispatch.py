@@ -19,11 +19,15 @@ from gpumap import __version__
 from gpumap.agent.flags import FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
 from gpumap.agent.settings import quiet, resolve, unknown_variables
+from gpumap.cli.bill.command import add_bill
+from gpumap.cli.check import add_check
 from gpumap.cli.command_line import Parser, add_command, parse, top_parser
-from gpumap.cli.commands import add_commands as add_cli_commands
+from gpumap.cli.commands import add_tables
 from gpumap.cli.credentials import VARIABLES
+from gpumap.cli.doctor.command import add_doctor
+from gpumap.cli.where import HERE
 from gpumap.model.errors import UsageError
-from gpumap.model.units import parse_duration
+from gpumap.model.parsing import parse_duration
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
@@ -55,8 +59,8 @@ def command_parser() -> Parser:
     )
     parser.set_defaults(run=lambda given: _nothing_asked(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog="gpumap")
-    add_cli_commands(commands)
-    for add in (_add_serve, _add_record, _add_demo):
+    add_tables(commands, HERE)
+    for add in (add_bill, add_doctor, add_check, _add_serve, _add_record, _add_demo):
         add(commands)
     return parser
 

@@ -6,20 +6,19 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 from msgspec import structs
 from playwright.async_api import Browser, Route, expect
 
-from gpumap.model.observations import ContainerName
-from gpumap.model.snapshot import ContainerAccount, ContainerXids, GpuXids, Snapshot
+from gpumap.model.node import ContainerAccount, ContainerXids, GpuXids
+from gpumap.model.snapshot import Snapshot
 from gpumap.model.workloads import Workload
 from tests.agent import run_agent
 from tests.browser.browser import PATIENCE_MS, STALE_AFTER_SECONDS, WATCHED, Site, Tab, chromium, tab
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
-from tests.snapshots import empty_node, gpu
+from tests.snapshots import empty_node, gpu, with_node
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -520,11 +519,12 @@ def ailing(**reading: object) -> Callable[[Snapshot], Snapshot]:
     """The node's first GPU with readings of its health, as a driver gives them."""
 
     def fall_ill(snapshot: Snapshot) -> Snapshot:
-        first, *others = snapshot.gpus
+        first, *others = snapshot.node.gpus
         assert first.reading is not None
-        ill = replace(first, reading=structs.replace(first.reading, **reading))
-        leaves = tuple(replace(leaf, gpu=ill) if leaf.gpu is first else leaf for leaf in snapshot.leaves)
-        return replace(snapshot, gpus=(ill, *others), leaves=leaves)
+        read = structs.replace(first.reading, **reading)
+        gpus = (structs.replace(first, reading=read), *others)
+        device, *more = snapshot.node.devices
+        return with_node(snapshot, gpus=gpus, devices=(structs.replace(device, activity=read.activity), *more))
 
     return fall_ill
 
@@ -544,7 +544,7 @@ async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
     well = gpu(0).reading
     assert well is not None
     reported = {name: getattr(well, name) for name in well.__struct_fields__ if name not in ("index", "uuid", "memory")}
-    show(site, shared_card(), ailing(**{**reported, "clock_events": (("gpu_idle", True), ("sw_power_cap", False))}))
+    show(site, shared_card(), ailing(**{**reported, "clock_events": {"gpu_idle": True, "sw_power_cap": False}}))
     async with tab(browser, site.url) as one:
         facts = (await one.texts(".gpu .facts"))[0]
         for fact in ("temp 61 °C", "power 507 W / 700", "clock 1980 MHz", "active SM 50 % · warps 25 % · tensor 13 %"):
@@ -559,8 +559,8 @@ async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
 async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
     """Memory errors, rows that wait and why it is slow stand on its card, with what to do; a cause hides its effect."""
     ill = ailing(
-        clock_events=(("gpu_idle", False), ("hw_slowdown", True), ("hw_thermal_slowdown", True), ("sync_boost", True)),
-        ecc_errors=(("corrected", "dram", 7), ("uncorrected", "dram", 2), ("uncorrected", "sram", 1)),
+        clock_events={"gpu_idle": False, "hw_slowdown": True, "hw_thermal_slowdown": True, "sync_boost": True},
+        ecc_errors={"corrected": {"dram": 7}, "uncorrected": {"dram": 2, "sram": 1}},
         row_remap_pending=True,
         row_remap_failure=True,
     )
@@ -581,10 +581,11 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
     """A GPU that answers and needs a reset is said above and on its card, in words; one that is down says it too."""
 
     def need(snapshot: Snapshot) -> Snapshot:
-        first, second = snapshot.gpus
-        lost = replace(second, fault="lost", reading=None, recovery_action="node_reboot")
-        leaves = tuple(replace(one, gpu=lost, memory=None) if one.gpu is second else one for one in snapshot.leaves)
-        return replace(snapshot, gpus=(replace(first, recovery_action="drain_and_reset"), lost), leaves=leaves)
+        first, second = snapshot.node.gpus
+        asking = structs.replace(first, recovery_action="drain_and_reset")
+        lost = structs.replace(second, fault="lost", reading=None, recovery_action="node_reboot")
+        up, down = snapshot.node.devices
+        return with_node(snapshot, gpus=(asking, lost), devices=(up, structs.replace(down, memory=None)))
 
     show(site, cards(2, 1), need)
     async with tab(browser, site.url, width=width) as one:
@@ -602,10 +603,10 @@ async def test_xid_errors_name_whom_they_hit(site: Site, browser: Browser) -> No
     leaf = mig_uuid(1, 1, 0)
 
     def err(snapshot: Snapshot) -> Snapshot:
-        counts = tuple(GpuXids(one.uuid, ((31, 2), (79, 1)) if one.index == 1 else (), 0.0) for one in snapshot.gpus)
-        hit = [ContainerXids(ContainerName("team", f"pod-{one}", "main"), leaf, 31, 1) for one in range(5)]
-        hit.append(ContainerXids(ContainerName("team", EVIL, "main"), gpu_uuid(0), 31, 1))
-        return replace(snapshot, xids=counts, container_xids=tuple(hit))
+        counts = tuple(GpuXids(one.uuid, {31: 2, 79: 1} if one.index == 1 else {}, 0.0) for one in snapshot.node.gpus)
+        hit = [ContainerXids("team", f"pod-{one}", "main", leaf, 31, 1) for one in range(5)]
+        hit.append(ContainerXids("team", EVIL, "main", gpu_uuid(0), 31, 1))
+        return with_node(snapshot, xids=counts, container_xids=tuple(hit))
 
     show(site, partitioned(), err)
     async with tab(browser, f"{site.url}#{gpu_uuid(1)}") as one:
@@ -620,14 +621,9 @@ async def test_what_a_container_was_charged_for(site: Site, browser: Browser) ->
     """It stands in the title of its share of the GPU, as far as it is known."""
 
     def charge(snapshot: Snapshot) -> Snapshot:
-        busy, squatter = ContainerName("team", "busy", "main"), ContainerName("other", "squatter", "main")
-        return replace(
-            snapshot,
-            accounts=(
-                ContainerAccount(busy, UUID, 5400.0, 1800.0, 7200.0 * GIB, 3.6e6),
-                ContainerAccount(squatter, UUID, None, None, 3600.0 * GIB, None),
-            ),
-        )
+        busy = ContainerAccount("team", "busy", "main", UUID, 5400.0, 1800.0, 7200.0 * GIB, 3.6e6)
+        squatter = ContainerAccount("other", "squatter", "main", UUID, None, None, 3600.0 * GIB, None)
+        return with_node(snapshot, accounts=(busy, squatter))
 
     show(site, shared_card(), charge)
     async with tab(browser, site.url) as one:

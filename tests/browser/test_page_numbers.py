@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from playwright.async_api import Browser, expect
 
 from gpumap.cli.tables import Shape
-from gpumap.model.map import NodeMap
+from gpumap.model.node import Node
 from gpumap.model.observations import Moment
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.workloads import Workload
@@ -351,7 +351,7 @@ async def test_the_page_judges_as_the_commands_do(site: Site, browser: Browser) 
         for node in (*made, blind(shared_card()), blind(TestNode([Gpu(0)])), *downs, *generated()):
             site.collect(node, 2)
             page = await one.page.evaluate(VERDICTS, site.url)
-            found = msgspec.convert(page["map"], NodeMap)
+            found = msgspec.convert(page["map"], Node)
             assert lines(page["rows"]) == lines(map(with_activity, top_values(found, Shape())["rows"]))
             shown = {key_of(row) for row in page["rows"] if row["finding"]}
             judged = [row for row in waste_values(found, Shape())["findings"] if row["uuid"]]

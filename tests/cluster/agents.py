@@ -14,7 +14,6 @@ import pytest
 from tests import standin
 from tests.cluster import layout
 from tests.cluster.node import NODE_NAME
-from tests.cluster.page_check import ALL, Privileges
 from tests.deploy.chart import render
 from tests.deploy.image import IMAGE, Builder, copy_source
 from tests.deploy.image_bases import BUILD, RUNTIME
@@ -33,7 +32,8 @@ class AgentPod:
 
     name: str
     values: Sequence[str] = ()
-    privileges: Privileges = ALL
+    lacks: frozenset[str] = frozenset()
+    """The parts of the node that it may not see. It knows less then, and is never wrong."""
     interval_seconds: float = DEFAULT_INTERVAL_SECONDS
     more_arguments: Sequence[str] = ()
     node_name: str = ""
@@ -69,10 +69,10 @@ class AgentPod:
 
 AGENTS = (
     AgentPod("gpumap"),
-    AgentPod("gpumap-fast", (), ALL, 0.5, ["--stale-after=15s"], "worker"),
-    AgentPod("no-host-pid", ["privileges.hostPID=false"], Privileges(processes=False), 1.0, (), "worker"),
-    AgentPod("no-checkpoint", ["privileges.checkpoint=false"], Privileges(checkpoint=False), 1.0, (), "worker"),
-    AgentPod("no-pod-logs", ["privileges.podLogs=false"], Privileges(logs=False), 1.0, (), "worker"),
+    AgentPod("gpumap-fast", (), frozenset(), 0.5, ["--stale-after=15s"], "worker"),
+    AgentPod("no-host-pid", ["privileges.hostPID=false"], frozenset({"proc"}), 1.0, (), "worker"),
+    AgentPod("no-checkpoint", ["privileges.checkpoint=false"], frozenset({"checkpoint"}), 1.0, (), "worker"),
+    AgentPod("no-pod-logs", ["privileges.podLogs=false"], frozenset({"logs"}), 1.0, (), "worker"),
 )
 
 

@@ -160,7 +160,7 @@ def process_of(world: World, workload: Workload) -> int | None:
     """The PID of the pod's process that uses a device."""
     with world.watch.lock:
         for one in world.watch.truth.processes:
-            if one.container and one.container.pod == workload.full_name and one.uses and one.ended.start > time.time():
+            if one.name and one.name.pod == workload.full_name and one.uses and one.ended.start > time.time():
                 return one.pid
     return None
 

@@ -7,27 +7,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.cluster.page_check import (
-    AFTER_SECONDS,
-    LONGEST_READ_SECONDS,
-    RELEASE_SECONDS,
-    Comparison,
-    Finding,
-    Privileges,
-    Window,
-    check_complete,
-    check_map,
-    check_page,
-    read_page,
-)
+from tests import laws
 from tests.cluster.recorder import Answer, Recorder
-from tests.cluster.truth import Span, Truth
+from tests.cluster.truth import RELEASE_SECONDS, Truth
+from tests.exposed import Page
+from tests.truth import Span, Window
 
+LONGEST_READ_SECONDS = 5.0
+"""From a collection's first read to its end: a source's deadline."""
+AFTER_SECONDS = 0.5
+"""A process that dies leaves /proc before the driver's list. So a page may know of an end that much earlier."""
 GRACE_SECONDS = 60.0
 """After a kubelet's return: contract.md §9."""
 RECOVERY_SECONDS = 12.0
 """After a disturbance, until the page must be complete again."""
-CAREFULLY_EVERY = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +41,11 @@ class Verdict:
     pages: int = 0
     maps: int = 0
     complete: int = 0
-    found: list[tuple[float, Finding]] = field(default_factory=list)
+    found: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def by_rule(self) -> Counter[str]:
-        return Counter(finding.rule for _, finding in self.found)
+        return Counter(_law(finding) for _, finding in self.found)
 
     def __str__(self) -> str:
         lines = [
@@ -61,68 +54,70 @@ class Verdict:
         ]
         seen: Counter[str] = Counter()
         for at, finding in self.found:
-            seen[finding.rule] += 1
-            if seen[finding.rule] <= 5:
-                lines.append(f"  {at:.3f} {finding.rule}: {finding.what}")
+            seen[_law(finding)] += 1
+            if seen[_law(finding)] <= 5:
+                lines.append(f"  {at:.3f} {finding}")
         return "\n".join(lines)
+
+
+def _law(finding: str) -> str:
+    return finding.partition(":")[0]
 
 
 @dataclass(frozen=True)
 class Judge:
-    """`interval_seconds` is the gpumap's own; `privileges` is what it may see."""
+    """`interval_seconds` is the gpumap's own; `lacks` has the parts of the node that it may not see."""
 
     truth: Truth
     disturbances: list[Disturbance]
     interval_seconds: float
-    privileges: Privileges
+    lacks: frozenset[str]
 
     def judge(self, recorder: Recorder) -> Verdict:
         verdict = Verdict(recorder.name, polls=recorder.polls)
         times: dict[int, float] = {}
         for answer in recorder.answers:
             if answer.path == "/metrics":
-                carefully = verdict.pages % CAREFULLY_EVERY == 0
-                at = self._judge_page(verdict, times.get(answer.pid, 0.0), answer, carefully)
+                at = self._judge_page(verdict, times.get(answer.pid, 0.0), answer)
                 times[answer.pid] = max(at, times.get(answer.pid, 0.0))
         previous = 0.0
         for answer in recorder.answers:
             if answer.path != "/metrics":
                 document = json.loads(answer.text)
                 if document["stale"] is None:
-                    comparison = self._comparison(_before(document["timestamp"], previous), document["timestamp"])
-                    verdict.found += [(answer.first_at, one) for one in check_map(answer.text, comparison)]
+                    window = self.window(_before(document["timestamp"], previous), document["timestamp"])
+                    verdict.found += [(answer.first_at, one) for one in laws.wrong_map(document, window)]
                     verdict.maps += 1
                     previous = document["timestamp"]
-        verdict.found += [(at, Finding("answered", why)) for at, why in self._unanswered(recorder)]
+        verdict.found += [(at, f"unanswered: {why}") for at, why in self._unanswered(recorder)]
         return verdict
 
-    def _judge_page(self, verdict: Verdict, previous: float, answer: Answer, carefully: bool) -> float:
+    def _judge_page(self, verdict: Verdict, previous: float, answer: Answer) -> float:
         """Judge a page, and give its snapshot's time. `previous` is that of the snapshot before it."""
-        page = read_page(answer.text, carefully=carefully)
+        page = Page(answer.text)
         at = page.value("gpumap_snapshot_timestamp_seconds")
         if at is None:
             return previous
-        comparison = self._comparison(_before(at, previous), at)
+        window = self.window(_before(at, previous), at)
         verdict.pages += 1
-        verdict.found += [(answer.first_at, one) for one in check_page(page, comparison)]
-        settled = Span(comparison.span.start - 2 * self.interval_seconds - 2.0, comparison.span.end)
+        verdict.found += [(answer.first_at, one) for one in laws.wrong(page, window)]
+        settled = Span(window.span.start - 2 * self.interval_seconds - 2.0, window.span.end)
         recent = Span(settled.start - RECOVERY_SECONDS, settled.end)
         started = page.value("process_start_time_seconds") or at
         if started > recent.start or any(one.span.meets(recent) for one in self.disturbances):
             return at
         verdict.complete += 1
-        missing = check_complete(page, comparison, settled, self.privileges)
-        verdict.found += [(answer.first_at, one) for one in missing]
+        steady = self.truth.window(settled, self.lacks)
+        verdict.found += [(answer.first_at, one) for one in laws.missing(page, steady)]
         return at
 
-    def _comparison(self, previous: float, at: float) -> Comparison:
+    def window(self, previous: float, at: float) -> Window:
         span = Span(max(previous, at - LONGEST_READ_SECONDS), at + AFTER_SECONDS)
-        released = span.start - RELEASE_SECONDS
+        listed = span.start
         for one in self.disturbances:
-            remembered = Span(one.span.start, one.span.end + GRACE_SECONDS + RELEASE_SECONDS)
-            if one.lists_old and remembered.meets(span):
-                released = min(released, one.span.start - RELEASE_SECONDS)
-        return Comparison(self.truth, Window(span, released))
+            if one.lists_old and Span(one.span.start, one.span.end + GRACE_SECONDS + RELEASE_SECONDS).meets(span):
+                listed = min(listed, one.span.start)
+        return self.truth.window(span, self.lacks, listed)
 
     def _unanswered(self, recorder: Recorder) -> Iterator[tuple[float, str]]:
         """Requests that a gpumap missed which had answered before, and did so later."""

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests import standin
-from tests.cluster.device_plugin import Resource, by_id, gpushare, replicas
+from tests.cluster.device_plugin import Allocation, Resource, by_id, gpushare, replicas
 from tests.node import GIB, MIB, gpu_uuid
 
 WHOLE, SHARED, MIG, GPUSHARE = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "aliyun.com/gpu-mem"
+GPUS = 21
 WHOLE_GPUS = [gpu_uuid(index) for index in range(16)]
 SHARED_GPU, MIG_GPU = gpu_uuid(16), gpu_uuid(17)
 GPUSHARE_GPUS = {18: (gpu_uuid(18), 16), 19: (gpu_uuid(19), 16)}
@@ -33,6 +34,22 @@ def resources() -> Iterator[Resource]:
     yield replicas(SHARED, SHARED_GPU, 4)
     yield by_id(MIG, MIG_DEVICES)
     yield gpushare(GPUSHARE_GPUS)
+
+
+NEEDS = {GPUSHARE: frozenset({"checkpoint"})}
+"""Only the checkpoint has the plugin's answer, which names the card."""
+
+
+def leaves() -> dict[str, str]:
+    """The GPU of each device."""
+    whole = [gpu_uuid(index) for index in range(GPUS) if gpu_uuid(index) != MIG_GPU]
+    return {uuid: uuid for uuid in whole} | dict.fromkeys(MIG_DEVICES, MIG_GPU)
+
+
+def share(allocation: Allocation, leaf: str) -> tuple[int, float]:
+    """The slots of an allocation on a device, and the share of the GPU that they are."""
+    slots = sum(1 for one in allocation.ids if allocation.resource == GPUSHARE or one.startswith(leaf))
+    return slots, {WHOLE: 1.0, SHARED: slots / 4, MIG: 1 / 7, GPUSHARE: slots / 16}[allocation.resource]
 
 
 class Use(NamedTuple):
@@ -61,7 +78,7 @@ def driver(uses: list[Use]) -> standin.Driver:
             one.name, one.memory_total_bytes = "Tesla V100-SXM2-16GB", GPUSHARE_GPUS[index][1] * GIB
         return one
 
-    gpus = [gpu(index) for index in range(21)]
+    gpus = [gpu(index) for index in range(GPUS)]
     partitioned = gpus[17]
     partitioned.instances = [
         standin.MigInstance(uuid, gi=7 + slot, memory_used_bytes=used(uuid), processes=by_device.get(uuid, []))

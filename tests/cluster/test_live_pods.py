@@ -85,12 +85,12 @@ def test_the_truth_is_the_runtimes(run: tuple[World, Report]) -> None:
     world, _ = run
     with world.watch.lock:
         living = [one for one in world.watch.truth.processes if one.ended.start > time.time()]
-    known = {(one.pid, *(one.container or ())) for one in living}
+    known = {(one.pid, *(one.name or ())) for one in living}
     listed = [one for one in world.node.containers() if one.namespace == "ml" and not one.is_sandbox]
     assert listed
     assert {(one.pid, one.namespace, one.pod, one.name) for one in listed} <= known
-    uids = world.watch.truth.uids.values()
-    assert {one.pod_uid for one in listed if "-" in one.pod_uid} <= set(uids)
+    uids = {pod.uid for pod in world.watch.truth.pods.values()}
+    assert {one.pod_uid for one in listed if "-" in one.pod_uid} <= uids
 
 
 RESTRICTIONS = (

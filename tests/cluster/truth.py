@@ -8,7 +8,6 @@ gpumap's snapshots are.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -16,14 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from gpumap.model.observations import ContainerName
 from tests.cluster import layout
 from tests.cluster.device_plugin import ALLOCATION, Allocation, Allocations
 from tests.node import MIB
+from tests.truth import NEVER, Holding, Pod, Process, Span, Window
 
 SCAN_SECONDS = 0.02
+RELEASE_SECONDS = 20.0
+"""How long a kubelet may list a pod, and its logs and cgroups remain, after the pod's last process ended."""
 YOUNG_SECONDS = 30.0
 """A process that has none of our variables by then is not ours."""
-NEVER = math.inf
 
 
 class _Key(NamedTuple):
@@ -33,68 +35,16 @@ class _Key(NamedTuple):
     started: str
 
 
-class Container(NamedTuple):
-    """A container by the names that a test gave it. `pod` is the name that a kubelet reports."""
+@dataclass(eq=False)
+class Instance(Pod):
+    """A pod from one writing of its manifest to the next."""
 
-    namespace: str
-    pod: str
-    name: str
-
-
-class Span(NamedTuple):
-    """A time from one moment to another."""
-
-    start: float
-    end: float
-
-    def meets(self, other: Span) -> bool:
-        return self.start <= other.end and other.start <= self.end
-
-    def covers(self, other: Span) -> bool:
-        return self.start <= other.start and other.end <= self.end
-
-
-@dataclass(slots=True)
-class Process:
-    """A process of a workload, until its next exec. `container` is None for a process of the host.
-
-    `uses` has the bytes by device, and `settled` says that it will use no others. The driver lists it from some moment
-    in `began` to some moment in `ended`.
-    """
-
-    pid: int
-    container: Container | None
-    instance: str
-    uses: dict[str, int]
-    settled: bool
-    began: Span
-    ended: Span = field(default_factory=lambda: Span(NEVER, NEVER))
-
-    @property
-    def possible(self) -> Span:
-        """When the driver may list it."""
-        return Span(self.began.start, self.ended.end)
-
-    @property
-    def certain(self) -> Span:
-        """When the driver lists it for sure."""
-        return Span(self.began.end, self.ended.start)
-
-
-@dataclass
-class Holding:
-    """The devices that one container of one instance of a pod was assigned at once, for as long as it may have them."""
-
-    container: Container
-    instance: str
-    allocation: Allocation
-    seen_at: float
-    """When a process of the container was first seen: since then the kubelet lists it."""
-
-    @property
-    def of_init_container(self) -> bool:
-        """No kubelet lists init containers. By their names, which the tests give."""
-        return self.container.name.startswith("init")
+    deleted: float = NEVER.start
+    """When the test removed it."""
+    ends: bool = False
+    """It ends by itself, for good: the kubelet may take its devices back at any time."""
+    emptied: float = NEVER.start
+    """When its last process ended, so far."""
 
 
 @dataclass
@@ -102,29 +52,52 @@ class Truth:
     """All that was seen until now."""
 
     allocations: Allocations
+    pods: dict[str, Instance] = field(default_factory=dict)
+    """By the names of instances."""
     processes: list[Process] = field(default_factory=list)
-    holdings: dict[int, Holding] = field(default_factory=dict)
-    """By the allocation's number."""
-    deleted: dict[str, float] = field(default_factory=dict)
-    """When the test removed an instance of a pod."""
-    ending: set[str] = field(default_factory=set)
-    """Instances that end by themselves, for good: the kubelet may take their devices back at any time."""
-    uids: dict[str, str] = field(default_factory=dict)
-    """UIDs of instances, where the test gave them."""
-    emptied: dict[str, float] = field(default_factory=dict)
-    """When the last process of an instance ended, so far."""
+    """A process is another one after an exec."""
+    holdings: dict[tuple[int, str], Holding] = field(default_factory=dict)
+    """By the allocation's number and the leaf."""
 
-    def ended(self, instance: str) -> float:
-        """When an instance was removed, or ended by itself, and its last process had ended; NEVER before that."""
-        if instance in self.ending:
-            removed = 0.0
-        elif instance in self.deleted:
-            removed = self.deleted[instance]
-        else:
-            return NEVER
-        if any(process.instance == instance and process.ended.end == NEVER for process in self.processes):
-            return NEVER
-        return max(removed, self.emptied.get(instance, NEVER))
+    def pod(self, instance: str, namespace: str, name: str) -> Instance:
+        return self.pods.setdefault(instance, Instance(namespace, name))
+
+    def hold(self, pod: Instance, name: ContainerName, allocation: Allocation, seen_at: float) -> None:
+        """Note what a container was assigned. Since its first process was seen, the kubelet lists it."""
+        for leaf in allocation.leaves:
+            slots, gpus = layout.share(allocation, leaf)
+            holding = Holding(
+                pod,
+                name,
+                leaf,
+                {allocation.resource: slots},
+                gpus,
+                layout.NEEDS.get(allocation.resource, frozenset()),
+                Span(allocation.at, seen_at),
+                name.container.startswith("init"),  # by the names that the tests give
+            )
+            self.holdings.setdefault((allocation.number, leaf), holding)
+
+    def ended(self, pod: Instance) -> Span:
+        """When the kubelet may have forgotten a pod: it was removed or ended, and its last process has ended."""
+        removed = -NEVER.start if pod.ends else pod.deleted
+        lives = any(one.pod is pod and one.ended.end == NEVER.end for one in self.processes)
+        return (
+            NEVER
+            if removed == NEVER.start
+            else Span(removed, NEVER.end if lives else max(removed, pod.emptied) + RELEASE_SECONDS)
+        )
+
+    def window(self, span: Span, lacks: frozenset[str], listed_since: float | None = None) -> Window:
+        """The window of a gpumap that cannot see what it `lacks`."""
+        for pod in self.pods.values():
+            pod.ended = self.ended(pod)
+        earlier = {(one.name, one.leaf) for one in self.holdings.values()}
+        earlier |= {(one.name, leaf) for one in self.processes if one.name for leaf in one.uses}
+        leaves = layout.leaves()
+        base = dict.fromkeys(leaves, layout.BASE_BYTES)
+        pods, holdings = [*self.pods.values()], [*self.holdings.values()]
+        return Window(span, pods, holdings, self.processes, leaves, base, (), lacks, listed_since, earlier=earlier)
 
 
 class Watch:
@@ -136,6 +109,8 @@ class Watch:
         self._proc = proc
         self._state = state
         self._known: dict[_Key, Process | None] = {}
+        self._settled: set[_Key] = set()
+        """Processes that will use no other devices."""
         self._agents: dict[_Key, str] = {}
         self._first_seen: dict[_Key, float] = {}
         self._last = time.time()
@@ -167,7 +142,7 @@ class Watch:
 
     def mark_deleted(self, instance: str) -> None:
         with self.lock:
-            self.truth.deleted[instance] = time.time()
+            self.truth.pods[instance].deleted = time.time()
 
     def scan(self) -> None:
         """Look once."""
@@ -198,15 +173,16 @@ class Watch:
         process = self._known.pop(key, None)
         if process is None:
             return False
-        process.ended = Span(self._last, NEVER)  # the driver lists it until the state file is written
-        self.truth.emptied[process.instance] = looked
+        process.ended = Span(self._last, NEVER.end)  # the driver lists it until the state file is written
+        if isinstance(process.pod, Instance):
+            process.pod.emptied = looked
         return True
 
     def _look(self, key: _Key, looked: float) -> bool:
         """Read a process's environment, again and again while it does not use a device: each exec changes it."""
         first_seen = self._first_seen.setdefault(key, looked)
         known = self._known.get(key)
-        if (known.uses or known.settled) if known else looked - first_seen > YOUNG_SECONDS:
+        if (known.uses or key in self._settled) if known else looked - first_seen > YOUNG_SECONDS:
             return False
         try:
             text = (self._proc / str(key.pid) / "environ").read_text(errors="replace")
@@ -217,49 +193,42 @@ class Watch:
             self._agents[key] = variables[layout.AGENT]
         if layout.INSTANCE not in variables:
             return False
-        process = Process(
-            key.pid,
-            _container(variables),
-            variables[layout.INSTANCE],
-            dict(_uses(variables)),
-            layout.MEMORY_MIB in variables,
-            Span(self._last, NEVER),
-        )
-        if known is not None and not process.settled:
+        settled = layout.MEMORY_MIB in variables
+        if known is not None and not settled:
             return False
+        name = _container(variables)
+        pod = self.truth.pod(variables[layout.INSTANCE], *name[:2]) if name is not None else None
+        process = Process(key.pid, pod, name, dict(_uses(variables)), Span(self._last, NEVER.end))
         if known is not None:  # by an exec
-            known.ended = Span(self._last, NEVER)
+            known.ended = Span(self._last, NEVER.end)
+        if settled:
+            self._settled.add(key)
         self._known[key] = process
         self.truth.processes.append(process)
-        self._note_holdings(process, variables, looked)
+        if pod is not None and name is not None:
+            for number in (int(one.removeprefix(ALLOCATION)) for one in variables if one.startswith(ALLOCATION)):
+                self.truth.hold(pod, name, self.truth.allocations.made[number], looked)
         return True
-
-    def _note_holdings(self, process: Process, variables: dict[str, str], looked: float) -> None:
-        for name in variables:
-            if process.container is not None and name.startswith(ALLOCATION):
-                allocation = self.truth.allocations.made[int(name.removeprefix(ALLOCATION))]
-                holding = Holding(process.container, process.instance, allocation, looked)
-                self.truth.holdings.setdefault(allocation.number, holding)
 
     def _tell_driver(self) -> None:
         with self.lock:
             living = [process for process in self._known.values() if process is not None]
-            uses = [layout.Use(one.pid, uuid, size) for one in living for uuid, size in one.uses.items()]
+            uses = [layout.Use(one.pid, uuid, size) for one in living for uuid, size in one.uses.items() if size]
         layout.driver(uses).write(self._state)
         written = time.time()
         with self.lock:
             for process in self.truth.processes:
-                if process.began.end == NEVER:
+                if process.began.end == NEVER.end:
                     process.began = Span(process.began.start, written)
-                if process.ended.start != NEVER and process.ended.end == NEVER:
+                if process.ended.start != NEVER.start and process.ended.end == NEVER.end:
                     process.ended = Span(process.ended.start, written)
 
 
-def _container(variables: dict[str, str]) -> Container | None:
+def _container(variables: dict[str, str]) -> ContainerName | None:
     if layout.POD not in variables:
         return None
     namespace, _, pod = variables[layout.POD].partition("/")
-    return Container(namespace, pod, variables[layout.CONTAINER])
+    return ContainerName(namespace, pod, variables[layout.CONTAINER])
 
 
 def _uses(variables: dict[str, str]) -> Iterable[tuple[str, int]]:

@@ -17,8 +17,9 @@ from tests.cluster.device_plugin import Allocations, DevicePlugin
 from tests.cluster.judge import Disturbance, Judge, Verdict
 from tests.cluster.node import DEVICE_PLUGINS, LiveNode, RunningContainer
 from tests.cluster.recorder import Recorder
-from tests.cluster.truth import Span, Watch
+from tests.cluster.truth import Watch
 from tests.cluster.workloads import Workload
+from tests.truth import Span
 
 DRIVER = Path("/var/lib/nvml")
 """The driver's folder on the node."""
@@ -66,10 +67,8 @@ class World:
     def apply(self, workload: Workload, *, ends: bool = False) -> str:
         """Write the pod's manifest, and give the name of the new instance. `ends`: it ends by itself, for good."""
         instance, uid, manifest = workload.manifest()
-        if uid:
-            self.watch.truth.uids[instance] = uid
-        if ends:
-            self.watch.truth.ending.add(instance)
+        pod = self.watch.truth.pod(instance, workload.namespace, workload.full_name)
+        pod.uid, pod.ends = uid, ends
         self.node.apply(manifest)
         return instance
 
@@ -137,7 +136,7 @@ class World:
     def judge(self) -> list[Verdict]:
         """Judge all that was recorded until now."""
         return [
-            Judge(self.watch.truth, self.disturbances, agent.interval_seconds, agent.privileges).judge(
+            Judge(self.watch.truth, self.disturbances, agent.interval_seconds, agent.lacks).judge(
                 self.recorders[agent.name]
             )
             for agent in agents.AGENTS

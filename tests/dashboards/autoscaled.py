@@ -102,7 +102,7 @@ def series(born: float, now: float) -> Iterator[tuple[str, Labels, Decimal | int
     for uuid in sorted({held.uuid for held in CLUSTER}):
         yield "gpumap_device_info", labels(uuid=uuid, gpu_uuid=uuid, gpu_instance_id=""), 1
         yield "gpumap_device_memory_total_bytes", labels(uuid=uuid), 80 * GIB
-        yield "gpumap_accounting_gap_seconds_total", labels(uuid=uuid), 0
+        yield "gpumap_accounting_gap_seconds_total", labels(gpu_uuid=uuid), 0
 
 
 def scraped_before(born: int, now: int) -> Samples:

@@ -155,6 +155,16 @@ def test_documents_name_alerts_that_exist() -> None:
     assert set(re.findall(r"Gpumap\w+", row[0])) == critical
 
 
+def test_an_alert_is_inhibited_by_labels_that_it_has() -> None:
+    """Alertmanager takes a label that both alerts lack as equal: one GPU would then silence all of its node."""
+    text = (ROOT / "docs" / "reference" / "alerts.md").read_text(encoding="utf-8")
+    (routing,) = (yaml.safe_load(block.body) for block in read_blocks(text, "yaml") if "inhibit_rules" in block.body)
+    for rule in routing["inhibit_rules"]:
+        matchers = " ".join((*rule["source_matchers"], *rule["target_matchers"]))
+        for alert in re.findall(r"Gpumap\w+", matchers):
+            assert all(re.search(rf"\b{label}\b", ALERTS[alert]["expr"]) for label in rule["equal"]), alert
+
+
 def test_queries_parse(tmp_path: Path) -> None:
     """Those of texts and of runbooks, which ask for series that exist."""
     asked = [query for rule in RULES for query in queries(rule)]

@@ -44,8 +44,9 @@ def find_places(world: World) -> Sequence[Mapping[str, str]]:
     found = []
     for query in (f"gpumap_allocation_info{{{matchers}}}", *RARE):
         for labels, _ in world.plain.ask(query):
-            place = {name: labels[name] for name in (*SHARED, "uuid") if name in labels}
-            found.append({**place, **({"gpu": place["uuid"]} if "uuid" in place else {})})
+            place = {name: labels[name] for name in SHARED if name in labels}
+            uuid = labels.get("uuid") or labels.get("gpu_uuid")
+            found.append({**place, **({"uuid": uuid, "gpu": uuid} if uuid else {})})
     return found
 
 
@@ -79,7 +80,7 @@ def test_a_choice_is_obeyed(world: World, places: Sequence[Mapping[str, str]], a
     variables = {one["name"] for one in asked.board["templating"]["list"]}
     for place in places:
         chosen = {name: value for name, value in place.items() if name in variables}
-        wanted = {**chosen, "uuid": place["uuid"]} if "gpu" in chosen else chosen
+        wanted = {**chosen, "uuid": place["uuid"], "gpu_uuid": place["gpu"]} if "gpu" in chosen else chosen
         if answers := answer(world.plain, asked.target, chosen):
             break
     assert answers

@@ -16,14 +16,14 @@ Values = Mapping[str, str]
 """promtool's notation, by series; a sample each minute."""
 
 DRIVER_DOWN: Values = {
-    'gpumap_gpu_up{node="blind",uuid="GPU-a"}': "1x30 stale",
-    'gpumap_gpu_up{node="blind",uuid="GPU-b"}': "1x30 stale",
+    'gpumap_gpu_up{node="blind",gpu_uuid="GPU-a"}': "1x30 stale",
+    'gpumap_gpu_up{node="blind",gpu_uuid="GPU-b"}': "1x30 stale",
     'gpumap_source_up{node="blind",source="nvml"}': "1x30 0x60",
-    'gpumap_gpu_up{node="lost",uuid="GPU-c"}': "1x90",
-    'gpumap_gpu_up{node="lost",uuid="GPU-d"}': "0x90",
+    'gpumap_gpu_up{node="lost",gpu_uuid="GPU-c"}': "1x90",
+    'gpumap_gpu_up{node="lost",gpu_uuid="GPU-d"}': "0x90",
     'gpumap_source_up{node="lost",source="nvml"}': "1x90",
     'gpumap_source_up{node="without",source="nvml"}': "0x90",
-    'gpumap_gpu_up{node="gone",uuid="GPU-e"}': "1x20 stale",
+    'gpumap_gpu_up{node="gone",gpu_uuid="GPU-e"}': "1x20 stale",
     'gpumap_source_up{node="gone",source="nvml"}': "1x20 stale",
 }
 """Nodes: one whose driver fails as a whole, one that loses a GPU, one without any, and one that is taken away."""
@@ -57,16 +57,16 @@ def test_gpus_of_a_driver_that_is_down_are_listed(tmp_path: Path) -> None:
         if "gpumap_gpu_up" in target["expr"]
     )
     listed = {
-        '{node="blind",uuid="GPU-a"}': 0,
-        '{node="blind",uuid="GPU-b"}': 0,
-        '{node="lost",uuid="GPU-c",index="3",model="H"}': 1,
-        '{node="lost",uuid="GPU-d"}': 0,
+        '{node="blind",gpu_uuid="GPU-a"}': 0,
+        '{node="blind",gpu_uuid="GPU-b"}': 0,
+        '{node="lost",gpu_uuid="GPU-c",index="3",model="H"}': 1,
+        '{node="lost",gpu_uuid="GPU-d"}': 0,
     }
     prove(tmp_path, {**DRIVER_DOWN, **named}, [(query, "80m", listed)])
 
 
-ECC = 'gpumap_gpu_ecc_errors_total{node="n",uuid="GPU-a",type="uncorrected",location="dram"}'
-XID = 'gpumap_gpu_xid_errors_total{node="n",uuid="GPU-a"}'
+ECC = 'gpumap_gpu_ecc_errors_total{node="n",gpu_uuid="GPU-a",type="uncorrected",location="dram"}'
+XID = 'gpumap_gpu_xid_errors_total{node="n",gpu_uuid="GPU-a"}'
 MEMORY, HEARD = "Memory errors, uncorrected", "XID errors"
 HISTORIES = [
     pytest.param(MEMORY, ECC, "120x60", 0, id="long ago"),

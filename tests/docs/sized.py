@@ -1,16 +1,20 @@
 """How many series a page has, and of what: by group of --collect, by dialect, and by what each is a series of.
 
-sizing.md states it; `tests/docs/test_sizing.py` and the bench count it on the nodes below, which `gpumap demo`
-plays.
+The bench counts it on the nodes below, which `gpumap demo` plays; `make docs` writes it into sizing.md and
+fleet-cost.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil
 from pathlib import Path
 
 from gpumap.agent.dialects import DIALECTS
@@ -21,7 +25,6 @@ from tests.demo_process import demo, fetch
 from tests.prometheus import eventually
 
 CONTAINER = ("namespace", "pod", "container", "uuid")
-OF_GPUS = re.compile(r"gpumap_(gpu|nvml|xid|accounting)_")
 BY_CODE = re.compile(r"gpumap_container_xid_errors_total|gpumap_gpu_xid_errors_by_code_total")
 """Beyond every budget: as many as there are codes."""
 GPUS = 8
@@ -89,7 +92,7 @@ def bearer(name: str, labels: Mapping[str, str]) -> str:
         return "XID code"
     if labels.keys() >= set(CONTAINER):
         return "holding"
-    if OF_GPUS.match(name) and "uuid" in labels:
+    if "gpu_uuid" in labels and "uuid" not in labels:
         return "GPU"
     if "uuid" in labels:
         return "device"
@@ -114,7 +117,7 @@ def bearers(page: str) -> Counter[str]:
             found[kind].add(tuple(of[label] for label in CONTAINER))
             found["pod"].add((of["namespace"], of["pod"]))
         elif kind in ("GPU", "device"):
-            found[kind].add(of["uuid"])
+            found[kind].add(of["gpu_uuid" if kind == "GPU" else "uuid"])
         elif name == "gpumap_unmatched_slots":
             found[kind].add(tuple(sorted(of.items())))
         elif kind == "pod":
@@ -137,3 +140,131 @@ def _parts() -> Iterator[tuple[str, Sequence[Family | NumberedFamilies]]]:
     yield "--process-metrics", PROCESSES
     for name in ALL_DIALECTS:
         yield name, DIALECTS[name].families
+
+
+# --- the numbers of the documents -------------------------------------------------------------------------------------
+
+EVERYTHING = ("--collect", "all", "--dialect", "all", "--process-metrics")
+SECONDS, BYTES_A_SAMPLE, LOG_BYTES_A_SAMPLE, BYTES_A_SERIES = 15, 2.23, 5.7, 4600
+"""Of a scrape; and what Prometheus needs, measured with `make bench ARGS=S1`."""
+Passages = Mapping[str, Sequence[str | float]]
+"""The beginning of a passage, and the numbers that follow it."""
+
+
+@functools.cache
+def pages() -> Mapping[tuple[str, bool], str]:
+    """The page of each node, as it is by default (False) and with everything (True)."""
+    wanted = [(node, whole) for node in NODES for whole in (False, True)]
+
+    def page(one: tuple[str, bool]) -> str:
+        node, whole = one
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            playing(Path(folder), node, *(EVERYTHING if whole else ())) as url,
+        ):
+            return fetch(f"{url}/metrics")[0]
+
+    with ThreadPoolExecutor(2) as threads:
+        return dict(zip(wanted, threads.map(page, wanted), strict=True))
+
+
+def by_default(node: str) -> int:
+    """How many series a node has by default."""
+    return len(list(series(pages()[node, False])))
+
+
+def each(node: str) -> Mapping[str, int]:
+    """How many series one of each thing of a node has by default."""
+    page = pages()[node, False]
+    counted = by_bearer(page)
+    return {of: counted[of] // number for of, number in bearers(page).items()}
+
+
+def choices() -> Mapping[str, Sequence[int]]:
+    """The series of each node, by part, and by what fleet-cost.md switches off."""
+    parts = {node: by_part(pages()[node, True]) for node in NODES}
+    rows = {part: [parts[node][part] for node in NODES] for part in ("agent", *(part for part, _ in _parts()))}
+    rows["default"] = [by_default(node) for node in NODES]
+    rows["everything"] = [parts[node].total() for node in NODES]
+    event = "gpumap_gpu_clock_event"
+    events = [sum(name == event for name, _ in series(pages()[node, False])) for node in NODES]
+    rows["least"] = [sum(some) for some in zip(rows["agent"], rows["allocation"], rows["use"], strict=True)]
+    for name, less in (("no health", rows["health"]), ("no gpm", rows["gpm"]), ("no events", events)):
+        rows[name] = [all_ - few for all_, few in zip(rows["default"], less, strict=True)]
+    return rows
+
+
+def sizing() -> Passages:
+    """The series of a node."""
+    whole, shared, mig, rows = each("whole"), each("shared"), each("mig"), choices()
+    titles = {"agent": "the agent itself", "default": "**by default**", "everything": "**everything**"}
+    titles["dcgm-join"] = "`dcgm-join`: each"
+    groups = (part for part in GROUPS if part != "host")  # these nodes have no process outside pods
+    shown = ["agent", *groups, "dcgm-join", "cadvisor", "gpu-manager", "nvidia-smi", "dcgm", "arms"]
+    found: dict[str, Sequence[str | float]] = {
+        "By default a node has at most ": tuple(whole.values()),
+        "| the agent | ": [whole["agent"]],
+        "| each GPU | ": [whole["GPU"]],
+        "| each partitioned GPU | ": [mig["GPU"]],
+        "| each device | ": [whole["device"]],
+        "| each holding, of a whole GPU | ": [whole["holding"]],
+        "| each holding, of a time-sliced GPU | ": [shared["holding"]],
+        "| each holding, of a MIG device | ": [mig["holding"]],
+    }
+    for part in (*shown, "default", "everything"):
+        found[f"{titles.get(part, f'`{part}`')} | "] = rows[part]
+    return found
+
+
+def fleet_cost() -> Passages:
+    """What a fleet costs, made of a node's series."""
+    rows = choices()
+    series_of = dict(zip(NODES, rows["default"], strict=True))
+    fleets = [(100, "shared"), (1000, "shared"), *((10_000, node) for node in NODES)]
+    titles = {"whole": "one pod", "shared": "four pods, time-sliced", "mig": "seven MIG devices"}
+    table: dict[str, Sequence[str | float]] = {
+        f"| {_spaced(nodes)} | {titles[node]} | ": _of_prometheus(nodes * series_of[node]) for nodes, node in fleets
+    }
+    all_ = 10_000 * series_of["whole"]
+    _, _, disk, memory = _of_prometheus(all_)
+    log = [round(all_ / SECONDS * hours * 3600 * LOG_BYTES_A_SAMPLE / 1e9) for hours in (2, 3)]
+    a_pod = sum(of.get("pod") == "job-0" for _, of in series(pages()["whole", False]))
+    hourly = 10_000 * GPUS * a_pod * 3
+    saved = [round(100 - 100 * rows[name][0] / rows["default"][0]) for name in ("no health", "least")]
+    cores, copies = ceil(all_ / SECONDS / 25_000), 3 * all_ / 300_000
+    return {
+        **table,
+        "**In short:** 10 000 nodes with one pod on each of eight GPUs have ": [
+            f"{all_ / 1e6:.1f}",
+            round(float(memory) / 2),
+            round(float(disk)),
+            *(30, *saved),
+        ],
+        "| disk a day | samples a second × 86 400 × bytes a sample | ": [BYTES_A_SAMPLE],
+        "| memory | series × kB a series | ": [BYTES_A_SERIES / 1000],
+        "The log holds two to three hours: ": [*log, _spaced(all_ // SECONDS)],
+        "30 days are ": [f"{float(disk) * 30 / 1000:.1f}", f"{float(disk) * 90 / 1000:.1f}"],
+        "merges the three copies | ": [round(float(disk))],
+        "A new pod on one GPU adds ": [a_pod, a_pod - 1, a_pod],
+        "These add ": [_spaced(hourly), _spaced(hourly // 24)],
+        "|---|---|---|\n| default | ": rows["default"],
+        "| `--collect allocation --collect use` | ": rows["least"],
+        "| `--collect` without `health` | ": rows["no health"],
+        "| `--collect` without `gpm` | ": rows["no gpm"],
+        "| drop `gpumap_gpu_clock_event` in the scrape | ": rows["no events"],
+        "| everything on | ": rows["everything"],
+        "for 25 000 samples a second | ": [cores, cores],
+        "for 300 000 series | ": [ceil(copies), ceil(copies * 2.5), ceil(copies * 5)],
+        "kept for a year | ": [round(13 * all_ / 1e6)],
+        "| 150 000, which are ": [150_000 // series_of["whole"]],
+    }
+
+
+def _of_prometheus(number: int) -> tuple[str, str, str, str]:
+    samples = number // SECONDS
+    disk, memory = samples * 86400 * BYTES_A_SAMPLE / 1e9, number * BYTES_A_SERIES / 1e9
+    return _spaced(number), _spaced(samples), f"{disk:.1f}", f"{memory:.1f}"
+
+
+def _spaced(number: int) -> str:
+    return f"{number:,}".replace(",", " ") if number >= 1000 else str(number)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from decimal import Decimal
 from itertools import product
 from pathlib import Path
@@ -20,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumap.agent.dialects import dcgm_join
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import GROUPS, native
-from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import ContainerName
 from tests import dcgm_exporter
 from tests.dcgm_exporter import MIB
 from tests.dcgm_nodes import (
@@ -42,6 +41,7 @@ from tests.fences import read_blocks
 from tests.fleet import BESIDE_DCGM
 from tests.prometheus import Prometheus, prometheus
 from tests.scraped import Samples, kept, labels, store
+from tests.snapshots import with_node
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "replace" / "dcgm-exporter.md"
 FREE = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e55"
@@ -129,12 +129,7 @@ def dcgm_rows(device: Device, *, since_4_9: bool) -> Iterator[tuple[str, Mapping
 def whole_node() -> Snapshot:
     """The node of the dialect's own tests, and the card with the lone sharer."""
     sample, more = sample_node(), node(holder(P3, LONE, use(100 * MIB), gpus=0.25), gpus=(card(4, LONE),))
-    return replace(
-        sample,
-        gpus=sample.gpus + more.gpus,
-        leaves=sample.leaves + more.leaves,
-        containers=sample.containers + more.containers,
-    )
+    return with_node(sample, gpus=sample.node.gpus + more.node.gpus, devices=sample.node.devices + more.node.devices)
 
 
 def gpumap_rows() -> Iterator[tuple[str, dict[str, str], Decimal]]:

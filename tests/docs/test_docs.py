@@ -19,6 +19,12 @@ def test_the_tables_are_up_to_date(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == generate_docs.with_tables(name), "run `make docs`"
 
 
+@pytest.mark.parametrize("name", generate_docs.NUMBERS)
+def test_the_numbers_are_up_to_date(name: str) -> None:
+    """Each number of series is what the demo's nodes have, and what a fleet costs is computed with it."""
+    assert (DOCS / name).read_text(encoding="utf-8") == generate_docs.with_numbers(name), "run `make docs`"
+
+
 def rows(name: str) -> set[str]:
     """What the first cells of a page's generated tables name."""
     page = (DOCS / name).read_text(encoding="utf-8")

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import yaml
 
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.model.findings import KINDS, Thresholds, findings
 from gpumap.model.observations import PluginAnswer
-from gpumap.model.snapshot import Owner, Snapshot
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, row
 
 ROOT = Path(__file__).parents[2]
@@ -87,21 +88,21 @@ def has_zero(snapshot: Snapshot) -> bool:
 def holders(count: int) -> Callable[[Snapshot], bool]:
     return lambda snapshot: any(
         leaf.uuid == (FREE if count == 0 else IDLE) and leaf.holders == count and not leaf.may_have_more
-        for leaf in snapshot.leaves
+        for leaf in snapshot.node.devices
     )
 
 
 def finds(kind: str) -> Callable[[Snapshot], bool]:
-    return lambda snapshot: any(one.kind == kind for one in findings(node_map(snapshot), Thresholds(60.0)))
+    return lambda snapshot: any(one.kind == kind for one in findings(published(snapshot), Thresholds(60.0)))
 
 
 STATEMENTS: Mapping[str, Callable[[Snapshot], str]] = {
     **{f"owner `{owner}`": of_process(owner) for owner in PROCESSES},
     "owner `unaccounted`": if_true(
-        lambda snapshot: any(one.owner is Owner.UNACCOUNTED for leaf in snapshot.leaves for one in leaf.owners)
+        lambda snapshot: any(one.owner is Owner.UNACCOUNTED for leaf in snapshot.node.devices for one in leaf.owners)
     ),
     "`gpumap_container_unassigned_use`": if_true(
-        lambda snapshot: any(one.use is not None and one.use.unassigned for one in snapshot.containers)
+        lambda snapshot: any(one.owner is Owner.UNASSIGNED for one in snapshot.containers)
     ),
     "zero of an idle holder": if_true(has_zero),
     "`gpumap_device_holders` 0": if_true(holders(0)),

@@ -117,7 +117,7 @@ def test_quotients_of_used_by_granted_are_tested() -> None:
 
 HOLDERS = {
     "which": ("README.md", "index) ("),
-    "memory": ("nvidia_gpu_exporter.md", "gpumap_gpu_memory_used_bytes"),
+    "memory": ("nvidia_gpu_exporter.md", "label_replace(gpumap_gpu_memory_used_bytes"),
 }
 
 
@@ -160,9 +160,9 @@ ONE_LOST = {
     f'gpumap_container_sm_utilization_ratio{{{_HOLDER},uuid="GPU-0"}}': "0.5x10",
     f'gpumap_container_allocated_gpus{{{_HOLDER},uuid="GPU-0"}}': "1x10",
     f'gpumap_container_allocated_gpus{{{_HOLDER},uuid="GPU-1"}}': "1x10",
-    'gpumap_gpu_utilization_ratio{uuid="GPU-0"}': "0.5x10",
-    'gpumap_gpu_up{uuid="GPU-0"}': "1x10",
-    'gpumap_gpu_up{uuid="GPU-1"}': "0x10",
+    'gpumap_gpu_utilization_ratio{gpu_uuid="GPU-0"}': "0.5x10",
+    'gpumap_gpu_up{gpu_uuid="GPU-0"}': "1x10",
+    'gpumap_gpu_up{gpu_uuid="GPU-1"}': "0x10",
 }
 """A container keeps half of one card busy; its other one does not answer."""
 NVML_DOWN = {

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from gpumap.cli.bill.counting import Increases, Request, bill_of
-from gpumap.cli.bill.promql import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED, Growth
-from gpumap.cli.tables.bill import bill_table
+from gpumap.cli.bill.promql import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED, USED_OF_MIG, Growth
+from gpumap.cli.bill.table import bill_table
 from gpumap.cli.tables.layout import Shape
 from tests.command import run_command
 from tests.dashboards.test_fleet_rules import capture_pages, with_rules
@@ -74,6 +74,7 @@ def test_the_bill_on_the_page_is_one_that_the_command_prints() -> None:
     growth: Growth = {
         HELD: {gpu: 5952.0 * GPU_HOUR, mig: 744.0 * GPU_HOUR},
         USED: {gpu: 4210.37 * GPU_HOUR},
+        USED_OF_MIG: {},
         ENERGY: {gpu: 2419.8 * KWH},
         MEMORY: {},
         UNATTRIBUTED: {("GPU-1",): 118.42 * KWH},

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from tests.agent import Page
+from tests.exposed import Page
 
 _LINE = re.compile(r"(\w+)(?:\{(.*)\})? (absent|present|unchanged|rises|[-+.\w]+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"(?:,|$)')

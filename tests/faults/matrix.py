@@ -8,12 +8,15 @@ can show.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from tests.agent import Agent, Page, until
+from tests import laws
+from tests.agent import Agent, until
+from tests.exposed import Page
 from tests.faults.expected import holds, matches, path_and_status, shown
 from tests.faults.site import Site, Start
 
@@ -131,13 +134,20 @@ async def suffer(fault: Fault, site: Site) -> None:
     """Assert a row on a service that is well before and after."""
     agent = site.agent
     before = await agent.later(1)
+    counters = laws.Counters(math.inf)
+
+    def judge(page: Page) -> None:
+        found = [*laws.inconsistent(page), *counters.check(page, 0.0)]
+        assert not found, f"{fault}: {found}"
+
+    judge(before)
     assert fault.page, "a row asserts something of the page"
     logged = len(agent.log)
 
     async def differing() -> list[str]:
         """The lines that do not hold now."""
         page = await agent.page()
-        check_laws(before, page)
+        judge(page)
         lines = (*fault.page, *fault.self_metrics)
         return [f"{line} (it is {shown(line, page)})" for line in lines if not await _holds(line, before, page, agent)]
 
@@ -159,7 +169,7 @@ async def suffer(fault: Fault, site: Site) -> None:
             assert await differing() == [], f"{fault} shows only for a moment"
         await until(not_once, lambda found: not found, f"{fault} is not logged once")
     page = await agent.later(fault.recovers + 1)
-    check_laws(before, page)
+    judge(page)
     unlike = {name: (before.samples.get(name), page.samples.get(name)) for name in HEALTHY}
     unlike = {name: (was, now) for name, (was, now) in unlike.items() if was != now}
     assert not unlike, f"{fault}: is not as before after {fault.recovers} collections: {unlike}"
@@ -169,14 +179,3 @@ async def suffer(fault: Fault, site: Site) -> None:
 async def _holds(line: str, before: Page, page: Page, agent: Agent) -> bool:
     asked = path_and_status(line)
     return holds(line, before, page) if asked is None else (await agent.get(asked[0])).status == asked[1]
-
-
-def check_laws(before: Page, page: Page) -> None:
-    """Assert conservation (L1) and monotonic counters (L9) of a page. Its parser asserts that no sample is twice."""
-    for row, used_bytes in page.samples.get("gpumap_device_memory_used_bytes", {}).items():
-        owned = page.by("gpumap_device_memory_used_by_owner_bytes", "owner", **dict(row))
-        assert sum(owned.values()) == used_bytes, f"L1: {owned} are not {used_bytes}"
-    for name, rows in page.samples.items():
-        if name.endswith("_total"):
-            for row, value in rows.items():
-                assert value >= before.samples.get(name, {}).get(row, 0.0), f"L9: {name}{dict(row)} goes back"

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpumap.lab.demo.kubelet import Hang
-from tests.agent import PATIENCE_SECONDS, Page, until
+from tests.agent import PATIENCE_SECONDS, until
+from tests.exposed import Page
 from tests.faults.ending import exits_with, refuse_start, stop
 from tests.faults.matrix import Fault, suffer
 from tests.faults.site import Site, Sites, Start
@@ -70,7 +71,7 @@ async def flap(site: Site, times: int) -> None:
         site.node.tell_driver()
         up = float(code is None)
         await site.agent.until(
-            lambda page, up=up: page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == up,  # type: ignore[misc]
+            lambda page, up=up: page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(1)) == up,  # type: ignore[misc]
             "it does not collect",
         )
 

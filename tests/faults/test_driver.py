@@ -37,7 +37,7 @@ OTHERS = (
 NOT_MEASURED = (
     'gpumap_container_gpu_memory_used_bytes{pod="whole"} absent',
     f"gpumap_device_memory_used_bytes{{{CARD}}} absent",
-    f"gpumap_gpu_power_watts{{{CARD}}} absent",
+    f"gpumap_gpu_power_watts{{gpu_{CARD}}} absent",
 )
 ALL_AS_BEFORE = (
     "gpumap_allocation_info unchanged",
@@ -93,8 +93,8 @@ def at_fault(fault: str, code: int, reason: str) -> Fault:
         f"{fault}: each call on it returns {int(code)}",
         refuses({("*", 1): code}),
         page=(
-            f"gpumap_gpu_up{{{CARD}}} 0",
-            f'gpumap_gpu_fault_info{{{CARD},reason="{reason}"}} 1',
+            f"gpumap_gpu_up{{gpu_{CARD}}} 0",
+            f'gpumap_gpu_fault_info{{gpu_{CARD},reason="{reason}"}} 1',
             *NOT_MEASURED,
             *OTHERS,
         ),
@@ -115,8 +115,8 @@ GPUS = (
         PART,
         "a call on one GPU never returns",
         hangs("nvmlDeviceGetMemoryInfo_v2", 1),
-        page=(f'gpumap_gpu_fault_info{{{CARD},reason="hung"}} 1', *NOT_MEASURED, *OTHERS),
-        self_metrics=(UP, errors("hung"), f"gpumap_nvml_stuck_seconds{{{CARD}}} present"),
+        page=(f'gpumap_gpu_fault_info{{gpu_{CARD},reason="hung"}} 1', *NOT_MEASURED, *OTHERS),
+        self_metrics=(UP, errors("hung"), f"gpumap_nvml_stuck_seconds{{gpu_{CARD}}} present"),
         log=(f"gpu down uuid={gpu_uuid(1)} index=1 reason=hung",),
         recovers=2,
         start=IMPATIENT,
@@ -211,7 +211,7 @@ DRIVER = (
 # --- answers that no driver should give -------------------------------------------------------------------------------
 
 IDENTITY_LOST = (
-    f'gpumap_gpu_fault_info{{{CARD},reason="unknown"}} 1',
+    f'gpumap_gpu_fault_info{{gpu_{CARD},reason="unknown"}} 1',
     'gpumap_unmatched_slots{pod="whole"} absent',
     *NOT_MEASURED,
     *OTHERS,
@@ -383,12 +383,12 @@ ODD_ANSWERS = (
             encoder_utilization=ALL_ONES,
         ),
         page=(
-            f"gpumap_gpu_power_watts{{{CARD}}} absent",
-            f"gpumap_gpu_energy_joules_total{{{CARD}}} absent",
-            f"gpumap_gpu_temperature_celsius{{{CARD}}} absent",
-            f"gpumap_gpu_utilization_ratio{{{CARD}}} absent",
-            f"gpumap_gpu_memory_controller_busy_ratio{{{CARD}}} absent",
-            f"gpumap_gpu_encoder_utilization_ratio{{{CARD}}} absent",
+            f"gpumap_gpu_power_watts{{gpu_{CARD}}} absent",
+            f"gpumap_gpu_energy_joules_total{{gpu_{CARD}}} absent",
+            f"gpumap_gpu_temperature_celsius{{gpu_{CARD}}} absent",
+            f"gpumap_gpu_utilization_ratio{{gpu_{CARD}}} absent",
+            f"gpumap_gpu_memory_controller_busy_ratio{{gpu_{CARD}}} absent",
+            f"gpumap_gpu_encoder_utilization_ratio{{gpu_{CARD}}} absent",
             *ALL_AS_BEFORE,
         ),
         self_metrics=(UP,),
@@ -399,7 +399,7 @@ ODD_ANSWERS = (
         PART,
         "the memory's temperature is not a number",
         card(fields={82: ("double", float("nan"))}),
-        page=(f'gpumap_gpu_temperature_celsius{{{CARD},sensor="memory"}} absent', *ALL_AS_BEFORE),
+        page=(f'gpumap_gpu_temperature_celsius{{gpu_{CARD},sensor="memory"}} absent', *ALL_AS_BEFORE),
         self_metrics=(UP,),
         log=(),
     ),

@@ -82,7 +82,7 @@ async def hangs_in_another_call(site: Site) -> AsyncIterator[None]:
     """The worker is killed while a call of it hangs."""
     async with hangs("nvmlDeviceGetPowerUsage", 1)(site):
         await site.agent.until(
-            lambda page: page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == 0, "the call does not hang"
+            lambda page: page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(1)) == 0, "the call does not hang"
         )
     async with signalled(signal.SIGKILL)(site):
         yield
@@ -130,7 +130,7 @@ FAULTS = (
         PART,
         "the library crashes the worker whenever one GPU is read",
         answers(lambda driver: driver.crash.add(("nvmlDeviceGetPowerUsage", 1))),
-        page=(f'gpumap_gpu_fault_info{{{CARD},reason="worker_crashed"}} 1', *NOT_MEASURED, *OTHERS),
+        page=(f'gpumap_gpu_fault_info{{gpu_{CARD},reason="worker_crashed"}} 1', *NOT_MEASURED, *OTHERS),
         self_metrics=(UP, errors("worker_crashed")),
         log=(f"gpu down uuid={gpu_uuid(1)} index=1 reason=worker_crashed",),
         recovers=70,

@@ -21,7 +21,7 @@ import aiohttp
 from yarl import URL
 
 from gpumap.__main__ import main
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.cli import http_get, prometheus
 from gpumap.cli.agent_client import map_in
 from gpumap.cli.bill.window import window_of
@@ -32,9 +32,9 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import REPORTS
 from gpumap.cli.tables import Shape
 from gpumap.cli.terminal import Screen, is_printable
-from gpumap.model import map as model_map
 from gpumap.model.check import check
 from gpumap.model.errors import FatalError, UsageError
+from gpumap.model.node import encode
 from gpumap.model.would_fit import smallest_fit
 from tests.fuzz.mutators import Mutate, mutate_json, mutate_raw, mutate_text, of_files, pack, unpack
 from tests.fuzz.target import Target
@@ -65,7 +65,7 @@ def _read_map(data: bytes) -> object:
 
 
 def _map_seeds() -> Iterator[bytes]:
-    yield model_map.encode(node_map(busy_node(4, 2)))
+    yield encode(published(busy_node(4, 2)))
     for capture in captures():
         if capture.name in (
             "mig",
@@ -77,7 +77,7 @@ def _map_seeds() -> Iterator[bytes]:
             "dra-shared-claim",
             "slurm-v2",
         ):
-            yield model_map.encode(node_map(snapshots(capture)[-1]))
+            yield encode(published(snapshots(capture)[-1]))
 
 
 # --- Prometheus -------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def _run_command(data: bytes) -> object:
 
 def _command_seeds() -> Iterator[bytes]:
     bodies = {call: json.dumps({"status": "success", "data": data}).encode() for call, data in _answers().items()}
-    document = model_map.encode(node_map(busy_node(4, 1)))
+    document = encode(published(busy_node(4, 1)))
     for number in range(len(COMMANDS)):
         yield pack({"command": bytes([number]), "map": document, **bodies})
     yield pack({"command": b"\0", "raw": next(_answer_seeds())})
@@ -335,7 +335,7 @@ TARGETS = (
         _map_seeds,
         mutate_json,
         (
-            "gpumap.model.map",
+            "gpumap.model.node",
             "gpumap.model.check",
             "gpumap.model.would_fit",
             "gpumap.cli.agent_client",
@@ -360,7 +360,7 @@ TARGETS = (
         _read_time,
         lambda: [b"30d\nnow\n1m", b"2023-01-01T08:00:00+01:00\n2023-02-01\n5m", b"1690000000.5\n1d\n1m30s"],
         mutate_text,
-        ("gpumap.cli.bill.window", "gpumap.model.units"),
+        ("gpumap.cli.bill.window", "gpumap.model.parsing"),
         (UsageError,),
     ),
     Target("http-answer", _read_answer, _answer_seeds, mutate_text, ("gpumap.cli.http_get",), (OSError, FatalError)),

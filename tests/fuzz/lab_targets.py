@@ -24,10 +24,11 @@ from gpumap.lab.node import files_of
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import SourceError
+from tests import laws
+from tests.exposed import Page
 from tests.fuzz import corpus
 from tests.fuzz.folders import folder, lay_out
 from tests.fuzz.mutators import Mutate, mutate_json, mutate_protobuf, mutate_text, of_files, pack, unpack
-from tests.fuzz.pages import check_page, check_values
 from tests.fuzz.target import Target
 from tests.golden import captures
 from tests.nodes import RULES
@@ -55,9 +56,10 @@ def _replay(data: bytes) -> object:
     """
     capture = _load(data)
     page = asyncio.run(replay.page(capture))
-    samples = check_page(page)
-    check_values(samples)
-    failed = [key for key in samples if 'reason="internal_error"' in key]
+    shown = Page(page.decode())
+    found = [*laws.inconsistent(shown)]
+    assert not found, "\n".join(found)
+    failed = shown.by("gpumap_source_errors_total", "source", reason="internal_error")
     assert not failed, f"a source failed in a way that it does not declare: {failed}"
     return page
 

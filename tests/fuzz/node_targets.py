@@ -25,8 +25,8 @@ from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.join import Memory
 from gpumap.agent.join.step import step
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.agent.node_map import node_map
 from gpumap.agent.nvml_worker import wire
+from gpumap.agent.published import published
 from gpumap.agent.sources import checkpoint, dra, fractioning, inotify, plugin_answers, pods_api, proc_files
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
@@ -40,8 +40,8 @@ from gpumap.lab.capture import answers, contents
 from gpumap.lab.capture.sharing import FOLDER
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model import cgroups, observations
-from gpumap.model import map as model_map
 from gpumap.model.device_ids import parse, parse_dra, parse_node, parse_visible
+from gpumap.model.node import decode, encode
 from gpumap.model.observations import (
     Complaint,
     DeviceId,
@@ -56,10 +56,12 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
+from gpumap.model.parsing import parse_quantity
 from gpumap.model.plugins import named_devices, recognise, recognise_dra
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.units import parse_quantity
 from gpumap.model.workloads import slurm_job, workload
+from tests import laws
+from tests.exposed import Page
 from tests.fuzz import corpus
 from tests.fuzz.folders import folder, lay_out
 from tests.fuzz.mutators import (
@@ -72,7 +74,6 @@ from tests.fuzz.mutators import (
     pack,
     unpack,
 )
-from tests.fuzz.pages import check_page, check_snapshot, check_values
 from tests.fuzz.target import Target
 from tests.nodes import RULES
 
@@ -351,6 +352,7 @@ def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
         FractioningSource(place / FOLDER).read,
     )
     memory = Memory()
+    has_list = False
     try:
         for number in range(2):
             now = Moment(1000.0 + 5 * number, 1.7e9 + 5 * number)
@@ -365,7 +367,9 @@ def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
                 now,
             )
             memory, snapshot = step(memory, seen, RULES)
-            check_snapshot(snapshot, listed.value if isinstance(listed, Observed) else None)
+            answer = listed.value if isinstance(listed, Observed) else None
+            has_list |= answer is not None
+            _judge(snapshot, answer, has_list)
             yield snapshot
     finally:
         procfs.close()
@@ -378,19 +382,27 @@ def pages_of(reading: NvmlReading) -> object:
         now = Moment(1000.0 + 5 * number, 1.7e9 + 5 * number)
         failed = Failed(now, 0.0, (Complaint("unreadable", "no /proc"),))
         memory, snapshot = step(memory, Observations(Observed(reading, now, 0.0), failed, None, None, now), RULES)
-        check_snapshot(snapshot, None)
+        _judge(snapshot, None, has_list=False)
     return _pages(snapshot)
+
+
+def _judge(snapshot: Snapshot, answer: KubeletAnswer | None, has_list: bool) -> None:
+    """The laws that need no truth. `answer` is the kubelet's, read in this collection."""
+    page = Page(Exposition(FAMILIES).render(snapshot).decode())
+    found = [*laws.inconsistent(page), *laws.unproven(page, has_list=has_list, answered=answer is not None)]
+    if answer is not None:
+        found += laws.lost(page, laws.ids_of(answer.pods, lambda resource, _: RULES.is_gpu_resource(resource)))
+    assert not found, "\n".join(found)
 
 
 def _pages(snapshot: Snapshot) -> tuple[bytes, ...]:
     text = Exposition(FAMILIES).render(snapshot)
-    check_values(check_page(text))
     openmetrics = Exposition(FAMILIES, openmetrics=True).render(snapshot)
-    check_page(openmetrics, openmetrics=True)
+    Page(openmetrics.decode(), openmetrics=True)
     dialects = Exposition(DIALECT_FAMILIES).render(snapshot)
-    check_page(dialects)
-    document = model_map.encode(node_map(snapshot))
-    model_map.decode(document)
+    Page(dialects.decode())
+    document = encode(published(snapshot))
+    decode(document)
     return text, openmetrics, dialects
 
 
@@ -514,7 +526,7 @@ TARGETS = (
         _read_device_ids,
         lambda: ["\n".join(corpus.device_ids()).encode()],
         mutate_text,
-        ("gpumap.model.device_ids", "gpumap.model.plugins", "gpumap.model.units"),
+        ("gpumap.model.device_ids", "gpumap.model.plugins", "gpumap.model.parsing"),
         (),
     ),
     Target(
@@ -582,7 +594,7 @@ TARGETS = (
             f"{_LINE}dra",
             "gpumap.agent.join.step",
             "gpumap.agent.exposition",
-            "gpumap.agent.node_map",
+            "gpumap.agent.published",
             "gpumap.agent.join.grants",
             "gpumap.agent.join.shares",
             "gpumap.agent.dialects.dcgm_entities",

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.exposed import Page
 from tests.fuzz import engine
 from tests.fuzz.engine import CRASHES, crash_files, inputs, kind_of, tried
 from tests.fuzz.mutators import Mutate, mutate_json, mutate_protobuf, mutate_raw, mutate_text, of_files, pack, unpack
-from tests.fuzz.pages import check_page
 from tests.fuzz.parsers import NOT_FOREIGN, parsing_modules
 from tests.fuzz.table import TARGETS
 from tests.fuzz.target import SOURCES, FoundError, Target, attempt, measured
@@ -111,9 +111,9 @@ def test_a_broken_parser_is_found(run: Any) -> None:
 
 def test_work_beyond_the_limit_is_found(tmp_path: Path) -> None:
     """A parser whose work grows with the square of the input."""
-    from gpumap.model import units
+    from gpumap.model import shown
 
-    target = _target(lambda data: [units.counted(1, "a") for _ in data for _ in data])
+    target = _target(lambda data: [shown.counted(1, "a") for _ in data for _ in data])
     assert measured(target, b"x" * 10).lines >= 100
     with pytest.raises(FoundError, match="lines for 2000 bytes"):
         measured(target, b"x" * 2000)
@@ -179,7 +179,7 @@ def test_files_are_packed_without_loss() -> None:
 def test_the_grammar_refuses_a_bad_page(page: str) -> None:
     """What Prometheus refuses, and numbers that are none."""
     with pytest.raises(AssertionError):
-        check_page(page.encode())
+        Page(page)
 
 
 def test_promtool_accepts_what_the_grammar_accepts() -> None:

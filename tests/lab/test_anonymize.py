@@ -268,11 +268,11 @@ def test_of_a_source_that_is_down_stays_the_reason_alone(detail: str) -> None:
 
 def test_a_fault_of_a_gpu_is_a_word_of_ours() -> None:
     """Another capture may say anything there."""
-    reading = NvmlReading("1", "2", "3", (GpuReading(0, fault="acme", refusals=(("nvmlX", 999), ("of acme", 999))),))
+    reading = NvmlReading("1", "2", "3", (GpuReading(0, fault="acme", refusals={"nvmlX": 999, "of acme": 999}),))
     capture = on_disk.load(golden.CAPTURES / "kubelet-restart")
     files = {**capture.frames[0].files, contents.NVML: contents.reading_text(reading)}
     other = anonymize.anonymize(replace(capture, frames=(on_disk.Frame(0.0, files),)), Pseudonyms(KEY))
-    gpu = GpuReading(0, fault="unknown", refusals=(("nvmlX", 999), ("", 999)))
+    gpu = GpuReading(0, fault="unknown", refusals={"nvmlX": 999, "": 999})
     assert contents.reading(other.frames[0].files) == NvmlReading("1", "2", "3", (gpu,))
 
 

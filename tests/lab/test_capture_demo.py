@@ -34,6 +34,7 @@ from gpumap.model.readings import SAMPLES_NEW, Activity, GpuReading, Listening, 
 from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 from tests import agent, golden
 from tests.command import run_command
+from tests.exposed import Page
 
 OWNERS = golden.CAPTURES / "owners"
 PATIENCE_SECONDS = 300.0
@@ -55,7 +56,7 @@ def with_files(capture: on_disk.Capture, **changed: bytes | None) -> dict[str, b
 
 async def test_a_capture_is_served_as_a_node(directory: Path) -> None:
     """The page of `demo --capture` says of containers what the capture's page says; nothing is left behind."""
-    expected = agent.Page((OWNERS / on_disk.EXPECTED).read_text())
+    expected = Page((OWNERS / on_disk.EXPECTED).read_text())
     async with agent.run_agent(
         "demo", "--capture", str(OWNERS), "--interval", "100ms", "--collect", "all", TMPDIR=str(directory)
     ) as running:
@@ -63,7 +64,7 @@ async def test_a_capture_is_served_as_a_node(directory: Path) -> None:
         document = json.loads((await running.get("/api/v1/map")).text)
     served = {row for row in page.container_series() if row[0] not in replay.CLOCK_DEPENDENT}
     assert served == expected.container_series()
-    assert document["node"]["name"] == "made-node"
+    assert document["name"] == "made-node"
     assert {source["source"] for source in document["sources"] if source["up"]} >= {"kubelet", "nvml", "procfs"}
     assert os.listdir(directory) == []
 
@@ -77,7 +78,7 @@ async def test_frames_are_played_in_their_time_and_again(directory: Path) -> Non
     async with agent.run_agent("demo", "--capture", str(directory / "two"), "--interval", "50ms") as running:
         for has_holders in (True, False, True, False):
 
-            def holds(page: agent.Page, wanted: bool = has_holders) -> bool:
+            def holds(page: Page, wanted: bool = has_holders) -> bool:
                 return page.up("kubelet") and bool(page.samples.get("gpumap_allocation_info")) == wanted
 
             await running.until(holds, f"holders: {has_holders}")
@@ -121,7 +122,7 @@ async def test_a_source_that_was_down_is_down_again(source: str, reason: str) ->
     contents.check(down)
     shown = "pod_identity" if other else source
     found = [
-        next(health for health in snapshot.sources if health.source == shown)
+        next(health for health in snapshot.node.sources if health.source == shown)
         for snapshot in await replay.snapshots(replace(capture, frames=frames))
     ]
     assert [health.up for health in found] == [True, False, True]
@@ -133,7 +134,7 @@ async def test_a_rate_limit_is_played_as_the_deadline_that_it_led_to() -> None:
     files = with_files(on_disk.load(OWNERS), **{"kubelet/list.json": None})
     files[contents.DOWN] = contents.down_text({"kubelet": Down("rate_limited", "")})
     capture = on_disk.Capture(on_disk.About("here"), (on_disk.Frame(0.0, files),))
-    kubelet = next(one for one in (await replay.snapshots(capture))[-1].sources if one.source is Source.KUBELET)
+    kubelet = next(one for one in (await replay.snapshots(capture))[-1].node.sources if one.source == Source.KUBELET)
     assert (kubelet.up, kubelet.reason) == (False, "deadline_exceeded")
 
 
@@ -287,10 +288,10 @@ async def test_an_event_of_a_frame_counts_once() -> None:
     capture = on_disk.load(golden.CAPTURES / "xid")
     frames = (*capture.frames, *(replace(capture.frames[-1], offset_seconds=60.0 + n) for n in range(3)))
     *before, last, again = await replay.snapshots(replace(capture, frames=frames))
-    assert sum(count for gpu in last.xids for _, count in gpu.counts) == XIDS_CAPTURED
-    assert [gpu.counts for gpu in again.xids] == [gpu.counts for gpu in last.xids]
-    assert again.container_xids == last.container_xids
-    assert before[0].container_xids == ()
+    assert sum(count for gpu in last.node.xids for count in gpu.counts.values()) == XIDS_CAPTURED
+    assert [gpu.counts for gpu in again.node.xids] == [gpu.counts for gpu in last.node.xids]
+    assert again.node.container_xids == last.node.container_xids
+    assert before[0].node.container_xids == ()
 
 
 # --- what is no capture -----------------------------------------------------------------------------------------------

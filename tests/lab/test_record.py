@@ -41,14 +41,16 @@ from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.demo.scenario import default_scenario
 from gpumap.lab.node import PlayedNode
 from gpumap.model import plugins
+from gpumap.model.node import SourceHealth
 from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PodUid, PreparedDevice, Source
 from gpumap.model.readings import Uuid, XidError
-from gpumap.model.snapshot import Snapshot, SourceHealth
+from gpumap.model.snapshot import Snapshot
 from tests import agent, golden, standin
 from tests.captured import found_in, secrets_of
 from tests.command import run_command
 from tests.demo_node import demo_node
 from tests.demo_process import GPUMAP, environment
+from tests.exposed import Page
 from tests.koordlet import FakeKoordlet
 from tests.node import GIB, Node, gpu_uuid
 from tests.processes import NoCgroupsError, PlainProcesses, RealProcesses
@@ -146,7 +148,7 @@ async def test_what_schedulers_share_is_recorded(node: Node, directory: Path, fl
 async def test_it_says_what_the_agent_says(node: Node, directory: Path) -> None:
     """The page of a recording has the very samples that the agent serves from the same node, but for times."""
     await run_record(node, str(directory / "new"), "--node-name", "here")
-    expected = agent.Page((directory / "new" / on_disk.EXPECTED).read_text())
+    expected = Page((directory / "new" / on_disk.EXPECTED).read_text())
     async with agent.serve(
         node, "--node-name", "here", "--collect", "all", "--process-metrics", "--no-push", library=node.library
     ) as running:
@@ -184,7 +186,7 @@ async def test_real_processes_are_recorded_as_they_are(directory: Path, library:
     finally:
         processes.close()
     assert (code, errors) == (0, "")
-    page = agent.Page((directory / "new" / on_disk.EXPECTED).read_text())
+    page = Page((directory / "new" / on_disk.EXPECTED).read_text())
     assert page.by("gpumap_container_gpu_memory_used_bytes", "pod") == {"trainer": 8 * GIB}
     assert page.capable("pid_visibility")
     recorded = (directory / "new" / "proc" / str(pid) / "stat").read_text()
@@ -207,7 +209,7 @@ async def test_a_demo_node_can_be_recorded(directory: Path, capsys: pytest.Captu
 
 
 def kubelet_of(snapshot: Snapshot) -> SourceHealth:
-    return next(health for health in snapshot.sources if health.source is Source.KUBELET)
+    return next(health for health in snapshot.node.sources if health.source == Source.KUBELET)
 
 
 # --- frames -----------------------------------------------------------------------------------------------------------
@@ -277,8 +279,8 @@ async def test_xid_events_are_recorded_and_played(node: Node, directory: Path, r
     capture = on_disk.Capture(recorder.about(), tuple(on_disk.Frame(float(n), one) for n, one in enumerate(frames)))
     on_disk.write(capture, directory / "new", b"")
     last = (await replay.snapshots(on_disk.load(directory / "new")))[-1]
-    assert [gpu.counts for gpu in last.xids] == [(), ((31, 1),), ()]
-    assert {(one.name.pod, one.code, one.errors) for one in last.container_xids} == {("trainer", 31, 1)}
+    assert [gpu.counts for gpu in last.node.xids] == [{}, {31: 1}, {}]
+    assert {(one.name.pod, one.code, one.errors) for one in last.node.container_xids} == {("trainer", 31, 1)}
 
 
 def xids_in(files: Mapping[str, bytes]) -> tuple[XidError, ...]:
@@ -352,7 +354,7 @@ async def test_what_is_said_too_late_is_in_no_frame(
     finally:
         gate.opened.set()
         await recorder.close()
-    identity = next(health for health in snapshot.sources if health.source is Source.POD_IDENTITY)
+    identity = next(health for health in snapshot.node.sources if health.source == Source.POD_IDENTITY)
     assert (identity.up, identity.reason) == (False, "deadline_exceeded")
     assert not late.keys() & {contents.CHECKPOINT, contents.LOG_TREE}
     assert {contents.down(late)[name].reason for name in ("checkpoint", "pod_logs")} == {"deadline_exceeded"}
@@ -591,7 +593,7 @@ async def test_dra_files_come_and_go(node: Node, directory: Path, recorder: Reco
     broken, snapshot = await recorder.frame()
     assert contents.DRA_STATE not in broken
     assert contents.DRA_CHECKPOINT in broken
-    identity = next(health for health in snapshot.sources if health.source is Source.POD_IDENTITY)
+    identity = next(health for health in snapshot.node.sources if health.source == Source.POD_IDENTITY)
     assert (identity.up, identity.reason) == (True, "dra_state_corrupt")
     frames = tuple(on_disk.Frame(float(n), files) for n, files in enumerate((bare, with_files, broken)))
     capture = on_disk.Capture(recorder.about(), frames)

@@ -30,9 +30,9 @@ from gpumap.cli.bill.promql import (
     WORK_MEMORY,
     WORK_SM,
 )
+from gpumap.cli.bill.table import bill_values
 from gpumap.cli.command_line import parse
 from gpumap.cli.server_flags import server_of
-from gpumap.cli.tables.bill import bill_values
 from gpumap.dispatch import command_parser
 from tests.command import one_line, run_command
 from tests.prometheus import prometheus

@@ -77,7 +77,7 @@ def names(document: dict[str, Any]) -> set[tuple[str, str, str, str]]:
     return {
         (device["uuid"], row["namespace"], row["pod"], row["container"])
         for device in document["devices"]
-        for row in (*device["holders"], *device["users"])
+        for row in device["containers"]
     }
 
 
@@ -89,7 +89,7 @@ def test_the_map_of_a_cluster(server: str, agents: dict[str, str]) -> None:
         assert (done.returncode, done.stderr) == (1, f"gpumap: missing: {MISSING}\n")
         found = json.loads(done.stdout)
         assert found["missing"] == [MISSING]
-        told = {one["node"]["name"]: names(one) for one in found["nodes"]}
+        told = {one["name"]: names(one) for one in found["nodes"]}
         served = {name: names(json.loads(fetch(f"{url}/api/v1/map")[0])) for name, url in agents.items()}
         return told == served
 
@@ -148,7 +148,7 @@ def test_agents_that_serve_a_part(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "3 nodes, foreign, held, used: its gpumap does not report its GPUs (add --collect device" in said
         assert "node held: its gpumap does not report the users of its GPUs" in said
-        assert "is not known, so its holders and users are not shown" in said
+        assert "node used: its gpumap does not report the holders of its GPUs" in said
         waste = run_command("waste", "--all", "--prometheus", server.url)
         assert waste.returncode == 1
         assert "No waste found" not in waste.stdout

@@ -19,7 +19,7 @@ from gpumap.agent.exposition import Exposition
 from gpumap.cli.fleet.quantities import IDLE, QUANTITIES
 from gpumap.cli.fleet.summary import LAST_RECORDS
 from gpumap.model.findings import DEFAULTS
-from gpumap.model.words import of_nodes
+from gpumap.model.shown import of_nodes
 from tests import golden
 from tests.command import one_line, run_command
 from tests.pages import Page, serving_pages
@@ -118,18 +118,12 @@ def ask_rows(server: str) -> Document:
     return found[0]
 
 
-def containers(node: Document) -> Iterator[tuple[Document, Document | None, Document | None, int]]:
-    """Each device with each of its containers, as a holder and as a user; and how many devices share its memory."""
-    instances = Counter((one["gpu_uuid"], one["gpu_instance_id"]) for one in node["devices"])
+def containers(node: Document) -> Iterator[tuple[Document, Document, int]]:
+    """Each device with each of its containers; and how many devices share its memory."""
+    instances = Counter(map(memory_of, node["devices"]))
     for device in node["devices"]:
-        shared = 1 if device["gpu_instance_id"] is None else instances[device["gpu_uuid"], device["gpu_instance_id"]]
-        by_name: dict[tuple[str, ...], list[Document | None]] = {}
-        for place, kind in enumerate(("holders", "users")):
-            for one in device[kind]:
-                name = (one["namespace"], one["pod"], one["container"])
-                by_name.setdefault(name, [None, None])[place] = one
-        for holder, user in by_name.values():
-            yield device, holder, user, shared
+        for one in device["containers"]:
+            yield device, one, instances[memory_of(device)]
 
 
 # --- workloads --------------------------------------------------------------------------------------------------------
@@ -206,14 +200,12 @@ def sums_of_rows(document: Document, by: str, known: Sequence[Pod] = ()) -> Valu
     sums: dict[str, defaultdict[str, float]] = {}
     pods: set[tuple[str, str, str]] = set()
     for node in document["nodes"]:
-        name = node["node"]["name"]
-        for device, holder, user, shared in containers(node):
-            one = holder or user
-            assert one is not None
+        name = node["name"]
+        for device, one, shared in containers(node):
             group = group_of(name, one)
             of_group = sums.setdefault(group, defaultdict(float))
             pods.add((group, one["namespace"], one["pod"]))
-            of_container(of_group, node, device, holder, user, shared)
+            of_container(of_group, node, device, one, shared)
         for one in node["unmatched"]:
             group = group_of(name, one)
             sums.setdefault(group, defaultdict(float))["unmatched_slots"] += one["slots"]
@@ -223,32 +215,26 @@ def sums_of_rows(document: Document, by: str, known: Sequence[Pod] = ()) -> Valu
     return {group: dict(values) for group, values in sums.items()}
 
 
-def of_container(
-    sums: defaultdict[str, float],
-    node: Document,
-    device: Document,
-    holder: Document | None,
-    user: Document | None,
-    shared: int,
-) -> None:
-    granted: float | None = holder["allocated_memory_bytes"] if holder else None
+def of_container(sums: defaultdict[str, float], node: Document, device: Document, one: Document, shared: int) -> None:
+    holder, user = one["grant"], one["use"]
+    granted: float | None = holder["memory_bytes"] if holder else None
     used: int | None = user["memory_bytes"] if user else None
-    if holder and holder["allocated_gpus"] is not None:
-        sums["held_gpus"] += holder["allocated_gpus"]
+    if holder and holder["gpus"] is not None:
+        sums["held_gpus"] += holder["gpus"]
     if granted is not None:
         sums["granted_bytes"] += granted / shared
     if user and user["sm_ratio"] is not None:
         sums["sm_gpus"] += user["sm_ratio"]
     if used is not None:
         sums["used_bytes"] += used
-        sums["squatter_bytes"] += used if user and user["unassigned"] else 0
+        sums["squatter_bytes"] += used if one["owner"] == "unassigned" else 0
     if granted is not None and used is not None:
         sums["unused_bytes"] += max(granted / shared - used, 0)
-    if holder and user and holder["allocated_gpus"]:
-        of_pod = (one for one in device["users"] if (one["namespace"], one["pod"]) == (user["namespace"], user["pod"]))
-        if all(is_idle(node, one) for one in of_pod):
+    if holder and user and holder["gpus"]:
+        of_pod = (of for of in device["containers"] if (of["namespace"], of["pod"]) == (one["namespace"], one["pod"]))
+        if all(is_idle(node, of["use"]) for of in of_pod if of["use"]):
             sums["idle_holders"] += 1
-            sums["idle_gpus"] += holder["allocated_gpus"]
+            sums["idle_gpus"] += holder["gpus"]
 
 
 Differences = dict[str, tuple[object, object]]
@@ -319,8 +305,8 @@ MAP = ("gpus", "gpus_up", "devices", "held_gpus", "memory_used_bytes", "memory_t
 
 def memory_of(device: Document) -> tuple[Any, ...]:
     """Whose memory it is: compute instances share that of their GPU instance."""
-    instance = device["gpu_instance_id"]
-    return (device["uuid"],) if instance is None else (device["gpu_uuid"], instance)
+    mig = device["mig"]
+    return (device["gpu_uuid"], mig["gpu_instance_id"]) if mig else (device["uuid"],)
 
 
 @pytest.mark.parametrize("sums", FLAGS)
@@ -328,14 +314,14 @@ def test_the_nodes_of_a_cluster(server: str, rows: Document, sums: str) -> None:
     """`map` has a row for each node: its GPUs, its devices and their memory, which compute instances share."""
     of_rows = sums_of_rows(rows, "node")
     for node in rows["nodes"]:
-        values = of_rows.setdefault(node["node"]["name"], {})
+        values = of_rows.setdefault(node["name"], {})
         whole = {one["uuid"] for one in node["gpus"] if one["partitioned"]}
         values["devices"] = len({one["uuid"] for one in node["devices"] if one["gpu_uuid"]} - whole)
         measured = {memory_of(one): one for one in node["devices"] if one["memory"]}
         values["memory_used_bytes"] = sum(one["memory"]["used_bytes"] for one in measured.values())
         values["memory_total_bytes"] = sum(one["memory"]["total_bytes"] for one in measured.values())
         values["gpus"] = len(node["gpus"])
-        values["gpus_up"] = sum(one["up"] for one in node["gpus"])
+        values["gpus_up"] = sum(one["fault"] is None for one in node["gpus"])
 
     def differences() -> Differences:
         return compared(asked("map", "--prometheus", server, *FLAGS[sums]), of_rows, MAP)

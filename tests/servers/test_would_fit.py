@@ -58,9 +58,10 @@ def week() -> Samples:
             info = {"gpu_uuid": uuid, "index": str(index), "minor": str(index), "pci_bus_id": f"0:{index}"}
             info |= {"model": "NVIDIA H100 80GB HBM3", "mig_profile": "", "gpu_instance_id": ""}
             scrape("gpumap_device_info", "1", uuid=uuid, compute_instance_id="", **info)
-            scrape("gpumap_gpu_up", "1", uuid=uuid)
+            scrape("gpumap_gpu_up", "1", gpu_uuid=uuid)
             scrape("gpumap_device_holders", "1", uuid=uuid)
             scrape("gpumap_device_memory_total_bytes", str(TOTAL), uuid=uuid)
+            scrape("gpumap_device_memory_used_bytes", str(GIB), uuid=uuid)
             name = {"namespace": "ml", "pod": pod, "container": "main", "uuid": uuid}
             scrape("gpumap_allocation_slots", "1", resource="nvidia.com/gpu", **name)
             scrape("gpumap_container_allocated_gpus", "1", **name)

@@ -202,7 +202,7 @@ def _status(code: int, message: str, reason: str = "") -> web.Response:
 
 def map_of(found: Mapping[str, Any], node: str) -> bytes:
     """A map as another node would answer it."""
-    return json.dumps({**found, "node": {**found["node"], "name": node}}).encode()
+    return json.dumps({**found, "name": node}).encode()
 
 
 def listed(*pods: Mapping[str, Any]) -> tuple[Pod, ...]:

@@ -86,7 +86,7 @@ def test_the_rooms_of_the_plugin() -> None:
     """gpumap's part of the archive is `cli` and `model`: the rest runs on a node."""
     names = {name.removeprefix("lib/gpumap/") for name in plugin_files() if name.startswith("lib/")}
     assert {name.partition("/")[0] for name in names} == {"__init__.py", "cli", "model"}
-    assert {"cli/kubectl/cli.py", "model/map.py"} <= names
+    assert {"cli/kubectl/cli.py", "model/node.py"} <= names
 
 
 def make(into: Path) -> Path:

@@ -93,9 +93,7 @@ class Soak:
         (folder / "truth.txt").write_text("\n\n".join(map(repr, list(world.history)[-20:])))
         for agent in self.agents:
             shutil.copy(agent.log, folder)
-        command = [str(GPUMAP), "record", str(folder / "capture"), "--kubelet-root", str(world.root)]
-        command += ["--device-checkpoint", str(world.checkpoint), "--pod-log-root", str(world.logs)]
-        command += ["--proc", str(world.proc)]
+        command = [str(GPUMAP), "record", str(folder / "capture"), *world.flags_for(world.proc)]
         variables = standin.environment(world.library, world.state(AGENTS[0]))
         done = await asyncio.to_thread(
             subprocess.run, command, env=environment(**variables), capture_output=True, text=True, timeout=120

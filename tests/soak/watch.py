@@ -20,14 +20,16 @@ from typing import Any
 import aiohttp
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 
-from tests import standin
-from tests.agent import Page
+from tests import laws, standin
 from tests.demo_process import environment
+from tests.exposed import Page
 from tests.promtool import promtool
-from tests.soak import clock, laws
+from tests.soak import clock
 from tests.soak.agent import LEAK
 from tests.soak.door import Door
+from tests.soak.window import make_window
 from tests.soak.world import AGENTS, Truth, World
+from tests.truth import Span, Window
 
 POLL_SECONDS = 0.1
 INTERVAL_SECONDS = 0.25
@@ -35,6 +37,9 @@ STALE_AFTER_SECONDS = 300.0
 """Of the fast clock: three times as long as the longest collection, as it is by default."""
 GRACE_SECONDS = 60.0
 """After a kubelet restart, gpumap keeps a pod that the List omits for so long, while a trace of it exists."""
+COUNTERS_EXPIRE_SECONDS = 280.0
+"""gpumap forgets after 300 s between two readings of the driver, and a reading may be a second (20 s of the fast clock)
+before its page."""
 PROMTOOL_PAGES = 100
 OPENMETRICS_PAGES = 20
 PATIENCE_SECONDS = 120.0
@@ -90,7 +95,7 @@ class Watched:
     port: int = 0
 
     def __post_init__(self) -> None:
-        self.counters = laws.Counters()
+        self.counters = laws.Counters(COUNTERS_EXPIRE_SECONDS)
         self.process: asyncio.subprocess.Process | None = None
         self._ends: list[float] = []  # of the last windows
         self._last_page: Page | None = None
@@ -125,8 +130,7 @@ class Watched:
         options = [
             *("--listen", f"127.0.0.1:{self.port}", "--interval", f"{INTERVAL_SECONDS * 1000:g}ms"),
             *("--stale-after", f"{STALE_AFTER_SECONDS:g}s", "--node-name", "soak"),
-            *("--kubelet-root", str(world.root), "--device-checkpoint", str(world.checkpoint)),
-            *("--pod-log-root", str(world.logs), "--proc", str(world.proc)),
+            *world.flags_for(world.proc),
             *self.flags,
             *(self.door.flags if self.door is not None else ()),
         ]
@@ -227,12 +231,12 @@ class Watched:
         paused = self.world.paused(oldest, answered) or answered - at > STALE_AFTER_SECONDS
         self.excused += paused
         if not paused:
-            found += laws.missing(page, self.name, self.world.during(oldest, at))
+            found += laws.missing(page, self._steady(oldest, at))
         if document and document["timestamp"] >= at:
             later = document["timestamp"]
             found += laws.wrong_map(document, self._window(begins, later))
             if not paused:
-                found += laws.missing_in_map(document, self.name, self.world.during(oldest, later))
+                found += laws.missing_in_map(document, self._steady(oldest, later))
             found += laws.disagreement(page, document) if later == at and not document["stale"] else []
             self.maps += 1
             for device in document["devices"]:
@@ -245,18 +249,28 @@ class Watched:
         self._last_collections = collections
         truth = self.world.truth
         if begins >= truth.ended:
-            self.why_not_settled = [*laws.missing(page, self.name, [truth], recovering_counts=False)]
+            settled = make_window(self.name, Span(begins, at), [truth], [truth], recovering_counts=False)
+            self.why_not_settled = [*laws.missing(page, settled)]
             self._settled_truth = None if self.why_not_settled else truth
         self._ends = [*self._ends[-3:], at]
         if self.pages % 10 == 0:
             self.usage.append(self._usage())
         self._new_page.set()
 
-    def _window(self, begins: float, ends: float) -> laws.Window:
+    def _window(self, begins: float, ends: float) -> Window:
+        """The window of a page. The List that it shows may be older."""
         truths = self.world.during(begins, ends)
         oldest = self._last_list(begins)
         listed = truths if oldest is None else self.world.during(oldest, ends)
-        return laws.Window(self.name, truths, listed, self.world.during(begins - STALE_AFTER_SECONDS, ends))
+        fresh = self.world.during(begins - STALE_AFTER_SECONDS, ends)
+        has_list = any("no kubelet" not in at.broken(self.name, or_recovering=False) for at in fresh)
+        span, earlier = Span(begins, ends), self.world.earlier
+        return make_window(self.name, span, truths, listed, has_list=has_list, earlier=earlier)
+
+    def _steady(self, oldest: float, ends: float) -> Window:
+        """The window of the last pages: an accusation needs two collections."""
+        truths = self.world.during(oldest, ends)
+        return make_window(self.name, Span(oldest, ends), truths, truths)
 
     def _last_list(self, begins: float) -> float | None:
         """Return when the kubelet last answered before a fault that the page may still show. None: there is none.

@@ -16,20 +16,8 @@ from pathlib import Path
 from random import Random
 
 from gpumap.lab.demo import texts
-from gpumap.lab.demo.kubelet import FakeKubelet
-from gpumap.model.observations import (
-    CheckpointEntry,
-    ContainerLink,
-    ContainerName,
-    DeviceId,
-    ListedContainer,
-    ListedPod,
-    LogTree,
-    PluginAnswer,
-    PodUid,
-    ResourceDevices,
-)
-from tests import standin
+from gpumap.model.observations import ContainerName, DeviceId, PluginAnswer, PodUid, ResourceDevices
+from tests import machine, standin
 from tests.node import GIB, MIB, gpu_uuid
 from tests.soak.clock import SPEED, now
 
@@ -106,31 +94,24 @@ class Grant:
         ids = tuple(DeviceId(self.sharing.form.format(uuid=self.leaf, slot=slot)) for slot in self.slots)
         return ResourceDevices(self.sharing.resource, ids)
 
+    @property
+    def answer(self) -> PluginAnswer:
+        return PluginAnswer(envs=tuple(self.sharing.env(self.leaf, self.index).items()))
+
 
 @dataclass(frozen=True)
-class Pod:
-    """A pod: the ids of its containers by name, and what each was granted."""
+class Pod(machine.Pod):
+    """A pod, and what each of its containers was granted."""
 
-    namespace: str
-    name: str
-    uid: PodUid
-    containers: Mapping[str, str]
-    grants: Mapping[str, Grant]
+    grants: Mapping[str, Grant] = field(default_factory=dict)
 
-    @property
-    def full(self) -> tuple[str, str]:
-        return self.namespace, self.name
-
-    def cgroup(self, container: str) -> str:
-        return texts.pod_cgroup("v2-systemd", "burstable", self.uid, self.containers[container])
-
-    @property
-    def tree(self) -> str:
-        return texts.tree_name(LogTree(self.uid, self.namespace, self.name, ()))
-
-    def link(self, container: str) -> ContainerLink:
-        name = ContainerName(self.namespace, self.name, container)
-        return ContainerLink(self.containers[container], self.uid, name)
+    @staticmethod
+    def granted(
+        namespace: str, name: str, uid: PodUid, containers: Mapping[str, str], grants: Mapping[str, Grant]
+    ) -> Pod:
+        devices = {container: (grant.devices,) for container, grant in grants.items()}
+        answers = {container: grant.answer for container, grant in grants.items()}
+        return Pod(namespace, name, uid, containers, devices, answers, grants)
 
 
 @dataclass(frozen=True)
@@ -143,6 +124,11 @@ class Process:
     sm_percent: int
     pod: Pod | None
     container: str
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What of it is a truth: not the ids of its pod's containers, which a restart changes."""
+        return self.pid, self.leaf, self.memory_bytes, self.pod and self.pod.uid, self.container
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,34 +161,30 @@ class Truth:
         return frozenset(part for who, part in found if who == agent)
 
 
-class World:
-    """A machine below `directory`."""
+class World(machine.Machine):
+    """The machine and its truth."""
 
     def __init__(self, directory: Path, library: Path, random: Random) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.library = library
         self.random = random
-        self.kubelet = FakeKubelet(self.root / "pod-resources" / "kubelet.sock")
         self.drivers = {agent: standin.Driver() for agent in AGENTS}
         self.xids: list[standin.Xid] = []
         self.energy = dict.fromkeys(GPUS, 1_000_000)
         self.history: deque[Truth] = deque([Truth(instances=_instance_uuids(0, 4))], maxlen=4000)
         self.counts = dict.fromkeys(("pods", "processes", "repartitions", "pids used again"), 0)
         self.pauses: deque[tuple[float, float]] = deque(maxlen=1000)
+        self.earlier: set[tuple[ContainerName, str]] = set()
+        """Containers, and the devices that they ever held or used."""
         self._next_pid = 0
         self._start_ticks = 1000
         self._partitions = 0
-        for folder in (self.root / "device-plugins", self.logs / "pods", self.logs / "containers", self.proc):
-            folder.mkdir(parents=True)
+        self.proc = directory / "proc"
+        self.proc.mkdir()
         self._write_process(1, SHELL, "sshd")
         self._write_process(2, texts.pod_cgroup("v2-systemd", "besteffort", PROXY, "f" * 64), "kube-proxy")
         with self.change():
             pass
-
-    root = property(lambda self: self.directory / "kubelet")
-    logs = property(lambda self: self.directory / "log")
-    proc = property(lambda self: self.directory / "proc")
-    checkpoint = property(lambda self: self.root / "device-plugins" / "kubelet_internal_checkpoint")
 
     @property
     def truth(self) -> Truth:
@@ -260,11 +242,12 @@ class World:
         namespace, name = self.random.choice(free)
         uid = PodUid(f"{self.random.getrandbits(128):032x}")
         uid = PodUid("-".join((uid[:8], uid[8:12], uid[12:16], uid[16:20], uid[20:])))
-        pod = Pod(namespace, name, uid, containers, grants)
+        pod = Pod.granted(namespace, name, uid, containers, grants)
+        self.earlier |= {(ContainerName(namespace, name, one), grant.leaf) for one, grant in grants.items()}
         self.counts["pods"] += 1
         with self.change(pods={**self.truth.pods, uid: pod}):
             self._write_kubelet()
-            self._write_logs(pod)
+            self.write_logs(pod)
         for container in () if idle else containers:
             for _ in range(self.random.choice((0, 1, 1, 2))):
                 self.start_process(pod, container)
@@ -277,7 +260,7 @@ class World:
                 self.end_process(one.pid)
         with self.change(pods={uid: one for uid, one in self.truth.pods.items() if uid != pod.uid}):
             self._write_kubelet()
-            self._remove_logs(pod)
+            self.remove_logs(pod)
 
     def restart_container(self, pod: Pod) -> None:
         """A container crashes: its processes end, and it gets another id and another process."""
@@ -291,8 +274,8 @@ class World:
             for pid, one in self.truth.processes.items()
         }
         with self.change(pods={**self.truth.pods, pod.uid: after}, processes=processes):
-            self._link(pod, container).unlink(missing_ok=True)
-            self._link(after, container).symlink_to(texts.link_target(after.link(container)))
+            self.remove_link(pod, container)
+            self.write_link(after, container)
         self.start_process(after, container)
 
     def _container_id(self) -> str:
@@ -318,9 +301,11 @@ class World:
         leaf = leaf or (grant.leaf if grant is not None else None) or self.random.choice(sorted(self.truth.leaves))
         pid = self._free_pid()
         one = Process(pid, leaf, self._amount(leaf), self.random.randrange(8), pod, container)
+        if pod is not None:
+            self.earlier.add((ContainerName(*pod.full, container), leaf))
         self.counts["processes"] += 1
         with self.change(processes={**self.truth.processes, pid: one}):
-            self._write_process(pid, SHELL if pod is None else pod.cgroup(container), "python3")
+            self._write_process(pid, SHELL if pod is None else pod.cgroup(container, "v2-systemd"), "python3")
 
     def end_process(self, pid: int) -> None:
         with self.change(processes={number: one for number, one in self.truth.processes.items() if number != pid}):
@@ -381,23 +366,10 @@ class World:
     # --- what the sources read ---
 
     def _write_kubelet(self) -> None:
-        pods = self.truth.pods.values()
-        self.kubelet.set_pods([_listed(pod) for pod in pods])
-        offered = self._offered()
-        self.kubelet.set_allocatable(offered)
-        rows = []
-        for pod in pods:
-            for container, grant in pod.grants.items():
-                env = tuple(grant.sharing.env(grant.leaf, grant.index).items())
-                entry = CheckpointEntry(
-                    pod.uid, container, grant.sharing.resource, frozenset(grant.devices.ids), PluginAnswer(envs=env)
-                )
-                rows.append(entry)
-        if any(part == "checkpoint" for _, part in self.truth.faults):
-            return  # it is away or damaged
-        temporary = self.checkpoint.with_suffix(".tmp")
-        temporary.write_text(texts.checkpoint_text(rows, offered, {}))
-        temporary.rename(self.checkpoint)
+        pods, offered = self.truth.pods.values(), self._offered()
+        self.write_kubelet(pods, offered)
+        if not any(part == "checkpoint" for _, part in self.truth.faults):  # else it is away or damaged
+            self.write_checkpoint(pods, offered)
 
     def _offered(self) -> tuple[ResourceDevices, ...]:
         ids: dict[str, list[DeviceId]] = {}
@@ -406,26 +378,6 @@ class World:
             every = Grant(CARDS[index], leaf, tuple(range(CARDS[index].slots)), index).devices
             ids.setdefault(every.resource, []).extend(every.ids)
         return tuple(ResourceDevices(resource, tuple(found)) for resource, found in ids.items())
-
-    def _write_logs(self, pod: Pod) -> None:
-        for container in pod.containers:
-            (self.pod_logs / pod.tree / container).mkdir(parents=True)
-            self._link(pod, container).symlink_to(texts.link_target(pod.link(container)))
-
-    def _remove_logs(self, pod: Pod) -> None:
-        shutil.rmtree(self.pod_logs / pod.tree)
-        for container in pod.containers:
-            self._link(pod, container).unlink(missing_ok=True)
-
-    @property
-    def pod_logs(self) -> Path:
-        """Where the trees are: a fault may have moved them."""
-        moved: Path = self.logs / "pods.away"
-        return moved if moved.exists() else self.logs / "pods"
-
-    def _link(self, pod: Pod, container: str) -> Path:
-        found: Path = self.logs / "containers" / texts.link_name(pod.link(container))
-        return found
 
     def _write_process(self, pid: int, cgroup: str, comm: str) -> None:
         self._start_ticks += 1
@@ -476,13 +428,6 @@ def _rows(truth: Truth, leaf: str, kind: str) -> list[standin.Process]:
         for one in truth.processes.values()
         if one.leaf == leaf
     ]
-
-
-def _listed(pod: Pod) -> ListedPod:
-    containers = (
-        ListedContainer(name, (pod.grants[name].devices,) if name in pod.grants else ()) for name in pod.containers
-    )
-    return ListedPod(pod.namespace, pod.name, tuple(containers))
 
 
 def _instance_uuids(generation: int, count: int) -> tuple[str, ...]:

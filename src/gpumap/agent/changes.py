@@ -3,9 +3,10 @@
 import logging
 from collections import Counter
 
-from gpumap.model.observations import Observations, Observed, Source
+from gpumap.model.node import ContainerXids, Gpu, SourceHealth
+from gpumap.model.observations import ContainerName, Observations, Observed, Source
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import Gpu, Snapshot, SourceHealth
+from gpumap.model.snapshot import Snapshot
 
 OPTIONAL_STEPS = ("device_checkpoint", "pod_logs", "process_utilization")
 """Capabilities that depend on privileges or on the driver, apart from PID visibility."""
@@ -13,14 +14,14 @@ OPTIONAL_STEPS = ("device_checkpoint", "pod_logs", "process_utilization")
 
 def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
     """Log the changes between two consecutive snapshots. `before` is `None` at the start."""
-    known = {health.source: health for health in before.sources} if before else {}
-    for health in after.sources:
+    known = {health.source: health for health in before.node.sources} if before else {}
+    for health in after.node.sources:
         _log_source(log, known.get(health.source), health)
     _log_visibility(log, before, after, observations)
     if before is None or _optional(before) != _optional(after):
         log.info("capabilities %s", _optional(after))
-    known_gpus = {gpu.uuid: gpu for gpu in before.gpus} if before else {}
-    for gpu in after.gpus:
+    known_gpus = {gpu.uuid: gpu for gpu in before.node.gpus} if before else {}
+    for gpu in after.node.gpus:
         _log_gpu(log, known_gpus.get(gpu.uuid), gpu)
     _log_xids(log, before, after, observations)
     if before is not None:
@@ -29,9 +30,9 @@ def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, o
 
 
 def _log_gpu_count(log: logging.Logger, before: Snapshot, after: Snapshot) -> None:
-    both_up = before.driver is not None and after.driver is not None
-    if both_up and {gpu.uuid for gpu in before.gpus} != {gpu.uuid for gpu in after.gpus}:
-        log.info("gpus changed count=%d", len(after.gpus))
+    both_up = before.node.driver is not None and after.node.driver is not None
+    if both_up and {gpu.uuid for gpu in before.node.gpus} != {gpu.uuid for gpu in after.node.gpus}:
+        log.info("gpus changed count=%d", len(after.node.gpus))
 
 
 def _log_hidden(log: logging.Logger, before: Snapshot | None, after: Snapshot) -> None:
@@ -42,18 +43,20 @@ def _log_hidden(log: logging.Logger, before: Snapshot | None, after: Snapshot) -
 
 
 def _optional(snapshot: Snapshot) -> str:
-    return " ".join(f"{name}={present:d}" for name, present in snapshot.capabilities if name in OPTIONAL_STEPS)
+    return " ".join(
+        f"{name}={present:d}" for name, present in snapshot.node.capabilities.items() if name in OPTIONAL_STEPS
+    )
 
 
 def _log_source(log: logging.Logger, before: SourceHealth | None, after: SourceHealth) -> None:
     if before is not None and (before.up, before.reason) == (after.up, after.reason):
         return
     if not after.up:
-        log.warning("source down source=%s reason=%s detail=%r", after.source.value, after.reason, after.detail)
+        log.warning("source down source=%s reason=%s detail=%r", after.source, after.reason, after.detail)
     elif after.reason:
-        log.warning("source complains source=%s reason=%s detail=%r", after.source.value, after.reason, after.detail)
+        log.warning("source complains source=%s reason=%s detail=%r", after.source, after.reason, after.detail)
     else:
-        log.info("source up source=%s", after.source.value)
+        log.info("source up source=%s", after.source)
 
 
 def _log_gpu(log: logging.Logger, before: Gpu | None, after: Gpu) -> None:
@@ -78,25 +81,29 @@ def _log_xids(log: logging.Logger, before: Snapshot | None, after: Snapshot, obs
     errors_by_code = Counter[tuple[Uuid, int]]()
     for event in observations.nvml.value.xids if isinstance(observations.nvml, Observed) else ():
         errors_by_code[event.uuid, event.code] += event.times
-    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in after.leaves if leaf.gpu}
-    known = {one[:-1]: one.errors for one in before.container_xids} if before else {}
+    gpu_of = {device.uuid: device.gpu_uuid for device in after.node.devices if device.gpu_uuid}
+    known = {_affected(one): one.errors for one in before.node.container_xids} if before else {}
     for (uuid, code), errors in sorted(errors_by_code.items()):
         affected = [
             "/".join(one.name)
-            for one in after.container_xids
-            if one.code == code and gpu_of.get(one.uuid, one.uuid) == uuid and one.errors > known.get(one[:-1], 0)
+            for one in after.node.container_xids
+            if one.code == code and gpu_of.get(one.uuid, one.uuid) == uuid and one.errors > known.get(_affected(one), 0)
         ]
         log.warning("xid gpu=%s code=%d errors=%d containers=%r", uuid, code, errors, ",".join(affected))
+
+
+def _affected(one: ContainerXids) -> tuple[ContainerName, Uuid, int]:
+    return one.name, one.uuid, one.code
 
 
 def _log_visibility(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
     if not isinstance(observations.procfs, Observed):
         return
-    is_visible = dict(after.capabilities)["pid_visibility"]
-    known = before is not None and any(health.up for health in before.sources if health.source is Source.PROCFS)
-    if before is not None and known and dict(before.capabilities)["pid_visibility"] == is_visible:
+    is_visible = after.node.capabilities["pid_visibility"]
+    known = before is not None and any(health.up for health in before.node.sources if health.source == Source.PROCFS)
+    if before is not None and known and before.node.capabilities["pid_visibility"] == is_visible:
         return
-    reason = after.visibility_reason
+    reason = after.node.pid_visibility_reason
     if is_visible:
         log.info("processes of other containers are visible pid_visibility=1 reason=%r", reason)
     else:

@@ -80,16 +80,16 @@ def _lines(family: Family, series: Iterable[Series], kept: _Lines) -> _Lines:
 
 
 def _numbers(series: Iterable[Series]) -> tuple[bytes, ...]:
-    """Return the text of each value. msgspec writes the same text as `_number`, up to seven times as fast, except for
+    """Return the text of each value. msgspec writes the same text as `_value`, up to seven times as fast, except for
     exponents, numbers below 0.0001, and what JSON does not have."""
     values = [one.value for one in series]
     text = msgspec.json.encode(values)
     if text.translate(None, b"0123456789.,-") == b"[]" and b"0.0000" not in text:
         return tuple(text[1:-1].split(b","))
-    return tuple(_number(value).encode() for value in values)
+    return tuple(_value(value).encode() for value in values)
 
 
-def _number(value: float) -> str:
+def _value(value: float) -> str:
     """Write every digit: an int as it is, however large, a float as the shortest text that reads back the same."""
     if isinstance(value, int):
         return f"{value:d}"

@@ -25,7 +25,7 @@ from gpumap.agent.sources.second_list import PREFIX
 from gpumap.model import cgroups
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import KubeletAnswer, SourceError
-from gpumap.model.units import counted
+from gpumap.model.shown import counted
 
 DEADLINE_SECONDS = 2.0
 PROC_SELF = Path("/proc/self")
@@ -79,8 +79,8 @@ async def look(settings: Settings) -> Facts:
 
 def privileges(proc_self: Path = PROC_SELF, root: Path = Path("/")) -> Privileges:
     """Read what this process may do. What cannot be read is not claimed."""
-    held = _capabilities(_text(proc_self / "status"))
-    own = cgroups.own(_text(proc_self / "cgroup"))
+    held = _capabilities(_read(proc_self / "status"))
+    own = cgroups.own(_read(proc_self / "cgroup"))
     token = root / API_TOKEN
     sockets = {os.path.realpath(root / path): path for path in reversed(RUNTIME_SOCKETS) if (root / path).exists()}
     return Privileges(
@@ -102,7 +102,7 @@ def _capabilities(status: str) -> list[str]:
     return [name for bit, name in enumerate(CAPABILITIES) if bits >> bit & 1]
 
 
-def _text(path: Path) -> str:
+def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:

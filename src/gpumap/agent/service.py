@@ -36,7 +36,7 @@ from gpumap.agent.web.server_only import without_client
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import Moment, PodIdentity, SharingContainers, SourceAnswer
 from gpumap.model.readings import CARD
-from gpumap.model.snapshot import HiddenDevice, Node, Snapshot
+from gpumap.model.snapshot import HiddenDevice, Snapshot
 
 if TYPE_CHECKING:
     from gpumap.agent.sources.kubelet import KubeletSource
@@ -154,7 +154,8 @@ async def collector(
 def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SECONDS) -> Rules:
     """Return the decisions of the user that a collection needs."""
     return Rules(
-        node=Node(settings.node_name, settings.node_ip),
+        node_name=settings.node_name,
+        internal_ip=settings.node_ip,
         is_gpu_resource=_matcher(settings.resource),
         stale_after_seconds=settings.stale_after_seconds,
         is_reserving=_matcher(settings.reservation_namespace),

@@ -27,7 +27,7 @@ from gpumap.agent.flags import (
     add_flags,
 )
 from gpumap.model.errors import UsageError
-from gpumap.model.units import parse_duration
+from gpumap.model.parsing import parse_duration
 
 __all__ = [
     "ABOUT",

@@ -15,11 +15,11 @@ import msgspec
 from yarl import URL
 
 from gpumap.cli.credentials import Credentials
-from gpumap.cli.http_get import Answer, Place, get, no_answer
+from gpumap.cli.http_get import Answer, Endpoint, get, no_answer
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.server_flags import is_host, no_url, without_password
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.map import VERSION, NodeMap, decode
+from gpumap.model.node import VERSION, Node, decode
 
 REQUEST_SECONDS = 10.0
 REDIRECTS_MAX = 3
@@ -74,7 +74,7 @@ def map_address(url: str) -> URL:
     return given.with_path(f"{path}/api/v1/map")
 
 
-async def _ask(address: URL, who: Credentials) -> NodeMap:
+async def _ask(address: URL, who: Credentials) -> Node:
     """Ask once. Raises FatalError with the reason."""
     try:
         async with asyncio.timeout(REQUEST_SECONDS):
@@ -105,9 +105,9 @@ async def _answer(address: URL, who: Credentials) -> Answer:
     raise FatalError(f"{address} redirects too often")
 
 
-def _place(address: URL, who: Credentials) -> Place:
+def _place(address: URL, who: Credentials) -> Endpoint:
     tls = (who.tls or _trusting_the_system()) if address.scheme == "https" else None
-    return Place(address.raw_host or "", address.port or 0, tls, who.server_name)
+    return Endpoint(address.raw_host or "", address.port or 0, tls, who.server_name)
 
 
 @functools.cache
@@ -126,7 +126,7 @@ def _hint(status: int) -> str:
     return ". Use the URL without redirects" if 300 <= status < 400 else ""
 
 
-def map_in(body: bytes, who: str) -> NodeMap:
+def map_in(body: bytes, who: str) -> Node:
     """Read the map that was answered. Raises NoMapError, or FatalError if this is not an answer of this version."""
     try:
         if _HUGE_NUMBER.search(body):

@@ -69,6 +69,6 @@ def _flushed(code: int) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    from gpumap.model.text import one_line
+    from gpumap.model.shown import one_line
 
     return one_line(error)

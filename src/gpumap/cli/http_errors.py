@@ -6,7 +6,7 @@ import os
 
 import aiohttp
 
-from gpumap.model.text import cut_off
+from gpumap.model.shown import cut_off
 
 _REASON_CHARACTERS = 200
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap import __version__
 from gpumap.model.errors import FatalError
-from gpumap.model.text import cut_off
+from gpumap.model.shown import cut_off
 
 if TYPE_CHECKING:
     from socket import socket
@@ -32,7 +32,7 @@ _HAPPY_EYEBALLS_SECONDS = 0.25
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """Where to connect: to a host, with TLS if there is `tls`, or to a Unix `socket`.
 
     `server_name` is the name in the certificate, if it is not the host.
@@ -60,7 +60,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-async def get(place: Place, target: str, headers: Mapping[str, str], who: str) -> Answer:
+async def get(place: Endpoint, target: str, headers: Mapping[str, str], who: str) -> Answer:
     """Ask for a path. Raises FatalError for an answer that is too large or cannot be unpacked, and what `no_answer`
     explains."""
     async with _connected(place) as (reader, writer):
@@ -73,7 +73,7 @@ async def get(place: Place, target: str, headers: Mapping[str, str], who: str) -
 
 
 @asynccontextmanager
-async def _connected(place: Place) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def _connected(place: Endpoint) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     if place.socket is not None:
         reader, writer = await asyncio.open_unix_connection(place.socket)
     else:
@@ -90,7 +90,7 @@ async def _connected(place: Place) -> AsyncIterator[tuple[asyncio.StreamReader, 
         writer.transport.abort()
 
 
-def _request(place: Place, target: str, headers: Mapping[str, str]) -> bytes:
+def _request(place: Endpoint, target: str, headers: Mapping[str, str]) -> bytes:
     ours = {
         "Host": place.header,
         "User-Agent": f"gpumap/{__version__}",

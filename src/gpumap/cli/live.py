@@ -20,7 +20,7 @@ from gpumap.cli.painting import Painter, View, collected_long_ago, lines_above, 
 from gpumap.cli.tables.live import Live, frame, pressed, scrolled
 from gpumap.cli.terminal import repainted, wrapped
 from gpumap.model.errors import FatalError
-from gpumap.model.text import one_line, printable
+from gpumap.model.shown import one_line, printable
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The terminal's second screen, without a cursor. The first one stays as it was."""
@@ -159,7 +159,7 @@ class _Window:
 
     def _nodes(self) -> Iterator[str]:
         if self._maps is not None:
-            yield f"{len(self._maps.maps)} nodes" if self._maps.fleet else self._maps.maps[0].node.name
+            yield f"{len(self._maps.maps)} nodes" if self._maps.fleet else self._maps.maps[0].name
 
     def _notice_lines(self, columns: int, most: int) -> list[str]:
         """Return what is wrong, in at most so many lines: a small window has room for devices too."""
@@ -171,5 +171,6 @@ class _Window:
             yield from notices_of(self._maps, self._view)
             yield collected_long_ago(self._maps, time.time())
             for gpu in () if self._maps.fleet else self._maps.maps[0].gpus:
+                remedy = gpu.remedies.get("fault")
                 if not gpu.up:
-                    yield f"GPU {gpu.index} is down: {gpu.fault}{f'. {gpu.remedy}' if gpu.remedy else ''}"
+                    yield f"GPU {gpu.index} is down: {gpu.fault}{f'. {remedy}' if remedy else ''}"

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import NamedTuple
 
 from gpumap.model.errors import FatalError
-from gpumap.model.map import NodeMap
+from gpumap.model.node import Node
 
 
 class Sums(NamedTuple):
@@ -56,7 +56,7 @@ class NodeMaps(NamedTuple):
     for sums, in the place of maps. `weeks` are by namespace, pod and uuid, if they were asked for.
     """
 
-    maps: tuple[NodeMap, ...]
+    maps: tuple[Node, ...]
     missing: tuple[str, ...] = ()
     fleet: bool = False
     sums: FleetSums | None = None

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 WATCH_INTERVAL, CLUSTER_INTERVAL = "2s", "15s"
 """The second is for a cluster: a Prometheus rarely scrapes more often."""
-_OFTEN = f"{WATCH_INTERVAL}; {CLUSTER_INTERVAL} with --prometheus"
+OFTEN = f"{WATCH_INTERVAL}; {CLUSTER_INTERVAL} with --prometheus"
 _ZERO = re.compile(r"0+(ms|[smhdwy])?", re.ASCII)
 _FORMS = ("table", "wide", "json", "yaml", "name")
 
 
-def add_output(parser: Parser, orders: Sequence[str], often: str = _OFTEN) -> argparse._ArgumentGroup:
+def add_output(parser: Parser, orders: Sequence[str], often: str) -> argparse._ArgumentGroup:
     """Add the flags of a table. Return the group for flags that only one table has. `often` describes the default of
     --interval."""
     output = parser.add_argument_group("output")
@@ -75,13 +75,14 @@ def add_would_fit(output: argparse._ArgumentGroup) -> None:
     output.add_argument("--would-fit", action="store_true", help=help_)
 
 
-def add_inspect_output(inspect: Parser, often: str = _OFTEN) -> None:
+def add_inspect_output(inspect: Parser, often: str) -> argparse._ArgumentGroup:
     """Add the flags of the tables of `inspect`."""
     output = inspect.add_argument_group("output")
     add_form(output, ("table", "json", "yaml"))
     output.add_argument("-d", "--details", action="store_true", help="Show one table for each node, with its pods.")
     output.add_argument("--used", action="store_true", help="Show used memory next to granted memory.")
     _add_watch(output, often)
+    return output
 
 
 def add_form(output: argparse._ArgumentGroup, forms: Sequence[str]) -> None:

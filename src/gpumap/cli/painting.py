@@ -20,9 +20,8 @@ from gpumap.cli.tables import Shape
 from gpumap.cli.tables.unknowns import blind, few
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls, is_printable, repainted, wrapped
 from gpumap.model.errors import FatalError
-from gpumap.model.map import NodeMap
-from gpumap.model.text import one_line, printable
-from gpumap.model.words import age
+from gpumap.model.node import Node
+from gpumap.model.shown import age, one_line, printable
 
 _OLD_SECONDS = 60.0
 """Older data gets a warning, unless it is younger than two collections."""
@@ -149,7 +148,7 @@ def collected_long_ago(answer: NodeMaps, now: float) -> str:
     return f"this data was collected {age(max(old))} ago" if old else ""
 
 
-def _fresh_seconds(node_map: NodeMap) -> float:
+def _fresh_seconds(node_map: Node) -> float:
     return max(_OLD_SECONDS, 2 * (node_map.interval_seconds or 0))
 
 

@@ -20,7 +20,7 @@ from yarl import URL
 
 from gpumap.cli.http_errors import connection_error
 from gpumap.model.errors import FatalError
-from gpumap.model.text import cut_off
+from gpumap.model.shown import cut_off
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpumap.cli.fleet import families as parts
+from gpumap.cli.fleet import queries as parts
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import (
     Shape,
@@ -64,7 +64,7 @@ REPORTS = {
     "map": Report(
         map_table,
         map_values,
-        frozenset({parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.ACTIVITY, parts.TAKEN, *_REST}),
+        frozenset({parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.ACTIVITY, *_REST}),
         {"json": parts.ALL, "yaml": parts.ALL, "wide": _PEAKS, "peak": _PEAKS},
         map_names,
     ),

@@ -20,8 +20,3 @@ SUMS_BY = ("namespace", "node")
 WORKLOAD = "workload"
 CLUSTER_SUMS_BY = (*SUMS_BY, WORKLOAD)
 """The same with --prometheus."""
-
-MAP_SUMMARY = "Show which containers hold and use each GPU."
-TOP_SUMMARY = "Show which containers use GPU memory and SM time now, largest first."
-WASTE_SUMMARY = "Show GPUs and GPU memory that are held but not used, or used but not held."
-INSPECT_SUMMARY = "Show the granted memory of each GPU, with the columns of `kubectl inspect gpushare`."

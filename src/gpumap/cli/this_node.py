@@ -62,7 +62,7 @@ async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStrea
     import asyncio
 
     from gpumap.agent import service
-    from gpumap.agent.node_map import node_map
+    from gpumap.agent.published import published
     from gpumap.agent.sources.nvml import worker_command
     from gpumap.cli.node_maps import NodeMaps
 
@@ -74,7 +74,7 @@ async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStrea
         await loop.collect()
         await asyncio.sleep(LOOK_SECONDS)
         while True:
-            yield NodeMaps((node_map(await loop.collect(), collect=settings.groups),))
+            yield NodeMaps((published(await loop.collect(), collect=settings.groups),))
             await asyncio.sleep(interval_seconds)
 
 

@@ -1,4 +1,4 @@
-"""Where a command gets its maps from: this node, the agent of --url, or the cluster that --prometheus scrapes.
+"""Where `gpumap` gets nodes from: this node, the agent of --url, or the cluster that --prometheus scrapes.
 
 Every command line reads the flags, so what asks is imported when it runs.
 """
@@ -9,12 +9,38 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from gpumap.cli.command_line import Parser
-from gpumap.cli.credentials import credentials_of
-from gpumap.cli.output_flags import CLUSTER_INTERVAL, WATCH_INTERVAL, sorted_by, view_of
-from gpumap.cli.server_flags import kube_matchers, matchers_of, refuse_details, server_of, without_password
-from gpumap.cli.sort_keys import SUMS_BY, WORKLOAD
-from gpumap.cli.this_node import LOOK_SECONDS, from_node, prepare_elsewhere, prepare_here
+from gpumap.cli.command_line import Parser, leave_to_help_all
+from gpumap.cli.commands import Place
+from gpumap.cli.credentials import add_credentials, credentials_of
+from gpumap.cli.output_flags import (
+    CLUSTER_INTERVAL,
+    OFTEN,
+    WATCH_INTERVAL,
+    add_would_fit,
+    shape_of,
+    sorted_by,
+    view_of,
+)
+from gpumap.cli.server_flags import (
+    HOW_TO_ASK,
+    LABEL_MATCH_HELP,
+    add_row_flags,
+    add_server_flags,
+    kube_matchers,
+    matchers_of,
+    refuse_details,
+    server_of,
+    without_password,
+)
+from gpumap.cli.sort_keys import CLUSTER_SUMS_BY, SUMS_BY, WORKLOAD
+from gpumap.cli.this_node import (
+    LOOK_SECONDS,
+    NODE_FLAGS,
+    add_node_flags,
+    from_node,
+    prepare_elsewhere,
+    prepare_here,
+)
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +60,64 @@ def add_url(parser: Parser) -> argparse._ArgumentGroup:
     return where
 
 
-def run(given: argparse.Namespace, report: Report, shape: Shape, node: str = "") -> int:
+def _add_flags(parser: Parser, output: argparse._ArgumentGroup, command: str) -> None:
+    """Add the flags that select rows, the source, and those about this node."""
+    if command == "inspect":
+        parser.add_argument("only_node", metavar="NODE", nargs="?", help="Show only this node.")
+        add_url(parser)
+        add_credentials(parser.add_argument_group(HOW_TO_ASK))
+    else:
+        by = CLUSTER_SUMS_BY if command in ("top", "waste") else ()
+        what = parser.add_argument_group("selection")
+        what.add_argument("-n", "--namespace", metavar="NAME", help="Show only rows of this namespace. (default: all)")
+        what.add_argument(
+            "-A", "--all-namespaces", action="store_true", help="Show rows of all namespaces, also with -n."
+        )
+        where = add_url(parser)
+        how = add_server_flags(parser, where)
+        if by:
+            how.add_argument("--label-match", metavar="MATCH", help=LABEL_MATCH_HELP)
+        add_row_flags(where, by, cluster=command == "top")
+    if command == "waste":
+        add_would_fit(output)
+    add_node_flags(parser)
+    leave_to_help_all(parser, HOW_TO_ASK, *NODE_FLAGS)
+
+
+def _show(given: argparse.Namespace) -> int:
+    """Show the table of the command. Raises UsageError."""
+    if given.command == "inspect":
+        return _inspect(given)
+    from gpumap.cli.reports import REPORTS
+
+    namespace = "" if given.all_namespaces else given.namespace or ""
+    if given.node == "":
+        raise UsageError("--node: must not be empty")
+    by = getattr(given, "by", None)
+    if by and given.prometheus is None and (given.command == "top" or by == WORKLOAD):
+        raise UsageError(f"--by{'' if given.command == 'top' else f' {by}'} requires --prometheus")
+    if getattr(given, "label_match", None) is not None and given.prometheus is not None and by != WORKLOAD:
+        raise UsageError(f"--label-match requires --by {WORKLOAD}")
+    report = given.command
+    if getattr(given, "would_fit", False):
+        if given.prometheus is None or not (namespace or given.node or given.all):
+            raise UsageError("--would-fit requires --prometheus, with -n NAMESPACE, --node NODE or --all")
+        if given.sort_by or by:
+            raise UsageError(f"--would-fit cannot be combined with {'--sort-by' if given.sort_by else '--by'}")
+        report = f"{given.command} --would-fit"
+    return _run(given, REPORTS[report], shape_of(given, namespace), given.node or "")
+
+
+def _inspect(given: argparse.Namespace) -> int:
+    from gpumap.cli.inspect.report import inspect_report
+    from gpumap.cli.tables import Shape
+
+    if given.only_node == "":
+        raise UsageError("NODE: must not be empty")
+    return _run(given, inspect_report(details=given.details, used=given.used, node=given.only_node), Shape())
+
+
+def _run(given: argparse.Namespace, report: Report, shape: Shape, node: str = "") -> int:
     """Show the report; of one of a server's nodes if `node` names one."""
     from gpumap.cli import show
     from gpumap.cli.reports import summarized
@@ -136,3 +219,35 @@ def _head(given: argparse.Namespace, shape: Shape) -> str:
     places = {"--url": given.url, "--prometheus": _server(given)}
     asked = "".join(f" {flag} {without_password(url)}" for flag, url in places.items() if url)
     return f"gpumap {given.command}{sorted_by(shape)}{asked}"
+
+
+_JQ = """gpumap map -o json | jq -r '.devices[].containers[] | select(.owner == "unassigned") | .pod'"""
+_SERVER = "--prometheus http://prom:9090"
+HERE = Place(
+    often=OFTEN,
+    add_flags=_add_flags,
+    run=_show,
+    usage={"inspect": "[NODE] [flags]"},
+    examples={
+        "map": [
+            ("this node, once", "gpumap map"),
+            ("a running agent, updated every 2 seconds", "gpumap map --watch --url http://127.0.0.1:9401"),
+            ("the largest users of memory first", "gpumap map --sort-by memory"),
+            ("the whole cluster", f"gpumap map {_SERVER}"),
+            ("for scripts: pods that use a device that they do not hold", _JQ),
+        ],
+        "top": [
+            ("this node", "gpumap top"),
+            ("the table once, by SM time", "gpumap top --sort-by sm --once"),
+            ("one namespace in the whole cluster", f"gpumap top -n ml {_SERVER}"),
+            ("one row for each process, as in nvidia-smi", "gpumap top --processes"),
+        ],
+        "waste": [("the whole cluster, one line for each Deployment, Job …", f"gpumap waste --by workload {_SERVER}")],
+        "inspect": [
+            ("this node", "gpumap inspect"),
+            ("this node, container by container", "gpumap inspect -d"),
+            ("who uses more than was granted", "gpumap inspect -d --used --url http://127.0.0.1:9401"),
+        ],
+    },
+)
+"""The tables of `gpumap`."""

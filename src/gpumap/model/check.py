@@ -9,10 +9,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Literal, NamedTuple
 
 from gpumap.model import remedies
-from gpumap.model.map import GpuEntry, NodeMap
+from gpumap.model.node import Gpu, Node
+from gpumap.model.shown import counted, printable
 from gpumap.model.terms import GPU_CONDITIONS, Source
-from gpumap.model.text import printable
-from gpumap.model.units import counted
 
 LINE_BYTES = 80
 """node-problem-detector cuts a longer line (max_output_length)."""
@@ -44,14 +43,14 @@ _NOT_REPORTED = _Judgement(unknown="is not reported (driver, GPU or --collect)")
 
 
 class Condition(NamedTuple):
-    """A kind of problem of a GPU in a map."""
+    """A kind of problem of a GPU."""
 
     name: str
-    judge: Callable[[GpuEntry, NodeMap], _Judgement]
+    judge: Callable[[Gpu, Node], _Judgement]
 
 
-def _down(gpu: GpuEntry, node_map: NodeMap) -> _Judgement:
-    hangs = gpu.last_success is not None and node_map.timestamp - gpu.last_success >= HUNG_SECONDS
+def _down(gpu: Gpu, node: Node) -> _Judgement:
+    hangs = gpu.last_success is not None and node.timestamp - gpu.last_success >= HUNG_SECONDS
     return _of_fault(gpu.fault, hangs=hangs)
 
 
@@ -63,19 +62,19 @@ def _of_fault(fault: str | None, *, hangs: bool) -> _Judgement:
     return _Judgement(problem=words) if words else _Judgement(unknown=f"cannot be read: {fault}")
 
 
-def _recovery_action(gpu: GpuEntry, _: NodeMap) -> _Judgement:
-    if gpu.recovery_action is None:
+def _recovery_action(gpu: Gpu, _: Node) -> _Judgement:
+    action = gpu.recovery_action
+    if action is None:
         return _NOT_REPORTED
-    action = gpu.recovery_action.action
     return _HEALTHY if action == "none" else _Judgement(remedies.IN_SHORT.get(action, f"needs recovery: {action[:20]}"))
 
 
-def _row_remap_failure(gpu: GpuEntry, _: NodeMap) -> _Judgement:
-    return _of_flag("row_remap_failure", gpu.row_remap_failure)
+def _row_remap_failure(gpu: Gpu, _: Node) -> _Judgement:
+    return _of_flag("row_remap_failure", gpu.reading.row_remap_failure if gpu.reading else None)
 
 
-def _row_remap_pending(gpu: GpuEntry, _: NodeMap) -> _Judgement:
-    return _of_flag("row_remap_pending", gpu.row_remap_pending)
+def _row_remap_pending(gpu: Gpu, _: Node) -> _Judgement:
+    return _of_flag("row_remap_pending", gpu.reading.row_remap_pending if gpu.reading else None)
 
 
 def _of_flag(name: str, flag: bool | None) -> _Judgement:
@@ -84,43 +83,43 @@ def _of_flag(name: str, flag: bool | None) -> _Judgement:
     return _Judgement(remedies.IN_SHORT[name]) if flag else _HEALTHY
 
 
-def _ecc_uncorrected(gpu: GpuEntry, node_map: NodeMap) -> _Judgement:
-    if not gpu.ecc_errors:
+def _ecc_uncorrected(gpu: Gpu, node: Node) -> _Judgement:
+    if gpu.reading is None or not gpu.reading.ecc_errors:
         return _NOT_REPORTED
-    return _Judgement(remedies.IN_SHORT["ecc_uncorrected"]) if _recent(gpu.ecc_uncorrected_at, node_map) else _HEALTHY
+    return _Judgement(remedies.IN_SHORT["ecc_uncorrected"]) if _recent(gpu.ecc_uncorrected_at, node) else _HEALTHY
 
 
-def _xid(gpu: GpuEntry, node_map: NodeMap) -> _Judgement:
-    counts = gpu.xids.counts if gpu.xids else ()
-    codes = [one.xid for one in counts if one.xid in FATAL_XIDS and _recent(one.last, node_map)]
+def _xid(gpu: Gpu, node: Node) -> _Judgement:
+    xids = next((one for one in node.xids if one.uuid == gpu.uuid), None)
+    codes = [one for one, at in xids.last_at.items() if one in FATAL_XIDS and _recent(at, node)] if xids else []
     if codes:
         return _Judgement(f"had XID {codes[0]}: {remedies.IN_SHORT['xid']}")
-    listens = gpu.xids is not None and node_map.capabilities.get("xid_events")
+    listens = xids is not None and node.capabilities.get("xid_events")
     return _HEALTHY if listens else _NOT_REPORTED
 
 
-def _recent(moment: float | None, node_map: NodeMap) -> bool:
-    return moment is not None and node_map.timestamp - moment < RECENT_SECONDS
+def _recent(moment: float | None, node: Node) -> bool:
+    return moment is not None and node.timestamp - moment < RECENT_SECONDS
 
 
 _JUDGES = (_down, _row_remap_failure, _recovery_action, _ecc_uncorrected, _xid, _row_remap_pending)
 CONDITIONS = tuple(Condition(name, judge) for name, judge in zip(GPU_CONDITIONS, _JUDGES, strict=True))
 
 
-def check(node_map: NodeMap, only: Collection[str] = ()) -> Verdict:
+def check(node: Node, only: Collection[str] = ()) -> Verdict:
     """Judge the GPUs by these conditions. By default by all that their driver reports."""
-    if node_map.stale:
-        return _line(2, f"no current data: {node_map.stale}")
-    nvml = next((one for one in node_map.sources if one.source == Source.NVML.value), None)
+    if node.stale:
+        return _line(2, f"no current data: {node.stale}")
+    nvml = next((one for one in node.sources if one.source == Source.NVML.value), None)
     if nvml is None or not nvml.up:
         return _line(2, f"NVML does not answer: {nvml.reason if nvml else 'unknown'}")
-    count = len(node_map.gpus) + len(node_map.nameless_gpus)
+    count = len(node.gpus) + len(node.nameless_gpus)
     if not count:
         return _line(2, "the driver lists no GPU")
     asked = [one for one in CONDITIONS if not only or one.name in only]
     problems, unknown = [], []
     for condition in asked:
-        for index, found in _judgements(condition, node_map, optional=not only):
+        for index, found in _judgements(condition, node, optional=not only):
             if found.problem:
                 problems.append((index, found.problem))
             elif found.unknown:
@@ -134,17 +133,17 @@ def check(node_map: NodeMap, only: Collection[str] = ()) -> Verdict:
     return _line(0, f"{counted(count, 'GPU')} well" + (f" ({', '.join(only)})" if only else ""))
 
 
-def _judgements(condition: Condition, node_map: NodeMap, *, optional: bool) -> Iterator[tuple[int, _Judgement]]:
+def _judgements(condition: Condition, node: Node, *, optional: bool) -> Iterator[tuple[int, _Judgement]]:
     """Judge each GPU by one condition. `optional`: what no GPU reports is no question either.
 
     A GPU that answers without the value does not support it, unless no GPU reports it.
     """
     if condition.judge is _down:
-        for nameless in node_map.nameless_gpus:
+        for nameless in node.nameless_gpus:
             yield nameless.index, _of_fault(nameless.fault, hangs=False)
-        yield from ((gpu.index, _down(gpu, node_map)) for gpu in node_map.gpus)
+        yield from ((gpu.index, _down(gpu, node)) for gpu in node.gpus)
         return
-    found = [(gpu, condition.judge(gpu, node_map)) for gpu in node_map.gpus]
+    found = [(gpu, condition.judge(gpu, node)) for gpu in node.gpus]
     reported = any(not one.unknown for _, one in found)
     for gpu, one in found:
         if one.problem:
@@ -154,7 +153,7 @@ def _judgements(condition: Condition, node_map: NodeMap, *, optional: bool) -> I
         elif gpu.up and not (one.unknown and (optional or reported)):
             yield gpu.index, one
     if not optional:
-        yield from ((one.index, _Judgement(unknown=f"is unknown: {one.fault}")) for one in node_map.nameless_gpus)
+        yield from ((one.index, _Judgement(unknown=f"is unknown: {one.fault}")) for one in node.nameless_gpus)
 
 
 def _line(code: Literal[0, 1, 2], words: str) -> Verdict:

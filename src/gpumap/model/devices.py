@@ -1,26 +1,17 @@
-"""What is read out of a map: its devices with their containers, other use, the entries of one namespace. Pure."""
+"""What is read out of a node: its devices with their containers, other use, the parts of one namespace. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
-import msgspec
+from msgspec import structs
 
-from gpumap.model.map import (
-    DeviceEntry,
-    HolderEntry,
-    HostEntry,
-    NodeMap,
-    OwnerEntry,
-    ProcessEntry,
-    UserEntry,
-    WorkEntry,
-)
-from gpumap.model.terms import ContainerName, Source
+from gpumap.model.node import OTHER, ContainerOnDevice, Device, HostUse, Node, OwnerUse, Process, Workload
+from gpumap.model.terms import ContainerName, Owner, Source
 
 NO_CONTAINER = ContainerName("", "", "")
-_NO_USERS = ("gone", "mps_server")
+_NO_USERS = (Owner.GONE, Owner.MPS_SERVER)
 """Processes of these owners belong to no container, also if a user of the device has the same name."""
 
 
@@ -54,17 +45,9 @@ def container_of(entry: OfContainer) -> ContainerName:
 class NodeDevice(NamedTuple):
     """A device, its node, and its number among the node's devices."""
 
-    node_map: NodeMap
+    node: Node
     number: int
-    device: DeviceEntry
-
-
-class DeviceContainer(NamedTuple):
-    """A container that holds or uses a device."""
-
-    name: ContainerName
-    holder: HolderEntry | None
-    user: UserEntry | None
+    device: Device
 
 
 class OtherUse(NamedTuple):
@@ -74,102 +57,85 @@ class OtherUse(NamedTuple):
     that is made of series, and `process_count` is known also there.
     """
 
-    owner: str
+    owner: Owner
     name: ContainerName
     memory_bytes: int | None
-    processes: tuple[ProcessEntry, ...]
+    processes: tuple[Process, ...]
     process_count: int | None
-    work: HostEntry | None = None
+    host: HostUse | None = None
 
 
-def node_devices(node_map: NodeMap) -> Iterator[NodeDevice]:
+def node_devices(node: Node) -> Iterator[NodeDevice]:
     """Return the devices of a node, in its order."""
-    return (NodeDevice(node_map, number, device) for number, device in enumerate(node_map.devices))
+    return (NodeDevice(node, number, device) for number, device in enumerate(node.devices))
 
 
-def device_name(device: DeviceEntry) -> str:
+def device_name(device: Device) -> str:
     """Return the index, as nvidia-smi has it; of a MIG device with its instances and profile."""
     if device.index is None:
         return "?"
-    if device.mig_profile is None:
+    mig = device.mig
+    if mig is None:
         return str(device.index)
-    return f"{device.index}/{device.gpu_instance_id}/{device.compute_instance_id} {device.mig_profile}"
+    return f"{device.index}/{mig.gpu_instance_id}/{mig.compute_instance_id} {mig.profile}"
 
 
-def containers_on(device: DeviceEntry) -> list[DeviceContainer]:
-    """Return the containers that hold or use a device, by name."""
-    holders = {container_of(one): one for one in device.holders}
-    users = {container_of(one): one for one in device.users}
-    return [DeviceContainer(name, holders.get(name), users.get(name)) for name in sorted({*holders, *users})]
-
-
-def owner_of(holder: HolderEntry | None, user: UserEntry | None) -> str:
-    """Return the owner category of a container on a device. A scheduler beside the kubelet assigns no slots."""
-    if user is not None:
-        return user.owner
-    return "scheduled" if holder is not None and not holder.slots else "assigned"
-
-
-def grantees(device: DeviceEntry) -> list[HolderEntry]:
+def grantees(device: Device) -> list[ContainerOnDevice]:
     """Return the holders with a grant of their own: those that are no scheduler's reservation."""
-    return [one for one in device.holders if not one.reservation]
+    return [one for one in device.containers if one.holds and not one.reservation]
 
 
-def other_uses(device: DeviceEntry) -> Iterator[OtherUse]:
+def other_uses(device: Device) -> Iterator[OtherUse]:
     """Return other use by owner, then by container. Leaves out owners without memory and processes."""
-    users = {container_of(one): one for one in device.users}
+    users = {one.name: one for one in device.containers if one.use}
     for owner in device.owners:
-        rest: dict[ContainerName, list[ProcessEntry]] = {}
+        rest: dict[ContainerName, list[Process]] = {}
         for one in device.processes:
             if one.owner == owner.owner and not _is_in_row(one, users):
                 rest.setdefault(container_of(one), []).append(one)
-        if owner.owner == "unaccounted" or (owner.owner == "sibling" and not rest):
+        if owner.owner is Owner.UNACCOUNTED or (owner.owner is Owner.SIBLING and not rest):
             if owner.memory_bytes:
                 yield OtherUse(owner.owner, NO_CONTAINER, owner.memory_bytes, (), None)
             continue
-        if owner.owner == "host" and device.host:
+        if owner.owner is Owner.HOST and device.host:
             yield from _host_uses(device)
             continue
-        if not device.processes and owner.owner not in ("assigned", "unassigned", "scheduled"):
+        if not device.processes and owner.owner not in (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.SCHEDULED):
             yield from _without_processes(device, owner)
         for name, processes in sorted(rest.items(), key=lambda pair: pair[0]):
             memory_bytes = sum_of(one.memory_bytes for one in processes)
             yield OtherUse(owner.owner, name, memory_bytes, tuple(processes), len(processes))
 
 
-def _host_uses(device: DeviceEntry) -> Iterator[OtherUse]:
+def _host_uses(device: Device) -> Iterator[OtherUse]:
     """Return the work outside pods. Processes without a name in the map belong to `other`."""
-    named = {(one.kind, one.name) for one in device.host}
-    of_work: dict[tuple[str, str], list[ProcessEntry]] = {}
+    named = {one.work for one in device.host}
+    of_work: dict[Workload, list[Process]] = {}
     for process in device.processes:
-        if process.owner == "host":
-            work = (process.work.kind, process.work.name) if process.work else None
-            of_work.setdefault(work if work in named else ("other", "other"), []).append(process)
+        if process.owner is Owner.HOST:
+            work = process.work if process.work in named else None
+            of_work.setdefault(work or OTHER, []).append(process)
     for one in device.host:
-        processes = tuple(of_work.get((one.kind, one.name), ()))
-        yield OtherUse("host", NO_CONTAINER, one.memory_used_bytes, processes, one.processes, one)
+        processes = tuple(of_work.get(one.work, ()))
+        yield OtherUse(Owner.HOST, NO_CONTAINER, one.memory_bytes, processes, one.processes, one)
 
 
-def work_name(work: WorkEntry | None) -> str:
-    """Return the name of work outside pods in tables, such as `docker/4f1c9e0b7a2d`; empty if it has none."""
-    return "" if work is None or work.kind == "other" else f"{work.kind}/{work.name}"
-
-
-def _is_in_row(process: ProcessEntry, users: Mapping[ContainerName, UserEntry]) -> bool:
+def _is_in_row(process: Process, users: Mapping[ContainerName, ContainerOnDevice]) -> bool:
     """Return whether the row of a container counts the process."""
     user = users.get(container_of(process))
-    return user is not None and process.owner not in _NO_USERS and user.pod_uid in (process.pod_uid, None)
+    uid = user.use.pod_uid if user and user.use else None
+    return user is not None and process.owner not in _NO_USERS and uid in (process.pod_uid, None)
 
 
-def _without_processes(device: DeviceEntry, owner: OwnerEntry) -> Iterator[OtherUse]:
+def _without_processes(device: Device, owner: OwnerUse) -> Iterator[OtherUse]:
     """Return an owner's use in a map without processes, less the containers that have rows of their own."""
-    users = [user for user in device.users if user.owner == owner.owner]
+    uses = [one.use for one in device.containers if one.use and one.owner is owner.owner]
     memory_bytes, count = owner.memory_bytes, owner.processes
-    of_users = [user.memory_bytes for user in users]
+    of_users = [use.memory_bytes for use in uses]
     if memory_bytes is not None:
         memory_bytes = None if None in of_users else max(memory_bytes - (sum_of(of_users) or 0), 0)
     if count is not None:
-        count = max(count - sum(user.processes for user in users), 0)
+        count = max(count - sum(use.processes for use in uses), 0)
     if memory_bytes or count:
         yield OtherUse(owner.owner, NO_CONTAINER, memory_bytes, (), count)
 
@@ -180,24 +146,19 @@ def sum_of(values: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def listed_bytes(device: DeviceEntry) -> int | None:
+def listed_bytes(device: Device) -> int | None:
     """Return the memory of all processes of a device that does not report its own memory (unified memory)."""
     return sum_of(one.memory_bytes for one in device.owners) if device.memory is None else None
 
 
-def sources_up(node_map: NodeMap) -> set[str]:
+def sources_up(node: Node) -> set[str]:
     """Return the sources that answer; none if the map is stale."""
-    return {source.source for source in node_map.sources if source.up and not node_map.stale}
+    return {source.source for source in node.sources if source.up and not node.stale}
 
 
-def has_kubelet(node_map: NodeMap) -> bool:
+def has_kubelet(node: Node) -> bool:
     """Return whether the kubelet is a source of the node. It is none with --no-kubelet: nothing is assigned there."""
-    return not node_map.sources or any(source.source == Source.KUBELET for source in node_map.sources)
-
-
-def partitioned_gpus(node_map: NodeMap) -> set[str]:
-    """Return the UUIDs of GPUs in MIG mode."""
-    return {gpu.uuid for gpu in node_map.gpus if gpu.partitioned}
+    return not node.sources or any(source.source == Source.KUBELET for source in node.sources)
 
 
 # --- one namespace ----------------------------------------------------------------------------------------------------
@@ -208,30 +169,29 @@ def in_namespace(entries: Iterable[Owned], namespace: str) -> tuple[Owned, ...]:
     return tuple(one for one in entries if not namespace or one.namespace == namespace)
 
 
-def node_of_namespace(node_map: NodeMap, namespace: str) -> NodeMap:
-    devices = [_device_of_namespace(device, namespace) for device in node_map.devices]
-    return msgspec.structs.replace(
-        node_map,
-        devices=tuple(one for one in devices if one.holders or one.users or one.processes),
-        unmatched=in_namespace(node_map.unmatched, namespace),
-        pods=in_namespace(node_map.pods, namespace),
-        accounts=in_namespace(node_map.accounts, namespace),
-        container_xids=in_namespace(node_map.container_xids, namespace),
-        device_health=in_namespace(node_map.device_health, namespace) if node_map.device_health is not None else None,
-        findings=in_namespace(node_map.findings, namespace) if node_map.findings is not None else None,
+def node_of_namespace(node: Node, namespace: str) -> Node:
+    devices = [_device_of_namespace(device, namespace) for device in node.devices]
+    return structs.replace(
+        node,
+        devices=tuple(one for one in devices if one.containers or one.processes),
+        unmatched=in_namespace(node.unmatched, namespace),
+        pods=in_namespace(node.pods, namespace),
+        accounts=in_namespace(node.accounts, namespace),
+        container_xids=in_namespace(node.container_xids, namespace),
+        device_health=in_namespace(node.device_health, namespace) if node.device_health is not None else None,
+        findings=in_namespace(node.findings, namespace) if node.findings is not None else None,
         finding_sums={},
         unjudged=(),
     )
 
 
-def _device_of_namespace(device: DeviceEntry, namespace: str) -> DeviceEntry:
+def _device_of_namespace(device: Device, namespace: str) -> Device:
     processes = in_namespace(device.processes, namespace)
     remaining = {process.owner for process in processes}
-    return msgspec.structs.replace(
+    return structs.replace(
         device,
         owners=tuple(owner for owner in device.owners if owner.owner in remaining),
-        holders=in_namespace(device.holders, namespace),
-        users=in_namespace(device.users, namespace),
+        containers=in_namespace(device.containers, namespace),
         host=(),
         processes=processes,
     )

@@ -1,8 +1,8 @@
-"""What is wasted on a node, found in its map. Each finding is based only on known values."""
+"""What is wasted on a node. Each finding is based only on known values."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from gpumap.model.devices import (
@@ -14,16 +14,15 @@ from gpumap.model.devices import (
     in_namespace,
     node_devices,
     other_uses,
-    partitioned_gpus,
     sources_up,
     sum_of,
 )
 from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use_known
-from gpumap.model.map import DeviceEntry, HolderEntry, NodeMap, UserEntry
+from gpumap.model.node import ContainerOnDevice, Device, Node, Use
+from gpumap.model.readings import Uuid
 from gpumap.model.remedies import FINDINGS
-from gpumap.model.terms import ContainerName
-from gpumap.model.units import counted
-from gpumap.model.words import age, listed, size
+from gpumap.model.shown import age, counted, listed, size
+from gpumap.model.terms import ContainerName, Owner, PodName
 
 
 class Thresholds(NamedTuple):
@@ -57,7 +56,7 @@ class Finding(NamedTuple):
     kind: str
     node: str
     number: int
-    device: DeviceEntry | None
+    device: Device | None
     container: ContainerName
     why: str
     gpus: float | None = None
@@ -83,18 +82,21 @@ class _HolderUse(NamedTuple):
     pod_at_work: bool
 
 
-def findings(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str = "") -> list[Finding]:
+_User = tuple[str, Use]
+"""A container's name in its pod, and what it uses."""
+
+
+def findings(node: Node, thresholds: Thresholds = DEFAULTS, namespace: str = "") -> list[Finding]:
     """Return all findings, worst first; only of pods of this namespace, if there is one.
 
     Pods of a namespace are judged by all that the node has.
     """
     found: list[Finding] = []
-    partitioned = partitioned_gpus(node_map)
-    for on in node_devices(node_map):
+    for on in node_devices(node):
         found += _squatters(on)
         found += _leftovers(on)
-        found += _of_holders(on, namespace, partitioned, thresholds)
-    found += _unmatched(node_map)
+        found += _of_holders(on, namespace, thresholds)
+    found += _unmatched(node)
     return sorted((_remedied(one) for one in found if namespace in ("", one.container.namespace)), key=_rank)
 
 
@@ -117,23 +119,22 @@ def _rank(one: Finding) -> tuple[int, float, int, int, ContainerName]:
 
 def _squatters(on: NodeDevice) -> Iterator[Finding]:
     processes = on.device.processes
-    for user in on.device.users:
-        if user.unassigned:
-            name = container_of(user)
-            pids = tuple(one.pid for one in processes if container_of(one) == name and one.owner == "unassigned")
-            what = _named(on.device, pids) if pids or processes else _counted(user.processes)
-            yield _ungranted(
-                "squatter", on, name, user.memory_bytes, pids, f"uses a device that it does not hold: {what}"
-            )
+    for one in on.device.containers:
+        if one.owner is Owner.UNASSIGNED and one.use:
+            of_one = (process for process in processes if process.owner is Owner.UNASSIGNED)
+            pids = tuple(process.pid for process in of_one if container_of(process) == one.name)
+            what = _named_pids(on.device, pids) if pids or processes else _counted(one.use.processes)
+            why = f"uses a device that it does not hold: {what}"
+            yield _ungranted("squatter", on, one.name, one.use.memory_bytes, pids, why)
 
 
 def _leftovers(on: NodeDevice) -> Iterator[Finding]:
-    latest = on.node_map.timestamp - ENDING_SECONDS
+    latest = on.node.timestamp - ENDING_SECONDS
     for other in other_uses(on.device):
         left = [one for one in other.processes if one.owner_since is None or one.owner_since <= latest]
-        if other.owner == "gone" and (left or not other.processes):
+        if other.owner is Owner.GONE and (left or not other.processes):
             pids = tuple(one.pid for one in left)
-            what = _named(on.device, pids) if pids else _counted(other.process_count)
+            what = _named_pids(on.device, pids) if pids else _counted(other.process_count)
             used_bytes = sum_of(one.memory_bytes for one in left) if left else other.memory_bytes
             yield _ungranted("leftover", on, other.name, used_bytes, pids, f"its pod no longer exists, but left {what}")
 
@@ -141,14 +142,13 @@ def _leftovers(on: NodeDevice) -> Iterator[Finding]:
 def _ungranted(
     kind: str, on: NodeDevice, name: ContainerName, used_bytes: int | None, pids: tuple[int, ...], why: str
 ) -> Finding:
-    node = on.node_map.node.name
     return Finding(
-        kind, node, on.number, on.device, name, why, used_bytes=used_bytes, waste_bytes=used_bytes, pids=pids
+        kind, on.node.name, on.number, on.device, name, why, used_bytes=used_bytes, waste_bytes=used_bytes, pids=pids
     )
 
 
-def _named(device: DeviceEntry, pids: tuple[int, ...]) -> str:
-    names = {one.pid: one.name or "" for one in device.processes}
+def _named_pids(device: Device, pids: tuple[int, ...]) -> str:
+    names = {one.pid: one.comm for one in device.processes}
     return f"PID {listed([f'{pid} {names[pid]}'.strip() for pid in pids])}"
 
 
@@ -160,44 +160,42 @@ def _counted(processes: int | None) -> str:
 # --- grants without use -----------------------------------------------------------------------------------------------
 
 
-def _of_holders(
-    on: NodeDevice, namespace: str, partitioned: Container[str], thresholds: Thresholds
-) -> Iterator[Finding]:
-    for holder, use in _uses(on, namespace, partitioned, thresholds):
+def _of_holders(on: NodeDevice, namespace: str, thresholds: Thresholds) -> Iterator[Finding]:
+    for holder, use in _uses(on, namespace, thresholds):
         finding = _of_holder(on, holder, use, thresholds) if use else None
         if finding:
             yield finding
 
 
 def _uses(
-    on: NodeDevice, namespace: str, partitioned: Container[str], thresholds: Thresholds = DEFAULTS
-) -> Iterator[tuple[HolderEntry, _HolderUse | None]]:
+    on: NodeDevice, namespace: str, thresholds: Thresholds = DEFAULTS
+) -> Iterator[tuple[ContainerOnDevice, _HolderUse | None]]:
     """Return the holders of a device with a grant of their own, each with what it uses. `None`: unknown."""
-    leaves = _leaves(on, partitioned)
-    users: dict[tuple[str, str], list[UserEntry]] = {}
-    for user in (user for leaf in leaves for user in leaf.users):
-        users.setdefault((user.namespace, user.pod), []).append(user)
+    leaves = _leaves(on)
+    users: dict[PodName, list[_User]] = {}
+    for one in (one for leaf in leaves for one in leaf.containers):
+        if one.use:
+            users.setdefault(one.pod_name, []).append((one.container, one.use))
     for holder in in_namespace(grantees(on.device), namespace):
-        of_pod = users.get((holder.namespace, holder.pod), ())
+        of_pod = users.get(holder.pod_name, ())
         yield holder, _use_of(on, holder, of_pod, len(leaves), thresholds)
 
 
-def _held(node_map: NodeMap, namespace: str) -> list[tuple[HolderEntry, _HolderUse | None]]:
+def _held(node: Node, namespace: str) -> list[tuple[ContainerOnDevice, _HolderUse | None]]:
     """Return the holders of all devices with what they use, as `_uses`."""
-    partitioned = partitioned_gpus(node_map)
-    return [one for on in node_devices(node_map) for one in _uses(on, namespace, partitioned)]
+    return [one for on in node_devices(node) for one in _uses(on, namespace)]
 
 
-def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds: Thresholds) -> Finding | None:
+def _of_holder(on: NodeDevice, holder: ContainerOnDevice, use: _HolderUse, thresholds: Thresholds) -> Finding | None:
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
     granted, used = holder.allocated_memory_bytes, use.memory_bytes
     finding = Finding(
         "unused",
-        on.node_map.node.name,
+        on.node.name,
         on.number,
         on.device,
-        container_of(holder),
+        holder.name,
         "",
         gpus=holder.allocated_gpus,
         granted_bytes=granted,
@@ -235,27 +233,27 @@ def _idle_because(use: _HolderUse, idle_seconds: float) -> str:
 
 
 def _use_of(
-    on: NodeDevice, holder: HolderEntry, of_pod: Sequence[UserEntry], leaves: int, thresholds: Thresholds
+    on: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User], leaves: int, thresholds: Thresholds
 ) -> _HolderUse | None:
-    """Return what a holder uses, of the users of its pod; `None` if it is not known of each leaf."""
-    users = [user for user in of_pod if user.container == holder.container]
-    if not users or len(users) < leaves:
+    """Return what a holder uses, of the uses of its pod; `None` if it is not known of each leaf."""
+    uses = [use for container, use in of_pod if container == holder.container]
+    if not uses or len(uses) < leaves:
         return None
-    now = on.node_map.timestamp
-    others = (user for user in of_pod if user.container != holder.container)
-    return _use_by(users, now, pod_at_work=any(_is_at_work(user, now, thresholds) for user in others))
+    now = on.node.timestamp
+    others = (use for container, use in of_pod if container != holder.container)
+    return _use_by(uses, now, pod_at_work=any(_is_at_work(use, now, thresholds) for use in others))
 
 
-def _use_by(users: Sequence[UserEntry], now: float, *, pod_at_work: bool) -> _HolderUse:
+def _use_by(uses: Sequence[Use], now: float, *, pod_at_work: bool) -> _HolderUse:
     """Combine a holder's use of its leaves. Peaks may be of different times."""
-    memory = [user.memory_bytes for user in users]
-    peaks = [user.memory_peak_bytes for user in users]
+    memory = [use.memory_bytes for use in uses]
+    peaks = [use.memory_peak_bytes for use in uses]
     return _HolderUse(
         memory_bytes=None if None in memory else sum_of(memory),
         memory_peak_bytes=None if None in peaks else sum_of(peaks),
-        idle_seconds=_least([_idle_seconds(user, now) for user in users]),
-        seen_seconds=_least([user.seen_seconds for user in users]),
-        no_process_seconds=_least([user.no_process_seconds for user in users]),
+        idle_seconds=_least([_idle_seconds(use, now) for use in uses]),
+        seen_seconds=_least([use.seen_seconds for use in uses]),
+        no_process_seconds=_least([use.no_process_seconds for use in uses]),
         pod_at_work=pod_at_work,
     )
 
@@ -265,30 +263,30 @@ def _least(values: Sequence[float | None]) -> float | None:
     return min(known) if len(known) == len(values) else None
 
 
-def _idle_seconds(user: UserEntry, now: float) -> float | None:
-    return None if user.last_active is None else max(now - user.last_active, 0.0)
+def _idle_seconds(use: Use, now: float) -> float | None:
+    return None if use.last_active is None else max(now - use.last_active, 0.0)
 
 
-def _leaves(on: NodeDevice, partitioned: Container[str]) -> Sequence[DeviceEntry]:
+def _leaves(on: NodeDevice) -> Sequence[Device]:
     """Return the device, or the MIG devices of a GPU that is assigned as a whole."""
-    if on.device.uuid not in partitioned:
+    if not on.device.partitioned:
         return (on.device,)
-    return [one for one in on.node_map.devices if one.gpu_uuid == on.device.uuid and one is not on.device]
+    return [one for one in on.node.devices if one.gpu_uuid == on.device.uuid and one is not on.device]
 
 
-def _is_at_work(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
+def _is_at_work(use: Use, now: float, thresholds: Thresholds) -> bool:
     """Return whether it worked lately; if that is unknown, whether it has a process or memory."""
-    idle_seconds = _idle_seconds(user, now)
+    idle_seconds = _idle_seconds(use, now)
     if idle_seconds is None:
-        return bool(user.processes or user.memory_bytes)
+        return bool(use.processes or use.memory_bytes)
     return idle_seconds < thresholds.idle_after_seconds
 
 
-def _unmatched(node_map: NodeMap) -> Iterator[Finding]:
-    for entry in node_map.unmatched:
+def _unmatched(node: Node) -> Iterator[Finding]:
+    for entry in node.unmatched:
         why = f"{entry.slots} of {entry.resource} without a device: {entry.reason}"
-        number, name = len(node_map.devices), container_of(entry)
-        yield Finding("unmatched", node_map.node.name, number, None, name, why, remedy=entry.remedy)
+        number = len(node.devices)
+        yield Finding("unmatched", node.name, number, None, entry.name, why, remedy=entry.remedy)
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
@@ -300,19 +298,19 @@ SUMMED = (
 
 
 def sums(
-    found: Sequence[Finding], node_map: NodeMap, namespace: str = "", thresholds: Thresholds = DEFAULTS
+    found: Sequence[Finding], node: Node, namespace: str = "", thresholds: Thresholds = DEFAULTS
 ) -> dict[str, float | None]:
     """Return the sums of findings of a node, or of a namespace on it; `None` if nothing can be judged.
 
     GPUs of unknown share are not in them.
     """
-    can = _summable(node_map, namespace, thresholds)
-    unmatched = in_namespace(node_map.unmatched, namespace)
+    can = _summable(node, namespace, thresholds)
+    unmatched = in_namespace(node.unmatched, namespace)
     shares = [one.gpus for one in found if one.kind == "idle" and one.gpus is not None]
     return {
         "idle_gpus": _known(round(sum(shares), 3), all_known=can.all_use) if can.use else None,
         "idle_holders": _known(sum(one.kind == "idle" for one in found), all_known=can.all_use) if can.use else None,
-        "unused_bytes": _known(_unused(found, node_map), all_known=can.any_watched) if can.grants else None,
+        "unused_bytes": _known(_unused(found, node), all_known=can.any_watched) if can.grants else None,
         "over_bytes": _wasted(found, "over") if can.grants else None,
         "squatter_bytes": _known(_wasted(found, "squatter"), all_known=can.all_owners) if can.owners else None,
         "leftover_bytes": _known(_wasted(found, "leftover"), all_known=can.all_owners) if can.owners else None,
@@ -344,12 +342,12 @@ class _Summable(NamedTuple):
     slots: bool
 
 
-def _summable(node_map: NodeMap, namespace: str, thresholds: Thresholds) -> _Summable:
-    up, devices = sources_up(node_map), node_map.devices
-    measured = "nvml" in up and bool(node_map.capabilities.get("pid_visibility"))
+def _summable(node: Node, namespace: str, thresholds: Thresholds) -> _Summable:
+    up, devices = sources_up(node), node.devices
+    measured = "nvml" in up and bool(node.capabilities.get("pid_visibility"))
     measured = measured and (not devices or any(map(use_known, devices)))
-    holders_known = any(one.holders_known for one in devices) if devices else "kubelet" in up
-    held = _held(node_map, namespace)
+    holders_known = any(one.holders is not None for one in devices) if devices else "kubelet" in up
+    held = _held(node, namespace)
     use = measured and holders_known
     return _Summable(
         use=use and (not held or any(use for _, use in held)),
@@ -363,17 +361,17 @@ def _summable(node_map: NodeMap, namespace: str, thresholds: Thresholds) -> _Sum
     )
 
 
-def _any_watched(held: Sequence[tuple[HolderEntry, _HolderUse | None]], seconds: float) -> bool:
+def _any_watched(held: Sequence[tuple[ContainerOnDevice, _HolderUse | None]], seconds: float) -> bool:
     """Return whether gpumap has watched a holder for so long. An agent that has just started has watched none."""
     return not held or any(use is not None and _is_long(use.seen_seconds, seconds) for _, use in held)
 
 
-def _has_unowned(device: DeviceEntry) -> bool:
+def _has_unowned(device: Device) -> bool:
     """Return whether the owner of a process on the device is unknown."""
-    return any(one.owner == "unknown" and one.processes for one in device.owners)
+    return any(one.owner is Owner.UNKNOWN and one.processes for one in device.owners)
 
 
-def _is_grant_judged(holder: HolderEntry, use: _HolderUse | None) -> bool:
+def _is_grant_judged(holder: ContainerOnDevice, use: _HolderUse | None) -> bool:
     """Return whether a holder's grant and use of memory are known. Admin access grants nothing."""
     granted = holder.allocated_memory_bytes is not None or holder.allocated_gpus == 0
     return granted and use is not None and use.memory_bytes is not None
@@ -383,32 +381,31 @@ def _wasted(found: Iterable[Finding], kind: str) -> int:
     return sum_of(one.waste_bytes for one in found if one.kind == kind) or 0
 
 
-def _unused(found: Iterable[Finding], node_map: NodeMap) -> int:
+def _unused(found: Iterable[Finding], node: Node) -> int:
     """Return the bytes that are granted but not used.
 
     Of memory that several share (compute instances, claims), no more than there is; of a GPU that is assigned twice, no
     more than it has.
     """
-    by_gpu: dict[str, int] = {}
+    by_gpu: dict[Uuid, int] = {}
     for device, of_pool in _pools(found):
         unused = sum(one.waste_bytes or 0 for one in of_pool)
         used = sum(one.used_bytes or 0 for one in of_pool)
         left = device.memory.total_bytes - used if device.memory else unused
         gpu = device.gpu_uuid or device.uuid
         by_gpu[gpu] = by_gpu.get(gpu, 0) + max(min(unused, left), 0)
-    totals = {gpu.uuid: gpu.memory.total_bytes for gpu in node_map.gpus if gpu.memory}
+    totals = {gpu.uuid: gpu.reading.memory.total_bytes for gpu in node.gpus if gpu.reading and gpu.reading.memory}
     return sum(min(unused, totals.get(gpu, unused)) for gpu, unused in by_gpu.items())
 
 
-def _pools(found: Iterable[Finding]) -> Iterator[tuple[DeviceEntry, list[Finding]]]:
+def _pools(found: Iterable[Finding]) -> Iterator[tuple[Device, list[Finding]]]:
     """Return the findings on each piece of memory, with a device on it: compute instances share that of their GPU
     instance."""
-    pools: dict[object, tuple[DeviceEntry, list[Finding]]] = {}
+    pools: dict[object, tuple[Device, list[Finding]]] = {}
     for one in found:
         device = one.device
         if device is not None and one.kind in ("idle", "unused") and one.waste_bytes is not None:
-            instance = device.gpu_instance_id
-            pool = device.uuid if instance is None else (device.gpu_uuid, instance)
+            pool = (device.gpu_uuid, device.mig.gpu_instance_id) if device.mig else device.uuid
             pools.setdefault(pool, (device, []))[1].append(one)
     yield from pools.values()
 
@@ -422,100 +419,101 @@ NOTHING_ASSIGNED = (
 # --- what cannot be judged --------------------------------------------------------------------------------------------
 
 
-def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str = "") -> Iterator[str]:
+def unknown(node: Node, thresholds: Thresholds = DEFAULTS, namespace: str = "") -> Iterator[str]:
     """Return what cannot be judged, and why, a sentence each; of containers only those of the namespace."""
-    if node_map.stale:
-        yield node_map.stale
+    if node.stale:
+        yield node.stale
         return
-    yield from _silent_sources(node_map)
-    for gpu in node_map.gpus:
+    yield from _silent_sources(node)
+    for gpu in node.gpus:
         if not gpu.up:
             yield f"GPU {gpu.index} is down ({gpu.fault}): gpumap cannot check anything on it."
-    for sentence in unknown_of_devices(node_map):
+    for sentence in unknown_of_devices(node):
         yield f"{sentence[0].upper()}{sentence[1:]}."
-    if unmeasured := unmeasured_pods(node_map, namespace):
+    if unmeasured := unmeasured_pods(node, namespace):
         yield f"The use of some holders is not known, so gpumap cannot check them: {listed(unmeasured)}."
-    yield from _without_grant(node_map, namespace)
+    yield from _without_grant(node, namespace)
     claims = {
-        "/".join(container_of(holder)[:2])
-        for device in node_map.devices
-        for holder in in_namespace(device.holders, namespace)
-        if holder.admin_access is None and holder.allocated_gpus != 0
+        "/".join(one.pod_name)
+        for device in node.devices
+        for one in in_namespace(device.containers, namespace)
+        if one.grant and one.grant.admin_access is None and one.grant.gpus != 0
     }
     if claims:
         yield (
             "A claim with admin access wastes nothing. Only the DRA driver's checkpoint (`privileges.dra`) shows "
             f"whether these claims have it: {listed(sorted(claims))}."
         )
-    held = _held(node_map, namespace)
-    if doubtful := {"/".join(container_of(holder)[:2]) for holder, use in held if use and use.idle_seconds is None}:
+    held = _held(node, namespace)
+    if doubtful := {"/".join(holder.pod_name) for holder, use in held if use and use.idle_seconds is None}:
         yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
-    yield from _not_yet(node_map, thresholds, namespace)
+    yield from _not_yet(node, thresholds, namespace)
 
 
-def _not_yet(node_map: NodeMap, thresholds: Thresholds, namespace: str) -> Iterator[str]:
+def _not_yet(node: Node, thresholds: Thresholds, namespace: str) -> Iterator[str]:
     """Name holders that may be found later: new ones, and those that have just stopped."""
-    users = [user for on in node_devices(node_map) for user in in_namespace(_judged_users(on), namespace)]
-    new = [user for user in users if not _is_long(user.seen_seconds, thresholds.grace_seconds)]
+    uses = [(one.pod_name, one.use) for one in in_namespace(_judged_users(node), namespace) if one.use]
+    new = {pod for pod, use in uses if not _is_long(use.seen_seconds, thresholds.grace_seconds)}
     if new:
         yield f"Watched for less than {age(thresholds.grace_seconds)}, so not checked yet: {_pods_of(new)}."
-    inactive = [user for user in users if user not in new and _may_become_idle(user, node_map.timestamp, thresholds)]
+    watched = ((pod, use) for pod, use in uses if _is_long(use.seen_seconds, thresholds.grace_seconds))
+    inactive = {pod for pod, use in watched if _may_become_idle(use, node.timestamp, thresholds)}
     if inactive:
         since = age(thresholds.idle_after_seconds)
         yield f"Not idle for {since} yet, but no activity now: {_pods_of(inactive)}."
 
 
-def _judged_users(on: NodeDevice) -> Iterator[UserEntry]:
-    """Return the users that hold the device, or its partitioned GPU, with a grant of their own."""
-    grants = {container_of(one): not one.reservation for one in on.device.holders}
-    return (user for user in on.device.users if grants.get(container_of(user), user.owner == "assigned"))
+def _judged_users(node: Node) -> Iterator[ContainerOnDevice]:
+    """Return the users that hold their device, or its partitioned GPU, with a grant of their own."""
+    for one in (one for device in node.devices for one in device.containers):
+        if one.use and (not one.reservation if one.holds else one.owner is Owner.ASSIGNED):
+            yield one
 
 
-def _pods_of(users: Iterable[UserEntry]) -> str:
-    return listed(sorted({f"{one.namespace}/{one.pod}" for one in users}))
+def _pods_of(pods: Iterable[PodName]) -> str:
+    return listed(sorted(map("/".join, pods)))
 
 
-def _silent_sources(node_map: NodeMap) -> Iterator[str]:
-    up = sources_up(node_map)
+def _silent_sources(node: Node) -> Iterator[str]:
+    up = sources_up(node)
     if "nvml" not in up:
         yield "NVML does not answer. The use of GPUs is not known."
-    elif not node_map.capabilities.get("pid_visibility") and has_kubelet(node_map):
-        yield f"gpumap cannot detect idle holders, squatters and leftovers. {invisible(node_map)}"
-    if not has_kubelet(node_map):
+    elif not node.capabilities.get("pid_visibility") and has_kubelet(node):
+        yield f"gpumap cannot detect idle holders, squatters and leftovers. {invisible(node)}"
+    if not has_kubelet(node):
         yield NOTHING_ASSIGNED
     elif "kubelet" not in up:
-        what = "may be old" if any(one.holders_known for one in node_map.devices) else "are not known"
+        what = "may be old" if any(one.holders is not None for one in node.devices) else "are not known"
         yield f"The kubelet does not answer. The assignments {what}; gpumap cannot detect squatters and leftovers."
     elif "pod_identity" not in up:
         yield "gpumap cannot name the pods of processes, so it cannot detect squatters and leftovers."
     else:
-        unowned = [one for one in node_map.devices if _has_unowned(one)]
+        unowned = [one for one in node.devices if _has_unowned(one)]
         if unowned:
             names = listed([device_name(one) for one in unowned])
             yield f"The owner of some processes on GPU {names} is not known: each may be a squatter or a leftover."
 
 
-def unmeasured_pods(node_map: NodeMap, namespace: str = "") -> list[str]:
+def unmeasured_pods(node: Node, namespace: str = "") -> list[str]:
     """Return the pods of holders whose use is not known although the use of their device is."""
-    if "nvml" not in sources_up(node_map) or not node_map.capabilities.get("pid_visibility"):
+    if "nvml" not in sources_up(node) or not node.capabilities.get("pid_visibility"):
         return []
-    partitioned = partitioned_gpus(node_map)
-    named = {one.uuid for one in node_map.gpus if not one.up}  # other sentences name what is on these
-    named |= {one.uuid for one in gaps_of(node_map).unused}
+    named = {one.uuid for one in node.gpus if not one.up}  # other sentences name what is on these
+    named |= {one.uuid for one in gaps_of(node).unused}
     pods: set[str] = set()
-    for on in node_devices(node_map):
-        of_device = {on.device.gpu_uuid or "", *(one.uuid for one in _leaves(on, partitioned))}
+    for on in node_devices(node):
+        of_device = {on.device.gpu_uuid or "", *(one.uuid for one in _leaves(on))}
         if on.device.gpu_uuid and not of_device & named:
-            unknown_uses = (one for one, use in _uses(on, namespace, partitioned) if use is None)
-            pods.update("/".join(container_of(one)[:2]) for one in unknown_uses)
+            unknown_uses = (one for one, use in _uses(on, namespace) if use is None)
+            pods.update("/".join(one.pod_name) for one in unknown_uses)
     return sorted(pods)
 
 
-def _without_grant(node_map: NodeMap, namespace: str) -> Iterator[str]:
+def _without_grant(node: Node, namespace: str) -> Iterator[str]:
     """Name holders without a grant of memory. Others on the same device may have one."""
     without = [
-        (device, "/".join(container_of(holder)[:2]))
-        for device in node_map.devices
+        (device, "/".join(holder.pod_name))
+        for device in node.devices
         for holder in in_namespace(grantees(device), namespace)
         if holder.allocated_memory_bytes is None
     ]
@@ -525,5 +523,5 @@ def _without_grant(node_map: NodeMap, namespace: str) -> Iterator[str]:
         yield f"On {on} no grant of memory is known for {pods}. Without one, gpumap finds neither over nor unused."
 
 
-def _may_become_idle(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
-    return 0.0 < (_idle_seconds(user, now) or 0.0) < thresholds.idle_after_seconds
+def _may_become_idle(use: Use, now: float, thresholds: Thresholds) -> bool:
+    return 0.0 < (_idle_seconds(use, now) or 0.0) < thresholds.idle_after_seconds

@@ -5,51 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpumap.model.devices import device_name, has_kubelet, partitioned_gpus, sources_up
-from gpumap.model.map import DeviceEntry, NodeMap
-from gpumap.model.words import listed
+from gpumap.model.devices import device_name, has_kubelet, sources_up
+from gpumap.model.node import Device, Node
+from gpumap.model.shown import listed
 
 _NAMES_MAX = 8
 
 
-def invisible(node_map: NodeMap) -> str:
+def invisible(node: Node) -> str:
     """Return why the use of containers is unknown."""
-    remedy = node_map.remedies.get("pid_visibility")
+    remedy = node.remedies.get("pid_visibility")
     return remedy or "Processes of other containers are not visible: set hostPID: true."
 
 
-def use_known(device: DeviceEntry) -> bool:
+def use_known(device: Device) -> bool:
     """Return whether the use of a device is known: then each owner is listed, with 0 if it uses nothing."""
     return bool(device.owners)
 
 
-def repairs(node_map: NodeMap) -> Iterator[tuple[int, str]]:
+def repairs(node: Node) -> Iterator[tuple[int, str]]:
     """Return GPUs that answer and need repair: the index, and what is wrong with the remedy."""
-    for gpu in node_map.gpus if not node_map.stale else ():
-        recovery = gpu.recovery_action
-        if not gpu.up:
+    for gpu in node.gpus if not node.stale else ():
+        reading, action = gpu.reading, gpu.recovery_action
+        if reading is None:
             continue
-        rows = "row_remap_failure" if gpu.row_remap_failure else "row_remap_pending" if gpu.row_remap_pending else ""
-        if rows:
+        rows = "row_remap_failure" if reading.row_remap_failure else "row_remap_pending"
+        if reading.row_remap_failure or reading.row_remap_pending:
             yield gpu.index, f"has bad memory rows: {gpu.remedies.get(rows, rows)}"
-        if recovery and recovery.action != "none":
-            yield gpu.index, f"needs recovery: {recovery.remedy or recovery.action}"
+        if action not in (None, "none"):
+            yield gpu.index, f"needs recovery: {gpu.remedies.get('recovery_action', action)}"
 
 
-def unknown_of_devices(node_map: NodeMap, *, use: bool = True) -> Iterator[str]:
+def unknown_of_devices(node: Node, *, use: bool = True) -> Iterator[str]:
     """Return what is not known of devices although their GPU answers; of their `use` only if that is asked for.
 
-    What a server has no series of, for a whole node, is reported by the query (gpumap.cli.fleet.gaps).
+    What a server has no series of, for a whole node, is reported by the query (gpumap.cli.fleet.joins).
     """
-    by_series = node_map.collect is None
-    gaps = gaps_of(node_map)
-    if gaps.nowhere and not (by_series and not node_map.gpus):
-        yield f"the GPU of {_which(gaps.nowhere, node_map)} is not known"
-    whole = by_series and "kubelet" in sources_up(node_map) and len(gaps.unheld) == len(node_map.devices)
+    by_series = node.collect is None
+    gaps = gaps_of(node)
+    if gaps.nowhere and not (by_series and not node.gpus):
+        yield f"the GPU of {_which(gaps.nowhere, node)} is not known"
+    whole = by_series and "kubelet" in sources_up(node) and len(gaps.unheld) == len(node.devices)
     if gaps.unheld and not whole:
-        yield f"the holders of {_which(gaps.unheld, node_map)} are not known"
+        yield f"the holders of {_which(gaps.unheld, node)} are not known"
     if use and gaps.unused and not (by_series and len(gaps.unused) == len(gaps.measurable)):
-        yield f"the use of {_which(gaps.unused, node_map)} is not known"
+        yield f"the use of {_which(gaps.unused, node)} is not known"
 
 
 class Gaps(NamedTuple):
@@ -60,40 +60,39 @@ class Gaps(NamedTuple):
     `measurable`: the devices whose use could be known.
     """
 
-    nowhere: Sequence[DeviceEntry]
-    unheld: Sequence[DeviceEntry]
-    unused: Sequence[DeviceEntry]
-    measurable: Sequence[DeviceEntry]
+    nowhere: Sequence[Device]
+    unheld: Sequence[Device]
+    unused: Sequence[Device]
+    measurable: Sequence[Device]
 
 
-def gaps_of(node_map: NodeMap) -> Gaps:
-    devices = () if node_map.stale else node_map.devices
-    measured = "nvml" in sources_up(node_map)
-    measurable = list(_measurable(node_map)) if measured else []
+def gaps_of(node: Node) -> Gaps:
+    devices = () if node.stale else node.devices
+    measured = "nvml" in sources_up(node)
+    measurable = list(_measurable(node)) if measured else []
     return Gaps(
         nowhere=[device for device in devices if device.gpu_uuid is None] if measured else [],
-        unheld=[device for device in devices if not device.holders_known] if has_kubelet(node_map) else [],
+        unheld=[device for device in devices if device.holders is None] if has_kubelet(node) else [],
         unused=[device for device in measurable if not use_known(device)],
         measurable=measurable,
     )
 
 
-def _measurable(node_map: NodeMap) -> Iterator[DeviceEntry]:
+def _measurable(node: Node) -> Iterator[Device]:
     """Return all devices but those of a GPU that is down, and partitioned GPUs that were assigned as a whole."""
-    down = {gpu.uuid for gpu in node_map.gpus if not gpu.up}
-    partitioned = partitioned_gpus(node_map)
-    for device in node_map.devices:
-        if device.gpu_uuid not in down and device.uuid not in partitioned:
+    down = {gpu.uuid for gpu in node.gpus if not gpu.up}
+    for device in node.devices:
+        if device.gpu_uuid not in down and not device.partitioned:
             yield device
 
 
-def _which(devices: Sequence[DeviceEntry], node_map: NodeMap) -> str:
-    if len(devices) == len(node_map.devices):
+def _which(devices: Sequence[Device], node: Node) -> str:
+    if len(devices) == len(node.devices):
         return "all devices" if len(devices) > 1 else "the only device"
     return named(devices)
 
 
-def named(devices: Sequence[DeviceEntry]) -> str:
+def named(devices: Sequence[Device]) -> str:
     """Return `GPU 0, 1`: some devices by their index, or by UUID if that is not known."""
     gpu = "" if all(one.index is None for one in devices) else "GPU "
     return gpu + listed([one.uuid if one.index is None else device_name(one) for one in devices], _NAMES_MAX)

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, NewType, TypeVar
 
+from gpumap.model.node import Workload as Workload
 from gpumap.model.readings import Activity as Activity
 from gpumap.model.readings import DeviceMemory as DeviceMemory
 from gpumap.model.readings import GpuProcess as GpuProcess
@@ -20,13 +21,11 @@ from gpumap.model.readings import Uuid as Uuid
 from gpumap.model.readings import XidError as XidError
 from gpumap.model.terms import ContainerName as ContainerName
 from gpumap.model.terms import PodName as PodName
+from gpumap.model.terms import PodUid as PodUid
 from gpumap.model.terms import Source as Source
-from gpumap.model.workloads import Workload
 
 DeviceId = NewType("DeviceId", str)
 """The kubelet's string for one slot of a device."""
-PodUid = NewType("PodUid", str)
-"""As in cgroup paths and log directories. A static pod has a hash of 32 hex digits, not a UUID."""
 
 T_co = TypeVar("T_co", covariant=True)
 

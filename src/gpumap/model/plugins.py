@@ -101,7 +101,7 @@ PLUGINS = (
     ),
     # Each card has many ids, and each id is a whole card (volcano-sh/devices, pkg/plugin/nvidia/server.go).
     _plugin("volcano-gpu-number", r"volcano\.sh/gpu-number", "index-unit", Unit.DEVICE, Trust.ANSWER),
-    _plugin("untold", _ANY, "index-unit memory-split core-split", Unit.UNKNOWN, Trust.ANSWER),
+    _plugin("unlisted", _ANY, "index-unit memory-split core-split", Unit.UNKNOWN, Trust.ANSWER),
     _plugin("passed-through", _ANY, "passed-through", Unit.UNKNOWN, Trust.ID),
 )
 DRA = _plugin("nvidia-dra", re.escape(DRA_DRIVER), "dra dra-passed-through", Unit.DEVICE, Trust.ID)

@@ -1,7 +1,8 @@
 """What the driver reports for one GPU in one read, as values without logic.
 
 The NVML worker fills these structs, and the service reads them from the worker's pipe. Captures store them. Each field
-is declared only here. `None` means: the driver does not report it. An empty tuple means: the GPU has none of it.
+is declared only here. `None`, or a key that a mapping lacks, means: the driver does not report it. The mappings, too,
+do not change after the reading.
 """
 
 from __future__ import annotations
@@ -80,14 +81,18 @@ OfCodec = Annotated[T, "codec"]
 OfCard = Annotated[T, CARD]
 
 
-class DeviceMemory(Struct, frozen=True, array_like=True):
-    """Memory of a device. `used_bytes` excludes `reserved_bytes`. If the driver does not report the reserved memory
-    (nvmlDeviceGetMemoryInfo, first version), `used_bytes` may include it."""
+class DeviceMemory(Struct, frozen=True, omit_defaults=True):
+    """Memory of a device."""
 
     total_bytes: int
+    """All memory of the device."""
     used_bytes: int
+    """Excludes `reserved_bytes`. If the driver does not report these (nvmlDeviceGetMemoryInfo, first version), it may
+    include them."""
     free_bytes: int
+    """Memory that is not used."""
     reserved_bytes: int | None = None
+    """Reserved by driver and firmware."""
 
 
 class GpuProcess(Struct, frozen=True, array_like=True):
@@ -103,7 +108,7 @@ class ProcessSample(Struct, frozen=True, array_like=True):
 
     pid: int
     sm_ratio: float
-    memory_controller_ratio: float
+    memory_controller_busy_ratio: float
     encoder_ratio: float
     decoder_ratio: float
     jpeg_ratio: float = 0.0
@@ -111,36 +116,51 @@ class ProcessSample(Struct, frozen=True, array_like=True):
     ofa_ratio: float = 0.0
 
 
-class Activity(Struct, frozen=True, array_like=True):
+class Activity(Struct, frozen=True, omit_defaults=True):
     """Activity of a device between two GPM samples, as ratios 0–1 of its own engines."""
 
-    sm_ratio: float | None
-    sm_occupancy_ratio: float | None
-    tensor_ratio: float | None
-    dram_ratio: float | None
+    sm_ratio: float | None = None
+    """Share of the SMs that were busy."""
+    sm_occupancy_ratio: float | None = None
+    """Warps on the SMs, as a ratio of the maximum."""
+    tensor_ratio: float | None = None
+    """Share of time in which the tensor cores were busy."""
+    dram_ratio: float | None = None
+    """Used memory bandwidth, as a ratio of the maximum."""
     graphics_ratio: float | None = None
+    """Share of time in which any graphics or compute engine was busy."""
     fp64_ratio: float | None = None
+    """Share of time in which the FP64 pipes were busy."""
     fp32_ratio: float | None = None
+    """Share of time in which the FP32 pipes were busy."""
     fp16_ratio: float | None = None
+    """Share of time in which the FP16 pipes were busy."""
     video_ratio: float | None = None
-    """Of the busiest video engine: decoder, encoder, JPEG or OFA."""
+    """Share of time in which the busiest video engine was busy: decoder, encoder, JPEG or OFA."""
 
 
 class MigInstance(Struct, frozen=True, omit_defaults=True):
     """A MIG device. Compute instances of one GPU instance (`gpu_instance_id`) share its memory."""
 
     uuid: Uuid
+    """NVML's UUID of the device."""
     gpu_instance_id: int
+    """NVML's id of its GPU instance."""
     compute_instance_id: int
+    """NVML's id of its compute instance."""
     profile: str
-    compute_slices: int | None
-    memory: DeviceMemory | None
-    processes: tuple[GpuProcess, ...] | None
+    """MIG profile such as 1g.10gb."""
+    compute_slices: int | None = None
+    """Its compute slices. A GPU has seven."""
+    memory: DeviceMemory | None = None
+    processes: tuple[GpuProcess, ...] | None = None
     profile_id: int | None = None
     """NVML's number of the GPU instance's profile. The driver reports it and the placement only to a process that may
     manage instances."""
     placement_start: int | None = None
+    """The first memory slice of its GPU instance."""
     placement_size: int | None = None
+    """Number of memory slices of its GPU instance."""
     denied: bool = False
     """The driver refuses to report its memory: the container has no device node for it in /dev/nvidia-caps."""
     activity: Activity | None = None
@@ -155,16 +175,25 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     """
 
     index: int
+    """NVML's number of the GPU."""
     fault: str | None = None
+    """Why it does not answer, as one word."""
     stuck_seconds: float = 0.0
+    """How long a driver call on it has been running."""
     uuid: Uuid | None = None
     minor: int | None = None
+    """Of /dev/nvidiaN."""
     pci_bus_id: str = ""
     model: str = ""
+    """NVML's product name."""
     memory: DeviceMemory | None = None
+    """Memory of the whole GPU."""
     partitioned: bool = False
+    """It is in MIG mode."""
     max_mig_devices: int | None = None
+    """How many MIG devices it can have at most."""
     instances: tuple[MigInstance, ...] = ()
+    """Its MIG devices."""
     mig_unknown: bool = False
     """The MIG mode or some MIG devices could not be read. `instances` has only those that could."""
     samples_from: str = SAMPLES_OLD
@@ -173,58 +202,72 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     """Time that `samples` cover and that no earlier reading covered. `None`: all time since the reading before. 0 in an
     early reading: its samples also count in the next one."""
     utilization_ratio: float | None = None
-    memory_controller_ratio: float | None = None
+    """Share of time in which a kernel ran."""
+    memory_controller_busy_ratio: float | None = None
+    """Share of time in which memory was read or written."""
     encoder_ratio: OfCodec[float | None] = None
+    """Share of time in which the video encoder was busy."""
     decoder_ratio: OfCodec[float | None] = None
-    temperatures_celsius: tuple[tuple[str, float], ...] = ()
+    """Share of time in which the video decoder was busy."""
+    temperatures_celsius: dict[str, float] = {}
+    """By sensor: gpu, memory."""
     power_watts: float | None = None
+    """Power draw."""
     power_limit_watts: float | None = None
+    """The limit that the driver enforces."""
     energy_joules: float | None = None
-    clocks_hertz: OfHealth[tuple[tuple[str, float], ...]] = ()
-    """(domain, clock). The domains are graphics, sm, memory and video."""
-    clock_events: OfHealth[tuple[tuple[str, bool], ...]] = ()
-    """(reason, whether it lowers the clocks now), for each reason that the GPU knows."""
-    clock_event_seconds: OfHealth[tuple[tuple[str, float], ...]] = ()
-    """(reason, time with lower clocks), since the driver began to count."""
+    """Since the driver was loaded."""
+    clocks_hertz: OfHealth[dict[str, float]] = {}
+    """By domain: graphics, sm, memory, video."""
+    clock_events: OfHealth[dict[str, bool]] = {}
+    """Whether clocks are lower now, by reason: those of CLOCK_EVENTS that the GPU knows."""
+    clock_event_seconds: OfHealth[dict[str, float]] = {}
+    """Time with lower clocks since the driver began to count, by reason: some of CLOCK_EVENT_TIMES."""
     performance_state: OfHealth[int | None] = None
-    """0 (fastest) to 15."""
-    fan_ratios: OfHealth[tuple[tuple[str, float], ...]] = ()
-    """(number of the fan, speed as a ratio of its maximum). The ratio can exceed 1."""
-    ecc_errors: OfHealth[tuple[tuple[str, str, int], ...]] = ()
-    """(type, location, count over the life of the GPU)."""
-    remapped_rows: OfHealth[tuple[tuple[str, int], ...]] = ()
-    """(correctable or uncorrectable: the errors that caused it, count)."""
+    """From 0 (fastest) to 15."""
+    fan_speed_ratios: OfHealth[dict[str, float]] = {}
+    """By number of the fan, as a ratio of its maximum speed. Can exceed 1."""
+    ecc_errors: OfHealth[dict[str, dict[str, int]]] = {}
+    """Over the life of the GPU, by type and location: ECC_TYPES, ECC_LOCATIONS."""
+    remapped_rows: OfHealth[dict[str, int]] = {}
+    """Replaced rows of memory, by their errors: correctable, uncorrectable."""
     row_remap_pending: OfHealth[bool | None] = None
+    """Whether rows wait for the next reset to be replaced."""
     row_remap_failure: OfHealth[bool | None] = None
-    retired_pages: OfHealth[tuple[tuple[str, int], ...]] = ()
-    """(single_bit_ecc or double_bit_ecc: the errors that caused it, count)."""
+    """Whether a row could not be replaced."""
+    retired_pages: OfHealth[dict[str, int]] = {}
+    """Retired pages of memory, by their errors: single_bit_ecc, double_bit_ecc."""
     recovery_action: OfHealth[str | None] = None
-    """One of RECOVERY_ACTIONS."""
-    ecc_totals: OfCard[tuple[tuple[str, str, int], ...]] = ()
-    """(type, "volatile" since the driver's load or "aggregate" over the life of the GPU, count)."""
+    """What the driver requests: one of RECOVERY_ACTIONS, or code_N."""
+    ecc_totals: OfCard[dict[str, dict[str, int]]] = {}
+    """By type and period: volatile (since the driver was loaded) or aggregate (over the life of the GPU)."""
     retired_pages_pending: OfCard[bool | None] = None
     """Whether the next reset of the GPU retires pages."""
     compute_mode: OfCard[str | None] = None
-    """One of COMPUTE_MODES."""
-    power_limits_watts: OfCard[tuple[tuple[str, float], ...]] = ()
-    """(requested, default, min or max, limit). `power_limit_watts` is the enforced limit."""
-    max_clocks_hertz: OfCard[tuple[tuple[str, float], ...]] = ()
-    """(domain, clock), as `clocks_hertz`."""
+    """One of COMPUTE_MODES, or code_N."""
+    power_limits_watts: OfCard[dict[str, float]] = {}
+    """The requested, default, min and max limit. `power_limit_watts` is the enforced one."""
+    max_clocks_hertz: OfCard[dict[str, float]] = {}
+    """By domain, as `clocks_hertz`."""
     vbios_version: OfCard[str] = ""
+    """Version of the firmware."""
     compute_capability: OfCard[str] = ""
     """CUDA's, "9.0"."""
     pcie_source: OfLinks[str | None] = None
     """PCIE_TOTALS or PCIE_RATES."""
     pcie_transmit_bytes: OfLinks[int | None] = None
-    """From GPM. `join/pcie.py` makes one counter of either source."""
+    """Bytes that the GPU sent over PCIe. `join/pcie.py` makes one counter of either source."""
     pcie_receive_bytes: OfLinks[int | None] = None
+    """Bytes that the GPU received over PCIe."""
     nvlink_transmit_bytes: OfLinks[int | None] = None
+    """Bytes that the GPU sent over all NVLinks."""
     nvlink_receive_bytes: OfLinks[int | None] = None
+    """Bytes that the GPU received over all NVLinks."""
     pcie_replays: OfCard[int | None] = None
     """Packets that PCIe sent again."""
     activity: OfGpm[Activity | None] = None
-    refusals: tuple[tuple[str, int], ...] = ()
-    """(call, NVML's return code) of calls that failed, except "not supported"."""
+    refusals: dict[str, int] = {}
+    """NVML's return code by call, of those that failed, except "not supported"."""
     unsampled: tuple[int, ...] = ()
     """PIDs with only impossible samples: their time is unknown."""
     samples: tuple[ProcessSample, ...] | None = None

@@ -261,9 +261,14 @@ def of_fault(fault: str | None, index: int) -> str | None:
     return _with_index(FAULTS.get(fault), index) if fault else None
 
 
-def of_recovery_action(action: str, index: int) -> str | None:
+def of_recovery_action(action: str | None, index: int) -> str | None:
     """Return what to do about the recovery action that the driver requests for this GPU."""
-    return _with_index(RECOVERY.get(action), index)
+    return _with_index(RECOVERY.get(action), index) if action else None
+
+
+def of_health(problem: str, index: int) -> str | None:
+    """Return what to do about a problem of a GPU that answers."""
+    return _with_index(HEALTH[problem], index)
 
 
 def of_missing_capabilities(capabilities: Mapping[str, bool], gpu_answers: bool) -> dict[str, str]:

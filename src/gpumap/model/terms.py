@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import NamedTuple, NewType
+
+PodUid = NewType("PodUid", str)
+"""As in cgroup paths and log directories. A static pod has a hash of 32 hex digits, not a UUID."""
 
 
 class PodName(NamedTuple):
@@ -31,7 +34,11 @@ class Source(enum.StrEnum):
 
 
 class Owner(enum.StrEnum):
-    """The owner of a process, or of a part of a leaf's memory (label `owner`, docs/explanation/attribution.md)."""
+    """Owner of a process or of memory (docs/explanation/attribution.md). assigned: a container that holds the device.
+    unassigned: a container of a live pod that does not hold it. gone: a pod that no longer exists. scheduled: a pod
+    that a scheduler lets use the device beside the kubelet. host: no pod. mps_server: the MPS server. sibling:
+    processes of another compute instance of the same GPU instance. unknown: no source can name it. unaccounted: memory
+    that no process explains (negative if processes share memory)."""
 
     ASSIGNED = "assigned"
     UNASSIGNED = "unassigned"
@@ -42,6 +49,11 @@ class Owner(enum.StrEnum):
     SIBLING = "sibling"
     UNKNOWN = "unknown"
     UNACCOUNTED = "unaccounted"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Owner:
+        """Return the owner for a word of a later version."""
+        return cls.UNKNOWN
 
 
 GPU_CONDITIONS = ("down", "row_remap_failure", "recovery_action", "ecc_uncorrected", "xid", "row_remap_pending")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+from gpumap.model.node import OTHER as OTHER
+from gpumap.model.node import Workload as Workload
 
 NAMES_MAX = 200
 """Names of a node. Work that comes later is `OTHER`."""
@@ -44,17 +46,6 @@ _PASSING_UNIT = re.compile(
 )
 """Units of `systemd-run`, units of one connection (`<counter>-<addresses or PID>`, systemd.socket(5)), and units with
 a UUID."""
-
-
-class Workload(NamedTuple):
-    """Work outside pods. `kind` and `name` are label values."""
-
-    kind: str
-    name: str
-
-
-OTHER = Workload("other", "other")
-"""Work that nothing names, and all work after the first `NAMES_MAX` names of a node."""
 
 
 def workload(paths: Sequence[str], uid: int | None) -> Workload | None:

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 
 from gpumap.agent.dialects.common import gpus_by_uuid, leaves_by_uuid, owns
+from gpumap.model.node import ContainerOnDevice, Device
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ContainerOnDevice, Leaf, Snapshot, once_per_snapshot
+from gpumap.model.snapshot import Snapshot, once_per_snapshot
 
 
 class Mode(enum.IntEnum):
@@ -59,21 +60,21 @@ def modes_by_holder(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], M
 def _memory_sharers(snapshot: Snapshot) -> Mapping[Uuid, list[Uuid]]:
     """Return all compute instances of the same GPU instance, for each of them: they share its memory."""
     instances: dict[tuple[Uuid, int], list[Uuid]] = {}
-    for leaf in snapshot.leaves:
-        if leaf.gpu is not None and leaf.instance is not None:
-            instances.setdefault((leaf.gpu.uuid, leaf.instance.gpu_instance_id), []).append(leaf.uuid)
+    for leaf in snapshot.node.devices:
+        if leaf.gpu_uuid is not None and leaf.mig is not None:
+            instances.setdefault((leaf.gpu_uuid, leaf.mig.gpu_instance_id), []).append(leaf.uuid)
     return {uuid: uuids for uuids in instances.values() for uuid in uuids}
 
 
 def mode_of_node(snapshot: Snapshot) -> Mode | None:
     """Return `None` without a current List, and if it depends on slots without a known device or on unlisted pods."""
-    if all(leaf.holders is None for leaf in snapshot.leaves):
+    if all(leaf.holders is None for leaf in snapshot.node.devices):
         return None
-    may_have_more = snapshot.unmatched or any(leaf.holders is None for leaf in snapshot.leaves)
+    may_have_more = snapshot.node.unmatched or any(leaf.holders is None for leaf in snapshot.node.devices)
     return combine([*modes_by_holder(snapshot).values(), *([None] if may_have_more else [])])
 
 
-def _mode(row: ContainerOnDevice, leaf: Leaf | None, holders: Collection[set[ContainerName]]) -> Mode | None:
+def _mode(row: ContainerOnDevice, leaf: Device | None, holders: Collection[set[ContainerName]]) -> Mode | None:
     """Exclusive leaves nothing of the device to others, whatever the name of the resource. A reservation shares it.
 
     `holders` are those of the device, and of each compute instance that shares its memory.
@@ -87,11 +88,11 @@ def _mode(row: ContainerOnDevice, leaf: Leaf | None, holders: Collection[set[Con
         return Mode.EXCLUSIVE
     if granted is not None and leaf is not None and leaf.memory is not None:
         return Mode.EXCLUSIVE if granted >= leaf.memory.total_bytes else Mode.SHARE
-    if row.uuid.startswith("MIG-") or (leaf is not None and leaf.instance is not None):
+    if row.uuid.startswith("MIG-") or (leaf is not None and leaf.mig is not None):
         return Mode.SHARE if _has_replicas(row, leaf) else None
     return Mode.SHARE if gpus is not None else None
 
 
-def _has_replicas(row: ContainerOnDevice, leaf: Leaf | None) -> bool:
-    offered = dict(leaf.allocatable) if leaf is not None else {}
-    return any(offered.get(resource, 0) > 1 for resource, _ in row.slots)
+def _has_replicas(row: ContainerOnDevice, leaf: Device | None) -> bool:
+    offered = leaf.allocatable if leaf is not None else {}
+    return any(offered.get(resource, 0) > 1 for resource in row.slots)

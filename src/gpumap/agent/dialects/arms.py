@@ -23,19 +23,12 @@ from gpumap.agent.dialects.common import (
     sees_processes,
 )
 from gpumap.model.families import Family, Series
+from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, UnmatchedSlots
 from gpumap.model.observations import ContainerName
 from gpumap.model.plugins import Limit, limit_of
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import (
-    ContainerOnDevice,
-    Gpu,
-    Leaf,
-    Owner,
-    ProcessUse,
-    Snapshot,
-    UnmatchedSlots,
-    once_per_snapshot,
-)
+from gpumap.model.snapshot import Snapshot, once_per_snapshot
+from gpumap.model.terms import Owner
 
 _CARD_LABELS = ("UUID", "device", "gpu", "modelName")
 _DEVICE_LABELS = ("DriverVersion", "NodeName", *_CARD_LABELS)
@@ -44,7 +37,7 @@ _CONTAINER_LABELS = (*_OWNER_LABELS, *_CARD_LABELS)
 _PROCESS_LABELS = (*_OWNER_LABELS, "ProcessId", "ProcessName", "ProcessType", *_CARD_LABELS)
 _NOT_ASSIGNED = frozenset({Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.MPS_SERVER})
 _Modes = Mapping[tuple[ContainerName, Uuid], Mode | None]
-_Leaves = Mapping[Uuid, Leaf]
+_Leaves = Mapping[Uuid, Device]
 
 
 def _card(uuid: Uuid, gpu: Gpu | None) -> tuple[str, ...]:
@@ -60,7 +53,7 @@ def _owner(mode: Mode | None, name: ContainerName | None, node: str) -> tuple[st
 
 
 def _processes(
-    name: str, help: str, value: Callable[[ProcessUse], float | None], shown: Callable[[float], float]
+    name: str, help: str, value: Callable[[Process], float | None], shown: Callable[[float], float]
 ) -> Family:
     """Return a family with a value for each process on a card."""
 
@@ -73,24 +66,24 @@ def _processes(
 
 
 @once_per_snapshot
-def _processes_on_cards(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[ProcessUse]]]:
+def _processes_on_cards(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[Process]]]:
     """Return the labels of each process on each card, and its rows there."""
     if not sees_processes(snapshot):
         return []  # the PIDs may be of another PID namespace
     gpus, modes = gpus_by_uuid(snapshot), modes_by_device(snapshot)
-    on_card: dict[tuple[Uuid, int], list[ProcessUse]] = {}
+    on_card: dict[tuple[Uuid, int], list[Process]] = {}
     for process in sorted(snapshot.processes, key=lambda one: (one.uuid, one.pid)):
         gpu = gpus.get(process.uuid)
         on_card.setdefault((gpu.uuid if gpu is not None else process.uuid, process.pid), []).append(process)
     found = []
     for (uuid, pid), rows in sorted(on_card.items()):
         owner = _owner(_mode_of(rows, uuid, modes), rows[0].name, snapshot.node.name)
-        types = "+".join(sorted({row.types for row in rows}))
+        types = "+".join(sorted({row.type for row in rows}))
         found.append(((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), rows))
     return found
 
 
-def _mode_of(rows: Iterable[ProcessUse], card: Uuid, modes: _Modes) -> Mode | None:
+def _mode_of(rows: Iterable[Process], card: Uuid, modes: _Modes) -> Mode | None:
     """Return how its container holds the devices of a process; `NONE` if one is certainly not assigned to it."""
     found: list[Mode | None] = []
     for row in rows:
@@ -132,13 +125,13 @@ def _compute_limit(rows: list[ContainerOnDevice], leaves: _Leaves) -> float | No
     return math.fsum(limits) if limits is not None else None
 
 
-def _limit(row: ContainerOnDevice, leaf: Leaf | None) -> float | None:
+def _limit(row: ContainerOnDevice, leaf: Device | None) -> float | None:
     """Known by the resource or by MIG. The snapshot does not have the limits of replicas with memory (MPS, HAMi)."""
-    limits = {limit_of(resource) for resource, _ in row.slots}
+    limits = {limit_of(resource) for resource in row.slots}
     is_whole = leaf is not None and leaf.memory is not None and row.allocated_memory_bytes == leaf.memory.total_bytes
     if Limit.COMPUTE in limits:
         return row.allocated_gpus  # its slots are shares of a card's compute
-    if leaf is not None and leaf.instance is not None:
+    if leaf is not None and leaf.mig is not None:
         return row.allocated_gpus if is_whole else None
     if limits <= {Limit.MEMORY} or is_whole or (row.allocated_gpus or 0) >= 1:
         return 0
@@ -149,7 +142,7 @@ def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float |
     """Return a family with a value for each card. `value` gets the card's memory in bytes."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for gpu in sorted(snapshot.gpus, key=lambda gpu: gpu.uuid):
+        for gpu in sorted(snapshot.node.gpus, key=lambda gpu: gpu.uuid):
             memory = gpu.reading.memory if gpu.reading is not None else None
             if memory is not None and (number := value(snapshot, gpu, memory.total_bytes)) is not None:
                 yield Series((driver_version(snapshot), snapshot.node.name, *_card(gpu.uuid, gpu)), number)
@@ -159,22 +152,22 @@ def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float |
 
 def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | None:
     """Absent while an unknown container may hold the card, and if assigned slots have no size (time-slicing)."""
-    leaves = [leaf for leaf in snapshot.leaves if leaf.gpu is not None and leaf.gpu.uuid == gpu.uuid]
-    if any(leaf.holders is None for leaf in leaves or snapshot.leaves):
+    leaves = [leaf for leaf in snapshot.node.devices if leaf.is_leaf and leaf.gpu_uuid == gpu.uuid]
+    if any(leaf.holders is None for leaf in leaves or snapshot.node.devices):
         return None
-    if any(_may_be_on(gpu, slots, snapshot.leaves) for slots in snapshot.unmatched):
+    if any(_may_be_on(gpu, slots, snapshot.node.devices) for slots in snapshot.node.unmatched):
         return None
     held = [row for (_, card), rows in _held_rows(snapshot).items() if card == gpu.uuid for row in rows]
     granted = granted_bytes(held, leaves_by_uuid(snapshot))
     return granted / total_bytes if granted is not None and total_bytes else None
 
 
-def _may_be_on(gpu: Gpu, slots: UnmatchedSlots, leaves: Iterable[Leaf]) -> bool:
+def _may_be_on(gpu: Gpu, slots: UnmatchedSlots, leaves: Iterable[Device]) -> bool:
     """Slots of a resource are on a card that offers it; if no card is known to, on any card."""
     if slots.reason not in ON_SOME_CARD:
         return False
-    offered = [leaf for leaf in leaves if any(resource == slots.resource for resource, _ in leaf.allocatable)]
-    return not offered or any(leaf.gpu == gpu for leaf in offered)
+    offered = [leaf for leaf in leaves if slots.resource in leaf.allocatable]
+    return not offered or any(leaf.is_leaf and leaf.gpu_uuid == gpu.uuid for leaf in offered)
 
 
 def _node_mode(snapshot: Snapshot) -> Iterator[Series]:
@@ -222,7 +215,7 @@ FAMILIES = (
     _processes(
         "DCGM_CUSTOM_PROCESS_MEM_COPY_UTIL",
         "Memory copy utilization of gpu process(in %)",
-        lambda process: process.memory_controller_ratio,
+        lambda process: process.memory_controller_busy_ratio,
         percent,
     ),
     _processes(

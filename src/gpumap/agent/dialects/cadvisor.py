@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 from gpumap.agent.dialects.common import gpus_by_uuid, percent
 from gpumap.model.families import Family, Series
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Snapshot, once_per_snapshot
+from gpumap.model.node import ContainerOnDevice, Gpu, Use
+from gpumap.model.snapshot import Snapshot, once_per_snapshot
 
 _LABELS = ("acc_id", "container", "make", "model", "namespace", "pod")
 """As client_golang sorts them on the original's page. Its `id`, `image` and `name` are the container runtime's."""
@@ -28,7 +29,7 @@ def _total(snapshot: Snapshot) -> Iterator[Series]:
     itself would count them twice.
     """
     gpus = gpus_by_uuid(snapshot)
-    totals = {leaf.uuid: leaf.memory.total_bytes for leaf in snapshot.leaves if leaf.memory is not None}
+    totals = {leaf.uuid: leaf.memory.total_bytes for leaf in snapshot.node.devices if leaf.memory is not None}
     on_leaves = {(row.name, gpu.uuid) for row in snapshot.containers if (gpu := gpus.get(row.uuid)) and row.use}
     for row in _sorted(snapshot):
         gpu = gpus.get(row.uuid)
@@ -43,7 +44,7 @@ def _total_of_gpu(gpu: Gpu) -> int | None:
     return gpu.reading.memory.total_bytes if gpu.reading is not None and gpu.reading.memory is not None else None
 
 
-def _used(value: Callable[[ContainerUse], float | None]) -> Callable[[Snapshot], Iterator[Series]]:
+def _used(value: Callable[[Use], float | None]) -> Callable[[Snapshot], Iterator[Series]]:
     def read(snapshot: Snapshot) -> Iterator[Series]:
         gpus = gpus_by_uuid(snapshot)
         for row in _sorted(snapshot):

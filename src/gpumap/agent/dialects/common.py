@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+from gpumap.model.node import ContainerOnDevice, Device, Gpu
 from gpumap.model.readings import GpuReading, Uuid
-from gpumap.model.snapshot import ContainerOnDevice, Gpu, Leaf, Snapshot, once_per_snapshot
+from gpumap.model.snapshot import Snapshot, once_per_snapshot
+from gpumap.model.terms import Owner
 
 _Value = TypeVar("_Value")
 
@@ -27,13 +29,14 @@ def percent(ratio: float) -> float:
 @once_per_snapshot
 def gpus_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Gpu]:
     """Return the GPU of every device that NVML lists: of a MIG device its parent, of a GPU itself."""
-    found = {leaf.uuid: leaf.gpu for leaf in snapshot.leaves if leaf.gpu is not None}
-    return {**found, **{gpu.uuid: gpu for gpu in snapshot.gpus}}
+    gpus = {gpu.uuid: gpu for gpu in snapshot.node.gpus}
+    found = {device.uuid: gpus[device.gpu_uuid] for device in snapshot.node.devices if device.gpu_uuid in gpus}
+    return {**found, **gpus}
 
 
 @once_per_snapshot
-def leaves_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Leaf]:
-    return {leaf.uuid: leaf for leaf in snapshot.leaves}
+def leaves_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Device]:
+    return {leaf.uuid: leaf for leaf in snapshot.node.devices}
 
 
 def device_node(gpu: Gpu) -> str:
@@ -42,7 +45,7 @@ def device_node(gpu: Gpu) -> str:
 
 
 def driver_version(snapshot: Snapshot) -> str:
-    return snapshot.driver.driver_version if snapshot.driver is not None else ""
+    return snapshot.node.driver.driver_version if snapshot.node.driver is not None else ""
 
 
 def all_known(values: Iterable[_Value | None]) -> list[_Value] | None:
@@ -55,7 +58,7 @@ def all_known(values: Iterable[_Value | None]) -> list[_Value] | None:
     return known
 
 
-def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Leaf]) -> int | None:
+def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Device]) -> int | None:
     """Return the memory that `rows` grant in total; `None` if one of them is unknown.
 
     Compute instances of one GPU instance share its memory: it counts once for all of them.
@@ -63,8 +66,8 @@ def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Leaf]
     of_memory: dict[tuple[Uuid, int | None], list[ContainerOnDevice]] = {}
     for row in rows:
         leaf = leaves.get(row.uuid)
-        shared = leaf.instance.gpu_instance_id if leaf and leaf.instance else None
-        owner = leaf.gpu.uuid if leaf and leaf.gpu and shared is not None else row.uuid
+        shared = leaf.mig.gpu_instance_id if leaf and leaf.mig else None
+        owner = leaf.gpu_uuid if leaf and leaf.gpu_uuid and shared is not None else row.uuid
         of_memory.setdefault((owner, shared), []).append(row)
     total = 0
     for (_, instance), holding in of_memory.items():
@@ -76,20 +79,20 @@ def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Leaf]
     return total
 
 
-def granted_mib(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Leaf]) -> int | None:
+def granted_mib(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Device]) -> int | None:
     """Return `granted_bytes` in MiB."""
     granted = granted_bytes(rows, leaves)
     return mib(granted) if granted is not None else None
 
 
-def _granted(row: ContainerOnDevice, leaf: Leaf | None) -> int | None:
+def _granted(row: ContainerOnDevice, leaf: Device | None) -> int | None:
     """Without an amount, the whole card grants its memory, and a claim with admin access (0 GPUs) grants none."""
     if row.allocated_memory_bytes is not None or row.allocated_gpus is None:
         return row.allocated_memory_bytes
     return 0 if row.allocated_gpus == 0 else _size(leaf) if row.allocated_gpus >= 1 else None
 
 
-def _size(leaf: Leaf | None) -> int | None:
+def _size(leaf: Device | None) -> int | None:
     return leaf.memory.total_bytes if leaf is not None and leaf.memory is not None else None
 
 
@@ -98,12 +101,12 @@ def owns(row: ContainerOnDevice) -> bool:
     keeps it for others; a pod that a scheduler lets use it may have no other sign."""
     if row.reservation or row.allocated_gpus == 0:
         return False
-    return row.holds or (row.use is not None and row.use.scheduled)
+    return row.holds or row.owner is Owner.SCHEDULED
 
 
 def sees_processes(snapshot: Snapshot) -> bool:
     """Whether the PIDs of the snapshot are PIDs of this node."""
-    return dict(snapshot.capabilities).get("pid_visibility", False)
+    return snapshot.node.capabilities.get("pid_visibility", False)
 
 
 # --- values of a card -------------------------------------------------------------------------------------------------
@@ -113,38 +116,38 @@ Reading = Callable[[GpuReading], float | None]
 
 
 def clock(domain: str) -> Reading:
-    return lambda reading: dict(reading.clocks_hertz).get(domain)
+    return lambda reading: reading.clocks_hertz.get(domain)
 
 
 def max_clock(domain: str) -> Reading:
-    return lambda reading: dict(reading.max_clocks_hertz).get(domain)
+    return lambda reading: reading.max_clocks_hertz.get(domain)
 
 
 def temperature(sensor: str) -> Reading:
-    return lambda reading: dict(reading.temperatures_celsius).get(sensor)
+    return lambda reading: reading.temperatures_celsius.get(sensor)
 
 
 def power_limit(kind: str) -> Reading:
-    return lambda reading: dict(reading.power_limits_watts).get(kind)
+    return lambda reading: reading.power_limits_watts.get(kind)
 
 
 def event_seconds(reason: str) -> Reading:
     """How long the driver lowered the clocks for this reason."""
-    return lambda reading: dict(reading.clock_event_seconds).get(reason)
+    return lambda reading: reading.clock_event_seconds.get(reason)
 
 
 def remapped_rows(cause: str) -> Reading:
-    return lambda reading: dict(reading.remapped_rows).get(cause)
+    return lambda reading: reading.remapped_rows.get(cause)
 
 
 def retired_pages(cause: str) -> Reading:
-    return lambda reading: dict(reading.retired_pages).get(cause)
+    return lambda reading: reading.retired_pages.get(cause)
 
 
 def ecc_errors(kind: str, location: str) -> Reading:
     """Over the card's life."""
-    return lambda reading: {row[:2]: row[2] for row in reading.ecc_errors}.get((kind, location))
+    return lambda reading: reading.ecc_errors.get(kind, {}).get(location)
 
 
 def ecc_total(kind: str, since: str) -> Reading:
-    return lambda reading: {row[:2]: row[2] for row in reading.ecc_totals}.get((kind, since))
+    return lambda reading: reading.ecc_totals.get(kind, {}).get(since)

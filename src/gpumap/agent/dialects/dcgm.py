@@ -25,9 +25,10 @@ from gpumap.agent.dialects.common import (
 )
 from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
 from gpumap.model.families import Family, Kind, Series, whether
+from gpumap.model.node import Use
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Activity, DeviceMemory
-from gpumap.model.snapshot import ContainerUse, Snapshot
+from gpumap.model.snapshot import Snapshot
 
 _ENTITY_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "hostname")
 _POD_LABELS = ("container", "namespace", "pod")
@@ -146,7 +147,7 @@ def _on_entities(value: Callable[[Entity], float | None]) -> Values:
     return read
 
 
-def of_containers(whole: Callable[[Entity], float | None], own: Callable[[ContainerUse], float | None]) -> Values:
+def of_containers(whole: Callable[[Entity], float | None], own: Callable[[Use], float | None]) -> Values:
     """Return values of containers.
 
     A container that is the only one on a device gets the device's value. A device without containers keeps its own
@@ -175,7 +176,7 @@ def _xids(snapshot: Snapshot) -> Iterator[Value]:
     A code belongs to the container that it affected, which may not hold the GPU now. If it affected several, the row
     names none of them.
     """
-    by_gpu = {xids.uuid: xids for xids in snapshot.xids}
+    by_gpu = {xids.uuid: xids for xids in snapshot.node.xids}
     for card in cards(snapshot):
         xids = by_gpu.get(card.gpu.uuid)
         code = None if xids is None else xids.last_code if xids.counts else 0
@@ -188,7 +189,7 @@ def _xids(snapshot: Snapshot) -> Iterator[Value]:
 def _affected(snapshot: Snapshot, card: Entity, code: int) -> set[ContainerName]:
     """Return the containers that errors of a code affected, on the card or on a part of it."""
     devices = {card.gpu.uuid, *(leaf.uuid for leaf in card.leaves)}
-    return {one.name for one in snapshot.container_xids if one.code == code and one.uuid in devices}
+    return {one.name for one in snapshot.node.container_xids if one.code == code and one.uuid in devices}
 
 
 def _whole_utilization(entity: Entity) -> float | None:
@@ -281,7 +282,7 @@ FIELDS: tuple[Field, ...] = (
         "DEV_MEM_COPY_UTIL",
         "DEV_MEMORY_UTIL_RATIO",
         "Memory utilization ({}).",
-        on_cards(lambda reading: reading.memory_controller_ratio),
+        on_cards(lambda reading: reading.memory_controller_busy_ratio),
         _RATIO,
     ),
     Field(

@@ -14,18 +14,11 @@ from typing import NamedTuple
 
 from gpumap.agent.dialects.allocate_mode import Mode, modes_by_device
 from gpumap.agent.dialects.common import all_known, owns, sees_processes
+from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, Use
 from gpumap.model.observations import ContainerName, Source
 from gpumap.model.readings import Activity, DeviceMemory, Uuid
-from gpumap.model.snapshot import (
-    ContainerOnDevice,
-    ContainerUse,
-    Gpu,
-    Leaf,
-    Owner,
-    ProcessUse,
-    Snapshot,
-    once_per_snapshot,
-)
+from gpumap.model.snapshot import Snapshot, once_per_snapshot
+from gpumap.model.terms import Owner
 
 _COMPUTE_INSTANCE = re.compile(r"[0-9]+c\.")
 """The prefix of the GPU instance's profile in that of a compute instance: `1c.3g.40gb`."""
@@ -36,7 +29,7 @@ class Entity:
     """A GPU (`leaves` are all that are on it), or a GPU instance (`leaves` are its compute instances)."""
 
     gpu: Gpu
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[Device, ...]
     gpu_instance_id: int | None
     profile: str
     rows: tuple[ContainerOnDevice, ...]
@@ -67,7 +60,7 @@ class Entity:
     def activity(self) -> Activity | None:
         return next((leaf.activity for leaf in self.leaves if leaf.activity is not None), None)
 
-    def own(self, name: ContainerName, value: Callable[[ContainerUse], float | None]) -> float | None:
+    def own(self, name: ContainerName, value: Callable[[Use], float | None]) -> float | None:
         """Return the measured value of a container here; `None` if a part of it is unknown."""
         uses = {row.uuid: row.use for row in self.rows if row.name == name}
         if name in self.whole:
@@ -79,11 +72,11 @@ class Entity:
 @once_per_snapshot
 def cards(snapshot: Snapshot) -> tuple[Entity, ...]:
     """Return every GPU, by index."""
-    on_gpu: dict[Uuid, list[Leaf]] = defaultdict(list)
-    for leaf in snapshot.leaves:
-        if leaf.gpu is not None:
-            on_gpu[leaf.gpu.uuid].append(leaf)
-    by_index = sorted(snapshot.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
+    on_gpu: dict[Uuid, list[Device]] = defaultdict(list)
+    for leaf in snapshot.node.devices:
+        if leaf.is_leaf and leaf.gpu_uuid is not None:
+            on_gpu[leaf.gpu_uuid].append(leaf)
+    by_index = sorted(snapshot.node.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
     view = _view(snapshot)
     return tuple(_entity(gpu, on_gpu.get(gpu.uuid, []), view, None, "") for gpu in by_index)
 
@@ -100,10 +93,10 @@ def _entities(snapshot: Snapshot) -> Iterator[Entity]:
         if not card.gpu.partitioned:
             yield card
             continue
-        by_instance: dict[int, list[Leaf]] = defaultdict(list)
+        by_instance: dict[int, list[Device]] = defaultdict(list)
         for leaf in card.leaves:
-            if leaf.instance is not None:
-                by_instance[leaf.instance.gpu_instance_id].append(leaf)
+            if leaf.mig is not None:
+                by_instance[leaf.mig.gpu_instance_id].append(leaf)
         for number, leaves in sorted(by_instance.items()):
             ordered = sorted(leaves, key=lambda leaf: (_compute_instance_id(leaf), leaf.uuid))
             yield _entity(card.gpu, ordered, view, number, _profile(ordered))
@@ -114,18 +107,18 @@ class DcgmView(NamedTuple):
 
     rows: Mapping[Uuid, list[ContainerOnDevice]]
     """Rows of the containers that own or use the device."""
-    processes: Mapping[Uuid, list[ProcessUse]]
+    processes: Mapping[Uuid, list[Process]]
     modes: Mapping[tuple[ContainerName, Uuid], Mode | None]
     sees_processes: bool | None
     """`None`: temporarily not. No container is then known to be alone on a device."""
 
-    def is_alone(self, owner: ContainerName, leaves: Iterable[Leaf]) -> bool:
+    def is_alone(self, owner: ContainerName, leaves: Iterable[Device]) -> bool:
         """Whether every process there certainly is its own. If gpumap cannot see processes, the allocation decides."""
         if self.sees_processes is None:
             return False
         return not self.sees_processes or all(self._is_alone_on(leaf, owner) for leaf in leaves)
 
-    def _is_alone_on(self, leaf: Leaf, owner: ContainerName) -> bool:
+    def _is_alone_on(self, leaf: Device, owner: ContainerName) -> bool:
         uses = [use for use in leaf.owners if use.processes is not None]
         if not uses or any(use.processes and use.owner not in (Owner.ASSIGNED, Owner.SIBLING) for use in uses):
             return False  # the driver lists no processes, or some may not belong to the owners
@@ -141,18 +134,18 @@ def _view(snapshot: Snapshot) -> DcgmView:
     for row in snapshot.containers:
         if owns(row) or (row.use is not None and row.use.processes):
             rows[row.uuid].append(row)
-    processes: dict[Uuid, list[ProcessUse]] = defaultdict(list)
+    processes: dict[Uuid, list[Process]] = defaultdict(list)
     for process in snapshot.processes:
         processes[process.uuid].append(process)
     sees: bool | None = sees_processes(snapshot)
     if not sees and any(
-        one.source is Source.PROCFS and not one.up and one.last_success is not None for one in snapshot.sources
+        one.source == Source.PROCFS and not one.up and one.last_success is not None for one in snapshot.node.sources
     ):
         sees = None
     return DcgmView(rows, processes, modes_by_device(snapshot), sees)
 
 
-def _entity(gpu: Gpu, leaves: Iterable[Leaf], view: DcgmView, gpu_instance_id: int | None, profile: str) -> Entity:
+def _entity(gpu: Gpu, leaves: Iterable[Device], view: DcgmView, gpu_instance_id: int | None, profile: str) -> Entity:
     leaves = tuple(leaves)
     rows = tuple(row for leaf in leaves for row in view.rows.get(leaf.uuid, ()))
     of_card = view.rows.get(gpu.uuid, ()) if gpu.partitioned else ()
@@ -166,7 +159,7 @@ def _entity(gpu: Gpu, leaves: Iterable[Leaf], view: DcgmView, gpu_instance_id: i
 
 
 def _sole(
-    owners: Collection[ContainerName], devices: Collection[Uuid], leaves: Iterable[Leaf], view: DcgmView
+    owners: Collection[ContainerName], devices: Collection[Uuid], leaves: Iterable[Device], view: DcgmView
 ) -> ContainerName | None:
     """Return the single owner, if it owns each of `devices` exclusively and no other container is on the leaves."""
     if len(owners) != 1:
@@ -176,11 +169,11 @@ def _sole(
     return owner if is_whole and view.is_alone(owner, leaves) else None
 
 
-def _compute_instance_id(leaf: Leaf) -> int:
-    return leaf.instance.compute_instance_id if leaf.instance is not None else 0
+def _compute_instance_id(leaf: Device) -> int:
+    return leaf.mig.compute_instance_id if leaf.mig is not None else 0
 
 
-def _profile(leaves: list[Leaf]) -> str:
+def _profile(leaves: list[Device]) -> str:
     """Return the GPU instance's profile: that of a compute instance without its prefix."""
-    profiles = (leaf.instance.profile for leaf in leaves if leaf.instance is not None)
+    profiles = (leaf.mig.profile for leaf in leaves if leaf.mig is not None)
     return _COMPUTE_INSTANCE.sub("", next(profiles, ""), count=1)

@@ -22,7 +22,7 @@ def _owners(snapshot: Snapshot) -> Iterator[Series]:
         number = "" if entity.gpu_instance_id is None else str(entity.gpu_instance_id)
         for owner in entity.owners:
             yield Series((entity.gpu.uuid, number, entity.profile, *owner), 1)
-    known = {gpu.uuid for gpu in snapshot.gpus}
+    known = {gpu.uuid for gpu in snapshot.node.gpus}
     for row in snapshot.containers:
         # While NVML is down: a GPU's uuid is dcgm-exporter's key, but the GPU of a MIG device is unknown.
         if owns(row) and row.uuid.startswith("GPU-") and row.uuid not in known:

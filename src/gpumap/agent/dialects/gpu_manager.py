@@ -20,9 +20,11 @@ from gpumap.agent.dialects.common import (
     percent,
 )
 from gpumap.model.families import Family, Series
+from gpumap.model.node import ContainerOnDevice, Device, Gpu, Use
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Snapshot, once_per_snapshot
+from gpumap.model.snapshot import Snapshot, once_per_snapshot
+from gpumap.model.terms import Owner
 
 _Rows = list[ContainerOnDevice]
 _TOTAL = "total"
@@ -44,12 +46,12 @@ def _by_container(snapshot: Snapshot) -> list[tuple[ContainerName, _Rows]]:
 
 
 def _parts(
-    rows: _Rows, gpus: Mapping[Uuid, Gpu], leaves: Iterable[Leaf], value: Callable[[ContainerUse], float | None]
+    rows: _Rows, gpus: Mapping[Uuid, Gpu], leaves: Iterable[Device], value: Callable[[Use], float | None]
 ) -> Iterator[_Part]:
     """Return what a container uses of each device. The holder of a partitioned GPU has all of its MIG devices."""
     uses = {row.uuid: row.use for row in rows}
     whole = {uuid for uuid in uses if (gpu := gpus.get(uuid)) and gpu.partitioned and gpu.uuid == uuid}
-    parts = {leaf.uuid for leaf in leaves if leaf.gpu and leaf.gpu.uuid in whole} if whole else set()
+    parts = {leaf.uuid for leaf in leaves if leaf.is_leaf and leaf.gpu_uuid in whole} if whole else set()
     for uuid in sorted((uses.keys() - whole) | parts):
         gpu, use = gpus.get(uuid), uses.get(uuid)
         yield _Part(gpu.index if gpu is not None else None, value(use) if use is not None else None)
@@ -70,15 +72,15 @@ def _cards(parts: Iterable[_Part], shown: Callable[[float], float], is_all: bool
 
 
 def _used(
-    name: str, help: str, label: str, value: Callable[[ContainerUse], float | None], shown: Callable[[float], float]
+    name: str, help: str, label: str, value: Callable[[Use], float | None], shown: Callable[[float], float]
 ) -> Family:
     """Return a family on what containers use, by card. `label` names the card."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         gpus = gpus_by_uuid(snapshot)
-        elsewhere = {slots.name for slots in snapshot.unmatched if slots.reason not in ON_SOME_CARD}
+        elsewhere = {slots.name for slots in snapshot.node.unmatched if slots.reason not in ON_SOME_CARD}
         for container, rows in _by_container(snapshot):
-            parts = _parts(rows, gpus, snapshot.leaves, value)
+            parts = _parts(rows, gpus, snapshot.node.devices, value)
             for card, number in _cards(parts, shown, container not in elsewhere):
                 labels = (container.container, card, container.namespace, snapshot.node.name, container.pod)
                 yield Series(labels, number)
@@ -86,12 +88,14 @@ def _used(
     return Family(name, "gauge", help, ("container_name", label, "namespace", "node", "pod_name"), read)
 
 
-def _requested(name: str, help: str, label: str, value: Callable[[_Rows, Mapping[Uuid, Leaf]], float | None]) -> Family:
+def _requested(
+    name: str, help: str, label: str, value: Callable[[_Rows, Mapping[Uuid, Device]], float | None]
+) -> Family:
     """Return a family on what containers hold. `value` gets all rows that one container holds."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         leaves = leaves_by_uuid(snapshot)
-        elsewhere = {slots.name for slots in snapshot.unmatched}
+        elsewhere = {slots.name for slots in snapshot.node.unmatched}
         for container, rows in _by_container(snapshot):
             if container in elsewhere:
                 continue
@@ -106,10 +110,10 @@ def _requested(name: str, help: str, label: str, value: Callable[[_Rows, Mapping
 
 def _nothing(rows: _Rows) -> int | None:
     """0 for a container that uses a device without an assignment."""
-    return 0 if any(row.use is not None and row.use.unassigned for row in rows) else None
+    return 0 if any(row.owner is Owner.UNASSIGNED for row in rows) else None
 
 
-def _granted_gpus(held: _Rows, leaves: Mapping[Uuid, Leaf]) -> float | None:
+def _granted_gpus(held: _Rows, leaves: Mapping[Uuid, Device]) -> float | None:
     shares = all_known(row.allocated_gpus for row in held)
     return math.fsum(shares) if shares is not None else None
 

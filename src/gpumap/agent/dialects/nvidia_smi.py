@@ -26,8 +26,8 @@ from gpumap.agent.dialects.common import (
 )
 from gpumap.agent.dialects.nvidia_smi_readers import on_gpu_instances, on_gpus
 from gpumap.model.families import Family, whether
+from gpumap.model.node import Device
 from gpumap.model.readings import COMPUTE_MODES, ECC_LOCATIONS, ECC_TYPES, Activity, DeviceMemory, GpuReading
-from gpumap.model.snapshot import Leaf
 
 EVENTS = (
     "gpu_idle",
@@ -54,11 +54,11 @@ def _of_memory(value: Callable[[DeviceMemory], int | None]) -> Reading:
 
 
 def _clock_event(reason: str) -> Reading:
-    return lambda reading: whether(dict(reading.clock_events).get(reason))
+    return lambda reading: whether(reading.clock_events.get(reason))
 
 
 def _first_fan(reading: GpuReading) -> float | None:
-    return reading.fan_ratios[0][1] if reading.fan_ratios else None
+    return next(iter(reading.fan_speed_ratios.values()), None)
 
 
 def _compute_mode(reading: GpuReading) -> int | None:
@@ -72,7 +72,7 @@ _STATES = (
 
 _LOAD = (
     on_gpus("utilization_gpu_ratio", "utilization.gpu [%]", lambda reading: reading.utilization_ratio),
-    on_gpus("utilization_memory_ratio", "utilization.memory [%]", lambda reading: reading.memory_controller_ratio),
+    on_gpus("utilization_memory_ratio", "utilization.memory [%]", lambda reading: reading.memory_controller_busy_ratio),
     on_gpus("utilization_encoder_ratio", "utilization.encoder [%]", lambda reading: reading.encoder_ratio),
     on_gpus("utilization_decoder_ratio", "utilization.decoder [%]", lambda reading: reading.decoder_ratio),
     on_gpus("memory_total_bytes", "memory.total [MiB]", _of_memory(lambda memory: memory.total_bytes)),
@@ -273,7 +273,7 @@ _PROCESSES = (
 
 
 def _mig_memory(kind: str, value: Callable[[DeviceMemory], int | None]) -> Family:
-    def read(leaf: Leaf) -> int | None:
+    def read(leaf: Device) -> int | None:
         return value(leaf.memory) if leaf.memory is not None else None
 
     help = f"Memory of the GPU instance ({kind}), which its compute instances share."
@@ -281,7 +281,7 @@ def _mig_memory(kind: str, value: Callable[[DeviceMemory], int | None]) -> Famil
 
 
 def _mig_activity(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
-    def read(leaf: Leaf) -> float | None:
+    def read(leaf: Device) -> float | None:
         return value(leaf.activity) if leaf.activity is not None else None
 
     return on_gpu_instances(f"mig_{name}_ratio", help, read)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from gpumap.agent.dialects.common import Reading, all_known, driver_version, gpus_by_uuid, sees_processes
 from gpumap.model.families import Family, Kind, Series
+from gpumap.model.node import Device, Gpu, SourceHealth
 from gpumap.model.observations import Source
 from gpumap.model.readings import RECOVERY_ACTIONS, GpuReading, Uuid
-from gpumap.model.snapshot import Gpu, Leaf, Snapshot, SourceHealth, once_per_snapshot
+from gpumap.model.snapshot import Snapshot, once_per_snapshot
 
 _EXIT_CODES = {
     "no_permission": 4,
@@ -40,7 +41,7 @@ def on_gpus(name: str, help: str, value: Reading, kind: Kind = "gauge") -> Famil
     """Return a family with one value for each GPU that answers."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for gpu in snapshot.gpus:
+        for gpu in snapshot.node.gpus:
             if gpu.reading is not None and (found := value(gpu.reading)) is not None:
                 yield Series((plain(gpu.uuid),), found)
 
@@ -49,8 +50,8 @@ def on_gpus(name: str, help: str, value: Reading, kind: Kind = "gauge") -> Famil
 
 def info(snapshot: Snapshot) -> Iterator[Series]:
     """Only for GPUs that answer: the original drops the others."""
-    driver = snapshot.driver
-    for gpu in snapshot.gpus:
+    driver = snapshot.node.driver
+    for gpu in snapshot.node.gpus:
         if gpu.reading is not None:
             labels = (
                 gpu.reading.compute_capability,
@@ -68,12 +69,12 @@ def info(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def index(snapshot: Snapshot) -> Iterator[Series]:
-    return (Series((plain(gpu.uuid),), gpu.index) for gpu in snapshot.gpus if gpu.reading is not None)
+    return (Series((plain(gpu.uuid),), gpu.index) for gpu in snapshot.node.gpus if gpu.reading is not None)
 
 
 def recovery_action(snapshot: Snapshot) -> Iterator[Series]:
     """nvml.h's number; also of a GPU that answers nothing else until it is reset."""
-    for gpu in snapshot.gpus:
+    for gpu in snapshot.node.gpus:
         if gpu.recovery_action is not None and (number := _number_of(gpu.recovery_action)) is not None:
             yield Series((plain(gpu.uuid),), number)
 
@@ -86,14 +87,14 @@ def _number_of(action: str) -> int | None:
 
 
 def xid_errors(snapshot: Snapshot) -> Iterator[Series]:
-    for xids in snapshot.xids:
-        for code, count in xids.counts:
+    for xids in snapshot.node.xids:
+        for code, count in xids.counts.items():
             yield Series((plain(xids.uuid), str(code)), count)
 
 
 def xid_moments(snapshot: Snapshot) -> Iterator[Series]:
-    for xids in snapshot.xids:
-        for code, moment in xids.last_at:
+    for xids in snapshot.node.xids:
+        for code, moment in xids.last_at.items():
             yield Series((plain(xids.uuid), str(code)), moment)
 
 
@@ -102,19 +103,19 @@ def xid_moments(snapshot: Snapshot) -> Iterator[Series]:
 
 def mig_info(snapshot: Snapshot) -> Iterator[Series]:
     for leaf, gpu in _mig_devices(snapshot):
-        mig = leaf.instance
+        mig = leaf.mig
         if mig is not None:
             ids = str(mig.compute_instance_id), str(mig.gpu_instance_id)
             yield Series((*ids, plain(leaf.uuid), mig.profile, plain(gpu.uuid)), 1)
 
 
-def on_gpu_instances(name: str, help: str, value: Callable[[Leaf], float | None]) -> Family:
+def on_gpu_instances(name: str, help: str, value: Callable[[Device], float | None]) -> Family:
     """Return a family with one value for each GPU instance: that of its first compute instance with a value."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         shown: set[tuple[str, ...]] = set()
         for leaf, gpu in _mig_devices(snapshot):
-            labels = str(leaf.instance.gpu_instance_id if leaf.instance else ""), plain(gpu.uuid)
+            labels = str(leaf.mig.gpu_instance_id if leaf.mig else ""), plain(gpu.uuid)
             if labels not in shown and (found := value(leaf)) is not None:
                 shown.add(labels)
                 yield Series(labels, found)
@@ -123,9 +124,10 @@ def on_gpu_instances(name: str, help: str, value: Callable[[Leaf], float | None]
 
 
 @once_per_snapshot
-def _mig_devices(snapshot: Snapshot) -> list[tuple[Leaf, Gpu]]:
+def _mig_devices(snapshot: Snapshot) -> list[tuple[Device, Gpu]]:
     """Return the MIG devices of GPUs that answer."""
-    found = ((leaf, leaf.gpu) for leaf in snapshot.leaves if leaf.instance is not None)
+    gpus = gpus_by_uuid(snapshot)
+    found = ((leaf, gpus.get(leaf.uuid)) for leaf in snapshot.node.devices if leaf.mig is not None)
     return [(leaf, gpu) for leaf, gpu in found if gpu is not None and gpu.reading is not None]
 
 
@@ -152,7 +154,7 @@ def _compute_apps(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[int 
     gpus = gpus_by_uuid(snapshot)
     for process in snapshot.processes:
         gpu = gpus.get(process.uuid)
-        if gpu is not None and "C" in process.types.split("+"):
+        if gpu is not None and "C" in process.type.split("+"):
             labels = str(process.pid), process.comm, plain(gpu.uuid)
             found.setdefault(labels, []).append(process.memory_bytes)
     return found
@@ -165,7 +167,7 @@ def compute_apps(snapshot: Snapshot) -> Iterator[Series]:
     counts: dict[str, int] = {}
     for _, _, uuid in _compute_apps(snapshot):
         counts[uuid] = counts.get(uuid, 0) + 1
-    for gpu in snapshot.gpus:
+    for gpu in snapshot.node.gpus:
         if gpu.reading is not None and _lists_processes(gpu.reading):
             yield Series((plain(gpu.uuid),), counts.get(plain(gpu.uuid), 0))
 
@@ -186,7 +188,7 @@ def compute_apps_success(snapshot: Snapshot) -> Iterator[Series]:
 
 def _tried(snapshot: Snapshot) -> Iterator[SourceHealth]:
     """Return NVML's record after the first attempt."""
-    return (health for health in snapshot.sources if health.source is Source.NVML and health.attempts)
+    return (health for health in snapshot.node.sources if health.source == Source.NVML and health.attempts)
 
 
 def exit_code(snapshot: Snapshot) -> Iterator[Series]:
@@ -204,7 +206,7 @@ def success(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def success_moment(snapshot: Snapshot) -> Iterator[Series]:
-    return (Series((), health.last_success.wall) for health in _tried(snapshot) if health.last_success is not None)
+    return (Series((), health.last_success) for health in _tried(snapshot) if health.last_success is not None)
 
 
 def duration(snapshot: Snapshot) -> Iterator[Series]:

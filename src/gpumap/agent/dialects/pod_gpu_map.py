@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gpumap.agent.dialects.common import gpus_by_uuid
 from gpumap.model.families import Family, NumberedFamilies, Series
 from gpumap.model.snapshot import Snapshot
 
@@ -17,8 +18,7 @@ _LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
 
 
 def _rows(snapshot: Snapshot) -> Iterator[Series]:
-    models = {leaf.uuid: leaf.gpu.model for leaf in snapshot.leaves if leaf.gpu}
-    models.update({gpu.uuid: gpu.model for gpu in snapshot.gpus})
+    models = {uuid: gpu.model for uuid, gpu in gpus_by_uuid(snapshot).items()}
     held = sorted({(row.uuid, row.name.namespace, row.name.pod) for row in snapshot.containers if row.holds})
     for uuid, namespace, pod in held:
         yield Series((uuid, models.get(uuid, ""), namespace, snapshot.node.name, pod), 1)

@@ -15,7 +15,7 @@ Reading order. `step` shows the whole; each file after `joined` needs only those
 | `placement`, `grants`, `allocation` | which container holds which device, and how much of it? |
 | `attribution` | which pod owns each process on each device? |
 | `usage` | how much does each container use? |
-| `snapshot_rows` | how do these results become rows of the snapshot? |
+| `describe` | how do these results become the nouns of the node? |
 | `memory` | what does gpumap remember? |
 
 Read when needed: `accounting` (seconds and joules for each container), `xids` and `xid_containers` (XID errors),

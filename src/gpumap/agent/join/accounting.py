@@ -15,9 +15,9 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from gpumap.agent.join.inventory import Inventory
+from gpumap.model.node import ContainerAccount, ContainerOnDevice, GpuAccount
 from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import GpuReading, Uuid
-from gpumap.model.snapshot import ContainerAccount, ContainerOnDevice, GpuAccount
 
 Key = tuple[ContainerName, Uuid]
 """A container and a device."""
@@ -39,6 +39,7 @@ class Charge(Struct, frozen=True):
     gpu: Uuid
     allocated_gpu_seconds: float | None = None
     sm_seconds: float | None = None
+    sm_activity_seconds: float | None = None
     memory_byte_seconds: float | None = None
     energy_millijoules: int | None = None
     present: bool = False
@@ -85,12 +86,13 @@ def container_accounts(ledger: Ledger) -> Iterator[ContainerAccount]:
     """Return each container's counters, sorted."""
     for (name, uuid), charge in sorted(ledger.charges.items()):
         yield ContainerAccount(
-            name,
+            *name,
             uuid,
             charge.allocated_gpu_seconds,
             charge.sm_seconds,
             charge.memory_byte_seconds,
             _joules(charge.energy_millijoules),
+            charge.sm_activity_seconds,
         )
 
 
@@ -119,14 +121,15 @@ PEAK = 2.0
 
 
 class Measurements(NamedTuple):
-    """The inputs of one collection. `sm_ratios` are the known SM ratios of containers, as shares of the GPU. They may
-    exceed 1."""
+    """The inputs of one collection. `sm_ratios` are the known SM ratios of containers, which may exceed 1.
+    `sm_activities` are their known SM activities, as shares of the GPU."""
 
     at: Moment
     """When NVML's answer or failure arrived."""
     inventory: Inventory
     containers: tuple[ContainerOnDevice, ...]
     sm_ratios: Mapping[Key, float]
+    sm_activities: Mapping[Key, float]
     list_current: bool
 
 
@@ -217,7 +220,7 @@ def _read_energy(
 
 def _can_draw(reading: GpuReading, millijoules: int, period: ChargedPeriod) -> bool:
     """Whether the GPU can draw so much in this period. If not, its counter fell before and returned."""
-    limit = max([reading.power_limit_watts or 0.0, *(watts for _, watts in reading.power_limits_watts)]) or WATTS_MAX
+    limit = max([reading.power_limit_watts or 0.0, *reading.power_limits_watts.values()]) or WATTS_MAX
     return millijoules <= 1000 * limit * PEAK * (period.seconds + LATE_SECONDS)
 
 
@@ -251,7 +254,7 @@ def _sharers(charges: Mapping[Key, Charge], measured: Measurements) -> dict[Uuid
         before, sm_ratio = charges.get(key), measured.sm_ratios.get(key)
         if before is None or not before.present or before.energy_millijoules is None or sm_ratio is None:
             continue
-        held = before.allocated_gpus if row.allocated_gpus is not None else None
+        held = before.allocated_gpus if row.grant and row.grant.gpus is not None else None
         by_gpu.setdefault(row.uuid, []).append(_Sharer(key, sm_ratio, held or 0.0))
     return by_gpu
 
@@ -296,14 +299,14 @@ def _charge_all(
             if gpu is None:
                 continue  # NVML never listed this GPU: there is nothing to charge
             charge = Charge(gpu)
-        sm_ratio = measured.sm_ratios.get(key)
-        charge = _charge(charge, periods.get(charge.gpu), sm_ratio, shares.get(key, 0))
-        after[key] = _with_state(charge, row, sm_ratio, gpus.get(charge.gpu), measured.at.monotonic)
+        sm_ratio, sm_activity = measured.sm_ratios.get(key), measured.sm_activities.get(key)
+        charge = _charge(charge, periods.get(charge.gpu), sm_ratio, sm_activity, shares.get(key, 0))
+        after[key] = _with_state(charge, row, sm_ratio, sm_activity, gpus.get(charge.gpu), measured.at.monotonic)
     known = {gpu.uuid for gpu in measured.inventory.known}
     for key, charge in before.items():
         if key in after:
             continue
-        charge = _charge(charge, periods.get(charge.gpu), None, 0)
+        charge = _charge(charge, periods.get(charge.gpu), None, None, 0)
         # Without NVML, the List shows the holders of known GPUs, but no containers that only use one.
         gone = measured.list_current and (
             measured.inventory.up or (charge.allocated_gpu_seconds is not None and charge.gpu in known)
@@ -320,7 +323,13 @@ def _gpu_of(uuid: Uuid, inventory: Inventory) -> Uuid | None:
     return gpu.uuid if gpu else None
 
 
-def _charge(charge: Charge, period: ChargedPeriod | None, sm_ratio: float | None, millijoules: int) -> Charge:
+def _charge(
+    charge: Charge,
+    period: ChargedPeriod | None,
+    sm_ratio: float | None,
+    sm_activity: float | None,
+    millijoules: int,
+) -> Charge:
     """Charge a period: share and memory as they were at its start, SM time and energy as measured during it."""
     if not charge.present or period is None:
         return structs.replace(charge, unsettled_seconds=0.0) if charge.unsettled_seconds else charge
@@ -331,6 +340,7 @@ def _charge(charge: Charge, period: ChargedPeriod | None, sm_ratio: float | None
         charge.gpu,
         _add(charge.allocated_gpu_seconds, charge.allocated_gpus, seconds),
         _add(charge.sm_seconds, min(sm_ratio, 1.0) if sm_ratio is not None else None, settled),
+        _add(charge.sm_activity_seconds, sm_activity, seconds),
         _add(charge.memory_byte_seconds, charge.memory_bytes, seconds),
         energy + millijoules if energy is not None else None,
         charge.present,
@@ -360,21 +370,27 @@ def _add(total: float | None, rate: float | None, seconds: float) -> float | Non
 
 
 def _with_state(
-    charge: Charge, row: ContainerOnDevice, sm_ratio: float | None, gpu: GpuCounters | None, at: float
+    charge: Charge,
+    row: ContainerOnDevice,
+    sm_ratio: float | None,
+    sm_activity: float | None,
+    gpu: GpuCounters | None,
+    at: float,
 ) -> Charge:
     """Note a container's present state. A counter starts at 0 when its value is first known: a scraper then sees its
     whole increase."""
     memory_bytes = row.use.memory_bytes if row.use else None
-    is_mig_device = row.uuid != charge.gpu  # nothing measures its energy
-    has_energy = sm_ratio is not None and not is_mig_device and gpu is not None and gpu.counter_millijoules is not None
+    gpus = row.grant.gpus if row.grant else None
+    has_energy = sm_ratio is not None and gpu is not None and gpu.counter_millijoules is not None
     return Charge(
         charge.gpu,
-        _started(charge.allocated_gpu_seconds, row.allocated_gpus is not None),
+        _started(charge.allocated_gpu_seconds, gpus is not None),
         _started(charge.sm_seconds, sm_ratio is not None),
+        _started(charge.sm_activity_seconds, sm_activity is not None),
         _started(charge.memory_byte_seconds, memory_bytes is not None),
         0 if charge.energy_millijoules is None and has_energy else charge.energy_millijoules,
         True,
-        row.allocated_gpus,
+        gpus,
         memory_bytes,
         at,
         charge.unsettled_seconds,

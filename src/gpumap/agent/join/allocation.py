@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.agent.join.grants import Grant, Holding, grants
+from gpumap.agent.join.grants import Holding, grants
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
 from gpumap.agent.join.pods import PodTable
@@ -22,6 +22,7 @@ from gpumap.agent.join.shares import (
     place_shares,
 )
 from gpumap.model.device_ids import ByIndex, DeviceRef
+from gpumap.model.node import Grant, UnmatchedSlots
 from gpumap.model.observations import (
     CheckpointEntry,
     ClaimDevice,
@@ -37,7 +38,7 @@ from gpumap.model.observations import (
 )
 from gpumap.model.plugins import Plugin, Trust, family, named_devices, recognise
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import UnmatchedSlots
+from gpumap.model.remedies import UNMATCHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,10 @@ def allocate(
     return Allocation(
         basis=basis,
         grants=granted,
-        unmatched=tuple(UnmatchedSlots(*key, len(slots)) for key, slots in sorted(unmatched.items())),
+        unmatched=tuple(
+            UnmatchedSlots(*name, resource, reason, len(slots), UNMATCHED.get(reason))
+            for (name, resource, reason), slots in sorted(unmatched.items())
+        ),
         incomplete=frozenset(
             (*(key[0] for key in unmatched), *(name for name, one in _claims(pods) if not one.driver))
         ),

@@ -27,7 +27,7 @@ from gpumap.model.observations import (
     ProcTable,
 )
 from gpumap.model.readings import GpuProcess, Uuid
-from gpumap.model.snapshot import Owner
+from gpumap.model.terms import Owner
 from gpumap.model.workloads import OTHER, Workload
 
 CONFIRM_SECONDS = 0.4
@@ -128,8 +128,8 @@ class ContainerProcesses(NamedTuple):
 
     items: tuple[Attributed, ...]
     memory_bytes: int | None
-    unassigned: bool
-    scheduled: bool
+    owner: Owner
+    """Owner of the processes. If they have several, the first of `_OWNERS`."""
 
 
 def memory_of_all(items: Iterable[Attributed]) -> int | None:
@@ -229,9 +229,13 @@ def attribute(
     )
 
 
+_OWNERS = (Owner.UNASSIGNED, Owner.UNKNOWN, Owner.SCHEDULED, Owner.ASSIGNED)
+"""The owners of measured processes of a container."""
+
+
 def _of_container(items: Iterable[Attributed]) -> ContainerProcesses:
     owners = {item.owner for item in items}
-    return ContainerProcesses(tuple(items), memory_of_all(items), Owner.UNASSIGNED in owners, Owner.SCHEDULED in owners)
+    return ContainerProcesses(tuple(items), memory_of_all(items), next(one for one in _OWNERS if one in owners))
 
 
 def _user(item: Attributed) -> User | None:

@@ -10,10 +10,13 @@ import re
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import structs
+
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import IdsByDevice
 from gpumap.agent.join.shares import PlacedShare
 from gpumap.model.device_ids import is_gpu
+from gpumap.model.node import Grant
 from gpumap.model.observations import ClaimDevice, ContainerName, DeviceId, PluginAnswer, PodName, PreparedDevice
 from gpumap.model.plugins import GIB, MIB, Plugin, Unit, gpushare_slot_bytes
 from gpumap.model.readings import Uuid
@@ -24,19 +27,6 @@ _LIMIT_BYTES = {"": 1, "k": 1 << 10, "m": MIB, "g": GIB}
 _PINNED = re.compile(r"[0-9A-Za-z-]+=([0-9]{1,12})([MG])")
 _VCUDA_BLOCK = re.compile(r"vcuda-memory-([0-9]{1,12})-")
 _VCUDA_BLOCK_BYTES = 268435456
-
-
-class Grant(NamedTuple):
-    """What one container holds of one device."""
-
-    slots: tuple[tuple[str, int], ...]
-    """By resource, sorted. Empty if a scheduler beside the kubelet granted it."""
-    gpus: float | None = None
-    memory_bytes: int | None = None
-    admin_access: bool | None = False
-    """All of it are DRA claims with admin access, which do not reserve the device. `None` if unknown."""
-    reservation: bool = False
-    """A scheduler's reservation, which grants nothing: the GPU is shared among other pods."""
 
 
 class Holding(NamedTuple):
@@ -88,7 +78,7 @@ def grants(
     found = {**by_scheduler, **found}
     totals = _overcommitment(found, inventory)
     return {
-        holder: grant._replace(gpus=_scaled(grant.gpus, totals.get(_gpu_uuid(holder[1], inventory), 1.0)))
+        holder: structs.replace(grant, gpus=_scaled(grant.gpus, totals.get(_gpu_uuid(holder[1], inventory), 1.0)))
         for holder, grant in found.items()
     }
 
@@ -183,7 +173,7 @@ class _NodeHoldings:
     def _gpushare(self, holding: Holding) -> GrantInputs:
         """By the slots of the device: those of its ids, otherwise the number in the container's environment."""
         slots = len(holding.ids)
-        count = self._count((holding.uuid, holding.resource)) or _number(_envs(holding).get("ALIYUN_COM_GPU_MEM_DEV"))
+        count = self._count((holding.uuid, holding.resource)) or _digits(_envs(holding).get("ALIYUN_COM_GPU_MEM_DEV"))
         total = _total_bytes(holding.uuid, self._inventory)
         share = slots / count if count else None
         if not count or total is None:
@@ -195,7 +185,7 @@ class _NodeHoldings:
         own = _own_share(holding.uuid, self._inventory)
         envs = _envs(holding)
         limit = _LIMIT.fullmatch(envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{holding.position}", ""))
-        cores = _number(envs.get("CUDA_DEVICE_SM_LIMIT"))
+        cores = _digits(envs.get("CUDA_DEVICE_SM_LIMIT"))
         if not is_gpu(holding.uuid) and limit is None and not envs.get("CUDA_DEVICE_SM_LIMIT"):
             return GrantInputs((own,), is_whole=True)  # a MIG device that was made for this container
         # 0 is no limit: no memory is granted.
@@ -229,7 +219,7 @@ def _scheduled(share: PlacedShare, inventory: Inventory) -> Grant:
         gpus = memory / total
     if memory is None and gpus is not None and total is not None:
         memory = int(gpus * total)
-    return Grant((), None if gpus is None or own is None else own * gpus, memory)
+    return Grant({}, None if gpus is None or own is None else own * gpus, memory)
 
 
 def _cores(holding: Holding) -> GrantInputs:
@@ -244,7 +234,7 @@ def _vcuda_memory(holding: Holding) -> GrantInputs:
 def _volcano_memory(holding: Holding) -> GrantInputs:
     """MiB by the factor; otherwise the plugin's total, which is MiB in all versions without a factor."""
     envs = _envs(holding)
-    factor, allocated = _number(envs.get("VOLCANO_GPU_FACTOR")), _number(envs.get("VOLCANO_GPU_ALLOCATED"))
+    factor, allocated = _digits(envs.get("VOLCANO_GPU_FACTOR")), _digits(envs.get("VOLCANO_GPU_ALLOCATED"))
     if factor is not None:
         return GrantInputs((), (len(holding.ids) * factor * MIB,))
     if allocated is not None:
@@ -257,7 +247,7 @@ def _envs(holding: Holding) -> dict[str, str]:
     return dict(holding.answer.envs) if holding.answer else {}
 
 
-def _number(text: str | None) -> int | None:
+def _digits(text: str | None) -> int | None:
     """A number as plugins write them into environments; `None` for anything else."""
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
@@ -294,12 +284,12 @@ def _scaled(share: float | None, total: float) -> float | None:
     return None if share is None else share / total
 
 
-def _slots(of_holder: Iterable[Holding]) -> tuple[tuple[str, int], ...]:
+def _slots(of_holder: Iterable[Holding]) -> dict[str, int]:
     counts: dict[str, set[tuple[DeviceId, str]]] = {}
     for one in of_holder:
         share = one.claim.share_id if one.claim else ""
         counts.setdefault(one.resource, set()).update((id_, share) for id_ in one.ids)
-    return tuple((resource, len(ids)) for resource, ids in sorted(counts.items()))
+    return {resource: len(ids) for resource, ids in sorted(counts.items())}
 
 
 def _share(shares: Sequence[float | None]) -> float | None:

@@ -6,8 +6,8 @@ from msgspec import Struct, structs
 
 from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
 from gpumap.agent.join.usage import Measured, ratio_of
+from gpumap.model.node import Use
 from gpumap.model.observations import Moment, PodUid
-from gpumap.model.snapshot import ContainerUse
 
 
 class UseMemory(Struct, frozen=True):
@@ -35,7 +35,7 @@ class UseMemory(Struct, frozen=True):
 
 def with_history(
     measured: Measured, before: UseMemory | None, profile: str, at: Moment, stale_after_seconds: float
-) -> tuple[ContainerUse, UseMemory]:
+) -> tuple[Use, UseMemory]:
     """Add what gpumap remembers of a container to its use, and return what to remember.
 
     Another pod of the same name starts without history, and so does another MIG device of the same uuid. While the
@@ -85,23 +85,21 @@ def _differ(before: str | None, now: str | None) -> bool:
     return bool(before and now and before != now)
 
 
-def _use(measured: Measured, history: UseMemory | None = None, active: bool | None = None) -> ContainerUse:
+def _use(measured: Measured, history: UseMemory | None = None, active: bool | None = None) -> Use:
     """Return the use of a container. Without `history`, only what this collection measured."""
     times = measured.times
     now = elapsed(history.at) if history else 0.0
-    return ContainerUse(
+    return Use(
         memory_bytes=measured.memory_bytes,
         memory_peak_bytes=history.peak_bytes if history and measured.memory_bytes is not None else None,
         processes=measured.processes,
         sm_ratio=ratio_of(times.sm),
-        memory_controller_ratio=ratio_of(times.memory_controller),
+        memory_controller_busy_ratio=ratio_of(times.memory_controller),
         encoder_ratio=ratio_of(times.encoder),
         decoder_ratio=ratio_of(times.decoder),
-        unassigned=measured.unassigned,
         last_active=history.last_active if history and active is not None else None,
         pod_uid=measured.pod_uid,
         seen_seconds=now - elapsed(history.watched_since) if history else None,
         no_process_seconds=now - elapsed(history.last_process) if history else None,
         sm_activity_ratio=measured.sm_activity_ratio,
-        scheduled=measured.scheduled,
     )

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from gpumap.model import remedies
 from gpumap.model.device_ids import ByIndex, ByMinor, ByPlacement, ByUuid, DeviceRef, mig_place
+from gpumap.model.node import Gpu, NamelessGpu
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuProcess, GpuReading, MigInstance, Uuid
-from gpumap.model.snapshot import Gpu, NamelessGpu
 
 
 class KnownLeaf(NamedTuple):
@@ -152,7 +153,8 @@ def take_inventory(answer: NvmlReading | None, wall: float, remembered: tuple[Kn
         if known is not None and known.uuid not in by_uuid:
             by_uuid[known.uuid] = known, reading
         else:  # two GPUs with one uuid are one device and one without
-            nameless.append(NamelessGpu(reading.index, reading.fault or _NO_NAME))
+            fault = reading.fault or _NO_NAME
+            nameless.append(NamelessGpu(reading.index, fault, remedies.of_fault(fault, reading.index)))
     return _inventory(
         up=True,
         count=len(answer.gpus),
@@ -251,7 +253,7 @@ def _ecc_uncorrected(
     reading: GpuReading, wall: float, before: KnownGpu | None
 ) -> tuple[Mapping[str, int], float | None]:
     """Return the counts of uncorrected ECC errors, and when one last grew. A count may be absent for a while."""
-    counts = {location: errors for kind, location, errors in reading.ecc_errors if kind == "uncorrected"}
+    counts = reading.ecc_errors.get("uncorrected", {})
     if before is None:
         return counts, None
     grew = any(errors > before.ecc_uncorrected.get(location, errors) for location, errors in counts.items())
@@ -296,6 +298,7 @@ def _gpu(known: KnownGpu, reading: GpuReading) -> Gpu:
         stuck_seconds=reading.stuck_seconds,
         last_success=known.last_success or None,
         reading=reading if reading.fault is None else None,
+        samples_from=reading.samples_from if reading.samples is not None else None,
         recovery_action=reading.recovery_action,
         ecc_uncorrected_at=known.ecc_uncorrected_at,
     )

@@ -27,7 +27,6 @@ from gpumap.model.observations import (
     ProcTable,
 )
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import Node
 
 NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
 
@@ -38,10 +37,11 @@ def _none(_namespace: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Decisions of the user: the node's name, which resources are GPUs, for how long gpumap serves old data, and the
-    namespaces of reservations and of trusted pods."""
+    """Decisions of the user: the node's name and address, which resources are GPUs, for how long gpumap serves old
+    data, and the namespaces of reservations and of trusted pods."""
 
-    node: Node
+    node_name: str
+    internal_ip: str
     is_gpu_resource: Callable[[str], bool]
     stale_after_seconds: float
     is_reserving: Callable[[str], bool] = _none
@@ -83,7 +83,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
     inventory = take_inventory(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
     listing = choose_listing(memory, observations, files, procs, rules.stale_after_seconds)
     can_report_unassigned = _can_report_unassigned(listing, observations)
-    pod_table = _pod_table(listing, files, memory, read_together=can_report_unassigned, node_name=rules.node.name)
+    pod_table = _pod_table(listing, files, memory, read_together=can_report_unassigned, node_name=rules.node_name)
     pods = listing.pods if listing.current else ()
     kubelet = observations.kubelet
     if can_report_unassigned and isinstance(kubelet, Observed) and kubelet.value.may_leave_out_devices:

@@ -16,9 +16,9 @@ from gpumap.agent.join.pods import PodTable
 from gpumap.agent.join.recent_processes import RecentProcesses
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.xids import XidMemory
+from gpumap.model.node import SourceHealth
 from gpumap.model.observations import KubeletAnswer, ListedPod, Moment, Observed, PodIdentity, PodName, PodUid
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import SourceHealth
 from gpumap.model.workloads import Workload
 
 
@@ -27,6 +27,8 @@ class Memory:
     """What `step` takes and returns. `Memory()` is the state at gpumap's start."""
 
     health: tuple[SourceHealth, ...] = field(default_factory=untried)
+    answered: Mapping[str, float] = field(default_factory=dict)
+    """When each source last answered, on the monotonic clock."""
     collections: Mapping[str, int] = field(default_factory=dict)
     kubelet: Observed[KubeletAnswer] | None = None
     kubelet_back_at: float | None = None

@@ -239,7 +239,7 @@ class PlacedOffer:
     basis: tuple[object, ...]
     allocatable: IdsByDevice
     registered: IdsByDevice
-    slots: Mapping[Uuid, tuple[tuple[str, int], ...]]
+    slots: Mapping[Uuid, dict[str, int]]
     """Allocatable slots by device and resource; empty while the kubelet does not report them."""
     names_no_device: bool
     """A plugin offers GPU slots whose ids name no device of this node: they may be of any device."""
@@ -284,8 +284,8 @@ def _by_device(
     return found
 
 
-def _counts(offered: IdsByDevice) -> dict[Uuid, tuple[tuple[str, int], ...]]:
-    counts: dict[Uuid, list[tuple[str, int]]] = {}
+def _counts(offered: IdsByDevice) -> dict[Uuid, dict[str, int]]:
+    counts: dict[Uuid, dict[str, int]] = {}
     for (uuid, resource), ids in sorted(offered.items()):
-        counts.setdefault(uuid, []).append((resource, len(ids)))
-    return {uuid: tuple(rows) for uuid, rows in counts.items()}
+        counts.setdefault(uuid, {})[resource] = len(ids)
+    return counts

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
+from gpumap.model import remedies
+from gpumap.model.node import SourceHealth
 from gpumap.model.observations import Complaint, Failed, Observations, Observed, Source
-from gpumap.model.snapshot import SourceHealth
 
 _REASONS = {
     Source.KUBELET: (
@@ -31,18 +32,24 @@ _REASONS = {
 
 def untried() -> tuple[SourceHealth, ...]:
     """Return the record of sources before their first attempt."""
-    return tuple(SourceHealth(source, errors=dict.fromkeys(_REASONS[source], 0)) for source in Source)
+    return tuple(SourceHealth(source.value, errors=dict.fromkeys(_REASONS[source], 0)) for source in Source)
 
 
-def record_health(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
-    """Add the answers and failures of one collection. What is no source of this machine has no record."""
-    answers: dict[Source, Observed[object] | Failed | None] = {
+def answers(observations: Observations) -> dict[str, Observed[object] | Failed]:
+    """Return the answers and failures of one collection, by source."""
+    found: dict[str, Observed[object] | Failed | None] = {
         Source.KUBELET: observations.kubelet,
         Source.NVML: observations.nvml,
         Source.PROCFS: observations.procfs,
         Source.POD_IDENTITY: observations.pod_identity,
     }
-    return tuple(_record(before, answer) for before in health if (answer := answers[before.source]) is not None)
+    return {source: answer for source, answer in found.items() if answer is not None}
+
+
+def record_health(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
+    """Add the answers and failures of one collection. What is no source of this machine has no record."""
+    now = answers(observations)
+    return tuple(_record(before, now[before.source]) for before in health if before.source in now)
 
 
 def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHealth:
@@ -50,12 +57,13 @@ def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHe
     for complaint in answer.complaints:
         errors[complaint.reason] = errors.get(complaint.reason, 0) + 1
     last = answer.complaints[-1] if answer.complaints else Complaint("", "")
-    return replace(
+    return structs.replace(
         before,
         up=isinstance(answer, Observed),
         reason=last.reason,
         detail=last.detail,
-        last_success=answer.at if isinstance(answer, Observed) else before.last_success,
+        remedy=remedies.SOURCES[Source(before.source)].get(last.reason),
+        last_success=answer.at.wall if isinstance(answer, Observed) else before.last_success,
         attempts=before.attempts + 1,
         seconds=before.seconds + answer.seconds,
         errors=errors,

@@ -6,25 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
 from gpumap.agent.join.joined import Joined, Rules, join_sources
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
 from gpumap.agent.join.pcie import count_pcie
-from gpumap.agent.join.snapshot_rows import (
-    container_rows,
-    ever_offered,
-    has_short_process,
-    leaf_rows,
-    pod_rows,
-    process_rows,
-    reported_health_rows,
-)
-from gpumap.agent.join.source_health import record_health
+from gpumap.agent.join.source_health import answers, record_health
 from gpumap.agent.join.xids import count_xids
+from gpumap.model import remedies
+from gpumap.model.node import ContainerOnDevice, ContainerXids, Driver, GpuXids, Node
 from gpumap.model.observations import Failed, Observations, Observed
 from gpumap.model.readings import GpuReading
-from gpumap.model.snapshot import ContainerOnDevice, HiddenDevice, LazyRows, Snapshot
+from gpumap.model.snapshot import HiddenDevice, LazyRows, Snapshot
 from gpumap.model.workloads import named
 
 
@@ -32,8 +26,10 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     """Reduce one collection."""
     pcie, observations = count_pcie(memory.pcie, observations)
     joined = join_sources(memory, observations, rules)
-    containers, uses, sm_ratios = container_rows(joined)
-    measurements = Measurements(observations.nvml.at, joined.inventory, containers, sm_ratios, joined.listing.current)
+    containers, uses, sm_ratios, sm_activities = describe.containers(joined)
+    measurements = Measurements(
+        observations.nvml.at, joined.inventory, containers, sm_ratios, sm_activities, joined.listing.current
+    )
     xid_memory, xids, container_xids = count_xids(
         memory.xids,
         observations.nvml,
@@ -49,8 +45,9 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     after = replace(
         _remember(joined),
         health=record_health(memory.health, observations),
+        answered={**memory.answered, **_answered(observations)},
         collections=_count_collection(memory.collections, observations),
-        offered=ever_offered(memory.offered, joined.allocation, joined.inventory),
+        offered=describe.ever_offered(memory.offered, joined.allocation, joined.inventory),
         uses=uses,
         pcie=pcie,
         hidden=hidden_memory,
@@ -58,34 +55,65 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         ledger=account(memory.ledger, measurements, rules.stale_after_seconds),
         xids=xid_memory,
     )
-    snapshot = _describe(joined, after, containers, rules)
-    return after, replace(snapshot, hidden=hidden, lost_driver=lost_driver, xids=xids, container_xids=container_xids)
-
-
-def _describe(joined: Joined, after: Memory, containers: tuple[ContainerOnDevice, ...], rules: Rules) -> Snapshot:
-    """Make the snapshot of a joined collection, without XID errors and reasons to restart."""
-    observations, inventory = joined.observations, joined.inventory
-    return Snapshot(
+    snapshot = Snapshot(
         at=observations.finished,
-        node=rules.node,
-        sources=after.health,
-        capabilities=_capabilities(joined),
-        collections=tuple(sorted(after.collections.items())),
-        visibility_reason=joined.procs.visibility_reason,
-        expires=_expiry(joined, rules.stale_after_seconds),
-        driver=replace(observations.nvml.value, gpus=()) if isinstance(observations.nvml, Observed) else None,
-        gpus=inventory.gpus,
-        nameless_gpus=inventory.nameless,
-        leaves=leaf_rows(joined, after),
+        node=_node(joined, after, containers, xids, container_xids, rules),
         containers=containers,
-        processes=LazyRows(partial(process_rows, joined.leaf_uses, after.pending_owners)),
+        processes=LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners)),
+        answered=after.answered,
+        collections=tuple(sorted(after.collections.items())),
+        expires=_expiry(joined, rules.stale_after_seconds),
+        has_short_process=describe.has_short_process(joined),
+        hidden=hidden,
+        lost_driver=lost_driver,
+    )
+    return after, snapshot
+
+
+def _node(
+    joined: Joined,
+    after: Memory,
+    containers: tuple[ContainerOnDevice, ...],
+    xids: tuple[GpuXids, ...],
+    container_xids: tuple[ContainerXids, ...],
+    rules: Rules,
+) -> Node:
+    observations, inventory = joined.observations, joined.inventory
+    capabilities = _capabilities(joined)
+    return Node(
+        timestamp=observations.finished.wall,
+        name=rules.node_name,
+        internal_ip=rules.internal_ip,
+        driver=_driver(observations),
+        gpus=describe.gpus(inventory.gpus, xids),
+        nameless_gpus=inventory.nameless,
+        devices=describe.devices(joined, after, containers),
         unmatched=joined.allocation.unmatched,
-        pods=pod_rows(joined, containers),
-        device_health=reported_health_rows(observations.pod_identity, rules.is_gpu_resource),
+        pods=describe.pods(joined, containers),
         accounts=tuple(container_accounts(after.ledger)),
         gpu_accounts=tuple(gpu_accounts(after.ledger)),
-        has_short_process=has_short_process(joined),
+        xids=xids,
+        container_xids=container_xids,
+        device_health=describe.device_health(observations.pod_identity, rules.is_gpu_resource),
+        sources=after.health,
+        capabilities=capabilities,
+        pid_visibility_reason=joined.procs.visibility_reason,
+        remedies=remedies.of_missing_capabilities(capabilities, gpu_answers=any(gpu.reading for gpu in inventory.gpus)),
     )
+
+
+def _driver(observations: Observations) -> Driver | None:
+    if not isinstance(observations.nvml, Observed):
+        return None
+    nvml = observations.nvml.value
+    return Driver(nvml.driver_version, nvml.cuda_version, nvml.nvml_version)
+
+
+def _answered(observations: Observations) -> dict[str, float]:
+    """Return when each source answered in this collection, on the monotonic clock."""
+    return {
+        source: answer.at.monotonic for source, answer in answers(observations).items() if isinstance(answer, Observed)
+    }
 
 
 def _count_collection(before: Mapping[str, int], observations: Observations) -> dict[str, int]:
@@ -123,7 +151,7 @@ def _has_activity(reading: GpuReading) -> bool:
     return reading.activity is not None or any(mig.activity is not None for mig in reading.instances)
 
 
-def _capabilities(joined: Joined) -> tuple[tuple[str, bool], ...]:
+def _capabilities(joined: Joined) -> dict[str, bool]:
     """Return each capability, sorted. Those of the kubelet's files do not exist on a machine without a kubelet."""
     identity = joined.identity.value if joined.identity else None
     readings = [gpu.reading for gpu in joined.inventory.gpus if gpu.reading]
@@ -140,7 +168,7 @@ def _capabilities(joined: Joined) -> tuple[tuple[str, bool], ...]:
             "pod_logs": identity is not None and identity.logs is not None,
             "push": joined.observations.push,
         }
-    return tuple(sorted(found.items()))
+    return dict(sorted(found.items()))
 
 
 def _remember(joined: Joined) -> Memory:

@@ -21,9 +21,10 @@ from gpumap.agent.join.attribution import (
     memory_of_all,
 )
 from gpumap.agent.join.recent_processes import EndedProcess
+from gpumap.model.node import HostUse, OwnerUse
 from gpumap.model.observations import ContainerName, PodName, PodUid
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample
-from gpumap.model.snapshot import HostUse, Owner, OwnerUse
+from gpumap.model.terms import Owner
 from gpumap.model.workloads import OTHER, Workload
 
 ACTIVE_RATIO = 0.01
@@ -40,16 +41,10 @@ class Measured(Struct, frozen=True):
     """Whether it worked since the collection before, on any engine. `None`: it may have."""
     timed: bool
     """`active` is known from the time of processes or from GPM. Otherwise only the process lists show it."""
-    unassigned: bool
-    scheduled: bool
+    owner: Owner
     pod_uid: PodUid | None
     sm_activity_ratio: float | None = None
     """Of a MIG device, which has no `times`."""
-
-    @property
-    def busy_ratio(self) -> float | None:
-        """Return its SM time, or its SM activity on a MIG device; `None` if unknown. SM time may exceed 1."""
-        return self.sm_activity_ratio if self.times.sm is None else self.times.sm
 
 
 class Times(NamedTuple):
@@ -63,7 +58,7 @@ class Times(NamedTuple):
     ofa: float | None = None
 
 
-_NO_PROCESSES = ContainerProcesses((), 0, unassigned=False, scheduled=False)
+_NO_PROCESSES = ContainerProcesses((), 0, Owner.ASSIGNED)
 _NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
 _UNKNOWN_TIMES = Times()
 
@@ -166,24 +161,23 @@ class LeafUse:
         `uid_of` has every pod with measured processes.
         """
         of_all = {**dict.fromkeys(idle, _NO_PROCESSES), **self.processes.by_container}
-        for name, (items, memory_bytes, unassigned, scheduled) in of_all.items():
+        for name, (items, memory_bytes, owner) in of_all.items():
             uid = uid_of.get(name.pod_name)
             ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
             total, complete = self._sum(items, ended)
             active, timed = self._active(name, uid, total, complete, len(items))
             sm_activity = self.activity.of(name, uid) if self.activity and self.partitioned else None
             times = self._known(total, complete)
-            measured = Measured(memory_bytes, len(items), times, active, timed, unassigned, scheduled, uid, sm_activity)
-            yield name, measured
+            yield name, Measured(memory_bytes, len(items), times, active, timed, owner, uid, sm_activity)
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
         of_work: dict[Workload, list[Attributed]] = {}
         for item in self.processes.by_owner.get(Owner.HOST, ()):
-            of_work.setdefault(_named(item.workload, names), []).append(item)
+            of_work.setdefault(_shown_work(item.workload, names), []).append(item)
         ended: dict[Workload, list[ProcessSample | None]] = {}
         for work, samples in self.ended_work_times.items():
-            ended.setdefault(_named(work, names), []).extend(samples)
+            ended.setdefault(_shown_work(work, names), []).extend(samples)
         uses = []
         for work, items in sorted(of_work.items()):
             times = self._known(*self._sum(items, ended.get(work, ())))
@@ -201,7 +195,7 @@ class LeafUse:
                 complete = False
                 continue
             sm += sample.sm_ratio
-            memory_controller += sample.memory_controller_ratio
+            memory_controller += sample.memory_controller_busy_ratio
             encoder += sample.encoder_ratio
             decoder += sample.decoder_ratio
             jpeg += sample.jpeg_ratio
@@ -322,7 +316,7 @@ def _is_busy(sample: ProcessSample | None) -> bool:
     return sample is None or any(structs.astuple(sample)[1:])
 
 
-def _named(work: Workload | None, names: Container[Workload]) -> Workload:
+def _shown_work(work: Workload | None, names: Container[Workload]) -> Workload:
     return work if work is not None and work in names else OTHER
 
 

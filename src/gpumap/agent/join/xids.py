@@ -20,9 +20,9 @@ from gpumap.agent.join.xid_containers import (
     present_containers,
     still_needed,
 )
+from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids
 from gpumap.model.observations import Failed, NvmlReading, Observed
 from gpumap.model.readings import Uuid, XidError
-from gpumap.model.snapshot import ContainerOnDevice, ContainerXids, GpuXids
 
 OPEN_SECONDS = 60.0
 """How long a second may stay open in addition to the time between two reads. It is longer than gpumap waits for a
@@ -234,14 +234,11 @@ _NO_ERRORS = ContainerXidMemory({}, 0.0, 0.0)
 
 
 def _gpu_xids(uuid: Uuid, gpu: GpuXidMemory) -> GpuXids:
-    return GpuXids(uuid, tuple(sorted(gpu.errors.items())), gpu.blind_seconds, gpu.last_code, _by_code(gpu.last_at))
-
-
-def _by_code(moments: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
-    return tuple(sorted(moments.items()))
+    last_at = dict(sorted(gpu.last_at.items()))
+    return GpuXids(uuid, dict(sorted(gpu.errors.items())), gpu.blind_seconds, gpu.last_code, last_at)
 
 
 def _container_xids(kept: Mapping[Key, ContainerXidMemory]) -> Iterator[ContainerXids]:
     for (name, uuid), remembered in sorted(kept.items()):
         for code, errors in sorted(remembered.errors.items()):
-            yield ContainerXids(name, uuid, code, errors)
+            yield ContainerXids(*name, uuid, code, errors)

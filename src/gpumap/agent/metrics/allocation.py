@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpumap.model.families import Family, Series
-from gpumap.model.snapshot import ContainerOnDevice, Snapshot
+from gpumap.model.node import ContainerAccount, ContainerOnDevice, Grant
+from gpumap.model.snapshot import Snapshot
 
 CONTAINER_LABELS = ("namespace", "pod", "container", "uuid")
 
 
-def container_labels(row: ContainerOnDevice) -> tuple[str, str, str, str]:
-    return (*row.name, row.uuid)
+def container_labels(row: ContainerOnDevice | ContainerAccount) -> tuple[str, str, str, str]:
+    return row.namespace, row.pod, row.container, row.uuid
 
 
-def _held(name: str, help: str, value: Callable[[ContainerOnDevice], float | None]) -> Family:
+def _held(name: str, help: str, value: Callable[[Grant], float | None]) -> Family:
     """Return a family on what a container holds."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for row in snapshot.containers:
-            if row.holds and (found := value(row)) is not None:
+            if row.grant is not None and (found := value(row.grant)) is not None:
                 yield Series(container_labels(row), found)
 
     return Family(name, "gauge", help, CONTAINER_LABELS, read)
@@ -27,34 +28,35 @@ def _held(name: str, help: str, value: Callable[[ContainerOnDevice], float | Non
 
 def _slots(snapshot: Snapshot) -> Iterator[Series]:
     for row in snapshot.containers:
-        for resource, count in row.slots:
-            yield Series((*container_labels(row), resource), count)
+        if row.grant is not None:
+            for resource, count in row.grant.slots.items():
+                yield Series((*container_labels(row), resource), count)
 
 
 def _allocatable(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.leaves:
-        for resource, count in leaf.allocatable:
+    for leaf in snapshot.node.devices:
+        for resource, count in leaf.allocatable.items():
             yield Series((leaf.uuid, resource), count)
 
 
 def _holders(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.leaves:
+    for leaf in snapshot.node.devices:
         if leaf.holders is not None and not leaf.may_have_more:
             yield Series((leaf.uuid,), leaf.holders)
 
 
 def _reserved(snapshot: Snapshot) -> Iterator[Series]:
-    pods = {(row.uuid, *row.name.pod_name) for row in snapshot.containers if row.reservation}
+    pods = {(row.uuid, row.namespace, row.pod) for row in snapshot.containers if row.reservation}
     return (Series(labels, 1) for labels in sorted(pods))
 
 
 def _unmatched(snapshot: Snapshot) -> Iterator[Series]:
-    for row in snapshot.unmatched:
+    for row in snapshot.node.unmatched:
         yield Series((*row.name, row.resource, row.reason), row.slots)
 
 
 def _pod_info(snapshot: Snapshot) -> Iterator[Series]:
-    for pod in snapshot.pods:
+    for pod in snapshot.node.pods:
         yield Series((pod.namespace, pod.pod, pod.uid), 1)
 
 
@@ -62,7 +64,7 @@ ALLOCATION = (
     _held(
         "gpumap_allocation_info",
         "The kubelet assigned at least one slot of the device to the container, or a scheduler granted it a share.",
-        lambda row: 1,
+        lambda grant: 1,
     ),
     Family(
         "gpumap_allocation_slots",
@@ -102,12 +104,12 @@ ALLOCATION = (
     _held(
         "gpumap_container_allocated_gpus",
         "Share of a physical GPU that the container holds. 1 is a whole GPU.",
-        lambda row: row.allocated_gpus,
+        lambda grant: grant.gpus,
     ),
     _held(
         "gpumap_container_allocated_gpu_memory_bytes",
         "GPU memory granted to the container. Absent if its kind of sharing grants no memory.",
-        lambda row: row.allocated_memory_bytes,
+        lambda grant: grant.memory_bytes,
     ),
     Family("gpumap_pod_info", "gauge", "A pod that holds or uses a GPU.", ("namespace", "pod", "uid"), _pod_info),
     Family(

@@ -2,97 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from gpumap.agent.metrics.use import used
 from gpumap.model.families import Family, Kind, Series
+from gpumap.model.node import Device, Gpu
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading
-from gpumap.model.snapshot import Gpu, Leaf, Snapshot
+from gpumap.model.snapshot import Snapshot
 
 
 def measured(name: str, help: str, value: Callable[[GpuReading], float | None], kind: Kind = "gauge") -> Family:
     """Return a family with one value for each GPU."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for gpu in snapshot.gpus:
+        for gpu in snapshot.node.gpus:
             if gpu.reading is not None and (found := value(gpu.reading)) is not None:
                 yield Series((gpu.uuid,), found)
 
-    return Family(name, kind, help, ("uuid",), read)
+    return Family(name, kind, help, ("gpu_uuid",), read)
 
 
 def measured_by(
-    label: str, name: str, help: str, values: Callable[[GpuReading], Iterable[tuple[str, float]]], kind: Kind = "gauge"
+    label: str, name: str, help: str, values: Callable[[GpuReading], Mapping[str, float]], kind: Kind = "gauge"
 ) -> Family:
-    """Return a family with a value for each word of a label. If a word occurs twice, the last value counts."""
+    """Return a family with a value for each word of a label."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for gpu in snapshot.gpus:
+        for gpu in snapshot.node.gpus:
             if gpu.reading is not None:
-                for word, value in dict(values(gpu.reading)).items():
+                for word, value in values(gpu.reading).items():
                     yield Series((gpu.uuid, word), value)
 
-    return Family(name, kind, help, ("uuid", label), read)
+    return Family(name, kind, help, ("gpu_uuid", label), read)
 
 
 def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float | None]) -> Family:
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for leaf in snapshot.leaves:
+        for leaf in snapshot.node.devices:
             if leaf.memory is not None and (found := value(leaf.memory)) is not None:
                 yield Series((leaf.uuid,), found)
 
     return Family(name, "gauge", help, ("uuid",), read)
 
 
-def _partitioned_memory(value: Callable[[DeviceMemory], float]) -> Callable[[GpuReading], float | None]:
-    return lambda reading: value(reading.memory) if reading.partitioned and reading.memory else None
-
-
-def _text(value: object) -> str:
+def _label(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _device_info_labels(leaf: Leaf, gpu: Gpu) -> tuple[str, ...]:
-    mig = leaf.instance
+def _device_info_labels(leaf: Device, gpu: Gpu) -> tuple[str, ...]:
+    mig = leaf.mig
     return (
         leaf.uuid,
         gpu.uuid,
         str(gpu.index),
-        _text(gpu.minor),
+        _label(gpu.minor),
         gpu.pci_bus_id,
         gpu.model,
         mig.profile if mig else "",
-        _text(mig.gpu_instance_id if mig else None),
-        _text(mig.compute_instance_id if mig else None),
+        _label(mig.gpu_instance_id if mig else None),
+        _label(mig.compute_instance_id if mig else None),
     )
 
 
 def _device_info(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.leaves:
-        if leaf.gpu is not None:
-            yield Series(_device_info_labels(leaf, leaf.gpu), 1)
+    gpus = {gpu.uuid: gpu for gpu in snapshot.node.gpus}
+    for device in snapshot.node.devices:
+        if device.is_leaf and device.gpu_uuid in gpus:
+            yield Series(_device_info_labels(device, gpus[device.gpu_uuid]), 1)
 
 
 def _last_success(snapshot: Snapshot) -> Iterator[Series]:
-    for gpu in snapshot.gpus:
+    for gpu in snapshot.node.gpus:
         if gpu.last_success is not None:
             yield Series((gpu.uuid,), gpu.last_success)
 
 
 def _without_device(snapshot: Snapshot) -> Iterator[Series]:
     """Yield the GPUs without gpumap_device_info. With them, a count of the node's GPUs is complete."""
-    with_device = {leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu is not None}
-    for gpu in snapshot.gpus:
+    with_device = {device.gpu_uuid for device in snapshot.node.devices if device.is_leaf}
+    for gpu in snapshot.node.gpus:
         if gpu.uuid not in with_device:
-            place = (str(gpu.index), _text(gpu.minor), gpu.pci_bus_id, gpu.model)
+            place = (str(gpu.index), _label(gpu.minor), gpu.pci_bus_id, gpu.model)
             yield Series((gpu.uuid, *place, gpu.fault or ""), 1)
-    for nameless in snapshot.nameless_gpus:
+    for nameless in snapshot.node.nameless_gpus:
         yield Series(("", str(nameless.index), "", "", "", nameless.fault), 1)
 
 
 def _driver_info(snapshot: Snapshot) -> Iterator[Series]:
-    if snapshot.driver is not None:
-        yield Series((snapshot.driver.driver_version, snapshot.driver.cuda_version, snapshot.driver.nvml_version), 1)
+    if snapshot.node.driver is not None:
+        yield Series(
+            (snapshot.node.driver.driver_version, snapshot.node.driver.cuda_version, snapshot.node.driver.nvml_version),
+            1,
+        )
 
 
 DEVICE = (
@@ -131,28 +132,28 @@ DEVICE = (
         "gpumap_gpu_up",
         "gauge",
         "1 if the GPU answered in the last collection, else 0.",
-        ("uuid",),
-        lambda snapshot: [Series((gpu.uuid,), int(gpu.fault is None)) for gpu in snapshot.gpus],
+        ("gpu_uuid",),
+        lambda snapshot: [Series((gpu.uuid,), int(gpu.fault is None)) for gpu in snapshot.node.gpus],
     ),
     Family(
         "gpumap_gpu_fault_info",
         "gauge",
         "Reason why the GPU did not answer in the last collection.",
-        ("uuid", "reason"),
-        lambda snapshot: [Series((gpu.uuid, gpu.fault), 1) for gpu in snapshot.gpus if gpu.fault is not None],
+        ("gpu_uuid", "reason"),
+        lambda snapshot: [Series((gpu.uuid, gpu.fault), 1) for gpu in snapshot.node.gpus if gpu.fault is not None],
     ),
     Family(
         "gpumap_gpu_without_device_info",
         "gauge",
         "A GPU without gpumap_device_info: it has no MIG devices, or has not reported its uuid. `reason` is its fault.",
-        ("uuid", "index", "minor", "pci_bus_id", "model", "reason"),
+        ("gpu_uuid", "index", "minor", "pci_bus_id", "model", "reason"),
         _without_device,
     ),
     Family(
         "gpumap_gpu_last_success_timestamp_seconds",
         "gauge",
         "Unix time of the GPU's last answer.",
-        ("uuid",),
+        ("gpu_uuid",),
         _last_success,
     ),
     measured(
@@ -163,17 +164,18 @@ DEVICE = (
     measured(
         "gpumap_gpu_memory_controller_busy_ratio",
         "Share of time in which the GPU's memory was read or written (0-1), in the driver's last sample period.",
-        lambda reading: reading.memory_controller_ratio,
+        lambda reading: reading.memory_controller_busy_ratio,
     ),
     measured(
         "gpumap_gpu_memory_total_bytes",
-        "Total memory of a partitioned GPU, over all its MIG devices.",
-        _partitioned_memory(lambda memory: memory.total_bytes),
+        "Total memory of the GPU, over all its MIG devices.",
+        lambda reading: reading.memory.total_bytes if reading.memory else None,
     ),
     measured(
         "gpumap_gpu_memory_used_bytes",
-        "Used memory of a partitioned GPU, over all its MIG devices.",
-        _partitioned_memory(lambda memory: memory.used_bytes),
+        "Used memory of the GPU, over all its MIG devices. Excludes memory reserved by the driver, if the driver "
+        "reports it.",
+        lambda reading: reading.memory.used_bytes if reading.memory else None,
     ),
     measured_by(
         "sensor",
@@ -251,7 +253,7 @@ LINKS = (
 
 def _active(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for leaf in snapshot.leaves:
+        for leaf in snapshot.node.devices:
             if (activity := leaf.activity) is not None and (found := value(activity)) is not None:
                 yield Series((leaf.uuid,), found)
 

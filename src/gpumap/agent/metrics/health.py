@@ -12,29 +12,28 @@ from gpumap.model.snapshot import Snapshot
 
 
 def _ecc_errors(snapshot: Snapshot) -> Iterator[Series]:
-    for gpu in snapshot.gpus:
+    for gpu in snapshot.node.gpus:
         if gpu.reading is not None:
-            counts = {(kind, location): count for kind, location, count in gpu.reading.ecc_errors}
-            for (kind, location), count in counts.items():
-                yield Series((gpu.uuid, kind, location), count)
+            for kind, counts in gpu.reading.ecc_errors.items():
+                for location, count in counts.items():
+                    yield Series((gpu.uuid, kind, location), count)
 
 
 def _xids_by_code(snapshot: Snapshot) -> Iterator[Series]:
-    for xids in snapshot.xids:
-        for code, count in xids.counts:
+    for xids in snapshot.node.xids:
+        for code, count in xids.counts.items():
             yield Series((xids.uuid, str(code)), count)
 
 
 _PARTS_OF_THERMAL = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
 
 
-def _clock_event_seconds(reading: GpuReading) -> Iterator[tuple[str, float]]:
+def _clock_event_seconds(reading: GpuReading) -> dict[str, float]:
     """Return the driver's times by reason, without those that contain the times of other reasons."""
-    reasons = {reason for reason, _ in reading.clock_event_seconds}
     sums = {"total_app_clocks", "total_base_clocks"}
-    if reasons & _PARTS_OF_THERMAL:
+    if reading.clock_event_seconds.keys() & _PARTS_OF_THERMAL:
         sums.add("thermal")
-    return ((reason, seconds) for reason, seconds in reading.clock_event_seconds if reason not in sums)
+    return {reason: seconds for reason, seconds in reading.clock_event_seconds.items() if reason not in sums}
 
 
 CLOCKS = (
@@ -45,7 +44,7 @@ CLOCKS = (
         "reason",
         "gpumap_gpu_clock_event",
         "1 if the driver throttles the clocks now for this reason, else 0. Idleness is a reason.",
-        lambda reading: ((reason, int(active)) for reason, active in reading.clock_events),
+        lambda reading: {reason: int(active) for reason, active in reading.clock_events.items()},
     ),
     measured_by(
         "reason",
@@ -63,7 +62,7 @@ CLOCKS = (
         "fan",
         "gpumap_gpu_fan_speed_ratio",
         "Fan speed as a ratio of its maximum speed. Can exceed 1.",
-        lambda reading: reading.fan_ratios,
+        lambda reading: reading.fan_speed_ratios,
     ),
 )
 
@@ -72,7 +71,7 @@ MEMORY_ERRORS = (
         "gpumap_gpu_ecc_errors_total",
         "counter",
         "ECC memory errors over the GPU's life, by type and location, as counted by the driver.",
-        ("uuid", "type", "location"),
+        ("gpu_uuid", "type", "location"),
         _ecc_errors,
     ),
     measured_by(
@@ -104,14 +103,14 @@ XIDS = (
         "gpumap_gpu_xid_errors_total",
         "counter",
         "XID errors of the GPU that gpumap received.",
-        ("uuid",),
-        lambda snapshot: [Series((xids.uuid,), sum(count for _, count in xids.counts)) for xids in snapshot.xids],
+        ("gpu_uuid",),
+        lambda snapshot: [Series((xids.uuid,), sum(xids.counts.values())) for xids in snapshot.node.xids],
     ),
     Family(
         "gpumap_gpu_xid_errors_by_code_total",
         "counter",
         "XID errors of the GPU that gpumap received, by code.",
-        ("uuid", "xid"),
+        ("gpu_uuid", "xid"),
         _xids_by_code,
     ),
     Family(
@@ -119,14 +118,16 @@ XIDS = (
         "counter",
         "XID errors of the device while the container held or used it, by code.",
         (*CONTAINER_LABELS, "xid"),
-        lambda snapshot: [Series((*one.name, one.uuid, str(one.code)), one.errors) for one in snapshot.container_xids],
+        lambda snapshot: [
+            Series((*one.name, one.uuid, str(one.code)), one.errors) for one in snapshot.node.container_xids
+        ],
     ),
     Family(
         "gpumap_xid_blind_seconds_total",
         "counter",
         "Time without a registered XID event listener for the GPU.",
-        ("uuid",),
-        lambda snapshot: [Series((xids.uuid,), xids.blind_seconds) for xids in snapshot.xids],
+        ("gpu_uuid",),
+        lambda snapshot: [Series((xids.uuid,), xids.blind_seconds) for xids in snapshot.node.xids],
     ),
 )
 
@@ -137,9 +138,9 @@ HEALTH = (
         "gpumap_gpu_recovery_action_info",
         "gauge",
         "Recovery action that the driver requests for the GPU; none if the GPU is healthy.",
-        ("uuid", "action"),
+        ("gpu_uuid", "action"),
         lambda snapshot: [
-            Series((gpu.uuid, gpu.recovery_action), 1) for gpu in snapshot.gpus if gpu.recovery_action is not None
+            Series((gpu.uuid, gpu.recovery_action), 1) for gpu in snapshot.node.gpus if gpu.recovery_action is not None
         ],
     ),
     *XIDS,

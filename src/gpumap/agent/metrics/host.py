@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpumap.model.families import Family, Series
-from gpumap.model.snapshot import HostUse, Snapshot
+from gpumap.model.node import HostUse
+from gpumap.model.snapshot import Snapshot
 
 
 def _used(name: str, help: str, value: Callable[[HostUse], float | None]) -> Family:
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for leaf in snapshot.leaves:
+        for leaf in snapshot.node.devices:
             for use in leaf.host:
                 if (found := value(use)) is not None:
-                    yield Series((*use.workload, leaf.uuid), found)
+                    yield Series((use.work.kind, use.work.name, leaf.uuid), found)
 
     return Family(name, "gauge", help, ("workload_kind", "workload", "uuid"), read)
 

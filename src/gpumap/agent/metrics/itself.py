@@ -9,21 +9,21 @@ from gpumap.model.snapshot import Snapshot
 
 
 def _sources_last_success(snapshot: Snapshot) -> Iterator[Series]:
-    for health in snapshot.sources:
+    for health in snapshot.node.sources:
         if health.last_success is not None:
-            yield Series((health.source.value,), health.last_success.wall)
+            yield Series((health.source,), health.last_success)
 
 
 def _sources_errors(snapshot: Snapshot) -> Iterator[Series]:
-    for health in snapshot.sources:
+    for health in snapshot.node.sources:
         for reason, count in sorted(health.errors.items()):
-            yield Series((health.source.value, reason), count)
+            yield Series((health.source, reason), count)
 
 
 def _sources_duration(snapshot: Snapshot) -> Iterator[Series]:
-    for health in snapshot.sources:
-        yield Series((health.source.value,), health.seconds, "_sum")
-        yield Series((health.source.value,), health.attempts, "_count")
+    for health in snapshot.node.sources:
+        yield Series((health.source,), health.seconds, "_sum")
+        yield Series((health.source,), health.attempts, "_count")
 
 
 def self_families(version: str, python_version: str) -> tuple[Family, ...]:
@@ -41,7 +41,7 @@ def self_families(version: str, python_version: str) -> tuple[Family, ...]:
             "gauge",
             "1 if gpumap's last attempt to read the source succeeded, else 0.",
             ("source",),
-            lambda snapshot: [Series((health.source.value,), int(health.up)) for health in snapshot.sources],
+            lambda snapshot: [Series((health.source,), int(health.up)) for health in snapshot.node.sources],
         ),
         Family(
             "gpumap_source_last_success_timestamp_seconds",
@@ -83,13 +83,13 @@ def self_families(version: str, python_version: str) -> tuple[Family, ...]:
             "gauge",
             "1 if gpumap has the capability with its privileges and this driver, else 0.",
             ("capability",),
-            lambda snapshot: [Series((name,), int(present)) for name, present in snapshot.capabilities],
+            lambda snapshot: [Series((name,), int(present)) for name, present in snapshot.node.capabilities.items()],
         ),
         Family(
             "gpumap_nvml_stuck_seconds",
             "gauge",
             "Age of the driver call on the GPU that has not returned yet; 0 if there is none.",
-            ("uuid",),
-            lambda snapshot: [Series((gpu.uuid,), gpu.stuck_seconds) for gpu in snapshot.gpus],
+            ("gpu_uuid",),
+            lambda snapshot: [Series((gpu.uuid,), gpu.stuck_seconds) for gpu in snapshot.node.gpus],
         ),
     )

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS, container_labels
 from gpumap.model.families import Family, Series
-from gpumap.model.snapshot import ContainerUse, Snapshot
+from gpumap.model.node import Use
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 
 
-def used(name: str, help: str, value: Callable[[ContainerUse], float | None]) -> Family:
+def used(name: str, help: str, value: Callable[[Use], float | None]) -> Family:
     """Return a family on the measured use of containers."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
@@ -21,17 +23,21 @@ def used(name: str, help: str, value: Callable[[ContainerUse], float | None]) ->
 
 
 def _owner_bytes(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.leaves:
+    for leaf in snapshot.node.devices:
         for use in leaf.owners:
             if use.memory_bytes is not None:
                 yield Series((leaf.uuid, use.owner.value), use.memory_bytes)
 
 
 def _owner_processes(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.leaves:
+    for leaf in snapshot.node.devices:
         for use in leaf.owners:
             if use.processes is not None:
                 yield Series((leaf.uuid, use.owner.value), use.processes)
+
+
+def _unassigned(snapshot: Snapshot) -> Iterator[Series]:
+    return (Series(container_labels(row), 1) for row in snapshot.containers if row.owner is Owner.UNASSIGNED)
 
 
 USE = (
@@ -55,12 +61,14 @@ USE = (
     used(
         "gpumap_container_memory_controller_busy_ratio",
         "Share of time in which the container kept the memory controller busy (0-1), mean over the interval.",
-        lambda use: use.memory_controller_ratio,
+        lambda use: use.memory_controller_busy_ratio,
     ),
-    used(
+    Family(
         "gpumap_container_unassigned_use",
+        "gauge",
         "1: the container uses a device that it does not hold.",
-        lambda use: 1 if use.unassigned else None,
+        CONTAINER_LABELS,
+        _unassigned,
     ),
     used(
         "gpumap_container_last_active_timestamp_seconds",
@@ -102,8 +110,8 @@ CODEC = (
 def _process_memory(snapshot: Snapshot) -> Iterator[Series]:
     for process in snapshot.processes:
         if process.memory_bytes is not None:
-            name = process.name or ("", "", "")
-            yield Series((*name, process.uuid, str(process.pid), process.types), process.memory_bytes)
+            name = process.namespace or "", process.pod or "", process.container or ""
+            yield Series((*name, process.uuid, str(process.pid), process.type), process.memory_bytes)
 
 
 PROCESSES = (

@@ -46,7 +46,8 @@ _OF_MIG = ("mig", "gpu instance")
 
 
 class NvmlCalls:
-    """The calls of one reading. `refusals` are those to report, `answered`: not all were refused.
+    """The calls of one reading. `refusals` are those to report, each with its last code; `answered`: not all were
+    refused.
 
     "Not supported" is reported only for a value that existed before.
 
@@ -61,7 +62,7 @@ class NvmlCalls:
         self._ask_again_at = 0.0
         self._lost = False  # whether a value that existed before is refused since the last request
         self._pause = SOON_SECONDS
-        self._refused: dict[tuple[str, int], None] = {}
+        self._refused: dict[str, int] = {}
         self.answered = False
         self.refused_with = 0
         self.incomplete = 0
@@ -69,8 +70,8 @@ class NvmlCalls:
         self.forgotten = 0
 
     @property
-    def refusals(self) -> tuple[tuple[str, int], ...]:
-        return tuple(self._refused)
+    def refusals(self) -> dict[str, int]:
+        return dict(self._refused)
 
     def begin(self) -> None:
         if self._unsupported and time.monotonic() >= self._ask_again_at:
@@ -92,9 +93,9 @@ class NvmlCalls:
         """Ask MIG devices again also for what they did not support. What the card does not support stays."""
         self._unsupported = {key for key in self._unsupported if not key.startswith(_OF_MIG)}
 
-    def withdraw(self, before: tuple[tuple[str, int], ...]) -> None:
+    def withdraw(self, before: dict[str, int]) -> None:
         """Drop the refusals that came after `before`: they are of a device that no longer exists."""
-        self._refused = dict.fromkeys(before)
+        self._refused = dict(before)
 
     def ask(self, call: PreparedCall[T], *, privileged: bool = False) -> T | None:
         """Make the call and return its value; `None` if NVML refuses.
@@ -149,11 +150,11 @@ class NvmlCalls:
         if refused.code in UNSUPPORTED or (privileged and refused.code == pynvml.NVML_ERROR_NO_PERMISSION):
             self._do_not_ask(key)
             if key in self._known and not key.startswith(_OF_MIG):  # one MIG device may lack what another has
-                self._refused[refused.call, refused.code] = None
+                self._refused[refused.call] = refused.code
             return
         self.incomplete += 1
         if refused.code not in NO_DATA:
-            self._refused[refused.call, refused.code] = None
+            self._refused[refused.call] = refused.code
 
     def _do_not_ask(self, key: str) -> None:
         now = time.monotonic()

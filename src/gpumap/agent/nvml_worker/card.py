@@ -45,9 +45,18 @@ def watts(milliwatts: int) -> float:
     return milliwatts / 1000
 
 
-def answered(found: Iterable[tuple[str, float | None]]) -> tuple[tuple[str, float], ...]:
+def answered(found: Iterable[tuple[str, float | None]]) -> dict[str, float]:
     """Return the named values without those that the driver does not report."""
-    return tuple([(name, value) for name, value in found if value is not None])
+    return {name: value for name, value in found if value is not None}
+
+
+def counted(found: Iterable[tuple[str, str, int | None]]) -> dict[str, dict[str, int]]:
+    """Return counts of errors by type and place, without those that the driver does not report."""
+    counts: dict[str, dict[str, int]] = {}
+    for kind, place, count in found:
+        if count is not None:
+            counts.setdefault(kind, {})[place] = count
+    return counts
 
 
 class _Made(NamedTuple):
@@ -55,8 +64,8 @@ class _Made(NamedTuple):
 
     vbios_version: str
     compute_capability: str
-    max_clocks_hertz: tuple[tuple[str, float], ...]
-    power_limits_watts: tuple[tuple[str, float], ...]
+    max_clocks_hertz: dict[str, float]
+    power_limits_watts: dict[str, float]
 
 
 class CardOfGpu:
@@ -78,7 +87,7 @@ class CardOfGpu:
             "nvmlDeviceGetPowerManagementLimitConstraints", gpu, lambda least, most: (watts(least), watts(most))
         )
         self._made: _Made | None = None
-        self._last = _Made("", "", (), ())
+        self._last = _Made("", "", {}, {})
         self._forgotten = calls.forgotten
 
     def read(self, values: Values) -> dict[str, Any]:
@@ -88,13 +97,11 @@ class CardOfGpu:
         """
         made = self._read_made()
         return {
-            "ecc_totals": tuple(
-                [(kind, since, int(values[field])) for kind, since, field in _ECC_TOTALS if field in values]
-            ),
+            "ecc_totals": counted((kind, since, whole(values.get(field))) for kind, since, field in _ECC_TOTALS),
             "retired_pages_pending": flag(values.get(pynvml.NVML_FI_DEV_RETIRED_PENDING)),
             "compute_mode": self._calls.ask(self._compute_mode),
             "power_limits_watts": answered([("requested", self._calls.ask(self._requested_limit))])
-            + made.power_limits_watts,
+            | made.power_limits_watts,
             "max_clocks_hertz": made.max_clocks_hertz,
             "vbios_version": made.vbios_version,
             "compute_capability": made.compute_capability,

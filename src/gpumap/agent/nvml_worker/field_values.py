@@ -102,7 +102,7 @@ class FieldValues:
                 values[field] = number
                 continue
             try:
-                values[field] = _number(field, self._array[place])
+                values[field] = _value(field, self._array[place])
             except RefusedError as refused:
                 self._calls.take(refused, _key(field))
                 learned = learned or refused.code in UNSUPPORTED
@@ -138,7 +138,7 @@ def ask_field(library: Library, gpu: Handle, field: int) -> float:
     """Return a single value. Raises `RefusedError`."""
     array = _array([field])
     library.ask(CALL, gpu, 1, array)
-    return _number(field, array[0])
+    return _value(field, array[0])
 
 
 def _array(fields: Sequence[int]) -> Array[Any]:
@@ -146,7 +146,7 @@ def _array(fields: Sequence[int]) -> Array[Any]:
     return array
 
 
-def _number(field: int, row: Any) -> float:
+def _value(field: int, row: Any) -> float:
     """Raise `RefusedError` with the value's code, or with gpumap's code if the value is not usable."""
     code = row.nvmlReturn or _misfit(field, row.valueType)
     if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
-from gpumap.agent.nvml_worker.card import CLOCKS, answered, hertz, word_of
+from gpumap.agent.nvml_worker.card import CLOCKS, answered, counted, hertz, word_of
 from gpumap.agent.nvml_worker.field_values import Values, flag
 from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall
 from gpumap.model.readings import (
@@ -102,7 +102,7 @@ class HealthOfGpu:
         ]
         self._ecc = self._all_ecc
         self._known_events: tuple[tuple[str, int], ...] | None = None
-        self._last_events: tuple[int, tuple[tuple[str, bool], ...]] = (-1, ())
+        self._last_events: tuple[int, dict[str, bool]] = (-1, {})
         self._fans: list[tuple[str, PreparedCall[float | None]]] | None = None
         self._forgotten = calls.forgotten
 
@@ -116,11 +116,9 @@ class HealthOfGpu:
         return {
             "clocks_hertz": answered([(domain, ask(call)) for domain, call in self._clocks]),
             "clock_events": self._read_clock_events(),
-            "clock_event_seconds": tuple(
-                [(word, values[field] / 1e9) for word, field in CLOCK_EVENT_FIELDS if field in values]
-            ),
+            "clock_event_seconds": {word: values[field] / 1e9 for word, field in CLOCK_EVENT_FIELDS if field in values},
             "performance_state": ask(self._performance_state),
-            "fan_ratios": self._read_fans(),
+            "fan_speed_ratios": self._read_fans(),
             "recovery_action": None if action is None else recovery_word(action),
         }
 
@@ -128,28 +126,26 @@ class HealthOfGpu:
         """Return the other fields of the group. Raises `RefusedError` if the GPU is gone."""
         return {
             "ecc_errors": self._read_ecc_errors(),
-            "remapped_rows": tuple([(word, int(values[field])) for word, field in _REMAPPED if field in values]),
+            "remapped_rows": {word: int(values[field]) for word, field in _REMAPPED if field in values},
             "row_remap_pending": flag(values.get(pynvml.NVML_FI_DEV_REMAPPED_PENDING)),
             "row_remap_failure": flag(values.get(pynvml.NVML_FI_DEV_REMAPPED_FAILURE)),
-            "retired_pages": tuple([(word, int(values[field])) for word, field in _RETIRED if field in values]),
+            "retired_pages": {word: int(values[field]) for word, field in _RETIRED if field in values},
         }
 
-    def _read_clock_events(self) -> tuple[tuple[str, bool], ...]:
+    def _read_clock_events(self) -> dict[str, bool]:
         now = self._calls.ask_first(self._events)
         if now is None:
-            return ()
+            return {}
         if self._known_events is None:
             mask = self._calls.ask_first(self._supported_events)
             if mask is None and self._calls.refused_with not in (0, *UNSUPPORTED):
-                return tuple(
-                    [(word, True) for word, bit in _EVENT_BITS if now & bit]
-                )  # the driver may not know the others
+                return {word: True for word, bit in _EVENT_BITS if now & bit}  # the driver may not know the others
             self._known_events = tuple([one for one in _EVENT_BITS if mask is None or mask & one[1]])
         if now != self._last_events[0]:
-            self._last_events = now, tuple([(word, bool(now & bit)) for word, bit in self._known_events])
+            self._last_events = now, {word: bool(now & bit) for word, bit in self._known_events}
         return self._last_events[1]
 
-    def _read_fans(self) -> tuple[tuple[str, float], ...]:
+    def _read_fans(self) -> dict[str, float]:
         """If the driver reports no fan by number, return the one fan that drivers before 450 report."""
         ask = self._calls.ask
         if self._fans is None:
@@ -159,15 +155,14 @@ class HealthOfGpu:
         fans = answered([(fan, ask(call)) for fan, call in self._fans or ()])
         return fans or answered([("0", ask(self._only_fan))])
 
-    def _read_ecc_errors(self) -> tuple[tuple[str, str, int], ...]:
+    def _read_ecc_errors(self) -> dict[str, dict[str, int]]:
         """Return the ECC counts. Most cards count at few locations; the other locations are read once."""
         if self._forgotten != self._calls.forgotten:
             self._forgotten, self._ecc = self._calls.forgotten, self._all_ecc
         found = [(kind, location, self._calls.ask(call)) for kind, location, call in self._ecc]
-        errors = tuple([(kind, location, count) for kind, location, count in found if count is not None])
-        if len(errors) < len(found):
+        if any(count is None for _, _, count in found):
             self._ecc = [row for row in self._ecc if self._calls.is_supported(row[2].key)]
-        return errors
+        return counted(found)
 
 
 def _fan_ratio(percent: int) -> float:

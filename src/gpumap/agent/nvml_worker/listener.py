@@ -157,7 +157,7 @@ class Listener:
             if refused.code in UNSUPPORTED or refused.code == pynvml.NVML_ERROR_NO_PERMISSION:
                 self._unsupported[uuid] = time.monotonic() + RETRY_SECONDS
             else:
-                return structs.replace(reading, refusals=(*reading.refusals, (refused.call, refused.code)))
+                return structs.replace(reading, refusals=reading.refusals | {refused.call: refused.code})
         return reading
 
     def report(self) -> None:

@@ -176,7 +176,7 @@ class GpuReader:
         return structs.replace(
             self._identity,
             fault=fault(refused.code),
-            refusals=((refused.call, refused.code),),
+            refusals={refused.call: refused.code},
             recovery_action=self._recovery_action() if refused.code == pynvml.NVML_ERROR_RESET_REQUIRED else None,
         )
 
@@ -214,12 +214,13 @@ class GpuReader:
             refusals=self._calls.refusals,
         )
         device.activities.free_unused()
-        if not self._calls.answered and self._calls.refusals:
-            raise RefusedError(*self._calls.refusals[0])  # a stale handle, or a driver that has lost its GPUs
+        if not self._calls.answered and reading.refusals:
+            call, code = next(iter(reading.refusals.items()))
+            raise RefusedError(call, code)  # a stale handle, or a driver that has lost its GPUs
         if self._calls.learned and self._calls.ask(device.mig_enabled) is (not partitioned):
             # MIG was switched during the reading, and may be switched back by the next one.
             self._calls.forget()
-            return structs.replace(reading, refusals=())
+            return structs.replace(reading, refusals={})
         return reading
 
     def _identify(self, device: _Device) -> GpuReading:
@@ -271,7 +272,7 @@ class GpuReader:
             "sampled_seconds": sampled.seconds,
             "unsampled": sampled.unsampled,
             "utilization_ratio": busy,
-            "memory_controller_ratio": controller_busy,
+            "memory_controller_busy_ratio": controller_busy,
             "encoder_ratio": encoder,
             "decoder_ratio": decoder,
             **self._gpm(device),
@@ -329,6 +330,6 @@ def _joules(millijoules: int) -> float:
     return millijoules / 1000
 
 
-def _temperatures(gpu: float | None, memory: float | None) -> tuple[tuple[str, float], ...]:
+def _temperatures(gpu: float | None, memory: float | None) -> dict[str, float]:
     """Return temperatures by sensor. Drivers return 0 for the memory of cards without its sensor (T4, GeForce)."""
     return answered([("gpu", gpu), ("memory", float(memory) if memory else None)])

@@ -28,7 +28,7 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.units import and_more
+from gpumap.model.shown import and_more
 
 
 class CheckpointRow(msgspec.Struct, frozen=True):
@@ -145,7 +145,7 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
             continue
         answer = None
         try:
-            answer = read_answer(_text(row.answer))
+            answer = read_answer(_string(row.answer))
         except ValueError as error:
             _note(broken, "plugin_answer", f"[{number}].AllocResp: {error}")
         ids = frozenset(ids_in(row.ids))
@@ -162,7 +162,7 @@ def _first(detail: str, more: int) -> str:
     return and_more(f"PodDeviceEntries{detail}", more, "more row")
 
 
-def _text(value: object) -> str:
+def _string(value: object) -> str:
     if not isinstance(value, str | None):
         raise ValueError("no text")
     return value or ""

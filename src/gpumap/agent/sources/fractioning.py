@@ -32,7 +32,7 @@ from gpumap.model.observations import (
     SourceAnswer,
 )
 from gpumap.model.plugins import MIB
-from gpumap.model.units import and_more
+from gpumap.model.shown import and_more
 
 MISSING, UNREADABLE, CORRUPT = "gpu_fractioning_missing", "gpu_fractioning_unreadable", "gpu_fractioning_corrupt"
 FILES_MAX = 4096

@@ -29,7 +29,7 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.units import and_more
+from gpumap.model.shown import and_more
 
 _NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})
 # Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go). The rest must still

@@ -295,7 +295,7 @@ def _crashed(index: int, detail: str) -> tuple[GpuReading, Complaint]:
 
 def _fault(gpu: GpuReading) -> Complaint:
     who = f"gpu {gpu.index}" + (f" ({gpu.uuid})" if gpu.uuid else "")
-    refusals = ", ".join(f"{call} said {code} ({word(code)})" for call, code in gpu.refusals)
+    refusals = ", ".join(f"{call} said {code} ({word(code)})" for call, code in gpu.refusals.items())
     return Complaint(gpu.fault or "", f"{who}: {refusals}" if refusals else who)
 
 
@@ -303,7 +303,7 @@ def _refusals(gpus: Iterable[GpuReading]) -> Iterator[Complaint]:
     """Return one complaint for each call and code, with all GPUs that refused it."""
     by_refusal: dict[tuple[str, int], list[int]] = {}
     for gpu in gpus:
-        for refusal in () if gpu.fault else gpu.refusals:
+        for refusal in () if gpu.fault else gpu.refusals.items():
             by_refusal.setdefault(refusal, []).append(gpu.index)
     for (call, code), indices in by_refusal.items():
         who = ", ".join(str(index) for index in indices)

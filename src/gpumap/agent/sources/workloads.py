@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
 from gpumap.agent.sources.proc_files import Stat, opened, stat, text
 from gpumap.model import cgroups
 from gpumap.model.observations import CgroupKind
@@ -142,8 +144,10 @@ class WorkloadReader:
         if is_sluid(found):
             job = sluid_folder(paths)
             job_id = self._job_ids.job_id(pid, job, in_pod=kind is CgroupKind.POD) if job else None
-            return found._replace(name=job_id or found.name)
-        return found._replace(name=self._users.get(found.name, found.name)) if found.kind == "user" else found
+            return structs.replace(found, name=job_id or found.name)
+        if found.kind == "user":
+            return structs.replace(found, name=self._users.get(found.name, found.name))
+        return found
 
     @functools.cached_property
     def _users(self) -> Mapping[str, str]:

@@ -129,8 +129,9 @@ class History:
 
 
 def _measured(snapshot: Snapshot) -> Iterator[tuple[_Key, int | None, float | None]]:
-    for leaf in snapshot.leaves:
-        reading = leaf.gpu.reading if leaf.gpu and leaf.instance is None else None
+    readings = {gpu.uuid: gpu.reading for gpu in snapshot.node.gpus if not gpu.partitioned}
+    for leaf in snapshot.node.devices:
+        reading = readings.get(leaf.uuid)
         sm = reading.utilization_ratio if reading else None
         if leaf.memory is not None or sm is not None:
             yield (leaf.uuid, None), leaf.memory.used_bytes if leaf.memory else None, sm

@@ -17,11 +17,12 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.exposition import Exposition
-from gpumap.agent.node_map import node_map
+from gpumap.agent.published import published
 from gpumap.agent.web.history import Curves, History, history_document
+from gpumap.model import remedies
 from gpumap.model.check import Verdict, check, short_line
 from gpumap.model.families import Family, NumberedFamilies
-from gpumap.model.map import NodeMap, encode, json_bytes
+from gpumap.model.node import Node, encode, json_bytes
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Snapshot
 
@@ -80,7 +81,7 @@ class Pages:
         self._snapshot: Snapshot | None = None
         self._stale = ""
         self._rendered: dict[tuple[Wanted, bool], bytes] = {}
-        self._judged: list[NodeMap] = []
+        self._judged: list[Node] = []
         """The map that `check` judges: of this snapshot, or none yet."""
         self._history = History()
         self._process_name = secrets.token_hex(4)
@@ -149,13 +150,11 @@ class Pages:
         if snapshot is None:
             return "the first collection is not finished"
         now = self._monotonic()
-        asked = [health for health in snapshot.sources if health.source in (Source.KUBELET, Source.NVML)]
-        for health in asked:
-            if health.last_success and now - health.last_success.monotonic <= self._stale_after_seconds:
-                return None
-        reasons = [
-            f"{one.source.value}: {one.reason or 'no answer'} {one.detail}".strip() for one in asked if not one.up
-        ]
+        asked = [health for health in snapshot.node.sources if health.source in (Source.KUBELET, Source.NVML)]
+        answers = [snapshot.answered[one.source] for one in asked if one.source in snapshot.answered]
+        if any(now - at <= self._stale_after_seconds for at in answers):
+            return None
+        reasons = [f"{one.source}: {one.reason or 'no answer'} {one.detail}".strip() for one in asked if not one.up]
         if not reasons or self._is_too_old(snapshot):  # old reasons may still apply
             reasons.insert(0, f"no collection for {now - snapshot.at.monotonic:.0f} s: {self.why_late() or LATE}")
         return "; ".join(reasons)
@@ -167,9 +166,9 @@ class Pages:
     def _is_too_old(self, snapshot: Snapshot) -> bool:
         return self._monotonic() - snapshot.at.monotonic > self._stale_after_seconds
 
-    def _make_map(self, snapshot: Snapshot, stale: str, made: list[NodeMap]) -> None:
+    def _make_map(self, snapshot: Snapshot, stale: str, made: list[Node]) -> None:
         if not made:
-            made.append(node_map(snapshot, self._interval_seconds, self._collect, stale))
+            made.append(published(snapshot, self._interval_seconds, self._collect, stale))
 
     def _render(
         self, form: Wanted, gzipped: bool, inputs: _Inputs, rendered: dict[tuple[Wanted, bool], bytes]
@@ -181,7 +180,7 @@ class Pages:
         if inputs.curves is not None:
             return json_bytes(history_document(inputs.curves))
         if form == "map":
-            return encode(node_map(inputs.snapshot, self._interval_seconds, self._collect, inputs.stale))
+            return encode(published(inputs.snapshot, self._interval_seconds, self._collect, inputs.stale))
         page = self._pages[form].render(inputs.snapshot)
         if form == "text":
             return page + prometheus_client.generate_latest(self._process)
@@ -192,20 +191,15 @@ class Pages:
 
 
 def _without_data(snapshot: Snapshot) -> Snapshot:
-    return replace(
-        snapshot,
-        driver=None,
-        gpus=(),
-        nameless_gpus=(),
-        leaves=(),
-        containers=(),
-        processes=(),
-        unmatched=(),
-        pods=(),
-        device_health=None,
-        accounts=(),
-        gpu_accounts=(),
-        xids=(),
-        container_xids=(),
-        hidden=(),
+    """Return a snapshot with only what gpumap knows of itself."""
+    node = snapshot.node
+    bare = Node(
+        timestamp=node.timestamp,
+        name=node.name,
+        internal_ip=node.internal_ip,
+        sources=node.sources,
+        capabilities=node.capabilities,
+        pid_visibility_reason=node.pid_visibility_reason,
+        remedies=remedies.of_missing_capabilities(node.capabilities, gpu_answers=False),
     )
+    return replace(snapshot, node=bare, containers=(), processes=(), hidden=())

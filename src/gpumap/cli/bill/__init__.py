@@ -2,5 +2,5 @@
 
 `command.py` reads the flags. `promql.py` has the rule. `query.py` asks for the
 increases of counters, and `pod_labels.py` for a label of
-the pods. `counting.py` makes the lines, and cli/tables/bill.py prints them.
+the pods. `counting.py` makes the lines, and `table.py` prints them.
 """

@@ -120,7 +120,7 @@ def _bill(given: argparse.Namespace) -> int:
     asyncio.run(until_stopped(make()))
     if not made:
         raise FatalError("stopped before the bill was complete")
-    print(end=_text(made[0], given), flush=True)
+    print(end=_output(made[0], given), flush=True)
     if given.output == "csv":
         for warning in made[0].warnings:
             print(f"gpumap: {warning}", file=sys.stderr)
@@ -188,11 +188,11 @@ def _ask_for_patience(url: str) -> None:
         )
 
 
-def _text(bill: Bill, given: argparse.Namespace) -> str:
+def _output(bill: Bill, given: argparse.Namespace) -> str:
     import json
 
+    from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
     from gpumap.cli.painting import screen_of_stdout
-    from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
     from gpumap.cli.tables.layout import Shape
     from gpumap.cli.terminal import escape_terminal_controls
 

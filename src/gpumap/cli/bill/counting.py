@@ -19,6 +19,7 @@ from gpumap.cli.bill.promql import (
     SM_KNOWN,
     UNATTRIBUTED,
     USED,
+    USED_OF_MIG,
     WORK_MEMORY,
     WORK_SM,
     Growth,
@@ -27,7 +28,7 @@ from gpumap.cli.bill.promql import (
 from gpumap.cli.kube_state import unlisted
 from gpumap.cli.sort_keys import BILL_ORDERS, BY_NAME
 from gpumap.cli.tables.layout import SortKey, in_order
-from gpumap.model.words import listed
+from gpumap.model.shown import listed
 
 Pod = tuple[str, str]
 """Namespace and name."""
@@ -192,7 +193,7 @@ def pods_of(growth: Growth) -> set[Pod]:
 
 def _containers(growth: Growth) -> Iterator[tuple[Key, Amounts]]:
     """What each container on a device is charged. One that ended before the window has counters that do not grow."""
-    counters = [growth[counter] for counter in (HELD, USED, ENERGY, MEMORY)]
+    counters = [growth[HELD], {**growth[USED], **growth[USED_OF_MIG]}, growth[ENERGY], growth[MEMORY]]
     for key in dict.fromkeys(key for counter in counters for key in counter):
         held, used, energy, memory = (counter.get(key) for counter in counters)
         if any((held, used, energy, memory)):

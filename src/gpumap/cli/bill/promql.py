@@ -31,14 +31,18 @@ class Counter(NamedTuple):
 
     name: str
     keys: tuple[str, ...]
+    only: str = ""
+    """A matcher for the series that count."""
 
 
 HELD = Counter("gpumap_container_allocated_gpu_seconds_total", POD_KEYS)
 USED = Counter("gpumap_container_sm_seconds_total", POD_KEYS)
+USED_OF_MIG = Counter("gpumap_container_sm_activity_seconds_total", POD_KEYS, 'uuid=~"MIG-.+"')
+"""MIG devices have no SM time."""
 ENERGY = Counter("gpumap_container_energy_joules_total", POD_KEYS)
 MEMORY = Counter("gpumap_container_gpu_memory_byte_seconds_total", POD_KEYS)
-UNATTRIBUTED = Counter("gpumap_gpu_energy_unattributed_joules_total", ("uuid",))
-NOT_MEASURED = Counter("gpumap_accounting_gap_seconds_total", ("uuid",))
+UNATTRIBUTED = Counter("gpumap_gpu_energy_unattributed_joules_total", ("gpu_uuid",))
+NOT_MEASURED = Counter("gpumap_accounting_gap_seconds_total", ("gpu_uuid",))
 """Each gpumap exposes it for each of its GPUs, so it also shows whether the server scraped a gpumap."""
 WORK_KEYS = ("workload_kind", "workload", "uuid")
 PRESENT = Counter("gpumap_host_gpu_processes", WORK_KEYS)
@@ -49,7 +53,7 @@ SM_KNOWN = Counter("", WORK_KEYS)
 """Not a series: the time in which WORK_SM has samples."""
 SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
 """Each scrape of a gpumap has exactly one sample of it."""
-COUNTERS = (HELD, USED, ENERGY, MEMORY, UNATTRIBUTED, NOT_MEASURED)
+COUNTERS = (HELD, USED, USED_OF_MIG, ENERGY, MEMORY, UNATTRIBUTED, NOT_MEASURED)
 Growth = Mapping[Counter, Mapping[Key, float]]
 
 
@@ -157,7 +161,7 @@ def _born(counter: Counter, scope: Scope) -> str:
 
 def _recent(counter: Counter, scope: Scope) -> str:
     """The last sample in the step, whatever the server's look-back and staleness markers are."""
-    return f"last_over_time({selector(counter.name, scope.match)}[{_range(scope)}])"
+    return f"last_over_time({selector(counter.name, counter.only, scope.match)}[{_range(scope)}])"
 
 
 def _range(scope: Scope) -> str:
@@ -167,12 +171,12 @@ def _range(scope: Scope) -> str:
 
 def _earlier(counter: Counter, scope: Scope) -> str:
     """The last sample before the step."""
-    chosen = selector(counter.name, scope.match)
+    chosen = selector(counter.name, counter.only, scope.match)
     return f"last_over_time({chosen}[{BEFORE_SECONDS}s] offset {scope.step_seconds}s)"
 
 
 def _own_labels(series: str, counter: Counter, scope: Scope) -> str:
     for key in counter.keys if scope.exported else ():
-        if key != "uuid":
+        if key not in ("uuid", "gpu_uuid"):
             series = f'label_replace({series}, "{key}", "$1", "exported_{key}", "(.+)")'
     return series

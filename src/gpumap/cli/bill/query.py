@@ -124,7 +124,7 @@ async def _gaps_of_one(
     rows = await _rows_of_steps(server, gaps_that_end(scope), window._replace(end=max(last, window.end)))
     gaps = sorted(
         (
-            max(int(_number(server, snapshot)), window.start),
+            max(int(_parsed(server, snapshot)), window.start),
             min(int(moment) - step, window.end),
             row.labels.get("instance", ""),
         )
@@ -169,7 +169,7 @@ async def _added(server: Prometheus, counter: Counter, expression: str, window: 
     found: dict[Key, float] = {}
     for row in _all(await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * window.step_seconds, ask)):
         key = _key(counter, row)
-        found[key] = found.get(key, 0.0) + sum(_number(server, value) for _, value in row.points)
+        found[key] = found.get(key, 0.0) + sum(_parsed(server, value) for _, value in row.points)
     return found
 
 
@@ -200,7 +200,7 @@ def _all(answers: Iterable[Iterable[Row]]) -> list[Row]:
     return [row for rows in answers for row in rows]
 
 
-def _number(server: Prometheus, text: str) -> float:
+def _parsed(server: Prometheus, text: str) -> float:
     try:
         number = float(text)
     except ValueError:

@@ -9,45 +9,47 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from gpumap.cli.doctor.gpu_checks import Result, Verdict, gpu_results, result_of
+from msgspec import Struct
+
+from gpumap.cli.doctor.gpu_checks import Outcome, Result, gpu_results, result_of
+from gpumap.cli.tables.fleets import NamedNode
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
 from gpumap.model.gaps import use_known
-from gpumap.model.map import VERSION, Entry, GpuEntry, NodeEntry, NodeMap, SourceEntry
+from gpumap.model.node import VERSION, Gpu, Node, SourceHealth
 from gpumap.model.node_facts import Answer, Facts, Privileges
+from gpumap.model.shown import counted, listed
 from gpumap.model.terms import Source
-from gpumap.model.units import counted
-from gpumap.model.words import listed
 
 _ABSENT = ("_missing", "_not_found", "_not_loaded")
 """Endings of the reasons of something that does not exist. What fails with another reason exists."""
 SECOND_LIST = "pod_resources_"
 """Beginning of the reasons of the second List, which are the kubelet's: the kubelet itself answers."""
-_NO_ANSWER = SourceEntry(source="", up=False, reason=None, detail=None, remedy=None, last_success=None, errors={})
-"""A source that the map does not have."""
+_NO_ANSWER = SourceHealth("")
+"""A source that the node does not have."""
 
 
 class Check(NamedTuple):
     """A check of a node. `judge` returns `None` if there is nothing to say, such as without `Facts`."""
 
     name: str
-    judge: Callable[[NodeMap, Facts | None], Verdict | None]
+    judge: Callable[[Node, Facts | None], Outcome | None]
     required: bool = False
     of_kubelet: bool = False
     """It is of no use on a machine without a kubelet (--no-kubelet)."""
 
 
-class DoctorValues(Entry, frozen=True, kw_only=True):
+class DoctorValues(Struct, frozen=True, kw_only=True):
     """What -o json prints."""
 
     version: int = VERSION
     timestamp: float
-    node: NodeEntry
+    node: NamedNode
     ok: bool
     checks: tuple[Result, ...]
 
 
-def examine(node_map: NodeMap, facts: Facts | None) -> tuple[Result, ...]:
+def examine(node_map: Node, facts: Facts | None) -> tuple[Result, ...]:
     """Judge everything, in the order of the ladder. Without `facts` only the map of a running agent is judged."""
     if node_map.stale:
         return tuple(_stale(node_map))
@@ -66,49 +68,54 @@ def works(results: Iterable[Result]) -> bool:
     return all(one.state in ("ok", "degraded") for one in results if one.required)
 
 
-def as_values(node_map: NodeMap, results: tuple[Result, ...]) -> DoctorValues:
+def as_values(node_map: Node, results: tuple[Result, ...]) -> DoctorValues:
     """Return the results for scripts."""
-    return DoctorValues(timestamp=node_map.timestamp, node=node_map.node, ok=works(results), checks=results)
+    return DoctorValues(
+        timestamp=node_map.timestamp,
+        node=NamedNode(node_map.name, node_map.internal_ip),
+        ok=works(results),
+        checks=results,
+    )
 
 
-def _results(checks: Iterable[Check], node_map: NodeMap, facts: Facts | None) -> Iterator[Result]:
+def _results(checks: Iterable[Check], node_map: Node, facts: Facts | None) -> Iterator[Result]:
     for check in _of_node(checks, node_map):
-        if verdict := check.judge(node_map, facts):
-            yield result_of(check.name, verdict, required=check.required)
+        if outcome := check.judge(node_map, facts):
+            yield result_of(check.name, outcome, required=check.required)
 
 
-def _of_node(checks: Iterable[Check], node_map: NodeMap) -> Iterator[Check]:
+def _of_node(checks: Iterable[Check], node_map: Node) -> Iterator[Check]:
     return (check for check in checks if not check.of_kubelet or has_kubelet(node_map))
 
 
-def _stale(node_map: NodeMap) -> Iterator[Result]:
+def _stale(node_map: Node) -> Iterator[Result]:
     """What is required has failed while nothing new is known. Of everything else, what was known is too old."""
     for check in _of_node(DRIVER_CHECKS, node_map):
         if check.required:
-            yield result_of(check.name, Verdict("failed", why=node_map.stale or ""), required=True)
+            yield result_of(check.name, Outcome("failed", why=node_map.stale or ""), required=True)
     for check in _of_node(OPTIONAL_CHECKS, node_map):
-        yield result_of(check.name, Verdict("unknown", why="the last data is too old"))
+        yield result_of(check.name, Outcome("unknown", why="the last data is too old"))
 
 
 # --- what is required -------------------------------------------------------------------------------------------------
 
 
-def _kubelet(node_map: NodeMap, facts: Facts | None) -> Verdict:
+def _kubelet(node_map: Node, facts: Facts | None) -> Outcome:
     source = _source(node_map, Source.KUBELET)
     if not source.up:
         return _down(source)
-    holders = [holder for device in node_map.devices for holder in device.holders]
-    pods = len({(one.namespace, one.pod) for one in (*holders, *node_map.unmatched)})  # not pods that only use devices
-    offered = [slots.slots for device in node_map.devices for slots in device.allocatable]
+    holders = [one for device in node_map.devices for one in device.containers if one.holds]
+    pods = len({one.pod_name for one in (*holders, *node_map.unmatched)})  # not pods that only use devices
+    offered = [slots for device in node_map.devices for slots in device.allocatable.values()]
     seen = [facts.kubelet.seen] if facts and facts.kubelet.seen else []
     seen += [f"{counted(pods, 'pod')} with GPUs"]
     seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else "slots offered on devices: unknown"]
-    if (source.reason or "").startswith(SECOND_LIST):
-        return Verdict("ok", ", ".join(seen))
+    if source.reason.startswith(SECOND_LIST):
+        return Outcome("ok", ", ".join(seen))
     return _answered(source, ", ".join(seen))
 
 
-def _nvml(node_map: NodeMap, _: Facts | None) -> Verdict:
+def _nvml(node_map: Node, _: Facts | None) -> Outcome:
     source = _source(node_map, Source.NVML)
     if not source.up:
         return _down(source)
@@ -120,72 +127,72 @@ def _nvml(node_map: NodeMap, _: Facts | None) -> Verdict:
     seen = "driver {}, CUDA {}".format(*(version or "unknown" for version in versions))
     seen += f", {counted(len(faults), 'GPU')}, {counted(leaves, 'device')} readable"
     if not faults:
-        return Verdict("degraded", seen, "the driver lists no GPU: the node has none, or the container has no access")
+        return Outcome("degraded", seen, "the driver lists no GPU: the node has none, or the container has no access")
     if down:
         state = "failed" if len(down) == len(faults) else "degraded"
         why = f"{len(down)} of {len(faults)} GPUs down ({', '.join(sorted(set(down)))}): see below"
-        return Verdict(state, seen, why, source.remedy)
+        return Outcome(state, seen, why, source.remedy)
     return _answered(source, seen)
 
 
 # --- the ladder -------------------------------------------------------------------------------------------------------
 
 
-def _device_checkpoint(node_map: NodeMap, facts: Facts | None) -> Verdict:
+def _device_checkpoint(node_map: Node, facts: Facts | None) -> Outcome:
     return _pod_identity(node_map, "device_checkpoint", "checkpoint_", facts.checkpoint if facts else Answer())
 
 
-def _pod_logs(node_map: NodeMap, facts: Facts | None) -> Verdict:
+def _pod_logs(node_map: Node, facts: Facts | None) -> Outcome:
     return _pod_identity(node_map, "pod_logs", "pod_logs_", facts.pod_logs if facts else Answer())
 
 
-def _pod_identity(node_map: NodeMap, capability: str, prefix: str, answer: Answer) -> Verdict:
+def _pod_identity(node_map: Node, capability: str, prefix: str, answer: Answer) -> Outcome:
     """Judge one of the two sources of pod identity, by its reasons in the map and by its answer here."""
     source = _source(node_map, Source.POD_IDENTITY)
-    reported = source.reason or ""
+    reported = source.reason
     reason, detail = (reported, source.detail) if reported.startswith(prefix) else ("", "")
     if answer.reason:
         reason, detail = answer.reason, answer.detail
     if node_map.capabilities.get(capability):
         if not reason:
-            return Verdict("ok", answer.seen or "read")
-        return Verdict("degraded", answer.seen, _words(reason, detail), _identity_remedy(node_map, capability, reason))
+            return Outcome("ok", answer.seen or "read")
+        return Outcome("degraded", answer.seen, _words(reason, detail), _identity_remedy(node_map, capability, reason))
     remedy = _identity_remedy(node_map, capability, reason)
     if reported and not reason and not source.up and not reported.startswith(("checkpoint_", "pod_logs_")):
         reason, detail = reported, source.detail
-    return Verdict(_state_of(reason), answer.seen, _words(reason or "not read", detail), remedy)
+    return Outcome(_state_of(reason), answer.seen, _words(reason or "not read", detail), remedy)
 
 
-def _identity_remedy(node_map: NodeMap, capability: str, reason: str) -> str | None:
+def _identity_remedy(node_map: Node, capability: str, reason: str) -> str | None:
     """Return the remedy of the reason, or of the missing capability if the source does not exist."""
     of_reason = remedies.SOURCES[Source.POD_IDENTITY].get(reason) if not reason.endswith(_ABSENT) else None
     return of_reason or node_map.remedies.get(capability) or remedies.CAPABILITIES.get(capability)
 
 
-def _second_list(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
+def _second_list(node_map: Node, facts: Facts | None) -> Outcome | None:
     return _on_request(node_map, Source.KUBELET, SECOND_LIST, facts.second_list if facts else None)
 
 
-def _pods_api(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
+def _pods_api(node_map: Node, facts: Facts | None) -> Outcome | None:
     return _on_request(node_map, Source.POD_IDENTITY, "pods_api_", facts.pods_api if facts else None)
 
 
-def _gpu_fractioning(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
+def _gpu_fractioning(node_map: Node, facts: Facts | None) -> Outcome | None:
     return _on_request(node_map, Source.POD_IDENTITY, "gpu_fractioning_", facts.gpu_fractioning if facts else None)
 
 
-def _on_request(node_map: NodeMap, source: Source, prefix: str, answer: Answer | None) -> Verdict | None:
+def _on_request(node_map: Node, source: Source, prefix: str, answer: Answer | None) -> Outcome | None:
     """Judge a part of a source that a flag turns on. A map shows it only while it fails."""
     reported = _source(node_map, source)
-    reason, detail = (reported.reason, reported.detail) if (reported.reason or "").startswith(prefix) else ("", "")
+    reason, detail = (reported.reason, reported.detail) if reported.reason.startswith(prefix) else ("", "")
     if answer is not None:
         reason, detail = answer.reason, answer.detail
     if not reason:
-        return Verdict("ok", answer.seen) if answer else None
-    return Verdict(_state_of(reason), "", _words(reason, detail), remedies.SOURCES[source].get(reason))
+        return Outcome("ok", answer.seen) if answer else None
+    return Outcome(_state_of(reason), "", _words(reason, detail), remedies.SOURCES[source].get(reason))
 
 
-def _push(node_map: NodeMap, facts: Facts | None) -> Verdict:
+def _push(node_map: Node, facts: Facts | None) -> Outcome:
     """Judge whether allocations start a collection: of an agent by its map, else by what this process may do."""
     if facts is not None:
         answer, why = facts.push, _words(facts.push.reason, facts.push.detail)
@@ -195,25 +202,25 @@ def _push(node_map: NodeMap, facts: Facts | None) -> Verdict:
         answer = Answer(reason="directory_missing")
         why = "--no-push is set, or gpumap can watch no directory: see the agent's log"
     if not answer.reason:
-        return Verdict("ok", answer.seen)
-    return Verdict(_state_of(answer.reason), "", why, remedies.PUSH.get(answer.reason))
+        return Outcome("ok", answer.seen)
+    return Outcome(_state_of(answer.reason), "", why, remedies.PUSH.get(answer.reason))
 
 
-def _proc(node_map: NodeMap, _: Facts | None) -> Verdict:
+def _proc(node_map: Node, _: Facts | None) -> Outcome:
     source = _source(node_map, Source.PROCFS)
     return _answered(source, "read") if source.up else _down(source)
 
 
-def _pid_visibility(node_map: NodeMap, _: Facts | None) -> Verdict:
+def _pid_visibility(node_map: Node, _: Facts | None) -> Outcome:
     reason = node_map.pid_visibility_reason
     if node_map.capabilities.get("pid_visibility"):
-        return Verdict("ok", reason or "processes of other containers are visible")
+        return Outcome("ok", reason or "processes of other containers are visible")
     remedy = node_map.remedies.get("pid_visibility") or remedies.CAPABILITIES["pid_visibility"]
-    return Verdict("missing", "", reason or "processes of other containers are not visible", remedy)
+    return Outcome("missing", "", reason or "processes of other containers are not visible", remedy)
 
 
-def _process_utilization(node_map: NodeMap, _: Facts | None) -> Verdict:
-    """Say which call of the driver gives SM time, on which GPUs. Maps of older agents do not have the call."""
+def _process_utilization(node_map: Node, _: Facts | None) -> Outcome:
+    """Say which call of the driver gives SM time, on which GPUs."""
     by_call: dict[str | None, list[int]] = {}
     for gpu in _readable(node_map):
         if not gpu.partitioned:
@@ -221,103 +228,101 @@ def _process_utilization(node_map: NodeMap, _: Facts | None) -> Verdict:
     if not _readable(node_map):
         return _no_gpu_answers()
     if not by_call:
-        return Verdict("not needed", "", "every GPU is partitioned, and no driver reports SM time on MIG devices")
-    if node_map.capabilities.get("process_utilization") and not any(by_call):
-        return Verdict("ok", "SM time of each process")
+        return Outcome("not needed", "", "every GPU is partitioned, and no driver reports SM time on MIG devices")
     on = {
         call: f"GPU {', '.join(map(str, indexes))}" if len(by_call) > 1 else counted(len(indexes), "GPU")
         for call, indexes in by_call.items()
     }
     seen = "; ".join(f"SM time by {call} on {gpus}" for call, gpus in on.items() if call)
     if None not in on:
-        return Verdict("ok", seen)
+        return Outcome("ok", seen)
     why = f"SM time is not available on {on[None]}: the driver does not report it for processes"
-    return Verdict("degraded" if seen else "missing", seen, why, remedies.CAPABILITIES["process_utilization"])
+    return Outcome("degraded" if seen else "missing", seen, why, remedies.CAPABILITIES["process_utilization"])
 
 
-def _gpm(node_map: NodeMap, _: Facts | None) -> Verdict:
+def _gpm(node_map: Node, _: Facts | None) -> Outcome:
     """GPUs before Hopper have no GPM. There is nothing to repair, and a map does not show the age of a GPU."""
     if node_map.capabilities.get("gpm"):
         measured = sum(device.activity is not None for device in node_map.devices)
-        return Verdict("ok", f"activity of SMs, tensor cores and memory, on {counted(measured, 'device')}")
+        return Outcome("ok", f"activity of SMs, tensor cores and memory, on {counted(measured, 'device')}")
     why = "no GPU reports the activity of its engines: GPM requires Hopper or later, without --nvml-release"
-    return _not_collected(node_map, "gpm") or Verdict("not needed", "", why, node_map.remedies.get("gpm"))
+    return _not_collected(node_map, "gpm") or Outcome("not needed", "", why, node_map.remedies.get("gpm"))
 
 
-def _xid_events(node_map: NodeMap, _: Facts | None) -> Verdict:
+def _xid_events(node_map: Node, _: Facts | None) -> Outcome:
     if node_map.capabilities.get("xid_events"):
-        return Verdict("ok", f"registered on {counted(sum(gpu.xids is not None for gpu in node_map.gpus), 'GPU')}")
+        return Outcome("ok", f"registered on {counted(len(node_map.xids), 'GPU')}")
     why = (
         "no listener: the driver does not support it (WSL, vGPU guests), or gpumap releases the driver (--nvml-release)"
     )
     remedy = node_map.remedies.get("xid_events")
-    return _not_collected(node_map, "health") or Verdict("missing", "", why, remedy)
+    return _not_collected(node_map, "health") or Outcome("missing", "", why, remedy)
 
 
-def _not_collected(node_map: NodeMap, group: str) -> Verdict | None:
+def _not_collected(node_map: Node, group: str) -> Outcome | None:
     """Return why nothing of a group of metrics can be judged; `None` if it can."""
     if node_map.collect is not None and group not in node_map.collect:
-        return Verdict("not needed", "", f"--collect leaves out the group {group}")
+        return Outcome("not needed", "", f"--collect leaves out the group {group}")
     return None if _readable(node_map) else _no_gpu_answers()
 
 
-def _no_gpu_answers() -> Verdict:
-    return Verdict("unknown", "", "no GPU answers")
+def _no_gpu_answers() -> Outcome:
+    return Outcome("unknown", "", "no GPU answers")
 
 
-def _unmatched_slots(node_map: NodeMap, _: Facts | None) -> Verdict | None:
+def _unmatched_slots(node_map: Node, _: Facts | None) -> Outcome | None:
     """Slots on no device have a line for each reason instead."""
     if node_map.unmatched:
         return None
     if not _source(node_map, Source.KUBELET).up:
-        return Verdict("unknown", "", "the kubelet does not answer: the assignments are not known")
-    return Verdict("ok", "every slot matches a device")
+        return Outcome("unknown", "", "the kubelet does not answer: the assignments are not known")
+    return Outcome("ok", "every slot matches a device")
 
 
-def _unmatched_by_reason(node_map: NodeMap) -> Iterator[Result]:
+def _unmatched_by_reason(node_map: Node) -> Iterator[Result]:
     for reason in sorted({entry.reason for entry in node_map.unmatched}):
         of_reason = [entry for entry in node_map.unmatched if entry.reason == reason]
         slots = counted(sum(entry.slots for entry in of_reason), "slot")
         resources = ", ".join(sorted({entry.resource for entry in of_reason}))
         why = f"{reason}: {listed(sorted({f'{entry.namespace}/{entry.pod}' for entry in of_reason}))}"
-        verdict = Verdict("degraded", f"{slots} of {resources}", why, of_reason[0].remedy)
-        yield result_of(UNMATCHED_BY_REASON.replace("<reason>", reason), verdict)
+        outcome = Outcome("degraded", f"{slots} of {resources}", why, of_reason[0].remedy)
+        yield result_of(UNMATCHED_BY_REASON.replace("<reason>", reason), outcome)
 
 
 # --- more privileges than gpumap needs: a warning in a container; a shell has the rights of its user ------------------
 
 
-def _capabilities(_: NodeMap, facts: Facts | None) -> Verdict | None:
+def _capabilities(_: Node, facts: Facts | None) -> Outcome | None:
     if facts is None:
         return None
     held, count = facts.privileges, len(facts.privileges.capabilities)
     if held.bare_host:
         of_uid = f"uid {held.uid}, {counted(count, 'capability', 'capabilities')}"
-        return Verdict("ok", f"{of_uid}, of this shell")
+        return Outcome("ok", f"{of_uid}, of this shell")
     if not count:
-        return Verdict("ok", f"uid {held.uid}, no capability")
+        return Outcome("ok", f"uid {held.uid}, no capability")
     privileged = " (privileged)" if "SYS_ADMIN" in held.capabilities else ""
     seen = f"uid {held.uid}{privileged}, {listed(held.capabilities, 4)}"
     remedy = "Set `securityContext: {privileged: false, capabilities: {drop: [ALL]}}`, as the chart does."
-    return Verdict("warning", seen, "gpumap needs none", remedy)
+    return Outcome("warning", seen, "gpumap needs none", remedy)
 
 
-def _api_token(_: NodeMap, facts: Facts | None) -> Verdict | None:
+def _api_token(_: Node, facts: Facts | None) -> Outcome | None:
     if (held := _of_container(facts)) is None:
         return None
     if not held.api_token:
-        return Verdict("ok", "none is mounted")
+        return Outcome("ok", "none is mounted")
     remedy = "Set `automountServiceAccountToken: false`, as the chart does."
-    return Verdict("warning", held.api_token, "gpumap does not use the API server", remedy)
+    return Outcome("warning", held.api_token, "gpumap does not use the API server", remedy)
 
 
-def _runtime_socket(_: NodeMap, facts: Facts | None) -> Verdict | None:
+def _runtime_socket(_: Node, facts: Facts | None) -> Outcome | None:
     if (held := _of_container(facts)) is None:
         return None
     if not held.runtime_sockets:
-        return Verdict("ok", "none is mounted")
+        return Outcome("ok", "none is mounted")
     why = "write access to it controls the node, and gpumap does not use it"
-    return Verdict("warning", ", ".join(held.runtime_sockets), why, "Do not mount it.")
+    return Outcome("warning", ", ".join(held.runtime_sockets), why, "Do not mount it.")
 
 
 def _of_container(facts: Facts | None) -> Privileges | None:
@@ -359,20 +364,20 @@ PRIVILEGE_CHECKS = (
 # --- what checks have in common ---------------------------------------------------------------------------------------
 
 
-def _source(node_map: NodeMap, source: Source) -> SourceEntry:
+def _source(node_map: Node, source: Source) -> SourceHealth:
     return next((one for one in node_map.sources if one.source == source.value), _NO_ANSWER)
 
 
-def _down(source: SourceEntry) -> Verdict:
+def _down(source: SourceHealth) -> Outcome:
     reason = source.reason or "unknown"
-    return Verdict(_state_of(reason), "", _words(reason, source.detail), source.remedy)
+    return Outcome(_state_of(reason), "", _words(reason, source.detail), source.remedy)
 
 
-def _answered(source: SourceEntry, seen: str) -> Verdict:
+def _answered(source: SourceHealth, seen: str) -> Outcome:
     """Judge a source that answers, and may complain nevertheless."""
     if source.reason:
-        return Verdict("degraded", seen, _words(source.reason, source.detail), source.remedy)
-    return Verdict("ok", seen)
+        return Outcome("degraded", seen, _words(source.reason, source.detail), source.remedy)
+    return Outcome("ok", seen)
 
 
 def _state_of(reason: str) -> str:
@@ -383,5 +388,5 @@ def _words(reason: str, detail: str | None) -> str:
     return f"{reason}: {detail}" if detail else reason
 
 
-def _readable(node_map: NodeMap) -> list[GpuEntry]:
+def _readable(node_map: Node) -> list[Gpu]:
     return [gpu for gpu in node_map.gpus if gpu.up]

@@ -13,10 +13,11 @@ import msgspec
 
 from gpumap.cli import painting
 from gpumap.cli.doctor.checks import as_values, examine, works
+from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMapStream
 from gpumap.cli.server_flags import refuse_details
 from gpumap.cli.signals import until_stopped
-from gpumap.cli.tables import Shape, doctor_table
+from gpumap.cli.tables import Shape
 from gpumap.cli.this_node import LOOK_SECONDS, from_node, node_facts, prepare_elsewhere, prepare_here
 from gpumap.cli.where import maps_of_agent
 from gpumap.model.errors import FatalError

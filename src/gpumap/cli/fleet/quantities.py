@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from gpumap.cli.fleet import families
-from gpumap.cli.fleet.families import CONTAINER, braced
+from gpumap.cli.fleet import queries
+from gpumap.cli.fleet.queries import CONTAINER, braced
 from gpumap.cli.fleet.targets import OWN_LABELS
 
 IDLE = "idle"
 """Asked for as one quantity, answered as these two, from counts by a label with the share of a GPU."""
 IDLE_SUMS = ("idle_gpus", "idle_holders")
 SHARE = "share"
-_DEVICE, _POD, _ON_DEVICE = ("uuid",), ("namespace", "pod"), (*CONTAINER, "uuid")
+_DEVICE, _GPU, _POD, _ON_DEVICE = ("uuid",), ("gpu_uuid",), ("namespace", "pod"), (*CONTAINER, "uuid")
 _POD_ON_DEVICE = (*_POD, "uuid")
 _INSTANCES = 'gpu_instance_id!=""'
-_GRANTED, _USED = families.ALLOCATED_MEMORY.name, families.USED.name
+_GRANTED, _USED = queries.ALLOCATED_MEMORY.name, queries.USED.name
 
 
 class Grouping(NamedTuple):
@@ -125,10 +125,10 @@ def _idle(grouping: Grouping) -> str:
     A pod is idle on a device if each of its containers there certainly did no work for --idle-after. It reads three
     series of each container: one more costs a large cluster's server a second.
     """
-    rests = f"{grouping.series(families.LAST_ACTIVE.name)} <= bool {grouping.idle_before}"
-    unknown = f"0 * {grouping.series(families.PROCESSES.name)}"
+    rests = f"{grouping.series(queries.LAST_ACTIVE.name)} <= bool {grouping.idle_before}"
+    unknown = f"0 * {grouping.series(queries.PROCESSES.name)}"
     pods = f"min {grouping.by(_POD_ON_DEVICE)} (({rests}) or ({unknown})) == 1"
-    shares = f"{grouping.series(families.ALLOCATED_GPUS.name)} > 0"
+    shares = f"{grouping.series(queries.ALLOCATED_GPUS.name)} > 0"
     idle = grouping.each(_ON_DEVICE, f"{shares} and {grouping.on(_POD_ON_DEVICE)} {pods}")
     return grouping.total("count_values", f'"{SHARE}", {idle}')
 
@@ -147,8 +147,8 @@ def recorded(record: str, by: str, *matchers: str) -> str:
 
 
 QUANTITIES = {
-    "gpus": Quantity(_count_of(_DEVICE, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:count"),
-    "gpus_up": Quantity(_sum_of(_DEVICE, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:sum"),
+    "gpus": Quantity(_count_of(_GPU, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:count"),
+    "gpus_up": Quantity(_sum_of(_GPU, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:sum"),
     "devices": Quantity(_count_of(_DEVICE, "gpumap_device_info"), "cluster_node:gpumap_device_info:count"),
     "devices_free": Quantity(_free, "cluster_node:gpumap_device_without_holder:count"),
     "devices_measured": Quantity(
@@ -168,13 +168,13 @@ QUANTITIES = {
     ),
     "pods": Quantity(_count_of(_POD, "gpumap_pod_info"), by_namespace="cluster_namespace:gpumap_pod_info:count"),
     "held_gpus": Quantity(
-        _sum_of(_ON_DEVICE, families.ALLOCATED_GPUS.name),
+        _sum_of(_ON_DEVICE, queries.ALLOCATED_GPUS.name),
         "cluster_node:gpumap_container_allocated_gpus:sum",
         "cluster_namespace:gpumap_container_allocated_gpus:sum",
         judged=True,
     ),
     "sm_gpus": Quantity(
-        _sum_of(_ON_DEVICE, families.SM.name),
+        _sum_of(_ON_DEVICE, queries.SM.name),
         *_both("cluster_namespace_node:gpumap_container_sm_utilization_ratio:sum"),
     ),
     "used_bytes": Quantity(

@@ -9,23 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from gpumap.cli.command_line import did_you_mean
-from gpumap.cli.fleet import families
-from gpumap.cli.fleet.families import ALL, Family, Selection, families_for, matchers_of_targets, question
-from gpumap.cli.fleet.node_map import faults_without_device
-from gpumap.cli.fleet.results import (
+from gpumap.cli.fleet import queries
+from gpumap.cli.fleet.joins import (
     Answers,
-    NodeResult,
-    are_mixed,
+    NodeSeries,
     duplicate_devices,
+    faults_without_device,
     gaps,
-    gaps_of_nodes,
-    node_results,
+    node_of,
+    series_of_nodes,
 )
+from gpumap.cli.fleet.queries import ALL, AskedFamily, Selection, families_for, matchers_of_targets, question
 from gpumap.cli.fleet.targets import (
     OWN_LABELS,
     Key,
@@ -44,8 +43,8 @@ from gpumap.cli.fleet.values import ANY, FamilyValues, Limits, number, odd_row, 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.prometheus import Prometheus, Row, Server, connect, together
 from gpumap.model.errors import FatalError
-from gpumap.model.map import NodeMap
-from gpumap.model.words import age, by_reason, listed
+from gpumap.model.node import Node
+from gpumap.model.shown import age, by_reason, listed
 
 OLD_SECONDS = 60.0
 """A gpumap serves nothing older than its --stale-after, which is a minute by default."""
@@ -117,25 +116,25 @@ async def maps_of(
     agents = _only(node, await agents_of(server, match, moment), server.url)
     agents = agents._replace(selection=agents.selection._replace(namespace=namespace))
     answers = await _answers(server, agents, parts, moment)
-    if are_mixed(answers):
-        by_target = agents.selection._replace(by_target=True)
-        answers = await _answers(server, agents._replace(selection=by_target), parts, moment)
-    results = node_results(answers)
-    current = [one for one in results if not _is_old(one.node_map, moment)]
+    nodes, odd = series_of_nodes(answers)
+    maps = [node_of(one) for one in nodes]
+    slots_served = any(one.of(queries.SLOTS) for one in nodes)
+    current = [(one, of) for one, of in zip(maps, nodes, strict=True) if not _is_old(one, moment)]
     missing = (
-        *by_reason((name, "Prometheus cannot scrape its gpumap (up is 0)") for name in _down(agents, results, node)),
+        *by_reason((name, "Prometheus cannot scrape its gpumap (up is 0)") for name in _down(agents, nodes, node)),
         *by_reason(
-            (one.node.shown, f"its gpumap has not collected for {age(moment - one.node_map.timestamp)}")
-            for one in results
-            if _is_old(one.node_map, moment)
+            (one.name, f"its gpumap has not collected for {age(moment - one.timestamp)}")
+            for one in maps
+            if _is_old(one, moment)
         ),
-        *by_reason((one.node.shown, why) for one in current for why in gaps(one, parts, namespace)),
-        *(sentence for one in results for sentence in faults_without_device(one.node, one.cluster)),
-        *_doubts(duplicate_devices(results)),
-        *gaps_of_nodes(results),
-        *left_out([*agents.odd, *(row for one in answers.values.values() for row in one.odd)]),
+        *by_reason(
+            (one.name, why) for one, of in current for why in gaps(of, one, parts, namespace, slots_served=slots_served)
+        ),
+        *(sentence for one in nodes for sentence in faults_without_device(one)),
+        *_doubts(duplicate_devices(maps)),
+        *left_out([*agents.odd, *(row for one in answers.values.values() for row in one.odd), *odd]),
     )
-    return NodeMaps(tuple(one.node_map for one in current), missing, fleet=not node or len(current) != 1)
+    return NodeMaps(tuple(one for one, _ in current), missing, fleet=not node or len(current) != 1)
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ async def now(server: Prometheus) -> int:
 
 async def agents_of(server: Prometheus, match: str, moment: int, *, spaced: bool = True) -> Agents:
     """Ask for the gpumaps; if `spaced`, also for the time between their collections."""
-    questions = [families.targets_question(match), *([families.spacings_question(match)] if spaced else [])]
+    questions = [queries.targets_question(match), *([queries.spacings_question(match)] if spaced else [])]
     answers = [server.instant(one, moment) for one in questions]
     rows, *spacings_of, down = await together([*answers, _down_targets(server, match, moment)])
     if not rows:
@@ -161,31 +160,31 @@ async def agents_of(server: Prometheus, match: str, moment: int, *, spaced: bool
         raise FatalError(f"no gpumap series at {server.url}{matching}{more}")
     selection = selection_of([row.labels for row in rows], match)
     collected = [(row.labels, value) for row in rows if (value := number_of(row)) is not None]
-    odd = [odd_row(families.SNAPSHOT, row.labels, row.points[0][1]) for row in rows if number_of(row) is None]
+    odd = [odd_row(queries.SNAPSHOT, row.labels, row.points[0][1]) for row in rows if number_of(row) is None]
     spacings = {key_of(row.labels, selection): spacing for row in chain(*spacings_of) if (spacing := number_of(row))}
     targets = targets_by_key(collected, spacings, selection)
-    infos = await values_of_family(server, families.NODE_INFO, selection, moment)
+    infos = await values_of_family(server, queries.NODE_INFO, selection, moment)
     names = names_of(targets, infos.values)
     labels = [target.labels for target in targets.values()]
-    selection = selection._replace(by_target=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
+    selection = selection._replace(mixed=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
     return Agents(selection, targets, names, [row.labels for row in down], odd)
 
 
 async def _down_targets(server: Prometheus, match: str, moment: int) -> list[Row]:
     """Return gpumaps that do not answer. An hour of samples is read only if some target does not."""
-    if not await server.instant(families.unreachable_question(match), moment):
+    if not await server.instant(queries.unreachable_question(match), moment):
         return []
-    return await server.instant(families.down_question(match), moment)
+    return await server.instant(queries.down_question(match), moment)
 
 
 async def _answers(server: Prometheus, agents: Agents, parts: Collection[str], moment: int) -> Answers:
     asked, selection = families_for(parts), agents.selection
     values = await together([values_of_family(server, family, selection, moment) for family in asked])
     by_name = {family.name: one for family, one in zip(asked, values, strict=True)}
-    return Answers(agents.targets, agents.names, asked, by_name, selection.by_target)
+    return Answers(agents.targets, agents.names, asked, by_name)
 
 
-async def values_of_family(server: Prometheus, family: Family, selection: Selection, moment: int) -> FamilyValues:
+async def values_of_family(server: Prometheus, family: AskedFamily, selection: Selection, moment: int) -> FamilyValues:
     return read(family, await server.vector(question(family, selection), moment), selection)
 
 
@@ -217,16 +216,16 @@ def _only(node: str, agents: Agents, url: str) -> Agents:
 # --- what is missing --------------------------------------------------------------------------------------------------
 
 
-def _down(agents: Agents, results: Sequence[NodeResult], node: str) -> list[str]:
-    downs = down_nodes(agents.down, agents.targets, [one.node for one in results])
+def _down(agents: Agents, nodes: Iterable[NodeSeries], node: str) -> list[str]:
+    downs = down_nodes(agents.down, agents.targets, [one.node for one in nodes])
     return [down.shown for down in downs if not node or node in down]
 
 
-def _is_old(node_map: NodeMap, moment: int) -> bool:
+def _is_old(node: Node, moment: int) -> bool:
     """Whether nothing was collected for so long that nothing is served. A wrong clock is no reason: fresh devices are
     served."""
-    oldest = OLD_SECONDS + 2 * (node_map.interval_seconds or 0)
-    return not node_map.devices and moment - node_map.timestamp > oldest
+    oldest = OLD_SECONDS + 2 * (node.interval_seconds or 0)
+    return not node.devices and moment - node.timestamp > oldest
 
 
 def _doubts(duplicates: Mapping[str, Sequence[str]]) -> Iterator[str]:

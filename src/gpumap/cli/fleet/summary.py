@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from gpumap.cli.fleet import families
-from gpumap.cli.fleet.cluster import gpus_by_index, group_by_family, targets_by_device
-from gpumap.cli.fleet.families import braced, matchers_of_targets
+from gpumap.cli.fleet import queries
+from gpumap.cli.fleet.joins import Answers, series_of_nodes
 from gpumap.cli.fleet.quantities import IDLE, IDLE_SUMS, QUANTITIES, SHARE, Grouping, recorded, sharers
+from gpumap.cli.fleet.queries import DEVICE_INFO, braced, matchers_of_targets
 from gpumap.cli.fleet.source import (
     OLD_SECONDS,
     Agents,
@@ -24,7 +24,7 @@ from gpumap.cli.fleet.source import (
     number_of,
     values_of_family,
 )
-from gpumap.cli.fleet.targets import OWN_LABELS, Node, down_nodes, nodes_of
+from gpumap.cli.fleet.targets import OWN_LABELS, TargetsOfNode, down_nodes, nodes_of
 from gpumap.cli.fleet.values import Limits, number, odd_row
 from gpumap.cli.fleet.workloads import by_workload
 from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
@@ -33,8 +33,7 @@ from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
 from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import DEFAULTS
-from gpumap.model.units import counted
-from gpumap.model.words import age, by_reason
+from gpumap.model.shown import age, by_reason, counted
 
 NODE, NAMESPACE = "node", "namespace"
 _NAMES = {NAMESPACE: (NAMESPACE,), WORKLOAD: (NAMESPACE, "pod")}
@@ -104,8 +103,8 @@ _TROUBLES = (
     _Trouble("its gpumap serves no series of GPUs", "gpumap_driver_info", is_gap=True, unless="gpus"),
 )
 _LACKS = (
-    ("devices_free", families.HOLDERS, "its gpumap does not report the holders of its GPUs"),
-    ("devices_measured", families.USE, "its gpumap does not report the users of its GPUs"),
+    ("devices_free", queries.HOLDERS, "its gpumap does not report the holders of its GPUs"),
+    ("devices_measured", queries.USE, "its gpumap does not report the users of its GPUs"),
 )
 """What a node lacks without a quantity although its sources answer; of importance if this part of a map is shown."""
 Values = dict[str, dict[str, float]]
@@ -128,7 +127,7 @@ class _Fleet(NamedTuple):
 
     server: Prometheus
     agents: Agents
-    nodes: Sequence[Node]
+    nodes: Sequence[TargetsOfNode]
     records: _Records | None
     shared: bool
     moment: int
@@ -218,14 +217,14 @@ class _Fleet(NamedTuple):
         series = f"{one.name}{braced(one.only, match)}"
         if not one.is_gap:
             return f"max by ({key}) ({series}) == 0"
-        return f"max by ({key}) ({families.SNAPSHOT}{braced(match)} unless on ({key}) {series})"
+        return f"max by ({key}) ({queries.SNAPSHOT}{braced(match)} unless on ({key}) {series})"
 
 
 async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMaps:
     """Ask once."""
     moment = await now(server)
     agents = await agents_of(server, match, moment, spaced=False)
-    if agents.selection.by_target or not OWN_LABELS.isdisjoint(agents.selection.key):
+    if agents.selection.mixed or not OWN_LABELS.isdisjoint(agents.selection.key):
         if question.by == WORKLOAD:
             raise FatalError(f"{server.url} scrapes gpumap without honorLabels, so --by {WORKLOAD} cannot name pods")
         return await maps_of(server, match, question.parts)
@@ -249,14 +248,14 @@ async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMap
     return _answer(fleet, question, by, troubles, new, doubts)
 
 
-async def _nodes(server: Prometheus, agents: Agents, moment: int) -> list[Node]:
+async def _nodes(server: Prometheus, agents: Agents, moment: int) -> list[TargetsOfNode]:
     """Return the nodes. Only if several targets may be of one node, it takes the GPUs of each to know."""
     nodes = nodes_of(agents.targets, agents.names, {})
     if len({node.name for node in nodes}) == len(agents.targets):
         return nodes
-    infos = await values_of_family(server, families.DEVICE_INFO, agents.selection, moment)
-    cluster = group_by_family({families.DEVICE_INFO.name: infos})
-    return nodes_of(agents.targets, agents.names, targets_by_device(cluster), gpus_by_index(cluster))
+    infos = await values_of_family(server, DEVICE_INFO, agents.selection, moment)
+    answers = Answers(agents.targets, agents.names, [DEVICE_INFO], {DEVICE_INFO.name: infos})
+    return [one.node for one in series_of_nodes(answers)[0]]
 
 
 # --- recording rules --------------------------------------------------------------------------------------------------
@@ -276,7 +275,7 @@ def _recorded_at(record: str, match: str) -> str:
 
 
 def _records(
-    rows: Sequence[Sequence[Row]], match: str, moment: int, agents: Agents, nodes: Sequence[Node]
+    rows: Sequence[Sequence[Row]], match: str, moment: int, agents: Agents, nodes: Sequence[TargetsOfNode]
 ) -> _Records | None:
     """Return the rules if each group has every cluster, and they separate all nodes. They know only labels that are
     honored."""
@@ -383,7 +382,7 @@ def _with_down(row: Mapping[str, float]) -> dict[str, float]:
     return {**row, **down}
 
 
-def _is_old(node: Node, fleet: _Fleet) -> bool:
+def _is_old(node: TargetsOfNode, fleet: _Fleet) -> bool:
     """Whether a node has collected nothing for so long that its gpumap serves nothing."""
     target = fleet.agents.targets[node.keys[0]]
     return fleet.moment - target.collected_at > OLD_SECONDS + 2 * (target.interval_seconds or 0)
@@ -401,7 +400,7 @@ def _gaps(current: Values, question: Question, troubles: Sequence[tuple[_Trouble
         answers = row.get("gpus_up", 0) > 0
         for name, part, sentence in _LACKS:
             asked = name in (*_NODES, *question.of_all) and part in question.parts
-            asked = asked and not (part == families.HOLDERS and node in without_kubelet)
+            asked = asked and not (part == queries.HOLDERS and node in without_kubelet)
             if asked and answers and node not in failing and name not in row:
                 yield node, sentence
 

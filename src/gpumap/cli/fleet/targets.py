@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumap.cli.fleet.families import FAMILIES, NODE_INFO, Family, Selection, TargetLabels
+from gpumap.cli.fleet.queries import FAMILIES, NODE_INFO, AskedFamily, Selection, TargetLabels
 
 Labels = tuple[str, ...]
 """Values of labels, in the order of their family."""
@@ -41,7 +41,7 @@ class Target(NamedTuple):
     interval_seconds: float | None = None
 
 
-class Node(NamedTuple):
+class TargetsOfNode(NamedTuple):
     """A node and its targets, the one that collected last first. `shown` is unique; `name` may not be. `has_info`: a
     target serves gpumap_node_info."""
 
@@ -109,7 +109,7 @@ def nodes_of(
     names: Mapping[Key, Name],
     gpus: Mapping[str, Collection[Key]],
     gpus_by_index: Mapping[Key, Mapping[str, str]] = _NO_GPUS,
-) -> list[Node]:
+) -> list[TargetsOfNode]:
     """Group targets by node, in the order of the nodes' shown names.
 
     `gpus` are the targets that know each GPU, `gpus_by_index` the GPUs of each target. A node has one GPU for an index:
@@ -128,7 +128,7 @@ def nodes_of(
         for keys, prefix in zip(several, prefixes, strict=True):
             address = next((names[key][1] for key in keys if names[key][1]), None)
             has_info = any(names[key][1] is not None for key in keys)
-            nodes.append(Node(name, f"{prefix}{name}", address, tuple(keys), has_info))
+            nodes.append(TargetsOfNode(name, f"{prefix}{name}", address, tuple(keys), has_info))
     return sorted(nodes, key=lambda node: (node.shown, node.keys))
 
 
@@ -140,7 +140,7 @@ class DownNode(NamedTuple):
 
 
 def down_nodes(
-    rows: Iterable[Mapping[str, str]], targets: Mapping[Key, Target], nodes: Iterable[Node]
+    rows: Iterable[Mapping[str, str]], targets: Mapping[Key, Target], nodes: Iterable[TargetsOfNode]
 ) -> list[DownNode]:
     """Return the nodes of targets that do not answer, without nodes with another target that answers."""
     answering = {(target.labels.get("instance", ""), _cluster_labels(target.labels)) for target in targets.values()}
@@ -254,22 +254,18 @@ def differ_in_own_labels(targets: Iterable[Mapping[str, str]]) -> bool:
     return len({OWN_LABELS.intersection(labels) for labels in targets}) > 1
 
 
-def by_targets(family: Family, rows: Iterable[Mapping[str, str]], selection: Selection) -> Iterator[Labels | None]:
-    """Return the own labels of each row, and those of its target; `None` if targets of several nodes match."""
+def by_targets(family: AskedFamily, rows: Iterable[Mapping[str, str]], selection: Selection) -> Iterator[Labels]:
+    """Return the own labels of each row, and those of its target; only its own if targets of several nodes match."""
     honoured = _index(selection, {*family.by})
     moved = _index(selection, frozenset())
     exported = [(name, f"exported_{name}") for name in family.by]
-    has_target = family.of_target or selection.by_target
     for labels in rows:
         is_moved = any(name in labels for _, name in exported)
         target = (moved if is_moved else honoured).of(labels)
-        if target is None:
-            yield None
-            continue
-        known = selection.targets.get(target)
+        known = selection.targets.get(target or ())
         taken = known.labels if is_moved and known else frozenset()
         own = [labels.get(other if name in taken else name, "") for name, other in exported]
-        yield (*own, *target) if has_target else tuple(own)
+        yield (*own, *(target or ()))
 
 
 class _Index(NamedTuple):

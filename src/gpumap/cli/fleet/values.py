@@ -1,19 +1,18 @@
-"""The rows of a server's answers as values by their labels, and those of one node out of several targets'. Pure.
+"""The rows of a server's answers as values by their labels and by their target. Pure.
 
 A row that is no value of gpumap's, such as a negative number of bytes, is left out and named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from gpumap.cli.fleet import families
-from gpumap.cli.fleet.families import Family, Selection
-from gpumap.cli.fleet.targets import Key, Labels, Node, by_targets
-from gpumap.model.text import cut_off
+from gpumap.cli.fleet.queries import DEVICELESS, AskedFamily, Selection
+from gpumap.cli.fleet.targets import Labels, by_targets
+from gpumap.model.shown import cut_off
 
 Value = int | float
 Answer = tuple[Mapping[str, str], tuple[float, str]]
@@ -38,47 +37,36 @@ ANY = Limits()
 
 
 class FamilyValues(NamedTuple):
-    """Values by a family's own labels, followed by those of the target if the family has them. `odd` are rows without
-    a value."""
+    """Values by a family's own labels and those of the target; by the own labels only if the target is not known.
+
+    `odd` are rows without a value.
+    """
 
     values: dict[Labels, Value]
     odd: tuple[str, ...] = ()
 
 
-NO_VALUES = FamilyValues({})
-
-
 # --- reading an answer ------------------------------------------------------------------------------------------------
 
 
-def read(family: Family, rows: Iterable[Answer], selection: Selection) -> FamilyValues:
-    """Read an answer. Of rows with equal labels, as two agents of a node give them, the larger value counts."""
-    rows, keys, odd = _with_keys(family, list(rows), selection)
-    if not odd and not _lacks_uuid(family, keys):
+def read(family: AskedFamily, rows: Sequence[Answer], selection: Selection) -> FamilyValues:
+    """Read an answer. Of rows with equal labels, as two servers give them, the larger value counts."""
+    keys = _keys(family, [labels for labels, _ in rows], selection)
+    if not _lacks_uuid(family, keys):
         numbers = _all_numbers([text for _, (_, text) in rows], _limits(family))
         values = dict(zip(keys, numbers, strict=True)) if numbers is not None else {}
         if len(values) == len(keys):
             return FamilyValues(values)
-    return _one_by_one(family, rows, keys, odd)
+    return _one_by_one(family, rows, keys)
 
 
-def _with_keys(
-    family: Family, rows: list[Answer], selection: Selection
-) -> tuple[list[Answer], list[Labels], list[str]]:
-    """Return the rows, the labels that identify each, and sentences on rows whose target is not known."""
-    if not _needs_targets(family, selection):
-        return rows, _keys(family, [labels for labels, _ in rows], selection), []
-    placed = list(zip(rows, by_targets(family, [labels for labels, _ in rows], selection), strict=True))
-    odd = [_row(family.name, labels) + " is of an unknown target" for (labels, _), key in placed if key is None]
-    return [row for row, key in placed if key is not None], [key for _, key in placed if key is not None], odd
-
-
-def _one_by_one(family: Family, rows: list[Answer], keys: list[Labels], odd: list[str]) -> FamilyValues:
+def _one_by_one(family: AskedFamily, rows: Sequence[Answer], keys: Sequence[Labels]) -> FamilyValues:
     values: dict[Labels, Value] = {}
+    odd: list[str] = []
     limits = _limits(family)
     for key, (labels, (_, text)) in zip(keys, rows, strict=True):
         value = number(text, limits)
-        if value is None or (_has_uuid(family) and not labels.get("uuid")):
+        if value is None or ((label := uuid_label(family)) and not labels.get(label)):
             odd.append(odd_row(family.name, labels, text))
         elif key not in values or values[key] < value:
             values[key] = value
@@ -87,35 +75,31 @@ def _one_by_one(family: Family, rows: list[Answer], keys: list[Labels], odd: lis
 
 def odd_row(name: str, labels: Mapping[str, str], text: str) -> str:
     """Return a row without a value, in words."""
-    return f"{_row(name, labels)} is {cut_off(text, _TEXT_CHARACTERS)}"
+    named = ", ".join(f"{label}={value}" for label, value in sorted(labels.items()))
+    return f"{name}{{{named}}} is {cut_off(text, _TEXT_CHARACTERS)}"
 
 
-def _row(name: str, labels: Mapping[str, str]) -> str:
-    return f"{name}{{{', '.join(f'{label}={value}' for label, value in sorted(labels.items()))}}}"
+def uuid_label(family: AskedFamily) -> str | None:
+    """Return the label with the uuid that each row must have."""
+    labels = () if family.name == DEVICELESS.name else family.by
+    return next((label for label in ("uuid", "gpu_uuid") if label in labels), None)
 
 
-def _has_uuid(family: Family) -> bool:
-    """Whether each row must have a uuid."""
-    return "uuid" in family.by and family.name != families.DEVICELESS.name
+def _lacks_uuid(family: AskedFamily, keys: Sequence[Labels]) -> bool:
+    label = uuid_label(family)
+    return label is not None and "" in {key[family.by.index(label)] for key in keys}
 
 
-def _lacks_uuid(family: Family, keys: Sequence[Labels]) -> bool:
-    return _has_uuid(family) and "" in {key[family.by.index("uuid")] for key in keys}
-
-
-def _needs_targets(family: Family, selection: Selection) -> bool:
-    """Whether the labels of a row, or its target, can only be found among the known targets."""
-    return selection.by_target or (family.of_target and not {*family.by}.isdisjoint(selection.key))
-
-
-def _keys(family: Family, rows: Sequence[Mapping[str, str]], selection: Selection) -> list[Labels]:
-    """Return the labels that identify each row."""
-    names = (*family.by, *(selection.key if family.of_target else ()))
+def _keys(family: AskedFamily, rows: Sequence[Mapping[str, str]], selection: Selection) -> list[Labels]:
+    """Return the own labels of each row and those of its target."""
+    if selection.mixed or not {*family.by}.isdisjoint(selection.key):
+        return list(by_targets(family, rows, selection))
+    names = (*family.by, *selection.key)
     moved = {f"exported_{name}" for name in family.by if name in selection.labels}
     if moved.isdisjoint(chain.from_iterable(rows)):
         return list(zip(*(_column(name, rows) for name in names), strict=True))
     own = [f"exported_{name}" if f"exported_{name}" in moved else name for name in family.by]
-    instead = (*own, *names[len(own) :])
+    instead = (*own, *selection.key)
     # If Prometheus has moved one of them, an own label that is not moved is one that was empty.
     names_of_rows = ((labels, names if moved.isdisjoint(labels) else instead) for labels in rows)
     return [tuple([labels.get(name, "") for name in of_row]) for labels, of_row in names_of_rows]
@@ -129,7 +113,7 @@ def _column(name: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
         return [labels.get(name, "") for labels in rows]
 
 
-def _limits(family: Family) -> Limits:
+def _limits(family: AskedFamily) -> Limits:
     """Bytes and counts are whole, ratios go up to 1, and only a difference can be below 0."""
     whole = family.name.endswith(("_bytes", "_processes", "_slots", "_slots_allocatable", "_up"))
     least = -_EXACT_MAX if "owner" in family.by else 0
@@ -155,60 +139,3 @@ def number(text: str, limits: Limits = ANY) -> Value | None:
     """Return a value; `None` if it is outside the limits or no number."""
     numbers = _all_numbers([text], limits)
     return numbers[0] if numbers else None
-
-
-# --- several targets of one node --------------------------------------------------------------------------------------
-#
-# For each device, the newest target that knows it counts. The values of two agents must not be mixed: what one assigns
-# to a pod is unknown to the other, and both together are more than exists.
-
-RowsOfTarget = Mapping[str, Sequence[tuple[Labels, Value]]]
-"""By family."""
-_HELD, _USED, _PRESENT = "held", "used", "present"
-_KIND_OF_PART = {
-    **dict.fromkeys((families.HOLDERS, families.SHARES, families.GRANTS, families.OFFERS), _HELD),
-    **dict.fromkeys((families.USE, families.PEAKS, families.ACTIVITY, families.LAST_SEEN), _USED),
-    **dict.fromkeys((families.OWNERS, families.WORK), _USED),
-}
-_SERIES_OF_KIND = (
-    *((families.DEVICE_INFO, _PRESENT), (families.HOLDER_COUNT, _HELD)),
-    *((families.OWNER_BYTES, _USED), (families.OWNER_PROCESSES, _USED)),
-)
-"""The series that exist for a device if a target knows anything of the kind about it."""
-
-
-def rows_by_target(
-    values: Mapping[str, FamilyValues], asked: Iterable[Family]
-) -> dict[Key, dict[str, list[tuple[Labels, Value]]]]:
-    """Group by target what was asked for by target."""
-    rows: dict[Key, dict[str, list[tuple[Labels, Value]]]] = {}
-    for family in asked:
-        width = len(family.by)
-        for row, value in values[family.name].values.items():
-            rows.setdefault(row[width:], {}).setdefault(family.name, []).append((row[:width], value))
-    return rows
-
-
-def values_of_node(node: Node, rows: Mapping[Key, RowsOfTarget], asked: Sequence[Family]) -> dict[str, FamilyValues]:
-    """Return the values of a node as if it had one target."""
-    leaders: dict[tuple[str, str], Key] = {}
-    for family, kind in _SERIES_OF_KIND:
-        for key in node.keys:
-            for labels, _ in rows.get(key, {}).get(family.name, ()):
-                leaders.setdefault((kind, labels[0]), key)
-                if family is families.DEVICE_INFO:
-                    leaders.setdefault((kind, labels[1]), key)
-    return {family.name: FamilyValues(_of_leaders(family, node, rows, leaders)) for family in asked}
-
-
-def _of_leaders(
-    family: Family, node: Node, rows: Mapping[Key, RowsOfTarget], leaders: dict[tuple[str, str], Key]
-) -> dict[Labels, Value]:
-    kind = _KIND_OF_PART.get(family.part, _PRESENT)
-    place = family.by.index("uuid") if _has_uuid(family) else None
-    values: dict[Labels, Value] = {}
-    for key in node.keys:
-        for labels, value in rows.get(key, {}).get(family.name, ()):
-            if place is None or leaders.setdefault((kind, labels[place]), key) == key:
-                values[(*labels, *key) if family.of_target else labels] = value
-    return values

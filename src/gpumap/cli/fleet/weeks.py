@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpumap.cli.fleet import families
-from gpumap.cli.fleet.families import braced
+from gpumap.cli.fleet import queries
+from gpumap.cli.fleet.queries import braced
 from gpumap.cli.fleet.source import maps_of, now, number_of
 from gpumap.cli.node_maps import NodeMaps, Week
 from gpumap.cli.prometheus import Prometheus, Row, together
@@ -21,7 +21,8 @@ Key = tuple[str, str, str]
 async def maps_with_weeks(server: Prometheus, match: str, parts: frozenset[str], node: str, namespace: str) -> NodeMaps:
     """Ask once for the maps, and for the last week of the pods in them."""
     maps = await maps_of(server, match, parts, node, namespace)
-    uuids = {one.uuid for node_map in maps.maps for one in node_map.devices if one.holders} if node else set()
+    held = (one.uuid for found in maps.maps for device in found.devices for one in device.containers if one.holds)
+    uuids: set[str] = {*held} if node else set()
     return maps._replace(weeks=await _weeks(server, ",".join((match, *_of(namespace, uuids)))))
 
 
@@ -42,7 +43,7 @@ async def _weeks(server: Prometheus, match: str) -> Mapping[Key, Week]:
     so only hours with a known ratio count.
     """
     moment = await now(server)
-    peak, ratio = (f"{one.name}{braced(match)}" for one in (families.PEAK, families.SM))
+    peak, ratio = (f"{one.name}{braced(match)}" for one in (queries.PEAK, queries.SM))
     seconds = f"gpumap_container_sm_seconds_total{braced(match)}"
     peaks, busy, hours = await together(
         [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from gpumap.cli.fleet.families import matchers_of_targets
+from gpumap.cli.fleet.queries import matchers_of_targets
 from gpumap.cli.kube_state import NEEDS_OWNERS, POD_OWNERS, Object, ObjectValues, two_values, unlisted, workloads
 from gpumap.cli.prometheus import Prometheus
 from gpumap.model.errors import FatalError

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.model.devices import container_of
 from gpumap.model.gaps import use_known
-from gpumap.model.map import DeviceEntry, HolderEntry, MemoryEntry, SlotsEntry, UnmatchedEntry, UserEntry
+from gpumap.model.node import ContainerOnDevice, Device
 from gpumap.model.plugins import gpushare_slot_bytes
-from gpumap.model.terms import ContainerName
+from gpumap.model.readings import DeviceMemory
+from gpumap.model.terms import ContainerName, Owner
 
 GPU_MEM = "aliyun.com/gpu-mem"
 MIB, GIB = 1 << 20, 1 << 30
@@ -97,8 +97,8 @@ def sum_of(amounts: Iterable[Amount]) -> Amount:
 def count(
     index: int | None,
     uuid: str,
-    memory: MemoryEntry | None,
-    devices: Sequence[DeviceEntry],
+    memory: DeviceMemory | None,
+    devices: Sequence[Device],
     *,
     holders_known: bool,
     sees_processes: bool,
@@ -106,13 +106,14 @@ def count(
     """Count the grants and use of one GPU's devices. Without the GPU's own `memory`, that of its device is taken."""
     memory = memory or next((device.memory for device in devices if device.uuid == uuid), None)
     memory_bytes = memory.total_bytes if memory else None
-    slots = sum(slots_in(device.allocatable) for device in devices)
+    slots = sum(device.allocatable.get(GPU_MEM, 0) for device in devices)
     slot_bytes = _slot_bytes(devices, slots, memory_bytes)
     total = _total(memory_bytes, slots, slot_bytes)
     grants = [
-        _Grant(container_of(holder), number, _granted_by(holder, slot_bytes))
+        _Grant(holder.name, number, _granted_by(holder, slot_bytes))
         for number, device in enumerate(devices)
-        for holder in device.holders
+        for holder in device.containers
+        if holder.holds
     ]
     shares = _shares(index, devices, grants)
     if index is None:
@@ -137,17 +138,12 @@ def _total(memory_bytes: int | None, slots: int, slot_bytes: int | None) -> Amou
     return Amount((slots or (memory_bytes or 0) // slot_bytes) * slot_bytes)
 
 
-def _use_known(devices: Sequence[DeviceEntry]) -> bool:
-    leaves = [device for device in devices if device.mig_profile is not None] or devices
+def _use_known(devices: Sequence[Device]) -> bool:
+    leaves = [device for device in devices if device.mig] or devices
     return all(map(use_known, leaves))
 
 
 # --- sizes of slots ---------------------------------------------------------------------------------------------------
-
-
-def slots_in(entries: Iterable[SlotsEntry | UnmatchedEntry]) -> int:
-    """Return how many slots of gpushare there are."""
-    return sum(one.slots for one in entries if one.resource == GPU_MEM)
 
 
 def guessed_slot_bytes(slots: int) -> int:
@@ -155,13 +151,13 @@ def guessed_slot_bytes(slots: int) -> int:
     return MIB if slots > _GIB_SLOTS_MAX else GIB
 
 
-def _slot_bytes(devices: Sequence[DeviceEntry], offered: int, memory_bytes: int | None) -> int | None:
+def _slot_bytes(devices: Sequence[Device], offered: int, memory_bytes: int | None) -> int | None:
     """Return the size of gpushare's slots on this GPU: as its grants were counted, else by its memory, else a guess."""
-    holders = [holder for device in devices for holder in device.holders if slots_in(holder.slots)]
+    holders = [one for device in devices for one in device.containers if GPU_MEM in one.slots]
     for holder in holders:
         if holder.allocated_memory_bytes is not None and len(holder.slots) == 1:
-            return MIB if holder.allocated_memory_bytes < GIB * slots_in(holder.slots) else GIB
-    slots = max(offered, sum(slots_in(holder.slots) for holder in holders))
+            return MIB if holder.allocated_memory_bytes < GIB * holder.slots[GPU_MEM] else GIB
+    slots = max(offered, sum(holder.slots[GPU_MEM] for holder in holders))
     if not slots:
         return None
     if memory_bytes is not None and offered:
@@ -172,55 +168,59 @@ def _slot_bytes(devices: Sequence[DeviceEntry], offered: int, memory_bytes: int 
 # --- shares of pods ---------------------------------------------------------------------------------------------------
 
 
-def _shares(index: int | None, devices: Sequence[DeviceEntry], grants: Iterable[_Grant]) -> dict[PodKey, PodShare]:
+def _shares(index: int | None, devices: Sequence[Device], grants: Iterable[_Grant]) -> dict[PodKey, PodShare]:
     """Return the shares by pod, holders first."""
     held: dict[PodKey, list[_Grant]] = {}
     for grant in grants:
         held.setdefault(grant.container[:2], []).append(grant)
-    users: dict[PodKey, list[UserEntry]] = {}
+    users: dict[PodKey, list[ContainerOnDevice]] = {}
     for device in devices:
-        for user in device.users:
-            users.setdefault((user.namespace, user.pod), []).append(user)
+        for one in device.containers:
+            if one.use:
+                users.setdefault(one.pod_name, []).append(one)
     return {key: _share(index, devices, held.get(key, ()), users.get(key, ())) for key in {**held, **users}}
 
 
 def _share(
-    index: int | None, devices: Sequence[DeviceEntry], grants: Sequence[_Grant], users: Sequence[UserEntry]
+    index: int | None, devices: Sequence[Device], grants: Sequence[_Grant], users: Sequence[ContainerOnDevice]
 ) -> PodShare:
-    used = sum_of(_amount(user.memory_bytes) for user in users)
-    if not {grant.container for grant in grants} <= set(map(container_of, users)):
+    used = sum_of(_amount(user.use.memory_bytes) for user in users if user.use)
+    if not {grant.container for grant in grants} <= {user.name for user in users}:
         used = used._replace(whole=False)
     if grants:
         return PodShare(index, True, _granted(grants, devices), used)
     # A pod that is reported to use it without a grant was granted nothing. The grants of other users are unknown.
-    return PodShare(index, False, Amount() if all(user.unassigned for user in users) else UNKNOWN_AMOUNT, used)
+    return PodShare(
+        index, False, Amount() if all(user.owner is Owner.UNASSIGNED for user in users) else UNKNOWN_AMOUNT, used
+    )
 
 
-def _granted(grants: Iterable[_Grant], devices: Sequence[DeviceEntry]) -> Amount:
+def _granted(grants: Iterable[_Grant], devices: Sequence[Device]) -> Amount:
     """Return what is granted of the GPU in all.
 
     Compute instances share the memory of their GPU instance, which counts once for all its holders.
     """
-    if len(devices) == 1 and not devices[0].mig_profile:
+    if len(devices) == 1 and not devices[0].mig:
         return sum_of(grant.amount for grant in grants)
     instances: dict[int | None, dict[int, list[Amount]]] = {}
     for grant in grants:
-        of_instance = instances.setdefault(devices[grant.device].gpu_instance_id, {})
+        mig = devices[grant.device].mig
+        of_instance = instances.setdefault(mig.gpu_instance_id if mig else None, {})
         of_instance.setdefault(grant.device, []).append(grant.amount)
     return sum_of(_in_instance(by_device, devices) for by_device in instances.values())
 
 
-def _in_instance(by_device: Mapping[int, Sequence[Amount]], devices: Sequence[DeviceEntry]) -> Amount:
+def _in_instance(by_device: Mapping[int, Sequence[Amount]], devices: Sequence[Device]) -> Amount:
     amounts = [sum_of(of_device) for of_device in by_device.values()]
     most = max(amount.bytes for amount in amounts)
-    mig = [devices[number] for number in by_device if devices[number].mig_profile]
+    mig = [devices[number] for number in by_device if devices[number].mig]
     totals = [device.memory.total_bytes for device in mig if device.memory]
     is_all = bool(totals) and most >= max(totals)
     return Amount(most, is_all or all(amount.whole for amount in amounts))
 
 
-def _granted_by(holder: HolderEntry, slot_bytes: int | None) -> Amount:
-    slots = slots_in(holder.slots)
+def _granted_by(holder: ContainerOnDevice, slot_bytes: int | None) -> Amount:
+    slots = holder.slots.get(GPU_MEM, 0)
     return Amount(slots * slot_bytes) if slots and slot_bytes else _amount(holder.allocated_memory_bytes)
 
 

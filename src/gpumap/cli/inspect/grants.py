@@ -18,13 +18,13 @@ from gpumap.cli.inspect.gpu_grants import (
     PodShare,
     count,
     guessed_slot_bytes,
-    slots_in,
     sum_of,
 )
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.model.devices import sources_up
 from gpumap.model.errors import FatalError
-from gpumap.model.map import DeviceEntry, MemoryEntry, NamelessGpuEntry, NodeMap, UnmatchedEntry
+from gpumap.model.node import Device, NamelessGpu, Node, UnmatchedSlots
+from gpumap.model.readings import DeviceMemory
 
 GPUS_MAX = 1024
 """Of a node. The table has a column for each index."""
@@ -46,7 +46,7 @@ class NodeGrants(NamedTuple):
     """
 
     name: str
-    address: str | None
+    address: str
     gpus: tuple[GpuGrants, ...]
     pods: tuple[PodGrants, ...]
     pending: Amount | None
@@ -80,7 +80,7 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part) if place % 2 else 0, part) for place, part in enumerate(_DIGITS.split(name)))
 
 
-def _node(node_map: NodeMap) -> NodeGrants | None:
+def _node(node_map: Node) -> NodeGrants | None:
     """Count one node; `None` if it has no GPU."""
     holders_known = _holders_known(node_map)
     counted = _counted(node_map, holders_known=holders_known)
@@ -94,8 +94,8 @@ def _node(node_map: NodeMap) -> NodeGrants | None:
     pending = list(_pending(pods))
     hidden = _unknown_if(not holders_known or _has_hidden_grants(node_map.unmatched))
     return NodeGrants(
-        name=node_map.node.name,
-        address=node_map.node.internal_ip,
+        name=node_map.name,
+        address=node_map.internal_ip,
         gpus=gpus,
         pods=pods,
         pending=sum_of(pending) if pending else None,
@@ -115,43 +115,36 @@ def _unknown_if(unknown: bool) -> tuple[Amount, ...]:
 # --- GPUs and their places --------------------------------------------------------------------------------------------
 
 
-def _holders_known(node_map: NodeMap) -> bool:
+def _holders_known(node_map: Node) -> bool:
     """Return whether the holders of each device are known. A node without devices knows them if its kubelet answers."""
     if node_map.devices:
-        return all(device.holders_known for device in node_map.devices)
+        return all(device.holders is not None for device in node_map.devices)
     kubelet = [one for one in node_map.sources if one.source == "kubelet"]
     return not node_map.stale and any(one.up or one.last_success is not None for one in kubelet)
 
 
-def _indexes(node_map: NodeMap) -> dict[str, int]:
-    """Return NVML's index of all GPUs, also of those without a device."""
-    index_of = {gpu.uuid: gpu.index for gpu in node_map.gpus}
-    for device in node_map.devices:
-        if device.gpu_uuid is not None and device.index is not None:
-            index_of.setdefault(device.gpu_uuid, device.index)
-    return index_of
-
-
-def _counted(node_map: NodeMap, *, holders_known: bool) -> list[CountedGpu]:
+def _counted(node_map: Node, *, holders_known: bool) -> list[CountedGpu]:
     """Count each GPU with its devices, if any; then the devices of unknown GPUs."""
-    memory_of = {gpu.uuid: gpu.memory for gpu in node_map.gpus}
-    index_of = _indexes(node_map)
-    devices_of: dict[str, list[DeviceEntry]] = {uuid: [] for uuid in index_of}
-    lost: list[DeviceEntry] = []
+    memory_of: dict[str, DeviceMemory | None] = {
+        gpu.uuid: gpu.reading.memory if gpu.reading else None for gpu in node_map.gpus
+    }
+    index_of: dict[str, int] = {gpu.uuid: gpu.index for gpu in node_map.gpus}
+    devices_of: dict[str, list[Device]] = {uuid: [] for uuid in index_of}
+    lost: list[Device] = []
     for device in node_map.devices:
         # A partitioned GPU that is assigned as a whole is its own GPU.
         devices_of.get(device.gpu_uuid or device.uuid, lost).append(device)
     sees = bool(node_map.capabilities.get("pid_visibility"))
 
-    def counted(place: int | None, uuid: str, memory: MemoryEntry | None, devices: list[DeviceEntry]) -> CountedGpu:
-        known = all(device.holders_known for device in devices) if devices else holders_known
+    def counted(place: int | None, uuid: str, memory: DeviceMemory | None, devices: list[Device]) -> CountedGpu:
+        known = all(device.holders is not None for device in devices) if devices else holders_known
         return count(place, uuid, memory, devices, holders_known=known, sees_processes=sees)
 
     found = [counted(index_of[uuid], uuid, memory_of.get(uuid), devices) for uuid, devices in devices_of.items()]
     return found + [counted(None, one.uuid, one.memory, [one]) for one in lost]
 
 
-def _is_blind(node_map: NodeMap, counted: Iterable[CountedGpu]) -> bool:
+def _is_blind(node_map: Node, counted: Iterable[CountedGpu]) -> bool:
     """Return whether the GPUs of the node are unknown: none is, and NVML does not answer or there are devices."""
     if any(one.gpu is not None for one in counted):
         return False
@@ -163,7 +156,7 @@ def _totals_without_gpu(counted: Iterable[CountedGpu]) -> Iterator[Amount]:
     return (one.total for one in counted if one.gpu is None)
 
 
-def _in_places(counted: Iterable[CountedGpu], nameless: Sequence[NamelessGpuEntry]) -> tuple[GpuGrants, ...]:
+def _in_places(counted: Iterable[CountedGpu], nameless: Sequence[NamelessGpu]) -> tuple[GpuGrants, ...]:
     """Return each GPU at the place of its index, with unknown amounts of one that did not report its UUID."""
     known = {one.gpu.index: one.gpu for one in counted if one.gpu is not None}
     size = max([*known, *(one.index for one in nameless)], default=-1) + 1
@@ -176,16 +169,16 @@ def _in_places(counted: Iterable[CountedGpu], nameless: Sequence[NamelessGpuEntr
 # --- slots on no GPU --------------------------------------------------------------------------------------------------
 
 
-def _slot_bytes(counted: Iterable[CountedGpu], unmatched: Sequence[UnmatchedEntry]) -> int | None:
+def _slot_bytes(counted: Iterable[CountedGpu], unmatched: Sequence[UnmatchedSlots]) -> int | None:
     """Return the size of the node's slots: MiB if all are, else GiB; a guess if no slot is on a GPU."""
     units = {one.slot_bytes for one in counted if one.slot_bytes is not None}
     if units:
         return MIB if units == {MIB} else GIB
-    most = max((slots_in([one]) for one in unmatched), default=0)
+    most = max((one.slots for one in unmatched if one.resource == GPU_MEM), default=0)
     return guessed_slot_bytes(most) if most else None
 
 
-def _waiting(unmatched: Iterable[UnmatchedEntry], slot_bytes: int) -> dict[PodKey, PodShare]:
+def _waiting(unmatched: Iterable[UnmatchedSlots], slot_bytes: int) -> dict[PodKey, PodShare]:
     """Return gpushare's slots that match no GPU: those of pods that kubectl inspect calls pending."""
     found: dict[PodKey, int] = {}
     for one in unmatched:
@@ -200,7 +193,7 @@ def _pending(pods: Iterable[PodGrants]) -> Iterator[Amount]:
     return (share.allocated for pod in pods for share in pod.shares if share.index is None)
 
 
-def _has_hidden_grants(unmatched: Iterable[UnmatchedEntry]) -> bool:
+def _has_hidden_grants(unmatched: Iterable[UnmatchedSlots]) -> bool:
     """Return whether other plugins assigned slots that gpumap cannot place: they are on one of the node's GPUs."""
     return any(one.resource != GPU_MEM and one.reason != "not_in_nvml" for one in unmatched)
 

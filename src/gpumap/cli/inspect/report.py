@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from gpumap.cli.command_line import did_you_mean
 from gpumap.cli.inspect.gpu_grants import GPU_MEM
 from gpumap.cli.inspect.grants import Grants, grants
+from gpumap.cli.inspect.table import InspectValues, inspect_table, inspect_values
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import Report
 from gpumap.cli.tables import Shape
-from gpumap.cli.tables.inspect import InspectValues, inspect_table, inspect_values
 from gpumap.cli.tables.unknowns import few
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.errors import FatalError
 from gpumap.model.gaps import invisible, unknown_of_devices
-from gpumap.model.map import NodeMap
-from gpumap.model.words import by_reason
+from gpumap.model.node import Node
+from gpumap.model.shown import by_reason
 
 NOT_KNOWN = "- means unknown, and >= means at least. A time-sliced GPU grants no memory."
 
@@ -51,9 +51,9 @@ def only(maps: NodeMaps, node: str | None) -> NodeMaps:
     """Return the map of one node. Raises FatalError if there is none of that name."""
     if node is None:
         return maps
-    found = tuple(one for one in maps.maps if one.node.name == node)
+    found = tuple(one for one in maps.maps if one.name == node)
     if not found:
-        raise FatalError(f'unknown node "{node}"{did_you_mean(node, [one.node.name for one in maps.maps])}')
+        raise FatalError(f'unknown node "{node}"{did_you_mean(node, [one.name for one in maps.maps])}')
     return maps._replace(maps=found)
 
 
@@ -67,7 +67,7 @@ def notes(maps: NodeMaps, found: Grants, *, used: bool) -> list[str]:
     """
     many = maps.fleet or len(maps.maps) > 1
     of_nodes = [
-        (one.node.name, sentence) for one in maps.maps for sentence in dict.fromkeys(_unknown_of_node(one, used=used))
+        (one.name, sentence) for one in maps.maps for sentence in dict.fromkeys(_unknown_of_node(one, used=used))
     ]
     sentences = list(few(by_reason(of_nodes), fleet=True)) if many else [sentence for _, sentence in of_nodes]
     if not found.nodes:
@@ -75,7 +75,7 @@ def notes(maps: NodeMaps, found: Grants, *, used: bool) -> list[str]:
     return [*maps.missing, *sentences, *([] if _is_known(found, used=used) else [NOT_KNOWN])]
 
 
-def _unknown_of_node(node_map: NodeMap, *, used: bool) -> Iterator[str]:
+def _unknown_of_node(node_map: Node, *, used: bool) -> Iterator[str]:
     if node_map.stale:
         yield node_map.stale
         return

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpumap.model.units import counted
+from gpumap.model.shown import counted
 
 CONTAINER_NAME, PORT_NAME = "gpumap", "metrics"
 """The chart's names of the agent's container and its port."""
@@ -151,7 +151,7 @@ def one_for_each_node(agents: Iterable[Agent]) -> tuple[list[Agent], list[str]]:
     nodes: dict[str, list[Agent]] = {}
     for agent in agents:
         nodes.setdefault(agent.node, []).append(agent)
-    chosen, not_asked = [], []
+    chosen, left_out_agents = [], []
     for _, of_node in sorted(nodes.items()):
         best = max(of_node, key=lambda one: (not one.why_not, one.ready, one.created, one.pod))
         namespaces = sorted({one.namespace for one in of_node})
@@ -164,17 +164,17 @@ def one_for_each_node(agents: Iterable[Agent]) -> tuple[list[Agent], list[str]]:
         chosen.append(best)
         others = sorted(one.pod for one in of_node if one is not best and not one.why_not)
         if others:
-            not_asked.append(
+            left_out_agents.append(
                 f"node {best.node} has {counted(len(others) + 1, 'agent')}: gpumap asked {best.pod}, not "
                 f"{', '.join(others)}"
             )
     shown = sorted({one.namespace for one in chosen if not one.why_not})
     if len(shown) > 1:
-        not_asked.append(
+        left_out_agents.append(
             f"the agents are of {len(shown)} namespaces: {', '.join(shown)}. Any pod can have their label; "
             "--agent-namespace asks those of one"
         )
-    return chosen, not_asked
+    return chosen, left_out_agents
 
 
 def _agent(pod: Pod) -> Agent | None:

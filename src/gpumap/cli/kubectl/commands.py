@@ -11,37 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap import __version__
-from gpumap.cli.command_line import Parser, add_command, parse, top_parser
-from gpumap.cli.output_flags import (
-    WATCH_INTERVAL,
-    add_inspect_output,
-    add_output,
-    add_processes,
-    add_thresholds,
-    shape_of,
-    sorted_by,
-    view_of,
-)
+from gpumap.cli.command_line import Parser, parse, top_parser
+from gpumap.cli.commands import Place, add_tables
+from gpumap.cli.output_flags import WATCH_INTERVAL, shape_of, sorted_by, view_of
 from gpumap.cli.server_flags import add_by
-from gpumap.cli.sort_keys import (
-    INSPECT_SUMMARY,
-    MAP_ORDERS,
-    MAP_SUMMARY,
-    SUMS_BY,
-    TOP_ORDERS,
-    TOP_SUMMARY,
-    WASTE_ORDERS,
-    WASTE_SUMMARY,
-)
+from gpumap.cli.sort_keys import SUMS_BY
 from gpumap.model.errors import UsageError
-from gpumap.model.units import parse_duration
+from gpumap.model.parsing import parse_duration
 
 if TYPE_CHECKING:
     from gpumap.cli.kubectl.source import Scope
     from gpumap.cli.reports import Report
     from gpumap.cli.tables import Shape
-
-    Commands = argparse._SubParsersAction[Parser]
 
 PROGRAM = "kubectl gpumap"
 DEFAULT_COMMAND = "map"
@@ -72,8 +53,7 @@ def command_parser() -> Parser:
         program=PROGRAM,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog=PROGRAM)
-    for add in (_add_map, _add_top, _add_waste, _add_inspect):
-        add(commands)
+    add_tables(commands, CLUSTER)
     return parser
 
 
@@ -86,88 +66,21 @@ def _as_words(arguments: Sequence[str]) -> list[str]:
     return [word.removesuffix("=true") if word.removesuffix("=true") in switches else word for word in words]
 
 
-def _add_map(commands: Commands) -> None:
-    show = add_command(
-        commands,
-        "map",
-        _show,
-        summary=MAP_SUMMARY,
-        usage="[NODE] [flags]",
-        examples=[
-            ("the whole cluster, every namespace", f"{PROGRAM} map -A"),
-            ("one node, updated every 2 seconds", f"{PROGRAM} map gpu-1 -A -w"),
-            ("the pods of a namespace that hold or use a GPU", f"{PROGRAM} map -n ml-team -o name"),
-        ],
-    )
-    add_output(show, MAP_ORDERS, WATCH_INTERVAL)
-    _add_cluster(show)
-
-
-def _add_top(commands: Commands) -> None:
-    top = add_command(
-        commands,
-        "top",
-        _show,
-        summary=TOP_SUMMARY,
-        usage="[NODE] [flags]",
-        examples=[
-            ("the whole cluster", f"{PROGRAM} top -A"),
-            ("the context's namespace, by SM time", f"{PROGRAM} top --sort-by sm"),
-            ("another cluster", f"{PROGRAM} top -A --context prod"),
-        ],
-    )
-    add_processes(add_output(top, TOP_ORDERS, WATCH_INTERVAL))
-    _add_cluster(top)
-
-
-def _add_waste(commands: Commands) -> None:
-    waste = add_command(
-        commands,
-        "waste",
-        _show,
-        summary=WASTE_SUMMARY,
-        usage="[NODE] [flags]",
-        examples=[
-            ("the whole cluster", f"{PROGRAM} waste -A"),
-            ("report holders as idle only after an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
-        ],
-    )
-    output = add_output(waste, WASTE_ORDERS, WATCH_INTERVAL)
-    add_by(output, SUMS_BY)
-    add_thresholds(output)
-    _add_cluster(waste)
-
-
-def _add_inspect(commands: Commands) -> None:
-    inspect = add_command(
-        commands,
-        "inspect",
-        _inspect,
-        summary=INSPECT_SUMMARY,
-        more="It always shows all namespaces.",
-        usage="[NODE] [flags]",
-        examples=[
-            ("the whole cluster", f"{PROGRAM} inspect"),
-            ("one node with its pods and their used memory", f"{PROGRAM} inspect gpu-1 -d --used"),
-        ],
-    )
-    add_inspect_output(inspect, WATCH_INTERVAL)
-    _add_cluster(inspect, of_namespaces=False)
-
-
-def _add_cluster(parser: Parser, *, of_namespaces: bool = True) -> None:
-    """Add the flags that select nodes and agents, and the flags for kubectl."""
+def _add_flags(parser: Parser, output: argparse._ArgumentGroup, command: str) -> None:
+    """Add the flags that select nodes, namespaces and agents, and the flags for kubectl."""
     parser.add_argument("only_node", metavar="NODE", nargs="?", help="Show only this node.")
+    if command == "waste":
+        add_by(output, SUMS_BY)
     what = parser.add_argument_group("selection")
-    if of_namespaces:
+    if command == "inspect":
+        what.add_argument(
+            "-A", "--all-namespaces", action="store_true", help="Has no effect: inspect always shows all namespaces."
+        )
+    else:
         what.add_argument(
             "-n", "--namespace", metavar="NAME", help="Show containers of this namespace. (default: the context's)"
         )
         what.add_argument("-A", "--all-namespaces", action="store_true", help="Show containers of all namespaces.")
-    else:
-        what.add_argument(
-            "-A", "--all-namespaces", action="store_true", help="Has no effect: inspect always shows all namespaces."
-        )
     what.add_argument("--node", metavar="NODE", help="Show only this node, as NODE does.")
     what.add_argument("--agent-namespace", metavar="NAME", help="Namespace of gpumap's agents. (default: any)")
     what.add_argument("--agent-selector", metavar="LABELS", help="Labels of gpumap's agents. (default: the chart's)")
@@ -178,18 +91,16 @@ def _add_cluster(parser: Parser, *, of_namespaces: bool = True) -> None:
 
 
 def _show(given: argparse.Namespace) -> int:
+    if given.command == "inspect":
+        from gpumap.cli.inspect.report import inspect_report
+        from gpumap.cli.tables import Shape
+
+        return _run(given, inspect_report(details=given.details, used=given.used), Shape())
     from gpumap.cli.reports import REPORTS
 
     namespace = _namespace(given)
     where = f" -n {namespace}" if namespace else " -A"
     return _run(given, REPORTS[given.command], shape_of(given, namespace), where)
-
-
-def _inspect(given: argparse.Namespace) -> int:
-    from gpumap.cli.inspect.report import inspect_report
-    from gpumap.cli.tables import Shape
-
-    return _run(given, inspect_report(details=given.details, used=given.used), Shape())
 
 
 def _run(given: argparse.Namespace, report: Report, shape: Shape, where: str = "") -> int:
@@ -227,6 +138,35 @@ def _scope(given: argparse.Namespace) -> Scope:
         node=given.only_node or given.node or "",
         request_seconds=request_seconds(given),
     )
+
+
+CLUSTER = Place(
+    often=WATCH_INTERVAL,
+    add_flags=_add_flags,
+    run=_show,
+    usage=dict.fromkeys(("map", "top", "waste", "inspect"), "[NODE] [flags]"),
+    examples={
+        "map": [
+            ("the whole cluster, every namespace", f"{PROGRAM} map -A"),
+            ("one node, updated every 2 seconds", f"{PROGRAM} map gpu-1 -A -w"),
+            ("the pods of a namespace that hold or use a GPU", f"{PROGRAM} map -n ml-team -o name"),
+        ],
+        "top": [
+            ("the whole cluster", f"{PROGRAM} top -A"),
+            ("the context's namespace, by SM time", f"{PROGRAM} top --sort-by sm"),
+            ("another cluster", f"{PROGRAM} top -A --context prod"),
+        ],
+        "waste": [
+            ("the whole cluster", f"{PROGRAM} waste -A"),
+            ("report holders as idle only after an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
+        ],
+        "inspect": [
+            ("the whole cluster", f"{PROGRAM} inspect"),
+            ("one node with its pods and their used memory", f"{PROGRAM} inspect gpu-1 -d --used"),
+        ],
+    },
+)
+"""The tables of `kubectl gpumap`."""
 
 
 # --- kubectl's own flags ----------------------------------------------------------------------------------------------

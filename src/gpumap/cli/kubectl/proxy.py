@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpumap.model.errors import FatalError
-from gpumap.model.text import cut_off
+from gpumap.model.shown import cut_off
 
 START_SECONDS = 15.0
 _END_SECONDS = 2.0

@@ -14,15 +14,14 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpumap.cli.agent_client import NoMapError, map_in
-from gpumap.cli.http_get import Place, get, no_answer
+from gpumap.cli.http_get import Endpoint, get, no_answer
 from gpumap.cli.kubectl.agents import Agent, PodList, agents_of, one_for_each_node, pod_list
 from gpumap.cli.kubectl.proxy import has_context, proxying
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.painting import print_notices
 from gpumap.model.errors import FatalError
-from gpumap.model.map import NodeMap
-from gpumap.model.text import cut_off
-from gpumap.model.words import by_reason
+from gpumap.model.node import Node
+from gpumap.model.shown import by_reason, cut_off
 
 SELECTOR = "app.kubernetes.io/name=gpumap"
 """The label of the chart's pods."""
@@ -56,13 +55,13 @@ async def from_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
     printed: set[str] = set()
     while True:
         async with proxying(scope.kubectl_flags) as proxy:
-            place = Place("localhost", socket=str(proxy.path))
+            place = Endpoint("localhost", socket=str(proxy.path))
             while True:
                 answer: NodeMaps | FatalError
                 try:
-                    answer, not_asked = await _ask_all(place, scope)
-                    print_notices([sentence for sentence in not_asked if sentence not in printed])
-                    printed.update(not_asked)
+                    answer, left_out_agents = await _ask_all(place, scope)
+                    print_notices([sentence for sentence in left_out_agents if sentence not in printed])
+                    printed.update(left_out_agents)
                 except FatalError as error:
                     answer = FatalError(f"kubectl proxy ended: {proxy.last_message()}") if proxy.ended else error
                 yield answer
@@ -71,12 +70,12 @@ async def from_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
                     break
 
 
-async def _ask_all(place: Place, scope: Scope) -> tuple[NodeMaps, list[str]]:
+async def _ask_all(place: Endpoint, scope: Scope) -> tuple[NodeMaps, list[str]]:
     """Return the maps of all agents, and sentences about agents that were not asked, or are of several namespaces.
 
     Raises FatalError if no agent answers.
     """
-    agents, not_asked = one_for_each_node(await _agents(place, scope))
+    agents, left_out_agents = one_for_each_node(await _agents(place, scope))
     if not agents:
         raise FatalError(_no_agent(scope))
     slots = asyncio.Semaphore(_AT_ONCE)
@@ -87,11 +86,11 @@ async def _ask_all(place: Place, scope: Scope) -> tuple[NodeMaps, list[str]]:
     if not maps:
         more = f" (and {len(missing) - 1} more reasons)" if len(missing) > 1 else ""
         raise FatalError(f"no agent answered: {missing[0]}{more}")
-    maps.sort(key=lambda one: one.node.name)
-    return NodeMaps(tuple(maps), missing, fleet=not scope.node), not_asked
+    maps.sort(key=lambda one: one.name)
+    return NodeMaps(tuple(maps), missing, fleet=not scope.node), left_out_agents
 
 
-async def _agents(place: Place, scope: Scope) -> list[Agent]:
+async def _agents(place: Endpoint, scope: Scope) -> list[Agent]:
     """List all pods with the agents' label, a page at a time."""
     where = f"namespaces/{scope.agent_namespace}/pods" if scope.agent_namespace else "pods"
     parameters = {"labelSelector": scope.selector, "limit": str(_PAGE_PODS)}
@@ -106,7 +105,7 @@ async def _agents(place: Place, scope: Scope) -> list[Agent]:
         parameters["continue"] = page.next_page
 
 
-async def _page(place: Place, path: str, parameters: dict[str, str], scope: Scope) -> PodList:
+async def _page(place: Endpoint, path: str, parameters: dict[str, str], scope: Scope) -> PodList:
     try:
         async with asyncio.timeout(scope.request_seconds):
             answer = await get(place, f"{path}?{urlencode(parameters)}", {}, "the API server")
@@ -124,7 +123,7 @@ async def _page(place: Place, path: str, parameters: dict[str, str], scope: Scop
         raise FatalError("the API server did not answer with a list of pods") from error
 
 
-async def _map_of(place: Place, agent: Agent, scope: Scope, slots: asyncio.Semaphore) -> NodeMap | str:
+async def _map_of(place: Endpoint, agent: Agent, scope: Scope, slots: asyncio.Semaphore) -> Node | str:
     """Return an agent's map, or why there is none: a clause about its node."""
     if agent.why_not:
         return f"its agent {agent.why_not}"

@@ -4,7 +4,6 @@ Start with `layout` (a table is a list of columns), then `map`, `top` or `waste`
 """
 
 from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
-from gpumap.cli.tables.doctor import doctor_table
 from gpumap.cli.tables.layout import Shape
 from gpumap.cli.tables.map import map_names, map_table, map_values
 from gpumap.cli.tables.top import top_names, top_table, top_values
@@ -15,7 +14,6 @@ __all__ = [
     "TOP_ORDERS",
     "WASTE_ORDERS",
     "Shape",
-    "doctor_table",
     "map_names",
     "map_table",
     "map_values",

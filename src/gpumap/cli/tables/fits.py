@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpumap.cli.node_maps import NodeMaps, Week
-from gpumap.cli.tables.fleets import of_namespace, pods_in, values_of
+from gpumap.cli.rows import ContainerRow, rows
+from gpumap.cli.tables.fleets import pods_in, values_of
 from gpumap.cli.tables.layout import Column, Shape, amount, joined, name, notes, table, with_node
 from gpumap.cli.tables.unknowns import few
-from gpumap.model.devices import container_of, device_name
-from gpumap.model.map import DeviceEntry
-from gpumap.model.terms import ContainerName
-from gpumap.model.units import counted
-from gpumap.model.words import UNKNOWN, percent, ratio, size
+from gpumap.model.shown import UNKNOWN, counted, percent, ratio, size
+from gpumap.model.terms import PodName
 from gpumap.model.would_fit import MARGIN, Fit, smallest_fit
 
 _DAYS_MIN = 1.0
@@ -24,19 +21,21 @@ _DAYS_MIN = 1.0
 class Holding(NamedTuple):
     """A container that holds a whole GPU, its pod's last week there, and what that would fit."""
 
-    node: str
-    container: ContainerName
-    device: DeviceEntry
+    row: ContainerRow
     week: Week | None
     fit: Fit | None
 
+    @property
+    def node(self) -> str:
+        return self.row.node
+
 
 _COLUMNS: tuple[Column[Holding], ...] = (
-    name("NAMESPACE", lambda one: one.container.namespace),
-    name("POD", lambda one: one.container.pod),
-    name("CONTAINER", lambda one: one.container.container, spare=1),
-    Column("DEVICE", lambda one: device_name(one.device)),
-    name("MODEL", lambda one: one.device.model),
+    name("NAMESPACE", lambda one: one.row.container.namespace),
+    name("POD", lambda one: one.row.container.pod),
+    name("CONTAINER", lambda one: one.row.container.container, spare=1),
+    Column("DEVICE", lambda one: one.row.on.name),
+    name("MODEL", lambda one: one.row.on.model),
     Column("DAYS SEEN", lambda one: UNKNOWN if one.week is None else f"{one.week.days:.1f}"),
     amount("PEAK", size, lambda one: one.week.memory_peak_bytes if one.week else None),
     Column("SM PEAK", lambda one: percent(one.week.sm_ratio if one.week else None)),
@@ -74,15 +73,15 @@ def fit_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
 
 def fit_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
     """Return the pods that would fit a part of their GPU."""
-    return pods_in(one.container for one in _holdings(maps, shape) if one.fit)
+    return pods_in(one.row.container for one in _holdings(maps, shape) if one.fit)
 
 
 def _value(one: Holding) -> dict[str, object]:
     return {
         "node": one.node,
-        **one.container._asdict(),
-        "uuid": one.device.uuid,
-        "model": one.device.model,
+        **one.row.container._asdict(),
+        "uuid": one.row.on.uuid,
+        "model": one.row.on.model,
         "days_seen": round(one.week.days, 2) if one.week else None,
         "memory_peak_bytes": one.week.memory_peak_bytes if one.week else None,
         "sm_peak_ratio": round(one.week.sm_ratio, 4) if one.week else None,
@@ -92,33 +91,19 @@ def _value(one: Holding) -> dict[str, object]:
 
 
 def _holdings(maps: NodeMaps, shape: Shape) -> list[Holding]:
-    shown = of_namespace(maps, shape.namespace)
-    devices = Counter(
-        (container_of(holder)[:2], device.uuid)
-        for node_map in maps.maps
-        for device in node_map.devices
-        for holder in device.holders
-    )
+    held = [row for node_map in maps.maps for _, found in rows(node_map) for row in found if row.holds]
+    devices = {(row.container.pod_name, row.on.uuid) for row in held}
     several = Counter(pod for pod, _ in devices)
-    found = [_holding(*one, maps, several) for one in _whole(shown)]
-    return sorted(found, key=lambda one: (-(one.fit.saved_gpus if one.fit else 0), one.container, one.device.uuid))
+    whole = (
+        row for row in held if row.gpus == 1 and row.on.is_gpu and shape.namespace in ("", row.container.namespace)
+    )
+    found = [_holding(row, maps, several) for row in whole]
+    return sorted(found, key=lambda one: (-(one.fit.saved_gpus if one.fit else 0), one.row.container, one.row.on.uuid))
 
 
-def _whole(maps: NodeMaps) -> Iterator[tuple[str, ContainerName, DeviceEntry]]:
-    """Return holders of whole GPUs, without those of MIG devices."""
-    for node_map in maps.maps:
-        for device in node_map.devices:
-            for holder in device.holders:
-                if holder.allocated_gpus == 1 and device.uuid == device.gpu_uuid:
-                    yield node_map.node.name, container_of(holder), device
-
-
-def _holding(
-    node: str, container: ContainerName, device: DeviceEntry, maps: NodeMaps, several: Counter[tuple[str, str]]
-) -> Holding:
-    week = (maps.weeks or {}).get((container.namespace, container.pod, device.uuid))
-    known = week is not None and week.days >= _DAYS_MIN and device.memory and device.model
+def _holding(row: ContainerRow, maps: NodeMaps, several: Counter[PodName]) -> Holding:
+    week = (maps.weeks or {}).get((*row.container.pod_name, row.on.uuid))
     fit = None
-    if known and week and device.memory and device.model and several[container[:2]] == 1:
-        fit = smallest_fit(device.model, device.memory.total_bytes, week.memory_peak_bytes, week.sm_ratio)
-    return Holding(node, container, device, week, fit)
+    if week and week.days >= _DAYS_MIN and row.on.total_bytes and row.on.model and several[row.container.pod_name] == 1:
+        fit = smallest_fit(row.on.model, row.on.total_bytes, week.memory_peak_bytes, week.sm_ratio)
+    return Holding(row, week, fit)

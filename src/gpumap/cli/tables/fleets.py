@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import Struct
+
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.model.devices import node_of_namespace
-from gpumap.model.map import VERSION, Entry
+from gpumap.model.node import VERSION
 from gpumap.model.observations import ContainerName
 
 
@@ -20,24 +22,26 @@ def of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
     return maps._replace(maps=tuple(node_of_namespace(one, namespace) for one in maps.maps))
 
 
-class CollectedNode(Entry, frozen=True, kw_only=True):
-    """A node of a fleet, and when its map was collected."""
+class NamedNode(Struct, frozen=True):
+    """A node as -o json has it."""
 
     name: str
-    internal_ip: str | None
+    internal_ip: str
+
+
+class CollectedNode(NamedNode, frozen=True):
+    """A node of a fleet, and when its data was collected."""
+
     timestamp: float
 
 
 def values_of(maps: NodeMaps, **values: object) -> dict[str, object]:
     """Return `values` as -o json has them: after the node, or between the nodes of a fleet and what is missing."""
     if maps.fleet:
-        nodes = [
-            CollectedNode(name=one.node.name, internal_ip=one.node.internal_ip, timestamp=one.timestamp)
-            for one in maps.maps
-        ]
+        nodes = [CollectedNode(one.name, one.internal_ip, one.timestamp) for one in maps.maps]
         return {"version": VERSION, "nodes": nodes, **values, "missing": list(maps.missing)}
     (one,) = maps.maps
-    return {"version": VERSION, "timestamp": one.timestamp, "node": one.node, **values}
+    return {"version": VERSION, "timestamp": one.timestamp, "node": NamedNode(one.name, one.internal_ip), **values}
 
 
 def pods_in(names: Iterable[ContainerName]) -> list[tuple[str, str]]:

@@ -12,9 +12,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import DEFAULTS, Thresholds
+from gpumap.model.shown import UNKNOWN, printable
 from gpumap.model.terms import ContainerName
-from gpumap.model.text import printable
-from gpumap.model.words import UNKNOWN
 
 R = TypeVar("R")
 V = TypeVar("V", int, float)

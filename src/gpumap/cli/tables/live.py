@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.rows import ContainerRow, DeviceRow, rows
 from gpumap.cli.tables.layout import (
     Column,
     Shape,
@@ -21,12 +22,9 @@ from gpumap.cli.tables.layout import (
     table,
     with_node,
 )
-from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, DeviceUse, uses_of
-from gpumap.cli.tables.unknowns import ill_gpus
-from gpumap.model.devices import NodeDevice, device_name, listed_bytes, node_devices
-from gpumap.model.map import GpuEntry
-from gpumap.model.text import printable
-from gpumap.model.words import UNKNOWN, number, percent, size
+from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, top_rows
+from gpumap.cli.tables.unknowns import gpus_to_repair
+from gpumap.model.shown import UNKNOWN, number, percent, printable, size
 
 ORDERS = {"m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""
@@ -144,55 +142,40 @@ def _foot(live: Live, rows: int) -> str:
 # --- devices ----------------------------------------------------------------------------------------------------------
 
 
-class _DeviceLine(NamedTuple):
-    on: NodeDevice
-    gpu: GpuEntry | None
-
-
-def _bar(line: _DeviceLine) -> str:
-    memory = line.on.device.memory
-    if line.gpu is not None and not line.gpu.up:
+def _bar(on: DeviceRow) -> str:
+    if not on.up:
         return f"[{'down'.center(_BAR)}]"
-    if memory is None or not memory.total_bytes or memory.used_bytes is None:
+    if not on.total_bytes or on.used_bytes is None:
         return f"[{'?'.center(_BAR)}]"
-    full = round(_BAR * min(memory.used_bytes / memory.total_bytes, 1.0))
+    full = round(_BAR * min(on.used_bytes / on.total_bytes, 1.0))
     return f"[{'|' * full}{' ' * (_BAR - full)}]"
 
 
-def _used(line: _DeviceLine) -> str:
-    memory = line.on.device.memory
-    if memory is None:
-        return size(listed_bytes(line.on.device))
-    return f"{size(memory.used_bytes)}/{size(memory.total_bytes)}"
+def _used(on: DeviceRow) -> str:
+    return size(on.used_bytes) if on.total_bytes is None else f"{size(on.used_bytes)}/{size(on.total_bytes)}"
 
 
-def _utilization(line: _DeviceLine) -> float | None:
-    return None if line.gpu is None or line.gpu.partitioned else line.gpu.utilization_ratio
+def _temperature(on: DeviceRow) -> str:
+    return UNKNOWN if on.temperature_celsius is None else f"{on.temperature_celsius:.0f}°C"
 
 
-def _temperature(line: _DeviceLine) -> str:
-    celsius = line.gpu.temperatures_celsius.get("gpu") if line.gpu else None
-    return UNKNOWN if celsius is None else f"{celsius:.0f}°C"
+def _power(on: DeviceRow) -> str:
+    return UNKNOWN if on.power_watts is None else f"{on.power_watts:.0f}W"
 
 
-def _power(line: _DeviceLine) -> str:
-    watts = line.gpu.power_watts if line.gpu else None
-    return UNKNOWN if watts is None else f"{watts:.0f}W"
+def _colour(on: DeviceRow) -> str:
+    return "" if on.up else "red"
 
 
-def _colour(line: _DeviceLine) -> str:
-    return "red" if line.gpu is not None and not line.gpu.up else ""
-
-
-_DEVICES: tuple[Column[_DeviceLine], ...] = (
-    Column("GPU", lambda line: device_name(line.on.device), colour=_colour),
-    name("MODEL", lambda line: line.on.device.model),
+_DEVICES: tuple[Column[DeviceRow], ...] = (
+    Column("GPU", lambda on: on.name, colour=_colour),
+    name("MODEL", lambda on: on.model),
     Column("MEMORY", _bar, colour=_colour),
     Column("USED", _used),
-    amount("UTIL", percent, _utilization),
+    amount("UTIL", percent, lambda on: on.utilization_ratio),
     Column("TEMP", _temperature, spare=2),
     Column("POWER", _power, spare=3),
-    amount("HOLDERS", number, lambda line: len(line.on.device.holders) if line.on.device.holders_known else None),
+    amount("HOLDERS", number, lambda on: on.holders),
 )
 
 
@@ -203,21 +186,18 @@ def _device_lines(maps: NodeMaps, shape: Shape, most: int, offset: int) -> tuple
     """
     if maps.fleet:
         return [], 0
-    found = []
-    for node_map in maps.maps:
-        gpus = {gpu.uuid: gpu for gpu in node_map.gpus}
-        found += [_DeviceLine(on, gpus.get(on.device.gpu_uuid or on.device.uuid)) for on in node_devices(node_map)]
+    found = [on for node_map in maps.maps for on, _ in rows(node_map)]
     if not found:
         return ["No devices."], 0
     room = len(found) if len(found) < most else max(most - 2, 0)
     hidden = len(found) - room
     if hidden:
-        found.sort(key=lambda line: line.gpu is None or line.gpu.up)
+        found.sort(key=lambda on: on.up)
     titles, *lines = table(_DEVICES, found, shape).splitlines()
     if hidden:
         offset = min(offset, hidden)
         lines = [*lines[offset : offset + room], f"… and {hidden} more devices"]
-    hints = [hint for node_map in maps.maps for hint in ill_gpus(node_map)]
+    hints = [hint for node_map in maps.maps for hint in gpus_to_repair(node_map)]
     lines += hints[: max(most - len(lines) - 1, 0)]
     return [shape.screen.paint(titles, "bold"), *lines], hidden
 
@@ -229,7 +209,7 @@ class _Group(NamedTuple):
     """The rows of a namespace, a device or a node."""
 
     name: str
-    uses: tuple[DeviceUse, ...]
+    rows: tuple[ContainerRow, ...]
 
 
 def _sum(values: Sequence[float | None], text: Callable[[float], str]) -> str:
@@ -241,11 +221,11 @@ def _sum(values: Sequence[float | None], text: Callable[[float], str]) -> str:
 
 
 def _memories(group: _Group) -> list[int | None]:
-    return [use.memory_bytes for use in group.uses]
+    return [row.memory_bytes for row in group.rows]
 
 
 def _ratios(group: _Group) -> list[float | None]:
-    return [use.sm_ratio for use in group.uses]
+    return [row.sm_ratio for row in group.rows]
 
 
 def _known(values: Iterable[float | None]) -> float:
@@ -255,10 +235,10 @@ def _known(values: Iterable[float | None]) -> float:
 def _group_columns(title: str) -> tuple[Column[_Group], ...]:
     return (
         name(title, lambda group: group.name),
-        Column("DEVICES", lambda group: number(len({(use.node, use.on.device.uuid) for use in group.uses}))),
+        Column("DEVICES", lambda group: number(len({(row.node, row.on.uuid) for row in group.rows}))),
         Column(
             "CONTAINERS",
-            lambda group: number(len({(use.node, use.container) for use in group.uses if use.container.pod})),
+            lambda group: number(len({(row.node, row.container) for row in group.rows if row.container.pod})),
         ),
         Column(
             "MEMORY",
@@ -275,42 +255,42 @@ def _group_columns(title: str) -> tuple[Column[_Group], ...]:
 def _row_lines(maps: NodeMaps, live: Live, shape: Shape) -> list[str]:
     """Return the line of titles and those of the rows."""
     wanted = replace(shape, order=live.order, reverse=live.reverse, processes=live.processes)
-    uses = [use for use in uses_of(maps, wanted) if use.owner != "unaccounted"]  # the devices' lines have it
-    every, uses = uses, [use for use in uses if _matches(use, live.query, fleet=maps.fleet)]
+    every = [row for row in top_rows(maps, wanted) if row.owner != "unaccounted"]  # the devices' lines have it
+    found = [row for row in every if _matches(row, live.query, fleet=maps.fleet)]
     if live.group:
         columns = _group_columns(live.group.upper())
         keys = sort_keys(columns)
         order = keys.get(live.order, keys[live.group])
-        return table(columns, in_order(_groups(uses, live.group), order, reverse=live.reverse), shape).splitlines()
+        return table(columns, in_order(_groups(found, live.group), order, reverse=live.reverse), shape).splitlines()
     shown = with_node(
-        spare_containers(PROCESS_COLUMNS if live.processes else COLUMNS, (use.container for use in every)),
+        spare_containers(PROCESS_COLUMNS if live.processes else COLUMNS, (row.container for row in every)),
         fleet=maps.fleet,
     )
     if not every:  # the titles are those of a table with rows
         shown = [one for one in shown if not one.spare or shape.wide]
-    lines = table(shown, uses or every, shape).splitlines()
-    return lines if uses else lines[:1]
+    lines = table(shown, found or every, shape).splitlines()
+    return lines if found else lines[:1]
 
 
-_NAMES: dict[str, Callable[[DeviceUse], str]] = {
-    "namespace": lambda use: use.container.namespace or f"({use.owner})",
-    "device": lambda use: device_name(use.on.device),
-    "node": lambda use: use.node,
+_NAMES: dict[str, Callable[[ContainerRow], str]] = {
+    "namespace": lambda row: row.container.namespace or f"({row.owner})",
+    "device": lambda row: row.on.name,
+    "node": lambda row: row.node,
 }
 
 
-def _groups(uses: Iterable[DeviceUse], by: str) -> list[_Group]:
-    found: dict[str, list[DeviceUse]] = {}
-    for use in uses:
-        found.setdefault(_NAMES[by](use), []).append(use)
-    return [_Group(one, tuple(of_group)) for one, of_group in found.items()]
+def _groups(found: Iterable[ContainerRow], by: str) -> list[_Group]:
+    groups: dict[str, list[ContainerRow]] = {}
+    for row in found:
+        groups.setdefault(_NAMES[by](row), []).append(row)
+    return [_Group(one, tuple(of_group)) for one, of_group in groups.items()]
 
 
-def _matches(use: DeviceUse, query: str, *, fleet: bool) -> bool:
+def _matches(row: ContainerRow, query: str, *, fleet: bool) -> bool:
     """Return whether each word is in a name that the row shows, or begins its UUID."""
-    process = (str(use.process.pid), use.process.name or "") if use.process else ()
-    names = (use.node if fleet else "", *use.container, use.owner, device_name(use.on.device), *process)
-    text, uuid = " ".join(names).lower(), use.on.device.uuid.lower()
+    process = (str(row.pid), row.command or "") if row.pid is not None else ()
+    names = (row.node if fleet else "", *row.container, row.owner, row.on.name, *process)
+    text, uuid = " ".join(names).lower(), row.on.uuid.lower()
     return all(
         word in text or (word.startswith(("gpu-", "mig-")) and uuid.startswith(word)) for word in query.lower().split()
     )

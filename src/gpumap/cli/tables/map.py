@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.rows import ContainerRow, DeviceRow, rows
 from gpumap.cli.sort_keys import MAP_ORDERS
 from gpumap.cli.tables.fleets import of_namespace, pods_in
 from gpumap.cli.tables.layout import (
@@ -21,47 +22,20 @@ from gpumap.cli.tables.layout import (
     with_node,
 )
 from gpumap.cli.tables.unknowns import no_rows, troubles
-from gpumap.model.devices import (
-    DeviceContainer,
-    NodeDevice,
-    OtherUse,
-    container_of,
-    containers_on,
-    device_name,
-    has_kubelet,
-    listed_bytes,
-    node_devices,
-    other_uses,
-    owner_of,
-    partitioned_gpus,
-    work_name,
-)
-from gpumap.model.gaps import use_known
-from gpumap.model.map import VERSION, HolderEntry, NodeMap, UnmatchedEntry, UserEntry
+from gpumap.model.devices import container_of, has_kubelet, in_namespace
+from gpumap.model.node import VERSION, Node, UnmatchedSlots
+from gpumap.model.shown import UNKNOWN, number, percent, ratio, size
 from gpumap.model.terms import ContainerName
-from gpumap.model.words import UNKNOWN, number, percent, ratio, size
 
-COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
-"""Of owners. `unassigned` is also in capitals."""
-
-
-class MapRow(NamedTuple):
-    """A row of a device, or below it of a `container` or of `other` use."""
-
-    on: NodeDevice
-    container: DeviceContainer | None = None
-    other: OtherUse | None = None
-
-    @property
-    def node(self) -> str:
-        return self.on.node_map.node.name
+_COLOURS = {"UNASSIGNED": "red", "gone": "yellow", "unknown": "yellow"}
+MapRow = DeviceRow | ContainerRow
 
 
 class UnmatchedRow(NamedTuple):
     """Slots on no device."""
 
     node: str
-    entry: UnmatchedEntry
+    entry: UnmatchedSlots
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -69,11 +43,11 @@ class UnmatchedRow(NamedTuple):
 
 def _column(
     title: str,
-    device: Callable[[NodeDevice], str] | None = None,
-    container: Callable[[DeviceContainer], str] | None = None,
-    other: Callable[[OtherUse], str] | None = None,
+    device: Callable[[DeviceRow], str] | None = None,
+    container: Callable[[ContainerRow], str] | None = None,
+    other: Callable[[ContainerRow], str] | None = None,
     *,
-    sort: Callable[[DeviceContainer], float | None] | None = None,
+    sort: Callable[[ContainerRow], float | None] | None = None,
     sort_name: str = "",
 ) -> Column[MapRow]:
     """Return a column that reads devices, containers and other use in its own way each; without one it is empty.
@@ -82,130 +56,98 @@ def _column(
     """
 
     def read(row: MapRow) -> str:
-        if row.container is not None:
-            return container(row.container) if container else ""
-        if row.other is not None:
-            return other(row.other) if other else ""
-        return device(row.on) if device else ""
+        if isinstance(row, DeviceRow):
+            return device(row) if device else ""
+        of_kind = container if row.listed else other
+        return of_kind(row) if of_kind else ""
 
     def value(row: MapRow) -> float | None:
-        return sort(row.container) if sort and row.container else None
+        return sort(row) if sort and isinstance(row, ContainerRow) else None
 
     return Column(title, read, value if sort else None, largest_first=True, sort_name=sort_name)
 
 
-def _named(title: str, part: Callable[[ContainerName], str]) -> Column[MapRow]:
-    return _column(title, None, lambda one: part(one.name) or UNKNOWN, lambda one: part(one.name))._replace(name=True)
-
-
-def _of_user(
-    title: str, shown: Callable[[UserEntry], str], value: Callable[[UserEntry], float | None]
-) -> Column[MapRow]:
-    """Return a column of what is measured of a container."""
-    return _column(
-        title,
-        container=lambda one: shown(one.user) if one.user else UNKNOWN,
-        sort=lambda one: value(one.user) if one.user else None,
+def _name_column(title: str, part: Callable[[ContainerName], str]) -> Column[MapRow]:
+    return _column(title, None, lambda row: part(row.container) or UNKNOWN, lambda row: part(row.container))._replace(
+        name=True
     )
 
 
-def _granted(one: DeviceContainer, shown: Callable[[HolderEntry], str]) -> str:
+def _granted(row: ContainerRow, shown: str) -> str:
     """A container that uses the device and is known not to hold it was granted 0."""
-    if one.holder is not None:
-        return shown(one.holder)
-    return "0" if _owner_of(one) == "unassigned" else UNKNOWN
+    if row.holds:
+        return shown
+    return "0" if row.owner == "unassigned" else UNKNOWN
 
 
-def _slots(holder: HolderEntry) -> str:
+def _slots(row: ContainerRow) -> str:
     """Slots of several resources are not added up: they are of different units."""
-    return "+".join(str(slot.slots) for slot in holder.slots) or "0"
+    return "+".join(map(str, row.slots.values())) or "0"
 
 
-def _used_of(on: NodeDevice) -> str:
-    memory = on.device.memory
-    if memory is None:
-        return size(listed_bytes(on.device))
-    return f"{size(memory.used_bytes)} of {size(memory.total_bytes)}"
+def _used_of(on: DeviceRow) -> str:
+    return size(on.used_bytes) if on.total_bytes is None else f"{size(on.used_bytes)} of {size(on.total_bytes)}"
 
 
-def _state(on: NodeDevice) -> str:
-    if on.device.memory is not None or use_known(on.device):
+def _state(on: DeviceRow) -> str:
+    if on.total_bytes is not None or on.use_known:
         return ""
-    return "partitioned" if on.device.uuid in partitioned_gpus(on.node_map) else "no reading"
+    return "partitioned" if on.partitioned else "no reading"
 
 
-def _owner_of(one: DeviceContainer) -> str:
-    """Return the owner of the container's use, or that it only reserves the device for other pods."""
-    if one.holder is not None and one.holder.reservation:
+def shown_owner(row: ContainerRow) -> str:
+    """Return the owner, or that the container only reserves the device for other pods."""
+    if row.reservation:
         return "reservation"
-    return owner_of(one.holder, one.user)
+    return row.owner.upper() if row.owner == "unassigned" else row.owner
 
 
-def shown_owner(owner: str) -> str:
-    return owner.upper() if owner == "unassigned" else owner
-
-
-def _owner_colour(row: MapRow) -> str:
-    if row.container is not None:
-        return COLOURS.get(_owner_of(row.container), "")
-    return COLOURS.get(row.other.owner, "") if row.other is not None else "yellow"
+def owner_colour(row: MapRow) -> str:
+    return _COLOURS.get(shown_owner(row), "") if isinstance(row, ContainerRow) else "yellow"
 
 
 COLUMNS: tuple[Column[MapRow], ...] = (
-    _column("DEVICE", lambda on: device_name(on.device))._replace(spans=True),
-    _column("UUID", lambda on: on.device.uuid)._replace(name=True, spare=5),
-    _named("NAMESPACE", lambda name: name.namespace),
-    _column(
-        "POD", None, lambda one: one.name.pod or UNKNOWN, lambda other: other.name.pod or work_name(other.work)
-    )._replace(name=True, kept=True),
-    _named("CONTAINER", lambda name: name.container),
-    _column("SLOTS", None, lambda one: _granted(one, _slots))._replace(spare=3),
-    _column(
-        "GPUS",
-        None,
-        lambda one: _granted(one, lambda holder: ratio(holder.allocated_gpus)),
-        sort=lambda one: one.holder.allocated_gpus if one.holder else None,
-    )._replace(spare=4),
+    _column("DEVICE", lambda on: on.name)._replace(spans=True),
+    _column("UUID", lambda on: on.uuid)._replace(name=True, spare=5),
+    _name_column("NAMESPACE", lambda name: name.namespace),
+    _column("POD", None, lambda row: row.pod or UNKNOWN, lambda row: row.pod)._replace(name=True, kept=True),
+    _name_column("CONTAINER", lambda name: name.container),
+    _column("SLOTS", None, lambda row: _granted(row, _slots(row)))._replace(spare=3),
+    _column("GPUS", None, lambda row: _granted(row, ratio(row.gpus)), sort=lambda row: row.gpus)._replace(spare=4),
     _column(
         "GRANTED",
         None,
-        lambda one: _granted(one, lambda holder: size(holder.allocated_memory_bytes)),
-        sort=lambda one: one.holder.allocated_memory_bytes if one.holder else None,
+        lambda row: _granted(row, size(row.granted_bytes)),
+        sort=lambda row: row.granted_bytes,
     ),
     _column(
         "USED",
         _used_of,
-        lambda one: size(one.user.memory_bytes if one.user else None),
-        lambda other: size(other.memory_bytes),
-        sort=lambda one: one.user.memory_bytes if one.user else None,
+        lambda row: size(row.memory_bytes),
+        lambda row: size(row.memory_bytes),
+        sort=lambda row: row.memory_bytes,
         sort_name="memory",
     )._replace(spans=True),
     _column(
         "SM",
         None,
-        lambda one: percent(one.user.busy_ratio if one.user else None),
-        lambda other: percent(other.work.sm_utilization_ratio) if other.work else "",
-        sort=lambda one: one.user.busy_ratio if one.user else None,
+        lambda row: percent(row.busy_ratio),
+        lambda row: percent(row.sm_ratio) if row.work else "",
+        sort=lambda row: row.busy_ratio,
     ),
-    _column("OWNER", _state, lambda one: shown_owner(_owner_of(one)), lambda other: other.owner)._replace(
-        colour=_owner_colour
-    ),
-    _column("MODEL", lambda on: on.device.model or UNKNOWN)._replace(wide=True),
-    _of_user("PEAK", lambda user: size(user.memory_peak_bytes), lambda user: user.memory_peak_bytes)._replace(
+    _column("OWNER", _state, shown_owner, shown_owner)._replace(colour=owner_colour),
+    _column("MODEL", lambda on: on.model or UNKNOWN)._replace(wide=True),
+    _column("PEAK", None, lambda row: size(row.memory_peak_bytes), sort=lambda row: row.memory_peak_bytes)._replace(
         wide=True
     ),
     _column(
         "PROCESSES",
         None,
-        lambda one: number(one.user.processes if one.user else None),
-        lambda other: str(other.process_count or ""),
-        sort=lambda one: one.user.processes if one.user else None,
+        lambda row: number(row.processes),
+        lambda row: str(row.processes or ""),
+        sort=lambda row: row.processes,
     )._replace(wide=True),
-    _column(
-        "RESOURCES",
-        None,
-        lambda one: ",".join(slot.resource for slot in one.holder.slots) if one.holder else "",
-    )._replace(wide=True),
+    _column("RESOURCES", None, lambda row: ",".join(row.slots))._replace(wide=True),
 )
 _ASSIGNED = frozenset({"SLOTS", "GPUS", "GRANTED", "RESOURCES"})
 """Titles of columns that show what the kubelet assigned: machines without a kubelet do not have them."""
@@ -218,7 +160,7 @@ _UNMATCHED_COLUMNS: tuple[Column[UnmatchedRow], ...] = (
     Column("NOT MATCHED", lambda row: row.entry.reason, colour=lambda _: "yellow"),
 )
 SORT_KEYS: dict[str, SortKey[MapRow]] = {
-    "namespace": SortKey(lambda row: "\0".join(row.container.name) if row.container else None, False),
+    "namespace": SortKey(lambda row: "\0".join(row.container) if isinstance(row, ContainerRow) else None, False),
     **sort_keys(COLUMNS),
 }
 
@@ -228,22 +170,24 @@ SORT_KEYS: dict[str, SortKey[MapRow]] = {
 
 def map_table(maps: NodeMaps, shape: Shape) -> str:
     """Return each device with its holders and users; then slots on no device, and what is not known."""
-    shown = of_namespace(maps, shape.namespace)
-    rows = [row for node_map in shown.maps for row in _rows(node_map, shape)]
-    columns = spare_containers(COLUMNS, (row.container.name for row in rows if row.container))
+    found = [row for node_map in maps.maps for row in _rows(node_map, shape)]
+    containers = (row.container for row in found if isinstance(row, ContainerRow) and row.listed)
+    columns = spare_containers(COLUMNS, containers)
     if not any(map(has_kubelet, maps.maps)):
         columns = tuple(column for column in columns if column.title not in _ASSIGNED)
-    unmatched = [UnmatchedRow(one.node.name, entry) for one in shown.maps for entry in one.unmatched]
+    unmatched = [
+        UnmatchedRow(one.name, entry) for one in maps.maps for entry in in_namespace(one.unmatched, shape.namespace)
+    ]
     return joined(
         [
-            table(with_node(columns, fleet=maps.fleet), rows, shape) if rows else no_rows(maps, shape),
+            table(with_node(columns, fleet=maps.fleet), found, shape) if found else no_rows(maps, shape),
             table(with_node(_UNMATCHED_COLUMNS, fleet=maps.fleet), unmatched, shape) if unmatched else "",
             notes(troubles(maps), shape.screen, "red"),
         ]
     )
 
 
-def map_values(maps: NodeMaps, shape: Shape) -> NodeMap | dict[str, object]:
+def map_values(maps: NodeMaps, shape: Shape) -> Node | dict[str, object]:
     """Return the same for scripts: the map as it is, or those of a fleet."""
     maps = of_namespace(maps, shape.namespace)
     if maps.fleet:
@@ -254,18 +198,25 @@ def map_values(maps: NodeMaps, shape: Shape) -> NodeMap | dict[str, object]:
 
 def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
     """Return the pods that hold or use a device, or hold slots on no device."""
+    namespace = shape.namespace
     return pods_in(
-        container_of(entry)
-        for node_map in of_namespace(maps, shape.namespace).maps
-        for entries in (*((*one.holders, *one.users) for one in node_map.devices), node_map.unmatched)
-        for entry in entries
+        one
+        for node_map in maps.maps
+        for names in (
+            (row.container for _, found in rows(node_map, namespace) for row in _holders_first(found)),
+            map(container_of, in_namespace(node_map.unmatched, namespace)),
+        )
+        for one in names
     )
 
 
-def _rows(node_map: NodeMap, shape: Shape) -> Iterator[MapRow]:
-    for on in node_devices(node_map):
-        yield MapRow(on)
-        containers = [MapRow(on, container=one) for one in containers_on(on.device)]
-        yield from in_order(containers, SORT_KEYS[shape.order or MAP_ORDERS[0]], reverse=shape.reverse)
-        for other in other_uses(on.device):
-            yield MapRow(on, other=other)
+def _holders_first(found: list[ContainerRow]) -> list[ContainerRow]:
+    return sorted((row for row in found if row.listed), key=lambda row: not row.holds)
+
+
+def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:
+    order = SORT_KEYS[shape.order or MAP_ORDERS[0]]
+    for on, found in rows(node_map, shape.namespace):
+        yield on
+        yield from in_order((row for row in found if row.listed), order, reverse=shape.reverse)
+        yield from (row for row in found if not row.listed)

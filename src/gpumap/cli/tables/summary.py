@@ -10,9 +10,8 @@ from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
 from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.cli.tables.layout import Column, Shape, SortKey, in_order, joined, name, notes, sort_keys, table
 from gpumap.cli.tables.unknowns import few
-from gpumap.model.map import VERSION
-from gpumap.model.units import counted
-from gpumap.model.words import age, number, percent, ratio, size
+from gpumap.model.node import VERSION
+from gpumap.model.shown import age, counted, number, percent, ratio, size
 
 NODE, NAMESPACE = "node", "namespace"
 _SHOWN_MAX = 40
@@ -61,7 +60,7 @@ def _size(value: float | None) -> str:
     return size(None if value is None else round(value))
 
 
-def _number(value: float | None) -> str:
+def _shown(value: float | None) -> str:
     return number(None if value is None else round(value))
 
 
@@ -78,18 +77,18 @@ def _part_of(title: str, part: str, whole: str) -> Column[Sums]:
 _HELD = _amount("GPUS HELD", ratio, "held_gpus", sort_name="gpus")
 _GRANTED = _amount("GRANTED", _size, "granted_bytes")
 _MAP = (
-    _amount("GPUS", _number, "gpus", sort_name="all"),
-    _amount("DOWN", _number, "gpus_down", colour="red"),
-    _amount("DEVICES", _number, "devices", spare=True),
-    _amount("FREE", _number, "devices_free"),
+    _amount("GPUS", _shown, "gpus", sort_name="all"),
+    _amount("DOWN", _shown, "gpus_down", colour="red"),
+    _amount("DEVICES", _shown, "devices", spare=True),
+    _amount("FREE", _shown, "devices_free"),
     _HELD,
-    _amount("HOLDERS", _number, "holders", spare=True),
+    _amount("HOLDERS", _shown, "holders", spare=True),
     _amount("USED", _size, "memory_used_bytes", sort_name="memory"),
     _amount("TOTAL", _size, "memory_total_bytes"),
     _part_of("USED%", "memory_used_bytes", "memory_total_bytes"),
 )
 _TOP = (
-    _amount("PODS", _number, "pods"),
+    _amount("PODS", _shown, "pods"),
     _HELD,
     _amount("GPUS BUSY", ratio, "sm_gpus", sort_name="sm"),
     _amount("MEMORY", _size, "used_bytes"),
@@ -98,18 +97,18 @@ _TOP = (
 _WASTE = (
     _HELD,
     _amount("IDLE", ratio, "idle_gpus", colour="yellow"),
-    _amount("IDLE HOLDERS", _number, "idle_holders", sort_name="holders"),
+    _amount("IDLE HOLDERS", _shown, "idle_holders", sort_name="holders"),
     _GRANTED._replace(spare=True),
     _amount("USED", _size, "used_bytes", spare=True),
     _amount("NOT USED", _size, "unused_bytes", sort_name="waste"),
     _amount("SQUATTERS", _size, "squatter_bytes", colour="red"),
-    _amount("UNMATCHED", _number, "unmatched_slots", colour="yellow", spare=True),
+    _amount("UNMATCHED", _shown, "unmatched_slots", colour="yellow", spare=True),
 )
 # --- last lines -------------------------------------------------------------------------------------------------------
 
 
 def _of_map(whole: Values) -> Iterator[str]:
-    yield f"{_number(whole.get('devices_free'))} of {counted(round(whole.get('devices', 0)), 'device')} free"
+    yield f"{_shown(whole.get('devices_free'))} of {counted(round(whole.get('devices', 0)), 'device')} free"
     yield f"{ratio(whole.get('held_gpus'))} GPUs held"
     yield f"{_size(whole.get('memory_used_bytes'))} of {_size(whole.get('memory_total_bytes'))} used"
 
@@ -194,7 +193,7 @@ def summary_table(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -
 def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -> dict[str, object]:
     """Return the same for scripts, with all rows."""
     names = [*dict.fromkeys(_names(command))]
-    rows = [{**_named(sums.by, row), **_exact(row.values, names)} for row in _sorted(command, sums, shape)]
+    rows = [{**_name_of(sums.by, row), **_exact(row.values, names)} for row in _sorted(command, sums, shape)]
     return {
         "version": VERSION,
         "by": sums.by,
@@ -209,7 +208,7 @@ def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) 
     }
 
 
-def _named(by: str, row: Sums) -> dict[str, str]:
+def _name_of(by: str, row: Sums) -> dict[str, str]:
     return {NAMESPACE: row.namespace, by: row.name} if by == WORKLOAD else {by: row.name}
 
 

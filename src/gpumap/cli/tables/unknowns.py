@@ -8,9 +8,8 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.gaps import gaps_of, invisible, repairs, unknown_of_devices
-from gpumap.model.map import NodeMap
-from gpumap.model.text import printable
-from gpumap.model.words import by_reason
+from gpumap.model.node import Node
+from gpumap.model.shown import by_reason, printable
 
 _SENTENCES_MAX, _BLIND_MAX = 20, 5
 _JUDGE_BY = frozenset({"nvml", "kubelet", "pod_identity"})
@@ -27,16 +26,16 @@ def few(sentences: Iterable[str], fleet: bool) -> Iterator[str]:
         yield f"and {len(all_of_them) - _SENTENCES_MAX} more like this"
 
 
-def of_each(maps: NodeMaps, sentences: Callable[[NodeMap], Iterable[str]]) -> Iterator[str]:
+def of_each(maps: NodeMaps, sentences: Callable[[Node], Iterable[str]]) -> Iterator[str]:
     """Return the sentences about each node; of a fleet each sentence once, with the names of its nodes."""
     if not maps.fleet:
         for one in maps.maps:
             yield from sentences(one)
         return
-    yield from by_reason((one.node.name, sentence) for one in maps.maps for sentence in dict.fromkeys(sentences(one)))
+    yield from by_reason((one.name, sentence) for one in maps.maps for sentence in dict.fromkeys(sentences(one)))
 
 
-def is_blind(node_map: NodeMap) -> bool:
+def is_blind(node_map: Node) -> bool:
     """Return whether neither the kubelet nor NVML answers: almost nothing is known of the node."""
     return not sources_up(node_map) & {"kubelet", "nvml"}
 
@@ -46,7 +45,7 @@ def blind(maps: NodeMaps) -> Iterator[str]:
     nodes = [one for one in maps.maps if is_blind(one)]
     for one in nodes[:_BLIND_MAX]:
         why = "neither its kubelet nor NVML answers" if has_kubelet(one) else "NVML does not answer"
-        yield f"node {one.node.name}: {one.stale or why}"
+        yield f"node {one.name}: {one.stale or why}"
     if len(nodes) > _BLIND_MAX:
         yield f"and {len(nodes) - _BLIND_MAX} more like this"
 
@@ -57,24 +56,25 @@ def troubles(maps: NodeMaps) -> Iterator[str]:
     yield from few(maps.missing, maps.fleet)
 
 
-def _troubles(node_map: NodeMap) -> Iterator[str]:
+def _troubles(node_map: Node) -> Iterator[str]:
     if node_map.stale:
         yield node_map.stale
     for gpu in node_map.gpus:
+        remedy = gpu.remedies.get("fault")
         if not gpu.up:
-            yield f"GPU {gpu.index} {gpu.uuid} is down: {gpu.fault}{f'. {gpu.remedy}' if gpu.remedy else ''}"
+            yield f"GPU {gpu.index} {gpu.uuid} is down: {gpu.fault}{f'. {remedy}' if remedy else ''}"
     for index, what in repairs(node_map):
         yield f"GPU {index} {what}"
     for source in node_map.sources:
         if not source.up:
-            why = f": {source.reason} ({source.detail or ''})" if source.reason else ""
+            why = f": {source.reason} ({source.detail})" if source.reason else ""
             yield f"{source.source} is down{why}"
     yield from unknown_of_devices(node_map)
     if not node_map.capabilities.get("pid_visibility"):
         yield invisible(node_map)
 
 
-def ill_gpus(node_map: NodeMap) -> Iterator[str]:
+def gpus_to_repair(node_map: Node) -> Iterator[str]:
     """Return a hint for each GPU that answers and needs repair."""
     for index in dict.fromkeys(index for index, _ in repairs(node_map)):
         yield f"GPU {index} needs repair: see `gpumap doctor`."
@@ -85,7 +85,7 @@ def all_known(maps: NodeMaps) -> bool:
     return not maps.missing and all(map(_all_known, maps.maps))
 
 
-def _all_known(node_map: NodeMap) -> bool:
+def _all_known(node_map: Node) -> bool:
     gaps = gaps_of(node_map)
     return (
         sources_up(node_map) >= (_JUDGE_BY if has_kubelet(node_map) else {"nvml"})

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.rows import rows
 from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS
-from gpumap.cli.tables.fleets import of_namespace, pods_in, values_of
+from gpumap.cli.tables.fleets import pods_in, values_of
 from gpumap.cli.tables.layout import (
     NODE,
     Column,
@@ -25,21 +26,19 @@ from gpumap.cli.tables.layout import (
     table,
     with_node,
 )
-from gpumap.cli.tables.unknowns import all_known, few, ill_gpus, no_rows, of_each
-from gpumap.model.devices import device_name, has_kubelet, in_namespace
+from gpumap.cli.tables.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
+from gpumap.model.devices import device_name, has_kubelet
 from gpumap.model.findings import SUMMED, Finding, Thresholds, findings, sums, unknown, unmeasured_pods, worst_first
-from gpumap.model.gaps import use_known
-from gpumap.model.map import Entry, NodeMap
-from gpumap.model.units import counted
-from gpumap.model.words import UNKNOWN, number, ratio, size
+from gpumap.model.node import Node
+from gpumap.model.shown import UNKNOWN, counted, number, ratio, size
 
 
 class _NodeFindings(NamedTuple):
-    node_map: NodeMap
+    node_map: Node
     findings: list[Finding]
 
 
-class WasteRow(Entry, frozen=True, kw_only=True):
+class WasteRow(Struct, frozen=True, kw_only=True):
     """A finding as -o json has it. `node` is only in that of a fleet."""
 
     node: str | UnsetType = UNSET
@@ -127,21 +126,21 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block = table((name(shape.sums_by.upper(), lambda one: one.name), *GROUP_COLUMNS), groups, shape)
     elif found and not shape.sums_by:
         block = table(with_node(columns, fleet=maps.fleet), found, shape)
-    elif not any(one.devices for one in of_namespace(maps, shape.namespace).maps):
+    elif not any(of_device for one in maps.maps for of_device in rows(one, shape.namespace)):
         block = no_rows(maps, shape)
     elif _judged(maps):
         block = "No waste found." if _all_known(maps) else "No waste found in the known data."
     elif any(map(has_kubelet, maps.maps)):
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
     else:
-        return notes([*doubts, *of_each(maps, ill_gpus), *maps.missing], shape.screen)
+        return notes([*doubts, *of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
     remedies = dict.fromkeys(_remedy(one) for one in found if one.remedy) if shape.wide else ()
     return joined(
         [
             block,
             notes(remedies, shape.screen),
             notes(doubts, shape.screen),
-            notes(few([*of_each(maps, ill_gpus), *maps.missing], maps.fleet), shape.screen, "red"),
+            notes(few([*of_each(maps, gpus_to_repair), *maps.missing], maps.fleet), shape.screen, "red"),
             notes([_summary(found, _sums(of_nodes, shape.thresholds, shape.namespace))], shape.screen, "bold"),
         ]
     )
@@ -186,7 +185,7 @@ def _judged(maps: NodeMaps) -> bool:
     for node_map in maps.maps:
         total = sums((), node_map)
         known = total["idle_holders"] is not None or total["squatter_bytes"] is not None
-        if known and any(map(use_known, node_map.devices)):
+        if known and any(on.use_known for on, _ in rows(node_map)):
             return True
     return False
 
@@ -210,8 +209,8 @@ def _groups(of_nodes: Iterable[_NodeFindings], by: str, shape: Shape) -> list[Gr
     namespace, thresholds = shape.namespace, shape.thresholds
     parts: dict[str, list[_NodeFindings]] = {}
     for node_map, found in of_nodes:
-        holders = (one for device in node_map.devices for one in in_namespace(device.holders, namespace))
-        names = (node_map.node.name if by == "node" else one.namespace for one in holders)
+        holders = (row for _, of_device in rows(node_map, namespace) for row in of_device if row.holds)
+        names = (row.node if by == "node" else row.container.namespace for row in holders)
         groups: dict[str, list[Finding]] = {one: [] for one in names}
         for one in (one for one in found if one.kind != "unmatched"):
             groups.setdefault(one.node if by == "node" else one.container.namespace, []).append(one)

@@ -181,7 +181,7 @@ def _gpu(gpu: GpuReading, names: Pseudonyms) -> GpuReading:
         uuid=gpu.uuid and Uuid(names.device(gpu.uuid)),
         fault=gpu.fault and _reason(gpu.fault),
         instances=instances,
-        refusals=tuple((call if _CALL.fullmatch(call) else "", code) for call, code in gpu.refusals),
+        refusals={call if _CALL.fullmatch(call) else "": code for call, code in gpu.refusals.items()},
     )
 
 

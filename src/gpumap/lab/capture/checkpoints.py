@@ -114,13 +114,13 @@ def dra_state_text(claims: Iterable[ClaimPods]) -> bytes:
         {"ClaimName": one.claim, "Namespace": one.namespace, "PodUIDs": {uid: {} for uid in one.pod_uids}}
         for one in claims
     ]
-    return _text({"version": "v1", "entries": entries, "checksum": 0})
+    return _as_json({"version": "v1", "entries": entries, "checksum": 0})
 
 
 def dra_checkpoint_text(devices: Iterable[PreparedDevice]) -> bytes:
     """The driver's checkpoint, each device as if it were the only one of its claim. The checksums are 0."""
     claims = {str(number): _claim(one) for number, one in enumerate(devices)}
-    return _text({"checksum": 0, "v2": {"checksum": 0, "preparedClaims": claims}})
+    return _as_json({"checksum": 0, "v2": {"checksum": 0, "preparedClaims": claims}})
 
 
 def renamed_dra_state(text: bytes, names: Pseudonyms) -> bytes:
@@ -160,5 +160,5 @@ def _claim(one: PreparedDevice) -> dict[str, object]:
     return prepared_claim((one.claim_namespace, one.claim), [one])
 
 
-def _text(document: object) -> bytes:
+def _as_json(document: object) -> bytes:
     return json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"

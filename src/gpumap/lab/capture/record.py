@@ -105,7 +105,7 @@ def _in_time(recorded: Recorded, snapshot: Snapshot, source: Source) -> Recorded
     """What a source answered in this collection. A read of files that missed its deadline ends in a thread of its
     own, now or in a later collection. Its result then belongs to no collection.
     """
-    given_up = any(one.source is source and not one.up and one.reason == _GIVEN_UP for one in snapshot.sources)
+    given_up = any(one.source == source and not one.up and one.reason == _GIVEN_UP for one in snapshot.node.sources)
     return None if given_up else recorded
 
 

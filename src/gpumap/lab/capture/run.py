@@ -22,8 +22,8 @@ from gpumap.lab.capture.record import record
 from gpumap.lab.node_files import temporary_folder
 from gpumap.lab.serve import serve_node
 from gpumap.model.errors import UsageError
+from gpumap.model.shown import printable
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.text import printable
 
 KEY_BYTES = 32
 
@@ -50,12 +50,12 @@ async def record_node(
     with _silence():
         page = await replay.page(capture)
     on_disk.write(capture, folder, page)
-    for health in snapshot.sources:
+    for health in snapshot.node.sources:
         if not health.up:
             why = printable(f"{health.reason}: {health.detail}")
             print(f"gpumap: {health.source} is down, and is recorded so: {why}", file=sys.stderr)
     print(end=_summary(capture, snapshot, folder, anonymous))
-    return 0 if any(health.up for health in snapshot.sources) else 1
+    return 0 if any(health.up for health in snapshot.node.sources) else 1
 
 
 @contextlib.contextmanager
@@ -75,8 +75,8 @@ def _summary(capture: on_disk.Capture, snapshot: Snapshot, folder: Path, anonymo
     counts = (
         _count(len(capture.frames), "frame"),
         f"{last.offset_seconds:.0f} s",
-        _count(len(snapshot.gpus), "GPU"),
-        _count(len(snapshot.pods), "pod"),
+        _count(len(snapshot.node.gpus), "GPU"),
+        _count(len(snapshot.node.pods), "pod"),
         _count(len({process.pid for process in snapshot.processes}), "process", "processes"),
         f"{(capture.size_bytes + 1023) // 1024} KiB",
     )

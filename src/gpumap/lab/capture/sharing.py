@@ -22,7 +22,7 @@ def sharing_files(links: Iterable[ContainerLink], shares: Iterable[ScheduledShar
     for share in shares:
         of_container.setdefault(share.container_id, []).append(share)
     return {
-        f"{FOLDER}/{link.container_id}.json": _text(Record(link, tuple(of_container.get(link.container_id, ()))))
+        f"{FOLDER}/{link.container_id}.json": _as_line(Record(link, tuple(of_container.get(link.container_id, ()))))
         for link in links
     }
 
@@ -43,7 +43,7 @@ def renamed_sharing(id_: str, text: bytes, names: Pseudonyms) -> bytes:
     old, shares = parse_record(id_, text)
     name = ContainerName(names.namespace(old.name.namespace), names.pod(old.name.pod), "")
     link = ContainerLink(names.container_id(id_), PodUid(names.uid(old.pod_uid)), name)
-    return _text(
+    return _as_line(
         Record(
             link,
             tuple(
@@ -59,7 +59,7 @@ def renamed_sharing(id_: str, text: bytes, names: Pseudonyms) -> bytes:
     )
 
 
-def _text(record: Record) -> bytes:
+def _as_line(record: Record) -> bytes:
     gpus = [
         {"index": number, "uuid": one.uuid or ""} | ({} if one.minor is None else {"minorNumber": one.minor})
         for number, one in enumerate(record.shares)

@@ -159,14 +159,10 @@ class Clocks(NamedTuple):
     memory: float
     video: float
 
-    def hertz(self) -> tuple[tuple[str, float], ...]:
+    def hertz(self) -> dict[str, float]:
         """By domain, as NVML has them."""
-        return (
-            ("graphics", self.sm * MHZ),
-            ("sm", self.sm * MHZ),
-            ("memory", self.memory * MHZ),
-            ("video", self.video * MHZ),
-        )
+        megahertz = {"graphics": self.sm, "sm": self.sm, "memory": self.memory, "video": self.video}
+        return {domain: value * MHZ for domain, value in megahertz.items()}
 
 
 HOPPER = Clocks(1980.0, 2619.0, 1545.0)  # as nvidia-smi has them of an H100 SXM
@@ -200,10 +196,10 @@ def with_health(reading: GpuReading, gpu: Gpu, load: float, counted: Counters, s
     reading = structs.replace(
         reading,
         clocks_hertz=_clocks(gpu, load),
-        clock_events=tuple((reason, events.get(reason, False)) for reason in KNOWN_EVENTS),
-        clock_event_seconds=tuple((reason, round(lasted.get(reason, 0.0), 3)) for reason in COUNTED_TIMES),
+        clock_events={reason: events.get(reason, False) for reason in KNOWN_EVENTS},
+        clock_event_seconds={reason: round(lasted.get(reason, 0.0), 3) for reason in COUNTED_TIMES},
         performance_state=0 if has_process else 8,
-        fan_ratios=(("0", round(0.3 + 0.5 * load, 2)),) if has_fans else (),
+        fan_speed_ratios={"0": round(0.3 + 0.5 * load, 2)} if has_fans else {},
         recovery_action="none",
     )
     return reading if has_fans else _with_memory_errors(reading, gpu, seconds)
@@ -213,15 +209,14 @@ def with_card(reading: GpuReading, gpu: Gpu, seconds: float) -> GpuReading:
     """Add the values of the group `card`. The power limit is the default one."""
     hopper = is_hopper(gpu.model)
     watts = float(gpu.power_limit_watts)
-    limits = {"requested": watts, "default": watts, "min": min(LEAST_POWER_WATTS, watts), "max": watts}
     return structs.replace(
         reading,
-        power_limits_watts=tuple(limits.items()),
+        power_limits_watts={"requested": watts, "default": watts, "min": min(LEAST_POWER_WATTS, watts), "max": watts},
         max_clocks_hertz=_top(gpu).hertz(),
         vbios_version=VBIOS if hopper else OLDER_VBIOS,
         compute_capability="9.0" if hopper else "8.0",
         compute_mode="default",
-        ecc_totals=() if _has_fans(gpu) else _ecc_totals(gpu, seconds),
+        ecc_totals={} if _has_fans(gpu) else _ecc_totals(gpu, seconds),
         pcie_replays=0,
     )
 
@@ -230,21 +225,19 @@ def _has_fans(gpu: Gpu) -> bool:
     return _OWN_FANS.search(gpu.model) is not None
 
 
-def _ecc_totals(gpu: Gpu, seconds: float) -> tuple[tuple[str, str, int], ...]:
+def _ecc_totals(gpu: Gpu, seconds: float) -> dict[str, dict[str, int]]:
     grown = _grown(gpu, seconds)
-    return (
-        ("corrected", "volatile", grown),
-        ("uncorrected", "volatile", 0),
-        ("corrected", "aggregate", gpu.ecc.corrected + grown),
-        ("uncorrected", "aggregate", gpu.ecc.uncorrected),
-    )
+    return {
+        "corrected": {"volatile": grown, "aggregate": gpu.ecc.corrected + grown},
+        "uncorrected": {"volatile": 0, "aggregate": gpu.ecc.uncorrected},
+    }
 
 
 def _top(gpu: Gpu) -> Clocks:
     return HOPPER if is_hopper(gpu.model) else AMPERE
 
 
-def _clocks(gpu: Gpu, load: float) -> tuple[tuple[str, float], ...]:
+def _clocks(gpu: Gpu, load: float) -> dict[str, float]:
     top = _top(gpu)
     over = max(0.0, power_watts(gpu, load) / gpu.power_limit_watts - CAPPED_SHARE_OF_POWER)
     lowered = CLOCK_STEP_MHZ * round(over * CAPPED_MHZ / CLOCK_STEP_MHZ)
@@ -257,13 +250,11 @@ def _with_memory_errors(reading: GpuReading, gpu: Gpu, seconds: float) -> GpuRea
     rows, grown = gpu.remapped_rows, _grown(gpu, seconds)
     return structs.replace(
         reading,
-        ecc_errors=(
-            ("corrected", "sram", 0),
-            ("corrected", "dram", gpu.ecc.corrected + grown),
-            ("uncorrected", "sram", 0),
-            ("uncorrected", "dram", gpu.ecc.uncorrected),
-        ),
-        remapped_rows=(("correctable", rows.correctable), ("uncorrectable", rows.uncorrectable)),
+        ecc_errors={
+            "corrected": {"sram": 0, "dram": gpu.ecc.corrected + grown},
+            "uncorrected": {"sram": 0, "dram": gpu.ecc.uncorrected},
+        },
+        remapped_rows={"correctable": rows.correctable, "uncorrectable": rows.uncorrectable},
         row_remap_pending=rows.pending,
         row_remap_failure=rows.failure,
     )

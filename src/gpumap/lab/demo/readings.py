@@ -110,7 +110,7 @@ def _basic(gpu: Gpu, lives: Sequence[ProcessLife], load: float, seconds: float, 
         samples=_samples(gpu, lives, moment) if whole else None,
         samples_from=SAMPLES_NEW if whole and is_blackwell(gpu.model) else SAMPLES_OLD,
         utilization_ratio=round(load, 2) if whole else None,
-        memory_controller_ratio=_sum(spec.memory_controller_at(moment) for spec in specs) if whole else None,
+        memory_controller_busy_ratio=_sum(spec.memory_controller_at(moment) for spec in specs) if whole else None,
         encoder_ratio=_sum(ratio_at(spec.encoder, moment) for spec in specs) if whole else None,
         decoder_ratio=_sum(ratio_at(spec.decoder, moment) for spec in specs) if whole else None,
         temperatures_celsius=_temperatures(load),
@@ -124,9 +124,9 @@ def _sum(ratios: Iterable[float]) -> float:
     return min(1.0, round(sum(ratios), 2))
 
 
-def _temperatures(load: float) -> tuple[tuple[str, float], ...]:
+def _temperatures(load: float) -> dict[str, float]:
     core = round(AMBIENT_CELSIUS + 42 * load)
-    return ("gpu", float(core)), ("memory", float(core + 8))
+    return {"gpu": float(core), "memory": float(core + 8)}
 
 
 def _with_activity(reading: GpuReading, gpu: Gpu, specs: Sequence[Process], moment: float) -> GpuReading:

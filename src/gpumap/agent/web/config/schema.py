@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 import yaml
 
-from gpumap.model.text import cut_off, printable
+from gpumap.model.shown import cut_off, printable
 
 REQUIRED = "RequireAndVerifyClientCert"
 IF_GIVEN = "VerifyClientCertIfGiven"

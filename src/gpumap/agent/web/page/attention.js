@@ -50,12 +50,12 @@ const unjudged = (sentences) =>
 /** Return the lines of faults. `old` is the reason why there is no current data, if there is none. */
 export function faults(map, devices, old) {
   const gpuName = (gpu) => `GPU ${gpu.index}`;
-  const asks = (gpu) => fault(`ill ${gpu.uuid}`, gpuName(gpu), `#${gpu.uuid}`, `answers and needs recovery: ${wish(gpu)}`, gpu.recovery_action.remedy);
+  const asks = (gpu) => fault(`ill ${gpu.uuid}`, gpuName(gpu), `#${gpu.uuid}`, `answers and needs recovery: ${wish(gpu)}`, gpu.remedies.recovery_action);
   const remap = (gpu) => {
-    const which = gpu.row_remap_failure ? "row_remap_failure" : "row_remap_pending";
+    const which = gpu.reading.row_remap_failure ? "row_remap_failure" : "row_remap_pending";
     return fault(`rows ${gpu.uuid}`, gpuName(gpu), `#${gpu.uuid}`, "bad rows in its memory", gpu.remedies[which]);
   };
-  const up = map.gpus.filter((gpu) => gpu.up);
+  const up = map.gpus.filter((gpu) => !gpu.fault);
   return [
     ...(old ? [fault("old", "No current data", null, old, null)] : []),
     ...map.sources.filter((one) => !one.up).map((one) => sourceDown(one, map)),
@@ -65,11 +65,11 @@ export function faults(map, devices, old) {
         gpuName(gpu),
         gpu.uuid && `#${gpu.uuid}`,
         `down (${gpu.fault}): it ${FAULTS[gpu.fault] ?? "is not usable"}${gpu.uuid ? "" : ", and has not reported its uuid"}`,
-        gpu.remedy,
+        gpu.remedies?.fault ?? gpu.remedy,
       ),
     ),
     ...up.filter(wish).map(asks),
-    ...up.filter((gpu) => gpu.row_remap_failure || gpu.row_remap_pending).map(remap),
+    ...up.filter((gpu) => gpu.reading.row_remap_failure || gpu.reading.row_remap_pending).map(remap),
     ...blind(map),
     ...(old ? [] : empty(map, devices)),
   ];
@@ -77,7 +77,7 @@ export function faults(map, devices, old) {
 
 function sourceDown(source, map) {
   const since = source.last_success ? `last answered ${duration(map.timestamp - source.last_success)} before` : "never answered";
-  const why = `${source.reason ?? "no answer"}${source.detail ? `: ${source.detail}` : ""}, ${since}`;
+  const why = `${source.reason || "no answer"}${source.detail ? `: ${source.detail}` : ""}, ${since}`;
   return fault(`source ${source.source}`, `${source.source} is down`, "#health", why, source.remedy);
 }
 
@@ -117,7 +117,7 @@ function findings(map, devices) {
 
 const gpuOf = (device) => {
   const gpu = device.index === null || device.index === undefined ? "GPU ?" : `GPU ${device.index}`;
-  return device.mig_profile ? `${gpu} ${device.gpu_instance_id}/${device.compute_instance_id}` : gpu;
+  return device.mig ? `${gpu} ${device.mig.gpu_instance_id}/${device.mig.compute_instance_id}` : gpu;
 };
 
 /** Return a line that links to its row on the device. */

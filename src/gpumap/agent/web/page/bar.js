@@ -8,14 +8,14 @@ const SEGMENTS = 24;
 const NAMED_FROM = 0.14; // of the bar: room for a name
 
 /** `rows` are those of the device, or of all devices of a GPU. */
-export function bar({ memory, holders, rows: all }) {
+export function bar({ memory, holding, rows: all }) {
   const { total_bytes: total, reserved_bytes: reserved, used_bytes: used } = memory;
   const rows = all.filter((row) => row.used > 0).sort((a, b) => order(a) - order(b) || b.used - a.used);
   const few = rows.slice(0, SEGMENTS);
   const rest = rows.slice(SEGMENTS).reduce((sum, row) => sum + row.used, 0);
   const sum = rows.reduce((before, row) => before + row.used, 0);
   const whole = Math.max(total, sum + (reserved ?? 0)) || 1;
-  const granted = holders.reduce((before, row) => before + (row.allocated_memory_bytes ?? 0), 0);
+  const granted = holding.reduce((before, row) => before + (row.grant.memory_bytes ?? 0), 0);
   const grants = granted > total ? "all granted, to several containers" : `${bytes(granted)} granted`;
   const width = (value) => `${((100 * value) / whole).toFixed(2)}%`;
   const segments = few.map((row, at) => {

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { addressOf, BY, hasKubelet, sorted } from "./model.js";
 import { cell, containerName, deviceName, findingMark, head, ownerMark } from "./parts.js";
 import { bar } from "./bar.js";
-import { activity, ills, sensors } from "./health.js";
+import { activity, problems, sensors } from "./health.js";
 import { isUsed, listedBytes, unsettled } from "./totals.js";
 import { bytes, clock, count, duration, FAULTS, known, moment, name, OWNER_MEANS, percent, printable, prose, share } from "./words.js";
 
@@ -30,9 +30,9 @@ export function details(line, context) {
   return h(
     "div",
     { class: "details" },
-    gpu && !gpu.up && h("p", { class: "why" }, downText(gpu, context)),
+    gpu?.fault && h("p", { class: "why" }, downText(gpu, context)),
     !gpu && h("p", { class: "why" }, "The kubelet lists this device, but NVML does not."),
-    ills(gpu, context.map),
+    problems(gpu, context.map),
     h(
       "div",
       { class: "side" },
@@ -49,7 +49,7 @@ export function details(line, context) {
 const downText = (gpu, context) => [
   `This GPU ${FAULTS[gpu.fault] ?? "is not usable"}. Only its assignments are known.`,
   gpu.last_success ? ` It last answered ${duration(context.map.timestamp - gpu.last_success)} before this data.` : "",
-  gpu.remedy ? h("span", { class: "remedy" }, " ", prose(gpu.remedy)) : null,
+  gpu.remedies.fault ? h("span", { class: "remedy" }, " ", prose(gpu.remedies.fault)) : null,
 ];
 
 /** Return a MIG device, or a partitioned GPU that was assigned as a whole. */
@@ -60,22 +60,22 @@ function part(device, context) {
     "section",
     {
       key: device.uuid,
-      id: device.parent ? null : device.uuid,
+      id: device.partitioned ? null : device.uuid,
       class: "part",
       "aria-label": deviceName(device),
-      "aria-current": context.state.device === device.uuid && !device.parent && !context.state.row ? "true" : null,
+      "aria-current": context.state.device === device.uuid && !device.partitioned && !context.state.row ? "true" : null,
       tabindex: -1,
     },
     h(
       "div",
       { class: "title" },
       h("h3", {}, h("a", { href: `#${device.uuid}`, title: "Link to this device" }, deviceName(device))),
-      device.mig_profile && h("span", { class: "tag" }, printable(device.mig_profile)),
-      !device.parent && uuidOf(device.uuid),
+      device.mig && h("span", { class: "tag" }, printable(device.mig.profile)),
+      !device.partitioned && uuidOf(device.uuid),
     ),
     device.whole.length > 0 && h("p", { class: "why" }, "Held with the whole GPU by ", whole, more > 0 && ` and ${more} more`, "."),
     device.memory && [
-      bar({ memory: device.memory, holders: device.holders, rows: device.allRows ?? device.rows }),
+      bar({ memory: device.memory, holding: device.holding, rows: device.allRows ?? device.rows }),
       h("div", { class: "side" }, facts(memoryFacts(device)), curvesOf(device, context)),
     ],
     table(device, context),
@@ -92,7 +92,7 @@ function memoryFacts(device) {
     return [listed !== null && ["used by processes", h("span", { title: UNIFIED }, bytes(listed))], activity(device)];
   }
   const { used_bytes: used, total_bytes: total, reserved_bytes: reserved } = device.memory;
-  const granted = device.holders.map((row) => row.allocated_memory_bytes).filter((one) => one !== null);
+  const granted = device.holding.map((row) => row.grant.memory_bytes).filter((one) => one !== null);
   const rest = device.owners.get("unaccounted")?.memory_bytes;
   return [
     ["used", [bytes(used), h("span", { class: "of" }, ` / ${bytes(total)}`)]],
@@ -112,7 +112,7 @@ function curvesOf(device, context) {
     "div",
     { class: "curves" },
     context.curves.memory(device.uuid, null, { most: device.memory.total_bytes }),
-    device.mig_profile ? null : context.curves.sm(device.uuid, null, "GPU utilization"),
+    device.mig ? null : context.curves.sm(device.uuid, null, "GPU utilization"),
   );
 }
 
@@ -124,7 +124,7 @@ const HELD = {
 };
 
 const holdersKnown = (device, { allocationKnown, map }) =>
-  !hasKubelet(map) ? "never" : !allocationKnown || !device.holders_known ? "no" : unsettled(map) ? "not all" : "yes";
+  !hasKubelet(map) ? "never" : !allocationKnown || device.holders === null ? "no" : unsettled(map) ? "not all" : "yes";
 
 const usesKnown = (device, { map }) => device.owners.size > 0 && map.capabilities.pid_visibility;
 
@@ -190,7 +190,6 @@ function table(device, context) {
 
 function containerRow(row, device, context) {
   const why = context.why(device, row);
-  const { user } = row;
   const charges = context.charges(device, row);
   const charged = (shown) => (charges ? h("span", { title: charges }, shown) : shown);
   return h(
@@ -244,7 +243,7 @@ const swatch = (row) => h("span", { class: `swatch ${row.tint ?? ""}`, "aria-hid
 
 const noted = (text) => h("span", { class: "remark" }, ` · ${text}`);
 
-const slotsTitle = (row) => printable(row.holder.slots.map((one) => `${one.slots} × ${one.resource}`).join(", "));
+const slotsTitle = (row) => printable(Object.entries(row.grant.slots).map(([resource, slots]) => `${slots} × ${resource}`).join(", "));
 
 const isCurrent = (row, device, { state }) =>
   state.device === device.uuid && state.row === addressOf(row) ? "true" : null;
@@ -252,8 +251,8 @@ const isCurrent = (row, device, { state }) =>
 /** Return the finding of a row, with a link to all findings; for the selected row also the remedy. */
 function remark(row, current, now) {
   const { finding } = row;
-  if (row.holder?.reservation) return noted("reservation");
-  if (!finding) return row.holder && row.user?.processes === 0 ? noted("no process") : null;
+  if (row.grant?.reservation) return noted("reservation");
+  if (!finding) return row.grant && row.use?.processes === 0 ? noted("no process") : null;
   const since = finding.idle_seconds === null ? "" : `, since ${clock(now - finding.idle_seconds)}`;
   return [
     " ",
@@ -265,7 +264,7 @@ function remark(row, current, now) {
 
 function restRow(row, device, context) {
   const why = context.why(device, row);
-  const commands = [...new Set(row.processes.map((one) => one.name).filter(Boolean))];
+  const commands = [...new Set(row.processes.map((one) => one.comm).filter(Boolean))];
   const named = commands.slice(0, 4).map(printable).join(", ") + (commands.length > 4 ? ", …" : "");
   const counted = count(row.processes.length, "process", "processes");
   const processes = row.processes.length ? (named ? `${counted}: ${named}` : counted) : null;

@@ -14,18 +14,19 @@ const megahertz = (hertz) => `${Math.round(hertz / 1e6)} MHz`;
 
 /** Return facts of a GPU that answers: temperature, power, clock and throttle reasons. */
 export function sensors(gpu) {
-  if (!gpu) return [];
-  const temperature = gpu.temperatures_celsius?.gpu ?? null;
-  const clocks = gpu.clocks_hertz ?? {};
+  const reading = gpu?.reading;
+  if (!reading) return [];
+  const temperature = reading.temperatures_celsius?.gpu ?? null;
+  const clocks = reading.clocks_hertz ?? {};
   const clock = clocks.sm ?? clocks.graphics ?? null;
   const slow = slowdowns(gpu);
   return [
     temperature !== null && ["temp", `${Math.round(temperature)} °C`],
-    gpu.power_watts !== null && [
+    reading.power_watts !== undefined && [
       "power",
       [
-        `${Math.round(gpu.power_watts)} W`,
-        gpu.power_limit_watts ? h("span", { class: "of" }, ` / ${Math.round(gpu.power_limit_watts)}`) : null,
+        `${Math.round(reading.power_watts)} W`,
+        reading.power_limit_watts ? h("span", { class: "of" }, ` / ${Math.round(reading.power_limit_watts)}`) : null,
       ],
     ],
     clock !== null && [
@@ -46,7 +47,7 @@ export function sensors(gpu) {
 
 /** Return the throttle reasons that slow down work: not idleness, and not limits that an administrator set. */
 function slowdowns(gpu) {
-  const events = Object.entries(gpu.clock_events ?? {});
+  const events = Object.entries(gpu.reading?.clock_events ?? {});
   const active = events.filter(([reason, is]) => is && SLOWED[reason]).map(([reason]) => reason);
   const named = active.filter((reason) => reason !== "hw_slowdown");
   return (named.some((reason) => reason.startsWith("hw_")) ? named : active).map((reason) => SLOWED[reason]);
@@ -76,13 +77,13 @@ const ACTIVITY =
   "used memory bandwidth; time in which any engine was busy; busy FP64, FP32 and FP16 pipes";
 
 /** Return one word for each problem and each finding of a GPU, the worst first. */
-export function marks({ gpu, devices }) {
+export function marks({ gpu, devices }, map) {
   const found = new Map();
   const rows = devices.flatMap((device) => device.rows.filter((row) => row.finding));
   for (const { finding } of sorted(rows, "attention", BY))
     found.set(finding.finding, (found.get(finding.finding) ?? 0) + 1);
-  const wrong = gpu?.up ? [wish(gpu), (gpu.row_remap_failure || gpu.row_remap_pending) && "repair"] : [];
-  const events = [...(gpu?.xids?.counts ?? []).map(({ xid }) => `XID ${xid}`), ...(gpu ? slowdowns(gpu).map((by) => `slowed by ${by}`) : [])];
+  const wrong = gpu?.reading ? [wish(gpu), (gpu.reading.row_remap_failure || gpu.reading.row_remap_pending) && "repair"] : [];
+  const events = [...(gpu ? codesOf(gpu, map) : []).map(([code]) => `XID ${code}`), ...(gpu ? slowdowns(gpu).map((by) => `slowed by ${by}`) : [])];
   const all = [
     ...wrong.filter(Boolean).map((text) => [text, h("span", { key: text, class: "tag bad" }, text)]),
     ...[...found].map(([kind, number]) => [count(number, kind, kind), findingMark(kind, null, number)]),
@@ -98,49 +99,52 @@ export function marks({ gpu, devices }) {
 }
 
 /** Return the problems of a GPU with their remedies; null without problems. */
-export function ills(gpu, map) {
+export function problems(gpu, map) {
   const found = gpu ? [recovery(gpu), ...rows(gpu), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
   return found.length ? h("ul", { class: "ills" }, found) : null;
 }
 
-const ill = (key, level, shown, remedy, title) =>
+const problem = (key, level, shown, remedy, title) =>
   h("li", { key, class: level, title }, shown, remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null);
 
 /** Return the recovery action that the driver requests; null if it requests none. */
 export const wish = (gpu) => {
-  const action = gpu.recovery_action?.action ?? "none";
+  const action = gpu.recovery_action ?? "none";
   return action === "none" ? null : printable(action);
 };
 
 const recovery = (gpu) =>
-  wish(gpu) && ill("recovery", "bad", `Recovery action: ${wish(gpu)}.`, gpu.recovery_action.remedy);
+  wish(gpu) && problem("recovery", "bad", `Recovery action: ${wish(gpu)}.`, gpu.remedies.recovery_action);
 
 const rows = (gpu) => [
-  gpu.row_remap_failure && ill("failure", "bad", prose(gpu.remedies.row_remap_failure)),
-  gpu.row_remap_pending && ill("pending", "warn", prose(gpu.remedies.row_remap_pending)),
+  gpu.reading?.row_remap_failure && problem("failure", "bad", prose(gpu.remedies.row_remap_failure)),
+  gpu.reading?.row_remap_pending && problem("pending", "warn", prose(gpu.remedies.row_remap_pending)),
 ];
 
 function ecc(gpu) {
-  const lost = (gpu.ecc_errors ?? []).filter((one) => one.type === "uncorrected" && one.errors);
-  const all = lost.reduce((sum, one) => sum + one.errors, 0);
-  const where = lost.map((one) => `${printable(one.location)} ${one.errors}`).join(", ");
-  return all > 0 && ill("ecc", "warn", `${count(all, "memory error")} over its life were not correctable: ${where}.`, gpu.remedies.ecc_uncorrected);
+  const lost = Object.entries(gpu.reading?.ecc_errors?.uncorrected ?? {}).filter(([, errors]) => errors);
+  const all = lost.reduce((sum, [, errors]) => sum + errors, 0);
+  const where = lost.map(([location, errors]) => `${printable(location)} ${errors}`).join(", ");
+  return all > 0 && problem("ecc", "warn", `${count(all, "memory error")} over its life were not correctable: ${where}.`, gpu.remedies.ecc_uncorrected);
 }
+
+/** Return the XID errors of a GPU, as pairs of code and number. */
+const codesOf = (gpu, map) => Object.entries(map.xids.find((one) => one.uuid === gpu.uuid)?.counts ?? {});
 
 /** Return one line for each code, with the containers that held or used the GPU or a part of it at that time. */
 function xids(gpu, map) {
-  const counts = gpu.xids?.counts ?? [];
+  const counts = codesOf(gpu, map);
   const parts = new Set([gpu.uuid, ...map.devices.filter((one) => one.gpu_uuid === gpu.uuid).map((one) => one.uuid)]);
   const hit = (map.container_xids ?? []).filter((one) => parts.has(one.uuid));
-  const lines = counts.slice(0, CODES).map(({ xid, errors }) => {
-    const names = new Map(hit.filter((one) => one.xid === xid).map((one) => [keyOf(one), one]));
+  const lines = counts.slice(0, CODES).map(([xid, errors]) => {
+    const names = new Map(hit.filter((one) => String(one.code) === xid).map((one) => [keyOf(one), one]));
     const first = [...names.values()].slice(0, HIT);
     const shown = first.map((one, at) => [at ? ", " : " while held or used by ", containerName(one)]);
     const more = names.size > HIT ? ` and ${names.size - HIT} more` : "";
-    return ill(`xid ${xid}`, "warn", [`XID ${xid}`, errors > 1 ? `, ${errors} times,` : "", shown, more, "."], null, SINCE);
+    return problem(`xid ${xid}`, "warn", [`XID ${xid}`, errors > 1 ? `, ${errors} times,` : "", shown, more, "."], null, SINCE);
   });
   const more = counts.length - CODES;
-  if (more > 0) lines.push(ill("xids", "warn", `${count(more, "more code")} of XID errors: see api/v1/map.`));
+  if (more > 0) lines.push(problem("xids", "warn", `${count(more, "more code")} of XID errors: see api/v1/map.`));
   return lines;
 }
 
@@ -152,7 +156,7 @@ export function charges(map) {
     if (!account) return null;
     const parts = [
       withWords(account.allocated_gpu_seconds, (seconds) => `${hours(seconds)} GPU-hours held`),
-      withWords(account.sm_seconds, (seconds) => `${hours(seconds)} SM-hours`),
+      withWords(account.sm_seconds ?? account.sm_activity_seconds, (seconds) => `${hours(seconds)} SM-hours`),
       withWords(account.memory_byte_seconds, (value) => `${value ? bytes(value / 3600) : "0 GiB"}-hours`),
       withWords(account.energy_joules, (joules) => `about ${(joules / 3.6e6).toPrecision(2)} kWh`),
     ].filter(Boolean);

@@ -83,7 +83,7 @@ function draw() {
     );
     return;
   }
-  document.title = `${printable(map.node.name)} · gpumap`;
+  document.title = `${printable(map.name)} · gpumap`;
   fill($("node"), driverLine(map));
   const devices = devicesOf(map);
   const kubelet = map.sources.find((source) => source.source === "kubelet");
@@ -94,7 +94,7 @@ function draw() {
     why: reasons(map),
     charges: charges(map),
     curves: new Curves(feed.history, map.timestamp),
-    allocationKnown: Boolean(kubelet?.up) || devices.some((device) => device.holders.length > 0),
+    allocationKnown: Boolean(kubelet?.up) || devices.some((device) => device.holding.length > 0),
   };
   const old = tooOld(map);
   const broken = faults(map, devices, old);

@@ -17,29 +17,31 @@ export const addressOf = (row) =>
 export const hasKubelet = (map) => map.sources.some((one) => one.source === "kubelet");
 
 /**
- * The devices of a document with their GPU and rows, in the order of the GPUs. A `parent` is a partitioned GPU that is
- * assigned as a whole; `whole` are the holders of a leaf's parent. A row's `finding` is the agent's.
+ * The devices of a document with their GPU and rows, in the order of the GPUs. `holding` are the containers that hold a
+ * device, `whole` those that hold its partitioned GPU as a whole. A row's `finding` is the agent's.
  */
 export function devicesOf(map) {
   const gpus = new Map(map.gpus.map((gpu) => [gpu.uuid, gpu]));
   const findings = findingsByRow(map);
   const devices = map.devices.map((device) => {
-    const gpu = gpus.get(device.gpu_uuid) ?? gpus.get(device.uuid) ?? null;
-    const parent = Boolean(gpu?.partitioned && gpu.uuid === device.uuid);
-    const whole = map.devices.find((one) => one !== device && one.uuid === device.gpu_uuid)?.holders ?? [];
+    const gpu = gpus.get(device.gpu_uuid) ?? null;
+    const parent = map.devices.find((one) => one !== device && one.uuid === device.gpu_uuid);
+    const whole = parent ? holding(parent) : [];
     const rows = [...containerRows(device, whole, findings), ...restRows(device, findings)];
-    return { ...device, gpu, parent, whole, rows, owners: new Map(device.owners.map((use) => [use.owner, use])) };
+    return { ...device, gpu, whole, rows, holding: holding(device), owners: new Map(device.owners.map((use) => [use.owner, use])) };
   });
   for (const { devices: parts } of gpusOf(devices)) tint(parts.flatMap((device) => device.rows));
   const without = map.gpus.filter((gpu) => !devices.some((device) => device.gpu === gpu));
   return [...devices, ...without.map(bare)].sort(
     (a, b) =>
       (a.index ?? 1e9) - (b.index ?? 1e9) ||
-      (a.gpu_instance_id ?? -1) - (b.gpu_instance_id ?? -1) ||
-      (a.compute_instance_id ?? -1) - (b.compute_instance_id ?? -1) ||
+      (a.mig?.gpu_instance_id ?? -1) - (b.mig?.gpu_instance_id ?? -1) ||
+      (a.mig?.compute_instance_id ?? -1) - (b.mig?.compute_instance_id ?? -1) ||
       (a.uuid < b.uuid ? -1 : 1),
   );
 }
+
+const holding = (device) => device.containers.filter((one) => one.grant);
 
 /** A leftover may have the name of a live container. */
 const findingsByRow = (map) =>
@@ -50,7 +52,7 @@ export function gpusOf(devices) {
   const found = new Map();
   for (const device of devices) {
     const uuid = device.gpu?.uuid ?? device.uuid;
-    if (!found.has(uuid)) found.set(uuid, { uuid, index: device.index, model: device.model, gpu: device.gpu, devices: [] });
+    if (!found.has(uuid)) found.set(uuid, { uuid, index: device.index, gpu: device.gpu, devices: [] });
     found.get(uuid).devices.push(device);
   }
   return [...found.values()];
@@ -73,13 +75,10 @@ function bare(gpu) {
     uuid: gpu.uuid,
     gpu_uuid: gpu.uuid,
     index: gpu.index,
-    model: gpu.model,
-    mig_profile: null,
-    memory: gpu.memory,
-    allocatable: [],
-    holders: [],
+    mig: null,
+    memory: gpu.reading?.memory ?? null,
+    holding: [],
     whole: [],
-    users: [],
     processes: [],
     gpu,
     rows: [],
@@ -90,28 +89,21 @@ function bare(gpu) {
 
 function containerRows(device, whole, findings) {
   const processes = processesByRow(device);
-  const holders = new Map(device.holders.map((row) => [keyOf(row), row]));
-  const users = new Map(device.users.map((row) => [keyOf(row), row]));
   const holdWhole = new Set(whole.map(keyOf));
-  return [...new Set([...holders.keys(), ...users.keys()])].map((key) => {
-    const holder = holders.get(key) ?? null;
-    const user = users.get(key) ?? null;
+  return device.containers.map((one) => {
+    const key = keyOf(one);
+    const { grant, use } = one;
     return {
+      ...one,
       kind: "container",
       key,
-      owner: user?.owner ?? (holder.slots.length ? "assigned" : "scheduled"),
-      holder,
-      user,
-      granted: holder?.allocated_memory_bytes ?? null,
-      used: user?.memory_bytes ?? null,
-      last: user?.last_active ?? null,
-      namespace: (holder ?? user).namespace,
-      pod: (holder ?? user).pod,
-      container: (holder ?? user).container,
-      slots: holder ? holder.slots.map((one) => one.slots) : null, // of different units: not to be added up
-      gpus: holder?.allocated_gpus ?? null,
-      peak: user?.memory_peak_bytes ?? null,
-      sm: user?.sm_ratio ?? user?.sm_activity_ratio ?? null,
+      granted: grant?.memory_bytes ?? null,
+      used: use?.memory_bytes ?? null,
+      last: use?.last_active ?? null,
+      slots: grant ? Object.values(grant.slots) : null, // of different units: not to be added up
+      gpus: grant?.gpus ?? null,
+      peak: use?.memory_peak_bytes ?? null,
+      sm: use?.sm_ratio ?? use?.sm_activity_ratio ?? null,
       whole: holdWhole.has(key),
       processes: processes.get(key) ?? [],
       finding: findings.get(`${device.uuid} ${key}`) ?? null,
@@ -130,8 +122,8 @@ function processesByRow(device) {
 
 /** Return the use of processes without a container row, and memory that no process explains. */
 function restRows(device, findings) {
-  const users = new Set(device.users.map(keyOf));
-  const works = new Map((device.host ?? []).map((one) => [workName(one) || "host", one]));
+  const users = new Set(device.containers.filter((one) => one.use).map(keyOf));
+  const works = new Map((device.host ?? []).map((one) => [workName(one.work) || "host", one]));
   const rows = [];
   for (const { owner, memory_bytes } of device.owners) {
     const others = device.processes.filter(
@@ -153,13 +145,13 @@ function restRows(device, findings) {
         key: `${owner} ${key}`,
         owner,
         processes: found,
-        used: work ? work.memory_used_bytes : !found.length ? memory_bytes : reported.length ? sum(reported) : null,
+        used: work ? work.memory_bytes : !found.length ? memory_bytes : reported.length ? sum(reported) : null,
         namespace: text(found[0]?.namespace),
         pod: text(found[0]?.pod),
         container: text(found[0]?.container),
         podUid: found[0]?.pod_uid ?? null,
-        sm: work ? work.sm_utilization_ratio : sms.length && !sms.includes(null) ? Math.min(sum(sms), 1) : null,
-        work: workName(work),
+        sm: work ? work.sm_ratio : sms.length && !sms.includes(null) ? Math.min(sum(sms), 1) : null,
+        work: workName(work?.work),
         gpus: null,
         granted: null,
         peak: null,
@@ -214,7 +206,7 @@ export function parse(query) {
 /** Return the text of a device that a term tests: everything, or one field. */
 const wordsOfDevice = (device) => {
   const uuid = `${device.uuid} ${device.gpu_uuid}`.toLowerCase();
-  const model = `${text(device.model)} ${text(device.mig_profile)}`.toLowerCase();
+  const model = `${text(device.gpu?.model)} ${text(device.mig?.profile)}`.toLowerCase();
   return { uuid, model, gpu: text(device.index), all: `${uuid}\n${model}\n${text(device.gpu?.pci_bus_id)}`.toLowerCase() };
 };
 
@@ -228,9 +220,9 @@ const wordsOfRow = (row) =>
     row.owner,
     row.podUid ?? row.pod_uid,
     row.work,
-    row.name,
+    row.comm,
     row.pid,
-    ...(row.processes ?? []).flatMap((one) => [one.pid, one.name]),
+    ...(row.processes ?? []).flatMap((one) => [one.pid, one.comm]),
   ]
     .join(" ")
     .toLowerCase();
@@ -300,9 +292,9 @@ export const BY = {
 export const PROCESSES_BY = {
   pid: (one) => one.pid,
   type: (one) => one.type,
-  command: (one) => one.name,
+  command: (one) => one.comm,
   device: (one) =>
-    (one.device.index ?? 1e6) * 1e4 + (one.device.gpu_instance_id ?? 0) * 100 + (one.device.compute_instance_id ?? 0),
+    (one.device.index ?? 1e6) * 1e4 + (one.device.mig?.gpu_instance_id ?? 0) * 100 + (one.device.mig?.compute_instance_id ?? 0),
   owner: (one) => one.owner,
   name: nameOf,
   used: (one) => one.used,

@@ -48,7 +48,7 @@ export const cell = (label, number, ...children) =>
 
 export function deviceName(device) {
   if (device.index === null || device.index === undefined) return "GPU ?";
-  if (device.parent) return `GPU ${device.index} whole`;
-  if (!device.mig_profile) return `GPU ${device.index}`;
-  return `GPU ${device.index} MIG ${device.gpu_instance_id}/${device.compute_instance_id}`;
+  if (device.partitioned) return `GPU ${device.index} whole`;
+  if (!device.mig) return `GPU ${device.index}`;
+  return `GPU ${device.index} MIG ${device.mig.gpu_instance_id}/${device.mig.compute_instance_id}`;
 }

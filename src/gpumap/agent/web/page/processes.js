@@ -55,7 +55,7 @@ function row(one, context) {
     cell(
       "Command",
       false,
-      known(one.name, (text) => name(text, { class: "command" }), "The process ended, or /proc does not show it"),
+      known(one.comm || null, (text) => name(text, { class: "command" }), "The process ended, or /proc does not show it"),
     ),
     cell(
       "Device",

@@ -12,15 +12,15 @@ export function reasons(map) {
   return (device, row) => {
     const down =
       nvmlDown ||
-      (device.gpu && !device.gpu.up && `The GPU is down: ${device.gpu.fault}`) ||
+      (device.gpu?.fault && `The GPU is down: ${device.gpu.fault}`) ||
       (!device.gpu && "NVML does not list this device");
-    const sm = device.mig_profile
+    const sm = device.mig
       ? "Hopper and later report the SM activity of MIG devices; it is known while one container uses the device"
       : "The driver reports no SM time of processes here";
     const whole = row.whole && "It holds the whole GPU: see the row of the GPU";
-    const reserved = row.holder?.reservation && "It reserves the GPU for other pods, and is granted nothing";
+    const reserved = row.grant?.reservation && "It reserves the GPU for other pods, and is granted nothing";
     const unread = row.owner === "scheduled" && "No source has the share that the scheduler granted (--pods-api-socket)";
-    const parent = device.parent && "See the MIG devices below";
+    const parent = device.partitioned && "See the MIG devices below";
     const clients = row.processes?.some((one) => one.type?.includes("M")) || row.type?.includes("M");
     return {
       held: whole || kubeletDown || unread || "It is not known whether it holds the device",

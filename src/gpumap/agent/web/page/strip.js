@@ -33,7 +33,7 @@ export function strip(lines, context) {
       { key: "legend" },
       legend(rows, {
         reserved: some((device) => device.memory?.reserved_bytes > 0),
-        granted: some((device) => device.holders.some((row) => row.allocated_memory_bytes > 0)),
+        granted: some((device) => device.holding.some((row) => row.grant.memory_bytes > 0)),
       }),
     ),
   ];
@@ -42,7 +42,7 @@ export function strip(lines, context) {
 function section(line, context) {
   const { gpu } = line;
   const open = isOpen(line, context);
-  const down = gpu && !gpu.up;
+  const down = Boolean(gpu?.fault);
   const title = line.index === null || line.index === undefined ? "GPU ?" : `GPU ${line.index}`;
   return h(
     "section",
@@ -58,11 +58,11 @@ function section(line, context) {
       "div",
       { class: "line" },
       h("h2", {}, h("button", { type: "button", "data-toggle": line.uuid, "aria-expanded": String(open) }, title)),
-      name((line.model ?? "").replace(/^NVIDIA /, ""), { class: "model", title: printable(line.model ?? "") }),
+      name((gpu?.model ?? "").replace(/^NVIDIA /, ""), { class: "model", title: printable(gpu?.model ?? "") }),
       down
         ? h("span", { class: "tag bad" }, `down: ${printable(gpu.fault)}, it ${FAULTS[gpu.fault] ?? "is not usable"}`)
         : numbers(line, context),
-      h("span", { class: "held" }, holders(line, context), marks(line, context)),
+      h("span", { class: "held" }, holders(line, context), marks(line, context.map)),
     ),
     open ? details(line, context) : null,
   );
@@ -76,22 +76,23 @@ function numbers(line, context) {
   const all = {
     memory,
     rows: line.devices.flatMap((device) => device.allRows ?? device.rows),
-    holders: line.devices.flatMap((device) => device.holders),
+    holding: line.devices.flatMap((device) => device.holding),
   };
-  const temperature = gpu?.temperatures_celsius?.gpu;
+  const reading = gpu?.reading;
+  const temperature = reading?.temperatures_celsius?.gpu;
   return [
     memory ? bar(all) : h("span", { class: "bar" }),
     h("span", { class: "number used" }, memory || listed === null ? known(memory, used, why.used) : bytes(listed)),
     h("span", { class: "number busy" }, busy(gpu, why)),
     h("span", { class: "number" }, known(temperature, (degrees) => `${Math.round(degrees)} °C`, NOT_REPORTED)),
-    h("span", { class: "number" }, known(gpu?.power_watts, (watts) => power(watts, gpu.power_limit_watts), NOT_REPORTED)),
+    h("span", { class: "number" }, known(reading?.power_watts, (watts) => power(watts, reading.power_limit_watts), NOT_REPORTED)),
   ];
 }
 
 const NOT_REPORTED = "The GPU does not report it";
 
 /** Return the memory of the whole GPU. */
-const memoryOf = (line) => line.gpu?.memory ?? (line.devices.length === 1 ? line.devices[0].memory : null);
+const memoryOf = (line) => line.gpu?.reading?.memory ?? (line.devices.length === 1 ? line.devices[0].memory : null);
 
 const used = ({ used_bytes: now, total_bytes: total }) => [
   bytes(now),
@@ -104,7 +105,7 @@ const power = (watts, limit) => [
 ];
 
 function busy(gpu, why) {
-  const ratio = gpu?.utilization_ratio ?? null;
+  const ratio = gpu?.reading?.utilization_ratio ?? null;
   if (ratio === null) return known(null, null, gpu?.partitioned ? "A GPU in MIG mode reports no utilization" : why.sm);
   const meter = h("span", { class: "meter", "aria-hidden": "true" }, h("span", { width: `${100 * ratio}%` }));
   return [meter, h("span", { class: "ratio" }, percent(ratio))];
@@ -121,13 +122,13 @@ function holders(line, context) {
 }
 
 const holdersOf = (line) => {
-  const found = new Map(line.devices.flatMap((device) => device.holders).map((row) => [keyOf(row), row]));
+  const found = new Map(line.devices.flatMap((device) => device.holding).map((row) => [keyOf(row), row]));
   return [...found.values()].map((row) => [row.pod, `${row.namespace}/${row.pod}`]);
 };
 
 /** Return the names of work outside pods, the largest memory first. */
 const worksOn = (line) => {
-  const works = line.devices.flatMap((device) => device.host ?? []).filter(workName);
-  works.sort((one, other) => (other.memory_used_bytes ?? 0) - (one.memory_used_bytes ?? 0));
-  return [...new Set(works.map(workName))].map((word) => [word, word]);
+  const uses = line.devices.flatMap((device) => device.host ?? []).filter((use) => workName(use.work));
+  uses.sort((one, other) => (other.memory_bytes ?? 0) - (one.memory_bytes ?? 0));
+  return [...new Set(uses.map((use) => workName(use.work)))].map((word) => [word, word]);
 };

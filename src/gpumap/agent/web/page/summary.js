@@ -13,7 +13,7 @@ export function overview(map, devices, faults) {
   const down = (source) => (map.sources.find((one) => one.source === source)?.up ? null : DOWN[source]);
   const unknown = down("nvml") ?? down("kubelet") ?? map.unjudged?.[0] ?? "gpumap could not check anything";
   const of = (...kinds) => (map.findings ?? []).filter((one) => kinds.includes(one.finding));
-  const partitioned = devices.some((device) => device.mig_profile);
+  const partitioned = devices.some((device) => device.mig);
   const rest = all.unattributed > all.used / 50 ? `, ${bytes(all.unattributed)} unattributed` : "";
   const size = (value) => known(value, bytes, unknown);
   return h(
@@ -104,7 +104,7 @@ export function health(map) {
 export function driverLine(map) {
   const driver = map.driver;
   return [
-    name(map.node.name, { class: "node-name", title: map.node.internal_ip ?? "" }),
+    name(map.name, { class: "node-name", title: map.internal_ip }),
     driver
       ? h(
           "span",

@@ -4,9 +4,9 @@ const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 const NOT_OWN = new Set(["unaccounted", "sibling", "unknown"]);
 
 /** Devices that a container can be assigned: MIG devices, and GPUs without partitions. */
-const leavesOf = (devices) => devices.filter((device) => !device.bare && !device.parent);
+const leavesOf = (devices) => devices.filter((device) => !device.bare && !device.partitioned);
 
-const isHeld = (device) => device.holders.length > 0 || device.whole.length > 0;
+const isHeld = (device) => device.holding.length > 0 || device.whole.length > 0;
 
 /** Return whether a process is known on the device, with any owner. */
 export const isUsed = (device) => device.rows.some((row) => row.processes.length > 0);
@@ -19,7 +19,7 @@ export const listedBytes = (device) =>
 const isFree = (device) => device.owners.size > 0 && !isHeld(device) && !isUsed(device);
 
 /** GPUs that are down, also those that never reported their uuid. */
-export const downGpus = (map) => [...map.gpus.filter((gpu) => !gpu.up), ...map.nameless_gpus];
+export const downGpus = (map) => [...map.gpus.filter((gpu) => gpu.fault), ...map.nameless_gpus];
 
 export function totals(map, devices) {
   const up = new Set(map.sources.filter((one) => one.up).map((one) => one.source));
@@ -27,10 +27,10 @@ export function totals(map, devices) {
   const pools = poolsOf(leaves);
   const unified = leaves.map(listedBytes).filter((one) => one !== null);
   const held = leaves.filter(isHeld).length;
-  const known = new Set(map.devices.filter((one) => one.holders_known).map((one) => one.uuid));
+  const known = new Set(map.devices.filter((one) => one.holders !== null).map((one) => one.uuid));
   const kubeletAnswers = up.has("kubelet") && (known.size > 0 || !map.devices.length);
-  const allocated = kubeletAnswers || devices.some((device) => device.holders.length);
-  const ratios = map.gpus.map((gpu) => gpu.utilization_ratio).filter((ratio) => ratio !== null);
+  const allocated = kubeletAnswers || devices.some((device) => device.holding.length);
+  const ratios = map.gpus.map((gpu) => gpu.reading?.utilization_ratio).filter((ratio) => ratio !== undefined);
   return {
     gpus: up.has("nvml") ? map.gpus.length + map.nameless_gpus.length : null,
     busy: ratios.length ? ratios.filter((ratio) => ratio > 0).length : null,
@@ -50,7 +50,7 @@ export const unsettled = (map) => map.unmatched.some((row) => row.reason !== "no
 function poolsOf(leaves) {
   const pools = new Map();
   for (const leaf of leaves.filter((one) => one.memory)) {
-    const key = leaf.gpu_instance_id === null ? leaf.uuid : `${leaf.gpu_uuid} ${leaf.gpu_instance_id}`;
+    const key = leaf.mig ? `${leaf.gpu_uuid} ${leaf.mig.gpu_instance_id}` : leaf.uuid;
     const pool = pools.get(key) ?? { memory: leaf.memory, uses: [] };
     pool.uses.push(...leaf.owners.values());
     pools.set(key, pool);

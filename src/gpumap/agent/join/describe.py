@@ -1,0 +1,383 @@
+"""Make the parts of the node out of one joined collection: GPUs, devices, containers, processes, pods, health."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+
+from msgspec import structs
+
+from gpumap.agent.join.accounting import Key
+from gpumap.agent.join.allocation import Allocation
+from gpumap.agent.join.attribution import Attributed, Attribution, PendingOwner
+from gpumap.agent.join.history import UseMemory, unwatched, with_history
+from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
+from gpumap.agent.join.joined import Joined
+from gpumap.agent.join.memory import Memory
+from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
+from gpumap.agent.join.usage import LeafUse, OwnerInputs, certainly_idle, owner_uses
+from gpumap.model import remedies
+from gpumap.model.node import (
+    ContainerOnDevice,
+    Device,
+    Gpu,
+    GpuXids,
+    Pod,
+    Process,
+    ReportedDeviceHealth,
+    UnmatchedSlots,
+    Use,
+)
+from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Moment, Observed, PodIdentity, PodName
+from gpumap.model.plugins import DRA_DRIVER
+from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
+from gpumap.model.terms import Owner
+
+# --- GPUs and devices -------------------------------------------------------------------------------------------------
+
+
+def gpus(found: Iterable[Gpu], xids: Iterable[GpuXids]) -> tuple[Gpu, ...]:
+    """Return the GPUs with what to do about their problems."""
+    with_errors = {one.uuid for one in xids if one.counts}
+    return tuple(structs.replace(gpu, remedies=_remedies(gpu, gpu.uuid in with_errors)) for gpu in found)
+
+
+def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
+    reading = gpu.reading
+    uncorrected = reading.ecc_errors.get("uncorrected", {}) if reading else {}
+    problems = {
+        "ecc_uncorrected": any(uncorrected.values()),
+        "row_remap_pending": reading and reading.row_remap_pending,
+        "row_remap_failure": reading and reading.row_remap_failure,
+        "xid_errors": has_xids,
+    }
+    found = {
+        "fault": remedies.of_fault(gpu.fault, gpu.index),
+        "recovery_action": remedies.of_recovery_action(gpu.recovery_action, gpu.index),
+        **{name: remedies.of_health(name, gpu.index) for name in problems if problems[name]},
+    }
+    return {name: remedy for name, remedy in found.items() if remedy}
+
+
+def ever_offered(
+    before: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
+) -> frozenset[tuple[Uuid, str]]:
+    """Add what the kubelet offers or assigns now to what it ever offered, while the device is present."""
+    now = {(uuid, resource) for uuid, slots in allocation.offer.slots.items() for resource in slots}
+    everything = before | now | allocation.named
+    if not inventory.up or everything == before:
+        return before if everything == before else frozenset(everything)
+    return frozenset(pair for pair in everything if pair[0] in inventory.leaves or pair[0] in inventory.parents)
+
+
+def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevice]) -> tuple[Device, ...]:
+    """Return every leaf of the node, and the devices that only the kubelet names."""
+    inventory, allocation, attribution = joined.inventory, joined.allocation, joined.attribution
+    inputs = OwnerInputs(
+        visible=joined.procs.pid_visibility,
+        list_served=joined.listing.current,
+        pods_named=joined.listing.current and joined.identity is not None,
+        can_report_unassigned=joined.can_report_unassigned,
+    )
+    on_device: dict[Uuid, list[ContainerOnDevice]] = {}
+    for row in containers:
+        on_device.setdefault(row.uuid, []).append(row)
+    rows: dict[Uuid, Device] = {}
+    may_be_on_any = _doubtful(allocation.unmatched, allocation)
+    # A slot of a GPU that has not reported its uuid or its minor is on no GPU that reports both.
+    may_be_on_answering = _doubtful([one for one in allocation.unmatched if one.reason != DEVICE_DOWN], allocation)
+    some_gpu_is_unnamed = any(one.reason == DEVICE_DOWN for one in allocation.unmatched)
+    known_by_uuid = {known.uuid: known for known in inventory.known}
+    ever_offered_by: dict[Uuid, set[str]] = {}
+    for uuid, resource in after.offered:
+        ever_offered_by.setdefault(uuid, set()).add(resource)
+    for gpu in inventory.gpus:
+        known = known_by_uuid[gpu.uuid]
+        for leaf in known.leaves:
+            if inventory.gpu_of_leaf[leaf.uuid] is not known or leaf.uuid in rows:
+                continue  # the driver gives two devices one uuid: only one series can have it
+            mig, memory = _leaf_parts(gpu, leaf)
+            processes = attribution.by_leaf.get(leaf.uuid)
+            siblings = _siblings(known, leaf, attribution) if inputs.visible else ()
+            may_be_on = may_be_on_any if gpu.reading is None else may_be_on_answering
+            rows[leaf.uuid] = Device(
+                uuid=leaf.uuid,
+                gpu_uuid=gpu.uuid,
+                index=gpu.index,
+                mig=mig,
+                memory=memory,
+                activity=_activity(gpu, mig),
+                holders=_holders(joined, leaf.uuid, gpu),
+                may_have_more=may_be_on(leaf.uuid)
+                or (some_gpu_is_unnamed and gpu.minor is None)
+                or _may_be_held(allocation, leaf.uuid),
+                allocatable=_allocatable(leaf, inventory, allocation, ever_offered_by.get(leaf.uuid, frozenset())),
+                owners=owner_uses(memory, processes, siblings, inputs),
+                containers=tuple(on_device.get(leaf.uuid, ())),
+                host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
+            )
+    offered_now = allocation.offer.slots
+    whole = {gpu.uuid: gpu for gpu in inventory.gpus}
+    for uuid in {*allocation.holders, *offered_now} - rows.keys():
+        holders = _holders(joined, uuid, None)
+        partitioned = whole.get(uuid)
+        rows[uuid] = Device(
+            uuid=uuid,
+            gpu_uuid=uuid if partitioned else None,
+            index=partitioned.index if partitioned else None,
+            partitioned=partitioned is not None,
+            allocatable=offered_now.get(uuid, {}),
+            holders=holders,
+            # A partitioned GPU is no leaf. Of a GPU that NVML does not report, this series connects holders and node.
+            may_have_more=not holders and may_be_on_any(uuid),
+            containers=tuple(on_device.get(uuid, ())),
+        )
+    return tuple(sorted(rows.values(), key=_place))
+
+
+def _place(device: Device) -> tuple[float, Uuid]:
+    return math.inf if device.index is None or device.partitioned else device.index, device.uuid
+
+
+def _activity(gpu: Gpu, mig: MigInstance | None) -> Activity | None:
+    """Return GPM's measurements of the MIG device, or of the GPU that is not partitioned."""
+    if mig is not None:
+        return mig.activity
+    return gpu.reading.activity if gpu.reading and not gpu.reading.partitioned else None
+
+
+def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
+    """Return how many containers certainly hold a leaf, or its partitioned GPU.
+
+    `None` if no List shows it. 0 needs a List with pods of the API server. A claim that is not listed and a row of the
+    checkpoint alone leave it open.
+    """
+    if not joined.listing.current:
+        return None
+    holders = joined.allocation.holders
+    count = len({*holders.get(uuid, ()), *(holders.get(gpu.uuid, ()) if gpu else ())})
+    if count:
+        return count
+    # Unmatched slots say already that it is not known of every device who holds it.
+    is_doubtful = _may_be_held(joined.allocation, uuid) and not joined.allocation.unmatched
+    lacks_pods = joined.pod_table.lacks_pods(restarted=joined.listing.back_at is not None)
+    return None if lacks_pods or is_doubtful else 0
+
+
+def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
+    """Whether a device without holders may be assigned: by an unlisted claim, by a List that leaves devices out (the
+    checkpoint may have them), or by a scheduler. Its agent may not answer, or the container of its share is unknown."""
+    if allocation.holders.get(uuid):
+        return False
+    is_shared = allocation.may_be_shared or any(device == uuid for _, device in allocation.sharers)
+    return is_shared or allocation.lacks_devices or uuid in allocation.may_be_claimed or uuid in allocation.held_by_rows
+
+
+def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:
+    """Return whether one of the unmatched slots may be on a device: on one that offers their resource, or on any device
+    if none offers it."""
+    offers = allocation.offer.slots
+    resources = {one.resource for one in unmatched if one.reason != NOT_IN_NVML}
+    offering = {name: {leaf for leaf, slots in offers.items() if name in slots} for name in resources}
+    anywhere = not all(offering.values())
+    return lambda uuid: anywhere or any(uuid in leaves for leaves in offering.values())
+
+
+def _leaf_parts(gpu: Gpu, leaf: KnownLeaf) -> tuple[MigInstance | None, DeviceMemory | None]:
+    """Return the leaf's MIG instance and its memory. An instance of a lost GPU keeps only its identity."""
+    if not gpu.partitioned:
+        return None, gpu.reading.memory if gpu.reading else None
+    for instance in gpu.reading.instances if gpu.reading else ():
+        if instance.uuid == leaf.uuid:
+            return instance, instance.memory
+    identity = MigInstance(
+        leaf.uuid, leaf.gpu_instance_id or 0, leaf.compute_instance_id or 0, leaf.profile, None, None, None
+    )
+    return identity, None
+
+
+def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple[Attributed, ...]:
+    """Processes of the other compute instances in the same GPU instance: they share its memory."""
+    if leaf.gpu_instance_id is None:
+        return ()
+    return tuple(
+        item
+        for other in gpu.leaves
+        if other.gpu_instance_id == leaf.gpu_instance_id and other.uuid != leaf.uuid
+        if (processes := attribution.by_leaf.get(other.uuid))
+        for item in processes.attributed
+    )
+
+
+def _allocatable(leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: Set[str]) -> dict[str, int]:
+    """Return slots by resource. `offered` are the resources that this leaf ever offered.
+
+    A resource that is missing now counts 0 if this leaf offered it before, or if all other leaves of its kind offer
+    it. Its plugin then reports the device as unhealthy.
+    """
+    slots = allocation.offer.slots
+    if not slots:
+        return {}
+    rows = slots.get(leaf.uuid, {})
+    expected = offered or _resources_of_all_others(leaf, inventory, allocation, slots)
+    missing = [resource for resource in expected - rows.keys() if any(resource in one for one in slots.values())]
+    return dict(sorted({**dict.fromkeys(missing, 0), **rows}.items()))
+
+
+def _resources_of_all_others(
+    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, slots: Mapping[Uuid, dict[str, int]]
+) -> frozenset[str]:
+    """Return the resources that all leaves of this kind are offered as, if they agree.
+
+    Nothing is returned if this node also assigns devices in another way: the leaf may then belong to another plugin, or
+    to DRA, which does not offer devices here. Nor if the GPU's minor is unknown: the offer may name it by its minor.
+    """
+    if inventory.gpu_of_leaf[leaf.uuid].minor is None:
+        return frozenset()
+    alike = {one.uuid for one in inventory.leaves.values() if one.profile == leaf.profile}
+    kinds = {frozenset(found) for uuid, found in slots.items() if uuid in alike}
+    offered = {resource for found in slots.values() for resource in found}
+    otherwise = {resource for grant in allocation.grants.values() for resource in grant.slots} - offered
+    return next(iter(kinds)) if len(kinds) == 1 and not otherwise else frozenset()
+
+
+# --- containers, processes, pods --------------------------------------------------------------------------------------
+
+
+def containers(
+    joined: Joined,
+) -> tuple[tuple[ContainerOnDevice, ...], dict[Key, UseMemory], dict[Key, float], dict[Key, float]]:
+    """Combine grants and uses to one row per (container, device).
+
+    Also returns the use of each container to remember, and for accounting its SM ratio, which may exceed 1, and its SM
+    activity as a share of the GPU's SMs.
+    """
+    at = joined.observations.finished
+    sm_ratios: dict[Key, float] = {}
+    sm_activities: dict[Key, float] = {}
+    uses: dict[Key, tuple[Owner, Use]] = {}
+    kept = {key: before for key, before in joined.memory.uses.items() if before.kept_until > at.monotonic}
+    for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
+        known = joined.inventory.leaves[leaf]
+        for name, measured in use.by_container(_idle(joined, leaf, use), joined.uids):
+            key = name, leaf
+            used, kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.stale_after_seconds)
+            uses[key] = measured.owner, used
+            if measured.times.sm is not None:
+                sm_ratios[key] = measured.times.sm
+            activity = measured.sm_activity_ratio
+            # Where several containers hold a device, its activity is often unknown. A counter would hide that.
+            if activity is not None and known.share is not None and not _is_shared(joined, leaf):
+                sm_activities[key] = activity * known.share
+    kept.update((key, unwatched(before, at)) for key, before in kept.items() if key not in uses)
+    rows = []
+    for key in sorted({**joined.allocation.grants, **uses}):  # both are nearly sorted
+        name, uuid = key
+        owner, used_now = uses.get(key, (Owner.ASSIGNED, None))
+        grant = joined.allocation.grants.get(key)
+        whole = joined.inventory.gpu_of_leaf.get(uuid)
+        held = grant or (joined.allocation.grants.get((name, whole.uuid)) if whole else None)
+        if held is not None:
+            owner = Owner.ASSIGNED if held.slots else Owner.SCHEDULED
+        rows.append(ContainerOnDevice(*name, uuid, owner, grant, used_now))
+    return tuple(rows), kept, sm_ratios, sm_activities
+
+
+def has_short_process(joined: Joined) -> bool:
+    """Return whether a process that no list had worked on a leaf that a container holds."""
+    return any(use.has_short_process and _holders_of(joined, leaf) for leaf, use in joined.leaf_uses.items())
+
+
+def _holders_of(joined: Joined, leaf: Uuid) -> tuple[ContainerName, ...]:
+    """Return the holders of a leaf, and those of its partitioned GPU."""
+    holders = joined.allocation.holders
+    parent = joined.inventory.gpu_of_leaf[leaf].uuid
+    return (*holders.get(leaf, ()), *(holders.get(parent, ()) if parent != leaf else ()))
+
+
+def _is_shared(joined: Joined, leaf: Uuid) -> bool:
+    reservations = joined.allocation.reservations
+    return sum(one.pod_name not in reservations for one in _holders_of(joined, leaf)) > 1
+
+
+def _idle(joined: Joined, leaf: Uuid, use: LeafUse) -> Iterable[ContainerName]:
+    """Return the holders of a leaf, or of its partitioned GPU, that certainly have no process."""
+    holders = [holder for holder in _holders_of(joined, leaf) if holder not in use.processes.by_container]
+    if not holders:
+        return ()
+    pod_table = joined.pod_table
+    # Older files lack a pod that was re-created since, and a log directory may be the predecessor's.
+    is_read_now = isinstance(joined.observations.pod_identity, Observed)
+    evidence = joined.attribution.evidence
+    # An answer of the Pods API that is older than an unnamed process does not show that another pod is its owner.
+    strangers = {item.pod_uid for item in use.processes.attributed if item.pod_uid} - pod_table.reported_names.keys()
+    pods_current = strangers <= evidence.older_than_pods
+    certain = pod_table.confirmed(pods_current=pods_current) if is_read_now else frozenset[PodName]()
+    # No List has the pods that the grace period keeps: they may have ended.
+    listed = (holder for holder in holders if holder.pod_name not in pod_table.kept)
+    return certainly_idle(listed, use.processes.attributed, pod_table.uid_of, certain)
+
+
+def processes(leaf_uses: Mapping[Uuid, LeafUse], pending_owners: Mapping[PendingOwner, Moment]) -> Iterator[Process]:
+    by_time = sorted(pending_owners.items(), key=lambda pair: pair[1])  # of several containers, the latest counts
+    since = {(one.pod_uid, one.leaf, one.owner): at.wall for one, at in by_time}
+    for leaf, use in sorted(leaf_uses.items()):
+        for item in use.processes.attributed:
+            process = item.process
+            sample = use.times[process.pid] if item.start is not None else None
+            name = item.name
+            yield Process(
+                process.pid,
+                leaf,
+                process.types,
+                item.comm,
+                item.owner,
+                name.namespace if name else None,
+                name.pod if name else None,
+                (name.container or None) if name else None,
+                item.pod_uid,
+                process.used_memory_bytes,
+                sample.sm_ratio if sample is not None else None,
+                sample.memory_controller_busy_ratio if sample is not None else None,
+                sample.encoder_ratio if sample is not None else None,
+                sample.decoder_ratio if sample is not None else None,
+                item.workload,
+                since.get((item.pod_uid, leaf, item.owner)) if item.pod_uid is not None else None,
+            )
+
+
+def pods(joined: Joined, containers: Iterable[ContainerOnDevice]) -> tuple[Pod, ...]:
+    """Return every pod that holds or uses a device, with its UID if it is known."""
+    names = {row.pod_name for row in containers}
+    names |= {row.pod_name for row in joined.allocation.unmatched}
+    names |= joined.attribution.measured_uids.keys()
+    return tuple(Pod(*name, joined.uids.get(name, "")) for name in sorted(names))
+
+
+# --- device health ----------------------------------------------------------------------------------------------------
+
+
+def device_health(
+    identity: Observed[PodIdentity] | Failed | None, is_gpu_resource: Callable[[str], bool]
+) -> tuple[ReportedDeviceHealth, ...] | None:
+    """Return what device plugins report of the GPUs that they gave to containers, as the Pods API passes it on.
+
+    `None` if the Pods API did not answer in this collection.
+    """
+    pods = identity.value.pods if isinstance(identity, Observed) else None
+    if pods is None:
+        return None
+    found = {
+        ReportedDeviceHealth(pod.namespace, pod.pod, container.name, *health)
+        for pod in pods
+        for container in pod.containers
+        for health in container.health
+        if is_gpu_resource(health.resource) or _is_gpu_claim(health)
+    }
+    return tuple(sorted(found))
+
+
+def _is_gpu_claim(health: DeviceHealth) -> bool:
+    """A claim's device has the name `<driver>/<pool>/<device>`, or that of CDI, which has the driver's in it
+    (kubernetes/kubernetes, pkg/kubelet/cm/dra/manager.go, UpdateAllocatedResourcesStatus)."""
+    return health.resource.startswith("claim:") and DRA_DRIVER in health.device_id

@@ -1,0 +1,210 @@
+"""The rows that tables consist of: the devices of a node, and on each its containers, other use and processes. Pure.
+
+This is the only file of the tables that reads devices and GPUs of a node: a column reads a field of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gpumap.model.devices import (
+    NO_CONTAINER,
+    NodeDevice,
+    OtherUse,
+    container_of,
+    device_name,
+    node_devices,
+    other_uses,
+    sum_of,
+)
+from gpumap.model.gaps import use_known
+from gpumap.model.node import ContainerOnDevice, Gpu, Node, Process, Workload
+from gpumap.model.terms import ContainerName, Owner
+
+
+class DeviceRow(NamedTuple):
+    """A device of a node. `at` is the Unix time of its collection, `number` its place among the node's devices.
+
+    Without `total_bytes`, the memory of the device cannot be read; then `used_bytes` are those of its processes.
+    `partitioned`: a GPU in MIG mode that was assigned as a whole. `holders`: their number; `None` if unknown.
+    The other values are those of its GPU.
+    """
+
+    node: str
+    at: float
+    number: int
+    name: str
+    uuid: str
+    is_gpu: bool
+    model: str | None
+    total_bytes: int | None
+    used_bytes: int | None
+    use_known: bool
+    partitioned: bool
+    holders: int | None
+    up: bool
+    utilization_ratio: float | None
+    temperature_celsius: float | None
+    power_watts: float | None
+
+
+class ContainerRow(NamedTuple):
+    """What a container holds of a device and uses there; or use of it by a process, or by an owner without containers.
+
+    `listed`: the container holds the device, or is measured on it. What is not known is `None`. Of other use, `work`
+    is that outside pods. Only the row of a process has the fields from `pid` on.
+    """
+
+    on: DeviceRow
+    container: ContainerName
+    owner: Owner
+    listed: bool = False
+    holds: bool = False
+    reservation: bool = False
+    slots: Mapping[str, int] = MappingProxyType({})
+    gpus: float | None = None
+    granted_bytes: int | None = None
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    sm_ratio: float | None = None
+    sm_activity_ratio: float | None = None
+    processes: int | None = None
+    last_active: float | None = None
+    work: Workload | None = None
+    pid: int | None = None
+    type: str | None = None
+    command: str | None = None
+
+    @property
+    def node(self) -> str:
+        return self.on.node
+
+    @property
+    def pod(self) -> str:
+        """The pod, or work outside pods such as `docker/4f1c9e0b7a2d`; empty if it has no name."""
+        work = "" if self.work is None or self.work.kind == "other" else f"{self.work.kind}/{self.work.name}"
+        return self.container.pod or work
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """The part of the device's memory."""
+        total_bytes = self.on.total_bytes
+        return self.memory_bytes / total_bytes if total_bytes and self.memory_bytes is not None else None
+
+    @property
+    def busy_ratio(self) -> float | None:
+        """SM time, or SM activity on a MIG device."""
+        return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
+
+
+def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
+    """Return each device with its containers by name, then with other use by owner.
+
+    Of a namespace, only its rows and the devices that have one.
+    """
+    for on, row in _devices(node):
+        found = [
+            *(_container(row, one) for one in on.device.containers),
+            *(_other(row, one) for one in other_uses(on.device)),
+        ]
+        if namespace:
+            found = [one for one in found if one.container.namespace == namespace]
+        if found or not namespace:
+            yield row, found
+
+
+def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
+    """Return each process, and memory without one; of a namespace only its processes."""
+    for on, device in _devices(node):
+        for one in on.device.processes:
+            if namespace in ("", one.namespace):
+                yield _process(device, one)
+        for owner in on.device.owners:
+            if owner.owner in (Owner.UNACCOUNTED, Owner.SIBLING) and owner.memory_bytes and not namespace:
+                yield ContainerRow(device, NO_CONTAINER, owner.owner, memory_bytes=owner.memory_bytes)
+
+
+def _devices(node: Node) -> Iterator[tuple[NodeDevice, DeviceRow]]:
+    gpus = {gpu.uuid: gpu for gpu in node.gpus}
+    for on in node_devices(node):
+        yield on, _device(on, gpus.get(on.device.gpu_uuid or on.device.uuid))
+
+
+def _device(on: NodeDevice, gpu: Gpu | None) -> DeviceRow:
+    device, memory = on.device, on.device.memory
+    reading = gpu.reading if gpu else None
+    return DeviceRow(
+        node=on.node.name,
+        at=on.node.timestamp,
+        number=on.number,
+        name=device_name(device),
+        uuid=device.uuid,
+        is_gpu=device.uuid == device.gpu_uuid,
+        model=gpu.model or None if gpu else None,
+        total_bytes=memory.total_bytes if memory else None,
+        used_bytes=memory.used_bytes if memory else sum_of(one.memory_bytes for one in device.owners),
+        use_known=use_known(device),
+        partitioned=device.partitioned,
+        holders=device.holders,
+        up=gpu is None or gpu.up,
+        utilization_ratio=reading.utilization_ratio if reading and gpu and not gpu.partitioned else None,
+        temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
+        power_watts=reading.power_watts if reading else None,
+    )
+
+
+def _container(on: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
+    row = ContainerRow(
+        on,
+        one.name,
+        one.owner,
+        listed=True,
+        holds=one.holds,
+        reservation=one.reservation,
+        slots=one.slots,
+        gpus=one.allocated_gpus,
+        granted_bytes=one.allocated_memory_bytes,
+    )
+    use = one.use
+    if use is None:
+        return row
+    return row._replace(
+        memory_bytes=use.memory_bytes,
+        memory_peak_bytes=use.memory_peak_bytes,
+        sm_ratio=use.sm_ratio,
+        sm_activity_ratio=use.sm_activity_ratio,
+        processes=use.processes,
+        last_active=use.last_active,
+    )
+
+
+def _other(on: DeviceRow, one: OtherUse) -> ContainerRow:
+    """Return other use. Its SM time is that of its processes if it is known of each."""
+    ratios = [process.sm_ratio for process in one.processes if process.sm_ratio is not None]
+    sm_ratio = min(sum(ratios), 1.0) if ratios and len(ratios) == len(one.processes) else None
+    return ContainerRow(
+        on,
+        one.name,
+        one.owner,
+        memory_bytes=one.memory_bytes,
+        sm_ratio=one.host.sm_ratio if one.host else sm_ratio,
+        processes=one.process_count or None,
+        work=one.host.work if one.host else None,
+    )
+
+
+def _process(on: DeviceRow, one: Process) -> ContainerRow:
+    return ContainerRow(
+        on,
+        container_of(one),
+        one.owner,
+        memory_bytes=one.memory_bytes,
+        sm_ratio=one.sm_ratio,
+        processes=1,
+        work=one.work,
+        pid=one.pid,
+        type=one.type,
+        command=one.comm or None,
+    )

@@ -1,0 +1,102 @@
+"""Values, names and text from outside as people read them: in cells of tables, sentences and lines of a log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+ELLIPSIS = "…"
+UNKNOWN = "-"
+"""A value that is not known, never 0."""
+_NODES_LISTED = 20
+_TIB_FROM = 10 * 1024
+"""In GiB. Only sums of a cluster are so large."""
+
+
+def size(value: int | None) -> str:
+    """Bytes, as `41.3GiB`."""
+    if value is None:
+        return UNKNOWN
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f}{unit}" if value else "0"
+        amount /= 1024
+    return f"{amount:.1f}GiB" if abs(amount) < _TIB_FROM else f"{amount / 1024:.1f}TiB"
+
+
+def percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value * 100:.0f}%"
+
+
+def ratio(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def number(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def age(seconds: float) -> str:
+    """A duration as kubectl writes it: its largest part or two, as `45s`, `5m30s`, `3h`, `2d4h`."""
+    left = int(max(seconds, 0))
+    if left < 120 and left != 60:
+        return f"{left}s"
+    for small, large, many in (("s", "m", 60), ("m", "h", 60)):
+        whole, rest = divmod(left, many)
+        if whole < (10 if large == "m" else 8) and rest:
+            return f"{whole}{large}{rest}{small}"
+        if whole < (60 if large == "m" else 48):
+            return f"{whole}{large}"
+        left = whole
+    days, hours = divmod(left, 24)
+    return f"{days}d{hours}h" if days < 8 and hours else f"{days}d"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """`a, b, c and 4 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def of_nodes(names: Sequence[str]) -> str:
+    """The nodes that a sentence is about: `node a`, or `3 nodes, a, b, c`."""
+    return f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes, {listed(names, _NODES_LISTED)}"
+
+
+def by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a sentence for each reason, with the nodes that have it. Takes pairs of node and reason."""
+    nodes: dict[str, list[str]] = {}
+    for node, reason in reasons:
+        nodes.setdefault(reason, []).append(node)
+    return [f"{of_nodes(names)}: {reason}" for reason, names in nodes.items()]
+
+
+def and_more(first: str, more: int, one: str, many: str = "") -> str:
+    """Return `the first, and 2 more rows`; only the first if there is only one."""
+    return f"{first}, and {counted(more, one, many)}" if more else first
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 pod`, `2 pods`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+# --- text from outside, made safe -------------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """Replace every character that is not printable: controls, escapes, direction marks."""
+    return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says, printable and in one line."""
+    return printable(" ".join(str(error).split()))
+
+
+def cut_off(text: str, most: int) -> str:
+    """Return the text in one line, cut after `most` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[:most]}{ELLIPSIS}"
