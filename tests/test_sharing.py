@@ -20,7 +20,7 @@ from tests.golden import CAPTURES
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "sharing.md"
 UUID = "b1028956-cfa2-0990-bf4a-5da9abb51763"
-UNDOCUMENTED = {"untold", "nvidia-tegra", "nvidia-wsl-replicas"}
+UNDOCUMENTED = {"unlisted", "nvidia-tegra", "nvidia-wsl-replicas"}
 """What no plugin makes, what is no GPU of NVML's, and what two rows together tell."""
 
 
