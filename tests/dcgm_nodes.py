@@ -104,9 +104,9 @@ def node(
     visible: bool = True,
 ) -> Snapshot:
     held = [row.uuid for row in containers if row.holds]
-    told = tuple(leaf(one) for one in gpus if not one.partitioned) if leaves is None else leaves
+    alone = tuple(leaf(one) for one in gpus if not one.partitioned) if leaves is None else leaves
     as_a_whole = [Device(one.uuid, one.uuid, one.index, partitioned=True) for one in gpus if one.partitioned]
-    counted = (structs.replace(one, holders=held.count(one.uuid)) for one in (*told, *as_a_whole))
+    counted = (structs.replace(one, holders=held.count(one.uuid)) for one in (*alone, *as_a_whole))
     return with_node(
         replace(empty_node("node1"), processes=processes),
         capabilities={"pid_visibility": visible},

@@ -81,7 +81,7 @@ def shuffled(snapshot: Snapshot) -> Snapshot:
 
 
 def card(index: int, uuid: str, model: str, total_mib: int = 16160, *, instances: tuple[MigInstance, ...] = ()) -> Gpu:
-    """A card that tells its memory. With `instances` it is partitioned."""
+    """A card that reports its memory. With `instances` it is partitioned."""
     made = gpu(index, partitioned=bool(instances))
     assert made.reading is not None
     memory = DeviceMemory(total_mib * MIB, 0, total_mib * MIB)
@@ -138,11 +138,11 @@ def process(
     owner: Owner = Owner.ASSIGNED,
 ) -> Process:
     """A process: of a container that holds its card, if nothing else is said, or of the host."""
-    whose = owner if name is not None or owner is not Owner.ASSIGNED else Owner.HOST
+    owner = owner if name is not None or owner is not Owner.ASSIGNED else Owner.HOST
     memory = None if memory_mib is None else memory_mib * MIB
     times = (sm, sm and sm / 2, 0.0 if sm is not None else None, 0.0 if sm is not None else None)
     namespace, pod, container = name or (None, None, None)
-    return Process(pid, Uuid(uuid), "C", comm, whose, namespace, pod, container, None, memory, *times)
+    return Process(pid, Uuid(uuid), "C", comm, owner, namespace, pod, container, None, memory, *times)
 
 
 def node(

@@ -97,8 +97,8 @@ LOST = Uuid("GPU-11111111-1111-1111-1111-111111111111")
 
 def nvml(snapshot: Snapshot, **record: object) -> Snapshot:
     """With another record of what NVML answered."""
-    told = (structs.replace(one, **record) if one.source == Source.NVML else one for one in snapshot.node.sources)
-    return with_node(snapshot, sources=tuple(told))
+    sources = (structs.replace(one, **record) if one.source == Source.NVML else one for one in snapshot.node.sources)
+    return with_node(snapshot, sources=tuple(sources))
 
 
 def rtx() -> Gpu:

@@ -294,7 +294,7 @@ def _wrong_pod(row: Mapping[str, Any], window: Window) -> Iterator[str]:
     there = {*window.pods, *(one.pod for one in window.holdings), *(one.pod for one in window.processes if one.pod)}
     uids = {pod.uid for pod in there if (pod.namespace, pod.name) == (row["namespace"], row["pod"])}
     if not uids or (row["uid"] and not {row["uid"], ""} & uids):
-        yield f"L4: {row} is no pod of the node; of its name are {uids}"
+        yield f"L4: {row} is no pod of the node; pods of that name have the UIDs {uids}"
 
 
 def wrong_map(document: Mapping[str, Any], window: Window) -> Iterator[str]:

@@ -89,9 +89,9 @@ def test_the_map_of_a_cluster(server: str, agents: dict[str, str]) -> None:
         assert (done.returncode, done.stderr) == (1, f"gpumap: missing: {MISSING}\n")
         found = json.loads(done.stdout)
         assert found["missing"] == [MISSING]
-        told = {one["name"]: names(one) for one in found["nodes"]}
+        shown = {one["name"]: names(one) for one in found["nodes"]}
         served = {name: names(json.loads(fetch(f"{url}/api/v1/map")[0])) for name, url in agents.items()}
-        return told == served
+        return shown == served
 
     eventually(agrees)
 

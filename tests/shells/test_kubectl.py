@@ -169,8 +169,8 @@ async def test_the_pods_by_their_names(cluster: Cluster) -> None:
 async def test_one_node_alone(cluster: Cluster) -> None:
     """By its name or by --node: its agent alone is asked."""
     for words in (("gpu-2",), ("--node", "gpu-2"), ("gpu-2", "--node=gpu-2")):
-        told = await cluster.json("map", "-A", *words)
-        assert told["name"] == "gpu-2"
+        shown = await cluster.json("map", "-A", *words)
+        assert shown["name"] == "gpu-2"
     assert not [one for one in cluster.api.asked if "gpumap-gpu-1" in one]
     assert "has the label" in await cluster.fails("map", "-A", "gpu-9")
     assert "set only one" in await cluster.fails("map", "gpu-1", "--node", "gpu-2", code=2)

@@ -177,7 +177,7 @@ used SMs of the GPU."""
     """When it last worked on any engine, or may have, in Unix seconds. Until then, when gpumap first saw it. Null if \
 it is unknown whether it works now."""
     pod_uid: PodUid | None = None
-    """UID of the pod whose processes were measured. Null if unknown. Another pod of the same name may have processes \
+    """UID of the pod with the measured processes. Null if unknown. Another pod of the same name may have processes \
 on the device, too."""
     seen_seconds: Seconds | None = None
     """For how long gpumap has watched the container on the device without a gap. Null if its pod is not certain."""

@@ -47,7 +47,7 @@ def answers(observations: Observations) -> dict[str, Observed[object] | Failed]:
 
 
 def record_health(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
-    """Add the answers and failures of one collection. What is no source of this machine has no record."""
+    """Add the answers and failures of one collection. A source that this machine does not have has no record."""
     now = answers(observations)
     return tuple(_record(before, now[before.source]) for before in health if before.source in now)
 

@@ -95,7 +95,7 @@ class NodeSeries:
 
 
 def series_of_nodes(answers: Answers) -> tuple[list[NodeSeries], list[str]]:
-    """Return the nodes in the order of their shown names, and sentences on rows whose target is not known."""
+    """Return the nodes, sorted by the names that tables show, and sentences on rows of unknown targets."""
     rows, places, odd = _by_target(answers)
     gpus_by_index: dict[Key, dict[str, str]] = {}
     for key, of_target in rows.items():
@@ -126,8 +126,8 @@ def _by_target(answers: Answers) -> tuple[dict[Key, FamilyRows], dict[str, list[
             places.setdefault(uuid, []).append(key)
     odd = []
     for family in answers.asked if () not in answers.targets else ():
+        label = uuid_label(family)
         for labels, value in rows.get((), {}).get(family.name, {}).items():
-            label = uuid_label(family)
             keys = places.get(labels[family.by.index(label)], ()) if label else ()
             for key in keys[:1]:
                 rows[key].setdefault(family.name, {})[labels] = value
@@ -159,11 +159,11 @@ def _of_node(node: TargetsOfNode, rows: Mapping[Key, FamilyRows], asked: Sequenc
     leaders: dict[tuple[str, str], Key] = {}
     found: FamilyRows = {}
     for family in (*_LEADING, *asked):
-        kind = _KIND_OF_PART.get(family.part, _PRESENT)
+        kind, label = _KIND_OF_PART.get(family.part, _PRESENT), uuid_label(family)
         for key in node.keys:
             for labels, value in rows[key].get(family.name, {}).items():
                 leader = newest
-                if label := uuid_label(family):
+                if label:
                     leader = leaders.setdefault((kind, labels[family.by.index(label)]), key)
                 if family is queries.DEVICE_INFO:
                     leaders.setdefault((kind, DeviceInfo(*labels).gpu_uuid), key)
@@ -285,7 +285,7 @@ def _owners_of_containers(
 
     No series has that word for a container; the sums by owner decide. An init container that was assigned the device is
     no holder, as the kubelet's list does not have it: its processes are still among the device's `assigned` ones. If
-    several containers are possible, those whose pod holds the device come first.
+    several containers are possible, those of a pod that holds the device come first.
     """
     users = found.users.get(uuid, ())
     running = {name: found.of(queries.PROCESSES)[(*name, uuid)] for name in users}

@@ -63,10 +63,10 @@ def read(family: AskedFamily, rows: Sequence[Answer], selection: Selection) -> F
 def _one_by_one(family: AskedFamily, rows: Sequence[Answer], keys: Sequence[Labels]) -> FamilyValues:
     values: dict[Labels, Value] = {}
     odd: list[str] = []
-    limits = _limits(family)
+    limits, label = _limits(family), uuid_label(family)
     for key, (labels, (_, text)) in zip(keys, rows, strict=True):
         value = number(text, limits)
-        if value is None or ((label := uuid_label(family)) and not labels.get(label)):
+        if value is None or (label and not labels.get(label)):
             odd.append(odd_row(family.name, labels, text))
         elif key not in values or values[key] < value:
             values[key] = value
