@@ -16,7 +16,7 @@ LONGEST_DEFAULT_SHOWN = 60
 """Longer defaults are not useful in --help."""
 ABOUT = {"serving": "exporter", "sources": "sources on this node", "log": "log"}
 """Parts of --help, with their titles."""
-GROUPS = ("allocation", "use", "host", "accounting", "device", "health", "links", "gpm", "codec")
+GROUPS = ("allocation", "use", "host", "accounting", "findings", "device", "health", "links", "gpm", "codec")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "codec")
 DIALECTS = (
     *("pod-gpu-map", "pod-gpu-map-deprecated", "gpu-mem-monitor", "cadvisor", "gpu-manager", "nvidia-smi"),
@@ -71,6 +71,8 @@ FLAGS = (
     ),
     Flag("--nvml-release", "", "false", "Release the driver between collections. SIGUSR1 releases it once."),
     Flag("--stale-after", "DURATION", "60s", "Maximum age of the data that gpumap serves; at least --interval."),
+    Flag("--idle-after", "DURATION", "5m", "A container is idle if it did not use its GPU for so long."),
+    Flag("--grace", "DURATION", "2m", "A container is watched for so long before its memory counts as unused."),
     Flag("--node-name", "NAME", "", "Name of this node. Default: $NODE_NAME, or else the host name.", about="sources"),
     Flag("--node-ip", "IP", "", "Internal IP of this node. Default: $NODE_IP.", about="sources"),
     Flag(

@@ -1,4 +1,4 @@
-"""The node as /api/v1/map shows it: with processes and findings, and without the driver's raw rows. Pure."""
+"""The node as /api/v1/map shows it: with processes and sums of findings, and without the driver's raw rows. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from gpumap.model.findings import Finding, findings, sums, unknown
-from gpumap.model.node import Device, FindingEntry, Gpu, Node, Process
+from gpumap.agent.join.describe import with_processes
+from gpumap.model.findings import sums, unknown
+from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.readings import GpuReading, MigInstance
 from gpumap.model.snapshot import Snapshot
 
@@ -45,46 +46,16 @@ def published(
     `interval_seconds` is the configured time between collections; `None` if a command collected once. `collect` are the
     collected groups of families. `stale` says why there is no current data; the snapshot is empty then.
     """
-    on_device: dict[str, list[Process]] = {}
-    for process in snapshot.processes:
-        on_device.setdefault(process.uuid, []).append(process)
-    devices = (_device(device, on_device.get(device.uuid, ())) for device in snapshot.node.devices)
-    return _judged(
-        structs.replace(
-            snapshot.node,
-            interval_seconds=interval_seconds,
-            collect=None if collect is None else tuple(collect),
-            stale=stale or None,
-            gpus=tuple(map(_gpu, snapshot.node.gpus)),
-            devices=tuple(sorted(devices, key=_place)),
-        )
-    )
-
-
-def _judged(node: Node) -> Node:
-    """Return the node with its findings, by the rules of `gpumap waste` and its defaults. A stale one has none."""
-    unjudged = tuple(unknown(node))
-    if node.stale:
-        return structs.replace(node, unjudged=unjudged)
-    found = findings(node)
+    node = with_processes(snapshot.node, snapshot.processes)
     return structs.replace(
-        node, findings=tuple(map(_finding, found)), finding_sums=sums(found, node), unjudged=unjudged
-    )
-
-
-def _finding(one: Finding) -> FindingEntry:
-    return FindingEntry(
-        *one.container,
-        finding=one.kind,
-        uuid=one.device.uuid if one.device else None,
-        gpus=one.gpus,
-        granted_bytes=one.granted_bytes,
-        used_bytes=one.used_bytes,
-        waste_bytes=one.waste_bytes,
-        idle_seconds=one.idle_seconds,
-        why=one.why,
-        pids=one.pids,
-        remedy=one.remedy,
+        node,
+        interval_seconds=interval_seconds,
+        collect=None if collect is None else tuple(collect),
+        stale=stale or None,
+        gpus=tuple(map(_gpu, node.gpus)),
+        devices=tuple(sorted(map(_device, node.devices), key=_place)),
+        finding_sums=sums(node.findings, node.judged) if node.findings is not None else {},
+        unjudged=tuple(unknown(structs.replace(node, stale=stale or None))),
     )
 
 
@@ -95,9 +66,11 @@ def _gpu(gpu: Gpu) -> Gpu:
     return structs.replace(gpu, reading=structs.replace(gpu.reading, **NOT_PUBLISHED[GpuReading]))
 
 
-def _device(device: Device, processes: Sequence[Process]) -> Device:
-    mig = device.mig and structs.replace(device.mig, **NOT_PUBLISHED[MigInstance])
-    return structs.replace(device, mig=mig, processes=tuple(processes))
+def _device(device: Device) -> Device:
+    """Return a device without what it has in a better form."""
+    if device.mig is None:
+        return device
+    return structs.replace(device, mig=structs.replace(device.mig, **NOT_PUBLISHED[MigInstance]))
 
 
 def _place(device: Device) -> tuple[float, int, int]:

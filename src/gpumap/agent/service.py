@@ -160,6 +160,8 @@ def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SE
         stale_after_seconds=settings.stale_after_seconds,
         is_reserving=_matcher(settings.reservation_namespace),
         is_trusted=_matcher(settings.trust_namespace) if settings.trust_namespace else lambda _: False,
+        idle_after_seconds=settings.idle_after_seconds,
+        grace_seconds=settings.grace_seconds,
         restart_after_seconds=restart_after_seconds,
     )
 

@@ -63,6 +63,8 @@ class Settings:
     listen: Listen
     interval_seconds: float
     stale_after_seconds: float
+    idle_after_seconds: float
+    grace_seconds: float
     node_name: str
     node_ip: str
     has_kubelet: bool
@@ -117,6 +119,8 @@ def resolve(
         listen=replace(values.parse("--listen", parse_listen), given=values.origin("--listen")),
         interval_seconds=interval_seconds,
         stale_after_seconds=stale_after_seconds,
+        idle_after_seconds=values.parse("--idle-after", parse_duration),
+        grace_seconds=values.parse("--grace", parse_duration),
         node_name=values.word("--node-name") or environment.get("NODE_NAME", "") or socket.gethostname(),
         node_ip=values.word("--node-ip") or environment.get("NODE_IP", ""),
         has_kubelet=has_kubelet,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap.cli.command_line import Parser, Run, add_command
-from gpumap.cli.output_flags import add_inspect_output, add_output, add_processes, add_thresholds
+from gpumap.cli.output_flags import add_inspect_output, add_output, add_processes
 from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ _MORE = {
     "  squatter   uses a device that it does not hold\n"
     "  leftover   a process of a pod that no longer exists\n"
     "  over       uses more memory than granted\n"
-    "  idle       holds a device, but did no work on any of its engines for --idle-after\n"
-    "  unused     even its peak left more of its grant unused than --unused-above, and more than 1 GiB\n"
+    "  stalled    keeps its GPU busy, but the GPU draws next to no power: it may hang\n"
+    "  idle       holds a device, but did no work on any of its engines for --idle-after of `gpumap serve`\n"
+    "  unused     even its peak left more than 20% and 1 GiB of its grant unused\n"
     "  unmatched  holds slots that match no device\n"
     "gpumap reports only what it can prove. Below the table it lists what it could not check, with the reason.",
     "inspect": "For GPUs that gpushare shares, the columns and numbers are those of `kubectl inspect gpushare`\n"
@@ -83,6 +84,4 @@ def _add_top(parser: Parser, often: str) -> argparse._ArgumentGroup:
 
 
 def _add_waste(parser: Parser, often: str) -> argparse._ArgumentGroup:
-    output = add_output(parser, WASTE_ORDERS, often)
-    add_thresholds(output)
-    return output
+    return add_output(parser, WASTE_ORDERS, often)

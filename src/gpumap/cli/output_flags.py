@@ -6,7 +6,6 @@ This module also reads them into a Shape and a View.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,12 +18,10 @@ if TYPE_CHECKING:
     from gpumap.cli.painting import View
     from gpumap.cli.reports import Report
     from gpumap.cli.tables import Shape
-    from gpumap.model.findings import Thresholds
 
 WATCH_INTERVAL, CLUSTER_INTERVAL = "2s", "15s"
 """The second is for a cluster: a Prometheus rarely scrapes more often."""
 OFTEN = f"{WATCH_INTERVAL}; {CLUSTER_INTERVAL} with --prometheus"
-_ZERO = re.compile(r"0+(ms|[smhdwy])?", re.ASCII)
 _FORMS = ("table", "wide", "json", "yaml", "name")
 
 
@@ -55,18 +52,6 @@ def add_processes(output: argparse._ArgumentGroup) -> None:
     """Add the flags that only `top` has."""
     output.add_argument("--processes", action="store_true", help="Show one row for each process.")
     output.add_argument("--once", action="store_true", help="Print the table once, also on a terminal.")
-
-
-def add_thresholds(output: argparse._ArgumentGroup) -> None:
-    """Add the flags that only `waste` has."""
-    for flag, metavar, default, help_ in (
-        ("--idle-after", "DURATION", "5m", "Time without work after which a holder is idle."),
-        ("--grace", "DURATION", "2m", "Time that gpumap watches a holder before it can be unused. 0: none."),
-        ("--unused-above", "PERCENT", "20%%", "Part of a grant that may stay unused."),
-    ):
-        output.add_argument(
-            flag, metavar=metavar, default=default.replace("%%", "%"), help=f"{help_} (default: {default})"
-        )
 
 
 def add_would_fit(output: argparse._ArgumentGroup) -> None:
@@ -117,32 +102,14 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
         processes=getattr(given, "processes", False),
         namespace=namespace,
     )
-    if "idle_after" not in given:
+    if "by" not in given:
         return shape
     by = getattr(given, "by", None) or ""
     if by and given.sort_by and getattr(given, "prometheus", None) is None:
         raise UsageError("--sort-by sorts findings, but --by prints no findings")
     if given.by and given.output == "name":
         raise UsageError(f"--by {given.by}: prints sums, but -o name prints pods")
-    return replace(shape, thresholds=_thresholds(given), sums_by=by)
-
-
-def _thresholds(given: argparse.Namespace) -> Thresholds:
-    """Read the flags that only `waste` has. Raises UsageError."""
-    from gpumap.model.findings import Thresholds
-
-    return Thresholds(
-        idle_after_seconds=seconds_of("--idle-after", given.idle_after),
-        grace_seconds=0.0 if _ZERO.fullmatch(given.grace) else seconds_of("--grace", given.grace),
-        unused_ratio=_percentage("--unused-above", given.unused_above) / 100,
-    )
-
-
-def _percentage(flag: str, text: str) -> float:
-    known = re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})?%", text, re.ASCII)
-    if not known or (value := float(text.removesuffix("%"))) > 100:
-        raise UsageError(f"{flag} {text}: must be a percentage such as 20%, at most 100%")
-    return value
+    return replace(shape, sums_by=by)
 
 
 def view_of(

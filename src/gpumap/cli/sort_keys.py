@@ -10,7 +10,7 @@ TOP_ORDERS = (
     *("device", "namespace", "pod", "container", "owner", "pid", "node"),
 )
 WASTE_ORDERS = (
-    *("severity", "waste", "gpus", "granted", "used", "idle"),
+    *("severity", "waste", "gpus", "granted", "used", "for"),
     *("device", "namespace", "pod", "container", "node"),
 )
 BY_NAME = "name"

@@ -200,7 +200,7 @@ def _question(given: argparse.Namespace, view: View) -> Question:
         of_rows=SUMMARIES[command].names,
         of_all=OF_ALL.get(command, ()),
         parts=view.report.parts(view.form, view.shape),
-        idle_after_seconds=view.shape.thresholds.idle_after_seconds,
+        idle_after_seconds=300.0,
         kube_match=kube_matchers(given) if by == WORKLOAD else "",
     )
 

@@ -1,27 +1,22 @@
-"""Whether the GPUs of a node work, as one short line: what `gpumap check` and /api/v1/check answer. Pure.
+"""The faults of a node as one short line: what `gpumap check` and /api/v1/check answer. Pure.
 
-A problem needs positive evidence that lasts until now. What no source reports is unknown, never well.
+A problem is a finding that lasts until now. What no source reports is unknown, never well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from gpumap.model import remedies
-from gpumap.model.node import Gpu, Node
+from gpumap.model.node import Finding, Gpu, Node
 from gpumap.model.shown import counted, printable
 from gpumap.model.terms import GPU_CONDITIONS, Source
 
 LINE_BYTES = 80
 """node-problem-detector cuts a longer line (max_output_length)."""
-RECENT_SECONDS = 3600.0
-"""An error without a lasting state, such as an XID error, is a problem for so long."""
 HUNG_SECONDS = 60.0
 """A driver under load may not answer for 45 s (NVSentinel #1574). Only then is it evidence that the GPU hangs."""
-FATAL_XIDS = frozenset({46, 48, 54, 62, 63, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
-"""Those that EKS's node monitoring agent 1.7 counts as fatal, without 109, which NVIDIA's device plugin counts as an
-error of the application."""
 
 
 class Verdict(NamedTuple):
@@ -31,79 +26,32 @@ class Verdict(NamedTuple):
     line: str
 
 
-class _Judgement(NamedTuple):
-    """Of one GPU and one condition. Neither: the GPU is well."""
-
-    problem: str = ""
-    unknown: str = ""
+def _reports_xids(gpu: Gpu, node: Node) -> bool:
+    return bool(node.capabilities.get("xid_events")) and any(one.uuid == gpu.uuid for one in node.xids)
 
 
-_HEALTHY = _Judgement()
-_NOT_REPORTED = _Judgement(unknown="is not reported (driver, GPU or --collect)")
+_REPORTED: Mapping[str, Callable[[Gpu, Node], bool]] = {
+    "down": lambda gpu, node: True,
+    "row_remap_failure": lambda gpu, node: gpu.reading is not None and gpu.reading.row_remap_failure is not None,
+    "recovery_action": lambda gpu, node: gpu.recovery_action is not None,
+    "ecc_uncorrected": lambda gpu, node: gpu.reading is not None and bool(gpu.reading.ecc_errors),
+    "xid": _reports_xids,
+    "row_remap_pending": lambda gpu, node: gpu.reading is not None and gpu.reading.row_remap_pending is not None,
+}
+"""By condition: whether its value is known of a GPU."""
 
 
-class Condition(NamedTuple):
-    """A kind of problem of a GPU."""
-
-    name: str
-    judge: Callable[[Gpu, Node], _Judgement]
+def faults(node: Node) -> list[Finding]:
+    """Return the faults of a node's GPUs, in the order of the GPUs."""
+    return [one for one in node.findings or () if one.finding == "fault"]
 
 
-def _down(gpu: Gpu, node: Node) -> _Judgement:
-    hangs = gpu.last_success is not None and node.timestamp - gpu.last_success >= HUNG_SECONDS
-    return _of_fault(gpu.fault, hangs=hangs)
-
-
-def _of_fault(fault: str | None, *, hangs: bool) -> _Judgement:
-    """`hangs`: it has not answered for long. Of other faults, gpumap or its container may be the cause."""
-    if fault is None:
-        return _HEALTHY
-    words = remedies.IN_SHORT.get(fault, "") if fault != "hung" or hangs else ""
-    return _Judgement(problem=words) if words else _Judgement(unknown=f"cannot be read: {fault}")
-
-
-def _recovery_action(gpu: Gpu, _: Node) -> _Judgement:
-    action = gpu.recovery_action
-    if action is None:
-        return _NOT_REPORTED
-    return _HEALTHY if action == "none" else _Judgement(remedies.IN_SHORT.get(action, f"needs recovery: {action[:20]}"))
-
-
-def _row_remap_failure(gpu: Gpu, _: Node) -> _Judgement:
-    return _of_flag("row_remap_failure", gpu.reading.row_remap_failure if gpu.reading else None)
-
-
-def _row_remap_pending(gpu: Gpu, _: Node) -> _Judgement:
-    return _of_flag("row_remap_pending", gpu.reading.row_remap_pending if gpu.reading else None)
-
-
-def _of_flag(name: str, flag: bool | None) -> _Judgement:
-    if flag is None:
-        return _NOT_REPORTED
-    return _Judgement(remedies.IN_SHORT[name]) if flag else _HEALTHY
-
-
-def _ecc_uncorrected(gpu: Gpu, node: Node) -> _Judgement:
-    if gpu.reading is None or not gpu.reading.ecc_errors:
-        return _NOT_REPORTED
-    return _Judgement(remedies.IN_SHORT["ecc_uncorrected"]) if _recent(gpu.ecc_uncorrected_at, node) else _HEALTHY
-
-
-def _xid(gpu: Gpu, node: Node) -> _Judgement:
-    xids = next((one for one in node.xids if one.uuid == gpu.uuid), None)
-    codes = [one for one, at in xids.last_at.items() if one in FATAL_XIDS and _recent(at, node)] if xids else []
-    if codes:
-        return _Judgement(f"had XID {codes[0]}: {remedies.IN_SHORT['xid']}")
-    listens = xids is not None and node.capabilities.get("xid_events")
-    return _HEALTHY if listens else _NOT_REPORTED
-
-
-def _recent(moment: float | None, node: Node) -> bool:
-    return moment is not None and node.timestamp - moment < RECENT_SECONDS
-
-
-_JUDGES = (_down, _row_remap_failure, _recovery_action, _ecc_uncorrected, _xid, _row_remap_pending)
-CONDITIONS = tuple(Condition(name, judge) for name, judge in zip(GPU_CONDITIONS, _JUDGES, strict=True))
+def condition_of(fault: Finding) -> str:
+    """Return the condition of `gpumap check` that a fault belongs to."""
+    if fault.reason in GPU_CONDITIONS:
+        return fault.reason
+    kinds = {"recovery_": "recovery_action", "xid_": "xid"}
+    return next((condition for start, condition in kinds.items() if fault.reason.startswith(start)), "down")
 
 
 def check(node: Node, only: Collection[str] = ()) -> Verdict:
@@ -116,44 +64,43 @@ def check(node: Node, only: Collection[str] = ()) -> Verdict:
     count = len(node.gpus) + len(node.nameless_gpus)
     if not count:
         return _line(2, "the driver lists no GPU")
-    asked = [one for one in CONDITIONS if not only or one.name in only]
-    problems, unknown = [], []
-    for condition in asked:
-        for index, found in _judgements(condition, node, optional=not only):
-            if found.problem:
-                problems.append((index, found.problem))
-            elif found.unknown:
-                unknown.append(f"GPU {index}: {condition.name} {found.unknown}")
-    if problems:
-        index, words = problems[0]
-        others = len({one for one, _ in problems}) - 1
-        return _line(1, f"GPU {index} {words}" + (f" (+{counted(others, 'GPU')})" if others else ""))
+    found = sorted(faults(node), key=lambda one: GPU_CONDITIONS.index(condition_of(one)))
+    asked = [one for one in found if not only or condition_of(one) in only]
+    proved = [one for one in asked if _is_proved(one, node)]
+    if proved:
+        others = len({one.uuid for one in proved} - {proved[0].uuid})
+        return _line(1, _words(proved[0], node) + (f" (+{counted(others, 'GPU')})" if others else ""))
+    unknown = [*(f"{_words(one, node)}" for one in asked), *_unknown(node, only)]
     if unknown:
         return _line(2, unknown[0])
     return _line(0, f"{counted(count, 'GPU')} well" + (f" ({', '.join(only)})" if only else ""))
 
 
-def _judgements(condition: Condition, node: Node, *, optional: bool) -> Iterator[tuple[int, _Judgement]]:
-    """Judge each GPU by one condition. `optional`: what no GPU reports is no question either.
+def _is_proved(fault: Finding, node: Node) -> bool:
+    """Return whether a fault is certainly the GPU's. Of some, gpumap or its container may be the cause."""
+    if condition_of(fault) != "down":
+        return True
+    has_hung = fault.reason != "hung" or node.timestamp - fault.since >= HUNG_SECONDS
+    return has_hung and fault.reason in remedies.IN_SHORT
 
-    A GPU that answers without the value does not support it, unless no GPU reports it.
-    """
-    if condition.judge is _down:
-        for nameless in node.nameless_gpus:
-            yield nameless.index, _of_fault(nameless.fault, hangs=False)
-        yield from ((gpu.index, _down(gpu, node)) for gpu in node.gpus)
-        return
-    found = [(gpu, condition.judge(gpu, node)) for gpu in node.gpus]
-    reported = any(not one.unknown for _, one in found)
-    for gpu, one in found:
-        if one.problem:
-            yield gpu.index, one
-        elif not gpu.up and not optional:
-            yield gpu.index, _Judgement(unknown=f"is unknown: {gpu.fault}")
-        elif gpu.up and not (one.unknown and (optional or reported)):
-            yield gpu.index, one
-    if not optional:
-        yield from ((one.index, _Judgement(unknown=f"is unknown: {one.fault}")) for one in node.nameless_gpus)
+
+def _words(fault: Finding, node: Node) -> str:
+    index = next((gpu.index for gpu in node.gpus if gpu.uuid == fault.uuid), None)
+    return fault.why if index is None else f"GPU {index} {fault.why}"
+
+
+def _unknown(node: Node, only: Collection[str]) -> Iterator[str]:
+    """Return what was asked for and is not known of a GPU. One that answers without a value does not support it, unless
+    no GPU reports it."""
+    for name in only:
+        reported = any(_REPORTED[name](gpu, node) for gpu in node.gpus)
+        for gpu in node.gpus:
+            if name != "down" and not gpu.up and not _REPORTED[name](gpu, node):
+                yield f"GPU {gpu.index}: {name} is unknown: {gpu.fault}"
+            elif gpu.up and not reported:
+                yield f"GPU {gpu.index}: {name} is not reported (driver, GPU or --collect)"
+        if name != "down":
+            yield from (f"GPU {one.index}: {name} is unknown: {one.fault}" for one in node.nameless_gpus)
 
 
 def _line(code: Literal[0, 1, 2], words: str) -> Verdict:

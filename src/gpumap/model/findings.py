@@ -1,71 +1,48 @@
-"""What is wasted on a node. Each finding is based only on known values."""
+"""What is wrong on a node: broken GPUs, and what is wasted. Only the agent decides it, once per snapshot. Pure.
+
+Each finding is based only on known values. What cannot be judged is not judged: it is never 0 findings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from msgspec import structs
+
+from gpumap.model import remedies
 from gpumap.model.devices import (
+    NO_CONTAINER,
     NodeDevice,
     container_of,
     device_name,
     grantees,
     has_kubelet,
-    in_namespace,
     node_devices,
     other_uses,
     sources_up,
     sum_of,
 )
 from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use_known
-from gpumap.model.node import ContainerOnDevice, Device, Node, Use
+from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Use
 from gpumap.model.readings import Uuid
-from gpumap.model.remedies import FINDINGS
 from gpumap.model.shown import age, counted, listed, size
-from gpumap.model.terms import ContainerName, Owner, PodName
+from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName
 
-
-class Thresholds(NamedTuple):
-    """From when on something is a finding. The defaults are those of `gpumap waste`."""
-
-    idle_after_seconds: float = 300.0
-    """A holder is idle if gpumap has watched it for so long, and it certainly did not work in that time."""
-    grace_seconds: float = 120.0
-    """A holder is unused only if gpumap has watched it for so long: it may still start."""
-    unused_ratio: float = 0.2
-    """A holder is `unused` if its peak leaves more than this part of its granted memory, and more than
-    `unused_bytes`."""
-    unused_bytes: int = 1 << 30
-
-
+UNUSED_RATIO, UNUSED_BYTES = 0.2, 1 << 30
+"""A holder is `unused` if its peak leaves more than this part of its granted memory, and more than these bytes."""
+STALLED_SECONDS = 600.0
+"""A holder may be stalled if its GPU has been busy without work for so long."""
 ENDING_SECONDS = 10.0
 """A leftover is of a pod that has been gone for that long: after `kubectl delete --force` the kubelet still ends
 processes."""
-DEFAULTS = Thresholds()
-KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
-"""Worst first: use without a grant takes from others, an idle device only from its own budget."""
-
-
-class Finding(NamedTuple):
-    """`number` is the device's among its node's; `device` is `None` for slots on no device.
-
-    `gpus` is the held share. `waste_bytes`: granted but not used (`unused`: not even at the peak, if that is known), or
-    used but not granted.
-    """
-
-    kind: str
-    node: str
-    number: int
-    device: Device | None
-    container: ContainerName
-    why: str
-    gpus: float | None = None
-    granted_bytes: int | None = None
-    used_bytes: int | None = None
-    waste_bytes: int | None = None
-    idle_seconds: float | None = None
-    pids: tuple[int, ...] = ()
-    remedy: str | None = None
+RECENT_SECONDS = 3600.0
+"""An error without a lasting state, such as an XID error, is a fault for so long."""
+FATAL_XIDS = frozenset({46, 48, 54, 62, 63, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
+"""Those that EKS's node monitoring agent 1.7 counts as fatal, without 109, which NVIDIA's device plugin counts as an
+error of the application."""
+BUSY_RATIO = 0.95
+"""Utilization of a GPU from which on its holder may be stalled."""
 
 
 class _HolderUse(NamedTuple):
@@ -84,34 +61,115 @@ class _HolderUse(NamedTuple):
 
 _User = tuple[str, Use]
 """A container's name in its pod, and what it uses."""
+_Key = tuple[str, str, ContainerName, str | None]
 
 
-def findings(node: Node, thresholds: Thresholds = DEFAULTS, namespace: str = "") -> list[Finding]:
-    """Return all findings, worst first; only of pods of this namespace, if there is one.
+def findings(node: Node, before: Sequence[Finding] = ()) -> tuple[Finding, ...]:
+    """Return all findings, worst first. `before` are those of the last snapshot: they know since when they hold.
 
-    Pods of a namespace are judged by all that the node has.
+    The node's devices have the processes of squatters and leftovers.
     """
-    found: list[Finding] = []
+    found = [*_faults(node)]
     for on in node_devices(node):
         found += _squatters(on)
         found += _leftovers(on)
-        found += _of_holders(on, namespace, thresholds)
+        found += _of_holders(on)
     found += _unmatched(node)
-    return sorted((_remedied(one) for one in found if namespace in ("", one.container.namespace)), key=_rank)
+    since = {_key(one): one.since for one in before}
+    return in_order(_dated(one, since, node.timestamp) for one in _counted_once(found, node))
 
 
-def _remedied(one: Finding) -> Finding:
-    return one if one.remedy else one._replace(remedy=FINDINGS.get(one.kind))
+def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings, the worst first."""
+    return tuple(sorted(found, key=worst_first))
 
 
-def worst_first(one: Finding) -> tuple[int, float, int, str, int, ContainerName]:
-    """Sort key of the findings of many nodes."""
-    kind, gpus, waste, number, container = _rank(one)
-    return kind, gpus, waste, one.node, number, container
+def worst_first(one: Finding) -> tuple[int, int, float, ContainerName]:
+    """Sort key: the worst kind first, and inside a kind the larger waste."""
+    return FINDINGS.index(one.finding), *by_waste(one), one.name
 
 
-def _rank(one: Finding) -> tuple[int, float, int, int, ContainerName]:
-    return KINDS.index(one.kind), -(one.gpus or 0.0), -(one.waste_bytes or 0), one.number, one.container
+def by_waste(one: Finding) -> tuple[int, float]:
+    """Sort key: the larger waste first."""
+    return -(one.memory_bytes or 0), -(one.gpus or 0.0)
+
+
+def _key(one: Finding) -> _Key:
+    return one.finding, one.reason, one.name, one.uuid
+
+
+def _dated(one: Finding, since: Mapping[_Key, float], now: float) -> Finding:
+    if one.finding in ("idle", "stalled"):
+        return one  # its evidence is a time
+    return structs.replace(one, since=since.get(_key(one), one.since or now))
+
+
+# --- faults of GPUs ---------------------------------------------------------------------------------------------------
+
+
+def _faults(node: Node) -> Iterator[Finding]:
+    for gpu in node.gpus:
+        yield from _faults_of(gpu, node)
+    nameless: dict[str, list[int]] = {}
+    for one in node.nameless_gpus:
+        nameless.setdefault(one.fault, []).append(one.index)
+    for fault, indices in nameless.items():
+        remedy = next(one.remedy for one in node.nameless_gpus if one.fault == fault)
+        why = f"GPU {listed([str(index) for index in indices])}: {_in_short(fault)}"
+        yield _fault(fault, None, remedy, gpus=float(len(indices)), why=why)
+
+
+def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
+    reading, action = gpu.reading, gpu.recovery_action
+    if gpu.fault is not None:
+        yield _fault(gpu.fault, gpu.uuid, gpu.remedies.get("fault"))
+    if reading and reading.row_remap_failure:
+        yield _fault("row_remap_failure", gpu.uuid, gpu.remedies.get("row_remap_failure"))
+    if action not in (None, "none"):
+        yield _fault(f"recovery_{action}", gpu.uuid, gpu.remedies.get("recovery_action"))
+    if _recent(gpu.ecc_uncorrected_at, node):
+        yield _fault("ecc_uncorrected", gpu.uuid, gpu.remedies.get("ecc_uncorrected"), since=gpu.ecc_uncorrected_at)
+    last_at = next((one.last_at for one in node.xids if one.uuid == gpu.uuid), {})
+    for code, at in sorted(last_at.items()):
+        if code in FATAL_XIDS and _recent(at, node):
+            yield _fault(f"xid_{code}", gpu.uuid, gpu.remedies.get("xid_errors"), since=at)
+    if reading and reading.row_remap_pending:
+        yield _fault("row_remap_pending", gpu.uuid, gpu.remedies.get("row_remap_pending"))
+
+
+def _fault(
+    reason: str,
+    uuid: Uuid | None,
+    remedy: str | None,
+    *,
+    since: float | None = None,
+    gpus: float = 1.0,
+    why: str = "",
+) -> Finding:
+    return Finding(
+        *NO_CONTAINER,
+        finding="fault",
+        reason=reason,
+        uuid=uuid,
+        since=since or 0.0,
+        gpus=gpus,
+        why=why or _in_short(reason),
+        remedy=remedy,
+    )
+
+
+def _in_short(reason: str) -> str:
+    """Return what is wrong with a GPU, for a line of 80 bytes."""
+    if reason.startswith("xid_"):
+        return f"had XID {reason.removeprefix('xid_')}: {remedies.IN_SHORT['xid']}"
+    action = reason.removeprefix("recovery_")
+    if words := remedies.IN_SHORT.get(action):
+        return words
+    return f"needs recovery: {action[:20]}" if action != reason else f"cannot be read: {reason}"
+
+
+def _recent(moment: float | None, node: Node) -> bool:
+    return moment is not None and node.timestamp - moment < RECENT_SECONDS
 
 
 # --- use without a grant ----------------------------------------------------------------------------------------------
@@ -121,11 +179,16 @@ def _squatters(on: NodeDevice) -> Iterator[Finding]:
     processes = on.device.processes
     for one in on.device.containers:
         if one.owner is Owner.UNASSIGNED and one.use:
-            of_one = (process for process in processes if process.owner is Owner.UNASSIGNED)
-            pids = tuple(process.pid for process in of_one if container_of(process) == one.name)
+            of_one = [
+                process
+                for process in processes
+                if process.owner is Owner.UNASSIGNED and container_of(process) == one.name
+            ]
+            pids = tuple(process.pid for process in of_one)
             what = _named_pids(on.device, pids) if pids or processes else _counted(one.use.processes)
             why = f"uses a device that it does not hold: {what}"
-            yield _ungranted("squatter", on, one.name, one.use.memory_bytes, pids, why)
+            since = min((at for process in of_one if (at := process.owner_since) is not None), default=0.0)
+            yield _ungranted("squatter", "not_assigned", on, one.name, one.use.memory_bytes, pids, why, since)
 
 
 def _leftovers(on: NodeDevice) -> Iterator[Finding]:
@@ -136,14 +199,32 @@ def _leftovers(on: NodeDevice) -> Iterator[Finding]:
             pids = tuple(one.pid for one in left)
             what = _named_pids(on.device, pids) if pids else _counted(other.process_count)
             used_bytes = sum_of(one.memory_bytes for one in left) if left else other.memory_bytes
-            yield _ungranted("leftover", on, other.name, used_bytes, pids, f"its pod no longer exists, but left {what}")
+            why = f"its pod no longer exists, but left {what}"
+            since = min((at for one in left if (at := one.owner_since) is not None), default=0.0)
+            yield _ungranted("leftover", "pod_gone", on, other.name, used_bytes, pids, why, since)
 
 
 def _ungranted(
-    kind: str, on: NodeDevice, name: ContainerName, used_bytes: int | None, pids: tuple[int, ...], why: str
+    kind: str,
+    reason: str,
+    on: NodeDevice,
+    name: ContainerName,
+    used_bytes: int | None,
+    pids: tuple[int, ...],
+    why: str,
+    since: float,
 ) -> Finding:
     return Finding(
-        kind, on.node.name, on.number, on.device, name, why, used_bytes=used_bytes, waste_bytes=used_bytes, pids=pids
+        *name,
+        finding=kind,
+        reason=reason,
+        uuid=on.device.uuid,
+        since=since,
+        used_bytes=used_bytes,
+        memory_bytes=used_bytes,
+        why=why,
+        pids=pids,
+        remedy=remedies.FINDINGS[kind],
     )
 
 
@@ -160,88 +241,98 @@ def _counted(processes: int | None) -> str:
 # --- grants without use -----------------------------------------------------------------------------------------------
 
 
-def _of_holders(on: NodeDevice, namespace: str, thresholds: Thresholds) -> Iterator[Finding]:
-    for holder, use in _uses(on, namespace, thresholds):
-        finding = _of_holder(on, holder, use, thresholds) if use else None
+def _of_holders(on: NodeDevice) -> Iterator[Finding]:
+    for holder, use in _uses(on):
+        finding = _of_holder(on, holder, use) if use else None
         if finding:
             yield finding
 
 
-def _uses(
-    on: NodeDevice, namespace: str, thresholds: Thresholds = DEFAULTS
-) -> Iterator[tuple[ContainerOnDevice, _HolderUse | None]]:
+def _uses(on: NodeDevice) -> Iterator[tuple[ContainerOnDevice, _HolderUse | None]]:
     """Return the holders of a device with a grant of their own, each with what it uses. `None`: unknown."""
     leaves = _leaves(on)
     users: dict[PodName, list[_User]] = {}
     for one in (one for leaf in leaves for one in leaf.containers):
         if one.use:
             users.setdefault(one.pod_name, []).append((one.container, one.use))
-    for holder in in_namespace(grantees(on.device), namespace):
-        of_pod = users.get(holder.pod_name, ())
-        yield holder, _use_of(on, holder, of_pod, len(leaves), thresholds)
+    for holder in grantees(on.device):
+        yield holder, _use_of(on, holder, users.get(holder.pod_name, ()), len(leaves))
 
 
-def _held(node: Node, namespace: str) -> list[tuple[ContainerOnDevice, _HolderUse | None]]:
+def _held(node: Node) -> list[tuple[ContainerOnDevice, _HolderUse | None]]:
     """Return the holders of all devices with what they use, as `_uses`."""
-    return [one for on in node_devices(node) for one in _uses(on, namespace)]
+    return [one for on in node_devices(node) for one in _uses(on)]
 
 
-def _of_holder(on: NodeDevice, holder: ContainerOnDevice, use: _HolderUse, thresholds: Thresholds) -> Finding | None:
+def _of_holder(on: NodeDevice, holder: ContainerOnDevice, use: _HolderUse) -> Finding | None:
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
-    granted, used = holder.allocated_memory_bytes, use.memory_bytes
+    node, granted, used = on.node, holder.allocated_memory_bytes, use.memory_bytes
     finding = Finding(
-        "unused",
-        on.node.name,
-        on.number,
-        on.device,
-        holder.name,
-        "",
+        *holder.name,
+        finding="unused",
+        reason="peak_below_grant",
+        uuid=on.device.uuid,
+        since=0.0,
         gpus=holder.allocated_gpus,
         granted_bytes=granted,
         used_bytes=used,
-        waste_bytes=max(granted - used, 0) if granted is not None and used is not None else None,
+        memory_bytes=max(granted - used, 0) if granted is not None and used is not None else None,
     )
     if granted is not None and used is not None and used > granted:
-        return finding._replace(kind="over", waste_bytes=used - granted, why="uses more memory than granted")
+        why = f"uses {size(used)} of {size(granted)} granted"
+        return _as(finding, "over", "over_grant", why, memory_bytes=used - granted, gpus=None)
+    if (seconds := _stalled_seconds(on, holder)) >= STALLED_SECONDS:
+        why = f"may be stalled: its GPU has been busy for {age(seconds)}, but draws next to no power"
+        since = node.timestamp - seconds
+        return _as(finding, "stalled", "busy_without_work", why, since=since, memory_bytes=None)
     if use.pod_at_work:
         return None
-    if use.idle_seconds is not None and use.idle_seconds >= thresholds.idle_after_seconds:
-        return finding._replace(kind="idle", why=_idle_because(use, use.idle_seconds), idle_seconds=use.idle_seconds)
-    grace = thresholds.grace_seconds
-    if granted is None or used is None or not use.memory_peak_bytes or not _is_long(use.seen_seconds, grace):
+    if use.idle_seconds is not None and use.idle_seconds >= node.idle_after_seconds:
+        reason, why = _idle_because(use, use.idle_seconds)
+        return _as(finding, "idle", reason, why, since=node.timestamp - use.idle_seconds)
+    if granted is None or used is None or not use.memory_peak_bytes or not _is_long(use, node.grace_seconds):
         return None
-    why = f"peak so far {size(use.memory_peak_bytes)}"
-    finding = finding._replace(waste_bytes=max(granted - max(used, use.memory_peak_bytes), 0), why=why)
-    return finding if _is_much(finding, thresholds) else None
+    left = max(granted - max(used, use.memory_peak_bytes), 0)
+    if left <= max(UNUSED_BYTES, UNUSED_RATIO * granted):
+        return None
+    return _as(finding, "unused", "peak_below_grant", f"peak so far {size(use.memory_peak_bytes)}", memory_bytes=left)
 
 
-def _is_long(seen_seconds: float | None, seconds: float) -> bool:
-    return seen_seconds is not None and seen_seconds >= seconds
+def _as(finding: Finding, kind: str, reason: str, why: str, **values: float | None) -> Finding:
+    return structs.replace(finding, finding=kind, reason=reason, why=why, remedy=remedies.FINDINGS[kind], **values)
 
 
-def _is_much(unused: Finding, thresholds: Thresholds) -> bool:
-    left = unused.waste_bytes or 0
-    return left > max(thresholds.unused_bytes, thresholds.unused_ratio * (unused.granted_bytes or 0))
+def _is_long(use: _HolderUse | Use | None, seconds: float) -> bool:
+    """Return whether gpumap has watched a holder for so long."""
+    return use is not None and use.seen_seconds is not None and use.seen_seconds >= seconds
 
 
-def _idle_because(use: _HolderUse, idle_seconds: float) -> str:
+def _stalled_seconds(on: NodeDevice, holder: ContainerOnDevice) -> float:
+    """Return for how long the GPU of the only container with processes on it has been busy without work."""
+    gpu = next((one for one in on.node.gpus if one.uuid == on.device.uuid), None)
+    if gpu is None or gpu.busy_without_work_seconds is None:
+        return 0.0
+    is_its_own = any(one.name == holder.name and one.use and one.use.processes for one in on.device.containers)
+    return gpu.busy_without_work_seconds if is_its_own else 0.0
+
+
+def _idle_because(use: _HolderUse, idle_seconds: float) -> tuple[str, str]:
+    """Return the reason, and its evidence as a phrase."""
     without_process = use.no_process_seconds is not None and use.no_process_seconds > idle_seconds - 1.0  # rounding
     # It worked before, or gpumap has watched it only since then.
     worked = use.seen_seconds is not None and use.seen_seconds - idle_seconds > 1.0  # more than rounding
-    return f"no {'process' if without_process else 'activity'} for {'' if worked else 'at least '}{age(idle_seconds)}"
+    what = "process" if without_process else "activity"
+    return f"no_{what}", f"no {what} for {'' if worked else 'at least '}{age(idle_seconds)}"
 
 
-def _use_of(
-    on: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User], leaves: int, thresholds: Thresholds
-) -> _HolderUse | None:
+def _use_of(on: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User], leaves: int) -> _HolderUse | None:
     """Return what a holder uses, of the uses of its pod; `None` if it is not known of each leaf."""
     uses = [use for container, use in of_pod if container == holder.container]
     if not uses or len(uses) < leaves:
         return None
-    now = on.node.timestamp
     others = (use for container, use in of_pod if container != holder.container)
-    return _use_by(uses, now, pod_at_work=any(_is_at_work(use, now, thresholds) for use in others))
+    return _use_by(uses, on.node.timestamp, pod_at_work=any(_is_at_work(use, on.node) for use in others))
 
 
 def _use_by(uses: Sequence[Use], now: float, *, pod_at_work: bool) -> _HolderUse:
@@ -274,96 +365,139 @@ def _leaves(on: NodeDevice) -> Sequence[Device]:
     return [one for one in on.node.devices if one.gpu_uuid == on.device.uuid and one is not on.device]
 
 
-def _is_at_work(use: Use, now: float, thresholds: Thresholds) -> bool:
+def _is_at_work(use: Use, node: Node) -> bool:
     """Return whether it worked lately; if that is unknown, whether it has a process or memory."""
-    idle_seconds = _idle_seconds(use, now)
+    idle_seconds = _idle_seconds(use, node.timestamp)
     if idle_seconds is None:
         return bool(use.processes or use.memory_bytes)
-    return idle_seconds < thresholds.idle_after_seconds
+    return idle_seconds < node.idle_after_seconds
 
 
 def _unmatched(node: Node) -> Iterator[Finding]:
     for entry in node.unmatched:
-        why = f"{entry.slots} of {entry.resource} without a device: {entry.reason}"
-        number = len(node.devices)
-        yield Finding("unmatched", node.name, number, None, entry.name, why, remedy=entry.remedy)
+        yield Finding(
+            *entry.name,
+            finding="unmatched",
+            reason=entry.reason,
+            uuid=None,
+            since=0.0,
+            why=f"{counted(entry.slots, 'slot')} of {entry.resource} without a device: {entry.reason}",
+            remedy=entry.remedy,
+        )
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
 
-SUMMED = (
-    *("idle_gpus", "idle_holders", "unused_bytes", "over_bytes", "squatter_bytes", "leftover_bytes"),
-    "unmatched_slots",
-)
+
+class _Sum(NamedTuple):
+    """What a sum adds up: GPUs or bytes of findings of these kinds, or their number."""
+
+    kinds: tuple[str, ...]
+    of: str = ""
 
 
-def sums(
-    found: Sequence[Finding], node: Node, namespace: str = "", thresholds: Thresholds = DEFAULTS
-) -> dict[str, float | None]:
-    """Return the sums of findings of a node, or of a namespace on it; `None` if nothing can be judged.
+SUMS = {
+    "faults": _Sum(("fault",)),
+    "squatter_bytes": _Sum(("squatter",), "memory_bytes"),
+    "leftover_bytes": _Sum(("leftover",), "memory_bytes"),
+    "over_bytes": _Sum(("over",), "memory_bytes"),
+    "stalled_gpus": _Sum(("stalled",), "gpus"),
+    "idle_gpus": _Sum(("idle",), "gpus"),
+    "idle_holders": _Sum(("idle",)),
+    "unused_bytes": _Sum(("idle", "unused"), "memory_bytes"),
+    "unmatched": _Sum(("unmatched",)),
+}
+"""By name, worst first."""
 
-    GPUs of unknown share are not in them.
+
+def sums(found: Iterable[Finding], judged: Mapping[str, bool]) -> dict[str, float | None]:
+    """Return the sums of findings, such as those of one namespace. What is not known is not in them.
+
+    `None`: 0, but not all of it could be judged.
     """
-    can = _summable(node, namespace, thresholds)
-    unmatched = in_namespace(node.unmatched, namespace)
-    shares = [one.gpus for one in found if one.kind == "idle" and one.gpus is not None]
-    return {
-        "idle_gpus": _known(round(sum(shares), 3), all_known=can.all_use) if can.use else None,
-        "idle_holders": _known(sum(one.kind == "idle" for one in found), all_known=can.all_use) if can.use else None,
-        "unused_bytes": _known(_unused(found, node), all_known=can.any_watched) if can.grants else None,
-        "over_bytes": _wasted(found, "over") if can.grants else None,
-        "squatter_bytes": _known(_wasted(found, "squatter"), all_known=can.all_owners) if can.owners else None,
-        "leftover_bytes": _known(_wasted(found, "leftover"), all_known=can.all_owners) if can.owners else None,
-        "unmatched_slots": sum(one.slots for one in unmatched) if can.slots else None,
-    }
+    found = list(found)
+    return {name: _added(found, one, judged) for name, one in SUMS.items()}
 
 
-Sum = TypeVar("Sum", int, float)
+def _added(found: Sequence[Finding], one: _Sum, judged: Mapping[str, bool]) -> float | None:
+    of_kinds = [each for each in found if each.finding in one.kinds]
+    values = [getattr(each, one.of) for each in of_kinds] if one.of else [1] * len(of_kinds)
+    total = sum(value for value in values if value is not None)
+    return round(total, 3) if total or all(judged.get(kind) for kind in one.kinds) else None
 
 
-def _known(value: Sum, *, all_known: bool) -> Sum | None:
-    """Return a sum of what is known; `None` if that is 0 and something is unknown."""
-    return value if value or all_known else None
+def _counted_once(found: Sequence[Finding], node: Node) -> list[Finding]:
+    """Return findings whose bytes of unused memory add up.
 
-
-class _Summable(NamedTuple):
-    """What can be judged: use by holders, use of granted memory, owners of processes, slots on no device.
-
-    `all_use`: it is known of each holder whether it works. `all_owners`: each process has a known owner.
-    `any_watched`: gpumap has watched some holder for long enough to find it unused.
+    Compute instances share the memory of their GPU instance, claims that of a device, and plugins may assign a GPU
+    twice. Of memory that is unused, each finding then has a part.
     """
+    by_uuid = {device.uuid: device for device in node.devices}
+    totals = {gpu.uuid: gpu.reading.memory.total_bytes for gpu in node.gpus if gpu.reading and gpu.reading.memory}
+    parts = [one.memory_bytes if one.finding in ("idle", "unused") else None for one in found]
+    pools: dict[object, list[int]] = {}
+    gpus: dict[Uuid, list[int]] = {}
+    for at, one in enumerate(found):
+        if parts[at] is not None:
+            device = by_uuid[Uuid(one.uuid or "")]
+            pools.setdefault((device.gpu_uuid, device.mig.gpu_instance_id) if device.mig else one.uuid, []).append(at)
+            gpus.setdefault(device.gpu_uuid or device.uuid, []).append(at)
+    for of_pool in pools.values():
+        memory = by_uuid[Uuid(found[of_pool[0]].uuid or "")].memory
+        if memory is not None:
+            _share(parts, of_pool, max(memory.total_bytes - sum(found[at].used_bytes or 0 for at in of_pool), 0))
+    for uuid, of_gpu in gpus.items():
+        if uuid in totals:
+            _share(parts, of_gpu, totals[uuid])
+    return [
+        one if part is None or part == one.memory_bytes else structs.replace(one, memory_bytes=part)
+        for one, part in zip(found, parts, strict=True)
+    ]
 
-    use: bool
-    all_use: bool
-    grants: bool
-    any_watched: bool
-    owners: bool
-    all_owners: bool
-    slots: bool
+
+def _share(parts: list[int | None], members: Sequence[int], most: int) -> None:
+    """Reduce the parts of these members in proportion, so that they add up to `most`, if they are more."""
+    whole = sum(parts[at] or 0 for at in members)
+    if whole <= most:
+        return
+    left = most
+    for at in members:
+        part = parts[at] or 0
+        parts[at] = left * part // whole if whole else 0
+        left, whole = left - (parts[at] or 0), whole - part
 
 
-def _summable(node: Node, namespace: str, thresholds: Thresholds) -> _Summable:
+# --- what can be judged -----------------------------------------------------------------------------------------------
+
+
+def judged(node: Node) -> dict[str, bool]:
+    """Return for each kind of finding whether the whole node can be judged now. If not, findings may be missing."""
     up, devices = sources_up(node), node.devices
     measured = "nvml" in up and bool(node.capabilities.get("pid_visibility"))
     measured = measured and (not devices or any(map(use_known, devices)))
     holders_known = any(one.holders is not None for one in devices) if devices else "kubelet" in up
-    held = _held(node, namespace)
-    use = measured and holders_known
-    return _Summable(
-        use=use and (not held or any(use for _, use in held)),
-        all_use=all(use is not None and use.idle_seconds is not None for _, use in held)
-        and _any_watched(held, thresholds.idle_after_seconds),
-        grants=use and (not held or any(_is_grant_judged(*one) for one in held)),
-        any_watched=_any_watched(held, thresholds.grace_seconds),
-        owners=measured and up >= {"kubelet", "pod_identity"},
-        all_owners=not any(map(_has_unowned, devices)),
-        slots="kubelet" in up and holders_known,
-    )
+    held = _held(node)
+    used = measured and holders_known
+    owners = measured and up >= {"kubelet", "pod_identity"} and not any(map(_has_unowned, devices))
+    return {
+        "fault": "nvml" in up,
+        "squatter": owners,
+        "leftover": owners,
+        "over": used and (not held or any(_is_grant_judged(*one) for one in held)),
+        "stalled": used and all(_is_stall_judged(gpu) for gpu in node.gpus),
+        "idle": used
+        and all(use is not None and use.idle_seconds is not None for _, use in held)
+        and _any_watched(held, node.idle_after_seconds),
+        "unused": used
+        and (not held or any(_is_grant_judged(*one) for one in held))
+        and _any_watched(held, node.grace_seconds),
+        "unmatched": "kubelet" in up and holders_known,
+    }
 
 
 def _any_watched(held: Sequence[tuple[ContainerOnDevice, _HolderUse | None]], seconds: float) -> bool:
     """Return whether gpumap has watched a holder for so long. An agent that has just started has watched none."""
-    return not held or any(use is not None and _is_long(use.seen_seconds, seconds) for _, use in held)
+    return not held or any(_is_long(use, seconds) for _, use in held)
 
 
 def _has_unowned(device: Device) -> bool:
@@ -377,37 +511,13 @@ def _is_grant_judged(holder: ContainerOnDevice, use: _HolderUse | None) -> bool:
     return granted and use is not None and use.memory_bytes is not None
 
 
-def _wasted(found: Iterable[Finding], kind: str) -> int:
-    return sum_of(one.waste_bytes for one in found if one.kind == kind) or 0
-
-
-def _unused(found: Iterable[Finding], node: Node) -> int:
-    """Return the bytes that are granted but not used.
-
-    Of memory that several share (compute instances, claims), no more than there is; of a GPU that is assigned twice, no
-    more than it has.
-    """
-    by_gpu: dict[Uuid, int] = {}
-    for device, of_pool in _pools(found):
-        unused = sum(one.waste_bytes or 0 for one in of_pool)
-        used = sum(one.used_bytes or 0 for one in of_pool)
-        left = device.memory.total_bytes - used if device.memory else unused
-        gpu = device.gpu_uuid or device.uuid
-        by_gpu[gpu] = by_gpu.get(gpu, 0) + max(min(unused, left), 0)
-    totals = {gpu.uuid: gpu.reading.memory.total_bytes for gpu in node.gpus if gpu.reading and gpu.reading.memory}
-    return sum(min(unused, totals.get(gpu, unused)) for gpu, unused in by_gpu.items())
-
-
-def _pools(found: Iterable[Finding]) -> Iterator[tuple[Device, list[Finding]]]:
-    """Return the findings on each piece of memory, with a device on it: compute instances share that of their GPU
-    instance."""
-    pools: dict[object, tuple[Device, list[Finding]]] = {}
-    for one in found:
-        device = one.device
-        if device is not None and one.kind in ("idle", "unused") and one.waste_bytes is not None:
-            pool = (device.gpu_uuid, device.mig.gpu_instance_id) if device.mig else device.uuid
-            pools.setdefault(pool, (device, []))[1].append(one)
-    yield from pools.values()
+def _is_stall_judged(gpu: Gpu) -> bool:
+    """Return whether a GPU is certainly not busy, or its power shows whether it works. MIG has neither."""
+    reading = gpu.reading
+    if reading is None or reading.utilization_ratio is None:
+        return False
+    has_power = None not in (reading.power_watts, reading.power_limit_watts, gpu.idle_power_watts)
+    return reading.utilization_ratio < BUSY_RATIO or has_power
 
 
 NOTHING_ASSIGNED = (
@@ -419,8 +529,8 @@ NOTHING_ASSIGNED = (
 # --- what cannot be judged --------------------------------------------------------------------------------------------
 
 
-def unknown(node: Node, thresholds: Thresholds = DEFAULTS, namespace: str = "") -> Iterator[str]:
-    """Return what cannot be judged, and why, a sentence each; of containers only those of the namespace."""
+def unknown(node: Node) -> Iterator[str]:
+    """Return what cannot be judged, and why, a sentence each."""
     if node.stale:
         yield node.stale
         return
@@ -430,13 +540,13 @@ def unknown(node: Node, thresholds: Thresholds = DEFAULTS, namespace: str = "") 
             yield f"GPU {gpu.index} is down ({gpu.fault}): gpumap cannot check anything on it."
     for sentence in unknown_of_devices(node):
         yield f"{sentence[0].upper()}{sentence[1:]}."
-    if unmeasured := unmeasured_pods(node, namespace):
+    if unmeasured := unmeasured_pods(node):
         yield f"The use of some holders is not known, so gpumap cannot check them: {listed(unmeasured)}."
-    yield from _without_grant(node, namespace)
+    yield from _without_grant(node)
     claims = {
         "/".join(one.pod_name)
         for device in node.devices
-        for one in in_namespace(device.containers, namespace)
+        for one in device.containers
         if one.grant and one.grant.admin_access is None and one.grant.gpus != 0
     }
     if claims:
@@ -444,22 +554,22 @@ def unknown(node: Node, thresholds: Thresholds = DEFAULTS, namespace: str = "") 
             "A claim with admin access wastes nothing. Only the DRA driver's checkpoint (`privileges.dra`) shows "
             f"whether these claims have it: {listed(sorted(claims))}."
         )
-    held = _held(node, namespace)
+    held = _held(node)
     if doubtful := {"/".join(holder.pod_name) for holder, use in held if use and use.idle_seconds is None}:
         yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
-    yield from _not_yet(node, thresholds, namespace)
+    yield from _not_yet(node)
 
 
-def _not_yet(node: Node, thresholds: Thresholds, namespace: str) -> Iterator[str]:
+def _not_yet(node: Node) -> Iterator[str]:
     """Name holders that may be found later: new ones, and those that have just stopped."""
-    uses = [(one.pod_name, one.use) for one in in_namespace(_judged_users(node), namespace) if one.use]
-    new = {pod for pod, use in uses if not _is_long(use.seen_seconds, thresholds.grace_seconds)}
+    uses = [(one.pod_name, one.use) for one in _judged_users(node) if one.use]
+    new = {pod for pod, use in uses if not _is_long(use, node.grace_seconds)}
     if new:
-        yield f"Watched for less than {age(thresholds.grace_seconds)}, so not checked yet: {_pods_of(new)}."
-    watched = ((pod, use) for pod, use in uses if _is_long(use.seen_seconds, thresholds.grace_seconds))
-    inactive = {pod for pod, use in watched if _may_become_idle(use, node.timestamp, thresholds)}
+        yield f"Watched for less than {age(node.grace_seconds)}, so not checked yet: {_pods_of(new)}."
+    watched = ((pod, use) for pod, use in uses if _is_long(use, node.grace_seconds))
+    inactive = {pod for pod, use in watched if _may_become_idle(use, node)}
     if inactive:
-        since = age(thresholds.idle_after_seconds)
+        since = age(node.idle_after_seconds)
         yield f"Not idle for {since} yet, but no activity now: {_pods_of(inactive)}."
 
 
@@ -494,7 +604,7 @@ def _silent_sources(node: Node) -> Iterator[str]:
             yield f"The owner of some processes on GPU {names} is not known: each may be a squatter or a leftover."
 
 
-def unmeasured_pods(node: Node, namespace: str = "") -> list[str]:
+def unmeasured_pods(node: Node) -> list[str]:
     """Return the pods of holders whose use is not known although the use of their device is."""
     if "nvml" not in sources_up(node) or not node.capabilities.get("pid_visibility"):
         return []
@@ -504,17 +614,17 @@ def unmeasured_pods(node: Node, namespace: str = "") -> list[str]:
     for on in node_devices(node):
         of_device = {on.device.gpu_uuid or "", *(one.uuid for one in _leaves(on))}
         if on.device.gpu_uuid and not of_device & named:
-            unknown_uses = (one for one, use in _uses(on, namespace) if use is None)
+            unknown_uses = (one for one, use in _uses(on) if use is None)
             pods.update("/".join(one.pod_name) for one in unknown_uses)
     return sorted(pods)
 
 
-def _without_grant(node: Node, namespace: str) -> Iterator[str]:
+def _without_grant(node: Node) -> Iterator[str]:
     """Name holders without a grant of memory. Others on the same device may have one."""
     without = [
         (device, "/".join(holder.pod_name))
         for device in node.devices
-        for holder in in_namespace(grantees(device), namespace)
+        for holder in grantees(device)
         if holder.allocated_memory_bytes is None
     ]
     if without:
@@ -523,5 +633,5 @@ def _without_grant(node: Node, namespace: str) -> Iterator[str]:
         yield f"On {on} no grant of memory is known for {pods}. Without one, gpumap finds neither over nor unused."
 
 
-def _may_become_idle(use: Use, now: float, thresholds: Thresholds) -> bool:
-    return 0.0 < (_idle_seconds(use, now) or 0.0) < thresholds.idle_after_seconds
+def _may_become_idle(use: Use, node: Node) -> bool:
+    return 0.0 < (_idle_seconds(use, node.timestamp) or 0.0) < node.idle_after_seconds

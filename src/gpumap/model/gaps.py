@@ -23,19 +23,6 @@ def use_known(device: Device) -> bool:
     return bool(device.owners)
 
 
-def repairs(node: Node) -> Iterator[tuple[int, str]]:
-    """Return GPUs that answer and need repair: the index, and what is wrong with the remedy."""
-    for gpu in node.gpus if not node.stale else ():
-        reading, action = gpu.reading, gpu.recovery_action
-        if reading is None:
-            continue
-        rows = "row_remap_failure" if reading.row_remap_failure else "row_remap_pending"
-        if reading.row_remap_failure or reading.row_remap_pending:
-            yield gpu.index, f"has bad memory rows: {gpu.remedies.get(rows, rows)}"
-        if action not in (None, "none"):
-            yield gpu.index, f"needs recovery: {gpu.remedies.get('recovery_action', action)}"
-
-
 def unknown_of_devices(node: Node, *, use: bool = True) -> Iterator[str]:
     """Return what is not known of devices although their GPU answers; of their `use` only if that is asked for.
 

@@ -89,6 +89,11 @@ recover_imex_domain, bus_reset, system_reboot or code_N. A GPU that needs a rese
     ecc_uncorrected_at: float | None = None
     """When gpumap last saw the number of uncorrected ECC errors grow, in Unix seconds. Null if it did not grow since \
 gpumap's start."""
+    idle_power_watts: float | None = None
+    """The lowest power that gpumap saw while no process was on the GPU. Null if it saw none."""
+    busy_without_work_seconds: Seconds | None = None
+    """For how long the GPU has been busy with the processes of one container although it draws next to no power. Null \
+if it does not."""
     remedies: dict[str, str] = {}
     """What to do about its problems: fault, recovery_action, ecc_uncorrected, row_remap_pending, row_remap_failure, \
 xid_errors."""
@@ -449,28 +454,33 @@ class SourceHealth(Struct, frozen=True):
     """Time of the last attempt."""
 
 
-class FindingEntry(OfContainer, frozen=True):
-    """Something that is wasted. Of a container that is not known the names are empty."""
+class Finding(OfContainer, frozen=True, kw_only=True):
+    """Something that is wrong. Of a container that is not known, and of a GPU, the names are empty."""
 
     finding: str
-    """squatter, leftover, over, idle, unused or unmatched, as in `gpumap waste`."""
-    uuid: str | None
-    """UUID of the device. Null for slots on no device."""
-    gpus: Share | None
-    """Share of a physical GPU that the container holds. Null if it holds none, or if the share is unknown."""
-    granted_bytes: Bytes | None
+    """fault, squatter, leftover, over, stalled, idle, unused or unmatched."""
+    reason: str
+    """Why, as one word: docs/reference/findings.md lists them."""
+    uuid: Uuid | None
+    """UUID of the device; of a fault, that of the GPU. Null for slots on no device, and for GPUs without a known \
+UUID."""
+    since: float
+    """Since when it holds, as far as gpumap has seen it, in Unix seconds."""
+    gpus: Share | None = None
+    """Share of a physical GPU that an idle, unused or stalled holder has; for a fault the number of GPUs. Null if the \
+share is unknown, and for other findings."""
+    granted_bytes: Bytes | None = None
     """Granted memory. Null if none is granted."""
-    used_bytes: Bytes | None
+    used_bytes: Bytes | None = None
     """Used memory. Null if unknown."""
-    waste_bytes: Bytes | None
-    """Memory that is granted but not used, or used but not granted. Null if unknown."""
-    idle_seconds: Seconds | None
-    """How long the container has certainly done no work. Null if it is not idle."""
-    why: str
-    """The evidence, as a phrase. Can be empty."""
-    pids: tuple[int, ...]
+    memory_bytes: Bytes | None = None
+    """Memory that is granted but not used, used above the grant, or used without a grant. Of unused memory that \
+several share it is a part, so that the findings add up. Null if unknown."""
+    why: str = ""
+    """The evidence, as a phrase."""
+    pids: tuple[int, ...] = ()
     """Processes of a squatter or leftover, in the node's PID namespace."""
-    remedy: str | None
+    remedy: str | None = None
     """What to do about it."""
 
 
@@ -525,12 +535,19 @@ xid_events."""
     """Evidence for pid_visibility, or for its absence."""
     remedies: dict[str, str] = {}
     """What to do about missing capabilities, by capability."""
-    findings: tuple[FindingEntry, ...] | None = None
-    """What is wasted, worst first, judged as `gpumap waste` does with its defaults. Null if it was not judged: the \
-map is stale, or a command made it of series."""
+    idle_after_seconds: Annotated[float, Meta(gt=0)] = 300.0
+    """A holder is idle if it certainly did not work for so long."""
+    grace_seconds: Annotated[float, Meta(gt=0)] = 120.0
+    """A holder is unused only if gpumap has watched it for so long: it may still start."""
+    findings: tuple[Finding, ...] | None = None
+    """What is wrong, worst first. Null if it was not judged: the map is stale, or a command made it of series."""
+    judged: dict[str, bool] = {}
+    """By kind of finding: whether all of the node can be judged now. If not, findings may be missing. Empty if \
+findings is null."""
     finding_sums: dict[str, float | None] = {}
-    """Sums of what is wasted: idle_gpus, idle_holders, unused_bytes, over_bytes, squatter_bytes, leftover_bytes, \
-unmatched_slots. Null for each that cannot be judged. Empty if findings is null, and in the map of one namespace."""
+    """Sums of the findings: faults, squatter_bytes, leftover_bytes, over_bytes, stalled_gpus, idle_gpus, \
+idle_holders, unused_bytes (idle and unused), unmatched. Null for 0 of which not all could be judged. Empty if \
+findings is null."""
     unjudged: tuple[str, ...] = ()
     """What could not be judged, and why, as sentences. Empty in the map of one namespace."""
 

@@ -71,7 +71,7 @@ class Snapshot:
 
     at: Moment
     node: Node
-    """Without processes and findings: few ask for them (`published.published`)."""
+    """Without processes and sums of findings: few ask for them (`published.published`)."""
     containers: tuple[ContainerOnDevice, ...] = ()
     """The containers of all devices, by name."""
     processes: Sequence[Process] = ()

@@ -56,5 +56,8 @@ class Owner(enum.StrEnum):
         return cls.UNKNOWN
 
 
+FINDINGS = ("fault", "squatter", "leftover", "over", "stalled", "idle", "unused", "unmatched")
+"""Kinds of findings, worst first: a broken GPU; use without a grant takes from others, an idle device only from its own
+budget."""
 GPU_CONDITIONS = ("down", "row_remap_failure", "recovery_action", "ecc_uncorrected", "xid", "row_remap_pending")
 """Problems of a GPU that `gpumap check` reports, worst first. The names are those of the checks of `gpumap doctor`."""

@@ -46,6 +46,9 @@ class Rules:
     stale_after_seconds: float
     is_reserving: Callable[[str], bool] = _none
     is_trusted: Callable[[str], bool] = _none
+    idle_after_seconds: float = 300.0
+    grace_seconds: float = 120.0
+    """How long gpumap watches a holder before it is idle, and before it is unused."""
     restart_after_seconds: float = RESTART_AFTER_SECONDS
     """For how long a fault that only a new container solves must last before gpumap reports it."""
 

@@ -15,8 +15,9 @@ from gpumap.agent.join.pcie import PcieCount
 from gpumap.agent.join.pods import PodTable
 from gpumap.agent.join.recent_processes import RecentProcesses
 from gpumap.agent.join.source_health import untried
+from gpumap.agent.join.stalled import StallMemory
 from gpumap.agent.join.xids import XidMemory
-from gpumap.model.node import SourceHealth
+from gpumap.model.node import Finding, SourceHealth
 from gpumap.model.observations import KubeletAnswer, ListedPod, Moment, Observed, PodIdentity, PodName, PodUid
 from gpumap.model.readings import Uuid
 from gpumap.model.workloads import Workload
@@ -68,6 +69,9 @@ class Memory:
     ledger: Ledger = field(default_factory=Ledger)
     """The counters of accounting."""
     xids: XidMemory = field(default_factory=XidMemory)
+    stalls: Mapping[Uuid, StallMemory] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    """Those of the last snapshot: they have the time since when they hold."""
     listed_claims: bool = False
     """The kubelet listed the device of a claim: it lists claims."""
     pod_table: PodTable | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+
+from msgspec import structs
 
 from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
@@ -13,13 +15,17 @@ from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
 from gpumap.agent.join.pcie import count_pcie
 from gpumap.agent.join.source_health import answers, record_health
+from gpumap.agent.join.stalled import watch_for_stalls
 from gpumap.agent.join.xids import count_xids
-from gpumap.model import remedies
-from gpumap.model.node import ContainerOnDevice, ContainerXids, Driver, GpuXids, Node
+from gpumap.model import findings, remedies
+from gpumap.model.node import ContainerOnDevice, ContainerXids, Driver, Finding, GpuXids, Node, Process
 from gpumap.model.observations import Failed, Observations, Observed
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import HiddenDevice, LazyRows, Snapshot
+from gpumap.model.terms import Owner
 from gpumap.model.workloads import named
+
+_ACCUSED = (Owner.UNASSIGNED, Owner.GONE)
 
 
 def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memory, Snapshot]:
@@ -55,11 +61,16 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         ledger=account(memory.ledger, measurements, rules.stale_after_seconds),
         xids=xid_memory,
     )
+    node = _node(joined, after, containers, xids, container_xids, rules)
+    stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.finished)
+    processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners))
+    node = _judged(structs.replace(node, gpus=gpus), processes, memory.findings)
+    after = replace(after, stalls=stalls, findings=node.findings or ())
     snapshot = Snapshot(
         at=observations.finished,
-        node=_node(joined, after, containers, xids, container_xids, rules),
+        node=node,
         containers=containers,
-        processes=LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners)),
+        processes=processes,
         answered=after.answered,
         collections=tuple(sorted(after.collections.items())),
         expires=_expiry(joined, rules.stale_after_seconds),
@@ -99,7 +110,16 @@ def _node(
         capabilities=capabilities,
         pid_visibility_reason=joined.procs.visibility_reason,
         remedies=remedies.of_missing_capabilities(capabilities, gpu_answers=any(gpu.reading for gpu in inventory.gpus)),
+        idle_after_seconds=rules.idle_after_seconds,
+        grace_seconds=rules.grace_seconds,
     )
+
+
+def _judged(node: Node, processes: Sequence[Process], before: tuple[Finding, ...]) -> Node:
+    """Return the node with its findings. Their evidence are the processes of pods without a grant."""
+    accused = any(one.owner in _ACCUSED and one.processes for device in node.devices for one in device.owners)
+    found = findings.findings(describe.with_processes(node, processes) if accused else node, before)
+    return structs.replace(node, findings=found, judged=findings.judged(node))
 
 
 def _driver(observations: Observations) -> Driver | None:

@@ -12,6 +12,7 @@ from gpumap.agent.metrics import device, use
 from gpumap.agent.metrics.accounting import ACCOUNTING
 from gpumap.agent.metrics.allocation import ALLOCATION
 from gpumap.agent.metrics.device import DEVICE, GPM, LINKS
+from gpumap.agent.metrics.findings import FINDINGS
 from gpumap.agent.metrics.health import HEALTH
 from gpumap.agent.metrics.host import HOST
 from gpumap.agent.metrics.itself import self_families
@@ -25,6 +26,7 @@ GROUPS: Mapping[str, tuple[Family, ...]] = {
     "use": USE,
     "host": HOST,
     "accounting": ACCOUNTING,
+    "findings": FINDINGS,
     "device": DEVICE,
     "health": HEALTH,
     "links": LINKS,

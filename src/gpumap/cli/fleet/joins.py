@@ -19,7 +19,6 @@ from gpumap.cli.fleet.queries import AskedFamily, DeviceInfo, DevicelessGpu
 from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, nodes_of
 from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
-from gpumap.model.findings import DEFAULTS
 from gpumap.model.gaps import gaps_of
 from gpumap.model.node import (
     ContainerOnDevice,
@@ -327,7 +326,7 @@ def _use(found: NodeSeries, on: Labels) -> Use | None:
     processes = found.whole(queries.PROCESSES, *on)
     if processes is None:
         return None
-    last_active, collected_at = found.value(queries.LAST_ACTIVE, *on), found.target.collected_at
+    last_active = found.value(queries.LAST_ACTIVE, *on)
     return Use(
         memory_bytes=found.whole(queries.USED, *on),
         memory_peak_bytes=found.whole(queries.PEAK, *on),
@@ -337,8 +336,6 @@ def _use(found: NodeSeries, on: Labels) -> Use | None:
         encoder_ratio=None,
         decoder_ratio=None,
         last_active=last_active,
-        # No series has for how long gpumap has watched the container. It counts as long enough.
-        seen_seconds=max(collected_at - (last_active or collected_at), DEFAULTS.idle_after_seconds),
         sm_activity_ratio=found.value(queries.SM_ACTIVITY, *on),
     )
 

@@ -32,7 +32,6 @@ from gpumap.cli.prometheus import Prometheus, Row, together
 from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
 from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.model.errors import FatalError
-from gpumap.model.findings import DEFAULTS
 from gpumap.model.shown import age, by_reason, counted
 
 NODE, NAMESPACE = "node", "namespace"
@@ -146,11 +145,7 @@ class _Fleet(NamedTuple):
     async def _quantity(self, by: str, name: str) -> list[tuple[str, str, float]]:
         quantity = QUANTITIES[name]
         record = {NODE: quantity.by_node, NAMESPACE: quantity.by_namespace}.get(by, "")
-        if (
-            record
-            and self.records is not None
-            and (name != IDLE or self.idle_after_seconds == DEFAULTS.idle_after_seconds)
-        ):
+        if record and self.records is not None and (name != IDLE or self.idle_after_seconds == 300.0):
             labels: tuple[str, ...] = ("cluster", by)
             rows = await self.server.instant(recorded(record, by, _RECORDED, self.records.match), self.moment)
             nodes: Mapping[tuple[str, ...], str] = self.records.node_of

@@ -11,7 +11,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
 from gpumap.model.errors import FatalError
-from gpumap.model.findings import DEFAULTS, Thresholds
 from gpumap.model.shown import UNKNOWN, printable
 from gpumap.model.terms import ContainerName
 
@@ -46,7 +45,6 @@ class Shape:
     order: str = ""
     reverse: bool = False
     processes: bool = False
-    thresholds: Thresholds = DEFAULTS
     sums_by: str = ""
     namespace: str = ""
     screen: Screen = field(default=PIPE)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
+from gpumap.model.check import faults
 from gpumap.model.devices import has_kubelet, sources_up
-from gpumap.model.gaps import gaps_of, invisible, repairs, unknown_of_devices
-from gpumap.model.node import Node
+from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
+from gpumap.model.node import Finding, Node
 from gpumap.model.shown import by_reason, printable
 
 _SENTENCES_MAX, _BLIND_MAX = 20, 5
@@ -59,12 +60,8 @@ def troubles(maps: NodeMaps) -> Iterator[str]:
 def _troubles(node_map: Node) -> Iterator[str]:
     if node_map.stale:
         yield node_map.stale
-    for gpu in node_map.gpus:
-        remedy = gpu.remedies.get("fault")
-        if not gpu.up:
-            yield f"GPU {gpu.index} {gpu.uuid} is down: {gpu.fault}{f'. {remedy}' if remedy else ''}"
-    for index, what in repairs(node_map):
-        yield f"GPU {index} {what}"
+    for fault in faults(node_map):
+        yield f"{_gpu_of(fault, node_map)} {fault.why}. {fault.remedy or ''}".rstrip()
     for source in node_map.sources:
         if not source.up:
             why = f": {source.reason} ({source.detail})" if source.reason else ""
@@ -75,9 +72,14 @@ def _troubles(node_map: Node) -> Iterator[str]:
 
 
 def gpus_to_repair(node_map: Node) -> Iterator[str]:
-    """Return a hint for each GPU that answers and needs repair."""
-    for index in dict.fromkeys(index for index, _ in repairs(node_map)):
-        yield f"GPU {index} needs repair: see `gpumap doctor`."
+    """Return a hint for each GPU with a fault."""
+    for gpu in dict.fromkeys(_gpu_of(one, node_map) for one in faults(node_map)):
+        yield f"{gpu} needs repair: see `gpumap doctor`."
+
+
+def _gpu_of(fault: Finding, node_map: Node) -> str:
+    index = next((gpu.index for gpu in node_map.gpus if gpu.uuid == fault.uuid), None)
+    return "A GPU" if index is None else f"GPU {index}"
 
 
 def all_known(maps: NodeMaps) -> bool:

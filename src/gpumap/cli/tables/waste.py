@@ -1,14 +1,13 @@
-"""`gpumap waste`: the findings, worst first; their sums; and what cannot be known."""
+"""`gpumap waste`: the agents' findings except faults, worst first; their sums; and what could not be judged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
 
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.rows import rows
 from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS
 from gpumap.cli.tables.fleets import pods_in, values_of
 from gpumap.cli.tables.layout import (
@@ -26,16 +25,27 @@ from gpumap.cli.tables.layout import (
     table,
     with_node,
 )
-from gpumap.cli.tables.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
-from gpumap.model.devices import device_name, has_kubelet
-from gpumap.model.findings import SUMMED, Finding, Thresholds, findings, sums, unknown, unmeasured_pods, worst_first
-from gpumap.model.node import Node
-from gpumap.model.shown import UNKNOWN, counted, number, ratio, size
+from gpumap.cli.tables.unknowns import few, gpus_to_repair, no_rows, of_each
+from gpumap.model.devices import device_name, has_kubelet, in_namespace
+from gpumap.model.findings import by_waste, sums, worst_first
+from gpumap.model.node import Device, Finding, Node
+from gpumap.model.shown import UNKNOWN, age, counted, number, ratio, size
+from gpumap.model.terms import FINDINGS
+
+_KINDS = FINDINGS[1:]
+"""Without faults: `gpumap check` and `gpumap doctor` show them."""
+_SHOWN_MAX = 40
+"""Rows of a fleet on a screen. -o wide, json and yaml have all."""
 
 
-class _NodeFindings(NamedTuple):
-    node_map: Node
-    findings: list[Finding]
+class FindingRow(NamedTuple):
+    """A finding with the node and the device that have it."""
+
+    node: str
+    device: str
+    seconds: float
+    """For how long it has held."""
+    finding: Finding
 
 
 class WasteRow(Struct, frozen=True, kw_only=True):
@@ -43,48 +53,48 @@ class WasteRow(Struct, frozen=True, kw_only=True):
 
     node: str | UnsetType = UNSET
     finding: str
+    reason: str
     namespace: str | None
     pod: str | None
     container: str | None
     device: str | None
     uuid: str | None
+    since: float
     gpus: float | None
     granted_bytes: int | None
     used_bytes: int | None
-    waste_bytes: int | None
+    memory_bytes: int | None
     why: str
-    idle_seconds: float | None
     pids: tuple[int, ...]
     remedy: str | None
 
 
 _COLOURS = {"squatter": "red", "leftover": "red", "over": "red", "idle": "yellow", "unmatched": "yellow"}
 _IN_CAPITALS = ("squatter", "leftover")
-COLUMNS: tuple[Column[Finding], ...] = (
+COLUMNS: tuple[Column[FindingRow], ...] = (
     Column(
         "FINDING",
-        lambda one: one.kind.upper() if one.kind in _IN_CAPITALS else one.kind,
-        colour=lambda one: _COLOURS.get(one.kind, ""),
+        lambda row: row.finding.finding.upper() if row.finding.finding in _IN_CAPITALS else row.finding.finding,
+        colour=lambda row: _COLOURS.get(row.finding.finding, ""),
     ),
-    name("NAMESPACE", lambda one: one.container.namespace),
-    name("POD", lambda one: one.container.pod),
-    name("CONTAINER", lambda one: one.container.container),
-    Column("DEVICE", lambda one: device_name(one.device) if one.device else UNKNOWN, lambda one: one.number),
-    amount("GPUS", ratio, lambda one: one.gpus, spare=4),
-    amount("GRANTED", size, lambda one: one.granted_bytes, spare=3),
-    amount("USED", size, lambda one: one.used_bytes),
-    amount("WASTE", size, lambda one: one.waste_bytes),
-    Column("UUID", lambda one: one.device.uuid if one.device else UNKNOWN, name=True, wide=True),
-    Column(
-        "WHY", lambda one: one.why, lambda one: one.idle_seconds, largest_first=True, sort_name="idle", sentence=True
-    ),
+    name("NAMESPACE", lambda row: row.finding.namespace),
+    name("POD", lambda row: row.finding.pod),
+    name("CONTAINER", lambda row: row.finding.container),
+    Column("DEVICE", lambda row: row.device, lambda row: row.device),
+    amount("GPUS", ratio, lambda row: row.finding.gpus, spare=4),
+    amount("GRANTED", size, lambda row: row.finding.granted_bytes, wide=True),
+    amount("USED", size, lambda row: row.finding.used_bytes, wide=True),
+    amount("WASTE", size, lambda row: row.finding.memory_bytes),
+    Column("FOR", lambda row: age(row.seconds), lambda row: row.seconds, largest_first=True),
+    Column("UUID", lambda row: row.finding.uuid or UNKNOWN, name=True, wide=True),
+    Column("WHY", lambda row: row.finding.why, sentence=True),
 )
-SORT_KEYS: dict[str, SortKey[Finding]] = sort_keys((NODE, *COLUMNS))
+SORT_KEYS: dict[str, SortKey[FindingRow]] = sort_keys((NODE, *COLUMNS))
 _BY_SEVERITY = WASTE_ORDERS[0]
 
 
 class GroupSums(NamedTuple):
-    """What is wasted by the pods of a namespace, or on a node: the sums of a node without unmatched slots."""
+    """What is wasted by the pods of a namespace, or on a node."""
 
     name: str
     sums: dict[str, float | None]
@@ -107,121 +117,121 @@ GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
     _summed("LEFTOVERS", "leftover_bytes"),
 )
 """The first column is the name, by what the sums are."""
-_SUMS = {
-    "unused": "granted but not used",
-    "squatter": "used by squatters",
-    "leftover": "used by leftovers",
-    "over": "used over grants",
-}
 
 
 def waste_table(maps: NodeMaps, shape: Shape) -> str:
-    """Return the findings, what cannot be known, and a last line of sums."""
-    of_nodes = _findings(maps, shape)
-    found = _sorted(of_nodes, shape)
-    doubts = list(few(_unknown(maps, shape), maps.fleet))
-    columns = spare_containers(COLUMNS, (one.container for one in found))
-    groups = _groups(of_nodes, shape.sums_by, shape) if shape.sums_by else []
-    if groups:
-        block = table((name(shape.sums_by.upper(), lambda one: one.name), *GROUP_COLUMNS), groups, shape)
-    elif found and not shape.sums_by:
-        block = table(with_node(columns, fleet=maps.fleet), found, shape)
-    elif not any(of_device for one in maps.maps for of_device in rows(one, shape.namespace)):
+    """Return the findings, what could not be judged, and a last line of sums."""
+    found = _rows(maps, shape)
+    doubts = list(few(_unjudged(maps), maps.fleet))
+    shown = found[:_SHOWN_MAX] if maps.fleet and not shape.wide else found
+    if shape.sums_by:
+        first: Column[GroupSums] = name(shape.sums_by.upper(), lambda one: one.name)
+        block = table((first, *GROUP_COLUMNS), _groups(maps, shape.sums_by, shape), shape)
+    elif found:
+        columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in shown))
+        block = table(with_node(columns_of_rows, fleet=maps.fleet), shown, shape)
+    elif not any(one.devices or one.judged for one in maps.maps):
         block = no_rows(maps, shape)
-    elif _judged(maps):
-        block = "No waste found." if _all_known(maps) else "No waste found in the known data."
+    elif any(any(one.judged.get(kind) for kind in _KINDS) for one in maps.maps):
+        is_whole = not maps.missing and all(one.judged.get(kind) for one in maps.maps for kind in _KINDS)
+        block = "No waste found." if is_whole else "No waste found in the known data."
     elif any(map(has_kubelet, maps.maps)):
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
     else:
         return notes([*doubts, *of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
-    remedies = dict.fromkeys(_remedy(one) for one in found if one.remedy) if shape.wide else ()
+    more = (
+        [f"{counted(len(found) - len(shown), 'more finding')}: -o wide shows all."] if len(found) > len(shown) else []
+    )
     return joined(
         [
             block,
-            notes(remedies, shape.screen),
+            notes(more, shape.screen),
+            notes(dict.fromkeys(map(_remedy, found)) if shape.wide else (), shape.screen),
             notes(doubts, shape.screen),
             notes(few([*of_each(maps, gpus_to_repair), *maps.missing], maps.fleet), shape.screen, "red"),
-            notes([_summary(found, _sums(of_nodes, shape.thresholds, shape.namespace))], shape.screen, "bold"),
+            notes([_summary(found, _sums(found, maps.maps))], shape.screen, "bold"),
         ]
     )
 
 
 def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     """Return the same for scripts: findings, sums, also by namespace, and sentences on what is not known."""
-    of_nodes = _findings(maps, shape)
+    found = _rows(maps, shape)
     by = SUMS_BY if maps.fleet else SUMS_BY[:1]
     return values_of(
         maps,
-        findings=[_value(one, fleet=maps.fleet) for one in _sorted(of_nodes, shape)],
-        sums=_sums(of_nodes, shape.thresholds, shape.namespace),
-        **{
-            f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(of_nodes, what, shape)]
-            for what in by
-        },
-        unknown=list(_unknown(maps, shape)),
+        findings=[_value(row, fleet=maps.fleet) for row in found],
+        sums=_sums(found, maps.maps),
+        **{f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(maps, what, shape)] for what in by},
+        unjudged=list(_unjudged(maps)),
     )
 
 
 def waste_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
     """Return the pods of the findings, in their order; only pods that exist."""
-    return pods_in(one.container for one in _sorted(_findings(maps, shape), shape) if one.kind != "leftover")
+    return pods_in(row.finding.name for row in _rows(maps, shape) if row.finding.finding != "leftover")
 
 
-def _findings(maps: NodeMaps, shape: Shape) -> list[_NodeFindings]:
-    return [_NodeFindings(one, findings(one, shape.thresholds, shape.namespace)) for one in maps.maps]
-
-
-def _sorted(of_nodes: Iterable[_NodeFindings], shape: Shape) -> list[Finding]:
-    found = [one for of_node in of_nodes for one in of_node.findings]
+def _rows(maps: NodeMaps, shape: Shape) -> list[FindingRow]:
+    found = [row for one in maps.maps for row in _rows_of(one, shape.namespace)]
     order = shape.order or _BY_SEVERITY
-    if order == _BY_SEVERITY:
-        found.sort(key=worst_first)
-        return found[::-1] if shape.reverse else found
+    if order in _ORDERS:
+        return sorted(found, key=_ORDERS[order], reverse=shape.reverse)
     return in_order(found, SORT_KEYS[order], reverse=shape.reverse)
 
 
-def _judged(maps: NodeMaps) -> bool:
-    """Return whether anything could have been found: a measured device has known holders or users."""
-    for node_map in maps.maps:
-        total = sums((), node_map)
-        known = total["idle_holders"] is not None or total["squatter_bytes"] is not None
-        if known and any(on.use_known for on, _ in rows(node_map)):
-            return True
-    return False
+_ORDERS = {
+    _BY_SEVERITY: lambda row: (worst_first(row.finding), row.node),
+    "waste": lambda row: (by_waste(row.finding), row.node, row.finding.name),
+}
 
 
-def _all_known(maps: NodeMaps) -> bool:
-    return all_known(maps) and not any(map(unmeasured_pods, maps.maps))
+def _rows_of(node: Node, namespace: str) -> Iterator[FindingRow]:
+    devices: dict[str | None, Device] = {device.uuid: device for device in node.devices}
+    for one in in_namespace(node.findings or (), namespace):
+        if one.finding in _KINDS:
+            device = devices.get(one.uuid)
+            yield FindingRow(
+                node.name, device_name(device) if device else UNKNOWN, max(node.timestamp - one.since, 0.0), one
+            )
 
 
-def _unknown(maps: NodeMaps, shape: Shape) -> Iterator[str]:
-    return of_each(maps, lambda node_map: unknown(node_map, shape.thresholds, shape.namespace))
+def _unjudged(maps: NodeMaps) -> Iterator[str]:
+    """Return what the agents say, or, of a Prometheus, which nodes cannot judge which kinds."""
+    yield from of_each(maps, lambda node: node.unjudged)
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for node in maps.maps:
+        if not node.unjudged:
+            down = ", ".join(f"{source.source} down" for source in node.sources if not source.up)
+            for kind in (kind for kind in _KINDS if not node.judged.get(kind)):
+                kinds.setdefault((kind, down), []).append(node.name)
+    nodes: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for (kind, down), names in kinds.items():
+        nodes.setdefault((tuple(names), down), []).append(kind)
+    for (unable, down), of_nodes in nodes.items():
+        what = f"{', '.join(of_nodes)}: not known on {len(unable)} of {counted(len(maps.maps), 'node')}"
+        yield f"{what}{f': {down}' if down else ''} ({', '.join(unable[:3])}{', …' if len(unable) > 3 else ''})."
 
 
-def _remedy(one: Finding) -> str:
+def _remedy(row: FindingRow) -> str:
     """Return what to do about all findings of a kind; about slots on no device for each pod."""
-    of_pod = f" of {one.container.pod}" if one.kind == "unmatched" else ""
-    return f"{one.kind}{of_pod}: {one.remedy}"
+    one = row.finding
+    of_pod = f" of {one.pod}" if one.finding == "unmatched" else ""
+    return f"{one.finding}{of_pod}: {one.remedy}"
 
 
-def _groups(of_nodes: Iterable[_NodeFindings], by: str, shape: Shape) -> list[GroupSums]:
-    """Return the sums of each namespace or node that has a finding or an unknown sum, the largest first."""
-    namespace, thresholds = shape.namespace, shape.thresholds
-    parts: dict[str, list[_NodeFindings]] = {}
-    for node_map, found in of_nodes:
-        holders = (row for _, of_device in rows(node_map, namespace) for row in of_device if row.holds)
-        names = (row.node if by == "node" else row.container.namespace for row in holders)
-        groups: dict[str, list[Finding]] = {one: [] for one in names}
-        for one in (one for one in found if one.kind != "unmatched"):
-            groups.setdefault(one.node if by == "node" else one.container.namespace, []).append(one)
-        for group, of_group in groups.items():
-            parts.setdefault(group, []).append(_NodeFindings(node_map, of_group))
-    made = []
-    for group, of_nodes in sorted(parts.items()):
-        added = _sums(of_nodes, thresholds, namespace if by == "node" else group)
-        del added["unmatched_slots"]
-        if None in added.values() or any(one.findings for one in of_nodes):
-            made.append(GroupSums(group, added))
+def _groups(maps: NodeMaps, by: str, shape: Shape) -> list[GroupSums]:
+    """Return the sums of each namespace or node that has a finding, and of nodes that cannot be judged; the largest
+    first."""
+    rows = _rows(maps, shape)
+    nodes = {one.name: [one] for one in maps.maps}
+    groups: dict[str, list[FindingRow]] = {}
+    for row in rows:
+        groups.setdefault(row.node if by == "node" else row.finding.namespace, []).append(row)
+    made = [
+        GroupSums(group, _sums(of_group, nodes[group] if by == "node" else maps.maps))
+        for group, of_group in sorted(groups.items())
+    ]
     return sorted(made, key=_largest, reverse=not shape.reverse)
 
 
@@ -230,47 +240,50 @@ def _largest(one: GroupSums) -> tuple[float, float]:
     return one.sums["idle_gpus"] or 0.0, sum(one.sums[key] or 0.0 for key in in_bytes)
 
 
-def _sums(of_nodes: Iterable[_NodeFindings], thresholds: Thresholds, namespace: str = "") -> dict[str, float | None]:
-    """Return the sums of all nodes of which something is known."""
-    by_node = [sums(one.findings, one.node_map, namespace, thresholds) for one in of_nodes]
-    added: dict[str, float | None] = {}
-    for summed in SUMMED:
-        known = [value for one in by_node if (value := one[summed]) is not None]
-        added[summed] = sum(known) if known else None
-    if added["idle_gpus"] is not None:
-        added["idle_gpus"] = round(added["idle_gpus"], 3)
-    return added
+def _sums(found: Iterable[FindingRow], nodes: Sequence[Node]) -> dict[str, float | None]:
+    judged = {kind: bool(nodes) and all(one.judged.get(kind) for one in nodes) for kind in _KINDS}
+    return {key: value for key, value in sums((row.finding for row in found), judged).items() if key != "faults"}
 
 
-def _summary(found: Iterable[Finding], total: dict[str, float | None]) -> str:
-    parts = []
-    if total["idle_gpus"] is not None:
-        shareless = sum(one.kind == "idle" and one.gpus is None for one in found)
-        more = f" (and {counted(shareless, 'holder')} of unknown share)" if shareless else ""
-        parts.append(f"{ratio(total['idle_gpus'])} GPUs held idle{more}")
-    for kind, meaning in _SUMS.items():
-        if (value := total[f"{kind}_bytes"]) is not None and (value or kind == "unused"):
-            parts.append(f"{size(int(value))} {meaning}")
-    if total["unmatched_slots"]:
-        parts.append(f"{counted(int(total['unmatched_slots']), 'slot')} without a device")
-    return f"Sum of the findings: {', '.join(parts) or 'unknown'}."
+_MEANINGS = {
+    "unused_bytes": "granted but not used",
+    "squatter_bytes": "used by squatters",
+    "leftover_bytes": "used by leftovers",
+    "over_bytes": "used over grants",
+}
 
 
-def _value(one: Finding, *, fleet: bool) -> WasteRow:
+def _summary(found: Iterable[FindingRow], total: dict[str, float | None]) -> str:
+    shareless = sum(row.finding.finding == "idle" and row.finding.gpus is None for row in found)
+    more = f" (and {counted(shareless, 'holder')} of unknown share)" if shareless else ""
+    parts = [f"{ratio(total['idle_gpus'])} GPUs held idle{more}"]
+    for key, meaning in _MEANINGS.items():
+        if total[key] or key == "unused_bytes":
+            parts.append(f"{size(_whole(total[key]))} {meaning}")
+    if total["stalled_gpus"]:
+        parts.append(f"{ratio(total['stalled_gpus'])} GPUs may be stalled")
+    if total["unmatched"]:
+        parts.append(f"{counted(int(total['unmatched']), 'container')} with slots on no device")
+    return f"Sum of the findings: {', '.join(parts)}."
+
+
+def _value(row: FindingRow, *, fleet: bool) -> WasteRow:
+    one = row.finding
     return WasteRow(
-        node=one.node if fleet else UNSET,
-        finding=one.kind,
-        namespace=one.container.namespace or None,
-        pod=one.container.pod or None,
-        container=one.container.container or None,
-        device=device_name(one.device) if one.device else None,
-        uuid=one.device.uuid if one.device else None,
+        node=row.node if fleet else UNSET,
+        finding=one.finding,
+        reason=one.reason,
+        namespace=one.namespace or None,
+        pod=one.pod or None,
+        container=one.container or None,
+        device=row.device if one.uuid else None,
+        uuid=one.uuid,
+        since=one.since,
         gpus=one.gpus,
         granted_bytes=one.granted_bytes,
         used_bytes=one.used_bytes,
-        waste_bytes=one.waste_bytes,
+        memory_bytes=one.memory_bytes,
         why=one.why,
-        idle_seconds=one.idle_seconds,
         pids=one.pids,
         remedy=one.remedy,
     )
