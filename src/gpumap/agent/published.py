@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from gpumap.agent.join.describe import with_processes
+from gpumap.model.devices import with_processes
 from gpumap.model.findings import sums, unknown
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.readings import GpuReading, MigInstance

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from msgspec import structs
 
 from gpumap.model.node import OTHER, ContainerOnDevice, Device, HostUse, Node, OwnerUse, Process, Workload
+from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, Owner, Source
 
 NO_CONTAINER = ContainerName("", "", "")
@@ -68,6 +69,15 @@ class OtherUse(NamedTuple):
 def node_devices(node: Node) -> Iterator[NodeDevice]:
     """Return the devices of a node, in its order."""
     return (NodeDevice(node, number, device) for number, device in enumerate(node.devices))
+
+
+def with_processes(node: Node, found: Iterable[Process]) -> Node:
+    """Return the node with the processes of its devices."""
+    on_device: dict[Uuid, list[Process]] = {}
+    for one in found:
+        on_device.setdefault(one.uuid, []).append(one)
+    devices = (structs.replace(one, processes=tuple(on_device.get(one.uuid, ()))) for one in node.devices)
+    return structs.replace(node, devices=tuple(devices))
 
 
 def device_name(device: Device) -> str:

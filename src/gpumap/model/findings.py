@@ -61,22 +61,34 @@ class _HolderUse(NamedTuple):
 
 _User = tuple[str, Use]
 """A container's name in its pod, and what it uses."""
+_Held = Sequence[tuple[ContainerOnDevice, _HolderUse | None]]
+"""Holders, each with what it uses."""
 _Key = tuple[str, str, ContainerName, str | None]
 
 
-def findings(node: Node, before: Sequence[Finding] = ()) -> tuple[Finding, ...]:
-    """Return all findings, worst first. `before` are those of the last snapshot: they know since when they hold.
+class Judgement(NamedTuple):
+    """All findings of a node, worst first, and for each kind whether the whole node can be judged now. If not, findings
+    may be missing."""
+
+    findings: tuple[Finding, ...]
+    judged: dict[str, bool]
+
+
+def judge(node: Node, before: Sequence[Finding] = ()) -> Judgement:
+    """Judge a node. `before` are the findings of the last snapshot: they know since when they hold.
 
     The node's devices have the processes of squatters and leftovers.
     """
+    held = [(on, *one) for on in node_devices(node) for one in _uses(on)]
     found = [*_faults(node)]
     for on in node_devices(node):
         found += _squatters(on)
         found += _leftovers(on)
-        found += _of_holders(on)
+    found += [one for on, holder, use in held if use and (one := _of_holder(on, holder, use))]
     found += _unmatched(node)
     since = {_key(one): one.since for one in before}
-    return in_order(_dated(one, since, node.timestamp) for one in _counted_once(found, node))
+    dated = [_dated(one, since, node.timestamp) for one in _counted_once(found, node)]
+    return Judgement(in_order(dated), _judged(node, [(holder, use) for _, holder, use in held]))
 
 
 def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -192,6 +204,8 @@ def _squatters(on: NodeDevice) -> Iterator[Finding]:
 
 
 def _leftovers(on: NodeDevice) -> Iterator[Finding]:
+    if not any(one.owner is Owner.GONE and one.processes for one in on.device.owners):
+        return
     latest = on.node.timestamp - ENDING_SECONDS
     for other in other_uses(on.device):
         left = [one for one in other.processes if one.owner_since is None or one.owner_since <= latest]
@@ -241,13 +255,6 @@ def _counted(processes: int | None) -> str:
 # --- grants without use -----------------------------------------------------------------------------------------------
 
 
-def _of_holders(on: NodeDevice) -> Iterator[Finding]:
-    for holder, use in _uses(on):
-        finding = _of_holder(on, holder, use) if use else None
-        if finding:
-            yield finding
-
-
 def _uses(on: NodeDevice) -> Iterator[tuple[ContainerOnDevice, _HolderUse | None]]:
     """Return the holders of a device with a grant of their own, each with what it uses. `None`: unknown."""
     leaves = _leaves(on)
@@ -259,7 +266,7 @@ def _uses(on: NodeDevice) -> Iterator[tuple[ContainerOnDevice, _HolderUse | None
         yield holder, _use_of(on, holder, users.get(holder.pod_name, ()), len(leaves))
 
 
-def _held(node: Node) -> list[tuple[ContainerOnDevice, _HolderUse | None]]:
+def _held(node: Node) -> _Held:
     """Return the holders of all devices with what they use, as `_uses`."""
     return [one for on in node_devices(node) for one in _uses(on)]
 
@@ -337,6 +344,16 @@ def _use_of(on: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User], 
 
 def _use_by(uses: Sequence[Use], now: float, *, pod_at_work: bool) -> _HolderUse:
     """Combine a holder's use of its leaves. Peaks may be of different times."""
+    if len(uses) == 1:
+        (use,) = uses
+        return _HolderUse(
+            use.memory_bytes,
+            use.memory_peak_bytes,
+            _idle_seconds(use, now),
+            use.seen_seconds,
+            use.no_process_seconds,
+            pod_at_work,
+        )
     memory = [use.memory_bytes for use in uses]
     peaks = [use.memory_peak_bytes for use in uses]
     return _HolderUse(
@@ -470,13 +487,11 @@ def _share(parts: list[int | None], members: Sequence[int], most: int) -> None:
 # --- what can be judged -----------------------------------------------------------------------------------------------
 
 
-def judged(node: Node) -> dict[str, bool]:
-    """Return for each kind of finding whether the whole node can be judged now. If not, findings may be missing."""
+def _judged(node: Node, held: _Held) -> dict[str, bool]:
     up, devices = sources_up(node), node.devices
     measured = "nvml" in up and bool(node.capabilities.get("pid_visibility"))
     measured = measured and (not devices or any(map(use_known, devices)))
     holders_known = any(one.holders is not None for one in devices) if devices else "kubelet" in up
-    held = _held(node)
     used = measured and holders_known
     owners = measured and up >= {"kubelet", "pod_identity"} and not any(map(_has_unowned, devices))
     return {
@@ -495,7 +510,7 @@ def judged(node: Node) -> dict[str, bool]:
     }
 
 
-def _any_watched(held: Sequence[tuple[ContainerOnDevice, _HolderUse | None]], seconds: float) -> bool:
+def _any_watched(held: _Held, seconds: float) -> bool:
     """Return whether gpumap has watched a holder for so long. An agent that has just started has watched none."""
     return not held or any(_is_long(use, seconds) for _, use in held)
 

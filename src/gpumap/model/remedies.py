@@ -187,8 +187,8 @@ FINDINGS: dict[str, str] = {
     "leftover": "The pod no longer exists. End its processes on the node (`kill <PID>`).",
     "over": "Request a larger share for the container, or limit its memory in the application (vLLM: "
     "`--gpu-memory-utilization`).",
-    "stalled": "It may wait for a peer that has failed. Look at its log, its stack (`py-spy dump --pid <PID>`) and NCCL's "
-    "flight recorder.",
+    "stalled": "It may wait for a peer that has failed. Look at its log, its stack (`py-spy dump --pid <PID>`) and "
+    "NCCL's flight recorder.",
     "idle": "Ask the pod's owner whether the pod still needs the GPU. If not, delete it or scale its workload to 0.",
     "unused": "If the peak stays low, request a smaller share or MIG device, or let several pods share the GPU.",
 }

@@ -22,7 +22,6 @@ from gpumap.model.node import (
     Device,
     Gpu,
     GpuXids,
-    Node,
     Pod,
     Process,
     ReportedDeviceHealth,
@@ -345,15 +344,6 @@ def processes(leaf_uses: Mapping[Uuid, LeafUse], pending_owners: Mapping[Pending
                 item.workload,
                 since.get((item.pod_uid, leaf, item.owner)) if item.pod_uid is not None else None,
             )
-
-
-def with_processes(node: Node, found: Iterable[Process]) -> Node:
-    """Return the node with the processes of its devices."""
-    on_device: dict[Uuid, list[Process]] = {}
-    for one in found:
-        on_device.setdefault(one.uuid, []).append(one)
-    devices = (structs.replace(one, processes=tuple(on_device.get(one.uuid, ()))) for one in node.devices)
-    return structs.replace(node, devices=tuple(devices))
 
 
 def pods(joined: Joined, containers: Iterable[ContainerOnDevice]) -> tuple[Pod, ...]:

@@ -17,7 +17,9 @@ from gpumap.agent.join.pcie import count_pcie
 from gpumap.agent.join.source_health import answers, record_health
 from gpumap.agent.join.stalled import watch_for_stalls
 from gpumap.agent.join.xids import count_xids
-from gpumap.model import findings, remedies
+from gpumap.model import remedies
+from gpumap.model.devices import with_processes
+from gpumap.model.findings import judge
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Driver, Finding, GpuXids, Node, Process
 from gpumap.model.observations import Failed, Observations, Observed
 from gpumap.model.readings import GpuReading
@@ -118,8 +120,8 @@ def _node(
 def _judged(node: Node, processes: Sequence[Process], before: tuple[Finding, ...]) -> Node:
     """Return the node with its findings. Their evidence are the processes of pods without a grant."""
     accused = any(one.owner in _ACCUSED and one.processes for device in node.devices for one in device.owners)
-    found = findings.findings(describe.with_processes(node, processes) if accused else node, before)
-    return structs.replace(node, findings=found, judged=findings.judged(node))
+    judgement = judge(with_processes(node, processes) if accused else node, before)
+    return structs.replace(node, findings=judgement.findings, judged=judgement.judged)
 
 
 def _driver(observations: Observations) -> Driver | None:
