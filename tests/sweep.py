@@ -190,6 +190,7 @@ def world() -> tuple[MeasuredNode, standin.Driver]:
         "nvidia.com/mig-1g.10gb": [*SLICES],
     }
     node = MeasuredNode(pods=pods, processes=processes, allocatable=allocatable)
+    node.rules = replace(node.rules, idle_after_seconds=1e9, grace_seconds=5.0)  # a refusal restarts these times
     return node, standin.Driver(gpus=gpus)
 
 
