@@ -421,6 +421,13 @@ class ReportedDeviceHealth(OfContainer, frozen=True, order=True):
     health: str
     """Healthy, Unhealthy or Unknown, as the kubelet reports it."""
 
+    @property
+    def is_unhealthy(self) -> bool:
+        """Whether a plugin reports it as unhealthy or unknown. Of a claim, the kubelet reports Unknown also if its
+        driver does not report health (kubernetes/kubernetes, pkg/kubelet/cm/dra/manager.go)."""
+        well = ("Healthy", "Unknown", "") if self.resource.startswith("claim:") else ("Healthy", "")
+        return self.health not in well
+
 
 class SourceHealth(Struct, frozen=True):
     """A source's record since gpumap's start."""
