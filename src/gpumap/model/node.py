@@ -184,8 +184,8 @@ on the device, too."""
     no_process_seconds: Seconds | None = None
     """For how long gpumap has seen no process of it on the device."""
     sm_activity_ratio: Share | None = None
-    """Share of the MIG device's SMs that were busy, mean over the interval. Null on other devices, and if several \
-containers or unknown processes use the MIG device."""
+    """Share of the device's SMs that were busy, mean over the interval. Null if several containers or unknown \
+processes used the device, and before Hopper."""
 
     @property
     def busy_ratio(self) -> float | None:

@@ -324,8 +324,8 @@ GPM = (
     ),
     used(
         "gpumap_container_sm_activity_ratio",
-        "Share of the MIG device's SMs that were busy (0-1), mean over the interval. Absent if several containers or "
-        "unknown processes use the MIG device.",
+        "Share of the device's SMs that were busy (0-1), mean over the interval. Absent if several containers or "
+        "unknown processes used the device, also for a short time.",
         lambda use: use.sm_activity_ratio,
     ),
 )
