@@ -42,6 +42,7 @@ LISTS_OF_WORDS = (
     "clock_event_seconds",
     "fan_speed_ratios",
     "remapped_rows",
+    "nvlink_errors",
     "retired_pages",
     "refusals",
     "slots",

@@ -17,6 +17,7 @@ from gpumap.model.node import (
     GpuXids,
     Grant,
     NamelessGpu,
+    ReportedDeviceHealth,
     SourceHealth,
 )
 from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, MigInstance, Uuid
@@ -40,6 +41,7 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_unmatched_slots": ("gauge", UNMATCHED),
         "gpumap_container_allocated_gpus": ("gauge", CONTAINER),
         "gpumap_container_allocated_gpu_memory_bytes": ("gauge", CONTAINER),
+        "gpumap_allocation_unhealthy_info": ("gauge", "namespace pod container resource device_id"),
         "gpumap_pod_info": ("gauge", "namespace pod uid"),
         "gpumap_node_info": ("gauge", "node internal_ip"),
     },
@@ -121,6 +123,8 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_gpu_pcie_receive_bytes_total": ("counter", "gpu_uuid"),
         "gpumap_gpu_nvlink_transmit_bytes_total": ("counter", "gpu_uuid"),
         "gpumap_gpu_nvlink_receive_bytes_total": ("counter", "gpu_uuid"),
+        "gpumap_gpu_nvlink_errors_total": ("counter", "gpu_uuid type"),
+        "gpumap_gpu_fabric_info": ("gauge", "gpu_uuid state status"),
     },
     "codec": {
         "gpumap_container_encoder_utilization_ratio": ("gauge", CONTAINER),
@@ -360,6 +364,17 @@ def sample(name: str, snapshot: Snapshot) -> dict[tuple[str, ...], float]:
     """A family's values by their labels."""
     (family,) = (one for one in native(GROUPS, process_metrics=False) if one.name == name)
     return {series.labels: series.value for series in family.read(snapshot)}
+
+
+def test_devices_that_their_plugin_calls_unhealthy() -> None:
+    """Each once, also for two pods of one name. An unknown claim is not: its driver may report no health at all."""
+    gpu, claim = "nvidia.com/gpu", "claim:gpus/one"
+    reported = [(gpu, "0", "Unhealthy"), (gpu, "0", "Unknown"), (gpu, "1", "Unknown"), (gpu, "2", "Healthy")]
+    reported += [(claim, "3", "Unhealthy"), (claim, "4", "Unknown"), (gpu, "5", "")]
+    rows = tuple(ReportedDeviceHealth("n", "p", "c", *one) for one in reported)
+    assert sample("gpumap_allocation_unhealthy_info", with_node(empty_node(), device_health=rows)) == {
+        ("n", "p", "c", resource, device): 1 for resource, device in ((claim, "3"), (gpu, "0"), (gpu, "1"))
+    }
 
 
 def test_times_of_clock_events_count_nothing_twice() -> None:

@@ -24,7 +24,7 @@ from gpumap.model.devices import (
     sum_of,
 )
 from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use_known
-from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Use
+from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, UnmatchedSlots, Use
 from gpumap.model.readings import Uuid
 from gpumap.model.shown import age, counted, listed, size
 from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName
@@ -391,15 +391,19 @@ def _is_at_work(use: Use, node: Node) -> bool:
 
 
 def _unmatched(node: Node) -> Iterator[Finding]:
+    alike: dict[tuple[ContainerName, str], list[UnmatchedSlots]] = {}
     for entry in node.unmatched:
+        alike.setdefault((entry.name, entry.reason), []).append(entry)
+    for (name, reason), entries in alike.items():
+        slots = listed([f"{counted(entry.slots, 'slot')} of {entry.resource}" for entry in entries])
         yield Finding(
-            *entry.name,
+            *name,
             finding="unmatched",
-            reason=entry.reason,
+            reason=reason,
             uuid=None,
             since=0.0,
-            why=f"{counted(entry.slots, 'slot')} of {entry.resource} without a device: {entry.reason}",
-            remedy=entry.remedy,
+            why=f"{slots} without a device: {reason}",
+            remedy=entries[0].remedy,
         )
 
 

@@ -189,8 +189,8 @@ on the device, too."""
     no_process_seconds: Seconds | None = None
     """For how long gpumap has seen no process of it on the device."""
     sm_activity_ratio: Share | None = None
-    """Share of the MIG device's SMs that were busy, mean over the interval. Null on other devices, and if several \
-containers or unknown processes use the MIG device."""
+    """Share of the device's SMs that were busy, mean over the interval. Null if several containers or unknown \
+processes used the device, and before Hopper."""
 
     @property
     def busy_ratio(self) -> float | None:
@@ -425,6 +425,13 @@ class ReportedDeviceHealth(OfContainer, frozen=True, order=True):
     """The kubelet's name of the device."""
     health: str
     """Healthy, Unhealthy or Unknown, as the kubelet reports it."""
+
+    @property
+    def is_unhealthy(self) -> bool:
+        """Whether a plugin reports it as unhealthy or unknown. Of a claim, the kubelet reports Unknown also if its
+        driver does not report health (kubernetes/kubernetes, pkg/kubelet/cm/dra/manager.go)."""
+        well = ("Healthy", "Unknown", "") if self.resource.startswith("claim:") else ("Healthy", "")
+        return self.health not in well
 
 
 class SourceHealth(Struct, frozen=True):
