@@ -245,7 +245,7 @@ const value = (shown) => h("span", { class: "value" }, shown);
 
 const swatch = (row) => h("span", { class: `swatch ${row.tint ?? ""}`, "aria-hidden": "true" });
 
-const noted = (text) => h("span", { class: "remark" }, ` · ${text}`);
+const noted = (text, title) => h("span", { class: "remark", title }, ` · ${text}`);
 
 const slotsTitle = (row) => printable(Object.entries(row.grant.slots).map(([resource, slots]) => `${slots} × ${resource}`).join(", "));
 
@@ -260,7 +260,7 @@ function remark(row, current) {
   return [
     " ",
     findingMark(finding.finding, "#attention"),
-    noted(`${printable(finding.why)}, since ${clock(finding.since)}`),
+    noted(`${printable(finding.why)}, since ${clock(finding.since)}`, moment(finding.since)),
     current && finding.remedy && h("span", { class: "remedy" }, " ", prose(finding.remedy)),
   ];
 }
