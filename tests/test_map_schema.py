@@ -163,6 +163,8 @@ def test_every_field_is_filled_somewhere() -> None:
     thief.collect()
     thief.pods, thief.processes = [holds, pod], [Process(10, gpu_uuid(0), pod)]
     thief.collect()
+    left = Pod("ml", "left", {"main": {}}, listed=False)
+    thief.processes.append(Process(11, gpu_uuid(0), left))
     found += [check(thief.collect())]
     xids = GpuXids(gpu(0).uuid, {79: 1}, 0.0, last_at={79: 1.8e9})
     well = gpu(0).reading

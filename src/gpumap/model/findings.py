@@ -208,10 +208,11 @@ def _leftovers(on: NodeDevice) -> Iterator[Finding]:
         return
     latest = on.node.timestamp - ENDING_SECONDS
     for other in other_uses(on.device):
-        left = [one for one in other.processes if one.owner_since is None or one.owner_since <= latest]
-        if other.owner is Owner.GONE and (left or not other.processes):
+        processes = [one for one in on.device.processes if one.pid in other.pids]
+        left = [one for one in processes if one.owner_since is None or one.owner_since <= latest]
+        if other.owner is Owner.GONE and (left or not processes):
             pids = tuple(one.pid for one in left)
-            what = _named_pids(on.device, pids) if pids else _counted(other.process_count)
+            what = _named_pids(on.device, pids) if pids else _counted(other.processes)
             used_bytes = sum_of(one.memory_bytes for one in left) if left else other.memory_bytes
             why = f"its pod no longer exists, but left {what}"
             since = min((at for one in left if (at := one.owner_since) is not None), default=0.0)
