@@ -7,6 +7,8 @@ from msgspec import structs
 
 from gpumap.agent.join import describe
 from gpumap.model import remedies
+from gpumap.model.devices import with_processes
+from gpumap.model.findings import judge
 from gpumap.model.node import (
     ContainerAccount,
     ContainerOnDevice,
@@ -74,8 +76,16 @@ def with_node(snapshot: Snapshot, **changed: object) -> Snapshot:
     node = structs.replace(snapshot.node, **changed)
     missing = remedies.of_missing_capabilities(node.capabilities, gpu_answers=any(gpu.reading for gpu in node.gpus))
     node = structs.replace(node, gpus=describe.gpus(node.gpus, node.xids), remedies=missing)
+    if "judged" not in changed:
+        node = judged(node, snapshot.processes)
     rows = [one for device in node.devices for one in device.containers]
     return replace(snapshot, node=node, containers=tuple(sorted(rows, key=lambda one: (one.name, one.uuid))))
+
+
+def judged(node: Node, processes: Iterable[Process] = ()) -> Node:
+    """The node with its findings."""
+    judgement = judge(with_processes(node, processes))
+    return structs.replace(node, findings=judgement.findings, judged=judgement.judged)
 
 
 def with_containers(devices: Iterable[Device], rows: Iterable[ContainerOnDevice]) -> tuple[Device, ...]:
@@ -298,11 +308,12 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         capabilities=dict.fromkeys(CAPABILITIES, True),
         pid_visibility_reason="gpumap runs on the bare host",
     )
+    processes = (process(100, "pod-0-0", leaves[0].uuid), process(101, None, leaves[0].uuid))
     return Snapshot(
         at=Moment(10.0, 1_800_000_000.25),
-        node=node,
+        node=judged(node, processes),
         containers=tuple(containers),
-        processes=(process(100, "pod-0-0", leaves[0].uuid), process(101, None, leaves[0].uuid)),
+        processes=processes,
         answered=dict.fromkeys(Source, 9.5),
         collections=(("interval", 7), ("push", 3)),
     )

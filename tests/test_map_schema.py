@@ -32,6 +32,7 @@ SCHEMA = resources.files("gpumap.model").joinpath("map.schema.json").read_text(e
 SCHEMA_OBJECT: dict[str, Any] = json.loads(SCHEMA)
 ROOT = Path(__file__).resolve().parent.parent
 LISTS_OF_WORDS = (
+    "judged",
     "errors",
     "finding_sums",
     "capabilities",
@@ -175,6 +176,8 @@ def test_every_field_is_filled_somewhere() -> None:
     found += [check(with_node(busy_node(1), gpus=(ill,), devices=(leaf(ill, hidden.uuid, hidden),), xids=(xids,)))]
     whole = TestNode([Gpu(0, mig=[(1, 0, 3)])], [holds])
     found += [check(whole.collect())]
+    stalled = structs.replace(gpu(0), idle_power_watts=60.0, busy_without_work_seconds=700.0)
+    found += [check(with_node(busy_node(1), gpus=(stalled,)))]
     told = {path for one in found for path in leaves_of(one)}
     assert {".".join(path) for path in set(declared(SCHEMA_OBJECT)) - told} == set()
 

@@ -61,6 +61,12 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_host_sm_utilization_ratio": ("gauge", "workload_kind workload uuid"),
         "gpumap_host_gpu_processes": ("gauge", "workload_kind workload uuid"),
     },
+    "findings": {
+        "gpumap_finding_since_timestamp_seconds": ("gauge", "finding reason namespace pod container uuid"),
+        "gpumap_finding_gpus": ("gauge", "finding reason namespace pod container uuid"),
+        "gpumap_finding_memory_bytes": ("gauge", "finding reason namespace pod container uuid"),
+        "gpumap_finding_judged": ("gauge", "finding"),
+    },
     "device": {
         "gpumap_device_info": ("gauge", DEVICE_INFO),
         "gpumap_device_memory_total_bytes": ("gauge", "uuid"),
@@ -315,6 +321,9 @@ def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
         "gpumap_gpu_last_success_timestamp_seconds",
         "gpumap_device_info",
         "gpumap_device_holders",
+        "gpumap_finding_since_timestamp_seconds",
+        "gpumap_finding_gpus",
+        "gpumap_finding_judged",
     }
     up = next(one for one in GROUPS["device"] if one.name == "gpumap_gpu_up")
     assert [series.value for series in up.read(snapshot)] == [0]
@@ -323,7 +332,7 @@ def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
 def test_a_device_that_only_the_kubelet_names_has_its_allocation() -> None:
     """While NVML is down a device has holders and slots, but neither gpumap_device_info nor a measurement."""
     snapshot = with_node(empty_node(), devices=(Device(Uuid("GPU-x"), holders=0, allocatable={"nvidia.com/gpu": 1}),))
-    assert names(snapshot) == {"gpumap_device_holders", "gpumap_device_slots_allocatable"}
+    assert names(snapshot) == {"gpumap_device_holders", "gpumap_device_slots_allocatable", "gpumap_finding_judged"}
 
 
 def test_each_gpu_has_its_memory() -> None:
@@ -441,6 +450,10 @@ def test_accounts_stand_without_their_container() -> None:
     charged = ContainerAccount(*name, Uuid("GPU-x"), 1.5, None, None, None)
     accounts = (GpuAccount(Uuid("GPU-x"), None, 2.5),)
     snapshot = with_node(empty_node(), accounts=(charged,), gpu_accounts=accounts)
-    assert names(snapshot) == {"gpumap_container_allocated_gpu_seconds_total", "gpumap_accounting_gap_seconds_total"}
+    assert names(snapshot) == {
+        "gpumap_container_allocated_gpu_seconds_total",
+        "gpumap_accounting_gap_seconds_total",
+        "gpumap_finding_judged",
+    }
     assert sample("gpumap_container_allocated_gpu_seconds_total", snapshot) == {(*name, "GPU-x"): 1.5}
     assert "estimate" in next(one.help for one in GROUPS["accounting"] if "container_energy" in one.name)
