@@ -180,6 +180,8 @@ async def test_tables_fit_the_terminal(fake: FakeAgent, command: str, columns: i
     for device in fake.answer["devices"]:
         for row in device["containers"]:
             row["pod"] = name
+    for one in fake.answer["findings"]:
+        one["pod"] = name
     once = ["--once"] if command == "top" else []
     with terminal(command, *once, "--url", fake.url, columns=columns) as shown:
         text = await shown.end()

@@ -144,7 +144,7 @@ def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
     last_at = next((one.last_at for one in node.xids if one.uuid == gpu.uuid), {})
     for code, at in sorted(last_at.items()):
         if code in FATAL_XIDS and _recent(at, node):
-            yield _fault(f"xid_{code}", gpu.uuid, gpu.remedies.get("xid_errors"), since=at)
+            yield _fault(f"xid_{code}", gpu.uuid, gpu.remedies.get("xid_errors"))
     if reading and reading.row_remap_pending:
         yield _fault("row_remap_pending", gpu.uuid, gpu.remedies.get("row_remap_pending"))
 
