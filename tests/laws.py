@@ -39,6 +39,8 @@ DEVICE_PROCESSES = "gpumap_device_processes"
 BY_OWNER = "gpumap_device_memory_used_by_owner_bytes"
 HOLDERS = "gpumap_device_holders"
 UP = "gpumap_gpu_up"
+SINCE = "gpumap_finding_since_timestamp_seconds"
+WASTE = "gpumap_finding_memory_bytes"
 
 SOURCES = {
     "kubelet": {"kubelet"},
@@ -89,6 +91,8 @@ def inconsistent(page: Page) -> Iterator[str]:
     for leaf, gpu in parents.items():
         if leaf != gpu and gpu in parents:
             yield f"L4: {gpu} is a device beside its part {leaf}"
+    if page.samples.get("gpumap_finding_judged"):
+        yield from _inconsistent_findings(page)
     shares: defaultdict[str, float] = defaultdict(float)
     for row, value in page.rows(SHARE):
         shares[parents.get(row["uuid"], row["uuid"])] += value
@@ -103,6 +107,30 @@ def inconsistent(page: Page) -> Iterator[str]:
             yield f"L3: {name} of a MIG device"
         if name.startswith("gpumap_container_") and name.endswith("_ratio"):
             yield from (f"L9: {name} has {value}" for value in page.samples[name].values() if not 0 <= value <= 1)
+
+
+def _inconsistent_findings(page: Page) -> Iterator[str]:
+    """Find findings that contradict the other series of their page."""
+    found: defaultdict[str, set[tuple[ContainerName, str]]] = defaultdict(set)
+    for row, _ in page.rows(SINCE):
+        found[row["finding"]].add((name_of(row), row["uuid"]))
+    accused = {(name_of(row), row["uuid"]) for row, _ in page.rows(UNASSIGNED)}
+    if found["squatter"] != accused:
+        yield f"L11: the squatters are {found['squatter']}, and {accused} use what they do not hold"
+    holders = {(name_of(row), row["uuid"]) for row, _ in page.rows(ALLOCATION)}
+    for kind in ("over", "stalled", "idle", "unused"):
+        yield from (f"L11: {one} is {kind}, and holds nothing" for one in found[kind] - holders)
+    down = {row["gpu_uuid"] for row, value in page.rows(UP) if value == 0}
+    yield from (f"L11: {gpu} is down, and is no fault" for gpu in down - {uuid for _, uuid in found["fault"]})
+    totals = {row["gpu_uuid"]: value for row, value in page.rows("gpumap_gpu_memory_total_bytes")}
+    parents = {row["uuid"]: row["gpu_uuid"] for row, _ in page.rows(DEVICE)}
+    wasted: defaultdict[str, float] = defaultdict(float)
+    for row, value in page.rows(WASTE):
+        if row["finding"] in ("idle", "unused"):
+            wasted[parents.get(row["uuid"], row["uuid"])] += value
+    for gpu, value in wasted.items():
+        if value > totals.get(gpu, value):
+            yield f"L11: {value} of {gpu} are not used, and it has {totals[gpu]}"
 
 
 def _sums(page: Page, family: str) -> defaultdict[str, float]:
@@ -453,6 +481,18 @@ def disagreement(page: Page, document: Mapping[str, Any]) -> Iterator[str]:
         on_page = {(family, labels): value for labels, value in page.samples.get(family, {}).items()}
         if in_map != on_page:
             yield f"L11: {family}: map {in_map.items() - on_page.items()}, page {on_page.items() - in_map.items()}"
+    of_map = {
+        (one["finding"], one["reason"], *name_of(one), one["uuid"] or ""): (one["gpus"], one["memory_bytes"])
+        for one in document.get("findings") or ()
+    }
+    of_page = {
+        tuple(row[label] for label in ("finding", "reason", "namespace", "pod", "container", "uuid")): tuple(
+            page.samples.get(family, {}).get(frozenset(row.items())) for family in ("gpumap_finding_gpus", WASTE)
+        )
+        for row, _ in page.rows(SINCE)
+    }
+    if of_map != of_page:
+        yield f"L11: findings: map {of_map.items() - of_page.items()}, page {of_page.items() - of_map.items()}"
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------

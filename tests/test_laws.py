@@ -31,7 +31,7 @@ from tests.truth import NEVER, SOME_TIME, Span, Window
 
 RESERVING = "kai-resource-reservation"
 FAMILIES = (
-    *native(("allocation", "use", "host", "device", "gpm", "codec"), process_metrics=True),
+    *native(("allocation", "use", "host", "findings", "device", "gpm", "codec"), process_metrics=True),
     *self_families("1", "3.11"),
 )
 

@@ -155,6 +155,26 @@ def test_another_lie_is_found(family: str, labels: dict[str, str], value: float,
     assert findings(f"{TRUE_PAGE}# TYPE {family} {kind}\n{line}\n", window(earlier=())).startswith(law)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "uuid", "law"),
+    [
+        ("squatter", BUSY, FIRST, "L11: the squatters"),
+        ("idle", SQUATTER, FREE, "is idle, and holds nothing"),
+        ("idle", BUSY, FIRST, "are not used, and it has"),
+    ],
+)
+def test_a_finding_that_contradicts_its_page_is_found(kind: str, name: ContainerName, uuid: str, law: str) -> None:
+    """A squatter that uses nothing, an idle container that holds nothing, more unused memory than there is."""
+    labels = {**laws.labels_of(name, uuid), "finding": kind, "reason": "any"}
+    samples = [(laws.SINCE, labels, 1), (laws.WASTE, labels, 1 << 50), ("gpumap_finding_judged", {"finding": kind}, 1)]
+    samples.append(("gpumap_gpu_memory_total_bytes", {"gpu_uuid": FIRST}, 1 << 30))
+    lines = "".join(
+        f"# TYPE {family} gauge\n{family}{laws.text_of(frozenset(of.items()))} {value}\n"
+        for family, of, value in samples
+    )
+    assert law in findings(f"{TRUE_PAGE}{lines}")
+
+
 def test_a_gpu_beside_its_parts_is_found() -> None:
     """L4: a leaf is a GPU or a part of one."""
     leaves = [laws.key(laws.DEVICE, uuid=leaf, gpu_uuid=FIRST)[1] for leaf in (FIRST, "MIG-1")]
@@ -298,6 +318,9 @@ def test_page_and_map_that_differ_are_found() -> None:
         f"L11: {laws.USED}",
         f"L11: {laws.ALLOCATION}",
     ]
+    names = {"namespace": "ml", "pod": "x", "container": "a", "uuid": FIRST}
+    document["findings"] = [{**names, "finding": "idle", "reason": "no_process", "gpus": 1.0, "memory_bytes": 5}]
+    assert "L11: findings: map" in "".join(laws.disagreement(page, document))
     document["devices"][0]["memory"]["used_bytes"] += 1
     assert "L1: the owners" in "".join(laws.disagreement(page, document))
 
