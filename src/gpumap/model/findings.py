@@ -41,8 +41,6 @@ RECENT_SECONDS = 3600.0
 FATAL_XIDS = frozenset({46, 48, 54, 62, 63, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
 """Those that EKS's node monitoring agent 1.7 counts as fatal, without 109, which NVIDIA's device plugin counts as an
 error of the application."""
-BUSY_RATIO = 0.95
-"""Utilization of a GPU from which on its holder may be stalled."""
 
 
 class _HolderUse(NamedTuple):
@@ -289,8 +287,8 @@ def _of_holder(on: NodeDevice, holder: ContainerOnDevice, use: _HolderUse) -> Fi
     if granted is not None and used is not None and used > granted:
         why = f"uses {size(used)} of {size(granted)} granted"
         return _as(finding, "over", "over_grant", why, memory_bytes=used - granted, gpus=None)
-    if (seconds := _stalled_seconds(on, holder)) >= STALLED_SECONDS:
-        why = f"may be stalled: its GPU has been busy for {age(seconds)}, but draws next to no power"
+    if stalled := _stalled(on, holder):
+        seconds, why = stalled
         since = node.timestamp - seconds
         return _as(finding, "stalled", "busy_without_work", why, since=since, memory_bytes=None)
     if use.pod_at_work:
@@ -315,13 +313,18 @@ def _is_long(use: _HolderUse | Use | None, seconds: float) -> bool:
     return use is not None and use.seen_seconds is not None and use.seen_seconds >= seconds
 
 
-def _stalled_seconds(on: NodeDevice, holder: ContainerOnDevice) -> float:
-    """Return for how long the GPU of the only container with processes on it has been busy without work."""
+def _stalled(on: NodeDevice, holder: ContainerOnDevice) -> tuple[float, str] | None:
+    """Return for how long the GPU of the only container that computes there has been busy without work, and the
+    evidence as a phrase."""
+    if not (holder.use and holder.use.processes):
+        return None
     gpu = next((one for one in on.node.gpus if one.uuid == on.device.uuid), None)
-    if gpu is None or gpu.busy_without_work_seconds is None:
-        return 0.0
-    is_its_own = any(one.name == holder.name and one.use and one.use.processes for one in on.device.containers)
-    return gpu.busy_without_work_seconds if is_its_own else 0.0
+    seconds = gpu.busy_without_work_seconds if gpu else None
+    if gpu is None or gpu.reading is None or seconds is None or seconds < STALLED_SECONDS:
+        return None
+    reading, idle = gpu.reading, gpu.idle_power_watts or 0.0
+    watts = f"{reading.power_watts or 0.0:.0f} of {reading.power_limit_watts or 0.0:.0f} W (idle {idle:.0f} W)"
+    return seconds, f"may be stalled: busy for {age(seconds)}, but draws {watts}"
 
 
 def _idle_because(use: _HolderUse, idle_seconds: float) -> tuple[str, str]:
@@ -499,7 +502,7 @@ def _judged(node: Node, held: _Held) -> dict[str, bool]:
         "squatter": owners,
         "leftover": owners,
         "over": used and (not held or any(_is_grant_judged(*one) for one in held)),
-        "stalled": used and all(_is_stall_judged(gpu) for gpu in node.gpus),
+        "stalled": used and not _stalls_unknown(node) and _any_watched(held, STALLED_SECONDS),
         "idle": used
         and all(use is not None and use.idle_seconds is not None for _, use in held)
         and _any_watched(held, node.idle_after_seconds),
@@ -526,13 +529,10 @@ def _is_grant_judged(holder: ContainerOnDevice, use: _HolderUse | None) -> bool:
     return granted and use is not None and use.memory_bytes is not None
 
 
-def _is_stall_judged(gpu: Gpu) -> bool:
-    """Return whether a GPU is certainly not busy, or its power shows whether it works. MIG has neither."""
-    reading = gpu.reading
-    if reading is None or reading.utilization_ratio is None:
-        return False
-    has_power = None not in (reading.power_watts, reading.power_limit_watts, gpu.idle_power_watts)
-    return reading.utilization_ratio < BUSY_RATIO or has_power
+def _stalls_unknown(node: Node) -> list[Gpu]:
+    """Return the GPUs with holders of which it is not known whether they work."""
+    held = {device.gpu_uuid for device in node.devices if grantees(device)}
+    return [gpu for gpu in node.gpus if gpu.uuid in held and gpu.busy_without_work_seconds is None]
 
 
 NOTHING_ASSIGNED = (
@@ -572,6 +572,8 @@ def unknown(node: Node) -> Iterator[str]:
     held = _held(node)
     if doubtful := {"/".join(holder.pod_name) for holder, use in held if use and use.idle_seconds is None}:
         yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
+    if stalls := [gpu for gpu in _stalls_unknown(node) if gpu.up]:
+        yield f"Whether holders are stalled is not known of GPU {listed([str(gpu.index) for gpu in stalls])}."
     yield from _not_yet(node)
 
 
