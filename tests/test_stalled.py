@@ -288,8 +288,8 @@ def test_a_node_is_judged_after_ten_minutes() -> None:
 
 
 def works_with_150_watts(card: Card) -> None:
-    """Let a new process work for half an hour. Only its power shows it. It is more than 10 % of the way from 71 W to the
-    limit, but less than that from 100 W."""
+    """Let a new process work for half an hour. Only its power shows it. It is more than 10 % of the way from 71 W to
+    the limit, but less than that from 100 W."""
     card.node.processes = [hung_process(200)]
     for _ in range(360):
         assert not card.collect(power_watts=150.0, rates={"energy_joules": 150.0})
