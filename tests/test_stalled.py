@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import cycle
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gpumap.lab.demo.scenario import load_scenario
+from gpumap.lab.demo.world import world
 from gpumap.model.findings import STALLED_SECONDS
 from gpumap.model.node import Finding
 from gpumap.model.readings import Activity, ProcessSample
@@ -178,7 +181,7 @@ def refused(*names: str) -> Step:
 SIGNS: dict[str, Step] = {
     "less utilization": reading(utilization_ratio=0.94),
     "power now": reading(power_watts=135.0),
-    "power since the last collection": traffic(energy_joules=135.0),
+    "power since the last collection": traffic(energy_joules=300.0),
     "memory traffic": reading(memory_controller_busy_ratio=0.02),
     "tensor cores": activity(tensor_ratio=0.01),
     "memory bandwidth": activity(dram_ratio=0.01),
@@ -192,8 +195,8 @@ SIGNS: dict[str, Step] = {
     "a decoder": sampled(100, 1.0, 0.0, 0.0, 0.2),
     "a JPEG engine": sampled(100, 1.0, 0.0, 0.0, 0.0, 0.2),
     "an OFA": sampled(100, 1.0, 0.0, 0.0, 0.0, 0.0, 0.2),
-    "PCIe": traffic(pcie_transmit_bytes=0.7e9),
-    "NVLink": traffic(nvlink_receive_bytes=10e9),
+    "PCIe": traffic(pcie_transmit_bytes=2e9),
+    "NVLink": traffic(nvlink_receive_bytes=30e9),
     "a short process": sampled(999, 0.1, 0.0, 0.0, 0.0),
     "another container": beside(hung_process(), hung_process(101, OTHER)),
     "a process of the host": beside(hung_process(), hung_process(101, None)),
@@ -237,7 +240,7 @@ def test_a_sign_of_work_starts_the_time_again(sign: Step) -> None:
     assert any(card.collect() for _ in range(3))
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.0, 1300.0), st.sampled_from([*SIGNS.values(), *UNKNOWN.values()])), max_size=3),
     st.lists(st.sampled_from([0.75, 5.0, 30.0]), min_size=1, max_size=4),
@@ -421,3 +424,22 @@ def test_partitioned_gpus_are_never_stalled_and_never_judged() -> None:
     snapshot = card.node.watch(2 * STALLED_SECONDS)
     assert not [one for one in snapshot.node.findings or () if one.finding == "stalled"]
     assert not snapshot.node.judged["stalled"]
+
+
+def test_the_scenario_of_the_demo_shows_it() -> None:
+    """`gpumap demo --scenario stalled`: eleven minutes after its start, the worker that waits for its peer is found."""
+    scenario = load_scenario(Path("stalled"))
+    uuids = [gpu.uuid for gpu in scenario.gpus]
+    pods = [Pod("ml-team", f"trainer-{index}", {"train": {"nvidia.com/gpu": [uuids[index]]}}) for index in range(2)]
+    node = TestNode([Gpu(0), Gpu(1)], pods)
+    found = []
+    for seconds in range(0, 720, 5):
+        readings = world(scenario, seconds).gpus
+        node.processes = []
+        for gpu, pod, reading in zip(node.gpus, pods, readings, strict=True):
+            gpu.values = structs.asdict(reading)
+            node.processes += [Process(one.pid, gpu.uuid, pod, "train") for one in reading.processes or ()]
+        of_node = node.collect().node.findings or ()
+        found += [(seconds, one.pod) for one in of_node if one.finding == "stalled"]
+    assert {pod for _, pod in found} == {"trainer-0"}
+    assert 660 <= found[0][0] <= 675

@@ -25,7 +25,7 @@ from gpumap.model.devices import (
 )
 from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use_known
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Use
-from gpumap.model.readings import Uuid
+from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.shown import age, counted, listed, size
 from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName
 
@@ -132,7 +132,7 @@ def _faults(node: Node) -> Iterator[Finding]:
 def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
     reading, action = gpu.reading, gpu.recovery_action
     if gpu.fault is not None:
-        yield _fault(gpu.fault, gpu.uuid, gpu.remedies.get("fault"))
+        yield _fault(gpu.fault, gpu.uuid, gpu.remedies.get("fault"), since=gpu.last_success)
     if reading and reading.row_remap_failure:
         yield _fault("row_remap_failure", gpu.uuid, gpu.remedies.get("row_remap_failure"))
     if action not in (None, "none"):
@@ -530,9 +530,12 @@ def _is_grant_judged(holder: ContainerOnDevice, use: _HolderUse | None) -> bool:
 
 
 def _stalls_unknown(node: Node) -> list[Gpu]:
-    """Return the GPUs with holders of which it is not known whether they work."""
-    held = {device.gpu_uuid for device in node.devices if grantees(device)}
-    return [gpu for gpu in node.gpus if gpu.uuid in held and gpu.busy_without_work_seconds is None]
+    """Return the GPUs with processes of which it is not known whether they hang."""
+    return [gpu for gpu in node.gpus if gpu.busy_without_work_seconds is None and _may_have_process(gpu.reading)]
+
+
+def _may_have_process(reading: GpuReading | None) -> bool:
+    return reading is None or bool(reading.processes) or any(mig.processes for mig in reading.instances)
 
 
 NOTHING_ASSIGNED = (
@@ -572,8 +575,11 @@ def unknown(node: Node) -> Iterator[str]:
     held = _held(node)
     if doubtful := {"/".join(holder.pod_name) for holder, use in held if use and use.idle_seconds is None}:
         yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
-    if stalls := [gpu for gpu in _stalls_unknown(node) if gpu.up]:
-        yield f"Whether holders are stalled is not known of GPU {listed([str(gpu.index) for gpu in stalls])}."
+    if unclear := [str(gpu.index) for gpu in _stalls_unknown(node) if gpu.up]:
+        yield (
+            f"It is not known whether the work on GPU {listed(unclear)} hangs: gpumap needs the GPU's utilization (not "
+            "reported with MIG), its power now and without a process, and clocks that are not lowered."
+        )
     yield from _not_yet(node)
 
 

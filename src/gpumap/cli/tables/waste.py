@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec import UNSET, Struct, UnsetType
 
 from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.rows import rows
 from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS
 from gpumap.cli.tables.fleets import pods_in, values_of
 from gpumap.cli.tables.layout import (
@@ -124,13 +125,14 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     found = _rows(maps, shape)
     doubts = list(few(_unjudged(maps), maps.fleet))
     shown = found[:_SHOWN_MAX] if maps.fleet and not shape.wide else found
-    if shape.sums_by:
+    groups = _groups(maps, shape.sums_by, shape) if shape.sums_by else []
+    if groups:
         first: Column[GroupSums] = name(shape.sums_by.upper(), lambda one: one.name)
-        block = table((first, *GROUP_COLUMNS), _groups(maps, shape.sums_by, shape), shape)
+        block = table((first, *GROUP_COLUMNS), groups, shape)
     elif found:
         columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in shown))
         block = table(with_node(columns_of_rows, fleet=maps.fleet), shown, shape)
-    elif not any(one.devices or one.judged for one in maps.maps):
+    elif not maps.fleet and not any(of_device for one in maps.maps for of_device in rows(one, shape.namespace)):
         block = no_rows(maps, shape)
     elif any(any(one.judged.get(kind) for kind in _KINDS) for one in maps.maps):
         is_whole = not maps.missing and all(one.judged.get(kind) for one in maps.maps for kind in _KINDS)
@@ -201,7 +203,7 @@ def _unjudged(maps: NodeMaps) -> Iterator[str]:
     yield from of_each(maps, lambda node: node.unjudged)
     kinds: dict[tuple[str, str], list[str]] = {}
     for node in maps.maps:
-        if not node.unjudged:
+        if maps.fleet and not node.unjudged:
             down = ", ".join(f"{source.source} down" for source in node.sources if not source.up)
             for kind in (kind for kind in _KINDS if not node.judged.get(kind)):
                 kinds.setdefault((kind, down), []).append(node.name)
@@ -223,16 +225,16 @@ def _remedy(row: FindingRow) -> str:
 def _groups(maps: NodeMaps, by: str, shape: Shape) -> list[GroupSums]:
     """Return the sums of each namespace or node that has a finding, and of nodes that cannot be judged; the largest
     first."""
-    rows = _rows(maps, shape)
-    nodes = {one.name: [one] for one in maps.maps}
     groups: dict[str, list[FindingRow]] = {}
-    for row in rows:
+    if by == "node":
+        groups = {one.name: [] for one in maps.maps if not all(one.judged.get(kind) for kind in _KINDS)}
+    for row in _rows(maps, shape):
         groups.setdefault(row.node if by == "node" else row.finding.namespace, []).append(row)
+    nodes = {one.name: [one] for one in maps.maps}
     made = [
-        GroupSums(group, _sums(of_group, nodes[group] if by == "node" else maps.maps))
-        for group, of_group in sorted(groups.items())
+        GroupSums(group, _sums(found, nodes[group] if by == "node" else maps.maps)) for group, found in groups.items()
     ]
-    return sorted(made, key=_largest, reverse=not shape.reverse)
+    return sorted(sorted(made, key=lambda one: one.name), key=_largest, reverse=not shape.reverse)
 
 
 def _largest(one: GroupSums) -> tuple[float, float]:
