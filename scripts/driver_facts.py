@@ -31,6 +31,8 @@ FIELDS = {
     "memory_temperature": (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0),
     "nvlink_transmit_kib": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS),
     "nvlink_receive_kib": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS),
+    "nvlink_replay_errors": (pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, 0),
+    "nvlink_crc_flit_errors": (pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, 0),
 }
 VALUE_FIELDS = [name for name, _ in pynvml.c_nvmlValue_t._fields_]
 """Fields of the union by nvmlValueType_t, in its order."""

@@ -31,6 +31,7 @@ GROUP_TITLES = {
     "use": "Use: measured",
     "host": "Processes outside pods: measured",
     "accounting": "Accounting: counters for chargeback",
+    "findings": "Findings: what is wrong, decided by gpumap",
     "device": "Devices and GPUs",
     "health": "Health of GPUs",
     "links": "PCIe and NVLink",

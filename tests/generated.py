@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from gpumap.agent.join import step
 from gpumap.model.observations import PodUid, ScheduledShare
-from gpumap.model.readings import Uuid
+from gpumap.model.readings import ProcessSample, Uuid
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.workloads import Workload
 from tests import sharing
-from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.nodes import GIB, RULES, WHOLE, Gpu, Pod, Process, TestNode, gpu_uuid
 
 MIG_SHAPES: list[list[tuple[int, int, int]] | None] = [
     None,
@@ -23,8 +23,10 @@ MIG_SHAPES: list[list[tuple[int, int, int]] | None] = [
     [(1, 0, 1), (1, 1, 2), (5, 0, 1)],
     [],
 ]
-ALONE = [(1, 0), (2, 0), (5, 0)]
-"""MIG devices that GPM may measure. Some have their GPU instance alone, in some of the shapes."""
+ALONE = [WHOLE, (1, 0), (2, 0), (5, 0)]
+"""Devices that GPM may measure. Some MIG devices have their GPU instance alone, in some of the shapes."""
+SHORT = ProcessSample(99, 0.25, 0.0, 0.0, 0.0)
+"""Of a process that no list has."""
 
 
 @st.composite
@@ -161,6 +163,7 @@ def runs(draw: st.DrawFn, check: Callable[[TestNode, Snapshot], None] | None = N
         node.logs_readable = draw(st.sampled_from([True] * 4 + [False]))
         for gpu in node.gpus:
             gpu.fault = draw(st.sampled_from([None] * 5 + ["lost", "hung"]))
+            gpu.late_samples = draw(st.sampled_from([(), (), (SHORT,)]))
         if draw(st.booleans()) and node.pods:
             pod = draw(st.sampled_from(node.pods))
             pod.listed = not pod.listed

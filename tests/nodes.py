@@ -165,6 +165,9 @@ def resources(ids: dict[str, list[str]]) -> Iterable[ResourceDevices]:
     return (ResourceDevices(name, tuple(sorted(map(DeviceId, set(found))))) for name, found in sorted(ids.items()))
 
 
+WHOLE = (-1, -1)
+
+
 @dataclass
 class Gpu:
     """`mig` lists (gpu instance, compute instance, slices); `None` is a GPU that is not partitioned."""
@@ -189,7 +192,7 @@ class Gpu:
     millijoules: int | None = None
     """What it counted of energy since its driver was loaded; `None`: it counts none."""
     activities: dict[tuple[int, int], float] = field(default_factory=dict)
-    """SM activity of MIG devices, by their (gpu instance, compute instance)."""
+    """SM activity of MIG devices, by their (gpu instance, compute instance); of a GPU without partitions, of WHOLE."""
     pcie: tuple[str, int, int] | None = None
     """Who counts bytes over PCIe, and the bytes sent and received."""
     watts_max: float | None = None
@@ -450,6 +453,7 @@ class TestNode:
                 memory=self._memory(gpu, processes),
                 processes=processes,
                 samples=(*samples, *gpu.late_samples) if gpu.tells_samples else None,
+                activity=_activity(gpu, WHOLE),
                 samples_from=gpu.samples_from,
                 sampled_seconds=gpu.sampled_seconds,
                 utilization_ratio=gpu.utilization,
@@ -466,10 +470,10 @@ class TestNode:
         leaf = mig_uuid(gpu.index, gi, ci)
         memory = self._memory(replace(gpu, total=gpu.total // 8), shared)
         place = (19 if gpu.tells_places else None, gi if gpu.tells_places else None, 1 if gpu.tells_places else None)
-        told = gpu.activities.get((gi, ci))
-        activity = None if told is None else Activity(told, None, None, None)
         return MigInstance(
-            leaf, gi, ci, f"{slices}g.10gb", slices, memory, self._on(leaf), *place, denied=False, activity=activity
+            *(leaf, gi, ci, f"{slices}g.10gb", slices, memory, self._on(leaf), *place),
+            denied=False,
+            activity=_activity(gpu, (gi, ci)),
         )
 
     def _on(self, leaf: Uuid) -> tuple[GpuProcess, ...]:
@@ -480,6 +484,11 @@ class TestNode:
     def _memory(self, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> DeviceMemory:
         used = gpu.overhead + sum(process.used_memory_bytes or 0 for process in processes)
         return DeviceMemory(gpu.total, used, max(0, gpu.total - used), 0)
+
+
+def _activity(gpu: Gpu, of: tuple[int, int]) -> Activity | None:
+    told = gpu.activities.get(of)
+    return None if told is None else Activity(told, None, None, None)
 
 
 def _entry(process: Process) -> ProcEntry:

@@ -7,6 +7,8 @@ from msgspec import structs
 
 from gpumap.agent.join import describe
 from gpumap.model import remedies
+from gpumap.model.devices import with_processes
+from gpumap.model.findings import judge
 from gpumap.model.node import (
     ContainerAccount,
     ContainerOnDevice,
@@ -33,10 +35,12 @@ from gpumap.model.observations import Moment
 from gpumap.model.readings import (
     CLOCK_EVENT_TIMES,
     CLOCK_EVENTS,
+    NVLINK_ERRORS,
     PCIE_TOTALS,
     SAMPLES_OLD,
     Activity,
     DeviceMemory,
+    Fabric,
     GpuProcess,
     GpuReading,
     MigInstance,
@@ -72,8 +76,16 @@ def with_node(snapshot: Snapshot, **changed: object) -> Snapshot:
     node = structs.replace(snapshot.node, **changed)
     missing = remedies.of_missing_capabilities(node.capabilities, gpu_answers=any(gpu.reading for gpu in node.gpus))
     node = structs.replace(node, gpus=describe.gpus(node.gpus, node.xids), remedies=missing)
+    if "judged" not in changed:
+        node = judged(node, snapshot.processes)
     rows = [one for device in node.devices for one in device.containers]
     return replace(snapshot, node=node, containers=tuple(sorted(rows, key=lambda one: (one.name, one.uuid))))
+
+
+def judged(node: Node, processes: Iterable[Process] = ()) -> Node:
+    """The node with its findings."""
+    judgement = judge(with_processes(node, processes))
+    return structs.replace(node, findings=judgement.findings, judged=judgement.judged)
 
 
 def with_containers(devices: Iterable[Device], rows: Iterable[ContainerOnDevice]) -> tuple[Device, ...]:
@@ -127,6 +139,8 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         pcie_receive_bytes=2_000_000_000,
         nvlink_transmit_bytes=3_000_000_000,
         nvlink_receive_bytes=4_000_000_000,
+        nvlink_errors=dict.fromkeys(NVLINK_ERRORS, 2),
+        fabric=Fabric("completed", "success"),
         activity=None if partitioned else ACTIVITY,
         samples=None if partitioned else (ProcessSample(PROCESS.pid, 0.25, 0.125, 0.5, 0.0),),
         processes=None if partitioned else (PROCESS,),
@@ -280,7 +294,7 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         devices=with_containers(leaves, containers),
         unmatched=(UnmatchedSlots("team", "other", "main", *UNTRUSTED),),
         pods=tuple(Pod(one.namespace, one.pod, "uid") for one in containers),
-        device_health=(ReportedDeviceHealth("team", "pod-0-0", "main", "nvidia.com/gpu", "GPU-0", "Healthy"),),
+        device_health=(ReportedDeviceHealth("team", "pod-0-0", "main", "nvidia.com/gpu", "GPU-0", "Unhealthy"),),
         accounts=tuple(account(one) for one in containers),
         gpu_accounts=tuple(GpuAccount(one.uuid, 1000.25, 0.0) for one in cards),
         xids=tuple(GpuXids(one.uuid, *(XIDS if one.fault else ({}, 0.5))) for one in cards),
@@ -294,11 +308,12 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         capabilities=dict.fromkeys(CAPABILITIES, True),
         pid_visibility_reason="gpumap runs on the bare host",
     )
+    processes = (process(100, "pod-0-0", leaves[0].uuid), process(101, None, leaves[0].uuid))
     return Snapshot(
         at=Moment(10.0, 1_800_000_000.25),
-        node=node,
+        node=judged(node, processes),
         containers=tuple(containers),
-        processes=(process(100, "pod-0-0", leaves[0].uuid), process(101, None, leaves[0].uuid)),
+        processes=processes,
         answered=dict.fromkeys(Source, 9.5),
         collections=(("interval", 7), ("push", 3)),
     )

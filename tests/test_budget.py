@@ -13,14 +13,14 @@ from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.model.families import Family
-from gpumap.model.node import Device, Gpu, Node, OwnerUse, Process, SourceHealth
+from gpumap.model.node import Device, Finding, Gpu, Node, OwnerUse, Process, SourceHealth
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import LazyRows, Snapshot
 from gpumap.model.terms import Owner, Source
 from tests.snapshots import busy_node, with_node
 from tests.test_metrics import OF_GPUS
 
-MOST = {"container": 16, "leaf": 28, "gpu": 62, "agent": 60, "pod": 1, "work": 3}
+MOST = {"container": 16, "leaf": 28, "gpu": 62, "agent": 60, "pod": 1, "work": 3, "finding": 3, "judged": 8}
 """Written from the contract. XID errors by code are beyond it: they are as many as there are codes."""
 MORE_IF_RESERVED = 3
 BY_CODE = ("gpumap_container_xid_errors_total", "gpumap_gpu_xid_errors_by_code_total")
@@ -44,6 +44,8 @@ def whole_node() -> Snapshot:
 
 def bearer(family: Family, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """What a series is a series of."""
+    if family.labels[:1] == ("finding",):
+        return ("finding", labels) if len(labels) > 1 else ("judged", ())
     if family.labels[:4] == CONTAINER_LABELS:
         return "container", labels[:4]
     if family.name.startswith(OF_GPUS):
@@ -70,12 +72,13 @@ def count_series(snapshot: Snapshot) -> dict[str, Counter[tuple[str, ...]]]:
 
 CONTRADICTORY = {
     GpuReading: {"fault", "max_mig_devices", "instances", "retired_pages", "sampled_seconds", "refusals", "unsampled"},
-    Gpu: {"fault"},
+    Gpu: {"fault", "idle_power_watts", "busy_without_work_seconds"},
     Process: {"work"},
     SourceHealth: {"reason", "detail"},
     Snapshot: {"expires", "hidden", "lost_driver"},
-    Node: {"interval_seconds", "collect", "stale", "findings", "finding_sums", "unjudged"},
-    Device: {"processes"},
+    Node: {"interval_seconds", "collect", "stale", "finding_sums", "unjudged"},
+    Device: {"processes", "others"},
+    Finding: {"pids"},
 }
 """Fields that a healthy GPU of today, source or node, or a container's process, does not have with its other fields;
 and those that only clients get."""

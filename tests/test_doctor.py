@@ -28,7 +28,7 @@ from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.lab.demo.pods_api import FakePodsApi
 from gpumap.model import remedies
-from gpumap.model.node import ContainerXids, GpuXids, decode
+from gpumap.model.node import GpuXids, decode
 from gpumap.model.node import Node as SeenNode
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import Source
@@ -224,7 +224,8 @@ def test_gpu_that_is_down() -> None:
     node.gpus[1].fault = "lost"
     found = examined(node)
     assert found["nvml"].state == "degraded"
-    assert (found["gpu/1"].state, found["gpu/1"].why, found["gpu/1"].required) == ("failed", "lost", False)
+    assert (found["gpu/1"].state, found["gpu/1"].required) == ("failed", False)
+    assert found["gpu/1"].why == "lost: fell off the bus: reboot the node"
     assert found["gpu/1"].remedy == remedies.FAULTS["lost"]
     assert made_uuid(1) in found["gpu/1"].seen
     assert works(tuple(found.values()))
@@ -242,7 +243,8 @@ def test_gpu_that_needs_something() -> None:
     found = by_name(examine(published(with_node(snapshot, gpus=ill)), None))
     for number, action in enumerate(("drain_and_reset", "node_reboot")):
         check = found[f"gpu/{number}/recovery_action"]
-        assert (check.state, check.required, check.why) == ("degraded", False, f"the driver requests it: {action}")
+        assert (check.state, check.required) == ("degraded", False)
+        assert check.why == f"recovery_{action}: {remedies.IN_SHORT[action]}"
         assert check.remedy == remedies.RECOVERY[action].replace("<index>", str(number))
     assert found["gpu/1"].state == "failed"
     fine = with_node(snapshot, gpus=(changed(up, recovery_action="none"), changed(down, recovery_action=None)))
@@ -266,34 +268,19 @@ def test_rows_of_memory(ills: list[str]) -> None:
         assert found[f"gpu/0/{one}"].remedy == remedies.HEALTH[one].replace("<index>", "0")
 
 
-def test_errors_that_could_not_be_corrected() -> None:
-    """They are a warning that counts them by where they were; corrected ones are nothing to see to."""
-    card = gpu(0)
-    errors = {"corrected": {"dram": 7}, "uncorrected": {"dram": 9, "sram": 1, "cbu": 0}}
-    ill = changed_in(card, "reading", ecc_errors=errors)
-    found = examine(published(with_node(busy_node(3), gpus=(ill,))), None)
-    check = by_name(found)["gpu/0/ecc_uncorrected"]
-    assert (check.state, check.remedy) == ("warning", remedies.HEALTH["ecc_uncorrected"])
-    assert check.why == "10 memory errors over its life were not correctable: dram 9, sram 1"
-    assert works(found)
-    fine = changed_in(card, "reading", ecc_errors={**errors, "uncorrected": {"cbu": 0}})
-    names = [one.check for one in examine(published(with_node(busy_node(3), gpus=(fine,))), None)]
-    assert "gpu/0/ecc_uncorrected" not in names
-
-
-def test_xid_errors() -> None:
-    """A GPU's XID errors are a warning with their codes and the pods that they hit; the MIG device's are its GPU's."""
+def test_faults_of_the_last_hour() -> None:
+    """Uncorrectable memory errors and fatal XID errors are warnings. Older ones, and those of applications, are no
+    faults."""
     snapshot = busy_node(3)
-    mig = next(leaf for leaf in snapshot.node.devices if leaf.mig)
-    assert mig.gpu_uuid is not None
-    hits = tuple(ContainerXids("ml", f"job-{one}", "main", mig.uuid, 31, 1) for one in range(5))
-    counts = GpuXids(mig.gpu_uuid, {31: 2, 79: 1}, 0.0)
-    found = examine(published(with_node(snapshot, xids=(counts,), container_xids=hits)), None)
-    (check,) = [one for one in found if one.check.endswith("/xid")]
-    assert (check.check, check.state, check.required) == ("gpu/1/xid", "warning", False)
-    assert check.why == "XID 31 (2×), 79 (1×), while ml/job-0, ml/job-1, ml/job-2 and 2 more held or used it"
-    assert check.remedy == remedies.HEALTH["xid_errors"]
-    assert works(found)
+    on, now = snapshot.node.gpus[0], snapshot.node.timestamp
+    for age, names in ((60.0, {"gpu/0/ecc_uncorrected", "gpu/0/xid"}), (7200.0, set())):
+        errors = GpuXids(on.uuid, {13: 1, 79: 1}, 0.0, last_at={13: now, 79: now - age})
+        grown = changed(on, ecc_uncorrected_at=now - age)
+        found = examine(published(with_node(snapshot, gpus=(grown,), xids=(errors,))), None)
+        checks = {one.check: one for one in found if one.check.startswith("gpu/0/")}
+        assert checks.keys() == names
+        assert {one.state for one in checks.values()} <= {"warning"}
+        assert works(found)
 
 
 def test_what_a_driver_does_not_tell() -> None:

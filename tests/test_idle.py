@@ -196,6 +196,56 @@ class Drawn:
         return found
 
 
+def check_activity(node: WorkingNode) -> int:
+    """Check whose SM activity gpumap shows on GPUs, and return how many containers have it."""
+    assert node.snapshot is not None
+    activities = {one.uuid: one.activity for one in node.snapshot.node.devices if one.is_leaf and one.mig is None}
+    found = 0
+    for row in node.snapshot.containers:
+        if row.use is None or row.use.sm_activity_ratio is None or row.uuid not in activities:
+            continue
+        activity = activities[row.uuid]
+        assert activity is not None
+        assert row.use.sm_activity_ratio == activity.sm_ratio
+        assert not node.others_on(row.pod, row.uuid), f"{node.seconds}: it may be another one's"
+        found += 1
+    return found
+
+
+def test_the_activity_of_a_gpu_is_its_only_users() -> None:
+    """While only one pod has a process there, and no short process of another one works between two lists."""
+    steady, short = holder("steady", f"{CARD}::0"), holder("short", f"{CARD}::1")
+    jobs = [Job(100, steady, CARD, 0.0, 1e9, sm=50), Job(101, short, CARD, 1101.0, 1103.0, sm=40)]
+    node = WorkingNode([Gpu(0)], [steady, short], jobs, with_gpm=frozenset({0}))
+    shown = {snapshot.at.monotonic: check_activity(node) for snapshot in node.run(300.0)}
+    assert all(shown[1000.0 + seconds] == 1 for seconds in range(5, 101, 5))
+    assert not any(number for at, number in shown.items() if 1103.0 <= at <= 1106.0)
+    assert all(number == 1 for at, number in shown.items() if at > 1115.0)
+
+
+def test_activity_that_samples_do_not_explain_is_no_ones() -> None:
+    """The driver's newest sample lags: it does not have the short process yet, and that of the list rests."""
+    resting, short = holder("resting", f"{CARD}::0"), holder("short", f"{CARD}::1")
+    jobs = [Job(100, resting, CARD, 0.0, 1e9), Job(101, short, CARD, 1105.1, 1105.4, sm=80)]
+    node = WorkingNode([Gpu(0)], [resting, short], jobs, with_gpm=frozenset({0}), seconds=1000.5)
+    shown = {snapshot.at.monotonic: check_activity(node) for snapshot in node.run(120.0)}
+    assert (shown[1100.5], shown[1105.5]) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["gpm", "samples"])
+def test_without_samples_the_activity_of_a_gpu_is_no_ones(kind: str) -> None:
+    """A short process of another pod would not be seen."""
+    pod = holder("steady", str(CARD))
+    node = WorkingNode(
+        [Gpu(0)],
+        [pod],
+        [Job(100, pod, CARD, 0.0, 1e9, sm=50)],
+        without_samples=frozenset({0} if kind == "gpm" else ()),
+        with_gpm=frozenset({0} if kind == "gpm" else ()),
+    )
+    assert not any(check_activity(node) for _ in node.run(60.0))
+
+
 @pytest.mark.parametrize("seed", range(examples(40)))
 def test_nobody_who_worked_is_idle(seed: int) -> None:
     """On a node drawn by chance, gpumap reports as idle only pods that truly did not work, and reports all of them."""
@@ -212,6 +262,7 @@ def test_nobody_who_worked_is_idle(seed: int) -> None:
             assert node.last_worked(one.pod, one.uuid) <= now - seconds + 1e-6, one.why
             if one.reason == "no_process":
                 assert not node.had_process(one.pod, one.uuid, now - seconds, 1.0)
+        check_activity(node)
         for one in node.findings("unused"):
             assert watched >= RULES.grace_seconds
             assert node.had_process(one.pod, one.uuid or "", node.started)

@@ -149,14 +149,22 @@ def ids_of(node: TestNode) -> Counter[tuple[ContainerName, str]]:
 
 
 def activity_is_a_sole_users(node: TestNode, snapshot: Snapshot) -> None:
-    """The activity of a MIG device is the container's whose processes are all there are; it is 0 only without one."""
-    measured = {leaf.uuid: leaf.activity.sm_ratio for leaf in snapshot.node.devices if leaf.mig and leaf.activity}
+    """The activity of a device is the container's whose processes are all there are; on a MIG device, it is 0 only
+    without one. On a GPU, samples must show that no other process worked."""
+    measured = {leaf.uuid: leaf.activity.sm_ratio for leaf in snapshot.node.devices if leaf.activity}
+    gpus = {gpu.uuid: gpu for gpu in node.gpus if gpu.mig is None}
     for row in snapshot.containers:
         if row.use is None or row.use.sm_activity_ratio is None:
             continue
         there = [one for one in node.processes if one.leaf == row.uuid and one.comm != MPS_SERVER_COMM]
         own = [one for one in there if one.pod and one.pod.full(one.container) == row.name]
-        if row.use.sm_activity_ratio:
+        if row.uuid in gpus:
+            assert row.use.sm_activity_ratio == measured[row.uuid], "L4"
+            assert own, "L10: it has no process"
+            assert own == there, "L10: it may be another one's"
+            assert gpus[row.uuid].tells_samples, "L10: it may be another one's"
+            assert not gpus[row.uuid].late_samples, "L10: it may be another one's"
+        elif row.use.sm_activity_ratio:
             assert row.use.sm_activity_ratio == measured[row.uuid], "L4"
             assert own == there, "L10: it may be another one's"
         else:

@@ -32,6 +32,7 @@ SCHEMA = resources.files("gpumap.model").joinpath("map.schema.json").read_text(e
 SCHEMA_OBJECT: dict[str, Any] = json.loads(SCHEMA)
 ROOT = Path(__file__).resolve().parent.parent
 LISTS_OF_WORDS = (
+    "judged",
     "errors",
     "finding_sums",
     "capabilities",
@@ -42,6 +43,7 @@ LISTS_OF_WORDS = (
     "clock_event_seconds",
     "fan_speed_ratios",
     "remapped_rows",
+    "nvlink_errors",
     "retired_pages",
     "refusals",
     "slots",
@@ -162,6 +164,8 @@ def test_every_field_is_filled_somewhere() -> None:
     thief.collect()
     thief.pods, thief.processes = [holds, pod], [Process(10, gpu_uuid(0), pod)]
     thief.collect()
+    left = Pod("ml", "left", {"main": {}}, listed=False)
+    thief.processes.append(Process(11, gpu_uuid(0), left))
     found += [check(thief.collect())]
     xids = GpuXids(gpu(0).uuid, {79: 1}, 0.0, last_at={79: 1.8e9})
     well = gpu(0).reading
@@ -172,6 +176,8 @@ def test_every_field_is_filled_somewhere() -> None:
     found += [check(with_node(busy_node(1), gpus=(ill,), devices=(leaf(ill, hidden.uuid, hidden),), xids=(xids,)))]
     whole = TestNode([Gpu(0, mig=[(1, 0, 3)])], [holds])
     found += [check(whole.collect())]
+    stalled = structs.replace(gpu(0), idle_power_watts=60.0, busy_without_work_seconds=700.0)
+    found += [check(with_node(busy_node(1), gpus=(stalled,)))]
     told = {path for one in found for path in leaves_of(one)}
     assert {".".join(path) for path in set(declared(SCHEMA_OBJECT)) - told} == set()
 

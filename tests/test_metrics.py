@@ -17,6 +17,7 @@ from gpumap.model.node import (
     GpuXids,
     Grant,
     NamelessGpu,
+    ReportedDeviceHealth,
     SourceHealth,
 )
 from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, MigInstance, Uuid
@@ -40,6 +41,7 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_unmatched_slots": ("gauge", UNMATCHED),
         "gpumap_container_allocated_gpus": ("gauge", CONTAINER),
         "gpumap_container_allocated_gpu_memory_bytes": ("gauge", CONTAINER),
+        "gpumap_allocation_unhealthy_info": ("gauge", "namespace pod container resource device_id"),
         "gpumap_pod_info": ("gauge", "namespace pod uid"),
         "gpumap_node_info": ("gauge", "node internal_ip"),
     },
@@ -58,6 +60,12 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_host_gpu_memory_used_bytes": ("gauge", "workload_kind workload uuid"),
         "gpumap_host_sm_utilization_ratio": ("gauge", "workload_kind workload uuid"),
         "gpumap_host_gpu_processes": ("gauge", "workload_kind workload uuid"),
+    },
+    "findings": {
+        "gpumap_finding_since_timestamp_seconds": ("gauge", "finding reason namespace pod container uuid"),
+        "gpumap_finding_gpus": ("gauge", "finding reason namespace pod container uuid"),
+        "gpumap_finding_memory_bytes": ("gauge", "finding reason namespace pod container uuid"),
+        "gpumap_finding_judged": ("gauge", "finding"),
     },
     "device": {
         "gpumap_device_info": ("gauge", DEVICE_INFO),
@@ -121,6 +129,8 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_gpu_pcie_receive_bytes_total": ("counter", "gpu_uuid"),
         "gpumap_gpu_nvlink_transmit_bytes_total": ("counter", "gpu_uuid"),
         "gpumap_gpu_nvlink_receive_bytes_total": ("counter", "gpu_uuid"),
+        "gpumap_gpu_nvlink_errors_total": ("counter", "gpu_uuid type"),
+        "gpumap_gpu_fabric_info": ("gauge", "gpu_uuid state status"),
     },
     "codec": {
         "gpumap_container_encoder_utilization_ratio": ("gauge", CONTAINER),
@@ -311,6 +321,9 @@ def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
         "gpumap_gpu_last_success_timestamp_seconds",
         "gpumap_device_info",
         "gpumap_device_holders",
+        "gpumap_finding_since_timestamp_seconds",
+        "gpumap_finding_gpus",
+        "gpumap_finding_judged",
     }
     up = next(one for one in GROUPS["device"] if one.name == "gpumap_gpu_up")
     assert [series.value for series in up.read(snapshot)] == [0]
@@ -319,7 +332,7 @@ def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
 def test_a_device_that_only_the_kubelet_names_has_its_allocation() -> None:
     """While NVML is down a device has holders and slots, but neither gpumap_device_info nor a measurement."""
     snapshot = with_node(empty_node(), devices=(Device(Uuid("GPU-x"), holders=0, allocatable={"nvidia.com/gpu": 1}),))
-    assert names(snapshot) == {"gpumap_device_holders", "gpumap_device_slots_allocatable"}
+    assert names(snapshot) == {"gpumap_device_holders", "gpumap_device_slots_allocatable", "gpumap_finding_judged"}
 
 
 def test_each_gpu_has_its_memory() -> None:
@@ -360,6 +373,17 @@ def sample(name: str, snapshot: Snapshot) -> dict[tuple[str, ...], float]:
     """A family's values by their labels."""
     (family,) = (one for one in native(GROUPS, process_metrics=False) if one.name == name)
     return {series.labels: series.value for series in family.read(snapshot)}
+
+
+def test_devices_that_their_plugin_calls_unhealthy() -> None:
+    """Each once, also for two pods of one name. An unknown claim is not: its driver may report no health at all."""
+    gpu, claim = "nvidia.com/gpu", "claim:gpus/one"
+    reported = [(gpu, "0", "Unhealthy"), (gpu, "0", "Unknown"), (gpu, "1", "Unknown"), (gpu, "2", "Healthy")]
+    reported += [(claim, "3", "Unhealthy"), (claim, "4", "Unknown"), (gpu, "5", "")]
+    rows = tuple(ReportedDeviceHealth("n", "p", "c", *one) for one in reported)
+    assert sample("gpumap_allocation_unhealthy_info", with_node(empty_node(), device_health=rows)) == {
+        ("n", "p", "c", resource, device): 1 for resource, device in ((claim, "3"), (gpu, "0"), (gpu, "1"))
+    }
 
 
 def test_times_of_clock_events_count_nothing_twice() -> None:
@@ -426,6 +450,10 @@ def test_accounts_stand_without_their_container() -> None:
     charged = ContainerAccount(*name, Uuid("GPU-x"), 1.5, None, None, None)
     accounts = (GpuAccount(Uuid("GPU-x"), None, 2.5),)
     snapshot = with_node(empty_node(), accounts=(charged,), gpu_accounts=accounts)
-    assert names(snapshot) == {"gpumap_container_allocated_gpu_seconds_total", "gpumap_accounting_gap_seconds_total"}
+    assert names(snapshot) == {
+        "gpumap_container_allocated_gpu_seconds_total",
+        "gpumap_accounting_gap_seconds_total",
+        "gpumap_finding_judged",
+    }
     assert sample("gpumap_container_allocated_gpu_seconds_total", snapshot) == {(*name, "GPU-x"): 1.5}
     assert "estimate" in next(one.help for one in GROUPS["accounting"] if "container_energy" in one.name)

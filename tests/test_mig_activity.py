@@ -1,4 +1,4 @@
-"""The SM activity of MIG devices: whose it is, since when a holder rests, and what is charged for it."""
+"""The SM activity of MIG devices and of GPUs: whose it is, since when a holder rests, and what is charged for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from gpumap.model.node import ContainerAccount, Use
 from gpumap.model.snapshot import Snapshot
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, mig_uuid, use
+from tests.nodes import GIB, WHOLE, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, use
 
 LEAF = mig_uuid(0, 1, 0)
 ALONE = (1, 0)
@@ -234,3 +234,20 @@ def test_without_the_share_of_the_device_no_time_is_charged() -> None:
         snapshot = node.collect()
     assert activity(snapshot, pod) == 0.5
     assert charged(snapshot, pod).sm_activity_seconds is None
+
+
+def test_the_activity_of_a_gpu_counts_once_beside_its_sm_time() -> None:
+    """A whole GPU has both: rules and the bill take its SM time."""
+    pod = Pod("ml", "a", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
+    node = TestNode([Gpu(0, activities={WHOLE: 0.25})], [pod])
+    node.processes = [Process(100, gpu_uuid(0), pod, sm=0.5)]
+    for _ in range(3):
+        snapshot = node.collect()
+    found = use(snapshot, pod.full(), gpu_uuid(0))
+    assert found is not None
+    assert (found.sm_ratio, found.sm_activity_ratio, found.busy_ratio) == (0.5, 0.25, 0.5)
+    (account,) = snapshot.node.accounts
+    assert (account.sm_seconds, account.sm_activity_seconds) == (10.0 * 0.5, 5.0 * 0.25)
+    node.processes = []
+    node.collect()
+    assert [row.use and row.use.sm_activity_ratio for row in node.collect().containers] == [None]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpumap.agent.nvml_worker import health
 from gpumap.lab.driver import GROUP_FIELDS as FIELDS_OF_GROUPS
+from gpumap.model.readings import Fabric
 from tests import standin
 from tests.examples import examples
 from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance
@@ -18,6 +19,7 @@ from tests.worker import Start, Worker
 A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
 MIG_A = "MIG-00000000-0000-0000-0000-00000000001a"
 ALL_LINKS = 0xFFFFFFFF
+FABRIC = "nvmlDeviceGetGpuFabricInfoV"
 GROUP_FIELDS = "nvmlDeviceGetFieldValues"
 EVENTS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSupportedClocksEventReasons")
 THROTTLING = ("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetSupportedClocksThrottleReasons")
@@ -53,6 +55,7 @@ def healthy_gpu(uuid: str = A) -> Gpu:
         performance_state=0,
         compute_mode=3,
         fan_percents=[30, 105],
+        fabric=(3, 0),
         vbios="96.00.A5.00.03",
         compute_capability=(9, 0),
         max_clocks_megahertz={"graphics": 1980, "sm": 1980, "memory": 2619},
@@ -76,6 +79,9 @@ def healthy_gpu(uuid: str = A) -> Gpu:
             (138, ALL_LINKS): ("ulonglong", 3),
             (139, ALL_LINKS): ("ulonglong", 4),
             (138, 0): ("ulonglong", 99),
+            52: ("ulonglong", 5),
+            59: ("ulonglong", 0),
+            38: ("ulonglong", 1 << 40),
         },
     )
 
@@ -116,8 +122,38 @@ def test_links_are_told_in_bytes(start: Start) -> None:
     reading = start(groups=("links",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert (reading.pcie_source, reading.pcie_transmit_bytes, reading.pcie_receive_bytes) == (None, None, None)
     assert (reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes) == (3 << 10, 4 << 10)
+    assert reading.nvlink_errors == {"replay": 5, "recovery": 0, "crc_flit": 1 << 40}
+    assert reading.fabric == Fabric("completed", "success")
     assert reading.pcie_replays is None
     assert (reading.clocks_hertz, reading.recovery_action, reading.ecc_errors) == ({}, None, {})
+
+
+@pytest.mark.parametrize(
+    ("said", "fabric"),
+    [
+        (None, None),
+        ((0, 0), None),
+        ((1, 0), Fabric("not_started")),
+        ((2, 999), Fabric("in_progress")),
+        ((3, 0), Fabric("completed", "success")),
+        ((3, 27), Fabric("completed", "not_ready")),
+        ((9, 0), Fabric("code_9")),
+    ],
+)
+def test_the_fabric_is_told_in_words(start: Start, said: tuple[int, int] | None, fabric: Fabric | None) -> None:
+    """A GPU without a fabric has none. The status has a meaning only after the registration (nvml.h)."""
+    reading = start(groups=("links",)).read_one(Driver(gpus=[Gpu(A, fabric=said)]))
+    assert (reading.fabric, reading.nvlink_errors, reading.refusals) == (fabric, {}, {})
+
+
+def test_a_refused_fabric_is_told(start: Start) -> None:
+    """It costs its value alone. A driver without the function has no fabric."""
+    driver = Driver(gpus=[healthy_gpu()], fail={(FABRIC, 0): Code.UNKNOWN})
+    reading = start(groups=("links",)).read_one(driver)
+    assert (reading.fabric, reading.refusals) == (None, {FABRIC: Code.UNKNOWN})
+    assert reading.nvlink_errors
+    older = start((FABRIC,), groups=("links",)).read_one(Driver(gpus=[healthy_gpu()]))
+    assert (older.fabric, older.refusals) == (None, {})
 
 
 def test_a_group_that_is_not_asked_for_costs_no_call(start: Start, tmp_path: Path) -> None:
@@ -138,7 +174,8 @@ def test_a_group_that_is_not_asked_for_costs_no_call(start: Start, tmp_path: Pat
         worker.read(driver)
         counted = count_calls(worker, driver, calls)
         assert optional & counted.keys() == expected
-        slow = {"health", "card"} & set(groups)  # their fields that may be held have a call of their own
+        assert (FABRIC in counted) is ("links" in groups)
+        slow = {"health", "links", "card"} & set(groups)  # their fields that may be held have a call of their own
         assert counted[GROUP_FIELDS] == (2 if slow else 1)
         assert any(call.startswith("nvmlGpm") for call in counted) is ("links" in groups)
         assert not any("PcieThroughput" in call for call in counted)

@@ -553,8 +553,10 @@ async def test_agent_with_the_pods_api_alone(directory: Path, library: Path) -> 
                 ("trainer", "main", "gpu.nvidia.com/worker-3/gpu-0", "Unknown"),
                 ("trainer", "main", gpu_uuid(1), "Unhealthy"),
             ]
+            assert page.by("gpumap_allocation_unhealthy_info", "device_id") == {gpu_uuid(1): 1}
             await api.stop()
             page = await running.until(lambda page: not page.up("pod_identity"), "its loss is not told")
+            assert page.by("gpumap_allocation_unhealthy_info", "device_id") == {}
             errors = page.by("gpumap_source_errors_total", "reason", source="pod_identity")
             assert any(reason.startswith("pods_api_") and count for reason, count in errors.items())
             assert json.loads((await running.get("/api/v1/map")).text)["device_health"] is None

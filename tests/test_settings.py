@@ -92,6 +92,8 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     "--collect": ("use", "allocation,device", "groups", ("use",), ("allocation", "device")),
     "--dialect": ("dcgm", "none", "dialects", ("dcgm",), ()),
     "--no-native": ("", "0", "native", False, True),
+    "--idle-after": ("10m", "90s", "idle_after_seconds", 600.0, 90.0),
+    "--grace": ("1m", "30s", "grace_seconds", 60.0, 30.0),
     "--process-metrics": ("", "0", "process_metrics", True, False),
     "--push": ("", "false", "push", True, False),
     "--nvml-release": ("", "false", "nvml_release", True, False),

@@ -25,6 +25,7 @@ from tests.worker import PATIENCE_SECONDS, Start, Worker
 HOLD = 30.0
 ECC = "nvmlDeviceGetMemoryErrorCounter"
 LIMIT = "nvmlDeviceGetEnforcedPowerLimit"
+FABRIC = "nvmlDeviceGetGpuFabricInfoV"
 FIELDS = "nvmlDeviceGetFieldValues"
 EVER = 3600.0
 """No test takes so long."""
@@ -344,4 +345,4 @@ def test_calls_for_each_gpu(start: Start, tmp_path: Path) -> None:
     held, each = found
     more = each - held
     del more["nvmlEventSetWait_v2"]  # the listener waits beside the readings
-    assert more == Counter({ECC: 10 * 2, LIMIT: 10, FIELDS: 10})
+    assert more == Counter({ECC: 10 * 2, LIMIT: 10, FIELDS: 10, FABRIC: 10})

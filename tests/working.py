@@ -78,6 +78,8 @@ class WorkingNode:
         self.started = self.seconds
         self.node.memory = Memory()
         self._follow_until = -math.inf
+        self._since: dict[str, float] = {}
+        """The collection before, by GPU."""
         self._before = dict.fromkeys((gpu.index for gpu in self.gpus), self.seconds)
         self._samplers = {
             gpu.index: Sampler(lambda: self.seconds, lambda: int((WALL + self.seconds) * 1e6)) for gpu in self.gpus
@@ -122,6 +124,21 @@ class WorkingNode:
         working = (job for job in self._of.get((pod, leaf), ()) if (job.sm or job.encoder) and job.start < sampled)
         return max((min(job.end, sampled) for job in working), default=-math.inf)
 
+    def others_on(self, pod: str, leaf: str, lag_seconds: float = 1.0) -> set[str]:
+        """Return the other pods that truly worked since the collection before, or had a process at one of the two. The
+        driver's newest sample may lag a second."""
+        since, now = self._since[leaf], self.seconds
+        return {
+            job.pod.name
+            for job in self._recent
+            if job.leaf == leaf
+            and job.pod.name != pod
+            and (
+                ((job.sm or job.encoder) and job.start < now - lag_seconds and job.end > since)
+                or any(job.start <= at < job.end for at in (since, now))
+            )
+        }
+
     def worked_seconds(self, pod: str, leaf: str) -> float:
         """Return its SM-seconds since the start of the agent."""
         return sum(
@@ -145,6 +162,7 @@ class WorkingNode:
         if reading.fault is not None:
             return reading
         since, self._before[gpu.index] = self._before[gpu.index], self.seconds
+        self._since[gpu.uuid] = since
         refused = gpu.index in self.refused
         has_gpm = gpu.index in self.with_gpm and not refused
         if gpu.mig is not None:

@@ -6,6 +6,7 @@ What a browser complains of (errors of scripts, of the console, of the policy) i
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -104,6 +105,10 @@ class Tab:
         """What each element shows, its white space joined, as soon as there is data."""
         await self.page.wait_for_selector("#health li", state="attached")
         return [" ".join(text.split()) for text in await self.page.locator(selector).all_inner_texts()]
+
+    async def undated(self, selector: str) -> list[str]:
+        """The same without the times since when findings hold."""
+        return [re.sub(r", since \d\d:\d\d UTC", "", text) for text in await self.texts(selector)]
 
     async def width_over(self) -> int:
         """By how many pixels the page is wider than its window."""

@@ -8,6 +8,8 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, expect
 
+from gpumap.model.terms import FINDINGS
+from tests.agent import run_agent
 from tests.browser.browser import WATCHED, Site, tab
 from tests.browser.test_page import SHARED, cards, failing, holder, hostile, partitioned, shared_card
 from tests.browser.test_page import start_browser as start_browser  # the fixture `browser`
@@ -121,8 +123,44 @@ async def test_all_findings_are_shown_when_asked_for(site: Site, browser: Browse
         count = int((await one.texts("#attention h2 .of"))[0])
         await expect(one.page.locator("#attention ol li")).to_have_count(count)
         kinds = [text.split()[0] for text in await one.texts("#attention ol li")]
-        order = ["squatter", "leftover", "over", "idle", "unused"]
+        order = list(FINDINGS)
         assert kinds == sorted(kinds, key=order.index), "worst first"
+
+
+async def test_the_largest_waste_first(site: Site, browser: Browser) -> None:
+    """The list can be sorted by waste; then the pod of the tile comes first, and unknown waste last."""
+    site.collect(mixed(4), 30, 50.0)
+    async with tab(browser, site.url) as one:
+        first = one.page.locator("#attention ol li").first
+        await expect(first).to_contain_text("other/squatter-3")
+        tile = one.page.locator(".tile", has_text="Granted, not used")
+        await expect(tile).to_contain_text("most by server-2")
+        await one.page.get_by_role("button", name="Largest waste first").click()
+        await expect(first).to_contain_text("vision/server-2")
+        assert one.page.url.endswith("#sort=-waste")
+        await one.page.reload()
+        await expect(first).to_contain_text("vision/server-2")
+        await one.page.get_by_role("button", name="Worst first").click()
+        await expect(first).to_contain_text("other/squatter-3")
+
+
+FIRSTS = """() => {
+  const tile = [...document.querySelectorAll(".tile")].find((one) => one.textContent.startsWith("Granted, not used"));
+  const row = document.querySelector("#attention li:has(.mark-finding:is(.is-idle, .is-unused)) .pod");
+  return [tile?.querySelector("bdi")?.textContent, row?.textContent];
+}"""
+
+
+async def test_tile_and_list_name_the_same_pod(browser: Browser) -> None:
+    """The pod with the largest waste: in the tile, and in the first row of its kind."""
+    arguments = ("--scenario", "sharing", "--interval", "1s", "--grace", "2s")
+    async with (
+        run_agent("demo", *arguments) as agent,
+        tab(browser, agent.url, expected=lambda one: "503" in one) as one,
+    ):
+        await expect(one.page.locator(".tile", has_text="Granted, not used")).to_contain_text("most by")
+        in_tile, in_list = await one.page.evaluate(FIRSTS)
+        assert in_tile == in_list is not None
 
 
 async def test_nothing_is_wrong(site: Site, browser: Browser) -> None:

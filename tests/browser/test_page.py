@@ -12,6 +12,8 @@ import pytest_asyncio
 from msgspec import structs
 from playwright.async_api import Browser, Route, expect
 
+from gpumap.model.devices import with_processes
+from gpumap.model.findings import judge
 from gpumap.model.node import ContainerAccount, ContainerXids, GpuXids
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.workloads import Workload
@@ -120,7 +122,7 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
         assert await one.texts(row(one, "team/busy")) == ["team/busy main 1 0.1 – 20.0 GiB 20.0 GiB 50 % now"]
         (idle,) = await one.texts(row(one, "team/idle"))
         assert idle.endswith("1 0.1 – 0 0 0 % 10 s")
-        (squatter,) = await one.texts(row(one, "other/squatter"))
+        (squatter,) = await one.undated(row(one, "other/squatter"))
         assert squatter == (
             "other/squatter main not assigned squatter · uses a device that it does not hold: PID 12 python3 "
             "0 0 0 5.0 GiB 5.0 GiB 25 % now"
@@ -211,7 +213,7 @@ async def test_unknown_is_a_dash_with_its_reason(site: Site, browser: Browser) -
         )
         assert len(titles) == 5
         assert all(titles)
-        assert sum("are not visible" in title for title in titles) == 4
+        assert sum("hostPID" in title for title in titles) == 4
         await expect(one.page.locator("#attention")).to_contain_text("hostPID")
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
         assert tiles["Used, not granted"].startswith("–")
@@ -510,13 +512,13 @@ async def test_a_lost_gpu(site: Site, browser: Browser) -> None:
     site.collect(node)
     async with tab(browser, site.url) as one:
         await expect(one.page.locator(".gpu.down")).to_contain_text("down: lost")
-        await expect(one.page.locator(".fault")).to_contain_text("Down (lost): it fell off the bus, or was removed.")
+        await expect(one.page.locator("li.fault")).to_contain_text("Fell off the bus: reboot the node.")
         (text,) = await one.texts(f".gpu.down {row(one, 'pod-1-0')}")
         assert text.endswith("– – – – –")
 
 
 def ailing(**reading: object) -> Callable[[Snapshot], Snapshot]:
-    """The node's first GPU with readings of its health, as a driver gives them."""
+    """The node's first GPU with readings of its health, as a driver gives them, and their remedies."""
 
     def fall_ill(snapshot: Snapshot) -> Snapshot:
         first, *others = snapshot.node.gpus
@@ -530,13 +532,14 @@ def ailing(**reading: object) -> Callable[[Snapshot], Snapshot]:
 
 
 def show(site: Site, node: TestNode, *changes: Callable[[Snapshot], Snapshot]) -> None:
-    """Publish a node of now as it is after some changes."""
+    """Publish a node of now as it is after some changes, with its findings."""
     node.clock = site.clock - 10
     node.collect()
     snapshot = node.collect()
     for change in changes:
         snapshot = change(snapshot)
-    site.pages.publish(snapshot)
+    findings, judged = judge(with_processes(snapshot.node, snapshot.processes))
+    site.pages.publish(with_node(snapshot, findings=findings, judged=judged))
 
 
 async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
@@ -568,11 +571,15 @@ async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
     async with tab(browser, site.url) as one:
         assert "slowed by heat (hardware)" in (await one.texts(".gpu .facts"))[0]
         failure, pending, errors = await one.texts(".ills li")
-        assert failure.startswith("The GPU could not replace a bad row of its memory.")
-        assert pending.startswith("The GPU replaces bad rows of its memory at its next reset.")
+        assert failure.startswith(
+            "This GPU has bad memory: run the field diagnostic. The GPU could not replace a bad row"
+        )
+        assert pending.startswith(
+            "This GPU needs a reset to replace bad memory rows. The GPU replaces bad rows of its memory"
+        )
         assert "nvidia-smi --gpu-reset -i 0" in pending
-        assert errors.startswith("3 memory errors over its life were not correctable: dram 2, sram 1.")
-        assert "field diagnostic" in errors
+        assert errors == "3 memory errors over its life were not correctable: dram 2, sram 1."
+        assert await one.texts(".marks") == ["2 fault squatter +1"]
         assert await one.width_over() <= 0
 
 
@@ -589,12 +596,14 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
 
     show(site, cards(2, 1), need)
     async with tab(browser, site.url, width=width) as one:
-        notice = one.page.locator(".fault", has_text="drain_and_reset")
+        notice = one.page.locator("li.fault", has_text="drain and reset it")
         await expect(notice).to_contain_text("Start no new work on it, and let running work finish")
-        up, down = await one.texts(".ills li")
-        assert up.startswith("Recovery action: drain_and_reset. The GPU works with reduced capacity.")
-        assert down.startswith("Recovery action: node_reboot. The driver requests a reboot.")
-        assert "<index>" not in up + down
+        up, *down = await one.texts(".ills li")
+        assert up.startswith("This GPU has reduced capacity: drain and reset it. The GPU works with reduced capacity.")
+        assert down[-1].startswith(
+            "This GPU requires a reboot: drain the node, then reboot. The driver requests a reboot."
+        )
+        assert "<index>" not in "".join([up, *down])
         assert await one.width_over() <= 0
 
 
@@ -651,7 +660,7 @@ async def test_mig_devices_stand_below_their_gpu(site: Site, browser: Browser) -
             "GPU 1 MIG 2/0",
             "GPU 2",
         ]
-        (text,) = await one.texts(row(one, "team/small"))
+        (text,) = await one.undated(row(one, "team/small"))
         assert text == "team/small main unused · peak so far 4.0GiB 1 0.14 10.0 GiB 4.0 GiB 4.0 GiB – –"
         await expect(one.page.locator("#content")).to_contain_text("This GPU has no MIG device")
 

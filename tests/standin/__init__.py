@@ -263,6 +263,7 @@ class Gpu:
     clock_events: int | None = None
     clock_events_supported: int | None = None
     performance_state: int | None = None
+    fabric: tuple[int, int] | None = None
     fan_percents: list[int | None] | None = None
     ecc: dict[tuple[int, int, int], int] = field(default_factory=dict)
     vbios: str | None = None
@@ -522,6 +523,8 @@ def _health_lines(key: str, gpu: Gpu) -> Iterator[str]:
     )
     if gpu.compute_capability is not None:
         yield _line(f"{key}.compute_capability", *gpu.compute_capability)
+    if gpu.fabric is not None:
+        yield _line(f"{key}.fabric", *gpu.fabric)
     if gpu.power_limits_milliwatts is not None:
         yield _line(f"{key}.power.limits", *gpu.power_limits_milliwatts)
     for (kind, counter, location), count in gpu.ecc.items():

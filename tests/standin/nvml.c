@@ -31,7 +31,7 @@
  *   gpu.N.field.ID.SCOPE double|uint|ulong|ulonglong|slonglong|sint|ushort|error VALUE
  *   gpu.N.clock.graphics|sm|memory|video MHZ, gpu.N.clock.events|supported_events BITS
  *   gpu.N.max_clock.graphics|sm|memory|video MHZ
- *   gpu.N.performance_state NUMBER
+ *   gpu.N.performance_state NUMBER, gpu.N.fabric STATE STATUS
  *   gpu.N.fans NUMBER, gpu.N.fan.I PERCENT       fan 0 is also what the call without a fan's number tells
  *   gpu.N.ecc.TYPE.COUNTER.LOCATION NUMBER       nvml.h's numbers; counter 1 is the aggregate one
  *   gpu.N.gpm METRIC=VALUE …                     nvml.h's number and unit; "error:CODE": that code; others are not
@@ -104,6 +104,7 @@ typedef struct { u64 total, free, used; } Memory;
 typedef struct { u32 version; u64 total, reserved, free, used; } MemoryV2;
 typedef struct { u32 gpu, memory; } Utilization;
 typedef struct { u32 version, sensor; int celsius; } Temperature;
+typedef struct { u32 version; unsigned char cluster[16]; u32 status, clique; unsigned char state; u32 health; } Fabric;
 typedef struct { u32 pid; u64 used; u32 gi, ci; u64 cc_protected; } ProcessRow;
 typedef struct { u32 version, mode, count; ProcessRow *rows; } ProcessDetailList;
 typedef struct { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; } Sample;
@@ -165,6 +166,7 @@ enum { ROW_V1 = 16, ROW_V2 = 24, ROW_535 = 32 };
 _Static_assert(sizeof(Memory) == 24, "nvmlMemory_t");
 _Static_assert(sizeof(MemoryV2) == 40, "nvmlMemory_v2_t");
 _Static_assert(sizeof(Temperature) == 12, "nvmlTemperature_v1_t");
+_Static_assert(sizeof(Fabric) == 36, "nvmlGpuFabricInfo_v2_t");
 _Static_assert(sizeof(ProcessRow) == ROW_535, "nvmlProcessDetail_v1_t");
 _Static_assert(offsetof(ProcessRow, cc_protected) == ROW_V2, "nvmlProcessInfo_v2_t");
 _Static_assert(offsetof(ProcessRow, gi) == ROW_V1, "nvmlProcessInfo_v1_t");
@@ -1131,6 +1133,23 @@ DEVICE_NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, "clock.events", u64)
 
 #ifndef WITHOUT_nvmlDeviceGetSupportedClocksThrottleReasons
 DEVICE_NUMBER(nvmlDeviceGetSupportedClocksThrottleReasons, "clock.supported_events", u64)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetGpuFabricInfoV
+Return nvmlDeviceGetGpuFabricInfoV(Device device, Fabric *fabric)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(fabric);
+    if (fabric->version != VERSION(Fabric, 2))
+        return ARGUMENT_VERSION_MISMATCH;
+    const Line *line = find("%s.fabric", call.prefix);
+    if (!line)
+        return NOT_SUPPORTED;
+    memset(fabric, 0xFF, sizeof *fabric); /* what the struct has between its fields is nobody's */
+    fabric->state = (unsigned char)number(&line->words[0]);
+    fabric->status = (u32)number(&line->words[1]);
+    return SUCCESS;
+}
 #endif
 
 #ifndef WITHOUT_nvmlDeviceGetPerformanceState

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from gpumap.model.devices import with_processes
+from gpumap.model.devices import with_others, with_processes
 from gpumap.model.findings import sums, unknown
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.readings import GpuReading, MigInstance
@@ -67,7 +67,8 @@ def _gpu(gpu: Gpu) -> Gpu:
 
 
 def _device(device: Device) -> Device:
-    """Return a device without what it has in a better form."""
+    """Return a device with its other use, and without what it has in a better form."""
+    device = with_others(device)
     if device.mig is None:
         return device
     return structs.replace(device, mig=structs.replace(device.mig, **NOT_PUBLISHED[MigInstance]))

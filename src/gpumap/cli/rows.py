@@ -12,15 +12,13 @@ from typing import NamedTuple
 from gpumap.model.devices import (
     NO_CONTAINER,
     NodeDevice,
-    OtherUse,
     container_of,
     device_name,
     node_devices,
-    other_uses,
     sum_of,
 )
 from gpumap.model.gaps import use_known
-from gpumap.model.node import ContainerOnDevice, Gpu, Node, Process, Workload
+from gpumap.model.node import ContainerOnDevice, Gpu, Node, OtherUse, Process, Workload
 from gpumap.model.terms import ContainerName, Owner
 
 
@@ -28,8 +26,8 @@ class DeviceRow(NamedTuple):
     """A device of a node. `at` is the Unix time of its collection, `number` its place among the node's devices.
 
     Without `total_bytes`, the memory of the device cannot be read; then `used_bytes` are those of its processes.
-    `partitioned`: a GPU in MIG mode that was assigned as a whole. `holders`: their number; `None` if unknown.
-    The other values are those of its GPU.
+    `partitioned`: a GPU in MIG mode that was assigned as a whole. `holders`: their least number, 0 only if the device
+    is certainly free. The other values are those of its GPU.
     """
 
     node: str
@@ -107,7 +105,7 @@ def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[Cont
     for on, row in _devices(node):
         found = [
             *(_container(row, one) for one in on.device.containers),
-            *(_other(row, one) for one in other_uses(on.device)),
+            *(_other(row, one) for one in on.device.others),
         ]
         if namespace:
             found = [one for one in found if one.container.namespace == namespace]
@@ -147,7 +145,7 @@ def _device(on: NodeDevice, gpu: Gpu | None) -> DeviceRow:
         used_bytes=memory.used_bytes if memory else sum_of(one.memory_bytes for one in device.owners),
         use_known=use_known(device),
         partitioned=device.partitioned,
-        holders=device.holders,
+        holders=device.holders or (0 if device.is_free else None),
         up=gpu is None or gpu.up,
         utilization_ratio=reading.utilization_ratio if reading and gpu and not gpu.partitioned else None,
         temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
@@ -181,17 +179,14 @@ def _container(on: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
 
 
 def _other(on: DeviceRow, one: OtherUse) -> ContainerRow:
-    """Return other use. Its SM time is that of its processes if it is known of each."""
-    ratios = [process.sm_ratio for process in one.processes if process.sm_ratio is not None]
-    sm_ratio = min(sum(ratios), 1.0) if ratios and len(ratios) == len(one.processes) else None
     return ContainerRow(
         on,
         one.name,
         one.owner,
         memory_bytes=one.memory_bytes,
-        sm_ratio=one.host.sm_ratio if one.host else sm_ratio,
-        processes=one.process_count or None,
-        work=one.host.work if one.host else None,
+        sm_ratio=one.sm_ratio,
+        processes=one.processes or None,
+        work=one.work,
     )
 
 

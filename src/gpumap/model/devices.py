@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec import structs
 
-from gpumap.model.node import OTHER, ContainerOnDevice, Device, HostUse, Node, OwnerUse, Process, Workload
+from gpumap.model.node import OTHER, ContainerOnDevice, Device, Node, OtherUse, OwnerUse, Process, Workload
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, Owner, Source
 
@@ -51,21 +51,6 @@ class NodeDevice(NamedTuple):
     device: Device
 
 
-class OtherUse(NamedTuple):
-    """Use of a device by processes without a row of a container, or by no process at all (`unaccounted`).
-
-    `name` names the pod and container if they are known, `work` the work outside pods. `processes` is empty in a map
-    that is made of series, and `process_count` is known also there.
-    """
-
-    owner: Owner
-    name: ContainerName
-    memory_bytes: int | None
-    processes: tuple[Process, ...]
-    process_count: int | None
-    host: HostUse | None = None
-
-
 def node_devices(node: Node) -> Iterator[NodeDevice]:
     """Return the devices of a node, in its order."""
     return (NodeDevice(node, number, device) for number, device in enumerate(node.devices))
@@ -95,6 +80,11 @@ def grantees(device: Device) -> list[ContainerOnDevice]:
     return [one for one in device.containers if one.holds and not one.reservation]
 
 
+def with_others(device: Device) -> Device:
+    """Return the device with its other use: `others`."""
+    return structs.replace(device, others=tuple(other_uses(device)))
+
+
 def other_uses(device: Device) -> Iterator[OtherUse]:
     """Return other use by owner, then by container. Leaves out owners without memory and processes."""
     users = {one.name: one for one in device.containers if one.use}
@@ -105,7 +95,7 @@ def other_uses(device: Device) -> Iterator[OtherUse]:
                 rest.setdefault(container_of(one), []).append(one)
         if owner.owner is Owner.UNACCOUNTED or (owner.owner is Owner.SIBLING and not rest):
             if owner.memory_bytes:
-                yield OtherUse(owner.owner, NO_CONTAINER, owner.memory_bytes, (), None)
+                yield OtherUse(*NO_CONTAINER, owner.owner, owner.memory_bytes)
             continue
         if owner.owner is Owner.HOST and device.host:
             yield from _host_uses(device)
@@ -113,21 +103,41 @@ def other_uses(device: Device) -> Iterator[OtherUse]:
         if not device.processes and owner.owner not in (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.SCHEDULED):
             yield from _without_processes(device, owner)
         for name, processes in sorted(rest.items(), key=lambda pair: pair[0]):
-            memory_bytes = sum_of(one.memory_bytes for one in processes)
-            yield OtherUse(owner.owner, name, memory_bytes, tuple(processes), len(processes))
+            yield _of_processes(owner.owner, name, processes)
+
+
+def _of_processes(owner: Owner, name: ContainerName, processes: Sequence[Process]) -> OtherUse:
+    ratios = [one.sm_ratio for one in processes if one.sm_ratio is not None]
+    uids = {one.pod_uid for one in processes}
+    return OtherUse(
+        *name,
+        owner,
+        sum_of(one.memory_bytes for one in processes),
+        sm_ratio=min(sum(ratios), 1.0) if len(ratios) == len(processes) else None,
+        processes=len(processes),
+        pids=tuple(one.pid for one in processes),
+        pod_uid=uids.pop() if len(uids) == 1 else None,
+    )
 
 
 def _host_uses(device: Device) -> Iterator[OtherUse]:
     """Return the work outside pods. Processes without a name in the map belong to `other`."""
     named = {one.work for one in device.host}
-    of_work: dict[Workload, list[Process]] = {}
+    pids: dict[Workload, list[int]] = {}
     for process in device.processes:
         if process.owner is Owner.HOST:
             work = process.work if process.work in named else None
-            of_work.setdefault(work or OTHER, []).append(process)
+            pids.setdefault(work or OTHER, []).append(process.pid)
     for one in device.host:
-        processes = tuple(of_work.get(one.work, ()))
-        yield OtherUse(Owner.HOST, NO_CONTAINER, one.memory_bytes, processes, one.processes, one)
+        yield OtherUse(
+            *NO_CONTAINER,
+            Owner.HOST,
+            one.memory_bytes,
+            sm_ratio=one.sm_ratio,
+            processes=one.processes,
+            pids=tuple(pids.get(one.work, ())),
+            work=one.work,
+        )
 
 
 def _is_in_row(process: Process, users: Mapping[ContainerName, ContainerOnDevice]) -> bool:
@@ -147,7 +157,7 @@ def _without_processes(device: Device, owner: OwnerUse) -> Iterator[OtherUse]:
     if count is not None:
         count = max(count - sum(use.processes for use in uses), 0)
     if memory_bytes or count:
-        yield OtherUse(owner.owner, NO_CONTAINER, memory_bytes, (), count)
+        yield OtherUse(*NO_CONTAINER, owner.owner, memory_bytes, processes=count)
 
 
 def sum_of(values: Iterable[int | None]) -> int | None:
@@ -204,4 +214,5 @@ def _device_of_namespace(device: Device, namespace: str) -> Device:
         containers=in_namespace(device.containers, namespace),
         host=(),
         processes=processes,
+        others=in_namespace(device.others, namespace),
     )

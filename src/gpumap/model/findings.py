@@ -24,7 +24,7 @@ from gpumap.model.devices import (
     sum_of,
 )
 from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use_known
-from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Use
+from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, UnmatchedSlots, Use
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.shown import age, counted, listed, size
 from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName
@@ -206,10 +206,11 @@ def _leftovers(on: NodeDevice) -> Iterator[Finding]:
         return
     latest = on.node.timestamp - ENDING_SECONDS
     for other in other_uses(on.device):
-        left = [one for one in other.processes if one.owner_since is None or one.owner_since <= latest]
-        if other.owner is Owner.GONE and (left or not other.processes):
+        processes = [one for one in on.device.processes if one.pid in other.pids]
+        left = [one for one in processes if one.owner_since is None or one.owner_since <= latest]
+        if other.owner is Owner.GONE and (left or not processes):
             pids = tuple(one.pid for one in left)
-            what = _named_pids(on.device, pids) if pids else _counted(other.process_count)
+            what = _named_pids(on.device, pids) if pids else _counted(other.processes)
             used_bytes = sum_of(one.memory_bytes for one in left) if left else other.memory_bytes
             why = f"its pod no longer exists, but left {what}"
             since = min((at for one in left if (at := one.owner_since) is not None), default=0.0)
@@ -394,15 +395,19 @@ def _is_at_work(use: Use, node: Node) -> bool:
 
 
 def _unmatched(node: Node) -> Iterator[Finding]:
+    alike: dict[tuple[ContainerName, str], list[UnmatchedSlots]] = {}
     for entry in node.unmatched:
+        alike.setdefault((entry.name, entry.reason), []).append(entry)
+    for (name, reason), entries in alike.items():
+        slots = listed([f"{counted(entry.slots, 'slot')} of {entry.resource}" for entry in entries])
         yield Finding(
-            *entry.name,
+            *name,
             finding="unmatched",
-            reason=entry.reason,
+            reason=reason,
             uuid=None,
             since=0.0,
-            why=f"{counted(entry.slots, 'slot')} of {entry.resource} without a device: {entry.reason}",
-            remedy=entry.remedy,
+            why=f"{slots} without a device: {reason}",
+            remedy=entries[0].remedy,
         )
 
 

@@ -189,8 +189,8 @@ on the device, too."""
     no_process_seconds: Seconds | None = None
     """For how long gpumap has seen no process of it on the device."""
     sm_activity_ratio: Share | None = None
-    """Share of the MIG device's SMs that were busy, mean over the interval. Null on other devices, and if several \
-containers or unknown processes use the MIG device."""
+    """Share of the device's SMs that were busy, mean over the interval. Null if several containers or unknown \
+processes used the device, and before Hopper."""
 
     @property
     def busy_ratio(self) -> float | None:
@@ -312,6 +312,26 @@ class Process(Struct, frozen=True):
         return ContainerName(self.namespace, self.pod, self.container or "")
 
 
+class OtherUse(OfContainer, frozen=True):
+    """Use of a device without a row of a container: by processes, or by no process (unaccounted). Names that are not \
+known are empty."""
+
+    owner: Owner
+    """The owner."""
+    memory_bytes: int | None
+    """Null if the driver reports none of it. Negative for unaccounted if processes share memory."""
+    sm_ratio: Ratio | None = None
+    """SM time, mean over the interval. Null if it is not known of each process."""
+    processes: Count | None = None
+    """Number of processes on the device. Null for unaccounted."""
+    pids: tuple[int, ...] = ()
+    """Its processes, in the node's PID namespace. Empty if they are not known."""
+    pod_uid: PodUid | None = None
+    """UID of the pod. Null if it is unknown, or not the same for all processes."""
+    work: Workload | None = None
+    """Work outside pods. Null for other owners."""
+
+
 class Device(Struct, frozen=True):
     """What a container can be assigned: a GPU that is not partitioned, or a MIG device. Also a UUID that only the \
 kubelet names while NVML does not answer, and a partitioned GPU that was assigned as a whole."""
@@ -345,11 +365,18 @@ nothing."""
     """Work outside pods: it splits the owner host. Empty if there is none, or if owners are unknown."""
     processes: tuple[Process, ...] = ()
     """Processes on the device."""
+    others: tuple[OtherUse, ...] = ()
+    """Use that no container's row counts, by owner."""
 
     @property
     def is_leaf(self) -> bool:
         """NVML lists it, and the kubelet can assign it."""
         return self.gpu_uuid is not None and not self.partitioned
+
+    @property
+    def is_free(self) -> bool:
+        """Certainly no container holds it."""
+        return self.holders == 0 and not self.may_have_more
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -425,6 +452,13 @@ class ReportedDeviceHealth(OfContainer, frozen=True, order=True):
     """The kubelet's name of the device."""
     health: str
     """Healthy, Unhealthy or Unknown, as the kubelet reports it."""
+
+    @property
+    def is_unhealthy(self) -> bool:
+        """Whether a plugin reports it as unhealthy or unknown. Of a claim, the kubelet reports Unknown also if its
+        driver does not report health (kubernetes/kubernetes, pkg/kubelet/cm/dra/manager.go)."""
+        well = ("Healthy", "Unknown", "") if self.resource.startswith("claim:") else ("Healthy", "")
+        return self.health not in well
 
 
 class SourceHealth(Struct, frozen=True):

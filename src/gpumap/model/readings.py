@@ -61,7 +61,10 @@ NVML_FI_DEV_CLOCKS_EVENT_REASON_*."""
 ECC_TYPES = ("corrected", "uncorrected")
 ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram")
 """In the order of nvml.h's nvmlMemoryErrorType_t and nvmlMemoryLocation_t."""
-
+NVLINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data")
+"""In the order of nvml.h's nvmlNvLinkErrorCounter_t."""
+FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
+"""In the order of nvml.h's NVML_GPU_FABRIC_STATE_*."""
 
 PCIE_TOTALS, PCIE_RATES = "totals", "rates"
 """What counts the bytes over PCIe: the driver (totals), or the NVML worker, which integrates the driver's rates."""
@@ -167,6 +170,15 @@ class MigInstance(Struct, frozen=True, omit_defaults=True):
     """`None` also if several compute instances share the GPU instance: the driver measures only the GPU instance."""
 
 
+class Fabric(Struct, frozen=True, omit_defaults=True):
+    """Registration of a GPU with the fabric of NVSwitches."""
+
+    state: str
+    """One of FABRIC_STATES except not_supported, or code_N."""
+    status: str = ""
+    """Result of the completed registration: success, or the name of NVML's error. Empty before."""
+
+
 class GpuReading(Struct, frozen=True, omit_defaults=True):
     """All that NVML reports for one GPU in one read. With a `fault`, only its identity and recovery action are known.
 
@@ -263,6 +275,10 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     """Bytes that the GPU sent over all NVLinks."""
     nvlink_receive_bytes: OfLinks[int | None] = None
     """Bytes that the GPU received over all NVLinks."""
+    nvlink_errors: OfLinks[dict[str, int]] = {}
+    """Over all NVLinks, by type: NVLINK_ERRORS."""
+    fabric: OfLinks[Fabric | None] = None
+    """`None` also if the GPU has no fabric."""
     pcie_replays: OfCard[int | None] = None
     """Packets that PCIe sent again."""
     activity: OfGpm[Activity | None] = None

@@ -44,7 +44,7 @@ class Measured(Struct, frozen=True):
     owner: Owner
     pod_uid: PodUid | None
     sm_activity_ratio: float | None = None
-    """Of a MIG device, which has no `times`."""
+    """GPM's, of its device."""
 
 
 class Times(NamedTuple):
@@ -150,6 +150,8 @@ class LeafUse:
     """Pods with a process that worked, or may have, and may be of any of their containers. `None`: of any pod."""
     activity: LeafActivity | None = None
     """`None` if GPM does not report it."""
+    only_users_worked: bool = False
+    """Samples show that no process worked but those of the `activity`'s users, and explain all of that."""
     ended_work_times: Mapping[Workload, list[ProcessSample | None]] = field(default_factory=dict)
     """Time of ended processes outside pods, by their work; `None` if some of it may be another process's."""
 
@@ -166,9 +168,9 @@ class LeafUse:
             ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
             total, complete = self._sum(items, ended)
             active, timed = self._active(name, uid, total, complete, len(items))
-            sm_activity = self.activity.of(name, uid) if self.activity and self.partitioned else None
             times = self._known(total, complete)
-            yield name, Measured(memory_bytes, len(items), times, active, timed, owner, uid, sm_activity)
+            activity = self._sm_activity(name, uid)
+            yield name, Measured(memory_bytes, len(items), times, active, timed, owner, uid, activity)
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
@@ -183,6 +185,14 @@ class LeafUse:
             times = self._known(*self._sum(items, ended.get(work, ())))
             uses.append(HostUse(work, memory_of_all(items), len(items), ratio_of(times.sm)))
         return tuple(uses)
+
+    def _sm_activity(self, name: ContainerName, uid: PodUid | None) -> float | None:
+        """Return the SM activity of a container. On a GPU, only of its one user: others have SM time."""
+        if self.activity is None:
+            return None
+        if self.partitioned:
+            return self.activity.of(name, uid)
+        return self.activity.sm_ratio if self.only_users_worked and self.activity.users == {(name, uid)} else None
 
     def _sum(
         self, items: Iterable[Attributed], ended: Iterable[ProcessSample | None]
@@ -286,6 +296,11 @@ def measure_leaf(
     stray = tuple(map(any, zip(*(structs.astuple(one)[1:] for one in unlisted), strict=True)))
     unresolved = {item.process.pid for item in processes.attributed if item.unresolved}
     works_unseen = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
+    of_users = {item.process.pid for item in processes.attributed}
+    of_users |= {
+        one.pid for one in ended if activity and (one.process.container, one.process.pod_uid) in activity.users
+    }
+    is_explained = activity is not None and not activity.computes and not works_unseen
     return LeafUse(
         processes,
         times,
@@ -295,6 +310,7 @@ def measure_leaf(
         has_short_process=any(one.pid not in unresolved and _is_busy(one) for one in unlisted),
         may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
         activity=activity,
+        only_users_worked=is_explained and of_users.issuperset(pid for pid, one in by_pid.items() if _is_busy(one)),
         ended_work_times=ended_work_times,
     )
 

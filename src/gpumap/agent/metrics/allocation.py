@@ -55,6 +55,11 @@ def _unmatched(snapshot: Snapshot) -> Iterator[Series]:
         yield Series((*row.name, row.resource, row.reason), row.slots)
 
 
+def _unhealthy(snapshot: Snapshot) -> Iterator[Series]:
+    rows = {(*row.name, row.resource, row.device_id) for row in snapshot.node.device_health or () if row.is_unhealthy}
+    return (Series(labels, 1) for labels in sorted(rows))
+
+
 def _pod_info(snapshot: Snapshot) -> Iterator[Series]:
     for pod in snapshot.node.pods:
         yield Series((pod.namespace, pod.pod, pod.uid), 1)
@@ -110,6 +115,13 @@ ALLOCATION = (
         "gpumap_container_allocated_gpu_memory_bytes",
         "GPU memory granted to the container. Absent if its kind of sharing grants no memory.",
         lambda grant: grant.memory_bytes,
+    ),
+    Family(
+        "gpumap_allocation_unhealthy_info",
+        "gauge",
+        "The device plugin reports this device of the container as unhealthy, or does not know it. Needs the Pods API.",
+        ("namespace", "pod", "container", "resource", "device_id"),
+        _unhealthy,
     ),
     Family("gpumap_pod_info", "gauge", "A pod that holds or uses a GPU.", ("namespace", "pod", "uid"), _pod_info),
     Family(

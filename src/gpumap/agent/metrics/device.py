@@ -219,6 +219,13 @@ CODEC = (
 
 # --- the group links --------------------------------------------------------------------------------------------------
 
+
+def _fabric_info(snapshot: Snapshot) -> Iterator[Series]:
+    for gpu in snapshot.node.gpus:
+        if gpu.reading is not None and (fabric := gpu.reading.fabric) is not None:
+            yield Series((gpu.uuid, fabric.state, fabric.status), 1)
+
+
 LINKS = (
     measured(
         "gpumap_gpu_pcie_transmit_bytes_total",
@@ -245,6 +252,20 @@ LINKS = (
         "Bytes that the GPU received over all of its NVLinks.",
         lambda reading: reading.nvlink_receive_bytes,
         "counter",
+    ),
+    measured_by(
+        "type",
+        "gpumap_gpu_nvlink_errors_total",
+        "Errors of all NVLinks of the GPU, by type, as counted by the driver. GPUs before Blackwell.",
+        lambda reading: reading.nvlink_errors,
+        "counter",
+    ),
+    Family(
+        "gpumap_gpu_fabric_info",
+        "gauge",
+        "Registration of the GPU with the fabric of NVSwitches. The status is empty until it is completed.",
+        ("gpu_uuid", "state", "status"),
+        _fabric_info,
     ),
 )
 
@@ -303,8 +324,8 @@ GPM = (
     ),
     used(
         "gpumap_container_sm_activity_ratio",
-        "Share of the MIG device's SMs that were busy (0-1), mean over the interval. Absent if several containers or "
-        "unknown processes use the MIG device.",
+        "Share of the device's SMs that were busy (0-1), mean over the interval. Absent if several containers or "
+        "unknown processes used the device, also for a short time.",
         lambda use: use.sm_activity_ratio,
     ),
 )

@@ -15,12 +15,9 @@ def _found(name: str, help: str, value: Callable[[Finding], float | None]) -> Fa
     """Return a family on findings."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        made = set()
         for one in snapshot.node.findings or ():
-            labels = (one.finding, one.reason, *one.name, one.uuid or "")
-            if (number := value(one)) is not None and labels not in made:
-                made.add(labels)
-                yield Series(labels, number)
+            if (number := value(one)) is not None:
+                yield Series((one.finding, one.reason, *one.name, one.uuid or ""), number)
 
     return Family(name, "gauge", help, LABELS, read)
 

@@ -11,6 +11,7 @@ import pynvml
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
 from gpumap.agent.nvml_worker.card import CLOCKS, answered, counted, hertz, word_of
+from gpumap.agent.nvml_worker.codes import word
 from gpumap.agent.nvml_worker.field_values import Values, flag
 from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall
 from gpumap.model.readings import (
@@ -18,7 +19,10 @@ from gpumap.model.readings import (
     CLOCK_EVENTS,
     ECC_LOCATIONS,
     ECC_TYPES,
+    FABRIC_STATES,
+    NVLINK_ERRORS,
     RECOVERY_ACTIONS,
+    Fabric,
 )
 
 _EVENT_BITS = tuple([(word, 1 << bit) for bit, word in enumerate(CLOCK_EVENTS)])
@@ -50,6 +54,19 @@ LINK_FIELDS = (
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
 )
+_NVLINK_ERRORS = tuple(
+    zip(
+        NVLINK_ERRORS,
+        (
+            pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+            pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
+            pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+            pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+        ),
+        strict=True,
+    )
+)
+SLOW_LINK_FIELDS = tuple(field for _, field in _NVLINK_ERRORS)
 _EVENTS = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
 """The second is the name before driver 535. CUDA 14 removes it."""
 _KNOWN_EVENTS = "nvmlDeviceGetSupportedClocksEventReasons", "nvmlDeviceGetSupportedClocksThrottleReasons"
@@ -57,6 +74,16 @@ _KNOWN_EVENTS = "nvmlDeviceGetSupportedClocksEventReasons", "nvmlDeviceGetSuppor
 
 def recovery_word(action: float) -> str:
     return word_of(RECOVERY_ACTIONS, int(action))
+
+
+def link_errors(values: Values) -> dict[str, int]:
+    """Return the errors of NVLinks by type, from its field values. Blackwell has no such counters."""
+    return {word: int(values[field]) for word, field in _NVLINK_ERRORS if field in values}
+
+
+def fabric(library: Library, gpu: Handle) -> PreparedCall[Fabric | None]:
+    out = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    return library.structure("nvmlDeviceGetGpuFabricInfoV", gpu, out=out, read=_fabric)
 
 
 def links(values: Values) -> dict[str, Any]:
@@ -163,6 +190,15 @@ class HealthOfGpu:
         if any(count is None for _, _, count in found):
             self._ecc = [row for row in self._ecc if self._calls.is_supported(row[2].key)]
         return counted(found)
+
+
+def _fabric(info: Any) -> Fabric | None:
+    state = info.state & 0xFF  # nvml.h, nvmlGpuFabricState_t: one byte
+    if state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+        return None
+    # nvml.h: the status "must be checked only if state returns complete"
+    completed = state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+    return Fabric(word_of(FABRIC_STATES, state), word(info.status) if completed else "")
 
 
 def _fan_ratio(percent: int) -> float:

@@ -20,7 +20,10 @@ from gpumap.agent.nvml_worker.health import (
     HEALTH_FIELDS,
     LINK_FIELDS,
     SLOW_HEALTH_FIELDS,
+    SLOW_LINK_FIELDS,
     HealthOfGpu,
+    fabric,
+    link_errors,
     links,
     recovery_word,
 )
@@ -39,8 +42,8 @@ from gpumap.model.readings import (
 )
 
 _TEMPERATURE = layout(pynvml.c_nvmlTemperature_v1_t)
-_FIELDS = {"health": HEALTH_FIELDS + SLOW_HEALTH_FIELDS, "links": LINK_FIELDS, CARD: CARD_FIELDS}
-_SLOW_FIELDS = frozenset(SLOW_HEALTH_FIELDS + CARD_FIELDS)
+_FIELDS = {"health": HEALTH_FIELDS + SLOW_HEALTH_FIELDS, "links": LINK_FIELDS + SLOW_LINK_FIELDS, CARD: CARD_FIELDS}
+_SLOW_FIELDS = frozenset(SLOW_HEALTH_FIELDS + SLOW_LINK_FIELDS + CARD_FIELDS)
 
 
 def fields_of(groups: tuple[str, ...]) -> tuple[int, ...]:
@@ -97,6 +100,7 @@ class _Device:
         self.field_values, self.slow_field_values = (FieldValues(library, calls, handle) for _ in range(2))
         self.slow_values = SlowValues(calls)
         self.health = HealthOfGpu(library, calls, handle)
+        self.fabric = fabric(library, handle)
         self.card = CardOfGpu(library, calls, handle)
         self.activities = Activities(library, calls, handle)
 
@@ -313,9 +317,11 @@ class GpuReader:
         return fields | slow
 
     def _slow_card(self, device: _Device) -> dict[str, Any]:
-        values = device.slow_field_values.read(self._slow_fields)
+        ask, values = self._calls.ask, device.slow_field_values.read(self._slow_fields)
+        links = {"nvlink_errors": link_errors(values), "fabric": ask(device.fabric)} if "links" in self._groups else {}
         return {
-            "power_limit_watts": self._calls.ask(device.power_limit),
+            "power_limit_watts": ask(device.power_limit),
+            **links,
             **(device.health.read_slow(values) if "health" in self._groups else {}),
             **(device.card.read(values) if CARD in self._groups else {}),
         }

@@ -1,8 +1,8 @@
 """Holds values of a GPU that change slowly, so that not each reading asks the driver for them.
 
-They are limits, ECC counts, remapped rows and retired pages. A held value is at most as old as the request allows. It
-belongs to one handle: it is dropped with it, and so with a fault of the GPU. Values of a reading with a refusal are not
-held. While a fault is near, nothing is held.
+They are limits, ECC counts, remapped rows, retired pages, errors of NVLinks and the state of the fabric. A held value
+is at most as old as the request allows. It belongs to one handle: it is dropped with it, and so with a fault of the
+GPU. Values of a reading with a refusal are not held. While a fault is near, nothing is held.
 """
 
 import time

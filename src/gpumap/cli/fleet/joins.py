@@ -19,6 +19,7 @@ from gpumap.cli.fleet.queries import AskedFamily, DeviceInfo, DevicelessGpu
 from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, nodes_of
 from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
+from gpumap.model.devices import with_others
 from gpumap.model.gaps import gaps_of
 from gpumap.model.node import (
     ContainerOnDevice,
@@ -251,7 +252,8 @@ def _device(found: NodeSeries, uuid: str) -> Device:
     # Unmatched slots exist only with a List. A device that one may be on has no gpumap_device_holders.
     least = len({*holders, *whole}) if whole or found.of(queries.UNMATCHED) else None
     owners = dict(_owners_of_containers(found, uuid, {*holders, *whole}))
-    return Device(
+    count = found.whole(queries.HOLDER_COUNT, uuid)
+    device = Device(
         uuid=Uuid(uuid),
         gpu_uuid=Uuid(info.gpu_uuid) if info.gpu_uuid else None,
         index=_nvml_number(info.index),
@@ -261,7 +263,8 @@ def _device(found: NodeSeries, uuid: str) -> Device:
         allocatable={
             resource: int(slots) for (of, resource), slots in _sorted(found, queries.ALLOCATABLE) if of == uuid
         },
-        holders=least if (count := found.whole(queries.HOLDER_COUNT, uuid)) is None else count,
+        holders=least if count is None else count,
+        may_have_more=least is not None and count is None,
         owners=tuple(found.owners.get(uuid, ())),
         containers=tuple(_container(found, uuid, name, owner) for name, owner in sorted(owners.items())),
         host=tuple(
@@ -275,6 +278,7 @@ def _device(found: NodeSeries, uuid: str) -> Device:
             if of == uuid
         ),
     )
+    return with_others(device)
 
 
 def _owners_of_containers(

@@ -17,7 +17,15 @@ from msgspec import structs
 
 from gpumap.lab.demo.scenario_model import Fault, Gpu, Leaf, Process, Scenario, ratio_at
 from gpumap.lab.demo.schedule import play_of
-from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, PCIE_RATES, Activity, GpuReading
+from gpumap.model.readings import (
+    CLOCK_EVENT_TIMES,
+    CLOCK_EVENTS,
+    NVLINK_ERRORS,
+    PCIE_RATES,
+    Activity,
+    Fabric,
+    GpuReading,
+)
 
 # --- load and power ---------------------------------------------------------------------------------------------------
 
@@ -276,8 +284,9 @@ def _grown(gpu: Gpu, seconds: float) -> int:
 
 def with_links(reading: GpuReading, gpu: Gpu, counted: Counters) -> GpuReading:
     """Add the values of the group of families `links`. PCIe comes from GPM, which measures no partitioned GPU."""
-    over_nvlink = int(counted.nvlink_bytes) // 1024 * 1024 if _NVLINKED.search(gpu.model) else None  # NVML counts KiB
-    if is_hopper(gpu.model) and not gpu.mig:
+    nvlinked, hopper = _NVLINKED.search(gpu.model) is not None, is_hopper(gpu.model)
+    over_nvlink = int(counted.nvlink_bytes) // 1024 * 1024 if nvlinked else None  # NVML counts KiB
+    if hopper and not gpu.mig:
         reading = structs.replace(
             reading,
             pcie_source=PCIE_RATES,
@@ -288,6 +297,8 @@ def with_links(reading: GpuReading, gpu: Gpu, counted: Counters) -> GpuReading:
         reading,
         nvlink_transmit_bytes=over_nvlink,
         nvlink_receive_bytes=over_nvlink,
+        nvlink_errors=dict.fromkeys(NVLINK_ERRORS, 0) if nvlinked and not is_blackwell(gpu.model) else {},
+        fabric=Fabric("completed", "success") if nvlinked and hopper else None,
     )
 
 

@@ -5,11 +5,17 @@ import { addressOf, BY, hasKubelet, sorted } from "./model.js";
 import { cell, containerName, deviceName, findingMark, head, ownerMark } from "./parts.js";
 import { bar } from "./bar.js";
 import { activity, problems, sensors } from "./health.js";
-import { isUsed, listedBytes, unsettled } from "./totals.js";
-import { bytes, clock, count, duration, FAULTS, known, moment, name, OWNER_MEANS, percent, printable, prose, share } from "./words.js";
+import { isFree, listedBytes } from "./totals.js";
+import { bytes, clock, count, duration, known, moment, name, OWNER_MEANS, percent, printable, prose, share } from "./words.js";
 
 const NAMED = 3; // holders of a whole GPU, at each of its instances
 const ROWS = 12; // of a device's table, before one asks for the rest
+
+/** Orders without a column. */
+export const ORDERS = [
+  { id: "attention", title: "Attention first" },
+  { id: "waste", title: "Largest waste first" },
+];
 
 export const COLUMNS = [
   { id: "name", title: "Container" },
@@ -47,9 +53,8 @@ export function details(line, context) {
 }
 
 const downText = (gpu, context) => [
-  `This GPU ${FAULTS[gpu.fault] ?? "is not usable"}. Only its assignments are known.`,
+  "Only the assignments of this GPU are known.",
   gpu.last_success ? ` It last answered ${duration(context.map.timestamp - gpu.last_success)} before this data.` : "",
-  gpu.remedies.fault ? h("span", { class: "remedy" }, " ", prose(gpu.remedies.fault)) : null,
 ];
 
 /** Return a MIG device, or a partitioned GPU that was assigned as a whole. */
@@ -123,21 +128,20 @@ const HELD = {
   "not all": "No holder is known. Some slots match no known device.",
 };
 
-const holdersKnown = (device, { allocationKnown, map }) =>
-  !hasKubelet(map) ? "never" : !allocationKnown || device.holders === null ? "no" : unsettled(map) ? "not all" : "yes";
+const holdersKnown = (device, map) =>
+  !hasKubelet(map) ? "never" : device.holders === null ? "no" : device.may_have_more ? "not all" : "yes";
 
 const usesKnown = (device, { map }) => device.owners.size > 0 && map.capabilities.pid_visibility;
 
 /** Return the text for a GPU without a known holder. */
 export function vacancy(line, context) {
   if (line.devices[0].bare) return "no MIG device";
+  const inUse = line.devices.some((device) => device.processes.length > 0);
   if (!hasKubelet(context.map)) {
-    if (line.devices.some(isUsed)) return "in use";
+    if (inUse) return "in use";
     return line.devices.every((device) => usesKnown(device, context)) ? "not in use" : "use not known";
   }
-  const free = line.devices.every((device) => holdersKnown(device, context) === "yes");
-  if (line.devices.some(isUsed)) return free ? "not held, but in use" : "no holder known, in use";
-  return free ? "free" : "no holder known";
+  return `${line.devices.every(isFree) ? "free" : "no holder known"}${inUse ? ", but in use" : ""}`;
 }
 
 const facts = (pairs) =>
@@ -157,7 +161,7 @@ function table(device, context) {
   if (!rows.length && device.whole.length) return null;
   if (!rows.length) {
     const uses = !usesKnown(device, context) ? "Its use is not known." : "No known use.";
-    return h("p", { class: "nobody" }, `${HELD[holdersKnown(device, context)]} ${uses}`);
+    return h("p", { class: "nobody" }, `${HELD[holdersKnown(device, context.map)]} ${uses}`);
   }
   const all = state.open.has(device.uuid) || device.narrowed || rows.length <= ROWS + 2;
   const shown = all ? rows : rows.slice(0, ROWS);
@@ -201,7 +205,7 @@ function containerRow(row, device, context) {
       swatch(row),
       containerName(row),
       row.owner === "assigned" ? null : [" ", ownerMark(row.owner)],
-      remark(row, isCurrent(row, device, context), context.map.timestamp),
+      remark(row, isCurrent(row, device, context)),
     ),
     cell(
       "Slots",
@@ -241,7 +245,7 @@ const value = (shown) => h("span", { class: "value" }, shown);
 
 const swatch = (row) => h("span", { class: `swatch ${row.tint ?? ""}`, "aria-hidden": "true" });
 
-const noted = (text) => h("span", { class: "remark" }, ` · ${text}`);
+const noted = (text, title) => h("span", { class: "remark", title }, ` · ${text}`);
 
 const slotsTitle = (row) => printable(Object.entries(row.grant.slots).map(([resource, slots]) => `${slots} × ${resource}`).join(", "));
 
@@ -249,15 +253,14 @@ const isCurrent = (row, device, { state }) =>
   state.device === device.uuid && state.row === addressOf(row) ? "true" : null;
 
 /** Return the finding of a row, with a link to all findings; for the selected row also the remedy. */
-function remark(row, current, now) {
+function remark(row, current) {
   const { finding } = row;
   if (row.grant?.reservation) return noted("reservation");
   if (!finding) return row.grant && row.use?.processes === 0 ? noted("no process") : null;
-  const since = finding.idle_seconds === null ? "" : `, since ${clock(now - finding.idle_seconds)}`;
   return [
     " ",
     findingMark(finding.finding, "#attention"),
-    finding.why && noted(printable(finding.why) + since),
+    noted(`${printable(finding.why)}, since ${clock(finding.since)}`, moment(finding.since)),
     current && finding.remedy && h("span", { class: "remedy" }, " ", prose(finding.remedy)),
   ];
 }
@@ -276,7 +279,7 @@ function restRow(row, device, context) {
       { scope: "row", colspan: 4 },
       swatch(row),
       containerName(row) ??
-        (row.podUid ? h("span", { class: "name" }, "pod ", name(row.podUid)) : row.work ? name(row.work, { class: "name" }) : null),
+        (row.pod_uid ? h("span", { class: "name" }, "pod ", name(row.pod_uid)) : row.work ? name(row.work, { class: "name" }) : null),
       " ",
       ownerMark(row.owner),
       processes && noted(processes),

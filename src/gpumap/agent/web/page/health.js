@@ -2,7 +2,7 @@
 // the absence of problems.
 
 import { h } from "./dom.js";
-import { BY, keyOf, sorted } from "./model.js";
+import { keyOf } from "./model.js";
 import { containerName, findingMark } from "./parts.js";
 import { bytes, count, percent, printable, prose, SLOWED } from "./words.js";
 
@@ -76,16 +76,13 @@ const ACTIVITY =
   "Mean over the last interval: busy SMs; warps on them, as a share of their maximum; busy tensor cores; " +
   "used memory bandwidth; time in which any engine was busy; busy FP64, FP32 and FP16 pipes";
 
-/** Return one word for each problem and each finding of a GPU, the worst first. */
-export function marks({ gpu, devices }, map) {
+/** Return one word for each kind of finding of a GPU, the worst first, then its XID errors and throttle reasons. */
+export function marks({ uuid, gpu, devices }, map) {
+  const uuids = new Set([uuid, ...devices.map((device) => device.uuid)]);
   const found = new Map();
-  const rows = devices.flatMap((device) => device.rows.filter((row) => row.finding));
-  for (const { finding } of sorted(rows, "attention", BY))
-    found.set(finding.finding, (found.get(finding.finding) ?? 0) + 1);
-  const wrong = gpu?.reading ? [wish(gpu), (gpu.reading.row_remap_failure || gpu.reading.row_remap_pending) && "repair"] : [];
-  const events = [...(gpu ? codesOf(gpu, map) : []).map(([code]) => `XID ${code}`), ...(gpu ? slowdowns(gpu).map((by) => `slowed by ${by}`) : [])];
+  for (const { finding } of (map.findings ?? []).filter((one) => uuids.has(one.uuid))) found.set(finding, (found.get(finding) ?? 0) + 1);
+  const events = gpu ? [...codesOf(gpu, map).map(([code]) => `XID ${code}`), ...slowdowns(gpu).map((by) => `slowed by ${by}`)] : [];
   const all = [
-    ...wrong.filter(Boolean).map((text) => [text, h("span", { key: text, class: "tag bad" }, text)]),
     ...[...found].map(([kind, number]) => [count(number, kind, kind), findingMark(kind, null, number)]),
     ...events.map((text) => [text, h("span", { key: text, class: "tag", title: text }, text.replace(/ by .*/, ""))]),
   ];
@@ -98,34 +95,22 @@ export function marks({ gpu, devices }, map) {
   );
 }
 
-/** Return the problems of a GPU with their remedies; null without problems. */
+/** Return the faults of a GPU, with their remedies, and its errors; null without any. */
 export function problems(gpu, map) {
-  const found = gpu ? [recovery(gpu), ...rows(gpu), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
+  const faults = (map.findings ?? []).filter((one) => one.finding === "fault" && one.uuid === gpu?.uuid);
+  const found = gpu ? [...faults.map(fault), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
   return found.length ? h("ul", { class: "ills" }, found) : null;
 }
 
-const problem = (key, level, shown, remedy, title) =>
-  h("li", { key, class: level, title }, shown, remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null);
+const fault = ({ reason, why, remedy }) => h("li", { key: reason, class: "bad" }, `This GPU ${printable(why)}.`, h("span", { class: "remedy" }, " ", prose(remedy ?? "")));
 
-/** Return the recovery action that the driver requests; null if it requests none. */
-export const wish = (gpu) => {
-  const action = gpu.recovery_action ?? "none";
-  return action === "none" ? null : printable(action);
-};
-
-const recovery = (gpu) =>
-  wish(gpu) && problem("recovery", "bad", `Recovery action: ${wish(gpu)}.`, gpu.remedies.recovery_action);
-
-const rows = (gpu) => [
-  gpu.reading?.row_remap_failure && problem("failure", "bad", prose(gpu.remedies.row_remap_failure)),
-  gpu.reading?.row_remap_pending && problem("pending", "warn", prose(gpu.remedies.row_remap_pending)),
-];
+const error = (key, shown, title) => h("li", { key, class: "warn", title }, shown);
 
 function ecc(gpu) {
   const lost = Object.entries(gpu.reading?.ecc_errors?.uncorrected ?? {}).filter(([, errors]) => errors);
   const all = lost.reduce((sum, [, errors]) => sum + errors, 0);
   const where = lost.map(([location, errors]) => `${printable(location)} ${errors}`).join(", ");
-  return all > 0 && problem("ecc", "warn", `${count(all, "memory error")} over its life were not correctable: ${where}.`, gpu.remedies.ecc_uncorrected);
+  return all > 0 && error("ecc", `${count(all, "memory error")} over its life were not correctable: ${where}.`);
 }
 
 /** Return the XID errors of a GPU, as pairs of code and number. */
@@ -141,10 +126,10 @@ function xids(gpu, map) {
     const first = [...names.values()].slice(0, HIT);
     const shown = first.map((one, at) => [at ? ", " : " while held or used by ", containerName(one)]);
     const more = names.size > HIT ? ` and ${names.size - HIT} more` : "";
-    return problem(`xid ${xid}`, "warn", [`XID ${xid}`, errors > 1 ? `, ${errors} times,` : "", shown, more, "."], null, SINCE);
+    return error(`xid ${xid}`, [`XID ${xid}`, errors > 1 ? `, ${errors} times,` : "", shown, more, "."], SINCE);
   });
   const more = counts.length - CODES;
-  if (more > 0) lines.push(problem("xids", "warn", `${count(more, "more code")} of XID errors: see api/v1/map.`));
+  if (more > 0) lines.push(error("xids", `${count(more, "more code")} of XID errors: see api/v1/map.`));
   return lines;
 }
 

@@ -3,9 +3,9 @@
 import { fill, h } from "./dom.js";
 import { Feed } from "./feed.js";
 import { Curves } from "./curves.js";
-import { attention, faults } from "./attention.js";
+import { attention } from "./attention.js";
 import { devicesOf, filtered, filteredProcesses, gpusOf, processesOf, TERMS } from "./model.js";
-import { COLUMNS as DEVICE_COLUMNS } from "./devices.js";
+import { COLUMNS as DEVICE_COLUMNS, ORDERS } from "./devices.js";
 import { strip } from "./strip.js";
 import { processesView, COLUMNS as PROCESS_COLUMNS } from "./processes.js";
 import { charges } from "./health.js";
@@ -33,6 +33,8 @@ const SAID = { lost: "The agent does not answer", late: "Old data" };
 let sought = false; // whether the device of the address is still to be scrolled to
 let lastState = "";
 
+const columns = () => (state.view === "processes" ? PROCESS_COLUMNS : [...ORDERS, ...DEVICE_COLUMNS]);
+
 // --- the address -----------------------------------------------------------------------------------------------------
 
 function readAddress() {
@@ -40,9 +42,8 @@ function readAddress() {
   const device = [...given.keys()].find((key) => /^(GPU|MIG)-/.test(key)) ?? null;
   state.view = given.get("view") === "processes" ? "processes" : "devices";
   state.query = given.get("q") ?? "";
-  const columns = state.view === "processes" ? PROCESS_COLUMNS : DEVICE_COLUMNS;
   const sort = given.get("sort") ?? "";
-  state.sort = columns.some(({ id }) => id === sort.replace(/^-/, "")) ? sort : FIRST[state.view];
+  state.sort = columns().some(({ id }) => id === sort.replace(/^-/, "")) ? sort : FIRST[state.view];
   sought = device !== null;
   state.device = device;
   state.row = (device && given.get("row")) || "";
@@ -86,7 +87,6 @@ function draw() {
   document.title = `${printable(map.name)} · gpumap`;
   fill($("node"), driverLine(map));
   const devices = devicesOf(map);
-  const kubelet = map.sources.find((source) => source.source === "kubelet");
   const context = {
     map,
     state,
@@ -94,12 +94,10 @@ function draw() {
     why: reasons(map),
     charges: charges(map),
     curves: new Curves(feed.history, map.timestamp),
-    allocationKnown: Boolean(kubelet?.up) || devices.some((device) => device.holding.length > 0),
   };
   const old = tooOld(map);
-  const broken = faults(map, devices, old);
-  fill($("attention"), attention(map, devices, broken, state));
-  fill($("overview"), old ? [] : overview(map, devices, broken.length));
+  fill($("attention"), attention(map, devices, old, state));
+  fill($("overview"), old ? [] : overview(map, devices));
   fill($("health"), health(map));
   const content = state.view === "processes" ? drawProcesses(devices, context) : drawDevices(devices, context);
   fill($("content"), content);
@@ -126,7 +124,8 @@ function drawDevices(devices, context) {
   const isHere = !state.device || [...context.map.gpus, ...devices].some((one) => one.uuid === state.device);
   const lost = isHere ? "" : `No device ${state.device} here`;
   say("found", state.query ? `${found.length} of ${count(devices.length, "device")}` : lost);
-  if (!found.length && state.query) return h("p", { class: "nobody" }, `Nothing matches the filter. Filter by words, and by ${TERMS}`);
+  if (!devices.length) return h("p", { class: "nobody" }, "No device is known.");
+  if (!found.length) return h("p", { class: "nobody" }, `Nothing matches the filter. Filter by words, and by ${TERMS}`);
   return strip(gpusOf(found), context);
 }
 
@@ -142,12 +141,10 @@ function say(id, text) {
 }
 
 function drawSorting() {
-  const columns =
-    state.view === "processes" ? PROCESS_COLUMNS : [{ id: "attention", title: "Attention first" }, ...DEVICE_COLUMNS];
   const value = state.sort.replace("-", "");
   fill(
     $("sort"),
-    columns.map(({ id, title }) => h("option", { key: id, value: id }, title)),
+    columns().map(({ id, title }) => h("option", { key: id, value: id }, title)),
   );
   if ($("sort").value !== value) $("sort").value = value;
 }

@@ -1,7 +1,6 @@
 // Turns the document of /api/v1/map into rows: holders, users and other use of each device. Filters and sorts them.
 
 const TINTS = 6;
-const OF_NO_CONTAINER = new Set(["gone", "mps_server"]); // also where a container of that name is a user
 
 const text = (value) => value ?? "";
 export const keyOf = (row) => JSON.stringify([text(row.namespace), text(row.pod), text(row.container)]);
@@ -43,9 +42,9 @@ export function devicesOf(map) {
 
 const holding = (device) => device.containers.filter((one) => one.grant);
 
-/** A leftover may have the name of a live container. */
+/** Return findings with their place in the agent's order. A leftover may have the name of a live container. */
 const findingsByRow = (map) =>
-  new Map((map.findings ?? []).map((one) => [`${one.finding === "leftover" ? "gone " : ""}${one.uuid} ${keyOf(one)}`, one]));
+  new Map((map.findings ?? []).map((one, place) => [`${one.finding === "leftover" ? "gone " : ""}${one.uuid} ${keyOf(one)}`, { ...one, place }]));
 
 /** Return the lines of the strip: the devices of each GPU in order. A device that NVML does not list has its own line. */
 export function gpusOf(devices) {
@@ -111,57 +110,27 @@ function containerRows(device, whole, findings) {
   });
 }
 
-const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
-
 function processesByRow(device) {
+  const others = new Set(device.others.flatMap((one) => one.pids));
   const found = new Map();
-  for (const one of device.processes.filter(({ owner }) => !OF_NO_CONTAINER.has(owner)))
+  for (const one of device.processes.filter(({ pid }) => !others.has(pid)))
     found.set(keyOf(one), [...(found.get(keyOf(one)) ?? []), one]);
   return found;
 }
 
-/** Return the use of processes without a container row, and memory that no process explains. */
+/** Return the rows of use that no container's row counts. */
 function restRows(device, findings) {
-  const users = new Set(device.containers.filter((one) => one.use).map(keyOf));
-  const works = new Map((device.host ?? []).map((one) => [workName(one.work) || "host", one]));
-  const rows = [];
-  for (const { owner, memory_bytes } of device.owners) {
-    const others = device.processes.filter(
-      (one) => one.owner === owner && (OF_NO_CONTAINER.has(owner) || !users.has(keyOf(one))),
-    );
-    const groups = new Map();
-    for (const one of others) {
-      const work = owner === "host" && works.has(workName(one.work)) ? workName(one.work) : owner;
-      const key = one.pod ? keyOf(one) : one.pod_uid ? `uid ${one.pod_uid}` : work;
-      groups.set(key, [...(groups.get(key) ?? []), one]);
-    }
-    if (!groups.size && memory_bytes && (owner === "unaccounted" || owner === "sibling")) groups.set(owner, []);
-    for (const [key, found] of groups) {
-      const reported = found.map((one) => one.memory_bytes).filter((one) => one !== null);
-      const sms = found.map((one) => one.sm_ratio);
-      const work = owner === "host" ? works.get(key) : undefined;
-      rows.push({
-        kind: "rest",
-        key: `${owner} ${key}`,
-        owner,
-        processes: found,
-        used: work ? work.memory_bytes : !found.length ? memory_bytes : reported.length ? sum(reported) : null,
-        namespace: text(found[0]?.namespace),
-        pod: text(found[0]?.pod),
-        container: text(found[0]?.container),
-        podUid: found[0]?.pod_uid ?? null,
-        sm: work ? work.sm_ratio : sms.length && !sms.includes(null) ? Math.min(sum(sms), 1) : null,
-        work: workName(work?.work),
-        gpus: null,
-        granted: null,
-        peak: null,
-        last: null,
-        slots: null,
-        finding: owner === "gone" ? (findings.get(`gone ${device.uuid} ${found.length ? keyOf(found[0]) : ""}`) ?? null) : null,
-      });
-    }
-  }
-  return rows;
+  const processes = new Map(device.processes.map((one) => [one.pid, one]));
+  return device.others.map((one) => ({
+    ...one,
+    kind: "rest",
+    key: [one.owner, keyOf(one), workName(one.work)].join(" "),
+    processes: one.pids.map((pid) => processes.get(pid)),
+    used: one.memory_bytes,
+    sm: one.sm_ratio,
+    work: workName(one.work),
+    finding: (one.owner === "gone" && findings.get(`gone ${device.uuid} ${keyOf(one)}`)) || null,
+  }));
 }
 
 export function processesOf(devices) {
@@ -218,7 +187,7 @@ const wordsOfRow = (row) =>
     row.pod,
     row.container,
     row.owner,
-    row.podUid ?? row.pod_uid,
+    row.pod_uid,
     row.work,
     row.comm,
     row.pid,
@@ -270,15 +239,9 @@ export function sorted(rows, order, values) {
     .map(([, row]) => row);
 }
 
-const KINDS = ["squatter", "leftover", "over", "idle", "unused"]; // worst first, as the agent ranks them
-
-const urgency = (row) => {
-  const rank = KINDS.indexOf(row.finding?.finding);
-  return rank >= 0 ? rank : row.owner === "unassigned" ? 0 : row.owner === "gone" ? 1 : row.kind === "rest" ? 6 : 5;
-};
-
 export const BY = {
-  attention: (row) => urgency(row) * 1e18 - (row.used ?? 0),
+  attention: (row) => (row.finding ? row.finding.place - 1e15 : (row.kind === "rest" ? 1e15 : 0) - (row.used ?? 0)),
+  waste: (row) => row.finding?.memory_bytes,
   name: nameOf,
   slots: (row) => row.slots?.[0],
   gpus: (row) => row.gpus,

@@ -7,7 +7,7 @@ import { details, vacancy } from "./devices.js";
 import { marks } from "./health.js";
 import { hasKubelet, keyOf, workName } from "./model.js";
 import { listedBytes } from "./totals.js";
-import { bytes, FAULTS, known, name, percent, printable } from "./words.js";
+import { bytes, known, name, percent, printable } from "./words.js";
 
 const NAMED = 3; // holders, or work outside pods, on a line
 const FEW = 2; // GPUs that are open from the start
@@ -60,7 +60,7 @@ function section(line, context) {
       h("h2", {}, h("button", { type: "button", "data-toggle": line.uuid, "aria-expanded": String(open) }, title)),
       name((gpu?.model ?? "").replace(/^NVIDIA /, ""), { class: "model", title: printable(gpu?.model ?? "") }),
       down
-        ? h("span", { class: "tag bad" }, `down: ${printable(gpu.fault)}, it ${FAULTS[gpu.fault] ?? "is not usable"}`)
+        ? h("span", { class: "tag bad" }, `down: ${printable(gpu.fault)}`)
         : numbers(line, context),
       h("span", { class: "held" }, holders(line, context), marks(line, context.map)),
     ),

@@ -1,17 +1,17 @@
 // The numbers of the node, its sources and its driver.
 
 import { h } from "./dom.js";
-import { hasKubelet } from "./model.js";
+import { hasKubelet, sorted } from "./model.js";
 import { totals } from "./totals.js";
 import { bytes, CAPABILITIES, count, known, name, printable, prose } from "./words.js";
 
 /** Return the numbers of the node. The numbers of waste come from the agent, and link to their rows. */
-export function overview(map, devices, faults) {
+export function overview(map, devices) {
   const all = totals(map, devices);
   const assigned = hasKubelet(map); // without a kubelet, nothing is assigned and nothing wasted
   const sums = map.finding_sums ?? {};
-  const down = (source) => (map.sources.find((one) => one.source === source)?.up ? null : DOWN[source]);
-  const unknown = down("nvml") ?? down("kubelet") ?? map.unjudged?.[0] ?? "gpumap could not check anything";
+  const down = map.sources.filter((one) => !one.up).length;
+  const unknown = map.unjudged[0] ?? "gpumap could not check all of it";
   const of = (...kinds) => (map.findings ?? []).filter((one) => kinds.includes(one.finding));
   const partitioned = devices.some((device) => device.mig);
   const rest = all.unattributed > all.used / 50 ? `, ${bytes(all.unattributed)} unattributed` : "";
@@ -19,38 +19,31 @@ export function overview(map, devices, faults) {
   return h(
     "dl",
     { class: "tiles" },
-    tile("GPUs", "GPUs, and GPUs with a running kernel", known(all.gpus, String, DOWN.nvml), [
+    tile("GPUs", "GPUs, and GPUs with a running kernel", known(all.gpus, String, unknown), [
       (partitioned || all.gpus === null) && all.devices ? count(all.devices, "device") : null,
       all.busy === null ? null : `${all.busy} busy`,
     ]),
-    assigned && tile("Held", "Devices that a container holds. Free: no container holds or uses it", known(all.held, (held) => `${held} of ${all.devices}`, DOWN.kubelet), [
+    assigned && tile("Held", "Devices that a container holds. Free: certainly no container holds it", known(all.held, (held) => `${held} of ${all.devices}`, unknown), [
       all.free === null ? null : `${all.free} free`,
     ]),
-    tile("Memory used", "By all owners. Unattributed: without a known owner", known(all.used, bytes, down("nvml") ?? "No GPU reports it"), [
+    tile("Memory used", "By all owners. Unattributed: without a known owner", known(all.used, bytes, map.unjudged[0] ?? "No GPU reports it"), [
       all.total === null ? null : `of ${bytes(all.total)}${rest}`,
     ]),
     assigned && tile("Granted, not used", "Of idle holders, and of holders that leave more than a fifth unused", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "idle,unused"),
     assigned && tile("Held idle", "Containers that hold a device and do no work", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
     assigned && tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
     assigned && tile("Left over", "Still used by deleted pods", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
-    tile("Faults", "GPUs and sources that are down or need repair", String(faults), ["GPUs, sources"], "fault"),
+    tile("Faults", "GPUs that are down or need repair", known(sums.faults, String, unknown), [down ? `${count(down, "source")} down` : null], "fault"),
   );
 }
-
-const DOWN = {
-  nvml: "NVML is down",
-  kubelet: "The kubelet does not answer",
-};
 
 const gpus = (held) => (held ? `${Number(held.toPrecision(2))} GPUs` : null);
 const pods = (found) => (found.length ? count(new Set(found.map((one) => `${one.namespace}/${one.pod}`)).size, "pod") : null);
 
-/** Return the pod with the most unused memory. */
+/** Return the pod of the finding with the most unused memory. */
 function mostOf(found) {
-  const bytesOf = new Map();
-  for (const one of found) bytesOf.set(one.pod, (bytesOf.get(one.pod) ?? 0) + (one.waste_bytes ?? 0));
-  const [first] = [...bytesOf].sort(([, a], [, b]) => b - a);
-  return first?.[1] ? ["most by ", name(first[0])] : null;
+  const [first] = sorted(found, "-waste", { waste: (one) => one.memory_bytes });
+  return first?.memory_bytes ? ["most by ", name(first.pod)] : null;
 }
 
 /** Return a number with notes. With a `kind` of finding it links to the rows of that finding. */

@@ -85,23 +85,14 @@ export const OWNER_MEANS = {
 };
 
 export const FINDING_MEANS = {
+  fault: "It does not work as it should.",
   squatter: "It uses a device that it does not hold.",
   leftover: "Its pod no longer exists, but its processes still use the device.",
   over: "It uses more memory than granted.",
+  stalled: "Its GPU is busy, but draws next to no power. It may be stalled.",
   idle: "It holds the device, but did no work for a while.",
   unused: "It uses less memory than granted.",
   unmatched: "It holds slots that match no known device.",
-};
-
-export const FAULTS = {
-  lost: "fell off the bus, or was removed",
-  reset_required: "must be reset before it can be used",
-  insufficient_power: "lacks power: check its power cables",
-  irq_issue: "has an interrupt problem",
-  no_permission: "is not accessible to gpumap",
-  hung: "does not answer NVML's calls",
-  worker_crashed: "crashes the driver library when gpumap reads it",
-  unknown: "reports an error that NVML does not explain",
 };
 
 /** The throttle reasons of clocks. */
