@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from msgspec import structs
 
@@ -199,6 +199,8 @@ class Gpu:
     """Its enforced power limit."""
     watts_limits: dict[str, float] = field(default_factory=dict)
     """Its other power limits, by kind."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """More values of its reading, instead of those above."""
 
     @property
     def uuid(self) -> Uuid:
@@ -246,6 +248,8 @@ class TestNode:
     clock: float = 1000.0
     asleep: float = 0.0
     """How long the machine has been suspended, which `clock` does not count."""
+    wall_step: float = 0.0
+    """By how much the wall clock was set."""
     memory: Memory = field(default_factory=Memory, repr=False)
     prepared: tuple[PreparedDevice, ...] | None = None
     reports_pods: bool = False
@@ -283,7 +287,7 @@ class TestNode:
 
     @property
     def now(self) -> Moment:
-        return Moment(self.clock, 1.7e9 + self.clock + self.asleep, self.asleep)
+        return Moment(self.clock, 1.7e9 + self.clock + self.asleep + self.wall_step, self.asleep)
 
     def later(self, seconds: float) -> Moment:
         """The moment so many seconds after now."""
@@ -418,7 +422,8 @@ class TestNode:
         return ProcTable(entries, unreadable, pid_visibility=True, visibility_reason="in this test")
 
     def _nvml(self) -> NvmlReading:
-        return NvmlReading("550.54", "12.4", "12.550", tuple(self._gpu(gpu) for gpu in self.gpus))
+        gpus = (structs.replace(self._gpu(gpu), **gpu.values) for gpu in self.gpus)
+        return NvmlReading("550.54", "12.4", "12.550", tuple(gpus))
 
     def _gpu(self, gpu: Gpu) -> GpuReading:
         if gpu.fault is not None:

@@ -25,7 +25,7 @@ from gpumap.model.devices import (
 )
 from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use_known
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, UnmatchedSlots, Use
-from gpumap.model.readings import Uuid
+from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.shown import age, counted, listed, size
 from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName
 
@@ -41,8 +41,6 @@ RECENT_SECONDS = 3600.0
 FATAL_XIDS = frozenset({46, 48, 54, 62, 63, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
 """Those that EKS's node monitoring agent 1.7 counts as fatal, without 109, which NVIDIA's device plugin counts as an
 error of the application."""
-BUSY_RATIO = 0.95
-"""Utilization of a GPU from which on its holder may be stalled."""
 
 
 class _HolderUse(NamedTuple):
@@ -290,8 +288,8 @@ def _of_holder(on: NodeDevice, holder: ContainerOnDevice, use: _HolderUse) -> Fi
     if granted is not None and used is not None and used > granted:
         why = f"uses {size(used)} of {size(granted)} granted"
         return _as(finding, "over", "over_grant", why, memory_bytes=used - granted, gpus=None)
-    if (seconds := _stalled_seconds(on, holder)) >= STALLED_SECONDS:
-        why = f"may be stalled: its GPU has been busy for {age(seconds)}, but draws next to no power"
+    if stalled := _stalled(on, holder):
+        seconds, why = stalled
         since = node.timestamp - seconds
         return _as(finding, "stalled", "busy_without_work", why, since=since, memory_bytes=None)
     if use.pod_at_work:
@@ -316,13 +314,18 @@ def _is_long(use: _HolderUse | Use | None, seconds: float) -> bool:
     return use is not None and use.seen_seconds is not None and use.seen_seconds >= seconds
 
 
-def _stalled_seconds(on: NodeDevice, holder: ContainerOnDevice) -> float:
-    """Return for how long the GPU of the only container with processes on it has been busy without work."""
+def _stalled(on: NodeDevice, holder: ContainerOnDevice) -> tuple[float, str] | None:
+    """Return for how long the GPU of the only container that computes there has been busy without work, and the
+    evidence as a phrase."""
+    if not (holder.use and holder.use.processes):
+        return None
     gpu = next((one for one in on.node.gpus if one.uuid == on.device.uuid), None)
-    if gpu is None or gpu.busy_without_work_seconds is None:
-        return 0.0
-    is_its_own = any(one.name == holder.name and one.use and one.use.processes for one in on.device.containers)
-    return gpu.busy_without_work_seconds if is_its_own else 0.0
+    seconds = gpu.busy_without_work_seconds if gpu else None
+    if gpu is None or gpu.reading is None or seconds is None or seconds < STALLED_SECONDS:
+        return None
+    reading, idle = gpu.reading, gpu.idle_power_watts or 0.0
+    watts = f"{reading.power_watts or 0.0:.0f} of {reading.power_limit_watts or 0.0:.0f} W (idle {idle:.0f} W)"
+    return seconds, f"may be stalled: busy for {age(seconds)}, but draws {watts}"
 
 
 def _idle_because(use: _HolderUse, idle_seconds: float) -> tuple[str, str]:
@@ -504,7 +507,7 @@ def _judged(node: Node, held: _Held) -> dict[str, bool]:
         "squatter": owners,
         "leftover": owners,
         "over": used and (not held or any(_is_grant_judged(*one) for one in held)),
-        "stalled": used and all(_is_stall_judged(gpu) for gpu in node.gpus),
+        "stalled": used and not _stalls_unknown(node) and _any_watched(held, STALLED_SECONDS),
         "idle": used
         and all(use is not None and use.idle_seconds is not None for _, use in held)
         and _any_watched(held, node.idle_after_seconds),
@@ -531,18 +534,13 @@ def _is_grant_judged(holder: ContainerOnDevice, use: _HolderUse | None) -> bool:
     return granted and use is not None and use.memory_bytes is not None
 
 
-def _is_stall_judged(gpu: Gpu) -> bool:
-    """Return whether a GPU has no work, is not busy, or shows by its power whether it works. On MIG GPUs, the driver
-    does not report utilization."""
-    reading = gpu.reading
-    if reading is None:
-        return False
-    if not reading.processes and not any(mig.processes for mig in reading.instances):
-        return True
-    if reading.utilization_ratio is None:
-        return False
-    has_power = None not in (reading.power_watts, reading.power_limit_watts, gpu.idle_power_watts)
-    return reading.utilization_ratio < BUSY_RATIO or has_power
+def _stalls_unknown(node: Node) -> list[Gpu]:
+    """Return the GPUs with processes of which it is not known whether they hang."""
+    return [gpu for gpu in node.gpus if gpu.busy_without_work_seconds is None and _may_have_process(gpu.reading)]
+
+
+def _may_have_process(reading: GpuReading | None) -> bool:
+    return reading is None or bool(reading.processes) or any(mig.processes for mig in reading.instances)
 
 
 NOTHING_ASSIGNED = (
@@ -582,10 +580,10 @@ def unknown(node: Node) -> Iterator[str]:
     held = _held(node)
     if doubtful := {"/".join(holder.pod_name) for holder, use in held if use and use.idle_seconds is None}:
         yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
-    if unclear := [str(gpu.index) for gpu in node.gpus if gpu.up and not _is_stall_judged(gpu)]:
+    if unclear := [str(gpu.index) for gpu in _stalls_unknown(node) if gpu.up]:
         yield (
-            f"It is not known whether the work on GPU {listed(unclear)} hangs: the driver does not report utilization "
-            "(MIG), or gpumap has never seen the GPU without a process."
+            f"It is not known whether the work on GPU {listed(unclear)} hangs: gpumap needs the GPU's utilization (not "
+            "reported with MIG), its power now and without a process, and clocks that are not lowered."
         )
     yield from _not_yet(node)
 

@@ -92,8 +92,8 @@ gpumap's start."""
     idle_power_watts: float | None = None
     """The lowest power that gpumap saw while no process was on the GPU. Null if it saw none."""
     busy_without_work_seconds: Seconds | None = None
-    """For how long the GPU has been busy with the processes of one container although it draws next to no power. Null \
-if it does not."""
+    """For how long the GPU has been busy with the processes of one container, although it does next to nothing. 0 if \
+it works or is not busy. Null if that is not known."""
     remedies: dict[str, str] = {}
     """What to do about its problems: fault, recovery_action, ecc_uncorrected, row_remap_pending, row_remap_failure, \
 xid_errors."""

@@ -1,109 +1,190 @@
-"""For how long a GPU has been busy without work: it runs kernels, but draws next to no power, like a hung collective.
+"""For how long a GPU has been busy without work: it runs kernels, but does next to nothing, like a hung collective.
 
-Evidence for the finding `stalled`. Only GPUs without MIG report their utilization.
+Evidence for the finding `stalled`. One sign of work ends the time, and so does a value that is no longer known. Drivers
+report no utilization of partitioned GPUs, so nothing is known of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.join.accounting import elapsed
-from gpumap.model.findings import BUSY_RATIO
+from gpumap.agent.join.accounting import GPUS_AWAY_MAX, LATE_SECONDS, elapsed
 from gpumap.model.node import Device, Gpu
 from gpumap.model.observations import Moment
-from gpumap.model.readings import GpuReading, Uuid
-from gpumap.model.terms import ContainerName
+from gpumap.model.readings import Activity, GpuReading, ProcessSample, Uuid
+from gpumap.model.terms import Owner
 
+BUSY_RATIO = 0.95
+"""Utilization of a busy GPU."""
 POWER_PART = 0.1
-"""Of the way from the idle power of a GPU to its limit."""
+"""A GPU without work draws at most this part of the way from its idle power to its limit."""
 ACTIVITY_RATIO = 0.01
+"""A GPU without work has less tensor and DRAM activity. The memory controller has whole percents: not more."""
 PCIE_BYTES_PER_SECOND, NVLINK_BYTES_PER_SECOND = 0.6e9, 9e9
-"""1 % of 16 lanes of PCIe 5.0, and of the NVLinks of a GPU of NVIDIA's Hopper generation."""
+"""1 % of 16 lanes of PCIe 5.0, and of the NVLinks of a Hopper GPU."""
+FREE_SECONDS = 30.0
+"""Clocks and power fall for some seconds after the last process: the power is idle power after so long."""
+MEASURED_SECONDS = 2.0
+"""Drivers count energy in steps: over a shorter time the mean power is not exact."""
 
 
 class StallMemory(NamedTuple):
     """What gpumap remembers of a GPU."""
 
     at: Moment
+    reading: GpuReading | None = None
+    """Of the time `at`. None after a gap."""
     idle_watts: float | None = None
     """The lowest power without a process."""
-    links: tuple[int | None, int | None] = (None, None)
-    """Bytes over PCIe and NVLink."""
-    container: ContainerName | None = None
-    """The only one with processes, if the GPU is busy without work."""
+    free_since: Moment | None = None
+    """Since then it has had no process and no utilization."""
     since: Moment | None = None
+    """Since then it has been busy without work."""
 
 
 def watch_for_stalls(
-    before: Mapping[Uuid, StallMemory], gpus: Iterable[Gpu], devices: Iterable[Device], at: Moment
+    before: Mapping[Uuid, StallMemory],
+    gpus: Iterable[Gpu],
+    devices: Iterable[Device],
+    at: Moment,
+    stale_after_seconds: float,
 ) -> tuple[dict[Uuid, StallMemory], tuple[Gpu, ...]]:
     """Return what to remember, and the GPUs with their idle power and for how long they have been busy without work."""
     by_uuid = {device.uuid: device for device in devices}
     after: dict[Uuid, StallMemory] = {}
     watched = []
     for gpu in gpus:
-        memory = _watch(before.get(gpu.uuid, StallMemory(at)), gpu.reading, by_uuid.get(gpu.uuid), at)
+        last = before.get(gpu.uuid, StallMemory(at))
+        if gpu.reading is None or elapsed(at) - elapsed(last.at) > stale_after_seconds + LATE_SECONDS:
+            last = StallMemory(at, idle_watts=last.idle_watts)
+        memory, seconds = last, None
+        if gpu.reading is not None:
+            memory, seconds = _watch(last, gpu.reading, by_uuid.get(gpu.uuid), at)
         after[gpu.uuid] = memory
-        seconds = elapsed(at) - elapsed(memory.since) if memory.since else None
-        if memory.idle_watts is not None or seconds is not None:
-            gpu = structs.replace(gpu, idle_power_watts=memory.idle_watts, busy_without_work_seconds=seconds)
-        watched.append(gpu)
-    return after, tuple(watched)
+        watched.append(structs.replace(gpu, idle_power_watts=memory.idle_watts, busy_without_work_seconds=seconds))
+    away = [(uuid, StallMemory(at, idle_watts=one.idle_watts)) for uuid, one in before.items() if uuid not in after]
+    return dict(away[-GPUS_AWAY_MAX:]) | after, tuple(watched)
 
 
-def _watch(before: StallMemory, reading: GpuReading | None, device: Device | None, at: Moment) -> StallMemory:
-    if reading is None:
-        return StallMemory(at, before.idle_watts)
-    links = (
-        _sum(reading.pcie_transmit_bytes, reading.pcie_receive_bytes),
-        _sum(reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes),
-    )
+def _watch(
+    before: StallMemory, reading: GpuReading, device: Device | None, at: Moment
+) -> tuple[StallMemory, float | None]:
+    """Return what to remember, and for how long it has been busy without work, if that is known."""
+    free_since = (before.free_since or at) if reading.processes == () and reading.utilization_ratio == 0 else None
     idle_watts = before.idle_watts
-    if reading.processes == () and reading.power_watts is not None:
+    if free_since and elapsed(at) - elapsed(free_since) >= FREE_SECONDS and reading.power_watts:
         idle_watts = min(reading.power_watts, idle_watts or reading.power_watts)
-    container = _only_user(device)
     seconds = elapsed(at) - elapsed(before.at)
-    if container is None or not _is_busy_without_work(reading, idle_watts, _traffic(before.links, links, seconds)):
-        return StallMemory(at, idle_watts, links)
-    since = before.since if before.since and before.container == container else at
-    return StallMemory(at, idle_watts, links, container, since)
+    works = _works(before.reading, reading, seconds, idle_watts, device)
+    since = (before.since or at) if works is False else None
+    busy_seconds = elapsed(at) - elapsed(since) if since else None if works is None else 0.0
+    if before.reading and seconds < MEASURED_SECONDS:  # measure from that reading the next time, too
+        at, reading = before.at, before.reading
+    return StallMemory(at, reading, idle_watts, free_since, since), busy_seconds
+
+
+def _works(
+    before: GpuReading | None, reading: GpuReading, seconds: float, idle_watts: float | None, device: Device | None
+) -> bool | None:
+    """Return whether a GPU works, or is not busy. False needs all evidence of the contrary."""
+    if reading.utilization_ratio is None:
+        return None
+    if reading.utilization_ratio < BUSY_RATIO:
+        return True
+    signs = [
+        before is not None and before.processes != reading.processes,
+        _others_compute(reading, device),
+        *_draws(before, reading, seconds, idle_watts),
+        _is_throttled(reading),
+        _is_active(before, reading),
+        _exceeds(_pcie_bytes, PCIE_BYTES_PER_SECOND, before, reading, seconds),
+        _exceeds(_nvlink_bytes, NVLINK_BYTES_PER_SECOND, before, reading, seconds),
+    ]
+    return None if None in signs and not any(signs) else any(signs)
+
+
+# --- signs of work; None: unknown -------------------------------------------------------------------------------------
+
+
+def _others_compute(reading: GpuReading, device: Device | None) -> bool | None:
+    """Return whether more than one container computes, or something outside containers."""
+    if device is None or not reading.processes:
+        return None
+    pids = {one.pid for one in reading.processes}
+    if any(one.pid not in pids and any(structs.astuple(one)[1:]) for one in reading.samples or ()):
+        return True  # a process that started and ended in between
+    if any(one.owner is Owner.UNKNOWN and one.processes for one in device.owners):
+        return None
+    uses = [one.use for one in device.containers if one.use and one.use.processes]
+    if len(uses) != 1 or uses[0].processes != len(pids):
+        return True
+    return False if reading.samples is None or uses[0].sm_ratio else None
+
+
+def _draws(
+    before: GpuReading | None, reading: GpuReading, seconds: float, idle_watts: float | None
+) -> Iterator[bool | None]:
+    """Yield whether it draws power: now, and since the last collection."""
+    watts, limit = reading.power_watts, reading.power_limit_watts
+    if watts is None or limit is None or idle_watts is None:
+        yield None
+        return
+    most = idle_watts + POWER_PART * (limit - idle_watts)
+    yield None if watts < idle_watts else watts > most  # a kernel draws more than none
+    yield _exceeds(lambda one: one.energy_joules, most, before, reading, seconds)
+
+
+def _is_throttled(reading: GpuReading) -> bool | None:
+    """Return False if the clocks are not lowered. Lower clocks need less power, also for work."""
+    lowered = any(is_active for event, is_active in reading.clock_events.items() if event != "gpu_idle")
+    return None if lowered or not reading.clock_events else False
+
+
+def _is_active(before: GpuReading | None, reading: GpuReading) -> bool | None:
+    controller, activity = reading.memory_controller_busy_ratio, reading.activity
+    if controller is not None and controller > ACTIVITY_RATIO:
+        return True
+    if reading.encoder_ratio or reading.decoder_ratio or any(map(_codes, reading.samples or ())):
+        return True
+    if activity is None:
+        return None if controller is None or (before is not None and before.activity is not None) else False
+    if any(ratio >= ACTIVITY_RATIO for ratio in _pipes(activity) if ratio is not None):
+        return True
+    return None if None in (controller, activity.tensor_ratio, activity.dram_ratio) else False
+
+
+def _codes(sample: ProcessSample) -> bool:
+    return any((sample.encoder_ratio, sample.decoder_ratio, sample.jpeg_ratio, sample.ofa_ratio))
+
+
+def _pipes(one: Activity) -> tuple[float | None, ...]:
+    return one.tensor_ratio, one.dram_ratio, one.fp64_ratio, one.fp32_ratio, one.fp16_ratio, one.video_ratio
+
+
+def _pcie_bytes(reading: GpuReading) -> int | None:
+    return _sum(reading.pcie_transmit_bytes, reading.pcie_receive_bytes)
+
+
+def _nvlink_bytes(reading: GpuReading) -> int | None:
+    return _sum(reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes)
 
 
 def _sum(sent: int | None, received: int | None) -> int | None:
     return None if sent is None or received is None else sent + received
 
 
-def _traffic(
-    before: tuple[int | None, int | None], now: tuple[int | None, int | None], seconds: float
-) -> tuple[float, ...]:
-    """Return the bytes per second over PCIe and NVLink, 0 if they are not known."""
-    return tuple(
-        (new - old) / seconds if old is not None and new is not None and seconds > 0 else 0.0
-        for old, new in zip(before, now, strict=True)
-    )
-
-
-def _only_user(device: Device | None) -> ContainerName | None:
-    """Return the container that has all processes on the device."""
-    if device is None or not device.owners:
-        return None
-    users = [one for one in device.containers if one.use and one.use.processes]
-    processes = sum(one.processes or 0 for one in device.owners)
-    only = users[0] if len(users) == 1 else None
-    return only.name if only and only.use and only.use.processes == processes else None
-
-
-def _is_busy_without_work(reading: GpuReading, idle_watts: float | None, traffic: tuple[float, ...]) -> bool:
-    power, limit = reading.power_watts, reading.power_limit_watts
-    if power is None or limit is None or idle_watts is None or (reading.utilization_ratio or 0.0) < BUSY_RATIO:
+def _exceeds(
+    count: Callable[[GpuReading], float | None],
+    most: float,
+    before: GpuReading | None,
+    reading: GpuReading,
+    seconds: float,
+) -> bool | None:
+    """Return whether a counter grew by more than `most` a second. A GPU without the counter has no such sign."""
+    old, new = count(before) if before else None, count(reading)
+    if old is None or seconds < MEASURED_SECONDS:
         return False
-    if power > idle_watts + POWER_PART * (limit - idle_watts):
-        return False
-    activity = reading.activity
-    if activity is None:
-        return True
-    works = [activity.tensor_ratio or 0.0, activity.dram_ratio or 0.0]
-    return max(works) < ACTIVITY_RATIO and traffic[0] < PCIE_BYTES_PER_SECOND and traffic[1] < NVLINK_BYTES_PER_SECOND
+    return None if new is None or new < old else new - old > most * seconds

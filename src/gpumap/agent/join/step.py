@@ -64,7 +64,9 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         xids=xid_memory,
     )
     node = _node(joined, after, containers, xids, container_xids, rules)
-    stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.finished)
+    stalls, gpus = watch_for_stalls(
+        memory.stalls, node.gpus, node.devices, observations.nvml.at, rules.stale_after_seconds
+    )
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners))
     node = _judged(structs.replace(node, gpus=gpus), processes, memory.findings)
     after = replace(after, stalls=stalls, findings=node.findings or ())

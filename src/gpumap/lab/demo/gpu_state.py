@@ -42,6 +42,11 @@ def fault_at(gpu: Gpu, moment: float) -> Fault | None:
     return next((fault for fault in gpu.faults if fault.start <= moment < fault.end), None)
 
 
+def working(specs: Sequence[Process]) -> list[Process]:
+    """Those that do not hang: the others keep a card busy, but need neither power nor memory traffic."""
+    return [spec for spec in specs if not spec.hangs]
+
+
 def load_of_leaf(leaf: Leaf, moment: float, specs: Sequence[Process]) -> float:
     """The share of a device, whole or MIG, that computes."""
     return min(1.0, sum(ratio_at(spec.sm, moment) for spec in specs if leaf in spec.leaves))
@@ -133,14 +138,15 @@ def _of_play(scenario: Scenario, index: int) -> tuple[tuple[float, ...], tuple[t
 def _rates(gpu: Gpu, moment: float, specs: Sequence[Process]) -> tuple[float, ...]:
     """By the second."""
     alive = [spec for spec in specs if spec.runs_at(moment)]
-    load = load_of_gpu(gpu, moment, alive)
-    linked = min(1.0, sum(ratio_at(spec.sm, moment) for spec in alive if len({leaf.gpu for leaf in spec.leaves}) > 1))
+    work = load_of_gpu(gpu, moment, working(alive))
+    apart = (spec for spec in working(alive) if len({leaf.gpu for leaf in spec.leaves}) > 1)
+    linked = min(1.0, sum(ratio_at(spec.sm, moment) for spec in apart))
     return Counters(
-        joules=power_watts(gpu, load),
-        idle_seconds=float(is_idle(load)),
-        capped_seconds=float(is_capped(gpu, load)),
-        pcie_transmit_bytes=IDLE_PCIE_BYTES_PER_SECOND + PCIE_TRANSMIT_BYTES_PER_SECOND * load,
-        pcie_receive_bytes=IDLE_PCIE_BYTES_PER_SECOND + PCIE_RECEIVE_BYTES_PER_SECOND * load,
+        joules=power_watts(gpu, work),
+        idle_seconds=float(is_idle(load_of_gpu(gpu, moment, alive))),
+        capped_seconds=float(is_capped(gpu, work)),
+        pcie_transmit_bytes=IDLE_PCIE_BYTES_PER_SECOND + PCIE_TRANSMIT_BYTES_PER_SECOND * work,
+        pcie_receive_bytes=IDLE_PCIE_BYTES_PER_SECOND + PCIE_RECEIVE_BYTES_PER_SECOND * work,
         nvlink_bytes=NVLINK_BYTES_PER_SECOND * linked,
     )
 
@@ -194,20 +200,22 @@ def is_blackwell(model: str) -> bool:
     return _BLACKWELL.search(model) is not None
 
 
-def with_health(reading: GpuReading, gpu: Gpu, load: float, counted: Counters, seconds: float) -> GpuReading:
-    """Add the values of the group of families `health`."""
-    capped, idle = is_capped(gpu, load), is_idle(load)
+def with_health(
+    reading: GpuReading, gpu: Gpu, load: float, work: float, counted: Counters, seconds: float
+) -> GpuReading:
+    """Add the values of the group of families `health`. `work` is the load without processes that hang."""
+    capped, idle = is_capped(gpu, work), is_idle(load)
     has_process = bool(reading.processes) or any(instance.processes for instance in reading.instances)
     events = {"gpu_idle": idle, "sw_power_cap": capped}
     lasted = {"low_utilization": counted.idle_seconds, "sw_power_cap": counted.capped_seconds}
     has_fans = _has_fans(gpu)
     reading = structs.replace(
         reading,
-        clocks_hertz=_clocks(gpu, load),
+        clocks_hertz=_clocks(gpu, load, work),
         clock_events={reason: events.get(reason, False) for reason in KNOWN_EVENTS},
         clock_event_seconds={reason: round(lasted.get(reason, 0.0), 3) for reason in COUNTED_TIMES},
         performance_state=0 if has_process else 8,
-        fan_speed_ratios={"0": round(0.3 + 0.5 * load, 2)} if has_fans else {},
+        fan_speed_ratios={"0": round(0.3 + 0.5 * work, 2)} if has_fans else {},
         recovery_action="none",
     )
     return reading if has_fans else _with_memory_errors(reading, gpu, seconds)
@@ -245,9 +253,9 @@ def _top(gpu: Gpu) -> Clocks:
     return HOPPER if is_hopper(gpu.model) else AMPERE
 
 
-def _clocks(gpu: Gpu, load: float) -> dict[str, float]:
+def _clocks(gpu: Gpu, load: float, work: float) -> dict[str, float]:
     top = _top(gpu)
-    over = max(0.0, power_watts(gpu, load) / gpu.power_limit_watts - CAPPED_SHARE_OF_POWER)
+    over = max(0.0, power_watts(gpu, work) / gpu.power_limit_watts - CAPPED_SHARE_OF_POWER)
     lowered = CLOCK_STEP_MHZ * round(over * CAPPED_MHZ / CLOCK_STEP_MHZ)
     sm, video = (IDLE_MHZ, IDLE_MHZ) if is_idle(load) else (top.sm - lowered, top.video)
     return Clocks(sm, top.memory, video).hertz()

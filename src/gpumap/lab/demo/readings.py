@@ -22,6 +22,7 @@ from gpumap.lab.demo.gpu_state import (
     with_card,
     with_health,
     with_links,
+    working,
 )
 from gpumap.lab.demo.scenario_model import (
     UNREPORTED_BYTES,
@@ -72,10 +73,10 @@ def _reading(scenario: Scenario, gpu: Gpu, lives: Sequence[ProcessLife], seconds
     if fault := fault_at(gpu, moment):
         return _faulty(gpu, fault)
     specs = [life.spec for life in lives if life.spec]
-    load = load_of_gpu(gpu, moment, specs)
+    load, work = load_of_gpu(gpu, moment, specs), load_of_gpu(gpu, moment, working(specs))
     counted = counters(scenario, gpu, seconds)
-    reading = structs.replace(_basic(gpu, lives, load, seconds, moment), energy_joules=round(counted.joules, 3))
-    reading = with_links(with_health(reading, gpu, load, counted, seconds), gpu, counted)
+    reading = structs.replace(_basic(gpu, lives, load, work, seconds, moment), energy_joules=round(counted.joules, 3))
+    reading = with_links(with_health(reading, gpu, load, work, counted, seconds), gpu, counted)
     reading = with_card(reading, gpu, seconds)
     return _with_activity(reading, gpu, specs, moment) if is_hopper(gpu.model) else reading
 
@@ -92,7 +93,9 @@ def _faulty(gpu: Gpu, fault: Fault) -> GpuReading:
     )
 
 
-def _basic(gpu: Gpu, lives: Sequence[ProcessLife], load: float, seconds: float, moment: float) -> GpuReading:
+def _basic(
+    gpu: Gpu, lives: Sequence[ProcessLife], load: float, work: float, seconds: float, moment: float
+) -> GpuReading:
     """What is asked of every GPU."""
     whole = not gpu.mig
     specs = [life.spec for life in lives if life.spec]
@@ -113,8 +116,8 @@ def _basic(gpu: Gpu, lives: Sequence[ProcessLife], load: float, seconds: float, 
         memory_controller_busy_ratio=_sum(spec.memory_controller_at(moment) for spec in specs) if whole else None,
         encoder_ratio=_sum(ratio_at(spec.encoder, moment) for spec in specs) if whole else None,
         decoder_ratio=_sum(ratio_at(spec.decoder, moment) for spec in specs) if whole else None,
-        temperatures_celsius=_temperatures(load),
-        power_watts=round(power_watts(gpu, load), 3),
+        temperatures_celsius=_temperatures(work),
+        power_watts=round(power_watts(gpu, work), 3),
         power_limit_watts=float(gpu.power_limit_watts),
     )
 
@@ -144,7 +147,7 @@ def _with_activity(reading: GpuReading, gpu: Gpu, specs: Sequence[Process], mome
 
 
 def _activity(leaf: Leaf, specs: Sequence[Process], moment: float) -> Activity:
-    here = [spec for spec in specs if leaf in spec.leaves]
+    here = [spec for spec in working(specs) if leaf in spec.leaves]
     memory_load = sum(spec.memory_controller_at(moment) for spec in here)
     engines = zip(*[(spec.encoder, spec.decoder, spec.jpeg, spec.ofa) for spec in here], strict=True)
     video_load = max((sum(ratio_at(wave, moment) for wave in waves) for waves in engines), default=0.0)

@@ -479,6 +479,8 @@ class Process(Entry, frozen=True, kw_only=True, dict=True):
     ofa: Load = 0.0
     start: Instant | None = field(name="from", default=None)
     end: Duration | None = field(name="until", default=None)
+    hangs: bool = False
+    """Its kernels only wait: the GPU is busy, and does next to nothing."""
     comm: Comm = "python3"
 
     @cached_property
@@ -488,9 +490,9 @@ class Process(Entry, frozen=True, kw_only=True, dict=True):
         return tuple(dict.fromkeys([*whole, *(Leaf(mig.gpu, mig.instance) for mig, _ in each(self.mig))]))
 
     def memory_controller_at(self, moment: float) -> float:
-        """By default half of `sm`."""
+        """By default half of `sm`, or nothing if it hangs."""
         if self.memory_controller is None:
-            return ratio_at(self.sm, moment) / 2
+            return 0.0 if self.hangs else ratio_at(self.sm, moment) / 2
         return ratio_at(self.memory_controller, moment)
 
     def runs_at(self, moment: float) -> bool:
