@@ -582,7 +582,7 @@ def unknown(node: Node) -> Iterator[str]:
         yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
     if unclear := [str(gpu.index) for gpu in _stalls_unknown(node) if gpu.up]:
         yield (
-            f"It is not known whether the work on GPU {listed(unclear)} hangs: gpumap needs the GPU's utilization (not "
+            f"It is not known whether the work on GPU {listed(unclear)} hangs. gpumap needs the GPU's utilization (not "
             "reported with MIG), its power now and without a process, and clocks that are not lowered."
         )
     yield from _not_yet(node)
