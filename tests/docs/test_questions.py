@@ -168,7 +168,7 @@ def queries() -> Iterator[tuple[str, str]]:
             yield f"{page.name}:{block.line}", block.body
 
 
-@pytest.mark.parametrize(("place", "query"), queries())
+@pytest.mark.parametrize(("place", "query"), list(queries()))
 def test_a_query_is_answered(server: Prometheus, place: str, query: str) -> None:
     """Each query of the pages has a result on the captures or the demo."""
     eventually(lambda: server.ask(query) != [], about=lambda: place)
