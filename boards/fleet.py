@@ -1,7 +1,7 @@
 """GPU Fleet: existing, held and busy GPUs of all nodes and clusters.
 
 Its queries use the records of rules/fleet.yaml if they exist. It therefore also works on a server that has only these
-records.
+records, and the findings.
 """
 
 from __future__ import annotations
