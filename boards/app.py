@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from boards import queries as q
+from boards.findings import found
 from boards.links import CLUSTERED, CONTAINER_KEYS, NODES, TO_CARD, TO_POD, UUIDS, whose
-from boards.panels import NONE, RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table
+from boards.panels import RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table
 
 USED = q.holders("gpumap_container_gpu_memory_used_bytes")
 GRANTED = q.holders("gpumap_container_allocated_gpu_memory_bytes")
@@ -15,6 +16,10 @@ THERE = f"({q.holders('gpumap_allocation_info')} or {q.holders('gpumap_container
 TOTAL = q.most("gpumap_device_memory_total_bytes", q.BY_DEVICE, q.DEVICE)
 SHARE_OF_CARD = f"{USED} / on ({q.BY_DEVICE}) group_left () {TOTAL}"
 CARD_TOTAL = f"0 * {USED} + on ({q.BY_DEVICE}) group_left () {TOTAL}"
+IDLE = f'{q.POD}, finding="idle"'
+IDLE_GPUS = q.most("gpumap_finding_gpus", q.BY_HOLDER, IDLE)
+IDLE_SINCE = q.most("gpumap_finding_since_timestamp_seconds", q.BY_HOLDER, IDLE)
+UNUSED = q.unused(q.POD)
 BY_POD = "cluster, namespace, pod"
 LEGEND = "{{namespace}}/{{pod}}"
 ON_DEVICE = "{{namespace}}/{{pod}} {{container}} on {{node}} {{device}}"
@@ -56,9 +61,9 @@ NOW = Row(
             decimals=0,
         ),
         Stat(
-            title="Held, not busy",
-            about="Held shares minus SM time, for each container and card. Only where SM time is known, not on MIG.",
-            query=f"sum({q.idle(q.POD)})",
+            title="GPUs held idle",
+            about="Sum of the GPU shares that idle containers hold. Unknown if a node cannot judge it.",
+            query=q.or_none(f"sum({IDLE_GPUS})", "idle", q.NODE),
             decimals=2,
         ),
     ),
@@ -70,8 +75,7 @@ HOLDERS = Row(
         Table(
             title="Containers and their devices",
             about="Each container on each device that it holds or uses. An empty cell is unknown: granted is empty if "
-            "the sharing grants no memory, SM is empty on MIG. Idle is 0. Unused is granted memory that is not used. "
-            "Compute instances share memory in equal parts.",
+            "the sharing grants no memory, SM is empty on MIG. Unused and idle for are of the findings below.",
             keys=(
                 *CONTAINER_KEYS,
                 Key("device", "Device", TO_CARD),
@@ -87,10 +91,10 @@ HOLDERS = Row(
                 Column(CARD_TOTAL, "Of device", unit="bytes"),
                 Column(f"{USED} / {GRANTED}", "Used of granted", unit="percentunit", steps=FULL, gauge=True),
                 Column(SHARE_OF_CARD, "Used of device", unit="percentunit", gauge=True),
-                Column(q.unused(q.POD), "Unused", unit="bytes"),
+                Column(UNUSED, "Unused", unit="bytes"),
                 Column(BUSY, "SM", unit="percentunit", gauge=True),
                 Column(q.holders("gpumap_container_gpu_processes"), "Processes", decimals=0),
-                Column(f"time() - {q.holders('gpumap_container_last_active_timestamp_seconds')}", "Idle for", unit="s"),
+                Column(f"time() - {IDLE_SINCE}", "Idle for", unit="s"),
             ),
             sorted_by="Unused",
             height=11,
@@ -133,9 +137,8 @@ MEMORY = Row(
         ),
         Curves(
             title="Granted and not used, by pod",
-            about="Granted memory that the pod does not use, for each card. Use above a grant on another card does not"
-            " reduce it. Absent if nothing is granted.",
-            queries=(Query(f"sum by ({BY_POD}) ({q.unused(q.POD)})", LEGEND),),
+            about="Memory of the pod in idle and unused findings. Absent if there are none, or they are unknown.",
+            queries=(Query(f"sum by ({BY_POD}) ({UNUSED})", LEGEND),),
             unit="bytes",
             link=TO_POD,
         ),
@@ -168,47 +171,7 @@ COMPUTE = Row(
     ),
 )
 
-WRONG_KEYS = (
-    *CONTAINER_KEYS,
-    Key("device", "Device", TO_CARD),
-    Key("uuid", "uuid"),
-)
-WRONG = Row(
-    "Problems",
-    (
-        Table(
-            title="Above the grant",
-            about="Containers that use more memory of a card than granted.",
-            keys=WRONG_KEYS,
-            columns=(
-                Column(
-                    q.name_devices(f"({USED} - {GRANTED} > 0)", "device"), "Beyond", unit="bytes", steps=((1, RED),)
-                ),
-                Column(f"{USED} and {USED} > {GRANTED}", "Used", unit="bytes"),
-                Column(f"{GRANTED} and {USED} > {GRANTED}", "Granted", unit="bytes"),
-            ),
-            sorted_by="Beyond",
-            absent=NONE,
-            width=12,
-            height=7,
-        ),
-        Table(
-            title="Used, but not held",
-            about="Containers with processes on a device that they do not hold. Usually they are privileged, or see all"
-            " GPUs.",
-            keys=WRONG_KEYS,
-            columns=(
-                Column(q.name_devices(f"({q.holders('gpumap_container_unassigned_use')} > 0)", "device")),
-                Column(f"{USED} and {q.holders('gpumap_container_unassigned_use')} > 0", "Used", unit="bytes"),
-                Column(f"{BUSY} and {q.holders('gpumap_container_unassigned_use')} > 0", "SM", unit="percentunit"),
-            ),
-            sorted_by="Used",
-            absent=NONE,
-            width=12,
-            height=7,
-        ),
-    ),
-)
+FINDINGS = Row("Findings", (found(q.POD),))
 
 BOARD = Board(
     uid="gpumap-app",
@@ -220,5 +183,5 @@ BOARD = Board(
         *whose("gpumap_pod_info", q.NODE),
         UUIDS,
     ),
-    rows=(NOW, HOLDERS, MEMORY, COMPUTE, WRONG),
+    rows=(NOW, HOLDERS, MEMORY, COMPUTE, FINDINGS),
 )

@@ -43,12 +43,12 @@ def by_team(_: str, expr: str) -> str:
 
 
 def not_computing(labels: str, total: bool = False) -> str:
-    """Return the idle part of the held GPU-hours, where both are known, for each holding as in a bill."""
-    idle, held = f"clamp_min({HELD} - {COMPUTED}, 0)", q.known(HELD, COMPUTED)
+    """Return the part of the held GPU-hours without SM time, where both are known, for each holding as in a bill."""
+    rest, held = f"clamp_min({HELD} - {COMPUTED}, 0)", q.known(HELD, COMPUTED)
     if total:
-        return f"sum({idle}) / sum({held})"
+        return f"sum({rest}) / sum({held})"
     sums = by_team if labels == "team" else by
-    return f"{sums(labels, idle)} / {sums(labels, held)}"
+    return f"{sums(labels, rest)} / {sums(labels, held)}"
 
 
 def bill(labels: str) -> tuple[Column, ...]:
@@ -56,7 +56,7 @@ def bill(labels: str) -> tuple[Column, ...]:
     return (
         Column(f"{sums(labels, HELD)} / 3600", "GPU-hours held", unit="none", decimals=2),
         Column(f"{sums(labels, COMPUTED)} / 3600", "SM-hours", unit="none", decimals=2),
-        Column(not_computing(labels), "Idle", unit="percentunit", steps=((0.5, YELLOW),), gauge=True),
+        Column(not_computing(labels), "Not busy", unit="percentunit", steps=((0.5, YELLOW),), gauge=True),
         Column(f"{sums(labels, MEMORY)} / {GIB_HOUR}", "Memory, GiB-hours", unit="none", decimals=2),
         Column(f"{sums(labels, ENERGY)} / {JOULES_IN_KWH}", "Energy", unit="kwatth", decimals=3),
         Column(f"{sums(labels, HELD)} / 3600 * $price", "Cost", unit="none", decimals=2),
@@ -84,9 +84,9 @@ NOW = Row(
             decimals=2,
         ),
         Stat(
-            title="Idle part",
-            about="Idle share of the held GPU-hours, where SM time is known. Each container on a device counts "
-            "separately: one that uses more than its share does not reduce the idle share of others.",
+            title="Not busy",
+            about="Share of the held GPU-hours without SM time, where SM time is known. Each container on a device "
+            "counts separately: one that uses more than its share does not reduce the share of others.",
             query=not_computing("", total=True),
             unit="percentunit",
             decimals=0,
@@ -178,7 +178,9 @@ FLOW = Row(
                 Query(
                     by(BY_NAMESPACE, q.rate("gpumap_container_energy_joules_total", q.BY_HOLDER, PODS)), "{{namespace}}"
                 ),
-                Query(f"sum({q.rate('gpumap_gpu_energy_unattributed_joules_total', q.BY_GPU, q.NODE)})", "nobody"),
+                Query(
+                    f"sum({q.rate('gpumap_gpu_energy_unattributed_joules_total', q.BY_GPU, q.NODE)})", "unattributed"
+                ),
             ),
             unit="watt",
             stacked=True,

@@ -1,13 +1,14 @@
 """GPU Fleet: existing, held and busy GPUs of all nodes and clusters.
 
 Its queries use the records of rules/fleet.yaml if they exist. It therefore also works on a server that has only these
-records.
+records, and the findings.
 """
 
 from __future__ import annotations
 
 from boards import queries as q
-from boards.links import CLUSTERED, TO_NAMESPACE, TO_NODE, TO_POD, whose
+from boards.findings import ABOUT, found, unjudged
+from boards.links import CLUSTERED, TO_NAMESPACE, TO_NODE, whose
 from boards.panels import RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table
 
 NAMESPACES = f'{q.CLUSTER}, namespace=~"$namespace"'
@@ -56,20 +57,9 @@ HELD, USED = (
     for name in ("gpumap_container_allocated_gpus", "gpumap_container_gpu_memory_used_bytes")
 )
 GRANTED = of_namespace("gpumap_container_allocated_gpu_memory_bytes:sum", q.grants(NAMESPACES, q.CLUSTER))
-UNUSED = of_namespace("gpumap_container_unused_gpu_memory_bytes:sum", q.unused(NAMESPACES, q.CLUSTER))
+UNUSED = q.unused(NAMESPACES)
+IDLE = q.most("gpumap_finding_gpus", q.BY_HOLDER, f'{NAMESPACES}, finding="idle"')
 COMPUTING = of_namespace("gpumap_container_sm_seconds:rate5m", q.computed("rate", NAMESPACES, "5m"))
-SM_NOW = [q.series(f"gpumap_container_sm_{kind}_ratio", NAMESPACES) for kind in ("utilization", "activity")]
-SM_KNOWN = " or ".join(
-    f"{now} and count_over_time({now}[5m]) >= 0.9 * count_over_time({counted}[5m])"
-    for now, counted in zip(SM_NOW, q.sm_counters(NAMESPACES), strict=True)
-)
-IDLE = of_namespace(
-    "gpumap_container_idle_gpu_seconds:rate5m",
-    f"clamp_min({q.rate('gpumap_container_allocated_gpu_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}"
-    f" - {q.computed('rate', NAMESPACES, '5m')}, 0)"
-    f" and on ({q.BY_HOLDER}) ({SM_KNOWN})",
-)
-RESERVED = "cluster, node, namespace, pod, uuid"
 OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", q.CLUSTER)
 TAKEN = q.most("gpumap_allocation_slots", f"{q.BY_HOLDER}, resource", q.CLUSTER)
 MODELS = q.recorded(
@@ -128,8 +118,8 @@ NOW = Row(
         ),
         Stat(
             title="Granted, unused",
-            about="Granted memory that containers do not use. Nothing counts if the sharing grants no memory.",
-            query=f"sum({UNUSED})",
+            about="Granted memory of idle containers, and what others never needed. Unknown if a node cannot judge it.",
+            query=q.or_none(f"sum({UNUSED})", "idle|unused", q.CLUSTER),
             unit="bytes",
             width=3,
         ),
@@ -190,45 +180,33 @@ BY_NAMESPACE = Row(
     (
         Table(
             title="Namespaces",
-            about="Not busy is held minus SM time, for each container with known SM time. An empty cell is unknown: "
+            about="Idle and unused are of the findings below. An empty cell is none or unknown: "
             "granted if the sharing grants no memory, busy on MIG devices of unknown activity.",
             keys=(Key("cluster", "Cluster"), Key("namespace", "Namespace", TO_NAMESPACE)),
             columns=(
                 Column(HELD, "GPUs held", decimals=2),
                 Column(COMPUTING, "Computing", decimals=2),
-                Column(IDLE, "Not busy", decimals=2),
+                Column(f"sum by ({IN_NAMESPACE}) ({IDLE})", "Idle", decimals=2),
                 Column(GRANTED, "Granted", unit="bytes"),
                 Column(USED, "Used", unit="bytes"),
-                Column(UNUSED, "Unused", unit="bytes"),
+                Column(f"sum by ({IN_NAMESPACE}) ({UNUSED})", "Unused", unit="bytes"),
                 Column(speed_of_namespace("gpumap_container_energy_joules"), "Power", unit="watt"),
             ),
-            sorted_by="Not busy",
-            width=14,
+            sorted_by="GPUs held",
         ),
-        Table(
-            title="Longest idle",
-            about="The fifty containers that held a device for the longest time without SM use.",
-            keys=(
-                Key("cluster", "Cluster"),
-                Key("namespace", "Namespace", TO_NAMESPACE),
-                Key("pod", "Pod", TO_POD),
-                Key("container", "Container"),
-                Key("node", "Node", TO_NODE),
-                Key("uuid", "uuid"),
-            ),
-            columns=(
-                Column(
-                    "topk(50, time() - ("
-                    f"{q.most('gpumap_container_last_active_timestamp_seconds', q.BY_HOLDER, NAMESPACES)}"
-                    f" and on ({q.BY_HOLDER}) {q.most('gpumap_allocation_info', q.BY_HOLDER, NAMESPACES)}"
-                    f" unless on ({RESERVED}) {q.most('gpumap_device_reserved_info', RESERVED, NAMESPACES)}))",
-                    "Idle for",
-                    unit="s",
-                    steps=((1800, YELLOW), (21600, RED)),
-                ),
-            ),
-            sorted_by="Idle for",
-            width=10,
+    ),
+)
+
+FINDINGS = Row(
+    "Findings",
+    (
+        found(NAMESPACES, width=18),
+        unjudged(q.CLUSTER),
+        found(
+            f'{NAMESPACES}, finding="idle"',
+            "Longest idle",
+            f"Idle containers, the longest first. {ABOUT}",
+            sorted_by="For",
         ),
     ),
 )
@@ -297,6 +275,6 @@ BOARD = Board(
         *CLUSTERED,
         whose("gpumap_pod_info", q.CLUSTER)[0],
     ),
-    rows=(NOW, OVER_TIME, BY_NAMESPACE, WHERE),
+    rows=(NOW, OVER_TIME, BY_NAMESPACE, FINDINGS, WHERE),
     since="now-6h",
 )

@@ -29,7 +29,8 @@ EACH = f"{q.name_gpus(ANSWERS)} or on ({GPUS}) {ANSWERS}"
 ON_NODE = "{{node}} {{index}}"
 XIDS = f"{GPUS}, xid"
 AGENTS = "cluster, node"
-ASKED = f'{q.GPU}, action!="none"'
+FAULTS, FAULTY = f"{q.BY_DEVICE}, reason", f'{q.NODE}, uuid=~"$gpu", finding="fault"'
+ON_FAULTS = f'{q.NODE}, finding="fault"'
 
 
 def gpus(name: str, by: str = GPUS) -> str:
@@ -44,6 +45,7 @@ NOW = Row(
             about="GPUs that gpumap knows, also those that do not answer. For a node whose whole driver is down: its "
             "GPUs of the last day. Absent if no node was scraped.",
             query=f"count({ANSWERS})",
+            width=3,
         ),
         Stat(
             title="GPUs not answering",
@@ -51,6 +53,7 @@ NOW = Row(
             "Absent if no node was scraped.",
             query=f"sum({ANSWERS} == bool 0)",
             steps=((1, RED),),
+            width=3,
         ),
         Stat(
             title="XID errors",
@@ -58,6 +61,7 @@ NOW = Row(
             "listen.",
             query=f"sum({q.happened('gpumap_gpu_xid_errors_total', GPUS, q.GPU)})",
             steps=((1, RED),),
+            width=3,
         ),
         Stat(
             title="Memory errors, uncorrected",
@@ -66,6 +70,7 @@ NOW = Row(
             + q.rose("gpumap_gpu_ecc_errors_total", f"{GPUS}, type, location", f'{q.GPU}, type="uncorrected"')
             + ")",
             steps=((1, RED),),
+            width=3,
         ),
         Stat(
             title="Sources that do not answer",
@@ -73,6 +78,7 @@ NOW = Row(
             "not 0.",
             query=f"sum({q.most('gpumap_source_up', q.BY_SOURCE, q.NODE)} == bool 0)",
             steps=((1, RED),),
+            width=3,
         ),
         Stat(
             title="Oldest data",
@@ -81,6 +87,21 @@ NOW = Row(
             unit="s",
             decimals=0,
             steps=((60, YELLOW), (300, RED)),
+            width=3,
+        ),
+        Stat(
+            title="GPUs with a fault",
+            about="GPUs in the table of faults below. Unknown if a node cannot judge it.",
+            query=q.or_none(f"sum({q.most('gpumap_finding_gpus', q.BY_DEVICE, FAULTY)})", "fault", q.NODE),
+            steps=((1, RED),),
+            width=3,
+        ),
+        Stat(
+            title="Nodes that cannot judge",
+            about="Nodes that cannot judge faults now, because NVML does not answer. Faults may be missing.",
+            query=f"sum({q.cannot_judge(ON_FAULTS)})",
+            steps=((1, YELLOW),),
+            width=3,
         ),
     ),
 )
@@ -140,17 +161,13 @@ ILL = Row(
             height=9,
         ),
         Table(
-            title="Faults and requested recovery actions",
-            about="Why GPUs do not answer, and the recovery actions that the driver requests (other than none). "
+            title="Faults and recovery",
+            about="GPUs that do not answer, need an action, or had a fatal error in the last hour. "
             "Remedies: docs/how-to/troubleshoot.md.",
-            keys=(*GPU_KEYS, Key("reason", "Fault"), Key("action", "Requested action")),
+            keys=(Key("cluster", "Cluster"), NODE_KEY, Key("uuid", "uuid"), Key("reason", "Reason")),
             columns=(
-                Column(
-                    q.name_gpus(
-                        f"({gpus('gpumap_gpu_fault_info', f'{GPUS}, reason')}"
-                        f" or {q.most('gpumap_gpu_recovery_action_info', f'{GPUS}, action', ASKED)})"
-                    )
-                ),
+                Column(f"time() - {q.most('gpumap_finding_since_timestamp_seconds', FAULTS, FAULTY)}", "For", unit="s"),
+                Column(q.most("gpumap_finding_gpus", FAULTS, FAULTY), "GPUs", decimals=0),
             ),
             sorted_by="Node",
             rising=True,

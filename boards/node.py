@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from boards import queries as q
+from boards.findings import found, unjudged
 from boards.links import CLUSTERED, NODE_KEY, NODES, TO_CARD, TO_POD, UUIDS
 from boards.panels import GREEN, RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, States, Table
 
@@ -11,6 +12,7 @@ USED = q.most("gpumap_device_memory_used_bytes", q.BY_DEVICE, q.DEVICE)
 GRANTED = q.most("gpumap_container_allocated_gpu_memory_bytes", q.BY_HOLDER, q.DEVICE)
 HELD = q.most("gpumap_container_allocated_gpus", q.BY_HOLDER, q.DEVICE)
 THEIR_USE = q.most("gpumap_container_gpu_memory_used_bytes", q.BY_HOLDER, q.DEVICE)
+UNUSED = q.unused(q.DEVICE)
 SLOTS = q.most("gpumap_allocation_slots", f"{q.BY_HOLDER}, resource", q.DEVICE)
 OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", q.DEVICE)
 DEVICES = q.most("gpumap_device_info", q.BY_DEVICE, q.DEVICE)
@@ -79,7 +81,7 @@ CARDS = Row(
     (
         Table(
             title="Devices: held, used, wasted",
-            about="Each device. Unused is granted memory that containers do not use. An empty cell is unknown: "
+            about="Each device. Unused is memory of idle and unused findings. An empty cell is none or unknown: "
             "granted is empty without a memory grant, used is empty for a lost card. Shared memory of compute "
             "instances is shown for each of them.",
             keys=(
@@ -101,13 +103,15 @@ CARDS = Row(
                 Column(USED, "Used", unit="bytes"),
                 Column(q.most("gpumap_device_memory_free_bytes", q.BY_DEVICE, q.DEVICE), "Free", unit="bytes"),
                 Column(f"{USED} / {TOTAL}", "Used of total", unit="percentunit", steps=FULL, gauge=True),
-                Column(summed(q.unused(q.DEVICE)), "Unused", unit="bytes"),
+                Column(q.known(summed(UNUSED), DEVICES, q.BY_DEVICE), "Unused", unit="bytes"),
             ),
             sorted_by="Unused",
             height=10,
         ),
     ),
 )
+
+FINDINGS = Row("Findings", (found(q.DEVICE, width=18), unjudged(q.NODE)))
 
 MEMORY = Row(
     "Memory",
@@ -146,8 +150,8 @@ MEMORY = Row(
         ),
         Curves(
             title="Granted and not used, by device",
-            about="Granted memory of the device that containers do not use. Absent if nothing is granted.",
-            queries=(Query(q.name_devices(summed(q.unused(q.DEVICE))), ON_NODE),),
+            about="Memory of the device in idle and unused findings. Absent if there are none, or they are unknown.",
+            queries=(Query(q.name_devices(summed(UNUSED)), ON_NODE),),
             unit="bytes",
             link=TO_CARD,
         ),
@@ -244,5 +248,5 @@ BOARD = Board(
     title="GPU Node",
     about="Each card with its containers, and its held, used and wasted parts.",
     variables=(*CLUSTERED, NODES, UUIDS),
-    rows=(NOW, CARDS, MEMORY, COMPUTE, HARDWARE),
+    rows=(NOW, CARDS, FINDINGS, MEMORY, COMPUTE, HARDWARE),
 )

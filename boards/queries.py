@@ -153,17 +153,27 @@ def grants(where: str, there: str = NODE) -> str:
     return f"({granted} / on ({BY_DEVICE}) group_left () {sharers(there)} or {granted})"
 
 
-def unused(where: str, there: str = NODE) -> str:
-    """Memory that a container was given on a device and does not use; what it uses beyond that is no saving."""
-    used = most("gpumap_container_gpu_memory_used_bytes", BY_HOLDER, where)
-    return f"clamp_min({grants(where, there)} - {used}, 0)"
+def finding(name: str, where: str) -> str:
+    """A value of each finding. A fault has no pod, but a scrape without honorLabels gives it that of gpumap."""
+    of_pods = most(f"gpumap_finding_{name}", f"{BY_HOLDER}, finding, reason", f'{where}, finding!="fault"')
+    faults = most(f"gpumap_finding_{name}", f"{BY_DEVICE}, finding, reason", f'{where}, finding="fault"')
+    return f"({of_pods} or {faults})"
 
 
-def idle(where: str) -> str:
-    """GPUs that a container holds and does not compute on. Absent where SM time is not known, and on MIG."""
-    held = most("gpumap_container_allocated_gpus", BY_HOLDER, where)
-    busy = most("gpumap_container_sm_utilization_ratio", BY_HOLDER, where)
-    return f"clamp_min({held} - {busy}, 0)"
+def unused(where: str) -> str:
+    """Memory that idle containers hold, and that others do not need, as the agents judged it."""
+    return most("gpumap_finding_memory_bytes", BY_HOLDER, f'{where}, finding=~"idle|unused"')
+
+
+def or_none(total: str, kinds: str, there: str) -> str:
+    """A sum of findings of these kinds. Without findings it is 0 if each node judged them, else unknown."""
+    judged = series("gpumap_finding_judged", f'{there}, finding=~"{kinds}"')
+    return f"({total} or 0 * (min({judged}) == 1))"
+
+
+def cannot_judge(there: str) -> str:
+    """1 for each node and kind of finding that the node cannot judge, else 0."""
+    return f"(min by (cluster, node, finding) ({series('gpumap_finding_judged', there)}) == bool 0)"
 
 
 def known(expr: str, other: str, by: str = BY_HOLDER) -> str:

@@ -21,6 +21,7 @@ from tests.prometheus import Prometheus, chart_job, each_second, eventually, pro
 RECORDS = Path(__file__).resolve().parents[2] / "charts" / "gpumap" / "rules" / "fleet.yaml"
 HAPPENS = ("gpumap_container_xid_errors_total", 'gpumap_gpu_fault_info{node="broken-node"}')
 """What some panels are about, which takes its time."""
+SOON = ("--idle-after", "3s", "--grace", "2s")
 SCRAPES = 8
 PATIENCE_SECONDS = 90.0
 CLUSTER = "east"
@@ -57,7 +58,7 @@ def running_world(folder: Path, interval: str = "1s") -> Iterator[World]:
 
         def run_node(name: str) -> str:
             (folder / name).mkdir()
-            chosen = ("--scenario", SCENARIOS[name], "--interval", interval, "--node-ip", "10.0.0.7")
+            chosen = ("--scenario", SCENARIOS[name], "--interval", interval, "--node-ip", "10.0.0.7", *SOON)
             return stack.enter_context(demo(folder / name, *chosen))
 
         with ThreadPoolExecutor() as threads:

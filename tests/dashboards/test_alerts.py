@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gpumap.model import remedies
+from gpumap.model.findings import FATAL_XIDS
+from gpumap.model.terms import FINDINGS
 from tests.dashboards.promql_names import LABELS, assert_known, selectors
 from tests.fences import read_blocks
 from tests.promtool import accepted, assert_parses
@@ -66,6 +69,39 @@ def test_an_alert_is_whole(alert: str) -> None:
     assert "{{" not in rule["annotations"]["summary"]
     assert rule["annotations"]["description"].endswith((".", "{{ end }}"))
     assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{alert}.md"
+
+
+FAULTS = (
+    *remedies.FAULTS,
+    *(f"recovery_{action}" for action in remedies.RECOVERY),
+    *("row_remap_pending", "row_remap_failure", "ecc_uncorrected"),
+    *(f"xid_{code}" for code in FATAL_XIDS),
+)
+REPORTED_ELSEWHERE = {("unmatched", "nvml_down"), ("unmatched", "device_down"), ("unused", "")}
+"""The alerts on the driver and on the GPU report the first two. Memory that is not used is no reason for an alert."""
+OF_SEVERAL = {"GpumapGpuDownUnderPod", "GpumapGpuHeldIdle"}
+"""They join findings with what is held."""
+
+
+def reported_by(finding: str, reason: str) -> list[str]:
+    """The alerts whose matchers select such a finding."""
+    found = []
+    for alert in ALERTS.keys() - OF_SEVERAL:
+        for series, matchers in selectors(ALERTS[alert]["expr"]):
+            if "finding" in series and f'finding="{finding}"' in matchers:
+                chosen = re.search(r'reason(=~|!~|=)"([^"]+)"', matchers)
+                fits = not chosen or (re.fullmatch(chosen[2], reason) is None) == (chosen[1] == "!~")
+                found += [alert] * fits
+    return sorted(set(found))
+
+
+def test_each_finding_is_reported_by_one_alert() -> None:
+    """Whatever its kind and reason."""
+    reasons = {"fault": FAULTS, "unmatched": (*remedies.UNMATCHED,)}
+    for finding in FINDINGS:
+        for reason in reasons.get(finding, ("",)):
+            expected = 0 if (finding, reason) in REPORTED_ELSEWHERE else 1
+            assert len(reported_by(finding, reason)) == expected, (finding, reason)
 
 
 def test_who_is_called_out_of_bed_is_few() -> None:
@@ -157,12 +193,14 @@ def test_documents_name_alerts_that_exist() -> None:
 
 def test_an_alert_is_inhibited_by_labels_that_it_has() -> None:
     """Alertmanager takes a label that both alerts lack as equal: one GPU would then silence all of its node."""
+    of_findings = next(rule["expr"] for rule in RULES if rule.get("record") == "gpumap:finding:age_seconds")
     text = (ROOT / "docs" / "reference" / "alerts.md").read_text(encoding="utf-8")
     (routing,) = (yaml.safe_load(block.body) for block in read_blocks(text, "yaml") if "inhibit_rules" in block.body)
     for rule in routing["inhibit_rules"]:
         matchers = " ".join((*rule["source_matchers"], *rule["target_matchers"]))
         for alert in re.findall(r"Gpumap\w+", matchers):
-            assert all(re.search(rf"\b{label}\b", ALERTS[alert]["expr"]) for label in rule["equal"]), alert
+            expr = re.sub(r"gpumap:finding:\w+", lambda _: of_findings, ALERTS[alert]["expr"])
+            assert all(re.search(rf"\b{label}\b", expr) for label in rule["equal"]), alert
 
 
 def test_queries_parse(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ RARE = (
     "gpumap_container_unassigned_use > 0",
     "gpumap_container_xid_errors_total > 0",
     "gpumap_gpu_fault_info",
+    'gpumap_finding_memory_bytes{finding="idle"}',
     "gpumap_unmatched_slots > 0",
 )
 """What some panels are about, and no pod of a healthy card has."""
@@ -220,8 +221,7 @@ def test_columns_of_tables_are_there(world: World, board: Json, panel: Json) -> 
             columns |= labels.keys()
     organize = panel["transformations"][1]["options"]
     named = organize["indexByName"].keys() | organize["excludeByName"].keys()
-    rare = {"reason", "action"} if panel["title"].startswith("Faults") else set()
-    assert named - columns <= SOMETIMES | rare
+    assert named - columns <= SOMETIMES
     titles = set(organize["renameByName"].values())
     overridden = {one["matcher"]["options"] for one in panel["fieldConfig"]["overrides"]}
     assert overridden | {order["displayName"] for order in panel["options"]["sortBy"]} <= titles

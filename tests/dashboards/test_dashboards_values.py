@@ -89,6 +89,37 @@ def test_errors_are_those_of_the_time_range(
     prove(tmp_path, {series: values}, [(stat("gpumap-health", title), "40m", {"{}": expected})])
 
 
+IDLE = (
+    'gpumap_finding_gpus{node="n",finding="idle",reason="no_process",namespace="ml",pod="p",container="c",uuid="GPU-a"}'
+)
+JUDGED, ELSEWHERE = (f'gpumap_finding_judged{{node="{node}",finding="idle"}}' for node in ("n", "m"))
+JUDGEMENTS: Sequence[tuple[str, Values, Mapping[str, float]]] = [
+    ("none is idle", {JUDGED: "1x60", ELSEWHERE: "1x60"}, {"{}": 0}),
+    ("a node cannot judge", {JUDGED: "1x60", ELSEWHERE: "0x60"}, {}),
+    ("one is idle, and a node cannot judge", {IDLE: "0.5x60", JUDGED: "1x60", ELSEWHERE: "0x60"}, {"{}": 0.5}),
+    ("no node is scraped", {}, {}),
+]
+
+
+@pytest.mark.parametrize(("series", "expected"), [pytest.param(*row, id=name) for name, *row in JUDGEMENTS])
+def test_a_sum_of_findings_is_0_only_if_each_node_judged(
+    tmp_path: Path, series: Values, expected: Mapping[str, float]
+) -> None:
+    """Otherwise it is unknown."""
+    prove(tmp_path, series, [(stat("gpumap-app", "GPUs held idle"), "30m", expected)])
+
+
+def test_a_fault_has_no_pod(tmp_path: Path) -> None:
+    """Also if the scrape has no honorLabels, which gives its series the labels of gpumap's own pod."""
+    own = 'namespace="gpumap",pod="gpumap-x",container="gpumap"'
+    fault = f'gpumap_finding_gpus{{node="n",finding="fault",reason="lost",{own},uuid="GPU-a"}}'
+    (table,) = (
+        panel for panel in BOARDS["gpumap-fleet"]["panels"] if panel["title"] == "Findings" and "targets" in panel
+    )
+    expected = {'{node="n",finding="fault",reason="lost",uuid="GPU-a"}': 1.0}
+    prove(tmp_path, {fault: "1x60"}, [(table["targets"][1]["expr"], "30m", expected)])
+
+
 def stat(uid: str, title: str) -> str:
     (query,) = (
         panel["targets"][0]["expr"]

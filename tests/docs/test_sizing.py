@@ -75,8 +75,7 @@ def test_what_mimir_limits_is_counted_in_the_rules() -> None:
     """Chunks that one rule reads of a holding, and the groups."""
     files = [yaml.safe_load(file.read_text())["groups"] for file in sorted((ROOT / "rules").glob("*.yaml"))]
     rules = [rule for groups in files for group in groups for rule in group["rules"]]
-    (idle,) = (rule["expr"] for rule in rules if rule.get("record") == "gpumap:holder_idle:seconds")
-    selections = len(re.findall(r"gpumap_(?:container|allocation)_", idle))
+    selections = max(len(re.findall(r'gpumap_container_\w+\{[^}]*exported_pod=""\}', rule["expr"])) for rule in rules)
     said = re.search(r"fetched_chunks_per_query` \| ([\d ]+) \| (\d+) for each holding: enough for ([\d ]+)", DOCS)
     assert said is not None
     default, chunks, enough = (int(number.replace(" ", "")) for number in said.groups())

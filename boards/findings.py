@@ -1,0 +1,46 @@
+"""The tables of findings: what the agents judged, and which nodes cannot judge."""
+
+from __future__ import annotations
+
+from boards import queries as q
+from boards.links import NODE_KEY, TO_CARD, TO_NAMESPACE, TO_POD
+from boards.panels import NONE, YELLOW, Column, Key, Table
+
+ABOUT = "docs/how-to/find-waste.md explains the kinds."
+
+
+def found(where: str, title: str = "Findings", about: str = "", sorted_by: str = "Memory", width: int = 24) -> Table:
+    return Table(
+        title=title,
+        about=about or f"What the agents found, the largest waste first; `gpumap waste` shows the same. {ABOUT}",
+        keys=(
+            Key("cluster", "Cluster"),
+            Key("finding", "Finding"),
+            Key("reason", "Reason"),
+            NODE_KEY,
+            Key("namespace", "Namespace", TO_NAMESPACE),
+            Key("pod", "Pod", TO_POD),
+            Key("container", "Container"),
+            Key("uuid", "uuid", TO_CARD),
+        ),
+        columns=(
+            Column(f"time() - {q.finding('since_timestamp_seconds', where)}", "For", unit="s"),
+            Column(q.finding("gpus", where), "GPUs", decimals=2),
+            Column(q.finding("memory_bytes", where), "Memory", unit="bytes"),
+        ),
+        sorted_by=sorted_by,
+        absent=NONE,
+        width=width,
+    )
+
+
+def unjudged(where: str) -> Table:
+    return Table(
+        title="Nodes that cannot judge",
+        about="Number of nodes that cannot judge a kind of finding now: findings may be missing there. `gpumap waste` "
+        "says why.",
+        keys=(Key("finding", "Finding"),),
+        columns=(Column(f"sum by (finding) ({q.cannot_judge(where)})", "Nodes", decimals=0, steps=((1, YELLOW),)),),
+        sorted_by="Nodes",
+        width=6,
+    )
