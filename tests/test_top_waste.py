@@ -503,6 +503,16 @@ def test_a_holder_whose_sibling_works_in_short_jobs_is_not_idle() -> None:
         assert "idle" not in wasted(published(node.collect()))
 
 
+def test_a_holder_is_idle_since_its_pod_last_worked() -> None:
+    """A sidecar that worked later than the holder began the time of its finding."""
+    node = with_sidecar(sm=0.5)
+    worked = node.collect().node.timestamp
+    node.processes[0].sm = 0.0
+    found = published(node.watch(400.0))
+    (one,) = [one for one in found.findings or () if one.finding == "idle"]
+    assert (one.since, one.reason) == (worked, "no_activity")
+
+
 def test_a_pod_that_rests_as_a_whole_is_idle() -> None:
     """A sidecar that has done no work for long does not count as work of its pod."""
     assert wasted(published(with_sidecar(sm=0.0).collect()))["idle"] == ("served",)

@@ -46,7 +46,7 @@ error of the application."""
 class _HolderUse(NamedTuple):
     """What a holder uses: of the leaf itself, or of the leaves of a GPU that it holds as a whole.
 
-    `pod_at_work`: other containers of its pod are at work there, a sidecar, an init container: the pod uses its GPU.
+    `pod_at_work`: other containers of its pod are at work there.
     """
 
     memory_bytes: int | None
@@ -338,39 +338,31 @@ def _idle_because(use: _HolderUse, idle_seconds: float) -> tuple[str, str]:
 
 
 def _use_of(on: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User], leaves: int) -> _HolderUse | None:
-    """Return what a holder uses, of the uses of its pod; `None` if it is not known of each leaf."""
+    """Return what a holder uses, of the uses of its pod; `None` if it is not known of each leaf.
+
+    It rests only for as long as the other containers of its pod do, a sidecar, an init container: they use its GPU.
+    Peaks of several leaves may be of different times.
+    """
     uses = [use for container, use in of_pod if container == holder.container]
     if not uses or len(uses) < leaves:
         return None
-    others = (use for container, use in of_pod if container != holder.container)
-    return _use_by(uses, on.node.timestamp, pod_at_work=any(_is_at_work(use, on.node) for use in others))
-
-
-def _use_by(uses: Sequence[Use], now: float, *, pod_at_work: bool) -> _HolderUse:
-    """Combine a holder's use of its leaves. Peaks may be of different times."""
-    if len(uses) == 1:
-        (use,) = uses
-        return _HolderUse(
-            use.memory_bytes,
-            use.memory_peak_bytes,
-            _idle_seconds(use, now),
-            use.seen_seconds,
-            use.no_process_seconds,
-            pod_at_work,
-        )
+    now = on.node.timestamp
+    others = [use for container, use in of_pod if container != holder.container]
+    resting = [*uses, *(use for use in others if use.last_active is not None)]
     memory = [use.memory_bytes for use in uses]
     peaks = [use.memory_peak_bytes for use in uses]
     return _HolderUse(
         memory_bytes=None if None in memory else sum_of(memory),
         memory_peak_bytes=None if None in peaks else sum_of(peaks),
-        idle_seconds=_least([_idle_seconds(use, now) for use in uses]),
+        idle_seconds=_least([_idle_seconds(use, now) for use in resting]),
         seen_seconds=_least([use.seen_seconds for use in uses]),
-        no_process_seconds=_least([use.no_process_seconds for use in uses]),
-        pod_at_work=pod_at_work,
+        no_process_seconds=_least([use.no_process_seconds for use in resting]),
+        pod_at_work=any(_is_at_work(use, on.node) for use in others),
     )
 
 
 def _least(values: Sequence[float | None]) -> float | None:
+    """Return the least of the values; `None` if one is unknown."""
     known = [value for value in values if value is not None]
     return min(known) if len(known) == len(values) else None
 
