@@ -19,11 +19,14 @@ from gpumap.cli.fleet.queries import AskedFamily, DeviceInfo, DevicelessGpu
 from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, nodes_of
 from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
+from gpumap.model.devices import NO_CONTAINER, sources_up
+from gpumap.model.findings import in_order, in_short
 from gpumap.model.gaps import gaps_of
 from gpumap.model.node import (
     ContainerOnDevice,
     Device,
     Driver,
+    Finding,
     Gpu,
     Grant,
     HostUse,
@@ -39,7 +42,7 @@ from gpumap.model.node import (
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
 from gpumap.model.shown import listed
-from gpumap.model.terms import ContainerName, Owner, PodName, Source
+from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName, Source
 
 Slots = dict[str, int]
 """By resource."""
@@ -210,6 +213,8 @@ def node_of(found: NodeSeries) -> Node:
     gpus = tuple(sorted(_gpus(devices, found), key=lambda gpu: (gpu.index, gpu.uuid)))
     unmatched = tuple(_unmatched(found))
     capabilities = {name: bool(present) for (name,), present in found.of(queries.CAPABILITY).items()}
+    judged = {kind: bool(can) for (kind,), can in found.of(queries.JUDGED).items()}
+    findings = in_order(_findings(found, {gpu.uuid: gpu.index for gpu in gpus}))
     return Node(
         timestamp=found.target.collected_at,
         interval_seconds=found.target.interval_seconds,
@@ -224,6 +229,8 @@ def node_of(found: NodeSeries) -> Node:
         sources=tuple(_sources(found)),
         capabilities=capabilities,
         remedies=remedies.of_missing_capabilities(capabilities, gpu_answers=any(gpu.up for gpu in gpus)),
+        findings=findings,
+        judged={kind: judged.get(kind, True) for kind in FINDINGS} if judged else {},
     )
 
 
@@ -241,7 +248,9 @@ def faults_without_device(found: NodeSeries) -> Iterator[str]:
 def _uuids(found: NodeSeries) -> set[str]:
     """Return the devices that any series is about. NVML does not report all of them."""
     counted = (labels[0] for family in (queries.HOLDER_COUNT, queries.ALLOCATABLE) for labels in found.of(family))
-    return {*(labels[0] for labels in found.of(queries.DEVICE_INFO)), *counted, *found.holders, *found.users}
+    wasted = (uuid for kind, *_, uuid in found.of(queries.FINDING_SINCE) if kind != "fault" and uuid)
+    infos = (labels[0] for labels in found.of(queries.DEVICE_INFO))
+    return {*infos, *counted, *wasted, *found.holders, *found.users}
 
 
 def _device(found: NodeSeries, uuid: str) -> Device:
@@ -435,6 +444,29 @@ def _unmatched(found: NodeSeries) -> Iterator[UnmatchedSlots]:
             yield UnmatchedSlots(namespace, pod, container, resource, reason, int(slots), remedy)
 
 
+def _findings(found: NodeSeries, indices: Mapping[str, int]) -> Iterator[Finding]:
+    """Return the findings, without their evidence. `indices` are those of the GPUs."""
+    now = found.target.collected_at
+    for labels, since in found.of(queries.FINDING_SINCE).items():
+        kind, reason, *name, uuid = labels
+        yield Finding(
+            *(NO_CONTAINER if _is_own(name, found) else name),
+            finding=kind,
+            reason=reason,
+            uuid=Uuid(uuid) if uuid else None,
+            since=since,
+            gpus=found.value(queries.FINDING_GPUS, *labels),
+            memory_bytes=found.whole(queries.FINDING_MEMORY, *labels),
+            why=in_short(kind, reason, max(now - since, 0.0)),
+            remedy=remedies.of_finding(kind, reason, indices.get(uuid)),
+        )
+
+
+def _is_own(name: Sequence[str], found: NodeSeries) -> bool:
+    """Return whether these are gpumap's own names: those of a finding were empty, and the scrape honors no labels."""
+    return [*name] == [found.target.labels.get(label, "") for label in queries.CONTAINER]
+
+
 # --- gaps: what a gpumap that answers does not report, because groups or families are not served ----------------------
 
 _NOT_SERVED = "its gpumap does not report"
@@ -445,16 +477,20 @@ _LACKS_PODS = (
 )
 """The reason if other series of the group allocation exist (gpumap_node_info)."""
 _USERS = "the users of its GPUs (its driver lists no processes; else add --collect use, or stop dropping its series)"
+_FINDINGS = "what is wrong on it (add --collect findings, or stop dropping its series)"
 _GPUS = "its GPUs (add --collect device without --no-native, or stop dropping its series)"
 
 
 def gaps(found: NodeSeries, node: Node, parts: Collection[str], namespace: str, *, slots_served: bool) -> Iterator[str]:
     """Return a sentence for each kind of series that these parts need and that the node's gpumap does not serve,
     although its source answers. `slots_served`: some gpumap serves slots."""
-    up = {source.source for source in node.sources if source.up}
-    devices = node.devices
+    up, devices = sources_up(node), node.devices
     if not node.sources:
         yield "its gpumap does not report its sources (Prometheus drops gpumap_source_up)"
+        return
+    if queries.FINDINGS in parts and up and not node.judged:
+        yield f"{_NOT_SERVED} {_FINDINGS}"
+    if {*parts} == {queries.FINDINGS}:
         return
     if "nvml" in up and not (node.gpus or node.nameless_gpus) and (devices or not node.driver):
         yield f"{_NOT_SERVED} {_GPUS}"

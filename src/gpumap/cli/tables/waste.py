@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gpumap.cli.kube_state import unlisted, workload_of
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS
+from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS, WORKLOAD
 from gpumap.cli.tables.fleets import pods_in, values_of
 from gpumap.cli.tables.layout import (
     NODE,
@@ -94,8 +95,9 @@ _BY_SEVERITY = WASTE_ORDERS[0]
 
 
 class GroupSums(NamedTuple):
-    """What is wasted by the pods of a namespace, or on a node."""
+    """What is wasted by the pods of a namespace or workload, or on a node. `namespace` is that of a workload."""
 
+    namespace: str
     name: str
     sums: dict[str, float | None]
 
@@ -116,7 +118,7 @@ GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
     _summed("SQUATTERS", "squatter_bytes"),
     _summed("LEFTOVERS", "leftover_bytes"),
 )
-"""The first column is the name, by what the sums are."""
+"""The first column is the name, by what the sums are, after the namespace of a workload."""
 
 
 def waste_table(maps: NodeMaps, shape: Shape) -> str:
@@ -125,8 +127,10 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     doubts = list(few(_unjudged(maps), maps.fleet))
     shown = found[:_SHOWN_MAX] if maps.fleet and not shape.wide else found
     if shape.sums_by:
+        namespace: Column[GroupSums] = name("NAMESPACE", lambda one: one.namespace)
         first: Column[GroupSums] = name(shape.sums_by.upper(), lambda one: one.name)
-        block = table((first, *GROUP_COLUMNS), _groups(maps, shape.sums_by, shape), shape)
+        names = (namespace, first) if shape.sums_by == WORKLOAD else (first,)
+        block = table((*names, *GROUP_COLUMNS), _groups(maps, shape.sums_by, shape), shape)
     elif found:
         columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in shown))
         block = table(with_node(columns_of_rows, fleet=maps.fleet), shown, shape)
@@ -157,12 +161,12 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
 def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     """Return the same for scripts: findings, sums, also by namespace, and sentences on what is not known."""
     found = _rows(maps, shape)
-    by = SUMS_BY if maps.fleet else SUMS_BY[:1]
+    by = (*(SUMS_BY if maps.fleet else SUMS_BY[:1]), *([WORKLOAD] if maps.workloads is not None else []))
     return values_of(
         maps,
         findings=[_value(row, fleet=maps.fleet) for row in found],
         sums=_sums(found, maps.maps),
-        **{f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(maps, what, shape)] for what in by},
+        **{f"by_{what}": [_sums_value(what, one) for one in _groups(maps, what, shape)] for what in by},
         unjudged=list(_unjudged(maps)),
     )
 
@@ -198,6 +202,9 @@ def _rows_of(node: Node, namespace: str) -> Iterator[FindingRow]:
 
 def _unjudged(maps: NodeMaps) -> Iterator[str]:
     """Return what the agents say, or, of a Prometheus, which nodes cannot judge which kinds."""
+    if maps.workloads is not None:
+        found = (one for node in maps.maps for one in node.findings or () if one.finding != "leftover" and one.pod)
+        yield from unlisted((one.pod_name for one in found), maps.workloads)
     yield from of_each(maps, lambda node: node.unjudged)
     kinds: dict[tuple[str, str], list[str]] = {}
     for node in maps.maps:
@@ -221,18 +228,29 @@ def _remedy(row: FindingRow) -> str:
 
 
 def _groups(maps: NodeMaps, by: str, shape: Shape) -> list[GroupSums]:
-    """Return the sums of each namespace or node that has a finding, and of nodes that cannot be judged; the largest
-    first."""
+    """Return the sums of each namespace, node or workload that has a finding; the largest first."""
     rows = _rows(maps, shape)
     nodes = {one.name: [one] for one in maps.maps}
-    groups: dict[str, list[FindingRow]] = {}
+    groups: dict[tuple[str, str], list[FindingRow]] = {}
     for row in rows:
-        groups.setdefault(row.node if by == "node" else row.finding.namespace, []).append(row)
+        groups.setdefault(_group_of(row, by, maps.workloads or {}), []).append(row)
     made = [
-        GroupSums(group, _sums(of_group, nodes[group] if by == "node" else maps.maps))
+        GroupSums(*group, _sums(of_group, nodes[group[1]] if by == "node" else maps.maps))
         for group, of_group in sorted(groups.items())
     ]
     return sorted(made, key=_largest, reverse=not shape.reverse)
+
+
+def _group_of(row: FindingRow, by: str, workloads: Mapping[tuple[str, str], str]) -> tuple[str, str]:
+    one = row.finding
+    if by == WORKLOAD:
+        return one.namespace, workload_of(one.pod_name, workloads) if one.pod else ""
+    return "", row.node if by == "node" else one.namespace
+
+
+def _sums_value(by: str, one: GroupSums) -> dict[str, object]:
+    names = {"namespace": one.namespace or None} if by == WORKLOAD else {}
+    return {**names, by: one.name or None, **one.sums}
 
 
 def _largest(one: GroupSums) -> tuple[float, float]:
