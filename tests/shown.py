@@ -11,6 +11,7 @@ from gpumap.agent.published import published
 from gpumap.cli import tables
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
+from gpumap.model.findings import judge, sums, unknown
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.snapshot import Snapshot
 
@@ -38,13 +39,26 @@ def values(shown: object) -> Values:
 def with_devices(found: Node, change: Callable[[Device], Device], *numbers: int) -> Node:
     """The map with other devices: those of these numbers, or all of them."""
     devices = (change(one) if not numbers or n in numbers else one for n, one in enumerate(found.devices))
-    return changed(found, devices=tuple(devices))
+    return judged_again(changed(found, devices=tuple(devices)))
 
 
 def with_gpus(found: Node, change: Callable[[Gpu], Gpu], *numbers: int) -> Node:
     """The map with other GPUs: those of these numbers, or all of them."""
     gpus = (change(one) if not numbers or n in numbers else one for n, one in enumerate(found.gpus))
-    return changed(found, gpus=tuple(gpus))
+    return judged_again(changed(found, gpus=tuple(gpus)))
+
+
+def judged_again(found: Node, **values: object) -> Node:
+    """The node with these values, judged as an agent judges it."""
+    found = changed(found, **values)
+    judgement = judge(found)
+    return changed(
+        found,
+        findings=judgement.findings,
+        judged=judgement.judged,
+        finding_sums=sums(*judgement),
+        unjudged=tuple(unknown(found)),
+    )
 
 
 def map_table(found: Node, shape: Shape) -> str:
@@ -68,10 +82,11 @@ def waste_values(found: Node, shape: Shape) -> Values:
 
 
 def served_as_waste(found: Node) -> None:
-    """Check that the findings in a map are those of `gpumap waste` of that map, by its defaults."""
-    served, judged = values(found), waste_values(found, Shape())
+    """Check that `gpumap waste` shows the findings of a map, except faults, and their sums."""
+    served, shown = values(found), waste_values(found, Shape())
     names = ("namespace", "pod", "container")
-    rows = [{**row, **{name: row[name] or "" for name in names}} for row in judged["findings"]]
-    assert served["findings"] == [{name: row[name] for name in row if name != "device"} for row in rows]
-    assert served["finding_sums"] == judged["sums"]
-    assert served["unjudged"] == judged["unknown"]
+    rows = [{**row, **{name: row[name] or "" for name in names}} for row in shown["findings"]]
+    waste = [one for one in served["findings"] if one["finding"] != "fault"]
+    assert waste == [{name: row[name] for name in row if name != "device"} for row in rows]
+    assert {name: value for name, value in served["finding_sums"].items() if name != "faults"} == shown["sums"]
+    assert served["unjudged"] == shown["unjudged"]

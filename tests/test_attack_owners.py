@@ -161,7 +161,7 @@ def test_claim_that_may_be_for_administrators_is_named() -> None:
     node = IdentityNode([Gpu(0)], [monitor, other], allocatable=None)
     node.collect()
     shown = waste_values(published(node.collect()), Shape())
-    assert any("whether these claims have it: mon/dcgm-exporter." in sentence for sentence in shown["unknown"])
+    assert any("whether these claims have it: mon/dcgm-exporter." in sentence for sentence in shown["unjudged"])
 
 
 # --- a device checkpoint of before ------------------------------------------------------------------------------------

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from gpumap.agent.published import published
 from gpumap.cli.tables import Shape
-from gpumap.model.findings import Thresholds
 from gpumap.model.node import Use
 from gpumap.model.observations import Moment
 from gpumap.model.readings import ProcessSample
@@ -350,7 +349,8 @@ def test_no_idleness_while_nvml_is_down() -> None:
     for _ in range(58):
         node.collect()
     node.down.clear()
-    found = kinds(node.collect(), Shape(thresholds=Thresholds(60)))
+    node.rules = replace(node.rules, idle_after_seconds=60.0)
+    found = kinds(node.collect())
     assert "idle" not in found, found
 
 

@@ -12,7 +12,8 @@ from gpumap.agent.join.inventory import KnownGpu, take_inventory
 from gpumap.agent.published import published
 from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
 from gpumap.model import remedies
-from gpumap.model.check import FATAL_XIDS, HUNG_SECONDS, LINE_BYTES, RECENT_SECONDS, check, short_line
+from gpumap.model.check import HUNG_SECONDS, LINE_BYTES, check, short_line
+from gpumap.model.findings import FATAL_XIDS, RECENT_SECONDS
 from gpumap.model.node import Gpu, GpuXids, NamelessGpu, Node
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid
@@ -20,11 +21,11 @@ from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
 from tests.command import run_command, run_command_in_loop
 from tests.demo_process import GPUMAP
-from tests.shown import changed, changed_in, with_gpus
+from tests.shown import changed, changed_in, judged_again, with_gpus
 from tests.snapshots import busy_node, empty_node, gpu, with_node
 
 BUSY = published(with_node(busy_node(4), nameless_gpus=(), gpus=tuple(map(gpu, range(4)))))
-WELL = changed(
+WELL = judged_again(
     BUSY,
     capabilities={**BUSY.capabilities, "xid_events": True},
     gpus=tuple(changed(one, last_success=BUSY.timestamp) for one in BUSY.gpus),
@@ -44,7 +45,7 @@ def with_fault(fault: str, *numbers: int, silent_seconds: float = 0.0) -> Node:
 def with_xid(code: int, age_seconds: float | None) -> Node:
     last_at = {} if age_seconds is None else {code: WELL.timestamp - age_seconds}
     one, other, *rest = WELL.xids
-    return changed(WELL, xids=(one, changed(other, counts={code: 1}, last_code=code, last_at=last_at), *rest))
+    return judged_again(WELL, xids=(one, changed(other, counts={code: 1}, last_code=code, last_at=last_at), *rest))
 
 
 def recovering(action: str) -> Node:
@@ -72,7 +73,7 @@ PROBLEMS = {
 
 def test_the_conditions() -> None:
     """They are the checks of each GPU that `gpumap doctor` has."""
-    of_doctor = [one.name.removeprefix("gpu/<index>").removeprefix("/") or "down" for one in GPU_CHECKS]
+    of_doctor = [one.removeprefix("gpu/<index>").removeprefix("/") or "down" for one in GPU_CHECKS]
     assert sorted(GPU_CONDITIONS) == sorted(of_doctor) == sorted(PROBLEMS)
 
 
@@ -101,16 +102,16 @@ def test_faults(fault: str) -> None:
     unclear = ("no_permission", "worker_crashed", "unknown")
     assert verdict.code == (2 if fault in unclear else 1)
     assert verdict.line == (
-        f"GPU 0: down cannot be read: {fault}" if fault in unclear else f"GPU 0 {remedies.IN_SHORT[fault]}"
+        f"GPU 0 cannot be read: {fault}" if fault in unclear else f"GPU 0 {remedies.IN_SHORT[fault]}"
     )
 
 
 def test_a_gpu_hangs_only_after_a_while() -> None:
     """A driver under load may not answer for some seconds: unknown until then."""
     assert check(with_fault("hung", 0, silent_seconds=HUNG_SECONDS - 1)).code == 2
-    nameless = changed(WELL, nameless_gpus=(NamelessGpu(4, "hung"),))
-    assert check(nameless) == (2, "GPU 4: down cannot be read: hung")
-    assert check(changed(nameless, nameless_gpus=(NamelessGpu(4, "lost"),))).code == 1
+    nameless = judged_again(WELL, nameless_gpus=(NamelessGpu(4, "hung"), NamelessGpu(5, "hung")))
+    assert check(nameless) == (2, "GPU 4, 5: hangs: reset it or reboot the node")
+    assert check(judged_again(nameless, nameless_gpus=(NamelessGpu(4, "lost"),))).code == 1
 
 
 def test_fatal_xid_codes() -> None:

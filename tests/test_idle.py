@@ -9,16 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpumap.model.findings import DEFAULTS
 from gpumap.model.readings import Uuid
 from tests.examples import examples
-from tests.nodes import GIB, Gpu, Pod, gpu_uuid, mig_uuid
+from tests.nodes import GIB, RULES, Gpu, Pod, gpu_uuid, mig_uuid
 from tests.working import INTERVAL_SECONDS, Job, WorkingNode
 
 CARD = gpu_uuid(0)
 SLICE = mig_uuid(0, 1, 0)
 SPAN = 1200.0
-SETTLED_SECONDS = DEFAULTS.idle_after_seconds + 90.0
+SETTLED_SECONDS = RULES.idle_after_seconds + 90.0
 """A driver keeps samples for 72 s: for so long an old one may look like new work."""
 
 
@@ -205,15 +204,16 @@ def test_nobody_who_worked_is_idle(seed: int) -> None:
     for _ in drawn.live(SPAN):
         now, watched = node.seconds, node.seconds - node.started
         idle = node.findings("idle")
+        assert node.snapshot is not None
         for one in idle:
             assert one.uuid is not None
-            assert one.idle_seconds is not None
-            assert DEFAULTS.idle_after_seconds <= one.idle_seconds <= watched + 1e-6
-            assert node.last_worked(one.pod, one.uuid) <= now - one.idle_seconds + 1e-6, one.why
-            if one.why.startswith("no process"):
-                assert not node.had_process(one.pod, one.uuid, now - one.idle_seconds, 1.0)
+            seconds = node.snapshot.node.timestamp - one.since
+            assert RULES.idle_after_seconds <= seconds <= watched + 1e-6
+            assert node.last_worked(one.pod, one.uuid) <= now - seconds + 1e-6, one.why
+            if one.reason == "no_process":
+                assert not node.had_process(one.pod, one.uuid, now - seconds, 1.0)
         for one in node.findings("unused"):
-            assert watched >= DEFAULTS.grace_seconds
+            assert watched >= RULES.grace_seconds
             assert node.had_process(one.pod, one.uuid or "", node.started)
         assert {one.pod for one in idle} >= drawn.certainly_idle()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpumap.agent.published import published
-from gpumap.model.findings import findings
 from gpumap.model.node import ContainerAccount, Use
 from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, mig_uuid, use
@@ -169,13 +167,13 @@ def test_a_mig_pod_that_rests_is_an_idle_holder() -> None:
     for _ in range(59):
         snapshot = node.collect()
     assert used(snapshot, pod).last_active == last
-    assert [one.kind for one in findings(published(snapshot, interval_seconds=5.0))] == ["unused"]
-    found = findings(published(node.collect(5.0), interval_seconds=5.0))
-    assert [(one.kind, one.why, one.idle_seconds) for one in found] == [("idle", "no activity for 5m", 300.0)]
+    assert [one.finding for one in snapshot.node.findings or ()] == ["unused"]
+    found = node.collect(5.0).node.findings or ()
+    assert [(one.finding, one.why, one.since) for one in found] == [("idle", "no activity for 5m", last)]
     node.gpus[0].activities[ALONE] = 0.009  # an idle CUDA context does not read exactly 0
-    assert "idle" in [one.kind for one in findings(published(node.collect(), interval_seconds=5.0))]
+    assert "idle" in [one.finding for one in node.collect().node.findings or ()]
     node.gpus[0].activities[ALONE] = 0.01
-    assert "idle" not in [one.kind for one in findings(published(node.collect(), interval_seconds=5.0))]
+    assert "idle" not in [one.finding for one in node.collect().node.findings or ()]
 
 
 def test_a_mig_pod_of_unknown_activity_is_not_judged() -> None:
@@ -185,7 +183,7 @@ def test_a_mig_pod_of_unknown_activity_is_not_judged() -> None:
     node.processes = [Process(100, LEAF, pod, memory=GIB)]
     for _ in range(100):
         snapshot = node.collect()
-    assert "idle" not in [one.kind for one in findings(published(snapshot, interval_seconds=5.0))]
+    assert "idle" not in [one.finding for one in snapshot.node.findings or ()]
 
 
 # --- what is charged --------------------------------------------------------------------------------------------------

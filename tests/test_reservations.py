@@ -12,7 +12,6 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
 from gpumap.cli.tables.map import map_table
 from gpumap.cli.tables.top import top_rows, top_table
-from gpumap.model.findings import findings
 from gpumap.model.observations import ContainerName, PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
@@ -45,7 +44,7 @@ def node_with(*pods: Pod, **more: object) -> TestNode:
 
 
 def found_kinds(snapshot: Snapshot) -> list[tuple[str, str]]:
-    return [(one.kind, one.container.pod) for one in findings(published(snapshot))]
+    return [(one.finding, one.pod) for one in snapshot.node.findings or ()]
 
 
 def test_pods_on_a_reserved_card_are_scheduled() -> None:

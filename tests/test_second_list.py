@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gpumap.agent.exposition import Exposition
-from gpumap.agent.published import published
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.second_list import CorrectedKubelet
 from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet, Refuse
-from gpumap.model.findings import findings
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, ResourceDevices, SecondList, SourceError
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
@@ -236,7 +234,7 @@ def test_a_pod_that_works_in_another_container_is_no_waste() -> None:
     """The container that the agent named is idle; its pod is not."""
     node = koordinated(half=[str(CARD)])
     node.processes = [Process(10, CARD, pod(node, "half"), "side", sm=0.5)]
-    assert [one.container.pod for one in findings(published(collected(node, 70)))] == ["owner"]
+    assert [one.pod for one in collected(node, 70).node.findings or ()] == ["owner"]
 
 
 @settings(max_examples=examples(100))

@@ -608,7 +608,7 @@ def test_leftover_is_found_after_the_kubelet_had_time_to_end_it() -> None:
         snapshot = node.collect(seconds)
         made = published(snapshot)
         found.append(
-            [(one.finding, one.pids, one.waste_bytes) for one in made.findings or () if one.finding == "leftover"]
+            [(one.finding, one.pids, one.memory_bytes) for one in made.findings or () if one.finding == "leftover"]
         )
         assert (made.finding_sums["leftover_bytes"] or 0) == sum(one[2] or 0 for one in found[-1])
         assert ("LEFTOVER" in waste_table(made, Shape())) is bool(found[-1])

@@ -15,8 +15,7 @@ from msgspec import structs
 from gpumap.agent.collect import FOLLOW_FOR_SECONDS, FOLLOW_SECONDS
 from gpumap.agent.join import Memory, step
 from gpumap.agent.nvml_worker.processes import Sampler, SampleRow
-from gpumap.agent.published import published
-from gpumap.model.node import FindingEntry
+from gpumap.model.node import Finding
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import Activity, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
@@ -112,10 +111,10 @@ class WorkingNode:
             self._follow_until = self.seconds + FOLLOW_FOR_SECONDS
         return self.snapshot
 
-    def findings(self, kind: str) -> list[FindingEntry]:
+    def findings(self, kind: str) -> list[Finding]:
         """Return what the map reports now."""
         assert self.snapshot is not None
-        return [one for one in published(self.snapshot).findings or () if one.finding == kind]
+        return [one for one in self.snapshot.node.findings or () if one.finding == kind]
 
     def last_worked(self, pod: str, leaf: str, lag_seconds: float = 1.0) -> float:
         """Return when a pod truly worked last; -inf if it never did. The driver's newest sample may lag a second."""

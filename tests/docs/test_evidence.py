@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
-from gpumap.agent.published import published
-from gpumap.model.findings import KINDS, Thresholds, findings
 from gpumap.model.observations import PluginAnswer
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
+from gpumap.model.terms import FINDINGS, Owner
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, row
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +61,7 @@ def lived(lose: Callable[[TestNode], object]) -> Snapshot:
         "nvidia.com/gpu": [str(uuid) for uuid in (IDLE, BUSY, FREE, RESERVED)],
         "aliyun.com/gpu-mem": [f"{CROWDED}-_-{number}" for number in range(80)],
     }
+    node.rules = replace(node.rules, idle_after_seconds=60.0)
     lose(node)
     for _ in range(5):
         node.collect(50.0)
@@ -93,7 +93,7 @@ def holders(count: int) -> Callable[[Snapshot], bool]:
 
 
 def finds(kind: str) -> Callable[[Snapshot], bool]:
-    return lambda snapshot: any(one.kind == kind for one in findings(published(snapshot), Thresholds(60.0)))
+    return lambda snapshot: any(one.finding == kind for one in snapshot.node.findings or ())
 
 
 STATEMENTS: Mapping[str, Callable[[Snapshot], str]] = {
@@ -107,7 +107,7 @@ STATEMENTS: Mapping[str, Callable[[Snapshot], str]] = {
     "zero of an idle holder": if_true(has_zero),
     "`gpumap_device_holders` 0": if_true(holders(0)),
     "`gpumap_device_holders` 1 and more": if_true(holders(1)),
-    **{f"waste: {kind}": if_true(finds(kind)) for kind in KINDS},
+    **{f"waste: {kind}": if_true(finds(kind)) for kind in FINDINGS[1:] if kind != "stalled"},
 }
 
 

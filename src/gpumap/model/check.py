@@ -95,7 +95,7 @@ def _unknown(node: Node, only: Collection[str]) -> Iterator[str]:
     for name in only:
         reported = any(_REPORTED[name](gpu, node) for gpu in node.gpus)
         for gpu in node.gpus:
-            if name != "down" and not gpu.up and not _REPORTED[name](gpu, node):
+            if name != "down" and not gpu.up:
                 yield f"GPU {gpu.index}: {name} is unknown: {gpu.fault}"
             elif gpu.up and not reported:
                 yield f"GPU {gpu.index}: {name} is not reported (driver, GPU or --collect)"

@@ -154,7 +154,7 @@ def _faults(node: Node) -> Iterator[Finding]:
 def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
     reading, action = gpu.reading, gpu.recovery_action
     if gpu.fault is not None:
-        yield _fault(gpu.fault, gpu.uuid, gpu.remedies.get("fault"))
+        yield _fault(gpu.fault, gpu.uuid, gpu.remedies.get("fault"), since=gpu.last_success)
     if reading and reading.row_remap_failure:
         yield _fault("row_remap_failure", gpu.uuid, gpu.remedies.get("row_remap_failure"))
     if action not in (None, "none"):
@@ -547,9 +547,14 @@ def _is_grant_judged(holder: ContainerOnDevice, use: _HolderUse | None) -> bool:
 
 
 def _is_stall_judged(gpu: Gpu) -> bool:
-    """Return whether a GPU is certainly not busy, or its power shows whether it works. MIG has neither."""
+    """Return whether a GPU has no work, is not busy, or shows by its power whether it works. On MIG GPUs, the driver
+    does not report utilization."""
     reading = gpu.reading
-    if reading is None or reading.utilization_ratio is None:
+    if reading is None:
+        return False
+    if not reading.processes and not any(mig.processes for mig in reading.instances):
+        return True
+    if reading.utilization_ratio is None:
         return False
     has_power = None not in (reading.power_watts, reading.power_limit_watts, gpu.idle_power_watts)
     return reading.utilization_ratio < BUSY_RATIO or has_power
@@ -592,6 +597,11 @@ def unknown(node: Node) -> Iterator[str]:
     held = _held(node)
     if doubtful := {"/".join(holder.pod_name) for holder, use in held if use and use.idle_seconds is None}:
         yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
+    if unclear := [str(gpu.index) for gpu in node.gpus if gpu.up and not _is_stall_judged(gpu)]:
+        yield (
+            f"It is not known whether the work on GPU {listed(unclear)} hangs: the driver does not report utilization "
+            "(MIG), or gpumap has never seen the GPU without a process."
+        )
     yield from _not_yet(node)
 
 

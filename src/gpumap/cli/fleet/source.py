@@ -121,7 +121,8 @@ async def maps_of(
         *_doubts(duplicate_devices(maps)),
         *left_out([*agents.odd, *(row for one in answers.values.values() for row in one.odd), *odd]),
     )
-    return NodeMaps(tuple(one for one, _ in current), missing, fleet=not node or len(current) != 1)
+    is_one = node and len(current) == 1 and {*parts} != {queries.FINDINGS}  # of which the devices are not known
+    return NodeMaps(tuple(one for one, _ in current), missing, fleet=not is_one)
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------

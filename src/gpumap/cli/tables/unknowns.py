@@ -103,4 +103,4 @@ def no_rows(maps: NodeMaps, shape: Shape) -> str:
     if shape.namespace:
         known = "" if all_known(maps) else "known "
         return f"Namespace {printable(shape.namespace)} has no {known}holder or user of a GPU."
-    return "No current data." if any(one.stale or is_blind(one) for one in maps.maps) else "No devices."
+    return "No current data." if any(one.stale for one in maps.maps) else "No devices."

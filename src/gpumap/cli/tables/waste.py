@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gpumap.cli.kube_state import unlisted, workload_of
 from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.rows import rows
 from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS, WORKLOAD
 from gpumap.cli.tables.fleets import pods_in, values_of
 from gpumap.cli.tables.layout import (
@@ -126,15 +127,16 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     found = _rows(maps, shape)
     doubts = list(few(_unjudged(maps), maps.fleet))
     shown = found[:_SHOWN_MAX] if maps.fleet and not shape.wide else found
-    if shape.sums_by:
+    groups = _groups(maps, shape.sums_by, shape) if shape.sums_by else []
+    if groups:
         namespace: Column[GroupSums] = name("NAMESPACE", lambda one: one.namespace)
         first: Column[GroupSums] = name(shape.sums_by.upper(), lambda one: one.name)
         names = (namespace, first) if shape.sums_by == WORKLOAD else (first,)
-        block = table((*names, *GROUP_COLUMNS), _groups(maps, shape.sums_by, shape), shape)
+        block = table((*names, *GROUP_COLUMNS), groups, shape)
     elif found:
         columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in shown))
         block = table(with_node(columns_of_rows, fleet=maps.fleet), shown, shape)
-    elif not any(one.devices or one.judged for one in maps.maps):
+    elif not maps.fleet and not any(of_device for one in maps.maps for of_device in rows(one, shape.namespace)):
         block = no_rows(maps, shape)
     elif any(any(one.judged.get(kind) for kind in _KINDS) for one in maps.maps):
         is_whole = not maps.missing and all(one.judged.get(kind) for one in maps.maps for kind in _KINDS)
@@ -153,7 +155,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
             notes(dict.fromkeys(map(_remedy, found)) if shape.wide else (), shape.screen),
             notes(doubts, shape.screen),
             notes(few([*of_each(maps, gpus_to_repair), *maps.missing], maps.fleet), shape.screen, "red"),
-            notes([_summary(found, _sums(found, maps.maps))], shape.screen, "bold"),
+            notes([_summary(found, _sums(found, _judged_by_all(maps.maps)))], shape.screen, "bold"),
         ]
     )
 
@@ -165,7 +167,7 @@ def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     return values_of(
         maps,
         findings=[_value(row, fleet=maps.fleet) for row in found],
-        sums=_sums(found, maps.maps),
+        sums=_sums(found, _judged_by_all(maps.maps)),
         **{f"by_{what}": [_sums_value(what, one) for one in _groups(maps, what, shape)] for what in by},
         unjudged=list(_unjudged(maps)),
     )
@@ -208,7 +210,7 @@ def _unjudged(maps: NodeMaps) -> Iterator[str]:
     yield from of_each(maps, lambda node: node.unjudged)
     kinds: dict[tuple[str, str], list[str]] = {}
     for node in maps.maps:
-        if not node.unjudged:
+        if maps.fleet and not node.unjudged:
             down = ", ".join(f"{source.source} down" for source in node.sources if not source.up)
             for kind in (kind for kind in _KINDS if not node.judged.get(kind)):
                 kinds.setdefault((kind, down), []).append(node.name)
@@ -228,17 +230,20 @@ def _remedy(row: FindingRow) -> str:
 
 
 def _groups(maps: NodeMaps, by: str, shape: Shape) -> list[GroupSums]:
-    """Return the sums of each namespace, node or workload that has a finding; the largest first."""
-    rows = _rows(maps, shape)
-    nodes = {one.name: [one] for one in maps.maps}
+    """Return the sums of each namespace, node or workload that has a finding, and of nodes that cannot be judged; the
+    largest first."""
     groups: dict[tuple[str, str], list[FindingRow]] = {}
-    for row in rows:
+    if by == "node":
+        groups = {("", one.name): [] for one in maps.maps if not all(one.judged.get(kind) for kind in _KINDS)}
+    for row in _rows(maps, shape):
         groups.setdefault(_group_of(row, by, maps.workloads or {}), []).append(row)
+    judged = {one.name: one.judged for one in maps.maps}
+    by_all = _judged_by_all(maps.maps)
     made = [
-        GroupSums(*group, _sums(of_group, nodes[group[1]] if by == "node" else maps.maps))
-        for group, of_group in sorted(groups.items())
+        GroupSums(*group, _sums(of_group, judged[group[1]] if by == "node" else by_all))
+        for group, of_group in groups.items()
     ]
-    return sorted(made, key=_largest, reverse=not shape.reverse)
+    return sorted(sorted(made, key=lambda one: one.name), key=_largest, reverse=not shape.reverse)
 
 
 def _group_of(row: FindingRow, by: str, workloads: Mapping[tuple[str, str], str]) -> tuple[str, str]:
@@ -258,8 +263,11 @@ def _largest(one: GroupSums) -> tuple[float, float]:
     return one.sums["idle_gpus"] or 0.0, sum(one.sums[key] or 0.0 for key in in_bytes)
 
 
-def _sums(found: Iterable[FindingRow], nodes: Sequence[Node]) -> dict[str, float | None]:
-    judged = {kind: bool(nodes) and all(one.judged.get(kind) for one in nodes) for kind in _KINDS}
+def _judged_by_all(nodes: Sequence[Node]) -> dict[str, bool]:
+    return {kind: bool(nodes) and all(one.judged.get(kind) for one in nodes) for kind in _KINDS}
+
+
+def _sums(found: Iterable[FindingRow], judged: Mapping[str, bool]) -> dict[str, float | None]:
     return {key: value for key, value in sums((row.finding for row in found), judged).items() if key != "faults"}
 
 
