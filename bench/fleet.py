@@ -1,4 +1,4 @@
-"""F1 and P16: 5 000 nodes with 8 GPUs each, scraped by a real Prometheus without rules, and what it takes to look at them.
+"""F1 and P16: 5 000 nodes with 8 GPUs each, scraped by a real Prometheus without rules, and what a look at them takes.
 
 The nodes are pages that one process serves, the snapshot's time apart always the same; Prometheus scrapes each of them.
 """

@@ -48,7 +48,7 @@ _MORE = {
     "  leftover   a process of a pod that no longer exists\n"
     "  over       uses more memory than granted\n"
     "  stalled    keeps its GPU busy, but the GPU draws next to no power: it may hang\n"
-    "  idle       holds a device, but did no work on any of its engines for --idle-after of `gpumap serve`\n"
+    "  idle       holds a device, but did no work on any of its engines for the agent's --idle-after\n"
     "  unused     even its peak left more than 20% and 1 GiB of its grant unused\n"
     "  unmatched  holds slots that match no device\n"
     "gpumap reports only what it can prove. Below the table it lists what it could not check, with the reason.",

@@ -63,12 +63,13 @@ class Answers(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class NodeSeries:
     """The values of a node, and by uuid what its devices have. `faults` are of GPUs that are down, `partitioned` are
-    GPUs in MIG mode."""
+    GPUs in MIG mode. `only_findings`: nothing else was asked for."""
 
     node: TargetsOfNode
     target: Target
     asked: Sequence[AskedFamily]
     rows: FamilyRows
+    only_findings: bool = False
     infos: dict[str, DeviceInfo] = field(default_factory=dict)
     holders: dict[str, dict[ContainerName, Slots]] = field(default_factory=dict)
     users: dict[str, list[ContainerName]] = field(default_factory=dict)
@@ -104,8 +105,10 @@ def series_of_nodes(answers: Answers) -> tuple[list[NodeSeries], list[str]]:
         infos = (DeviceInfo(*labels) for labels in of_target.get(queries.DEVICE_INFO.name, ()))
         gpus_by_index[key] = {info.index: info.gpu_uuid for info in infos}
     nodes = nodes_of(answers.targets, answers.names, places, gpus_by_index)
-    asked = answers.asked
-    found = [NodeSeries(one, answers.targets[one.keys[0]], asked, _of_node(one, rows, asked)) for one in nodes]
+    asked, only_findings = answers.asked, queries.GPU_DOWN not in answers.asked
+    found = [
+        NodeSeries(one, answers.targets[one.keys[0]], asked, _of_node(one, rows, asked), only_findings) for one in nodes
+    ]
     for one in found:
         _join(one)
     return found, odd
@@ -158,13 +161,14 @@ def _of_node(node: TargetsOfNode, rows: Mapping[Key, FamilyRows], asked: Sequenc
     if len(node.keys) == 1:
         return rows[node.keys[0]]
     newest = next((key for key in node.keys if rows[key]), node.keys[0])
+    judge = next((key for key in node.keys if rows[key].get(queries.JUDGED.name)), newest)
     leaders: dict[tuple[str, str], Key] = {}
     found: FamilyRows = {}
     for family in (*_LEADING, *asked):
         kind, label = _KIND_OF_PART.get(family.part, _PRESENT), uuid_label(family)
         for key in node.keys:
             for labels, value in rows[key].get(family.name, {}).items():
-                leader = newest
+                leader = judge if "finding" in family.by else newest
                 if label:
                     leader = leaders.setdefault((kind, labels[family.by.index(label)]), key)
                 if family is queries.DEVICE_INFO:
@@ -255,17 +259,17 @@ def _uuids(found: NodeSeries) -> set[str]:
 
 def _device(found: NodeSeries, uuid: str) -> Device:
     info = found.infos.get(uuid, DeviceInfo(uuid))
+    gpu_uuid = Uuid(info.gpu_uuid) if info.gpu_uuid else None
+    place = Uuid(uuid), gpu_uuid, _nvml_number(info.index), uuid in found.partitioned, _mig(info)
+    if found.only_findings:
+        return Device(*place)
     holders = found.holders.get(uuid, {})
     whole = found.holders.get(info.gpu_uuid, {}) if info.gpu_uuid != uuid else {}
     # Unmatched slots exist only with a List. A device that one may be on has no gpumap_device_holders.
     least = len({*holders, *whole}) if whole or found.of(queries.UNMATCHED) else None
     owners = dict(_owners_of_containers(found, uuid, {*holders, *whole}))
     return Device(
-        uuid=Uuid(uuid),
-        gpu_uuid=Uuid(info.gpu_uuid) if info.gpu_uuid else None,
-        index=_nvml_number(info.index),
-        partitioned=uuid in found.partitioned,
-        mig=_mig(info),
+        *place,
         memory=_memory(found, uuid),
         allocatable={
             resource: int(slots) for (of, resource), slots in _sorted(found, queries.ALLOCATABLE) if of == uuid
@@ -388,10 +392,14 @@ def _sorted(found: NodeSeries, family: AskedFamily) -> list[tuple[Labels, Value]
 
 
 def _gpus(devices: Iterable[Device], found: NodeSeries) -> Iterator[Gpu]:
-    """Return the physical GPUs of these devices, and those without a device."""
+    """Return the physical GPUs of these devices, and those without a device; if only findings were asked for, those
+    with a fault."""
     infos = {device.gpu_uuid: found.infos[device.uuid] for device in reversed([*devices]) if device.gpu_uuid}
     infos |= {Uuid(gpu.gpu_uuid): found.infos[gpu.gpu_uuid] for gpu in found.deviceless if gpu.gpu_uuid not in infos}
+    faulty = {uuid for kind, *_, uuid in found.of(queries.FINDING_SINCE) if kind == "fault"}
     for uuid, info in infos.items():
+        if found.only_findings and uuid not in faulty:
+            continue
         if uuid and (index := _nvml_number(info.index)) is not None:
             yield _gpu(uuid, index, info, found)
 
@@ -449,6 +457,8 @@ def _findings(found: NodeSeries, indices: Mapping[str, int]) -> Iterator[Finding
     now = found.target.collected_at
     for labels, since in found.of(queries.FINDING_SINCE).items():
         kind, reason, *name, uuid = labels
+        if kind not in FINDINGS:
+            continue  # no server that heeds the query answers this
         yield Finding(
             *(NO_CONTAINER if _is_own(name, found) else name),
             finding=kind,

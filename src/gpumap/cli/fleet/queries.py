@@ -13,7 +13,7 @@ from msgspec import Struct
 from gpumap.model.terms import FINDINGS as KINDS
 
 FINDINGS = "findings"
-"""What the agents find wrong. Alone, without devices that nothing is wrong with."""
+"""What the agents find wrong. If only this is asked for, devices without a finding are left out."""
 HOLDERS = "holders"
 """Holders: slots on devices, reservations, and slots that match no device."""
 SHARES = "shares"
@@ -39,8 +39,8 @@ WORK = "work"
 HEALTH = "health"
 """What no table shows: GPUs' load, memory reserved by the driver, how long its calls hang, all capabilities."""
 ALL = frozenset({FINDINGS, HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, WORK, HEALTH})
-"""Devices, their sizes, whether GPUs answer, faults and the sources' health are always asked for, except with FINDINGS
-alone."""
+"""Devices, their sizes, whether GPUs answer, faults and the sources' health are always asked for, unless only FINDINGS
+are."""
 
 SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
 """Each gpumap has exactly one, whose labels are those of its target."""
@@ -153,7 +153,7 @@ JUDGED = AskedFamily("gpumap_finding_judged", ("finding",), FINDINGS, kept="== 0
 FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, AskedFamily) and one is not NODE_INFO)
 """All above but NODE_INFO, which is asked for first: it may select targets."""
 _FINDING_SINCE = FINDING_SINCE._replace(only=_KNOWN, always=_OF_GPUS)
-_FINDINGS_ALONE = (
+_ONLY_FINDINGS = (
     SOURCE_UP._replace(kept="== 0", always='source=~"kubelet|nvml"'),
     DEVICE_INFO._replace(found=True),
     DEVICELESS,
@@ -190,7 +190,7 @@ class TargetLabels(NamedTuple):
 def families_for(parts: Collection[str]) -> list[AskedFamily]:
     """Return the families that these parts of a map need."""
     if {*parts} == {FINDINGS}:
-        return [*_FINDINGS_ALONE]
+        return [*_ONLY_FINDINGS]
     asked = {*parts, *([HOLDERS] if USE in parts else [])}
     families = [family for family in FAMILIES if not family.part or family.part in asked]
     if HEALTH in asked:

@@ -126,16 +126,17 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the findings, what could not be judged, and a last line of sums."""
     found = _rows(maps, shape)
     doubts = list(few(_unjudged(maps), maps.fleet))
-    shown = found[:_SHOWN_MAX] if maps.fleet and not shape.wide else found
     groups = _groups(maps, shape.sums_by, shape) if shape.sums_by else []
+    most = _SHOWN_MAX if maps.fleet and not shape.wide else len(groups or found)
+    unseen = max(len(groups or found) - most, 0)
     if groups:
         namespace: Column[GroupSums] = name("NAMESPACE", lambda one: one.namespace)
         first: Column[GroupSums] = name(shape.sums_by.upper(), lambda one: one.name)
         names = (namespace, first) if shape.sums_by == WORKLOAD else (first,)
-        block = table((*names, *GROUP_COLUMNS), groups, shape)
+        block = table((*names, *GROUP_COLUMNS), groups[:most], shape)
     elif found:
-        columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in shown))
-        block = table(with_node(columns_of_rows, fleet=maps.fleet), shown, shape)
+        columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in found[:most]))
+        block = table(with_node(columns_of_rows, fleet=maps.fleet), found[:most], shape)
     elif not maps.fleet and not any(of_device for one in maps.maps for of_device in rows(one, shape.namespace)):
         block = no_rows(maps, shape)
     elif any(any(one.judged.get(kind) for kind in _KINDS) for one in maps.maps):
@@ -145,9 +146,8 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
     else:
         return notes([*doubts, *of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
-    more = (
-        [f"{counted(len(found) - len(shown), 'more finding')}: -o wide shows all."] if len(found) > len(shown) else []
-    )
+    what = f"more {shape.sums_by if groups else 'finding'}"
+    more = [f"{counted(unseen, what)}: -o wide shows all."] if unseen else []
     return joined(
         [
             block,
