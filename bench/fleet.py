@@ -1,4 +1,4 @@
-"""F1 and P16: 5 000 nodes with 8 GPUs each, scraped by a real Prometheus, and what it takes to look at all of it.
+"""F1 and P16: 5 000 nodes with 8 GPUs each, scraped by a real Prometheus without rules, and what a look at them takes.
 
 The nodes are pages that one process serves, the snapshot's time apart always the same; Prometheus scrapes each of them.
 """
@@ -16,25 +16,19 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from bench.contestants import ROOT
 from bench.figures import Figure, median, noise
-from bench.pages import PATIENCE_SECONDS, filled, name_node, serve, serving
-from gpumap.cli.fleet.summary import LAST_RECORDS
-from tests.prometheus import eventually
+from bench.pages import filled, name_node, serve, serving
+from gpumap.model.terms import FINDINGS
 from tests.tools import BIN
 
 NODES, GPUS = 5_000, 8
 SCRAPE_SECONDS = 60
-RULES = ROOT / "rules" / "fleet.yaml"
-RECORDED = " and ".join(f"{one} offset 5s" for one in LAST_RECORDS)
-SUMMARIES = (("map",), ("top",), ("waste",), ("top", "--by", "node"))
-ADDED_UP = ("--match", 'job="gpumap"')
-"""A matcher of a job cannot be asked of recorded sums: the server adds up."""
 COMMANDS = (
-    *SUMMARIES,
-    *((*one, *ADDED_UP) for one in SUMMARIES),
-    *(("top", "-n", "team-7"), ("map", "--node", "gpu-0007"), ("top", "--all")),
+    *(("waste",), ("waste", "--by", "node"), ("waste", "-n", "team-7"), ("waste", "-o", "json")),
+    *(("map",), ("top",), ("top", "--by", "node"), ("top", "-n", "team-7"), ("map", "--node", "gpu-0007")),
+    ("top", "--all"),
 )
+"""No server of F1 has recording rules."""
 _CARD_BYTES = 85_520_809_984
 _SOURCES = ("kubelet", "nvml", "procfs", "pod_identity")
 _CAPABILITIES = ("pid_visibility", "device_checkpoint", "pod_logs", "push", "process_utilization", "gpm", "xid_events")
@@ -49,9 +43,8 @@ def fleet(wanted: frozenset[str]) -> Iterator[Figure]:
     with (
         tempfile.TemporaryDirectory() as folder,
         serving("bench.fleet") as url,
-        filled(Path(folder), url, NODES, SCRAPE_SECONDS, RULES) as server,
+        filled(Path(folder), url, NODES, SCRAPE_SECONDS) as server,
     ):
-        eventually(lambda: bool(server.ask(RECORDED)), PATIENCE_SECONDS)
         count = int(server.api("status/tsdb")["headStats"]["numSeries"])
         if "P16" in wanted:
             yield from _goal(server.url)
@@ -107,7 +100,8 @@ def _fresh(number: int) -> bytes:
 
 
 def _page(number: int, now: str) -> Iterator[str]:
-    """A node's page, as far as the commands need it: two pods on every other GPU, some of them idle."""
+    """A node's page, as far as the commands need it: two pods on every other GPU. One pod of ten is idle, two are
+    unused."""
     draw = random.Random(number)
     yield f"gpumap_snapshot_timestamp_seconds {now}"
     yield f'gpumap_node_info{{node="{name_node(number)}",internal_ip="10.9.{number >> 8}.{number & 255}"}} 1'
@@ -115,6 +109,7 @@ def _page(number: int, now: str) -> Iterator[str]:
     yield from (f'gpumap_source_last_success_timestamp_seconds{{source="{one}"}} {now}' for one in _SOURCES)
     yield 'gpumap_driver_info{driver_version="580.95.05",cuda_version="13.0",nvml_version="13.580.95.05"} 1'
     yield from (f'gpumap_capability{{capability="{one}"}} 1' for one in _CAPABILITIES)
+    yield from (f'gpumap_finding_judged{{finding="{one}"}} 1' for one in FINDINGS)
     for index in range(GPUS):
         card = f"GPU-{uuid.UUID(int=draw.getrandbits(128))}"
         yield from _device(card, index, number, now, draw)
@@ -133,7 +128,8 @@ def _device(card: str, index: int, number: int, now: str, draw: random.Random) -
     yield f"gpumap_device_holders{{{of_card}}} {count}"
     used = 0
     for slot in range(count):
-        memory = 0 if draw.random() < 0.1 else draw.randrange(1 << 30, 30 << 30)
+        granted, kind = _CARD_BYTES // count, draw.choices(("idle", "unused", ""), (1, 2, 7))[0]
+        memory = {"idle": 0, "unused": granted // 3}.get(kind, granted * 9 // 10)
         used += memory
         name = f'namespace="team-{number % 50}",pod="job-{number}-{index}-{slot}",container="main",{of_card}'
         pod = name.partition(",container=")[0]
@@ -141,12 +137,18 @@ def _device(card: str, index: int, number: int, now: str, draw: random.Random) -
         yield f"gpumap_allocation_info{{{name}}} 1"
         yield f'gpumap_allocation_slots{{{name},resource="nvidia.com/gpu"}} 1'
         yield f"gpumap_container_allocated_gpus{{{name}}} {1 / count}"
-        yield f"gpumap_container_allocated_gpu_memory_bytes{{{name}}} {_CARD_BYTES // count}"
+        yield f"gpumap_container_allocated_gpu_memory_bytes{{{name}}} {granted}"
         yield f"gpumap_container_gpu_memory_used_bytes{{{name}}} {memory}"
         yield f"gpumap_container_gpu_memory_peak_bytes{{{name}}} {memory}"
         yield f"gpumap_container_gpu_processes{{{name}}} {int(memory > 0)}"
         yield f"gpumap_container_sm_utilization_ratio{{{name}}} {0.4 if memory else 0}"
         yield f"gpumap_container_last_active_timestamp_seconds{{{name}}} {now if memory else _LONG_AGO}"
+        if kind:
+            reason = {"idle": "no_process", "unused": "peak_below_grant"}[kind]
+            finding = f'finding="{kind}",reason="{reason}",{name}'
+            yield f"gpumap_finding_since_timestamp_seconds{{{finding}}} {_LONG_AGO}"
+            yield f"gpumap_finding_gpus{{{finding}}} {1 / count}"
+            yield f"gpumap_finding_memory_bytes{{{finding}}} {granted - memory}"
     kept, rest = 400 << 20, 500 << 20
     yield f"gpumap_device_memory_total_bytes{{{of_card}}} {_CARD_BYTES}"
     yield f"gpumap_device_memory_used_bytes{{{of_card}}} {used + rest}"

@@ -194,21 +194,19 @@ async def sums(command: str, answer: Answer) -> tuple[dict[str, Any], list[str]]
 
 
 async def test_possible_sums() -> None:
-    """Shares are at most 1; bytes of a large cluster may be more than is exact in a float."""
-    found, missing = await sums("waste", summing("4", share="0.25"))
-    assert (found["idle_holders"], found["idle_gpus"], missing) == (4, 1, [])
+    """Bytes of a large cluster may be more than is exact in a float."""
     found, missing = await sums("map", summing(str(1 << 55)))
     assert (found["memory_total_bytes"], missing) == (1 << 55, [])
 
 
-@pytest.mark.parametrize("labels", [{"share": one} for one in ("x", "inf", "nan", "0", "2", "-1", "1_0")] + [{}])
-async def test_a_share_that_is_none(labels: dict[str, str]) -> None:
-    """The row is left out and named, and no 0 is invented for it."""
-    found, missing = await sums("waste", summing("3", **labels))
-    assert (found["granted_bytes"], found["idle_gpus"], found["idle_holders"]) == (3, None, None)
-    (said,) = missing
-    assert said.startswith("left out, because it is not valid: idle{instance=i:1, job=gpumap, ")
-    assert said.endswith("".join(f", share={one}" for one in labels.values()) + "} is 3")
+@pytest.mark.parametrize("labels", [{}, {"finding": "x"}, {"finding": "idle", "reason": "{age.x}", "uuid": "GPU-{}"}])
+async def test_findings_that_are_none(labels: dict[str, str]) -> None:
+    """A server that answers what was not asked for, or with any text, is no internal error."""
+    async with serving(summing("1", **labels)) as url:
+        done = await run_command_in_loop("waste", "--prometheus", url, "-o", "json")
+    assert done.returncode in (0, 1), done.stderr
+    found = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert [one["finding"] for one in found["findings"]] == ["idle"] * ("reason" in labels)
 
 
 @pytest.mark.parametrize("value", ["-5", "9" * 300, "1_0", "NaN", "+Inf", "2.5", "x"])

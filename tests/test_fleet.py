@@ -34,7 +34,7 @@ from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.scraped import kept
 from tests.snapshots import busy_node
 from tests.test_map_schema import VALIDATOR
@@ -106,7 +106,7 @@ def answer(
 
 
 def _is_kept(family: AskedFamily, labels: Labels, value: float) -> bool:
-    """What the selectors and the comparison of its question leave."""
+    """What the selectors and the comparison of its question leave. Devices without a finding do no harm."""
     if family.always and _fits(family.always, labels):
         return True
     return (
@@ -115,10 +115,11 @@ def _is_kept(family: AskedFamily, labels: Labels, value: float) -> bool:
 
 
 def _fits(matcher: str, labels: Labels) -> bool:
-    """Whether a selector takes them: `a="b"`, or `a!~"b|c"`."""
-    if "!~" in matcher:
-        name, _, alternatives = matcher.partition("!~")
-        return labels.get(name, "") not in alternatives.strip('"').split("|")
+    """Whether a selector takes them: `a="b"`, `a=~"b|c"` or `a!~"b|c"`."""
+    for operator in ("!~", "=~"):
+        if operator in matcher:
+            name, _, alternatives = matcher.partition(operator)
+            return (labels.get(name, "") in alternatives.strip('"').split("|")) is (operator == "=~")
     name, _, value = matcher.partition("=")
     return not matcher or labels.get(name, "") == value.strip('"')
 
@@ -207,21 +208,6 @@ def sums(answer: NodeMaps) -> dict[str, Any]:
     return found
 
 
-def test_series_tell_how_long_a_holder_rests() -> None:
-    """It is idle after --idle-after. Series do not contain for how long gpumap has watched one that works."""
-    node = TestNode([Gpu(0)], [Pod("ml", "idle", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})])
-
-    def kinds(seconds: float) -> list[str]:
-        seen, _ = cluster_of((node.collect(seconds), target("a:1")))
-        return [row["finding"] for row in msgspec.to_builtins(waste_values(seen, Shape()))["findings"]]
-
-    for _ in range(8):
-        assert kinds(40.0) == []
-    assert kinds(45.0) == ["idle"]
-    node.processes = [Process(10, gpu_uuid(0), node.pods[0], memory=GIB, sm=0.5)]
-    assert kinds(5.0) == ["unused"]
-
-
 def test_nodes_of_a_cluster_in_one_table() -> None:
     """Rows of all nodes stand together, and say which they are of; sums are of all."""
     one, two = node_of("gpu-1", 0), node_of("gpu-2", 1, "web")
@@ -233,10 +219,12 @@ def test_nodes_of_a_cluster_in_one_table() -> None:
     assert [row["node"] for row in rows["rows"]][:2] == ["gpu-1", "gpu-2"]
     assert [node["name"] for node in rows["nodes"]] == ["gpu-1", "gpu-2"]
     each = [sums(NodeMaps((one,))) for one in seen.maps]
-    assert sums(seen) == {key: each[0][key] + each[1][key] for key in each[0]}
+    assert sums(seen) == {
+        key: None if None in of else sum(of) for key in each[0] for of in [[one[key] for one in each]]
+    }
+    assert sums(seen)["squatter_bytes"] == 2 * each[0]["squatter_bytes"] > 0
     waste = waste_table(seen, Shape())
-    assert waste.count("uses a device that it does not hold: 1 process\n") == 2
-    assert "PID" not in waste
+    assert waste.count("uses a device that it does not hold\n") == 2
     assert [one["name"] for one in msgspec.to_builtins(map_values(seen, Shape()))["nodes"]] == [
         "gpu-1",
         "gpu-2",
@@ -343,3 +331,14 @@ def test_questions() -> None:
     assert question(queries.GPU_DOWN, selection) == 'max by (gpu_uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
     odd: list[Any] = [{"instance": 'a.b:1"|\\'}]
     assert list(matchers_of_targets(odd, ("instance",))) == ['instance=~"a\\\\.b:1\\"\\\\|\\\\\\\\"']
+
+
+def test_many_findings_do_not_fill_the_screen() -> None:
+    """The worst 40, and how many more there are; the sums are of all. -o wide has all, and so have sums by node."""
+    seen, _ = cluster_of(*((node_of(f"gpu-{number}", number), target(f"{number}:1")) for number in range(43)))
+    lines = waste_table(seen, Shape()).splitlines()
+    assert sum("SQUATTER" in line for line in lines) == 40
+    assert "3 more findings: -o wide shows all." in lines
+    assert "43.0GiB used by squatters" in lines[-1]
+    assert waste_table(seen, Shape(wide=True)).count("SQUATTER ") == 43
+    assert "3 more nodes: -o wide shows all." in waste_table(seen, Shape(sums_by="node"))

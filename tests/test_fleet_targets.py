@@ -121,7 +121,8 @@ def renamed(snapshot: Snapshot) -> Snapshot:
     gpus = tuple(structs.replace(gpu, uuid=other) for gpu in node.gpus)
     containers = tuple(structs.replace(row, uuid=other) for row in snapshot.containers)
     devices = tuple(structs.replace(one, uuid=other, gpu_uuid=other, containers=containers) for one in node.devices)
-    node = structs.replace(node, gpus=gpus, devices=devices, gpu_accounts=(), accounts=(), xids=())
+    findings = tuple(structs.replace(one, uuid=other) for one in node.findings or ())
+    node = structs.replace(node, gpus=gpus, devices=devices, findings=findings, gpu_accounts=(), accounts=(), xids=())
     return replace(snapshot, node=node, containers=containers)
 
 

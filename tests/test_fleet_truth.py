@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,9 +15,9 @@ from gpumap.agent.metrics import GROUPS
 from gpumap.agent.published import published
 from gpumap.cli.fleet import queries
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
-from gpumap.model.findings import ENDING_SECONDS, Thresholds
-from gpumap.model.node import Device, Gpu, Node
+from gpumap.cli.tables import Shape, top_values, waste_table, waste_values
+from gpumap.model.findings import ENDING_SECONDS
+from gpumap.model.node import Device, Finding, Gpu, Node
 from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
@@ -28,8 +29,6 @@ from tests.test_fleet import Labels, cluster_of, named, node_of, series, target,
 BARE: Labels = {"job": "g", "instance": "b:1"}
 KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
 """Targets as an operator, a static configuration and something between them label them."""
-ANY_AGE = Thresholds(idle_after_seconds=0.0, grace_seconds=0.0)
-"""Series do not tell how old a container is."""
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
@@ -43,9 +42,16 @@ def told_of(found: Node) -> dict[str, Any]:
         "gpus": {one.uuid: _gpu(one) for one in found.gpus},
         "pods": sorted(one.pod for one in found.pods),
         "unmatched": Counter(map(repr, found.unmatched)),
+        "findings": Counter(map(_finding, found.findings or ())),
+        "judged": found.judged,
         "sources": [(one.source, one.up, one.last_success) for one in found.sources],
         **{name: getattr(found, name) for name in names},
     }
+
+
+def _finding(one: Finding) -> str:
+    """What series have of a finding: not its evidence."""
+    return repr(msgspec.structs.replace(one, why="", pids=(), granted_bytes=None, used_bytes=None))
 
 
 def _has_series(device: Device) -> bool:
@@ -75,9 +81,10 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
 
 
 def shown_of(found: Node) -> dict[str, Any]:
-    """What tables show of a node, without the names of leftovers' pods, which no series tells.
+    """What tables show of a node.
 
-    Nor does a series tell the memory of the other processes of an owner, if that of one of its containers is unknown.
+    No series tells the names of leftovers' pods in `top`, nor the memory of the other processes of an owner, if that of
+    one of its containers is unknown.
     """
     seen = NodeMaps((found,))
     containers = (one for device in found.devices for one in device.containers)
@@ -88,27 +95,10 @@ def shown_of(found: Node) -> dict[str, Any]:
             top[row["uuid"], row["owner"], "bytes"] += row["memory_bytes"] or 0
         top[row["uuid"], row["owner"], "processes"] += row["processes"] or 0
         top[row["uuid"], str(row["work"]), "processes"] += row["processes"] or 0
-    waste = msgspec.to_builtins(waste_values(seen, Shape(thresholds=ANY_AGE)))
-    findings: Counter[str] = Counter()
-    for row in waste["findings"]:
-        of_pod = () if row["finding"] == "leftover" else ("pod", "granted_bytes", "gpus", "waste_bytes")
-        told = str([row[name] for name in ("finding", "uuid", *of_pod)])
-        findings[told] += row["used_bytes"] or 0
     return {
         "top": {key: value for key, value in top.items() if value},
-        "findings": dict(findings),
-        "sums": waste["sums"],
+        "waste": msgspec.to_builtins(waste_values(seen, Shape()))["sums"],
     }
-
-
-def without_sm_of_processes(found: Node) -> Node:
-    """No series has the SM time of a process that is no user, such as the server of MPS, nor the age of an owner."""
-
-    def without(device: Device) -> Device:
-        silent = tuple(msgspec.structs.replace(one, sm_ratio=None, owner_since=None) for one in device.processes)
-        return msgspec.structs.replace(device, processes=silent)
-
-    return msgspec.structs.replace(found, devices=tuple(map(without, found.devices)))
 
 
 def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
@@ -117,7 +107,7 @@ def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
     (found,) = seen.maps
     own = published(snapshot)
     assert told_of(found) == told_of(own)
-    assert shown_of(found) == shown_of(without_sm_of_processes(own))
+    assert shown_of(found) == shown_of(own)
     holders = [one for device in own.devices for one in device.containers if one.holds]
     if holders and not any(holder.slots for holder in holders):  # no series shows that idle sharers have no slots
         assert all("Prometheus drops gpumap_allocation_slots" in one for one in seen.missing)
@@ -138,7 +128,6 @@ def test_any_node(node: TestNode, of_target: Labels, honour: bool, down: set[str
     """Whatever a node is like, and whichever of its sources are down."""
     node.collect()
     node.down |= down
-    # No series has the age of an owner: a process of a pod that is gone for less than 10 s is a leftover only there.
     agree(node.collect(ENDING_SECONDS), of_target, honour=honour)
 
 
@@ -193,11 +182,12 @@ _SERVED = "n: its gpumap does not report"
         (names("use"), [f"{_SERVED} the users of its GPUs"]),
         (names("device"), [f"{_SERVED} its GPUs (add"]),
         (names("allocation", "use"), [f"{_SERVED} the holders", f"{_SERVED} the users"]),
+        (names("findings"), [f"{_SERVED} what is wrong on it (add --collect findings"]),
         (
             names("allocation", "device"),
             [f"{_SERVED} its GPUs (add", f"{_SERVED} the holders of its GPUs"],
         ),
-        (names(*GROUPS), [f"{_SERVED} its GPUs (add"]),
+        (names(*GROUPS), [f"{_SERVED} what is wrong on it", f"{_SERVED} its GPUs (add"]),
         (frozenset({"gpumap_device_info"}), [f"{_SERVED} its GPUs (add"]),
         (frozenset({"gpumap_allocation_info", "gpumap_allocation_slots"}), ["n: some holders of GPU-"]),
         (frozenset({"gpumap_allocation_slots"}), ["n: how the holders hold its GPUs is not known"]),
@@ -244,12 +234,47 @@ def test_a_device_that_only_its_holder_names() -> None:
     assert "its gpumap does not report its GPUs" in " ".join(seen.missing)
 
 
-def test_no_table_shows_a_zero_for_what_is_not_served() -> None:
-    """Nobody is said to hold, to use or to waste nothing, where that is not told."""
-    scrape = (node_of("n", 0), target("a:1", node="n"))
-    for group in ("allocation", "use"):
-        seen, _ = cluster_of(scrape, dropped=names(group))
-        assert None in msgspec.to_builtins(waste_values(seen, Shape()))["sums"].values(), group
-    seen, _ = cluster_of(scrape, dropped=names("allocation"))
+@pytest.mark.parametrize("dropped", [names("findings"), frozenset({"gpumap_finding_judged"})])
+def test_findings_that_are_not_served_are_no_zeros(dropped: frozenset[str]) -> None:
+    """Of such a node nobody is said to waste nothing, neither alone nor beside another one."""
+    parts = frozenset({queries.FINDINGS})
+    scrapes = (node_of("m", 0), target("a:1", node="m")), (node_of("n", 1), target("b:1", node="n"))
+    seen, _ = cluster_of(*scrapes, parts=parts, dropped=dropped)
+    assert [one.partition(" (")[0] for one in seen.missing] == [
+        f"{one}: its gpumap does not report what is wrong on it" for one in "mn"
+    ]
+    assert not any(msgspec.to_builtins(waste_values(seen._replace(maps=()), Shape()))["sums"].values())
+    found = msgspec.to_builtins(waste_values(seen, Shape()))
+    assert {value for key, value in found["sums"].items() if key != "squatter_bytes"} == {None}
     assert "No waste found" not in waste_table(seen, Shape())
-    assert map_table(seen, Shape())
+    assert "unmatched: not known on 2 of 2 nodes (m, n)." in waste_table(seen, Shape())
+
+
+def test_findings_alone_take_no_other_series() -> None:
+    """All that `waste` shows of a node needs its findings, the devices that have one, and which sources are down."""
+    snapshot = node_of("n", 0)
+    seen, _ = cluster_of((snapshot, target("a:1")), parts=frozenset({queries.FINDINGS}))
+    whole, _ = cluster_of((snapshot, target("a:1")))
+    assert waste_table(seen, Shape()) == waste_table(whole, Shape())
+    assert seen.missing == ()
+
+
+def test_two_targets_of_a_node_find_a_thing_once() -> None:
+    """A node that two jobs scrape has the findings of one: of the newest that serves findings."""
+    older, newer = node_of("n", 0), node_of("n", 0)
+    newer = replace(newer, at=newer.at._replace(wall=newer.at.wall + 5))
+    scrapes = (older, target("a:1", job="x")), (newer, target("b:1", job="y"))
+    for judges in ([older], [newer], [older, newer]):
+        silent = (replace(one, node=msgspec.structs.replace(one.node, findings=None, judged={})) for one, _ in scrapes)
+        served = [(one if one in judges else other, of) for (one, of), other in zip(scrapes, silent, strict=True)]
+        seen, _ = cluster_of(*served, parts=frozenset({queries.FINDINGS}))
+        (found,) = seen.maps
+        assert [one.finding for one in found.findings or ()] == ["squatter"]
+
+
+def test_a_fault_is_not_one_of_gpumaps_own_pod() -> None:
+    """Without honorLabels an empty name becomes that of the target."""
+    node = TestNode([MadeGpu(0, fault="lost"), MadeGpu(1)], [], [])
+    node.collect()
+    seen, _ = cluster_of((node.collect(), target("a:1")), honour=False, parts=frozenset({queries.FINDINGS}))
+    assert {(one.finding, one.pod, one.namespace) for one in seen.maps[0].findings or ()} == {("fault", "", "")}

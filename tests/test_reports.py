@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from msgspec import structs
 
 from gpumap.cli.fleet import queries
 from gpumap.cli.node_maps import NodeMaps
@@ -14,6 +15,7 @@ from gpumap.cli.reports import REPORTS, Report
 from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.cli.tables import Shape
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import FINDINGS
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
@@ -62,13 +64,20 @@ class Look:
         """Whether these parts show something else than all of them."""
         key = (id(report), form, shape.order)
         if key not in self._whole:
-            self._whole[key] = shown(report, form, shape, self.of(queries.ALL))
-        return shown(report, form, shape, self.of(parts)) != self._whole[key]
+            self._whole[key] = shown(report, form, shape, self._of(queries.ALL, report))
+        return shown(report, form, shape, self._of(parts, report)) != self._whole[key]
+
+    def _of(self, parts: frozenset[str], report: Report) -> NodeMaps:
+        """`waste` names no gap of what it does not read."""
+        return self.of(parts)._replace(missing=()) if report is REPORTS["waste"] else self.of(parts)
 
 
 def wasteful() -> Iterator[Snapshot]:
     """Nodes on which somebody wastes, in every way that is found: what is idle has computed before."""
-    yield named(busy_node(4, 3), "node-1")
+    busy = busy_node(4, 3)
+    yield named(
+        replace(busy, node=structs.replace(busy.node, findings=(), judged=dict.fromkeys(FINDINGS, True))), "node-1"
+    )
     card = gpu_uuid(0)
     train, gone = Pod("ml", "train", {"main": {"nvidia.com/gpu": [card]}}), Pod("ml", "gone", {"main": {}})
     node = TestNode([Gpu(0), Gpu(1)], [train, gone], [Process(10, card, train, memory=GIB, sm=0.5)])

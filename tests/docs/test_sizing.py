@@ -89,13 +89,13 @@ def test_the_rules_record_as_many_series_as_is_said() -> None:
     groups = yaml.safe_load((ROOT / "rules" / "fleet.yaml").read_text())["groups"]
     levels = Counter(rule["record"].partition(":")[0] for group in groups for rule in group["rules"])
     said = re.search(
-        r"^    (\d+) × namespaces \+ (\d+) × nodes \+ (\d+) × namespaces on each node \+ 8 owners "
-        r"\+ (\d+) × models of GPU \+ (\d+)$",
+        r"^    (\d+) × namespaces \+ (\d+) × nodes \+ namespaces on each node \+ models of GPU \+ (\d+)$",
         DOCS,
         re.M,
     )
     assert said is not None
-    levels["cluster_namespace_node"] += levels.pop("cluster_namespace_node_share")
-    by = ("cluster_namespace", "cluster_node", "cluster_namespace_node", "cluster_model", "cluster")
+    wasted = levels.pop("cluster_namespace_finding") * 7  # an unmatched one has neither GPUs nor bytes
+    levels["cluster_namespace"] += wasted
+    by = ("cluster_namespace", "cluster_node", "cluster")
     assert [int(number) for number in said.groups()] == [levels[level] for level in by]
-    assert levels.total() == sum(levels[level] for level in by) + 2, "by owner, and the helper"
+    assert levels.total() == sum(levels[level] for level in by) + 3, "by namespace and node, by model, and the helper"

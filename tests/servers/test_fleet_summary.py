@@ -8,7 +8,6 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ import pytest
 import yaml
 
 from gpumap.agent.exposition import Exposition
-from gpumap.cli.fleet.quantities import IDLE, QUANTITIES
+from gpumap.cli.fleet.quantities import QUANTITIES
 from gpumap.cli.fleet.summary import LAST_RECORDS
-from gpumap.model.findings import DEFAULTS
 from gpumap.model.shown import of_nodes
 from tests import golden
 from tests.command import one_line, run_command
@@ -118,12 +116,12 @@ def ask_rows(server: str) -> Document:
     return found[0]
 
 
-def containers(node: Document) -> Iterator[tuple[Document, Document, int]]:
-    """Each device with each of its containers; and how many devices share its memory."""
+def containers(node: Document) -> Iterator[tuple[Document, int]]:
+    """Each container on a device; and how many devices share its memory."""
     instances = Counter(map(memory_of, node["devices"]))
     for device in node["devices"]:
         for one in device["containers"]:
-            yield device, one, instances[memory_of(device)]
+            yield one, instances[memory_of(device)]
 
 
 # --- workloads --------------------------------------------------------------------------------------------------------
@@ -184,12 +182,6 @@ def kube_job(address: str) -> Document:
     return {"job_name": "kube-state-metrics", "static_configs": [target]}
 
 
-def is_idle(node: Document, user: Document) -> bool:
-    if user["last_active"] is None:
-        return bool(user["processes"] == 0)
-    return bool(user["last_active"] <= node["timestamp"] - DEFAULTS.idle_after_seconds)
-
-
 def sums_of_rows(document: Document, by: str, known: Sequence[Pod] = ()) -> Values:
     """Add up what the maps of all nodes have, as the summaries mean it."""
 
@@ -201,40 +193,28 @@ def sums_of_rows(document: Document, by: str, known: Sequence[Pod] = ()) -> Valu
     pods: set[tuple[str, str, str]] = set()
     for node in document["nodes"]:
         name = node["name"]
-        for device, one, shared in containers(node):
+        for one, shared in containers(node):
             group = group_of(name, one)
             of_group = sums.setdefault(group, defaultdict(float))
             pods.add((group, one["namespace"], one["pod"]))
-            of_container(of_group, node, device, one, shared)
+            of_container(of_group, one, shared)
         for one in node["unmatched"]:
             group = group_of(name, one)
-            sums.setdefault(group, defaultdict(float))["unmatched_slots"] += one["slots"]
+            sums.setdefault(group, defaultdict(float))
             pods.add((group, one["namespace"], one["pod"]))
     for group, _, _ in pods:
         sums[group]["pods"] += 1
     return {group: dict(values) for group, values in sums.items()}
 
 
-def of_container(sums: defaultdict[str, float], node: Document, device: Document, one: Document, shared: int) -> None:
+def of_container(sums: defaultdict[str, float], one: Document, shared: int) -> None:
     holder, user = one["grant"], one["use"]
-    granted: float | None = holder["memory_bytes"] if holder else None
-    used: int | None = user["memory_bytes"] if user else None
-    if holder and holder["gpus"] is not None:
-        sums["held_gpus"] += holder["gpus"]
-    if granted is not None:
-        sums["granted_bytes"] += granted / shared
-    if user and user["sm_ratio"] is not None:
-        sums["sm_gpus"] += user["sm_ratio"]
-    if used is not None:
-        sums["used_bytes"] += used
-        sums["squatter_bytes"] += used if one["owner"] == "unassigned" else 0
-    if granted is not None and used is not None:
-        sums["unused_bytes"] += max(granted / shared - used, 0)
-    if holder and user and holder["gpus"]:
-        of_pod = (of for of in device["containers"] if (of["namespace"], of["pod"]) == (one["namespace"], one["pod"]))
-        if all(is_idle(node, of["use"]) for of in of_pod if of["use"]):
-            sums["idle_holders"] += 1
-            sums["idle_gpus"] += holder["gpus"]
+    if holder:
+        sums["held_gpus"] += holder["gpus"] or 0
+        sums["granted_bytes"] += (holder["memory_bytes"] or 0) / shared
+    if user:
+        sums["sm_gpus"] += user["sm_ratio"] or 0
+        sums["used_bytes"] += user["memory_bytes"] or 0
 
 
 Differences = dict[str, tuple[object, object]]
@@ -255,39 +235,54 @@ def compared(found: Document, rows: Values, quantities: Sequence[str]) -> Differ
 
 
 TOP = ("held_gpus", "sm_gpus", "used_bytes", "granted_bytes", "pods")
-WASTE = ("held_gpus", "idle_gpus", "idle_holders", "unused_bytes", "squatter_bytes", "unmatched_slots")
 
 
 @pytest.mark.parametrize("sums", FLAGS)
 @pytest.mark.parametrize("by", ["namespace", "node"])
-@pytest.mark.parametrize(("command", "quantities"), [("top", TOP), ("waste", WASTE)])
-def test_a_summary_is_the_sum_of_its_rows(
-    server: str, rows: Document, sums: str, by: str, command: str, quantities: Sequence[str]
-) -> None:
+def test_a_summary_is_the_sum_of_its_rows(server: str, rows: Document, sums: str, by: str) -> None:
     """By namespace and by node, from recording rules and from the server's own sums."""
 
     def differences() -> Differences:
-        found = asked(command, "--by", by, "--prometheus", server, *FLAGS[sums])
+        found = asked("top", "--by", by, "--prometheus", server, *FLAGS[sums])
         assert (found["recorded_seconds"] is not None) == (sums == "rules")
-        return compared(found, sums_of_rows(rows, by), quantities)
+        return compared(found, sums_of_rows(rows, by), TOP)
 
     assert settled(differences, {}) == {}
 
 
-@pytest.mark.parametrize(("command", "quantities"), [("top", TOP), ("waste", WASTE)])
-def test_the_sums_of_workloads(server: str, rows: Document, command: str, quantities: Sequence[str]) -> None:
+def test_the_sums_of_workloads(server: str, rows: Document) -> None:
     """Pods add up to their Deployment, CronJob, StatefulSet or ReplicaSet. One without an owner is its own."""
     pods = pods_of(capture_pages())
 
     def differences() -> Differences:
-        found = asked(command, "--by", "workload", "--prometheus", server)
+        found = asked("top", "--by", "workload", "--prometheus", server)
         unlisted = {"/".join(pod) for pod in pods if owner_of(pods, pod)[1] == "unlisted"}
         (said,) = (one for one in found["unknown"] if one.startswith("kube-state-metrics"))
         assert any(pod in said for pod in unlisted)
         assert {row["workload"].partition("/")[0] for row in found["rows"]} >= {"Deployment", "CronJob", "Pod"}
-        return compared(found, sums_of_rows(rows, "workload", pods), quantities)
+        return compared(found, sums_of_rows(rows, "workload", pods), TOP)
 
     assert settled(differences, {}) == {}
+
+
+def test_the_waste_of_workloads(server: str) -> None:
+    """Each finding counts for the workload of its pod. A pod that is not listed is its own, and a doubt is told."""
+    pods = pods_of(capture_pages())
+    found = asked("waste", "--by", "workload", "--prometheus", server)
+    expected: Counter[tuple[str, str]] = Counter()
+    for one in found["findings"]:
+        if one["finding"] == "squatter":
+            workload = workload_of(pods, (one["namespace"], one["pod"]))
+            expected[one["namespace"], workload.replace("/unlisted", f"/{one['pod']}")] += one["memory_bytes"]
+    rows = {(row["namespace"], row["workload"]): row["squatter_bytes"] for row in found["by_workload"]}
+    assert {name: value for name, value in rows.items() if value} == expected
+    assert expected
+    assert sum(row["unmatched"] or 0 for row in found["by_workload"]) == found["sums"]["unmatched"] > 0
+    unlisted = {f"{namespace}/{name[4:]}" for namespace, name in rows if name and name.startswith("Pod/")}
+    (said,) = (one for one in found["unjudged"] if one.startswith("kube-state-metrics does not list"))
+    assert any(pod in said for pod in unlisted)
+    table = run_command("waste", "--by", "workload", "-n", "ml", "--prometheus", server).stdout
+    assert table.split()[:2] == ["NAMESPACE", "WORKLOAD"]
 
 
 def test_workloads_without_kube_state_metrics(server: str) -> None:
@@ -343,23 +338,22 @@ def test_a_node_that_is_not_in_the_records_yet(tmp_path: Path, recorded: Sequenc
     with with_rules(tmp_path, {f"/{one}": pages[f"/{one}"] for one in FEW}, rules) as server:
         eventually(lambda: server.by("node", f"{BY_NODE} and {BY_NODE} offset 5s").keys() == {*recorded})
         of_rows = sums_of_rows(asked("map", "--all", "--prometheus", server.url), "node")
-        for command, quantities in (("top", TOP), ("waste", WASTE)):
 
-            def differences(command: str, quantities: Sequence[str]) -> Differences:
-                found = asked(command, "--by", "node", "--prometheus", server.url)
-                assert found["recorded_seconds"] is not None
-                assert found["missing"] == []
-                return compared(found, of_rows, quantities)
+        def differences() -> Differences:
+            found = asked("top", "--by", "node", "--prometheus", server.url)
+            assert found["recorded_seconds"] is not None
+            assert found["missing"] == []
+            return compared(found, of_rows, TOP)
 
-            assert settled(partial(differences, command, quantities), {}) == {}
+        assert settled(differences, {}) == {}
         by_rules, by_sums = (asked("map", "--prometheus", server.url, *FLAGS[one]) for one in FLAGS)
         assert by_rules["rows"] == by_sums["rows"]
         late = of_nodes(sorted({*FEW} - {*recorded}))
-        said = asked("waste", "--prometheus", server.url)["unknown"]
+        said = asked("top", "--prometheus", server.url)["unknown"]
         assert said == [f"{late}: the recorded sums by namespace do not contain it yet"]
 
 
-@pytest.mark.parametrize("missing", ["held", "nodes", "use"])
+@pytest.mark.parametrize("missing", ["held", "nodes", "memory"])
 def test_rules_that_are_not_all_evaluated_yet(tmp_path: Path, missing: str) -> None:
     """In the first minute of a Prometheus some groups have no record. Then no sum is a record."""
     groups = [one for one in yaml.safe_load(RULES.read_text())["groups"] if one["name"] != f"gpumap-fleet-{missing}"]
@@ -369,9 +363,9 @@ def test_rules_that_are_not_all_evaluated_yet(tmp_path: Path, missing: str) -> N
         rows = sums_of_rows(asked("map", "--all", "--prometheus", server.url), "namespace")
 
         def differences() -> Differences:
-            found = asked("waste", "--prometheus", server.url)
+            found = asked("top", "--prometheus", server.url)
             assert found["recorded_seconds"] is None
-            return compared(found, rows, WASTE)
+            return compared(found, rows, TOP)
 
         assert settled(differences, {}) == {}
 
@@ -405,24 +399,38 @@ def test_a_screen_and_not_every_node(server: str) -> None:
 
 def test_unknown_is_no_zero(server: str) -> None:
     """A node whose driver or kubelet does not answer, or without hostPID, has a dash; why is told below."""
-    found = asked("waste", "--by", "node", "--prometheus", server)
+    found = asked("top", "--by", "node", "--prometheus", server)
     by_node = {row["node"]: row for row in found["rows"]}
     for node in ("nvml-down", "no-pid-visibility"):
-        assert by_node[node]["idle_gpus"] is None
-        assert by_node[node]["squatter_bytes"] is None
-    assert by_node["shared-card"]["unmatched_slots"] == 0
+        assert by_node.get(node, {"used_bytes": None})["used_bytes"] is None
     said = " ".join(found["unknown"])
     assert re.search(r"nvml-down\b.*: nvml is down", said)
     assert "no-pid-visibility" in said
     assert found["missing"][0] == DOWN
 
 
-@pytest.mark.parametrize("command", ["map", "top", "waste"])
+def test_findings_of_a_screen(server: str) -> None:
+    """All findings, what is not judged and why, what is missing, and the sums of all."""
+    lines = lines_of("waste", "--prometheus", server)
+    whole = asked("waste", "--prometheus", server)
+    assert lines[0].split()[:2] == ["NODE", "FINDING"]
+    assert lines[len(whole["findings"]) + 1] == ""
+    assert DOWN in lines
+    assert any(re.search(r"idle, .*not known on \d+ of \d+ nodes: nvml down \(.*nvml-down", line) for line in lines)
+    assert lines[-1].startswith("Sum of the findings: ")
+    by_node = {row["node"]: row for row in whole["by_node"]}
+    assert by_node["nvml-down"]["idle_gpus"] is by_node["no-pid-visibility"]["squatter_bytes"] is None
+    names = run_command("waste", "--prometheus", server, "-o", "name").stdout.splitlines()
+    assert names
+    assert all(line.startswith("pod/") for line in names)
+
+
+@pytest.mark.parametrize("command", ["map", "top"])
 def test_rows_for_who_asks(server: str, command: str) -> None:
     """Of a namespace, of a node, of all, and the names of pods."""
     for flags in (("-n", "ml"), ("--node", "owners"), ("--all",)):
         (head, *_) = lines_of(command, "--prometheus", server, *flags, code=0 if "--node" in flags else 1)
-        assert {"POD", "UUID"} & {*head.split()} or head.startswith("No waste found")
+        assert {"POD", "UUID"} & {*head.split()}
     names = run_command(command, "--prometheus", server, "-o", "name").stdout.splitlines()
     assert names
     assert all(line.startswith("pod/") for line in names)
@@ -439,6 +447,8 @@ def test_rows_for_who_asks(server: str, command: str) -> None:
             "--sort-by peak: sorts only rows (-n, --node or --all); valid values for sums by node: ",
         ),
         (("waste", "--node", ""), "--node: must not be empty"),
+        (("waste", "--all"), "unknown flag --all"),
+        (("waste", "--by", "node", "--sort-by", "gpus"), "--sort-by sorts findings, but --by prints no findings"),
     ],
 )
 def test_flags_that_do_not_fit(words: Sequence[str], says: str) -> None:
@@ -474,11 +484,3 @@ def test_the_last_record_of_each_group_that_is_read() -> None:
     groups = [[rule["record"] for rule in group["rules"]] for group in yaml.safe_load(RULES.read_text())["groups"]]
     read = {record for one in QUANTITIES.values() for record in (one.by_node, one.by_namespace)}
     assert [group[-1] for group in groups if read & {*group}] == [*LAST_RECORDS]
-
-
-def test_idle_is_recorded_for_the_default_threshold() -> None:
-    """Another --idle-after is not a question for records."""
-    (record,) = {QUANTITIES[IDLE].by_node, QUANTITIES[IDLE].by_namespace}
-    groups = yaml.safe_load(RULES.read_text())["groups"]
-    (rule,) = (rule["expr"] for group in groups for rule in group["rules"] if rule["record"] == record)
-    assert re.findall(r"time\(\) - (\d+)", rule) == [str(int(DEFAULTS.idle_after_seconds))]

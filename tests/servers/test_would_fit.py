@@ -86,7 +86,7 @@ def run_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found.url
 
 
-@pytest.mark.parametrize("where", [("-n", "ml"), ("--node", "n1"), ("--all",)])
+@pytest.mark.parametrize("where", [("-n", "ml"), ("--node", "n1"), ()])
 def test_a_hint_for_each_holder_of_a_whole_gpu(server: str, where: tuple[str, ...]) -> None:
     """A pod counts with its sidecar, and with what ran for half an hour. Without a day of known samples, or with two
     GPUs, there is no hint."""
@@ -122,9 +122,8 @@ def test_the_table(server: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ((), "--would-fit requires --prometheus, with -n NAMESPACE, --node NODE or --all"),
-        (("--prometheus", "http://127.0.0.1:9"), "--would-fit requires --prometheus, with -n NAMESPACE"),
-        (("--prometheus", "http://127.0.0.1:9", "--all", "--sort-by", "waste"), "--would-fit cannot be combined with"),
+        ((), "--would-fit requires --prometheus"),
+        (("--prometheus", "http://127.0.0.1:9", "--sort-by", "waste"), "--would-fit cannot be combined with"),
     ],
 )
 def test_flags_that_do_not_fit(flags: tuple[str, ...], says: str) -> None:

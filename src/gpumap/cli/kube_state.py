@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from gpumap.model.shown import listed
@@ -19,9 +19,15 @@ _NO_OWNER = ("", "<none>")
 _CAMEL = re.compile(r"([a-z0-9])([A-Z])")
 
 
-def unlisted(pods: Sequence[str]) -> str:
-    """Return a sentence on pods whose workload is not known."""
-    return f"kube-state-metrics does not list {listed(pods)}. Each has a row of its own."
+def workload_of(pod: Object, known: Mapping[Object, str]) -> str:
+    """Return the workload of a pod; the pod itself if kube-state-metrics does not list it."""
+    return known.get(pod, f"Pod/{pod[1]}")
+
+
+def unlisted(pods: Iterable[Object], known: Mapping[Object, str]) -> list[str]:
+    """Return a sentence on the pods whose workload is not known, if there are any."""
+    without = sorted({"/".join(pod) for pod in pods if pod not in known})
+    return [f"kube-state-metrics does not list {listed(without)}. Each has a row of its own."] if without else []
 
 
 class ObjectValues(NamedTuple):

@@ -53,7 +53,8 @@ class NodeMaps(NamedTuple):
     """`maps` are in the order of their nodes' names. `missing` says what is not in them, a sentence each.
 
     `fleet`: more than one node was asked, and tables have a column with the node of a row. `sums`: the server was asked
-    for sums, in the place of maps. `weeks` are by namespace, pod and uuid, if they were asked for.
+    for sums, in the place of maps. `weeks` are by namespace, pod and uuid, `workloads` by namespace and pod, if they
+    were asked for.
     """
 
     maps: tuple[Node, ...]
@@ -61,6 +62,7 @@ class NodeMaps(NamedTuple):
     fleet: bool = False
     sums: FleetSums | None = None
     weeks: Mapping[tuple[str, str, str], Week] | None = None
+    workloads: Mapping[tuple[str, str], str] | None = None
 
 
 NodeMapStream = AsyncGenerator[NodeMaps | FatalError, None]

@@ -105,7 +105,7 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
     if "by" not in given:
         return shape
     by = getattr(given, "by", None) or ""
-    if by and given.sort_by and getattr(given, "prometheus", None) is None:
+    if by and given.sort_by and given.command == "waste":
         raise UsageError("--sort-by sorts findings, but --by prints no findings")
     if given.by and given.output == "name":
         raise UsageError(f"--by {given.by}: prints sums, but -o name prints pods")

@@ -78,14 +78,8 @@ REPORTS = {
     "waste": Report(
         waste_table,
         waste_values,
-        frozenset(
-            {
-                *(parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.PEAKS, parts.LEFTOVERS),
-                parts.LAST_SEEN,
-            }
-        ),
-        {},
-        waste_names,
+        frozenset({parts.FINDINGS}),
+        names=waste_names,
     ),
     "waste --would-fit": Report(fit_table, fit_values, frozenset({parts.HOLDERS, parts.SHARES}), {}, fit_names),
 }

@@ -44,6 +44,7 @@ from gpumap.cli.this_node import (
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
+    from gpumap.cli.fleet.source import Ask
     from gpumap.cli.fleet.summary import Question
     from gpumap.cli.node_maps import NodeMapStream
     from gpumap.cli.painting import View
@@ -77,7 +78,7 @@ def _add_flags(parser: Parser, output: argparse._ArgumentGroup, command: str) ->
         how = add_server_flags(parser, where)
         if by:
             how.add_argument("--label-match", metavar="MATCH", help=LABEL_MATCH_HELP)
-        add_row_flags(where, by, cluster=command == "top")
+        add_row_flags(where, by, command)
     if command == "waste":
         add_would_fit(output)
     add_node_flags(parser)
@@ -100,8 +101,8 @@ def _show(given: argparse.Namespace) -> int:
         raise UsageError(f"--label-match requires --by {WORKLOAD}")
     report = given.command
     if getattr(given, "would_fit", False):
-        if given.prometheus is None or not (namespace or given.node or given.all):
-            raise UsageError("--would-fit requires --prometheus, with -n NAMESPACE, --node NODE or --all")
+        if given.prometheus is None:
+            raise UsageError("--would-fit requires --prometheus")
         if given.sort_by or by:
             raise UsageError(f"--would-fit cannot be combined with {'--sort-by' if given.sort_by else '--by'}")
         report = f"{given.command} --would-fit"
@@ -135,30 +136,12 @@ def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStrea
     elif given.url is not None:
         raise UsageError("--prometheus: cannot be combined with --url")
     else:
-        from gpumap.cli.fleet.source import from_prometheus
+        from gpumap.cli.fleet.source import answers_of
 
         prepare_elsewhere(given, "--prometheus")
-        server, match = server_of(given), matchers_of("--match", given.match or "")
         if view.shape.processes:
             raise UsageError("--processes: only an agent has processes (--url), not --prometheus")
-        if _shows_sums(given, view.shape, node):
-            from gpumap.cli.fleet.source import answers_of
-            from gpumap.cli.fleet.summary import sums_of
-
-            question = _question(given, view)
-            return answers_of(server, view.interval_seconds, lambda prometheus: sums_of(prometheus, match, question))
-        asked = view.report.parts("wide" if view.live else view.form, view.shape)
-        if getattr(given, "would_fit", False):
-            from gpumap.cli.fleet.source import answers_of
-            from gpumap.cli.fleet.weeks import maps_with_weeks
-
-            namespace = view.shape.namespace
-            return answers_of(
-                server,
-                view.interval_seconds,
-                lambda prometheus: maps_with_weeks(prometheus, match, asked, node, namespace),
-            )
-        return from_prometheus(server, match, view.interval_seconds, asked, node, view.shape.namespace)
+        return answers_of(server_of(given), view.interval_seconds, _to_ask(given, view, node))
     if given.url is not None:
         prepare_elsewhere(given, "--url")
         return maps_of_agent(given, view.interval_seconds)
@@ -166,9 +149,32 @@ def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStrea
     return from_node(settings, view.interval_seconds if view.watch else LOOK_SECONDS)
 
 
+def _to_ask(given: argparse.Namespace, view: View, node: str) -> Ask:
+    """Return what asks a server once. Raises UsageError."""
+    match, namespace = matchers_of("--match", given.match or ""), view.shape.namespace
+    if _shows_sums(given, view.shape, node):
+        from gpumap.cli.fleet.summary import sums_of
+
+        question = _question(given, view)
+        return lambda server: sums_of(server, match, question)
+    parts = view.report.parts("wide" if view.live else view.form, view.shape)
+    if getattr(given, "would_fit", False):
+        from gpumap.cli.fleet.weeks import maps_with_weeks
+
+        return lambda server: maps_with_weeks(server, match, parts, node, namespace)
+    if view.shape.sums_by == WORKLOAD:
+        from gpumap.cli.fleet.workloads import maps_with_workloads
+
+        kube_match = kube_matchers(given)
+        return lambda server: maps_with_workloads(server, match, parts, node, namespace, kube_match)
+    from gpumap.cli.fleet.source import maps_of
+
+    return lambda server: maps_of(server, match, parts, node, namespace)
+
+
 def _shows_sums(given: argparse.Namespace, shape: Shape, node: str) -> bool:
     """Return whether sums of a cluster are shown, and no rows. Raises UsageError."""
-    if _server(given) is None:
+    if _server(given) is None or given.command == "waste":
         return False
     rows = bool(node or shape.namespace or given.all or given.output == "name")
     by = getattr(given, "by", None)
@@ -190,17 +196,16 @@ def _question(given: argparse.Namespace, view: View) -> Question:
     command = given.command
     by = getattr(given, "by", None) or (SUMS_BY[0] if hasattr(given, "by") else "node")
     orders, order = orders_of(command, by), view.shape.order
-    if order and order not in orders and order != "severity":
-        known = ", ".join(one for one in orders)
+    if order and order not in orders:
         raise UsageError(
-            f"--sort-by {order}: sorts only rows (-n, --node or --all); valid values for sums by {by}: {known}"
+            f"--sort-by {order}: sorts only rows (-n, --node or --all); valid values for sums by {by}: "
+            f"{', '.join(orders)}"
         )
     return Question(
         by=by,
         of_rows=SUMMARIES[command].names,
         of_all=OF_ALL.get(command, ()),
         parts=view.report.parts(view.form, view.shape),
-        idle_after_seconds=300.0,
         kube_match=kube_matchers(given) if by == WORKLOAD else "",
     )
 

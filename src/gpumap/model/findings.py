@@ -114,6 +114,26 @@ def _dated(one: Finding, since: Mapping[_Key, float], now: float) -> Finding:
     return structs.replace(one, since=since.get(_key(one), one.since or now))
 
 
+_IN_SHORT = {
+    "squatter": "uses a device that it does not hold",
+    "leftover": "its pod no longer exists",
+    "over": "uses more memory than granted",
+    "stalled": "may be stalled: its GPU has been busy for {age}, but does next to nothing",
+    "unused": "its peak leaves memory unused",
+}
+
+
+def in_short(kind: str, reason: str, seconds: float) -> str:
+    """Return why, as far as the reason and the time for which a finding has held show it."""
+    if kind == "fault":
+        return _in_short(reason)
+    if kind == "unmatched":
+        return f"slots without a device: {reason}"
+    if kind == "idle":
+        return f"no {reason.removeprefix('no_')} for {age(seconds)}"
+    return _IN_SHORT[kind].format(age=age(seconds))
+
+
 # --- faults of GPUs ---------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +216,7 @@ def _squatters(on: NodeDevice) -> Iterator[Finding]:
             ]
             pids = tuple(process.pid for process in of_one)
             what = _named_pids(on.device, pids) if pids or processes else _counted(one.use.processes)
-            why = f"uses a device that it does not hold: {what}"
+            why = f"{_IN_SHORT['squatter']}: {what}"
             since = min((at for process in of_one if (at := process.owner_since) is not None), default=0.0)
             yield _ungranted("squatter", "not_assigned", on, one.name, one.use.memory_bytes, pids, why, since)
 
@@ -212,7 +232,7 @@ def _leftovers(on: NodeDevice) -> Iterator[Finding]:
             pids = tuple(one.pid for one in left)
             what = _named_pids(on.device, pids) if pids else _counted(other.processes)
             used_bytes = sum_of(one.memory_bytes for one in left) if left else other.memory_bytes
-            why = f"its pod no longer exists, but left {what}"
+            why = f"{_IN_SHORT['leftover']}, but left {what}"
             since = min((at for one in left if (at := one.owner_since) is not None), default=0.0)
             yield _ungranted("leftover", "pod_gone", on, other.name, used_bytes, pids, why, since)
 

@@ -574,7 +574,7 @@ xid_events."""
     grace_seconds: Annotated[float, Meta(gt=0)] = 120.0
     """A holder is unused only if gpumap has watched it for so long: it may still start."""
     findings: tuple[Finding, ...] | None = None
-    """What is wrong, worst first. Null if it was not judged: the map is stale, or a command made it of series."""
+    """What is wrong, worst first. Null if it was not judged: the map is stale."""
     judged: dict[str, bool] = {}
     """By kind of finding: whether all of the node can be judged now. If not, findings may be missing. Empty if \
 findings is null."""

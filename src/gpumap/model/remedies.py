@@ -273,6 +273,15 @@ def of_health(problem: str, index: int) -> str | None:
     return _with_index(HEALTH[problem], index)
 
 
+def of_finding(kind: str, reason: str, index: int | None) -> str | None:
+    """Return what to do about a finding; about a fault of the GPU with this NVML index."""
+    if kind != "fault":
+        return UNMATCHED.get(reason) if kind == "unmatched" else FINDINGS[kind]
+    health = HEALTH.get("xid_errors" if reason.startswith("xid_") else reason)
+    remedy = FAULTS.get(reason) or health or RECOVERY.get(reason.removeprefix("recovery_"))
+    return remedy if index is None else _with_index(remedy, index)
+
+
 def of_missing_capabilities(capabilities: Mapping[str, bool], gpu_answers: bool) -> dict[str, str]:
     """Return what to do about missing capabilities. Those of a GPU count only if a GPU answers."""
     missing = [name for name, present in capabilities.items() if not present and name in CAPABILITIES]

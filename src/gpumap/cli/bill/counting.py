@@ -248,9 +248,8 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _unlisted(request: Request, charged: Iterable[Key], label_of: Mapping[Pod, str]) -> Iterator[str]:
     """The pods without a known workload."""
-    pods = {(key[0], key[1]) for key in charged} - label_of.keys()
-    if request.by == WORKLOAD and pods:
-        yield unlisted(["/".join(pod) for pod in sorted(pods)])
+    if request.by == WORKLOAD:
+        yield from unlisted(((key[0], key[1]) for key in charged), label_of)
 
 
 def _warnings(request: Request, found: Increases) -> Iterator[str]:

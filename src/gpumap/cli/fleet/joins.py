@@ -19,12 +19,14 @@ from gpumap.cli.fleet.queries import AskedFamily, DeviceInfo, DevicelessGpu
 from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, nodes_of
 from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
-from gpumap.model.devices import with_others
+from gpumap.model.devices import NO_CONTAINER, sources_up, with_others
+from gpumap.model.findings import in_order, in_short
 from gpumap.model.gaps import gaps_of
 from gpumap.model.node import (
     ContainerOnDevice,
     Device,
     Driver,
+    Finding,
     Gpu,
     Grant,
     HostUse,
@@ -40,7 +42,7 @@ from gpumap.model.node import (
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
 from gpumap.model.shown import listed
-from gpumap.model.terms import ContainerName, Owner, PodName, Source
+from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName, Source
 
 Slots = dict[str, int]
 """By resource."""
@@ -61,12 +63,13 @@ class Answers(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class NodeSeries:
     """The values of a node, and by uuid what its devices have. `faults` are of GPUs that are down, `partitioned` are
-    GPUs in MIG mode."""
+    GPUs in MIG mode. `only_findings`: nothing else was asked for."""
 
     node: TargetsOfNode
     target: Target
     asked: Sequence[AskedFamily]
     rows: FamilyRows
+    only_findings: bool = False
     infos: dict[str, DeviceInfo] = field(default_factory=dict)
     holders: dict[str, dict[ContainerName, Slots]] = field(default_factory=dict)
     users: dict[str, list[ContainerName]] = field(default_factory=dict)
@@ -102,8 +105,10 @@ def series_of_nodes(answers: Answers) -> tuple[list[NodeSeries], list[str]]:
         infos = (DeviceInfo(*labels) for labels in of_target.get(queries.DEVICE_INFO.name, ()))
         gpus_by_index[key] = {info.index: info.gpu_uuid for info in infos}
     nodes = nodes_of(answers.targets, answers.names, places, gpus_by_index)
-    asked = answers.asked
-    found = [NodeSeries(one, answers.targets[one.keys[0]], asked, _of_node(one, rows, asked)) for one in nodes]
+    asked, only_findings = answers.asked, queries.GPU_DOWN not in answers.asked
+    found = [
+        NodeSeries(one, answers.targets[one.keys[0]], asked, _of_node(one, rows, asked), only_findings) for one in nodes
+    ]
     for one in found:
         _join(one)
     return found, odd
@@ -156,13 +161,14 @@ def _of_node(node: TargetsOfNode, rows: Mapping[Key, FamilyRows], asked: Sequenc
     if len(node.keys) == 1:
         return rows[node.keys[0]]
     newest = next((key for key in node.keys if rows[key]), node.keys[0])
+    judge = next((key for key in node.keys if rows[key].get(queries.JUDGED.name)), newest)
     leaders: dict[tuple[str, str], Key] = {}
     found: FamilyRows = {}
     for family in (*_LEADING, *asked):
         kind, label = _KIND_OF_PART.get(family.part, _PRESENT), uuid_label(family)
         for key in node.keys:
             for labels, value in rows[key].get(family.name, {}).items():
-                leader = newest
+                leader = judge if "finding" in family.by else newest
                 if label:
                     leader = leaders.setdefault((kind, labels[family.by.index(label)]), key)
                 if family is queries.DEVICE_INFO:
@@ -211,6 +217,8 @@ def node_of(found: NodeSeries) -> Node:
     gpus = tuple(sorted(_gpus(devices, found), key=lambda gpu: (gpu.index, gpu.uuid)))
     unmatched = tuple(_unmatched(found))
     capabilities = {name: bool(present) for (name,), present in found.of(queries.CAPABILITY).items()}
+    judged = {kind: bool(can) for (kind,), can in found.of(queries.JUDGED).items()}
+    findings = in_order(_findings(found, {gpu.uuid: gpu.index for gpu in gpus}))
     return Node(
         timestamp=found.target.collected_at,
         interval_seconds=found.target.interval_seconds,
@@ -225,6 +233,8 @@ def node_of(found: NodeSeries) -> Node:
         sources=tuple(_sources(found)),
         capabilities=capabilities,
         remedies=remedies.of_missing_capabilities(capabilities, gpu_answers=any(gpu.up for gpu in gpus)),
+        findings=findings,
+        judged={kind: judged.get(kind, True) for kind in FINDINGS} if judged else {},
     )
 
 
@@ -242,11 +252,17 @@ def faults_without_device(found: NodeSeries) -> Iterator[str]:
 def _uuids(found: NodeSeries) -> set[str]:
     """Return the devices that any series is about. NVML does not report all of them."""
     counted = (labels[0] for family in (queries.HOLDER_COUNT, queries.ALLOCATABLE) for labels in found.of(family))
-    return {*(labels[0] for labels in found.of(queries.DEVICE_INFO)), *counted, *found.holders, *found.users}
+    wasted = (uuid for kind, *_, uuid in found.of(queries.FINDING_SINCE) if kind != "fault" and uuid)
+    infos = (labels[0] for labels in found.of(queries.DEVICE_INFO))
+    return {*infos, *counted, *wasted, *found.holders, *found.users}
 
 
 def _device(found: NodeSeries, uuid: str) -> Device:
     info = found.infos.get(uuid, DeviceInfo(uuid))
+    gpu_uuid = Uuid(info.gpu_uuid) if info.gpu_uuid else None
+    place = Uuid(uuid), gpu_uuid, _nvml_number(info.index), uuid in found.partitioned, _mig(info)
+    if found.only_findings:
+        return Device(*place)
     holders = found.holders.get(uuid, {})
     whole = found.holders.get(info.gpu_uuid, {}) if info.gpu_uuid != uuid else {}
     # Unmatched slots exist only with a List. A device that one may be on has no gpumap_device_holders.
@@ -254,11 +270,7 @@ def _device(found: NodeSeries, uuid: str) -> Device:
     owners = dict(_owners_of_containers(found, uuid, {*holders, *whole}))
     count = found.whole(queries.HOLDER_COUNT, uuid)
     device = Device(
-        uuid=Uuid(uuid),
-        gpu_uuid=Uuid(info.gpu_uuid) if info.gpu_uuid else None,
-        index=_nvml_number(info.index),
-        partitioned=uuid in found.partitioned,
-        mig=_mig(info),
+        *place,
         memory=_memory(found, uuid),
         allocatable={
             resource: int(slots) for (of, resource), slots in _sorted(found, queries.ALLOCATABLE) if of == uuid
@@ -383,10 +395,14 @@ def _sorted(found: NodeSeries, family: AskedFamily) -> list[tuple[Labels, Value]
 
 
 def _gpus(devices: Iterable[Device], found: NodeSeries) -> Iterator[Gpu]:
-    """Return the physical GPUs of these devices, and those without a device."""
+    """Return the physical GPUs of these devices, and those without a device; if only findings were asked for, those
+    with a fault."""
     infos = {device.gpu_uuid: found.infos[device.uuid] for device in reversed([*devices]) if device.gpu_uuid}
     infos |= {Uuid(gpu.gpu_uuid): found.infos[gpu.gpu_uuid] for gpu in found.deviceless if gpu.gpu_uuid not in infos}
+    faulty = {uuid for kind, *_, uuid in found.of(queries.FINDING_SINCE) if kind == "fault"}
     for uuid, info in infos.items():
+        if found.only_findings and uuid not in faulty:
+            continue
         if uuid and (index := _nvml_number(info.index)) is not None:
             yield _gpu(uuid, index, info, found)
 
@@ -439,6 +455,31 @@ def _unmatched(found: NodeSeries) -> Iterator[UnmatchedSlots]:
             yield UnmatchedSlots(namespace, pod, container, resource, reason, int(slots), remedy)
 
 
+def _findings(found: NodeSeries, indices: Mapping[str, int]) -> Iterator[Finding]:
+    """Return the findings, without their evidence. `indices` are those of the GPUs."""
+    now = found.target.collected_at
+    for labels, since in found.of(queries.FINDING_SINCE).items():
+        kind, reason, *name, uuid = labels
+        if kind not in FINDINGS:
+            continue  # no server that heeds the query answers this
+        yield Finding(
+            *(NO_CONTAINER if _is_own(name, found) else name),
+            finding=kind,
+            reason=reason,
+            uuid=Uuid(uuid) if uuid else None,
+            since=since,
+            gpus=found.value(queries.FINDING_GPUS, *labels),
+            memory_bytes=found.whole(queries.FINDING_MEMORY, *labels),
+            why=in_short(kind, reason, max(now - since, 0.0)),
+            remedy=remedies.of_finding(kind, reason, indices.get(uuid)),
+        )
+
+
+def _is_own(name: Sequence[str], found: NodeSeries) -> bool:
+    """Return whether these are gpumap's own names: those of a finding were empty, and the scrape honors no labels."""
+    return [*name] == [found.target.labels.get(label, "") for label in queries.CONTAINER]
+
+
 # --- gaps: what a gpumap that answers does not report, because groups or families are not served ----------------------
 
 _NOT_SERVED = "its gpumap does not report"
@@ -449,16 +490,20 @@ _LACKS_PODS = (
 )
 """The reason if other series of the group allocation exist (gpumap_node_info)."""
 _USERS = "the users of its GPUs (its driver lists no processes; else add --collect use, or stop dropping its series)"
+_FINDINGS = "what is wrong on it (add --collect findings, or stop dropping its series)"
 _GPUS = "its GPUs (add --collect device without --no-native, or stop dropping its series)"
 
 
 def gaps(found: NodeSeries, node: Node, parts: Collection[str], namespace: str, *, slots_served: bool) -> Iterator[str]:
     """Return a sentence for each kind of series that these parts need and that the node's gpumap does not serve,
     although its source answers. `slots_served`: some gpumap serves slots."""
-    up = {source.source for source in node.sources if source.up}
-    devices = node.devices
+    up, devices = sources_up(node), node.devices
     if not node.sources:
         yield "its gpumap does not report its sources (Prometheus drops gpumap_source_up)"
+        return
+    if queries.FINDINGS in parts and up and not node.judged:
+        yield f"{_NOT_SERVED} {_FINDINGS}"
+    if {*parts} == {queries.FINDINGS}:
         return
     if "nvml" in up and not (node.gpus or node.nameless_gpus) and (devices or not node.driver):
         yield f"{_NOT_SERVED} {_GPUS}"

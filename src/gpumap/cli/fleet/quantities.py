@@ -13,12 +13,7 @@ from gpumap.cli.fleet import queries
 from gpumap.cli.fleet.queries import CONTAINER, braced
 from gpumap.cli.fleet.targets import OWN_LABELS
 
-IDLE = "idle"
-"""Asked for as one quantity, answered as these two, from counts by a label with the share of a GPU."""
-IDLE_SUMS = ("idle_gpus", "idle_holders")
-SHARE = "share"
 _DEVICE, _GPU, _POD, _ON_DEVICE = ("uuid",), ("gpu_uuid",), ("namespace", "pod"), (*CONTAINER, "uuid")
-_POD_ON_DEVICE = (*_POD, "uuid")
 _INSTANCES = 'gpu_instance_id!=""'
 _GRANTED, _USED = queries.ALLOCATED_MEMORY.name, queries.USED.name
 
@@ -35,7 +30,6 @@ class Grouping(NamedTuple):
     place: tuple[str, ...]
     moved: frozenset[str]
     shared: bool
-    idle_before: float
 
     def series(self, name: str, *only: str) -> str:
         return f"{name}{braced(*only, self.match)}"
@@ -71,14 +65,14 @@ class Grouping(NamedTuple):
 class Quantity(NamedTuple):
     """A sum that a row may have. `ask` returns its PromQL.
 
-    `by_node` and `by_namespace` are the recording rules that have it. `judged`: without a series it is 0 if use is
+    `by_node` and `by_namespace` are the recording rules that have it. `measured`: without a series it is 0 if use is
     known.
     """
 
     ask: Callable[[Grouping], str]
     by_node: str = ""
     by_namespace: str = ""
-    judged: bool = False
+    measured: bool = False
 
 
 def sharers(match: str) -> str:
@@ -109,41 +103,11 @@ def _free(grouping: Grouping) -> str:
     return grouping.total("sum", f"({free}) and {grouping.on(_DEVICE)} {grouping.series('gpumap_device_info')}")
 
 
-def _unused(grouping: Grouping) -> str:
-    granted, used = grouping.once(_ON_DEVICE, _GRANTED), grouping.each(_ON_DEVICE, grouping.series(_USED))
-    return grouping.total("sum", f"clamp_min({granted} - {used}, 0)")
-
-
-def _squatters(grouping: Grouping) -> str:
-    used, unassigned = grouping.series(_USED), grouping.series("gpumap_container_unassigned_use")
-    return grouping.total("sum", grouping.each(_ON_DEVICE, f"{used} and {unassigned}"))
-
-
-def _idle(grouping: Grouping) -> str:
-    """Return PromQL that counts idle holders by their share of a GPU.
-
-    A pod is idle on a device if each of its containers there certainly did no work for --idle-after. It reads three
-    series of each container: one more costs a large cluster's server a second.
-    """
-    rests = f"{grouping.series(queries.LAST_ACTIVE.name)} <= bool {grouping.idle_before}"
-    unknown = f"0 * {grouping.series(queries.PROCESSES.name)}"
-    pods = f"min {grouping.by(_POD_ON_DEVICE)} (({rests}) or ({unknown})) == 1"
-    shares = f"{grouping.series(queries.ALLOCATED_GPUS.name)} > 0"
-    idle = grouping.each(_ON_DEVICE, f"{shares} and {grouping.on(_POD_ON_DEVICE)} {pods}")
-    return grouping.total("count_values", f'"{SHARE}", {idle}')
-
-
-def _both(record: str) -> tuple[str, str]:
-    """Return a record by namespace and node as the one by node and as the one by namespace."""
-    return record, record
-
-
 def recorded(record: str, by: str, *matchers: str) -> str:
     """Return PromQL for a record by `cluster` and by `by`: each once, whatever the number of servers that have it."""
     level = record.partition(":")[0].split("_")
-    kept = ["cluster", by, *([SHARE] if SHARE in level else [])]
     once = f"max by ({', '.join(level)}) ({record}{braced(*matchers)})"
-    return once if {*level} == {*kept} else f"sum by ({', '.join(kept)}) ({once})"
+    return once if {*level} == {"cluster", by} else f"sum by (cluster, {by}) ({once})"
 
 
 QUANTITIES = {
@@ -161,41 +125,26 @@ QUANTITIES = {
     "memory_total_bytes": Quantity(
         _bytes_of(_DEVICE, "gpumap_device_memory_total_bytes"), "cluster_node:gpumap_device_memory_total_bytes:sum"
     ),
-    "leftover_bytes": Quantity(
-        _sum_of(_DEVICE, "gpumap_device_memory_used_by_owner_bytes", 'owner="gone"'),
-        "cluster_node:gpumap_device_memory_used_by_gone_bytes:sum",
-        judged=True,
-    ),
     "pods": Quantity(_count_of(_POD, "gpumap_pod_info"), by_namespace="cluster_namespace:gpumap_pod_info:count"),
     "held_gpus": Quantity(
         _sum_of(_ON_DEVICE, queries.ALLOCATED_GPUS.name),
         "cluster_node:gpumap_container_allocated_gpus:sum",
         "cluster_namespace:gpumap_container_allocated_gpus:sum",
-        judged=True,
+        measured=True,
     ),
     "sm_gpus": Quantity(
         _sum_of(_ON_DEVICE, queries.SM.name),
-        *_both("cluster_namespace_node:gpumap_container_sm_utilization_ratio:sum"),
+        *("cluster_namespace_node:gpumap_container_sm_utilization_ratio:sum",) * 2,
     ),
     "used_bytes": Quantity(
         _sum_of(_ON_DEVICE, _USED),
         "cluster_node:gpumap_container_gpu_memory_used_bytes:sum",
         "cluster_namespace:gpumap_container_gpu_memory_used_bytes:sum",
-        judged=True,
+        measured=True,
     ),
     "granted_bytes": Quantity(
         _bytes_of(_ON_DEVICE, _GRANTED),
         "cluster_node:gpumap_container_allocated_gpu_memory_bytes:sum",
         "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes:sum",
-    ),
-    IDLE: Quantity(_idle, *_both("cluster_namespace_node_share:gpumap_container_idle:count"), judged=True),
-    "unused_bytes": Quantity(_unused, by_namespace="cluster_namespace:gpumap_container_unused_gpu_memory_bytes:sum"),
-    "squatter_bytes": Quantity(
-        _squatters, *_both("cluster_namespace_node:gpumap_container_unassigned_gpu_memory_bytes:sum"), judged=True
-    ),
-    "unmatched_slots": Quantity(
-        _sum_of((*CONTAINER, "resource", "reason", "node"), "gpumap_unmatched_slots"),
-        by_namespace="cluster_namespace:gpumap_unmatched_slots:sum",
-        judged=True,
     ),
 }

@@ -10,6 +10,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from gpumap.model.terms import FINDINGS as KINDS
+
+FINDINGS = "findings"
+"""What the agents find wrong. If only this is asked for, devices without a finding are left out."""
 HOLDERS = "holders"
 """Holders: slots on devices, reservations, and slots that match no device."""
 SHARES = "shares"
@@ -26,18 +30,17 @@ ACTIVITY = "activity"
 """SM time of containers."""
 LAST_SEEN = "last seen"
 """When containers last worked."""
-LEFTOVERS = "leftovers"
-"""Memory and processes of pods that are gone."""
 OTHERS = "others"
-"""What no container uses; it includes LEFTOVERS."""
+"""What no container uses."""
 OWNERS = "owners"
 """Memory and processes by owner, containers' too; it includes OTHERS."""
 WORK = "work"
 """Work outside pods: its memory, SM time and processes."""
 HEALTH = "health"
 """What no table shows: GPUs' load, memory reserved by the driver, how long its calls hang, all capabilities."""
-ALL = frozenset({HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, WORK, HEALTH})
-"""Devices, their sizes, whether GPUs answer, and the sources' health are always asked for."""
+ALL = frozenset({FINDINGS, HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, WORK, HEALTH})
+"""Devices, their sizes, whether GPUs answer, faults and the sources' health are always asked for, unless only FINDINGS
+are."""
 
 SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
 """Each gpumap has exactly one, whose labels are those of its target."""
@@ -75,7 +78,8 @@ class DevicelessGpu(Struct, frozen=True):
 class AskedFamily(NamedTuple):
     """Series of one name. `by` are their own labels. `only` selects among them, `kept` compares their values.
 
-    `always` selects series that are kept with any value. A family without a `part` is always asked for.
+    `always` selects series that are kept with any value. A family without a `part` is always asked for. `found`: only
+    devices with a finding, and all of a GPU with one.
     """
 
     name: str
@@ -84,12 +88,13 @@ class AskedFamily(NamedTuple):
     only: str = ""
     kept: str = ""
     always: str = ""
+    found: bool = False
 
 
 _ON_DEVICE = (*CONTAINER, "uuid")
 _OF_OTHERS = 'owner!~"assigned|unassigned|scheduled"'
-_OF_GONE = 'owner="gone"'
 _OF_NONE = 'owner=""'
+_INSTANCES = 'gpu_instance_id!=""'
 
 DEVICE_INFO = AskedFamily("gpumap_device_info", DeviceInfo.__struct_fields__)
 DRIVER_INFO = AskedFamily("gpumap_driver_info", ("driver_version", "cuda_version", "nvml_version"))
@@ -136,10 +141,25 @@ HOST_SM = AskedFamily("gpumap_host_sm_utilization_ratio", _OF_WORK, WORK)
 UTILIZATION = AskedFamily("gpumap_gpu_utilization_ratio", ("gpu_uuid",), HEALTH)
 STUCK = AskedFamily("gpumap_nvml_stuck_seconds", ("gpu_uuid",), HEALTH, kept="> 0")
 POD_INFO = AskedFamily("gpumap_pod_info", ("namespace", "pod", "uid"), HEALTH)
+_OF_FINDING = ("finding", "reason", *_ON_DEVICE)
+_KNOWN, _OF_GPUS = f'finding=~"{"|".join(KINDS)}"', 'finding="fault"'
+FINDING_SINCE = AskedFamily("gpumap_finding_since_timestamp_seconds", _OF_FINDING, only=_OF_GPUS)
+"""It exists for each finding."""
+FINDING_GPUS = AskedFamily("gpumap_finding_gpus", _OF_FINDING, FINDINGS, only=_KNOWN)
+FINDING_MEMORY = AskedFamily("gpumap_finding_memory_bytes", _OF_FINDING, FINDINGS, only=_KNOWN)
+JUDGED = AskedFamily("gpumap_finding_judged", ("finding",), FINDINGS, kept="== 0", always=_OF_GPUS)
+"""What a node cannot judge; and faults, which every node has that serves findings."""
 
 FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, AskedFamily) and one is not NODE_INFO)
 """All above but NODE_INFO, which is asked for first: it may select targets."""
-_OWNERS_OF_PART = {OTHERS: (_OF_OTHERS, ""), LEFTOVERS: (_OF_GONE, _OF_GONE), USE: (_OF_NONE, _OF_NONE)}
+_FINDING_SINCE = FINDING_SINCE._replace(only=_KNOWN, always=_OF_GPUS)
+_ONLY_FINDINGS = (
+    SOURCE_UP._replace(kept="== 0", always='source=~"kubelet|nvml"'),
+    DEVICE_INFO._replace(found=True),
+    DEVICELESS,
+    *(_FINDING_SINCE, FINDING_GPUS, FINDING_MEMORY, JUDGED),
+)
+_OWNERS_OF_PART = {OTHERS: (_OF_OTHERS, ""), USE: (_OF_NONE, _OF_NONE)}
 """For parts that are less than OWNERS: selectors of the bytes and processes by owner that are enough. Those that are
 `always` kept are asked for in addition."""
 
@@ -169,12 +189,16 @@ class TargetLabels(NamedTuple):
 
 def families_for(parts: Collection[str]) -> list[AskedFamily]:
     """Return the families that these parts of a map need."""
+    if {*parts} == {FINDINGS}:
+        return [*_ONLY_FINDINGS]
     asked = {*parts, *([HOLDERS] if USE in parts else [])}
     families = [family for family in FAMILIES if not family.part or family.part in asked]
     if HEALTH in asked:
         families = [
             family._replace(only="") if family in (CAPABILITY, SOURCE_SUCCESS) else family for family in families
         ]
+    if FINDINGS in asked:
+        families[families.index(FINDING_SINCE)] = _FINDING_SINCE
     selectors = next((selectors for part, selectors in _OWNERS_OF_PART.items() if part in asked), None)
     if selectors and OWNERS not in asked:
         families += [
@@ -204,7 +228,14 @@ def _selectors(family: AskedFamily, selection: Selection) -> Iterator[str]:
     if selection.namespace and "namespace" in family.by:
         names = ["namespace", *(["exported_namespace"] if "namespace" in selection.labels else [])]
         matchers = [f'{name}="{_quoted(selection.namespace)}"' for name in names]
-    yield from (f"{family.name}{braced(family.only, one, selection.match)}" for one in matchers)
+    for one in matchers:
+        series = f"{family.name}{braced(family.only, one, selection.match)}"
+        if family.found:
+            found = f"{FINDING_SINCE.name}{braced(selection.match)}"
+            of_mig = f"{family.name}{braced(_INSTANCES, selection.match)}"
+            on_gpus = f'label_replace({found}, "gpu_uuid", "$1", "uuid", "(.+)")'
+            series = f"{of_mig} and on (uuid) {found} or {series} and on (gpu_uuid) {on_gpus}"
+        yield series
 
 
 def braced(*matchers: str) -> str:

@@ -24,7 +24,7 @@ from gpumap.cli.fleet.joins import (
     node_of,
     series_of_nodes,
 )
-from gpumap.cli.fleet.queries import ALL, AskedFamily, Selection, families_for, matchers_of_targets, question
+from gpumap.cli.fleet.queries import AskedFamily, Selection, families_for, matchers_of_targets, question
 from gpumap.cli.fleet.targets import (
     OWN_LABELS,
     Key,
@@ -50,19 +50,6 @@ OLD_SECONDS = 60.0
 """A gpumap serves nothing older than its --stale-after, which is a minute by default."""
 _ODD_SHOWN = 3
 Ask = Callable[[Prometheus], Awaitable[NodeMaps]]
-
-
-def from_prometheus(
-    server: Server,
-    match: str,
-    interval_seconds: float,
-    parts: frozenset[str] = ALL,
-    node: str = "",
-    namespace: str = "",
-) -> NodeMapStream:
-    """Return what a server knows of every node, or of the one named `node`; of containers in `namespace` only, if it is
-    not empty."""
-    return answers_of(server, interval_seconds, lambda prometheus: maps_of(prometheus, match, parts, node, namespace))
 
 
 async def answers_of(server: Server, interval_seconds: float, ask: Ask) -> NodeMapStream:
@@ -111,7 +98,7 @@ class Agents(NamedTuple):
 async def maps_of(
     server: Prometheus, match: str, parts: Collection[str], node: str = "", namespace: str = ""
 ) -> NodeMaps:
-    """Ask once."""
+    """Ask once: for every node, or for the one named `node`; for containers in `namespace` only, if it is not empty."""
     moment = await now(server)
     agents = _only(node, await agents_of(server, match, moment), server.url)
     agents = agents._replace(selection=agents.selection._replace(namespace=namespace))
@@ -134,7 +121,8 @@ async def maps_of(
         *_doubts(duplicate_devices(maps)),
         *left_out([*agents.odd, *(row for one in answers.values.values() for row in one.odd), *odd]),
     )
-    return NodeMaps(tuple(one for one, _ in current), missing, fleet=not node or len(current) != 1)
+    is_one = node and len(current) == 1 and {*parts} != {queries.FINDINGS}  # of which the devices are not known
+    return NodeMaps(tuple(one for one, _ in current), missing, fleet=not is_one)
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
@@ -179,6 +167,8 @@ async def _down_targets(server: Prometheus, match: str, moment: int) -> list[Row
 
 async def _answers(server: Prometheus, agents: Agents, parts: Collection[str], moment: int) -> Answers:
     asked, selection = families_for(parts), agents.selection
+    if len({name for name, _ in agents.names.values()}) < len(agents.targets):  # all of their GPUs show whose they are
+        asked = [queries.DEVICE_INFO if one.name == queries.DEVICE_INFO.name else one for one in asked]
     values = await together([values_of_family(server, family, selection, moment) for family in asked])
     by_name = {family.name: one for family, one in zip(asked, values, strict=True)}
     return Answers(agents.targets, agents.names, asked, by_name)
@@ -225,7 +215,7 @@ def _is_old(node: Node, moment: int) -> bool:
     """Whether nothing was collected for so long that nothing is served. A wrong clock is no reason: fresh devices are
     served."""
     oldest = OLD_SECONDS + 2 * (node.interval_seconds or 0)
-    return not node.devices and moment - node.timestamp > oldest
+    return not (node.devices or node.judged) and moment - node.timestamp > oldest
 
 
 def _doubts(duplicates: Mapping[str, Sequence[str]]) -> Iterator[str]:

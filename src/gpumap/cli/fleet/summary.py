@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gpumap.cli.fleet import queries
 from gpumap.cli.fleet.joins import Answers, series_of_nodes
-from gpumap.cli.fleet.quantities import IDLE, IDLE_SUMS, QUANTITIES, SHARE, Grouping, recorded, sharers
+from gpumap.cli.fleet.quantities import QUANTITIES, Grouping, recorded, sharers
 from gpumap.cli.fleet.queries import DEVICE_INFO, braced, matchers_of_targets
 from gpumap.cli.fleet.source import (
     OLD_SECONDS,
@@ -25,8 +25,9 @@ from gpumap.cli.fleet.source import (
     values_of_family,
 )
 from gpumap.cli.fleet.targets import OWN_LABELS, TargetsOfNode, down_nodes, nodes_of
-from gpumap.cli.fleet.values import Limits, number, odd_row
-from gpumap.cli.fleet.workloads import by_workload
+from gpumap.cli.fleet.values import Limits, odd_row
+from gpumap.cli.fleet.workloads import workloads_of
+from gpumap.cli.kube_state import Object, unlisted, workload_of
 from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
 from gpumap.cli.prometheus import Prometheus, Row, together
 from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
@@ -41,7 +42,6 @@ LAST_RECORDS = (
     "cluster:gpumap_node_info:count",
     "cluster:gpumap_device_memory_total_bytes:sum",
     "cluster:gpumap_gpu_up:count",
-    "cluster:gpumap_device_processes:count",
 )
 """The last record of each group of rules that sums come from: groups are evaluated at different times."""
 _RECORDED = 'job=""'
@@ -65,7 +65,6 @@ class Question(NamedTuple):
     of_rows: tuple[str, ...]
     of_all: tuple[str, ...]
     parts: frozenset[str]
-    idle_after_seconds: float
     kube_match: str = ""
     """Matchers for kube-state-metrics' series, which have the workloads."""
 
@@ -130,7 +129,6 @@ class _Fleet(NamedTuple):
     records: _Records | None
     shared: bool
     moment: int
-    idle_after_seconds: float
     odd: dict[str, list[str]]
 
     async def sums(self, by: str, names: Iterable[str]) -> Values:
@@ -145,7 +143,7 @@ class _Fleet(NamedTuple):
     async def _quantity(self, by: str, name: str) -> list[tuple[str, str, float]]:
         quantity = QUANTITIES[name]
         record = {NODE: quantity.by_node, NAMESPACE: quantity.by_namespace}.get(by, "")
-        if record and self.records is not None and (name != IDLE or self.idle_after_seconds == 300.0):
+        if record and self.records is not None:
             labels: tuple[str, ...] = ("cluster", by)
             rows = await self.server.instant(recorded(record, by, _RECORDED, self.records.match), self.moment)
             nodes: Mapping[tuple[str, ...], str] = self.records.node_of
@@ -156,10 +154,11 @@ class _Fleet(NamedTuple):
         values = _by_node(rows, labels, nodes) if by == NODE else _by_name(rows, _NAMES[by])
         found: list[tuple[str, str, float]] = []
         for group, row in values:
-            if (named := _named(name, row)) is None:
+            limits = Limits(most=_SUM_MAX, whole=not name.endswith(_MAY_BE_PARTS))
+            if (value := number_of(row, limits)) is None:
                 self.odd.setdefault(name, []).append(odd_row(name, row.labels, row.points[0][1]))
             else:
-                found += [(group, *one) for one in named.items()]
+                found.append((group, name, value))
         return found
 
     def _grouping(self, by: str) -> Grouping:
@@ -171,7 +170,6 @@ class _Fleet(NamedTuple):
             place=selection.key if by == NODE else clusters,
             moved=OWN_LABELS & selection.labels,
             shared=self.shared,
-            idle_before=self.moment - self.idle_after_seconds,
         )
 
     async def not_recorded(self, known: Values, names: Sequence[str], failing: Collection[str]) -> Values:
@@ -187,7 +185,7 @@ class _Fleet(NamedTuple):
         ]
         if self.records is None or not late:
             return {}
-        lacking = [one for one in names if any(_lacks(known.get(node.shown, {}), one) for node in late)]
+        lacking = [one for one in names if any(one not in known.get(node.shown, {}) for node in late)]
         selection = self.agents.selection
         if 2 * len(late) < len(self.nodes):
             targets = [self.agents.targets[key].labels for node in late for key in node.keys]
@@ -227,7 +225,7 @@ async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMap
     questions = (sharers(match), *(_recorded_at(one, match) for one in LAST_RECORDS))
     shared, *evaluated = await together([server.instant(one, moment) for one in questions])
     records = _records(evaluated, match, moment, agents, nodes)
-    fleet = _Fleet(server, agents, nodes, records, bool(shared), moment, question.idle_after_seconds, {})
+    fleet = _Fleet(server, agents, nodes, records, bool(shared), moment, {})
     asked = question.asked()
     by = dict(zip(asked, await together([fleet.sums(one, names) for one, names in asked.items()]), strict=True))
     troubles = await fleet.troubles()
@@ -239,8 +237,22 @@ async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMap
     by[NODE] |= {node: {**row, **by[NODE].get(node, {})} for node, row in late.items()}
     doubts: list[str] = []
     if question.by == WORKLOAD:
-        by[WORKLOAD], doubts = await by_workload(server, by[WORKLOAD], question.kube_match, moment)
+        of_pods = {_object(name): row for name, row in by[WORKLOAD].items()}
+        known = await workloads_of(server, of_pods, question.kube_match, moment)
+        by[WORKLOAD], doubts = _by_workload(of_pods, known), unlisted(of_pods, known)
     return _answer(fleet, question, by, troubles, new, doubts)
+
+
+def _object(name: str) -> Object:
+    namespace, _, pod = name.partition("/")
+    return namespace, pod
+
+
+def _by_workload(of_pods: Mapping[Object, Mapping[str, float]], known: Mapping[Object, str]) -> Values:
+    rows: dict[str, list[Mapping[str, float]]] = {}
+    for pod, row in of_pods.items():
+        rows.setdefault(f"{pod[0]}/{workload_of(pod, known)}", []).append(row)
+    return {name: _total(of_workload) for name, of_workload in rows.items()}
 
 
 async def _nodes(server: Prometheus, agents: Agents, moment: int) -> list[TargetsOfNode]:
@@ -312,15 +324,6 @@ def _by_name(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[str, 
             yield "/".join(names), row
 
 
-def _named(name: str, row: Row) -> Mapping[str, float] | None:
-    """Return the quantities of a row of an answer; `None` if the row has no possible value."""
-    value = number_of(row, Limits(most=_SUM_MAX, whole=not name.endswith(_MAY_BE_PARTS)))
-    if value is None or name != IDLE:
-        return None if value is None else {name: value}
-    share = number(row.labels.get(SHARE, ""), Limits(most=1))
-    return {"idle_holders": value, "idle_gpus": value * share} if share else None
-
-
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
@@ -338,10 +341,12 @@ def _answer(
     current = {node.shown: _with_down(by[NODE].get(node.shown, {})) for node in fleet.nodes if node.shown not in old}
     failing = [(node, one.sentence) for one, node in troubles if node in current and not one.is_gap]
     gaps = list(_gaps(current, question, troubles))
-    unjudged = {node for node, _ in (*failing, *gaps)} | _without_kubelet(troubles)
-    of_nodes = {node: row if node in unjudged else _judged(row, question, fleet.odd) for node, row in current.items()}
+    unknown = {node for node, _ in (*failing, *gaps)} | _without_kubelet(troubles)
+    of_nodes = {
+        node: row if node in unknown else _with_zeros(row, question, fleet.odd) for node, row in current.items()
+    }
     others = by[question.by].items()
-    of_others = {name: _judged(row, question, fleet.odd) if "used_bytes" in row else row for name, row in others}
+    of_others = {name: _with_zeros(row, question, fleet.odd) if "used_bytes" in row else row for name, row in others}
     shown = of_nodes if question.by == NODE else of_others
     failing += [(node, f"the recorded sums by {question.by} do not contain it yet") for node in new]
     failing += [
@@ -400,22 +405,16 @@ def _gaps(current: Values, question: Question, troubles: Sequence[tuple[_Trouble
                 yield node, sentence
 
 
-def _lacks(row: Mapping[str, float], name: str) -> bool:
-    return not row.keys() >= {*(IDLE_SUMS if name == IDLE else (name,))}
-
-
 def _without_kubelet(troubles: Iterable[tuple[_Trouble, str]]) -> set[str]:
     """Return the nodes whose kubelet is no source, although their gpumap reports its sources."""
     nodes = {one: {node for trouble, node in troubles if trouble is one} for one in (_NO_KUBELET, _NO_SOURCES)}
     return nodes[_NO_KUBELET] - nodes[_NO_SOURCES]
 
 
-def _judged(row: Mapping[str, float], question: Question, odd: Collection[str]) -> dict[str, float]:
+def _with_zeros(row: Mapping[str, float], question: Question, odd: Collection[str]) -> dict[str, float]:
     """Return a row with 0 for each quantity without a series, except the `odd` ones."""
-    zeros: dict[str, float] = {}
-    for name in (*question.of_rows, *question.of_all):
-        if QUANTITIES[name].judged and name not in odd:
-            zeros |= dict.fromkeys(IDLE_SUMS if name == IDLE else (name,), 0.0)
+    asked = (*question.of_rows, *question.of_all)
+    zeros = dict.fromkeys((name for name in asked if QUANTITIES[name].measured and name not in odd), 0.0)
     return {**zeros, **row}
 
 

@@ -10,7 +10,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from gpumap.cli.fleet.queries import DEVICELESS, AskedFamily, Selection
+from gpumap.cli.fleet.queries import DEVICELESS, FINDING_SINCE, AskedFamily, Selection
 from gpumap.cli.fleet.targets import Labels, by_targets
 from gpumap.model.shown import cut_off
 
@@ -81,7 +81,7 @@ def odd_row(name: str, labels: Mapping[str, str], text: str) -> str:
 
 def uuid_label(family: AskedFamily) -> str | None:
     """Return the label with the uuid that each row must have."""
-    labels = () if family.name == DEVICELESS.name else family.by
+    labels = () if family.by in (DEVICELESS.by, FINDING_SINCE.by) else family.by
     return next((label for label in ("uuid", "gpu_uuid") if label in labels), None)
 
 

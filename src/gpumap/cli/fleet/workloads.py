@@ -1,22 +1,32 @@
-"""Adds up the sums of pods by their workloads, which kube-state-metrics reports at the same moment."""
+"""Asks kube-state-metrics, through a Prometheus, for the workloads of pods."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
 from gpumap.cli.fleet.queries import matchers_of_targets
-from gpumap.cli.kube_state import NEEDS_OWNERS, POD_OWNERS, Object, ObjectValues, two_values, unlisted, workloads
+from gpumap.cli.fleet.source import maps_of, now
+from gpumap.cli.kube_state import NEEDS_OWNERS, POD_OWNERS, Object, ObjectValues, two_values, workloads
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.prometheus import Prometheus
 from gpumap.model.errors import FatalError
 
 _NAMESPACES_MAX = 200
 """With more, it takes the pods of all namespaces: the query would be longer than the answer."""
-Values = dict[str, dict[str, float]]
-"""By namespace/pod or namespace/workload, then by quantity."""
 
 
-async def by_workload(server: Prometheus, of_pods: Values, match: str, moment: int) -> tuple[Values, list[str]]:
-    """Return the sums of each workload, and sentences on pods whose workload is not known.
+async def maps_with_workloads(
+    server: Prometheus, match: str, parts: frozenset[str], node: str, namespace: str, kube_match: str
+) -> NodeMaps:
+    """Ask once for the maps, and for the workloads of the pods in their findings."""
+    maps = await maps_of(server, match, parts, node, namespace)
+    found = (one for of_node in maps.maps for one in of_node.findings or ())
+    pods = {(one.namespace, one.pod) for one in found if one.pod and one.finding != "leftover"}
+    return maps._replace(workloads=await workloads_of(server, sorted(pods), kube_match, await now(server)))
+
+
+async def workloads_of(server: Prometheus, pods: Collection[Object], match: str, moment: int) -> dict[Object, str]:
+    """Return the workload of each pod that kube-state-metrics lists.
 
     Raises FatalError if the server has no kube-state-metrics.
     """
@@ -31,20 +41,7 @@ async def by_workload(server: Prometheus, of_pods: Values, match: str, moment: i
                 raise FatalError(two_values(server.url, values, one, several))
         return {one: next(iter(several)) for one, several in wanted.items()}
 
-    pods = [_object(name) for name in of_pods]
-    known = await workloads(find, pods) if pods else {}
-    added: Values = {}
-    for pod, row in zip(pods, of_pods.values(), strict=True):
-        of_workload = added.setdefault(f"{pod[0]}/{known.get(pod, f'Pod/{pod[1]}')}", {})
-        for quantity, value in row.items():
-            of_workload[quantity] = of_workload.get(quantity, 0) + value
-    without = sorted("/".join(pod) for pod in pods if pod not in known)
-    return added, [unlisted(without)] if without else []
-
-
-def _object(name: str) -> Object:
-    namespace, _, pod = name.partition("/")
-    return namespace, pod
+    return await workloads(find, pods) if pods else {}
 
 
 async def _values_now(

@@ -1,9 +1,8 @@
-"""The summaries of `map`, `top` and `waste` over a Prometheus: a row for each node or namespace, the worst
-first."""
+"""The summaries of `map` and `top` over a Prometheus: a row for each node or namespace, the worst first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
@@ -16,7 +15,7 @@ from gpumap.model.shown import age, counted, number, percent, ratio, size
 NODE, NAMESPACE = "node", "namespace"
 _SHOWN_MAX = 40
 """Rows of a screen. -o wide, json and yaml have all."""
-_GPUS = ("held_gpus", "sm_gpus", "idle_gpus")
+_GPUS = ("held_gpus", "sm_gpus")
 """Parts of GPUs. All other sums are whole."""
 Values = Mapping[str, float]
 
@@ -94,16 +93,6 @@ _TOP = (
     _amount("MEMORY", _size, "used_bytes"),
     _GRANTED,
 )
-_WASTE = (
-    _HELD,
-    _amount("IDLE", ratio, "idle_gpus", colour="yellow"),
-    _amount("IDLE HOLDERS", _shown, "idle_holders", sort_name="holders"),
-    _GRANTED._replace(spare=True),
-    _amount("USED", _size, "used_bytes", spare=True),
-    _amount("NOT USED", _size, "unused_bytes", sort_name="waste"),
-    _amount("SQUATTERS", _size, "squatter_bytes", colour="red"),
-    _amount("UNMATCHED", _shown, "unmatched_slots", colour="yellow", spare=True),
-)
 # --- last lines -------------------------------------------------------------------------------------------------------
 
 
@@ -119,16 +108,6 @@ def _of_top(whole: Values) -> Iterator[str]:
     yield f"{_size(whole.get('used_bytes'))} used by containers"
     yield f"{_size(whole.get('granted_bytes'))} granted"
     yield f"{_size(whole.get('memory_used_bytes'))} used in total"
-
-
-def _of_waste(whole: Values) -> Iterator[str]:
-    yield f"{ratio(whole.get('idle_gpus'))} GPUs held idle"
-    yield f"{_size(whole.get('unused_bytes'))} granted but not used"
-    for quantity, meaning in (("squatter", "squatters"), ("leftover", "leftovers")):
-        if whole.get(f"{quantity}_bytes"):
-            yield f"{_size(whole[f'{quantity}_bytes'])} used by {meaning}"
-    if whole.get("unmatched_slots"):
-        yield f"{counted(round(whole['unmatched_slots']), 'slot')} on no device"
 
 
 def _largest(*quantities: str) -> Callable[[Values], tuple[float, ...]]:
@@ -151,18 +130,9 @@ SUMMARIES = {
         _largest("sm_gpus", "used_bytes"),
         _of_top,
     ),
-    "waste": Summary(
-        _WASTE,
-        (
-            *("held_gpus", "idle", "granted_bytes", "used_bytes", "unused_bytes"),
-            *("squatter_bytes", "unmatched_slots"),
-        ),
-        _largest("idle_gpus", "idle_holders", "unused_bytes"),
-        _of_waste,
-    ),
 }
 """By command."""
-OF_ALL = {"top": ("devices_measured", "memory_used_bytes"), "waste": ("devices_measured", "leftover_bytes")}
+OF_ALL = {"top": ("devices_measured", "memory_used_bytes")}
 """Sums over nodes only: namespaces do not have them. Without measured devices the use of a node is not known."""
 
 
@@ -192,7 +162,7 @@ def summary_table(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -
 
 def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -> dict[str, object]:
     """Return the same for scripts, with all rows."""
-    names = [*dict.fromkeys(_names(command))]
+    names = SUMMARIES[command].names
     rows = [{**_name_of(sums.by, row), **_exact(row.values, names)} for row in _sorted(command, sums, shape)]
     return {
         "version": VERSION,
@@ -202,7 +172,7 @@ def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) 
         "collected_seconds": sums.collected_seconds,
         "recorded_seconds": sums.recorded_seconds,
         "rows": rows,
-        "sums": _exact(sums.whole, [*names, *(one for one in OF_ALL.get(command, ()) if one not in names)]),
+        "sums": _exact(sums.whole, dict.fromkeys((*names, *OF_ALL.get(command, ())))),
         "unknown": list(sums.unknown),
         "missing": list(maps.missing),
     }
@@ -238,12 +208,7 @@ def _head(sums: FleetSums) -> str:
     return "; ".join(parts) + "."
 
 
-def _names(command: str) -> Iterator[str]:
-    for one in SUMMARIES[command].names:
-        yield from ("idle_gpus", "idle_holders") if one == "idle" else (one,)
-
-
-def _exact(values: Values, names: Sequence[str]) -> dict[str, float | None]:
+def _exact(values: Values, names: Iterable[str]) -> dict[str, float | None]:
     """Return these quantities, `None` if they are not known."""
     return {one: None if one not in values else _rounded(one, values[one]) for one in names}
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gpumap.cli.kube_state import unlisted, workload_of
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.rows import rows
-from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS
+from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS, WORKLOAD
 from gpumap.cli.tables.fleets import pods_in, values_of
 from gpumap.cli.tables.layout import (
     NODE,
@@ -95,8 +96,9 @@ _BY_SEVERITY = WASTE_ORDERS[0]
 
 
 class GroupSums(NamedTuple):
-    """What is wasted by the pods of a namespace, or on a node."""
+    """What is wasted by the pods of a namespace or workload, or on a node. `namespace` is that of a workload."""
 
+    namespace: str
     name: str
     sums: dict[str, float | None]
 
@@ -117,21 +119,24 @@ GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
     _summed("SQUATTERS", "squatter_bytes"),
     _summed("LEFTOVERS", "leftover_bytes"),
 )
-"""The first column is the name, by what the sums are."""
+"""The first column is the name, by what the sums are, after the namespace of a workload."""
 
 
 def waste_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the findings, what could not be judged, and a last line of sums."""
     found = _rows(maps, shape)
     doubts = list(few(_unjudged(maps), maps.fleet))
-    shown = found[:_SHOWN_MAX] if maps.fleet and not shape.wide else found
     groups = _groups(maps, shape.sums_by, shape) if shape.sums_by else []
+    most = _SHOWN_MAX if maps.fleet and not shape.wide else len(groups or found)
+    unseen = max(len(groups or found) - most, 0)
     if groups:
+        namespace: Column[GroupSums] = name("NAMESPACE", lambda one: one.namespace)
         first: Column[GroupSums] = name(shape.sums_by.upper(), lambda one: one.name)
-        block = table((first, *GROUP_COLUMNS), groups, shape)
+        names = (namespace, first) if shape.sums_by == WORKLOAD else (first,)
+        block = table((*names, *GROUP_COLUMNS), groups[:most], shape)
     elif found:
-        columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in shown))
-        block = table(with_node(columns_of_rows, fleet=maps.fleet), shown, shape)
+        columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in found[:most]))
+        block = table(with_node(columns_of_rows, fleet=maps.fleet), found[:most], shape)
     elif not maps.fleet and not any(of_device for one in maps.maps for of_device in rows(one, shape.namespace)):
         block = no_rows(maps, shape)
     elif any(any(one.judged.get(kind) for kind in _KINDS) for one in maps.maps):
@@ -141,9 +146,8 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
     else:
         return notes([*doubts, *of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
-    more = (
-        [f"{counted(len(found) - len(shown), 'more finding')}: -o wide shows all."] if len(found) > len(shown) else []
-    )
+    what = f"more {shape.sums_by if groups else 'finding'}"
+    more = [f"{counted(unseen, what)}: -o wide shows all."] if unseen else []
     return joined(
         [
             block,
@@ -151,7 +155,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
             notes(dict.fromkeys(map(_remedy, found)) if shape.wide else (), shape.screen),
             notes(doubts, shape.screen),
             notes(few([*of_each(maps, gpus_to_repair), *maps.missing], maps.fleet), shape.screen, "red"),
-            notes([_summary(found, _sums(found, maps.maps))], shape.screen, "bold"),
+            notes([_summary(found, _sums(found, _judged_by_all(maps.maps)))], shape.screen, "bold"),
         ]
     )
 
@@ -159,12 +163,12 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
 def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     """Return the same for scripts: findings, sums, also by namespace, and sentences on what is not known."""
     found = _rows(maps, shape)
-    by = SUMS_BY if maps.fleet else SUMS_BY[:1]
+    by = (*(SUMS_BY if maps.fleet else SUMS_BY[:1]), *([WORKLOAD] if maps.workloads is not None else []))
     return values_of(
         maps,
         findings=[_value(row, fleet=maps.fleet) for row in found],
-        sums=_sums(found, maps.maps),
-        **{f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(maps, what, shape)] for what in by},
+        sums=_sums(found, _judged_by_all(maps.maps)),
+        **{f"by_{what}": [_sums_value(what, one) for one in _groups(maps, what, shape)] for what in by},
         unjudged=list(_unjudged(maps)),
     )
 
@@ -200,6 +204,9 @@ def _rows_of(node: Node, namespace: str) -> Iterator[FindingRow]:
 
 def _unjudged(maps: NodeMaps) -> Iterator[str]:
     """Return what the agents say, or, of a Prometheus, which nodes cannot judge which kinds."""
+    if maps.workloads is not None:
+        found = (one for node in maps.maps for one in node.findings or () if one.finding != "leftover" and one.pod)
+        yield from unlisted((one.pod_name for one in found), maps.workloads)
     yield from of_each(maps, lambda node: node.unjudged)
     kinds: dict[tuple[str, str], list[str]] = {}
     for node in maps.maps:
@@ -223,18 +230,32 @@ def _remedy(row: FindingRow) -> str:
 
 
 def _groups(maps: NodeMaps, by: str, shape: Shape) -> list[GroupSums]:
-    """Return the sums of each namespace or node that has a finding, and of nodes that cannot be judged; the largest
-    first."""
-    groups: dict[str, list[FindingRow]] = {}
+    """Return the sums of each namespace, node or workload that has a finding, and of nodes that cannot be judged; the
+    largest first."""
+    groups: dict[tuple[str, str], list[FindingRow]] = {}
     if by == "node":
-        groups = {one.name: [] for one in maps.maps if not all(one.judged.get(kind) for kind in _KINDS)}
+        groups = {("", one.name): [] for one in maps.maps if not all(one.judged.get(kind) for kind in _KINDS)}
     for row in _rows(maps, shape):
-        groups.setdefault(row.node if by == "node" else row.finding.namespace, []).append(row)
-    nodes = {one.name: [one] for one in maps.maps}
+        groups.setdefault(_group_of(row, by, maps.workloads or {}), []).append(row)
+    judged = {one.name: one.judged for one in maps.maps}
+    by_all = _judged_by_all(maps.maps)
     made = [
-        GroupSums(group, _sums(found, nodes[group] if by == "node" else maps.maps)) for group, found in groups.items()
+        GroupSums(*group, _sums(of_group, judged[group[1]] if by == "node" else by_all))
+        for group, of_group in groups.items()
     ]
     return sorted(sorted(made, key=lambda one: one.name), key=_largest, reverse=not shape.reverse)
+
+
+def _group_of(row: FindingRow, by: str, workloads: Mapping[tuple[str, str], str]) -> tuple[str, str]:
+    one = row.finding
+    if by == WORKLOAD:
+        return one.namespace, workload_of(one.pod_name, workloads) if one.pod else ""
+    return "", row.node if by == "node" else one.namespace
+
+
+def _sums_value(by: str, one: GroupSums) -> dict[str, object]:
+    names = {"namespace": one.namespace or None} if by == WORKLOAD else {}
+    return {**names, by: one.name or None, **one.sums}
 
 
 def _largest(one: GroupSums) -> tuple[float, float]:
@@ -242,8 +263,11 @@ def _largest(one: GroupSums) -> tuple[float, float]:
     return one.sums["idle_gpus"] or 0.0, sum(one.sums[key] or 0.0 for key in in_bytes)
 
 
-def _sums(found: Iterable[FindingRow], nodes: Sequence[Node]) -> dict[str, float | None]:
-    judged = {kind: bool(nodes) and all(one.judged.get(kind) for one in nodes) for kind in _KINDS}
+def _judged_by_all(nodes: Sequence[Node]) -> dict[str, bool]:
+    return {kind: bool(nodes) and all(one.judged.get(kind) for one in nodes) for kind in _KINDS}
+
+
+def _sums(found: Iterable[FindingRow], judged: Mapping[str, bool]) -> dict[str, float | None]:
     return {key: value for key, value in sums((row.finding for row in found), judged).items() if key != "faults"}
 
 
