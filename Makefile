@@ -26,7 +26,7 @@ help: ## Lists these targets
 setup: .venv/.dev ## Makes .venv with gpumap and all that its developers need
 
 demo: .venv/.runtime ## Runs gpumap on a simulated node: no GPU, no kubelet, no root (ARGS=…)
-	$(BIN)/gpumap demo $(ARGS)
+	$(BIN)/gpumap demo --idle-after 1m $(ARGS)
 
 test: check ## What a contributor runs: all checks, and the tests beside the folders of tests/ (TESTS=tests/test_x.py)
 	@$(BIN)/python -m scripts.install_tools prometheus promtool || echo "The tests that need it are skipped." >&2

@@ -166,11 +166,6 @@ def sum_of(values: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def listed_bytes(device: Device) -> int | None:
-    """Return the memory of all processes of a device that does not report its own memory (unified memory)."""
-    return sum_of(one.memory_bytes for one in device.owners) if device.memory is None else None
-
-
 def sources_up(node: Node) -> set[str]:
     """Return the sources that answer; none if the map is stale."""
     return {source.source for source in node.sources if source.up and not node.stale}

@@ -75,7 +75,6 @@ def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevic
     inventory, allocation, attribution = joined.inventory, joined.allocation, joined.attribution
     inputs = OwnerInputs(
         visible=joined.procs.pid_visibility,
-        list_served=joined.listing.current,
         pods_named=joined.listing.current and joined.identity is not None,
         can_report_unassigned=joined.can_report_unassigned,
     )

@@ -383,7 +383,6 @@ class OwnerInputs(NamedTuple):
 
     visible: bool
     """gpumap sees the processes of other containers."""
-    list_served: bool
     """There is a List that is young enough to serve."""
     pods_named: bool
     """There also is identity, so that UIDs have names."""
