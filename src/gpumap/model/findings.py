@@ -592,7 +592,8 @@ def unknown(node: Node) -> Iterator[str]:
     held = _held(node)
     if doubtful := {"/".join(holder.pod_name) for holder, use in held if use and use.idle_seconds is None}:
         yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
-    if unclear := [str(gpu.index) for gpu in _stalls_unknown(node) if gpu.up]:
+    unclear = [str(gpu.index) for gpu in _stalls_unknown(node) if gpu.up]
+    if unclear and has_kubelet(node):
         yield (
             f"It is not known whether the work on GPU {listed(unclear)} hangs. gpumap needs the GPU's utilization (not "
             "reported with MIG), its power now and without a process, and clocks that are not lowered."
