@@ -71,7 +71,14 @@ class WasteRow(Struct, frozen=True, kw_only=True):
     remedy: str | None
 
 
-_COLOURS = {"squatter": "red", "leftover": "red", "over": "red", "idle": "yellow", "unmatched": "yellow"}
+_COLOURS = {
+    "squatter": "red",
+    "leftover": "red",
+    "over": "red",
+    "stalled": "yellow",
+    "idle": "yellow",
+    "unmatched": "yellow",
+}
 _IN_CAPITALS = ("squatter", "leftover")
 COLUMNS: tuple[Column[FindingRow], ...] = (
     Column(
