@@ -16,6 +16,7 @@ from gpumap.lab.capture.contents import Down, LogEntry
 from gpumap.lab.capture.format import About, Capture, Frame
 from gpumap.lab.demo import texts
 from gpumap.model.observations import CheckpointEntry, DeviceId, NvmlReading, PluginAnswer, ResourceDevices
+from gpumap.model.terms import FINDINGS
 from tests.nodes import Pod, Process, TestNode, resources, uuid_of
 
 OWN = b"0::/system.slice/gpumap.service\n"
@@ -207,6 +208,7 @@ KEPT = frozenset(
         "index",
         "model",
         "worker",
+        *FINDINGS,  # words of the page
     }
 )
 """Kept on purpose, or words of ids, cgroups and families that a name happens to be too."""

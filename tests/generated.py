@@ -166,7 +166,8 @@ def runs(draw: st.DrawFn, check: Callable[[TestNode, Snapshot], None] | None = N
             gpu.late_samples = draw(st.sampled_from([(), (), (SHORT,)]))
         if draw(st.booleans()) and node.pods:
             pod = draw(st.sampled_from(node.pods))
-            pod.listed = not pod.listed
+            alive = any(one.listed for one in node.pods if one.name == pod.name and one is not pod)
+            pod.listed = not pod.listed and not alive  # never two pods of one name
         if node.pods and draw(st.integers(0, 3)) == 0:
             _recreate(draw, node, draw(st.sampled_from(node.pods)))
         if node.pods and draw(st.integers(0, 3)) == 0:  # a disk cleaner

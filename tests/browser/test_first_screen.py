@@ -165,8 +165,8 @@ async def test_tile_and_list_name_the_same_pod(browser: Browser) -> None:
 
 async def test_nothing_is_wrong(site: Site, browser: Browser) -> None:
     """It says so only where all was judged."""
-    pod = Pod("team", "busy", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
-    site.collect(TestNode([Gpu(0)], [pod], [Process(1, gpu_uuid(0), pod, memory=79 * GIB, sm=0.9)]), WATCHED)
+    pod = Pod("team", "elsewhere", {"main": {}})
+    site.collect(TestNode([Gpu(0)], [pod], allocatable={"nvidia.com/gpu": [str(gpu_uuid(0))]}), WATCHED)
     async with tab(browser, site.url) as one:
         assert await one.texts("#attention .nobody") == ["No fault and no waste."]
         site.collect(cards(1, 2))

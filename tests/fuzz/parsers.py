@@ -52,7 +52,6 @@ NOT_FOREIGN: Mapping[str, str] = {
             "gpumap.cli.credentials",
             "gpumap.cli.fleet.summary",
             "gpumap.cli.kubectl.commands",
-            "gpumap.cli.output_flags",
             "gpumap.cli.server_flags",
         ),
         _FLAGS,

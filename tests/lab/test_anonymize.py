@@ -44,7 +44,7 @@ def renamed(page: bytes, names: Pseudonyms) -> list[str]:
         "pod_uid": names.uid,
         "uid": names.uid,
         "workload": lambda work: work if work == "other" else names.cgroup(work),
-        **dict.fromkeys(("uuid", "gpu_uuid", "gpu_id"), names.device),
+        **dict.fromkeys(("uuid", "gpu_uuid", "gpu_id", "device_id"), names.device),
     }
 
     def rename(label: re.Match[str]) -> str:

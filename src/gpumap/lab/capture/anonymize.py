@@ -81,7 +81,7 @@ def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGp
         if name == contents.DRA_STATE:
             return checkpoints.renamed_dra_state(content, names)
         if name == contents.PODS:
-            return answers.renamed_pods(content, names)
+            return answers.renamed_pods(content, names, is_gpu_resource)
         if name == contents.DRA_CHECKPOINT:
             return checkpoints.renamed_dra_checkpoint(content, names)
     except ValueError:

@@ -30,6 +30,8 @@ _MESSAGES = {
 M = TypeVar("M", v1_pb2.ListPodResourcesResponse, v1_pb2.AllocatableResourcesResponse)
 
 P = TypeVar("P", bound=Message)
+_HEALTH = ("Healthy", "Unhealthy", "Unknown")
+"""What a device plugin reports of a device."""
 
 
 def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
@@ -66,12 +68,14 @@ def _pods(text: bytes) -> list[v1alpha1_pb2.Pod]:
         raise ValueError(f"pods_api.json: {error}") from error
 
 
-def renamed_pods(text: bytes, names: Pseudonyms) -> bytes:
-    """Return the pods with new names: only their containers, and the labels and annotations of shares of GPUs."""
-    return json.dumps([json_format.MessageToDict(_renamed_pod(pod, names)) for pod in _pods(text)]).encode()
+def renamed_pods(text: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:
+    """Return the pods with new names: only their containers, the health of their GPUs (not of claims), and the labels
+    and annotations of shares of GPUs."""
+    pods = (_renamed_pod(pod, names, is_gpu_resource) for pod in _pods(text))
+    return json.dumps([json_format.MessageToDict(pod) for pod in pods]).encode()
 
 
-def _renamed_pod(pod: v1alpha1_pb2.Pod, names: Pseudonyms) -> v1alpha1_pb2.Pod:
+def _renamed_pod(pod: v1alpha1_pb2.Pod, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> v1alpha1_pb2.Pod:
     metadata = pod.metadata
     labels = {one.key: one.value for one in metadata.labels}
     groups = {f"{GROUP}/{names.uid(group)}": names.uid(group) for group in gpu_groups(labels)}
@@ -89,11 +93,34 @@ def _renamed_pod(pod: v1alpha1_pb2.Pod, names: Pseudonyms) -> v1alpha1_pb2.Pod:
         ),
         status=v1alpha1_pb2.PodStatus(
             container_statuses=[
-                v1alpha1_pb2.ContainerStatus(name=names.container(one.name), container_id=_renamed_id(one, names))
+                v1alpha1_pb2.ContainerStatus(
+                    name=names.container(one.name),
+                    container_id=_renamed_id(one, names),
+                    allocated_resources_status=_renamed_health(one, names, is_gpu_resource),
+                )
                 for one in pod.status.container_statuses
             ]
         ),
     )
+
+
+def _renamed_health(
+    status: v1alpha1_pb2.ContainerStatus, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]
+) -> list[v1alpha1_pb2.ResourceStatus]:
+    return [
+        v1alpha1_pb2.ResourceStatus(
+            name=one.name,
+            resources=[
+                v1alpha1_pb2.ResourceHealth(
+                    resource_id=names.device(device.resource_id),
+                    health=device.health if device.health in _HEALTH else "",
+                )
+                for device in one.resources
+            ],
+        )
+        for one in status.allocated_resources_status
+        if is_gpu_resource(one.name)
+    ]
 
 
 def _renamed_id(status: v1alpha1_pb2.ContainerStatus, names: Pseudonyms) -> str:

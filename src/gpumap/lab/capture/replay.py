@@ -35,6 +35,7 @@ GROUPS = tuple(metrics.GROUPS)
 CLOCK_DEPENDENT = frozenset(
     {
         "gpumap_container_last_active_timestamp_seconds",
+        "gpumap_finding_since_timestamp_seconds",
         "gpumap_gpu_last_success_timestamp_seconds",
         "gpumap_snapshot_timestamp_seconds",
         "gpumap_source_duration_seconds",
