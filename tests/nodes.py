@@ -487,8 +487,8 @@ class TestNode:
 
 
 def _activity(gpu: Gpu, of: tuple[int, int]) -> Activity | None:
-    told = gpu.activities.get(of)
-    return None if told is None else Activity(told, None, None, None)
+    sm_ratio = gpu.activities.get(of)
+    return None if sm_ratio is None else Activity(sm_ratio, None, None, None)
 
 
 def _entry(process: Process) -> ProcEntry:

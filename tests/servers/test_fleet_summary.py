@@ -266,7 +266,7 @@ def test_the_sums_of_workloads(server: str, rows: Document) -> None:
 
 
 def test_the_waste_of_workloads(server: str) -> None:
-    """Each finding counts for the workload of its pod. A pod that is not listed is its own, and a doubt is told."""
+    """Each finding counts for the workload of its pod. A pod that is not listed is its own, and a sentence names it."""
     pods = pods_of(capture_pages())
     found = asked("waste", "--by", "workload", "--prometheus", server)
     expected: Counter[tuple[str, str]] = Counter()

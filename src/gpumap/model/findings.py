@@ -59,8 +59,8 @@ class _HolderUse(NamedTuple):
 
 _User = tuple[str, Use]
 """A container's name in its pod, and what it uses."""
-_Held = Sequence[tuple[ContainerOnDevice, _HolderUse | None]]
-"""Holders, each with what it uses."""
+_Held = Sequence[tuple[NodeDevice, ContainerOnDevice, _HolderUse | None]]
+"""Holders, each with its device and what it uses."""
 _Key = tuple[str, str, ContainerName, str | None]
 
 
@@ -77,7 +77,7 @@ def judge(node: Node, before: Sequence[Finding] = ()) -> Judgement:
 
     The node's devices have the processes of squatters and leftovers.
     """
-    held = [(on, *one) for on in node_devices(node) for one in _uses(on)]
+    held = _held(node)
     found = [*_faults(node)]
     for on in node_devices(node):
         found += _squatters(on)
@@ -86,7 +86,7 @@ def judge(node: Node, before: Sequence[Finding] = ()) -> Judgement:
     found += _unmatched(node)
     since = {_key(one): one.since for one in before}
     dated = [_dated(one, since, node.timestamp) for one in _counted_once(found, node)]
-    return Judgement(in_order(dated), _judged(node, [(holder, use) for _, holder, use in held]))
+    return Judgement(in_order(dated), _judged(node, held))
 
 
 def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -287,7 +287,7 @@ def _uses(on: NodeDevice) -> Iterator[tuple[ContainerOnDevice, _HolderUse | None
 
 def _held(node: Node) -> _Held:
     """Return the holders of all devices with what they use, as `_uses`."""
-    return [one for on in node_devices(node) for one in _uses(on)]
+    return [(on, *one) for on in node_devices(node) for one in _uses(on)]
 
 
 def _of_holder(on: NodeDevice, holder: ContainerOnDevice, use: _HolderUse) -> Finding | None:
@@ -514,25 +514,24 @@ def _judged(node: Node, held: _Held) -> dict[str, bool]:
     holders_known = any(one.holders is not None for one in devices) if devices else "kubelet" in up
     used = measured and holders_known
     owners = measured and up >= {"kubelet", "pod_identity"} and not any(map(_has_unowned, devices))
+    grants = used and (not held or any(_is_grant_judged(holder, use) for _, holder, use in held))
     return {
         "fault": "nvml" in up,
         "squatter": owners,
         "leftover": owners,
-        "over": used and (not held or any(_is_grant_judged(*one) for one in held)),
+        "over": grants,
         "stalled": used and not _stalls_unknown(node) and _any_watched(held, STALLED_SECONDS),
         "idle": used
-        and all(use is not None and use.idle_seconds is not None for _, use in held)
+        and all(use is not None and use.idle_seconds is not None for *_, use in held)
         and _any_watched(held, node.idle_after_seconds),
-        "unused": used
-        and (not held or any(_is_grant_judged(*one) for one in held))
-        and _any_watched(held, node.grace_seconds),
+        "unused": grants and _any_watched(held, node.grace_seconds),
         "unmatched": "kubelet" in up and holders_known,
     }
 
 
 def _any_watched(held: _Held, seconds: float) -> bool:
     """Return whether gpumap has watched a holder for so long. An agent that has just started has watched none."""
-    return not held or any(_is_long(use, seconds) for _, use in held)
+    return not held or any(_is_long(use, seconds) for *_, use in held)
 
 
 def _has_unowned(device: Device) -> bool:
@@ -590,7 +589,7 @@ def unknown(node: Node) -> Iterator[str]:
             f"whether these claims have it: {listed(sorted(claims))}."
         )
     held = _held(node)
-    if doubtful := {"/".join(holder.pod_name) for holder, use in held if use and use.idle_seconds is None}:
+    if doubtful := {"/".join(holder.pod_name) for _, holder, use in held if use and use.idle_seconds is None}:
         yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
     unclear = [str(gpu.index) for gpu in _stalls_unknown(node) if gpu.up]
     if unclear and has_kubelet(node):

@@ -383,7 +383,6 @@ class OwnerInputs(NamedTuple):
 
     visible: bool
     """gpumap sees the processes of other containers."""
-    """There is a List that is young enough to serve."""
     pods_named: bool
     """There also is identity, so that UIDs have names."""
     can_report_unassigned: bool
