@@ -451,6 +451,7 @@ async def test_a_kubelet_that_is_slow_to_begin_is_waited_for(kubelet: FakeKubele
     begins = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(asyncio.current_task())
         accepted.set()
         await begins.wait()
         from_kubelet, to_kubelet = await asyncio.open_unix_connection(kubelet.socket_path)
@@ -460,7 +461,9 @@ async def test_a_kubelet_that_is_slow_to_begin_is_waited_for(kubelet: FakeKubele
         while part := await reader.read(1 << 16):
             writer.write(part)
         writer.close()
+        await writer.wait_closed()
 
+    connections: list[asyncio.Task[None] | None] = []
     accepted = asyncio.Event()
     async with await asyncio.start_unix_server(serve, tmp_path / "slow.sock"):
         source = KubeletSource(tmp_path / "slow.sock")
@@ -470,6 +473,7 @@ async def test_a_kubelet_that_is_slow_to_begin_is_waited_for(kubelet: FakeKubele
         begins.set()
         assert len((await reading).value.pods) == len(PODS)
         await source.close()
+        await asyncio.gather(*filter(None, connections))
 
 
 @pytest.mark.parametrize(
