@@ -222,10 +222,10 @@ def secrets_of(capture: Capture) -> set[str]:
     names, ids = {capture.about.node}, set[str]()
     for frame in capture.frames:
         names |= _names(frame.files)
-        for path, said in _readable(frame.files):
+        for path, content in _readable(frame.files):
             # What looks like an id in the rest of these is none.
             if not path.endswith(("stat", "socket")):
-                ids |= {re.sub("[-_]", "", found) for found in _ID.findall(said) if not found.isdigit()}
+                ids |= {re.sub("[-_]", "", found) for found in _ID.findall(content) if not found.isdigit()}
     # A short name without vowels may be what another has become.
     telling = {name for name in names if len(name) >= SHORTEST_NAME and (len(name) > 6 or re.search("[aeiou]", name))}
     return telling - KEPT | ids
@@ -244,11 +244,11 @@ def _names(files: Mapping[str, bytes]) -> set[str]:
     rows = json.loads(files.get(contents.CHECKPOINT, b'{"Data": {}}'))["Data"].get("PodDeviceEntries") or ()
     names |= {row["ContainerName"] for row in rows}
     names |= _names_in_claims(files)
-    for path, said in files.items():
-        if path.endswith("/stat") and said:
-            names.add(said.decode().partition("(")[2].rpartition(")")[0])
+    for path, content in files.items():
+        if path.endswith("/stat") and content:
+            names.add(content.decode().partition("(")[2].rpartition(")")[0])
         if path.endswith("/cgroup"):
-            names |= {*re.findall(r"user-\d+", said.decode()), *re.findall(r"([a-z-]+)\.service", said.decode())}
+            names |= {*re.findall(r"user-\d+", content.decode()), *re.findall(r"([a-z-]+)\.service", content.decode())}
     return names
 
 
@@ -264,8 +264,8 @@ def _names_in_claims(files: Mapping[str, bytes]) -> set[str]:
 
 def _readable(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
     """Every text of a capture, with what is written in base64 in it."""
-    for path, said in files.items():
-        text = said.decode(errors="replace")
+    for path, content in files.items():
+        text = content.decode(errors="replace")
         yield path, text
         for word in re.findall(r"[A-Za-z0-9+/]{8,}={0,2}", text):
             try:
@@ -278,8 +278,8 @@ def found_in(folder: Path, secrets: set[str]) -> set[str]:
     """Those that stand anywhere below a folder: in a file's name or bytes, in base64, or with other dashes."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-    said = "\n".join(said for _, said in _readable(files))
-    text = "\n".join((*files, *(line for line in said.splitlines() if not line.startswith("# HELP"))))
+    content = "\n".join(content for _, content in _readable(files))
+    text = "\n".join((*files, *(line for line in content.splitlines() if not line.startswith("# HELP"))))
     dashless = re.sub(r"(?<=[0-9a-f])[-_](?=[0-9a-f])", "", text)
     words = {*re.findall(r"[A-Za-z0-9]+(?:[-.][A-Za-z0-9]+)*", text)}
     words |= {part for word in words for part in _parts(word)}

@@ -190,6 +190,6 @@ SAMPLES: Mapping[str, Callable[[], Snapshot]] = {
 
 
 def write_pages() -> None:
-    """Write the page of each anew."""
+    """Write the page of each again."""
     for name, sample in SAMPLES.items():
         (GOLDEN / f"{name}.prom").write_text(page(DIALECTS[name].families, sample()), encoding="utf-8")

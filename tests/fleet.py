@@ -54,8 +54,8 @@ def running_fleet(folder: Path, *worlds: str, relabelings: Sequence[Relabeling] 
             def run_node(name: str) -> str:
                 (folder / name).mkdir()
                 chosen = ("--scenario", SCENARIOS[name], "--interval", "1s")
-                told = ("--collect", "all", "--dialect", "all", "--process-metrics", "--node-ip", "10.0.0.7")
-                return stack.enter_context(demo(folder / name, *chosen, *told))
+                answer = ("--collect", "all", "--dialect", "all", "--process-metrics", "--node-ip", "10.0.0.7")
+                return stack.enter_context(demo(folder / name, *chosen, *answer))
 
             nodes = dict(zip(SCENARIOS, threads.map(run_node, SCENARIOS), strict=True))
             for url in nodes.values():
@@ -110,14 +110,14 @@ def wait_for_holders(url: str) -> None:
 
 
 def wait_for_scrapes(world: Prometheus, nodes: int) -> None:
-    """Until a rate has something to go by on each node, an XID error has been told, and a card was lost."""
+    """Until a rate has something to go by on each node, an XID error has been reported, and a card was lost."""
 
     def often() -> dict[str, float]:
         return world.by("node", 'count_over_time(gpumap_build_info{job="gpumap"}[1m])')
 
     def scraped() -> bool:
-        told = often()
+        answer = often()
         happened = all(world.ask(f"{what} offset 2s") for what in HAPPENS)
-        return len(told) == nodes and min(told.values()) >= SCRAPES and happened and not world.ask("up == 0")
+        return len(answer) == nodes and min(answer.values()) >= SCRAPES and happened and not world.ask("up == 0")
 
     eventually(scraped, PATIENCE_SECONDS, about=lambda: (often(), world.api("targets")))

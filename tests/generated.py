@@ -37,9 +37,9 @@ def nodes(draw: st.DrawFn) -> TestNode:
         Gpu(
             index,
             mig=draw(st.sampled_from(MIG_SHAPES)),
-            tells_samples=draw(st.booleans()),
+            has_samples=draw(st.booleans()),
             minor=minors[index],
-            tells_places=draw(st.booleans()),
+            has_placements=draw(st.booleans()),
             activities=draw(st.fixed_dictionaries({}, optional=dict.fromkeys(ALONE, st.sampled_from([0.0, 0.5])))),
         )
         for index in range(draw(st.integers(1, 3)))
@@ -89,7 +89,7 @@ def _shares(gpus: list[Gpu]) -> st.SearchStrategy[ScheduledShare]:
 def _give(pod: Pod, container: str, given: sharing.Given) -> None:
     pod.ids[container] = given.ids
     pod.claims[container] = given.claims
-    pod.answers.update({(container, resource): said for resource, said in given.answers.items()})
+    pod.answers.update({(container, resource): plugin_answer for resource, plugin_answer in given.answers.items()})
     pod.truth[container] = given.on
     pod.by_answer |= {container} if given.by_answer else set()
 

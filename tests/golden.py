@@ -1,7 +1,7 @@
 """A capture is a test: a folder of what the sources said, and the page that it must give.
 
-`make golden` (`python -m tests.golden`) writes each capture's pages anew, and tests/dialects/*.prom; `git diff` is the
-review. The format of a capture is told in docs/dev/captures.md.
+`make golden` (`python -m tests.golden`) writes each capture's pages again, and tests/dialects/*.prom; `git diff` is the
+review. The format of a capture is reported in docs/dev/captures.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def dialects_page(capture: Path) -> bytes:
 
 
 def main() -> None:
-    """Write every golden page anew."""
+    """Write every golden page again."""
     for capture in captures():
         (capture / on_disk.EXPECTED).write_bytes(page(capture))
         (capture / DIALECTS_PAGE).write_bytes(dialects_page(capture))

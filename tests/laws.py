@@ -224,7 +224,7 @@ def _wrong_allocations(page: Page, window: Window) -> Iterator[str]:
         of_leaf = {leaf, window.gpu_of(leaf)}
         holdings = [one for one in window.holdings if one.leaf in of_leaf and not one.of_init_container]
         least, most = ({one.name for one in held} for held in (filter(window.is_listed, holdings), holdings))
-        if value < len(least) or (value > len(most) and not window.untold and not window.shared):
+        if value < len(least) or (value > len(most) and not window.unknown_holdings and not window.shared):
             yield f"L10: {leaf} has {value:.0f} holders, and {len(least)} to {len(most)} are true"
 
 
@@ -270,7 +270,7 @@ def _wrong_rows(page: Page, window: Window) -> Iterator[str]:
                 yield f"L6: {family} {row}, and no such container is on the device"
     for row, _ in page.rows("pod_and_gpu_map_info"):
         held = (one for one in window.holdings if one.name[:2] == (row["namespace"], row["pod_name"]))
-        if row["gpu_id"] not in {one.leaf for one in held} and not window.untold:
+        if row["gpu_id"] not in {one.leaf for one in held} and not window.unknown_holdings:
             yield f"L6: pod_and_gpu_map_info {row}, and it holds nothing there"
 
 
@@ -418,7 +418,7 @@ def _facts_of_container(name: ContainerName, leaf: str, window: Window) -> Itera
             yield key(SLOTS, **labels, resource=resource), Fact(count, needs)
     own, there = window.on(leaf, name), window.on(leaf)
     if (
-        name in window.untold
+        name in window.unknown_holdings
         or leaf not in window.leaves
         or not all(map(window.is_settled, own or there))
         or not (own or held)

@@ -42,8 +42,8 @@ class Node(Machine):
         cards = [standin.Gpu(gpu_uuid(index), memory_used_bytes=64 * MIB) for index in range(gpus)]
         self.driver = standin.Driver(gpus=cards)
         self.state = directory / "driver-state"
-        self.tell_driver()
-        self.tell_kubelet()
+        self.update_driver()
+        self.update_kubelet()
 
     @property
     def flags(self) -> list[str]:
@@ -64,17 +64,17 @@ class Node(Machine):
         devices = {container: by_resource(found) for container, found in containers.items()}
         pod = Pod(namespace, name, new_uid(), ids, devices)
         self.pods.append(pod)
-        self.tell_kubelet()
+        self.update_kubelet()
         self.write_logs(pod)
         return pod
 
     def delete(self, pod: Pod) -> None:
         """The kubelet forgets a pod and removes its logs. Processes of it that still run are left over."""
         self.pods.remove(pod)
-        self.tell_kubelet()
+        self.update_kubelet()
         self.remove_logs(pod)
 
-    def tell_kubelet(self, *, listed: Sequence[Pod] | None = None, registered: bool = True) -> None:
+    def update_kubelet(self, *, listed: Sequence[Pod] | None = None, registered: bool = True) -> None:
         """What it answers from now on: all pods, or only those `listed`; its plugins' offer, once they `registered`."""
         self.write_kubelet(self.pods if listed is None else listed, self.offered if registered else ())
         self.write_checkpoint(self.pods, self.offered)
@@ -95,7 +95,7 @@ class Node(Machine):
         device.processes.append(standin.Process(pid, memory_bytes))
         device.samples.append(standin.Sample(pid, sm=sm_percent))
         device.memory_used_bytes += memory_bytes
-        self.tell_driver()
+        self.update_driver()
 
     def release(self, pid: int) -> None:
         """A process ends, and what it used is free."""
@@ -105,10 +105,10 @@ class Node(Machine):
                     device.processes = [other for other in device.processes or () if other.pid != pid]
                     device.samples = [other for other in device.samples or () if other.pid != pid]
                     device.memory_used_bytes = (device.memory_used_bytes or 0) - (process.memory_bytes or 0)
-        self.tell_driver()
+        self.update_driver()
         self.processes.end(pid)
 
-    def tell_driver(self) -> None:
+    def update_driver(self) -> None:
         """Write what the stand-in answers from now on."""
         self.driver.write(self.state)
 

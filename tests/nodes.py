@@ -177,17 +177,17 @@ class Gpu:
     fault: str | None = None
     total: int = 80 * GIB
     overhead: int = 100 << 20
-    tells_samples: bool = True
+    has_samples: bool = True
     samples_from: str = SAMPLES_OLD
     sampled_seconds: float | None = None
     utilization: float | None = None
     late_samples: tuple[ProcessSample, ...] = ()
     """Of processes that have left within the interval."""
     minor: int | None = None
-    """The index, if not told."""
-    tells_minor: bool = True
+    """The index, if not reported."""
+    has_minor: bool = True
     """Whether the driver answers for the minor."""
-    tells_places: bool = True
+    has_placements: bool = True
     """Whether the driver tells where MIG devices lie."""
     millijoules: int | None = None
     """What it counted of energy since its driver was loaded; `None`: it counts none."""
@@ -431,7 +431,7 @@ class TestNode:
         base = GpuReading(
             gpu.index,
             uuid=gpu.uuid,
-            minor=gpu.device_minor if gpu.tells_minor else None,
+            minor=gpu.device_minor if gpu.has_minor else None,
             pci_bus_id=f"00000000:0{gpu.index}:00.0",
             model="NVIDIA Test",
             energy_joules=None if gpu.millijoules is None else gpu.millijoules / 1000,
@@ -452,7 +452,7 @@ class TestNode:
                 base,
                 memory=self._memory(gpu, processes),
                 processes=processes,
-                samples=(*samples, *gpu.late_samples) if gpu.tells_samples else None,
+                samples=(*samples, *gpu.late_samples) if gpu.has_samples else None,
                 activity=_activity(gpu, WHOLE),
                 samples_from=gpu.samples_from,
                 sampled_seconds=gpu.sampled_seconds,
@@ -469,7 +469,11 @@ class TestNode:
         shared = tuple(process for leaf in in_gpu_instance for process in self._on(leaf))
         leaf = mig_uuid(gpu.index, gi, ci)
         memory = self._memory(replace(gpu, total=gpu.total // 8), shared)
-        place = (19 if gpu.tells_places else None, gi if gpu.tells_places else None, 1 if gpu.tells_places else None)
+        place = (
+            19 if gpu.has_placements else None,
+            gi if gpu.has_placements else None,
+            1 if gpu.has_placements else None,
+        )
         return MigInstance(
             *(leaf, gi, ci, f"{slices}g.10gb", slices, memory, self._on(leaf), *place),
             denied=False,

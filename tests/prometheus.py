@@ -35,8 +35,8 @@ class Prometheus:
     def api(self, path: str, **parameters: str) -> Any:
         """Fails with what the server says of the request, where it refuses it."""
         try:
-            asked = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-            return json.loads(fetch(asked, timeout_seconds=self.timeout_seconds)[0])["data"]
+            request = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+            return json.loads(fetch(request, timeout_seconds=self.timeout_seconds)[0])["data"]
         except urllib.error.HTTPError as error:
             with error:
                 pytest.fail(f"{parameters}: {error.read().decode()}")

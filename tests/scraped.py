@@ -33,15 +33,15 @@ class Samples:
 
     def scrape(self, name: str, of: Labels, times: Iterable[int], value: Value, late: int = 0) -> None:
         """At these times, by a clock that is so late."""
-        told = self.series.setdefault((name, of), [])
-        told += [(time - late, found) for time in times if (found := value(time)) is not None]
+        answer = self.series.setdefault((name, of), [])
+        answer += [(time - late, found) for time in times if (found := value(time)) is not None]
 
     def increase(self, name: str, start: int, end: int, **of: str) -> Fraction:
         """What the samples say that a counter went, reckoned from all of them; one that is first seen began at 0."""
         merged: dict[int, Decimal] = {}
-        for (series, having), told in self.series.items():
+        for (series, having), answer in self.series.items():
             if series == name and of.items() <= dict(having).items():
-                merged.update(told)
+                merged.update(answer)
         times = sorted(time for time in merged if time <= end)
         before = [time for time in times if time <= start]
         last = Fraction(merged[before[-1]]) if before else Fraction(0)
@@ -57,10 +57,10 @@ class Samples:
         lines = []
         for name in sorted({name for name, _ in self.series}):
             lines.append(f"# TYPE {name.removesuffix('_total')} {'counter' if name.endswith('_total') else 'gauge'}")
-            for (series, of), told in self.series.items():
+            for (series, of), answer in self.series.items():
                 if series == name:
                     shown = ",".join(f'{key}="{value}"' for key, value in of)
-                    lines += [f"{name}{{{shown}}} {value} {time}" for time, value in told]
+                    lines += [f"{name}{{{shown}}} {value} {time}" for time, value in answer]
         return "\n".join([*lines, "# EOF", ""])
 
 

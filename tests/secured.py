@@ -94,8 +94,8 @@ class Secured(NamedTuple):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        said, _ = await process.communicate()
-        head, _, body = said.decode().partition("\r\n\r\n")
+        message, _ = await process.communicate()
+        head, _, body = message.decode().partition("\r\n\r\n")
         status = re.match(r"HTTP/\S+ (\d+)", head)
         return Answer(int(status[1]) if status else 0, process.returncode or 0, head, body)
 

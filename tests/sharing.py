@@ -21,7 +21,7 @@ class Given:
     claims: list[ClaimDevice] = field(default_factory=list)
     on: frozenset[Uuid] = frozenset()
     by_answer: bool = False
-    """The devices are told by the answer alone."""
+    """The devices are reported by the answer alone."""
 
 
 def answer(**envs: str) -> PluginAnswer:
@@ -65,9 +65,9 @@ def nvidia_old_mig(node: Node) -> Given:
 
 def nvidia_mps(node: Node) -> Given:
     uuid = node.gpu().uuid
-    said = answer(NVIDIA_VISIBLE_DEVICES=uuid, CUDA_MPS_PIPE_DIRECTORY="/mps/nvidia.com/gpu/pipe")
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=uuid, CUDA_MPS_PIPE_DIRECTORY="/mps/nvidia.com/gpu/pipe")
     ids = [f"{uuid}::{node.number * 2 + n}" for n in (0, 1)]
-    return Given({"nvidia.com/gpu": ids}, {"nvidia.com/gpu": said}, on=frozenset({uuid}))
+    return Given({"nvidia.com/gpu": ids}, {"nvidia.com/gpu": plugin_answer}, on=frozenset({uuid}))
 
 
 def gke(node: Node) -> Given:
@@ -96,9 +96,11 @@ def hami(node: Node) -> Given:
     cards = node.draw(st.lists(st.sampled_from(node.gpus), min_size=1, max_size=2, unique_by=lambda gpu: gpu.index))
     limits = {f"CUDA_DEVICE_MEMORY_LIMIT_{place}": f"{1000 + place}m" for place in range(len(cards))}
     cores = str(node.draw(st.sampled_from([0, 30, 100])))
-    said = answer(NVIDIA_VISIBLE_DEVICES=",".join(c.uuid for c in cards), CUDA_DEVICE_SM_LIMIT=cores, **limits)
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=",".join(c.uuid for c in cards), CUDA_DEVICE_SM_LIMIT=cores, **limits)
     ids = [f"{node.gpu().uuid}-{node.number * 2 + n}" for n in range(len(cards))]
-    return Given({"nvidia.com/gpu": ids}, {"nvidia.com/gpu": said}, on=frozenset(c.uuid for c in cards), by_answer=True)
+    return Given(
+        {"nvidia.com/gpu": ids}, {"nvidia.com/gpu": plugin_answer}, on=frozenset(c.uuid for c in cards), by_answer=True
+    )
 
 
 def hami_mig(node: Node) -> Given:
@@ -106,41 +108,43 @@ def hami_mig(node: Node) -> Given:
     if found is None:
         return Given()
     leaf = _leaf(*found)
-    said = answer(NVIDIA_VISIBLE_DEVICES=leaf)
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=leaf)
     ids = [f"{found[0].uuid}-{node.number}"]
-    return Given({"nvidia.com/gpu": ids}, {"nvidia.com/gpu": said}, on=frozenset({leaf}), by_answer=True)
+    return Given({"nvidia.com/gpu": ids}, {"nvidia.com/gpu": plugin_answer}, on=frozenset({leaf}), by_answer=True)
 
 
 def vcuda(node: Node) -> Given:
     cards = node.draw(st.lists(st.sampled_from(node.gpus), min_size=1, max_size=2, unique_by=lambda gpu: gpu.index))
     cores = 2 * len(cards) if len(cards) > 1 else node.draw(st.integers(1, 5))
-    said = PluginAnswer(
+    plugin_answer = PluginAnswer(
         annotations=(("tencent.com/vcuda-device", ",".join(f"/dev/nvidia{card.device_minor}" for card in cards)),)
     )
     ids = {
         "tencent.com/vcuda-core": [f"tencent.com/vcuda-core-{node.number * 1000 + n}" for n in range(cores)],
         "tencent.com/vcuda-memory": [f"tencent.com/vcuda-memory-268435456-{node.number * 100 + n}" for n in range(4)],
     }
-    answers = {"tencent.com/vcuda-core": said, "tencent.com/vcuda-memory": PluginAnswer()}
+    answers = {"tencent.com/vcuda-core": plugin_answer, "tencent.com/vcuda-memory": PluginAnswer()}
     return Given(ids, answers, on=frozenset(card.uuid for card in cards), by_answer=True)
 
 
 def volcano(node: Node) -> Given:
     card, resource = node.gpu(), "volcano.sh/gpu-memory"
-    said = answer(NVIDIA_VISIBLE_DEVICES=str(card.index), VOLCANO_GPU_ALLOCATED="2000")
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=str(card.index), VOLCANO_GPU_ALLOCATED="2000")
     ids = [f"{node.gpu().index}-{node.number * 100 + n}" for n in range(5)]
-    return Given({resource: ids}, {resource: said}, on=frozenset({card.uuid}), by_answer=True)
+    return Given({resource: ids}, {resource: plugin_answer}, on=frozenset({card.uuid}), by_answer=True)
 
 
 def volcano_vgpu(node: Node) -> Given:
     card, home = node.gpu(), node.gpu().uuid
-    said = answer(NVIDIA_VISIBLE_DEVICES=card.uuid, CUDA_DEVICE_SM_LIMIT="30", CUDA_DEVICE_MEMORY_LIMIT_0="3000m")
+    plugin_answer = answer(
+        NVIDIA_VISIBLE_DEVICES=card.uuid, CUDA_DEVICE_SM_LIMIT="30", CUDA_DEVICE_MEMORY_LIMIT_0="3000m"
+    )
     ids = {
         "volcano.sh/vgpu-number": [f"{home}-{node.number}"],
         "volcano.sh/vgpu-memory": [f"{home}-memory-{node.number * 100 + n}" for n in range(3)],
         "volcano.sh/vgpu-cores": [f"{home}-core-{node.number * 100 + n}" for n in range(3)],
     }
-    return Given(ids, {"volcano.sh/vgpu-number": said}, on=frozenset({card.uuid}), by_answer=True)
+    return Given(ids, {"volcano.sh/vgpu-number": plugin_answer}, on=frozenset({card.uuid}), by_answer=True)
 
 
 def aws(node: Node) -> Given:
@@ -165,7 +169,7 @@ def dra(node: Node) -> Given:
         form = node.draw(st.sampled_from(["19-{}-1", "1g10gb-19-{}"]))
         device = f"gpu-{gpu.device_minor}-mig-{form.format(gi)}"
         on = frozenset(_leaf(gpu, one) for one in gpu.mig or () if one[0] == gi)
-        on = on if gpu.tells_places and len(on) == 1 else frozenset()
+        on = on if gpu.has_placements and len(on) == 1 else frozenset()
     claims = [
         ClaimDevice("gpu.nvidia.com", "node-a", device, share, "ml", claim),
         ClaimDevice("compute-domain.nvidia.com", "node-a", "channel-0", "", "ml", "domain"),

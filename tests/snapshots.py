@@ -184,7 +184,7 @@ WORK = Workload("docker", "4f1c9e0b7a2d")
 
 
 def leaf(on: Gpu, uuid: str, mig: MigInstance | None = None, *, holders: int = 1) -> Device:
-    """A leaf whose used memory is told apart by every owner there is."""
+    """A leaf whose used memory is distinguished by every owner there is."""
     owners = [OwnerUse(owner, GIB, 1) for owner in OWNERS]
     measured = mig or on.reading
     return Device(

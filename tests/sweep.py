@@ -200,7 +200,7 @@ def series(snapshot: Snapshot) -> Series:
         for one in family.families(snapshot) if isinstance(family, NumberedFamilies) else (family,):
             for row in one.read(snapshot):
                 key = one.name + row.suffix, frozenset(zip(one.labels, row.labels, strict=True))
-                assert key not in found, f"{key} stands twice"
+                assert key not in found, f"{key} exists twice"
                 found[key] = row.value
     return found
 
@@ -268,13 +268,13 @@ class Sweep:
             self.node.down.discard("nvml")
             self.node.reading = self._settled(answer.value)
         self.snapshot = self.node.collect()
-        told = series(self.snapshot)
-        lies = list(self._compare(true, told))
-        self.last = told
+        found = series(self.snapshot)
+        lies = list(self._compare(true, found))
+        self.last = found
         return lies
 
-    def _compare(self, true: Series, told: Series) -> Iterator[str]:
-        for key, value in sorted(told.items(), key=lambda one: (one[0][0], sorted(one[0][1]))):
+    def _compare(self, true: Series, found: Series) -> Iterator[str]:
+        for key, value in sorted(found.items(), key=lambda one: (one[0][0], sorted(one[0][1]))):
             name, labels = key
             if name.startswith(IGNORED):
                 continue
@@ -294,9 +294,9 @@ class Sweep:
 
     def missing(self) -> list[str]:
         true = series(self.twin.collect(0.0))
-        told = series(self.node.collect(0.0))
+        answer = series(self.node.collect(0.0))
         return sorted(
-            f"{name}{sorted(labels)}" for name, labels in true.keys() - told.keys() if not name.startswith(IGNORED)
+            f"{name}{sorted(labels)}" for name, labels in true.keys() - answer.keys() if not name.startswith(IGNORED)
         )
 
 

@@ -16,8 +16,8 @@ ASKED = {one.name: one.by for one in (*FAMILIES, NODE_INFO)} | {one.name: one.ke
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_what_is_asked_is_on_the_page(name: str) -> None:
-    """With the labels by which its series are told apart: none falls away, and none is asked for in vain."""
+def test_each_queried_family_is_on_the_page(name: str) -> None:
+    """With the labels by which its series are distinguished: none falls away, and none is asked for in vain."""
     assert sorted(ASKED[name]) == sorted(WRITTEN[name].labels)
 
 

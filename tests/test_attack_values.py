@@ -137,7 +137,7 @@ MIG_CALLS = [
 
 
 @pytest.mark.parametrize("call", MIG_CALLS)
-async def test_a_mig_device_that_is_not_told_is_not_gone(sweep: Sweep, call: str) -> None:
+async def test_a_mig_device_that_is_not_reported_once_is_not_gone(sweep: Sweep, call: str) -> None:
     """One call on a MIG device is refused for an unknown reason in one collection: the device is there as before, and
     who holds it holds it; NVML has not said that it is none."""
     by_gpu = {"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"}
@@ -148,7 +148,7 @@ async def test_a_mig_device_that_is_not_told_is_not_gone(sweep: Sweep, call: str
     assert len(rows(sweep.last, "gpumap_allocation_info", uuid=SLICES[0])) == 1, lies
 
 
-async def test_time_in_which_mig_devices_are_not_told_is_charged_or_a_gap(sweep: Sweep) -> None:
+async def test_time_in_which_mig_devices_are_not_reported_is_charged_or_a_gap(sweep: Sweep) -> None:
     """A second of a GPU is either charged or counted as a gap (docs/explanation/accounting.md)."""
 
     def seconds() -> float:
@@ -161,8 +161,8 @@ async def test_time_in_which_mig_devices_are_not_told_is_charged_or_a_gap(sweep:
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.NO_PERMISSION])
-async def test_a_gpu_that_does_not_tell_its_mode_is_not_unpartitioned(sweep: Sweep, code: int) -> None:
-    """A worker begins anew while a partitioned GPU refuses to tell its mode: it was partitioned a moment ago."""
+async def test_a_gpu_without_a_reported_mode_stays_partitioned(sweep: Sweep, code: int) -> None:
+    """A worker begins again while a partitioned GPU refuses to tell its mode: it was partitioned a moment ago."""
     await sweep.source.close()
     await refused(sweep, "nvmlDeviceGetMigMode", code, 2, collections=3)
     assert rows(sweep.last, "gpumap_device_holders", uuid=PARTED) == [], "held through its MIG devices"
@@ -185,15 +185,15 @@ async def test_memory_is_of_one_kind(sweep: Sweep) -> None:
     [("nvmlDeviceGetName", "model"), ("nvmlDeviceGetMinorNumber", "minor"), ("nvmlDeviceGetPciInfo_v3", "pci_bus_id")],
 )
 async def test_what_a_gpu_was_called_is_remembered(sweep: Sweep, call: str, label: str) -> None:
-    """A GPU is asked anew what it is, and one answer is refused: its series keep their labels."""
+    """A GPU is asked again what it is, and one answer is refused: its series keep their labels."""
 
-    def told() -> set[str]:
+    def labels() -> set[str]:
         return {dict(row)[label] for name, row in sweep.last if name == "gpumap_device_info"}
 
-    before = told()
+    before = labels()
     await sweep.source.close()
     await refused(sweep, call, Code.UNKNOWN)
-    assert told() == before
+    assert labels() == before
 
 
 async def test_dcgm_memory_is_the_devices(sweep: Sweep) -> None:
@@ -331,13 +331,13 @@ def worked() -> tuple[Pod, Stepping]:
     return pod, node
 
 
-def test_no_idleness_while_nobody_tells_sm_time() -> None:
+def test_no_idleness_while_sm_time_is_unknown() -> None:
     """SM time was refused for ten minutes."""
     _, node = worked()
-    node.gpus[0].tells_samples = False
+    node.gpus[0].has_samples = False
     for _ in range(120):
         node.collect()
-    node.gpus[0].tells_samples = True
+    node.gpus[0].has_samples = True
     found = kinds(node.collect())
     assert "idle" not in found, found
 
@@ -445,11 +445,11 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
     counted = [13.5 * number for number in range(before)]
     counted += [counted[-1] + 13.5] * (unknown + 1)
     counted += [counted[-1] + 13.5 * number for number in range(1, after)]
-    told = ["0.9"] * before + ["stale"] + ["_"] * (unknown - 1) + ["0.9"] * after
+    answer = ["0.9"] * before + ["stale"] + ["_"] * (unknown - 1) + ["0.9"] * after
     steady = before + unknown + after
     values: dict[str, Sequence[object]] = {
         f"gpumap_container_sm_seconds_total{own}": counted,
-        f"gpumap_container_sm_utilization_ratio{own}": told,
+        f"gpumap_container_sm_utilization_ratio{own}": answer,
         f"gpumap_container_allocated_gpu_seconds_total{own}": [15 * number for number in range(steady)],
         f"gpumap_container_allocated_gpus{own}": [1] * steady,
         f"gpumap_allocation_info{own}": [1] * steady,
@@ -469,8 +469,8 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
 
 
 async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:
-    """GKE's ids are names of device nodes. A new worker is refused a GPU's minor number once: it was told before, and
-    who holds the GPU holds no slot that NVML does not know."""
+    """GKE's ids are names of device nodes. NVML refuses the minor number of a known GPU to a new worker once. No slot
+    becomes unmatched."""
     pod = Pod("ml", "gke", {"main": {"nvidia.com/gpu": ["nvidia3"]}})
     for node in (sweep.node, sweep.twin):
         node.pods.append(pod)

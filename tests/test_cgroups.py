@@ -69,7 +69,7 @@ def test_kubelet_in_a_pod_leaves_both_outermost_first() -> None:
     assert found.pods == (PodCgroup(PodUid(OWN_UID), INNER), POD)
 
 
-def test_outer_pod_of_gpumap_itself_counts_for_nobody() -> None:
+def test_outer_pod_of_gpumap_itself_does_not_count() -> None:
     """Where the kubelet runs in a pod, gpumap does too: its own path begins with that pod."""
     outer = f"/kubepods/burstable/pod{OWN_UID}/{INNER}/kubelet/kubepods"
     inside = own(f"0::{outer}/pod{UID[:-1]}0/{CID}\n")

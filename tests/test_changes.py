@@ -72,7 +72,7 @@ def with_xids(observations: Observations, *events: XidError) -> Observations:
     return replace(observations, nvml=replace(observations.nvml, value=reading))
 
 
-def test_xid_errors_are_logged_with_whom_they_hit(caplog: pytest.LogCaptureFixture) -> None:
+def test_xid_errors_are_logged_with_their_containers(caplog: pytest.LogCaptureFixture) -> None:
     """Each code of a collection is a line; a container that was hit earlier is not named again."""
     leaf = mig_uuid(0, 1, 0)
     pod = Pod("ml", "job", {"main": {"nvidia.com/mig-1g.10gb": [str(leaf)]}})

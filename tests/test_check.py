@@ -77,7 +77,7 @@ def test_the_conditions() -> None:
     assert sorted(GPU_CONDITIONS) == sorted(of_doctor) == sorted(PROBLEMS)
 
 
-def test_a_node_that_is_well() -> None:
+def test_a_healthy_node() -> None:
     """0, with all conditions and with each."""
     assert check(WELL) == (0, "4 GPUs well")
     assert [check(WELL, [name]) for name in GPU_CONDITIONS] == [(0, f"4 GPUs well ({name})") for name in GPU_CONDITIONS]

@@ -10,7 +10,7 @@ from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import MeasuredNode, measure
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, use
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners
 from tests.standin import Attributes, Code, Driver, MigInstance
 
 FIRST, SECOND, ALONE = mig_uuid(0, 1, 0), mig_uuid(0, 1, 1), mig_uuid(0, 2, 0)
@@ -42,20 +42,6 @@ def test_a_process_on_two_compute_instances_is_a_part_on_each() -> None:
     assert "sibling" not in owners(snapshot, ALONE)
     assert sum(row.use.memory_bytes or 0 for row in snapshot.containers if row.use) == 3 * GIB
     assert sum(row.allocated_gpus or 0 for row in snapshot.containers) == pytest.approx(3 / 7)
-
-
-def test_a_sibling_is_no_holder() -> None:
-    """Who holds one compute instance and computes on its neighbour uses what it was not given."""
-    honest, greedy = holder("honest", FIRST), holder("greedy", SECOND)
-    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])], [honest, greedy])
-    node.processes = [Process(10, FIRST, greedy, memory=GIB), Process(11, FIRST, honest, memory=None)]
-    for _ in range(2):
-        snapshot = node.collect()
-    assert adds_up(snapshot)
-    assert owners(snapshot, FIRST)["unassigned"] == GIB
-    assert owners(snapshot, SECOND)["sibling"] == GIB
-    assert use(snapshot, greedy.full(), SECOND).memory_bytes == 0  # type: ignore[union-attr]
-    assert use(snapshot, honest.full(), FIRST).memory_bytes is None  # type: ignore[union-attr]
 
 
 # --- over the driver's own lists --------------------------------------------------------------------------------------
@@ -98,7 +84,7 @@ async def test_processes_find_their_compute_instance(tmp_path: Path, of_instance
 
 
 @pytest.mark.parametrize("lists", ["no privilege", "no ids"])
-async def test_processes_that_cannot_be_placed_accuse_nobody(tmp_path: Path, lists: str) -> None:
+async def test_processes_that_cannot_be_placed_accuse_no_pod(tmp_path: Path, lists: str) -> None:
     """The parent's rows without ids, or one row in the lists of two compute instances: all is unaccounted, no holder
     is idle, nobody is a squatter."""
     row = standin.Process(10, GIB, gi=NOWHERE, ci=NOWHERE)

@@ -37,7 +37,7 @@ def make_show(directory: Path) -> Callable[[float], None]:
     return show
 
 
-def test_a_gpu_tells_only_what_is_asked() -> None:
+def test_a_gpu_reports_only_the_requested_groups() -> None:
     """Of the groups that are asked each adds its fields; without any there are the basic ones, no activity either."""
     gpus = world(parse_scenario(TEXT), 15.0).gpus
     every = {"health", "links", "gpm", "codec", "card"}
@@ -61,9 +61,9 @@ def test_a_hung_gpu_answers_when_its_fault_is_over(directory: Path, show: Callab
     show(12.0)
     driver = Player(directory, hangs=True)
     assert len(list(driver.read(wire.Request(1, 5.0)))) == 3
-    said, *others = map(wire.decode, driver.read(wire.Request(2, 5.0)))
-    assert isinstance(said, wire.DriverMessage)
-    assert (said.busy, len(others)) == ((0,), 2)
+    message, *others = map(wire.decode, driver.read(wire.Request(2, 5.0)))
+    assert isinstance(message, wire.DriverMessage)
+    assert (message.busy, len(others)) == ((0,), 2)
     assert list(driver.unasked()) == []
     show(20.5)
     (late,) = map(wire.decode, driver.unasked())

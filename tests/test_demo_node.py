@@ -88,7 +88,7 @@ async def test_its_files_look_like_a_real_nodes(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("style", CGROUPS)
-async def test_cgroups_have_the_style_asked_for(directory: Path, style: str) -> None:
+async def test_cgroups_have_the_requested_style(directory: Path, style: str) -> None:
     """Processes of pods are in cgroups as the chosen runtime and driver name them."""
     async with demo_node(parse_scenario(SHORT.format(style=style)), directory):
         texts = {path.read_text() for path in (directory / "proc").glob("*/cgroup") if path.parent.name != "1"}
@@ -138,7 +138,7 @@ pods:
 """
 
 
-async def test_the_service_tells_whose_gpu_had_an_xid_event(directory: Path) -> None:
+async def test_the_service_counts_an_xid_event_for_its_containers(directory: Path) -> None:
     """An event of the play is counted once, for each container that is on the card at that moment."""
     scenario, found = parse_scenario(XID), list[Snapshot]()
     async with demo_node(scenario, directory) as node:
@@ -152,9 +152,9 @@ async def test_the_service_tells_whose_gpu_had_an_xid_event(directory: Path) -> 
                 await asyncio.sleep(0.1)
             await loop.collect()
     uuid = scenario.gpus[0].uuid
-    told = found[-1].node
-    assert {(one.name.pod, one.uuid, one.code, one.errors) for one in told.container_xids} == {
+    answer = found[-1].node
+    assert {(one.name.pod, one.uuid, one.code, one.errors) for one in answer.container_xids} == {
         ("busy", uuid, 31, 1),
         ("calm", uuid, 31, 1),
     }
-    assert [gpu.counts for gpu in told.xids] == [{31: 1}]
+    assert [gpu.counts for gpu in answer.xids] == [{31: 1}]

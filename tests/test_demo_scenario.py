@@ -1,4 +1,5 @@
-"""A scenario's mistakes are told in one line that names their place; its devices are given as a kubelet gives them."""
+"""A scenario's mistakes are reported in one line that names their place; its devices are given as a kubelet gives
+them."""
 
 import re
 import typing
@@ -24,28 +25,12 @@ POD = "pods:\n  - name: a\n    containers:\n      - "
 
 MISTAKES = [
     ("gpu: []", 'scenario: unknown key "gpu" (did you mean "gpus"?)'),
-    ("gpus: 3", 'gpus: expected a list, found "3"'),
     ("pods: []", 'scenario: "gpus" is missing'),
     ("- a", "scenario: expected a mapping, found a list"),
-    ("", "scenario: expected a mapping, found nothing"),
     ("gpus: [\npods", "line 2: not YAML: expected ',' or ']', but got '<stream end>'"),
     ("node: a\nnode: b", 'line 2: key "node" is set twice'),
-    ("gpus: []\nrepeat:", 'line 2: key "repeat" has no value'),
-    ("gpus: [{3: a}]", "gpus[0]: each key must be text (in quotes, if it looks like a number)"),
-    ("gpus: []\nhost_processes: [{memory: 1GiB, mig: [{gpu: 0}]}]", 'host_processes[0].mig[0]: "instance" is missing'),
-    (
-        "gpus: []\nhost_processes: [{memory: {from: 1GiB, to: 2GB, over: 1m}}]",
-        'host_processes[0].memory.to: expected a size such as 20GiB or 512MiB, found "2GB"',
-    ),
-    (
-        GPUS + "kubelet: {offers: {a.io/b: [c], x.io/y: [d, 3]}}",
-        'kubelet.offers.x.io/y[1]: expected text (in quotes, if it looks like a number), found "3"',
-    ),
     ("gpus: [{model: H100, memory: 80GB}]", 'gpus[0].memory: expected a size such as 20GiB or 512MiB, found "80GB"'),
     ("repeat: 90\ngpus: []", 'repeat: expected a time such as 90s or 1m30s, found "90"'),
-    ("repeat: 0s\ngpus: []", 'repeat: expected a time longer than 0s, found "0s"'),
-    ("node: A_b\ngpus: []", 'node: expected a Kubernetes name (a-z, 0-9, - and .), found "A_b"'),
-    (GPUS + "cgroups: v3", 'cgroups: expected one of v2-systemd, v2-cgroupfs, v1-cgroupfs, found "v3"'),
     (GPUS + "kubelet: {away: [{from: 2m, until: 1m}]}", "kubelet.away[0]: ends before it begins"),
     (
         GPUS + "kubelet: {away: [{from: 4m, until: 5m}]}",
@@ -54,14 +39,6 @@ MISTAKES = [
     (
         "gpus: [{model: H100, memory: 80GiB, mig: [4g.40gb, 4g.40gb]}]",
         "gpus[0].mig: the profiles take 8 of 7 slices",
-    ),
-    (
-        "gpus: [{model: H100, memory: 80GiB, mig: [2h.20gb]}]",
-        'gpus[0].mig[0]: expected a MIG profile such as 1g.10gb or a mapping, found "2h.20gb"',
-    ),
-    (
-        "gpus: [{model: H100, memory: 80GiB, mig: [{profile: 3g.40gb, compute: [2c.3g.40gb, 2c.3g.40gb]}]}]",
-        "gpus[0].mig[0].compute: takes more than the 3 slices of 3g.40gb",
     ),
     (
         "gpus: [{model: H100, memory: 80GiB, mig: [1g.10gb], replicas: 4}]",
@@ -79,38 +56,8 @@ MISTAKES = [
         'no_permission, unknown, found "dead"',
     ),
     (
-        "gpus: [{model: A, memory: 80GiB, faults: [{kind: lst}]}]",
-        "gpus[0].faults[0].kind: expected one of lost, hung, reset_required, insufficient_power, irq_issue, "
-        'no_permission, unknown, found "lst"',
-    ),
-    (
-        "gpus: [{model: A, memory: 80GiB, faults: [{kind: lost, until: 1m, recovery: pray}]}]",
-        "gpus[0].faults[0].recovery: expected one of none, gpu_reset, node_reboot, drain_p2p, drain_and_reset, "
-        'recover_imex_domain, bus_reset, system_reboot, found "pray"',
-    ),
-    (
         "gpus: [{model: A, memory: 80GiB, xids: [{at: 5m, code: 79}]}]",
         "gpus[0].xids: one comes at 300s, after the play (repeat: 300s)",
-    ),
-    (
-        "gpus: [{model: A, memory: 80GiB, xids: [{at: 1m, code: 0}]}]",
-        'gpus[0].xids[0].code: expected a whole number from 1 to 999, found "0"',
-    ),
-    (
-        "gpus: [{model: A, memory: 80GiB, xids: [{at: 1m, code: 31, instance: 0}]}]",
-        "gpus[0].xids[0].instance: the GPU has no MIG devices",
-    ),
-    (
-        "gpus: [{model: A, memory: 80GiB, mig: [1g.10gb], xids: [{at: 1m, code: 31, instance: 1}]}]",
-        'gpus[0].xids[0].instance: expected a whole number from 0 to 0, found "1"',
-    ),
-    (
-        "gpus: [{model: A, memory: 80GiB, ecc: {corrected: -1}}]",
-        'gpus[0].ecc.corrected: expected a whole number from 0 to 2147483647, found "-1"',
-    ),
-    (
-        "gpus: [{model: A, memory: 80GiB, remapped_rows: {corectable: 1}}]",
-        'gpus[0].remapped_rows: unknown key "corectable" (did you mean "correctable"?)',
     ),
     (GPUS + POD + "{name: c, gpus: [7]}", "pods[0].containers[0].gpus[0]: there is no gpu 7 (this node has 3)"),
     (
@@ -118,24 +65,12 @@ MISTAKES = [
         'pods[0].containers[0].gpus[0]: gpu 1 is shared, ask for its slots with "slots"',
     ),
     (
-        GPUS + POD + "{name: c, gpus: [2]}",
-        'pods[0].containers[0].gpus[0]: gpu 2 is partitioned, ask for its devices with "mig"',
-    ),
-    (
         GPUS + POD + "{name: c, mig: {gpu: 2, instance: 3}}",
         "pods[0].containers[0].mig: gpu 2 has no MIG device 3 (it has 3)",
     ),
     (
-        GPUS + POD + "{name: c, slots: {gpu: 1, count: 3}}",
-        "pods[0].containers[0].slots: asks for 3 slots of gpu 1, which has 2",
-    ),
-    (
         GPUS + POD + "{name: c, slots: [{gpu: 1, count: 2}, {gpu: 1}]}",
         "pods[0].containers[0].slots[1]: gpu 1 has 2 slots, 0 of them free at that time",
-    ),
-    (
-        GPUS + POD + "{name: c, ids: {aliyun.com/gpu-mem: ['{9}-_-0']}}",
-        "pods[0].containers[0].ids.aliyun.com/gpu-mem[0]: there is no gpu 9 (this node has 3)",
     ),
     (
         GPUS + POD + "{name: c, ids: {x.io/y: ['{2.3}']}}",
@@ -149,57 +84,13 @@ MISTAKES = [
         GPUS + "kubelet: {offers: {x.io/y: ['[0-999999999]-[0-999999999]']}}",
         "kubelet.offers.x.io/y[0]: means more than 10000 ids",
     ),
-    (GPUS + "kubelet: {offers: [x]}", "kubelet.offers: expected a mapping of resources to ids, found a list"),
     (
         GPUS + POD + "{name: c, ids: {x.io/y: ['a-[0-3]']}}\n      - {name: d, ids: {x.io/y: [a-2]}}",
         "pods[0].containers[1].ids.x.io/y: a-2 is held by default/a at that time",
     ),
     (
-        GPUS
-        + POD
-        + "{name: c, slots: {gpu: 1, count: 2}}\n      - {name: d, ids: {nvidia.com/gpu.shared: ['{1}::1']}}",
-        "pods[0].containers[0].slots: gpu 1 has 2 slots, 1 of them free at that time",
-    ),
-    (
-        GPUS + POD + "{name: c, answer: {envs: {A: b}}}",
-        "pods[0].containers[0].answer: its container holds nothing that a plugin could answer to",
-    ),
-    (
-        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {envs: {A: b}}, alloc_env: {A: b}}",
-        'pods[0].containers[0]: "alloc_env" is short for "envs" in "answer": give one of them',
-    ),
-    (
-        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {env: {A: b}}}",
-        'pods[0].containers[0].answer: unknown key "env" (did you mean "envs"?)',
-    ),
-    (
-        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, gpus: [0], answer: {x.io/z: {}}}",
-        'pods[0].containers[0].answer: unknown key "x.io/z" (did you mean "x.io/y"?)',
-    ),
-    (
-        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {x.io/y: {}, envs: {A: b}}}",
-        'pods[0].containers[0].answer: unknown key "envs" (known: x.io/y)',
-    ),
-    (
-        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {envs: {A: 3}}}",
-        'pods[0].containers[0].answer.envs.A: expected text (in quotes, if it looks like a number), found "3"',
-    ),
-    (
-        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {x.io/y: {devices: [nvidia0]}}}",
-        'pods[0].containers[0].answer.x.io/y.devices[0]: expected a path that begins with /, found "nvidia0"',
-    ),
-    (
         GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {cdi: ['nvidia.com/gpu={7}']}}",
         "pods[0].containers[0].answer.cdi[0]: there is no gpu 7 (this node has 3)",
-    ),
-    (
-        GPUS + POD + "{name: c, claims: [{claim: a, device: b, driver: x.io, notes: {uuid: '{0}'}}]}",
-        "pods[0].containers[0].claims[0].notes: only gpu.nvidia.com writes such, and this is x.io's",
-    ),
-    (GPUS + POD + "{name: c, claims: [{device: gpu-0}]}", 'pods[0].containers[0].claims[0]: "claim" is missing'),
-    (
-        GPUS + POD + "{name: c, gpus: [0], processes: [{memory: 1GiB, memmory: 2}]}",
-        'pods[0].containers[0].processes[0]: unknown key "memmory" (did you mean "memory"?)',
     ),
     (
         GPUS + POD + "{name: c, gpus: [0], processes: [{memory: 1GiB, sm: 180%}]}",
@@ -207,21 +98,12 @@ MISTAKES = [
         'found "180%"',
     ),
     (
-        GPUS + POD + "{name: c, processes: [{memory: 1GiB}]}",
-        'pods[0].containers[0].processes[0]: its container holds no device, so it needs "gpu" or "mig"',
-    ),
-    (
         GPUS + POD + "{name: c, gpus: [0], processes: [{memory: 90GiB}]}",
         "pods[0].containers[0].processes[0]: with it, processes use 90.0 GiB of gpu 0 at 0s, "
         "which has 79.5 GiB for them",
     ),
     (GPUS + POD + "{name: c}\n    leaks: true", 'pods[0]: "leaks" needs an "until", which its processes outlive'),
-    (
-        GPUS + POD.replace("name: a", f"name: {'a' * 211}") + "{name: c}",
-        "pods[0]: the name of its log directory has 256 characters, more than 255",
-    ),
     (GPUS + POD + "{name: c, init: true}", 'pods[0]: needs a container that is not "init"'),
-    (GPUS + POD + "{name: c}\n      - {name: c}", 'pods[0]: has two containers named "c"'),
     (
         GPUS + POD + "{name: c, gpus: [0]}\n  - {name: b, containers: [{name: c, gpus: [0]}]}",
         "pods[1].containers[0].gpus[0]: gpu 0 is held by default/a at that time",
@@ -310,13 +192,6 @@ def test_ids_are_spelled_out() -> None:
     }
 
 
-def test_a_claim_gets_what_nobody_spelled_out() -> None:
-    """The ids that a scenario spells out are taken, wherever they stand, before others are given."""
-    spelled = "  - {name: b, containers: [{name: c, ids: {nvidia.com/gpu.shared: ['{1}::0']}}]}"
-    scenario = parse_scenario(GPUS + POD + "{name: c, slots: {gpu: 1}}\n" + spelled)
-    assert scenario.pods[0].containers[0].devices[0].ids == (f"{scenario.gpus[1].uuid}::1",)
-
-
 def test_an_answer_is_to_all_resources_or_to_each() -> None:
     """Without names of resources it is every resource's; with them a resource that is not named has none."""
     ids = "ids: {x.io/a: [a], x.io/b: [b]}"
@@ -325,8 +200,8 @@ def test_an_answer_is_to_all_resources_or_to_each() -> None:
     each = parse_scenario(text + "answer: {x.io/b: {devices: [/dev/nvidia0], cdi: ['v/c={2.0}']}}}")
     uuid = each.gpus[1].uuid
     assert one == dict.fromkeys(("nvidia.com/gpu", "x.io/a", "x.io/b"), PluginAnswer(envs=(("A", uuid),)))
-    told = PluginAnswer(device_paths=("/dev/nvidia0",), cdi_devices=(f"v/c={each.gpus[2].devices[0].uuid}",))
-    assert each.pods[0].containers[0].answer == {"x.io/b": told}
+    answer = PluginAnswer(device_paths=("/dev/nvidia0",), cdi_devices=(f"v/c={each.gpus[2].devices[0].uuid}",))
+    assert each.pods[0].containers[0].answer == {"x.io/b": answer}
 
 
 def test_pods_share_a_claim_by_its_name() -> None:
@@ -343,7 +218,7 @@ def test_pods_share_a_claim_by_its_name() -> None:
 
 
 def test_a_bare_name_is_a_scenario_that_ships(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is, unless there is a file of that name; another name is told with those that there are."""
+    """It is, unless there is a file of that name; another name is reported with those that there are."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "default").mkdir()
     assert load_scenario(Path("sharing")).node == "sharing-node"
@@ -359,13 +234,6 @@ def test_a_bare_name_is_a_scenario_that_ships(tmp_path: Path, monkeypatch: pytes
     assert load_scenario(Path("sharing")).node == "mine"
 
 
-def test_derived_names_depend_on_the_node_alone() -> None:
-    """Two readings of one text agree on every uuid; another node has others."""
-    first, second, other = (parse_scenario(text) for text in (GPUS, GPUS, "node: b\n" + GPUS))
-    assert first.gpus == second.gpus
-    assert {gpu.uuid for gpu in first.gpus}.isdisjoint(gpu.uuid for gpu in other.gpus)
-
-
 def test_init_containers_hand_their_slot_on() -> None:
     """A container uses again what its pod's init container held, as the kubelet's devicesToReuse does."""
     text = (
@@ -376,31 +244,12 @@ def test_init_containers_hand_their_slot_on() -> None:
     assert len(main.devices[0].ids) == 1
 
 
-def test_a_slot_is_free_again_when_its_pod_has_ended() -> None:
-    """Two pods may have one GPU, one after the other."""
-    pods = "  - {name: b, from: 1m, containers: [{name: c, gpus: [0]}]}"
-    scenario = parse_scenario(GPUS + POD + "{name: c, gpus: [0]}\n    until: 1m\n" + pods)
-    first, second = (pod.containers[0].devices for pod in scenario.pods)
-    assert first == second
-
-
 def test_mig_devices_have_a_place_on_their_gpu() -> None:
     """One after the other, each at a multiple of its size; compute instances have their GPU instance's."""
     mig = "mig: [1g.10gb, 1g.10gb, {profile: 3g.40gb, compute: [1c.3g.40gb, 2c.3g.40gb]}]"
     (gpu,) = parse_scenario(f"gpus: [{{model: m, memory: 80GiB, {mig}}}]").gpus
     places = [(device.profile_id, device.placement_start, device.placement_size) for device in gpu.devices]
     assert places == [(19, 0, 1), (19, 1, 1), (9, 4, 4), (9, 4, 4)]
-
-
-def test_compute_instances_share_a_gpu_instance() -> None:
-    """A GPU instance that is split shows as MIG devices with one GPU instance id and its whole memory."""
-    gpu = parse_scenario(GPUS).gpus[2]
-    _, first, second = gpu.devices
-    assert (first.profile, first.compute_slices, second.compute_slices) == ("1c.3g.40gb", 1, 2)
-    assert first.gpu_instance_id == second.gpu_instance_id
-    assert (first.compute_instance_id, second.compute_instance_id) == (0, 1)
-    assert first.memory_bytes == second.memory_bytes
-    assert gpu.ids(1)[0] == "nvidia.com/mig-1c.3g.40gb"
 
 
 def test_a_file_that_is_no_scenario(tmp_path: Path) -> None:

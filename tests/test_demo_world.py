@@ -8,10 +8,9 @@ from msgspec.structs import astuple
 
 from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.dra import parse_prepared
-from gpumap.lab.demo.allocation import answer_to
 from gpumap.lab.demo.scenario import Scenario, default_scenario, parse_scenario
 from gpumap.lab.demo.world import World, world
-from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice
+from gpumap.model.observations import DeviceId, PluginAnswer, PreparedDevice
 from gpumap.model.readings import SAMPLES_NEW, SAMPLES_OLD, GpuProcess, GpuReading, MigInstance
 
 GPUS = """
@@ -49,12 +48,6 @@ def processes(now: World) -> list[GpuProcess]:
     return [row for leaf in leaves(now) for row in leaf.processes or ()]
 
 
-def test_two_readers_see_the_same_world() -> None:
-    """Two processes that read the same text agree on everything, at any time."""
-    for seconds in (0.0, 17.3, 130.0, 190.0, 1000.0):
-        assert world(default_scenario(), seconds) == world(default_scenario(), seconds)
-
-
 def test_processes_never_use_more_than_their_device(default: Scenario) -> None:
     """On each leaf the processes' memory fits in what is used, and used, reserved and free make up the total."""
     for second in range(0, 330, 3):
@@ -78,68 +71,23 @@ def test_every_gpu_process_is_in_proc(default: Scenario) -> None:
         assert {row.pid for row in processes(now)} <= set(pids)
 
 
-def test_energy_is_a_counter(default: Scenario) -> None:
-    """Energy never goes back, also when the play starts again, and rises as the power says."""
-    for index in (0, 3, 7):
-        readings = [world(default, second).gpus[index] for second in range(280, 330)]
-        energies = [reading.energy_joules or 0.0 for reading in readings]
-        assert energies == sorted(energies)
-        power = readings[10].power_watts or 0.0
-        assert energies[11] - energies[10] == pytest.approx(power, rel=0.05)
-
-
 def test_counters_never_go_back(default: Scenario) -> None:
     """Bytes and the time at lowered clocks count on, also when the play starts again; errors grow as written."""
     for index in (0, 5):
-        told = [world(default, second).gpus[index] for second in range(270, 400, 2)]
+        answer = [world(default, second).gpus[index] for second in range(270, 400, 2)]
         counts: list[list[float | None]] = [
-            [gpu.pcie_transmit_bytes for gpu in told],
-            [gpu.pcie_receive_bytes for gpu in told],
-            [gpu.nvlink_transmit_bytes for gpu in told],
-            [gpu.clock_event_seconds["sw_power_cap"] for gpu in told],
-            [gpu.clock_event_seconds["low_utilization"] for gpu in told],
+            [gpu.pcie_transmit_bytes for gpu in answer],
+            [gpu.pcie_receive_bytes for gpu in answer],
+            [gpu.nvlink_transmit_bytes for gpu in answer],
+            [gpu.clock_event_seconds["sw_power_cap"] for gpu in answer],
+            [gpu.clock_event_seconds["low_utilization"] for gpu in answer],
         ]
         for series in counts:
             values = [count for count in series if count is not None]
-            assert len(values) == len(told)
+            assert len(values) == len(answer)
             assert values == sorted(values)
     corrected = [world(default, at).gpus[5].ecc_errors["corrected"]["dram"] for at in (0.0, 19.0, 21.0, 401.0)]
     assert corrected == [12, 12, 13, 32]
-
-
-def test_clocks_go_with_the_load() -> None:
-    """Slow while nothing computes, fast under load, lowered near the limit of the power; and each says why."""
-    busy = "{{name: {0}, containers: [{{name: c, gpus: [{1}], processes: [{{memory: 1GiB, sm: {2}}}]}}]}}"
-    gpus = "gpus: [" + ", ".join(["{model: NVIDIA H100 80GB HBM3, memory: 80GiB}"] * 3) + "]\n"
-    text = f"{gpus}pods: [{busy.format('a', 1, '50%')}, {busy.format('b', 2, '100%')}]"
-    idle, half, full = world(parse_scenario(text), 10.0).gpus
-    assert [gpu.clocks_hertz["sm"] / 1e6 for gpu in (idle, half, full)] == [345, 1980, 1920]
-    assert [gpu.performance_state for gpu in (idle, half, full)] == [8, 0, 0]
-    assert [[reason for reason, now in gpu.clock_events.items() if now] for gpu in (idle, half, full)] == [
-        ["gpu_idle"],
-        [],
-        ["sw_power_cap"],
-    ]
-    later = world(parse_scenario(text), 20.0).gpus
-    lasted = [gpu.clock_event_seconds for gpu in (*(idle, half, full), *later)]
-    assert lasted[3]["low_utilization"] - lasted[0]["low_utilization"] == pytest.approx(10)
-    assert lasted[5]["sw_power_cap"] - lasted[2]["sw_power_cap"] == pytest.approx(10)
-    assert lasted[4] == lasted[1]
-
-
-def test_only_newer_cards_have_gpm() -> None:
-    """Whole GPUs, and MIG devices that do not share their GPU instance; no older model."""
-    mig = "mig: [1g.10gb, {profile: 3g.40gb, compute: [1c.3g.40gb, 2c.3g.40gb]}]"
-    models = ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB", "NVIDIA B200"]
-    gpus = [*(f"{{model: {model}, memory: 80GiB}}" for model in models), f"{{model: H100, memory: 80GiB, {mig}}}"]
-    process = "{gpu: 1, memory: 1GiB, sm: 50%}, {mig: {gpu: 4, instance: 0}, memory: 1GiB, sm: 50%}"
-    *whole, parted = world(parse_scenario(f"gpus: [{', '.join(gpus)}]\nhost_processes: [{process}]"), 0.0).gpus
-    assert [gpu.activity is not None for gpu in whole] == [False, True, True, True]
-    assert whole[1].activity == parted.instances[0].activity
-    assert whole[1].activity is not None
-    assert whole[1].activity.sm_ratio == 0.44
-    assert parted.activity is None
-    assert [instance.activity is not None for instance in parted.instances] == [True, False, False]
 
 
 def test_video_engines_are_work() -> None:
@@ -158,20 +106,6 @@ def test_video_engines_are_work() -> None:
     assert [gpu.samples_from for gpu in whole] == [SAMPLES_OLD, *[SAMPLES_NEW] * 3]
     activities = [whole[0].activity, whole[1].activity, parted.instances[0].activity]
     assert [one and one.video_ratio for one in activities] == [0.4, 0.8, 0.4]
-
-
-def test_a_card_has_what_its_model_has() -> None:
-    """A desktop's card has a fan and neither ECC nor NVLink; one in a server the other way round."""
-    text = "gpus: [{model: NVIDIA GeForce RTX 4090, memory: 24GiB}, {model: NVIDIA H100 80GB HBM3, memory: 80GiB}]"
-    desktop, server = world(parse_scenario(text), 0.0).gpus
-    assert (len(desktop.fan_speed_ratios), desktop.ecc_errors, desktop.remapped_rows) == (1, {}, {})
-    assert (desktop.nvlink_receive_bytes, desktop.row_remap_pending) == (None, None)
-    assert (server.fan_speed_ratios, len(server.ecc_errors), server.remapped_rows["correctable"]) == ({}, 2, 0)
-    assert (server.nvlink_receive_bytes, server.row_remap_pending) == (0, False)
-    assert (desktop.ecc_totals, server.ecc_totals["uncorrected"]) == ({}, {"volatile": 0, "aggregate": 0})
-    for card in (desktop, server):
-        assert all(hertz <= card.max_clocks_hertz[domain] for domain, hertz in card.clocks_hertz.items())
-        assert card.power_limits_watts["default"] == card.power_limit_watts
 
 
 def test_a_pod_comes_and_goes() -> None:
@@ -196,40 +130,7 @@ def test_a_pod_comes_and_goes() -> None:
     assert processes(world(scenario, 21.0))[0].pid == processes(first)[0].pid
 
 
-def test_an_init_container_is_in_files_but_not_listed() -> None:
-    """A plain init container is in the checkpoint and the logs, and never in the kubelet's List."""
-    now = world(parse_scenario(GPUS + JOB), 20.0)
-    assert [container.name for container in now.pods[0].containers] == ["main"]
-    assert now.logs.trees[0].containers == ("main", "warm")
-    rows = json.loads(now.checkpoint)["Data"]["PodDeviceEntries"]
-    assert sorted(row["ContainerName"] for row in rows) == ["main", "warm"]
-
-
-def test_memory_grows_as_the_ramp_says() -> None:
-    """A ramp goes from its first to its last size in its time, from the start of the process."""
-    scenario = parse_scenario(GPUS + JOB)
-    used = [processes(world(scenario, 12.0 + after))[0].used_memory_bytes for after in (0, 10, 20, 25)]
-    assert used == [1 << 30, 2 << 30, 3 << 30, 3 << 30]
-
-
-def test_the_checkpoint_keeps_rows_until_it_is_written_again() -> None:
-    """Rows of pods that are gone stay until the next pod is admitted, as kubelets do."""
-    scenario = parse_scenario(GPUS + JOB + "  - {name: late, from: 60s, containers: [{name: c}]}")
-    counts = [len(json.loads(world(scenario, at).checkpoint)["Data"]["PodDeviceEntries"] or ()) for at in (20, 50, 61)]
-    assert counts == [2, 2, 0]
-
-
-def test_a_leak_outlives_its_pod(default: Scenario) -> None:
-    """The process of a pod that leaks is still on the GPU when the pod is neither listed nor in the logs."""
-    now = world(default, 30.0)
-    assert "nightly-eval" not in listed(now)
-    assert not any(tree.pod == "nightly-eval" for tree in now.logs.trees)
-    rows = now.gpus[4].processes or ()
-    assert len(rows) == 1
-    assert "besteffort" in next(proc.cgroup for proc in now.procs if proc.pid == rows[0].pid)
-
-
-def test_a_lost_gpu_tells_only_its_identity(default: Scenario) -> None:
+def test_a_lost_gpu_reports_only_its_identity(default: Scenario) -> None:
     """While it is lost nothing is measured and its plugin does not offer it; afterwards it is as before."""
     uuid = default.gpus[6].uuid
 
@@ -255,33 +156,6 @@ def test_a_kubelet_lists_only_static_pods_after_a_restart(default: Scenario) -> 
     assert fresh.allocatable == ()
     assert len(complete.pods) > 8
     assert complete.allocatable
-
-
-def test_compute_instances_show_the_memory_that_they_share() -> None:
-    """Both instances of a GPU instance tell its memory whole, each its own processes."""
-    pods = "pods: [{name: a, containers: [{name: c, mig: {gpu: 1, instance: 0}, processes: [{memory: 5GiB}]}]}]"
-    first, second = world(parse_scenario(GPUS + pods), 5.0).gpus[1].instances
-    assert first.memory == second.memory
-    assert first.memory is not None
-    assert first.memory.used_bytes > 5 << 30
-    assert (len(first.processes or ()), len(second.processes or ())) == (1, 0)
-
-
-def test_untold_memory_is_none_and_still_used() -> None:
-    """A process whose memory NVML does not tell has none, and the device's used memory has it all the same."""
-    gpu = world(parse_scenario(GPUS + "host_processes: [{gpu: 0, memory: unknown}]"), 5.0).gpus[0]
-    assert [row.used_memory_bytes for row in gpu.processes or ()] == [None]
-    assert gpu.memory is not None
-    assert gpu.memory.used_bytes >= 1 << 30
-
-
-def test_partitioned_gpus_have_no_utilization(default: Scenario) -> None:
-    """NVML keeps no utilisation and no samples for a MIG GPU, and for processes that do nothing no row."""
-    gpu = world(default, 20.0).gpus[3]
-    assert gpu.partitioned
-    assert (gpu.utilization_ratio, gpu.samples, gpu.processes) == (None, None, None)
-    xorg = next(row.pid for row in world(default, 20.0).gpus[7].processes or () if row.types == "G")
-    assert xorg not in {sample.pid for sample in world(default, 20.0).gpus[7].samples or ()}
 
 
 def test_alloc_resp_names_the_gpu() -> None:
@@ -356,31 +230,6 @@ def test_answers_are_as_plugins_write_them() -> None:
         mount_paths=("/var/run/nvidia-container-devices/0",),
         cdi_devices=(name,),
     )
-
-
-def test_an_answer_adds_to_that_of_nvidias_plugin() -> None:
-    """Variables stand beside NVIDIA_VISIBLE_DEVICES, which may be overruled."""
-    for envs, expected in (
-        ("A: b", {"NVIDIA_VISIBLE_DEVICES": "{0}", "A": "b"}),
-        ("NVIDIA_VISIBLE_DEVICES: '0'", {"NVIDIA_VISIBLE_DEVICES": "0"}),
-    ):
-        text = f"{GPUS}pods: [{{name: a, containers: [{{name: c, gpus: [0], answer: {{envs: {{{envs}}}}}}}]}}]"
-        scenario = parse_scenario(text)
-        container = scenario.pods[0].containers[0]
-        told = dict(answer_to(scenario, container, container.devices[0]).envs)
-        assert told == {key: value.replace("{0}", scenario.gpus[0].uuid) for key, value in expected.items()}
-
-
-def test_claims_are_listed_and_nowhere_else() -> None:
-    """A container's DRA devices are in the List; the checkpoint and what is allocatable know nothing of them."""
-    text = (
-        "node: n\ngpus: [{model: H100, memory: 80GiB, resource: none}]\n"
-        "pods: [{name: a, containers: [{name: c, claims: [{claim: k, device: gpu-0}]}]}]"
-    )
-    now = world(parse_scenario(text), 0.0)
-    assert now.pods[0].containers[0].claims == (ClaimDevice("gpu.nvidia.com", "n", "gpu-0", "", "default", "k"),)
-    assert now.allocatable == ()
-    assert json.loads(now.checkpoint)["Data"]["PodDeviceEntries"] is None
 
 
 def test_the_dra_driver_writes_down_what_it_prepared() -> None:

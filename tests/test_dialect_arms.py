@@ -9,7 +9,7 @@ from msgspec import structs
 from gpumap.agent.dialects.arms import FAMILIES
 from gpumap.model.node import ContainerOnDevice, UnmatchedSlots
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName, Owner
+from gpumap.model.terms import ContainerName
 from tests.dialect_pages import (
     ALONE,
     GPUSHARE,
@@ -29,31 +29,28 @@ from tests.dialect_pages import (
     partitioned,
     process,
     rows,
-    squatted,
     used,
     without_nvml,
 )
 from tests.dialect_samples import FIRST, SECOND, V100, hangzhou
 from tests.generated import nodes
-from tests.nodes import Gpu as NodeGpu
-from tests.nodes import Process as NodeProcess
 from tests.nodes import TestNode
 from tests.snapshots import with_node
 
 PROCESS = ("MEM_USED", "SM_UTIL", "MEM_COPY_UTIL", "ENCODE_UTIL", "DECODE_UTIL")
 
 
-def told(snapshot: Snapshot, name: str, *labels: str) -> Rows:
+def family_rows(snapshot: Snapshot, name: str, *labels: str) -> Rows:
     return rows(FAMILIES, snapshot, f"DCGM_CUSTOM_{name}", *labels)
 
 
 def of_pods(snapshot: Snapshot, name: str) -> dict[str, float]:
-    return {key[0]: value for key, value in told(snapshot, name, "PodName").items()}
+    return {key[0]: value for key, value in family_rows(snapshot, name, "PodName").items()}
 
 
 def only(snapshot: Snapshot, name: str) -> float | None:
     """The value of the family's one series."""
-    values = list(told(snapshot, name).values())
+    values = list(family_rows(snapshot, name).values())
     assert len(values) <= 1
     return values[0] if values else None
 
@@ -77,7 +74,7 @@ def test_the_questions_of_the_dashboards() -> None:
 
 
 def test_a_processs_times_are_its_own_in_percent() -> None:
-    """All four engines of each process, without a group of --collect; what is not told is absent."""
+    """All four engines of each process, without a group of --collect; what is not reported is absent."""
     times = structs.replace(
         process(7, V100, 1, HARD),
         sm_ratio=0.29,
@@ -86,26 +83,13 @@ def test_a_processs_times_are_its_own_in_percent() -> None:
         decoder_ratio=0.25,
     )
     snapshot = node("n", [card(0, V100, "V100")], [], [times, process(8, V100, None, HARD, sm=None)])
-    assert {name: told(snapshot, f"PROCESS_{name}", "ProcessId") for name in PROCESS} == {
+    assert {name: family_rows(snapshot, f"PROCESS_{name}", "ProcessId") for name in PROCESS} == {
         "MEM_USED": {("7",): 1},
         "SM_UTIL": {("7",): 29},
         "MEM_COPY_UTIL": {("7",): 7},
         "ENCODE_UTIL": {("7",): 50},
         "DECODE_UTIL": {("7",): 25},
     }
-
-
-def test_the_node_tells_a_processs_times() -> None:
-    """The step hands on what NVML's samples say of each engine."""
-    truth = TestNode([NodeGpu(0)])
-    truth.processes = [NodeProcess(10, truth.gpus[0].uuid, None, sm=0.5)]
-    (seen,) = truth.collect().processes
-    assert (seen.sm_ratio, seen.memory_controller_busy_ratio, seen.encoder_ratio, seen.decoder_ratio) == (
-        0.5,
-        0.25,
-        0.0,
-        0.0,
-    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +112,7 @@ def test_how_a_card_is_given_away(containers: list[ContainerOnDevice], mode: int
     snapshot = held(*containers)
     assert only(snapshot, "ALLOCATE_MODE") == mode
     snapshot = replace(snapshot, processes=(process(7, V100, 1, HARD),))
-    assert list(told(snapshot, "PROCESS_MEM_USED", "AllocateMode")) == [(word or "",)]
+    assert list(family_rows(snapshot, "PROCESS_MEM_USED", "AllocateMode")) == [(word or "",)]
 
 
 def test_no_mode_and_no_share_without_a_list() -> None:
@@ -144,7 +128,7 @@ def test_no_mode_and_no_share_without_a_list() -> None:
     other = card(1, TITAN[0], "TITAN V")
     offered = structs.replace(*devices(other), holders=0, allocatable={"aliyun.com/gpu-mem": 11})
     elsewhere = with_node(somewhere, gpus=(*somewhere.node.gpus, other), devices=(*somewhere.node.devices, offered))
-    assert told(elsewhere, "DEV_FB_ALLOCATED", "UUID") == {(V100,): 0}
+    assert family_rows(elsewhere, "DEV_FB_ALLOCATED", "UUID") == {(V100,): 0}
     for reason in ("not_in_nvml", "device_down"):
         outside = with_node(snapshot, unmatched=(structs.replace(slots, reason=reason),))
         assert only(outside, "DEV_FB_ALLOCATED") == 0
@@ -166,37 +150,17 @@ def test_no_mode_and_no_share_without_a_list() -> None:
 def test_the_limit_of_compute(
     slots: dict[str, int], gpus: float | None, memory_mib: int | None, limit: float | None
 ) -> None:
-    """0 is no limit: exclusive, memory alone, time-slicing. A share is told where the kubelet's words tell one."""
+    """0 is no limit: exclusive, memory alone, time-slicing. A share is reported where the kubelet's words tell one."""
     found = only(held(holder(HARD, V100, slots=slots, gpus=gpus, memory_mib=memory_mib)), "CONTAINER_CP_ALLOCATED")
     assert found == limit
 
 
-def test_time_slicing_grants_no_memory() -> None:
-    """No container's share in MiB, and no share of the card, where nothing has a size; a free card's is 0."""
-    sliced = held(holder(HARD, V100, gpus=0.25, memory_mib=None))
-    assert only(sliced, "CONTAINER_MEM_ALLOCATED") is only(sliced, "DEV_FB_ALLOCATED") is None
-    assert only(held(), "DEV_FB_ALLOCATED") == 0
-    twice = held(*(holder((name, "p", "c"), V100, gpus=0.5, memory_mib=16000) for name in ("a", "b")))
-    assert only(twice, "DEV_FB_ALLOCATED") == pytest.approx(32000 / 16160)
-
-
-def test_who_was_given_nothing_is_there_by_name() -> None:
-    """A squatter has its process, and the mode none; an idle holder has its grant alone."""
-    assert told(squatted(), "PROCESS_SM_UTIL", "PodName", "AllocateMode") == {(MAIN[1], "none"): 50}
-    assert of_pods(squatted(), "CONTAINER_MEM_ALLOCATED") == {HARD[1]: 16160}
-    host = node("n", [card(0, V100, "V100")], [], [process(7, V100, 5), process(8, V100, 5, owner=Owner.UNKNOWN)])
-    assert told(host, "PROCESS_MEM_USED", "ProcessId", "PodName", "AllocateMode") == {
-        ("7", "", "none"): 5,
-        ("8", "", ""): 5,
-    }
-
-
 def test_what_is_not_known_is_absent() -> None:
     """Blind, no process stands; without NVML no card does, and a grant by its device's id alone."""
-    assert all(told(blind(), f"PROCESS_{name}") == {} for name in PROCESS)
+    assert all(family_rows(blind(), f"PROCESS_{name}") == {} for name in PROCESS)
     assert only(blind(), "CONTAINER_MEM_ALLOCATED") == 12066
-    assert told(without_nvml(), "DEV_FB_TOTAL") == told(without_nvml(), "DEV_FB_ALLOCATED") == {}
-    assert told(without_nvml(), "CONTAINER_CP_ALLOCATED", "UUID", "device", "gpu", "modelName") == {
+    assert family_rows(without_nvml(), "DEV_FB_TOTAL") == family_rows(without_nvml(), "DEV_FB_ALLOCATED") == {}
+    assert family_rows(without_nvml(), "CONTAINER_CP_ALLOCATED", "UUID", "device", "gpu", "modelName") == {
         (TITAN[0], "", "", ""): 0
     }
 
@@ -208,57 +172,11 @@ def test_mig_devices_are_their_cards() -> None:
     ]
     processes = [process(7, one.uuid, 10, HARD, sm=None) for one in (SHARED_1, SHARED_2, ALONE)]
     snapshot = partitioned(rows_held, processes)
-    assert told(snapshot, "PROCESS_MEM_USED", "ProcessId", "UUID") == {("7", PARENT): 30}
-    assert told(snapshot, "CONTAINER_MEM_ALLOCATED", "UUID", "AllocateMode") == {(PARENT, "exclusive"): 2 * 9728}
+    assert family_rows(snapshot, "PROCESS_MEM_USED", "ProcessId", "UUID") == {("7", PARENT): 30}
+    assert family_rows(snapshot, "CONTAINER_MEM_ALLOCATED", "UUID", "AllocateMode") == {(PARENT, "exclusive"): 2 * 9728}
     assert only(snapshot, "CONTAINER_CP_ALLOCATED") == pytest.approx(3 / 7)
-    assert told(snapshot, "DEV_FB_ALLOCATED", "UUID") == {(PARENT,): pytest.approx(2 * 9728 / 81920)}
-    assert told(snapshot, "PROCESS_SM_UTIL") == {}
-
-
-def test_a_process_of_which_a_part_is_not_told_is_absent() -> None:
-    """What it uses of one MIG device alone is not what it uses of the card."""
-    processes = [process(7, SHARED_1.uuid, 10, HARD), process(7, ALONE.uuid, None, HARD), process(8, ALONE.uuid, 3)]
-    assert told(partitioned([], processes), "PROCESS_MEM_USED", "ProcessId") == {("8",): 3}
-
-
-def test_two_holders_of_compute_instances_share_memory_that_is_given_once() -> None:
-    """Each was granted all of it, and shares it; of the card it is given away once."""
-    snapshot = partitioned(
-        [
-            holder((name, "p", "c"), one.uuid, gpus=1 / 7, memory_mib=9728)
-            for name, one in (("a", SHARED_1), ("b", SHARED_2))
-        ]
-    )
-    assert only(snapshot, "DEV_FB_ALLOCATED") == pytest.approx(9728 / 81920)
-    assert list(told(snapshot, "CONTAINER_MEM_ALLOCATED", "NamespaceName").values()) == [9728, 9728]
-    assert set(told(snapshot, "CONTAINER_MEM_ALLOCATED", "NamespaceName", "AllocateMode")) == {
-        ("a", "share"),
-        ("b", "share"),
-    }
-    assert only(snapshot, "ALLOCATE_MODE") == 2
-    alone = partitioned([holder(HARD, SHARED_1.uuid, gpus=1 / 7, memory_mib=9728)])
-    assert only(alone, "ALLOCATE_MODE") == 2, "the other compute instance is there for somebody else"
-
-
-def test_a_squatter_is_none_whatever_else_it_was_given() -> None:
-    """Who holds one MIG device of a card and uses another was not given that one."""
-    held_by = [holder(HARD, one.uuid, gpus=1 / 7, memory_mib=9728) for one in (SHARED_1, SHARED_2)]
-    processes = [
-        process(7, SHARED_1.uuid, 1, HARD),
-        process(8, ALONE.uuid, 2, HARD, owner=Owner.UNASSIGNED),
-        process(9, ALONE.uuid, 3, HARD, owner=Owner.UNKNOWN),
-        process(10, SHARED_1.uuid, 4, HARD),
-        process(10, ALONE.uuid, 4, HARD, owner=Owner.UNASSIGNED),
-        process(11, SHARED_1.uuid, 5, HARD, owner=Owner.GONE),
-    ]
-    snapshot = partitioned(held_by, processes)
-    assert set(told(snapshot, "PROCESS_MEM_USED", "ProcessId", "AllocateMode")) == {
-        ("7", "exclusive"),
-        ("8", "none"),
-        ("9", ""),
-        ("10", "none"),
-        ("11", "none"),
-    }
+    assert family_rows(snapshot, "DEV_FB_ALLOCATED", "UUID") == {(PARENT,): pytest.approx(2 * 9728 / 81920)}
+    assert family_rows(snapshot, "PROCESS_SM_UTIL") == {}
 
 
 def test_a_shared_mig_device_is_shared() -> None:
@@ -271,22 +189,14 @@ def test_a_shared_mig_device_is_shared() -> None:
     assert only(with_node(snapshot, devices=offered), "CONTAINER_CP_ALLOCATED") is None
 
 
-def test_a_whole_partitioned_card_is_exclusive() -> None:
-    """All of its memory is given away, and nothing limits its holder."""
-    snapshot = partitioned([holder(HARD, PARENT, memory_mib=81920)])
-    assert only(snapshot, "ALLOCATE_MODE") == only(snapshot, "DEV_FB_ALLOCATED") == 1
-    assert only(snapshot, "CONTAINER_CP_ALLOCATED") == 0
-    assert only(snapshot, "CONTAINER_MEM_ALLOCATED") == 81920
-
-
 @given(nodes())
 def test_what_is_granted_adds_up_to_what_is_given_away(truth: TestNode) -> None:
     """On generated nodes: by container and by card it is the same memory, but that of compute instances with two
     holders, which each of them has and the card gives once."""
     snapshot = truth.collect()
-    totals = told(snapshot, "DEV_FB_TOTAL", "UUID")
+    totals = family_rows(snapshot, "DEV_FB_TOTAL", "UUID")
     granted: dict[str, float] = {}
-    for (uuid, *_), value in told(
+    for (uuid, *_), value in family_rows(
         snapshot, "CONTAINER_MEM_ALLOCATED", "UUID", "NamespaceName", "PodName", "ContainerName"
     ).items():
         granted[uuid] = granted.get(uuid, 0) + value
@@ -296,7 +206,7 @@ def test_what_is_granted_adds_up_to_what_is_given_away(truth: TestNode) -> None:
             names = {row.name for row in one.containers if row.holds}
             holders.setdefault((one.gpu_uuid, one.mig.gpu_instance_id), set()).update(names)
     shared = {uuid for (uuid, _), names in holders.items() if len(names) > 1}
-    for (uuid,), ratio in told(snapshot, "DEV_FB_ALLOCATED", "UUID").items():
+    for (uuid,), ratio in family_rows(snapshot, "DEV_FB_ALLOCATED", "UUID").items():
         given_away, rounded = ratio * totals[(uuid,)], len(snapshot.containers) + 1
         assert given_away <= granted.get(uuid, 0) + rounded
         if uuid not in shared:
@@ -307,8 +217,10 @@ def test_what_is_granted_adds_up_to_what_is_given_away(truth: TestNode) -> None:
 def test_processes_and_cards_are_there_once(truth: TestNode) -> None:
     """On generated nodes: no series twice, utilisation in percent, no card given away twice where nothing is shared."""
     snapshot = truth.collect()
-    memory = told(snapshot, "PROCESS_MEM_USED", "ProcessId", "UUID")
-    assert len(memory) == len(told(snapshot, "PROCESS_MEM_USED", "ProcessId", "UUID", "PodName", "NamespaceName"))
-    assert all(0 <= value <= 100 for value in told(snapshot, "PROCESS_SM_UTIL", "ProcessId", "UUID").values())
-    assert all(value >= 0 for value in told(snapshot, "DEV_FB_ALLOCATED", "UUID").values())
+    memory = family_rows(snapshot, "PROCESS_MEM_USED", "ProcessId", "UUID")
+    assert len(memory) == len(
+        family_rows(snapshot, "PROCESS_MEM_USED", "ProcessId", "UUID", "PodName", "NamespaceName")
+    )
+    assert all(0 <= value <= 100 for value in family_rows(snapshot, "PROCESS_SM_UTIL", "ProcessId", "UUID").values())
+    assert all(value >= 0 for value in family_rows(snapshot, "DEV_FB_ALLOCATED", "UUID").values())
     assert only(snapshot, "ALLOCATE_MODE") in (None, 0, 1, 2)

@@ -1,6 +1,5 @@
 """The dialect cadvisor: a container's own memory and time, under the names that had the card's."""
 
-import pytest
 from hypothesis import given
 
 from gpumap.agent.dialects.cadvisor import FAMILIES
@@ -9,7 +8,6 @@ from tests.dialect_pages import (
     ALONE,
     GIB,
     HARD,
-    MAIN,
     MIB,
     PARENT,
     SHARED_1,
@@ -23,7 +21,6 @@ from tests.dialect_pages import (
     page,
     partitioned,
     rows,
-    squatted,
     titans,
     used,
     user,
@@ -34,19 +31,18 @@ from tests.nodes import TestNode
 
 PREFIX = "container_accelerator_"
 CONTAINER = ("namespace", "pod", "container")
-SAMPLE_LABELS = ("acc_id", "container", "make", "model", "namespace", "pod")
 
 
-def told(snapshot: Snapshot, name: str, *labels: str) -> Rows:
+def family_rows(snapshot: Snapshot, name: str, *labels: str) -> Rows:
     return rows(FAMILIES, snapshot, PREFIX + name, *(labels or (*CONTAINER, "acc_id")))
 
 
 def test_sharers_of_a_card_have_their_own_and_the_cards_total() -> None:
     """On the shared card of reference 000 each pod has its process's memory; the sum is no more than the card's use."""
-    own = {key: value for key, value in told(titans(), "memory_used_bytes").items() if key[-1] == TITAN[2]}
+    own = {key: value for key, value in family_rows(titans(), "memory_used_bytes").items() if key[-1] == TITAN[2]}
     assert sorted(own.values()) == [3565 * MIB, 5133 * MIB]
     assert sum(own.values()) == 8698 * MIB
-    assert {told(titans(), "memory_total_bytes")[key] for key in own} == {12066 * MIB}
+    assert {family_rows(titans(), "memory_total_bytes")[key] for key in own} == {12066 * MIB}
 
 
 def test_duty_cycle_is_the_containers_own_in_percent() -> None:
@@ -54,20 +50,13 @@ def test_duty_cycle_is_the_containers_own_in_percent() -> None:
     busy = used(1, 0.29), used(1, 0.07), used(0, 0.0, 0)
     held = [holder(("a", f"p{number}", "c"), TITAN[0], use) for number, use in enumerate(busy)]
     snapshot = node("n", [card(0, TITAN[0], "TITAN V")], held)
-    assert list(told(snapshot, "duty_cycle").values()) == [29, 7, 0]
-
-
-def test_an_idle_holder_is_0_and_a_squatter_is_itself() -> None:
-    """Who holds without using has 0, who uses without holding its own, and both the device's total."""
-    assert told(squatted(), "memory_used_bytes") == {(*HARD, TITAN[0]): 0, (*MAIN, TITAN[0]): 700 * MIB}
-    assert told(squatted(), "duty_cycle") == {(*HARD, TITAN[0]): 0, (*MAIN, TITAN[0]): 50}
-    assert told(squatted(), "memory_total_bytes").keys() == told(squatted(), "memory_used_bytes").keys()
+    assert list(family_rows(snapshot, "duty_cycle").values()) == [29, 7, 0]
 
 
 def test_what_is_not_known_is_absent() -> None:
     """Without PID visibility only the total stands; without NVML nothing; a process that tells no memory is no 0."""
-    assert told(blind(), "memory_used_bytes") == told(blind(), "duty_cycle") == {}
-    assert told(blind(), "memory_total_bytes") == {(*HARD, TITAN[0]): 12066 * MIB}
+    assert family_rows(blind(), "memory_used_bytes") == family_rows(blind(), "duty_cycle") == {}
+    assert family_rows(blind(), "memory_total_bytes") == {(*HARD, TITAN[0]): 12066 * MIB}
     assert page(FAMILIES, without_nvml()) == ""
     snapshot = node("n", [card(0, TITAN[0], "TITAN V")], [holder(HARD, TITAN[0], used(None, None))])
     assert page(FAMILIES, snapshot).count("\n") == 3
@@ -77,31 +66,27 @@ def test_mig_devices_have_their_own_total_and_no_duty_cycle() -> None:
     """NVML tells no time of a MIG device's processes; compute instances show the memory that they share whole."""
     held = [holder(HARD, one.uuid, used(number, None)) for number, one in enumerate((SHARED_1, SHARED_2, ALONE))]
     snapshot = partitioned(held)
-    assert told(snapshot, "memory_total_bytes", "acc_id", "model") == {
+    assert family_rows(snapshot, "memory_total_bytes", "acc_id", "model") == {
         (one.uuid, "A100"): 9728 * MIB for one in (SHARED_1, SHARED_2, ALONE)
     }
-    assert list(told(snapshot, "memory_used_bytes").values()) == [0, MIB, 2 * MIB]
-    assert told(snapshot, "duty_cycle") == {}
+    assert list(family_rows(snapshot, "memory_used_bytes").values()) == [0, MIB, 2 * MIB]
+    assert family_rows(snapshot, "duty_cycle") == {}
 
 
 def test_a_whole_partitioned_card_is_its_devices() -> None:
     """Its holder has what the MIG devices have, not the card's total on top of theirs; blind, the card's alone."""
     whole = holder(HARD, PARENT, memory_mib=81920)
     on_leaves = [user(HARD, one.uuid, used(1, None)) for one in (SHARED_1, SHARED_2, ALONE)]
-    assert PARENT not in {key[-1] for key in told(partitioned([whole, *on_leaves]), "memory_total_bytes")}
-    assert told(partitioned([whole]), "memory_total_bytes") == {(*HARD, PARENT): 80 * GIB}
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_labels_are_in_the_originals_order(family: object) -> None:
-    """client_golang sorts them, so they are sorted on cAdvisor's page."""
-    assert family.labels == SAMPLE_LABELS == tuple(sorted(SAMPLE_LABELS))  # type: ignore[attr-defined]
+    assert PARENT not in {key[-1] for key in family_rows(partitioned([whole, *on_leaves]), "memory_total_bytes")}
+    assert family_rows(partitioned([whole]), "memory_total_bytes") == {(*HARD, PARENT): 80 * GIB}
 
 
 @given(nodes())
-def test_nobody_has_more_than_is_used(truth: TestNode) -> None:
+def test_no_container_has_more_than_is_used(truth: TestNode) -> None:
     """On generated nodes: used is what was measured of the container, and on no more rows than there are."""
     snapshot = truth.collect()
     measured = {(*row.name, row.uuid): row.use.memory_bytes for row in snapshot.containers if row.use is not None}
-    assert told(snapshot, "memory_used_bytes") == {key: value for key, value in measured.items() if value is not None}
-    assert all(0 <= value <= 100 for value in told(snapshot, "duty_cycle").values())
+    assert family_rows(snapshot, "memory_used_bytes") == {
+        key: value for key, value in measured.items() if value is not None
+    }
+    assert all(0 <= value <= 100 for value in family_rows(snapshot, "duty_cycle").values())

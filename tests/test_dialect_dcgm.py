@@ -2,13 +2,11 @@
 
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpumap.agent.dialects.dcgm import BEFORE_4_9
@@ -16,7 +14,7 @@ from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
 from gpumap.agent.exposition import Exposition
 from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids, Grant, OwnerUse, SourceHealth
 from gpumap.model.node import Process as ProcessRow
-from gpumap.model.readings import DeviceMemory, GpuReading
+from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import ContainerName, Owner, Source
 from tests.dcgm_nodes import (
@@ -36,16 +34,14 @@ from tests.dcgm_nodes import (
     sample_node,
     use,
     user,
-    without_nvml,
 )
 from tests.dialect_pages import GIB, MIB, WHOLE
 from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import Gpu as NodeGpu
 from tests.nodes import Pod, Process, TestNode
-from tests.snapshots import ACTIVITY, busy_node, with_node
+from tests.snapshots import ACTIVITY, with_node
 
-GOLDEN = Path(__file__).parent / "dialects" / "dcgm.prom"
 PODS = ("container", "namespace", "pod")
 PROFILING = {
     "PROF_GR_ENGINE_ACTIVE": 0.75,
@@ -76,30 +72,6 @@ def rows(snapshot: Snapshot, field: str, *labels: str) -> Rows:
                 assert key not in found
                 found[key] = sample.value
     return found
-
-
-def test_an_exclusive_gpu_is_the_originals_sample() -> None:
-    """The line that dcgm-exporter writes of it, byte for byte: pod labels last, and none of MIG."""
-    expected = (
-        'DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52",pci_bus_id="00000000:5A:00.0",'
-        'device="nvidia0",modelName="NVIDIA H200",hostname="node1",DCGM_FI_DRIVER_VERSION="570.172.08",'
-        'container="trainer",namespace="ml",pod="job-0"} 4096\n'
-    )
-    assert expected in page(sample_node())
-
-
-def test_a_mig_instance_is_the_originals_sample() -> None:
-    """UUID is the card's; profile and number of the GPU instance stand after the model."""
-    expected = 'modelName="NVIDIA H200",GPU_I_PROFILE="1g.10gb",GPU_I_ID="3",hostname="node1"'
-    lines = [line for line in page(sample_node()).splitlines() if expected in line]
-    assert [line.split("{")[0] for line in lines] == [
-        "DCGM_FI_DEV_FB_FREE",
-        "DCGM_FI_DEV_FB_USED",
-        "DCGM_FI_DEV_FB_RESERVED",
-        "DCGM_FI_DEV_FB_TOTAL",
-        *(f"DCGM_FI_{field}" for field in PROFILING),
-    ]
-    assert all(f'UUID="{PARTITIONED}"' in line and line.split("} ")[0].endswith('pod="job-0"') for line in lines)
 
 
 def test_an_exclusive_gpu_has_its_pod_on_every_field() -> None:
@@ -160,20 +132,6 @@ def test_what_is_not_known_of_a_container_is_absent() -> None:
     assert rows(snapshot, "DEV_FB_FREE", "pod") == {("",): 136 * 1024}
 
 
-def test_a_row_without_a_pod_says_so() -> None:
-    """Empty labels keep Prometheus from putting the agent's own pod there, as it does where it honors labels."""
-    (line,) = [line for line in page(node()).splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
-    assert line.endswith(',DCGM_FI_DRIVER_VERSION="570.172.08",container="",namespace="",pod=""} 61')
-    assert "GPU_I_" not in line
-
-
-def test_a_gpu_that_nobody_holds_or_uses_has_rows_of_its_own() -> None:
-    """The device's values, without pod labels; what runs on the host beside Kubernetes is in them."""
-    snapshot = node(leaves=(leaf(card(), processes_of(Owner.HOST)),))
-    assert rows(snapshot, "DEV_FB_USED", "gpu", *PODS) == {("0", "", "", ""): 4096}
-    assert rows(snapshot, "DEV_GPU_UTIL", "gpu", *PODS) == {("0", "", "", ""): 57}
-
-
 @pytest.mark.parametrize("owner", [Owner.HOST, Owner.GONE, Owner.UNASSIGNED, Owner.SCHEDULED, Owner.MPS_SERVER])
 def test_processes_of_others_end_the_exclusive_hold(owner: Owner) -> None:
     """Where a process is known to be another's, the card's values are not the holder's: it has its own."""
@@ -184,15 +142,8 @@ def test_processes_of_others_end_the_exclusive_hold(owner: Owner) -> None:
     assert rows(snapshot, "DEV_POWER_USAGE", "pod") == {("",): 507.409}
 
 
-@pytest.mark.parametrize("owner", [Owner.HOST, Owner.GONE, Owner.UNASSIGNED, Owner.ASSIGNED, Owner.UNKNOWN])
-def test_an_owner_without_processes_disturbs_nobody(owner: Owner) -> None:
-    """Owners stand with 0 processes: those are nobody's."""
-    snapshot = node(holder(TRAINER), leaves=(leaf(card(), OwnerUse(owner, 0, 0)),))
-    assert rows(snapshot, "DEV_FB_USED", "pod") == {("job-0",): 4096}
-
-
-def test_without_pid_visibility_the_holder_stands() -> None:
-    """Nobody can say whose the processes are: the allocation decides, and of a shared card nothing is told."""
+def test_without_pid_visibility_the_holder_counts() -> None:
+    """Nobody can say whose the processes are: the allocation decides, and of a shared card nothing is reported."""
     leaves = (leaf(card(), processes_of(Owner.UNKNOWN, 3)),)
     alone = node(holder(TRAINER), leaves=leaves, visible=False)
     assert rows(alone, "DEV_FB_USED", "pod") == {("job-0",): 4096}
@@ -249,7 +200,7 @@ def test_a_process_that_may_be_anothers_ends_the_exclusive_hold(other: ProcessRo
     assert rows(beside, "DEV_POWER_USAGE", "pod") == {("",): 507.409}
 
 
-def test_a_process_of_its_pod_that_is_in_no_known_container_is_told_apart() -> None:
+def test_a_process_of_the_pod_in_no_known_container_has_its_own_row() -> None:
     """It may be the holder's or its neighbour's: it has a row of its pod, without a container."""
     nameless = ContainerOnDevice("ml", "job-0", "", CARD, use=use(GIB, 0.1))
     assert rows(node(holder(TRAINER), nameless), "DEV_FB_USED", *PODS) == {("", "ml", "job-0"): 1024}
@@ -257,19 +208,19 @@ def test_a_process_of_its_pod_that_is_in_no_known_container_is_told_apart() -> N
     assert rows(shared, "DEV_FB_USED", *PODS) == {("", "ml", "job-0"): 1024, ("a", "ml", "p1"): 1024}
 
 
-def test_nobody_is_alone_where_processes_cannot_be_told_for_the_moment() -> None:
+def test_no_container_is_alone_while_processes_are_unknown() -> None:
     """/proc that could not be read this time, a driver that lists no processes: no value jumps to the holder."""
     blind = node(holder(TRAINER), leaves=(leaf(card(), processes_of(Owner.UNKNOWN)),), visible=False)
-    for last_success, told in ((None, {("job-0",): 4096}), (1.0, {})):
+    for last_success, answer in ((None, {("job-0",): 4096}), (1.0, {})):
         failed = with_node(blind, sources=(SourceHealth(Source.PROCFS.value, last_success=last_success),))
-        assert rows(failed, "DEV_FB_USED", "pod") == told
+        assert rows(failed, "DEV_FB_USED", "pod") == answer
     unlisted = node(holder(TRAINER), leaves=(leaf(card(), OwnerUse(Owner.UNACCOUNTED, 4 * GIB, None)),))
     assert rows(unlisted, "DEV_FB_USED", "pod") == {}
     assert rows(unlisted, "DEV_GPU_TEMP", "pod") == {("",): 61}
 
 
 @pytest.mark.parametrize(("gpus", "memory"), [(0.25, None), (0.25, 35 * GIB), (None, 35 * GIB), (None, None)])
-def test_a_part_of_a_card_is_shared_while_nobody_else_has_one(gpus: float | None, memory: int | None) -> None:
+def test_a_part_of_a_card_is_shared_also_without_other_holders(gpus: float | None, memory: int | None) -> None:
     """One of four replicas, a grant of memory, a share that nobody knows: its own values, and not the card's."""
     snapshot = node(holder(P1, of=use(GIB, 0.2), gpus=gpus, memory=memory), processes=(process(P1),))
     assert rows(snapshot, "DEV_FB_USED", "pod") == {("p1",): 1024}
@@ -288,26 +239,7 @@ def test_a_claim_that_looks_on_owns_nothing() -> None:
     assert rows(beside, "DEV_GPU_TEMP", "pod") == {("",): 61}
 
 
-def test_two_containers_of_one_pod_share() -> None:
-    """Containers hold devices, not pods."""
-    other = ContainerName("ml", "job-0", "sidecar")
-    snapshot = node(holder(TRAINER, of=use(GIB)), holder(other, of=use(0)))
-    assert rows(snapshot, "DEV_FB_USED", "container") == {("trainer",): 1024, ("sidecar",): 0}
-
-
-def test_without_a_list_users_are_told_and_nobody_holds() -> None:
-    """While the kubelet does not answer nobody is said to have a card to himself."""
-    snapshot = node(ContainerOnDevice(*TRAINER, CARD, use=use(GIB, 0.5)))
-    assert rows(snapshot, "DEV_FB_USED", "pod") == {("job-0",): 1024}
-    assert rows(snapshot, "DEV_GPU_TEMP", "pod") == {("",): 61}
-
-
-def test_while_nvml_is_down_nothing_is_told() -> None:
-    """The kubelet alone measures nothing."""
-    assert page(without_nvml(node(holder(TRAINER)))) == ""
-
-
-def test_a_lost_gpu_tells_its_last_xid_alone() -> None:
+def test_a_lost_gpu_has_only_its_last_xid() -> None:
     """Its measurements are gone; why it fell off the bus is what is asked for, and whom it hit."""
     lost = card(fault="lost")
     snapshot = with_node(
@@ -320,14 +252,8 @@ def test_a_lost_gpu_tells_its_last_xid_alone() -> None:
     assert lines[0].endswith(',container="trainer",err_code="79",namespace="ml",pod="job-0"} 79')
 
 
-def test_other_gpus_stand_beside_a_lost_one() -> None:
-    """A fault costs its own GPU alone."""
-    snapshot = node(gpus=(card(fault="lost"), card(1, SHARED)))
-    assert rows(snapshot, "DEV_GPU_TEMP", "gpu") == {("1",): 61}
-
-
 @pytest.mark.parametrize(
-    ("xids", "told"),
+    ("xids", "answer"),
     [
         ((), {}),
         ((GpuXids(CARD, {}, 0.0),), {("0",): 0}),
@@ -336,9 +262,9 @@ def test_other_gpus_stand_beside_a_lost_one() -> None:
     ],
     ids=["nobody listens", "none was heard", "the last one", "which was last is not known"],
 )
-def test_xid_errors_are_the_last_one(xids: tuple[GpuXids, ...], told: Rows) -> None:
+def test_xid_errors_are_the_last_one(xids: tuple[GpuXids, ...], answer: Rows) -> None:
     """0 says that gpumap listened and heard none; what cannot be known is absent."""
-    assert rows(with_node(node(), xids=xids), "DEV_XID_ERRORS", "err_code") == told
+    assert rows(with_node(node(), xids=xids), "DEV_XID_ERRORS", "err_code") == answer
 
 
 @pytest.mark.parametrize(
@@ -352,27 +278,12 @@ def test_xid_errors_are_the_last_one(xids: tuple[GpuXids, ...], told: Rows) -> N
     ],
     ids=["before anybody came", "who is gone", "another code", "another card", "two"],
 )
-def test_an_xid_error_is_of_whom_it_hit(hit: tuple[ContainerXids, ...], pod: str) -> None:
+def test_an_xid_error_is_of_the_containers_that_it_hit(hit: tuple[ContainerXids, ...], pod: str) -> None:
     """Whoever holds the card now may have come after it; of several nobody is named."""
     xids = (GpuXids(CARD, {31: 2, 79: 1}, 0.0, 79),)
     snapshot = with_node(node(holder(TRAINER)), xids=xids, container_xids=hit)
     assert rows(snapshot, "DEV_XID_ERRORS", "err_code", "pod") == {("79", pod): 79}
     assert rows(node(holder(TRAINER)), "DEV_XID_ERRORS", "err_code", "pod") == {("0", "job-0"): 0}
-
-
-def test_a_partitioned_card_tells_what_it_has_once() -> None:
-    """Temperature, power, clocks stand once without GPU_I_*; memory by instance, so that no sum counts it twice."""
-    snapshot = sample_node()
-    on_it = {"DEV_GPU_TEMP", "DEV_POWER_USAGE", "DEV_SM_CLOCK", "DEV_TOTAL_ENERGY_CONSUMPTION", "DEV_XID_ERRORS"}
-    for field in on_it:
-        mine = {key for key in rows(snapshot, field, "UUID", "GPU_I_ID", "pod") if key[0] == PARTITIONED}
-        assert mine == {(PARTITIONED, "", "")}
-    used = rows(snapshot, "DEV_FB_USED", "UUID", "GPU_I_ID", "pod")
-    assert {key[1:]: value for key, value in used.items() if key[0] == PARTITIONED} == {
-        ("3", "job-0"): 2048,
-        ("5", ""): 2048,
-    }
-    assert {uuid for (uuid,) in rows(node(gpus=(card(partitioned=True),), leaves=()), "DEV_GPU_UTIL", "UUID")} == set()
 
 
 def test_compute_instances_of_one_gpu_instance_are_one() -> None:
@@ -402,7 +313,7 @@ def test_compute_instances_of_one_gpu_instance_are_one() -> None:
     assert rows(partly_known, "DEV_FB_USED", *labels) == {("2", "3g.40gb", "p2"): 0}
 
 
-def test_who_holds_a_partitioned_gpu_as_a_whole_has_its_instances() -> None:
+def test_the_holder_of_a_partitioned_gpu_has_its_instances() -> None:
     """Its name stands on the card and on each instance, as long as nobody else is on them."""
     on = card(partitioned=True)
     made = instance(1), instance(2)
@@ -426,25 +337,6 @@ def test_units_are_the_originals() -> None:
     assert " 29\n" in page(snapshot)
 
 
-def test_device_is_the_device_node() -> None:
-    """nvidiaN is /dev/nvidiaN, which is not NVML's order on every node; gpu is NVML's index."""
-    odd = structs.replace(card(), index=3, minor=1)
-    assert list(rows(node(gpus=(odd,)), "DEV_GPU_TEMP", "gpu", "device")) == [("3", "nvidia1")]
-    assert "device=" not in page(node(gpus=(structs.replace(card(), minor=None),)))
-
-
-@pytest.mark.parametrize("openmetrics", [False, True], ids=["text", "openmetrics"])
-def test_both_formats_are_read_back(openmetrics: bool) -> None:
-    """OpenMetrics has no counter whose name does not end in _total: there such a one is of unknown type."""
-    parse = parse_openmetrics if openmetrics else parse_text
-    read = list(parse(page(busy_node(4, 3), openmetrics=openmetrics)))
-    lines = [line for line in page(busy_node(4, 3)).splitlines() if not line.startswith("#")]
-    assert sum(len(family.samples) for family in read) == len(lines)
-    types = {family.name: family.type for family in read}
-    assert types["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"] == ("unknown" if openmetrics else "counter")
-    assert types["DCGM_FI_DEV_GPU_TEMP"] == "gauge"
-
-
 @settings(max_examples=examples(150))
 @given(nodes())
 def test_a_device_or_its_containers_and_never_both(truth: TestNode) -> None:
@@ -455,11 +347,11 @@ def test_a_device_or_its_containers_and_never_both(truth: TestNode) -> None:
         by_entity[key[:2]][key[2:]] = value
     total = rows(snapshot, "DEV_FB_TOTAL", "UUID", "GPU_I_ID")
     free = rows(snapshot, "DEV_FB_FREE", "UUID", "GPU_I_ID")
-    for entity, told in by_entity.items():
-        if ("", "", "") in told:
-            assert len(told) == 1
-        if len(told) > 1 and free[entity]:  # a generated device may be over-full, as if processes shared memory
-            assert sum(told.values()) <= total[entity] - free[entity]
+    for entity, answer in by_entity.items():
+        if ("", "", "") in answer:
+            assert len(answer) == 1
+        if len(answer) > 1 and free[entity]:  # a generated device may be over-full, as if processes shared memory
+            assert sum(answer.values()) <= total[entity] - free[entity]
 
 
 @st.composite
@@ -521,7 +413,7 @@ def _is_of(process: Process, name: tuple[str, ...]) -> bool:
 
 @settings(max_examples=examples(300))
 @given(lived_through(), st.data())
-def test_nobody_is_credited_with_what_another_uses(truth: TestNode, data: st.DataObject) -> None:
+def test_no_container_is_credited_with_the_use_of_another(truth: TestNode, data: st.DataObject) -> None:
     """Who stands on a device's values is truly alone there; whoever is not has what was measured of it, to the MiB."""
     for _ in range(4):
         truth.down = set(data.draw(st.lists(st.sampled_from(["kubelet", "pod_identity"]), max_size=1)))
@@ -540,9 +432,3 @@ def test_a_kubelet_that_is_away_gives_no_one_anothers_memory() -> None:
     for down in ([], [], [], ["kubelet"], ["kubelet"], []):
         truth.down = set(down)
         assert rows(truth.collect(), "DEV_FB_USED", "pod") == {("db-0",): 1024}
-
-
-def test_a_reading_without_anything_has_no_row() -> None:
-    """A card that tells nothing of all this is unknown in all of it."""
-    bare = structs.replace(card(), reading=GpuReading(0, uuid=CARD))
-    assert page(with_node(node(gpus=(bare,)), xids=())) == ""

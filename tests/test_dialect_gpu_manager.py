@@ -7,30 +7,23 @@ import pytest
 from hypothesis import given
 from msgspec import structs
 
-from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.dialects.gpu_manager import FAMILIES
 from gpumap.model.node import UnmatchedSlots
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
 from tests.dialect_pages import (
     ALONE,
     HARD,
-    MAIN,
     MIB,
     PARENT,
-    SERVE,
     SHARED_1,
     SHARED_2,
     TITAN,
-    TRAIN,
     Rows,
     blind,
     holder,
     page,
     partitioned,
     rows,
-    squatted,
-    titans,
     used,
     user,
     without_nvml,
@@ -43,66 +36,40 @@ from tests.snapshots import with_node
 MEMORY, UTILIZATION = "container_gpu_memory_total", "container_gpu_utilization"
 ASKED_MEMORY, ASKED_CARDS = "container_request_gpu_memory", "container_request_gpu_utilization"
 CARD_OF = {MEMORY: "gpu_memory", UTILIZATION: "gpu", ASKED_MEMORY: "req_of_gpu_memory", ASKED_CARDS: "req_of_gpu"}
-SAMPLE = (
-    'container_gpu_memory_total{container_name="gpu-test-container",gpu_memory="gpu0",namespace="default",'
-    'node="10.0.0.1",pod_name="gpu-test"} 0'
-)
-"""Of the original, as it is told of it."""
 
 
-def told(snapshot: Snapshot, name: str) -> Rows:
+def family_rows(snapshot: Snapshot, name: str) -> Rows:
     """By pod and card."""
     return rows(FAMILIES, snapshot, name, "pod_name", CARD_OF[name])
 
 
-def test_the_originals_sample_is_on_the_page() -> None:
-    """Its own, of an idle container, to the letter."""
-    assert SAMPLE in page(FAMILIES, tke()).splitlines()
-
-
 def test_requests_are_in_the_references_units() -> None:
     """`vcuda-memory: 30` is 7680 MiB, `vcuda-core: 200` is 2 cards with all of their memory, and 50 is half a card."""
-    assert told(tke(), ASKED_CARDS) == {("half", "total"): 0.5, ("two", "total"): 2, ("gpu-test", "total"): 0.1}
-    assert told(tke(), ASKED_MEMORY) == {("half", "total"): 7680, ("two", "total"): 30720, ("gpu-test", "total"): 1024}
+    assert family_rows(tke(), ASKED_CARDS) == {("half", "total"): 0.5, ("two", "total"): 2, ("gpu-test", "total"): 0.1}
+    assert family_rows(tke(), ASKED_MEMORY) == {
+        ("half", "total"): 7680,
+        ("two", "total"): 30720,
+        ("gpu-test", "total"): 1024,
+    }
 
 
 def test_total_adds_up_the_cards_as_they_are_shown() -> None:
     """A container's cards, each by its NVML index, and their sum: MiB, and percent of a card."""
-    two = {key[1]: value for key, value in told(tke(), MEMORY).items() if key[0] == "two"}
+    two = {key[1]: value for key, value in family_rows(tke(), MEMORY).items() if key[0] == "two"}
     assert two == {"gpu1": 9000, "gpu2": 8000, "total": 17000}
-    assert {key[1]: value for key, value in told(tke(), UTILIZATION).items() if key[0] == "two"} == {
+    assert {key[1]: value for key, value in family_rows(tke(), UTILIZATION).items() if key[0] == "two"} == {
         "gpu1": 90,
         "gpu2": 75,
         "total": 165,
     }
 
 
-def test_the_page_metric_has_the_same() -> None:
-    """The path that the original served is in the dialect's table."""
-    assert DIALECTS["gpu-manager"].pages("n") == {"/metric": FAMILIES}
-
-
-def test_sharers_of_a_card_have_their_own() -> None:
-    """Nobody has the card's value: the sum over the pods of a card is what their processes use."""
-    of_card = {key[0]: value for key, value in told(titans(), MEMORY).items() if key[1] == "gpu2"}
-    assert of_card == {TRAIN[1]: 5133, SERVE[1]: 3565}
-    assert told(titans(), MEMORY)["idle-0", "gpu3"] == told(titans(), UTILIZATION)["idle-0", "total"] == 0
-
-
-def test_a_squatter_asked_for_nothing() -> None:
-    """It has what it uses, and the request 0 that the original has of containers without a GPU."""
-    assert told(squatted(), MEMORY)[MAIN[1], "total"] == 700
-    assert told(squatted(), ASKED_CARDS) == {(MAIN[1], "total"): 0, (HARD[1], "total"): 1}
-    unsure = replace(squatted(), containers=(user(MAIN, TITAN[0], used(700), Owner.UNKNOWN),))
-    assert told(unsure, ASKED_CARDS) == {}
-
-
 def test_what_is_not_known_is_absent() -> None:
     """Without PID visibility and without NVML the request alone stands; time-slicing grants no memory."""
-    assert told(blind(), MEMORY) == told(blind(), UTILIZATION) == {}
-    assert told(blind(), ASKED_MEMORY) == {(HARD[1], "total"): 12066}
+    assert family_rows(blind(), MEMORY) == family_rows(blind(), UTILIZATION) == {}
+    assert family_rows(blind(), ASKED_MEMORY) == {(HARD[1], "total"): 12066}
     assert page(FAMILIES, without_nvml()).count("\n") == 3
-    assert told(without_nvml(), ASKED_CARDS) == {(HARD[1], "total"): 1}
+    assert family_rows(without_nvml(), ASKED_CARDS) == {(HARD[1], "total"): 1}
     part = holder(HARD, T4[0], used(None, None), gpus=0.25, memory_mib=None)
     assert page(FAMILIES, replace(tke(), containers=(part,))).count("\n") == 3
 
@@ -111,18 +78,18 @@ def test_total_is_absent_where_a_part_is_not_known() -> None:
     """A card that tells nothing, or slots on a card that NVML does not see, leave the other card's number alone."""
     known, unknown = holder(HARD, T4[0], used(10, 0.1)), holder(HARD, T4[1], used(None, None), gpus=None)
     snapshot = replace(tke(), containers=(known, unknown))
-    assert told(snapshot, MEMORY) == {(HARD[1], "gpu0"): 10}
-    assert told(snapshot, UTILIZATION) == {(HARD[1], "gpu0"): 10}
-    assert told(snapshot, ASKED_CARDS) == {}
+    assert family_rows(snapshot, MEMORY) == {(HARD[1], "gpu0"): 10}
+    assert family_rows(snapshot, UTILIZATION) == {(HARD[1], "gpu0"): 10}
+    assert family_rows(snapshot, ASKED_CARDS) == {}
     nameless = replace(tke(), containers=(known, holder(HARD, TITAN[0], used(5, 0.5))))
-    assert told(nameless, MEMORY) == {(HARD[1], "gpu0"): 10}
+    assert family_rows(nameless, MEMORY) == {(HARD[1], "gpu0"): 10}
     unmatched = UnmatchedSlots(*HARD, "nvidia.com/gpu", "device_down", 1)
     elsewhere = replace(with_node(tke(), unmatched=(unmatched,)), containers=(known,))
-    assert told(elsewhere, MEMORY) == {(HARD[1], "gpu0"): 10}
-    assert told(elsewhere, ASKED_CARDS) == told(elsewhere, ASKED_MEMORY) == {}
+    assert family_rows(elsewhere, MEMORY) == {(HARD[1], "gpu0"): 10}
+    assert family_rows(elsewhere, ASKED_CARDS) == family_rows(elsewhere, ASKED_MEMORY) == {}
     unmatched = structs.replace(unmatched, reason="untrusted_id")
     untrusted = replace(with_node(tke(), unmatched=(unmatched,)), containers=(known,))
-    assert told(untrusted, MEMORY) == {(HARD[1], "gpu0"): 10, (HARD[1], "total"): 10}
+    assert family_rows(untrusted, MEMORY) == {(HARD[1], "gpu0"): 10, (HARD[1], "total"): 10}
 
 
 def test_mig_devices_of_a_card_are_added_up() -> None:
@@ -132,32 +99,20 @@ def test_mig_devices_of_a_card_are_added_up() -> None:
         for number, one in enumerate((SHARED_1, SHARED_2, ALONE), 1)
     ]
     snapshot = partitioned(held)
-    assert told(snapshot, MEMORY) == {(HARD[1], "gpu0"): 6, (HARD[1], "total"): 6}
-    assert told(snapshot, UTILIZATION) == {}
-    assert told(snapshot, ASKED_MEMORY) == {(HARD[1], "total"): 2 * 9728}
-    assert told(snapshot, ASKED_CARDS) == {(HARD[1], "total"): pytest.approx(3 / 7)}
-
-
-def test_memory_that_compute_instances_share_is_each_ones_request() -> None:
-    """Each holder may use all of it: the sum over containers is more than the card gives."""
-    held = [holder(name, one.uuid, gpus=1 / 7, memory_mib=9728) for name, one in ((HARD, SHARED_1), (MAIN, SHARED_2))]
-    assert told(partitioned(held), ASKED_MEMORY) == {(HARD[1], "total"): 9728, (MAIN[1], "total"): 9728}
+    assert family_rows(snapshot, MEMORY) == {(HARD[1], "gpu0"): 6, (HARD[1], "total"): 6}
+    assert family_rows(snapshot, UTILIZATION) == {}
+    assert family_rows(snapshot, ASKED_MEMORY) == {(HARD[1], "total"): 2 * 9728}
+    assert family_rows(snapshot, ASKED_CARDS) == {(HARD[1], "total"): pytest.approx(3 / 7)}
 
 
 def test_a_whole_partitioned_card_is_all_of_its_devices() -> None:
     """Its holder's card is known when each of its MIG devices is; what it asked for is the card."""
     whole = holder(HARD, PARENT, memory_mib=81920)
     on_leaves = [user(HARD, one.uuid, used(1, None)) for one in (SHARED_1, SHARED_2, ALONE)]
-    assert told(partitioned([whole, *on_leaves]), MEMORY) == {(HARD[1], "gpu0"): 3, (HARD[1], "total"): 3}
-    assert told(partitioned([whole, *on_leaves[1:]]), MEMORY) == {}
-    assert told(partitioned([whole]), ASKED_MEMORY) == {(HARD[1], "total"): 81920}
-    assert told(partitioned([whole]), ASKED_CARDS) == {(HARD[1], "total"): 1}
-
-
-def test_a_claim_that_looks_on_asked_for_nothing() -> None:
-    """Admin access is no share of the card, and no memory."""
-    snapshot = replace(tke(), containers=(holder(HARD, T4[0], used(5), gpus=0.0, memory_mib=None),))
-    assert told(snapshot, ASKED_CARDS) == told(snapshot, ASKED_MEMORY) == {(HARD[1], "total"): 0}
+    assert family_rows(partitioned([whole, *on_leaves]), MEMORY) == {(HARD[1], "gpu0"): 3, (HARD[1], "total"): 3}
+    assert family_rows(partitioned([whole, *on_leaves[1:]]), MEMORY) == {}
+    assert family_rows(partitioned([whole]), ASKED_MEMORY) == {(HARD[1], "total"): 81920}
+    assert family_rows(partitioned([whole]), ASKED_CARDS) == {(HARD[1], "total"): 1}
 
 
 @given(nodes())

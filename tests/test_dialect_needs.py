@@ -52,7 +52,7 @@ def asked(settings: Settings) -> tuple[str, ...]:
 # --- the groups -------------------------------------------------------------------------------------------------------
 
 
-def test_by_default_nvml_is_asked_for_the_default_groups_alone() -> None:
+def test_by_default_nvml_reads_only_the_default_groups() -> None:
     """What only dialects show is not among them."""
     assert asked(resolve(argparse.Namespace(), {})) == DEFAULT_GROUPS
 
@@ -66,7 +66,7 @@ def test_a_dialect_that_is_on_is_given_what_it_needs(name: str) -> None:
     assert (CARD in dialect.needs) is (name in OF_THE_CARD)
 
 
-def test_a_capture_is_asked_for_everything() -> None:
+def test_a_capture_has_all_groups() -> None:
     """It can be played with any group and any dialect."""
     everything = with_everything(settled(collect=("use",)))
     assert asked(everything) == (*GROUPS, CARD)
@@ -96,7 +96,7 @@ def test_a_dialect_without_needs_costs_no_call(start: Start, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", sorted(OF_THE_CARD))
-def test_what_only_a_dialect_shows_is_asked_while_it_is_on(start: Start, tmp_path: Path, name: str) -> None:
+def test_calls_of_a_dialect_are_made_while_it_is_on(start: Start, tmp_path: Path, name: str) -> None:
     """Its calls come besides, and none of the others more often: as docs/explanation/performance.md says."""
     before, groups = asked(settled()), asked(settled(name))
     more = calls(start, tmp_path / "with", groups)

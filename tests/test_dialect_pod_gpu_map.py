@@ -7,9 +7,8 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.dialects.pod_gpu_map import FAMILIES, node_family
 from gpumap.model.node import ContainerOnDevice
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
-from tests.dialect_pages import ALONE, PARENT, card, holder, lints, node, page, partitioned, user
-from tests.snapshots import UNKNOWN_USE, busy_node, with_node
+from tests.dialect_pages import ALONE, PARENT, card, holder, lints, node, page, partitioned
+from tests.snapshots import busy_node, with_node
 
 CARD_0 = "GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb61"
 CARD_1 = "GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb91"
@@ -60,13 +59,7 @@ def test_a_pod_has_one_row_a_device() -> None:
     assert rows == [f"pod_and_gpu_map_info{{{TEST}}} 1"]
 
 
-def test_who_uses_without_holding_is_not_on_the_map() -> None:
-    """The map is of what the kubelet gave, not of what processes take."""
-    squatter = user(("default", "squatter", "c"), CARD_0, UNKNOWN_USE, Owner.UNASSIGNED)
-    assert page(FAMILIES, node("ti", CARDS, [squatter])) == ""
-
-
-def test_the_map_stands_while_nvml_is_down() -> None:
+def test_the_map_remains_while_nvml_is_down() -> None:
     """The kubelet's ids name the GPU without NVML; its model is empty until NVML tells it."""
     rows = page(FAMILIES, ti(nvml=False)).splitlines()[2:]
     assert rows == [
@@ -105,12 +98,6 @@ def test_the_nodes_name_becomes_a_valid_metric_name(name: str, family: str) -> N
     assert {one.labels["node"] for one in read.samples} == {name}
 
 
-def test_an_empty_map_is_an_empty_page() -> None:
-    """Without a holder nothing is said, on both pages."""
-    assert page(FAMILIES, node("ti", CARDS)) == ""
-    assert page((node_family("ti"),), node("ti", CARDS)) == ""
-
-
 def test_the_dialects_are_those_of_the_contract() -> None:
     """The code has the contract's dialects."""
     assert {"native", *DIALECTS} == CONTRACT_DIALECTS
@@ -123,6 +110,6 @@ def test_a_large_node_has_no_row_twice() -> None:
     assert len(lines) == len(set(lines)) == len({(one.name[:2], one.uuid) for one in snapshot.containers if one.holds})
 
 
-def test_promtool_finds_nothing_to_say_of_the_nodes_page() -> None:
+def test_promtool_reports_nothing_on_the_nodes_page() -> None:
     """`promtool check metrics` has nothing against it either (docs/reference/dialects.md says so)."""
     assert lints(page((node_family("gpu-node.example.com"),), busy_node())) == []

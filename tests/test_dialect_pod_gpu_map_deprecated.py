@@ -9,29 +9,18 @@ from gpumap.agent.dialects import pod_gpu_map
 from gpumap.agent.dialects.pod_gpu_map import DEPRECATED_FAMILIES as FAMILIES
 from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import (
-    PARENT,
-    SHARED_1,
-    SHARED_2,
-    blind,
     card,
     holder,
     node,
     page,
-    partitioned,
     rows,
     shuffled,
-    squatted,
-    without_nvml,
 )
 from tests.dialect_samples import CARD_0, CARD_1, ti
 from tests.generated import nodes
 from tests.nodes import TestNode
 from tests.snapshots import busy_node
 
-SAMPLE = """\
-POD_GPU_MAP_INFO_0{gpu_id="GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb61",gpu_model="4080ti",namespace="default",node="ti",pod_name="test"} 0.0
-POD_GPU_MAP_INFO_11{gpu_id="GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb91",gpu_model="2080ti",namespace="default",node="ti",pod_name="test3"} 0.0
-"""  # noqa: E501 - as they stand in reference 004
 LABELS = ("gpu_id", "namespace", "pod_name")
 
 
@@ -43,12 +32,6 @@ def numbered(snapshot: Snapshot) -> list[tuple[str, ...]]:
     assert len(samples) == len(families)
     assert {sample.value for sample in samples} <= {0}
     return [tuple(sample.labels[label] for label in LABELS) for sample in samples]
-
-
-def test_the_originals_samples_are_on_the_page() -> None:
-    """Its rows of this node are all there, but for their numbers."""
-    shown = {line.split("{")[1] for line in page(FAMILIES, ti()).splitlines() if not line.startswith("#")}
-    assert shown == {line.removesuffix(".0").split("{")[1] for line in SAMPLE.splitlines()}
 
 
 def test_rows_are_those_of_the_map_each_once() -> None:
@@ -70,16 +53,6 @@ def test_numbers_follow_namespace_pod_and_card() -> None:
         (CARD_0, "b", "x"),
     ]
     assert page(FAMILIES, shuffled(snapshot)) == page(FAMILIES, snapshot)
-
-
-def test_hard_nodes() -> None:
-    """Only who holds is on the map: with and without NVML and PID visibility, of a partitioned card as of its parts."""
-    assert [row[2] for row in numbered(squatted())] == ["pod"]
-    assert [row[2] for row in numbered(blind())] == ["pod"]
-    assert [row[2] for row in numbered(without_nvml())] == ["pod"]
-    held = [holder(("a", "p", "c"), uuid) for uuid in (PARENT, SHARED_1.uuid, SHARED_2.uuid)]
-    assert {row[0] for row in numbered(partitioned(held))} == {PARENT, SHARED_1.uuid, SHARED_2.uuid}
-    assert numbered(node("ti", [])) == []
 
 
 @given(nodes())

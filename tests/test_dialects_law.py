@@ -48,9 +48,9 @@ def with_everything() -> Snapshot:
 
 def tell_all(snapshot: Snapshot) -> Snapshot:
     """The same node, whose GPUs tell everything that GPUs tell: every second one is an old card."""
-    told = tuple(_telling(one, gpu(0) if one.index % 2 == 0 else pascal(0)) for one in snapshot.node.gpus)
-    xids = tuple(GpuXids(one.uuid, {31: 2, 79: 1}, 0.5, 79) for one in told)
-    return with_node(snapshot, driver=DRIVER, gpus=told, xids=xids)
+    answer = tuple(_telling(one, gpu(0) if one.index % 2 == 0 else pascal(0)) for one in snapshot.node.gpus)
+    xids = tuple(GpuXids(one.uuid, {31: 2, 79: 1}, 0.5, 79) for one in answer)
+    return with_node(snapshot, driver=DRIVER, gpus=answer, xids=xids)
 
 
 def _telling(one: Gpu, like: Gpu) -> Gpu:
@@ -64,9 +64,9 @@ def _telling(one: Gpu, like: Gpu) -> Gpu:
 
 def full(snapshot: Snapshot) -> Snapshot:
     """The same node, whose GPUs and devices are of no age: each tells all that any tells."""
-    told = (structs.replace(one, reading=one.reading and _full(one.reading)) for one in snapshot.node.gpus)
+    answer = (structs.replace(one, reading=one.reading and _full(one.reading)) for one in snapshot.node.gpus)
     devices = (structs.replace(one, memory=MEMORY) for one in snapshot.node.devices)
-    return with_node(snapshot, gpus=tuple(told), devices=tuple(devices))
+    return with_node(snapshot, gpus=tuple(answer), devices=tuple(devices))
 
 
 def _full(reading: GpuReading) -> GpuReading:
@@ -165,7 +165,7 @@ def test_every_dialect_has_such_a_page() -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_order_does_not_matter(dialect: str) -> None:
-    """The same node is the same page, in whatever order it is told."""
+    """The same node is the same page, in whatever order it is reported."""
     for one in (SAMPLES[dialect](), titans(), with_everything()):
         assert sorted(_text(dialect, shuffled(one)).splitlines()) == sorted(_text(dialect, one).splitlines())
         if dialect not in IN_THE_SNAPSHOTS_ORDER:
@@ -198,7 +198,7 @@ def test_a_dialect_is_silent_where_nothing_is_known(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_promtool_says_what_the_docs_list(dialect: str) -> None:
+def test_promtool_reports_what_the_docs_list(dialect: str) -> None:
     """dialects.md quotes each lint that a dialect causes, with the names that cause it: these and no others."""
     nodes = tell_all(with_everything()), full(SAMPLES[dialect]())
     found = {line for one in nodes for line in lints(_text(dialect, one))}

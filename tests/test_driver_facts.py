@@ -97,7 +97,7 @@ def test_a_crash_or_a_hang_costs_one_fact(library: Path, tmp_path: Path) -> None
     assert facts["versions"]["error"] == "no answer within 10 s"
 
 
-def test_without_a_driver_each_fact_says_so(tmp_path: Path) -> None:
+def test_without_a_driver_no_fact_is_known(tmp_path: Path) -> None:
     """The script fails then. The variable of the chart names the library."""
     code, _, facts = ask(GPUMAP_NVML_LIBRARY=str(tmp_path / "none.so"))
     assert (code, {fact["error"] for fact in facts.values()}) == (1, {"library_not_found"})

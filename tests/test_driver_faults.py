@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import os
 import time
 from dataclasses import replace
@@ -18,15 +17,15 @@ from gpumap.agent.join.inventory import take_inventory
 from gpumap.agent.join.needs_restart import LostDriverMemory, find_lost_driver
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.nvml_worker.driver import ReinitBackoff
-from gpumap.agent.sources.nvml import NvmlSource, worker_command
+from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
-from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
+from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, serve
 from tests.exposed import Page
 from tests.impatient import Service
 from tests.node import GIB, Node, gpu_uuid
-from tests.standin import FUNCTIONS, Code, Driver, Gpu
+from tests.standin import Code, Driver, Gpu
 from tests.worker import Start, Worker
 from tests.worker import worker_command as changed_worker
 
@@ -50,7 +49,7 @@ def measured(page: Page, uuid: str) -> set[str]:
 
 
 def test_a_lost_gpu_is_looked_for_now_and_then(start: Start, tmp_path: Path) -> None:
-    """NVML is initialised anew once in so long, so that one that was reset behind our back answers; and not while all
+    """NVML is initialised again once in so long, so that one that was reset behind our back answers; and not while all
     are well."""
     calls = tmp_path / "calls"
     worker = start(changed={"read_scheduler.REINIT_SECONDS": 0.5}, STANDIN_CALLS=str(calls))
@@ -68,17 +67,6 @@ def test_a_lost_gpu_is_looked_for_now_and_then(start: Start, tmp_path: Path) -> 
     assert 1 <= standin.read_calls(calls)["nvmlShutdown"] <= 1 + seconds / 0.5
 
 
-def test_a_gpu_that_stays_lost_is_looked_for_more_and_more_seldom(start: Start, tmp_path: Path) -> None:
-    """Each look costs the GPUs that are well their GPM values, and a moment in which nobody listens."""
-    calls = tmp_path / "calls"
-    worker = start(changed={"read_scheduler.REINIT_SECONDS": 0.05}, STANDIN_CALLS=str(calls))
-    driver = Driver(gpus=[Gpu(A), Gpu(B)], fail={("*", 0): Code.GPU_IS_LOST})
-    begun = time.monotonic()
-    while (seconds := time.monotonic() - begun) < 1.0:
-        worker.read(driver)
-    assert 1 <= standin.read_calls(calls)["nvmlShutdown"] <= math.log2(seconds / 0.05 + 1)
-
-
 def test_looks_are_farther_and_farther_apart() -> None:
     """After 1, 2, 4, … 64 minutes, and from the beginning when others are lost, or all were well."""
     again = ReinitBackoff(60.0)
@@ -89,7 +77,7 @@ def test_looks_are_farther_and_farther_apart() -> None:
         assert [again.is_due(lost, 30000.0 + seconds) for seconds in (0, 59, 60)] == [False, False, bool(lost)]
 
 
-def test_nobody_is_looked_for_while_another_gpu_hangs(start: Start, tmp_path: Path) -> None:
+def test_lost_gpus_are_not_searched_while_another_gpu_hangs(start: Start, tmp_path: Path) -> None:
     """A shutdown may wait for ever for a call that hangs."""
     calls = tmp_path / "calls"
     worker = start(changed={"read_scheduler.REINIT_SECONDS": 0.0}, STANDIN_CALLS=str(calls))
@@ -101,43 +89,9 @@ def test_nobody_is_looked_for_while_another_gpu_hangs(start: Start, tmp_path: Pa
     assert not calls.exists()
 
 
-MAY_HANG = FUNCTIONS & {
-    "nvmlDeviceGetClockInfo",
-    "nvmlDeviceGetFieldValues",
-    "nvmlDeviceGetMemoryErrorCounter",
-    "nvmlDeviceRegisterEvents",
-    "nvmlGpmQueryDeviceSupport",
-    "nvmlGpmSampleGet",
-}
-
-
-@pytest.mark.parametrize("call", sorted(MAY_HANG))
-async def test_a_call_that_hangs_costs_its_gpu_alone(tmp_path: Path, library: Path, call: str) -> None:
-    """Whichever group it is of; and the GPU is back when the hang is over."""
-    state = tmp_path / "state"
-    source = NvmlSource(["env", f"STANDIN_STATE={state}", *worker_command(str(library))], tuple(GROUPS))
-    cards = [Gpu(uuid, ecc={(0, 0, 2): 0}, clocks_megahertz={"sm": 1410}, gpm=standin.Gpm()) for uuid in (A, B, C)]
-    driver = Driver(gpus=cards, delay={(call, 1): float("inf")})
-    driver.write(state)
-    try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        told = await source.read(1.0, 1.0)
-        while [gpu.fault for gpu in told.value.gpus] != [None, "hung", None]:
-            assert time.monotonic() < deadline, told
-            told = await source.read(1.0, 1.0)
-        driver.delay.clear()
-        driver.write(state)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while any(gpu.fault for gpu in told.value.gpus):
-            assert time.monotonic() < deadline, told
-            told = await source.read(1.0, 1.0)
-    finally:
-        await source.close()
-
-
 @pytest.mark.parametrize("release", [False, True], ids=["kept", "released"])
 @pytest.mark.parametrize("call", ["nvmlEventSetFree", "nvmlGpmSampleFree", "nvmlShutdown"])
-async def test_a_hang_while_letting_go_costs_no_reading(
+async def test_a_hang_during_the_release_costs_no_reading(
     tmp_path: Path, library: Path, call: str, *, release: bool
 ) -> None:
     """The worker ends itself, another one answers in the same read, and nobody complains of it."""
@@ -154,10 +108,10 @@ async def test_a_hang_while_letting_go_costs_no_reading(
     try:
         while len(workers) < (1 if never_called else 3):
             assert time.monotonic() < deadline, "the worker does not end itself"
-            told = await source.read(1.0, PATIENCE_SECONDS)
+            answer = await source.read(1.0, PATIENCE_SECONDS)
             workers |= set(children())
-            assert [gpu.fault for gpu in told.value.gpus] == ["lost", None]
-            assert {complaint.reason for complaint in told.complaints} == {"lost"}
+            assert [gpu.fault for gpu in answer.value.gpus] == ["lost", None]
+            assert {complaint.reason for complaint in answer.complaints} == {"lost"}
             await asyncio.sleep(0.05)
     finally:
         await source.close()
@@ -167,7 +121,7 @@ async def test_a_hang_while_letting_go_costs_no_reading(
 
 
 def test_a_gpu_that_is_bound_or_unbound_is_noticed(start: Start, tmp_path: Path) -> None:
-    """NVML may count only what was there when it was initialised: that is done anew as soon as the kernel's driver has
+    """NVML may count only what was there when it was initialised: that is done again as soon as the kernel's driver has
     other devices. By that one that shall be unbound is let go of."""
     calls, bound = tmp_path / "calls", tmp_path / "bound"
     bound.mkdir()
@@ -206,8 +160,8 @@ async def test_the_driver_is_unloaded_and_loaded_under_the_agent(node: Node) -> 
         worker = list(agent.children())
         node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
         node.driver.init_code = Code.DRIVER_NOT_LOADED
-        node.tell_driver()
-        page = await agent.until(lambda page: not page.up("nvml"), "it is not told")
+        node.update_driver()
+        page = await agent.until(lambda page: not page.up("nvml"), "it is not reported")
         assert measured(page, CARD) == measured(page, OTHER) == set()
         page = await agent.later()
         assert page.value("gpumap_source_errors_total", source="nvml", reason="driver_not_loaded")
@@ -215,16 +169,16 @@ async def test_the_driver_is_unloaded_and_loaded_under_the_agent(node: Node) -> 
         assert page.value("gpumap_allocation_info", pod="holder") == 1
         node.driver.fail, node.driver.init_code = {}, 0
         node.driver.gpus = [node.driver.gpus[2], Gpu(gpu_uuid(7)), node.driver.gpus[1]]
-        node.tell_driver()
+        node.update_driver()
         page = await agent.until(stand, "they are not back")
         assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(7)) == 1
         assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(0)) is None
         assert list(agent.children()) == worker
 
 
-def test_who_answers_is_never_taken_for_one_that_is_lost() -> None:
-    """After a driver's return an index may be another GPU's. A lost one is told under the name that its index had; if
-    the GPU of that name answers elsewhere, it is that, and the lost one has no name."""
+def test_a_gpu_that_answers_is_never_a_lost_one() -> None:
+    """After a driver's return an index may be another GPU's. A lost GPU keeps the name that its index had, unless the
+    GPU of that name answers at another index."""
     before = take_inventory(NvmlReading("", "", "", (GpuReading(0, uuid=A), GpuReading(1, uuid=B))), 1.0, (), 0)
     after = NvmlReading("", "", "", (GpuReading(0, uuid=A, fault="lost"), GpuReading(1, uuid=A)))
     inventory = take_inventory(after, 2.0, before.known, before.count)
@@ -244,20 +198,6 @@ def test_a_lost_gpu_that_reports_its_uuid_keeps_what_is_known_of_it() -> None:
     assert [(gpu.uuid, gpu.index, gpu.fault, gpu.last_success) for gpu in after.gpus] == [(A, 1, "lost", 1.0)]
     nameless = take_inventory(NvmlReading("", "", "", (GpuReading(0),)), 2.0, before.known, before.count)
     assert [(gpu.uuid, gpu.fault, gpu.reading) for gpu in nameless.gpus] == [(A, "unknown", None)]
-
-
-@pytest.mark.parametrize("mode_unknown", [True, False])
-@pytest.mark.parametrize("partitioned", [True, False])
-def test_the_mode_of_a_gpu_changes_only_if_it_is_reported(partitioned: bool, mode_unknown: bool) -> None:
-    """A reading without the MIG mode looks like that of a whole GPU."""
-    instances = (MigInstance(Uuid("MIG-1"), 1, 0, "1g", 1, None, ()),) if partitioned else ()
-    first = GpuReading(0, uuid=A, partitioned=partitioned, instances=instances)
-    before = take_inventory(NvmlReading("", "", "", (first,)), 1.0, (), 0)
-    reading = GpuReading(0, uuid=A, mig_unknown=mode_unknown)
-    after = take_inventory(NvmlReading("", "", "", (reading,)), 2.0, before.known, before.count)
-    was_kept = partitioned and mode_unknown
-    assert [gpu.partitioned for gpu in after.gpus] == [was_kept]
-    assert list(after.leaves) == (["MIG-1"] if was_kept else [A])
 
 
 def test_nothing_leaks_while_the_driver_comes_and_goes(start: Start, tmp_path: Path) -> None:
@@ -309,18 +249,18 @@ ANSWERED = Observed(NvmlReading("550.54.15", "12.4", "12.550.54.15", ()), Moment
 
 def lost_after(*said: str, interval: float = 10.0) -> list[bool]:
     """Whether NVML is lost at each collection, in which it says these: nothing where it answers, else why not."""
-    memory, told = LostDriverMemory(), []
+    memory, found = LostDriverMemory(), []
     for number, reason in enumerate(said):
         at = Moment(number * interval, 1e9 + number * interval)
         answer = Failed(at, 0.1, (Complaint(reason, "nvmlInitWithFlags said so"),)) if reason else ANSWERED
         memory, lost = find_lost_driver(memory, answer, at, 30.0)
-        told.append("restarting to get" in lost)
-    return told
+        found.append("restarting to get" in lost)
+    return found
 
 
 @pytest.mark.parametrize("reason", [MISMATCH, UNKNOWN])
 def test_a_driver_is_lost_by_and_by(reason: str) -> None:
-    """It must stay so for 30 s and three collections; then it is told, from then on, until NVML answers."""
+    """It must stay so for 30 s and three collections; then it is reported, from then on, until NVML answers."""
     assert lost_after("", *[reason] * 5, "", reason) == [False, False, False, False, True, True, False, False]
     assert lost_after("", *[reason] * 4, interval=40.0) == [False, False, False, True, True]
     late = "deadline_exceeded"
@@ -358,11 +298,11 @@ def test_a_failure_without_a_reason_begins_again() -> None:
 
 
 @given(st.lists(st.sampled_from(["", MISMATCH, UNKNOWN, "driver_not_loaded"]), max_size=20))
-def test_one_restart_never_leads_to_the_next(said: list[str]) -> None:
-    """Who ends, starts anew and sees the same for ever, runs for ever; and nobody ends for whom NVML never answered."""
-    for number, lost in enumerate(lost_after(*said)):
-        assert not lost or "" in said[:number]
-        assert not lost or not any(lost_after(*[said[number]] * 12))
+def test_one_restart_never_leads_to_the_next(reasons: list[str]) -> None:
+    """A service that restarts and sees the same again does not end again. It never ends if NVML never answered."""
+    for number, lost in enumerate(lost_after(*reasons)):
+        assert not lost or "" in reasons[:number]
+        assert not lost or not any(lost_after(*[reasons[number]] * 12))
 
 
 @pytest.mark.parametrize(
@@ -377,7 +317,7 @@ async def test_the_service_ends_where_the_driver_is_lost(node: Node, code: Code,
     async with Service(node) as agent:
         node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
         node.driver.init_code = code
-        node.tell_driver()
+        node.update_driver()
         exit_code, log = await agent.ended()
     assert exit_code == 1
     last = log.splitlines()[-1]
@@ -390,7 +330,7 @@ async def test_the_service_ends_where_the_driver_is_lost(node: Node, code: Code,
 async def test_a_driver_that_never_answered_ends_no_service(node: Node, code: Code) -> None:
     """A restart would not help: the pod must not crash again and again on such a node."""
     node.driver.init_code = code
-    node.tell_driver()
+    node.update_driver()
     async with Service(node) as agent:
         assert await agent.lasts(2.0)
 
@@ -402,13 +342,13 @@ async def test_a_new_library_is_loaded_where_it_is_mounted(node: Node) -> None:
         (before,) = agent.children()
         node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
         node.driver.init_code = Code.LIB_RM_VERSION_MISMATCH
-        node.tell_driver()
+        node.update_driver()
         await agent.until(
             lambda page: bool(page.value("gpumap_source_errors_total", source="nvml", reason=MISMATCH)),
-            "the mismatch is not told",
+            "the mismatch is not reported",
         )
         node.driver.fail, node.driver.init_code, node.driver.version = {}, 0, "560.28.03"
-        node.tell_driver()
+        node.update_driver()
         page = await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) == 1, "it is not back")
         assert page.by("gpumap_driver_info", "driver_version") == {"560.28.03": 1}
         assert list(agent.children()) != [before]

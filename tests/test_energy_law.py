@@ -1,7 +1,7 @@
 """The law of energy: over any window what containers were charged, and what nobody was, is what the GPU used.
 
 Increases are a scraper's, taken from the text of the page as decimals: the law holds to the last digit, also when pods
-come and go, GPUs fail, drivers are loaded anew, or the machine sleeps.
+come and go, GPUs fail, drivers are loaded again, or the machine sleeps.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def nodes(draw: st.DrawFn) -> TestNode:
         Gpu(
             index,
             mig=draw(st.sampled_from([None] * 11 + [[(1, 0, 3), (2, 0, 4)]])),
-            tells_samples=draw(st.sampled_from([True] * 11 + [False])),
+            has_samples=draw(st.sampled_from([True] * 11 + [False])),
             millijoules=draw(st.sampled_from([0, 1, 2, 999_999_999_999, None])),
         )
         for index in range(draw(st.integers(1, 2)))
@@ -168,9 +168,9 @@ def test_energy_is_conserved_over_every_window(node: TestNode, data: st.DataObje
         page = read_page(snapshot)
         never_back(scraper.last, page)
         scraper.scrape(page)
-        told = seconds + node.asleep - asleep
+        answer = seconds + node.asleep - asleep
         whole = seconds <= 65 and node.asleep - asleep <= 1
-        charged = tell_time(node, snapshot, truths, told, whole=whole)
+        charged = tell_time(node, snapshot, truths, answer, whole=whole)
         check_energy(scraper, node, taken)
         check_time(scraper, snapshot, before, truths, charged)
         before = snapshot

@@ -64,9 +64,9 @@ def cluster_of(
 ) -> tuple[NodeMaps, list[TargetsOfNode]]:
     """What a command gets from a server that has these series; `missing` is what nodes do not report."""
     stored = [one for one in series(scrapes, honour=honour) if one[0] not in dropped]
-    told = [(labels, value) for name, labels, value in stored if name == queries.SNAPSHOT]
-    selection = selection_of([{**labels, "__name__": queries.SNAPSHOT} for labels, _ in told], "")
-    targets = targets_by_key(told, {}, selection)
+    found = [(labels, value) for name, labels, value in stored if name == queries.SNAPSHOT]
+    selection = selection_of([{**labels, "__name__": queries.SNAPSHOT} for labels, _ in found], "")
+    targets = targets_by_key(found, {}, selection)
 
     def ask(family: AskedFamily, selection: Selection) -> FamilyValues:
         return read(family, answer(stored, family, selection), selection)
@@ -74,8 +74,8 @@ def cluster_of(
     names = names_of(targets, ask(queries.NODE_INFO, selection).values)
     labels = [one.labels for one in targets.values()]
     selection = selection._replace(mixed=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
-    asked = families_for(parts)
-    answers = Answers(targets, names, asked, {one.name: ask(one, selection) for one in asked})
+    requests = families_for(parts)
+    answers = Answers(targets, names, requests, {one.name: ask(one, selection) for one in requests})
     nodes, odd = series_of_nodes(answers)
     maps = tuple(map(joins.node_of, nodes))
     slots_served = any(one.of(queries.SLOTS) for one in nodes)
@@ -138,7 +138,7 @@ _NOT_IN_SERIES = (
 )
 
 
-def told_of_container(one: ContainerOnDevice) -> ContainerOnDevice:
+def container_in_series(one: ContainerOnDevice) -> ContainerOnDevice:
     """What series have of a container on a device."""
     use = one.use and msgspec.structs.replace(one.use, **dict.fromkeys(_NOT_IN_SERIES, None))
     grant = one.grant and msgspec.structs.replace(one.grant, admin_access=False)
@@ -149,7 +149,7 @@ def shown(device: Device) -> dict[str, Any]:
     """What series have of a device."""
     same = {name: getattr(device, name) for name in ("uuid", "memory", "partitioned")}
     same |= {name: getattr(device, name) for name in ("gpu_uuid", "index") if device.memory}
-    containers = [msgspec.structs.replace(told_of_container(one), owner=Owner.UNKNOWN) for one in device.containers]
+    containers = [msgspec.structs.replace(container_in_series(one), owner=Owner.UNKNOWN) for one in device.containers]
     owners = {one.owner: one.memory_bytes for one in device.owners if one.memory_bytes}
     return {**same, "containers": containers, "owners": owners if device.memory else {}}
 
@@ -246,45 +246,7 @@ def test_one_namespace() -> None:
     assert map_table(nothing, Shape(namespace="no")).startswith("Namespace no has no holder or user of a GPU.")
 
 
-def test_two_servers_that_scrape_the_same() -> None:
-    """Replicas, and two jobs, are one node: nothing is counted twice."""
-    one = node_of("gpu-1", 0)
-    alone, _ = cluster_of((one, target("a:1")))
-    replicas = [(one, target("a:1", prometheus_replica=name)) for name in ("r0", "r1")]
-    jobs = [(one, target("a:1", job=name, zone=name)) for name in ("x", "y")]
-    for scrapes in (replicas, jobs):
-        seen, nodes = cluster_of(*scrapes)
-        assert [node.shown for node in nodes] == ["gpu-1"]
-        assert seen.maps[0].devices == alone.maps[0].devices
-
-
-def test_nodes_of_one_name_in_two_clusters() -> None:
-    """They are two, called by their clusters, and only they are."""
-    seen, nodes = cluster_of(
-        (node_of("gpu-1", 0), target("a:1", cluster="east")),
-        (node_of("gpu-1", 1), target("a:1", cluster="west")),
-        (node_of("gpu-2", 2), target("b:1", cluster="west")),
-    )
-    assert [node.shown for node in nodes] == ["east/gpu-1", "gpu-2", "west/gpu-1"]
-    assert [len(one.devices) for one in seen.maps] == [1, 1, 1]
-
-
-def test_a_gpu_of_two_nodes_is_doubted() -> None:
-    """A uuid is one GPU's alone: who sees it at two nodes is told so."""
-    seen, _ = cluster_of((node_of("gpu-1", 0), target("a:1")), (node_of("gpu-2", 0), target("b:1")))
-    assert seen.missing == (gpu_uuid(0),)
-
-
-def test_an_agent_that_was_replaced() -> None:
-    """For a while both are scraped: the newest says what the node is like."""
-    old, new = node_of("gpu-1", 0), node_of("gpu-1", 0)
-    new = replace(new, at=new.at._replace(wall=new.at.wall + 5))
-    seen, nodes = cluster_of((old, target("a:1", pod="gpumap-a")), (new, target("b:1", pod="gpumap-b")))
-    assert len(nodes) == 1
-    assert seen.maps[0].timestamp == new.at.wall
-
-
-def test_who_does_not_answer() -> None:
+def test_targets_that_are_down() -> None:
     """Targets that are down are called by their nodes; not those whose node answers by another one."""
     seen, nodes = cluster_of((node_of("gpu-1", 0), target("a:1", node="gpu-1")))
     assert seen.maps
@@ -309,12 +271,6 @@ def test_values_that_are_none(text: str) -> None:
     found = read(queries.USED, [({"uuid": "GPU-1", "pod": "p"}, (0.0, text))], Selection("", (), frozenset()))
     assert found.values == {}
     assert found.odd == (f"gpumap_container_gpu_memory_used_bytes{{pod=p, uuid=GPU-1}} is {text.strip()}",)
-
-
-def test_a_long_number_is_not_repeated() -> None:
-    """A row that is left out is one line."""
-    found = read(queries.HOLDER_COUNT, [({"uuid": "GPU-1"}, (0.0, "9" * 300))], Selection("", (), frozenset()))
-    assert found == FamilyValues({}, (f"gpumap_device_holders{{uuid=GPU-1}} is {'9' * 40}…",))
 
 
 def test_questions() -> None:

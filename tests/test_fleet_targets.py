@@ -17,7 +17,7 @@ from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.test_fleet import Scrape, cluster_of, named, node_of, target
-from tests.test_fleet_truth import shown_of, told_of
+from tests.test_fleet_truth import facts_in_series, shown_of
 
 
 @given(st.data())
@@ -37,10 +37,10 @@ def test_any_cluster(data: st.DataObject) -> None:
         of_target = {**kind, "instance": f"{number}:1", "cluster": cluster}
         replicas = data.draw(st.sampled_from([[""], ["a"], ["a", "b"]]))
         scrapes += [(snapshot, {**of_target, "prometheus_replica": one} if one else of_target) for one in replicas]
-        expected[gpu_uuid(number)] = told_of(published(snapshot))
+        expected[gpu_uuid(number)] = facts_in_series(published(snapshot))
     seen, nodes = cluster_of(*scrapes, honour=honour)
     assert seen.missing == ()
-    found = {one.devices[0].uuid: told_of(one) for one in seen.maps}
+    found = {one.devices[0].uuid: facts_in_series(one) for one in seen.maps}
     assert all(one.pop("name").endswith(expected[uuid].pop("name")) for uuid, one in found.items())
     assert found == expected
     assert len({node.shown for node in nodes}) == len(expected)
@@ -56,23 +56,14 @@ def test_a_node_that_is_down_in_one_of_two_clusters() -> None:
 
 
 @pytest.mark.parametrize("honour", [True, False])
-def test_targets_whose_labels_differ(honour: bool) -> None:
-    """One has a `pod`, the other has not: a label that was not moved is a series' own, where its target has none."""
-    one, two = node_of("gpu-1", 0), node_of("gpu-2", 1, "web")
-    seen, _ = cluster_of((one, target("a:1")), (two, {"job": "g", "instance": "b:1", "namespace": "x"}), honour=honour)
-    assert [told_of(found) for found in seen.maps] == [told_of(published(one)), told_of(published(two))]
-    assert seen.missing == ()
-
-
-@pytest.mark.parametrize("honour", [True, False])
 def test_targets_that_differ_in_their_pod_alone(honour: bool) -> None:
     """With honoured labels a series' pod is its own: it tells no target, and rows are laid where their devices are."""
     scrapes = [
         (node_of(f"gpu-{number}", number), target("10.0.0.1:9401", pod=f"gpumap-{number}")) for number in range(2)
     ]
     seen, _ = cluster_of(*scrapes, honour=honour)
-    assert [told_of(found)["devices"] for found in seen.maps] == [
-        told_of(published(snapshot))["devices"] for snapshot, _ in scrapes
+    assert [facts_in_series(found)["devices"] for found in seen.maps] == [
+        facts_in_series(published(snapshot))["devices"] for snapshot, _ in scrapes
     ]
     assert list(matchers_of_targets([scrapes[0][1]], ("instance",))) == ['instance=~"10\\\\.0\\\\.0\\\\.1:9401"']
 
@@ -95,7 +86,7 @@ def test_two_agents_that_see_differently(sees: bool, honour: bool) -> None:
     old, new = seeing(visible=not sees), seeing(visible=sees, later=5.0)
     seen, nodes = cluster_of((old, target("a:1", service="a")), (new, target("b:1", service="b")), honour=honour)
     assert len(nodes) == 1
-    assert told_of(seen.maps[0]) == told_of(published(new))
+    assert facts_in_series(seen.maps[0]) == facts_in_series(published(new))
     assert shown_of(seen.maps[0]) == shown_of(published(new))
 
 
@@ -127,14 +118,17 @@ def renamed(snapshot: Snapshot) -> Snapshot:
 
 
 def test_a_gpu_that_two_nodes_have() -> None:
-    """Each is shown with its own pods, not with the other's, and the doubt is told."""
+    """Each is shown with its own pods, not with the other's, and the doubt is reported."""
     one, two = node_of("gpu-1", 0), node_of("gpu-2", 0)
     seen, _ = cluster_of((one, target("a:1")), (two, target("b:1")))
     assert seen.missing == (gpu_uuid(0),)
-    assert [told_of(found) for found in seen.maps] == [told_of(published(one)), told_of(published(two))]
+    assert [facts_in_series(found) for found in seen.maps] == [
+        facts_in_series(published(one)),
+        facts_in_series(published(two)),
+    ]
 
 
-def test_nodes_stay_one_where_they_are_told_before_their_gpus() -> None:
+def test_targets_without_known_gpus_stay_one_node() -> None:
     """Without a word on cards, targets of one name and of no other labels are one node."""
     targets: dict[Key, Target] = {("a",): Target(target("a:1"), 1.0), ("b",): Target(target("b:1"), 2.0)}
     (node,) = nodes_of(targets, dict.fromkeys(targets, ("n", "")), {})

@@ -24,7 +24,7 @@ from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Pod, Process, TestNode, gpu_uuid
 from tests.nodes import Gpu as MadeGpu
-from tests.test_fleet import Labels, cluster_of, named, node_of, series, target, told_of_container
+from tests.test_fleet import Labels, cluster_of, container_in_series, named, node_of, series, target
 
 BARE: Labels = {"job": "g", "instance": "b:1"}
 KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
@@ -34,7 +34,7 @@ KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BA
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
-def told_of(found: Node) -> dict[str, Any]:
+def facts_in_series(found: Node) -> dict[str, Any]:
     """What series have of a node."""
     names = ("nameless_gpus", "driver", "capabilities", "remedies", "name", "internal_ip", "timestamp")
     return {
@@ -63,7 +63,7 @@ def _device(device: Device) -> dict[str, Any]:
     found = {name: getattr(device, name) for name in names}
     mig = device.mig
     found["mig"] = mig and (mig.uuid, mig.gpu_instance_id, mig.compute_instance_id, mig.profile)
-    found["containers"] = [told_of_container(one) for one in device.containers]
+    found["containers"] = [container_in_series(one) for one in device.containers]
     found["memory"] = _memory(device.memory)
     owners = {one.owner: (one.memory_bytes or 0, one.processes or 0) for one in device.owners}
     found["owners"] = {owner: of_owner for owner, of_owner in owners.items() if any(of_owner)}
@@ -106,7 +106,7 @@ def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
     seen, _ = cluster_of((snapshot, of_target), honour=honour)
     (found,) = seen.maps
     own = published(snapshot)
-    assert told_of(found) == told_of(own)
+    assert facts_in_series(found) == facts_in_series(own)
     assert shown_of(found) == shown_of(own)
     holders = [one for device in own.devices for one in device.containers if one.holds]
     if holders and not any(holder.slots for holder in holders):  # no series shows that idle sharers have no slots
@@ -132,7 +132,7 @@ def test_any_node(node: TestNode, of_target: Labels, honour: bool, down: set[str
 
 
 def test_a_gpu_without_a_device() -> None:
-    """A partitioned GPU without MIG devices, and one that never told its uuid, have their places and their say."""
+    """A partitioned GPU without MIG devices, and one that never reported its uuid, have their places and their say."""
     node = TestNode([MadeGpu(0), MadeGpu(1, mig=[]), MadeGpu(2, fault="lost")], [], [])
     node.collect()
     snapshot = node.collect()
@@ -154,12 +154,12 @@ def test_a_kubelet_that_is_away_for_long() -> None:
     assert seen.maps[0].devices[0].holders is None
 
 
-def test_an_init_container_beside_what_nobody_can_name() -> None:
+def test_an_init_container_beside_an_unknown_process() -> None:
     """It was given the device: what it uses is not taken from the device's unknown use."""
     held: dict[str, list[str]] = {"nvidia.com/gpu": [gpu_uuid(0)]}
     pod = Pod("ml", "train", {"main": held}, init={"fetch": held})
-    nobody = Process(11, gpu_uuid(0), None, memory=2 * GIB, readable=False)
-    node = TestNode([MadeGpu(0)], [pod], [Process(10, gpu_uuid(0), pod, container="fetch"), nobody])
+    none = Process(11, gpu_uuid(0), None, memory=2 * GIB, readable=False)
+    node = TestNode([MadeGpu(0)], [pod], [Process(10, gpu_uuid(0), pod, container="fetch"), none])
     node.collect()
     agree(node.collect(), target("a:1"), honour=True)
 
@@ -176,7 +176,7 @@ _SERVED = "n: its gpumap does not report"
 
 
 @pytest.mark.parametrize(
-    ("dropped", "says"),
+    ("dropped", "expected"),
     [
         (names("allocation"), [f"{_SERVED} the holders of its GPUs"]),
         (names("use"), [f"{_SERVED} the users of its GPUs"]),
@@ -196,11 +196,11 @@ _SERVED = "n: its gpumap does not report"
         (names("accounting", "health", "links", "gpm", "codec"), []),
     ],
 )
-def test_what_is_not_served_is_said(dropped: frozenset[str], says: list[str]) -> None:
+def test_series_that_are_not_served_are_named(dropped: frozenset[str], expected: list[str]) -> None:
     """Groups that are off, and families that a server drops: no zero stands for them, and the look is not whole."""
     seen, _ = cluster_of((node_of("n", 0), target("a:1", node="n")), dropped=dropped)
-    assert len(seen.missing) == len(says), seen.missing
-    assert all(one.startswith(start) for one, start in zip(seen.missing, says, strict=True)), seen.missing
+    assert len(seen.missing) == len(expected), seen.missing
+    assert all(one.startswith(start) for one, start in zip(seen.missing, expected, strict=True)), seen.missing
     (found,) = seen.maps
     for device in found.devices:
         assert (device.holders is not None) is ("gpumap_device_holders" not in dropped)

@@ -284,7 +284,7 @@ def test_the_full_id_of_a_file_hides_no_name() -> None:
     assert [one.name.container for one in node.collect().containers] == ["side"]
 
 
-def test_a_file_that_cannot_be_read_accuses_nobody() -> None:
+def test_a_file_that_cannot_be_read_accuses_no_pod() -> None:
     """It may be that of the pod. A leaf without a holder may have one."""
     pod = Pod("ml", "busy", {"main": {}})
     node = node_with(pods=[pod])

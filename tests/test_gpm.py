@@ -47,7 +47,7 @@ def test_activity_is_that_between_two_readings(start: Start) -> None:
     assert read_after(worker, driver).activity == Activity(0.0, 0.0, 0.0, 0.0)
 
 
-def test_the_engine_and_the_pipes_are_told_where_they_are_measured(start: Start) -> None:
+def test_the_engine_and_the_pipes_are_reported_if_they_are_measured(start: Start) -> None:
     """Each metric has its own answer: one that the driver does not know, as code or by silence, costs no other."""
     gpm = Gpm(sm=50.0, occupancy=25.0, graphics=75.0, fp64=0.0, fp32=37.5, fp16=Code.INVALID_ARGUMENT)
     instance = MigInstance(MIG_A, gpm=Gpm(tensor=None, fp32=Code.NOT_SUPPORTED, fp16=12.5))
@@ -61,28 +61,18 @@ def test_the_engine_and_the_pipes_are_told_where_they_are_measured(start: Start)
     assert [gpu.refusals for gpu in gpus.values()] == [{}, {}]
 
 
-@pytest.mark.parametrize("said", [None, float("nan"), float("inf"), -0.5, 1e9, Code.NO_DATA, Code.NOT_SUPPORTED])
-def test_a_metric_that_is_no_share_is_absent(start: Start, said: float | Code | None) -> None:
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -0.5, 1e9, Code.NO_DATA, Code.NOT_SUPPORTED])
+def test_a_metric_that_is_no_share_is_absent(start: Start, value: float | Code | None) -> None:
     """What the driver does not tell, or what is no percentage, costs that metric, without complaint."""
     worker = start(groups=GPM)
-    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=said, occupancy=10.0, tensor=100.4, dram=said))])
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=value, occupancy=10.0, tensor=100.4, dram=value))])
     worker.read_one(driver)
     reading = read_after(worker, driver)
     assert reading.activity == Activity(None, 0.1, 1.0, None)
     assert reading.refusals == {}
 
 
-def test_a_metric_that_is_refused_is_told_as_such(start: Start) -> None:
-    """The others are told."""
-    worker = start(groups=GPM)
-    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0, dram=Code.UNKNOWN))])
-    worker.read_one(driver)
-    reading = read_after(worker, driver)
-    assert reading.activity == Activity(0.1, 0.0, 0.0, None)
-    assert reading.refusals == {"nvmlGpmMetricsGet(10)": Code.UNKNOWN}
-
-
-def test_readings_in_quick_succession_tell_what_was_measured(start: Start) -> None:
+def test_readings_in_quick_succession_keep_the_last_activity(start: Start) -> None:
     """Samples less than 100 ms apart cannot be compared: the last interval's activity stands, until they can."""
     worker = start(groups=GPM)
     driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0))])
@@ -118,42 +108,8 @@ def test_the_busiest_video_engine_is_reported(start: Start, busiest: int, *, str
         assert [gpu.refusals for gpu in gpus.values()] == [{}, {}]
 
 
-def test_an_impossible_engine_does_not_count(start: Start) -> None:
-    """A value above 100 % is dropped, and a refusal affects only its engine."""
-    more: dict[int, float | Code] = {NVDEC_0: 1e9, NVDEC_6: 10.0, NVJPG_1: float("nan"), NVOFA_0: Code.UNKNOWN}
-    worker = start(groups=GPM)
-    driver = Driver(gpus=[Gpu(A, gpm=Gpm(more=more))])
-    worker.read_one(driver)
-    reading = read_after(worker, driver)
-    assert reading.activity == Activity(0.0, 0.0, 0.0, 0.0, video_ratio=0.1)
-    assert reading.refusals == {f"nvmlGpmMetricsGet({NVOFA_0})": Code.UNKNOWN}
-
-
-def test_engines_that_no_device_has_are_not_asked_for_again(start: Start, tmp_path: Path) -> None:
-    """Each part of them is one call, until the driver refuses all of it."""
-    calls = tmp_path / "calls"
-    worker = start(groups=GPM, STANDIN_CALLS=str(calls))
-    driver = Driver(gpus=[Gpu(A, gpm=Gpm())])
-    for _ in range(4):
-        read_after(worker, driver)
-    totals, video = 1, 2
-    assert count_calls(worker, driver, calls)["nvmlGpmMetricsGet"] == 3 + totals + video
-
-
-def test_a_gpu_without_gpm_is_asked_once(start: Start, tmp_path: Path) -> None:
-    """One that says that it is not supported takes no sample."""
-    calls = tmp_path / "calls"
-    worker = start(groups=GPM, STANDIN_CALLS=str(calls))
-    driver = Driver(gpus=[Gpu(A)])
-    for _ in range(3):
-        reading = worker.read_one(driver)
-        assert (reading.activity, reading.refusals) == (None, {})
-    counted = count_calls(worker, driver, calls)
-    assert {call: count for call, count in counted.items() if "Gpm" in call} == {"nvmlGpmQueryDeviceSupport": 1}
-
-
 @pytest.mark.parametrize("missing", [name for name in FUNCTIONS if name != "nvmlGpmSampleFree"])
-def test_a_driver_without_gpm_tells_the_rest(start: Start, missing: str) -> None:
+def test_a_driver_without_gpm_reports_the_rest(start: Start, missing: str) -> None:
     """Whichever function its library lacks: no activity of what would need it, without complaint."""
     worker = start((missing,), groups=GPM)
     instance = MigInstance(MIG_A, gpm=Gpm(sm=20.0))
@@ -167,7 +123,7 @@ def test_a_driver_without_gpm_tells_the_rest(start: Start, missing: str) -> None
 
 
 def test_a_sample_that_is_refused_for_once_costs_one_reading(start: Start) -> None:
-    """The refusal is told; the next reading compares with the sample from before."""
+    """The refusal is reported; the next reading compares with the sample from before."""
     worker = start(groups=GPM)
     driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0))])
     worker.read_one(driver)
@@ -176,16 +132,6 @@ def test_a_sample_that_is_refused_for_once_costs_one_reading(start: Start) -> No
     assert (reading.activity, reading.refusals) == (None, {"nvmlGpmSampleGet": Code.UNKNOWN})
     driver.fail.clear()
     assert worker.read_one(driver).activity == Activity(0.1, 0.0, 0.0, 0.0)
-
-
-def test_a_sample_that_hangs_costs_its_gpu_alone(start: Start) -> None:
-    """The other GPU is read meanwhile, and in the readings after."""
-    worker = start(groups=GPM)
-    driver = Driver(gpus=[Gpu(A, gpm=Gpm()), Gpu(B, gpm=Gpm(sm=30.0))])
-    driver.delay["nvmlGpmSampleGet", 0] = float("inf")
-    assert worker.read(driver, hung=1).gpus.keys() == {1}
-    time.sleep(0.11)
-    assert worker.read(hung=1).gpus[1].activity == Activity(0.3, 0.0, 0.0, 0.0)
 
 
 # --- PCIe ----------------------------------------------------------------------------------------------------------
@@ -226,8 +172,8 @@ def test_a_reading_that_comes_too_soon_adds_nothing(start: Start) -> None:
         assert reading.pcie_transmit_bytes <= 1e5 * (1 << 20) * (time.monotonic() - began)
 
 
-@pytest.mark.parametrize("said", [None, float("nan"), float("inf"), -1.0, 1e300, Code.NO_DATA, Code.NOT_SUPPORTED])
-def test_an_impossible_rate_is_not_in_the_sum(start: Start, said: float | Code | None) -> None:
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -1.0, 1e300, Code.NO_DATA, Code.NOT_SUPPORTED])
+def test_an_impossible_rate_is_not_in_the_sum(start: Start, value: float | Code | None) -> None:
     """The counter is absent for that reading, and goes on from where it was."""
     gpm = Gpm(more={TX_RATE: 1.0, RX_RATE: 0.0})
     worker = start(groups=LINKS)
@@ -235,7 +181,7 @@ def test_an_impossible_rate_is_not_in_the_sum(start: Start, said: float | Code |
     began = time.monotonic()
     worker.read_one(driver)
     before = read_after(worker, driver).pcie_transmit_bytes
-    gpm.more = {RX_RATE: 0.0} if said is None else {TX_RATE: said, RX_RATE: 0.0}
+    gpm.more = {RX_RATE: 0.0} if value is None else {TX_RATE: value, RX_RATE: 0.0}
     odd = read_after(worker, driver)
     assert (odd.pcie_source, odd.pcie_transmit_bytes, odd.pcie_receive_bytes) == (None, None, None)
     gpm.more = {TX_RATE: 1.0, RX_RATE: 0.0}
@@ -273,21 +219,10 @@ def test_totals_that_are_away_for_once_are_not_replaced_by_rates(start: Start) -
     assert read_after(worker, driver).pcie_source is None
 
 
-def test_a_partitioned_gpu_has_no_pcie(start: Start) -> None:
-    """A link is the card's; what an instance's metrics of it mean is written nowhere."""
-    more: dict[int, float | Code] = {TX_RATE: 1.0, RX_RATE: 1.0, TX_TOTAL: 5, RX_TOTAL: 7}
-    gpu = Gpu(A, gpm=Gpm(more=more), instances=[MigInstance(MIG_A, gpm=Gpm(more=more))])
-    worker = start(groups=("gpm", "links"))
-    worker.read_one(Driver(gpus=[gpu]))
-    reading = read_after(worker, Driver(gpus=[gpu]))
-    assert (reading.pcie_source, reading.pcie_transmit_bytes, reading.refusals) == (None, None, {})
-    assert activities(reading) == [Activity(0.0, 0.0, 0.0, 0.0)]
-
-
 # --- MIG devices ------------------------------------------------------------------------------------------------------
 
 
-def test_a_mig_device_tells_that_of_its_gpu_instance(start: Start) -> None:
+def test_a_mig_device_reports_the_activity_of_its_gpu_instance(start: Start) -> None:
     """Each from its own samples; none where several compute instances share what is measured."""
     instances = [
         MigInstance(MIG_A, gi=1, gpm=Gpm(sm=10.0)),
@@ -318,7 +253,7 @@ def test_a_mig_device_tells_that_of_its_gpu_instance(start: Start) -> None:
     ],
 )
 def test_samples_of_two_mig_devices_are_not_compared(start: Start, successor: MigInstance) -> None:
-    """One that takes another's place, of its id or even its uuid, begins anew."""
+    """One that takes another's place, of its id or even its uuid, begins again."""
     gpu = Gpu(A, gpm=Gpm(), instances=[MigInstance(MIG_A, placement=Placement(), gpm=Gpm(sm=10.0))])
     worker = start(groups=GPM)
     driver = Driver(gpus=[gpu])
@@ -330,7 +265,7 @@ def test_samples_of_two_mig_devices_are_not_compared(start: Start, successor: Mi
 
 
 def test_a_sample_of_a_device_that_goes_is_no_ones(start: Start) -> None:
-    """Where a GPU is partitioned anew between a sample and the next question, nothing of it is told or kept."""
+    """Where a GPU is partitioned again between a sample and the next question, nothing of it is reported or kept."""
     before = Gpu(A, gpm=Gpm(), instances=[MigInstance(MIG_A, gpm=Gpm(sm=10.0))])
     after = Driver(gpus=[Gpu(A, gpm=Gpm(), instances=[MigInstance(MIG_B, gpm=Gpm(sm=20.0))])])
     worker = start(groups=GPM)
@@ -343,7 +278,7 @@ def test_a_sample_of_a_device_that_goes_is_no_ones(start: Start) -> None:
 
 
 def test_a_mig_device_that_is_kept_back_is_no_fault(start: Start) -> None:
-    """Who may not look at others' instances is told no activity, once."""
+    """Who may not look at others' instances is reported no activity, once."""
     worker = start(groups=GPM)
     driver = Driver(gpus=[Gpu(A, gpm=Gpm(), instances=[MigInstance(MIG_A, gpm=Gpm())])])
     driver.fail["nvmlGpmMigSampleGet", 0] = Code.NO_PERMISSION
@@ -378,7 +313,7 @@ def test_every_sample_is_freed(start: Start, tmp_path: Path) -> None:
 
 
 def test_without_the_group_nothing_is_kept(start: Start, tmp_path: Path) -> None:
-    """In the reading that does not ask for it the samples go; asked again, it begins anew."""
+    """In the reading that does not ask for it the samples go; asked again, it begins again."""
     calls = tmp_path / "calls"
     worker = start(groups=GPM, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0))])

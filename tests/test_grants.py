@@ -34,8 +34,8 @@ def node_of(*pods: Pod, mig: bool = False, offered: dict[str, list[str]] | None 
 
 
 def pod_of(ids: dict[str, list[str]], answers: dict[str, PluginAnswer] | None = None, name: str = "p") -> Pod:
-    said = {("main", resource): one for resource, one in (answers or {}).items()}
-    return Pod("ml", name, {"main": ids}, answers=said)
+    plugin_answer = {("main", resource): one for resource, one in (answers or {}).items()}
+    return Pod("ml", name, {"main": ids}, answers=plugin_answer)
 
 
 def ids(form: str, count: int, start: int = 0) -> list[str]:
@@ -106,8 +106,8 @@ def test_mps_grants_memory_as_well() -> None:
 def test_gpushare_counts_gib_or_mib(slots_of_a_card: int, bytes_of_a_slot: int) -> None:
     """The card is the answer's, not the id's; more than 1.25 GiB slots for each GiB of the card are MiB."""
     resource = "aliyun.com/gpu-mem"
-    said = answer(NVIDIA_VISIBLE_DEVICES="1", ALIYUN_COM_GPU_MEM_IDX="1")
-    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: said})
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES="1", ALIYUN_COM_GPU_MEM_IDX="1")
+    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: plugin_answer})
     offered = [*ids(f"{A}-_-{{}}", slots_of_a_card), *ids(f"{B}-_-{{}}", slots_of_a_card)]
     snapshot = node_of(pod, offered={resource: offered}).collect()
     assert granted(snapshot, pod) == {B: (4, 4 / slots_of_a_card, 4 * bytes_of_a_slot)}
@@ -118,16 +118,16 @@ def test_gpushare_without_its_inventory() -> None:
     resource = "aliyun.com/gpu-mem"
     pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")})
     assert granted(node_of(pod).collect(), pod) == {A: (4, None, None)}
-    said = answer(NVIDIA_VISIBLE_DEVICES="0", ALIYUN_COM_GPU_MEM_DEV="80")
-    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: said})
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES="0", ALIYUN_COM_GPU_MEM_DEV="80")
+    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: plugin_answer})
     assert granted(node_of(pod).collect(), pod) == {A: (4, 0.05, 4 * GIB)}
 
 
 def test_gpushare_that_failed_is_on_no_device() -> None:
     """The failure that the plugin writes into the container names no card; its slots are untrusted ids."""
     resource = "aliyun.com/gpu-mem"
-    said = answer(NVIDIA_VISIBLE_DEVICES="no-gpu-has-4GiB-to-run", ALIYUN_COM_GPU_MEM_IDX="-1")
-    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: said})
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES="no-gpu-has-4GiB-to-run", ALIYUN_COM_GPU_MEM_IDX="-1")
+    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: plugin_answer})
     snapshot = node_of(pod).collect()
     assert granted(snapshot, pod) == {}
     assert [(one.resource, one.reason, one.slots) for one in snapshot.node.unmatched] == [(resource, "untrusted_id", 4)]
@@ -138,7 +138,7 @@ def hami_answer(cores: int, *cards: Uuid) -> PluginAnswer:
     return answer(NVIDIA_VISIBLE_DEVICES=",".join(cards), CUDA_DEVICE_SM_LIMIT=str(cores), **limits)
 
 
-def test_hami_limits_stand_device_by_device() -> None:
+def test_hami_limits_are_per_device() -> None:
     """Bytes by place in the answer; the SM limit is the first device's; what the others have nobody tells."""
     resource = "nvidia.com/gpu"
     pod = pod_of({resource: [f"{A}-0", f"{A}-1"]}, {resource: hami_answer(30, B, A)})
@@ -187,9 +187,9 @@ def test_volcano_memory_and_cards() -> None:
     """MiB as the plugin says them, by a factor or in all; a card that is given by number is whole."""
     memory, number = "volcano.sh/gpu-memory", "volcano.sh/gpu-number"
     factor = answer(NVIDIA_VISIBLE_DEVICES="1", VOLCANO_GPU_ALLOCATED="20", VOLCANO_GPU_FACTOR="100")
-    said = answer(NVIDIA_VISIBLE_DEVICES="1", VOLCANO_GPU_ALLOCATED="2000")
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES="1", VOLCANO_GPU_ALLOCATED="2000")
     silent = answer(NVIDIA_VISIBLE_DEVICES="1")
-    for one, expected in ((factor, 2000 * MIB), (said, 2000 * MIB), (silent, None)):
+    for one, expected in ((factor, 2000 * MIB), (plugin_answer, 2000 * MIB), (silent, None)):
         pod = pod_of({memory: ids("0-{}", 20)}, {memory: one})
         assert granted(node_of(pod).collect(), pod) == {B: (20, None, expected)}
     pod = pod_of({number: ["0-3", "0-4"]}, {number: answer(NVIDIA_VISIBLE_DEVICES="0,1")})
@@ -198,7 +198,7 @@ def test_volcano_memory_and_cards() -> None:
 
 def test_volcano_vgpu_follows_the_answer_to_its_number() -> None:
     """Of its three resources one has an answer: the device of all three, with its limits."""
-    said = answer(NVIDIA_VISIBLE_DEVICES=B, CUDA_DEVICE_MEMORY_LIMIT_0="3000m", CUDA_DEVICE_SM_LIMIT="25")
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=B, CUDA_DEVICE_MEMORY_LIMIT_0="3000m", CUDA_DEVICE_SM_LIMIT="25")
     number = "volcano.sh/vgpu-number"
     pod = pod_of(
         {
@@ -206,7 +206,7 @@ def test_volcano_vgpu_follows_the_answer_to_its_number() -> None:
             "volcano.sh/vgpu-memory": ids(f"{A}-memory-{{}}", 30),
             "volcano.sh/vgpu-cores": ids(f"{A}-core-{{}}", 25),
         },
-        {number: said},
+        {number: plugin_answer},
     )
     assert granted(node_of(pod).collect(), pod) == {B: (56, 0.25, 3000 * MIB)}
 
@@ -278,7 +278,7 @@ def test_dra_devices_whose_place_is_kept_back() -> None:
     """Without the right to read places nobody knows which instance it is, unless the driver's notes tell its uuid."""
     pod = claimant("p", claim_of("gpu-1-mig-1g10gb-19-2"))
     node = node_of(pod, mig=True)
-    node.gpus[0].tells_places = False
+    node.gpus[0].has_placements = False
     assert [one.reason for one in node.collect().node.unmatched] == ["untrusted_id"]
     node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", LARGE),)
     assert set(granted(node.collect(), pod)) == {LARGE}
@@ -335,7 +335,7 @@ def test_dra_shares_of_consumable_capacity() -> None:
 
 
 def test_dra_devices_that_are_no_gpus_of_nvml() -> None:
-    """What is passed through is allocated and not in NVML; channels are no GPUs; an odd name is told as such."""
+    """What is passed through is allocated and not in NVML; channels are no GPUs; an odd name is reported as such."""
     channel = ClaimDevice("compute-domain.nvidia.com", "node-a", "channel-0", "", "ml", "d")
     pod = claimant("p", claim_of("gpu-vfio-0", "v"), channel, claim_of("gpu-what", "w"), claim_of("gpu-7", "x"))
     found = {(one.reason, one.slots) for one in node_of(pod).collect().node.unmatched}
@@ -356,7 +356,7 @@ def test_a_process_on_the_card_of_the_answer_is_its_holders() -> None:
     assert found == {10: "assigned", 11: "unassigned"}
 
 
-def test_an_init_container_stands_where_its_plugin_put_it() -> None:
+def test_an_init_container_is_on_the_device_of_its_answer() -> None:
     """A container that the checkpoint alone knows holds the card of its answer while it works."""
     resource = "nvidia.com/gpu"
     init = {"warm": {resource: [f"{A}-3"]}}
@@ -397,7 +397,7 @@ def owners_of(node: TestNode) -> dict[int, str]:
     return {process.pid: process.owner.value for process in node.collect().processes}
 
 
-def test_an_init_container_whose_claim_nobody_tells_is_no_squatter() -> None:
+def test_an_init_container_with_an_unknown_claim_is_no_squatter() -> None:
     """The List leaves init containers out, and no file has their claims: what they use of a claimant's is unknown."""
     pod = claimant("p", claim_of("gpu-0"))
     pod.init = {"warm": {}}
@@ -464,43 +464,8 @@ def test_a_holder_that_runs_an_mps_server_is_not_idle() -> None:
     assert (found.holds, found.use.memory_bytes, found.owner) == (True, GIB, Owner.ASSIGNED)
 
 
-def test_an_answer_that_names_more_cards_than_there_are_ids() -> None:
-    """The container has them all: its id stands on each."""
-    resource = "aliyun.com/gpu-mem"
-    pod = pod_of({resource: [f"{A}-_-0"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1,0")})
-    assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 1, B: 1}
-
-
-def test_an_mps_limit_that_cannot_be_read_grants_nothing_known() -> None:
-    """Another form than the plugin's own is a limit all the same, so that no share of the replicas is told."""
-    said = answer(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=5G,1=6G", CUDA_MPS_PIPE_DIRECTORY="/mps")
-    pod = pod_of({"nvidia.com/gpu": ["nvidia0/vgpu1"]}, {"nvidia.com/gpu": said})
-    snapshot = node_of(pod, offered={"nvidia.com/gpu": ids("nvidia0/vgpu{}", 10)}).collect()
-    assert granted(snapshot, pod) == {B: (1, 0.1, None)}
-
-
-@pytest.mark.parametrize("faults", [(0,), (0, 1)])
-def test_limits_are_counted_over_devices_that_are_down_too(faults: tuple[int, ...]) -> None:
-    """What the third device was granted stays that, however many of those before it have not told their uuid."""
-    resource, uuids = "nvidia.com/gpu", [gpu_uuid(number) for number in range(3)]
-    pod = pod_of({resource: [f"{uuids[0]}-{number}" for number in range(3)]}, {resource: hami_answer(0, *uuids)})
-    gpus = [Gpu(number, fault="lost" if number in faults else None) for number in range(3)]
-    snapshot = TestNode(gpus, [pod]).collect()
-    assert granted(snapshot, pod)[uuids[2]] == (1, None, 3002 * MIB)
-    assert sum(one.slots for one in snapshot.node.unmatched) == len(faults)
-
-
-def test_cores_are_dealt_over_devices_that_are_down_too() -> None:
-    """Of 300 cores over three cards the one that is up has 100."""
-    core = "tencent.com/vcuda-core"
-    said = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia2,/dev/nvidia0,/dev/nvidia1"),))
-    pod = pod_of({core: ids(f"{core}-{{}}", 300)}, {core: said})
-    node = TestNode([Gpu(0, fault="lost"), Gpu(1, fault="lost"), Gpu(2)], [pod])
-    assert granted(node.collect(), pod) == {gpu_uuid(2): (100, 1.0, None)}
-
-
 def test_an_index_means_the_card_that_it_meant() -> None:
-    """When a GPU is unbound NVML counts anew; what a container was given stays the same card, and its own."""
+    """When a GPU is unbound NVML counts again; what a container was given stays the same card, and its own."""
     resource = "aliyun.com/gpu-mem"
     pod = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")})
     node = TestNode([Gpu(0), Gpu(1), Gpu(2)], [pod])
@@ -529,7 +494,7 @@ def test_an_index_means_the_same_card_after_an_outage_of_the_kubelet() -> None:
 
 
 @pytest.mark.parametrize("has_tree", [True, False])
-def test_a_dead_pods_row_answers_for_nobody_else(has_tree: bool) -> None:
+def test_a_row_of_an_ended_pod_answers_for_no_other_pod(has_tree: bool) -> None:
     """A new pod whose row is not read yet is not placed by the row of the one that had its ids before, also if the log
     directory of that one is gone."""
     resource = "aliyun.com/gpu-mem"
@@ -550,9 +515,9 @@ def test_an_answer_is_not_for_the_resources_of_other_plugins() -> None:
     """A container with devices of several plugins: an id without its plugin's answer is on no device, whatever another
     plugin answered."""
     gpushare, vcuda, renamed = "aliyun.com/gpu-mem", "tencent.com/vcuda-core", "example.com/gpu"
-    said = {gpushare: answer(NVIDIA_VISIBLE_DEVICES="1")}
+    plugin_answer = {gpushare: answer(NVIDIA_VISIBLE_DEVICES="1")}
     for resource, id_ in ((vcuda, f"{vcuda}-1"), (renamed, f"{A}-3")):
-        pod = pod_of({gpushare: [f"{A}-_-1"], resource: [id_]}, said)
+        pod = pod_of({gpushare: [f"{A}-_-1"], resource: [id_]}, plugin_answer)
         snapshot = node_of(pod).collect()
         assert granted(snapshot, pod) == {B: (1, None, None)}
         assert [(one.resource, one.reason) for one in snapshot.node.unmatched] == [(resource, "untrusted_id")]
@@ -577,8 +542,8 @@ def test_rows_that_hold_more_than_is_listed(listed: int, is_old: bool) -> None:
     """Kubelets 1.20 to 1.22 leave devices out of the List; the row of those that are listed counts. The row itself
     counts if none is listed and the pod has a process."""
     resource = "tencent.com/vcuda-core"
-    said = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia0"),))
-    pod = pod_of({resource: ids(f"{resource}-{{}}", 4)}, {resource: said})
+    plugin_answer = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia0"),))
+    pod = pod_of({resource: ids(f"{resource}-{{}}", 4)}, {resource: plugin_answer})
     node = node_of(pod)
     node.left_out, node.processes = {"another/resource"} if is_old else set(), [Process(10, B, pod)]
     identity = node.observe().pod_identity
@@ -617,14 +582,6 @@ def test_dra_shares_that_an_old_kubelet_lists_without_their_ids() -> None:
     assert [one.grant and one.grant.admin_access for one in snapshot.containers] == [False]
 
 
-def test_an_init_containers_other_resources_hide_nothing() -> None:
-    """A row of a resource that is no GPU's leaves nothing open: what it uses of a foreign card is unassigned."""
-    pod = Pod("ml", "p", {"main": {}}, {"warm": {"rdma/hca": ["mlx5_0"]}})
-    node = node_of(pod, offered={"nvidia.com/gpu": [A, B]})
-    node.processes = [Process(10, A, pod, "warm")]
-    assert owners_of(node) == {10: "unassigned"}
-
-
 def test_an_init_container_on_an_unknown_device_hides_only_itself() -> None:
     """Its own process may be on its own device. What the pod's other container and another pod use is unassigned."""
     pod = Pod("ml", "p", {"main": {}}, {"warm": {"nvidia.com/gpu": ["card-0"]}})
@@ -637,12 +594,6 @@ def test_an_init_container_on_an_unknown_device_hides_only_itself() -> None:
         Process(3, A, other, "warm"),
     ]
     assert owners_of(node) == {0: "unknown", 1: "unassigned", 2: "unassigned", 3: "unassigned"}
-
-
-def test_one_container_with_one_card_by_two_resources() -> None:
-    """It holds the card once, whole."""
-    pod = pod_of({"nvidia.com/gpu": [str(A)], "example.com/gpu": [str(A)]})
-    assert granted(node_of(pod).collect(), pod) == {A: (2, 1.0, 80 * GIB)}
 
 
 def test_memory_is_unknown_if_one_of_several_grants_is() -> None:
@@ -659,17 +610,9 @@ def test_memory_is_unknown_if_one_of_several_grants_is() -> None:
 def test_a_limit_of_nothing_is_no_limit() -> None:
     """HAMi writes 0 where no memory was asked for."""
     resource = "nvidia.com/gpu"
-    said = answer(NVIDIA_VISIBLE_DEVICES=A, CUDA_DEVICE_MEMORY_LIMIT_0="0m", CUDA_DEVICE_SM_LIMIT="30")
-    pod = pod_of({resource: [f"{A}-0"]}, {resource: said})
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=A, CUDA_DEVICE_MEMORY_LIMIT_0="0m", CUDA_DEVICE_SM_LIMIT="30")
+    pod = pod_of({resource: [f"{A}-0"]}, {resource: plugin_answer})
     assert granted(node_of(pod).collect(), pod) == {A: (1, 0.3, None)}
-
-
-def test_ids_of_two_plugins_under_one_resource() -> None:
-    """Those that name their card have it; the others get what is left of the answer's."""
-    resource = "nvidia.com/gpu"
-    pod = pod_of({resource: [str(A), f"{B}-3"]}, {resource: hami_answer(30, A, B)})
-    found = granted(node_of(pod).collect(), pod)
-    assert {uuid: slots for uuid, (slots, _, _) in found.items()} == {A: 1, B: 1}
 
 
 def test_a_partitioned_gpu_that_is_given_out_whole_and_in_part() -> None:
@@ -682,28 +625,3 @@ def test_a_partitioned_gpu_that_is_given_out_whole_and_in_part() -> None:
     snapshot = node_of(admin, part, mig=True).collect()
     assert granted(snapshot, admin) == {A: (1, None, None)}
     assert granted(snapshot, part) == {SMALL: (1, 1 / 7, 10 * GIB)}
-
-
-def test_gkes_instance_is_its_first_compute_instance() -> None:
-    """Its plugin makes one in each GPU instance; another beside it is somebody else's."""
-    pod = pod_of({"nvidia.com/gpu": ["nvidia0/gi1"]})
-    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 2)])], [pod])
-    assert set(granted(node.collect(), pod)) == {mig_uuid(0, 1, 0)}
-
-
-def test_an_id_that_nobody_reads_takes_no_device_from_the_others() -> None:
-    """Beside an odd id, a device that is down still keeps its place among those of the answer."""
-    resource = "nvidia.com/gpu"
-    pod = pod_of({resource: [f"{B}-0", f"{B}-1", "odd"]}, {resource: hami_answer(0, A, B)})
-    snapshot = TestNode([Gpu(0, fault="lost"), Gpu(1)], [pod]).collect()
-    assert {uuid: found[0] for uuid, found in granted(snapshot, pod).items()} == {B: 1}
-    assert {(one.reason, one.slots) for one in snapshot.node.unmatched} == {("device_down", 1), ("unparsed", 1)}
-
-
-def test_an_id_on_no_device_of_the_answer_is_on_one_without_an_id() -> None:
-    """An answer by uuid counts: such an id is a position, also if each device has an id."""
-    resource, other = "nvidia.com/gpu", gpu_uuid(9)
-    pod = pod_of({resource: [str(A), str(other)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=f"{A},{B}")})
-    assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 1, B: 1}
-    pod = pod_of({resource: [str(A), str(other)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=str(A))})
-    assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 2}

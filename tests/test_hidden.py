@@ -102,7 +102,7 @@ def test_a_gpu_that_is_partitioned_before_its_plugin_starts_hides_its_devices() 
     assert hidden_after(start, start, *[Situation(named="ab")] * 4)[-1] == "ab"
 
 
-def test_a_device_that_is_named_again_waits_anew() -> None:
+def test_a_device_that_is_named_again_starts_a_new_wait() -> None:
     """A kubelet that no longer names it, or offers nothing for a while, begins the wait again."""
     start, missing = Situation("a", named="a"), Situation("a", named="ab")
     for pause in (start, Situation("a", named=None)):
@@ -110,7 +110,7 @@ def test_a_device_that_is_named_again_waits_anew() -> None:
         assert found == ["", "", "", "", "", "", "", "", "b"]
 
 
-def test_collections_that_are_not_complete_say_nothing() -> None:
+def test_collections_that_are_not_complete_prove_nothing() -> None:
     """While NVML or the kubelet is down nobody is called hidden. The wait goes on after it: its time does not count."""
     start, missing = Situation("a", named="a"), Situation("a", named="ab")
     found = hidden_after(None, start, missing, missing, None, None, None, missing, missing, missing)
@@ -118,7 +118,7 @@ def test_collections_that_are_not_complete_say_nothing() -> None:
     assert set(hidden_after(None, *[missing] * 5)) == {""}, "the first complete one is the start"
 
 
-def test_the_time_since_when_is_told() -> None:
+def test_the_start_of_the_wait_is_reported() -> None:
     """The wall clock's time of the first collection that missed it."""
     memory, _ = find_hidden(HiddenMemory(), Situation("a", named="a").visible, Moment(0.0, 1e9))
     for number in range(1, 4):
@@ -142,7 +142,7 @@ def anything(draw: st.DrawFn) -> Situation | None:
 
 @given(st.lists(anything(), max_size=12), st.sampled_from([1.0, 15.0, 60.0]))
 def test_one_restart_never_leads_to_the_next(situations: list[Situation | None], interval: float) -> None:
-    """Whatever was seen before: who ends, starts anew and sees the same for ever, ends no more. And nobody is hidden
+    """Whatever was seen before: who ends, starts again and sees the same for ever, ends no more. And nobody is hidden
     who was readable at any time, or before 30 s and three collections have passed."""
     found = hidden_after(*situations, interval=interval)
     for number, hidden in enumerate(found):

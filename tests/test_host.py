@@ -9,16 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpumap.agent.metrics import native
 from gpumap.agent.metrics.host import HOST
 from gpumap.agent.published import published
 from gpumap.agent.sources.procfs import ProcfsSource
-from gpumap.agent.sources.workloads import JOBS_MAX, PARENTS_MAX, PASSWD_BYTES_MAX, SEARCH_SECONDS, JobIds
+from gpumap.agent.sources.workloads import JOBS_MAX, PARENTS_MAX, SEARCH_SECONDS, JobIds
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, map_table, top_table, top_values
+from gpumap.cli.tables import Shape, map_table, top_table
 from gpumap.lab.capture import contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.format import About, Capture, Frame
@@ -227,29 +226,6 @@ def test_users_have_uids_in_a_container(tmp_path: Path) -> None:
     assert users(tmp_path, 1000, own=f"/kubepods/pod{'1' * 32}/{'a' * 64}") == ["1000"]
 
 
-@pytest.mark.parametrize("how", ["missing", "a folder", "a pipe", "too large", "one long line", "no text"])
-def test_a_file_of_users_that_cannot_be_read_gives_uids(tmp_path: Path, how: str) -> None:
-    """gpumap neither fails nor waits."""
-    file = passwd(tmp_path)
-    if how == "a folder":
-        file.mkdir()
-    elif how == "a pipe":
-        os.mkfifo(file)
-    elif how == "too large":
-        file.write_text(PASSWD + "#" * PASSWD_BYTES_MAX)
-    elif how == "one long line":
-        file.write_text("a" * (PASSWD_BYTES_MAX - 1))
-    elif how == "no text":
-        file.write_bytes(b"\xff\0:x:" * 100)
-    assert users(tmp_path, 1000) == ["1000"]
-
-
-def test_a_line_of_the_users_ends_with_a_line_feed_only(tmp_path: Path) -> None:
-    """A user may change the text about themselves (chfn): it is no other line."""
-    passwd(tmp_path).write_text("alice:x:1000:1000:a\u2028root:/home/alice:1001:/bin/bash\n")
-    assert users(tmp_path, 1000, 1001) == ["alice", "1001"]
-
-
 class Slurm:
     """A tree of plain files: processes below a directory of Slurm, which is in a cgroup of the node or of a pod."""
 
@@ -419,13 +395,3 @@ def test_a_map_of_one_namespace_has_no_work_outside_pods() -> None:
     found = published(golden.snapshots(golden.CAPTURES / "workstation")[-1])
     assert any(device.host for device in found.devices)
     assert all(not device.host for device in node_of_namespace(found, "ml").devices)
-
-
-def test_json_rows_have_the_work() -> None:
-    """`top -o json` names it for scripts."""
-    found = NodeMaps((published(golden.snapshots(golden.CAPTURES / "slurm-v1")[-1]),))
-    rows = msgspec.to_builtins(top_values(found, Shape()))["rows"]
-    assert [row["work"] for row in rows if row["owner"] == "host"] == [
-        {"kind": "slurm_job", "name": "42"},
-        {"kind": "slurm_job", "name": "43"},
-    ]

@@ -81,13 +81,13 @@ def check(node: TestNode, snapshot: Snapshot) -> None:
     series = [line.rpartition(" ")[0] for line in page.split("\n") if line and not line.startswith("#")]
     assert len(series) == len(set(series))
     for pod in node.pods:
-        told = Counter[str]()
+        found = Counter[str]()
         for one in snapshot.node.unmatched:
-            told[one.resource] += one.slots
+            found[one.resource] += one.slots
         for row in snapshot.containers:
-            told.update(dict(row.slots))
+            found.update(dict(row.slots))
         for resource, ids in pod.ids["main"].items():
-            assert RULES.is_gpu_resource(resource) is False or told[resource] >= len(set(ids)), "L5"
+            assert RULES.is_gpu_resource(resource) is False or found[resource] >= len(set(ids)), "L5"
 
 
 @settings(max_examples=examples(200))

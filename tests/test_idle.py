@@ -247,7 +247,7 @@ def test_without_samples_the_activity_of_a_gpu_is_no_ones(kind: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(examples(40)))
-def test_nobody_who_worked_is_idle(seed: int) -> None:
+def test_no_pod_that_worked_is_idle(seed: int) -> None:
     """On a node drawn by chance, gpumap reports as idle only pods that truly did not work, and reports all of them."""
     drawn = Drawn(seed)
     node = drawn.node

@@ -109,7 +109,7 @@ def truth_of(node: TestNode) -> Window:
         shared={
             pod.full(name) for pod in node.pods if with_shares(node, pod) for name in {*pod.ids, *pod.init, *pod.claims}
         },
-        untold={
+        unknown_holdings={
             pod.full(container)
             for pod in node.pods
             for container in {*pod.ids, *pod.init}
@@ -162,7 +162,7 @@ def activity_is_a_sole_users(node: TestNode, snapshot: Snapshot) -> None:
             assert row.use.sm_activity_ratio == measured[row.uuid], "L4"
             assert own, "L10: it has no process"
             assert own == there, "L10: it may be another one's"
-            assert gpus[row.uuid].tells_samples, "L10: it may be another one's"
+            assert gpus[row.uuid].has_samples, "L10: it may be another one's"
             assert not gpus[row.uuid].late_samples, "L10: it may be another one's"
         elif row.use.sm_activity_ratio:
             assert row.use.sm_activity_ratio == measured[row.uuid], "L4"
@@ -185,7 +185,7 @@ def the_living_are_not_gone(node: TestNode, snapshot: Snapshot) -> None:
 
 
 def schedulers_are_heard(node: TestNode, snapshot: Snapshot) -> None:
-    """What a reservation covers accuses nobody and costs nobody; `scheduled` needs a reservation or a share."""
+    """What a reservation covers accuse no pod and costs nobody; `scheduled` needs a reservation or a share."""
     parents = {leaf.uuid: leaf.gpu_uuid for leaf in snapshot.node.devices}
     reserved = {row.uuid for row in snapshot.containers if row.reservation}
     noted = {(row.name.pod_name, row.uuid) for row in snapshot.containers if row.grant and not row.slots}

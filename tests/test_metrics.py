@@ -8,7 +8,7 @@ from msgspec import structs
 
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.model.families import Family, Series
+from gpumap.model.families import Family
 from gpumap.model.node import (
     ContainerAccount,
     ContainerOnDevice,
@@ -18,11 +18,10 @@ from gpumap.model.node import (
     Grant,
     NamelessGpu,
     ReportedDeviceHealth,
-    SourceHealth,
 )
-from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, MigInstance, Uuid
+from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner, Source
+from gpumap.model.terms import Owner
 from tests.snapshots import MODEL, UNKNOWN_USE, busy_node, empty_node, gpu, with_node
 
 SLOT = Grant({"nvidia.com/gpu": 1})
@@ -160,12 +159,12 @@ def shape(families: Iterable[Family]) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("group", CONTRACT)
-def test_a_group_is_as_the_contract_says(group: str) -> None:
+def test_a_group_is_as_in_the_contract(group: str) -> None:
     """Each group has the contract's families, no other, with its types and labels."""
     assert shape(GROUPS[group]) == CONTRACT[group]
 
 
-def test_the_self_metrics_are_as_the_contract_says() -> None:
+def test_the_self_metrics_are_as_in_the_contract() -> None:
     """The families on gpumap itself have the contract's names, types and labels."""
     assert shape(self_families("1", "2")) == SELF
 
@@ -197,7 +196,7 @@ def test_names_keep_to_the_conventions() -> None:
             assert all(0 <= value <= 1 for value in values), one.name
 
 
-def test_no_family_stands_on_both_leaves_and_gpus() -> None:
+def test_no_family_is_on_both_leaves_and_gpus() -> None:
     """gpumap_gpu_* and some others name physical GPUs, gpumap_device_* and gpumap_container_* leaves, never both."""
     snapshot = busy_node()
     gpus = {one.uuid for one in snapshot.node.gpus}
@@ -220,7 +219,7 @@ def names(snapshot: Snapshot) -> set[str]:
     return {one.name for one in families if list(one.read(snapshot))} - {"gpumap_node_info"}
 
 
-def test_nothing_known_is_nothing_said() -> None:
+def test_an_unknown_node_has_no_sample() -> None:
     """A node that has told nothing has no sample at all besides its name: unknown is absent."""
     assert names(empty_node()) == set()
 
@@ -235,19 +234,12 @@ def test_what_is_not_known_of_a_container_is_absent() -> None:
     }
 
 
-def test_what_is_not_held_is_not_said_to_be_allocated() -> None:
+def test_a_user_without_a_grant_has_no_allocation() -> None:
     """A container that only uses a device has no series of allocation on it."""
     row = ContainerOnDevice("n", "p", "c", Uuid("GPU-x"), Owner.UNASSIGNED, use=UNKNOWN_USE)
     snapshot = replace(empty_node(), containers=(row,))
     assert names(snapshot) == {"gpumap_container_gpu_processes", "gpumap_container_unassigned_use"}
     assert sample("gpumap_container_unassigned_use", snapshot) == {("n", "p", "c", "GPU-x"): 1}
-
-
-def test_a_holder_without_measurements_has_its_allocation() -> None:
-    """While NVML is down, a holder has its slots and no series of its use."""
-    row = ContainerOnDevice("n", "p", "c", Uuid("GPU-x"), grant=SLOT)
-    snapshot = replace(empty_node(), containers=(row,))
-    assert names(snapshot) == {"gpumap_allocation_info", "gpumap_allocation_slots"}
 
 
 def test_a_number_of_holders_is_complete_or_absent() -> None:
@@ -260,23 +252,6 @@ def test_a_number_of_holders_is_complete_or_absent() -> None:
     )
     found = sample("gpumap_device_holders", with_node(empty_node(), devices=leaves))
     assert found == {("GPU-free",): 0, ("GPU-held",): 2}
-
-
-def test_the_identity_of_a_device() -> None:
-    """A GPU has no MIG labels, a MIG device has its GPU's labels too, and an unknown minor is empty."""
-    whole, hidden, card = gpu(0), structs.replace(gpu(1), minor=None), gpu(2, partitioned=True)
-    mig = MigInstance(Uuid("MIG-x"), 3, 0, "1g.10gb", 1, None, None)
-    devices = (
-        Device(whole.uuid, whole.uuid),
-        Device(hidden.uuid, hidden.uuid),
-        Device(mig.uuid, card.uuid, mig=mig),
-    )
-    snapshot = with_node(empty_node(), gpus=(whole, hidden, card), devices=devices)
-    assert [*sample("gpumap_device_info", snapshot)] == [
-        (whole.uuid, whole.uuid, "0", "0", "00000000:00:00.0", MODEL, "", "", ""),
-        (hidden.uuid, hidden.uuid, "1", "", "00000000:01:00.0", MODEL, "", "", ""),
-        ("MIG-x", card.uuid, "2", "2", "00000000:02:00.0", MODEL, "1g.10gb", "3", "0"),
-    ]
 
 
 def test_gpus_without_a_device_are_named() -> None:
@@ -293,80 +268,6 @@ def test_gpus_without_a_device_are_named() -> None:
         (lost.uuid, "2", "2", "00000000:02:00.0", MODEL, "lost"): 1,
         ("", "3", "", "", "", "hung"): 1,
     }
-
-
-def test_the_attempts_to_read_a_source() -> None:
-    """Each source has the sum of its times, the number of its attempts, and its errors by reason."""
-    kubelet = SourceHealth(Source.KUBELET.value, True, attempts=7, seconds=0.125, errors={"hung": 2, "decode": 1})
-    snapshot = with_node(empty_node(), sources=(kubelet,))
-    families = {one.name: [*one.read(snapshot)] for one in self_families("1", "2")}
-    assert families["gpumap_source_duration_seconds"] == [
-        Series(("kubelet",), 0.125, "_sum"),
-        Series(("kubelet",), 7, "_count"),
-    ]
-    assert families["gpumap_source_errors_total"] == [
-        Series(("kubelet", "decode"), 1),
-        Series(("kubelet", "hung"), 2),
-    ]
-
-
-def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
-    """A GPU with a fault has up 0, the reason and when it last answered; nothing measured."""
-    lost = gpu(0, fault="lost")
-    snapshot = with_node(empty_node(), gpus=(lost,), devices=(Device(lost.uuid, lost.uuid, holders=1),))
-    assert names(snapshot) == {
-        "gpumap_gpu_up",
-        "gpumap_gpu_fault_info",
-        "gpumap_gpu_recovery_action_info",
-        "gpumap_gpu_last_success_timestamp_seconds",
-        "gpumap_device_info",
-        "gpumap_device_holders",
-        "gpumap_finding_since_timestamp_seconds",
-        "gpumap_finding_gpus",
-        "gpumap_finding_judged",
-    }
-    up = next(one for one in GROUPS["device"] if one.name == "gpumap_gpu_up")
-    assert [series.value for series in up.read(snapshot)] == [0]
-
-
-def test_a_device_that_only_the_kubelet_names_has_its_allocation() -> None:
-    """While NVML is down a device has holders and slots, but neither gpumap_device_info nor a measurement."""
-    snapshot = with_node(empty_node(), devices=(Device(Uuid("GPU-x"), holders=0, allocatable={"nvidia.com/gpu": 1}),))
-    assert names(snapshot) == {"gpumap_device_holders", "gpumap_device_slots_allocatable", "gpumap_finding_judged"}
-
-
-def test_each_gpu_has_its_memory() -> None:
-    """Partitioned or not. A GPU without partitions has the memory of its leaf."""
-    snapshot = busy_node(gpus=4)
-    assert {one.partitioned for one in snapshot.node.gpus} == {True, False}
-    for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):
-        of_gpus = sample(name, snapshot)
-        assert {uuid for (uuid,) in of_gpus} == {one.uuid for one in snapshot.node.gpus if one.fault is None}
-        of_leaves = sample(name.replace("_gpu_", "_device_"), snapshot)
-        assert all(of_leaves[one.uuid,] == of_gpus[one.uuid,] for one in snapshot.node.gpus if (one.uuid,) in of_leaves)
-
-
-@pytest.mark.parametrize("partitioned", [True, False])
-def test_a_gpu_without_a_known_memory_has_none(partitioned: bool) -> None:
-    """The page does not break if the driver reports no memory."""
-    card = gpu(0, partitioned=partitioned)
-    assert card.reading is not None
-    unknown = structs.replace(card, reading=structs.replace(card.reading, memory=None))
-    for name in ("gpumap_gpu_memory_total_bytes", "gpumap_gpu_memory_used_bytes"):
-        assert sample(name, with_node(empty_node(), gpus=(unknown,))) == {}
-
-
-def test_a_process_in_no_pod_has_empty_names() -> None:
-    """By process, what no pod can be named for has empty labels; a process whose memory is not told is absent."""
-    snapshot = busy_node()
-    (family,) = native([], process_metrics=True)
-    uuid = snapshot.node.devices[0].uuid
-    assert [series.labels for series in family.read(snapshot)] == [
-        ("team", "pod-0-0", "main", uuid, "100", "C"),
-        ("", "", "", uuid, "101", "C"),
-    ]
-    untold = tuple(structs.replace(one, memory_bytes=None) for one in snapshot.processes)
-    assert list(family.read(replace(snapshot, processes=untold))) == []
 
 
 def sample(name: str, snapshot: Snapshot) -> dict[tuple[str, ...], float]:
@@ -394,10 +295,10 @@ def test_times_of_clock_events_count_nothing_twice() -> None:
 
     def reasons(times: Iterable[str]) -> set[str]:
         assert card.reading is not None
-        told = structs.replace(
+        answer = structs.replace(
             card, reading=structs.replace(card.reading, clock_event_seconds=dict.fromkeys(times, 1.0))
         )
-        return {labels[-1] for labels in sample(family, with_node(empty_node(), gpus=(told,)))}
+        return {labels[-1] for labels in sample(family, with_node(empty_node(), gpus=(answer,)))}
 
     everything = set(CLOCK_EVENT_TIMES)
     totals = {"total_app_clocks", "total_base_clocks"}
@@ -408,7 +309,7 @@ def test_times_of_clock_events_count_nothing_twice() -> None:
         assert reasons(("thermal", part)) == {part}
 
 
-def test_activity_stands_on_leaves() -> None:
+def test_activity_is_on_leaves() -> None:
     """What GPM measured stands on the GPU that is not partitioned, or on its MIG devices, never on both, as told."""
     snapshot = busy_node(gpus=4)
     found = sample("gpumap_device_sm_activity_ratio", snapshot)
@@ -434,7 +335,7 @@ def test_xid_errors_are_counted_from_nought() -> None:
     assert sample("gpumap_gpu_xid_errors_by_code_total", snapshot) == {(lost.uuid, "31"): 2, (lost.uuid, "79"): 1}
 
 
-def test_what_a_gpu_needs_is_told_of_one_that_does_not_answer() -> None:
+def test_the_recovery_action_exists_also_for_a_lost_gpu() -> None:
     """The recovery action stands for a GPU that needs a reset too, and nowhere where the driver does not tell it."""
     lost, silent = gpu(0, fault="reset_required"), structs.replace(gpu(1), recovery_action=None)
     snapshot = with_node(empty_node(), gpus=(lost, silent, gpu(2)))
@@ -444,7 +345,7 @@ def test_what_a_gpu_needs_is_told_of_one_that_does_not_answer() -> None:
     }
 
 
-def test_accounts_stand_without_their_container() -> None:
+def test_accounts_exist_without_their_container() -> None:
     """What was charged is served by its own rows: the container may be gone, and what is not known is absent."""
     name = ("n", "p", "c")
     charged = ContainerAccount(*name, Uuid("GPU-x"), 1.5, None, None, None)

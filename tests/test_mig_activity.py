@@ -39,16 +39,6 @@ def charged(snapshot: Snapshot, pod: Pod) -> ContainerAccount:
 # --- whose it is ------------------------------------------------------------------------------------------------------
 
 
-def test_the_activity_is_its_only_users() -> None:
-    """Two processes of a container have it together, from the second reading on: of the first, nothing was before."""
-    pod = mig_pod()
-    node = mig_node(pod)
-    node.processes = [Process(100, LEAF, pod), Process(101, LEAF, pod)]
-    assert activity(node.collect(), pod) is None
-    snapshot = node.collect()
-    assert (used(snapshot, pod).sm_activity_ratio, used(snapshot, pod).sm_ratio) == (0.5, None)
-
-
 def test_of_a_gpu_that_does_not_measure_it_there_is_none() -> None:
     """Before Hopper, for a holder with and without a process."""
     busy, idle = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
@@ -95,21 +85,8 @@ def test_the_activity_of_an_uncertain_user_makes_no_holder_idle(who: str) -> Non
     assert activity(node.collect(), holder) is None
 
 
-def test_the_interval_in_which_another_ended_is_no_ones() -> None:
-    """What it did before it ended is in the device's activity. One interval later it is the other's alone."""
-    pod, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
-    node = mig_node(pod, other)
-    node.processes = [Process(100, LEAF, pod), Process(101, LEAF, other)]
-    node.collect()
-    del node.processes[1]
-    snapshot = node.collect()
-    assert (activity(snapshot, pod), activity(snapshot, other)) == (None, None)
-    snapshot = node.collect()
-    assert (activity(snapshot, pod), activity(snapshot, other)) == (0.5, 0.0)
-
-
 def test_a_pod_is_not_credited_with_that_of_its_namesake() -> None:
-    """A StatefulSet's pod begins anew under the same name: what ran between the two readings was of both."""
+    """A StatefulSet's pod begins again under the same name: what ran between the two readings was of both."""
     pod = mig_pod()
     node = mig_node(pod)
     node.processes = [Process(100, LEAF, pod)]
@@ -129,28 +106,6 @@ def test_a_holder_without_a_process_rests() -> None:
     assert activity(node.collect(), pod) == 0.0
     node.gpus[0].activities[ALONE] = 0.25
     assert activity(node.collect(), pod) is None
-
-
-def test_the_server_of_mps_computes_for_its_client() -> None:
-    """NVML lists both. The client is the only user."""
-    pod = mig_pod()
-    node = mig_node(pod)
-    node.processes = [
-        Process(100, LEAF, pod, types="M"),
-        Process(101, LEAF, None, comm="nvidia-cuda-mps-server"[:15]),
-    ]
-    node.collect()
-    assert activity(node.collect(), pod) == 0.5
-
-
-def test_without_the_other_processes_in_sight_it_is_no_ones() -> None:
-    """Who sees only its own pod cannot know that a container is alone."""
-    pod = mig_pod()
-    node = mig_node(pod)
-    node.visible = False
-    node.processes = [Process(100, LEAF, pod)]
-    node.collect()
-    assert use(node.collect(), pod.full(), LEAF) is None
 
 
 # --- rest -------------------------------------------------------------------------------------------------------------

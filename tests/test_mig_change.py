@@ -1,4 +1,4 @@
-"""A GPU that is partitioned, partitioned anew and made whole again under the running agent."""
+"""A GPU that is partitioned, partitioned again and made whole again under the running agent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MigNode(Node):
         super().__init__(directory, library, processes)
         for card in self.driver.gpus:
             card.mig_mode = False
-        self.tell_driver()
+        self.update_driver()
 
     @property
     def offered(self) -> tuple[ResourceDevices, ...]:
@@ -41,16 +41,16 @@ class MigNode(Node):
         ids = [id_ for gpu in range(1, self.gpus) for id_ in self.offers.get(gpu, [gpu_uuid(gpu)])]
         return ResourceDevices(WHOLE, tuple(map(DeviceId, sorted(ids)))), shared
 
-    def partition(self, gpu: int, instances: Sequence[MigInstance], *, told: Sequence[str] | None = None) -> None:
+    def partition(self, gpu: int, instances: Sequence[MigInstance], *, offered: Sequence[str] | None = None) -> None:
         """The driver has these devices from now on, none: the GPU is whole. The kubelet's plugin names `told`."""
         card = self.driver.gpus[gpu]
         card.instances, card.mig_mode = [*instances], bool(instances)
         card.processes, card.samples, card.memory_used_bytes = [], [], 64 * MIB
-        self.tell_driver()
-        self.offers[gpu] = [one.uuid or "" for one in instances] if told is None else told
+        self.update_driver()
+        self.offers[gpu] = [one.uuid or "" for one in instances] if offered is None else offered
         if not self.offers[gpu]:
             del self.offers[gpu]
-        self.tell_kubelet()
+        self.update_kubelet()
 
     def run_on(self, pod: Pod, instance: MigInstance, memory_bytes: int) -> int:
         """A process of a pod on a MIG device."""
@@ -58,7 +58,7 @@ class MigNode(Node):
         assert instance.processes is not None
         instance.processes.append(standin.Process(pid, memory_bytes))
         instance.memory_used_bytes = memory_bytes
-        self.tell_driver()
+        self.update_driver()
         return pid
 
 
@@ -155,12 +155,13 @@ async def test_a_gpu_changes_its_partitions_under_the_agent(node: MigNode, handl
         assert "worker_crashed" not in agent.log
 
 
-async def test_another_profile_under_the_same_uuid_is_told_as_such(node: MigNode) -> None:
+async def test_another_profile_under_the_same_uuid_is_reported_as_such(node: MigNode) -> None:
     """A device that comes back with its name, its ids and another size has that size in the next page."""
     node.partition(1, [replace(half(), uuid=SMALL[0], gi=7)])
     async with serve(node) as agent:
         await agent.until(
-            lambda page: page.by("gpumap_device_info", "mig_profile", uuid=SMALL[0]) == {"3g.40gb": 1}, "it is not told"
+            lambda page: page.by("gpumap_device_info", "mig_profile", uuid=SMALL[0]) == {"3g.40gb": 1},
+            "it is not reported",
         )
         node.partition(1, [small(0)])
         page = await agent.later()
@@ -170,12 +171,12 @@ async def test_another_profile_under_the_same_uuid_is_told_as_such(node: MigNode
 
 @pytest.mark.parametrize("code", [Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.INVALID_ARGUMENT, Code.UNKNOWN])
 async def test_a_gpu_that_is_reset_for_its_partitions_costs_itself(node: MigNode, code: int) -> None:
-    """While every call on it fails, whatever NVML says, the others are told; then its new devices are there."""
+    """While every call on it fails, whatever NVML says, the others are reported; then its new devices are there."""
     node.partition(1, [small(0)])
     async with serve(node) as agent:
         await agent.until(lambda page: SMALL[0] in leaves(page), "the first device does not appear")
         node.driver.fail = {("*", 1): code}
-        node.tell_driver()
+        node.update_driver()
         during = await agent.later()
         assert during.value("gpumap_gpu_up", gpu_uuid=CARD) == 0
         assert during.value("gpumap_gpu_up", gpu_uuid=OTHER) == 1
@@ -193,9 +194,9 @@ async def test_the_service_ends_where_new_devices_are_hidden(node: MigNode) -> N
     """Partitions that came after its start, which its container has no device nodes for: one line, and exit code 1."""
     node.partition(1, [small(0)])
     async with Service(node) as agent:
-        node.partition(1, [], told=[HALF])  # NVML lists none of what the plugin offers
+        node.partition(1, [], offered=[HALF])  # NVML lists none of what the plugin offers
         node.driver.gpus[1].mig_mode = True
-        node.tell_driver()
+        node.update_driver()
         code, log = await agent.ended()
     assert code == 1
     assert log.count("mig device hidden") == 1
@@ -220,6 +221,6 @@ async def test_the_service_ends_where_new_devices_are_denied(node: MigNode) -> N
 async def test_what_was_missing_at_the_start_ends_no_service(node: MigNode) -> None:
     """A node whose MIG devices gpumap never sees has a gpumap that runs: a restart would not bring them."""
     node.driver.fail = {("nvmlDeviceGetMemoryInfo_v2", "1.0"): Code.NO_PERMISSION}
-    node.partition(1, [small(0)], told=[SMALL[0], HALF])
+    node.partition(1, [small(0)], offered=[SMALL[0], HALF])
     async with Service(node) as agent:
         assert await agent.lasts(2.0)

@@ -91,7 +91,7 @@ def test_a_name_without_clients_makes_no_server() -> None:
         assert (split["unknown"], split["unassigned"], split.get("mps_server")) == (7 * GIB, 0, None)
 
 
-def test_the_servers_time_is_nobodys() -> None:
+def test_the_time_of_a_server_is_unattributed() -> None:
     """Time that the driver credits to the server is no client's; a client without a row has none that is known, not
     0; one with a row has it, and a holder without processes has 0."""
     silent, credited, idle = replica("silent", 0), replica("credited", 1), replica("idle", 2)
@@ -106,7 +106,7 @@ def test_the_servers_time_is_nobodys() -> None:
     assert {process.pid: process.sm_ratio for process in snapshot.processes} == {10: 0.9, 11: None, 12: 0.4}
 
 
-def test_a_servers_end_credits_nobody() -> None:
+def test_the_end_of_a_server_credits_no_container() -> None:
     """The time that a server used until it ended is not its pod's."""
     client = replica("client", 0)
     node = TestNode([Gpu(0)], [client, DAEMON])
@@ -139,7 +139,7 @@ def test_a_server_that_cannot_be_seen_is_unknown() -> None:
     assert use(snapshot, holder.full(), CARD) is None
 
 
-async def test_what_the_driver_lists_is_told_apart(tmp_path: Path) -> None:
+async def test_clients_and_servers_in_the_lists_of_the_driver(tmp_path: Path) -> None:
     """Over the driver's own lists: a client stands in two of them, a server in the compute list of every card, its
     samples beside; what comes out are the clients' bytes and the server's."""
     client, daemon = replica("client", 0), DAEMON

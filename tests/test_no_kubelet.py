@@ -117,7 +117,7 @@ def test_a_server_shows_the_same(node: TestNode) -> None:
     assert "holders" not in map_table(seen, Shape())
 
 
-def test_doctor_is_well() -> None:
+def test_doctor_finds_nothing() -> None:
     """Only NVML is required. The checks of the kubelet's files do not exist."""
     checks = examine(mapped(workstation()), None)
     names = [one.check for one in checks]
@@ -141,16 +141,6 @@ def test_tables_have_nothing_that_is_assigned() -> None:
     assert waste_table(maps, Shape()) == NOTHING_ASSIGNED
     inspected = inspect_report(details=False, used=True)
     assert "this machine has no kubelet (--no-kubelet): nothing is assigned" in inspected.table(maps, Shape())
-
-
-def test_gpus_that_are_ill_are_still_named() -> None:
-    """`waste` looks for nothing there, but a GPU that is down is said to be."""
-    node = workstation()
-    node.collect()
-    node.gpus[1].fault = "lost"
-    text = waste_table(NodeMaps((mapped(node),)), Shape())
-    assert NOTHING_ASSIGNED in text
-    assert "GPU 1 is down (lost)" in text
 
 
 # --- a running agent --------------------------------------------------------------------------------------------------
@@ -190,7 +180,7 @@ async def test_an_agent_is_ready_by_nvml(node: Node) -> None:
         assert (await agent.get("/readyz")).status == 200
         node.driver.fail["*", "*"] = standin.Code.UNKNOWN
         node.driver.init_code = standin.Code.UNKNOWN
-        node.tell_driver()
+        node.update_driver()
 
         async def status() -> int:
             return (await agent.get("/readyz")).status

@@ -95,7 +95,7 @@ def count_calls(worker: Worker, driver: Driver, calls: Path) -> Counter[str]:
 # --- the groups -------------------------------------------------------------------------------------------------------
 
 
-def test_health_is_told_in_base_units(start: Start) -> None:
+def test_health_is_reported_in_base_units(start: Start) -> None:
     """Hertz, seconds and ratios; counts as the driver has them; words for what are numbers in nvml.h."""
     reading = start(groups=("health",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert reading.clocks_hertz == {"graphics": 1.41e9, "sm": 1.411e9, "memory": 1.593e9, "video": 1.275e9}
@@ -117,7 +117,7 @@ def test_health_is_told_in_base_units(start: Start) -> None:
     assert (reading.pcie_transmit_bytes, reading.nvlink_transmit_bytes, reading.refusals) == (None, None, {})
 
 
-def test_links_are_told_in_bytes(start: Start) -> None:
+def test_links_are_reported_in_bytes(start: Start) -> None:
     """NVLink's are of KiB, summed over all links. PCIe's are of GPM, which this GPU lacks."""
     reading = start(groups=("links",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert (reading.pcie_source, reading.pcie_transmit_bytes, reading.pcie_receive_bytes) == (None, None, None)
@@ -129,7 +129,7 @@ def test_links_are_told_in_bytes(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "fabric"),
+    ("value", "fabric"),
     [
         (None, None),
         ((0, 0), None),
@@ -140,23 +140,13 @@ def test_links_are_told_in_bytes(start: Start) -> None:
         ((9, 0), Fabric("code_9")),
     ],
 )
-def test_the_fabric_is_told_in_words(start: Start, said: tuple[int, int] | None, fabric: Fabric | None) -> None:
+def test_the_fabric_is_reported_by_names(start: Start, value: tuple[int, int] | None, fabric: Fabric | None) -> None:
     """A GPU without a fabric has none. The status has a meaning only after the registration (nvml.h)."""
-    reading = start(groups=("links",)).read_one(Driver(gpus=[Gpu(A, fabric=said)]))
+    reading = start(groups=("links",)).read_one(Driver(gpus=[Gpu(A, fabric=value)]))
     assert (reading.fabric, reading.nvlink_errors, reading.refusals) == (fabric, {}, {})
 
 
-def test_a_refused_fabric_is_told(start: Start) -> None:
-    """It costs its value alone. A driver without the function has no fabric."""
-    driver = Driver(gpus=[healthy_gpu()], fail={(FABRIC, 0): Code.UNKNOWN})
-    reading = start(groups=("links",)).read_one(driver)
-    assert (reading.fabric, reading.refusals) == (None, {FABRIC: Code.UNKNOWN})
-    assert reading.nvlink_errors
-    older = start((FABRIC,), groups=("links",)).read_one(Driver(gpus=[healthy_gpu()]))
-    assert (older.fabric, older.refusals) == (None, {})
-
-
-def test_a_group_that_is_not_asked_for_costs_no_call(start: Start, tmp_path: Path) -> None:
+def test_a_group_that_is_not_requested_costs_no_call(start: Start, tmp_path: Path) -> None:
     """Each group's calls are made in the readings that ask for it, also when the groups change; fields share two."""
     calls = tmp_path / "calls"
     worker = start(STANDIN_CALLS=str(calls))
@@ -181,20 +171,6 @@ def test_a_group_that_is_not_asked_for_costs_no_call(start: Start, tmp_path: Pat
         assert not any("PcieThroughput" in call for call in counted)
 
 
-def test_groups_may_change_from_one_reading_to_the_next(start: Start) -> None:
-    """What was told is absent when its group is no longer asked for, and there again with it."""
-    worker = start()
-    driver = Driver(gpus=[healthy_gpu()])
-    told = []
-    for groups in ((), ("health",), ("links",), ("health", "links"), ("links", "card"), ()):
-        worker.groups = groups
-        reading = worker.read_one(driver)
-        told.append([one is not None for one in (reading.recovery_action, reading.nvlink_receive_bytes)])
-        assert (reading.vbios_version != "") is (reading.pcie_replays is not None) is ("card" in groups)
-        assert reading.temperatures_celsius == {"gpu": 40.0, "memory": 45.0}
-    assert told == [[False, False], [True, False], [False, True], [True, True], [False, True], [False, False]]
-
-
 def test_health_of_a_partitioned_gpu_is_the_cards(start: Start) -> None:
     """The card is asked for it, partitioned or not."""
     gpu = healthy_gpu()
@@ -210,7 +186,7 @@ def test_health_of_a_partitioned_gpu_is_the_cards(start: Start) -> None:
 # --- what a card is made for ------------------------------------------------------------------------------------------
 
 
-def test_what_a_card_is_made_for_is_told(start: Start) -> None:
+def test_constants_of_a_card_are_reported(start: Start) -> None:
     """Its firmware, its CUDA architecture, its highest clocks, who may compute on it, between which limits its power
     can be set, and what it counted of errors in all; nothing of the other groups."""
     reading = start(groups=("card",)).read_one(Driver(gpus=[healthy_gpu()]))
@@ -223,7 +199,7 @@ def test_what_a_card_is_made_for_is_told(start: Start) -> None:
     assert (reading.clocks_hertz, reading.retired_pages, reading.nvlink_receive_bytes) == ({}, {}, None)
 
 
-def test_what_a_card_is_made_for_is_asked_once(start: Start, tmp_path: Path) -> None:
+def test_constants_of_a_card_are_read_once(start: Start, tmp_path: Path) -> None:
     """Also what it does not support; what is set is asked each time, since somebody may set it."""
     calls = tmp_path / "calls"
     worker = start(groups=("card",), STANDIN_CALLS=str(calls))
@@ -239,8 +215,8 @@ def test_what_a_card_is_made_for_is_asked_once(start: Start, tmp_path: Path) -> 
     assert after.power_limits_watts["requested"] == 300.0
 
 
-def test_what_is_refused_of_a_card_is_asked_again(start: Start) -> None:
-    """A refusal costs its own value, and is told; the value comes with the reading in which it is answered."""
+def test_a_refused_constant_is_read_again(start: Start) -> None:
+    """A refusal costs its own value, and is reported; the value comes with the reading in which it is answered."""
     worker = start(groups=("card",))
     driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetVbiosVersion", 0): Code.UNKNOWN})
     reading = worker.read_one(driver)
@@ -253,7 +229,7 @@ def test_what_is_refused_of_a_card_is_asked_again(start: Start) -> None:
 
 
 def test_a_refused_field_costs_itself(start: Start) -> None:
-    """A field that fails is absent and told with its code, and asked again; the others are told."""
+    """A field that fails is absent and told with its code, and asked again; the others are reported."""
     gpu = healthy_gpu()
     gpu.fields[144] = ("error", Code.UNKNOWN)
     worker = start(groups=("health", "links"))
@@ -265,11 +241,11 @@ def test_a_refused_field_costs_itself(start: Start) -> None:
     assert worker.read_one(Driver(gpus=[gpu])).row_remap_pending is True
 
 
-@pytest.mark.parametrize("said", [None, ("error", Code.INVALID_ARGUMENT), ("error", Code.ARGUMENT_VERSION_MISMATCH)])
-def test_a_field_that_is_not_supported_is_not_asked_again(start: Start, said: FieldValue | None) -> None:
-    """Not until NVML is initialised anew, or MIG is switched; drivers that do not know it say so in their way."""
+@pytest.mark.parametrize("value", [None, ("error", Code.INVALID_ARGUMENT), ("error", Code.ARGUMENT_VERSION_MISMATCH)])
+def test_a_field_that_is_not_supported_is_not_called_again(start: Start, value: FieldValue | None) -> None:
+    """Not until NVML is initialised again, or MIG is switched; drivers that do not know it say so in their way."""
     gpu = healthy_gpu()
-    gpu.fields[230] = said
+    gpu.fields[230] = value
     worker = start(groups=("health",))
     reading = worker.read_one(Driver(gpus=[gpu]))
     assert (reading.recovery_action, reading.refusals, reading.remapped_rows["correctable"]) == (None, {}, 3)
@@ -279,17 +255,7 @@ def test_a_field_that_is_not_supported_is_not_asked_again(start: Start, said: Fi
     assert worker.read_one(Driver(gpus=[gpu])).recovery_action == "code_9"
 
 
-def test_a_gpu_without_any_field_is_asked_once(start: Start, tmp_path: Path) -> None:
-    """Where every field is not supported, the call is not made any more."""
-    calls = tmp_path / "calls"
-    worker = start(groups=("health", "links"), STANDIN_CALLS=str(calls))
-    driver = Driver(gpus=[Gpu(A, memory_temperature_celsius=None), healthy_gpu(B)])
-    for _ in range(3):
-        worker.read(driver)
-    assert count_calls(worker, driver, calls)[GROUP_FIELDS] == 2 * (1 + 3)
-
-
-def test_a_driver_without_field_values_tells_the_rest(start: Start) -> None:
+def test_a_driver_without_field_values_reports_the_rest(start: Start) -> None:
     """Its library lacks the function: what only fields tell is absent, without complaint."""
     worker = start((GROUP_FIELDS,), groups=("health", "links"))
     for _ in range(2):
@@ -299,16 +265,8 @@ def test_a_driver_without_field_values_tells_the_rest(start: Start) -> None:
         assert (reading.performance_state, reading.refusals) == (0, {})
 
 
-@pytest.mark.parametrize(("code", "fault"), [(Code.GPU_IS_LOST, "lost"), (Code.UNINITIALIZED, "unknown")])
-def test_a_field_can_tell_that_the_gpu_is_gone(start: Start, code: Code, fault: str) -> None:
-    """As any call can."""
-    gpu = healthy_gpu()
-    gpu.fields[142] = ("error", code)
-    assert start(groups=("health",)).read_one(Driver(gpus=[gpu])).fault == fault
-
-
 @pytest.mark.parametrize("kind", ["uint", "sint", "ushort"])
-def test_traffic_in_narrow_counters_is_not_told(start: Start, kind: str) -> None:
+def test_traffic_in_narrow_counters_is_not_reported(start: Start, kind: str) -> None:
     """A count of bytes that wraps several times in an interval looks like one that does not."""
     gpu = healthy_gpu()
     gpu.fields |= {(139, ALL_LINKS): (kind, 10)}  # type: ignore[dict-item]
@@ -328,30 +286,30 @@ FIELD_IDS = (82, 29, 30, 142, 143, 144, 145, 230, *(field for _, field in health
 
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said=st.fixed_dictionaries(dict.fromkeys(FIELD_IDS, said_fields)), again=st.booleans())
-def test_each_field_stands_for_itself(
+def test_each_field_is_independent(
     hypothetical: tuple[Worker, Iterator[int]], said: dict[int | tuple[int, int], FieldValue | None], again: bool
 ) -> None:
-    """Whatever each field says, of whatever type: what is a number is told, what is refused is not, and no other."""
+    """Whatever type and value each field has: exactly the numbers are reported, and no refused field."""
     worker, places = hypothetical
     gpu = Gpu(A, memory_temperature_celsius=None, fields=said)
     driver = Driver(gpus=[gpu, Gpu(B)][: next(places)])  # another count of GPUs: what is not supported is asked again
     for _ in range(1 + again):
         reading = worker.read_one(driver)
-        told = {
+        answer = {
             field
             for field, value in said.items()
             if value and value[0] != "error" and 0 <= value[1] < 1e9 and value != ("ushort", 0xFFFF)
         }
-        assert reading.clock_event_seconds.keys() == {w for w, f in health.CLOCK_EVENT_FIELDS if f in told}
-        assert len(reading.remapped_rows) == len({142, 143} & told)
-        assert len(reading.retired_pages) == len({29, 30} & told)
+        assert reading.clock_event_seconds.keys() == {w for w, f in health.CLOCK_EVENT_FIELDS if f in answer}
+        assert len(reading.remapped_rows) == len({142, 143} & answer)
+        assert len(reading.retired_pages) == len({29, 30} & answer)
         assert [reading.row_remap_pending is None, reading.row_remap_failure is None] == [
-            144 not in told,
-            145 not in told,
+            144 not in answer,
+            145 not in answer,
         ]
         assert ("memory" in reading.temperatures_celsius, reading.recovery_action is not None) == (
-            82 in told and bool(said[82] and said[82][1]),
-            230 in told,
+            82 in answer and bool(said[82] and said[82][1]),
+            230 in answer,
         )
         refused = {f for f, v in said.items() if v and v[0] == "error" and v[1] in (4, 999)}
         assert reading.refusals.keys() == {f"{GROUP_FIELDS}({field})" for field in refused}
@@ -367,7 +325,7 @@ def start_for_hypothesis(start: Start) -> tuple[Worker, Iterator[int]]:
 
 
 @pytest.mark.parametrize("without", [(), EVENTS, THROTTLING, EVENTS[1:] + THROTTLING[1:]])
-def test_clock_events_are_told_under_either_name(start: Start, tmp_path: Path, without: tuple[str, ...]) -> None:
+def test_clock_events_are_reported_under_either_name(start: Start, tmp_path: Path, without: tuple[str, ...]) -> None:
     """The functions were renamed with driver 535. Where none tells which reasons there are, all that are known are."""
     calls = tmp_path / "calls"
     worker = start(without, groups=("health",), STANDIN_CALLS=str(calls))
@@ -383,20 +341,13 @@ def test_clock_events_are_told_under_either_name(start: Start, tmp_path: Path, w
     assert sum(counted[call] for call in (EVENTS[1], THROTTLING[1])) <= 1
 
 
-def test_reasons_that_are_refused_for_once_are_asked_again(start: Start) -> None:
+def test_reasons_that_are_refused_for_once_are_called_again(start: Start) -> None:
     """Until the driver reports which reasons the GPU knows, only those that are present are reported."""
     driver = Driver(gpus=[healthy_gpu()], fail={(EVENTS[1], 0): Code.UNKNOWN})
     worker = start(groups=("health",))
     assert worker.read_one(driver).clock_events == {"sw_power_cap": True, "hw_thermal_slowdown": True}
     driver.fail.clear()
     assert len(worker.read_one(driver).clock_events) == 5
-
-
-def test_an_unknown_performance_state_is_absent(start: Start) -> None:
-    """NVML's number for it is no state."""
-    gpu = healthy_gpu()
-    gpu.performance_state = 32
-    assert start(groups=("health",)).read_one(Driver(gpus=[gpu])).performance_state is None
 
 
 @pytest.mark.parametrize(
@@ -408,21 +359,16 @@ def test_an_unknown_performance_state_is_absent(start: Start) -> None:
         (("nvmlDeviceGetNumFans", "nvmlDeviceGetFanSpeed_v2", "nvmlDeviceGetFanSpeed"), {}),
     ],
 )
-def test_fans_are_told_by_number_or_the_one(start: Start, without: tuple[str, ...], expected: dict[str, float]) -> None:
+def test_fans_are_reported_by_number_or_the_one(
+    start: Start, without: tuple[str, ...], expected: dict[str, float]
+) -> None:
     """Drivers that do not tell fans apart tell one."""
     reading = start(without, groups=("health",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert (reading.fan_speed_ratios, reading.refusals) == (expected, {})
 
 
-def test_a_fan_that_is_refused_costs_itself(start: Start) -> None:
-    """The other fans are told under their numbers."""
-    gpu = healthy_gpu()
-    gpu.fan_percents = [None, 40, 50]
-    assert start(groups=("health",)).read_one(Driver(gpus=[gpu])).fan_speed_ratios == {"1": 0.4, "2": 0.5}
-
-
 @pytest.mark.parametrize("ecc", [{}, {(0, 1, 2): 7, (1, 1, 2): 0}])
-def test_places_without_ecc_are_asked_once(start: Start, tmp_path: Path, ecc: dict[tuple[int, int, int], int]) -> None:
+def test_places_without_ecc_are_called_once(start: Start, tmp_path: Path, ecc: dict[tuple[int, int, int], int]) -> None:
     """A card without ECC costs its first asking; of the others those places are asked that count."""
     calls = tmp_path / "calls"
     worker = start(groups=("health",), STANDIN_CALLS=str(calls))
@@ -433,23 +379,12 @@ def test_places_without_ecc_are_asked_once(start: Start, tmp_path: Path, ecc: di
         assert count_calls(worker, driver, calls)["nvmlDeviceGetMemoryErrorCounter"] == 16 + 2 * len(ecc)
 
 
-def test_a_refused_counter_costs_itself(start: Start) -> None:
-    """It is absent and told, and asked again in the next reading."""
-    driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetMemoryErrorCounter", 0): Code.UNKNOWN})
-    worker = start(groups=("health",))
-    reading = worker.read_one(driver)
-    assert (reading.ecc_errors, reading.refusals) == ({}, {"nvmlDeviceGetMemoryErrorCounter": Code.UNKNOWN})
-    assert reading.performance_state == 0
-    driver.fail.clear()
-    assert len(worker.read_one(driver).ecc_errors) == 2
-
-
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetPowerUsage"])
-def test_a_gpu_that_waits_for_a_reset_tells_what_helps(start: Start, call: str) -> None:
-    """The recovery action is told with the fault, as long as the driver tells it."""
+def test_a_gpu_that_waits_for_a_reset_reports_its_recovery_action(start: Start, call: str) -> None:
+    """The recovery action is reported with the fault, as long as the driver tells it."""
     gpu = healthy_gpu()
     gpu.fields[230] = ("uint", 1)
     driver = Driver(gpus=[gpu], fail={(call, 0): Code.RESET_REQUIRED})
@@ -463,7 +398,7 @@ def test_a_gpu_that_waits_for_a_reset_tells_what_helps(start: Start, call: str) 
     assert worker.read_one(driver).recovery_action is None
 
 
-def test_a_lost_gpu_is_not_asked_what_helps(start: Start, tmp_path: Path) -> None:
+def test_a_lost_gpu_is_not_queried_for_its_recovery_action(start: Start, tmp_path: Path) -> None:
     """No call is made on a GPU after one said that it is lost: it might hang."""
     calls = tmp_path / "calls"
     driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetMinorNumber", 0): Code.GPU_IS_LOST})
@@ -472,10 +407,3 @@ def test_a_lost_gpu_is_not_asked_what_helps(start: Start, tmp_path: Path) -> Non
         reading = worker.read_one(driver)
         assert (reading.fault, reading.recovery_action) == ("lost", None)
     assert count_calls(worker, driver, calls)[GROUP_FIELDS] == 0
-
-
-def test_a_call_of_health_that_hangs_costs_its_gpu_alone(start: Start) -> None:
-    """The other GPU's reading is told meanwhile."""
-    driver = Driver(gpus=[healthy_gpu(), healthy_gpu(B)], delay={("nvmlDeviceGetMemoryErrorCounter", 0): float("inf")})
-    gpus = start(groups=("health",)).read(driver, hung=1).gpus
-    assert {index: len(gpu.ecc_errors) for index, gpu in gpus.items()} == {1: 2}

@@ -1,10 +1,9 @@
-"""MIG devices as the worker tells them, also of a GPU that is partitioned anew in the midst of a reading."""
+"""MIG devices as the worker tells them, also of a GPU that is partitioned again in the midst of a reading."""
 
 from pathlib import Path
 
 import pytest
 
-from gpumap.agent.nvml_worker import wire
 from gpumap.model.readings import DeviceMemory, GpuProcess, MigInstance, Uuid
 from tests import standin
 from tests.standin import Attributes, Code, Driver, Gpu, Placement, Process, Sample
@@ -15,7 +14,7 @@ MIG_A, MIG_B, MIG_C = (f"MIG-00000000-0000-0000-0000-00000000001{letter}" for le
 GIB = 1 << 30
 
 
-def test_mig_devices_are_told_beyond_a_hole(start: Start) -> None:
+def test_mig_devices_are_reported_beyond_a_hole(start: Start) -> None:
     """A partitioned GPU tells each MIG device with its own memory and processes, and no utilisation or samples."""
     first = standin.MigInstance(MIG_A, gi=7, memory_used_bytes=GIB, processes=[Process(10)])
     second = standin.MigInstance(MIG_B, gi=9, processes=[])
@@ -38,16 +37,6 @@ def test_mig_devices_are_told_beyond_a_hole(start: Start) -> None:
     assert reading.instances[1].processes == ()
 
 
-def test_an_impossible_number_of_slots_costs_little(start: Start, tmp_path: Path) -> None:
-    """The devices of the first slots are read, and it is reported as unknown whether these are all."""
-    calls = tmp_path / "calls"
-    worker = start(STANDIN_CALLS=str(calls))
-    gpu = Gpu(A, mig_max_count=1000, instances=[standin.MigInstance(MIG_A)])
-    reading = worker.read_one(Driver(gpus=[gpu]))
-    assert ([instance.uuid for instance in reading.instances], reading.mig_unknown) == ([MIG_A], True)
-    assert standin.read_calls(calls)["nvmlDeviceGetMigDeviceHandleByIndex"] <= 100
-
-
 def test_compute_instances_of_one_gpu_instance_keep_their_own_processes(start: Start) -> None:
     """A list that is the whole GPU instance's is cut down to the compute instance by its ids."""
     attributes = Attributes(gpu_instance_slice_count=3, compute_instance_slice_count=1, memory_size_mib=40192)
@@ -61,8 +50,9 @@ def test_compute_instances_of_one_gpu_instance_keep_their_own_processes(start: S
     assert (first.profile, first.compute_slices) == ("1c.3g.40gb", 1)
 
 
-def test_processes_of_mig_devices_come_from_the_gpu_where_only_that_tells(start: Start) -> None:
-    """Where MIG handles have no process lists, the GPU's own are sorted by their ids; without ids nothing is told."""
+def test_processes_of_mig_devices_come_from_the_list_of_the_gpu(start: Start) -> None:
+    """Where MIG handles have no process lists, the GPU's own are sorted by their ids; without ids nothing is
+    reported."""
     worker = start()
     instance = standin.MigInstance(MIG_A, gi=1, processes=None)
     gpu = Gpu(A, instances=[instance], processes=[Process(10, gi=1, ci=0), Process(11, gi=2, ci=0)])
@@ -88,9 +78,7 @@ def test_mig_changes_are_seen_in_the_next_reading(start: Start) -> None:
     assert (reading.partitioned, reading.instances, reading.utilization_ratio) == (False, (), 0.0)
 
 
-def test_a_partitioned_gpu_without_instances_is_not_asked_again_what_its_card_does_not_tell(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_partitioned_gpu_without_instances_repeats_no_unsupported_call(start: Start, tmp_path: Path) -> None:
     """As often as one that is not partitioned; and an instance that is made later is there at once."""
     calls = []
     for mig_mode in (None, True):
@@ -108,7 +96,7 @@ def test_a_partitioned_gpu_without_instances_is_not_asked_again_what_its_card_do
     assert [instance.uuid for instance in worker.read_one(driver).instances] == [MIG_A]
 
 
-def test_what_only_a_partitioned_gpu_refuses_is_asked_again(start: Start) -> None:
+def test_what_only_a_partitioned_gpu_refuses_is_called_again(start: Start) -> None:
     """A call that was not supported while MIG was on is tried again as soon as it is off."""
     worker = start()
     gpu = Gpu(A, instances=[standin.MigInstance(MIG_A, processes=None)], processes=None)
@@ -118,7 +106,7 @@ def test_what_only_a_partitioned_gpu_refuses_is_asked_again(start: Start) -> Non
     assert worker.read_one(driver).processes == (GpuProcess(10, GIB, "C"),)
 
 
-def test_a_gpu_instance_tells_its_profile_and_place(start: Start) -> None:
+def test_a_gpu_instance_reports_its_profile_and_place(start: Start) -> None:
     """Profile number, first memory slice and their count, once for all compute instances of a GPU instance."""
     place = Placement(profile_id=9, start=4, size=4)
     siblings: list[standin.MigInstance | None] = [
@@ -145,7 +133,7 @@ def test_a_place_that_is_kept_back_is_absent_without_complaint(start: Start, tmp
     assert standin.read_calls(calls)["nvmlDeviceGetGpuInstanceById"] <= 2
 
 
-def test_a_device_that_comes_back_under_its_uuid_is_told_as_it_is_now(start: Start) -> None:
+def test_a_device_that_comes_back_under_its_uuid_is_reported_as_it_is_now(start: Start) -> None:
     """Nothing is kept by uuid: profile, slices, ids and place are those of the instance that has it in each reading."""
     worker = start()
     gpu = Gpu(A, instances=[standin.MigInstance(MIG_A, gi=7, placement=Placement(19, 2, 1))])
@@ -206,9 +194,9 @@ def half_of(uuid: str, gi: int, used_bytes: int, pid: int, handle: int | None) -
 
 @pytest.mark.parametrize("handle", [None, 7], ids=["stale", "recycled"])
 @pytest.mark.parametrize("call", MIG_CALLS)
-def test_no_instance_is_paired_with_what_another_said(start: Start, call: str, handle: int | None) -> None:
-    """A GPU that is partitioned anew between any two calls of a reading, its handles stale or good for another device:
-    what is told of a uuid is its own, the next reading has the new device whole, and a refusal is nobody's."""
+def test_no_instance_has_values_of_another_one(start: Start, call: str, handle: int | None) -> None:
+    """A GPU that is partitioned again between any two calls of a reading, its handles stale or good for another device:
+    what is reported of a uuid is its own, the next reading has the new device whole, and a refusal is nobody's."""
     worker = start()
     second = half_of(MIG_C, 3, 3, 12, None)
     before = Driver(gpus=[Gpu(A, instances=[half_of(MIG_A, 1, 1, 10, handle), second])])
@@ -222,21 +210,12 @@ def test_no_instance_is_paired_with_what_another_said(start: Start, call: str, h
         for one in reading.instances:
             assert one.memory is not None
             assert one.processes is not None
-            said = (one.gpu_instance_id, one.memory.used_bytes, one.processes[0].pid)
-            assert (said, one.placement_start) == (own[one.uuid], own[one.uuid][0])
+            measured = (one.gpu_instance_id, one.memory.used_bytes, one.processes[0].pid)
+            assert (measured, one.placement_start) == (own[one.uuid], own[one.uuid][0])
         assert expected <= {one.uuid for one in reading.instances}
 
 
-def test_an_instance_that_cannot_be_named_is_left_out_and_told(start: Start) -> None:
-    """Where the driver refuses a uuid for another reason than that the device has gone, that is told."""
-    gpu = Gpu(A, instances=[standin.MigInstance(MIG_A), standin.MigInstance(MIG_B, gi=2)])
-    driver = Driver(gpus=[gpu], fail={("nvmlDeviceGetUUID", "0.0"): Code.NO_PERMISSION})
-    reading = start().read_one(driver)
-    assert [one.uuid for one in reading.instances] == [MIG_B]
-    assert reading.refusals == {"nvmlDeviceGetUUID": Code.NO_PERMISSION}
-
-
-def test_what_a_going_device_did_not_support_is_asked_of_the_next_one(start: Start) -> None:
+def test_a_refusal_of_a_removed_device_does_not_affect_the_next_one(start: Start) -> None:
     """MIG switched off and on again between two readings, the first of them cut off by it, costs no later reading."""
     worker = start()
     on = Driver(gpus=[Gpu(A, instances=[standin.MigInstance(MIG_A)])])
@@ -267,8 +246,8 @@ def test_a_reset_of_a_partitioned_gpu_passes(start: Start, code: int) -> None:
     assert [one.uuid for one in worker.read(driver).gpus[0].instances] == [MIG_B]
 
 
-def test_an_instance_whose_device_nodes_are_missing_says_so(start: Start) -> None:
-    """Memory that is not permitted makes an instance `denied`; that of its neighbour is told."""
+def test_an_instance_without_device_nodes_is_denied(start: Start) -> None:
+    """Memory that is not permitted makes an instance `denied`; that of its neighbour is reported."""
     gpu = Gpu(A, instances=[standin.MigInstance(MIG_A), standin.MigInstance(MIG_B, gi=2)])
     driver = Driver(gpus=[gpu], fail={("nvmlDeviceGetMemoryInfo_v2", "0.1"): Code.NO_PERMISSION})
     first, second = start().read_one(driver).instances
@@ -276,7 +255,7 @@ def test_an_instance_whose_device_nodes_are_missing_says_so(start: Start) -> Non
     assert (second.denied, second.memory) == (True, None)
 
 
-def test_a_process_on_two_compute_instances_stands_on_each(start: Start) -> None:
+def test_a_process_on_two_compute_instances_is_on_each(start: Start) -> None:
     """The kernel sums memory by the instance that it was opened on, so that each row is a part of its own."""
     siblings: list[standin.MigInstance | None] = [
         standin.MigInstance(uuid, gi=1, ci=ci, processes=[Process(10, GIB * (ci + 1))])
@@ -286,7 +265,7 @@ def test_a_process_on_two_compute_instances_stands_on_each(start: Start) -> None
     assert (first.processes, second.processes) == ((GpuProcess(10, GIB, "C"),), (GpuProcess(10, 2 * GIB, "C"),))
 
 
-def test_rows_without_ids_in_lists_of_several_compute_instances_are_nobodys(start: Start) -> None:
+def test_rows_without_ids_in_lists_of_several_compute_instances_are_unattributed(start: Start) -> None:
     """A PID without ids in the lists of two compute instances runs in nobody knows which: neither tells processes.
     In one list alone it is that one's, and a GPU instance with one compute instance has nothing to mix up."""
     nowhere = 0xFFFFFFFF
@@ -302,20 +281,6 @@ def test_rows_without_ids_in_lists_of_several_compute_instances_are_nobodys(star
     gpu.instances = [device(MIG_A, 1, 0, 10), device(MIG_B, 1, 1, 11)]
     found = [one.processes for one in worker.read_one(driver).instances]
     assert found == [(GpuProcess(10, GIB, "C"),), (GpuProcess(11, GIB, "C"),)]
-
-
-def test_a_call_that_hangs_on_an_instance_costs_its_gpu_alone(start: Start) -> None:
-    """Of a node where one GPU is partitioned the others are read while a MIG device's call hangs."""
-    worker = start()
-    cards = [Gpu(A, instances=[standin.MigInstance(MIG_A), standin.MigInstance(MIG_B, gi=2)]), Gpu(B), Gpu(C)]
-    driver = Driver(gpus=cards, delay={("nvmlDeviceGetMemoryInfo_v2", "0.1"): float("inf")})
-    assert set(worker.read(driver, hung=1).gpus) == {1, 2}
-    answers = worker.read(hung=1)
-    assert (answers.driver.busy, set(answers.gpus)) == ((0,), {1, 2})
-    driver.delay.clear()
-    driver.write(worker.state)
-    assert isinstance(worker.answer(), wire.GpuMessage)
-    assert [one.uuid for one in worker.read().gpus[0].instances] == [MIG_A, MIG_B]
 
 
 @pytest.mark.parametrize(("may_place", "most"), [(True, 13), (False, 11)])

@@ -33,14 +33,13 @@ from tests.worker import PATIENCE_SECONDS, Start
 
 T = TypeVar("T")
 A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
-MIG_A = "MIG-00000000-0000-0000-0000-00000000001a"
 GIB = 1 << 30
 
 
 # --- a whole GPU ------------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_gpu_is_told_in_base_units(start: Start) -> None:
+def test_a_whole_gpu_is_reported_in_base_units(start: Start) -> None:
     """Watts, joules, bytes, ratios and degrees Celsius, with the GPU's identity as NVML gives it."""
     gpu = Gpu(
         A,
@@ -100,16 +99,16 @@ def test_a_memory_of_zero_degrees_is_no_temperature(start: Start) -> None:
     assert start().read_one(Driver(gpus=[Gpu(A, memory_temperature_celsius=0)])).temperatures_celsius == {"gpu": 40.0}
 
 
-def test_a_failing_call_costs_its_value_alone_and_is_told(start: Start) -> None:
-    """A value that NVML refuses is absent, and the refusal is told with its code."""
+def test_a_failing_call_costs_its_value_alone_and_is_reported(start: Start) -> None:
+    """A value that NVML refuses is absent, and the refusal is reported with its code."""
     driver = Driver(gpus=[Gpu(A)], fail={("nvmlDeviceGetPowerUsage", 0): Code.NO_PERMISSION})
     reading = start().read_one(driver)
     assert (reading.fault, reading.power_watts, reading.energy_joules) == (None, None, 1000.0)
     assert reading.refusals == {"nvmlDeviceGetPowerUsage": Code.NO_PERMISSION}
 
 
-def test_what_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -> None:
-    """A call that answered "not supported" is asked once in a few minutes, and when NVML is initialised anew."""
+def test_what_is_not_supported_is_not_called_again(start: Start, tmp_path: Path) -> None:
+    """A call that answered "not supported" is asked once in a few minutes, and when NVML is initialised again."""
     calls = tmp_path / "calls"
     worker = start(groups=("codec",), STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, encoder_utilization=None)])
@@ -133,7 +132,7 @@ PASSING = (
 
 
 @pytest.mark.parametrize("call", PASSING)
-def test_a_passing_not_supported_is_told_and_passes(start: Start, call: str) -> None:
+def test_a_temporary_refusal_is_reported_and_ends(start: Start, call: str) -> None:
     """A value that was there before and is refused is asked for again soon; no other value is."""
     worker = start(groups=("codec", "health"), changed=SOON)
     driver = Driver(gpus=[Gpu(A, encoder_utilization=None, processes=[Process(10)], mig_mode=False)])
@@ -149,21 +148,7 @@ def test_a_passing_not_supported_is_told_and_passes(start: Start, call: str) -> 
         assert time.monotonic() < deadline, "it is not asked for again"
 
 
-def test_a_value_that_is_lost_for_good_is_asked_for_more_and_more_seldom(start: Start) -> None:
-    """Each time that it is refused is told, and there are few of them."""
-    worker = start(changed={"calls.SOON_SECONDS": 0.05, "calls.RETRY_SECONDS": 0.4})
-    driver = Driver(gpus=[Gpu(A)])
-    worker.read(driver)
-    driver.gpus = [Gpu(A, power_milliwatts=None)]
-    told, began, reads = 0, time.monotonic(), 0
-    while told < 5:
-        told += len(worker.read_one(driver).refusals)
-        reads += 1
-    assert time.monotonic() - began > 0.05 + 0.1 + 0.2 + 0.4
-    assert reads > told
-
-
-def test_what_a_gpu_lacks_is_asked_for_again_without_complaint(start: Start, tmp_path: Path) -> None:
+def test_what_a_gpu_lacks_is_called_again_without_complaint(start: Start, tmp_path: Path) -> None:
     """A refusal of what never was there is no error, however often it comes."""
     calls = tmp_path / "calls"
     worker = start(groups=("codec",), changed={"calls.RETRY_SECONDS": 0.0}, STANDIN_CALLS=str(calls))
@@ -200,7 +185,7 @@ def test_memory_falls_back_where_v2_is_another_version(start: Start) -> None:
 
 @pytest.mark.parametrize("symbol", ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"])
 def test_either_temperature_call_will_do(start: Start, symbol: str) -> None:
-    """The temperature is told by drivers that lack the new call, and by those that will lack the old one."""
+    """The temperature is reported by drivers that lack the new call, and by those that will lack the old one."""
     assert start((symbol,)).read_one(Driver(gpus=[Gpu(A)])).temperatures_celsius["gpu"] == 40.0
 
 
@@ -208,7 +193,7 @@ def test_either_temperature_call_will_do(start: Start, symbol: str) -> None:
 
 
 def test_a_process_in_several_lists_is_one(start: Start) -> None:
-    """A PID in two lists has both types and the larger memory; memory that is not told stays unknown."""
+    """A PID in two lists has both types and the larger memory; memory that is not reported stays unknown."""
     processes = [
         Process(30, None),
         Process(10, 2 * GIB),
@@ -287,7 +272,7 @@ OLD_REFUSED: dict[tuple[str, standin.Target], int] = {(SAMPLES_OLD, 1): Code.NOT
 
 
 @pytest.mark.parametrize("mig_first", [False, True])
-def test_a_gpu_that_refuses_the_old_call_is_asked_by_the_new_one(start: Start, *, mig_first: bool) -> None:
+def test_the_new_call_is_used_if_a_gpu_refuses_the_old_one(start: Start, *, mig_first: bool) -> None:
     """Beside a GPU that answers the old one; no samples are an idle GPU in both. JPEG and OFA are only in the new."""
     samples = [Sample(10, 50, 10, 20, 30, 40, 60), Sample(10, 70, 30, 40, 50, 60, 80)]
     gpus = [Gpu(uuid, samples=samples, processes=[Process(10)], mig_mode=mig_first) for uuid in (A, B)]
@@ -368,21 +353,21 @@ def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Star
     pytest.fail("the machine was never quick enough")
 
 
-def test_samples_that_the_driver_drops_before_the_next_reading_are_told(start: Start) -> None:
+def test_samples_that_the_driver_drops_before_the_next_reading_are_kept(start: Start) -> None:
     """Where the interval is longer than the driver keeps samples, the worker takes them in between."""
     changed = {"read_scheduler.KEPT_SECONDS": 0.05, "processes.KEPT_SECONDS": 0.05, "processes.SAMPLING_SECONDS": 0.02}
     worker, gpu = start(changed=changed), Gpu(A)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    told: list[int] = []
-    while told != [10, 11] and time.monotonic() < deadline:
+    answer: list[int] = []
+    while answer != [10, 11] and time.monotonic() < deadline:
         worker.read_one(Driver(gpus=[gpu]))
         for pid in (10, 11):
             gpu.samples = [Sample(pid, 50, timestamp_us=time.time_ns() // 1000)]
             Driver(gpus=[gpu]).write(worker.state)
             time.sleep(0.5)
         reading = worker.read_one(Driver(gpus=[gpu]))
-        told = [sample.pid for sample in reading.samples or ()]
-    assert told == [10, 11]
+        answer = [sample.pid for sample in reading.samples or ()]
+    assert answer == [10, 11]
     assert all(0 < sample.sm_ratio < 0.5 for sample in reading.samples or ())
     assert reading.sampled_seconds is not None
     assert reading.sampled_seconds >= 0.9
@@ -461,7 +446,7 @@ def test_a_gpu_lost_later_keeps_its_identity(start: Start) -> None:
     assert worker.read(driver).gpus[1].uuid is None
 
 
-def test_a_driver_that_lost_everything_is_initialised_anew(start: Start) -> None:
+def test_a_driver_that_lost_everything_is_initialised_again(start: Start) -> None:
     """Where NVML has forgotten its initialisation, the GPUs are at fault once, and back in the next reading."""
     worker = start()
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
@@ -487,7 +472,7 @@ def test_a_hung_call_costs_its_gpu_alone(start: Start) -> None:
     assert set(worker.read().gpus) == {0, 1}
 
 
-def test_many_hung_gpus_keep_nobody_waiting(start: Start) -> None:
+def test_many_hung_gpus_delay_no_other_gpu(start: Start) -> None:
     """However many GPUs hang at a time, and whatever their places, those that do not are read."""
     worker = start()
     uuids = [f"GPU-00000000-0000-0000-0000-{index:012d}" for index in range(8)]
@@ -499,7 +484,7 @@ def test_many_hung_gpus_keep_nobody_waiting(start: Start) -> None:
     assert (sorted(answers.driver.busy), set(answers.gpus)) == (hung, {3, 5, 7})
     Driver(gpus=driver.gpus).write(worker.state)
     late = [worker.answer() for _ in hung]
-    assert sorted(said.gpu.index for said in late if isinstance(said, wire.GpuMessage)) == hung
+    assert sorted(message.gpu.index for message in late if isinstance(message, wire.GpuMessage)) == hung
     assert set(worker.read().gpus) == set(range(8))
 
 
@@ -524,7 +509,7 @@ def test_a_crash_of_the_library_ends_the_worker_after_the_suspects_are_last(star
     assert worker.process.wait(PATIENCE_SECONDS) == -signal.SIGABRT
 
 
-def test_skipped_gpus_are_not_asked(start: Start) -> None:
+def test_skipped_gpus_are_not_read(start: Start) -> None:
     """A GPU in `skip` is left alone, so that it cannot crash the worker."""
     worker = start()
     worker.ask(Driver(gpus=[Gpu(A), Gpu(B)], crash={("*", 0)}), skip=(0,))
@@ -535,49 +520,6 @@ def test_skipped_gpus_are_not_asked(start: Start) -> None:
 
 
 # --- the library ------------------------------------------------------------------------------------------------------
-
-
-def test_a_library_that_appears_later_is_found(start: Start, libraries: Path, tmp_path: Path) -> None:
-    """A missing library and one that is no library are told as such, and looked for in each request."""
-    path = tmp_path / "libnvidia-ml.so.1"
-    worker = start(library=path)
-    error = worker.refusal()
-    assert (error.code, error.reason) == (12, "library_not_found")
-    assert str(path) in error.detail
-    path.write_text("made for another machine")
-    assert worker.refusal().reason == "library_not_found"
-    path.unlink()
-    path.symlink_to(standin.build(libraries))
-    assert set(worker.read(Driver(gpus=[Gpu(A)])).gpus) == {0}
-
-
-def test_a_driver_that_appears_later_is_found(start: Start) -> None:
-    """Init's refusals are told by their words, and tried anew in each request."""
-    worker = start()
-    for code, word in ((9, "driver_not_loaded"), (4, "no_permission"), (999, "unknown"), (17, "operating_system")):
-        error = worker.refusal(Driver(gpus=[Gpu(A)], init_code=code))
-        assert (error.code, error.reason) == (code, word)
-    assert set(worker.read(Driver(gpus=[Gpu(A)])).gpus) == {0}
-
-
-def test_a_library_of_another_driver_takes_another_process(start: Start) -> None:
-    """A version mismatch is told, and then the worker ends: only a new process can load the new library."""
-    worker = start()
-    assert worker.refusal(Driver(init_code=Code.LIB_RM_VERSION_MISMATCH)).reason == "driver_version_mismatch"
-    assert worker.process.wait(PATIENCE_SECONDS) == 0
-
-
-def test_a_driver_without_gpus_is_no_error(start: Start) -> None:
-    """Zero GPUs are counted as such, and GPUs that appear are read."""
-    worker = start()
-    assert worker.read(Driver()).driver.gpus == 0
-    assert worker.read(Driver(gpus=[Gpu(A)])).gpus[0].uuid == A
-
-
-def test_a_module_named_pynvml_does_no_harm(start: Start, tmp_path: Path) -> None:
-    """The worker has nvidia-ml-py from where gpumap is installed, whatever lies in the working directory."""
-    (tmp_path / "pynvml.py").write_text("raise RuntimeError('imported')\n")
-    assert start(directory=tmp_path).read_one(Driver(gpus=[Gpu(A)])).uuid == A
 
 
 def test_room_for_texts_is_enough() -> None:
@@ -605,7 +547,7 @@ def test_the_functions_that_are_called_are_in_the_library() -> None:
     } <= standin.FUNCTIONS
 
 
-def test_every_code_of_nvidias_has_a_word() -> None:
+def test_every_code_of_nvml_has_a_reason() -> None:
     """A code that nvidia-ml-py names has a word of gpumap's for labels and messages."""
     codes_of_nvidia = {code for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
     assert {code for code in codes_of_nvidia if codes.word(code) == f"code_{code}"} == set()
@@ -651,7 +593,7 @@ instances = st.builds(
 
 
 def worded(values: st.SearchStrategy[T]) -> st.SearchStrategy[dict[str, T]]:
-    """What is told by a word each."""
+    """What is reported by a word each."""
     return st.dictionaries(st.text(), values, max_size=2)
 
 

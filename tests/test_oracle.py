@@ -189,28 +189,6 @@ def test_an_id_that_is_nowhere_is_found() -> None:
     assert list(laws.lost(page, {(BUSY, "nvidia.com/gpu"): 2, (IDLE, "nvidia.com/gpu"): 1})) != []
 
 
-def test_a_process_that_comes_may_be_missing() -> None:
-    """While a process begins or ends, its container may have its memory or not, and nothing else."""
-    coming = window(**{"12": Span(NOW + 0.2, NOW + 0.3)})
-    for size, count, law in ((100, 1, ""), (300, 2, ""), (200, 1, "L4"), (100, 2, "L4"), (0, 0, "L10")):
-        page = changed(MEMORY, VALUE, f" {size * MIB}")
-        page = changed(f"{laws.PROCESSES}.*{FIRST}", VALUE, f" {count}", page)
-        found = [one for one in laws.wrong(Page(page), coming) if "(bytes, processes)" in one]
-        assert [one.partition(":")[0] for one in found] == [law] * bool(law), found
-    both = window(**{"11": Span(NOW + 0.2, NOW + 0.3), "12": Span(NOW + 0.2, NOW + 0.3)})
-    page = changed(f"{laws.PROCESSES}.*{FIRST}", VALUE, " 0", changed(MEMORY, VALUE, " 0"))
-    assert "bytes, processes" not in findings(page, both)
-
-
-def test_some_processes_may_be_unknown() -> None:
-    """While a source of identities is away, a container has the memory of some of its processes. It is not idle."""
-    partly = window(touched={"proc"})
-    for size, count, law in ((100, 1, ""), (300, 2, ""), (150, 1, "L4"), (0, 0, "L10")):
-        page = changed(f"{laws.PROCESSES}.*{FIRST}", VALUE, f" {count}", changed(MEMORY, VALUE, f" {size * MIB}"))
-        found = [one for one in laws.wrong(Page(page), partly) if "(bytes, processes)" in one]
-        assert [one.partition(":")[0] for one in found] == [law] * bool(law), found
-
-
 def test_a_pod_that_ended_disappears() -> None:
     """The kubelet has some time for it; after that, its rows are false."""
     ended = {"train": Span(NOW - 60, NOW - 50), "11": Span(NOW - 90, NOW - 90)}
@@ -323,16 +301,6 @@ def test_page_and_map_that_differ_are_found() -> None:
     assert "L11: findings: map" in "".join(laws.disagreement(page, document))
     document["devices"][0]["memory"]["used_bytes"] += 1
     assert "L1: the owners" in "".join(laws.disagreement(page, document))
-
-
-@pytest.mark.parametrize(("size_mib", "is_right"), [(300, True), (50, True), (350, False), (0, False)])
-def test_a_name_of_two_instances_is_that_of_either(size_mib: int, is_right: bool) -> None:
-    """A pod that ends slowly, and its successor of the same name: their memory is never added up."""
-    both = window()
-    old = Process(31, Pod("ml", "train", "uid-3"), BUSY, {FIRST: 50 * MIB}, LONG_AGO)
-    both = replace(both, processes=[*both.processes, old])
-    page = changed(f"{laws.PROCESSES}.*{FIRST}", ".*", "", changed(MEMORY, VALUE, f" {size_mib * MIB}"))
-    assert any("(bytes, processes)" in one for one in laws.wrong(Page(page), both)) is not is_right
 
 
 def test_counters_that_fall_are_found() -> None:

@@ -37,7 +37,7 @@ def collect(node: TestNode, source: str, sent: int, received: int) -> tuple[floa
 
 
 def test_the_drivers_counter_is_shown_as_it_is() -> None:
-    """From the first reading on, and after the driver began anew."""
+    """From the first reading on, and after the driver began again."""
     node = TestNode([Gpu(0)])
     assert collect(node, "totals", 1000, 2000) == (1000, 2000)
     assert collect(node, "totals", 1500, 2000) == (1500, 2000)
@@ -59,8 +59,8 @@ def test_what_gpumap_adds_up_starts_at_nought_and_never_goes_back() -> None:
     assert collect(node, "rates", 900, 900) == (0, 0)
 
 
-def test_a_change_of_who_counts_is_no_traffic() -> None:
-    """From sums to the driver's counter and back it goes on from its value; a driver that begins anew is shown."""
+def test_a_change_of_the_counter_is_no_traffic() -> None:
+    """From sums to the driver's counter and back it goes on from its value; a driver that begins again is shown."""
     node = TestNode([Gpu(0)])
     collect(node, "rates", 0, 0)
     assert collect(node, "rates", 100, 200) == (100, 200)
@@ -113,7 +113,7 @@ def test_counts_of_the_last_gpus_that_went_away_are_kept() -> None:
 @example([(False, 5, 0), (True, 0, 0), (False, 3, 0)])
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1 << 40), st.integers(0, 1 << 40)), max_size=8))
 def test_sums_of_any_course_add_up(course: list[tuple[bool, int, int]]) -> None:
-    """Of rates the counter is all that was added since the first reading, however often the worker began anew."""
+    """Of rates the counter is all that was added since the first reading, however often the worker began again."""
     node = TestNode([Gpu(0)])
     counted = expected = (0, 0)
     collect(node, "rates", 0, 0)

@@ -61,7 +61,7 @@ def test_each_process_is_read_again_in_its_time_and_few_at_once(apart: float, mo
     assert sum(counts.values()) >= 3 * 7 - 1
 
 
-def test_more_processes_than_a_lower_limit_of_open_files_are_let_go() -> None:
+def test_a_lower_limit_of_open_files_releases_processes() -> None:
     """poll(2) refuses more descriptors than the limit. Another process may lower it at any time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     known = KnownProcesses()

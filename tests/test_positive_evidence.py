@@ -253,17 +253,17 @@ def check(found: Collected) -> None:
 
 def accusations_are_true(found: Collected) -> None:
     for process in found.snapshot.processes:
-        told = (process.pid, process.uuid, process.owner, process.name, process.pod_uid)
+        answer = (process.pid, process.uuid, process.owner, process.name, process.pod_uid)
         known = [(world, one, world.pod_of(one)) for world in found.moments for one in world.node.processes
                  if one.pid == process.pid]  # fmt: skip
         if process.owner is Owner.GONE:
-            assert any(pod and not pod.alive for _, _, pod in known), f"accused of being gone: {told}"
+            assert any(pod and not pod.alive for _, _, pod in known), f"accused of being gone: {answer}"
         if process.owner is Owner.UNASSIGNED:
             assert any(pod and not world.holds(pod, one.container, process.uuid) for world, one, pod in known), (
-                f"accused of use without a grant: {told}"
+                f"accused of use without a grant: {answer}"
             )
         if process.owner is Owner.HOST:
-            assert any(pod is None for _, _, pod in known), f"called a process of the host: {told}"
+            assert any(pod is None for _, _, pod in known), f"called a process of the host: {answer}"
         if process.owner is Owner.ASSIGNED:
             # A gpumap that has just started may see the log directory of the pod that had the name before.
             assert any(
@@ -271,7 +271,7 @@ def accusations_are_true(found: Collected) -> None:
                 for world, one, pod in known
                 for other in (world.pods if found.is_first else [pod])
                 if pod and other and other.name == pod.name
-            ), told
+            ), answer
     for row in found.snapshot.containers:
         if row.owner is Owner.UNASSIGNED:
             assert any(

@@ -16,6 +16,6 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def test_the_generated_modules_are_up_to_date(tmp_path: Path) -> None:
-    """Generating anew changes no file, adds none and leaves none over; if it does, run `make protos`."""
+    """Generating again changes no file, adds none and leaves none over; if it does, run `make protos`."""
     generate_protos.generate(tmp_path)
     assert files(tmp_path / "gpumap" / "agent" / "_proto") == files(PACKAGE), "run `make protos`"

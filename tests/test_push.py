@@ -213,9 +213,9 @@ async def test_a_lost_directory_is_looked_for_at_the_interval(tmp_path: Path, ca
         (folder / "file").touch()
         triggered = sources.triggers["push"]
         await sources.until(lambda: sources.triggers["push"] > triggered, "it is not heard")
-    said = [record.message for record in caplog.records if "push=" in record.message]
-    assert [line.split(" push=")[1][0] for line in said] == ["1", "0", "1"]
-    assert f"reason=directory_missing detail='{folder}: No such file or directory'" in said[1]
+    lines = [record.message for record in caplog.records if "push=" in record.message]
+    assert [line.split(" push=")[1][0] for line in lines] == ["1", "0", "1"]
+    assert f"reason=directory_missing detail='{folder}: No such file or directory'" in lines[1]
 
 
 class Started(IntervalOnly):
@@ -318,7 +318,7 @@ async def test_the_time_of_a_process_that_no_list_had_starts_collections(node: N
     samples = node.driver.gpus[1].samples
     assert samples is not None
     samples.append(standin.Sample(4_000_000, sm=40))
-    node.tell_driver()
+    node.update_driver()
     async with serve(node, *LONG) as agent:
         page = await agent.until(lambda page: pushed(page) >= 3, "the interval alone counts")
         assert page.value("gpumap_collections_total", trigger="interval") == 1
@@ -338,7 +338,7 @@ async def test_an_idle_node_is_never_pushed(node: Node) -> None:
         assert pushed(page) == 0
 
 
-async def test_a_kubelet_that_has_restarted_is_asked_at_once(node: Node) -> None:
+async def test_a_restarted_kubelet_is_queried_at_once(node: Node) -> None:
     """Its new socket starts a collection, whether or not its absence was noticed."""
     node.admit("pod", main=[gpu_uuid(1)])
     async with serve(node, *LONG) as agent:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.agent.join.recent_processes import SAMPLED_SECONDS
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import ProcessSample
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid, use
@@ -37,18 +35,8 @@ def a_node() -> tuple[TestNode, Pod, Pod]:
     return node, one, two
 
 
-def test_time_of_an_ended_process_counts_as_long_as_the_samples_hold_it() -> None:
-    """However many collections that are; and no longer."""
-    node, one, two = a_node()
-    node.processes.clear()
-    assert [sm(node, one) for _ in range(4)] == [0.5] * 4
-    assert sm(node, two) == 0.0
-    node.gpus[0].late_samples = ()
-    assert sm(node, one) == 0.0
-
-
 def test_time_of_an_ended_process_is_not_its_successors() -> None:
-    """A pod made anew under its name has none of it; while its UID is not known nobody can tell."""
+    """A pod recreated under its name has none of it; while its UID is not known nobody can tell."""
     node, one, _ = a_node()
     node.processes.clear()
     again = replica("one", 0, generation=1)
@@ -59,41 +47,6 @@ def test_time_of_an_ended_process_is_not_its_successors() -> None:
     again.in_checkpoint = again.has_tree = True
     node.pods.remove(one)
     assert sm(node, again) == 0.0
-
-
-@pytest.mark.parametrize("absent", [0, 1, 3])
-def test_row_of_a_pid_that_was_used_again_is_nobodys(absent: int) -> None:
-    """Whether the PID was free for a while or not: as long as samples may be of both, neither has any for certain."""
-    node, one, two = a_node()
-    node.processes.clear()
-    assert [sm(node, one) for _ in range(absent)] == [0.5] * absent
-    node.processes.append(Process(10, CARD, two, start=2))
-    for _ in range(3):
-        assert sm(node, two) is None
-        assert sm(node, one) is None
-    assert sm(node, two, SAMPLED_SECONDS) == 0.5
-    assert sm(node, one) == 0.0
-
-
-def test_pid_without_a_row_is_idle_whoever_had_it() -> None:
-    """No sample of a PID: neither of its processes has computed."""
-    node, one, two = a_node()
-    node.gpus[0].late_samples = ()
-    node.processes = [Process(10, CARD, two, start=2)]
-    assert (sm(node, one), sm(node, two)) == (0.0, 0.0)
-
-
-def test_pid_that_is_used_again_while_its_gpu_does_not_answer() -> None:
-    """What was seen before is not forgotten: the first samples after it reach back."""
-    node, one, two = a_node()
-    node.gpus[0].fault = "stuck"
-    node.collect()
-    node.down = {"nvml"}
-    node.collect()
-    node.gpus[0].fault = None
-    node.down = set()
-    node.processes = [Process(10, CARD, two, start=2)]
-    assert (sm(node, two), sm(node, one)) == (None, None)
 
 
 def test_process_that_ends_between_two_reads_counts_for_its_container() -> None:
@@ -109,18 +62,8 @@ def test_process_that_ends_between_two_reads_counts_for_its_container() -> None:
     assert sm(node, one) == 0.5, "it was itself"
 
 
-def test_process_that_is_kept_back_for_long_may_compute_until_it_ends() -> None:
-    """Its PID is listed all the while: when it is another one's, the samples may still be of both."""
-    node, _, two = a_node()
-    node.processes[0].readable = False
-    for _ in range(2):
-        node.collect(SAMPLED_SECONDS)
-    node.processes = [Process(10, CARD, two, start=2)]
-    assert sm(node, two) is None
-
-
 def test_node_where_nothing_ends_keeps_what_it_has_seen() -> None:
-    """The very same object: an idle collection makes none anew."""
+    """The very same object: an idle collection makes none again."""
     node, _, _ = a_node()
     node.collect()
     seen = node.memory.recent_processes[CARD]
@@ -187,9 +130,9 @@ class Driver:
 
 
 @given(st.data(), st.sampled_from([1.2, 5.0, 72.0]))
-def test_sm_is_the_truth_or_not_told(data: st.DataObject, window: float) -> None:
+def test_sm_is_true_or_absent(data: st.DataObject, window: float) -> None:
     """Whatever processes have which PIDs, and however close collections are: no container has another one's time, or
-    less than its own. What one process alone may have had is told."""
+    less than its own. What one process alone may have had is reported."""
     driver = Driver(window)
     for _ in range(data.draw(st.integers(2, 8))):
         seconds = data.draw(st.sampled_from([0.25, 1.0, 5.0, 30.0]))

@@ -19,13 +19,13 @@ from msgspec import structs
 
 from gpumap.agent.collect import Collector, Sources
 from gpumap.agent.join import Rules
-from gpumap.agent.sources.nvml import DRIVER, NvmlSource
+from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.nvml_state import LONGEST_SECONDS, ReplacementPolicy
 from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
 from gpumap.model.readings import Listening, Uuid
 from gpumap.model.snapshot import Snapshot
 from tests import standin
-from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve, until
+from tests.agent import PATIENCE_SECONDS, Agent, gone, serve, until
 from tests.demo_process import GPUMAP, environment
 from tests.node import Node, gpu_uuid
 from tests.standin import Driver, Gpu
@@ -68,7 +68,7 @@ def holds(worker: Worker, device: Path) -> bool:
     return str(device) in opened(worker.process.pid)
 
 
-def test_a_worker_that_is_not_told_to_keeps_the_driver(start: Start, device: Path) -> None:
+def test_a_worker_without_the_flag_keeps_the_driver(start: Start, device: Path) -> None:
     """NVML stays initialised from one read to the next."""
     worker = start(changed={"driver.DEVICES": str(device.parent)})
     worker.read(Driver(gpus=[Gpu(A)], holds=device))
@@ -76,7 +76,7 @@ def test_a_worker_that_is_not_told_to_keeps_the_driver(start: Start, device: Pat
     assert holds(worker, device)
 
 
-def test_the_driver_is_let_go_of_after_each_read(start: Start, device: Path, tmp_path: Path) -> None:
+def test_the_driver_is_released_after_each_read(start: Start, device: Path, tmp_path: Path) -> None:
     """Between two reads the worker has none of the driver's devices open; each initialisation has its shutdown, and
     the same process answers all the while, with no more descriptors."""
     calls = tmp_path / "calls"
@@ -89,8 +89,8 @@ def test_the_driver_is_let_go_of_after_each_read(start: Start, device: Path, tmp
         wait(lambda: not holds(worker, device), "the device stays open")
         wait(lambda: len(readings) == standin.read_calls(calls)["nvmlShutdown"], "it is not closed")
         descriptors.append(len(opened(worker.process.pid)))
-    told = [[structs.replace(gpu, sampled_seconds=None) for gpu in gpus.values()] for gpus in readings]
-    assert all(gpus == told[0] for gpus in told)
+    answer = [[structs.replace(gpu, sampled_seconds=None) for gpu in gpus.values()] for gpus in readings]
+    assert all(gpus == answer[0] for gpus in answer)
     assert standin.read_calls(calls)["nvmlInitWithFlags"] == 4
     wait(lambda: len(opened(worker.process.pid)) <= descriptors[0], "descriptors are left")  # it may look at its own
     assert worker.process.poll() is None
@@ -114,7 +114,7 @@ def test_a_device_that_is_still_mapped_is_held(start: Start, device: Path, libra
     assert worker.process.wait(PATIENCE_SECONDS) == 0
 
 
-def test_a_gpu_that_hangs_is_let_go_of_by_the_end_of_the_process(start: Start, device: Path) -> None:
+def test_the_end_of_the_worker_releases_a_hanging_gpu(start: Start, device: Path) -> None:
     """A shutdown would hang too: after a time the worker ends itself; the other GPUs' answers stand."""
     changed = {"driver.DEVICES": str(device.parent), "read_scheduler.RELEASE_SECONDS": 0.3}
     worker = start(changed=changed)
@@ -152,37 +152,37 @@ async def make_sources(tmp_path: Path, library: Path, device: Path) -> AsyncIter
         assert await source.close()
 
 
-def faults(told: SourceAnswer[NvmlReading]) -> list[str | None]:
-    return [gpu.fault for gpu in told.value.gpus]
+def faults(answer: SourceAnswer[NvmlReading]) -> list[str | None]:
+    return [gpu.fault for gpu in answer.value.gpus]
 
 
-async def test_a_worker_that_ended_itself_is_replaced_without_a_word(
+async def test_a_worker_that_ended_itself_is_replaced_without_a_complaint(
     make_source: Callable[..., NvmlSource], tmp_path: Path, device: Path
 ) -> None:
     """Each read has a worker of its own where the library leaves devices open, and nobody complains."""
     source = make_source()
     Driver(gpus=[Gpu(A), Gpu(B)], leaks=device).write(tmp_path / "state")
     for _ in range(4):
-        told = await source.read(1.0, PATIENCE_SECONDS)
-        assert told.complaints == ()
-        assert faults(told) == [None, None]
+        answer = await source.read(1.0, PATIENCE_SECONDS)
+        assert answer.complaints == ()
+        assert faults(answer) == [None, None]
 
 
-async def test_who_tells_no_xid_events_has_no_blind_time(tmp_path: Path, library: Path) -> None:
-    """Where nobody listens it is told of whom there is something to hear: nothing of the others is missed."""
+async def test_a_gpu_without_events_has_no_blind_time(tmp_path: Path, library: Path) -> None:
+    """Where nobody listens it is reported of whom there is something to hear: nothing of the others is missed."""
     Driver(gpus=[Gpu(A, event_types=None), Gpu(B), Gpu(C, event_types=1)]).write(tmp_path / "state")
     command = ["env", f"STANDIN_STATE={tmp_path / 'state'}", *worker_command(library)]
     source = NvmlSource(command, ("health",), release=True)
     try:
         for _ in range(2):
-            told = await source.read(1.0, PATIENCE_SECONDS)
-            assert told.value.listening == (Listening(Uuid(B), 0.0, 0.0),)
-            assert told.complaints == ()
+            answer = await source.read(1.0, PATIENCE_SECONDS)
+            assert answer.value.listening == (Listening(Uuid(B), 0.0, 0.0),)
+            assert answer.complaints == ()
     finally:
         await source.close()
 
 
-async def test_who_hung_is_left_alone_while_the_driver_is_let_go_of(
+async def test_a_hung_gpu_is_skipped_while_the_driver_is_released(
     make_source: Callable[..., NvmlSource], tmp_path: Path, device: Path
 ) -> None:
     """The worker that hangs is ended, the next ones read the others and let go; later the GPU is asked again."""
@@ -197,15 +197,15 @@ async def test_who_hung_is_left_alone_while_the_driver_is_let_go_of(
     while not rested:
         assert time.monotonic() < deadline
         begun = time.monotonic()
-        told = await source.read(1.0, timeout_seconds)
-        assert faults(told)[0] == "hung"
-        rested = time.monotonic() - begun < timeout_seconds - 0.2 and faults(told)[1] is None and not held(device)
-    assert (told.value.gpus[0].stuck_seconds or 0.0) > 0.3
+        answer = await source.read(1.0, timeout_seconds)
+        assert faults(answer)[0] == "hung"
+        rested = time.monotonic() - begun < timeout_seconds - 0.2 and faults(answer)[1] is None and not held(device)
+    assert (answer.value.gpus[0].stuck_seconds or 0.0) > 0.3
     driver.delay = {}
     driver.write(state)
-    while faults(told) != [None, None]:
+    while faults(answer) != [None, None]:
         assert time.monotonic() < deadline
-        told = await source.read(1.0, timeout_seconds)
+        answer = await source.read(1.0, timeout_seconds)
         await asyncio.sleep(0.05)
 
 
@@ -252,7 +252,7 @@ async def test_a_driver_that_hangs_is_left_alone_too(
 
 
 def test_a_worker_that_keeps_the_driver_is_replaced_more_and_more_slowly() -> None:
-    """After 30 s, 60 s, … ten minutes, as long as anybody hangs; an answer of all of them begins anew."""
+    """After 30 s, 60 s, … ten minutes, as long as anybody hangs; an answer of all of them begins again."""
     patience, started, ended = ReplacementPolicy(30.0), 0.0, []
     for now in range(3000):
         if patience.is_over(float(now), {0: 0.0}, started):
@@ -266,7 +266,7 @@ def test_a_worker_that_keeps_the_driver_is_replaced_more_and_more_slowly() -> No
     assert patience.is_over(3030.0, {0: 2000.0}, 3000.0)
 
 
-def test_one_that_lets_go_is_replaced_at_once_and_its_gpu_rests_longer_and_longer() -> None:
+def test_a_releasing_worker_is_replaced_at_once_and_its_gpu_is_read_less_and_less() -> None:
     """30 s with the GPU, 30 s without, 30 s with it, a minute without, and so on; another one that hangs has its own
     30 s."""
     patience, started, unanswered = ReplacementPolicy(30.0, skips_hung=True), 0.0, {0: 0.0}
@@ -286,14 +286,6 @@ def test_one_that_lets_go_is_replaced_at_once_and_its_gpu_rests_longer_and_longe
     assert patience.skipped == frozenset(), "all have answered"
 
 
-def test_no_worker_is_no_reason_to_end_one() -> None:
-    """The driver as a whole may rest as a GPU may."""
-    patience = ReplacementPolicy(30.0, skips_hung=True)
-    assert not patience.is_over(100.0, {DRIVER: 0.0}, None)
-    assert patience.is_over(100.0, {DRIVER: 0.0}, 0.0)
-    assert patience.skipped == {DRIVER}
-
-
 # --- the service ------------------------------------------------------------------------------------------------------
 
 
@@ -311,7 +303,7 @@ async def signalled(agent: Agent, times: int = 1) -> None:
     await until(said, lambda lines: len(lines) >= times, "it does not let go")
 
 
-async def test_a_signal_lets_go_for_an_interval(node: Node) -> None:
+async def test_a_signal_releases_the_driver_for_an_interval(node: Node) -> None:
     """The worker is gone, the page serves what it has, and nothing collects before the interval is over; then all is
     as before, with a new worker."""
     async with serve(node, "--interval", "3s") as agent:
@@ -420,7 +412,7 @@ async def test_another_signal_begins_the_interval_again(node: Node) -> None:
         await agent.until(lambda later: later.collections > page.collections, "it does not collect again")
 
 
-async def test_it_ends_while_it_has_let_go(node: Node) -> None:
+async def test_sigterm_ends_it_while_the_driver_is_released(node: Node) -> None:
     """SIGTERM is obeyed at once, also then."""
     async with serve(node, "--interval", "60s") as agent:
         await agent.until(lambda page: page.up("nvml"), "it does not collect")
@@ -438,11 +430,11 @@ async def test_the_worker_ignores_the_signal(node: Node) -> None:
         assert list(agent.children()) == [worker]
 
 
-async def test_the_flag_lets_go_after_each_collection(node: Node, device: Path) -> None:
+async def test_the_flag_releases_the_driver_after_each_collection(node: Node, device: Path) -> None:
     """With --nvml-release nothing is open between two collections, and the worker stays the same."""
     node.driver.holds = device
     node.driver.gpus[0].gpm = standin.Gpm()
-    node.tell_driver()
+    node.update_driver()
     async with serve(node, "--nvml-release", "--interval", "500ms") as agent:
         await agent.until(lambda page: page.up("nvml"), "it does not collect")
         (worker,) = agent.children()
@@ -465,13 +457,6 @@ def _held_by(pid: int, device: Path) -> Callable[[], Awaitable[bool]]:
         return str(device) in opened(pid)
 
     return ask
-
-
-async def test_the_demo_lets_go_as_the_service_does() -> None:
-    """It is the same service over a simulated driver."""
-    async with run_agent("demo", "--interval", "1s") as agent:
-        await agent.until(lambda page: page.up("nvml"), "it does not collect")
-        await signalled(agent)
 
 
 async def test_a_command_that_only_looks_is_not_ended_by_the_signal(node: Node) -> None:

@@ -102,7 +102,7 @@ WASTEFUL = tuple(map(Look, wasteful()))
 
 
 @pytest.mark.parametrize("command", REPORTS)
-def test_the_parts_that_are_asked_for_are_enough(command: str) -> None:
+def test_the_requested_parts_are_enough(command: str) -> None:
     """Every form, in every order, is the same as if the server had been asked for all that it has."""
     report = REPORTS[command]
     for form, shape in shapes(command):
@@ -123,14 +123,18 @@ def test_the_parts_are_enough_for_any_node(node: TestNode) -> None:
 
 
 @pytest.mark.parametrize("command", REPORTS)
-def test_no_part_is_asked_for_in_vain(command: str) -> None:
+def test_each_requested_part_is_needed(command: str) -> None:
     """Without any one of its parts some form of it would be another."""
     report = REPORTS[command]
-    asked = [(form, shape, report.parts(form, shape)) for form, shape in shapes(command) if form in ("table", "wide")]
-    for part in frozenset[str]().union(*(parts for _, _, parts in asked)) - {queries.HOLDERS}:  # which comes with USE
+    requests = [
+        (form, shape, report.parts(form, shape)) for form, shape in shapes(command) if form in ("table", "wide")
+    ]
+    for part in frozenset[str]().union(*(parts for _, _, parts in requests)) - {
+        queries.HOLDERS
+    }:  # which comes with USE
         assert any(
             look.differs(report, form, shape, parts - {part})
-            for form, shape, parts in asked
+            for form, shape, parts in requests
             if part in parts
             for look in WASTEFUL
         ), part

@@ -254,24 +254,6 @@ def test_shares_of_a_card_are_at_most_one() -> None:
     assert sum(one.allocated_gpus or 0 for one in snapshot.containers) == pytest.approx(1)
 
 
-def test_seconds_are_charged_to_the_sharers() -> None:
-    one = sharer("one", 0.25)
-    node = node_with(reservation(), one, reports_pods=True)
-    node.collect()
-    node.collect()
-    charged = {account.name: account.allocated_gpu_seconds for account in node.collect().node.accounts}
-    assert charged[one.full()] == pytest.approx(2.5)
-    assert [seconds for name, seconds in charged.items() if name.namespace == "kai-resource-reservation"] == [None]
-
-
-def test_two_groups_are_two_cards() -> None:
-    """With several devices, the share is of each."""
-    pod = sharer("pair", 0.5)
-    pod.shares = (pod.shares[0], replace(pod.shares[0], group="second"))
-    snapshot = node_with(reservation(), reservation(OTHER, group="second"), pod, reports_pods=True).collect()
-    assert [granted(snapshot, pod, uuid) for uuid in (CARD, OTHER)] == [(0.5, 40 * GIB)] * 2
-
-
 def test_group_on_two_cards_is_on_neither() -> None:
     """KAI-Scheduler before 0.16 could make two reservations for one group: the card of a sharer is then unknown."""
     pod = sharer("one", 0.5)
@@ -298,17 +280,6 @@ def test_shares_of_files(share: dict[str, object]) -> None:
     snapshot = node.collect()
     assert granted(snapshot, pod) == (0.25, 20 * GIB)
     assert owners(snapshot, CARD)["scheduled"] == GIB
-
-
-def test_container_by_its_id() -> None:
-    """Of several containers, the one with the id of the note."""
-    pod = Pod("ml", "one", {"main": {}, "side": {}})
-    share = ScheduledShare(pod.uid, container_id=pod.container_id("side"), uuid=CARD, memory_bytes=GIB)
-    node = node_with(pod, shares=(share,))
-    assert [one.name.container for one in node.collect().containers] == ["side"]
-    pod.has_links = False
-    snapshot = node.collect()
-    assert snapshot.containers == (), "nobody knows which one it is"
 
 
 @pytest.mark.parametrize(

@@ -76,24 +76,6 @@ def test_pods_that_only_the_second_list_gives_a_card_share_it() -> None:
     assert [leaf.holders for leaf in snapshot.node.devices] == [2, 1]
 
 
-def test_one_sharer_of_a_card_has_no_known_share_either() -> None:
-    """Half a card and a whole one look the same in the second List."""
-    snapshot = collected(koordinated(half=[str(CARD)]))
-    found = row(snapshot, Pod("ml", "half").full(), CARD)
-    assert found is not None
-    assert (found.allocated_gpus, found.allocated_memory_bytes) == (None, None)
-
-
-def test_a_card_of_the_kubelet_that_the_agent_shares_too_is_given_once() -> None:
-    """The kubelet's holder keeps its share of 1, whatever the agent adds."""
-    snapshot = collected(koordinated(half=[str(OTHER)]))
-    shares = {one.name.pod: one.allocated_gpus for one in snapshot.containers}
-    assert shares == {"half": None, "owner": 1.0}
-    of_owner = row(snapshot, Pod("ml", "owner").full(), OTHER)
-    assert of_owner is not None
-    assert of_owner.allocated_memory_bytes == 80 * GIB
-
-
 @pytest.mark.parametrize("has_links", [True, False])
 @pytest.mark.parametrize("container", ["main", "side", "warm"])
 def test_every_container_of_a_sharing_pod_may_use_its_card(container: str, has_links: bool) -> None:
@@ -116,7 +98,7 @@ def test_a_pod_beyond_its_share_and_one_without_are_squatters() -> None:
     assert owners(snapshot, OTHER)["unassigned"] == owners(snapshot, CARD)["unassigned"] == GIB
 
 
-def test_while_the_agent_never_answered_nobody_is_accused() -> None:
+def test_without_an_answer_of_the_agent_no_pod_is_accused() -> None:
     """The kubelet's holders remain, nobody is a squatter, a card without a holder has an unknown number of them."""
     node = koordinated()
     node.down = {"second"}
@@ -133,7 +115,7 @@ def test_while_the_agent_never_answered_nobody_is_accused() -> None:
 
 
 def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> None:
-    """Its holders remain for a minute. From the first failure on it accuses nobody; deleted pods stay `gone`."""
+    """Its holders remain for a minute. From the first failure on it accuse no pod; deleted pods stay `gone`."""
     node = koordinated()
     node.processes = [Process(10, CARD, pod(node, "half")), Process(11, CARD, pod(node, "none"))]
     snapshot = collected(node)
@@ -195,14 +177,6 @@ def test_a_kubelet_that_restarts_shortens_both_lists() -> None:
     assert {one.name.pod for one in snapshot.containers if one.holds} == {"owner"}
 
 
-def test_a_pod_that_the_agent_no_longer_lists_holds_nothing() -> None:
-    """Only a restart of the kubelet keeps what the agent listed before."""
-    node = koordinated()
-    collected(node)
-    node.unknown_to_agent = {"half"}
-    assert {one.name.pod for one in collected(node).containers if one.holds} == {"rest", "owner"}
-
-
 def test_a_new_row_of_the_agent_replaces_the_kept_one() -> None:
     """After a restart the agent may read the List later than gpumap: it already has a pod that gpumap still keeps.
     This pod was re-created with another device, and its old log directory still exists."""
@@ -228,13 +202,6 @@ def test_ids_of_the_second_list_are_placed_or_counted_like_the_kubelets() -> Non
     assert held == {("half", mig_uuid(0, 1, 0)), ("rest", CARD), ("owner", OTHER)}
     assert owners(snapshot, mig_uuid(0, 2, 0))["scheduled"] == GIB
     assert [(one.name.pod, one.resource, one.slots) for one in snapshot.node.unmatched] == [("none", GPU, 1)]
-
-
-def test_a_pod_that_works_in_another_container_is_no_waste() -> None:
-    """The container that the agent named is idle; its pod is not."""
-    node = koordinated(half=[str(CARD)])
-    node.processes = [Process(10, CARD, pod(node, "half"), "side", sm=0.5)]
-    assert [one.pod for one in collected(node, 70).node.findings or ()] == ["owner"]
 
 
 @settings(max_examples=examples(100))

@@ -93,7 +93,7 @@ THEIR_BYTES = {
 }
 
 
-async def test_a_shared_card_is_told_by_container(node: Node) -> None:
+async def test_a_shared_card_is_reported_by_container(node: Node) -> None:
     """Three pods share a card: each container has its own bytes, the idle one 0, and owners add up to the device."""
     share(node)
     async with serve(node) as agent:
@@ -113,7 +113,7 @@ async def test_a_shared_card_is_told_by_container(node: Node) -> None:
         assert page.capable("pid_visibility")
         page = await agent.until(
             lambda page: on_shared_card(page, "gpumap_container_sm_utilization_ratio").get(("greedy", "main")) == 0.3,
-            "its time on the SMs is not told",
+            "its time on the SMs is not reported",
         )
         assert on_shared_card(page, "gpumap_container_sm_utilization_ratio")["idle", "main"] == 0
 
@@ -125,7 +125,7 @@ async def test_a_blackwell_gpu_has_sm_time(plain: Node) -> None:
     for gpu, pod in pods.items():
         plain.run(pod.cgroup("main"), gpu, 5 * GIB, sm_percent=40)
     plain.driver.fail["nvmlDeviceGetProcessUtilization", 2] = Code.NOT_SUPPORTED
-    plain.tell_driver()
+    plain.update_driver()
     names = "gpumap_container_sm_utilization_ratio", "gpumap_container_sm_seconds_total"
 
     def measured(page: Page) -> bool:
@@ -166,18 +166,18 @@ async def printed(*arguments: str) -> str:
 async def test_it_ends_at_once_while_the_driver_hangs(plain: Node) -> None:
     """SIGTERM is obeyed in a few seconds also when every driver call hangs, and nothing is left running."""
     plain.driver.delay["*", "*"] = float("inf")
-    plain.tell_driver()
+    plain.update_driver()
     async with serve(plain) as agent:
         page = await agent.until(
-            lambda page: page.value("gpumap_source_up", source="nvml") == 0, "the hang is not told"
+            lambda page: page.value("gpumap_source_up", source="nvml") == 0, "the hang is not reported"
         )
         assert page.up("kubelet")
         assert (await agent.get("/readyz")).status == 200
         children = agent.children()
         assert len(children) == 1
-        asked = time.monotonic()
+        since = time.monotonic()
         assert await agent.stop() == 0
-        assert time.monotonic() - asked < 5.0
+        assert time.monotonic() - since < 5.0
         await gone(*children)
 
 
@@ -187,11 +187,11 @@ async def test_after_a_restart_deleted_pods_are_gone(plain: Node) -> None:
     async with serve(plain) as agent:
         await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
         await plain.kubelet.stop()
-        await agent.until(lambda page: not page.up("kubelet"), "its absence is not told")
+        await agent.until(lambda page: not page.up("kubelet"), "its absence is not reported")
         plain.delete(idle)
-        plain.tell_kubelet(listed=[greedy], registered=False)
+        plain.update_kubelet(listed=[greedy], registered=False)
         await plain.kubelet.start()
-        page = await agent.until(lambda page: page.up("kubelet"), "its return is not told")
+        page = await agent.until(lambda page: page.up("kubelet"), "its return is not reported")
         assert set(on_shared_card(page, "gpumap_allocation_info")) == set(THEIR_BYTES) - {("idle", "main")}
 
 

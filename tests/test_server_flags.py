@@ -39,7 +39,7 @@ def make_files(tmp_path: Path) -> Path:
         (("--header", "Authorization: Custom x"), "Custom x"),
     ],
 )
-async def test_who_asks(files: Path, flags: tuple[str, ...], sent: str) -> None:
+async def test_credentials_of_flags(files: Path, flags: tuple[str, ...], sent: str) -> None:
     """A bearer token, basic auth, or what a header says; in each request."""
     asked: list[web.Request] = []
     named = [str(files / one) if (files / one).exists() else one for one in flags]
@@ -49,7 +49,7 @@ async def test_who_asks(files: Path, flags: tuple[str, ...], sent: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "expected"),
     [
         (("--token-file", "no"), "--token-file {files}/no: No such file or directory"),
         (("--token-file", "lines"), "--token-file {files}/lines: does not contain a token"),
@@ -81,22 +81,22 @@ async def test_who_asks(files: Path, flags: tuple[str, ...], sent: str) -> None:
     ],
 )
 @pytest.mark.parametrize("command", COMMANDS)
-def test_mistakes(files: Path, command: tuple[str, ...], flags: tuple[str, ...], says: str) -> None:
+def test_mistakes(files: Path, command: tuple[str, ...], flags: tuple[str, ...], expected: str) -> None:
     """One line, exit code 2, and never a secret in it."""
     takes_file = ("--token-file", "--password-file", "--ca-file", "--cert-file", "--key-file")
     named = [
         str(files / one) if before in takes_file else one for before, one in zip(("", *flags), flags, strict=False)
     ]
-    said = one_line(run_command(*command, "--prometheus", "https://127.0.0.1:9", *named), 2)
-    assert said.startswith(says.format(files=files))
-    assert "secret" not in said
+    message = one_line(run_command(*command, "--prometheus", "https://127.0.0.1:9", *named), 2)
+    assert message.startswith(expected.format(files=files))
+    assert "secret" not in message
 
 
-def test_two_ways_to_say_who_asks(files: Path) -> None:
+def test_two_kinds_of_credentials(files: Path) -> None:
     """A user in the URL is one of them, and its password is not repeated."""
     where = ("--prometheus", "http://me:secret@127.0.0.1:9")
-    said = one_line(run_command("map", *where, "--token-file", str(files / "token")), 2)
-    assert said == "a user in --prometheus's URL: cannot be combined with --token-file"
+    message = one_line(run_command("map", *where, "--token-file", str(files / "token")), 2)
+    assert message == "a user in --prometheus's URL: cannot be combined with --token-file"
     assert one_line(run_command("map", *where, "--ca-file", "x"), 2) == "--ca-file requires an https:// URL"
 
 
@@ -117,14 +117,14 @@ async def test_an_authority_of_ones_own(tmp_path: Path, command: tuple[str, ...]
     """With --ca-file its servers are trusted, with another one's or without none: one line says so."""
     async with https(tmp_path) as url:
         where = (*command, "--prometheus", url)
-        said = one_line(await run_command_in_loop(*where, "--ca-file", str(tmp_path / "ca.crt")), 1)
-        assert said.startswith(f"{url} answered 403 Forbidden")
+        message = one_line(await run_command_in_loop(*where, "--ca-file", str(tmp_path / "ca.crt")), 1)
+        assert message.startswith(f"{url} answered 403 Forbidden")
         for flags in ((), ("--ca-file", str(tmp_path / "other.crt"))):
-            said = one_line(await run_command_in_loop(*where, *flags), 1)
-            assert said.startswith(f"{url} did not answer: its certificate is not trusted: ")
+            message = one_line(await run_command_in_loop(*where, *flags), 1)
+            assert message.startswith(f"{url} did not answer: its certificate is not trusted: ")
 
 
-async def test_the_environment_says_who_asks(files: Path) -> None:
+async def test_credentials_from_the_environment(files: Path) -> None:
     """Where no flag and no user in the URL does; what is of https is not heeded for http://."""
     asked: list[web.Request] = []
     known = {"GPUMAP_USER": "me", "GPUMAP_PASSWORD_FILE": str(files / "password"), "GPUMAP_CA_FILE": "no"}
@@ -136,8 +136,8 @@ async def test_the_environment_says_who_asks(files: Path) -> None:
     words = (base64.b64encode(one.encode()).decode() for one in ("me:hunter 2é", "you:there"))
     first, last = (f"Basic {word}" for word in words)
     assert list(sent) == [first, "Bearer abc.def", "x", last]
-    said = one_line(await run_command_in_loop("map", "--url", "https://127.0.0.1:9", GPUMAP_CA_FILE="no"), 2)
-    assert said == "--ca-file no: No such file or directory"
+    message = one_line(await run_command_in_loop("map", "--url", "https://127.0.0.1:9", GPUMAP_CA_FILE="no"), 2)
+    assert message == "--ca-file no: No such file or directory"
 
 
 @pytest.mark.parametrize("flag", ["--prometheus", "--url"])
@@ -153,13 +153,13 @@ async def test_the_environment_says_who_asks(files: Path) -> None:
 def test_a_password_in_a_url_is_never_shown(flag: str, url: str) -> None:
     """Whatever is wrong with the URL, or with the server behind it: neither the user nor the password is said."""
     done = run_command("map", flag, url)
-    says = done.stdout + done.stderr
+    expected = done.stdout + done.stderr
     assert done.returncode in (1, 2)
     assert "127.0.0.1" in one_line(done, done.returncode)
-    assert not any(secret in says for secret in ("bob", "s3c", "r3t", "s3@"))
+    assert not any(secret in expected for secret in ("bob", "s3c", "r3t", "s3@"))
 
 
-async def test_what_was_sent_is_not_said_again(files: Path) -> None:
+async def test_a_refusal_does_not_repeat_the_token(files: Path) -> None:
     """Some servers answer a refusal with what they were sent: a token is not shown for that."""
 
     async def refuse(request: web.Request) -> web.Response:

@@ -57,7 +57,7 @@ def _form(device_id: str) -> str:
 
 
 @each_row
-def test_row_says_what_the_code_does(row: Row) -> None:
+def test_row_agrees_with_the_code(row: Row) -> None:
     """The row says what names the GPU, in the words of the code."""
     found = _recognise(row.resource, row.id)
     assert found is not None
@@ -66,8 +66,8 @@ def test_row_says_what_the_code_does(row: Row) -> None:
 
 def test_every_plugin_has_a_row() -> None:
     """No plugin is known to the code and not to the page."""
-    told = {found.plugin.name for row in ROWS if (found := _recognise(row.resource, row.id))}
-    assert told == {plugin.name for plugin in (*PLUGINS, DRA)} - UNDOCUMENTED
+    answer = {found.plugin.name for row in ROWS if (found := _recognise(row.resource, row.id))}
+    assert answer == {plugin.name for plugin in (*PLUGINS, DRA)} - UNDOCUMENTED
 
 
 @cache
@@ -99,7 +99,7 @@ def _samples(capture: str) -> dict[str, set[ContainerName]]:
 
 
 @each_row
-def test_row_says_what_its_capture_shows(row: Row) -> None:
+def test_row_agrees_with_its_capture(row: Row) -> None:
     """The capture has such ids; each of their containers is on a device or unmatched; grants are there, or are not."""
     containers = {
         name for name, resource, id_ in _listed(row.capture) if resource == row.resource and _form(id_) == _form(row.id)

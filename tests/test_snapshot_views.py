@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import replace
 from functools import partial
 
-from gpumap.agent.dialects import DIALECTS
-from gpumap.agent.exposition import Exposition
-from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.model.snapshot import LazyRows, Snapshot, once_per_snapshot
 from tests.nodes import Gpu, Process, TestNode, gpu_uuid
-from tests.snapshots import busy_node, empty_node, with_node
-
-EVERY_DIALECT = [family for name in ALL_DIALECTS for family in DIALECTS[name].families]
+from tests.snapshots import empty_node
 
 
 class View:
@@ -36,13 +30,6 @@ def test_a_view_is_computed_once_for_each_snapshot() -> None:
     assert [id(one) for one in computed] == [id(first), id(second)]
 
 
-def test_two_views_of_a_snapshot_are_apart() -> None:
-    """Each function keeps its own result."""
-    snapshot = empty_node("node-7")
-    assert once_per_snapshot(lambda one: one.node.name)(snapshot) == "node-7"
-    assert once_per_snapshot(lambda one: len(one.node.gpus))(snapshot) == 0
-
-
 def test_a_view_is_freed_with_its_snapshot() -> None:
     """Nothing else keeps it: the collector of garbage is not needed."""
     view = once_per_snapshot(lambda _: View())
@@ -55,29 +42,6 @@ def test_a_view_is_freed_with_its_snapshot() -> None:
         assert seen() is None
     finally:
         gc.enable()
-
-
-def test_views_are_no_part_of_the_value() -> None:
-    """A snapshot from which pages were made equals the same one without pages, and looks the same."""
-    rendered, fresh = busy_node(), busy_node()
-    Exposition(EVERY_DIALECT).render(rendered)
-    assert rendered == fresh
-    assert repr(rendered) == repr(fresh)
-
-
-def test_a_changed_copy_has_its_own_views() -> None:
-    """A page of a changed copy shows the copy's rows, not what was computed from the original."""
-    original = busy_node()
-    page = Exposition(EVERY_DIALECT)
-    before = page.render(original)
-    changed = replace(
-        with_node(original, gpus=original.node.gpus[:4], devices=original.node.devices[:10]),
-        processes=original.processes[:1],
-    )
-    after = page.render(changed)
-    assert after != before
-    assert after == Exposition(EVERY_DIALECT).render(replace(changed))
-    assert page.render(original) == before
 
 
 def test_lazy_rows_are_made_once_when_they_are_needed() -> None:

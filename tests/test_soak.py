@@ -92,51 +92,6 @@ def test_the_true_page_breaks_no_law(world: World) -> None:
     assert laws.UNASSIGNED in judged(Page(""), window)
 
 
-def test_while_a_truth_changes_both_are_right(world: World) -> None:
-    """A page made while a process ends may have its memory or not; nothing may be missing that was there all the
-    time. A value that was never true is wrong all the same."""
-    start_two_pods(world)
-    before = world.truth
-    old = truthful(window_of(world, before))
-    world.end_process(max(before.processes))
-    after = world.truth
-    assert world.during((before.ended + after.began) / 2, after.ended) == [before, after]
-    both = window_of(world, before)
-    for page in (old, truthful(window_of(world, after))):
-        assert judged(page, both) == ""
-    assert "L6" in judged(old, window_of(world, after))
-    assert "is absent" in judged(Page(""), both)
-
-
-def test_a_deleted_pod_keeps_what_an_old_list_gave_it(world: World) -> None:
-    """It may be on the page while the List before a fault is young, and not longer (L6). It is not accused."""
-    start_two_pods(world)
-    listed = world.truth
-    page = truthful(window_of(world, listed))
-    with world.change(pods={}):
-        pass
-    with world.breaks(AGENTS, ("kubelet", "no kubelet")):
-        pass
-    found = judged(page, window_of(world, world.truth, listed=listed))
-    assert "does not hold" not in found
-    assert "not guilty" in found
-    assert "does not hold" in judged(page, window_of(world, world.truth))
-
-
-def test_a_fault_excuses_its_own_part_only(world: World) -> None:
-    """While a GPU is lost, its values may not be on the page, and those of the others must be (L7)."""
-    start_two_pods(world)
-    with world.breaks(AGENTS, (WHOLE, f"lost {WHOLE}")):
-        pass
-    window = window_of(world, world.truth)
-    page = truthful(window)
-    assert "is lost" in judged(page, window)
-    del page.samples[laws.DEVICE_USED][laws.key("", uuid=OTHER)[1]]
-    found = judged(page, window)
-    assert f'{laws.DEVICE_USED}{{uuid="{OTHER}"}} is absent' in found
-    assert f'{{uuid="{WHOLE}"}} is absent' not in judged(Page(""), window)
-
-
 @pytest.mark.parametrize(("leaked_bytes", "found"), [(0, False), (1024, True)])
 def test_a_leak_of_a_kibibyte_is_found(leaked_bytes: int, found: bool) -> None:
     """It is found in a real process, however fast that is, and nothing is found in one that leaks nothing."""

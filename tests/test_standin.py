@@ -35,7 +35,6 @@ from tests.worker import Start, Worker
 T = TypeVar("T")
 
 A, B = "GPU-00000000-0000-0000-0000-00000000000a", "GPU-00000000-0000-0000-0000-00000000000b"
-MIG_A, MIG_B = "MIG-00000000-0000-0000-0000-00000000001a", "MIG-00000000-0000-0000-0000-00000000001b"
 
 CHILD = """
 import ctypes, json, sys
@@ -159,116 +158,6 @@ def bench(libraries: Path, tmp_path: Path) -> Iterator[Bench]:
         session.close()
 
 
-def test_process_utilization_holds_what_is_newer(bench: Bench) -> None:
-    """Only samples after the given time are told; without any the answer is NOT_FOUND."""
-    old, new = 1_700_000_000_000_000, 1_700_000_001_000_000
-    samples = [Sample(11, 40, 10, timestamp_us=old), Sample(12, 1, 2, 3, 4, timestamp_us=new)]
-    nvml = bench.start(Driver(gpus=[Gpu(A, samples=samples), Gpu(B)]))
-    row = {"pid": 12, "timeStamp": new, "smUtil": 1, "memUtil": 2, "encUtil": 3, "decUtil": 4}
-    assert [each["pid"] for each in nvml.ask("n.nvmlDeviceGetProcessUtilization(gpu0, 0)")] == [11, 12]
-    assert nvml.ask(f"n.nvmlDeviceGetProcessUtilization(gpu0, {old})") == [row]
-    assert nvml.code(f"n.nvmlDeviceGetProcessUtilization(gpu0, {new})") == Code.NOT_FOUND
-    assert nvml.code("n.nvmlDeviceGetProcessUtilization(gpu1, 0)") == Code.NOT_FOUND
-    nvml.ask("f := n._nvmlGetFunctionPointer('nvmlDeviceGetProcessUtilization')")
-    nvml.ask("rows := (n.c_nvmlProcessUtilizationSample_t * 8)()")
-    nvml.ask("count := ctypes.c_uint(1)")
-    assert nvml.ask("f(gpu0, rows, ctypes.byref(count), ctypes.c_ulonglong(0))") == Code.INSUFFICIENT_SIZE
-    assert nvml.ask("count") == 2
-    nvml.ask("count := ctypes.c_uint(8)")
-    assert nvml.ask("f(gpu0, rows, ctypes.byref(count), ctypes.c_ulonglong(0))") == 0
-    assert nvml.ask("count") == 2
-
-
-def test_mig_handles_go_stale(bench: Bench) -> None:
-    """A handle outlives a move to another slot, but not the end, or a new generation, of its instance."""
-    gpu = Gpu(A, instances=[MigInstance(MIG_A)])
-    driver = Driver(gpus=[gpu])
-    nvml = bench.start(driver)
-    nvml.ask("mig := n.nvmlDeviceGetMigDeviceHandleByIndex(gpu0, 0)")
-    gpu.instances = [None, MigInstance(MIG_A)]
-    driver.write(bench.state)
-    assert nvml.ask("n.nvmlDeviceGetUUID(mig)") == MIG_A
-    changes: list[list[MigInstance | None]] = [[MigInstance(MIG_B)], [MigInstance(MIG_A, generation=1)], []]
-    for instances in changes:
-        gpu.instances = instances
-        driver.write(bench.state)
-        assert nvml.code("n.nvmlDeviceGetUUID(mig)") == Code.INVALID_ARGUMENT
-    gpu.instances, gpu.mig_mode = [MigInstance(MIG_A)], False
-    driver.write(bench.state)
-    assert nvml.code("n.nvmlDeviceGetUUID(mig)") == Code.INVALID_ARGUMENT
-    assert nvml.ask("n.nvmlDeviceGetUUID(gpu0)") == A
-
-
-def test_another_state_takes_over_between_two_calls(bench: Bench) -> None:
-    """The call that a "then" line matches is answered by the old state, the next one by the new."""
-    after = Driver(gpus=[Gpu(B, memory_used_bytes=5)])
-    nvml = bench.start(Driver(gpus=[Gpu(A)], then=(("nvmlDeviceGetUUID", 0), after)))
-    assert nvml.ask("n.nvmlDeviceGetName(gpu0)") == "NVIDIA A100-SXM4-80GB"
-    assert nvml.ask("n.nvmlDeviceGetUUID(gpu0)") == A
-    assert nvml.code("n.nvmlDeviceGetName(gpu0)") == Code.INVALID_ARGUMENT
-    assert nvml.ask("n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(0))") == B
-
-
-def test_initialization_is_counted(bench: Bench) -> None:
-    """Calls before the first init, or after as many shutdowns, are UNINITIALIZED."""
-    driver = Driver(gpus=[Gpu(A)], init_code=Code.LIB_RM_VERSION_MISMATCH)
-    nvml = bench.start(driver, initialize=False)
-    nvml.ask("n._LoadNvmlLibrary()")
-    assert nvml.code("n.nvmlDeviceGetCount()") == Code.UNINITIALIZED
-    assert nvml.code("n.nvmlShutdown()") == Code.UNINITIALIZED
-    assert nvml.code("n.nvmlInit()") == Code.LIB_RM_VERSION_MISMATCH
-    driver.init_code = 0
-    driver.write(bench.state)
-    nvml.ask("n.nvmlInit()")
-    assert nvml.ask("n._nvmlGetFunctionPointer('nvmlInit_v2')()") == 0
-    nvml.ask("n.nvmlShutdown()")
-    assert nvml.ask("n.nvmlDeviceGetCount()") == 1
-    nvml.ask("n.nvmlShutdown()")
-    assert nvml.code("n.nvmlDeviceGetCount()") == Code.UNINITIALIZED
-
-
-def test_no_state_is_no_driver(libraries: Path, tmp_path: Path) -> None:
-    """Without a state file the stand-in says that no driver is loaded."""
-    nvml = Session(build(libraries), tmp_path / "missing")
-    try:
-        assert nvml.code("n.nvmlInit()") == Code.DRIVER_NOT_LOADED
-    finally:
-        nvml.close()
-
-
-def test_failures_hit_their_target(bench: Bench) -> None:
-    """A rule concerns one GPU with or without its instances, one slot, or everything, and ends with its line."""
-    gpus = [Gpu(A, instances=[MigInstance(MIG_A), MigInstance(MIG_B)]), Gpu(B)]
-    driver = Driver(gpus=gpus)
-    nvml = bench.start(driver)
-    for slot in (0, 1):
-        nvml.ask(f"mig{slot} := n.nvmlDeviceGetMigDeviceHandleByIndex(gpu0, {slot})")
-
-    def failing() -> set[str]:
-        driver.write(bench.state)
-        devices = ("gpu0", "gpu1", "mig0", "mig1")
-        codes = {device: nvml.code(f"n.nvmlDeviceGetName({device})") for device in devices}
-        return {device for device, code in codes.items() if code == Code.GPU_IS_LOST}
-
-    driver.fail["*", 0] = Code.GPU_IS_LOST
-    assert failing() == {"gpu0", "mig0", "mig1"}
-    assert nvml.code("n.nvmlDeviceGetHandleByIndex(0)") == Code.GPU_IS_LOST
-    assert nvml.code("n.nvmlDeviceGetHandleByIndex(1)") == 0
-    assert nvml.code("n.nvmlDeviceGetCount()") == 0
-    driver.fail = {("nvmlDeviceGetName", "0.gpu"): Code.GPU_IS_LOST}
-    assert failing() == {"gpu0"}
-    assert nvml.code("n.nvmlDeviceGetUUID(gpu0)") == 0
-    driver.fail = {("nvmlDeviceGetName", "0.mig"): Code.GPU_IS_LOST}
-    assert failing() == {"mig0", "mig1"}
-    driver.fail = {("nvmlDeviceGetName", "0.1"): Code.GPU_IS_LOST}
-    assert failing() == {"mig1"}
-    driver.fail = {("nvmlDeviceGetName", 1): 3, ("*", "*"): Code.GPU_IS_LOST}
-    assert failing() == {"gpu0", "mig0", "mig1"}
-    assert nvml.code("n.nvmlDeviceGetCount()") == Code.GPU_IS_LOST
-    driver.fail = {}
-    assert failing() == set()
-
-
 def test_rules_must_name_what_exists(tmp_path: Path) -> None:
     """A misspelt function or target, or a line break in a value, is an error of the test that writes it."""
     with pytest.raises(ValueError, match="nvmlDeviceGetNam"):
@@ -282,56 +171,6 @@ def test_rules_must_name_what_exists(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_delay_holds_one_call_only(bench: Bench) -> None:
-    """A delayed call takes its time and then answers; the same call of another GPU is not delayed."""
-    nvml = bench.start(Driver(gpus=[Gpu(A), Gpu(B)], delay={("nvmlDeviceGetName", 0): 0.3}))
-    nvml.send("n.nvmlDeviceGetName(gpu1)")
-    started = time.monotonic()
-    assert "A100" in nvml.receive()
-    assert "A100" in nvml.ask("n.nvmlDeviceGetName(gpu0)")
-    assert time.monotonic() - started >= 0.3
-
-
-def test_hang_ends_when_its_line_is_gone(bench: Bench) -> None:
-    """A call that hangs for ever goes on with the new state as soon as that no longer delays it."""
-    gpu = Gpu(A, name="before")
-    driver = Driver(gpus=[gpu], delay={("nvmlDeviceGetName", 0): float("inf")})
-    nvml = bench.start(driver)
-    nvml.send("n.nvmlDeviceGetName(gpu0)")
-    assert not nvml.answered(within_seconds=0.2)
-    gpu.name = "after"
-    driver.write(bench.state)
-    assert not nvml.answered(within_seconds=0.2)
-    driver.delay.clear()
-    driver.write(bench.state)
-    assert nvml.receive() == "after"
-
-
-def test_hang_does_not_stop_other_threads(bench: Bench) -> None:
-    """While one thread hangs in a call about one GPU, another thread's calls are answered."""
-    driver = Driver(gpus=[Gpu(A), Gpu(B)], delay={("*", 0): float("inf")})
-    driver.write(bench.state)
-    nvml = bench.start(driver, initialize=False)
-    nvml.ask("n.nvmlInit()")
-    nvml.ask("threading := __import__('threading')")
-    nvml.ask("stuck := threading.Thread(target=n.nvmlDeviceGetHandleByIndex, args=(0,), daemon=True)")
-    nvml.ask("stuck.start()")
-    assert nvml.ask("n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(1))") == B
-    assert nvml.ask("stuck.is_alive()")
-    driver.delay.clear()
-    driver.write(bench.state)
-    nvml.ask("stuck.join(10)")
-    assert not nvml.ask("stuck.is_alive()")
-
-
-def test_crash_ends_the_process(bench: Bench) -> None:
-    """A crashing call takes its process with it, as a fault in the driver's library does."""
-    nvml = bench.start(Driver(gpus=[Gpu(A)], crash={("nvmlDeviceGetPowerUsage", 0)}))
-    assert nvml.ask("n.nvmlDeviceGetUUID(gpu0)") == A
-    nvml.send("n.nvmlDeviceGetPowerUsage(gpu0)")
-    assert nvml.leave()[0] == -6
-
-
 def test_mistakes_in_a_state_are_loud(bench: Bench) -> None:
     """A state that makes no sense ends the process with a word why, instead of looking like a driver's answer."""
     nvml = bench.start(Driver(gpus=[Gpu(A)]))
@@ -341,38 +180,6 @@ def test_mistakes_in_a_state_are_loud(bench: Bench) -> None:
     assert nvml.leave() == (-6, "NVML stand-in: 'many' is not a number\n")
 
 
-def test_gpus_come_and_go(bench: Bench) -> None:
-    """A handle stays with its GPU when the order changes, and is invalid once the GPU is gone."""
-    first, second = Gpu(A), Gpu(B, temperature_celsius=77)
-    nvml = bench.start(Driver(gpus=[first, second]))
-    Driver(gpus=[second]).write(bench.state)
-    assert nvml.ask("n.nvmlDeviceGetTemperature(gpu1, 0)") == 77
-    assert nvml.code("n.nvmlDeviceGetTemperature(gpu0, 0)") == Code.INVALID_ARGUMENT
-    assert nvml.ask("n.nvmlDeviceGetCount()") == 1
-
-
-def test_every_change_is_seen(bench: Bench) -> None:
-    """Changes of the same length, one right after the other, are each seen by the next call."""
-    gpu = Gpu(A, temperature_celsius=10)
-    nvml = bench.start(Driver(gpus=[gpu]))
-    for celsius in range(10, 60):
-        gpu.temperature_celsius = celsius
-        Driver(gpus=[gpu]).write(bench.state)
-        assert nvml.ask("n.nvmlDeviceGetTemperatureV(gpu0, 0)") == celsius
-
-
-def test_symbols_can_be_missing(bench: Bench) -> None:
-    """A variant without some symbols is an older driver: FUNCTION_NOT_FOUND, or pynvml's own mismatch error."""
-    without = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3")
-    nvml = bench.start(Driver(gpus=[Gpu(A, processes=[Process(11)])]), without=without)
-    assert nvml.code("n.nvmlDeviceGetTemperatureV(gpu0, 0)") == Code.FUNCTION_NOT_FOUND
-    assert nvml.ask("n.nvmlDeviceGetTemperature(gpu0, 0)") == 40
-    assert nvml.code("n.nvmlDeviceGetMemoryInfo(gpu0, n.nvmlMemory_v2)") == Code.FUNCTION_NOT_FOUND
-    assert nvml.ask("n.nvmlDeviceGetMemoryInfo(gpu0)")["total"] == 80 << 30
-    assert nvml.code("n.nvmlDeviceGetComputeRunningProcesses(gpu0)").startswith("NVMLLibraryMismatchError")
-    assert [row["pid"] for row in nvml.ask("n.nvmlDeviceGetComputeRunningProcesses_v2(gpu0)")] == [11]
-
-
 def test_every_function_is_exported_and_can_be_left_out(libraries: Path) -> None:
     """The whole library exports each function that the source names, the empty variant none of them."""
     probe = "import ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); print([f for f in sys.argv[2:] if hasattr(lib, f)])"
@@ -380,36 +187,6 @@ def test_every_function_is_exported_and_can_be_left_out(libraries: Path) -> None
         command = [sys.executable, "-c", probe, str(build(libraries, without)), *sorted(FUNCTIONS)]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert found.strip() == str(sorted(FUNCTIONS - set(without)))
-
-
-def test_builds_are_kept(libraries: Path) -> None:
-    """The same variant is compiled once, whatever the order of what it leaves out."""
-    names = ("nvmlDeviceGetName", "nvmlDeviceGetUUID")
-    first = build(libraries, names)
-    compiled = first.stat().st_mtime_ns
-    assert build(libraries, names[::-1]) == first
-    assert first.stat().st_mtime_ns == compiled
-    assert build(libraries) != first
-
-
-def test_calls_are_counted(bench: Bench) -> None:
-    """The counts of calls are there at any time, for each process, also after its end."""
-    nvml, other = (bench.start(Driver(gpus=[Gpu(A)])) for _ in range(2))
-    nvml.ask("n.nvmlDeviceGetName(gpu0)")
-    nvml.ask("n.nvmlShutdown()")
-    nvml.ask("n.nvmlInit()")
-    nvml.ask("n.nvmlDeviceGetName(gpu0)")
-    expected = {
-        "nvmlInitWithFlags": 2,
-        "nvmlShutdown": 1,
-        "nvmlDeviceGetHandleByIndex_v2": 1,
-        "nvmlDeviceGetName": 2,
-    }
-    assert nvml.counted == expected
-    assert nvml.leave() == (0, "")
-    assert nvml.counted == expected
-    assert other.counted == {"nvmlInitWithFlags": 1, "nvmlDeviceGetHandleByIndex_v2": 1}
-    assert read_calls(nvml.calls) == nvml.counted + other.counted
 
 
 GIVEN: dict[str, Any] = {
@@ -486,13 +263,3 @@ def test_answers_from_memory_are_those_of_the_file(start: Start, tmp_path: Path)
 
 def _read(worker: Worker) -> list[GpuReading]:
     return [gpu for _, gpu in sorted(worker.read().gpus.items())]
-
-
-def test_a_state_is_not_looked_for_in_between(bench: Bench) -> None:
-    """Another state is there after that time, and not before."""
-    nvml = bench.start(Driver(gpus=[Gpu(A, temperature_celsius=40)]), look_milliseconds=3_600_000)
-    soon = bench.start(Driver(gpus=[Gpu(A, temperature_celsius=41)]), look_milliseconds=20)
-    Driver(gpus=[Gpu(A, temperature_celsius=42)]).write(bench.state)
-    time.sleep(0.05)
-    told = [each.ask("n.nvmlDeviceGetTemperature(gpu0, 0)") for each in (nvml, soon)]
-    assert told == [40, 42]

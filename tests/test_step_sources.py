@@ -7,12 +7,10 @@ from msgspec import structs
 
 from gpumap.agent.join import Memory, step
 from gpumap.agent.join.inventory import Inventory, take_inventory
-from gpumap.agent.join.source_health import untried
 from gpumap.agent.metrics import native
 from gpumap.model.node import ContainerOnDevice
 from gpumap.model.observations import ClaimDevice, NvmlReading, Observed, PluginAnswer
-from gpumap.model.readings import GpuReading, Uuid
-from gpumap.model.remedies import SOURCES
+from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Source
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
@@ -95,22 +93,13 @@ def test_capabilities_show_which_files_of_the_kubelet_can_be_read(checkpoint: bo
 def test_capabilities_of_a_driver_are_those_of_any_gpu() -> None:
     """One GPU that reports samples, or one with GPM values, is enough."""
     whole, partitioned = Gpu(0), Gpu(1, mig=[(1, 0, 3)])
-    node = TestNode([whole, partitioned, Gpu(2, tells_samples=False)])
+    node = TestNode([whole, partitioned, Gpu(2, has_samples=False)])
     found = node.collect().node.capabilities
     assert (found["process_utilization"], found["gpm"]) == (True, False)
-    whole.tells_samples = False
+    whole.has_samples = False
     partitioned.activities = {(1, 0): 0.5}
     found = node.collect().node.capabilities
     assert (found["process_utilization"], found["gpm"]) == (False, True)
-
-
-def test_reasons_that_are_counted_from_0() -> None:
-    """Each has a remedy in the documentation, and none is an error yet."""
-    for one in untried():
-        assert one.errors
-        assert one.errors.keys() <= SOURCES[Source(one.source)].keys()
-        assert {*one.errors.values()} == {0}
-        assert (one.up, one.attempts, one.failures, one.last_success) == (False, 0, 0, None)
 
 
 def test_uid_that_was_read_without_the_list_counts_with_the_next_one() -> None:
@@ -145,7 +134,7 @@ def test_stale_list_is_not_served_but_measured_use_stays() -> None:
 
 
 def test_new_pod_is_not_called_gone_while_identity_is_of_an_earlier_collection() -> None:
-    """A pod that came after the identity files were last read has no directory in them: that accuses nobody."""
+    """A pod that came after the identity files were last read has no directory in them: that accuse no pod."""
     node, pod = one_pod()
     node.collect()
     node.down.add("pod_identity")
@@ -162,7 +151,7 @@ def test_new_pod_is_not_called_gone_while_identity_is_of_an_earlier_collection()
     assert found.memory_bytes == GIB
 
 
-def test_snapshot_says_when_what_it_remembers_gets_too_old() -> None:
+def test_snapshot_has_the_time_when_its_memory_gets_too_old() -> None:
     """What is served from an earlier collection has an end, at which the next collection is due."""
     node, _ = one_pod()
     assert node.collect().expires is None
@@ -174,7 +163,7 @@ def test_snapshot_says_when_what_it_remembers_gets_too_old() -> None:
     assert node.collect(seconds=100).expires is None
 
 
-def test_restarted_kubelet_that_lists_nothing_yet_keeps_pods_that_stand() -> None:
+def test_restarted_kubelet_that_lists_nothing_yet_keeps_existing_pods() -> None:
     """For 60 s after a restart a pod missing from the List keeps what it held, while its directory or cgroup stands."""
     node, pod = one_pod()
     ended = Pod("ml", "ended", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
@@ -195,14 +184,6 @@ def test_restarted_kubelet_that_lists_nothing_yet_keeps_pods_that_stand() -> Non
     for _ in range(12):
         snapshot = node.collect()
     assert row(snapshot, pod.full(), CARD) is None, "the grace is over"
-
-
-def test_restart_is_seen_by_a_new_socket_alone() -> None:
-    """A kubelet that restarted between two collections is known by its new socket."""
-    node, pod = one_pod()
-    node.collect()
-    node.socket, pod.listed = "second", False
-    assert row(node.collect(), pod.full(), CARD) is not None
 
 
 @pytest.mark.parametrize("then", ["", "deadline_exceeded"])
@@ -249,7 +230,7 @@ def test_gpumaps_own_start_has_no_grace() -> None:
     assert found is None or not found.holds
 
 
-def test_without_pid_visibility_nothing_is_said_of_containers() -> None:
+def test_without_pid_visibility_use_of_containers_is_absent() -> None:
     """No measured container value; of the owners only `unknown` and `unaccounted`; allocation as ever."""
     node, pod = one_pod()
     node.visible = False
@@ -377,23 +358,12 @@ def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -
     assert (found.allocated_gpus, found.use, owners(during, leaf)) == (3 / 7, None, {})
 
 
-def test_gpu_that_never_told_its_uuid_may_be_the_one_that_an_id_names() -> None:
-    """While some GPU has not told its uuid, an id that nothing answers to is `device_down`, not `not_in_nvml`."""
+def test_gpu_that_never_reported_its_uuid_may_be_the_one_that_an_id_names() -> None:
+    """While some GPU has not reported its uuid, an id that nothing answers to is `device_down`, not `not_in_nvml`."""
     node, _ = one_pod()
     node.gpus[0].fault = "lost"
     snapshot = node.collect()
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("device_down", 1)]
-
-
-def test_old_form_of_a_mig_name_is_found_by_its_place() -> None:
-    """`MIG-GPU-<uuid>/<gi>/<ci>` names the MIG device in that place."""
-    gpu = Gpu(0, mig=[(3, 0, 2)])
-    pod = Pod("ml", "old", {"main": {"nvidia.com/mig-2g.10gb": [f"MIG-{gpu.uuid}/3/0"]}})
-    snapshot = TestNode([gpu], [pod]).collect()
-    found = row(snapshot, pod.full(), mig_uuid(0, 3, 0))
-    assert found is not None
-    assert found.allocated_gpus == 2 / 7
-    assert snapshot.node.unmatched == ()
 
 
 def test_allocatable_is_zero_where_the_resource_is_offered_without_the_leaf() -> None:
@@ -420,14 +390,14 @@ def test_card_offered_twice_is_not_given_away_twice() -> None:
     assert shares == [0.25 / 1.25, 1 / 1.25]
 
 
-def test_replicas_are_unknown_where_nobody_tells_them() -> None:
+def test_replicas_are_unknown_without_a_source() -> None:
     """Without allocatable and registered devices the share of a replica is absent."""
     pod = Pod("ml", "part", {"main": {"nvidia.com/gpu.shared": [f"{CARD}::0"]}})
     snapshot = TestNode([Gpu(0)], [pod], checkpoint_readable=False).collect()
     assert [r.allocated_gpus for r in snapshot.containers] == [None]
 
 
-def test_peak_is_the_most_since_first_seen_and_starts_anew_with_a_new_pod() -> None:
+def test_peak_is_the_most_since_first_seen_and_restarts_with_a_new_pod() -> None:
     """The peak holds while memory falls, and a successor of the same name starts from its own."""
     node, pod = one_pod()
     peaks = []
@@ -442,8 +412,8 @@ def test_peak_is_the_most_since_first_seen_and_starts_anew_with_a_new_pod() -> N
     assert found.memory_peak_bytes == 2 * GIB
 
 
-def test_peak_starts_anew_with_another_device_of_the_uuid() -> None:
-    """A MIG device that is made anew under its uuid with another profile is another one."""
+def test_peak_restarts_with_another_device_of_the_uuid() -> None:
+    """A MIG device that is recreated under its uuid with another profile is another one."""
     pod = Pod("ml", "p", {"main": {"nvidia.com/mig-1g.10gb": [mig_uuid(0, 1, 0)]}})
     node = TestNode([Gpu(0, mig=[(1, 0, 1)])], [pod], [Process(10, mig_uuid(0, 1, 0), pod, memory=5 * GIB)])
 
@@ -461,7 +431,7 @@ def test_peak_starts_anew_with_another_device_of_the_uuid() -> None:
 
 
 def test_peak_of_a_predecessor_is_not_served_while_the_uid_is_not_known() -> None:
-    """A pod made anew under its name, whose UID nothing fixes yet, has no peak rather than its predecessor's."""
+    """A pod recreated under its name, whose UID nothing fixes yet, has no peak rather than its predecessor's."""
     node, pod = one_pod()
     node.collect()
     pod.listed, pod.in_checkpoint = False, False
@@ -510,7 +480,7 @@ def test_last_active_is_first_seen_until_it_computes() -> None:
     third = use(node.collect(), pod.full(), CARD)
     assert third is not None
     assert third.last_active == node.now.wall
-    node.gpus[0].tells_samples = False
+    node.gpus[0].has_samples = False
     fourth = use(node.collect(), pod.full(), CARD)
     assert fourth is not None
     assert (fourth.sm_ratio, fourth.last_active) == (None, None)
@@ -536,15 +506,7 @@ def test_unchanged_answers_cost_no_second_join_before_the_first_list() -> None:
     assert node.memory.pod_table is before
 
 
-def test_uuid_of_another_form_is_no_device() -> None:
-    """An id with a known uuid in it, but more than that, stands for no device."""
-    pod = Pod("ml", "odd", {"main": {"nvidia.com/gpu": [f"{CARD}\n", f"x{CARD}"]}})
-    snapshot = TestNode([Gpu(0)], [pod]).collect()
-    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("unparsed", 2)]
-    assert row(snapshot, pod.full(), Uuid(str(CARD))) is None
-
-
-def test_corpse_of_a_predecessor_lends_no_peak() -> None:
+def test_process_of_a_predecessor_gives_no_peak() -> None:
     """While a process of the old pod lives on, the new pod of that name shows its own peak and its own first sight."""
     node, old = one_pod()
     node.processes[0].memory, node.processes[0].sm = 50 * GIB, 0.5
@@ -627,7 +589,7 @@ def test_nameless_gpu_is_not_taken_for_one_that_is_no_more() -> None:
 
 
 def test_suspicion_ends_with_its_process() -> None:
-    """A suspicion waits while nothing can be looked at anew, but not for a process that is there no more."""
+    """A suspicion waits while nothing can be looked at again, but not for a process that is there no more."""
     squatter = Pod("ml", "squat", {"main": {}})
     node = TestNode([Gpu(0)], [squatter], [Process(10, CARD, squatter)])
     node.collect()
@@ -723,7 +685,7 @@ def test_stale_pods_api_ties_no_pod_with_another_device_to_its_predecessor() -> 
     assert [pod.uid for pod in node.collect().node.pods] == [""]
 
 
-def told_holders(snapshot: Snapshot) -> list[int | None]:
+def holder_counts(snapshot: Snapshot) -> list[int | None]:
     """The values of gpumap_device_holders, leaf by leaf."""
     family = next(one for one in native(("allocation",), process_metrics=False) if one.name == "gpumap_device_holders")
     values = {series.labels: series.value for series in family.read(snapshot)}
@@ -734,32 +696,32 @@ def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
     """A slot that gpumap cannot place may be on each device: none of them has 0 holders. One that names a device of
     another node is on none of them."""
     node, pod = one_pod()
-    assert told_holders(node.collect()) == [1, 0]
+    assert holder_counts(node.collect()) == [1, 0]
     odd = Pod("ml", "odd", {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}})
     node.pods.append(odd)
     snapshot = node.collect()
     assert [u.reason for u in snapshot.node.unmatched] == ["untrusted_id"]
-    assert told_holders(snapshot) == [None, None]
+    assert holder_counts(snapshot) == [None, None]
     odd.ids = {"main": {"nvidia.com/gpu": ["card-0"]}}
-    assert told_holders(node.collect()) == [None, None], "unparsed"
+    assert holder_counts(node.collect()) == [None, None], "unparsed"
     node.allocatable = {"nvidia.com/gpu": ["card-0", str(CARD)]}
-    assert told_holders(node.collect()) == [None, 0], "the other one is not offered"
+    assert holder_counts(node.collect()) == [None, 0], "the other one is not offered"
     node.down = {"nvml"}
     node.allocatable = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
     odd.ids = {}
     snapshot = node.collect()
-    told = dict(zip([leaf.uuid for leaf in snapshot.node.devices], told_holders(snapshot), strict=True))
-    assert told == {CARD: 1, gpu_uuid(1): 0}
+    answer = dict(zip([leaf.uuid for leaf in snapshot.node.devices], holder_counts(snapshot), strict=True))
+    assert answer == {CARD: 1, gpu_uuid(1): 0}
     odd.ids = {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}}
     snapshot = node.collect()
     assert [u.reason for u in snapshot.node.unmatched] == ["nvml_down"]
-    told = dict(zip([leaf.uuid for leaf in snapshot.node.devices], told_holders(snapshot), strict=True))
-    assert told == {CARD: 1, gpu_uuid(1): None}
+    answer = dict(zip([leaf.uuid for leaf in snapshot.node.devices], holder_counts(snapshot), strict=True))
+    assert answer == {CARD: 1, gpu_uuid(1): None}
     node.down = set()
     odd.ids = {"main": {"nvidia.com/gpu": [str(gpu_uuid(99))]}}
     snapshot = node.collect()
     assert [u.reason for u in snapshot.node.unmatched] == ["not_in_nvml"]
-    assert told_holders(snapshot) == [1, 0]
+    assert holder_counts(snapshot) == [1, 0]
     assert row(snapshot, pod.full(), CARD) is not None
 
 
@@ -769,14 +731,14 @@ def test_slot_of_a_nameless_gpu_hides_no_holders_of_the_others() -> None:
     node.gpus[0].fault = "lost"
     snapshot = node.collect()
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("device_down", 1)]
-    assert told_holders(snapshot) == [0]
+    assert holder_counts(snapshot) == [0]
 
 
 @pytest.mark.parametrize("by", ["claim", "id", "placement"])
 def test_slot_by_minor_may_be_on_a_gpu_without_a_known_minor(by: str) -> None:
     """A driver may refuse the minor of a GPU. Until it answers, the GPU may be the one that a slot names by its minor:
     the slot is `device_down`, and only a GPU with another minor has 0 holders. Nor has it 0 allocatable slots."""
-    gpus = [Gpu(0, mig=[(2, 0, 4)] if by == "placement" else None, tells_minor=False), Gpu(1)]
+    gpus = [Gpu(0, mig=[(2, 0, 4)] if by == "placement" else None, has_minor=False), Gpu(1)]
     if by == "id":
         pod = Pod("ml", "p", {"main": {"nvidia.com/gpu": ["nvidia0"]}})
     else:
@@ -785,24 +747,24 @@ def test_slot_by_minor_may_be_on_a_gpu_without_a_known_minor(by: str) -> None:
     node = TestNode(gpus, [pod], allocatable={"nvidia.com/gpu": ["nvidia0", "nvidia1"]} if by == "id" else None)
     snapshot = node.collect()
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("device_down", 1)]
-    assert told_holders(snapshot) == [None, 0]
+    assert holder_counts(snapshot) == [None, 0]
     assert snapshot.node.devices[0].allocatable == {}
-    gpus[0].tells_minor = True
+    gpus[0].has_minor = True
     snapshot = node.collect()
     assert snapshot.node.unmatched == ()
-    assert told_holders(snapshot) == [1, 0]
-    gpus[0].tells_minor = False
+    assert holder_counts(snapshot) == [1, 0]
+    gpus[0].has_minor = False
     snapshot = node.collect()
-    assert told_holders(snapshot) == [1, 0], "gpumap remembers the minor"
+    assert holder_counts(snapshot) == [1, 0], "gpumap remembers the minor"
 
 
 def test_slot_by_a_minor_that_no_gpu_has_is_not_in_nvml() -> None:
     """A GPU without a known minor is not the partitioned GPU that a slot names by a known minor."""
-    gpus = [Gpu(0, mig=[(2, 0, 4)]), Gpu(1, tells_minor=False)]
+    gpus = [Gpu(0, mig=[(2, 0, 4)]), Gpu(1, has_minor=False)]
     claim = ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0-mig-19-1-1", "", "ml", "c")
     snapshot = TestNode(gpus, [Pod("ml", "p", claims={"main": [claim]})]).collect()
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("not_in_nvml", 1)]
-    assert told_holders(snapshot) == [0, 0]
+    assert holder_counts(snapshot) == [0, 0]
 
 
 def test_holder_of_a_partitioned_gpu_holds_each_of_its_leaves() -> None:

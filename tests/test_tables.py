@@ -83,7 +83,7 @@ def test_slots_of_several_resources_are_not_added_up() -> None:
     assert "40+64" in map_table(found, Shape()).split()
 
 
-def test_what_is_not_known_is_a_dash_and_stands_once() -> None:
+def test_unknown_values_are_dashes_and_are_shown_once() -> None:
     """While the List is stale nobody is said to hold nothing, and no memory is listed a second time as unknown."""
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, sm=0.5)])
@@ -166,7 +166,7 @@ def test_headers_can_be_left_out() -> None:
         ]
 
 
-def test_nothing_is_said_in_a_sentence() -> None:
+def test_an_empty_table_is_a_sentence() -> None:
     """Where there is no device, each table says so, and why; never an empty table."""
     for table in TABLES:
         text = table(published(empty_node()), Shape())
@@ -209,7 +209,7 @@ def test_a_pipe_gets_everything() -> None:
         assert "\x1b" not in text
 
 
-def test_colours_say_what_words_say_too() -> None:
+def test_colours_repeat_words() -> None:
     """Squatters and faults are red, the rest plain; without the colours the text is the same."""
     pod = Pod("ml", "squat", {"main": {}})
     offered = {"nvidia.com/gpu": [str(CARD)]}

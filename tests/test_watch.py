@@ -24,7 +24,7 @@ from aiohttp import web
 
 from gpumap.agent.published import published
 from gpumap.cli.terminal import cells
-from tests.agent import PATIENCE_SECONDS, Agent, run_agent
+from tests.agent import PATIENCE_SECONDS
 from tests.command import ForkOnTerminal, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
 from tests.snapshots import busy_node
@@ -205,31 +205,6 @@ async def test_colours_can_be_turned_off(fake: FakeAgent, variable: str, value: 
     assert "GPU 2 " in text
 
 
-async def test_columns_of_the_environment_win(fake: FakeAgent) -> None:
-    """COLUMNS says how wide a terminal is taken to be; a pipe is not shortened whatever it says."""
-    with terminal("map", "--url", fake.url, columns=300, COLUMNS="90") as shown:
-        text = await shown.end()
-    assert max(cells(STEERING.sub("", line)) for line in text.splitlines()) <= 90
-    process = await asyncio.create_subprocess_exec(
-        *(str(GPUMAP), "map", "--url", fake.url), env=environment(COLUMNS="40"), stdout=subprocess.PIPE
-    )
-    out, _ = await process.communicate()
-    assert "…" not in out.decode()
-    assert "\x1b" not in out.decode()
-
-
-@pytest.mark.parametrize("command", ["map", "top", "waste", "doctor"])
-async def test_an_answer_that_is_no_map(fake: FakeAgent, command: str) -> None:
-    """JSON that looks like a map and is none: one line, exit code 1, no traceback."""
-    answers: tuple[object, ...] = (5, [5], [{}], None)
-    for devices in answers:
-        fake.answer = msgspec.to_builtins(published(busy_node(2))) | {"devices": devices}
-        done = await run_command_in_loop(command, "--url", fake.url)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert "does not match the schema of /api/v1/map" in done.stderr
-        assert done.stderr.count("\n") == 1
-
-
 async def test_watch_repaints_in_place(fake: FakeAgent) -> None:
     """Each frame begins at the top left and clears what is left of the last one; nothing is wiped before it is painted.
 
@@ -309,8 +284,8 @@ async def test_watch_in_a_pipe(fake: FakeAgent) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         await blocks(process.stdout, 2)
         answer, fake.answer = fake.answer, None
-        said = await process.stderr.readline()
-        assert said == f"gpumap: {fake.url}/api/v1/map answered 503 Service Unavailable; trying again\n".encode()
+        message = await process.stderr.readline()
+        assert message == f"gpumap: {fake.url}/api/v1/map answered 503 Service Unavailable; trying again\n".encode()
         await asyncio.sleep(0.3)
         fake.answer = answer
         await blocks(process.stdout, 2)
@@ -336,24 +311,6 @@ async def test_watch_of_this_node(tmp_path: Path) -> None:
         assert await shown.interrupt() == 0
 
 
-async def test_a_rolled_out_agent_is_found_again(tmp_path: Path) -> None:
-    """A real agent that ends, and another that takes its address."""
-    async with run_agent("demo", "--interval", "200ms") as agent:
-        await agent.later(1)
-        url = agent.url
-        with terminal("map", "--watch", "--interval", "100ms", "--url", url) as shown:
-            await shown.until(lambda text: "trainer" in text, "it does not show the map")
-            assert await agent.stop() == 0
-            await shown.until(lambda text: "did not answer" in text, "it does not say that the agent is away")
-            async with run_agent("demo", "--listen", url.removeprefix("http://")) as again:
-                assert isinstance(again, Agent)
-                seen = len(shown.frames)
-                await shown.until(
-                    lambda _: any("asking on" not in frame for frame in shown.frames[seen + 1 : -1]), "it is not found"
-                )
-            assert await shown.interrupt() == 0
-
-
 async def test_a_narrow_terminal_and_old_data(fake: FakeAgent) -> None:
     """Each painted line fits its row, so that the next frame falls on this one; how old the data is stands above."""
     assert fake.answer is not None
@@ -367,12 +324,3 @@ async def test_a_narrow_terminal_and_old_data(fake: FakeAgent) -> None:
     assert "was collected 10m" in " ".join(lines)
     done = await run_command_in_loop("map", "--url", fake.url)
     assert done.stderr.startswith("gpumap: this data was collected 10m")
-
-
-async def test_watch_of_an_agent_that_never_answered(fake: FakeAgent) -> None:
-    """Nothing was answered yet, and nothing is said to stand below."""
-    fake.answer = None
-    with terminal("map", "--watch", "--interval", "100ms", "--url", fake.url) as shown:
-        await shown.until(lambda text: "asking on" in text, "it does not say that the agent is away")
-        assert await shown.interrupt() == 0
-    assert "Below" not in shown.said

@@ -103,7 +103,7 @@ def test_the_sample_of_the_documentation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("a", "the file: Expected `object`, got `str`"),
         ("- a", "the file: Expected `object`, got `array`"),
@@ -163,15 +163,15 @@ def test_the_sample_of_the_documentation() -> None:
         (f'basic_auth_users: {{"a:b": {HASH}}}', "basic_auth_users.a:b: is not a user name"),
     ],
 )
-def test_mistakes(text: str, says: str) -> None:
+def test_mistakes(text: str, expected: str) -> None:
     """One line that says where and what, and repeats no value that may be a secret."""
     with pytest.raises(WebConfigError) as raised:
         parse(text)
-    said = str(raised.value)
-    assert said.startswith(says)
-    assert said.isprintable()
-    assert "hunter2" not in said
-    assert HASH not in said
+    message = str(raised.value)
+    assert message.startswith(expected)
+    assert message.isprintable()
+    assert "hunter2" not in message
+    assert HASH not in message
 
 
 PARTS = [
@@ -216,13 +216,13 @@ def test_whatever_the_file_holds(tmp_path_factory: pytest.TempPathFactory, data:
     """It is taken, or refused with one printable line as a mistake of the user's."""
     path = tmp_path_factory.getbasetemp() / "fuzz.yml"
     path.write_bytes(data)
-    said = ""
+    message = ""
     try:
         Watch(path).close()
     except UsageError as error:
-        said = str(error)
-    assert said.isprintable()
-    assert said.startswith(f"--web-config {path}: ") or not said
+        message = str(error)
+    assert message.isprintable()
+    assert message.startswith(f"--web-config {path}: ") or not message
 
 
 def refused(folder: Path, text: str) -> str:
@@ -244,7 +244,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     locked = ("-in", tmp_path / "a.key", "-aes256", "-passout", "pass:x", "-out", tmp_path / "locked.key")
     subprocess.run(("openssl", "pkey", *locked), check=True, capture_output=True)
     place = "tls_server_config."
-    for text, says in (
+    for text, expected in (
         ("cert_file: no, key_file: a.key", f"{place}cert_file no: No such file or directory"),
         ("cert_file: a.crt, key_file: no", f"{place}key_file no: No such file or directory"),
         ("cert_file: ., key_file: a.key", f"{place}cert_file .: is a directory"),
@@ -259,7 +259,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
             f"{place}client_ca_file junk: does not contain certificates in PEM format",
         ),
     ):
-        assert refused(tmp_path, f"tls_server_config: {{{text}}}").startswith(says)
+        assert refused(tmp_path, f"tls_server_config: {{{text}}}").startswith(expected)
 
 
 @pytest.mark.parametrize("command", ["serve", "demo"])
@@ -270,6 +270,6 @@ def test_a_mistake_ends_the_command(tmp_path: Path, command: str) -> None:
     missing = one_line(run_command(*flags, "--web-config", str(path)), 2)
     assert missing == f"--web-config {path}: No such file or directory"
     path.write_text("basic_auth_users:\n  bob: hunter2\n")
-    said = one_line(run_command(*flags, GPUMAP_WEB_CONFIG=str(path)), 2)
-    assert said.startswith(f"--web-config {path}: basic_auth_users.bob: must be a bcrypt hash")
+    message = one_line(run_command(*flags, GPUMAP_WEB_CONFIG=str(path)), 2)
+    assert message.startswith(f"--web-config {path}: basic_auth_users.bob: must be a bcrypt hash")
     assert one_line(run_command(*flags, "--web-config", str(tmp_path)), 2).endswith("is a directory")

@@ -10,7 +10,6 @@ import re
 import socket
 import ssl
 import struct
-import time
 from asyncio.sslproto import SSLProtocol
 from pathlib import Path
 
@@ -127,39 +126,6 @@ async def test_a_burst_of_clients_leaves_no_memory_behind(folder: Path) -> None:
     assert held <= 8
 
 
-async def test_one_address_cannot_take_all_places(folder: Path) -> None:
-    """Over TLS too, also within handshakes: its own idlest makes room, and another address keeps its place."""
-    async with secured(folder, TLS, max_connections=8) as site, asyncio.timeout(30):
-        context = ssl.create_default_context(cafile=folder / "ca.crt")
-        where = ("127.0.0.1", site.port)
-        reader, writer = await asyncio.open_connection(*where, ssl=context, local_addr=("127.0.0.2", 0))
-        with contextlib.ExitStack() as stack:
-            for _ in range(20):
-                stack.enter_context(socket.create_connection(where))
-                assert await site.status("/healthz") == 200
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert await reader.readuntil(b"ok\n")
-        writer.close()
-
-
-async def test_clients_that_take_nothing(folder: Path) -> None:
-    """Over TLS too, who asks for pages and reads none of them is let go."""
-    async with secured(folder, TLS, patience_seconds=0.5) as site:
-        context = ssl.create_default_context(cafile=folder / "ca.crt")
-        reader, writer = await asyncio.open_connection("127.0.0.1", site.port, ssl=context, limit=1)
-        with contextlib.suppress(ConnectionError):
-            for _ in range(2000):
-                writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            reader._transport.pause_reading()  # type: ignore[attr-defined] # else asyncio takes some for itself
-            started = time.monotonic()
-            while not writer.is_closing() and time.monotonic() - started < 15:
-                writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-                await asyncio.sleep(0.05)
-        assert writer.is_closing()
-        writer.transport.abort()
-        assert await site.status("/healthz") == 200
-
-
 def _resident_mib(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) >> 10
@@ -257,12 +223,12 @@ async def test_the_service_scraped_and_looked_at(folder: Path) -> None:
         assert (
             await run_command_in_loop("map", "--url", named, *shown, *known, "--server-name", "127.0.0.1")
         ).returncode == 0
-        for flags, says in (
+        for flags, message in (
             (shown, f"{url}/api/v1/map answered 401 Unauthorized. Set --user and --password-file"),
             (shown[:2], f"{url}/api/v1/map answered 403 Forbidden. It refuses the request and may require --cert-file"),
             ((), f"{url}/api/v1/map did not answer: its certificate is not trusted: "),
         ):
-            assert one_line(await run_command_in_loop("map", "--url", url, *flags), 1).startswith(says)
+            assert one_line(await run_command_in_loop("map", "--url", url, *flags), 1).startswith(message)
         plain = one_line(await run_command_in_loop("map", "--url", agent.url), 1)
         assert plain.endswith("it closed the connection; try https://")
 

@@ -75,7 +75,7 @@ def test_no_line_is_wider_than_the_terminal(node: str) -> None:
 
 @pytest.mark.parametrize("table", [map_table, top_table, processes, waste_table, live])
 @pytest.mark.parametrize("columns", [66, 80, 200])
-def test_pods_can_be_told_apart(table: Table, columns: int) -> None:
+def test_pods_can_be_distinguished(table: Table, columns: int) -> None:
     """Their long names are shortened where they are alike. What says less goes first: memory in percent, container."""
     shown, _, _ = table(maps(long_names(10)), Shape(screen=Screen(columns=columns))).partition("\n\nNot idle")
     for number in range(10):

@@ -104,10 +104,10 @@ class Counting:
 
     async def _observe(self) -> Observed[NvmlReading] | Failed:
         try:
-            told = await self.source.read(0.05, 2.0)
+            answer = await self.source.read(0.05, 2.0)
         except SourceError as error:
             return Failed(Moment(time.monotonic(), 0.0), 0.0, error.complaints)
-        return Observed(told.value, Moment(time.monotonic(), 0.0), 0.0)
+        return Observed(answer.value, Moment(time.monotonic(), 0.0), 0.0)
 
     def must_have(self, event: Fired) -> bool:
         """Whether the event lies wholly in a stretch in which somebody listened."""
@@ -132,7 +132,7 @@ def make_source(tmp_path: Path, library: Path) -> NvmlSource:
 
 
 async def test_no_event_outside_the_blind_time_is_lost(source: NvmlSource, tmp_path: Path) -> None:
-    """While NVML is initialised anew, the worker killed, the driver let go of, and a GPU lost, again and again.
+    """While NVML is initialised again, the worker killed, the driver let go of, and a GPU lost, again and again.
 
     Each event that lies where somebody listened is counted, none is counted twice; and the blind time is what nobody
     listened to.

@@ -72,7 +72,7 @@ async def heard(source: NvmlSource, code: int) -> NvmlReading:
             assert reading.xids == ()
 
 
-async def test_what_was_said_between_two_reads_is_told_by_the_second(start: Start) -> None:
+async def test_events_between_two_reads_are_reported_by_the_second(start: Start) -> None:
     """With its age and the stretch in which somebody listened; the third tells nothing of it."""
     source = start("for read in reads:\n    answer(read)\n    if read == 1: hear(31)")
     assert (await read(source)).xids == ()
@@ -86,22 +86,22 @@ async def test_what_was_said_between_two_reads_is_told_by_the_second(start: Star
     assert later.listening == ()
 
 
-async def test_the_last_words_of_a_worker_that_died_are_heard(start: Start) -> None:
+async def test_the_last_events_of_a_worker_that_died_are_received(start: Start) -> None:
     """It died between two reads, of which the second has another worker."""
     source = start("for read in reads:\n    answer(read)\n    if not again: hear(79); sys.exit(1)")
     await read(source)
     assert [one.uuid for one in (await heard(source, 79)).listening] == [A]
 
 
-async def test_the_last_words_of_a_worker_that_is_killed_are_heard(start: Start) -> None:
+async def test_the_last_events_of_a_killed_worker_are_received(start: Start) -> None:
     """It hung in a call after it had told an event, and was replaced."""
     program = "for read in reads:\n    if not again:\n        hear(119)\n        time.sleep(600)\n    answer(read)"
     source = start(program, replace_after_seconds=0.2)
     await heard(source, 119)
 
 
-async def test_what_was_said_before_a_failure_is_told_after_it(start: Start) -> None:
-    """NVML had to be initialised anew, and could not at first."""
+async def test_events_before_a_failure_are_reported_after_it(start: Start) -> None:
+    """NVML had to be initialised again, and could not at first."""
     failure = 'hear(13); say(kind="error", read=read, code=999, reason="unknown", detail="")'
     source = start(f"for read in reads:\n    if read == 1: {failure}\n    else: answer(read)")
     with pytest.raises(SourceError):

@@ -36,28 +36,33 @@ def fire(worker: Worker, driver: Driver, *xids: Xid) -> None:
 
 def next_xid(worker: Worker) -> wire.XidMessage:
     """The next event, told between reads."""
-    while not isinstance(said := worker.answer(), wire.XidMessage):
-        assert isinstance(said, wire.ListeningMessage), said
-    return said
+    while not isinstance(message := worker.answer(), wire.XidMessage):
+        assert isinstance(message, wire.ListeningMessage), message
+    return message
 
 
 def content(event: wire.XidMessage) -> tuple[Any, ...]:
     return event.uuid, event.code, event.gpu_instance_id, event.compute_instance_id
 
 
-def told(worker: Worker) -> list[wire.XidMessage]:
-    return [said for said in worker.unasked if isinstance(said, wire.XidMessage)]
+def messages(worker: Worker) -> list[wire.XidMessage]:
+    return [message for message in worker.unasked if isinstance(message, wire.XidMessage)]
 
 
 def read(worker: Worker, driver: Driver | None = None, hung: int = 0) -> dict[Uuid, wire.ListeningPeriod]:
     """What a new read says of who is listened to, the newest of each GPU."""
     worker.unasked.clear()
     worker.read(driver, hung=hung)
-    return {heard.uuid: heard for heard in stretches(worker)}
+    return {received.uuid: received for received in stretches(worker)}
 
 
 def stretches(worker: Worker) -> list[wire.ListeningPeriod]:
-    return [heard for said in worker.unasked if isinstance(said, wire.ListeningMessage) for heard in said.periods]
+    return [
+        received
+        for message in worker.unasked
+        if isinstance(message, wire.ListeningMessage)
+        for received in message.periods
+    ]
 
 
 def until(condition: Callable[[], bool], otherwise: str) -> None:
@@ -70,18 +75,18 @@ def until(condition: Callable[[], bool], otherwise: str) -> None:
 # --- an event ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_event_is_told_at_once_and_once(start: Start) -> None:
+def test_an_event_is_reported_at_once_and_once(start: Start) -> None:
     """Between two reads, with its GPU, its code and its moment; no read tells it again."""
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
     worker = listener(start, driver)
     before = time.monotonic()
     fire(worker, driver, Xid(1, 31))
-    said = next_xid(worker)
-    assert content(said) == (B, 31, None, None)
-    assert before <= said.at <= time.monotonic()
-    assert said.times == 1
+    message = next_xid(worker)
+    assert content(message) == (B, 31, None, None)
+    assert before <= message.at <= time.monotonic()
+    assert message.times == 1
     read(worker)
-    assert told(worker) == []
+    assert messages(worker) == []
 
 
 def test_an_event_of_a_mig_device_has_its_ids(start: Start) -> None:
@@ -93,34 +98,34 @@ def test_an_event_of_a_mig_device_has_its_ids(start: Start) -> None:
 
 
 def test_an_event_is_of_the_device_that_it_names(start: Start) -> None:
-    """NVIDIA's mock driver tells an event of one GPU to the event set of another one. Each is told once."""
+    """NVIDIA's mock driver tells an event of one GPU to the event set of another one. Each is reported once."""
     driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], one_queue=True)
     worker = listener(start, driver)
     fire(worker, driver, Xid(2, 79), Xid(1, 31), Xid(2, 48))
     assert {content(next_xid(worker))[:2] for _ in range(3)} == {(C, 79), (B, 31), (C, 48)}
     read(worker)
-    assert told(worker) == []
+    assert messages(worker) == []
 
 
-def test_a_read_tells_first_what_came_before_it(start: Start) -> None:
+def test_a_read_returns_earlier_events_first(start: Start) -> None:
     """The thread that listens is woken: an event stands before the driver's line of the next read."""
     driver = Driver(gpus=[Gpu(A)])
     worker = listener(start, driver, changed=SELDOM)
     fire(worker, driver, Xid(0, 79))
-    asked = time.monotonic()
-    heard = read(worker)[A]
-    assert [content(said)[:2] for said in told(worker)] == [(A, 79)]
-    assert heard.since < asked <= heard.until
+    since = time.monotonic()
+    received = read(worker)[A]
+    assert [content(message)[:2] for message in messages(worker)] == [(A, 79)]
+    assert received.since < since <= received.until
 
 
-def test_events_from_before_are_not_told(start: Start) -> None:
+def test_events_from_before_are_not_reported(start: Start) -> None:
     """Who begins to listen hears what comes from then on, and says since when that is."""
     driver = Driver(gpus=[Gpu(A)], xids=[Xid(0, 13)])
     worker = start(groups=("health",), changed=SOON)
     before = time.monotonic()
-    heard = read(worker, driver)
-    assert told(worker) == []
-    assert before < heard[A].since < time.monotonic()
+    received = read(worker, driver)
+    assert messages(worker) == []
+    assert before < received[A].since < time.monotonic()
     fire(worker, driver, Xid(0, 31))
     assert next_xid(worker).code == 31
 
@@ -134,8 +139,8 @@ def test_equal_events_of_a_moment_are_one_line(start: Start) -> None:
     lines = 0
     while counts.total() < 3000:
         read(worker)
-        counts.update({said.code: said.times for said in told(worker)})
-        lines += len(told(worker))
+        counts.update({message.code: message.times for message in messages(worker)})
+        lines += len(messages(worker))
     assert counts == {13: 2000, 31: 1000}
     assert lines <= 20
 
@@ -143,7 +148,7 @@ def test_equal_events_of_a_moment_are_one_line(start: Start) -> None:
 # --- who is listened to -----------------------------------------------------------------------------------------------
 
 
-def test_nobody_listens_unless_health_is_asked_for(start: Start) -> None:
+def test_events_need_the_group_health(start: Start) -> None:
     """Without the group there is no event set, and nothing is said of events."""
     driver = Driver(gpus=[Gpu(A)])
     worker = start(changed=SOON)
@@ -157,7 +162,7 @@ def test_nobody_listens_unless_health_is_asked_for(start: Start) -> None:
     ("gpu", "without"),
     [(Gpu(A, event_types=None), ()), (Gpu(A, event_types=1), ()), (Gpu(A), (REGISTER,)), (Gpu(A), (WAIT,))],
 )
-def test_what_tells_no_events_is_not_listened_to(start: Start, gpu: Gpu, without: tuple[str, ...]) -> None:
+def test_a_gpu_without_events_is_not_registered(start: Start, gpu: Gpu, without: tuple[str, ...]) -> None:
     """A GPU without XID events, or a library without the calls, costs nothing but that."""
     worker = start(groups=("health",), changed=SOON, without=without)
     answers = worker.read(Driver(gpus=[gpu]))
@@ -167,23 +172,7 @@ def test_what_tells_no_events_is_not_listened_to(start: Start, gpu: Gpu, without
     assert WAIT in without or read(worker) == {}
 
 
-def test_who_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -> None:
-    """Until NVML is initialised anew, which may be another driver."""
-    path = tmp_path / "calls"
-    worker = start(groups=("health",), changed=SOON, STANDIN_CALLS=str(path))
-    driver = Driver(gpus=[Gpu(A, event_types=None)])
-    for _ in range(3):
-        worker.read(driver)
-    driver.fail = {("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}
-    worker.refusal(driver)
-    assert standin.read_calls(path)["nvmlDeviceGetSupportedEventTypes"] == 1
-    driver.fail = {}
-    driver.gpus = [Gpu(A)]
-    worker.read(driver)
-    assert A in read(worker)
-
-
-def test_events_that_are_not_supported_for_a_moment_are_heard_later(start: Start) -> None:
+def test_events_that_are_not_supported_for_a_moment_are_received_later(start: Start) -> None:
     """The GPU is asked again after a few minutes."""
     worker = start(groups=("health",), changed={**SOON, "listener.RETRY_SECONDS": 0.0})
     driver = Driver(gpus=[Gpu(A)], fail={(REGISTER, 0): Code.NOT_SUPPORTED})
@@ -195,7 +184,7 @@ def test_events_that_are_not_supported_for_a_moment_are_heard_later(start: Start
 
 
 def test_a_registration_that_fails_is_tried_again(start: Start) -> None:
-    """At each read, and it is told why until it succeeds."""
+    """At each read, and it is reported why until it succeeds."""
     worker = start(groups=("health",), changed=SOON)
     driver = Driver(gpus=[Gpu(A), Gpu(B)], fail={(REGISTER, 0): Code.UNKNOWN})
     assert worker.read(driver).gpus[0].refusals == {REGISTER: Code.UNKNOWN}
@@ -208,7 +197,7 @@ def test_a_registration_that_fails_is_tried_again(start: Start) -> None:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_that_hangs_is_heard_as_the_others_are(start: Start) -> None:
+def test_events_of_a_hanging_gpu_are_received(start: Start) -> None:
     """Its events are often why; a read that has not come back keeps nobody from listening."""
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
     worker = listener(start, driver)
@@ -216,23 +205,6 @@ def test_a_gpu_that_hangs_is_heard_as_the_others_are(start: Start) -> None:
     worker.read(driver, hung=1)
     fire(worker, driver, Xid(0, 119), Xid(1, 13))
     assert {content(next_xid(worker))[:2], content(next_xid(worker))[:2]} == {(A, 119), (B, 13)}
-
-
-def test_a_registration_that_hangs_costs_its_gpu_alone(start: Start) -> None:
-    """The others are read, registered and heard meanwhile; and it too, once the driver comes back."""
-    driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], delay={(REGISTER, 1): float("inf")})
-    worker = start(groups=("health",), changed=SOON)
-    assert sorted(worker.read(driver, hung=1).gpus) == [0, 2]
-    fire(worker, driver, Xid(2, 13))
-    assert content(next_xid(worker))[:2] == (C, 13)
-    driver.delay = {}
-    driver.write(worker.state)
-    late = worker.answer()
-    while isinstance(late, wire.ListeningMessage):
-        late = worker.answer()
-    assert isinstance(late, wire.GpuMessage)
-    assert late.gpu.index == 1
-    assert sorted(read(worker)) == [A, B, C]
 
 
 def test_a_wait_that_hangs_costs_its_gpu_alone(start: Start) -> None:
@@ -261,7 +233,7 @@ def test_a_hung_wait_makes_no_event_of_another_gpu_late(start: Start) -> None:
     fire(worker, driver, Xid(1, 13))
     fired = time.monotonic()
     assert read(worker)[B].until > fired
-    assert [content(said)[:2] for said in told(worker)] == [(B, 13)]
+    assert [content(message)[:2] for message in messages(worker)] == [(B, 13)]
 
 
 def test_a_lost_gpu_does_not_keep_the_listener_busy(start: Start, tmp_path: Path) -> None:
@@ -272,18 +244,18 @@ def test_a_lost_gpu_does_not_keep_the_listener_busy(start: Start, tmp_path: Path
     driver.fail = {("*", 0): Code.GPU_IS_LOST}
     lost_at = time.monotonic()
     for _ in range(5):
-        heard = read(worker, driver)
-    assert list(heard) == [B]
+        received = read(worker, driver)
+    assert list(received) == [B]
     fire(worker, driver, Xid(1, 13))
     read(worker)
-    assert [content(said)[:2] for said in told(worker)] == [(B, 13)]
-    assert all(one.until < lost_at + PATIENCE_SECONDS for one in heard.values())
+    assert [content(message)[:2] for message in messages(worker)] == [(B, 13)]
+    assert all(one.until < lost_at + PATIENCE_SECONDS for one in received.values())
     driver.fail = {("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}
     worker.refusal(driver)
     assert standin.read_calls(path)[WAIT] < 40
 
 
-def test_a_gpu_that_is_back_is_registered_anew(start: Start) -> None:
+def test_a_gpu_that_is_back_is_registered_again(start: Start) -> None:
     """The driver may have forgotten who listened; the time between is in no stretch."""
     driver = Driver(gpus=[Gpu(A)])
     worker = listener(start, driver)
@@ -300,7 +272,7 @@ def test_a_gpu_that_is_back_is_registered_anew(start: Start) -> None:
 
 
 def test_event_sets_are_freed_before_nvml_is_shut_down(start: Start, tmp_path: Path) -> None:
-    """At each initialisation as many as were made, and the last of what they heard is told."""
+    """At each initialisation as many as were made, and the last of what they heard is reported."""
     path = tmp_path / "calls"
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
     worker = listener(start, driver, changed=SELDOM, STANDIN_CALLS=str(path))
@@ -310,16 +282,16 @@ def test_event_sets_are_freed_before_nvml_is_shut_down(start: Start, tmp_path: P
         before = time.monotonic()
         worker.unasked.clear()
         worker.refusal(driver)
-        assert [content(said)[:2] for said in told(worker)] == [(A, 13)]
-        ends = {heard.uuid: heard.until for heard in stretches(worker)}
+        assert [content(message)[:2] for message in messages(worker)] == [(A, 13)]
+        ends = {received.uuid: received.until for received in stretches(worker)}
         assert min(ends[A], ends[B]) >= before
-        said = standin.read_calls(path)
-        assert said["nvmlEventSetCreate"] == said["nvmlEventSetFree"] == 2 * (number + 1)
+        message = standin.read_calls(path)
+        assert message["nvmlEventSetCreate"] == message["nvmlEventSetFree"] == 2 * (number + 1)
         driver.fail = {}
         worker.read(driver)
 
 
-def test_who_listens_has_no_file_or_memory_of_its_own(start: Start) -> None:
+def test_registrations_leave_no_descriptor_and_no_thread(start: Start) -> None:
     """Twenty more registrations leave no file descriptor and no thread each. A busy machine makes the worker start one
     more thread for its reads."""
     driver = Driver(gpus=[Gpu(A)])

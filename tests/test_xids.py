@@ -119,16 +119,9 @@ def xid(at: float, code: int = 31, uuid: Uuid = A, gi: int | None = None, ci: in
 # --- counts -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_is_listened_to_has_none_before_the_first() -> None:
+def test_the_counter_is_0_before_the_first_event() -> None:
     """The counter stands at 0 from the beginning, so that the first event is an increase."""
     assert Node().collect(10.0, [(A, 9.5, 9.9)]).gpus == (GpuXids(A, {}, 0.0),)
-
-
-def test_events_are_counted_by_code() -> None:
-    """Over all collections, each as often as it came."""
-    node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.1), xid(9.2, 79)])
-    node.collect(20.0, [(A, 9.0, 20.0)], [xid(15.0)._replace(times=3)])
-    assert node.gpus == (GpuXids(A, {31: 4, 79: 1}, 0.0, 31),)
 
 
 def test_when_each_code_came_last_is_remembered() -> None:
@@ -140,7 +133,7 @@ def test_when_each_code_came_last_is_remembered() -> None:
 
 
 def test_the_last_event_is_known() -> None:
-    """By when it was, not by where it is told; of one moment the one told last; and until there is another."""
+    """By when it was, not by where it is reported; of one moment the one told last; and until there is another."""
     node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.9, 79), xid(9.2, 31)])
     assert [one.last_code for one in node.gpus] == [79]
     assert [one.last_code for one in node.collect(20.0, [(A, 9.0, 20.0)]).gpus] == [79]
@@ -148,28 +141,12 @@ def test_the_last_event_is_known() -> None:
     assert [one.last_code for one in node.gpus] == [45]
 
 
-def test_a_gpu_that_nobody_can_listen_to_is_not_told() -> None:
+def test_a_gpu_without_event_support_has_no_series() -> None:
     """Neither its errors nor its blind time: an unsupported GPU has no series."""
     assert Node().collect(10.0).collect(20.0).gpus == ()
 
 
-def test_each_gpu_has_its_own_events_and_its_own_blind_time() -> None:
-    """Sorted by uuid, as everything in a snapshot."""
-    both = (WHOLE_A, WHOLE_B)
-    node = Node().collect(10.0, [(A, 9.0, 10.0), (B, 9.0, 10.0)], gpus=both)
-    node.collect(20.0, [(B, 9.0, 20.0)], [xid(15.0, uuid=B)], gpus=both)
-    assert node.gpus == (GpuXids(A, {}, 10.0), GpuXids(B, {31: 1}, 0.0, 31))
-
-
-def test_a_gpu_that_is_gone_and_comes_back_goes_on() -> None:
-    """While it is not on the node nobody can listen to it, and nobody is blind."""
-    node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)])
-    assert node.collect(20.0, gpus=()).gpus == ()
-    node.collect(90.0, gpus=())
-    assert node.collect(100.0, [(A, 99.0, 100.0)]).gpus == (GpuXids(A, {31: 1}, 0.0, 31),)
-
-
-def test_a_gpu_that_has_not_told_its_name_since_a_restart_may_be_this_one() -> None:
+def test_a_gpu_without_a_uuid_since_a_restart_may_be_a_known_one() -> None:
     """What was remembered before goes on when it answers: the time between was blind."""
     node = Node()
     node.memory = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)]).memory
@@ -179,13 +156,6 @@ def test_a_gpu_that_has_not_told_its_name_since_a_restart_may_be_this_one() -> N
 
 
 # --- blind time -------------------------------------------------------------------------------------------------------
-
-
-def test_time_between_two_registrations_is_blind() -> None:
-    """From the last proof of the one to the beginning of the other."""
-    node = Node().collect(10.0, [(A, 9.0, 10.0)])
-    assert node.collect(20.0, [(A, 9.0, 14.0), (A, 14.5, 20.0)]).blind == pytest.approx(0.5)
-    assert node.collect(30.0, [(A, 26.0, 30.0)]).blind == pytest.approx(6.5)
 
 
 def test_time_from_the_first_reading_to_the_registration_is_blind() -> None:
@@ -199,13 +169,6 @@ def test_blind_time_grows_while_nvml_is_down() -> None:
     node = Node().collect(10.0, [(A, 9.0, 10.0)])
     assert [node.fail(at).blind for at in (20.0, 30.0, 40.0)] == [0.0, 10.0, 20.0]
     assert node.collect(50.0, [(A, 45.0, 50.0)]).blind == pytest.approx(35.0)
-
-
-def test_what_was_heard_until_nvml_went_down_is_not_blind() -> None:
-    """The end of a stretch is told with the next reading, when some reads have failed."""
-    node = Node().collect(10.0, [(A, 9.0, 10.0)])
-    node.fail(20.0)
-    assert node.collect(30.0, [(A, 9.0, 19.5), (A, 30.0, 30.0)]).blind == pytest.approx(10.5)
 
 
 def test_a_read_that_is_late_may_have_been_listened_through() -> None:
@@ -245,7 +208,7 @@ def test_memory_of_another_boot_counts_from_now() -> None:
 
 
 class Session(NamedTuple):
-    """A worker's life: it listens for a while after a pause, and reads are told at the ends of the parts."""
+    """A worker's life: it listens for a while after a pause, and reads are reported at the ends of the parts."""
 
     deaf_seconds: float
     parts: list[float]
@@ -268,7 +231,7 @@ SESSIONS = st.lists(
 
 
 @given(SESSIONS)
-def test_blind_time_is_never_less_than_what_nobody_heard(sessions: list[Session]) -> None:
+def test_blind_time_is_never_less_than_the_time_without_a_listener(sessions: list[Session]) -> None:
     """It never goes back, is at most all the time since the GPU was first seen, and at least what no stretch covers.
 
     So it is whatever fails in between, and however far the proofs lag behind.
@@ -286,9 +249,9 @@ def test_blind_time_is_never_less_than_what_nobody_heard(sessions: list[Session]
                 proven = max(proven, now - lag)
                 node.collect(now, [(A, since, proven)])
                 covered.append((since, proven))
-            told = node.gpus[0].blind_seconds if node.gpus else 0.0
-            assert blind <= told <= now - first_seen + 1e-6
-            blind = told
+            answer = node.gpus[0].blind_seconds if node.gpus else 0.0
+            assert blind <= answer <= now - first_seen + 1e-6
+            blind = answer
     node.fail(now)
     node.fail(now)
     unheard = now - first_seen - measure(covered)
@@ -297,8 +260,8 @@ def test_blind_time_is_never_less_than_what_nobody_heard(sessions: list[Session]
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS, st.booleans()), min_size=1, max_size=12))
-def test_blind_time_is_exactly_what_nobody_heard(registrations: list[tuple[float, float, bool]]) -> None:
-    """Where each stretch is proven up to the read that tells of it, and ends are told: to the second."""
+def test_blind_time_is_exactly_the_time_without_a_listener(registrations: list[tuple[float, float, bool]]) -> None:
+    """Where each stretch is proven up to the read that tells of it, and ends are reported: to the second."""
     node, now = Node().collect(100.0), 100.0
     deaf = 0.0
     for pause, seconds, told_down in registrations:
@@ -321,7 +284,7 @@ def measure(stretches: list[tuple[float, float]]) -> float:
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
-def test_who_was_there_before_the_event_is_credited() -> None:
+def test_containers_before_the_event_are_credited() -> None:
     """By the collection before: who came since is not, and who has left since is."""
     node = Node().collect(10.0, on=[(TRAIN, A)])
     node.collect(20.0, events=[xid(15.0)], on=[(SERVE, A)])
@@ -330,13 +293,13 @@ def test_who_was_there_before_the_event_is_credited() -> None:
     assert list(node.containers) == [ContainerXids(*SERVE, A, 79, 2), ContainerXids(*TRAIN, A, 31, 1)]
 
 
-def test_an_event_of_the_first_collection_is_of_who_is_there() -> None:
+def test_an_event_of_the_first_collection_is_of_its_containers() -> None:
     """There is no collection before it that could tell."""
     node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)], on=[(TRAIN, A)])
     assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
 
 
-def test_an_event_that_is_told_late_is_of_who_was_there_then() -> None:
+def test_a_late_event_is_of_the_containers_of_its_time() -> None:
     """Also where two collections have been since, or many that failed."""
     node = Node().collect(10.0, on=[(TRAIN, A)]).collect(11.0, on=[(SERVE, A)]).collect(12.0, on=[(SERVE, A)])
     node.collect(13.0, events=[xid(10.5)], on=[(SERVE, A)])
@@ -364,7 +327,7 @@ def test_each_container_of_a_shared_device_is_credited_once() -> None:
         (5, 0, [("all", A), ("parent", A)]),
     ],
 )
-def test_an_event_of_a_mig_device_counts_once_for_who_is_on_it(
+def test_an_event_of_a_mig_device_counts_once_for_each_container_on_it(
     gi: int | None, ci: int | None, credited: list[tuple[str, Uuid]]
 ) -> None:
     """Under the part that it names, or the first of several; under the GPU for who has that, or where it names none."""
@@ -384,7 +347,7 @@ def test_what_counts_under_the_gpu_stays_while_a_part_is_held() -> None:
     assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
 
 
-def test_a_lost_gpu_is_of_who_was_on_it() -> None:
+def test_the_event_of_a_lost_gpu_is_of_the_containers_on_it() -> None:
     """The event that says so comes before the collection that finds it gone, and its processes."""
     node = Node().collect(10.0, on=[(TRAIN, A)])
     node.collect(20.0, events=[xid(15.0, 79)], gpus=(GpuReading(0, fault="lost"),))
@@ -401,7 +364,7 @@ def test_errors_are_kept_for_a_while_after_the_container() -> None:
     assert node.collect(back + 11 + KEPT_SECONDS).containers == ()
 
 
-def test_nothing_expires_while_nobody_tells() -> None:
+def test_errors_do_not_expire_while_ends_are_unknown() -> None:
     """Without a List or without NVML a missing row says nothing; the while begins when both are there again."""
     node = Node().collect(10.0, on=[(TRAIN, A)]).collect(20.0, events=[xid(15.0)])
     node.fail(1000.0)
@@ -410,14 +373,14 @@ def test_nothing_expires_while_nobody_tells() -> None:
     assert node.collect(2001.0 + KEPT_SECONDS).containers == ()
 
 
-def test_who_was_last_seen_is_credited_while_nobody_tells() -> None:
+def test_the_last_seen_containers_are_credited_without_a_list() -> None:
     """A kubelet that is away does not make the event nobody's."""
     node = Node().collect(10.0, on=[(TRAIN, A)]).collect(20.0, list_current=False)
     node.collect(30.0, events=[xid(25.0)], list_current=False)
     assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
 
 
-def test_who_has_long_not_been_seen_is_not_credited() -> None:
+def test_a_container_of_long_ago_is_not_credited() -> None:
     """While nobody tells that a container has left, it may still be there for a minute; after that it may not."""
     node = Node().collect(10.0, on=[(TRAIN, A)])
     for at in range(20, int(CARRIED_SECONDS) + 11, 10):
@@ -432,7 +395,7 @@ def test_who_has_long_not_been_seen_is_not_credited() -> None:
     )
 
 
-def test_little_is_remembered_while_the_kubelet_never_tells() -> None:
+def test_little_is_remembered_without_a_list() -> None:
     """However many containers come and go: an event is of those of the last minute, and their errors go in an hour."""
     node = Node()
     for number in range(500):
@@ -454,21 +417,7 @@ def test_few_gpus_that_are_gone_are_remembered() -> None:
     assert list(node.memory.gpus) == [*(Uuid(f"GPU-{-number}") for number in range(20, GPUS_AWAY_MAX + 20)), A]
 
 
-def test_little_is_remembered_of_an_unchanging_node() -> None:
-    """Entries without a change are one, and old ones are dropped."""
-    node = Node()
-    for at in range(10, 1000):
-        node.collect(float(at), on=[(TRAIN, A)])
-    assert len(node.memory.history) == 1
-    for at in range(1000, 2000):
-        node.collect(float(at), on=[(TRAIN, A)] if at % 2 else [(SERVE, A)])
-    assert len(node.memory.history) <= 8
-    for at in range(2000, 3000):
-        node.fail(float(at), on=[(ContainerName("ml", f"pod-{at}", "main"), A)])
-    assert len(node.memory.history) <= 64
-
-
-def test_the_snapshot_tells_who_held_and_who_used_the_gpu() -> None:
+def test_the_snapshot_has_holders_and_users_of_the_gpu() -> None:
     """By (container, device), whether it was given the device or not; and whether anybody listens."""
     holder = Pod("ml", "holder", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
     squatter = Pod("ml", "squatter", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
@@ -491,7 +440,7 @@ def test_the_snapshot_tells_who_held_and_who_used_the_gpu() -> None:
 # --- what a source keeps ----------------------------------------------------------------------------------------------
 
 
-def test_a_source_keeps_what_was_said_until_it_is_told() -> None:
+def test_a_source_keeps_events_until_a_reading_returns_them() -> None:
     """Once, with ages; the newest end of each stretch."""
     news = XidEvents()
     news.add(XidMessage(A, 31, 1, 0, 10.0, 2))
@@ -505,7 +454,7 @@ def test_a_source_keeps_what_was_said_until_it_is_told() -> None:
 
 
 def test_a_flood_is_kept_in_little_and_counted_in_full() -> None:
-    """Beyond a thousand events that nobody asked for yet, equal ones are told together."""
+    """Beyond a thousand events that nobody asked for yet, equal ones are reported together."""
     news = XidEvents()
     for number in range(5 * MOST_EVENTS):
         news.add(XidMessage(A, 13 + number % 3, None, None, float(number)))

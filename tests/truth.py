@@ -115,7 +115,7 @@ class Window:
     """The List that the page shows may be as old as this. None: it is of the window."""
     has_list: bool = True
     """A List is young enough to be shown."""
-    untold: Collection[ContainerName] = ()
+    unknown_holdings: Collection[ContainerName] = ()
     """Containers of which the test does not know what they hold."""
     has_schedulers: bool = False
     """A scheduler may let pods use devices beside the kubelet."""
@@ -155,11 +155,11 @@ class Window:
         return [one for one in self.holdings if one.leaf in of_leaf and is_of(one.name, name)]
 
     def may_hold(self, name: ContainerName, leaf: str) -> bool:
-        return name in self.untold or name in self.shared or bool(self.holding(name, leaf))
+        return name in self.unknown_holdings or name in self.shared or bool(self.holding(name, leaf))
 
     def was_assigned(self, name: ContainerName, leaf: str) -> bool:
         """Whether the kubelet may have assigned it this very device."""
-        return name in self.untold or any(one.leaf == leaf for one in self.holding(name, leaf))
+        return name in self.unknown_holdings or any(one.leaf == leaf for one in self.holding(name, leaf))
 
     def is_listed(self, one: Holding) -> bool:
         """Whether the kubelet lists it all the time, and the device is known."""
@@ -178,7 +178,7 @@ class Window:
         words = {"gone"} if one.pod.ended.start <= self.span.end else set()
         if self.has_schedulers:
             words.add("scheduled")
-        if one.name in self.untold or one.name in self.shared:
+        if one.name in self.unknown_holdings or one.name in self.shared:
             return words | {"assigned", "unassigned"}
         if any(holding.pod is one.pod for holding in self.holding(one.name, leaf)):
             words.add("assigned")

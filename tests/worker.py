@@ -77,20 +77,20 @@ class Worker:
     def read(self, driver: Driver | None = None, last: tuple[int, ...] = (), hung: int = 0) -> Answers:
         """All answers to a new request; but `hung` of the GPUs do not answer."""
         number = self.ask(driver, last)
-        said = self._answer_to_read()
-        assert isinstance(said, wire.DriverMessage), said
+        message = self._answer_to_read()
+        assert isinstance(message, wire.DriverMessage), message
         gpus: dict[int, GpuReading] = {}
-        while len(gpus) < said.gpus - hung:
+        while len(gpus) < message.gpus - hung:
             answer = self._answer_to_read()
             assert isinstance(answer, wire.GpuMessage), answer
-            assert answer.read == said.read == number
+            assert answer.read == message.read == number
             gpus[answer.gpu.index] = answer.gpu
-        return Answers(said, gpus)
+        return Answers(message, gpus)
 
     def _answer_to_read(self) -> wire.Answer | None:
-        while isinstance(said := self.answer(), wire.XidMessage | wire.ListeningMessage):
-            self.unasked.append(said)
-        return said
+        while isinstance(message := self.answer(), wire.XidMessage | wire.ListeningMessage):
+            self.unasked.append(message)
+        return message
 
     def read_one(self, driver: Driver) -> GpuReading:
         return self.read(driver).gpus[0]
@@ -98,9 +98,9 @@ class Worker:
     def refusal(self, driver: Driver | None = None) -> wire.ErrorMessage:
         """The error that answers a new request."""
         self.ask(driver)
-        said = self._answer_to_read()
-        assert isinstance(said, wire.ErrorMessage), said
-        return said
+        message = self._answer_to_read()
+        assert isinstance(message, wire.ErrorMessage), message
+        return message
 
 
 Start = Callable[..., Worker]

@@ -177,5 +177,5 @@ async def suffer(fault: Fault, site: Site) -> None:
 
 
 async def _holds(line: str, before: Page, page: Page, agent: Agent) -> bool:
-    asked = path_and_status(line)
-    return holds(line, before, page) if asked is None else (await agent.get(asked[0])).status == asked[1]
+    request = path_and_status(line)
+    return holds(line, before, page) if request is None else (await agent.get(request[0])).status == request[1]

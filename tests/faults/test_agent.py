@@ -56,10 +56,10 @@ async def stopped_for_longer_than_stale_after(site: Site) -> AsyncIterator[None]
     agent = site.agent
     seen = (await agent.page()).collections
     os.kill(agent.pid, signal.SIGSTOP)
-    asked = asyncio.create_task(agent.get("/metrics"))
+    request = asyncio.create_task(agent.get("/metrics"))
     await asyncio.sleep(1.5 * STALE_AFTER_SECONDS)
     os.kill(agent.pid, signal.SIGCONT)
-    page = Page((await asked).text)
+    page = Page((await request).text)
     assert page.collections > seen + 1 or "gpumap_allocation_info" not in page.samples, "L6: a stale page"
     yield
 
@@ -68,7 +68,7 @@ async def flap(site: Site, times: int) -> None:
     """A GPU is lost and back, again and again: each time is logged."""
     for code in [Code.GPU_IS_LOST, None] * times:
         site.node.driver.fail = {} if code is None else {("*", 1): code}
-        site.node.tell_driver()
+        site.node.update_driver()
         up = float(code is None)
         await site.agent.until(
             lambda page, up=up: page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(1)) == up,  # type: ignore[misc]

@@ -127,6 +127,6 @@ async def test_commands(row: Refusal, tmp_path: Path) -> None:
         def filled(text: str) -> str:
             return text.replace("URL", url).replace("DIR", str(tmp_path))
 
-        said = one_line(await run_command_in_loop(*map(filled, row.arguments)), row.code)
-    assert said.isprintable()
-    assert matches(filled(row.says), said), said
+        message = one_line(await run_command_in_loop(*map(filled, row.arguments)), row.code)
+    assert message.isprintable()
+    assert matches(filled(row.says), message), message

@@ -59,10 +59,10 @@ def answers(change: Callable[[Driver], None]) -> Inject:
         node = site.node
         kept, node.driver = node.driver, copy.deepcopy(node.driver)
         change(node.driver)
-        node.tell_driver()
+        node.update_driver()
         yield
         node.driver = kept
-        node.tell_driver()
+        node.update_driver()
 
     return inject
 
@@ -246,7 +246,7 @@ async def partitioned_within_a_read(site: Site) -> AsyncIterator[None]:
         driver.then = ("nvmlDeviceGetMigMode", 2), changed
 
     site.node.driver.gpus[2].mig_mode = False
-    site.node.tell_driver()
+    site.node.update_driver()
     for pid in site.agent.children():
         os.kill(pid, signal.SIGKILL)  # the next worker learns that the GPU can be partitioned
     await site.agent.later(2)

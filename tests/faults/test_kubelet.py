@@ -164,7 +164,7 @@ async def replaced(site: Site) -> AsyncIterator[None]:
     old.set_pods([])
     yield
     await old.stop(leave_socket=True)
-    site.node.tell_kubelet()
+    site.node.update_kubelet()
     await old.start()
     await new.stop(leave_socket=True)
 
@@ -174,10 +174,10 @@ async def restarted_with_static_pods(site: Site) -> AsyncIterator[None]:
     """It does not know the pods of the API server yet, and no plugin has registered."""
     await site.node.kubelet.stop()
     await site.agent.until(lambda page: not page.up("kubelet"), "its absence is not reported")
-    site.node.tell_kubelet(listed=[], registered=False)
+    site.node.update_kubelet(listed=[], registered=False)
     await site.node.kubelet.start()
     yield
-    site.node.tell_kubelet()
+    site.node.update_kubelet()
 
 
 SOCKET = (
@@ -371,13 +371,13 @@ async def leaves_out_a_pod_now_and_then(site: Site) -> AsyncIterator[None]:
     async def take_turns() -> None:
         while True:
             calls = kubelet.calls[fake.LIST]
-            site.node.tell_kubelet(listed=[pod for pod in site.node.pods if calls % 2 or pod.name != "whole"])
+            site.node.update_kubelet(listed=[pod for pod in site.node.pods if calls % 2 or pod.name != "whole"])
             await kubelet.called(times=calls + 1)
 
     task = asyncio.create_task(take_turns())
     yield
     task.cancel()
-    site.node.tell_kubelet()
+    site.node.update_kubelet()
 
 
 ODD_NAME = "source complains source=kubelet reason=odd_name detail=…"

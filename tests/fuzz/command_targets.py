@@ -299,11 +299,11 @@ def _run_command(data: bytes) -> object:
     finally:
         for one, handler in handlers.items():
             signal.signal(one, handler)
-    shown, says = out.getvalue(), err.getvalue()
+    shown, expected = out.getvalue(), err.getvalue()
     assert code in (0, 1, 2), code
-    assert "Traceback" not in says, says
-    assert "gpumap: failed:" not in says, f"{words}: {says}"
-    assert all(line.startswith("gpumap: ") for line in says.splitlines()), says
+    assert "Traceback" not in expected, expected
+    assert "gpumap: failed:" not in expected, f"{words}: {expected}"
+    assert all(line.startswith("gpumap: ") for line in expected.splitlines()), expected
     assert is_printable(shown), f"controls of a terminal: {shown[:300]!r}"
     if code == 0 and "json" in words:
         json.loads(shown)

@@ -61,10 +61,10 @@ def _ended(worker: Worker) -> Exception:
     """Return why a worker has ended. The next input starts another."""
     _worker.cache_clear()
     worker.process.kill()
-    _, said = worker.process.communicate()
-    if b"NVML stand-in:" in said:
+    _, message = worker.process.communicate()
+    if b"NVML stand-in:" in message:
         return ValueError("no answers of a driver")  # the stand-in does not understand its state
-    return AssertionError(f"the worker ended: {said[-3000:].decode(errors='replace')}")
+    return AssertionError(f"the worker ended: {message[-3000:].decode(errors='replace')}")
 
 
 @functools.cache

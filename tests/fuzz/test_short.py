@@ -6,7 +6,6 @@ import ast
 import itertools
 import re
 from pathlib import Path
-from random import Random
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from tests.exposed import Page
 from tests.fuzz import engine
 from tests.fuzz.engine import CRASHES, crash_files, inputs, kind_of, tried
-from tests.fuzz.mutators import Mutate, mutate_json, mutate_protobuf, mutate_raw, mutate_text, of_files, pack, unpack
+from tests.fuzz.mutators import Mutate, mutate_raw
 from tests.fuzz.parsers import NOT_FOREIGN, parsing_modules
 from tests.fuzz.table import TARGETS
 from tests.fuzz.target import SOURCES, FoundError, Target, attempt, measured
@@ -75,13 +74,6 @@ def test_every_parser_is_a_target() -> None:
     assert NOT_FOREIGN.keys() & reached == set(), "a target reaches it"
 
 
-def test_every_target_says_what_it_reads() -> None:
-    """The first line of its docstring is its row in `make fuzz ARGS=--list`."""
-    for target in TARGETS.values():
-        assert target.run.__doc__, target.name
-        assert "Raises" in target.run.__doc__ or target.slow or target.name == "node", target.name
-
-
 # --- the finders find -------------------------------------------------------------------------------------------------
 
 
@@ -117,44 +109,6 @@ def test_work_beyond_the_limit_is_found(tmp_path: Path) -> None:
     assert measured(target, b"x" * 10).lines >= 100
     with pytest.raises(FoundError, match="lines for 2000 bytes"):
         measured(target, b"x" * 2000)
-
-
-def test_memory_beyond_the_limit_is_found() -> None:
-    """A parser that unpacks little into much."""
-    with pytest.raises(FoundError, match="bytes of memory"):
-        measured(_target(lambda data: b"x" * (80 << 20)), b"small", memory=True)
-
-
-def test_the_same_seed_gives_the_same_inputs() -> None:
-    """A failure in one run is a failure in the next."""
-    target = TARGETS["device-checkpoint"]
-    first, second = (list(itertools.islice(inputs(target, 5), 20)) for _ in range(2))
-    assert first == second
-    assert first != list(itertools.islice(inputs(target, 6), 20))
-
-
-@pytest.mark.parametrize("mutate", [mutate_raw, mutate_text, mutate_json, mutate_protobuf])
-def test_mutators_take_any_bytes(mutate: Mutate) -> None:
-    """Also those that are not of their format; and they change most of them."""
-    chance = Random(1)
-    texts = [
-        b"",
-        b"\xff",
-        b'{"a":[1,{"b":"eyJ4IjoxfQ=="}],"a":null}',
-        b"\x0a\x03abc\x12\x04\x08\x96\x01\x10",
-        b"[" * 500,
-    ]
-    changed = [mutate(data, chance) != data for data in texts * 40]
-    assert sum(changed) > len(changed) // 2
-
-
-def test_files_are_packed_without_loss() -> None:
-    """Each byte, in each path."""
-    files = {"a/b": bytes(range(256)), "ü": b""}
-    assert unpack(pack(files)) == files
-    assert unpack(b"\xff") == {}
-    mutated = of_files(lambda path: mutate_raw)(pack(files), Random(3))
-    assert unpack(mutated) != files
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------

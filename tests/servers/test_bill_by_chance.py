@@ -128,9 +128,9 @@ class Series(NamedTuple):
 def by_the_rule(samples: Samples, name: str, pod: str, start: int, end: int) -> Decimal:
     """What docs/explanation/accounting.md says, in steps of a minute, where each gpumap has been scraped for long."""
     found = [
-        Series([time for time, _ in told], [value for _, value in told])
-        for (series, of), told in samples.series.items()
-        if series == name and ("pod", pod) in of and told
+        Series([time for time, _ in answer], [value for _, value in answer])
+        for (series, of), answer in samples.series.items()
+        if series == name and ("pod", pod) in of and answer
     ]
     amount = Decimal(0)
     for step in range(start + MINUTE, end + 1, MINUTE):
@@ -143,7 +143,7 @@ def by_the_rule(samples: Samples, name: str, pod: str, start: int, end: int) -> 
 
 @pytest.mark.parametrize(("start", "end"), [(START, END), (START + 37 * MINUTE, END - 53 * MINUTE)])
 def test_it_charges_by_the_rule_whatever_happens(chances: Chances, start: int, end: int) -> None:
-    """Each life as the rule says, never more than was counted, and all of it where gpumap did not begin anew."""
+    """Each life as the rule says, never more than was counted, and all of it where gpumap did not begin again."""
     bill = {row["pod"]: row for row in ask(chances.url, "--by", "pod", start=start, end=end)["rows"]}
     lost = counted = Fraction(0)
     for pod, lived in chances.lives.items():

@@ -120,12 +120,12 @@ def test_the_table(server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "expected"),
     [
         ((), "--would-fit requires --prometheus"),
         (("--prometheus", "http://127.0.0.1:9", "--sort-by", "waste"), "--would-fit cannot be combined with"),
     ],
 )
-def test_flags_that_do_not_fit(flags: tuple[str, ...], says: str) -> None:
+def test_flags_that_do_not_fit(flags: tuple[str, ...], expected: str) -> None:
     """One line, and exit code 2."""
-    assert one_line(run_command("waste", "--would-fit", *flags), 2).startswith(says)
+    assert one_line(run_command("waste", "--would-fit", *flags), 2).startswith(expected)

@@ -156,8 +156,8 @@ class ApiServer:
             case (status, text):
                 return web.Response(status=status, text=text)
         assert self._session is not None
-        async with self._session.get(f"{pod.agent}/{path}", headers=_passed(request)) as told:
-            return web.Response(status=told.status, body=await told.read(), headers=_passed(told))
+        async with self._session.get(f"{pod.agent}/{path}", headers=_passed(request)) as answer:
+            return web.Response(status=answer.status, body=await answer.read(), headers=_passed(answer))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -82,10 +82,10 @@ def _unwrapped(words: list[str]) -> list[str]:
 @cache
 def known_flags(program: str, verb: tuple[str, ...]) -> frozenset[str]:
     """Those that the program names in its help for the verb, and those of all its verbs."""
-    told = _help(program, *verb, "--help")
+    answer = _help(program, *verb, "--help")
     if program == "kubectl":
-        told += _help(program, "options")
-    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", told))
+        answer += _help(program, "options")
+    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", answer))
 
 
 def _help(program: str, *arguments: str) -> str:

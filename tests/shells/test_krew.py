@@ -32,7 +32,6 @@ from scripts.make_krew import (
     PURE,
     filled,
     locked,
-    plugin_files,
 )
 from tests.demo_process import demo, environment
 from tests.shells.api_server import JANE, ApiServer, PlayedPod
@@ -80,13 +79,6 @@ def test_the_packages_are_those_of_the_lock() -> None:
     assert left_out == {
         *("bcrypt", "grpcio", "nvidia-ml-py", "prometheus-client", "protobuf"),
     }
-
-
-def test_the_rooms_of_the_plugin() -> None:
-    """gpumap's part of the archive is `cli` and `model`: the rest runs on a node."""
-    names = {name.removeprefix("lib/gpumap/") for name in plugin_files() if name.startswith("lib/")}
-    assert {name.partition("/")[0] for name in names} == {"__init__.py", "cli", "model"}
-    assert {"cli/kubectl/cli.py", "model/node.py"} <= names
 
 
 def make(into: Path) -> Path:
@@ -155,28 +147,14 @@ def test_the_same_inputs_make_the_same_archive(built: Path, tmp_path: Path) -> N
 def test_each_python_runs_it(installed: Path, minor: int) -> None:
     """With nothing but the archive: -I leaves out the user's packages, -S all that are installed."""
     name = shutil.which(f"python3.{minor}") or ""
-    asked = [name, "-c", "import sys; print(sys.executable)"]  # `name` may be a script that starts it
-    found = subprocess.run(asked, capture_output=True, text=True, check=False) if name else None
+    command = [name, "-c", "import sys; print(sys.executable)"]  # `name` may be a script that starts it
+    found = subprocess.run(command, capture_output=True, text=True, check=False) if name else None
     if found is None or found.returncode:
         pytest.skip(f"no Python 3.{minor} here")
     words = [found.stdout.strip(), "-I", "-S", str(installed / "kubectl-gpumap"), "top", "-A"]
     done = subprocess.run(words, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False)
-    says = "gpumap: kubectl is not on PATH. gpumap uses it to log in to the API server\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", says)
-
-
-@pytest.mark.e2e
-def test_a_platform_without_a_module(installed: Path, tmp_path: Path) -> None:
-    """One line, and 1."""
-    copy = tmp_path / "krew"
-    shutil.copytree((installed / "kubectl-gpumap").resolve().parent, copy)
-    for folder in (copy / "lib" / "native").iterdir():
-        shutil.rmtree(folder)
-    told = subprocess.run(
-        [sys.executable, "-I", str(copy / "kubectl-gpumap")], capture_output=True, text=True, check=False
-    )
-    assert (told.returncode, told.stdout) == (1, "")
-    assert re.fullmatch(r"gpumap: has no compiled module for this Python on \S+ \(\S+\)\n", told.stderr)
+    expected = "gpumap: kubectl is not on PATH. gpumap uses it to log in to the API server\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
 
 
 @pytest.mark.e2e

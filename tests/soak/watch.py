@@ -180,14 +180,14 @@ class Watched:
     async def watch(self) -> None:
         """Judge every new page, for ever. Raises BrokenLawError."""
         while True:
-            asked = clock.now().wall
+            since = clock.now().wall
             try:
                 text = await self._get("/metrics")
             except (aiohttp.ClientError, ConnectionError):
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             if text and self._is_new(text):
-                await self._judge(text, asked)
+                await self._judge(text, since)
             await asyncio.sleep(POLL_SECONDS)
 
     async def replace_password(self) -> None:

@@ -1,6 +1,6 @@
 """A compiled stand-in for libnvidia-ml.so.1: `build` compiles it, `Driver.write` says what it answers.
 
-The library reads the state file anew whenever it was replaced, so a test changes the GPUs of a running process by
+The library reads the state file again whenever it was replaced, so a test changes the GPUs of a running process by
 changing a `Driver` and writing it again. None as a value always means that the driver does not support that call.
 How the state file is laid out, and what the rules match, stands at the top of nvml.c.
 """
@@ -299,12 +299,12 @@ class Xid:
 class Driver:
     """All that the stand-in answers.
 
-    `xids` are told in their order; what is in it when a GPU is registered for events is not told of it any more.
+    `xids` are reported in their order. Those that exist when a GPU is registered for events are not reported for it.
     The keys of `fail`, `delay` and `crash` are (function or "*", target); where several match, the first one counts.
     `fail` gives nvmlReturn_t values, `delay` seconds (float("inf") hangs until the rule is gone). `then` is another
     driver, which takes this one's place as soon as a call that its key matches is answered. `holds` is open while NVML
-    is initialised, `leaks` also after that. With `one_queue` each of the `xids` is told once, to whichever event set is
-    asked first. `count`: NVML's count of GPUs, if it is wrong.
+    is initialised, `leaks` also after that. With `one_queue` each of the `xids` is reported once, to the first event
+    set that waits. `count`: NVML's count of GPUs, if it is wrong.
     """
 
     version: str | None = "550.54.15"
@@ -535,9 +535,9 @@ def _gpm_lines(key: str, gpm: Gpm | None) -> Iterator[str]:
     if gpm is not None:
         metrics = {1: gpm.graphics, 2: gpm.sm, 3: gpm.occupancy, 5: gpm.tensor, 10: gpm.dram}
         metrics |= {11: gpm.fp64, 12: gpm.fp32, 13: gpm.fp16, **gpm.more}
-        told = {metric: value for metric, value in metrics.items() if value is not None}
+        answer = {metric: value for metric, value in metrics.items() if value is not None}
         yield _line(
             f"{key}.gpm",
-            *(f"{metric}={f'error:{int(one)}' if isinstance(one, Code) else one}" for metric, one in told.items()),
+            *(f"{metric}={f'error:{int(one)}' if isinstance(one, Code) else one}" for metric, one in answer.items()),
             *(["strict"] if gpm.strict else []),
         )
