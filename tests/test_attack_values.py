@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ import pytest
 from gpumap.agent.published import published
 from gpumap.cli.tables import Shape
 from gpumap.model.node import Use
-from gpumap.model.observations import Moment
 from gpumap.model.readings import ProcessSample
 from gpumap.model.snapshot import Snapshot
 from tests import standin
@@ -85,22 +84,12 @@ def kinds(snapshot: Snapshot, shape: Shape | None = None) -> dict[str, str]:
     return {row["finding"]: row["why"] for row in waste_values(published(snapshot), shape or Shape())["findings"]}
 
 
-def test_short_processes_are_no_idleness() -> None:
-    """A container runs one process after the other, each shorter than the interval: NVML's lists are empty at each
-    collection, its samples have their SM time, and the GPU says that it is busy."""
+@pytest.mark.parametrize("launcher", [False, True])
+def test_short_processes_are_no_idleness(launcher: bool) -> None:
+    """A container runs processes that are shorter than the interval, with or without a process that launches them:
+    NVML lists none of them at a collection. Its samples have their SM time, and the GPU is busy."""
     pod = held()
-    node = TestNode([Gpu(0, utilization=0.9)], [pod])
-    for number in range(130):
-        node.gpus[0].late_samples = (ProcessSample(1000 + number, 0.9, 0.4, 0.0, 0.0),)
-        snapshot = node.collect()
-    assert of(snapshot, pod).sm_ratio != 0.0
-    assert "idle" not in kinds(snapshot), kinds(snapshot)
-
-
-def test_short_processes_are_no_idleness_where_something_else_stays() -> None:
-    """The same beside a process that stays and only launches them."""
-    pod = held()
-    node = TestNode([Gpu(0, utilization=0.9)], [pod], [Process(1, CARD, pod)])
+    node = TestNode([Gpu(0, utilization=0.9)], [pod], [Process(1, CARD, pod)] if launcher else [])
     for number in range(130):
         node.gpus[0].late_samples = (ProcessSample(1000 + number, 0.9, 0.4, 0.0, 0.0),)
         snapshot = node.collect()
@@ -308,64 +297,41 @@ async def test_a_reason_that_the_gpu_may_not_know_is_not_0(sweep: Sweep) -> None
 # --- idleness ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Stepping(TestNode):
-    """A node whose wall clock may be stepped."""
-
-    __test__ = False
-
-    stepped: float = 0.0
-
-    @property
-    def now(self) -> Moment:
-        return Moment(self.clock, 1.7e9 + self.clock + self.asleep + self.stepped, self.asleep)
-
-
-def worked() -> tuple[Pod, Stepping]:
-    """A container that has computed until now; from now on it is between two kernels."""
-    pod = held("train")
-    node = Stepping([Gpu(0)], [pod], [Process(1, CARD, pod, sm=0.9)])
-    for _ in range(3):
-        node.collect()
-    node.processes[0].sm = 0.0
-    return pod, node
-
-
-def test_no_idleness_while_sm_time_is_unknown() -> None:
-    """SM time was refused for ten minutes."""
-    _, node = worked()
+def without_samples(node: TestNode) -> None:
+    """SM time is refused for ten minutes."""
     node.gpus[0].has_samples = False
     for _ in range(120):
         node.collect()
     node.gpus[0].has_samples = True
-    found = kinds(node.collect())
-    assert "idle" not in found, found
 
 
-def test_no_idleness_while_nvml_is_down() -> None:
-    """NVML did not answer for nearly five minutes."""
-    _, node = worked()
+def without_nvml(node: TestNode) -> None:
+    """NVML does not answer for nearly five minutes."""
     node.down.add("nvml")
     for _ in range(58):
         node.collect()
     node.down.clear()
     node.rules = replace(node.rules, idle_after_seconds=60.0)
-    found = kinds(node.collect())
-    assert "idle" not in found, found
 
 
-def test_no_idleness_while_the_machine_sleeps() -> None:
-    """It was suspended for an hour."""
-    _, node = worked()
+def asleep(node: TestNode) -> None:
+    """The machine is suspended for an hour."""
     node.asleep += 3600
-    found = kinds(node.collect())
-    assert "idle" not in found, found
 
 
-def test_no_idleness_by_the_wall_clock() -> None:
-    """The clock was set an hour forward, as when NTP comes up after a boot."""
-    _, node = worked()
-    node.stepped = 3600.0
+def stepped(node: TestNode) -> None:
+    """The wall clock is set an hour forward, as when NTP starts after a boot."""
+    node.wall_step = 3600.0
+
+
+@pytest.mark.parametrize("unknown_time", [without_samples, without_nvml, asleep, stepped])
+def test_time_without_known_use_is_no_idle_time(unknown_time: Callable[[TestNode], None]) -> None:
+    """A container computed just before, and waits between two kernels after it."""
+    node = TestNode([Gpu(0)], [pod := held("train")], [Process(1, CARD, pod, sm=0.9)])
+    for _ in range(3):
+        node.collect()
+    node.processes[0].sm = 0.0
+    unknown_time(node)
     found = kinds(node.collect())
     assert "idle" not in found, found
 

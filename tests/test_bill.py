@@ -43,7 +43,7 @@ from gpumap.cli.tables.layout import Shape
 from gpumap.model.errors import UsageError
 from gpumap.model.workloads import workload
 from tests.command import one_line, run_command, run_command_in_loop
-from tests.played_prometheus import Answer, Rows, answering, api, refusal, serving
+from tests.played_prometheus import Rows, answering, api, refusal, serving
 from tests.promtool import accepted
 
 NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC).timestamp()
@@ -634,38 +634,7 @@ def vector(value: object, **labels: str) -> Rows:
     return [{"metric": {"namespace": "ml", "pod": "p", "container": "c", "uuid": "GPU-1", **labels}, "value": value}]
 
 
-def matrix(values: object) -> Rows:
-    return [{"metric": {}, "values": values}]
-
-
 START = 1704067200
-
-
-@pytest.mark.parametrize(
-    ("served", "expected"),
-    [
-        (
-            api(),
-            'has no gpumap accounting series in this window that matches job=~".*gpumap.*". Check that Prometheus '
-            "scrapes gpumap and that --match selects its series",
-        ),
-        (api(vector([START, "NaN"])), 'answered "NaN", which is not a value of a counter'),
-        (api(vector([START, "+Inf"])), 'answered "+Inf", which is not a value of a counter'),
-        (api(vector([START, "-1"])), "answered -1, which is not a value of a counter"),
-        (api(vector([START, 1])), "answered with an invalid row of a vector. Check that it is"),
-        (api(vector("1")), "answered with an invalid row of a vector. Check that it is"),
-        (api([{"value": [START, "1"]}]), "answered with an invalid row of a vector. Check that it is"),
-        (api(vector([START, "0"]), matrix([[START + 61, "1"]])), "answered for other times than gpumap asked for"),
-        (
-            api(vector([START, "0"]), matrix([[None, "1"]])),
-            "answered with an invalid row of a matrix. Check that it is",
-        ),
-    ],
-)
-async def test_answers_to_another_query(served: Answer, expected: str) -> None:
-    """No number is made of them."""
-    async with serving(served) as url:
-        assert (await bill(url)).startswith(expected)
 
 
 async def test_more_than_time_has_passed_is_no_bill() -> None:

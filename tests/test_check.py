@@ -121,14 +121,6 @@ def test_fatal_xid_codes() -> None:
     assert {code for code in range(1, 1000) if check(with_xid(code, 1.0)).code == 1} == fatal
 
 
-def test_the_worst_gpu_first() -> None:
-    """A lost GPU before one that waits for a reset; the number of the others, each once."""
-    lost = with_fault("lost", 3)
-    both = with_gpus(lost, lambda on: changed_in(on, "reading", row_remap_failure=True, row_remap_pending=True), 0)
-    assert check(both) == (1, "GPU 3 fell off the bus: reboot the node (+1 GPU)")
-    assert check(both, ["row_remap_pending"]) == (1, "GPU 0 needs a reset to replace bad memory rows")
-
-
 @pytest.mark.parametrize(
     ("node", "code"),
     [
@@ -144,14 +136,6 @@ def test_the_worst_gpu_first() -> None:
 def test_errors_of_now(node: Node, code: int) -> None:
     """An error counts for an hour; one of an unknown time, or of an application, is no problem of the GPU."""
     assert check(node).code == code
-
-
-def test_an_old_error_without_a_listener() -> None:
-    """Without a listener, no XID error is known; an error of this hour remains one."""
-    deaf = {**WELL.capabilities, "xid_events": False}
-    assert check(changed(WELL, capabilities=deaf), ["xid"]).code == 2
-    assert check(changed(with_xid(79, 60.0), capabilities=deaf), ["xid"]).code == 1
-    assert check(changed(WELL, capabilities=deaf)).code == 0, "only what the driver reports is checked"
 
 
 def without(name: str, on: Gpu) -> Gpu:

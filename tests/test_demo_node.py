@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
-import pytest
 
 from gpumap.agent import service
 from gpumap.agent._proto.podresources import v1_pb2
@@ -25,15 +24,6 @@ from tests.agent import PATIENCE_SECONDS
 from tests.demo_node import demo_node
 
 UID = r"([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})"
-CGROUPS = {
-    "v2-systemd": r"0::/kubepods\.slice/(kubepods-burstable\.slice/)?kubepods-(burstable-)?pod[0-9a-f_]{32,36}\.slice"
-    r"/cri-containerd-[0-9a-f]{64}\.scope\n",
-    "v2-cgroupfs": r"0::/kubepods/(burstable/)?pod[0-9a-f-]{32,36}/[0-9a-f]{64}\n",
-    # As in the capture of kubelet 1.36.2: nine controllers and the unified line.
-    "v1-cgroupfs": r"9:name=systemd:(?P<path>/kubepods/(burstable/)?pod[0-9a-f-]{32,36}/[0-9a-f]{64})\n"
-    r"8:pids:(?P=path)\n7:blkio:(?P=path)\n6:freezer:(?P=path)\n5:devices:(?P=path)\n4:memory:(?P=path)\n"
-    r"3:cpuset:(?P=path)\n2:cpuacct:(?P=path)\n1:cpu:(?P=path)\n0::(?P=path)\n",
-}
 SHORT = """
 cgroups: {style}
 gpus: [{{model: H100, memory: 80GiB}}, {{model: H100, memory: 80GiB}}]
@@ -85,30 +75,6 @@ async def test_its_files_look_like_a_real_nodes(directory: Path) -> None:
         assert checkpoint.stat().st_mode & 0o777 == 0o600
         uids = {name.rpartition("_")[2] for name in trees}
         assert {row["PodUID"] for row in document["Data"]["PodDeviceEntries"]} < uids
-
-
-@pytest.mark.parametrize("style", CGROUPS)
-async def test_cgroups_have_the_requested_style(directory: Path, style: str) -> None:
-    """Processes of pods are in cgroups as the chosen runtime and driver name them."""
-    async with demo_node(parse_scenario(SHORT.format(style=style)), directory):
-        texts = {path.read_text() for path in (directory / "proc").glob("*/cgroup") if path.parent.name != "1"}
-        assert len(texts) == 2
-        assert all(re.fullmatch(CGROUPS[style], text) for text in texts)
-
-
-async def test_it_changes_as_time_goes_by(directory: Path) -> None:
-    """A pod that comes is in the checkpoint and the logs without anyone asking; others are left as they were."""
-    now = 9.5
-    async with demo_node(parse_scenario(SHORT.format(style="v2-systemd")), directory, lambda: now, 0.0):
-        pods = directory / "var/log/pods"
-        checkpoint = directory / "kubelet/device-plugins/kubelet_internal_checkpoint"
-        before = {path.name: path.stat().st_ino for path in pods.iterdir()}
-        assert "job" not in " ".join(before)
-        rows = len(json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"])
-        now = 12.0
-        await until(lambda: len(list(pods.iterdir())) == len(before) + 1)
-        assert len(json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"]) == rows + 1
-        assert before.items() <= {path.name: path.stat().st_ino for path in pods.iterdir()}.items()
 
 
 async def test_its_kubelet_serves_and_restarts(directory: Path) -> None:

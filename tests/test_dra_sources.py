@@ -104,14 +104,6 @@ def test_every_format_of_the_kubelets_state(text: bytes) -> None:
     assert parse_state(text) == (CLAIMS, 0)
 
 
-@pytest.mark.parametrize(
-    "text", [state(), state(key="ClaimInfoStateList"), old_state(), b'{"Data":"{\\"Entries\\":null}"}']
-)
-def test_state_without_claims(text: bytes) -> None:
-    """No claim is none, in each form of saying so."""
-    assert parse_state(text) == ((), 0)
-
-
 def test_entries_of_the_state_that_are_not_whole() -> None:
     """They cost themselves alone, and are counted; pods of a claim that stands twice are put together.
 
@@ -309,13 +301,6 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 # --- reading them -----------------------------------------------------------------------------------------------------
 
 
-def test_missing_files_are_no_complaint(tmp_path: Path) -> None:
-    """They are steps of the ladder that were not taken; a parent that is no directory is the same."""
-    (tmp_path / "file").touch()
-    answer = DraSource(tmp_path / "none", tmp_path / "file" / "checkpoint.json").read()
-    assert answer == (DraState(None, None), ())
-
-
 def test_unchanged_files_give_the_very_same_object(tmp_path: Path) -> None:
     """Also one that was written again with the same content; one that is gone is not served."""
     kubelets, drivers = tmp_path / "dra_manager_state", tmp_path / "checkpoint.json"
@@ -335,18 +320,6 @@ def test_unchanged_files_give_the_very_same_object(tmp_path: Path) -> None:
     assert second.prepared is first.prepared
     kubelets.unlink()
     assert source.read() == (DraState(None, (device(),)), ())
-
-
-def test_rows_that_are_not_whole_are_reported_each_time(tmp_path: Path) -> None:
-    """One complaint a read, as long as they stand there."""
-    (tmp_path / "state").write_bytes(state(entry("train-gpus-x7k2p", ONE), 7, 8))
-    source = DraSource(tmp_path / "state", tmp_path / "none")
-    for _ in range(2):
-        answer = source.read()
-        assert answer.value.claims == CLAIMS
-        assert [(one.reason, one.detail.rpartition(": ")[2]) for one in answer.complaints] == [
-            ("dra_state_row", "2 entries are incomplete")
-        ]
 
 
 def test_file_that_was_mounted_by_itself_is_not_believed(tmp_path: Path) -> None:

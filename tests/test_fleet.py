@@ -8,10 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
 
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.agent.published import published
 from gpumap.cli.fleet import joins, queries
 from gpumap.cli.fleet.joins import Answers, duplicate_devices, gaps, series_of_nodes
 from gpumap.cli.fleet.queries import AskedFamily, Selection, families_for, matchers_of_targets, question
@@ -29,15 +27,10 @@ from gpumap.cli.fleet.values import FamilyValues, read
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
 from gpumap.cli.tables.fleets import of_namespace
-from gpumap.model.node import ContainerOnDevice, Device, Node, encode
+from gpumap.model.node import ContainerOnDevice
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
-from tests.examples import examples
-from tests.generated import nodes as made_nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.scraped import kept
-from tests.snapshots import busy_node
-from tests.test_map_schema import VALIDATOR
 
 PAGE = (*native(GROUPS, process_metrics=False), *self_families("1", "3"))
 Labels = dict[str, str]
@@ -143,53 +136,6 @@ def container_in_series(one: ContainerOnDevice) -> ContainerOnDevice:
     use = one.use and msgspec.structs.replace(one.use, **dict.fromkeys(_NOT_IN_SERIES, None))
     grant = one.grant and msgspec.structs.replace(one.grant, admin_access=False)
     return msgspec.structs.replace(one, use=use, grant=grant)
-
-
-def shown(device: Device) -> dict[str, Any]:
-    """What series have of a device."""
-    same = {name: getattr(device, name) for name in ("uuid", "memory", "partitioned")}
-    same |= {name: getattr(device, name) for name in ("gpu_uuid", "index") if device.memory}
-    containers = [msgspec.structs.replace(container_in_series(one), owner=Owner.UNKNOWN) for one in device.containers]
-    owners = {one.owner: one.memory_bytes for one in device.owners if one.memory_bytes}
-    return {**same, "containers": containers, "owners": owners if device.memory else {}}
-
-
-def same(found: Node, agents: Node) -> None:
-    """Both have the same devices, unmatched slots and sources."""
-    VALIDATOR.validate(msgspec.json.decode(encode(found)))
-    expected = {one.uuid: shown(one) for one in agents.devices}
-    assert {one.uuid: shown(one) for one in found.devices} == {
-        uuid: one for uuid, one in expected.items() if uuid in {one.uuid for one in found.devices}
-    }
-    lost = [one for one in agents.devices if one.uuid not in {one.uuid for one in found.devices}]
-    assert not [one for one in lost if one.containers or one.memory]
-    without = [[msgspec.structs.replace(one, remedy=None) for one in of.unmatched] for of in (found, agents)]
-    assert {*without[0]} == {*without[1]}
-    assert [(one.source, one.up) for one in found.sources] == [(one.source, one.up) for one in agents.sources]
-    assert found.capabilities == agents.capabilities
-    assert (found.timestamp, found.name, found.internal_ip) == (agents.timestamp, agents.name, agents.internal_ip)
-
-
-@pytest.mark.parametrize("honour", [True, False])
-@pytest.mark.parametrize("of_target", [target("a:1", node="node-1"), {"job": "g", "instance": "a:1"}])
-def test_a_node_of_every_kind_of_row(of_target: Labels, honour: bool) -> None:
-    """Whether labels are honoured or not, and whether targets have those of the operator or none."""
-    snapshot = named(busy_node(4, 3), "node-1", "10.0.0.1")
-    seen, _ = cluster_of((snapshot, of_target), honour=honour)
-    same(seen.maps[0], published(snapshot))
-
-
-@given(made_nodes())
-@settings(max_examples=examples(40))
-def test_any_node(node: TestNode) -> None:
-    """Whatever a node is like, its series make its map again."""
-    node.collect()
-    snapshot = node.collect()
-    seen, _ = cluster_of((snapshot, target("a:1", node="node-a")), honour=False)
-    (found,) = seen.maps
-    same(found, published(snapshot))
-    for table in (map_table, top_table, waste_table):
-        assert table(seen, Shape(wide=True))
 
 
 def node_of(name: str, first: int, namespace: str = "ml") -> Snapshot:

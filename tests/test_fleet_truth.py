@@ -17,7 +17,7 @@ from gpumap.cli.fleet import queries
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, top_values, waste_table, waste_values
 from gpumap.model.findings import ENDING_SECONDS
-from gpumap.model.node import Device, Finding, Gpu, Node
+from gpumap.model.node import Device, Finding, Gpu, Node, encode
 from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
@@ -25,6 +25,7 @@ from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Pod, Process, TestNode, gpu_uuid
 from tests.nodes import Gpu as MadeGpu
 from tests.test_fleet import Labels, cluster_of, container_in_series, named, node_of, series, target
+from tests.test_map_schema import VALIDATOR
 
 BARE: Labels = {"job": "g", "instance": "b:1"}
 KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
@@ -106,6 +107,7 @@ def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
     seen, _ = cluster_of((snapshot, of_target), honour=honour)
     (found,) = seen.maps
     own = published(snapshot)
+    VALIDATOR.validate(msgspec.json.decode(encode(found)))
     assert facts_in_series(found) == facts_in_series(own)
     assert shown_of(found) == shown_of(own)
     holders = [one for device in own.devices for one in device.containers if one.holds]

@@ -21,7 +21,7 @@ from tests.examples import examples
 from tests.node import Node
 from tests.node import gpu_uuid as driver_uuid
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, hex_of, owners, row
-from tests.privileges import as_ordinary_user, open_folder
+from tests.privileges import open_folder
 from tests.processes import PlainProcesses
 
 UID = PodUid("0b5a3a0e-7d5f-4f4c-9a0e-5f3f5a1c2d3e")
@@ -150,28 +150,6 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
     for _ in range(10):
         source.read()
     assert len(os.listdir("/proc/self/fd")) < opened + 5, "a read leaves a descriptor"
-
-
-def test_directories_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None, no directory, and one with too many names."""
-    assert reasons(FractioningSource(tmp_path / "none")) == ["missing"]
-    (tmp_path / "file").touch()
-    assert reasons(FractioningSource(tmp_path / "file")) == ["unreadable"]
-    put(tmp_path / "map")
-    put(tmp_path / "map", RECORD, hex_of("second"))
-    source = FractioningSource(tmp_path / "map")
-    assert len(source.read().value.shares) == 2
-    monkeypatch.setattr(fractioning, "FILES_MAX", 1)
-    assert reasons(source) == ["unreadable"]
-    assert source.read().value.shares == ()
-
-
-def test_directory_without_permission() -> None:
-    """A user who may not read it gets a complaint."""
-    with open_folder() as folder:
-        (folder / "map").mkdir(mode=0o700)
-        with as_ordinary_user():
-            assert reasons(FractioningSource(folder / "map")) == ["unreadable"]
 
 
 _JSON = st.recursive(

@@ -159,19 +159,6 @@ def test_pcie_rates_are_added_up(start: Start) -> None:
     assert reading.pcie_receive_bytes == pytest.approx(1024 * reading.pcie_transmit_bytes, rel=1e-4)
 
 
-def test_a_reading_that_comes_too_soon_adds_nothing(start: Start) -> None:
-    """What was added for an interval is not added again for a part of it."""
-    worker = start(groups=("gpm", "links"))
-    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0, more={TX_RATE: 1e5, RX_RATE: 1e5}))])
-    began = time.monotonic()
-    worker.read_one(driver)
-    read_after(worker, driver)
-    for _ in range(20):
-        reading = worker.read_one(driver)
-        assert reading.pcie_transmit_bytes is not None
-        assert reading.pcie_transmit_bytes <= 1e5 * (1 << 20) * (time.monotonic() - began)
-
-
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -1.0, 1e300, Code.NO_DATA, Code.NOT_SUPPORTED])
 def test_an_impossible_rate_is_not_in_the_sum(start: Start, value: float | Code | None) -> None:
     """The counter is absent for that reading, and goes on from where it was."""
@@ -206,17 +193,6 @@ def test_the_drivers_totals_are_as_it_counts(start: Start, *, strict: bool) -> N
     assert [gpu.pcie_source for gpu in gpus.values()] == ["rates", "totals"]
     assert (gpus[1].pcie_transmit_bytes, gpus[1].pcie_receive_bytes) == (1 << 50, 7)
     assert [(gpu.refusals, gpu.activity is None) for gpu in gpus.values()] == [({}, False)] * 2
-
-
-def test_totals_that_are_away_for_once_are_not_replaced_by_rates(start: Start) -> None:
-    """Another count may mean something else: rather none."""
-    gpm = Gpm(more={TX_RATE: 1.0, RX_RATE: 1.0, TX_TOTAL: 5, RX_TOTAL: 7})
-    worker = start(groups=LINKS)
-    driver = Driver(gpus=[Gpu(A, gpm=gpm)])
-    worker.read_one(driver)
-    assert read_after(worker, driver).pcie_source == "totals"
-    gpm.more[TX_TOTAL] = Code.NO_DATA
-    assert read_after(worker, driver).pcie_source is None
 
 
 # --- MIG devices ------------------------------------------------------------------------------------------------------
@@ -275,16 +251,6 @@ def test_a_sample_of_a_device_that_goes_is_no_ones(start: Start) -> None:
     assert activities(read_after(worker, after)) == [None]
     reading = read_after(worker, after)
     assert (activities(reading), reading.refusals) == ([Activity(0.2, 0.0, 0.0, 0.0)], {})
-
-
-def test_a_mig_device_that_is_kept_back_is_no_fault(start: Start) -> None:
-    """Who may not look at others' instances is reported no activity, once."""
-    worker = start(groups=GPM)
-    driver = Driver(gpus=[Gpu(A, gpm=Gpm(), instances=[MigInstance(MIG_A, gpm=Gpm())])])
-    driver.fail["nvmlGpmMigSampleGet", 0] = Code.NO_PERMISSION
-    for _ in range(2):
-        reading = worker.read_one(driver)
-        assert (activities(reading), reading.refusals) == ([None], {})
 
 
 # --- samples are memory -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from gpumap.agent.metrics import native
 from gpumap.agent.metrics.host import HOST
 from gpumap.agent.published import published
 from gpumap.agent.sources.procfs import ProcfsSource
-from gpumap.agent.sources.workloads import JOBS_MAX, PARENTS_MAX, SEARCH_SECONDS, JobIds
+from gpumap.agent.sources.workloads import JOBS_MAX, SEARCH_SECONDS, JobIds
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_table
 from gpumap.lab.capture import contents, replay
@@ -297,20 +297,6 @@ def test_an_orphan_of_the_host_leads_to_one_search(tmp_path: Path) -> None:
         slurm.now += SEARCH_SECONDS
         assert slurm.job_id(14, unnamed) is None
     assert slurm.searches == 3
-
-
-def test_a_pod_leads_to_no_search(tmp_path: Path) -> None:
-    """A container may name its directories as it likes: gpumap reads at most `PARENTS_MAX` of its processes."""
-    slurm = Slurm(tmp_path, IN_POD)
-    slurm.start(10, STEPD, "slurmstepd: [42.0]")
-    for number in range(PARENTS_MAX):
-        slurm.start(11 + number, TASK, parent=10 + number)
-    assert slurm.job_id(10 + PARENTS_MAX, SLUID) is None
-    slurm.start(90, TASK, parent=91)
-    slurm.start(91, TASK, parent=90)
-    assert slurm.job_id(90, SLUID) is None, "a circle, as two reused PIDs can make it"
-    assert not slurm.searches
-    assert slurm.job_id(9 + PARENTS_MAX, SLUID) == "42"
 
 
 def test_jobs_are_forgotten(tmp_path: Path) -> None:

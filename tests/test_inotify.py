@@ -136,25 +136,6 @@ async def test_a_replaced_directory_is_watched(tmp_path: Path) -> None:
         await event_of(watcher)
 
 
-async def test_a_place_beside_a_file_waits_for_it(tmp_path: Path) -> None:
-    """The kubelet's root is not watched on a node whose kubelet keeps no state of claims there."""
-    with watching(Place(tmp_path, MOVED_TO, every, allocations=True, beside=tmp_path / "state")) as watcher:
-        assert not watcher.is_on
-        put(tmp_path / "state")
-        watcher.watch()
-        assert watcher.is_on
-        put(tmp_path / "state")
-        await event_of(watcher)
-
-
-async def test_a_file_mounted_without_its_directory_is_not_watched() -> None:
-    """The directory around it is then the container's own, in which no kubelet writes."""
-    with watching(Place(Path("/"), MOVED_TO, every, allocations=True, beside=Path("/proc"))) as watcher:
-        assert not watcher.is_on
-        assert watcher.trouble is not None
-        assert watcher.trouble.detail == "/: is not a directory of the node"
-
-
 def queue_length() -> int:
     return int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.model.node import Use
-from gpumap.model.readings import ProcessSample, Uuid
+from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import MeasuredNode, measure
@@ -106,19 +106,6 @@ def test_the_time_of_a_server_is_unattributed() -> None:
     assert {process.pid: process.sm_ratio for process in snapshot.processes} == {10: 0.9, 11: None, 12: 0.4}
 
 
-def test_the_end_of_a_server_credits_no_container() -> None:
-    """The time that a server used until it ended is not its pod's."""
-    client = replica("client", 0)
-    node = TestNode([Gpu(0)], [client, DAEMON])
-    node.processes = [Process(10, CARD, DAEMON, "mps-control-daemon", sm=0.9, comm=SERVER)]
-    node.collect()
-    node.processes = []
-    node.gpus[0].late_samples = (ProcessSample(10, 0.9, 0.0, 0.0, 0.0),)
-    snapshot = node.collect()
-    assert use(snapshot, DAEMON.full("mps-control-daemon"), CARD) is None
-    assert used(snapshot, client).sm_ratio == 0
-
-
 def test_a_client_that_calls_itself_a_server_is_a_client() -> None:
     """A name is whatever a process gives itself; but no server is in the list of clients."""
     thief = Pod("ml", "thief", {"main": {}})
@@ -128,15 +115,6 @@ def test_a_client_that_calls_itself_a_server_is_a_client() -> None:
         snapshot = node.collect()
     assert owners(snapshot, CARD)["unassigned"] == GIB
     assert "mps_server" not in owners(snapshot, CARD)
-
-
-def test_a_server_that_cannot_be_seen_is_unknown() -> None:
-    """Whose name /proc does not tell is nobody's, and no holder's zero is certain."""
-    holder = replica("holder", 0)
-    node = TestNode([Gpu(0)], [holder, DAEMON], [Process(10, CARD, DAEMON, comm=SERVER, readable=False)])
-    snapshot = node.collect()
-    assert owners(snapshot, CARD)["unknown"] == GIB
-    assert use(snapshot, holder.full(), CARD) is None
 
 
 async def test_clients_and_servers_in_the_lists_of_the_driver(tmp_path: Path) -> None:

@@ -215,16 +215,6 @@ def test_constants_of_a_card_are_read_once(start: Start, tmp_path: Path) -> None
     assert after.power_limits_watts["requested"] == 300.0
 
 
-def test_a_refused_constant_is_read_again(start: Start) -> None:
-    """A refusal costs its own value, and is reported; the value comes with the reading in which it is answered."""
-    worker = start(groups=("card",))
-    driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetVbiosVersion", 0): Code.UNKNOWN})
-    reading = worker.read_one(driver)
-    assert (reading.vbios_version, reading.compute_capability) == ("", "9.0")
-    assert reading.refusals == {"nvmlDeviceGetVbiosVersion": Code.UNKNOWN}
-    assert worker.read_one(Driver(gpus=[healthy_gpu()])).vbios_version == "96.00.A5.00.03"
-
-
 # --- field values -----------------------------------------------------------------------------------------------------
 
 
@@ -253,16 +243,6 @@ def test_a_field_that_is_not_supported_is_not_called_again(start: Start, value: 
     assert worker.read_one(Driver(gpus=[gpu])).recovery_action is None
     gpu.mig_mode = True
     assert worker.read_one(Driver(gpus=[gpu])).recovery_action == "code_9"
-
-
-def test_a_driver_without_field_values_reports_the_rest(start: Start) -> None:
-    """Its library lacks the function: what only fields tell is absent, without complaint."""
-    worker = start((GROUP_FIELDS,), groups=("health", "links"))
-    for _ in range(2):
-        reading = worker.read_one(Driver(gpus=[healthy_gpu()]))
-        assert reading.temperatures_celsius == {"gpu": 40.0}
-        assert (reading.recovery_action, reading.nvlink_receive_bytes, reading.remapped_rows) == (None, None, {})
-        assert (reading.performance_state, reading.refusals) == (0, {})
 
 
 @pytest.mark.parametrize("kind", ["uint", "sint", "ushort"])
@@ -365,18 +345,6 @@ def test_fans_are_reported_by_number_or_the_one(
     """Drivers that do not tell fans apart tell one."""
     reading = start(without, groups=("health",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert (reading.fan_speed_ratios, reading.refusals) == (expected, {})
-
-
-@pytest.mark.parametrize("ecc", [{}, {(0, 1, 2): 7, (1, 1, 2): 0}])
-def test_places_without_ecc_are_called_once(start: Start, tmp_path: Path, ecc: dict[tuple[int, int, int], int]) -> None:
-    """A card without ECC costs its first asking; of the others those places are asked that count."""
-    calls = tmp_path / "calls"
-    worker = start(groups=("health",), STANDIN_CALLS=str(calls))
-    driver = Driver(gpus=[Gpu(A, ecc=ecc)])
-    for _ in range(2):
-        for _ in range(3):
-            assert sum(map(len, worker.read_one(driver).ecc_errors.values())) == len(ecc)
-        assert count_calls(worker, driver, calls)["nvmlDeviceGetMemoryErrorCounter"] == 16 + 2 * len(ecc)
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

@@ -78,34 +78,6 @@ def test_mig_changes_are_seen_in_the_next_reading(start: Start) -> None:
     assert (reading.partitioned, reading.instances, reading.utilization_ratio) == (False, (), 0.0)
 
 
-def test_a_partitioned_gpu_without_instances_repeats_no_unsupported_call(start: Start, tmp_path: Path) -> None:
-    """As often as one that is not partitioned; and an instance that is made later is there at once."""
-    calls = []
-    for mig_mode in (None, True):
-        path = tmp_path / f"calls {mig_mode}"
-        worker = start(groups=("health", "links", "gpm"), STANDIN_CALLS=str(path))
-        gpu = Gpu(A, mig_mode=mig_mode, fan_percents=None)
-        driver = Driver(gpus=[gpu])
-        for _ in range(10):
-            worker.read(driver)
-        worker.refusal(Driver(gpus=[gpu], fail={("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}))
-        calls.append(standin.read_calls(path))
-    for call in ("nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetClockInfo", "nvmlDeviceGetNumFans"):
-        assert 0 < calls[1][call] <= 2 * calls[0][call]
-    gpu.instances = [standin.MigInstance(MIG_A)]
-    assert [instance.uuid for instance in worker.read_one(driver).instances] == [MIG_A]
-
-
-def test_what_only_a_partitioned_gpu_refuses_is_called_again(start: Start) -> None:
-    """A call that was not supported while MIG was on is tried again as soon as it is off."""
-    worker = start()
-    gpu = Gpu(A, instances=[standin.MigInstance(MIG_A, processes=None)], processes=None)
-    driver = Driver(gpus=[gpu])
-    assert worker.read_one(driver).instances[0].processes is None
-    gpu.mig_mode, gpu.processes = False, [Process(10)]
-    assert worker.read_one(driver).processes == (GpuProcess(10, GIB, "C"),)
-
-
 def test_a_gpu_instance_reports_its_profile_and_place(start: Start) -> None:
     """Profile number, first memory slice and their count, once for all compute instances of a GPU instance."""
     place = Placement(profile_id=9, start=4, size=4)
@@ -215,22 +187,6 @@ def test_no_instance_has_values_of_another_one(start: Start, call: str, handle: 
         assert expected <= {one.uuid for one in reading.instances}
 
 
-def test_a_refusal_of_a_removed_device_does_not_affect_the_next_one(start: Start) -> None:
-    """MIG switched off and on again between two readings, the first of them cut off by it, costs no later reading."""
-    worker = start()
-    on = Driver(gpus=[Gpu(A, instances=[standin.MigInstance(MIG_A)])])
-    off = Driver(gpus=[Gpu(A, mig_mode=False, utilization_gpu=50)])
-    worker.read(on)
-    on.then = ("nvmlDeviceGetMigMode", 0), off
-    worker.read(on)
-    on.then = None
-    assert [one.uuid for one in worker.read_one(on).instances] == [MIG_A]
-    off.then = ("nvmlDeviceGetMigMode", 0), on
-    worker.read(off)
-    off.then = None
-    assert worker.read_one(off).utilization_ratio == 0.5
-
-
 @pytest.mark.parametrize("code", [Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.INVALID_ARGUMENT, Code.NOT_FOUND])
 def test_a_reset_of_a_partitioned_gpu_passes(start: Start, code: int) -> None:
     """While a GPU is reset its calls fail in any way: no reading of its devices then, and the new ones after it."""
@@ -281,32 +237,3 @@ def test_rows_without_ids_in_lists_of_several_compute_instances_are_unattributed
     gpu.instances = [device(MIG_A, 1, 0, 10), device(MIG_B, 1, 1, 11)]
     found = [one.processes for one in worker.read_one(driver).instances]
     assert found == [(GpuProcess(10, GIB, "C"),), (GpuProcess(11, GIB, "C"),)]
-
-
-@pytest.mark.parametrize(("may_place", "most"), [(True, 13), (False, 11)])
-def test_an_instance_costs_a_dozen_calls(start: Start, tmp_path: Path, may_place: bool, most: int) -> None:
-    """Eight GPUs of seven instances beside whole ones: what a reading asks of each instance does not grow with them."""
-    calls = tmp_path / "calls"
-    worker = start(STANDIN_CALLS=str(calls))
-
-    def card(number: int, devices: int) -> Gpu:
-        uuids = [f"MIG-00000000-0000-0000-{number:04d}-{device:012d}" for device in range(devices)]
-        return Gpu(
-            f"GPU-00000000-0000-0000-0000-{number:012d}",
-            mig_mode=bool(devices),
-            instances=[standin.MigInstance(uuid, gi=7 + n, placement=Placement()) for n, uuid in enumerate(uuids)],
-        )
-
-    def asked(devices: int, reads: int) -> int:
-        driver = Driver(gpus=[card(number, devices) for number in range(8)] + [card(8, 0)])
-        if not may_place:
-            driver.fail = {("nvmlDeviceGetGpuInstanceById", "*"): Code.NO_PERMISSION}
-        for _ in range(reads):
-            worker.read(driver)
-        driver.fail = {("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}  # makes it shut down
-        worker.refusal(driver)
-        return sum(standin.take_calls(calls).values())
-
-    of_seven = asked(7, 4) - asked(7, 3)
-    of_one = asked(1, 4) - asked(1, 3)
-    assert (of_seven - of_one) / (6 * 8) <= most - 1  # an empty slot costs one call too

@@ -1,7 +1,6 @@
 """The NVML worker as a process of its own, over the compiled stand-in and the real pynvml, by its protocol."""
 
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -148,20 +147,6 @@ def test_a_temporary_refusal_is_reported_and_ends(start: Start, call: str) -> No
         assert time.monotonic() < deadline, "it is not asked for again"
 
 
-def test_what_a_gpu_lacks_is_called_again_without_complaint(start: Start, tmp_path: Path) -> None:
-    """A refusal of what never was there is no error, however often it comes."""
-    calls = tmp_path / "calls"
-    worker = start(groups=("codec",), changed={"calls.RETRY_SECONDS": 0.0}, STANDIN_CALLS=str(calls))
-    driver = Driver(gpus=[Gpu(A, encoder_utilization=None, fields={82: None})])
-    for _ in range(3):
-        assert worker.read_one(driver).refusals == {}
-    driver.gpus[0].encoder_utilization = 5
-    assert worker.read_one(driver).encoder_ratio == 0.05
-    driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNKNOWN
-    worker.refusal(driver)
-    assert standin.read_calls(calls)["nvmlDeviceGetEncoderUtilization"] == 4
-
-
 @pytest.mark.parametrize(
     ("without", "used_bytes", "reserved_bytes"),
     [((), GIB, 512 << 20), (("nvmlDeviceGetMemoryInfo_v2",), GIB + (512 << 20), None)],
@@ -235,15 +220,6 @@ def test_the_longer_rows_of_early_535_drivers_are_read(start: Start) -> None:
     assert reading.processes == tuple(GpuProcess(pid, pid, "C") for pid in range(1, 4))
 
 
-@pytest.mark.parametrize("without", [(), (SAMPLES_OLD,)])
-def test_long_lists_make_room(start: Start, without: tuple[str, ...]) -> None:
-    """More processes than there are slots are asked for again, with more of them."""
-    gpu = Gpu(A, processes=[Process(pid) for pid in range(1, 901)], samples=[Sample(pid, 1) for pid in range(1, 901)])
-    reading = start(without).read_one(Driver(gpus=[gpu]))
-    assert [process.pid for process in reading.processes or ()] == list(range(1, 901))
-    assert [sample.pid for sample in reading.samples or ()] == list(range(1, 901))
-
-
 def test_a_list_that_a_gpu_never_had_is_not_missed(start: Start) -> None:
     """A GPU without graphics has no such processes. If a list is refused otherwise, its processes are unknown."""
     worker = start()
@@ -310,25 +286,6 @@ def test_a_gpu_that_refuses_both_calls_has_no_samples(start: Start, without: tup
     assert read[1].refusals == {}
 
 
-def test_each_gpu_remembers_which_call_answers(start: Start, tmp_path: Path) -> None:
-    """Its handle does: a driver that starts again is asked by the old call first."""
-    calls = tmp_path / "calls"
-    worker = start(STANDIN_CALLS=str(calls))
-    driver = Driver(gpus=[Gpu(uuid, samples=[Sample(10, 50)]) for uuid in (A, B)], fail={**OLD_REFUSED})
-    for _ in range(3):
-        worker.read(driver)
-    driver.fail = {("*", index): Code.UNINITIALIZED for index in range(2)}
-    worker.read(driver)
-    standin.take_calls(calls)
-    driver.fail = {(SAMPLES_OLD, 0): Code.NOT_SUPPORTED}
-    for _ in range(3):
-        read = worker.read(driver).gpus
-        assert [gpu.samples_from for gpu in read.values()] == [SAMPLES_NEW, SAMPLES_OLD]
-        assert all(gpu.samples for gpu in read.values())
-    counted = standin.take_calls(calls)
-    assert (counted[SAMPLES_OLD], counted[SAMPLES_NEW]) == (4, 3)
-
-
 def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Start) -> None:
     """Whichever is longer: what was sampled is not left out, and a reading before its time tells no idleness."""
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -351,26 +308,6 @@ def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Star
         assert 1.0 <= reading.sampled_seconds <= time.monotonic() - began
         return
     pytest.fail("the machine was never quick enough")
-
-
-def test_samples_that_the_driver_drops_before_the_next_reading_are_kept(start: Start) -> None:
-    """Where the interval is longer than the driver keeps samples, the worker takes them in between."""
-    changed = {"read_scheduler.KEPT_SECONDS": 0.05, "processes.KEPT_SECONDS": 0.05, "processes.SAMPLING_SECONDS": 0.02}
-    worker, gpu = start(changed=changed), Gpu(A)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    answer: list[int] = []
-    while answer != [10, 11] and time.monotonic() < deadline:
-        worker.read_one(Driver(gpus=[gpu]))
-        for pid in (10, 11):
-            gpu.samples = [Sample(pid, 50, timestamp_us=time.time_ns() // 1000)]
-            Driver(gpus=[gpu]).write(worker.state)
-            time.sleep(0.5)
-        reading = worker.read_one(Driver(gpus=[gpu]))
-        answer = [sample.pid for sample in reading.samples or ()]
-    assert answer == [10, 11]
-    assert all(0 < sample.sm_ratio < 0.5 for sample in reading.samples or ())
-    assert reading.sampled_seconds is not None
-    assert reading.sampled_seconds >= 0.9
 
 
 @pytest.mark.parametrize(
@@ -496,17 +433,6 @@ def test_what_was_read_before_a_crash_is_written(start: Start) -> None:
     worker.ask(Driver(gpus=gpus, delay=slow, crash={("nvmlDeviceGetPowerUsage", 9)}))
     assert isinstance(worker.answer(), wire.DriverMessage)
     assert isinstance(worker.answer(), wire.GpuMessage)
-
-
-def test_a_crash_of_the_library_ends_the_worker_after_the_suspects_are_last(start: Start) -> None:
-    """A suspect is read when the others have answered, so that they have, if it crashes the process again."""
-    worker = start()
-    driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], crash={("nvmlDeviceGetPowerUsage", 0)})
-    driver.delay["nvmlDeviceGetPowerUsage", 2] = 0.1
-    worker.ask(driver, last=(0,))
-    indices = [answer.gpu.index for answer in iter(worker.answer, None) if isinstance(answer, wire.GpuMessage)]
-    assert indices == [1, 2]
-    assert worker.process.wait(PATIENCE_SECONDS) == -signal.SIGABRT
 
 
 def test_skipped_gpus_are_not_read(start: Start) -> None:

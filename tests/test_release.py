@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -20,7 +18,6 @@ from msgspec import structs
 from gpumap.agent.collect import Collector, Sources
 from gpumap.agent.join import Rules
 from gpumap.agent.sources.nvml import NvmlSource
-from gpumap.agent.sources.nvml_state import LONGEST_SECONDS, ReplacementPolicy
 from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
 from gpumap.model.readings import Listening, Uuid
 from gpumap.model.snapshot import Snapshot
@@ -102,15 +99,6 @@ def test_a_library_that_leaves_a_device_open_costs_the_process(start: Start, dev
     worker.release = True
     answers = worker.read(Driver(gpus=[Gpu(A), Gpu(B)], leaks=device))
     assert sorted(answers.gpus) == [0, 1]
-    assert worker.process.wait(PATIENCE_SECONDS) == 0
-
-
-def test_a_device_that_is_still_mapped_is_held(start: Start, device: Path, library: Path) -> None:
-    """A mapping keeps a device busy without a descriptor: the library itself is one here."""
-    mapped = Path(shutil.copy(library, device.parent))
-    worker = start(library=mapped, changed={"driver.DEVICES": str(mapped.parent)})
-    worker.release = True
-    worker.read(Driver(gpus=[Gpu(A)]))
     assert worker.process.wait(PATIENCE_SECONDS) == 0
 
 
@@ -249,41 +237,6 @@ async def test_a_driver_that_hangs_is_left_alone_too(
 
 
 # --- patience ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_worker_that_keeps_the_driver_is_replaced_more_and_more_slowly() -> None:
-    """After 30 s, 60 s, … ten minutes, as long as anybody hangs; an answer of all of them begins again."""
-    patience, started, ended = ReplacementPolicy(30.0), 0.0, []
-    for now in range(3000):
-        if patience.is_over(float(now), {0: 0.0}, started):
-            ended.append(now)
-            started = float(now)
-    waited = [later - earlier for earlier, later in itertools.pairwise([0, *ended])]
-    assert waited == [30, 60, 120, 240, 480, 600, 600, 600]
-    assert LONGEST_SECONDS == 600
-    assert patience.skipped == frozenset()
-    assert not patience.is_over(3000.0, {}, started)
-    assert patience.is_over(3030.0, {0: 2000.0}, 3000.0)
-
-
-def test_a_releasing_worker_is_replaced_at_once_and_its_gpu_is_read_less_and_less() -> None:
-    """30 s with the GPU, 30 s without, 30 s with it, a minute without, and so on; another one that hangs has its own
-    30 s."""
-    patience, started, unanswered = ReplacementPolicy(30.0, skips_hung=True), 0.0, {0: 0.0}
-    resting = []
-    for now in range(400):
-        if patience.is_over(float(now), unanswered, started):
-            started = float(now)
-        resting.append(bool(patience.skipped))
-    changes = [now for now in range(1, 400) if resting[now] != resting[now - 1]]
-    assert changes == [30, 60, 90, 150, 180, 300, 330]
-    assert patience.skipped == {0}
-    unanswered[1] = 400.0
-    assert not patience.is_over(429.0, unanswered, started)
-    assert patience.is_over(430.0, unanswered, started)
-    assert patience.skipped == {0, 1}
-    assert not patience.is_over(431.0, {}, started)
-    assert patience.skipped == frozenset(), "all have answered"
 
 
 # --- the service ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.library import RefusedError
-from gpumap.agent.nvml_worker.slow_values import FAULTS, SlowValues
+from gpumap.agent.nvml_worker.slow_values import SlowValues
 from gpumap.model.readings import GpuReading
 from tests.examples import examples
 from tests.standin import Code, Driver, Gpu, Xid
@@ -101,27 +101,6 @@ def test_a_sign_of_a_fault_is_followed_by_readings_for_a_while() -> None:
     assert not gauge.read(1005, signs=0)
     assert all(gauge.read(1010 + 5 * number, signs=1) for number in range(6))
     assert not gauge.read(1040, signs=1)
-
-
-def test_a_value_that_changed_is_followed_by_readings_for_a_while() -> None:
-    """What changes once often changes again."""
-    gauge = Gauge(value={"remapped_rows": 0})
-    gauge.read(1000)
-    gauge.value = {"remapped_rows": 1}
-    assert [gauge.read(1000 + 5 * number) for number in range(1, 13)] == [False] * 5 + [True] * 6 + [False]
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_nothing_is_held_while_a_value_shows_a_fault(name: str) -> None:
-    """A remapping or a retirement that waits for a reset ends with it, and must not be seen longer."""
-    gauge = Gauge(value={name: True})
-    assert all(gauge.read(1000 + 5 * number) for number in range(20))
-
-
-def test_nothing_is_held_while_the_driver_requests_recovery() -> None:
-    """The GPU may change any moment."""
-    gauge = Gauge()
-    assert all(gauge.read(1000 + 5 * number, fault_near=True) for number in range(20))
 
 
 def test_a_reading_with_a_refusal_is_not_held() -> None:

@@ -25,7 +25,7 @@ from aiohttp import web
 from gpumap.agent.published import published
 from gpumap.cli.terminal import cells
 from tests.agent import PATIENCE_SECONDS
-from tests.command import ForkOnTerminal, run_command_in_loop
+from tests.command import ForkOnTerminal
 from tests.demo_process import GPUMAP, environment
 from tests.snapshots import busy_node
 
@@ -309,18 +309,3 @@ async def test_watch_of_this_node(tmp_path: Path) -> None:
         await shown.until(lambda _: len(shown.frames) >= 3, "it does not repaint")
         assert "No devices." in shown.frames[1]
         assert await shown.interrupt() == 0
-
-
-async def test_a_narrow_terminal_and_old_data(fake: FakeAgent) -> None:
-    """Each painted line fits its row, so that the next frame falls on this one; how old the data is stands above."""
-    assert fake.answer is not None
-    fake.answer |= {"timestamp": time.time() - 600}
-    with terminal("map", "--watch", "--interval", "100ms", "--url", fake.url, columns=20, lines=12) as shown:
-        await shown.until(lambda _: len(shown.frames) >= 3, "it does not repaint")
-        assert await shown.interrupt() == 0
-    lines = STEERING.sub("", shown.frames[1]).splitlines()
-    assert len(lines) == 12
-    assert max(map(cells, lines)) <= 20
-    assert "was collected 10m" in " ".join(lines)
-    done = await run_command_in_loop("map", "--url", fake.url)
-    assert done.stderr.startswith("gpumap: this data was collected 10m")

@@ -20,19 +20,15 @@ from pathlib import Path
 import aiohttp
 import jsonschema
 import pytest
-from aiohttp import web
 
 from gpumap.agent.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
 from gpumap.agent.dialects.pod_gpu_map import node_family
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.web.app import application
-from gpumap.agent.web.negotiation import has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.port import (
-    LARGE_SEND_BUFFER_BYTES,
     MAX_CONNECTIONS,
-    MAX_LARGE_BUFFERS,
     PATIENCE_SECONDS,
     open_port,
 )
@@ -204,18 +200,6 @@ async def test_the_client_chooses_the_format(site: Site, accept: str, content_ty
     assert text.endswith("# EOF\n") == (content_type == OPENMETRICS)
 
 
-async def test_no_accept_header_means_text(site: Site) -> None:
-    """A bare HTTP/1.0 request gets the text format, uncompressed."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
-    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-    answer = await asyncio.wait_for(reader.read(), 10)
-    writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"text/plain; version=0.0.4" in head
-    assert b"Content-Encoding" not in head
-    assert body.startswith(b"# HELP ")
-
-
 @pytest.mark.parametrize(
     ("accepted", "gzipped"),
     [
@@ -253,14 +237,6 @@ async def test_the_map_is_json(site: Site) -> None:
     assert {holder["pod"] for holder in document["devices"][0]["containers"]} == {WEIRD, "pod-1"}
 
 
-async def test_pages_of_dialects_that_are_off_are_not_there() -> None:
-    """/metrics/nodes is 404 without its dialect, and so is /metric."""
-    async with serving(nodes=False) as site:
-        site.pages.publish(snapshot())
-        assert (await site.get("/metrics/nodes"))[0] == 404
-        assert (await site.get("/metric"))[0] == 404
-
-
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes", "/api/v1/map", "/healthz", "/readyz", "/"])
 async def test_head_is_answered(site: Site, path: str) -> None:
     """HEAD gives the head that GET gives, and no body."""
@@ -268,12 +244,6 @@ async def test_head_is_answered(site: Site, path: str) -> None:
     assert await site.get(path, "HEAD") == (status, content_type, "")
     assert status == 200
     assert (await site.get(path, "POST"))[0] == 405
-
-
-@pytest.mark.parametrize("path", ["/nothing", "/metrics/", "/metric", "/api/v1", "/api/v2/map", "/..%2fetc/passwd"])
-async def test_other_paths_are_not_found(site: Site, path: str) -> None:
-    """Anything else is 404."""
-    assert (await site.get(path))[0] == 404
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/api/v1/map", "/none"])
@@ -745,39 +715,3 @@ async def test_a_large_page_is_whole(site: Site) -> None:
     async with site.session.head(f"{site.url}/metrics") as response:
         assert abs(int(response.headers["Content-Length"]) - len(text)) < 200
         assert await response.read() == b""
-
-
-def test_weights() -> None:
-    """A token's weight is its best one, 0 where it is not named or the weight is no number."""
-    assert quality("a;q=0.5, b, a;q=0.7", "a") == 0.7
-    assert quality("a;q=0.5", "b") == 0.0
-    assert quality("a;q=", "a") == 0.0
-    assert quality("a;q=nan", "a") == 0.0
-    assert quality("a;q=-1", "a") == 0.0
-    assert not has_already("", 'W/"a"')
-    assert not has_already('W/"ab"', 'W/"a"')
-    assert prefers_openmetrics(PROMETHEUS_3)
-    assert not prefers_openmetrics("")
-
-
-async def test_only_a_few_clients_have_a_large_buffer() -> None:
-    """What the kernel keeps for clients that do not read their pages stays small, however many they are."""
-    sizes: list[int] = []
-
-    async def note(request: web.Request) -> web.Response:
-        assert request.transport is not None
-        connection = request.transport.get_extra_info("socket")
-        sizes.append(connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
-        return web.Response()
-
-    app = web.Application()
-    app.router.add_get("/", note)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with open_port(app, listener), contextlib.AsyncExitStack() as clients:
-            for _ in range(2 * MAX_LARGE_BUFFERS):
-                reader, writer = await asyncio.open_connection(*listener.getsockname())
-                clients.callback(writer.close)
-                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-                await reader.readuntil(b"\r\n\r\n")
-    large = [size >= LARGE_SEND_BUFFER_BYTES for size in sizes]
-    assert large == [True] * MAX_LARGE_BUFFERS + [False] * MAX_LARGE_BUFFERS

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import re
-import socket
 import ssl
-import struct
-from asyncio.sslproto import SSLProtocol
 from pathlib import Path
 
 import pytest
@@ -84,46 +80,6 @@ async def test_clients_that_stop_in_a_handshake(folder: Path) -> None:
                 assert await asyncio.wait_for(reader.read(), 10) == b""
             writer.close()
         assert await site.status("/healthz") == 200
-
-
-async def test_the_client_that_would_make_room_has_gone_meanwhile(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """All places are taken and a new client comes in the moment in which the idlest one is lost: it is served."""
-    async with secured(folder, TLS, max_connections=1) as site, asyncio.timeout(30):
-        context = ssl.create_default_context(cafile=folder / "ca.crt")
-        for _ in range(5):
-            gone = socket.create_connection(("127.0.0.1", site.port))
-            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            await asyncio.sleep(0.2)  # the handshake has begun
-            # Both in one step of this thread: the event loop, which is the server's too, finds them at once, in order.
-            new = socket.create_connection(("127.0.0.1", site.port))
-            gone.close()
-            new.setblocking(False)
-            reader, writer = await asyncio.open_connection(sock=new, ssl=context, server_hostname="127.0.0.1")
-            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert await reader.readuntil(b"ok\n")
-            writer.close()
-            await asyncio.sleep(0)
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
-async def test_a_burst_of_clients_leaves_no_memory_behind(folder: Path) -> None:
-    """Clients that make room before and within their handshake leave nothing of TLS, which has 256 KiB for each."""
-    async with secured(folder, TLS, max_connections=8) as site, asyncio.timeout(60):
-        gc.collect()
-        gc.disable()
-        try:
-            with contextlib.ExitStack() as stack:
-                for _ in range(3):
-                    for _ in range(40):  # the event loop, which is the server's too, finds them at once
-                        stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
-                    await asyncio.sleep(0.3)
-                assert await site.status("/healthz") == 200
-                held = sum(isinstance(one, SSLProtocol) for one in gc.get_objects())
-        finally:
-            gc.enable()
-    assert held <= 8
 
 
 def _resident_mib(pid: int) -> int:

@@ -135,15 +135,6 @@ def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
         assert any("examples:" in line for line in lines) or one is parser
 
 
-def test_doctor_breaks_no_uuid() -> None:
-    """It is copied into a command."""
-    found = maps_of("lost-gpu")
-    lost = [gpu.uuid for gpu in found.maps[0].gpus if not gpu.up]
-    assert lost
-    shown = doctor(found, Shape(screen=Screen(columns=80)))
-    assert all(uuid in shown for uuid in lost), shown
-
-
 def test_what_is_wrong_is_at_the_end_of_doctor() -> None:
     """With its remedy, on a terminal of 24 lines, which shows the end."""
     lines = doctor(maps_of("lost-gpu"), Shape(screen=Screen(columns=80))).splitlines()

@@ -172,28 +172,6 @@ def test_a_gpu_without_events_is_not_registered(start: Start, gpu: Gpu, without:
     assert WAIT in without or read(worker) == {}
 
 
-def test_events_that_are_not_supported_for_a_moment_are_received_later(start: Start) -> None:
-    """The GPU is asked again after a few minutes."""
-    worker = start(groups=("health",), changed={**SOON, "listener.RETRY_SECONDS": 0.0})
-    driver = Driver(gpus=[Gpu(A)], fail={(REGISTER, 0): Code.NOT_SUPPORTED})
-    worker.read(driver)
-    assert read(worker) == {}
-    driver.fail = {}
-    worker.read(driver)
-    assert A in read(worker)
-
-
-def test_a_registration_that_fails_is_tried_again(start: Start) -> None:
-    """At each read, and it is reported why until it succeeds."""
-    worker = start(groups=("health",), changed=SOON)
-    driver = Driver(gpus=[Gpu(A), Gpu(B)], fail={(REGISTER, 0): Code.UNKNOWN})
-    assert worker.read(driver).gpus[0].refusals == {REGISTER: Code.UNKNOWN}
-    assert list(read(worker)) == [B]
-    driver.fail = {}
-    assert worker.read(driver).gpus[0].refusals == {}
-    assert sorted(read(worker)) == [A, B]
-
-
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
@@ -221,19 +199,6 @@ def test_a_wait_that_hangs_costs_its_gpu_alone(start: Start) -> None:
     driver.delay = {}
     driver.write(worker.state)
     assert content(next_xid(worker))[:2] == (A, 79)
-
-
-def test_a_hung_wait_makes_no_event_of_another_gpu_late(start: Start) -> None:
-    """The read after it has the other GPU's events, as if nothing hung: one is of who was there then."""
-    driver = Driver(gpus=[Gpu(A), Gpu(B)])
-    worker = listener(start, driver, changed={**SELDOM, "listener.HUNG_SECONDS": 0.8, "listener.PATIENCE_SECONDS": 0.4})
-    driver.delay = {(WAIT, 0): float("inf")}
-    read(worker, driver)  # waits for the round that hangs
-    time.sleep(0.5)  # by now it does
-    fire(worker, driver, Xid(1, 13))
-    fired = time.monotonic()
-    assert read(worker)[B].until > fired
-    assert [content(message)[:2] for message in messages(worker)] == [(B, 13)]
 
 
 def test_a_lost_gpu_does_not_keep_the_listener_busy(start: Start, tmp_path: Path) -> None:

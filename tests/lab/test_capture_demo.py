@@ -29,7 +29,7 @@ from gpumap.lab.driver import Player
 from gpumap.lab.node import PlayedNode, files_of
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.observations import NvmlReading, Source
+from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import SAMPLES_NEW, Activity, GpuReading, Listening, ProcessSample, Uuid, XidError
 from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 from tests import agent, golden
@@ -127,15 +127,6 @@ async def test_a_source_that_was_down_is_down_again(source: str, reason: str) ->
     ]
     assert [health.up for health in found] == [True, False, True]
     assert found[1].reason == reason or found[1].errors[reason] > 0
-
-
-async def test_a_rate_limit_is_played_as_the_deadline_that_it_led_to() -> None:
-    """Played as it was, it would be waited out for as long as the deadline, frame by frame."""
-    files = with_files(on_disk.load(OWNERS), **{"kubelet/list.json": None})
-    files[contents.DOWN] = contents.down_text({"kubelet": Down("rate_limited", "")})
-    capture = on_disk.Capture(on_disk.About("here"), (on_disk.Frame(0.0, files),))
-    kubelet = next(one for one in (await replay.snapshots(capture))[-1].node.sources if one.source == Source.KUBELET)
-    assert (kubelet.up, kubelet.reason) == (False, "deadline_exceeded")
 
 
 async def test_a_replay_takes_the_time_that_the_capture_took() -> None:

@@ -33,11 +33,9 @@ from gpumap.agent.sources.dra import DraSource, parse_prepared, parse_state
 from gpumap.agent.sources.nvml import worker_command
 from gpumap.lab.capture import checkpoints, contents, replay
 from gpumap.lab.capture import format as on_disk
-from gpumap.lab.capture.record import Recorder, record
+from gpumap.lab.capture.record import Recorder
 from gpumap.lab.capture.recorders import RecordingIdentity
-from gpumap.lab.capture.run import record_node
 from gpumap.lab.demo import kubelet as fake
-from gpumap.lab.demo.scenario import default_scenario
 from gpumap.lab.node import PlayedNode
 from gpumap.model import plugins
 from gpumap.model.node import SourceHealth
@@ -45,9 +43,8 @@ from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PodUid, 
 from gpumap.model.readings import Uuid, XidError
 from gpumap.model.snapshot import Snapshot
 from tests import agent, golden, standin
-from tests.captured import found_in, secrets_of
+from tests.captured import found_in
 from tests.command import run_command
-from tests.demo_node import demo_node
 from tests.demo_process import GPUMAP, environment
 from tests.exposed import Page
 from tests.koordlet import FakeKoordlet
@@ -193,20 +190,6 @@ async def test_real_processes_are_recorded_as_they_are(directory: Path, library:
     assert recorded.split()[21] == start
 
 
-async def test_a_demo_node_can_be_recorded(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The demo's own driver and kubelet are a node like any other; anonymized, nobody knows them again."""
-    (directory / "d").mkdir()
-    async with demo_node(default_scenario(), directory / "d") as demo:
-        settings = demo.settings(settings_of("--log-level", "error"))
-        found = await record(settings, demo.driver_command, 0.4, asyncio.Event())
-        await record_node(settings, demo.driver_command, directory / "new", seconds=None, anonymous=True)
-    assert found is not None
-    assert "8 GPUs" in capsys.readouterr().out
-    page = await replay.page(on_disk.load(directory / "new"))
-    assert page == (directory / "new" / on_disk.EXPECTED).read_bytes()
-    assert found_in(directory / "new", secrets_of(found[0])) == set()
-
-
 def kubelet_of(snapshot: Snapshot) -> SourceHealth:
     return next(health for health in snapshot.node.sources if health.source == Source.KUBELET)
 
@@ -285,21 +268,6 @@ async def test_xid_events_are_recorded_and_played(node: Node, directory: Path, r
 def xids_in(files: Mapping[str, bytes]) -> tuple[XidError, ...]:
     reading = contents.reading(files)
     return reading.xids if isinstance(reading, NvmlReading) else ()
-
-
-async def test_a_kubelet_that_restarts_is_seen_to(node: Node, recorder: Recorder) -> None:
-    """A kubelet that is away is down in its frame; one that came back has made its socket again."""
-    frames = [(await recorder.frame())[0]]
-    await node.kubelet.stop()
-    frames.append((await recorder.frame())[0])
-    await node.kubelet.start()
-    frames.append((await recorder.frame())[0])
-    assert contents.down(frames[1])["kubelet"].reason == "socket_missing"
-    assert [contents.starts(files) for files in frames] == [1, 1, 2]
-    capture = on_disk.Capture(recorder.about(), tuple(on_disk.Frame(float(n), one) for n, one in enumerate(frames)))
-    health = [kubelet_of(snapshot) for snapshot in await replay.snapshots(capture)]
-    assert [one.up for one in health] == [True, False, True]
-    assert health[1].reason == "socket_missing"
 
 
 async def test_an_answer_that_cannot_be_decoded_is_kept(node: Node, recorder: Recorder) -> None:

@@ -374,32 +374,11 @@ def test_a_restart_loses_a_step_at_most(known: Known, bill: Any, name: str) -> N
         assert most - lost <= row[column] <= most * (1 + EXACTLY), column
 
 
-def test_a_pod_inside_is_charged_its_life(bill: Any) -> None:
-    """Said without the samples: it lived 4252 seconds, and its counters stood long enough to be scraped at the end."""
-    row = rows(bill)["inside"]
-    assert row["held_gpu_hours"] == 4252 / HOUR
-    assert row["energy_joules"] == pytest.approx(4252 * 311.7, rel=EXACTLY)
-    assert row["idle_ratio"] == pytest.approx(1 - 0.437, rel=EXACTLY)
-
-
 def test_two_scrapers_of_one_gpumap_are_one(bill: Any) -> None:
     """Their samples are of different moments, also where gpumap begins again between: nothing is counted twice."""
     until_it_ended, since = 3 * HOUR + 2 + 13, 17 + 599 * EVERY
     held = rows(bill)["twice"]["held_gpu_hours"] * HOUR
     assert until_it_ended + since - bill["resolution_seconds"] <= held <= until_it_ended + since
-
-
-def test_agents_that_overlap_and_clocks_that_differ(bill: Any) -> None:
-    """A step is lost at most when gpumap begins again, and no overlap is charged twice."""
-    held = {name: row["held_gpu_hours"] for name, row in rows(bill).items()}
-    for number in range(0, 60, 15):
-        least = 8 * HOUR - 2 * EVERY - bill["resolution_seconds"]
-        for overlap in OVERLAPS:
-            assert least <= held[f"overlap-{overlap}-{number}"] * HOUR <= 8 * HOUR + EVERY
-        for skew in SKEWS:
-            memory = rows(bill)[f"skew-{skew}-{number}"]["memory_gib_hours"]
-            assert memory == pytest.approx(3 * held[f"skew-{skew}-{number}"], rel=EXACTLY)
-            assert least <= held[f"skew-{skew}-{number}"] * HOUR <= 8 * HOUR + skew + EVERY
 
 
 def test_time_before_the_first_scrape_is_not_charged(bill: Any) -> None:

@@ -16,7 +16,6 @@ import yaml
 
 from gpumap.agent.exposition import Exposition
 from gpumap.cli.fleet.quantities import QUANTITIES
-from gpumap.cli.fleet.summary import LAST_RECORDS
 from gpumap.model.shown import of_nodes
 from tests import golden
 from tests.command import one_line, run_command
@@ -343,23 +342,6 @@ def test_a_node_that_is_not_in_the_records_yet(tmp_path: Path, recorded: Sequenc
         assert message == [f"{late}: the recorded sums by namespace do not contain it yet"]
 
 
-@pytest.mark.parametrize("missing", ["held", "nodes", "memory"])
-def test_rules_that_are_not_all_evaluated_yet(tmp_path: Path, missing: str) -> None:
-    """In the first minute of a Prometheus some groups have no record. Then no sum is a record."""
-    groups = [one for one in yaml.safe_load(RULES.read_text())["groups"] if one["name"] != f"gpumap-fleet-{missing}"]
-    pages = {path: page for path, page in capture_pages().items() if path[1:] in FEW}
-    with with_rules(tmp_path, pages, yaml.safe_dump({"groups": groups})) as server:
-        eventually(lambda: bool(server.ask(RECORD if missing != "held" else BY_NODE)))
-        rows = sums_of_rows(asked("map", "--all", "--prometheus", server.url), "namespace")
-
-        def differences() -> Differences:
-            found = asked("top", "--prometheus", server.url)
-            assert found["recorded_seconds"] is None
-            return compared(found, rows, TOP)
-
-        assert settled(differences, {}) == {}
-
-
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
@@ -454,10 +436,3 @@ def test_records_are_those_of_the_rules() -> None:
     assert by_node | by_namespace <= recorded
     for by, records in (("node", by_node), ("namespace", by_namespace)):
         assert all({"cluster", by} <= {*one.partition(":")[0].split("_")} for one in records)
-
-
-def test_the_last_record_of_each_group_that_is_read() -> None:
-    """It shows that the others of its group exist: rules of a group are evaluated in their order."""
-    groups = [[rule["record"] for rule in group["rules"]] for group in yaml.safe_load(RULES.read_text())["groups"]]
-    read = {record for one in QUANTITIES.values() for record in (one.by_node, one.by_namespace)}
-    assert [group[-1] for group in groups if read & {*group}] == [*LAST_RECORDS]

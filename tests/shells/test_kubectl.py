@@ -211,13 +211,6 @@ async def test_flags_are_passed_on_to_kubectl(cluster: Cluster) -> None:
     assert (await cluster.run(*words, KUBECONFIG=str(empty))).returncode == 0
 
 
-async def test_a_server_below_a_path(cluster: Cluster) -> None:
-    """As of clusters behind Rancher."""
-    cluster.api.prefix = "/k8s/clusters/c-1"
-    cluster.api.write_kubeconfig(jane=(JANE, "", cluster.api.prefix))
-    assert (await cluster.run("top", "-A")).returncode == 0
-
-
 # --- what is missing is said ------------------------------------------------------------------------------------------
 
 
@@ -492,24 +485,3 @@ def test_a_pod_that_is_not_there_yet_or_no_longer() -> None:
     assert [agent.why_not for agent in agents_of(listed(waits))] == ["is not running (ImagePullBackOff)"]
     waits["status"] = {"phase": "Pending"}
     assert [agent.why_not for agent in agents_of(listed(waits))] == ["is not running (Pending)"]
-
-
-def test_the_agents_container_among_others() -> None:
-    """What stands beside the agent may have a port of that name too, and may run while the agent does not."""
-    pod = PlayedPod("n", "a", port=9500).as_json()
-    beside = {"name": "proxy", "ports": [{"name": "metrics", "containerPort": 8443}]}
-    pod["spec"]["containers"].insert(0, beside)
-    assert agents_of(listed(pod))[0].path == "/api/v1/namespaces/gpumap/pods/a:9500/proxy/api/v1/map"
-    states = pod["status"]["containerStatuses"]
-    states.insert(0, {"name": "proxy", "state": {"running": {}}})
-    assert [agent.why_not for agent in agents_of(listed(pod))] == [""]
-    states[1]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
-    assert [agent.why_not for agent in agents_of(listed(pod))] == ["is not running (CrashLoopBackOff)"]
-
-
-@pytest.mark.parametrize(("ended", "message"), [({"reason": "Error"}, "Error"), ({}, "terminated")])
-def test_a_pod_whose_agent_has_ended(ended: dict[str, str], message: str) -> None:
-    """Between its end and its next start the pod is Running, and nobody is there to answer."""
-    pod = PlayedPod("n", "a").as_json()
-    pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
-    assert [agent.why_not for agent in agents_of(listed(pod))] == [f"is not running ({message})"]
