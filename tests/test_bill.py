@@ -22,7 +22,6 @@ from gpumap.cli.bill.promql import (
     POD_KEYS,
     PRESENT,
     SM_KNOWN,
-    SNAPSHOT,
     USED,
     USED_OF_MIG,
     WORK_MEMORY,
@@ -31,7 +30,6 @@ from gpumap.cli.bill.promql import (
     Key,
     Scope,
     growth,
-    mean,
     sum_of_steps,
     uncharged,
 )
@@ -192,50 +190,6 @@ def test_how_far_a_counter_went(tmp_path: Path, name: str) -> None:
     """Births, ends, restarts and moves, times without a scrape, two scrapers: each increase counts once."""
     file = tmp_path / "test.json"
     file.write_text(json.dumps({"tests": [evaluation(CASES[name])]}))  # JSON is YAML
-    accepted("test", "rules", file)
-
-
-WORK = (
-    # name, samples each 15 seconds of processes and SM, and what they come to in minutes 5 to 10, in steps
-    ("always", "1x80", "0.5x80", 5.0, 2.5),
-    ("half of a step", "_x21 1x1 _x80", "_x21 1x1 _x80", 0.5, 0.5),
-    ("two processes", "2x80", "0.25x80", 5.0, 1.25),
-    ("SM unknown for a minute", "1x80", "1x28 _x4 1x80", 5.0, 4.0),
-    ("before the window", "1x19 _x80", "1x19 _x80", None, None),
-)
-
-
-@pytest.mark.parametrize(
-    ("processes", "sm", "present", "used"), [one[1:] for one in WORK], ids=[one[0] for one in WORK]
-)
-def test_the_mean_of_work_outside_pods(
-    tmp_path: Path, processes: str, sm: str, present: float | None, used: float | None
-) -> None:
-    """Each step counts the part of its scrapes in which there was work, once for two scrapers of one agent."""
-    scope = Scope('cluster!="z"', 60, target_match='cluster!="z"')
-    keys = 'workload_kind="slurm_job",workload="42",uuid="GPU-1"'
-    other = 'workload_kind="docker",workload="4f1c9e0b7a2d",uuid="GPU-1"'
-    scrapers = (OLD, f'{OLD},replica="1"')
-    series = [(f"{SNAPSHOT}{{{one}}}", "1000+15x80") for one in scrapers]
-    for one in scrapers:
-        series += [(f"{PRESENT.name}{{{keys},{one}}}", processes), (f"{WORK_SM.name}{{{keys},{one}}}", sm)]
-    series.append((f"{PRESENT.name}{{{other},{OLD}}}", "1x80"))
-
-    def expected(expression: str, value: float | None) -> dict[str, object]:
-        samples = [] if value is None else [{"labels": f"{{{keys}}}", "value": value}]
-        return {"expr": sum_of_steps(expression, 300, 60), "eval_time": "10m", "exp_samples": samples}
-
-    file = tmp_path / "test.json"
-    test = {
-        "interval": "15s",
-        "input_series": [{"series": name, "values": values} for name, values in series],
-        "promql_expr_test": [
-            expected(mean(PRESENT, scope, KINDS["job"], "count_over_time"), present),
-            expected(mean(WORK_SM, scope, KINDS["job"]), used),
-            expected(mean(PRESENT, scope, KINDS["user"]), None),
-        ],
-    }
-    file.write_text(json.dumps({"tests": [test]}))
     accepted("test", "rules", file)
 
 

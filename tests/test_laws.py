@@ -185,7 +185,7 @@ def the_living_are_not_gone(node: TestNode, snapshot: Snapshot) -> None:
 
 
 def schedulers_are_heard(node: TestNode, snapshot: Snapshot) -> None:
-    """What a reservation covers accuse no pod and costs nobody; `scheduled` needs a reservation or a share."""
+    """A process on a reserved device is not accused. `scheduled` needs a reservation or a share."""
     parents = {leaf.uuid: leaf.gpu_uuid for leaf in snapshot.node.devices}
     reserved = {row.uuid for row in snapshot.containers if row.reservation}
     noted = {(row.name.pod_name, row.uuid) for row in snapshot.containers if row.grant and not row.slots}

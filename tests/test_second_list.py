@@ -115,7 +115,7 @@ def test_without_an_answer_of_the_agent_no_pod_is_accused() -> None:
 
 
 def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> None:
-    """Its holders remain for a minute. From the first failure on it accuse no pod; deleted pods stay `gone`."""
+    """Its holders remain for a minute. From the first failure on it accuses no pod; deleted pods stay `gone`."""
     node = koordinated()
     node.processes = [Process(10, CARD, pod(node, "half")), Process(11, CARD, pod(node, "none"))]
     snapshot = collected(node)

@@ -9,7 +9,7 @@ from gpumap.cli.tables.layout import Shape
 from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, ContainerName, PodCgroup
 from gpumap.model.readings import ProcessSample
 from gpumap.model.terms import Owner
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, processes_by_owner, row, use
 from tests.shown import waste_table
 
 CARD = gpu_uuid(0)
@@ -205,36 +205,6 @@ def test_pid_that_stays_missing_makes_no_holder_idle() -> None:
     node = TestNode([Gpu(0)], [idle], [Process(11, CARD, None, memory=2 * GIB, left=True)])
     assert use(node.collect(), idle.full(), CARD) is not None
     assert use(node.collect(), idle.full(), CARD) is None
-
-
-def test_mps_server_is_charged_to_no_container() -> None:
-    """The MPS server's memory is its own owner, in whichever pod it runs; an MPS client's SM time is no false zero."""
-    client = shared("client", 0)
-    daemon = Pod("gpu-operator", "mps", {"daemon": {}})
-    node = TestNode([Gpu(0)], [client, daemon])
-    node.processes = [
-        Process(10, CARD, daemon, "daemon", 300 << 20, comm="nvidia-cuda-mps-server"[:15]),
-        Process(11, CARD, client, memory=GIB, types="M+C"),
-    ]
-    snapshot = node.collect()
-    assert (owners(snapshot, CARD)["mps_server"], owners(snapshot, CARD)["assigned"]) == (300 << 20, GIB)
-    found = use(snapshot, client.full(), CARD)
-    assert found is not None
-    assert found.sm_ratio is None
-
-
-def test_compute_instances_of_one_gpu_instance_show_its_memory_whole() -> None:
-    """Each compute instance shows the shared memory whole, the others' processes as `sibling`; SM is absent on MIG."""
-    leaves = [mig_uuid(0, 1, 0), mig_uuid(0, 1, 1)]
-    pods = [Pod("ml", f"p{n}", {"main": {"nvidia.com/mig-1c.2g": [str(leaf)]}}) for n, leaf in enumerate(leaves)]
-    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])], pods)
-    node.processes = [Process(10, leaves[0], pods[0], memory=GIB), Process(11, leaves[1], pods[1], memory=2 * GIB)]
-    snapshot = node.collect()
-    assert (owners(snapshot, leaves[0])["assigned"], owners(snapshot, leaves[0])["sibling"]) == (GIB, 2 * GIB)
-    assert (owners(snapshot, leaves[1])["assigned"], owners(snapshot, leaves[1])["sibling"]) == (2 * GIB, GIB)
-    for leaf in leaves:
-        assert sum(value or 0 for value in owners(snapshot, leaf).values()) == 3 * GIB + (100 << 20)
-    assert all(r.use and r.use.sm_ratio is None for r in snapshot.containers)
 
 
 def test_holder_of_a_partitioned_gpu_is_assigned_on_all_its_leaves() -> None:

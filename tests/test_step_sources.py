@@ -134,7 +134,7 @@ def test_stale_list_is_not_served_but_measured_use_stays() -> None:
 
 
 def test_new_pod_is_not_called_gone_while_identity_is_of_an_earlier_collection() -> None:
-    """A pod that came after the identity files were last read has no directory in them: that accuse no pod."""
+    """A pod that came after the identity files were last read has no directory in them. That accuses no pod."""
     node, pod = one_pod()
     node.collect()
     node.down.add("pod_identity")
@@ -199,15 +199,6 @@ def test_kubelet_that_was_away_begins_the_grace(reason: str, then: str) -> None:
     found = row(node.collect(), pod.full(), CARD)
     assert found is not None
     assert found.holds
-
-
-def test_node_without_a_kubelet() -> None:
-    """No List, and no failure either."""
-    node, _ = one_pod()
-    node.has_kubelet = False
-    snapshot = node.collect()
-    assert snapshot.containers == ()
-    assert Source.KUBELET not in {one.source for one in snapshot.node.sources}
 
 
 def test_slow_kubelet_was_not_away() -> None:
@@ -297,16 +288,6 @@ def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
     assert row(during, pod.full(), CARD) != row(before, pod.full(), CARD)
 
 
-def test_lost_gpu_keeps_the_ids_of_an_instance_that_has_the_whole_gpu() -> None:
-    """Its GPU instance and its compute instance both have the id 0."""
-    gpu = Gpu(0, mig=[(0, 0, 7)])
-    node = TestNode([gpu])
-    node.collect()
-    gpu.fault = "lost"
-    instances = [leaf.mig for leaf in node.collect().node.devices if leaf.mig]
-    assert [(one.gpu_instance_id, one.compute_instance_id) for one in instances] == [(0, 0)]
-
-
 def inventory_of(*readings: GpuReading, wall: float, before: Inventory | None = None) -> Inventory:
     answer = NvmlReading("", "", "", readings)
     return take_inventory(answer, wall, before.known if before else (), len(readings))
@@ -324,15 +305,6 @@ def test_minor_is_the_last_reported_one(reported: int | None, expected: int) -> 
     before = inventory_of(GpuReading(0, uuid=CARD, minor=0), wall=10.0)
     after = inventory_of(GpuReading(0, uuid=CARD, minor=reported), wall=20.0, before=before)
     assert [gpu.minor for gpu in after.gpus] == [expected]
-
-
-def test_one_growing_count_of_ecc_errors_is_enough() -> None:
-    """The other locations need no new errors."""
-    counts = {"uncorrected": {"sram": 1, "dram": 5}}
-    before = inventory_of(GpuReading(0, uuid=CARD, ecc_errors=counts), wall=10.0)
-    grown = {"uncorrected": {"sram": 2, "dram": 5}}
-    after = inventory_of(GpuReading(0, uuid=CARD, ecc_errors=grown), wall=20.0, before=before)
-    assert [gpu.ecc_uncorrected_at for gpu in (*before.gpus, *after.gpus)] == [None, 20.0]
 
 
 def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -> None:
@@ -356,14 +328,6 @@ def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -
     found = row(during, pod.full(), leaf)
     assert found is not None
     assert (found.allocated_gpus, found.use, owners(during, leaf)) == (3 / 7, None, {})
-
-
-def test_gpu_that_never_reported_its_uuid_may_be_the_one_that_an_id_names() -> None:
-    """While some GPU has not reported its uuid, an id that nothing answers to is `device_down`, not `not_in_nvml`."""
-    node, _ = one_pod()
-    node.gpus[0].fault = "lost"
-    snapshot = node.collect()
-    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("device_down", 1)]
 
 
 def test_allocatable_is_zero_where_the_resource_is_offered_without_the_leaf() -> None:
@@ -494,16 +458,6 @@ def test_unchanged_answers_cost_no_second_join() -> None:
     second, _ = step(first, observations, RULES)
     assert second.pod_table is first.pod_table
     assert second.allocation is first.allocation
-
-
-def test_unchanged_answers_cost_no_second_join_before_the_first_list() -> None:
-    """Also while the kubelet has never answered, and the files are read again and again."""
-    node, _ = one_pod()
-    node.down = {"kubelet"}
-    node.collect()
-    before = node.memory.pod_table
-    node.collect()
-    assert node.memory.pod_table is before
 
 
 def test_process_of_a_predecessor_gives_no_peak() -> None:

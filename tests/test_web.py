@@ -237,6 +237,14 @@ async def test_the_map_is_json(site: Site) -> None:
     assert {holder["pod"] for holder in document["devices"][0]["containers"]} == {WEIRD, "pod-1"}
 
 
+async def test_pages_of_dialects_that_are_off_are_not_there() -> None:
+    """/metrics/nodes is 404 without its dialect, and so is /metric."""
+    async with serving(nodes=False) as site:
+        site.pages.publish(snapshot())
+        assert (await site.get("/metrics/nodes"))[0] == 404
+        assert (await site.get("/metric"))[0] == 404
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes", "/api/v1/map", "/healthz", "/readyz", "/"])
 async def test_head_is_answered(site: Site, path: str) -> None:
     """HEAD gives the head that GET gives, and no body."""
