@@ -53,7 +53,8 @@ class Node:
         self.count = 0
         self.gpus: tuple[GpuXids, ...] = ()
         self.last_at: dict[Uuid, dict[int, float]] = {}
-        """Apart from `gpus`, where every test would have to say it."""
+        self.meanings: dict[Uuid, dict[int, str]] = {}
+        """Apart from `gpus`, where every test would have to say both."""
         self.containers: tuple[ContainerXids, ...] = ()
 
     def collect(
@@ -102,8 +103,9 @@ class Node:
             list_current=list_current,
             finished=nvml.at.monotonic if finished is None else finished,
         )
-        self.gpus = tuple(structs.replace(one, last_at={}) for one in gpus)
+        self.gpus = tuple(structs.replace(one, last_at={}, meanings={}) for one in gpus)
         self.last_at = {one.uuid: one.last_at for one in gpus}
+        self.meanings = {one.uuid: one.meanings for one in gpus}
         return self
 
     @property
@@ -129,6 +131,11 @@ def test_events_are_counted_by_code() -> None:
     node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.1), xid(9.2, 79)])
     node.collect(20.0, [(A, 9.0, 20.0)], [xid(15.0)._replace(times=3)])
     assert node.gpus == (GpuXids(A, {31: 4, 79: 1}, 0.0, 31),)
+
+
+def test_known_codes_say_what_they_mean() -> None:
+    node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.1, 79), xid(9.2, 5000)])
+    assert node.meanings[A] == {79: "GPU has fallen off the bus"}
 
 
 def test_when_each_code_came_last_is_remembered() -> None:
@@ -482,7 +489,8 @@ def test_the_snapshot_tells_who_held_and_who_used_the_gpu() -> None:
     reading = replace(observations.nvml.value, xids=events, listening=(Listening(gpu_uuid(0), 4.0, 0.5),))
     _, snapshot = step(node.memory, replace(observations, nvml=replace(observations.nvml, value=reading)), RULES)
     last_at = {79: observations.nvml.at.wall - events[0].age_seconds}
-    assert snapshot.node.xids == (GpuXids(gpu_uuid(0), {79: 1}, 1.0, 79, last_at),)
+    meanings = {79: "GPU has fallen off the bus"}
+    assert snapshot.node.xids == (GpuXids(gpu_uuid(0), {79: 1}, 1.0, 79, last_at, meanings),)
     who = [ContainerXids(*pod.full(), gpu_uuid(0), 79, 1) for pod in (holder, squatter)]
     assert snapshot.node.container_xids == tuple(who)
     assert snapshot.node.capabilities["xid_events"]
