@@ -167,7 +167,7 @@ def test_no_evidence_at_all() -> None:
 
 def test_the_line_is_never_cut() -> None:
     """The longest index, the most GPUs and each text: node-problem-detector shows 80 bytes."""
-    texts = {*remedies.IN_SHORT.values(), *(f"had XID {code}: {remedies.IN_SHORT['xid']}" for code in FATAL_XIDS)}
+    texts = {*remedies.IN_SHORT.values(), *(f"had XID {code}: {remedies.XIDS[code]}" for code in FATAL_XIDS)}
     assert all(len(f"GPU 15 {text} (+15 GPUs)".encode("ascii")) <= LINE_BYTES for text in texts)
     assert all(
         len(f"GPU 15: {name} is not reported (driver, GPU or --collect)") <= LINE_BYTES for name in GPU_CONDITIONS

@@ -49,6 +49,7 @@ LISTS_OF_WORDS = (
     "allocatable",
     "counts",
     "last_at",
+    "meanings",
     "ecc_errors",
     "ecc_totals",
     "power_limits_watts",
@@ -160,7 +161,7 @@ def test_every_field_is_filled_somewhere() -> None:
     left = Pod("ml", "left", {"main": {}}, listed=False)
     thief.processes.append(Process(11, gpu_uuid(0), left))
     found += [check(thief.collect())]
-    xids = GpuXids(gpu(0).uuid, {79: 1}, 0.0, last_at={79: 1.8e9})
+    xids = GpuXids(gpu(0).uuid, {79: 1}, 0.0, last_at={79: 1.8e9}, meanings={79: "off the bus"})
     well = gpu(0).reading
     assert well is not None
     refusing = structs.replace(well, refusals={"nvmlDeviceGetFanSpeed_v2": 3}, mig_unknown=True, sampled_seconds=5.0)
@@ -210,6 +211,7 @@ def test_the_health_of_a_gpu() -> None:
         "blind_seconds": 0.5,
         "last_code": 79,
         "last_at": {"31": 1.7e9, "79": 1.7e9},
+        "meanings": {},
     }
     assert node["gpu_accounts"][3] == {
         "uuid": lost["uuid"],

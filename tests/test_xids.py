@@ -53,7 +53,8 @@ class Node:
         self.count = 0
         self.gpus: tuple[GpuXids, ...] = ()
         self.last_at: dict[Uuid, dict[int, float]] = {}
-        """Apart from `gpus`, where every test would have to say it."""
+        self.meanings: dict[Uuid, dict[int, str]] = {}
+        """Apart from `gpus`, where every test would have to say both."""
         self.containers: tuple[ContainerXids, ...] = ()
 
     def collect(
@@ -102,8 +103,9 @@ class Node:
             list_current=list_current,
             finished=nvml.at.monotonic if finished is None else finished,
         )
-        self.gpus = tuple(structs.replace(one, last_at={}) for one in gpus)
+        self.gpus = tuple(structs.replace(one, last_at={}, meanings={}) for one in gpus)
         self.last_at = {one.uuid: one.last_at for one in gpus}
+        self.meanings = {one.uuid: one.meanings for one in gpus}
         return self
 
     @property
@@ -122,6 +124,11 @@ def xid(at: float, code: int = 31, uuid: Uuid = A, gi: int | None = None, ci: in
 def test_the_counter_is_0_before_the_first_event() -> None:
     """The counter stands at 0 from the beginning, so that the first event is an increase."""
     assert Node().collect(10.0, [(A, 9.5, 9.9)]).gpus == (GpuXids(A, {}, 0.0),)
+
+
+def test_known_codes_say_what_they_mean() -> None:
+    node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.1, 79), xid(9.2, 5000)])
+    assert node.meanings[A] == {79: "GPU has fallen off the bus"}
 
 
 def test_when_each_code_came_last_is_remembered() -> None:
@@ -403,7 +410,8 @@ def test_the_snapshot_has_holders_and_users_of_the_gpu() -> None:
     reading = replace(observations.nvml.value, xids=events, listening=(Listening(gpu_uuid(0), 4.0, 0.5),))
     _, snapshot = step(node.memory, replace(observations, nvml=replace(observations.nvml, value=reading)), RULES)
     last_at = {79: observations.nvml.at.wall - events[0].age_seconds}
-    assert snapshot.node.xids == (GpuXids(gpu_uuid(0), {79: 1}, 1.0, 79, last_at),)
+    meanings = {79: "GPU has fallen off the bus"}
+    assert snapshot.node.xids == (GpuXids(gpu_uuid(0), {79: 1}, 1.0, 79, last_at, meanings),)
     who = [ContainerXids(*pod.full(), gpu_uuid(0), 79, 1) for pod in (holder, squatter)]
     assert snapshot.node.container_xids == tuple(who)
     assert snapshot.node.capabilities["xid_events"]

@@ -6,15 +6,18 @@ from collections.abc import Callable
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
+from msgspec import structs
 from playwright.async_api import Browser, expect
 
+from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import FINDINGS
 from tests.agent import run_agent
 from tests.browser.browser import WATCHED, Site, tab
-from tests.browser.test_page import SHARED, cards, failing, holder, hostile, partitioned, shared_card
+from tests.browser.test_page import SHARED, cards, failing, holder, hostile, partitioned, shared_card, show
 from tests.browser.test_page import start_browser as start_browser  # the fixture `browser`
 from tests.browser.test_page import start_site as start_site  # the fixture `site`
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.snapshots import with_node
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -62,6 +65,66 @@ async def test_sixteen_gpus_fit_a_screen(site: Site, browser: Browser) -> None:
         box = await one.page.locator(".gpu").last.bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= SCREEN
+
+
+CUT = """all => all.filter((one) => one.scrollWidth > one.clientWidth && getComputedStyle(one).display !== "inline")
+  .map((one) => one.textContent)"""
+
+
+async def test_no_advice_is_cut(site: Site, browser: Browser) -> None:
+    """Each finding says what to do, in full; equal advice of the next findings is not repeated."""
+    site.collect(mixed(16), 30, 50.0)
+    async with tab(browser, site.url) as one:
+        await one.page.get_by_role("button", name="Show all").click()
+        lines = one.page.locator("#attention ol li")
+        texts = [text.split(". ", 1) for text in await one.texts("#attention .because")]
+        findings = (await one.page.evaluate("fetch('api/v1/map').then(one => one.json())"))["findings"]
+        assert len(texts) == len(findings)
+        for before, finding, (_, *advice) in zip([None, *findings], findings, texts, strict=False):
+            remedy = finding["remedy"].replace("`", "")
+            repeated = before is not None and before["remedy"] == finding["remedy"]
+            assert advice == ([] if repeated else [remedy])
+        assert await one.page.locator("#attention ol *").evaluate_all(CUT) == []
+        boxes = [await lines.nth(at).bounding_box() for at in range(await lines.count())]
+        assert all(box and box["x"] + box["width"] <= 1280 for box in boxes)
+
+
+def other_model(snapshot: Snapshot) -> Snapshot:
+    *same, last = snapshot.node.gpus
+    return with_node(snapshot, gpus=(*same, structs.replace(last, model="NVIDIA Other")))
+
+
+async def test_a_model_of_all_gpus_is_said_once(site: Site, browser: Browser) -> None:
+    show(site, cards(3, 1))
+    async with tab(browser, site.url) as one:
+        await expect(one.page.locator("#node")).to_have_text("node-a 3 × Test")
+        await expect(one.page.locator(".line .model")).to_have_count(0)
+        show(site, cards(3, 1), other_model)
+        await expect(one.page.locator(".gpu .line .model")).to_have_text(["Test", "Test", "Other"])
+        await expect(one.page.locator("#node")).to_have_text("node-a")
+
+
+FIRST_SCREEN = {
+    "#q=pod:leftover-8": "tr:has-text('leftover-8')",
+    "#q=pod:notebook-6-1": "tr:has-text('notebook-6-1')",
+    "#q=gpu:3+finding:squatter": "tr:has-text('squatter-3')",
+    "#q=finding:squatter": "tr:has-text('squatter-3')",
+    "#view=processes&q=ns:other": "tbody tr",
+    f"#{gpu_uuid(13)}": f"[id='{gpu_uuid(13)}'] h2",
+    f"#{gpu_uuid(13)}&row=other%2Fsquatter-13%2Fmain": "tr[aria-current=true]",
+}
+"""A link, and the element that answers it."""
+
+
+@pytest.mark.parametrize("address", FIRST_SCREEN)
+async def test_a_link_is_answered_on_the_first_screen_of_a_phone(site: Site, browser: Browser, address: str) -> None:
+    site.collect(mixed(16), 30, 50.0)
+    async with tab(browser, "about:blank", width=400) as one:
+        await one.page.set_viewport_size({"width": 400, "height": SCREEN})
+        await one.page.goto(f"{site.url}{address}")
+        answer = one.page.locator(FIRST_SCREEN[address]).first
+        await expect(answer).to_be_in_viewport(ratio=1)
+        assert await one.width_over() <= 0
 
 
 async def test_on_a_phone_the_findings_come_first(site: Site, browser: Browser) -> None:
@@ -114,6 +177,35 @@ async def test_a_number_leads_to_its_rows(site: Site, browser: Browser) -> None:
         assert await one.texts(".gpu h2") == ["GPU 3"]
         assert [text.split()[0] for text in await one.texts("tbody tr")] == ["other/leftover-3"]
         await expect(one.page.locator(".tile", has_text="Faults").get_by_role("link")).to_have_count(0)
+
+
+FOUND = {
+    "gpu:3": ["squatter other/squatter-3", "leftover other/leftover-3"],
+    "GPU 2": ["idle vision/server-2"],
+    "finding:leftover": ["leftover other/leftover-3"],
+    "pod:server": ["idle vision/server-2"],
+    "owner:gone": ["leftover other/leftover-3"],
+    "no activity": ["idle vision/server-2"],
+    "ns:nobody": [],
+}
+"""What is typed, and the findings that are left."""
+
+
+async def test_findings_are_filtered(site: Site, browser: Browser) -> None:
+    """By their device, their row and their own words; a source that is down is always shown."""
+    node = mixed(5)
+    site.collect(node, 30, 50.0)
+    async with tab(browser, site.url) as one:
+        lines = one.page.locator("#attention ol li")
+        for query, wanted in FOUND.items():
+            await one.page.locator("#filter").fill(query)
+            await expect(one.page.locator("#attention h2")).to_contain_text(f"{len(wanted)} of ")
+            assert [" ".join(text.split()[:2]) for text in await one.texts("#attention ol li")] == wanted, query
+        assert await one.texts("#attention .nobody") == ["No finding matches the filter."]
+        node.down = {"kubelet"}
+        site.collect(node)
+        await expect(lines).to_have_count(1)
+        await expect(lines).to_contain_text("kubelet is down")
 
 
 async def test_all_findings_are_shown_when_asked_for(site: Site, browser: Browser) -> None:
@@ -188,13 +280,15 @@ async def test_curves_begin_with_what_there_is(site: Site, browser: Browser) -> 
         assert line.startswith("M0 ")
         label = await curve.get_attribute("aria-label")
         assert label is not None
-        assert label.startswith("Memory, last ")
+        assert label.startswith("Memory, maximum of 30 s, last ")
         assert "hour" not in label
 
 
 async def test_curves_are_fetched_when_they_are_seen(site: Site, browser: Browser) -> None:
     """Nobody asks for the history before a GPU is open."""
-    site.collect(mixed(8), 8, 30.0)
+    node = mixed(8)
+    node.gpus[3].utilization = 0.5
+    site.collect(node, 8, 30.0)
     async with tab(browser, site.url) as one:
         await expect(one.page.locator(".gpu")).to_have_count(8)
         asked: list[str] = []
@@ -204,6 +298,7 @@ async def test_curves_are_fetched_when_they_are_seen(site: Site, browser: Browse
         async with one.page.expect_request("**/api/v1/history"):
             await one.page.get_by_role("button", name="GPU 3").click()
         await expect(one.page.locator(".side .of-memory")).to_have_count(1)
+        assert await one.texts("figcaption") == ["memory, maximum of 30 s", "GPU busy, mean of 30 s"]
 
 
 STATES: dict[str, tuple[Callable[[], TestNode], str]] = {
@@ -220,10 +315,11 @@ STATES: dict[str, tuple[Callable[[], TestNode], str]] = {
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 async def test_axe_finds_nothing(site: Site, browser: Browser, dark: bool, width: int) -> None:
-    """No violation of axe-core's rules, of whatever node, in each view."""
+    """No violation of axe-core's rules, of whatever node, in each view. What can be pressed has 24 pixels of room."""
+    options = {"rules": {"target-size": {"enabled": True}}}
     for name, (make, address) in STATES.items():
         site.collect(make(), 30, 50.0)
         async with tab(browser, f"{site.url}{address}", width=width, dark=dark) as one:
             await expect(one.page.locator("#health li")).not_to_have_count(0)
-            results = await Axe().run(one.page)
+            results = await Axe().run(one.page, options=options)
             assert results.violations_count == 0, f"{name}: {results.generate_report()}"

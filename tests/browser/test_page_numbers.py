@@ -300,6 +300,7 @@ def generated() -> list[TestNode]:
 
 VERDICTS = """async (address) => {
   const {devicesOf} = await import(address + "page/model.js");
+  const {totals} = await import(address + "page/totals.js");
   const map = await (await fetch(address + "api/v1/map")).json();
   const devices = devicesOf(map);
   const rows = devices.flatMap((device) => device.rows.map((row) => ({
@@ -307,7 +308,7 @@ VERDICTS = """async (address) => {
     memory_bytes: row.used, sm_ratio: row.sm, granted_bytes: row.granted ?? null, memory_peak_bytes: row.peak ?? null,
     last_active: row.last ?? null, finding: row.finding?.finding ?? null,
   })));
-  return {map, rows};
+  return {map, rows, free: totals(map, devices).free};
 }"""
 NAMES = ("uuid", "owner", "namespace", "pod", "container")
 NUMBERS = ("memory_bytes", "sm_ratio", "granted_bytes", "memory_peak_bytes", "last_active")
@@ -342,6 +343,9 @@ async def test_the_page_judges_as_the_commands_do(site: Site, browser: Browser) 
             page = await one.page.evaluate(VERDICTS, site.url)
             found = msgspec.convert(page["map"], Node)
             assert lines(page["rows"]) == lines(map(with_activity, top_values(found, Shape())["rows"]))
+            leaves = [device for device in found.devices if device.is_leaf]
+            known = any(device.holders is not None for device in leaves)
+            assert page["free"] == (sum(device.is_free for device in leaves) if known else None)
             shown = {key_of(row) for row in page["rows"] if row["finding"]}
             judged = [row for row in waste_values(found, Shape())["findings"] if row["uuid"]]
             assert shown == {key_of(row) for row in judged}, "each finding has its row, and no other row has one"

@@ -114,6 +114,7 @@ def _dated(one: Finding, since: Mapping[_Key, float], now: float) -> Finding:
     return structs.replace(one, since=since.get(_key(one), one.since or now))
 
 
+_XIDS = {str(code): meaning for code, meaning in remedies.XIDS.items()}
 _IN_SHORT = {
     "squatter": "uses a device that it does not hold",
     "leftover": "its pod no longer exists",
@@ -191,7 +192,8 @@ def _fault(
 def _in_short(reason: str) -> str:
     """Return what is wrong with a GPU, for a line of 80 bytes."""
     if reason.startswith("xid_"):
-        return f"had XID {reason.removeprefix('xid_')}: {remedies.IN_SHORT['xid']}"
+        code = reason.removeprefix("xid_")
+        return f"had XID {code}: {_XIDS.get(code, 'see dmesg')}"
     action = reason.removeprefix("recovery_")
     if words := remedies.IN_SHORT.get(action):
         return words

@@ -127,6 +127,8 @@ class GpuXids(Struct, frozen=True):
     """Code of the last error. Null if there was none."""
     last_at: dict[int, float] = {}
     """Time of the last error of each code, in Unix seconds, if it is known."""
+    meanings: dict[int, str] = {}
+    """What the codes of counts mean. Without codes that gpumap does not know."""
 
 
 class GpuAccount(Struct, frozen=True):

@@ -241,10 +241,54 @@ IN_SHORT: dict[str, str] = {
     "row_remap_failure": "has bad memory: run the field diagnostic",
     "row_remap_pending": "needs a reset to replace bad memory rows",
     "ecc_uncorrected": "lost data to memory errors: check its jobs",
-    "xid": "see NVIDIA's XID catalog",
 }
 """What is wrong with a GPU and what to do, for a line of 80 bytes. By fault reason, recovery action, and condition of
 `gpumap.model.check`. A fault reason is here only if it proves that the GPU is broken."""
+
+XIDS: dict[int, str] = {
+    8: "GPU stopped working for a program",
+    11: "invalid command stream",
+    13: "exception in a GPU program",
+    31: "invalid memory access",
+    32: "invalid command stream",
+    43: "program stopped after its own error",
+    44: "fault during a context switch",
+    45: "cleanup after a program that ended",
+    46: "GPU stopped working",
+    48: "uncorrectable memory error",
+    54: "power cable is not connected",
+    62: "internal controller halted",
+    63: "bad memory is marked for replacement",
+    64: "bad memory could not be replaced",
+    68: "video decoder error",
+    69: "invalid command of a program",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    92: "many corrected memory errors",
+    94: "memory error in one program",
+    95: "memory error in any program",
+    109: "context switch timed out",
+    110: "security fault",
+    119: "GSP firmware does not answer",
+    120: "GSP firmware error",
+    121: "corrected errors on the link to the CPU",
+    136: "NVLink training failed",
+    137: "invalid access over NVLink",
+    140: "unrecovered memory error",
+    142: "video encoder error",
+    143: "GPU initialization failed",
+    151: "key rotation failed",
+    154: "recovery action changed",
+    155: "NVLink went down",
+    156: "a broken unit was retired",
+    157: "a broken unit could not be retired",
+    158: "GPU did not answer in time",
+    171: "uncorrectable error in DRAM",
+    172: "uncorrectable error in SRAM",
+    **dict.fromkeys(range(144, 151), "NVLink error"),
+}
+"""What an XID code means, in few words. NVIDIA's catalog for Ampere and later has the rest:
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"""
 
 PUSH: dict[str, str] = {
     "directory_missing": CAPABILITIES["push"],

@@ -23,6 +23,7 @@ from gpumap.agent.join.xid_containers import (
 from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids
 from gpumap.model.observations import Failed, NvmlReading, Observed
 from gpumap.model.readings import Uuid, XidError
+from gpumap.model.remedies import XIDS
 
 OPEN_SECONDS = 60.0
 """How long a second may stay open in addition to the time between two reads. It is longer than gpumap waits for a
@@ -234,8 +235,9 @@ _NO_ERRORS = ContainerXidMemory({}, 0.0, 0.0)
 
 
 def _gpu_xids(uuid: Uuid, gpu: GpuXidMemory) -> GpuXids:
-    last_at = dict(sorted(gpu.last_at.items()))
-    return GpuXids(uuid, dict(sorted(gpu.errors.items())), gpu.blind_seconds, gpu.last_code, last_at)
+    counts = dict(sorted(gpu.errors.items()))
+    meanings = {code: XIDS[code] for code in counts if code in XIDS}
+    return GpuXids(uuid, counts, gpu.blind_seconds, gpu.last_code, dict(sorted(gpu.last_at.items())), meanings)
 
 
 def _container_xids(kept: Mapping[Key, ContainerXidMemory]) -> Iterator[ContainerXids]:

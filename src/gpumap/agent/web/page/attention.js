@@ -1,7 +1,7 @@
 // The list of problems: sources that are down, then the agent's findings in their order, or the largest waste first.
 
 import { h } from "./dom.js";
-import { addressOf, sorted } from "./model.js";
+import { addressOf, filteredFindings, sorted } from "./model.js";
 import { containerName, deviceName, findingMark } from "./parts.js";
 import { bytes, duration, moment, printable, prose } from "./words.js";
 
@@ -10,16 +10,17 @@ const SHOWN = 5; // before one asks for the rest
 /** The list. `old` is the reason why there is no current data, if there is none. */
 export function attention(map, devices, old, state) {
   const byWaste = state.sort.endsWith("waste");
-  const judged = map.findings ?? [];
+  const judged = filteredFindings(map, devices, state.query);
   const found = byWaste ? sorted(judged, state.sort, { waste: (one) => one.memory_bytes }) : judged;
   const names = new Map([...map.gpus, ...devices].map((one) => [one.uuid, deviceName(one).replace(/ whole| MIG/, "")]));
-  const rows = [...broken(map, old), ...found.map((one) => finding(one, names.get(one.uuid)))];
+  const rows = [...broken(map, old), ...found.map((one, at) => finding(one, names.get(one.uuid), one.remedy === found[at - 1]?.remedy))];
+  const hidden = (map.findings ?? []).length - found.length;
   const all = state.all || rows.length <= SHOWN + 1;
   return [
     h(
       "div",
       { class: "title" },
-      h("h2", {}, "Needs attention", rows.length > 0 && h("span", { class: "of" }, ` ${rows.length}`)),
+      h("h2", {}, "Needs attention", (rows.length > 0 || hidden > 0) && h("span", { class: "of" }, ` ${rows.length}${hidden ? ` of ${rows.length + hidden}` : ""}`)),
       rows.length > SHOWN + 1 &&
         h(
           "button",
@@ -31,7 +32,7 @@ export function attention(map, devices, old, state) {
         h("button", { type: "button", class: "more", "data-sort": byWaste ? "attention" : "waste" }, byWaste ? "Worst first" : "Largest waste first"),
       map.unjudged?.length > 0 && unjudged(map.unjudged),
     ),
-    rows.length ? h("ol", {}, all ? rows : rows.slice(0, SHOWN)) : h("p", { class: "nobody" }, allIsWell(map)),
+    rows.length ? h("ol", {}, all ? rows : rows.slice(0, SHOWN)) : h("p", { class: "nobody" }, hidden ? "No finding matches the filter." : allIsWell(map)),
   ];
 }
 
@@ -71,13 +72,18 @@ const fault = (key, subject, href, why, remedy) =>
     { key, class: "fault" },
     findingMark("fault"),
     h("span", { class: "what" }, href ? h("a", { href }, printable(subject)) : printable(subject)),
-    h("span", { class: "because" }, printable(why.charAt(0).toUpperCase() + why.slice(1)), ".", remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null),
+    because(why, remedy),
   );
 
-/** Return the line of a finding. It links to the GPU, or to the row on the device. */
-function finding(one, gpu) {
+/** Return a reason as a sentence, and what to do. */
+const because = (why, remedy, title) =>
+  h("span", { class: "because", title }, printable(why.charAt(0).toUpperCase() + why.slice(1)), ".", remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null);
+
+/** Return the line of a finding. It links to the GPU, or to the row on the device. `advised`: the line before has its advice. */
+function finding(one, gpu, advised) {
   const key = `${one.finding} ${one.reason} ${one.uuid}`;
-  if (one.finding === "fault") return fault(key, gpu ?? "GPU ?", one.uuid && `#${one.uuid}`, one.why, one.remedy);
+  const remedy = advised ? null : one.remedy;
+  if (one.finding === "fault") return fault(key, gpu ?? "GPU ?", one.uuid && `#${one.uuid}`, one.why, remedy);
   const row = addressOf({ ...one, owner: one.finding === "leftover" ? "gone" : "" });
   const href = one.uuid ? `#${one.uuid}&${new URLSearchParams({ row })}` : null;
   const who = containerName(one) ?? "a deleted pod";
@@ -88,7 +94,7 @@ function finding(one, gpu) {
     h("span", { class: "what" }, href ? h("a", { href }, who) : who),
     h("span", { class: "gpu-name" }, gpu),
     h("span", { class: "wasted number" }, one.memory_bytes === null ? null : h("span", { title: WASTE[one.finding] }, bytes(one.memory_bytes))),
-    h("span", { class: "because", title: `Since ${moment(one.since)}` }, printable(one.why), one.remedy ? h("span", { class: "advice", title: printable(one.remedy) }, " ", prose(one.remedy)) : null),
+    because(one.why, remedy, `Since ${moment(one.since)}`),
   );
 }
 

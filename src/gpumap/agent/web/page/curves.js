@@ -23,10 +23,16 @@ export class Curves {
     }
   }
 
+  /** Return how a curve sums up a bucket, in words. */
+  of(kind) {
+    return `${kind} of ${duration(this.seconds)}`;
+  }
+
   memory(uuid, row, { most, granted }) {
     const values = this.series.get(keyOf(uuid, row))?.memory ?? [];
     return this.draw(values, {
       name: "Memory",
+      kind: "maximum",
       most: most / MIB,
       mark: granted ? granted / MIB : null,
       say: (mib) => bytes(mib * MIB),
@@ -35,11 +41,11 @@ export class Curves {
 
   sm(uuid, row, name = "SM") {
     const values = this.series.get(keyOf(uuid, row))?.sm ?? [];
-    return this.draw(values, { name, most: row ? 0 : 1000, mark: null, say: (permille) => percent(permille / 1000) });
+    return this.draw(values, { name, kind: "mean", most: row ? 0 : 1000, mark: null, say: (permille) => percent(permille / 1000) });
   }
 
   /** Draw the known values, from the first one on. */
-  draw(values, { name, most, mark, say }) {
+  draw(values, { name, kind, most, mark, say }) {
     const recent = values.slice(-this.buckets);
     const known = recent.slice(Math.max(0, recent.findIndex((value) => value !== null)));
     const knownValues = known.filter((value) => value !== null);
@@ -50,7 +56,7 @@ export class Curves {
     const y = (value) => (HEIGHT - 1.5 - (value / scale) * (HEIGHT - 3)).toFixed(1);
     const unknown = (known.length - knownValues.length) * this.seconds;
     const label =
-      `${name}, last ${known.length > this.buckets - 3 ? "hour" : duration(known.length * this.seconds)}: ` +
+      `${name}, ${this.of(kind)}, last ${known.length > this.buckets - 3 ? "hour" : duration(known.length * this.seconds)}: ` +
       `highest ${say(highest)}, lowest ${say(Math.min(...knownValues))}` +
       (unknown ? `, unknown for ${duration(unknown)}` : "");
     const runs = pieces(known);
@@ -72,7 +78,7 @@ export class Curves {
   }
 }
 
-export const keyOf = (uuid, row) => (row ? JSON.stringify([uuid, row.namespace, row.pod, row.container]) : uuid);
+const keyOf = (uuid, row) => (row ? JSON.stringify([uuid, row.namespace, row.pod, row.container]) : uuid);
 
 function pieces(values) {
   const found = [];

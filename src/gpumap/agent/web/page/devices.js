@@ -1,7 +1,7 @@
 // The details of a GPU: its memory, its curves, its holders and its users.
 
 import { h } from "./dom.js";
-import { addressOf, BY, hasKubelet, sorted } from "./model.js";
+import { addressOf, BY, hasKubelet, modelOf, sorted } from "./model.js";
 import { cell, containerName, deviceName, findingMark, head, ownerMark } from "./parts.js";
 import { bar } from "./bar.js";
 import { activity, problems, sensors } from "./health.js";
@@ -22,9 +22,9 @@ export const COLUMNS = [
   { id: "slots", title: "Slots", number: true, hint: "Number of slots that the kubelet assigned" },
   { id: "gpus", title: "GPUs", number: true, hint: "Share of a physical GPU" },
   { id: "granted", title: "Granted", number: true, hint: "Granted memory" },
-  { id: "used", title: "Used", number: true, hint: "Used memory, now and in the last hour" },
+  { id: "used", title: "Used", number: true, hint: "Used memory now; the curve: last hour, maximum of 30 s" },
   { id: "peak", title: "Peak", number: true, hint: "Highest used memory since gpumap first saw the container" },
-  { id: "sm", title: "SM", number: true, hint: "SM time, now and in the last hour" },
+  { id: "sm", title: "SM", number: true, hint: "SM time now; the curve: last hour, mean of 30 s" },
   { id: "last", title: "Active", number: true, hint: "Last use of SMs, or the time when gpumap first saw the container" },
 ];
 
@@ -42,7 +42,7 @@ export function details(line, context) {
     h(
       "div",
       { class: "side" },
-      facts([...(parts ? [["", "partitioned (MIG)"]] : memoryFacts(first)), ...sensors(gpu)]),
+      facts([...(gpu?.model ? [["model", modelOf(gpu)]] : []), ...(parts ? [["", "partitioned (MIG)"]] : memoryFacts(first)), ...sensors(gpu)]),
       curvesOf(parts ? null : first, context),
       uuidOf(line.uuid),
     ),
@@ -113,11 +113,13 @@ const SHARED = "Negative: processes share memory, and each reports all of it";
 
 function curvesOf(device, context) {
   if (!device?.memory) return null;
+  const { curves } = context;
+  const curve = (title, kind, drawn) => drawn && h("figure", {}, drawn, h("figcaption", { class: "of" }, `${title}, ${curves.of(kind)}`));
   return h(
     "div",
     { class: "curves" },
-    context.curves.memory(device.uuid, null, { most: device.memory.total_bytes }),
-    device.mig ? null : context.curves.sm(device.uuid, null, "GPU utilization"),
+    curve("memory", "maximum", curves.memory(device.uuid, null, { most: device.memory.total_bytes })),
+    device.mig ? null : curve("GPU busy", "mean", curves.sm(device.uuid, null, "GPU utilization")),
   );
 }
 

@@ -1,7 +1,6 @@
-// Asks the agent repeatedly and knows the age of its answer. It pauses while the page is hidden, and waits longer after
-// each failure.
+// Asks the agent repeatedly and knows the age of its answer. It pauses while the page is hidden.
 
-const EVERY_MS = 2000; // at the most
+export const EVERY_MS = 2000; // at the most, and while the agent does not answer
 const LONGEST_WAIT_MS = 30000;
 const PATIENCE_MS = 8000;
 const HISTORY_EVERY_MS = 60000;
@@ -17,8 +16,6 @@ export class Feed {
     this.history = null;
     this.state = "starting"; // then "live" or "lost"
     this.why = "";
-    this.failures = 0;
-    this.nextAt = 0;
     this.tags = {};
     this.age = null; // of the document, in seconds, when it was last confirmed
     this.confirmedAt = 0;
@@ -37,6 +34,7 @@ export class Feed {
 
   /** Milliseconds between two requests: two in each interval, within limits. */
   pace() {
+    if (this.state !== "live") return EVERY_MS;
     return Math.min(LONGEST_WAIT_MS, Math.max(EVERY_MS, (this.interval ?? 0) * 500));
   }
 
@@ -67,9 +65,7 @@ export class Feed {
     } finally {
       this.asking = false;
     }
-    const wait = this.failures ? Math.min(LONGEST_WAIT_MS, EVERY_MS * 2 ** Math.min(this.failures - 1, 5)) : this.pace();
-    this.nextAt = performance.now() + wait;
-    if (!document.hidden) this.timer = setTimeout(() => this.ask(), wait);
+    if (!document.hidden) this.timer = setTimeout(() => this.ask(), this.pace());
     this.changed();
   }
 
@@ -84,10 +80,8 @@ export class Feed {
       this.age = Math.max(0, served / 1000 - this.document.timestamp);
       this.confirmedAt = performance.now();
       this.state = "live";
-      this.failures = 0;
       this.why = "";
     } catch (error) {
-      this.failures += 1;
       this.why = reason(error);
       this.state = this.document === null && error.starting ? "starting" : "lost";
     }

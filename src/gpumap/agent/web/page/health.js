@@ -4,7 +4,7 @@
 import { h } from "./dom.js";
 import { keyOf } from "./model.js";
 import { containerName, findingMark } from "./parts.js";
-import { bytes, count, percent, printable, prose, SLOWED } from "./words.js";
+import { bytes, count, duration, percent, printable, prose, SLOWED } from "./words.js";
 
 const MARKS = 2; // on a line
 const CODES = 6; // of XID errors, a line each
@@ -76,16 +76,17 @@ const ACTIVITY =
   "Mean over the last interval: busy SMs; warps on them, as a share of their maximum; busy tensor cores; " +
   "used memory bandwidth; time in which any engine was busy; busy FP64, FP32 and FP16 pipes";
 
-/** Return one word for each kind of finding of a GPU, the worst first, then its XID errors and throttle reasons. */
+/** Return a mark for each kind of finding of a GPU, the worst first, and for its XID errors and throttle reasons. Fatal XID errors are next to the fault. */
 export function marks({ uuid, gpu, devices }, map) {
   const uuids = new Set([uuid, ...devices.map((device) => device.uuid)]);
   const found = new Map();
   for (const { finding } of (map.findings ?? []).filter((one) => uuids.has(one.uuid))) found.set(finding, (found.get(finding) ?? 0) + 1);
-  const events = gpu ? [...codesOf(gpu, map).map(([code]) => `XID ${code}`), ...slowdowns(gpu).map((by) => `slowed by ${by}`)] : [];
-  const all = [
-    ...[...found].map(([kind, number]) => [count(number, kind, kind), findingMark(kind, null, number)]),
-    ...events.map((text) => [text, h("span", { key: text, class: "tag", title: text }, text.replace(/ by .*/, ""))]),
-  ];
+  const kinds = [...found].map(([kind, number]) => [count(number, kind, kind), findingMark(kind, null, number)]);
+  const event = (text, bad) => [text, h("span", { key: text, class: bad ? "tag bad" : "tag" }, text)];
+  const isFatal = ({ code }) => gpu.faults.some(({ reason }) => reason === `xid_${code}`);
+  const xidMarks = (fatal) => (gpu?.xids ?? []).filter((one) => isFatal(one) === fatal).map(({ words }) => event(words, fatal));
+  const all = [...kinds, ...xidMarks(false), ...(gpu ? slowdowns(gpu) : []).map((by) => event(`slowed by ${by}`))];
+  all.splice(found.has("fault") ? 1 : 0, 0, ...xidMarks(true));
   const rest = all.slice(MARKS).map(([text]) => text);
   return h(
     "span",
@@ -97,8 +98,7 @@ export function marks({ uuid, gpu, devices }, map) {
 
 /** Return the faults of a GPU, with their remedies, and its errors; null without any. */
 export function problems(gpu, map) {
-  const faults = (map.findings ?? []).filter((one) => one.finding === "fault" && one.uuid === gpu?.uuid);
-  const found = gpu ? [...faults.map(fault), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
+  const found = gpu ? [...gpu.faults.map(fault), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
   return found.length ? h("ul", { class: "ills" }, found) : null;
 }
 
@@ -113,22 +113,20 @@ function ecc(gpu) {
   return all > 0 && error("ecc", `${count(all, "memory error")} over its life were not correctable: ${where}.`);
 }
 
-/** Return the XID errors of a GPU, as pairs of code and number. */
-const codesOf = (gpu, map) => Object.entries(map.xids.find((one) => one.uuid === gpu.uuid)?.counts ?? {});
-
 /** Return one line for each code, with the containers that held or used the GPU or a part of it at that time. */
 function xids(gpu, map) {
-  const counts = codesOf(gpu, map);
   const parts = new Set([gpu.uuid, ...map.devices.filter((one) => one.gpu_uuid === gpu.uuid).map((one) => one.uuid)]);
   const hit = (map.container_xids ?? []).filter((one) => parts.has(one.uuid));
-  const lines = counts.slice(0, CODES).map(([xid, errors]) => {
-    const names = new Map(hit.filter((one) => String(one.code) === xid).map((one) => [keyOf(one), one]));
+  const lines = gpu.xids.slice(0, CODES).map(({ code, errors, words, at: last }) => {
+    const names = new Map(hit.filter((one) => String(one.code) === code).map((one) => [keyOf(one), one]));
     const first = [...names.values()].slice(0, HIT);
     const shown = first.map((one, at) => [at ? ", " : " while held or used by ", containerName(one)]);
     const more = names.size > HIT ? ` and ${names.size - HIT} more` : "";
-    return error(`xid ${xid}`, [`XID ${xid}`, errors > 1 ? `, ${errors} times,` : "", shown, more, "."], SINCE);
+    const times = errors > 1 ? `, ${errors} times` : "";
+    const when = last ? `, ${times ? "last " : ""}${duration(map.timestamp - last)} ago` : "";
+    return error(`xid ${code}`, [words, times, when, shown.length ? "," : "", shown, more, "."], SINCE);
   });
-  const more = counts.length - CODES;
+  const more = gpu.xids.length - CODES;
   if (more > 0) lines.push(error("xids", `${count(more, "more code")} of XID errors: see api/v1/map.`));
   return lines;
 }

@@ -1,7 +1,7 @@
 // Assembles the page from the address, the data of the feed, and the actions of the reader.
 
 import { fill, h } from "./dom.js";
-import { Feed } from "./feed.js";
+import { EVERY_MS, Feed } from "./feed.js";
 import { Curves } from "./curves.js";
 import { attention } from "./attention.js";
 import { devicesOf, filtered, filteredProcesses, gpusOf, processesOf, TERMS } from "./model.js";
@@ -9,7 +9,7 @@ import { COLUMNS as DEVICE_COLUMNS, ORDERS } from "./devices.js";
 import { strip } from "./strip.js";
 import { processesView, COLUMNS as PROCESS_COLUMNS } from "./processes.js";
 import { charges } from "./health.js";
-import { driverLine, health, overview } from "./summary.js";
+import { health, nodeLine, overview } from "./summary.js";
 import { reasons } from "./reasons.js";
 import { count, duration, moment, printable } from "./words.js";
 
@@ -85,7 +85,8 @@ function draw() {
     return;
   }
   document.title = `${printable(map.name)} · gpumap`;
-  fill($("node"), driverLine(map));
+  document.body.classList.toggle("asked", state.query !== "" || state.view !== "devices");
+  fill($("node"), nodeLine(map));
   const devices = devicesOf(map);
   const context = {
     map,
@@ -125,7 +126,7 @@ function drawDevices(devices, context) {
   const lost = isHere ? "" : `No device ${state.device} here`;
   say("found", state.query ? `${found.length} of ${count(devices.length, "device")}` : lost);
   if (!devices.length) return h("p", { class: "nobody" }, "No device is known.");
-  if (!found.length) return h("p", { class: "nobody" }, `Nothing matches the filter. Filter by words, and by ${TERMS}`);
+  if (!found.length) return h("p", { class: "nobody" }, `No GPU matches the filter. Filter by words, and by ${TERMS}`);
   return strip(gpusOf(found), context);
 }
 
@@ -152,10 +153,11 @@ function drawSorting() {
 function seek() {
   sought = false;
   const device = document.getElementById(state.device);
-  const element = (state.row && device?.querySelector("tr[aria-current]")) || device;
-  if (element) {
-    element.scrollIntoView({ block: state.row ? "center" : "start" });
-    element.focus({ preventScroll: true });
+  if (device) {
+    const row = state.row ? device.querySelector("tr[aria-current]") : null;
+    device.scrollIntoView({ behavior: "instant" });
+    row?.scrollIntoView({ behavior: "instant", block: "nearest" }); // with its GPU above, if both fit
+    (row ?? device).focus({ preventScroll: true });
   } else say("said", `No device ${state.device} here`);
 }
 
@@ -169,14 +171,8 @@ function tick() {
   say("age", age === null ? (feed.state === "lost" ? "no answer" : "connecting") : `data ${duration(age)} old`);
   if (feed.document) $("feed").title = `measured ${moment(feed.document.timestamp)}`;
   if (shown === "lost") {
-    const wait = Math.max(0, Math.ceil((feed.nextAt - performance.now()) / 1000));
-    fill($("lost"), [
-      h("strong", {}, SAID.lost),
-      `: ${feed.why}. `,
-      age === null ? "" : `This data is ${duration(age)} old. `,
-      `Next try in ${wait} s. `,
-      h("button", { type: "button", "data-retry": "" }, "Try now"),
-    ]);
+    const old = age === null ? "" : `This data is ${duration(age)} old. `;
+    fill($("lost"), [h("strong", {}, SAID.lost), `: ${feed.why}. ${old}The page asks again every ${EVERY_MS / 1000} s.`]);
   } else if (late) {
     fill($("lost"), [h("strong", {}, SAID.late), `: the agent answers, but its data is ${duration(age)} old.`]);
   }
@@ -241,7 +237,7 @@ document.addEventListener("click", (event) => {
   const line = event.target.closest(".gpu > .line");
   const button = event.target.closest("button") ?? (event.target.closest("a") ? null : line?.querySelector("button"));
   if (!button) return;
-  const { sort, open, toggle: gpu, all, retry } = button.dataset;
+  const { sort, open, toggle: gpu, all } = button.dataset;
   if (sort) sortBy(sort);
   else if (gpu) toggle(gpu);
   else if (open) {
@@ -250,8 +246,7 @@ document.addEventListener("click", (event) => {
   } else if (all !== undefined) {
     state.all = !state.all;
     draw();
-  } else if (retry !== undefined) feed.wake();
-  else if (button.dataset.copy) copy(button);
+  } else if (button.dataset.copy) copy(button);
 });
 
 document.addEventListener("keydown", (event) => {

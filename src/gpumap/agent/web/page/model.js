@@ -20,7 +20,7 @@ export const hasKubelet = (map) => map.sources.some((one) => one.source === "kub
  * device, `whole` those that hold its partitioned GPU as a whole. A row's `finding` is the agent's.
  */
 export function devicesOf(map) {
-  const gpus = new Map(map.gpus.map((gpu) => [gpu.uuid, gpu]));
+  const gpus = new Map(map.gpus.map((gpu) => [gpu.uuid, { ...gpu, ...signsOf(gpu, map) }]));
   const findings = findingsByRow(map);
   const devices = map.devices.map((device) => {
     const gpu = gpus.get(device.gpu_uuid) ?? null;
@@ -30,7 +30,7 @@ export function devicesOf(map) {
     return { ...device, gpu, whole, rows, holding: holding(device), owners: new Map(device.owners.map((use) => [use.owner, use])) };
   });
   for (const { devices: parts } of gpusOf(devices)) tint(parts.flatMap((device) => device.rows));
-  const without = map.gpus.filter((gpu) => !devices.some((device) => device.gpu === gpu));
+  const without = [...gpus.values()].filter((gpu) => !devices.some((device) => device.gpu === gpu));
   return [...devices, ...without.map(bare)].sort(
     (a, b) =>
       (a.index ?? 1e9) - (b.index ?? 1e9) ||
@@ -38,6 +38,21 @@ export function devicesOf(map) {
       (a.mig?.compute_instance_id ?? -1) - (b.mig?.compute_instance_id ?? -1) ||
       (a.uuid < b.uuid ? -1 : 1),
   );
+}
+
+export const modelOf = (gpu) => (gpu?.model ?? "").replace(/^NVIDIA /, "");
+
+/** Return the model of all GPUs; null if they differ. */
+export const oneModel = (gpus) => (new Set(gpus.map(modelOf)).size === 1 ? modelOf(gpus[0]) : null);
+
+/** Return the faults of a GPU, and its XID errors: each code with its words, the number of errors and the last time. */
+function signsOf({ uuid }, map) {
+  const { counts = {}, meanings = {}, last_at = {} } = map.xids.find((one) => one.uuid === uuid) ?? {};
+  const words = (code) => `XID ${code}${meanings[code] ? `: ${meanings[code]}` : ""}`;
+  return {
+    faults: (map.findings ?? []).filter((one) => one.finding === "fault" && one.uuid === uuid),
+    xids: Object.entries(counts).map(([code, errors]) => ({ code, errors, words: words(code), at: last_at[code] })),
+  };
 }
 
 const holding = (device) => device.containers.filter((one) => one.grant);
@@ -156,18 +171,18 @@ const FIELDS = {
   owner: "owner",
   finding: "finding",
 };
-export const TERMS = ["gpu", "uuid", "model", "ns", "pod", "container", "owner", "finding"].map((field) => `${field}:`).join(" ");
+export const TERMS = ["gpu", "uuid", "model", "xid", "ns", "pod", "container", "owner", "finding"].map((field) => `${field}:`).join(" ");
 
 /** Return the terms of a filter. All must match. "owner:gone" tests one field, a plain word tests all. */
 export function parse(query) {
   return query
     .toLowerCase()
-    .replace(/\bgpu (\d+)\b/g, "gpu:$1") // as the page writes it
+    .replace(/\b(gpu|xid) (\d+)\b/g, "$1:$2") // as the page writes it
     .split(/\s+/)
     .filter(Boolean)
     .map((term) => {
       const [, field, value] = /^(\w+):(.*)$/.exec(term) ?? [];
-      if (field === "uuid" || field === "model" || field === "gpu") return { device: field, value };
+      if (["uuid", "model", "gpu", "xid"].includes(field)) return { device: field, value };
       return FIELDS[field] ? { field: FIELDS[field], value } : { value: term };
     });
 }
@@ -176,11 +191,19 @@ export function parse(query) {
 const wordsOfDevice = (device) => {
   const uuid = `${device.uuid} ${device.gpu_uuid}`.toLowerCase();
   const model = `${text(device.gpu?.model)} ${text(device.mig?.profile)}`.toLowerCase();
-  return { uuid, model, gpu: text(device.index), all: `${uuid}\n${model}\n${text(device.gpu?.pci_bus_id)}`.toLowerCase() };
+  const { pci_bus_id: bus, xids = [], faults = [] } = device.gpu ?? {};
+  const signs = [...xids.map((one) => one.words), ...faults.map((one) => one.why)];
+  return {
+    uuid,
+    model,
+    gpu: [String(device.index)],
+    xid: xids.map((one) => one.code),
+    finding: faults.length ? ["fault"] : [],
+    all: [uuid, model, text(bus), ...signs].join("\n").toLowerCase(),
+  };
 };
 
-const found = (device, { device: field = "all", value }) =>
-  field === "gpu" ? String(device.gpu) === value : device[field].includes(value);
+const found = (device, { device: field = "all", value }) => device[field].includes(value);
 const wordsOfRow = (row) =>
   [
     row.namespace,
@@ -191,6 +214,7 @@ const wordsOfRow = (row) =>
     row.work,
     row.comm,
     row.pid,
+    row.finding?.why,
     ...(row.processes ?? []).flatMap((one) => [one.pid, one.comm]),
   ]
     .join(" ")
@@ -198,10 +222,13 @@ const wordsOfRow = (row) =>
 
 const holds = (term, device, row) => {
   if (term.device) return found(device, term);
-  if (term.field === "finding") return term.value.split(",").includes(row.finding?.finding);
+  if (term.field === "finding") return hasFinding([row.finding?.finding], term);
   if (term.field) return text(row[term.field]).toLowerCase().includes(term.value);
   return found(device, term) || wordsOfRow(row).includes(term.value);
 };
+
+const hasFinding = (kinds, { value }) => value.split(",").some((kind) => kinds.includes(kind));
+const isOfDevice = (term, device) => (term.field === "finding" ? hasFinding(device.finding, term) : !term.field && found(device, term));
 
 /** Return the devices that match, with their matching rows. */
 export function filtered(devices, query) {
@@ -209,11 +236,24 @@ export function filtered(devices, query) {
   if (!terms.length) return devices;
   return devices.flatMap((device) => {
     const words = wordsOfDevice(device);
-    if (terms.every((term) => !term.field && found(words, term))) return [device];
+    if (terms.every((term) => isOfDevice(term, words))) return [device];
     const rows = device.rows.filter((row) => terms.every((term) => holds(term, words, row)));
     return rows.length ? [{ ...device, rows, narrowed: true }] : [];
   });
 }
+
+/** Return the findings that match: by themselves, by their row, or by their device. */
+export function filteredFindings(map, devices, query) {
+  const terms = parse(query);
+  const rows = new Map(devices.flatMap((device) => device.rows.map((row) => [row.finding?.place, row])));
+  return (map.findings ?? []).filter((one, place) => {
+    const device = devices.find(({ uuid }) => uuid === one.uuid) ?? devices.find((other) => other.gpu_uuid === one.uuid);
+    const row = { ...(rows.get(place) ?? one), finding: one };
+    return terms.every((term) => holds(term, wordsOfDevice(device ?? NO_DEVICE), row));
+  });
+}
+
+const NO_DEVICE = { uuid: "", gpu_uuid: "" };
 
 export function filteredProcesses(processes, query) {
   const terms = parse(query);

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { bar, legend } from "./bar.js";
 import { details, vacancy } from "./devices.js";
 import { marks } from "./health.js";
-import { hasKubelet, keyOf, workName } from "./model.js";
+import { hasKubelet, keyOf, modelOf, oneModel, workName } from "./model.js";
 import { listedBytes } from "./totals.js";
 import { bytes, known, name, percent, printable } from "./words.js";
 
@@ -21,13 +21,19 @@ function isOpen(line, { state, all }) {
 export function strip(lines, context) {
   const rows = lines.flatMap((line) => line.devices.flatMap((device) => device.rows));
   const some = (test) => lines.some((line) => line.devices.some(test));
+  const differ = oneModel(context.map.gpus) === null;
+  const number = (title) => h("span", { class: "number" }, title);
   return [
     h(
       "div",
-      { key: "head", class: "line head", "aria-hidden": "true" },
-      ["GPU", "Model", "Memory by owner", "Used", "GPU busy", "Temp", "Power", hasKubelet(context.map) ? "Held by" : "Used by"].map((title) => h("span", {}, title)),
+      { key: "head", class: `line head${differ ? " models" : ""}`, "aria-hidden": "true" },
+      h("span", {}, "GPU"),
+      differ && h("span", {}, "Model"),
+      h("span", {}, "Memory by owner"),
+      ["Used", "GPU busy", "Temp", "Power"].map(number),
+      h("span", {}, hasKubelet(context.map) ? "Held by" : "Used by"),
     ),
-    lines.map((line) => section(line, context)),
+    lines.map((line) => section(line, context, differ)),
     h(
       "div",
       { key: "legend" },
@@ -39,7 +45,7 @@ export function strip(lines, context) {
   ];
 }
 
-function section(line, context) {
+function section(line, context, differ) {
   const { gpu } = line;
   const open = isOpen(line, context);
   const down = Boolean(gpu?.fault);
@@ -56,9 +62,9 @@ function section(line, context) {
     },
     h(
       "div",
-      { class: "line" },
+      { class: `line${differ ? " models" : ""}` },
       h("h2", {}, h("button", { type: "button", "data-toggle": line.uuid, "aria-expanded": String(open) }, title)),
-      name((gpu?.model ?? "").replace(/^NVIDIA /, ""), { class: "model", title: printable(gpu?.model ?? "") }),
+      differ && name(modelOf(gpu), { class: "model", title: printable(modelOf(gpu)) }),
       down
         ? h("span", { class: "tag bad" }, `down: ${printable(gpu.fault)}`)
         : numbers(line, context),
@@ -85,7 +91,7 @@ function numbers(line, context) {
     h("span", { class: "number used" }, memory || listed === null ? known(memory, used, why.used) : bytes(listed)),
     h("span", { class: "number busy" }, busy(gpu, why)),
     h("span", { class: "number" }, known(temperature, (degrees) => `${Math.round(degrees)} °C`, NOT_REPORTED)),
-    h("span", { class: "number" }, known(reading?.power_watts, (watts) => power(watts, reading.power_limit_watts), NOT_REPORTED)),
+    h("span", { class: "number power" }, known(reading?.power_watts, (watts) => power(watts, reading.power_limit_watts), NOT_REPORTED)),
   ];
 }
 

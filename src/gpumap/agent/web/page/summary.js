@@ -1,7 +1,7 @@
-// The numbers of the node, its sources and its driver.
+// The numbers of the node, its name, its sources and its driver.
 
 import { h } from "./dom.js";
-import { hasKubelet, sorted } from "./model.js";
+import { hasKubelet, oneModel, sorted } from "./model.js";
 import { totals } from "./totals.js";
 import { bytes, CAPABILITIES, count, known, name, printable, prose } from "./words.js";
 
@@ -13,6 +13,7 @@ export function overview(map, devices) {
   const down = map.sources.filter((one) => !one.up).length;
   const unknown = map.unjudged[0] ?? "gpumap could not check all of it";
   const of = (...kinds) => (map.findings ?? []).filter((one) => kinds.includes(one.finding));
+  const broken = new Set(of("fault").map((one) => one.uuid ?? one)).size;
   const partitioned = devices.some((device) => device.mig);
   const rest = all.unattributed > all.used / 50 ? `, ${bytes(all.unattributed)} unattributed` : "";
   const size = (value) => known(value, bytes, unknown);
@@ -33,7 +34,7 @@ export function overview(map, devices) {
     assigned && tile("Held idle", "Containers that hold a device and do no work", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
     assigned && tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
     assigned && tile("Left over", "Still used by deleted pods", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
-    tile("Faults", "GPUs that are down or need repair", known(sums.faults, String, unknown), [down ? `${count(down, "source")} down` : null], "fault"),
+    tile("Faults", "Of GPUs that are down or need repair", known(sums.faults, String, unknown), [sums.faults > broken ? `on ${count(broken, "GPU")}` : null, down ? `${count(down, "source")} down` : null], "fault"),
   );
 }
 
@@ -50,7 +51,7 @@ function mostOf(found) {
 function tile(term, means, value, notes, kind) {
   const shown = notes.filter(Boolean);
   const found = kind && typeof value === "string" && value !== "0" && !value.startsWith("0 ");
-  const href = kind === "fault" ? "#attention" : `#${new URLSearchParams({ q: `finding:${kind}` })}`;
+  const href = `#${new URLSearchParams({ q: `finding:${kind}` })}`;
   return h(
     "div",
     { key: term, class: found ? `tile is-${kind}` : "tile", title: means },
@@ -62,6 +63,7 @@ function tile(term, means, value, notes, kind) {
 const remedyOf = (text) => (text ? h("span", { class: "remedy" }, " ", prose(text)) : null);
 
 export function health(map) {
+  const driver = map.driver && `Driver ${map.driver.driver_version}, CUDA ${map.driver.cuda_version}. `;
   const sources = map.sources.map((source) => {
     const errors = Object.entries(source.errors).filter(([, times]) => times);
     return h(
@@ -72,6 +74,7 @@ export function health(map) {
       h(
         "span",
         { class: "remark" },
+        source.source === "nvml" && driver ? printable(driver) : "",
         source.reason ? `${printable(source.reason)}${source.detail ? `: ${printable(source.detail)}` : ""}. ` : "",
         errors.length
           ? `Errors since the start: ${errors.map(([reason, times]) => `${printable(reason)} ${times}×`).join(", ")}.`
@@ -94,16 +97,11 @@ export function health(map) {
   ];
 }
 
-export function driverLine(map) {
-  const driver = map.driver;
+/** Return the name of the node, and the model if all GPUs are of one. */
+export function nodeLine({ name: node, internal_ip: title, gpus }) {
+  const model = oneModel(gpus);
   return [
-    name(map.name, { class: "node-name", title: map.internal_ip }),
-    driver
-      ? h(
-          "span",
-          { class: "of" },
-          ` driver ${printable(driver.driver_version)} · CUDA ${printable(driver.cuda_version)}`,
-        )
-      : null,
+    name(node, { class: "node-name", title }),
+    model && h("span", { class: "of" }, ` ${gpus.length} × ${printable(model)}`),
   ];
 }

@@ -19,13 +19,14 @@ export function totals(map, devices) {
   const pools = poolsOf(leaves);
   const unified = leaves.map(listedBytes).filter((one) => one !== null);
   const known = leaves.filter((one) => Number.isInteger(one.holders));
+  const listed = known.filter((one) => one.gpu);
   const ratios = map.gpus.map((gpu) => gpu.reading?.utilization_ratio).filter((ratio) => ratio !== undefined);
   return {
     gpus: up.has("nvml") ? map.gpus.length + map.nameless_gpus.length : null,
     busy: ratios.length ? ratios.filter((ratio) => ratio > 0).length : null,
     devices: leaves.length,
     held: known.length || !leaves.length ? known.filter((one) => one.holders > 0).length : null,
-    free: known.length ? known.filter((one) => one.gpu && isFree(one)).length : null,
+    free: listed.length ? listed.filter(isFree).length : null,
     used: pools.length || unified.length ? sum([...pools.map((pool) => pool.memory.used_bytes), ...unified]) : null,
     total: pools.length && !unified.length ? sum(pools.map((pool) => pool.memory.total_bytes)) : null,
     unattributed: pools.length ? sum(pools.map(unattributed)) : null,
