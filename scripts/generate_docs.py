@@ -37,21 +37,6 @@ GROUP_TITLES = {
     "gpm": "GPM: activity of the units of a device, on Hopper and later",
     "codec": "Video encoders and decoders",
 }
-UNITS = {
-    "_timestamp_seconds": "seconds since 1970",
-    "_byte_seconds_total": "byte-seconds",
-    "_seconds": "seconds",
-    "_seconds_total": "seconds",
-    "_bytes": "bytes",
-    "_bytes_total": "bytes",
-    "_ratio": "0–1",
-    "_celsius": "°C",
-    "_watts": "watts",
-    "_hertz": "hertz",
-    "_joules_total": "joules",
-    "_info": "always 1",
-}
-"""By the end of a family's name; the first that fits."""
 
 
 def metrics() -> str:
@@ -160,12 +145,8 @@ def with_numbers(name: str) -> str:
 
 
 def _families(families: Iterable[Family]) -> str:
-    rows = [(f"`{one.name}`", one.kind, _codes(one.labels), _unit(one), one.help) for one in families]
-    return _table(("name", "type", "labels", "unit", "meaning"), rows)
-
-
-def _unit(family: Family) -> str:
-    return next((unit for ending, unit in UNITS.items() if family.name.endswith(ending)), "")
+    rows = [(f"`{one.name}`", one.kind, _codes(one.labels), one.help) for one in families]
+    return _table(("name", "type", "labels", "meaning"), rows)
 
 
 def _flag(flag: Flag) -> str:
