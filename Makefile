@@ -16,7 +16,7 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all check prose e2e e2e-cluster soak fuzz tools golden protos docs manifests boards pictures bench audit lock krew wheel image clean
+.PHONY: help setup demo test test-all check prose e2e e2e-cluster faults soak fuzz tools golden protos docs manifests boards pictures bench audit lock krew wheel image clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ e2e: .venv/.dev tools ## The longer runs: gpumap as a process with real neighbou
 e2e-cluster: .venv/.dev ## gpumap on a live node: containerd, a kubelet built from source, pods; root; under 15 minutes from nothing
 	$(BIN)/python -m scripts.install_tools --cluster buildah runc helm
 	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+
+faults: .venv/.dev ## Prints every fault that a test injects into a running gpumap, and what the page and the log then show
+	$(BIN)/python -m tests.faults
 
 soak: .venv/.dev tools ## gpumap for an hour at 20 times speed on a node that never rests (ARGS="--minutes 10 --seed 7")
 	$(BIN)/python -m tests.soak $(ARGS)

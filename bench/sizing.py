@@ -1,6 +1,6 @@
 """S1: what a fleet costs the Prometheus that scrapes it, beside what is computed. S2: the agent's own memory.
 
-The nodes are the demo's page of eight cards, made each its own, that one process serves (explanation/fleet-cost.md).
+The nodes are the demo's page of eight cards, made each its own, that one process serves (explanation/cost.md).
 """
 
 from __future__ import annotations

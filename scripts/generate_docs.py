@@ -1,10 +1,10 @@
-"""Write the tables of docs/reference/{metrics,flags,dialects}.md, docs/how-to/troubleshoot.md, docs/dev/faults.md
-and the chart's README.
+"""Write the tables of docs/reference/{metrics,flags,dialects}.md, docs/how-to/troubleshoot.md and the
+chart's README.
 
 `make docs` runs it.
 
 The tables come from the code. They are between two comments of each page; the prose around them is written by hand.
-In docs/reference/sizing.md and docs/explanation/fleet-cost.md it writes the numbers that follow a passage.
+In docs/reference/sizing.md and docs/explanation/cost.md it writes the numbers that follow a passage.
 The schema of /api/v1/map is copied.
 """
 
@@ -21,7 +21,6 @@ from gpumap.model.families import Family, NumberedFamilies
 from scripts import chart_values
 from scripts.map_schema import map_schema
 from tests.docs import sized
-from tests.faults.table import rows as fault_rows
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _GENERATED = re.compile(r"(?<=-->\n).*?(?=<!-- end of what is generated -->)", re.DOTALL)
@@ -38,21 +37,6 @@ GROUP_TITLES = {
     "gpm": "GPM: activity of the units of a device, on Hopper and later",
     "codec": "Video encoders and decoders",
 }
-UNITS = {
-    "_timestamp_seconds": "seconds since 1970",
-    "_byte_seconds_total": "byte-seconds",
-    "_seconds": "seconds",
-    "_seconds_total": "seconds",
-    "_bytes": "bytes",
-    "_bytes_total": "bytes",
-    "_ratio": "0–1",
-    "_celsius": "°C",
-    "_watts": "watts",
-    "_hertz": "hertz",
-    "_joules_total": "joules",
-    "_info": "always 1",
-}
-"""By the end of a family's name; the first that fits."""
 
 
 def metrics() -> str:
@@ -114,18 +98,6 @@ def troubles() -> str:
     return "\n\n".join(parts)
 
 
-def faults() -> str:
-    """Every row of the fault matrix: the texts that its test asserts."""
-    rows_by_part: dict[str, list[tuple[str, ...]]] = {}
-    for row in fault_rows():
-        rows_by_part.setdefault(row.part, []).append((row.fault, *row.cells))
-    head = "fault", "page", "self-metrics", "log", "is as before after"
-    parts = [f"{sum(map(len, rows_by_part.values()))} faults."]
-    for part, rows in rows_by_part.items():
-        parts += [f"## {part}", _table(head, rows)]
-    return "\n\n".join(parts)
-
-
 def values() -> str:
     """Every value of the chart."""
     return _table(("value", "type", "default", "meaning"), chart_values.rows())
@@ -137,11 +109,10 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/flags.md": flags,
     "reference/dialects.md": dialects,
     "how-to/troubleshoot.md": troubles,
-    "dev/faults.md": faults,
 }
 NUMBERS: dict[str, Callable[[], sized.Passages]] = {
     "reference/sizing.md": sized.sizing,
-    "explanation/fleet-cost.md": sized.fleet_cost,
+    "explanation/cost.md": sized.cost,
 }
 _NUMBER = re.compile(r"(\d+(?: \d{3})*(?:\.\d+)?)")
 SCHEMA = DOCS.parent / "src" / "gpumap" / "model" / "map.schema.json"
@@ -174,12 +145,8 @@ def with_numbers(name: str) -> str:
 
 
 def _families(families: Iterable[Family]) -> str:
-    rows = [(f"`{one.name}`", one.kind, _codes(one.labels), _unit(one), one.help) for one in families]
-    return _table(("name", "type", "labels", "unit", "meaning"), rows)
-
-
-def _unit(family: Family) -> str:
-    return next((unit for ending, unit in UNITS.items() if family.name.endswith(ending)), "")
+    rows = [(f"`{one.name}`", one.kind, _codes(one.labels), one.help) for one in families]
+    return _table(("name", "type", "labels", "meaning"), rows)
 
 
 def _flag(flag: Flag) -> str:

@@ -446,7 +446,7 @@ def test_a_returning_container_has_no_energy_of_its_absence() -> None:
 
 
 def test_the_example_of_the_documentation() -> None:
-    """docs/explanation/accounting.md's table: A holds three quarters of a GPU, B one; then nobody computes."""
+    """docs/explanation/accounting.md's example: A holds three quarters of a GPU, B one; then nobody computes."""
     quarters = [f"{GPU}::{n}" for n in range(4)]
     a = Pod("ml", "a", {"main": {"nvidia.com/gpu.shared": quarters[:3]}})
     b = Pod("ml", "b", {"main": {"nvidia.com/gpu.shared": quarters[3:]}})

@@ -55,8 +55,6 @@ def run_everything(
         report.verdicts = world.judge()
         request.config.get_terminal_writer().write(report.text())
         yield world, report
-    if report.succeeded:
-        report.write()
 
 
 @pytest.mark.parametrize("name", [case.name for case in (*COMING_AND_GOING, *DISTURBANCES)])

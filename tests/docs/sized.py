@@ -1,7 +1,7 @@
 """How many series a page has, and of what: by group of --collect, by dialect, and by what each is a series of.
 
 The bench counts it on the nodes below, which `gpumap demo` plays; `make docs` writes it into sizing.md and
-fleet-cost.md.
+cost.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import ceil
 from pathlib import Path
 
 from gpumap.agent.dialects import DIALECTS
@@ -181,15 +180,13 @@ def each(node: str) -> Mapping[str, int]:
 
 
 def choices() -> Mapping[str, Sequence[int]]:
-    """The series of each node, by part, and by what fleet-cost.md switches off."""
+    """The series of each node, by part, and by what cost.md switches off."""
     parts = {node: by_part(pages()[node, True]) for node in NODES}
     rows = {part: [parts[node][part] for node in NODES] for part in ("agent", *(part for part, _ in _parts()))}
     rows["default"] = [by_default(node) for node in NODES]
     rows["everything"] = [parts[node].total() for node in NODES]
-    event = "gpumap_gpu_clock_event"
-    events = [sum(name == event for name, _ in series(pages()[node, False])) for node in NODES]
     rows["least"] = [sum(some) for some in zip(rows["agent"], rows["allocation"], rows["use"], strict=True)]
-    for name, less in (("no health", rows["health"]), ("no gpm", rows["gpm"]), ("no events", events)):
+    for name, less in (("no health", rows["health"]), ("no gpm", rows["gpm"])):
         rows[name] = [all_ - few for all_, few in zip(rows["default"], less, strict=True)]
     return rows
 
@@ -216,14 +213,13 @@ def sizing() -> Passages:
     return found
 
 
-def fleet_cost() -> Passages:
+def cost() -> Passages:
     """What a fleet costs, made of a node's series."""
     rows = choices()
     series_of = dict(zip(NODES, rows["default"], strict=True))
-    fleets = [(100, "shared"), (1000, "shared"), *((10_000, node) for node in NODES)]
     titles = {"whole": "one pod", "shared": "four pods, time-sliced", "mig": "seven MIG devices"}
     table: dict[str, Sequence[str | float]] = {
-        f"| {_spaced(nodes)} | {titles[node]} | ": _of_prometheus(nodes * series_of[node]) for nodes, node in fleets
+        f"| {titles[node]} | ": _of_prometheus(10_000 * series_of[node]) for node in NODES
     }
     all_ = 10_000 * series_of["whole"]
     _, _, disk, memory = _of_prometheus(all_)
@@ -231,7 +227,6 @@ def fleet_cost() -> Passages:
     a_pod = sum(of.get("pod") == "job-0" for _, of in series(pages()["whole", False]))
     hourly = 10_000 * GPUS * a_pod * 3
     saved = [round(100 - 100 * rows[name][0] / rows["default"][0]) for name in ("no health", "least")]
-    cores, copies = ceil(all_ / SECONDS / 25_000), 3 * all_ / 300_000
     return {
         **table,
         "**In short:** 10 000 nodes with one pod on each of eight GPUs have ": [
@@ -240,22 +235,14 @@ def fleet_cost() -> Passages:
             round(float(disk)),
             *(30, *saved),
         ],
-        "| disk a day | samples a second × 86 400 × bytes a sample | ": [BYTES_A_SAMPLE],
-        "| memory | series × kB a series | ": [BYTES_A_SERIES / 1000],
-        "The log holds two to three hours: ": [*log, _spaced(all_ // SECONDS)],
+        "Prometheus needs ": [BYTES_A_SAMPLE, BYTES_A_SERIES / 1000],
+        "write-ahead log: ": log,
         "30 days are ": [f"{float(disk) * 30 / 1000:.1f}", f"{float(disk) * 90 / 1000:.1f}"],
-        "merges the three copies | ": [round(float(disk))],
-        "A new pod on one GPU adds ": [a_pod, a_pod - 1, a_pod],
-        "These add ": [_spaced(hourly), _spaced(hourly // 24)],
-        "|---|---|---|\n| default | ": rows["default"],
+        "A new pod on one GPU adds ": [a_pod],
+        "these add ": [_spaced(hourly), _spaced(hourly // 24)],
         "| `--collect allocation --collect use` | ": rows["least"],
         "| `--collect` without `health` | ": rows["no health"],
         "| `--collect` without `gpm` | ": rows["no gpm"],
-        "| drop `gpumap_gpu_clock_event` in the scrape | ": rows["no events"],
-        "| everything on | ": rows["everything"],
-        "for 25 000 samples a second | ": [cores, cores],
-        "for 300 000 series | ": [ceil(copies), ceil(copies * 2.5), ceil(copies * 5)],
-        "kept for a year | ": [round(13 * all_ / 1e6)],
         "| 150 000, which are ": [150_000 // series_of["whole"]],
     }
 

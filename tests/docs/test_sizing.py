@@ -1,4 +1,4 @@
-"""The budget of series holds on every capture. fleet-cost.md says what the rules read and record."""
+"""The budget of series holds on every capture. cost.md says what the rules read and record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.nodes import TestNode
 from tests.test_budget import MOST
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = (ROOT / "docs" / "explanation" / "fleet-cost.md").read_text()
+DOCS = (ROOT / "docs" / "explanation" / "cost.md").read_text()
 DEFAULT = (*native(DEFAULT_GROUPS, process_metrics=False), *self_families("1", "3.11"))
 CODEC = {family.name for family in GROUPS["codec"]}
 

@@ -1,4 +1,4 @@
-"""What a row expects of a page, in the text that docs/dev/faults.md shows.
+"""What a row expects of a page, in the text that `make faults` prints.
 
 | text | meaning |
 |---|---|

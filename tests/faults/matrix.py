@@ -61,15 +61,15 @@ def counts(source: str, reason: str) -> str:
 
 
 class Row(Protocol):
-    """What one line of the table needs."""
+    """What `make faults` prints of a fault."""
 
     @property
     def part(self) -> str: ...
     @property
     def fault(self) -> str: ...
     @property
-    def cells(self) -> tuple[str, str, str, str]:
-        """Page, self-metrics, log, recovery."""
+    def lines(self) -> tuple[str, ...]:
+        """Lines on the page, the log and the recovery."""
         ...
 
 
@@ -82,7 +82,7 @@ class Fault:
     inject: Callable[[Site], AbstractAsyncContextManager[object]]
     page: tuple[str, ...]
     self_metrics: tuple[str, ...]
-    """Both as in `expected.py`. They differ only by their column."""
+    """Both as in `expected.py`."""
     log: tuple[str, ...] | None
     """Texts of lines; `…` is any text. An empty tuple: nothing is logged. None: it depends on the moment."""
     recovers: int = 1
@@ -93,10 +93,11 @@ class Fault:
     """How the service is started. Rows in a row that start it alike share it."""
 
     @property
-    def cells(self) -> tuple[str, str, str, str]:
+    def lines(self) -> tuple[str, ...]:
         after = "next collection" if self.recovers == 1 else f"{self.recovers} collections"
-        log = "by the moment" if self.log is None else codes(self.log) or "nothing"
-        return codes(self.page), codes(self.self_metrics), log, after
+        log = ("by the moment",) if self.log is None else self.log or ("nothing",)
+        logged = (f"log: {line}" for line in log)
+        return (*self.page, *self.self_metrics, *logged, f"as before after: {after}")
 
     def __str__(self) -> str:
         return f"{self.part}: {self.fault}"
@@ -118,16 +119,11 @@ class Refusal:
     is_endless: bool = False
 
     @property
-    def cells(self) -> tuple[str, str, str, str]:
-        return f"exit code {self.code}", "–", codes((self.says,)), "the next command"
+    def lines(self) -> tuple[str, ...]:
+        return f"exit code {self.code}", f"prints: {self.says}"
 
     def __str__(self) -> str:
         return f"{self.part}: {self.fault}"
-
-
-def codes(lines: tuple[str, ...]) -> str:
-    """The cell of a table with these lines."""
-    return "<br>".join(f"`{line}`" for line in lines)
 
 
 async def suffer(fault: Fault, site: Site) -> None:

@@ -1,4 +1,4 @@
-"""The rows of docs/dev/faults.md: the parameters of the tests in this folder, in the order of files and lines.
+"""The rows that `make faults` prints: the parameters of the tests in this folder, in the order of files and lines.
 
 A row that no test has as a parameter is not in the table, and pytest runs each parameter. So the table has no row
 without a test.

@@ -1,4 +1,4 @@
-"""The table of docs/dev/faults.md has each fault once, each with a test."""
+"""What `make faults` prints has each fault once, each with a test."""
 
 from collections import Counter
 

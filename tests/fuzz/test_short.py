@@ -69,7 +69,7 @@ def test_every_parser_is_a_target() -> None:
     """Each module that decodes something is in the row of a target, or listed with the reason why it is not."""
     reached = {module for target in TARGETS.values() for module in target.modules}
     found = set(parsing_modules())
-    assert found - reached - NOT_FOREIGN.keys() == set(), "add a target, docs/dev/fuzzing.md explains how"
+    assert found - reached - NOT_FOREIGN.keys() == set(), "add a target, docs/dev/testing.md explains how"
     assert NOT_FOREIGN.keys() - found == set(), "no such parser"
     assert NOT_FOREIGN.keys() & reached == set(), "a target reaches it"
 

@@ -69,7 +69,7 @@ class NvmlSource:
     """One read at a time. A read starts the worker if there is none, also after `close`.
 
     With `release` the worker releases the driver after each read, if necessary by its end. Values that change slowly
-    are at most `hold_seconds` old (docs/explanation/performance.md).
+    are at most `hold_seconds` old (docs/reference/metrics.md).
     """
 
     def __init__(
