@@ -25,14 +25,13 @@ from gpumap.model.observations import (
     CgroupMembership,
     ClaimPods,
     Complaint,
-    ContainerName,
     DraState,
-    PodUid,
     ProcEntry,
     ProcTable,
     SourceAnswer,
     SourceError,
 )
+from gpumap.model.terms import ContainerName, PodUid
 from tests.agent import PATIENCE_SECONDS
 from tests.privileges import as_ordinary_user, open_folder
 

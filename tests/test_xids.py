@@ -19,8 +19,9 @@ from gpumap.agent.join.xids import JITTER_SECONDS, OPEN_SECONDS, XidMemory, coun
 from gpumap.agent.nvml_worker.wire import ListeningMessage, ListeningPeriod, XidMessage
 from gpumap.agent.sources.nvml_state import MOST_EVENTS, XidEvents
 from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids
-from gpumap.model.observations import Complaint, ContainerName, Failed, Moment, NvmlReading, Observed
+from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import GpuReading, Listening, MigInstance, Uuid, XidError
+from gpumap.model.terms import ContainerName
 from tests.nodes import RULES, Pod, Process, TestNode, gpu_uuid
 from tests.nodes import Gpu as NodeGpu
 

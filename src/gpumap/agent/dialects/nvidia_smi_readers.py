@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from gpumap.agent.dialects.common import Reading, all_known, driver_version, gpus_by_uuid, sees_processes
 from gpumap.model.families import Family, Kind, Series
 from gpumap.model.node import Device, Gpu, SourceHealth
-from gpumap.model.observations import Source
 from gpumap.model.readings import RECOVERY_ACTIONS, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
+from gpumap.model.terms import Source
 
 _EXIT_CODES = {
     "no_permission": 4,

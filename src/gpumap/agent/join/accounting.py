@@ -16,8 +16,9 @@ from msgspec import Struct, structs
 
 from gpumap.agent.join.inventory import Inventory
 from gpumap.model.node import ContainerAccount, ContainerOnDevice, GpuAccount
-from gpumap.model.observations import ContainerName, Moment
+from gpumap.model.observations import Moment
 from gpumap.model.readings import GpuReading, Uuid
+from gpumap.model.terms import ContainerName
 
 Key = tuple[ContainerName, Uuid]
 """A container and a device."""

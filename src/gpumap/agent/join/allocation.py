@@ -26,19 +26,17 @@ from gpumap.model.node import Grant, UnmatchedSlots
 from gpumap.model.observations import (
     CheckpointEntry,
     ClaimDevice,
-    ContainerName,
     DeviceId,
     ListedContainer,
     ListedPod,
     PluginAnswer,
-    PodName,
-    PodUid,
     PreparedDevice,
     ResourceDevices,
 )
 from gpumap.model.plugins import Plugin, Trust, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.remedies import UNMATCHED
+from gpumap.model.terms import ContainerName, PodName, PodUid
 
 
 @dataclass(frozen=True, slots=True)

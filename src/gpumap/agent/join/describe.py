@@ -28,10 +28,10 @@ from gpumap.model.node import (
     UnmatchedSlots,
     Use,
 )
-from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Moment, Observed, PodIdentity, PodName
+from gpumap.model.observations import DeviceHealth, Failed, Moment, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
-from gpumap.model.terms import Owner
+from gpumap.model.terms import ContainerName, Owner, PodName
 
 # --- GPUs and devices -------------------------------------------------------------------------------------------------
 

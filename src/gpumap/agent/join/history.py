@@ -7,7 +7,8 @@ from msgspec import Struct, structs
 from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
 from gpumap.agent.join.usage import Measured, ratio_of
 from gpumap.model.node import Use
-from gpumap.model.observations import Moment, PodUid
+from gpumap.model.observations import Moment
+from gpumap.model.terms import PodUid
 
 
 class UseMemory(Struct, frozen=True):

@@ -17,16 +17,9 @@ from gpumap.agent.join.pods import PodTable, tabulate
 from gpumap.agent.join.recent_processes import RecentProcesses, update_recent
 from gpumap.agent.join.shares import Schedulers
 from gpumap.agent.join.usage import LeafUse, leaf_activity, measure_leaf
-from gpumap.model.observations import (
-    Failed,
-    Observations,
-    Observed,
-    PodIdentity,
-    PodName,
-    PodUid,
-    ProcTable,
-)
+from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable
 from gpumap.model.readings import Uuid
+from gpumap.model.terms import PodName, PodUid
 
 NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
 

@@ -20,11 +20,10 @@ from gpumap.model.observations import (
     Observations,
     Observed,
     PodIdentity,
-    PodName,
-    PodUid,
     ProcTable,
     ResourceDevices,
 )
+from gpumap.model.terms import PodName, PodUid
 
 Pods = tuple[ListedPod, ...]
 

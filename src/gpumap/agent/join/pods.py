@@ -17,17 +17,15 @@ from gpumap.model.observations import (
     CheckpointEntry,
     ClaimPods,
     ContainerLink,
-    ContainerName,
     DeviceId,
     ListedPod,
     LogTree,
     PodIdentity,
     PodLogs,
-    PodName,
-    PodUid,
     ReportedPod,
     ResourceDevices,
 )
+from gpumap.model.terms import ContainerName, PodName, PodUid
 
 _CONTAINER_ID_DIGITS = 64
 

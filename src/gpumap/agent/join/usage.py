@@ -21,11 +21,9 @@ from gpumap.agent.join.attribution import (
     memory_of_all,
 )
 from gpumap.agent.join.recent_processes import EndedProcess
-from gpumap.model.node import HostUse, OwnerUse
-from gpumap.model.observations import ContainerName, PodName, PodUid
+from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample
-from gpumap.model.terms import Owner
-from gpumap.model.workloads import OTHER, Workload
+from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
 ACTIVE_RATIO = 0.01
 """GPM's activity from which on a device works. An idle CUDA context does not read exactly 0."""
