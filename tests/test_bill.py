@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
-from gpumap.agent.join.accounting import UNSEEN_SECONDS
+from gpumap.agent.join.rules import UNSEEN_SECONDS
 from gpumap.agent.metrics.accounting import ACCOUNTING
 from gpumap.agent.metrics.host import HOST
 from gpumap.agent.metrics.itself import self_families

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gpumap.agent.join import step
-from gpumap.agent.join.accounting import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.agent.join.inventory import KnownGpu, take_inventory
+from gpumap.agent.join.rules import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.agent.join.xid_containers import CARRIED_SECONDS
 from gpumap.agent.join.xids import JITTER_SECONDS, OPEN_SECONDS, XidMemory, count_xids
 from gpumap.agent.nvml_worker.wire import ListeningMessage, ListeningPeriod, XidMessage

@@ -29,6 +29,10 @@ class Moment(NamedTuple):
     wall: float
     asleep: float = 0.0
 
+    def since(self, before: Moment) -> float:
+        """Return the seconds since an earlier moment, also those of a suspended machine."""
+        return self.monotonic + self.asleep - (before.monotonic + before.asleep)
+
 
 # --- observations: one answer of one source ---------------------------------------------------------------------------
 

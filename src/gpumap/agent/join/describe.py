@@ -260,7 +260,7 @@ def containers(
         known = joined.inventory.leaves[leaf]
         for name, measured in use.by_container(_idle(joined, leaf, use), joined.uids):
             key = name, leaf
-            used, kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.stale_after_seconds)
+            used, kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.rules)
             uses[key] = measured.owner, used
             if measured.times.sm is not None:
                 sm_ratios[key] = measured.times.sm

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.join.accounting import GPUS_AWAY_MAX, LATE_SECONDS, elapsed
+from gpumap.agent.join.rules import GPUS_AWAY_MAX, Rules
 from gpumap.model.node import Device, Gpu
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Activity, GpuReading, ProcessSample, Uuid
@@ -50,7 +50,7 @@ def watch_for_stalls(
     gpus: Iterable[Gpu],
     devices: Iterable[Device],
     at: Moment,
-    stale_after_seconds: float,
+    rules: Rules,
 ) -> tuple[dict[Uuid, StallMemory], tuple[Gpu, ...]]:
     """Return what to remember, and the GPUs with their idle power and for how long they have been busy without work."""
     by_uuid = {device.uuid: device for device in devices}
@@ -58,7 +58,7 @@ def watch_for_stalls(
     watched = []
     for gpu in gpus:
         last = before.get(gpu.uuid, StallMemory(at))
-        if gpu.reading is None or elapsed(at) - elapsed(last.at) > stale_after_seconds + LATE_SECONDS:
+        if gpu.reading is None or rules.is_gap(last.at, at):
             last = StallMemory(at, idle_watts=last.idle_watts)
         memory, seconds = last, None
         if gpu.reading is not None:
@@ -75,12 +75,12 @@ def _watch(
     """Return what to remember, and for how long it has been busy without work, if that is known."""
     free_since = (before.free_since or at) if reading.processes == () and reading.utilization_ratio == 0 else None
     idle_watts = before.idle_watts
-    if free_since and elapsed(at) - elapsed(free_since) >= FREE_SECONDS and reading.power_watts:
+    if free_since and at.since(free_since) >= FREE_SECONDS and reading.power_watts:
         idle_watts = min(reading.power_watts, idle_watts or reading.power_watts)
-    seconds = elapsed(at) - elapsed(before.at)
+    seconds = at.since(before.at)
     works = _works(before.reading, reading, seconds, idle_watts, device)
     since = (before.since or at) if works is False else None
-    busy_seconds = elapsed(at) - elapsed(since) if since else None if works is None else 0.0
+    busy_seconds = at.since(since) if since else None if works is None else 0.0
     if before.reading and seconds < MEASURED_SECONDS:  # measure from that reading the next time, too
         at, reading = before.at, before.reading
     return StallMemory(at, reading, idle_watts, free_since, since), busy_seconds
