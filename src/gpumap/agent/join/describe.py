@@ -15,7 +15,7 @@ from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
-from gpumap.agent.join.usage import LeafUse, OwnerInputs, certainly_idle, owner_uses
+from gpumap.agent.join.usage import UNKNOWN_TIMES, LeafUse, OwnerInputs, certainly_idle, owner_uses
 from gpumap.model import remedies
 from gpumap.model.node import (
     ContainerOnDevice,
@@ -262,8 +262,8 @@ def containers(
             key = name, leaf
             used, kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.rules)
             uses[key] = measured.owner, used
-            if measured.times.sm is not None:
-                sm_ratios[key] = measured.times.sm
+            if measured.times.sm_ratio is not None:
+                sm_ratios[key] = measured.times.sm_ratio
             activity = measured.sm_activity_ratio
             # Where several containers hold a device, its activity is often unknown. A counter would hide that.
             if activity is not None and known.share is not None and not _is_shared(joined, leaf):
@@ -323,25 +323,25 @@ def processes(leaf_uses: Mapping[Uuid, LeafUse], pending_owners: Mapping[Pending
     for leaf, use in sorted(leaf_uses.items()):
         for item in use.processes.attributed:
             process = item.process
-            sample = use.times[process.pid] if item.start is not None else None
+            times = (use.times[process.pid] if item.start is not None else None) or UNKNOWN_TIMES
             name = item.name
             yield Process(
-                process.pid,
-                leaf,
-                process.types,
-                item.comm,
-                item.owner,
-                name.namespace if name else None,
-                name.pod if name else None,
-                (name.container or None) if name else None,
-                item.pod_uid,
-                process.used_memory_bytes,
-                sample.sm_ratio if sample is not None else None,
-                sample.memory_controller_busy_ratio if sample is not None else None,
-                sample.encoder_ratio if sample is not None else None,
-                sample.decoder_ratio if sample is not None else None,
-                item.workload,
-                since.get((item.pod_uid, leaf, item.owner)) if item.pod_uid is not None else None,
+                pid=process.pid,
+                uuid=leaf,
+                type=process.types,
+                comm=item.comm,
+                owner=item.owner,
+                namespace=name.namespace if name else None,
+                pod=name.pod if name else None,
+                container=(name.container or None) if name else None,
+                pod_uid=item.pod_uid,
+                memory_bytes=process.used_memory_bytes,
+                sm_ratio=times.sm_ratio,
+                memory_controller_busy_ratio=times.memory_controller_busy_ratio,
+                encoder_ratio=times.encoder_ratio,
+                decoder_ratio=times.decoder_ratio,
+                work=item.workload,
+                owner_since=since.get((item.pod_uid, leaf, item.owner)) if item.pod_uid is not None else None,
             )
 
 

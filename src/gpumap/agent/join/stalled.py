@@ -14,7 +14,7 @@ from msgspec import structs
 from gpumap.agent.join.rules import GPUS_AWAY_MAX, Rules
 from gpumap.model.node import Device, Gpu
 from gpumap.model.observations import Moment
-from gpumap.model.readings import Activity, GpuReading, ProcessSample, Uuid
+from gpumap.model.readings import Activity, GpuReading, Uuid
 from gpumap.model.terms import Owner
 
 BUSY_RATIO = 0.95
@@ -114,7 +114,7 @@ def _others_compute(reading: GpuReading, device: Device | None) -> bool | None:
     if device is None or not reading.processes:
         return None
     pids = {one.pid for one in reading.processes}
-    if any(one.pid not in pids and any(structs.astuple(one)[1:]) for one in reading.samples or ()):
+    if any(one.pid not in pids and any(one.ratios) for one in reading.samples or ()):
         return True  # a process that started and ended in between
     if any(one.owner is Owner.UNKNOWN and one.processes for one in device.owners):
         return None
@@ -147,17 +147,13 @@ def _is_active(before: GpuReading | None, reading: GpuReading) -> bool | None:
     controller, activity = reading.memory_controller_busy_ratio, reading.activity
     if controller is not None and controller > ACTIVITY_RATIO:
         return True
-    if reading.encoder_ratio or reading.decoder_ratio or any(map(_codes, reading.samples or ())):
+    if reading.encoder_ratio or reading.decoder_ratio or any(one.uses_video for one in reading.samples or ()):
         return True
     if activity is None:
         return None if controller is None or (before is not None and before.activity is not None) else False
     if any(ratio >= ACTIVITY_RATIO for ratio in _pipes(activity) if ratio is not None):
         return True
     return None if None in (controller, activity.tensor_ratio, activity.dram_ratio) else False
-
-
-def _codes(sample: ProcessSample) -> bool:
-    return any((sample.encoder_ratio, sample.decoder_ratio, sample.jpeg_ratio, sample.ofa_ratio))
 
 
 def _pipes(one: Activity) -> tuple[float | None, ...]:
