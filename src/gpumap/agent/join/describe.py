@@ -44,9 +44,8 @@ def gpus(found: Iterable[Gpu], xids: Iterable[GpuXids]) -> tuple[Gpu, ...]:
 
 def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
     reading = gpu.reading
-    uncorrected = reading.ecc_errors.get("uncorrected", {}) if reading else {}
     problems = {
-        "ecc_uncorrected": any(uncorrected.values()),
+        "ecc_uncorrected": reading and any(reading.ecc_errors.get("uncorrected", {}).values()),
         "row_remap_pending": reading and reading.row_remap_pending,
         "row_remap_failure": reading and reading.row_remap_failure,
         "xid_errors": has_xids,

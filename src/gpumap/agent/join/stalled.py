@@ -94,14 +94,15 @@ def _works(
         return None
     if reading.utilization_ratio < BUSY_RATIO:
         return True
+    span = before, reading, seconds
     signs = [
         before is not None and before.processes != reading.processes,
         _others_compute(reading, device),
         *_draws(before, reading, seconds, idle_watts),
         _is_throttled(reading),
         _is_active(before, reading),
-        _exceeds(_pcie_bytes, PCIE_BYTES_PER_SECOND, before, reading, seconds),
-        _exceeds(_nvlink_bytes, NVLINK_BYTES_PER_SECOND, before, reading, seconds),
+        _exceeds(lambda one: _sum(one.pcie_transmit_bytes, one.pcie_receive_bytes), PCIE_BYTES_PER_SECOND, *span),
+        _exceeds(lambda one: _sum(one.nvlink_transmit_bytes, one.nvlink_receive_bytes), NVLINK_BYTES_PER_SECOND, *span),
     ]
     return None if None in signs and not any(signs) else any(signs)
 
@@ -158,14 +159,6 @@ def _is_active(before: GpuReading | None, reading: GpuReading) -> bool | None:
 
 def _pipes(one: Activity) -> tuple[float | None, ...]:
     return one.tensor_ratio, one.dram_ratio, one.fp64_ratio, one.fp32_ratio, one.fp16_ratio, one.video_ratio
-
-
-def _pcie_bytes(reading: GpuReading) -> int | None:
-    return _sum(reading.pcie_transmit_bytes, reading.pcie_receive_bytes)
-
-
-def _nvlink_bytes(reading: GpuReading) -> int | None:
-    return _sum(reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes)
 
 
 def _sum(sent: int | None, received: int | None) -> int | None:

@@ -19,7 +19,7 @@ from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, n
 from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
 from gpumap.model.devices import NO_CONTAINER, place_of, sources_up, with_others
-from gpumap.model.findings import in_order, in_short
+from gpumap.model.findings import in_order, why_of
 from gpumap.model.gaps import gaps_of
 from gpumap.model.node import (
     ContainerOnDevice,
@@ -462,7 +462,7 @@ def _findings(found: NodeSeries, indices: Mapping[str, int]) -> Iterator[Finding
             since=since,
             gpus=found.value(queries.FINDING_GPUS, *labels),
             memory_bytes=found.whole(queries.FINDING_MEMORY, *labels),
-            why=in_short(kind, reason, max(now - since, 0.0)),
+            why=why_of(kind, reason, max(now - since, 0.0)),
             remedy=remedies.of_finding(kind, reason, indices.get(uuid)),
         )
 
