@@ -607,7 +607,8 @@ def _not_yet(node: Node) -> Iterator[str]:
     if new:
         yield f"Watched for less than {age(node.grace_seconds)}, so not checked yet: {_pods_of(new)}."
     watched = ((pod, use) for pod, use in uses if _is_long(use, node.grace_seconds))
-    inactive = {pod for pod, use in watched if _may_become_idle(use, node)}
+    idle = ((pod, _idle_seconds(use, node.timestamp) or 0.0) for pod, use in watched)
+    inactive = {pod for pod, seconds in idle if 0.0 < seconds < node.idle_after_seconds}
     if inactive:
         since = age(node.idle_after_seconds)
         yield f"Not idle for {since} yet, but no activity now: {_pods_of(inactive)}."
@@ -671,7 +672,3 @@ def _without_grant(node: Node) -> Iterator[str]:
         gpus = named(list({device.uuid: device for device, _ in without}.values()))
         pods = listed(sorted({pod for _, pod in without}))
         yield f"On {gpus} no grant of memory is known for {pods}. Without one, gpumap finds neither over nor unused."
-
-
-def _may_become_idle(use: Use, node: Node) -> bool:
-    return 0.0 < (_idle_seconds(use, node.timestamp) or 0.0) < node.idle_after_seconds

@@ -322,18 +322,14 @@ def _charge(
     seconds = period.seconds
     settled, unsettled = _settle(charge.unsettled_seconds + seconds, period.sampled_seconds)
     energy = charge.energy_millijoules
-    return Charge(
-        charge.gpu,
-        _add(charge.allocated_gpu_seconds, charge.allocated_gpus, seconds),
-        _add(charge.sm_seconds, min(sm_ratio, 1.0) if sm_ratio is not None else None, settled),
-        _add(charge.sm_activity_seconds, sm_activity, seconds),
-        _add(charge.memory_byte_seconds, charge.memory_bytes, seconds),
-        energy + millijoules if energy is not None else None,
-        charge.present,
-        charge.allocated_gpus,
-        charge.memory_bytes,
-        charge.seen_at,
-        unsettled,
+    return structs.replace(
+        charge,
+        allocated_gpu_seconds=_add(charge.allocated_gpu_seconds, charge.allocated_gpus, seconds),
+        sm_seconds=_add(charge.sm_seconds, min(sm_ratio, 1.0) if sm_ratio is not None else None, settled),
+        sm_activity_seconds=_add(charge.sm_activity_seconds, sm_activity, seconds),
+        memory_byte_seconds=_add(charge.memory_byte_seconds, charge.memory_bytes, seconds),
+        energy_millijoules=energy + millijoules if energy is not None else None,
+        unsettled_seconds=unsettled,
     )
 
 
@@ -368,18 +364,17 @@ def _with_state(
     memory_bytes = row.use.memory_bytes if row.use else None
     gpus = row.grant.gpus if row.grant else None
     has_energy = sm_ratio is not None and gpu is not None and gpu.counter_millijoules is not None
-    return Charge(
-        charge.gpu,
-        _started(charge.allocated_gpu_seconds, gpus is not None),
-        _started(charge.sm_seconds, sm_ratio is not None),
-        _started(charge.sm_activity_seconds, sm_activity is not None),
-        _started(charge.memory_byte_seconds, memory_bytes is not None),
-        0 if charge.energy_millijoules is None and has_energy else charge.energy_millijoules,
-        True,
-        gpus,
-        memory_bytes,
-        at,
-        charge.unsettled_seconds,
+    return structs.replace(
+        charge,
+        allocated_gpu_seconds=_started(charge.allocated_gpu_seconds, gpus is not None),
+        sm_seconds=_started(charge.sm_seconds, sm_ratio is not None),
+        sm_activity_seconds=_started(charge.sm_activity_seconds, sm_activity is not None),
+        memory_byte_seconds=_started(charge.memory_byte_seconds, memory_bytes is not None),
+        energy_millijoules=0 if charge.energy_millijoules is None and has_energy else charge.energy_millijoules,
+        present=True,
+        allocated_gpus=gpus,
+        memory_bytes=memory_bytes,
+        seen_at=at,
     )
 
 

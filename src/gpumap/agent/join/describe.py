@@ -75,7 +75,7 @@ def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevic
     inputs = OwnerInputs(
         visible=joined.procs.pid_visibility,
         pods_named=joined.listing.current and joined.identity is not None,
-        can_report_unassigned=joined.can_report_unassigned,
+        can_report_unassigned=attribution.evidence.can_report_unassigned,
     )
     on_device: dict[Uuid, list[ContainerOnDevice]] = {}
     for row in containers:

@@ -43,10 +43,6 @@ class Joined:
     uids: Mapping[PodName, PodUid]
     """UIDs of pods that have exactly one possible UID, or have measured processes."""
 
-    @property
-    def can_report_unassigned(self) -> bool:
-        return _can_report_unassigned(self.listing, self.observations)
-
 
 def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Joined:
     """Join the observations with the memory."""
@@ -58,7 +54,8 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
     files = identity.value if identity else None
     inventory = take_inventory(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
     listing = choose_listing(memory, observations, files, procs, rules)
-    can_report_unassigned = _can_report_unassigned(listing, observations)
+    identity_read_now = isinstance(observations.pod_identity, Observed)
+    can_report_unassigned = listing.read_now and identity_read_now
     pod_table = _pod_table(listing, files, memory, read_together=can_report_unassigned, node_name=rules.node_name)
     pods = listing.pods if listing.current else ()
     kubelet = observations.kubelet
@@ -87,7 +84,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         inventory=inventory,
         procs=procs,
         identity_current=identity is not None,
-        identity_read_now=isinstance(observations.pod_identity, Observed),
+        identity_read_now=identity_read_now,
         list_current=listing.current,
         can_report_unassigned=can_report_unassigned,
         is_trusted=rules.is_trusted,
@@ -115,11 +112,6 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         rules=rules,
         uids={**attribution.measured_uids, **pod_table.uid_of},
     )
-
-
-def _can_report_unassigned(listing: Listing, observations: Observations) -> bool:
-    """List and identity are both of this collection. Older ones lack a pod that has just started."""
-    return listing.read_now and isinstance(observations.pod_identity, Observed)
 
 
 def _pod_table(

@@ -72,6 +72,7 @@ def choose_listing(
     kept = _still_present(memory, awaited, identity, procs) if awaited else {}
     pods = answer.value.pods
     second_answer = _second_answer(memory, answer, kept)
+    has_second = answer.value.second is not None and answer.value.second.pods is not None
     return Listing(
         pods=tuple(sorted((*pods, *(pod for pod in awaited if pod.pod_name in kept)))) if kept else pods,
         allocatable=answer.value.allocatable,
@@ -82,7 +83,7 @@ def choose_listing(
         away=False,
         awaited=awaited,
         kept=kept,
-        second=_second(answer, rules.if_young(second_answer, now), read_now=_has_second(answer.value)),
+        second=_second(answer, rules.if_young(second_answer, now), read_now=has_second),
         second_answer=second_answer,
     )
 
@@ -116,10 +117,6 @@ def _second_answer(
     before = memory.second.value if memory.second else ()
     kept_pods = [pod for pod in before if pod.pod_name in kept and pod.pod_name not in listed]
     return Observed(tuple(sorted((*pods, *kept_pods))) if kept_pods else pods, answer.at, 0.0)
-
-
-def _has_second(answer: KubeletAnswer) -> bool:
-    return answer.second is not None and answer.second.pods is not None
 
 
 def _second(

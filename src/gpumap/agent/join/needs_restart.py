@@ -124,17 +124,14 @@ def visible_mig_devices(
         return None
     instances = [one for gpu in inventory.gpus if gpu.reading for one in gpu.reading.instances]
     denied = frozenset(one.uuid for one in instances if one.denied)
-    rows = (*(allocatable or ()), *_held_devices(pods))
+    held = (devices for pod in pods for container in pod.containers for devices in container.devices)
+    rows = (*(allocatable or ()), *held)
     return VisibleMigDevices(
         readable=frozenset(one.uuid for one in instances) - denied,
         denied=denied,
         named=frozenset(_named(inventory, rows, is_gpu_resource)) if allocatable else None,
         layout=frozenset((*inventory.parents, *(one.uuid for one in instances))),
     )
-
-
-def _held_devices(pods: Iterable[ListedPod]) -> Iterator[ResourceDevices]:
-    return (row for pod in pods for container in pod.containers for row in container.devices)
 
 
 def _named(

@@ -50,11 +50,6 @@ def _unhealthy(snapshot: Snapshot) -> Iterator[Series]:
     return (Series(labels, 1) for labels in sorted(rows))
 
 
-def _pod_info(snapshot: Snapshot) -> Iterator[Series]:
-    for pod in snapshot.node.pods:
-        yield Series((pod.namespace, pod.pod, pod.uid), 1)
-
-
 ALLOCATION = (
     _GRANTS.gauge(
         "gpumap_allocation_info",
@@ -111,7 +106,13 @@ ALLOCATION = (
         ("namespace", "pod", "container", "resource", "device_id"),
         _unhealthy,
     ),
-    Family("gpumap_pod_info", "gauge", "A pod that holds or uses a GPU.", ("namespace", "pod", "uid"), _pod_info),
+    Family(
+        "gpumap_pod_info",
+        "gauge",
+        "A pod that holds or uses a GPU.",
+        ("namespace", "pod", "uid"),
+        lambda snapshot: [Series((pod.namespace, pod.pod, pod.uid), 1) for pod in snapshot.node.pods],
+    ),
     Family(
         "gpumap_node_info",
         "gauge",
