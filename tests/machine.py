@@ -17,14 +17,13 @@ from gpumap.lab.demo.kubelet import FakeKubelet
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
-    ContainerName,
     ListedContainer,
     ListedPod,
     LogTree,
     PluginAnswer,
-    PodUid,
     ResourceDevices,
 )
+from gpumap.model.terms import ContainerName, PodUid
 
 
 def new_uid() -> PodUid:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from msgspec import structs
 
 from gpumap.agent.join import Memory, Rules, step
-from gpumap.model.node import ContainerOnDevice, Use
+from gpumap.model.node import ContainerOnDevice, Use, Workload
 from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
@@ -20,7 +20,6 @@ from gpumap.model.observations import (
     ClaimDevice,
     Complaint,
     ContainerLink,
-    ContainerName,
     DeviceId,
     DraState,
     Failed,
@@ -36,7 +35,6 @@ from gpumap.model.observations import (
     PodCgroup,
     PodIdentity,
     PodLogs,
-    PodUid,
     PreparedDevice,
     ProcEntry,
     ProcTable,
@@ -58,7 +56,7 @@ from gpumap.model.readings import (
 )
 from gpumap.model.resources import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.workloads import Workload
+from gpumap.model.terms import ContainerName, PodUid
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)

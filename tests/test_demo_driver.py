@@ -11,8 +11,8 @@ from gpumap.lab.demo.frames import frame
 from gpumap.lab.demo.scenario import Scenario, parse_scenario
 from gpumap.lab.demo.world import world
 from gpumap.lab.driver import Player, reading_for
-from gpumap.model.observations import Listening, NvmlReading
-from gpumap.model.readings import XidError
+from gpumap.model.observations import NvmlReading
+from gpumap.model.readings import Listening, XidError
 
 TEXT = """
 gpus:

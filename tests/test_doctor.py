@@ -31,9 +31,9 @@ from gpumap.model import remedies
 from gpumap.model.node import GpuXids, decode
 from gpumap.model.node import Node as SeenNode
 from gpumap.model.node_facts import Answer, Facts, Privileges
-from gpumap.model.observations import Source
 from gpumap.model.readings import SAMPLES_NEW
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Source
 from tests import standin
 from tests.agent import run_agent, serve, until
 from tests.command import run_command_in_loop

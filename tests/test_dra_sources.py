@@ -26,13 +26,12 @@ from gpumap.model.observations import (
     LogTree,
     PodIdentity,
     PodLogs,
-    PodName,
-    PodUid,
     PreparedDevice,
     ResourceDevices,
 )
 from gpumap.model.parsing import parse_quantity
 from gpumap.model.readings import Uuid
+from gpumap.model.terms import PodName, PodUid
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
 from tests.processes import PlainProcesses

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.agent.join.needs_restart import (
-    COLLECTIONS,
-    RESTART_AFTER_SECONDS,
-    HiddenMemory,
-    VisibleMigDevices,
-    find_hidden,
-)
+from gpumap.agent.join.needs_restart import COLLECTIONS, HiddenMemory, VisibleMigDevices, find_hidden
+from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import HiddenDevice, Snapshot
@@ -52,7 +47,7 @@ def hidden_after(*situations: Situation | None, interval: float = INTERVAL) -> l
     memory, found = HiddenMemory(), []
     for number, one in enumerate(situations):
         at = Moment(number * interval, 1e9 + number * interval)
-        memory, hidden = find_hidden(memory, one.visible if one else None, at)
+        memory, hidden = find_hidden(memory, one.visible if one else None, at, RESTART_AFTER_SECONDS)
         found.append("".join(device.uuid.removeprefix("MIG-") for device in hidden))
     return found
 
@@ -120,11 +115,11 @@ def test_collections_that_are_not_complete_prove_nothing() -> None:
 
 def test_the_start_of_the_wait_is_reported() -> None:
     """The wall clock's time of the first collection that missed it."""
-    memory, _ = find_hidden(HiddenMemory(), Situation("a", named="a").visible, Moment(0.0, 1e9))
+    after = Situation("a", named="ab").visible
+    memory, _ = find_hidden(HiddenMemory(), Situation("a", named="a").visible, Moment(0.0, 1e9), RESTART_AFTER_SECONDS)
     for number in range(1, 4):
-        memory, hidden = find_hidden(
-            memory, Situation("a", named="ab").visible, Moment(20.0 * number, 1e9 + 20 * number)
-        )
+        at = Moment(20.0 * number, 1e9 + 20 * number)
+        memory, hidden = find_hidden(memory, after, at, RESTART_AFTER_SECONDS)
     assert hidden == (HiddenDevice(B, 1e9 + 20),)
 
 

@@ -24,12 +24,11 @@ from gpumap.model.observations import (
     CgroupMembership,
     ClaimPods,
     Complaint,
-    ContainerName,
     DraState,
-    PodUid,
     ProcEntry,
     SourceError,
 )
+from gpumap.model.terms import ContainerName, PodUid
 from tests.agent import PATIENCE_SECONDS
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"

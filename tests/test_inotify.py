@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.sources.inotify import CREATE, MOVED_TO, Place, Watcher, places
-from gpumap.model.observations import PodName
+from gpumap.model.terms import PodName
 from tests.privileges import as_ordinary_user, open_folder
 
 PATIENCE_SECONDS = 60.0

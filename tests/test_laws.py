@@ -18,10 +18,10 @@ from gpumap.agent.metrics import native, self_families
 from gpumap.agent.published import published
 from gpumap.model.device_ids import ByUuid
 from gpumap.model.node import encode
-from gpumap.model.observations import ContainerName, DeviceId
+from gpumap.model.observations import DeviceId
 from gpumap.model.plugins import recognise
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
+from gpumap.model.terms import ContainerName, Owner
 from tests import laws, truth
 from tests.examples import examples
 from tests.exposed import Page

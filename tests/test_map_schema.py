@@ -16,9 +16,8 @@ from gpumap.agent.join.source_health import untried
 from gpumap.agent.published import published
 from gpumap.model import remedies
 from gpumap.model.node import VERSION, GpuXids, decode, encode
-from gpumap.model.observations import Source
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
+from gpumap.model.terms import Owner, Source
 from scripts.map_schema import map_schema
 from tests.examples import examples
 from tests.generated import nodes

@@ -17,8 +17,9 @@ import pytest
 from gpumap.agent.sources import pidfds
 from gpumap.agent.sources.pidfds import REREAD_SECONDS, KnownProcesses
 from gpumap.agent.sources.procfs import ProcfsSource
-from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup, PodUid, ProcEntry
-from gpumap.model.workloads import Workload
+from gpumap.model.node import Workload
+from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup, ProcEntry
+from gpumap.model.terms import PodUid
 from tests.agent import serve
 from tests.node import MIB, Node
 from tests.processes import HostProcesses

@@ -35,8 +35,6 @@ from gpumap.model.observations import (
     Observed,
     PodIdentity,
     PodLogs,
-    PodName,
-    PodUid,
     ReportedContainer,
     ReportedPod,
     ResourceDevices,
@@ -45,6 +43,7 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.readings import Uuid
+from gpumap.model.terms import PodName, PodUid
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
 from tests.processes import PlainProcesses

@@ -18,7 +18,6 @@ from gpumap.agent.sources.inotify import CREATE, Place, Watcher
 from gpumap.lab.demo import texts
 from gpumap.model.observations import (
     ContainerLink,
-    ContainerName,
     KubeletAnswer,
     NvmlReading,
     PodIdentity,
@@ -27,6 +26,7 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import ContainerName
 from tests import standin
 from tests.agent import serve, until
 from tests.exposed import Page

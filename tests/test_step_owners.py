@@ -6,9 +6,9 @@ import pytest
 
 from gpumap.agent.published import published
 from gpumap.cli.tables.layout import Shape
-from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, ContainerName, PodCgroup
+from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, PodCgroup
 from gpumap.model.readings import ProcessSample
-from gpumap.model.terms import Owner
+from gpumap.model.terms import ContainerName, Owner
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, processes_by_owner, row, use
 from tests.shown import waste_table
 

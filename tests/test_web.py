@@ -34,10 +34,10 @@ from gpumap.agent.web.port import (
 )
 from gpumap.agent.web.rebinding import is_foreign
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Grant, Node, OwnerUse, SourceHealth, Use
-from gpumap.model.observations import Moment, Source
+from gpumap.model.observations import Moment
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
+from gpumap.model.terms import Owner, Source
 from tests.agent import run_agent, until
 from tests.memory_group import memory_group
 from tests.snapshots import busy_node, with_node

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpumap.model.cgroups import own, parse, paths
+from gpumap.model.node import Workload
 from gpumap.model.observations import CgroupKind
-from gpumap.model.workloads import Workload, workload
+from gpumap.model.workloads import workload
 
 A = "4f1c9e0b7a2d" + "5" * 52
 P = "b" * 64

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gpumap.agent.join import step
-from gpumap.agent.join.accounting import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.agent.join.inventory import KnownGpu, take_inventory
+from gpumap.agent.join.rules import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.agent.join.xid_containers import CARRIED_SECONDS
 from gpumap.agent.join.xids import JITTER_SECONDS, XidMemory, count_xids
 from gpumap.agent.nvml_worker.wire import ListeningMessage, ListeningPeriod, XidMessage
 from gpumap.agent.sources.nvml_state import MOST_EVENTS, XidEvents
 from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids
-from gpumap.model.observations import Complaint, ContainerName, Failed, Moment, NvmlReading, Observed
+from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import GpuReading, Listening, MigInstance, Uuid, XidError
+from gpumap.model.terms import ContainerName
 from tests.nodes import RULES, Pod, Process, TestNode, gpu_uuid
 from tests.nodes import Gpu as NodeGpu
 

@@ -14,9 +14,8 @@ from playwright.async_api import Browser, Route, expect
 
 from gpumap.model.devices import with_processes
 from gpumap.model.findings import judge
-from gpumap.model.node import ContainerAccount, ContainerXids, GpuXids
+from gpumap.model.node import ContainerAccount, ContainerXids, GpuXids, Workload
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.workloads import Workload
 from tests.agent import run_agent
 from tests.browser.browser import PATIENCE_MS, STALE_AFTER_SECONDS, WATCHED, Site, Tab, chromium, tab
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid

@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from playwright.async_api import Browser, expect
 
 from gpumap.cli.tables import Shape
-from gpumap.model.node import Node
+from gpumap.model.node import Node, Workload
 from gpumap.model.observations import Moment
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.workloads import Workload
 from tests import golden
 from tests.browser.browser import WATCHED, Site, Tab, tab
 from tests.browser.test_page import UUID, cards, holder, partitioned, row, shared_card

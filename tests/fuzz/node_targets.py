@@ -39,7 +39,7 @@ from gpumap.lab import node as captured_node
 from gpumap.lab.capture import answers, contents
 from gpumap.lab.capture.sharing import FOLDER
 from gpumap.lab.node_files import NodeFiles
-from gpumap.model import cgroups, observations
+from gpumap.model import cgroups
 from gpumap.model.device_ids import parse, parse_dra, parse_node, parse_visible
 from gpumap.model.node import decode, encode
 from gpumap.model.observations import (
@@ -58,6 +58,7 @@ from gpumap.model.observations import (
 )
 from gpumap.model.parsing import parse_quantity
 from gpumap.model.plugins import named_devices, recognise, recognise_dra
+from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.workloads import slurm_job, workload
 from tests import laws
@@ -272,8 +273,8 @@ def _wire_seeds() -> Iterator[bytes]:
         if isinstance(reading, NvmlReading):
             yield from (wire.encode(wire.GpuMessage(1, gpu)) for gpu in reading.gpus)
             yield wire.encode(wire.DriverMessage(1, "550", "12.4", "12", len(reading.gpus)))
-            yield wire.encode(wire.ListeningMessage((wire.ListeningPeriod(observations.Uuid("GPU-1"), 1.0, 2.0),)))
-            yield wire.encode(wire.XidMessage(observations.Uuid("GPU-1"), 79, None, None, 3.0))
+            yield wire.encode(wire.ListeningMessage((wire.ListeningPeriod(Uuid("GPU-1"), 1.0, 2.0),)))
+            yield wire.encode(wire.XidMessage(Uuid("GPU-1"), 79, None, None, 3.0))
     yield wire.encode(wire.ErrorMessage(1, 9, "driver_not_loaded", "no driver"))
 
 

@@ -39,9 +39,10 @@ from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.node import PlayedNode
 from gpumap.model import plugins
 from gpumap.model.node import SourceHealth
-from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PodUid, PreparedDevice, Source
+from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PreparedDevice
 from gpumap.model.readings import Uuid, XidError
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import PodUid, Source
 from tests import agent, golden, standin
 from tests.captured import found_in
 from tests.command import run_command

@@ -27,12 +27,12 @@ from gpumap.model.observations import (
     Observations,
     Observed,
     PodIdentity,
-    PodName,
     ProcTable,
     SourceAnswer,
     SourceError,
 )
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import PodName
 
 T = TypeVar("T")
 DEADLINE_SECONDS = 5.0

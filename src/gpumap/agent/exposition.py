@@ -99,13 +99,8 @@ def _value(value: float) -> str:
 
 def _line(family: Family, labels: tuple[str, ...], suffix: str) -> bytes:
     """Return a line up to its number, as a part of a template."""
-    return f"{family.name}{suffix}{_label_part(family, labels)} ".encode().replace(b"%", b"%%")
-
-
-def _label_part(family: Family, labels: tuple[str, ...]) -> str:
-    if not family.labels:
-        return ""
-    return "{" + ",".join(_pairs(family, labels)) + "}"
+    shown = "{" + ",".join(_pairs(family, labels)) + "}" if family.labels else ""
+    return f"{family.name}{suffix}{shown} ".encode().replace(b"%", b"%%")
 
 
 def _pairs(family: Family, labels: tuple[str, ...]) -> Iterator[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from gpumap.model.devices import with_others, with_processes
+from gpumap.model.devices import place_of, with_others, with_processes
 from gpumap.model.findings import sums, unknown
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.readings import GpuReading, MigInstance
@@ -53,7 +52,7 @@ def published(
         collect=None if collect is None else tuple(collect),
         stale=stale or None,
         gpus=tuple(map(_gpu, node.gpus)),
-        devices=tuple(sorted(map(_device, node.devices), key=_place)),
+        devices=tuple(sorted(map(_device, node.devices), key=place_of)),
         finding_sums=sums(node.findings, node.judged) if node.findings is not None else {},
         unjudged=tuple(unknown(structs.replace(node, stale=stale or None))),
     )
@@ -72,10 +71,3 @@ def _device(device: Device) -> Device:
     if device.mig is None:
         return device
     return structs.replace(device, mig=structs.replace(device.mig, **NOT_PUBLISHED[MigInstance]))
-
-
-def _place(device: Device) -> tuple[float, int, int]:
-    """Return the device's place among the node's: by GPU, then by instance, as nvidia-smi lists them."""
-    mig = device.mig
-    index = math.inf if device.index is None else device.index
-    return index, mig.gpu_instance_id if mig else -1, mig.compute_instance_id if mig else -1

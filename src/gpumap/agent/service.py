@@ -23,7 +23,7 @@ from gpumap import __version__
 from gpumap.agent.collect import Collector, IntervalOnly, Sources, now
 from gpumap.agent.dialects import DIALECTS, Dialect
 from gpumap.agent.join import Rules
-from gpumap.agent.join.needs_restart import RESTART_AFTER_SECONDS
+from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.settings import Listen, Settings
 from gpumap.agent.signals import release_by_signal, stop_by_signal

@@ -59,8 +59,8 @@ _MORE = {
 
 def add_tables(commands: Commands, place: Place) -> None:
     """Add the commands to a program."""
-    add_output_of = {"map": _add_map, "top": _add_top, "waste": _add_waste, "inspect": add_inspect_output}
-    for command, add in add_output_of.items():
+    orders = {"map": MAP_ORDERS, "top": TOP_ORDERS, "waste": WASTE_ORDERS}
+    for command in _SUMMARIES:
         parser = add_command(
             commands,
             command,
@@ -70,18 +70,10 @@ def add_tables(commands: Commands, place: Place) -> None:
             usage=place.usage.get(command, "[flags]"),
             examples=place.examples[command],
         )
-        place.add_flags(parser, add(parser, place.often), command)
-
-
-def _add_map(parser: Parser, often: str) -> argparse._ArgumentGroup:
-    return add_output(parser, MAP_ORDERS, often)
-
-
-def _add_top(parser: Parser, often: str) -> argparse._ArgumentGroup:
-    output = add_output(parser, TOP_ORDERS, often)
-    add_processes(output)
-    return output
-
-
-def _add_waste(parser: Parser, often: str) -> argparse._ArgumentGroup:
-    return add_output(parser, WASTE_ORDERS, often)
+        if command == "inspect":
+            output = add_inspect_output(parser, place.often)
+        else:
+            output = add_output(parser, orders[command], place.often)
+        if command == "top":
+            add_processes(output)
+        place.add_flags(parser, output, command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -63,6 +64,13 @@ def with_processes(node: Node, found: Iterable[Process]) -> Node:
         on_device.setdefault(one.uuid, []).append(one)
     devices = (structs.replace(one, processes=tuple(on_device.get(one.uuid, ()))) for one in node.devices)
     return structs.replace(node, devices=tuple(devices))
+
+
+def place_of(device: Device) -> tuple[float, int, int, Uuid]:
+    """Return the device's place among the node's: by GPU, then by instance, as nvidia-smi lists them."""
+    mig = device.mig
+    index = math.inf if device.index is None else device.index
+    return index, mig.gpu_instance_id if mig else -1, mig.compute_instance_id if mig else -1, device.uuid
 
 
 def device_name(device: Device) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
 from gpumap.model.snapshot import Snapshot
 
 Kind = Literal["gauge", "counter", "summary"]
+_Row = TypeVar("_Row")
 
 
 class Series(msgspec.Struct, frozen=True, gc=False):
@@ -37,6 +38,29 @@ class Family:
     read: Callable[[Snapshot], Iterable[Series]]
     optional_labels: frozenset[str] = frozenset()
     """Labels that a line does not have if they are empty. PromQL treats both alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Generic[_Row]):
+    """The rows of a snapshot that several families read, each with its label values. `None` instead of a value: the
+    family has no sample of this row."""
+
+    labels: tuple[str, ...]
+    read: Callable[[Snapshot], Iterable[tuple[tuple[str, ...], _Row]]]
+
+    def gauge(self, name: str, help: str, value: Callable[[_Row], float | None]) -> Family:
+        return self._family(name, "gauge", help, value)
+
+    def counter(self, name: str, help: str, value: Callable[[_Row], float | None]) -> Family:
+        return self._family(name, "counter", help, value)
+
+    def _family(self, name: str, kind: Kind, help: str, value: Callable[[_Row], float | None]) -> Family:
+        def read(snapshot: Snapshot) -> Iterator[Series]:
+            for labels, row in self.read(snapshot):
+                if (found := value(row)) is not None:
+                    yield Series(labels, found)
+
+        return Family(name, kind, help, self.labels, read)
 
 
 @dataclass(frozen=True, slots=True)

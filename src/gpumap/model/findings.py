@@ -79,10 +79,10 @@ def judge(node: Node, before: Sequence[Finding] = ()) -> Judgement:
     """
     held = _held(node)
     found = [*_faults(node)]
-    for on in node_devices(node):
-        found += _squatters(on)
-        found += _leftovers(on)
-    found += [one for on, holder, use in held if use and (one := _of_holder(on, holder, use))]
+    for place in node_devices(node):
+        found += _squatters(place)
+        found += _leftovers(place)
+    found += [one for place, holder, use in held if use and (one := _of_holder(place, holder, use))]
     found += _unmatched(node)
     since = {_key(one): one.since for one in before}
     dated = [_dated(one, since, node.timestamp) for one in _counted_once(found, node)]
@@ -115,7 +115,7 @@ def _dated(one: Finding, since: Mapping[_Key, float], now: float) -> Finding:
 
 
 _XIDS = {str(code): meaning for code, meaning in remedies.XIDS.items()}
-_IN_SHORT = {
+_WHY = {
     "squatter": "uses a device that it does not hold",
     "leftover": "its pod no longer exists",
     "over": "uses more memory than granted",
@@ -124,15 +124,15 @@ _IN_SHORT = {
 }
 
 
-def in_short(kind: str, reason: str, seconds: float) -> str:
+def why_of(kind: str, reason: str, seconds: float) -> str:
     """Return why, as far as the reason and the time for which a finding has held show it."""
     if kind == "fault":
-        return _in_short(reason)
+        return _why_broken(reason)
     if kind == "unmatched":
         return f"slots without a device: {reason}"
     if kind == "idle":
         return f"no {reason.removeprefix('no_')} for {age(seconds)}"
-    return _IN_SHORT[kind].format(age=age(seconds))
+    return _WHY[kind].format(age=age(seconds))
 
 
 # --- faults of GPUs ---------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def _faults(node: Node) -> Iterator[Finding]:
         nameless.setdefault(one.fault, []).append(one.index)
     for fault, indices in nameless.items():
         remedy = next(one.remedy for one in node.nameless_gpus if one.fault == fault)
-        why = f"GPU {listed([str(index) for index in indices])}: {_in_short(fault)}"
+        why = f"GPU {listed([str(index) for index in indices])}: {_why_broken(fault)}"
         yield _fault(fault, None, remedy, gpus=float(len(indices)), why=why)
 
 
@@ -184,12 +184,12 @@ def _fault(
         uuid=uuid,
         since=since or 0.0,
         gpus=gpus,
-        why=why or _in_short(reason),
+        why=why or _why_broken(reason),
         remedy=remedy,
     )
 
 
-def _in_short(reason: str) -> str:
+def _why_broken(reason: str) -> str:
     """Return what is wrong with a GPU, for a line of 80 bytes."""
     if reason.startswith("xid_"):
         code = reason.removeprefix("xid_")
@@ -207,9 +207,9 @@ def _recent(moment: float | None, node: Node) -> bool:
 # --- use without a grant ----------------------------------------------------------------------------------------------
 
 
-def _squatters(on: NodeDevice) -> Iterator[Finding]:
-    processes = on.device.processes
-    for one in on.device.containers:
+def _squatters(place: NodeDevice) -> Iterator[Finding]:
+    processes = place.device.processes
+    for one in place.device.containers:
         if one.owner is Owner.UNASSIGNED and one.use:
             of_one = [
                 process
@@ -217,32 +217,32 @@ def _squatters(on: NodeDevice) -> Iterator[Finding]:
                 if process.owner is Owner.UNASSIGNED and container_of(process) == one.name
             ]
             pids = tuple(process.pid for process in of_one)
-            what = _named_pids(on.device, pids) if pids or processes else _counted(one.use.processes)
-            why = f"{_IN_SHORT['squatter']}: {what}"
+            what = _named_pids(place.device, pids) if pids or processes else _counted(one.use.processes)
+            why = f"{_WHY['squatter']}: {what}"
             since = min((at for process in of_one if (at := process.owner_since) is not None), default=0.0)
-            yield _ungranted("squatter", "not_assigned", on, one.name, one.use.memory_bytes, pids, why, since)
+            yield _ungranted("squatter", "not_assigned", place, one.name, one.use.memory_bytes, pids, why, since)
 
 
-def _leftovers(on: NodeDevice) -> Iterator[Finding]:
-    if not any(one.owner is Owner.GONE and one.processes for one in on.device.owners):
+def _leftovers(place: NodeDevice) -> Iterator[Finding]:
+    if not any(one.owner is Owner.GONE and one.processes for one in place.device.owners):
         return
-    latest = on.node.timestamp - ENDING_SECONDS
-    for other in other_uses(on.device):
-        processes = [one for one in on.device.processes if one.pid in other.pids]
+    latest = place.node.timestamp - ENDING_SECONDS
+    for other in other_uses(place.device):
+        processes = [one for one in place.device.processes if one.pid in other.pids]
         left = [one for one in processes if one.owner_since is None or one.owner_since <= latest]
         if other.owner is Owner.GONE and (left or not processes):
             pids = tuple(one.pid for one in left)
-            what = _named_pids(on.device, pids) if pids else _counted(other.processes)
+            what = _named_pids(place.device, pids) if pids else _counted(other.processes)
             used_bytes = sum_of(one.memory_bytes for one in left) if left else other.memory_bytes
-            why = f"{_IN_SHORT['leftover']}, but left {what}"
+            why = f"{_WHY['leftover']}, but left {what}"
             since = min((at for one in left if (at := one.owner_since) is not None), default=0.0)
-            yield _ungranted("leftover", "pod_gone", on, other.name, used_bytes, pids, why, since)
+            yield _ungranted("leftover", "pod_gone", place, other.name, used_bytes, pids, why, since)
 
 
 def _ungranted(
     kind: str,
     reason: str,
-    on: NodeDevice,
+    place: NodeDevice,
     name: ContainerName,
     used_bytes: int | None,
     pids: tuple[int, ...],
@@ -253,7 +253,7 @@ def _ungranted(
         *name,
         finding=kind,
         reason=reason,
-        uuid=on.device.uuid,
+        uuid=place.device.uuid,
         since=since,
         used_bytes=used_bytes,
         memory_bytes=used_bytes,
@@ -276,31 +276,31 @@ def _counted(processes: int | None) -> str:
 # --- grants without use -----------------------------------------------------------------------------------------------
 
 
-def _uses(on: NodeDevice) -> Iterator[tuple[ContainerOnDevice, _HolderUse | None]]:
+def _uses(place: NodeDevice) -> Iterator[tuple[ContainerOnDevice, _HolderUse | None]]:
     """Return the holders of a device with a grant of their own, each with what it uses. `None`: unknown."""
-    leaves = _leaves(on)
+    leaves = _leaves(place)
     users: dict[PodName, list[_User]] = {}
     for one in (one for leaf in leaves for one in leaf.containers):
         if one.use:
             users.setdefault(one.pod_name, []).append((one.container, one.use))
-    for holder in grantees(on.device):
-        yield holder, _use_of(on, holder, users.get(holder.pod_name, ()), len(leaves))
+    for holder in grantees(place.device):
+        yield holder, _use_of(place, holder, users.get(holder.pod_name, ()), len(leaves))
 
 
 def _held(node: Node) -> _Held:
     """Return the holders of all devices with what they use, as `_uses`."""
-    return [(on, *one) for on in node_devices(node) for one in _uses(on)]
+    return [(place, *one) for place in node_devices(node) for one in _uses(place)]
 
 
-def _of_holder(on: NodeDevice, holder: ContainerOnDevice, use: _HolderUse) -> Finding | None:
+def _of_holder(place: NodeDevice, holder: ContainerOnDevice, use: _HolderUse) -> Finding | None:
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
-    node, granted, used = on.node, holder.allocated_memory_bytes, use.memory_bytes
+    node, granted, used = place.node, holder.allocated_memory_bytes, use.memory_bytes
     finding = Finding(
         *holder.name,
         finding="unused",
         reason="peak_below_grant",
-        uuid=on.device.uuid,
+        uuid=place.device.uuid,
         since=0.0,
         gpus=holder.allocated_gpus,
         granted_bytes=granted,
@@ -310,7 +310,7 @@ def _of_holder(on: NodeDevice, holder: ContainerOnDevice, use: _HolderUse) -> Fi
     if granted is not None and used is not None and used > granted:
         why = f"uses {size(used)} of {size(granted)} granted"
         return _as(finding, "over", "over_grant", why, memory_bytes=used - granted, gpus=None)
-    if stalled := _stalled(on, holder):
+    if stalled := _stalled(place, holder):
         seconds, why = stalled
         since = node.timestamp - seconds
         return _as(finding, "stalled", "busy_without_work", why, since=since, memory_bytes=None)
@@ -336,12 +336,12 @@ def _is_long(use: _HolderUse | Use | None, seconds: float) -> bool:
     return use is not None and use.seen_seconds is not None and use.seen_seconds >= seconds
 
 
-def _stalled(on: NodeDevice, holder: ContainerOnDevice) -> tuple[float, str] | None:
+def _stalled(place: NodeDevice, holder: ContainerOnDevice) -> tuple[float, str] | None:
     """Return for how long the GPU of the only container that computes there has been busy without work, and the
     evidence as a phrase."""
     if not (holder.use and holder.use.processes):
         return None
-    gpu = next((one for one in on.node.gpus if one.uuid == on.device.uuid), None)
+    gpu = next((one for one in place.node.gpus if one.uuid == place.device.uuid), None)
     seconds = gpu.busy_without_work_seconds if gpu else None
     if gpu is None or gpu.reading is None or seconds is None or seconds < STALLED_SECONDS:
         return None
@@ -359,7 +359,7 @@ def _idle_because(use: _HolderUse, idle_seconds: float) -> tuple[str, str]:
     return f"no_{what}", f"no {what} for {'' if worked else 'at least '}{age(idle_seconds)}"
 
 
-def _use_of(on: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User], leaves: int) -> _HolderUse | None:
+def _use_of(place: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User], leaves: int) -> _HolderUse | None:
     """Return what a holder uses, of the uses of its pod; `None` if it is not known of each leaf.
 
     It rests only for as long as the other containers of its pod do, a sidecar, an init container: they use its GPU.
@@ -368,7 +368,7 @@ def _use_of(on: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User], 
     uses = [use for container, use in of_pod if container == holder.container]
     if not uses or len(uses) < leaves:
         return None
-    now = on.node.timestamp
+    now = place.node.timestamp
     others = [use for container, use in of_pod if container != holder.container]
     resting = [*uses, *(use for use in others if use.last_active is not None)]
     memory = [use.memory_bytes for use in uses]
@@ -379,7 +379,7 @@ def _use_of(on: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User], 
         idle_seconds=_least([_idle_seconds(use, now) for use in resting]),
         seen_seconds=_least([use.seen_seconds for use in uses]),
         no_process_seconds=_least([use.no_process_seconds for use in resting]),
-        pod_at_work=any(_is_at_work(use, on.node) for use in others),
+        pod_at_work=any(_is_at_work(use, place.node) for use in others),
     )
 
 
@@ -393,11 +393,11 @@ def _idle_seconds(use: Use, now: float) -> float | None:
     return None if use.last_active is None else max(now - use.last_active, 0.0)
 
 
-def _leaves(on: NodeDevice) -> Sequence[Device]:
+def _leaves(place: NodeDevice) -> Sequence[Device]:
     """Return the device, or the MIG devices of a GPU that is assigned as a whole."""
-    if not on.device.partitioned:
-        return (on.device,)
-    return [one for one in on.node.devices if one.gpu_uuid == on.device.uuid and one is not on.device]
+    if not place.device.partitioned:
+        return (place.device,)
+    return [one for one in place.node.devices if one.gpu_uuid == place.device.uuid and one is not place.device]
 
 
 def _is_at_work(use: Use, node: Node) -> bool:
@@ -609,7 +609,8 @@ def _not_yet(node: Node) -> Iterator[str]:
     if new:
         yield f"Watched for less than {age(node.grace_seconds)}, so not checked yet: {_pods_of(new)}."
     watched = ((pod, use) for pod, use in uses if _is_long(use, node.grace_seconds))
-    inactive = {pod for pod, use in watched if _may_become_idle(use, node)}
+    idle = ((pod, _idle_seconds(use, node.timestamp) or 0.0) for pod, use in watched)
+    inactive = {pod for pod, seconds in idle if 0.0 < seconds < node.idle_after_seconds}
     if inactive:
         since = age(node.idle_after_seconds)
         yield f"Not idle for {since} yet, but no activity now: {_pods_of(inactive)}."
@@ -653,10 +654,10 @@ def unmeasured_pods(node: Node) -> list[str]:
     named = {one.uuid for one in node.gpus if not one.up}  # other sentences name what is on these
     named |= {one.uuid for one in gaps_of(node).unused}
     pods: set[str] = set()
-    for on in node_devices(node):
-        of_device = {on.device.gpu_uuid or "", *(one.uuid for one in _leaves(on))}
-        if on.device.gpu_uuid and not of_device & named:
-            unknown_uses = (one for one, use in _uses(on) if use is None)
+    for place in node_devices(node):
+        of_device = {place.device.gpu_uuid or "", *(one.uuid for one in _leaves(place))}
+        if place.device.gpu_uuid and not of_device & named:
+            unknown_uses = (one for one, use in _uses(place) if use is None)
             pods.update("/".join(one.pod_name) for one in unknown_uses)
     return sorted(pods)
 
@@ -670,10 +671,6 @@ def _without_grant(node: Node) -> Iterator[str]:
         if holder.allocated_memory_bytes is None
     ]
     if without:
-        on = named(list({device.uuid: device for device, _ in without}.values()))
+        gpus = named(list({device.uuid: device for device, _ in without}.values()))
         pods = listed(sorted({pod for _, pod in without}))
-        yield f"On {on} no grant of memory is known for {pods}. Without one, gpumap finds neither over nor unused."
-
-
-def _may_become_idle(use: Use, node: Node) -> bool:
-    return 0.0 < (_idle_seconds(use, node.timestamp) or 0.0) < node.idle_after_seconds
+        yield f"On {gpus} no grant of memory is known for {pods}. Without one, gpumap finds neither over nor unused."

@@ -9,20 +9,9 @@ import enum
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, NewType, TypeVar
 
-from gpumap.model.node import Workload as Workload
-from gpumap.model.readings import Activity as Activity
-from gpumap.model.readings import DeviceMemory as DeviceMemory
-from gpumap.model.readings import GpuProcess as GpuProcess
-from gpumap.model.readings import GpuReading as GpuReading
-from gpumap.model.readings import Listening as Listening
-from gpumap.model.readings import MigInstance as MigInstance
-from gpumap.model.readings import ProcessSample as ProcessSample
-from gpumap.model.readings import Uuid as Uuid
-from gpumap.model.readings import XidError as XidError
-from gpumap.model.terms import ContainerName as ContainerName
-from gpumap.model.terms import PodName as PodName
-from gpumap.model.terms import PodUid as PodUid
-from gpumap.model.terms import Source as Source
+from gpumap.model.node import Workload
+from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
+from gpumap.model.terms import ContainerName, PodName, PodUid
 
 DeviceId = NewType("DeviceId", str)
 """The kubelet's string for one slot of a device."""
@@ -39,6 +28,10 @@ class Moment(NamedTuple):
     monotonic: float
     wall: float
     asleep: float = 0.0
+
+    def since(self, before: Moment) -> float:
+        """Return the seconds since an earlier moment, also those of a suspended machine."""
+        return self.monotonic + self.asleep - (before.monotonic + before.asleep)
 
 
 # --- observations: one answer of one source ---------------------------------------------------------------------------

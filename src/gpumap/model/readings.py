@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple, NewType, TypeVar, get_args
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 Uuid = NewType("Uuid", str)
 """NVML's string for a GPU or a MIG device."""
@@ -117,6 +117,15 @@ class ProcessSample(Struct, frozen=True, array_like=True):
     jpeg_ratio: float = 0.0
     """0 also if the call does not report it, like `ofa_ratio` (`GpuReading.samples_from`)."""
     ofa_ratio: float = 0.0
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Of all engines, in the order of the fields."""
+        return structs.astuple(self)[1:]
+
+    @property
+    def uses_video(self) -> bool:
+        return any((self.encoder_ratio, self.decoder_ratio, self.jpeg_ratio, self.ofa_ratio))
 
 
 class Activity(Struct, frozen=True, omit_defaults=True):

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from gpumap.model.node import OTHER as OTHER
-from gpumap.model.node import Workload as Workload
+from gpumap.model.node import OTHER, Workload
 
 NAMES_MAX = 200
 """Names of a node. Work that comes later is `OTHER`."""

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 
 from gpumap.agent.dialects.common import gpus_by_uuid, leaves_by_uuid, owns
 from gpumap.model.node import ContainerOnDevice, Device
-from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
+from gpumap.model.terms import ContainerName
 
 
 class Mode(enum.IntEnum):

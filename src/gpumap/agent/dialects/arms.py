@@ -24,11 +24,10 @@ from gpumap.agent.dialects.common import (
 )
 from gpumap.model.families import Family, Series
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, UnmatchedSlots
-from gpumap.model.observations import ContainerName
 from gpumap.model.plugins import Limit, limit_of
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
-from gpumap.model.terms import Owner
+from gpumap.model.terms import ContainerName, Owner
 
 _CARD_LABELS = ("UUID", "device", "gpu", "modelName")
 _DEVICE_LABELS = ("DriverVersion", "NodeName", *_CARD_LABELS)

@@ -5,10 +5,10 @@ The original gave each container the used memory and duty cycle of the whole car
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from gpumap.agent.dialects.common import gpus_by_uuid, percent
-from gpumap.model.families import Family, Series
+from gpumap.model.families import Family, Rows, Series
 from gpumap.model.node import ContainerOnDevice, Gpu, Use
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
 
@@ -16,10 +16,8 @@ _LABELS = ("acc_id", "container", "make", "model", "namespace", "pod")
 """As client_golang sorts them on the original's page. Its `id`, `image` and `name` are the container runtime's."""
 
 
-def _series(row: ContainerOnDevice, gpu: Gpu | None, value: float) -> Series:
-    name = row.name
-    model = gpu.model if gpu is not None else ""
-    return Series((row.uuid, name.container, "nvidia", model, name.namespace, name.pod), value)
+def _labels(row: ContainerOnDevice, gpu: Gpu | None) -> tuple[str, ...]:
+    return row.uuid, row.container, "nvidia", gpu.model if gpu is not None else "", row.namespace, row.pod
 
 
 def _total(snapshot: Snapshot) -> Iterator[Series]:
@@ -35,23 +33,9 @@ def _total(snapshot: Snapshot) -> Iterator[Series]:
         gpu = gpus.get(row.uuid)
         total = totals.get(row.uuid)
         if total is None and gpu is not None and gpu.uuid == row.uuid and (row.name, gpu.uuid) not in on_leaves:
-            total = _total_of_gpu(gpu)
+            total = gpu.reading.memory.total_bytes if gpu.reading and gpu.reading.memory else None
         if total is not None:
-            yield _series(row, gpu, total)
-
-
-def _total_of_gpu(gpu: Gpu) -> int | None:
-    return gpu.reading.memory.total_bytes if gpu.reading is not None and gpu.reading.memory is not None else None
-
-
-def _used(value: Callable[[Use], float | None]) -> Callable[[Snapshot], Iterator[Series]]:
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        gpus = gpus_by_uuid(snapshot)
-        for row in _sorted(snapshot):
-            if row.use is not None and (found := value(row.use)) is not None:
-                yield _series(row, gpus.get(row.uuid), found)
-
-    return read
+            yield Series(_labels(row, gpu), total)
 
 
 @once_per_snapshot
@@ -59,13 +43,17 @@ def _sorted(snapshot: Snapshot) -> list[ContainerOnDevice]:
     return sorted(snapshot.containers, key=lambda row: (row.uuid, row.name.container, row.name))
 
 
+def _uses(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Use]]:
+    gpus = gpus_by_uuid(snapshot)
+    return ((_labels(row, gpus.get(row.uuid)), row.use) for row in _sorted(snapshot) if row.use is not None)
+
+
+_USES = Rows(_LABELS, _uses)
 FAMILIES = (
-    Family(
+    _USES.gauge(
         "container_accelerator_duty_cycle",
-        "gauge",
         "Percent of time over the past sample period during which the accelerator was actively processing.",
-        _LABELS,
-        _used(lambda use: None if use.sm_ratio is None else percent(use.sm_ratio)),
+        lambda use: None if use.sm_ratio is None else percent(use.sm_ratio),
     ),
     Family(
         "container_accelerator_memory_total_bytes",
@@ -74,11 +62,9 @@ FAMILIES = (
         _LABELS,
         _total,
     ),
-    Family(
+    _USES.gauge(
         "container_accelerator_memory_used_bytes",
-        "gauge",
         "Total accelerator memory allocated.",
-        _LABELS,
-        _used(lambda use: use.memory_bytes),
+        lambda use: use.memory_bytes,
     ),
 )

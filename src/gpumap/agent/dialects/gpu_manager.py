@@ -21,10 +21,9 @@ from gpumap.agent.dialects.common import (
 )
 from gpumap.model.families import Family, Series
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Use
-from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
-from gpumap.model.terms import Owner
+from gpumap.model.terms import ContainerName, Owner
 
 _Rows = list[ContainerOnDevice]
 _TOTAL = "total"

@@ -24,9 +24,8 @@ from gpumap.agent.dialects.common import (
     retired_pages,
     temperature,
 )
-from gpumap.agent.dialects.nvidia_smi_readers import on_gpu_instances, on_gpus
+from gpumap.agent.dialects.nvidia_smi_readers import CARDS, COLLECTION, on_gpu_instances, on_gpus
 from gpumap.model.families import Family, whether
-from gpumap.model.node import Device
 from gpumap.model.readings import COMPUTE_MODES, ECC_LOCATIONS, ECC_TYPES, Activity, DeviceMemory, GpuReading
 
 EVENTS = (
@@ -176,30 +175,24 @@ _INFO = (
 )
 """In the order in which client_golang writes them; the original's `serial` and `pci_sub_device_id` are not asked."""
 _COLLECTION = (
-    Family(
-        "nvidia_smi_command_exit_code", "gauge", "Exit code of the most recent nvidia-smi run", (), readers.exit_code
+    COLLECTION.gauge("nvidia_smi_command_exit_code", "Exit code of the most recent nvidia-smi run", readers.exit_code),
+    COLLECTION.counter(
+        "nvidia_smi_failed_scrapes_total", "Number of failed collections", lambda health: health.failures
     ),
-    Family("nvidia_smi_failed_scrapes_total", "counter", "Number of failed collections", (), readers.failures),
-    Family(
+    COLLECTION.gauge(
         "nvidia_smi_last_collect_success",
-        "gauge",
         "Whether the most recent collection succeeded (1) or not (0)",
-        (),
-        readers.success,
+        lambda health: int(health.up),
     ),
-    Family(
+    COLLECTION.gauge(
         "nvidia_smi_last_collect_success_timestamp_seconds",
-        "gauge",
         "Unix timestamp of the most recent successful collection",
-        (),
-        readers.success_moment,
+        lambda health: health.last_success,
     ),
-    Family(
+    COLLECTION.gauge(
         "nvidia_smi_last_collect_duration_seconds",
-        "gauge",
         "Duration of the most recent collection",
-        (),
-        readers.duration,
+        lambda health: health.last_seconds,
     ),
 )
 
@@ -212,13 +205,12 @@ _CARD = (
         _INFO,
         readers.info,
     ),
-    Family("nvidia_smi_index", "gauge", "index", ("uuid",), readers.index),
+    on_gpus("index", "index", lambda reading: reading.index),
     Family("nvidia_smi_gpu_recovery_action", "gauge", "gpu_recovery_action", ("uuid",), readers.recovery_action),
-    on_gpus(
-        "energy_joules_total",
+    CARDS.counter(
+        "nvidia_smi_energy_joules_total",
         "Total energy consumed by the GPU in joules since the driver was last loaded.",
         lambda reading: reading.energy_joules,
-        "counter",
     ),
 )
 
@@ -273,18 +265,12 @@ _PROCESSES = (
 
 
 def _mig_memory(kind: str, value: Callable[[DeviceMemory], int | None]) -> Family:
-    def read(leaf: Device) -> int | None:
-        return value(leaf.memory) if leaf.memory is not None else None
-
     help = f"Memory of the GPU instance ({kind}), which its compute instances share."
-    return on_gpu_instances(f"mig_memory_{kind}_bytes", help, read)
+    return on_gpu_instances(f"mig_memory_{kind}_bytes", help, lambda leaf: value(leaf.memory) if leaf.memory else None)
 
 
 def _mig_activity(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
-    def read(leaf: Device) -> float | None:
-        return value(leaf.activity) if leaf.activity is not None else None
-
-    return on_gpu_instances(f"mig_{name}_ratio", help, read)
+    return on_gpu_instances(f"mig_{name}_ratio", help, lambda leaf: value(leaf.activity) if leaf.activity else None)
 
 
 _MIG = (

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from gpumap.agent.dialects.common import Reading, all_known, driver_version, gpus_by_uuid, sees_processes
-from gpumap.model.families import Family, Kind, Series
+from gpumap.model.families import Family, Rows, Series
 from gpumap.model.node import Device, Gpu, SourceHealth
-from gpumap.model.observations import Source
 from gpumap.model.readings import RECOVERY_ACTIONS, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
+from gpumap.model.terms import Source
 
 _EXIT_CODES = {
     "no_permission": 4,
@@ -37,15 +37,14 @@ def plain(uuid: Uuid) -> str:
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
-def on_gpus(name: str, help: str, value: Reading, kind: Kind = "gauge") -> Family:
-    """Return a family with one value for each GPU that answers."""
+CARDS = Rows(
+    ("uuid",), lambda snapshot: (((plain(gpu.uuid),), gpu.reading) for gpu in snapshot.node.gpus if gpu.reading)
+)
+"""The GPUs that answer."""
 
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for gpu in snapshot.node.gpus:
-            if gpu.reading is not None and (found := value(gpu.reading)) is not None:
-                yield Series((plain(gpu.uuid),), found)
 
-    return Family(f"nvidia_smi_{name}", kind, help, ("uuid",), read)
+def on_gpus(name: str, help: str, value: Reading) -> Family:
+    return CARDS.gauge(f"nvidia_smi_{name}", help, value)
 
 
 def info(snapshot: Snapshot) -> Iterator[Series]:
@@ -66,10 +65,6 @@ def info(snapshot: Snapshot) -> Iterator[Series]:
                 gpu.reading.vbios_version,
             )
             yield Series(labels, 1)
-
-
-def index(snapshot: Snapshot) -> Iterator[Series]:
-    return (Series((plain(gpu.uuid),), gpu.index) for gpu in snapshot.node.gpus if gpu.reading is not None)
 
 
 def recovery_action(snapshot: Snapshot) -> Iterator[Series]:
@@ -178,36 +173,20 @@ def _lists_processes(reading: GpuReading) -> bool:
     return not reading.mig_unknown and all(instance.processes is not None for instance in reading.instances)
 
 
-def compute_apps_success(snapshot: Snapshot) -> Iterator[Series]:
-    for health in _tried(snapshot):
-        yield Series((), int(health.up and sees_processes(snapshot)))
-
-
 # --- the collection ---------------------------------------------------------------------------------------------------
 
-
-def _tried(snapshot: Snapshot) -> Iterator[SourceHealth]:
-    """Return NVML's record after the first attempt."""
-    return (health for health in snapshot.node.sources if health.source == Source.NVML and health.attempts)
-
-
-def exit_code(snapshot: Snapshot) -> Iterator[Series]:
-    for health in _tried(snapshot):
-        yield Series((), 0 if health.up else _EXIT_CODES.get(health.reason, _OTHER_ERROR))
+COLLECTION = Rows(
+    (),
+    lambda snapshot: (
+        ((), health) for health in snapshot.node.sources if health.source == Source.NVML and health.attempts
+    ),
+)
+"""NVML's record after the first attempt."""
 
 
-def failures(snapshot: Snapshot) -> Iterator[Series]:
-    for health in _tried(snapshot):
-        yield Series((), health.failures)
+def exit_code(health: SourceHealth) -> int:
+    return 0 if health.up else _EXIT_CODES.get(health.reason, _OTHER_ERROR)
 
 
-def success(snapshot: Snapshot) -> Iterator[Series]:
-    return (Series((), int(health.up)) for health in _tried(snapshot))
-
-
-def success_moment(snapshot: Snapshot) -> Iterator[Series]:
-    return (Series((), health.last_success) for health in _tried(snapshot) if health.last_success is not None)
-
-
-def duration(snapshot: Snapshot) -> Iterator[Series]:
-    return (Series((), health.last_seconds) for health in _tried(snapshot) if health.last_seconds is not None)
+def compute_apps_success(snapshot: Snapshot) -> Iterator[Series]:
+    return (Series((), int(health.up and sees_processes(snapshot))) for _, health in COLLECTION.read(snapshot))

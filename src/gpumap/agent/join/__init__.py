@@ -16,7 +16,7 @@ Reading order. `step` shows the whole:
 | `attribution` | which pod owns each process on each device? |
 | `usage`, `recent_processes`, `history` | how much does each container use, and when did it last work? |
 | `describe` | how do these results become the nouns of the node? |
-| `memory` | what does gpumap remember? |
+| `rules`, `memory` | what did the user decide? what does gpumap remember? |
 
 | read when needed | what it has |
 |---|---|
@@ -27,8 +27,8 @@ Reading order. `step` shows the whole:
 | `needs_restart`, `source_health` | what only a new container solves; the record of each source |
 """
 
-from gpumap.agent.join.joined import Rules
 from gpumap.agent.join.memory import Memory
+from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.step import step
 
 __all__ = ["Memory", "Rules", "step"]

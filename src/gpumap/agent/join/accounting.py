@@ -15,19 +15,21 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from gpumap.agent.join.inventory import Inventory
+from gpumap.agent.join.rules import (
+    CLOCKS_APART_SECONDS,
+    GPUS_AWAY_MAX,
+    KEPT_SECONDS,
+    LATE_SECONDS,
+    UNSEEN_SECONDS,
+    Rules,
+)
 from gpumap.model.node import ContainerAccount, ContainerOnDevice, GpuAccount
-from gpumap.model.observations import ContainerName, Moment
+from gpumap.model.observations import Moment
 from gpumap.model.readings import GpuReading, Uuid
+from gpumap.model.terms import ContainerName
 
 Key = tuple[ContainerName, Uuid]
 """A container and a device."""
-
-KEPT_SECONDS = 300.0
-"""How long gpumap keeps the peak, accounts and XIDs of a container after it was last present (accounting.md)."""
-UNSEEN_SECONDS = 3600.0
-"""How long gpumap keeps its counters while an outage of the kubelet or of NVML hides whether it is gone."""
-GPUS_AWAY_MAX = 64
-"""How many GPUs gpumap remembers that are no longer on the node. They may come back."""
 
 
 class Charge(Struct, frozen=True):
@@ -77,11 +79,6 @@ class Ledger:
     """GPUs that NVML no longer lists; they are not shown. If one comes back, its counters continue."""
 
 
-def elapsed(moment: Moment) -> float:
-    """Return seconds of a clock that continues while the machine sleeps."""
-    return moment.monotonic + moment.asleep
-
-
 def container_accounts(ledger: Ledger) -> Iterator[ContainerAccount]:
     """Return each container's counters, sorted."""
     for (name, uuid), charge in sorted(ledger.charges.items()):
@@ -107,11 +104,6 @@ def _joules(millijoules: int | None) -> float | None:
     return None if millijoules is None else millijoules / 1000
 
 
-SLEEP_SECONDS = 1.0
-"""The machine was suspended, rather than its two clocks read a moment apart."""
-LATE_SECONDS = 5.0
-"""How late a reading may arrive (collect.DEADLINE_SECONDS). If --interval is as long as --stale-after, each reading
-would be too late without it."""
 LAG_SECONDS = 1.0
 """How much longer one answer of NVML may take than another. The next samples settle that time."""
 WATTS_MAX = 10_000.0
@@ -147,10 +139,12 @@ class ChargedPeriod(NamedTuple):
     sampled_seconds: float | None
 
 
-def account(before: Ledger, measured: Measurements, stale_after_seconds: float) -> Ledger:
+def account(before: Ledger, measured: Measurements, rules: Rules) -> Ledger:
     """Charge the time and energy since the last collection."""
-    seconds = _chargeable_seconds(before.at, measured.at, stale_after_seconds)
-    passed = max(elapsed(measured.at) - elapsed(before.at or measured.at), 0.0)
+    at = measured.at
+    passed = max(at.since(before.at or at), 0.0)
+    has_slept = before.at is not None and at.asleep - before.at.asleep > CLOCKS_APART_SECONDS
+    is_chargeable = before.at is not None and not has_slept and not rules.is_gap(before.at, at)
     readings = {gpu.uuid: gpu.reading for gpu in measured.inventory.gpus}
     gpus: dict[Uuid, GpuCounters] = {}
     periods: dict[Uuid, ChargedPeriod] = {}
@@ -159,8 +153,8 @@ def account(before: Ledger, measured: Measurements, stale_after_seconds: float) 
         counters, reading = before.gpus.get(uuid), readings.get(uuid)
         if counters is None:
             counters = structs.replace(before.away.get(uuid, GpuCounters()), read=False, energy_read=False)
-        elif seconds is not None and counters.read and reading is not None:
-            periods[uuid] = ChargedPeriod(seconds, reading.sampled_seconds)
+        elif is_chargeable and counters.read and reading is not None:
+            periods[uuid] = ChargedPeriod(passed, reading.sampled_seconds)
         else:
             counters = structs.replace(counters, gap_seconds=counters.gap_seconds + passed)
         gpus[uuid], energies[uuid] = _read_energy(counters, reading, periods.get(uuid))
@@ -170,19 +164,11 @@ def account(before: Ledger, measured: Measurements, stale_after_seconds: float) 
         gpus[uuid] = structs.replace(gpus[uuid], unattributed_millijoules=left)
     gone = {uuid: counters for uuid, counters in {**before.away, **before.gpus}.items() if uuid not in gpus}
     return Ledger(
-        at=measured.at,
+        at=at,
         charges=_charge_all(before.charges, measured, periods, shares, gpus),
         gpus=gpus,
         away=dict(itertools.islice(gone.items(), max(len(gone) - GPUS_AWAY_MAX, 0), None)),
     )
-
-
-def _chargeable_seconds(before: Moment | None, now: Moment, longest: float) -> float | None:
-    """Return the seconds between two collections; `None` if they are too far apart to charge."""
-    if before is None or now.asleep - before.asleep > SLEEP_SECONDS:
-        return None
-    seconds = max(elapsed(now) - elapsed(before), 0.0)
-    return seconds if seconds <= longest + LATE_SECONDS else None
 
 
 def _present_gpus(before: Ledger, inventory: Inventory) -> Iterable[Uuid]:
@@ -336,18 +322,14 @@ def _charge(
     seconds = period.seconds
     settled, unsettled = _settle(charge.unsettled_seconds + seconds, period.sampled_seconds)
     energy = charge.energy_millijoules
-    return Charge(
-        charge.gpu,
-        _add(charge.allocated_gpu_seconds, charge.allocated_gpus, seconds),
-        _add(charge.sm_seconds, min(sm_ratio, 1.0) if sm_ratio is not None else None, settled),
-        _add(charge.sm_activity_seconds, sm_activity, seconds),
-        _add(charge.memory_byte_seconds, charge.memory_bytes, seconds),
-        energy + millijoules if energy is not None else None,
-        charge.present,
-        charge.allocated_gpus,
-        charge.memory_bytes,
-        charge.seen_at,
-        unsettled,
+    return structs.replace(
+        charge,
+        allocated_gpu_seconds=_add(charge.allocated_gpu_seconds, charge.allocated_gpus, seconds),
+        sm_seconds=_add(charge.sm_seconds, min(sm_ratio, 1.0) if sm_ratio is not None else None, settled),
+        sm_activity_seconds=_add(charge.sm_activity_seconds, sm_activity, seconds),
+        memory_byte_seconds=_add(charge.memory_byte_seconds, charge.memory_bytes, seconds),
+        energy_millijoules=energy + millijoules if energy is not None else None,
+        unsettled_seconds=unsettled,
     )
 
 
@@ -382,18 +364,17 @@ def _with_state(
     memory_bytes = row.use.memory_bytes if row.use else None
     gpus = row.grant.gpus if row.grant else None
     has_energy = sm_ratio is not None and gpu is not None and gpu.counter_millijoules is not None
-    return Charge(
-        charge.gpu,
-        _started(charge.allocated_gpu_seconds, gpus is not None),
-        _started(charge.sm_seconds, sm_ratio is not None),
-        _started(charge.sm_activity_seconds, sm_activity is not None),
-        _started(charge.memory_byte_seconds, memory_bytes is not None),
-        0 if charge.energy_millijoules is None and has_energy else charge.energy_millijoules,
-        True,
-        gpus,
-        memory_bytes,
-        at,
-        charge.unsettled_seconds,
+    return structs.replace(
+        charge,
+        allocated_gpu_seconds=_started(charge.allocated_gpu_seconds, gpus is not None),
+        sm_seconds=_started(charge.sm_seconds, sm_ratio is not None),
+        sm_activity_seconds=_started(charge.sm_activity_seconds, sm_activity is not None),
+        memory_byte_seconds=_started(charge.memory_byte_seconds, memory_bytes is not None),
+        energy_millijoules=0 if charge.energy_millijoules is None and has_energy else charge.energy_millijoules,
+        present=True,
+        allocated_gpus=gpus,
+        memory_bytes=memory_bytes,
+        seen_at=at,
     )
 
 

@@ -26,19 +26,17 @@ from gpumap.model.node import Grant, UnmatchedSlots
 from gpumap.model.observations import (
     CheckpointEntry,
     ClaimDevice,
-    ContainerName,
     DeviceId,
     ListedContainer,
     ListedPod,
     PluginAnswer,
-    PodName,
-    PodUid,
     PreparedDevice,
     ResourceDevices,
 )
 from gpumap.model.plugins import Plugin, Trust, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.remedies import UNMATCHED
+from gpumap.model.terms import ContainerName, PodName, PodUid
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class Allocation:
     """Pods that hold their devices for a scheduler."""
     sharers: frozenset[tuple[PodName, Uuid]]
     """(pod, device) pairs of scheduled shares. The kubelet assigned no slot."""
-    uncorrected: frozenset[PodName]
+    may_hold_more: frozenset[PodName]
     """Pods that may have more devices: a scheduler's files or its second List could not be read in this collection, or
     the second List lacks them."""
     may_be_shared: bool
@@ -157,7 +155,7 @@ def allocate(
         holders=_holders(granted),
         reservations=reservations,
         sharers=frozenset((one.container.pod_name, one.uuid) for one in scheduled),
-        uncorrected=uncovered if schedulers.read_now else frozenset(pod.pod_name for pod in pods),
+        may_hold_more=uncovered if schedulers.read_now else frozenset(pod.pod_name for pod in pods),
         may_be_shared=bool(uncovered) or not schedulers.noted_all,
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         init_containers=init_containers,

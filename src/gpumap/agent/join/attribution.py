@@ -14,21 +14,18 @@ from typing import NamedTuple
 from gpumap.agent.join.allocation import Allocation, RowAllocation
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable, PodUidState
+from gpumap.model.node import OTHER, Workload
 from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
-    ContainerName,
     Moment,
     Observations,
     PodCgroup,
-    PodName,
-    PodUid,
     ProcEntry,
     ProcTable,
 )
 from gpumap.model.readings import GpuProcess, Uuid
-from gpumap.model.terms import Owner
-from gpumap.model.workloads import OTHER, Workload
+from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
 CONFIRM_SECONDS = 0.4
 """How long an owner is pending after a pushed collection, which can follow the last one after a quarter of a second.
@@ -391,7 +388,7 @@ class OwnerClassifier:
             owner = Owner.UNKNOWN
         elif self._is_scheduled(pod.pod_uid, name.pod_name, leaf):
             owner = Owner.SCHEDULED
-        elif name.pod_name in evidence.allocation.uncorrected or self._may_be_init_container(name):
+        elif name.pod_name in evidence.allocation.may_hold_more or self._may_be_init_container(name):
             owner = Owner.UNKNOWN
         elif name.pod_name in evidence.pod_table.kept:  # the List of this collection does not have it
             self._keep_pending(pod, leaf, Owner.UNASSIGNED)

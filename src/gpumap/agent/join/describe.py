@@ -15,7 +15,7 @@ from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
-from gpumap.agent.join.usage import LeafUse, OwnerInputs, certainly_idle, owner_uses
+from gpumap.agent.join.usage import UNKNOWN_TIMES, LeafUse, OwnerInputs, certainly_idle, owner_uses
 from gpumap.model import remedies
 from gpumap.model.node import (
     ContainerOnDevice,
@@ -28,10 +28,10 @@ from gpumap.model.node import (
     UnmatchedSlots,
     Use,
 )
-from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Moment, Observed, PodIdentity, PodName
+from gpumap.model.observations import DeviceHealth, Failed, Moment, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
-from gpumap.model.terms import Owner
+from gpumap.model.terms import ContainerName, Owner, PodName
 
 # --- GPUs and devices -------------------------------------------------------------------------------------------------
 
@@ -44,9 +44,8 @@ def gpus(found: Iterable[Gpu], xids: Iterable[GpuXids]) -> tuple[Gpu, ...]:
 
 def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
     reading = gpu.reading
-    uncorrected = reading.ecc_errors.get("uncorrected", {}) if reading else {}
     problems = {
-        "ecc_uncorrected": any(uncorrected.values()),
+        "ecc_uncorrected": reading and any(reading.ecc_errors.get("uncorrected", {}).values()),
         "row_remap_pending": reading and reading.row_remap_pending,
         "row_remap_failure": reading and reading.row_remap_failure,
         "xid_errors": has_xids,
@@ -76,7 +75,7 @@ def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevic
     inputs = OwnerInputs(
         visible=joined.procs.pid_visibility,
         pods_named=joined.listing.current and joined.identity is not None,
-        can_report_unassigned=joined.can_report_unassigned,
+        can_report_unassigned=attribution.evidence.can_report_unassigned,
     )
     on_device: dict[Uuid, list[ContainerOnDevice]] = {}
     for row in containers:
@@ -260,10 +259,10 @@ def containers(
         known = joined.inventory.leaves[leaf]
         for name, measured in use.by_container(_idle(joined, leaf, use), joined.uids):
             key = name, leaf
-            used, kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.stale_after_seconds)
+            used, kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.rules)
             uses[key] = measured.owner, used
-            if measured.times.sm is not None:
-                sm_ratios[key] = measured.times.sm
+            if measured.times.sm_ratio is not None:
+                sm_ratios[key] = measured.times.sm_ratio
             activity = measured.sm_activity_ratio
             # Where several containers hold a device, its activity is often unknown. A counter would hide that.
             if activity is not None and known.share is not None and not _is_shared(joined, leaf):
@@ -323,25 +322,25 @@ def processes(leaf_uses: Mapping[Uuid, LeafUse], pending_owners: Mapping[Pending
     for leaf, use in sorted(leaf_uses.items()):
         for item in use.processes.attributed:
             process = item.process
-            sample = use.times[process.pid] if item.start is not None else None
+            times = (use.times[process.pid] if item.start is not None else None) or UNKNOWN_TIMES
             name = item.name
             yield Process(
-                process.pid,
-                leaf,
-                process.types,
-                item.comm,
-                item.owner,
-                name.namespace if name else None,
-                name.pod if name else None,
-                (name.container or None) if name else None,
-                item.pod_uid,
-                process.used_memory_bytes,
-                sample.sm_ratio if sample is not None else None,
-                sample.memory_controller_busy_ratio if sample is not None else None,
-                sample.encoder_ratio if sample is not None else None,
-                sample.decoder_ratio if sample is not None else None,
-                item.workload,
-                since.get((item.pod_uid, leaf, item.owner)) if item.pod_uid is not None else None,
+                pid=process.pid,
+                uuid=leaf,
+                type=process.types,
+                comm=item.comm,
+                owner=item.owner,
+                namespace=name.namespace if name else None,
+                pod=name.pod if name else None,
+                container=(name.container or None) if name else None,
+                pod_uid=item.pod_uid,
+                memory_bytes=process.used_memory_bytes,
+                sm_ratio=times.sm_ratio,
+                memory_controller_busy_ratio=times.memory_controller_busy_ratio,
+                encoder_ratio=times.encoder_ratio,
+                decoder_ratio=times.decoder_ratio,
+                work=item.workload,
+                owner_since=since.get((item.pod_uid, leaf, item.owner)) if item.pod_uid is not None else None,
             )
 
 

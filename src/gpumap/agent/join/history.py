@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
-from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
+from gpumap.agent.join.rules import CLOCKS_APART_SECONDS, KEPT_SECONDS, Rules
 from gpumap.agent.join.usage import Measured, ratio_of
 from gpumap.model.node import Use
-from gpumap.model.observations import Moment, PodUid
+from gpumap.model.observations import Moment
+from gpumap.model.terms import PodUid
 
 
 class UseMemory(Struct, frozen=True):
@@ -34,7 +35,7 @@ class UseMemory(Struct, frozen=True):
 
 
 def with_history(
-    measured: Measured, before: UseMemory | None, profile: str, at: Moment, stale_after_seconds: float
+    measured: Measured, before: UseMemory | None, profile: str, at: Moment, rules: Rules
 ) -> tuple[Use, UseMemory]:
     """Add what gpumap remembers of a container to its use, and return what to remember.
 
@@ -47,7 +48,7 @@ def with_history(
         before = UseMemory(uid, profile, None, at.wall, at, at.monotonic, at, at)
     elif before.pod_uid and uid is None:
         return _use(measured), structs.replace(unwatched(before, at), kept_until=at.monotonic + KEPT_SECONDS)
-    elif elapsed(at) - elapsed(before.at) > stale_after_seconds + LATE_SECONDS:
+    elif rules.is_gap(before.at, at):
         before = unwatched(before, at)
     peak_bytes, memory_bytes = before.peak_bytes, measured.memory_bytes
     if peak_bytes is None or (memory_bytes is not None and memory_bytes > peak_bytes):
@@ -77,8 +78,8 @@ def unwatched(before: UseMemory, at: Moment) -> UseMemory:
 
 def _clock_step(before: Moment, at: Moment) -> float:
     """Return by how much the wall clock was set between two collections."""
-    step = at.wall - before.wall - (elapsed(at) - elapsed(before))
-    return step if abs(step) > SLEEP_SECONDS else 0.0
+    step = at.wall - before.wall - at.since(before)
+    return step if abs(step) > CLOCKS_APART_SECONDS else 0.0
 
 
 def _differ(before: str | None, now: str | None) -> bool:
@@ -88,18 +89,17 @@ def _differ(before: str | None, now: str | None) -> bool:
 def _use(measured: Measured, history: UseMemory | None = None, active: bool | None = None) -> Use:
     """Return the use of a container. Without `history`, only what this collection measured."""
     times = measured.times
-    now = elapsed(history.at) if history else 0.0
     return Use(
         memory_bytes=measured.memory_bytes,
         memory_peak_bytes=history.peak_bytes if history and measured.memory_bytes is not None else None,
         processes=measured.processes,
-        sm_ratio=ratio_of(times.sm),
-        memory_controller_busy_ratio=ratio_of(times.memory_controller),
-        encoder_ratio=ratio_of(times.encoder),
-        decoder_ratio=ratio_of(times.decoder),
+        sm_ratio=ratio_of(times.sm_ratio),
+        memory_controller_busy_ratio=ratio_of(times.memory_controller_busy_ratio),
+        encoder_ratio=ratio_of(times.encoder_ratio),
+        decoder_ratio=ratio_of(times.decoder_ratio),
         last_active=history.last_active if history and active is not None else None,
         pod_uid=measured.pod_uid,
-        seen_seconds=now - elapsed(history.watched_since) if history else None,
-        no_process_seconds=now - elapsed(history.last_process) if history else None,
+        seen_seconds=history.at.since(history.watched_since) if history else None,
+        no_process_seconds=history.at.since(history.last_process) if history else None,
         sm_activity_ratio=measured.sm_activity_ratio,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from msgspec import structs
@@ -46,7 +47,7 @@ class KnownGpu:
     """When one of them last grew, in Unix seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inventory:
     """The node's devices by uuid.
 
@@ -61,9 +62,18 @@ class Inventory:
     """GPUs that have not reported their uuid yet."""
     known: tuple[KnownGpu, ...]
     gpus: tuple[Gpu, ...]
-    gpu_of_leaf: Mapping[Uuid, KnownGpu]
-    leaves: Mapping[Uuid, KnownLeaf]
-    parents: Mapping[Uuid, KnownGpu]
+
+    @cached_property
+    def gpu_of_leaf(self) -> Mapping[Uuid, KnownGpu]:
+        return {leaf.uuid: gpu for gpu in self.known for leaf in gpu.leaves}
+
+    @cached_property
+    def leaves(self) -> Mapping[Uuid, KnownLeaf]:
+        return {leaf.uuid: leaf for gpu in self.known for leaf in gpu.leaves}
+
+    @cached_property
+    def parents(self) -> Mapping[Uuid, KnownGpu]:
+        return {gpu.uuid: gpu for gpu in self.known if gpu.partitioned}
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -146,7 +156,7 @@ _NO_NAME = "unknown"
 def take_inventory(answer: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, ...], count: int) -> Inventory:
     """Return the node's devices. `answer` is `None` while NVML is down: then no GPU answers, and none is forgotten."""
     if answer is None:
-        return _inventory(up=False, count=count, nameless=(), known=remembered, gpus=())
+        return Inventory(up=False, count=count, nameless=(), known=remembered, gpus=())
     by_uuid: dict[Uuid, tuple[KnownGpu, GpuReading]] = {}
     nameless: list[NamelessGpu] = []
     for known, reading in _identified(answer, wall, remembered, count):
@@ -155,32 +165,12 @@ def take_inventory(answer: NvmlReading | None, wall: float, remembered: tuple[Kn
         else:  # two GPUs with one uuid are one device and one without
             fault = reading.fault or _NO_NAME
             nameless.append(NamelessGpu(reading.index, fault, remedies.of_fault(fault, reading.index)))
-    return _inventory(
+    return Inventory(
         up=True,
         count=len(answer.gpus),
         nameless=tuple(sorted(nameless, key=lambda gpu: gpu.index)),
         known=tuple(sorted((known for known, _ in by_uuid.values()), key=lambda gpu: gpu.index)),
         gpus=tuple(sorted((_gpu(*pair) for pair in by_uuid.values()), key=lambda gpu: gpu.index)),
-    )
-
-
-def _inventory(
-    *,
-    up: bool,
-    count: int,
-    nameless: tuple[NamelessGpu, ...],
-    known: tuple[KnownGpu, ...],
-    gpus: tuple[Gpu, ...],
-) -> Inventory:
-    return Inventory(
-        up=up,
-        count=count,
-        nameless=nameless,
-        known=known,
-        gpus=gpus,
-        gpu_of_leaf={leaf.uuid: gpu for gpu in known for leaf in gpu.leaves},
-        leaves={leaf.uuid: leaf for gpu in known for leaf in gpu.leaves},
-        parents={gpu.uuid: gpu for gpu in known if gpu.partitioned},
     )
 
 

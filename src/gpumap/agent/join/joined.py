@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpumap.agent.join.allocation import Allocation, allocate
@@ -11,46 +11,17 @@ from gpumap.agent.join.inventory import Inventory, processes_by_leaf, take_inven
 from gpumap.agent.join.left_out import add_left_out
 from gpumap.agent.join.listing import Listing, choose_listing
 from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.needs_restart import RESTART_AFTER_SECONDS
 from gpumap.agent.join.placement import Offer
 from gpumap.agent.join.pods import PodTable, tabulate
 from gpumap.agent.join.recent_processes import RecentProcesses, update_recent
+from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.shares import Schedulers
 from gpumap.agent.join.usage import LeafUse, leaf_activity, measure_leaf
-from gpumap.model.observations import (
-    Failed,
-    Observations,
-    Observed,
-    PodIdentity,
-    PodName,
-    PodUid,
-    ProcTable,
-)
+from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable
 from gpumap.model.readings import Uuid
+from gpumap.model.terms import PodName, PodUid
 
 NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
-
-
-def _none(_namespace: str) -> bool:
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Decisions of the user: the node's name and address, which resources are GPUs, for how long gpumap serves old
-    data, and the namespaces of reservations and of trusted pods."""
-
-    node_name: str
-    internal_ip: str
-    is_gpu_resource: Callable[[str], bool]
-    stale_after_seconds: float
-    is_reserving: Callable[[str], bool] = _none
-    is_trusted: Callable[[str], bool] = _none
-    idle_after_seconds: float = 300.0
-    grace_seconds: float = 120.0
-    """How long gpumap watches a holder before it is idle, and before it is unused."""
-    restart_after_seconds: float = RESTART_AFTER_SECONDS
-    """For how long a fault that only a new container solves must last before gpumap reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +39,23 @@ class Joined:
     attribution: Attribution
     recent_processes: Mapping[Uuid, RecentProcesses]
     leaf_uses: Mapping[Uuid, LeafUse]
-    stale_after_seconds: float
+    rules: Rules
     uids: Mapping[PodName, PodUid]
     """UIDs of pods that have exactly one possible UID, or have measured processes."""
-
-    @property
-    def can_report_unassigned(self) -> bool:
-        return _can_report_unassigned(self.listing, self.observations)
 
 
 def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Joined:
     """Join the observations with the memory."""
     nvml = observations.nvml.value if isinstance(observations.nvml, Observed) else None
     procs = observations.procfs.value if isinstance(observations.procfs, Observed) else NO_PROCESSES
-    identity = _newest_identity(memory, observations, rules.stale_after_seconds)
+    identity = observations.pod_identity
+    if isinstance(identity, Failed):
+        identity = rules.if_young(memory.pod_identity, observations.finished)
     files = identity.value if identity else None
     inventory = take_inventory(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
-    listing = choose_listing(memory, observations, files, procs, rules.stale_after_seconds)
-    can_report_unassigned = _can_report_unassigned(listing, observations)
+    listing = choose_listing(memory, observations, files, procs, rules)
+    identity_read_now = isinstance(observations.pod_identity, Observed)
+    can_report_unassigned = listing.read_now and identity_read_now
     pod_table = _pod_table(listing, files, memory, read_together=can_report_unassigned, node_name=rules.node_name)
     pods = listing.pods if listing.current else ()
     kubelet = observations.kubelet
@@ -114,7 +84,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         inventory=inventory,
         procs=procs,
         identity_current=identity is not None,
-        identity_read_now=isinstance(observations.pod_identity, Observed),
+        identity_read_now=identity_read_now,
         list_current=listing.current,
         can_report_unassigned=can_report_unassigned,
         is_trusted=rules.is_trusted,
@@ -139,26 +109,9 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         attribution=attribution,
         recent_processes=recent,
         leaf_uses=_leaf_uses(inventory, attribution, memory.recent_processes, recent),
-        stale_after_seconds=rules.stale_after_seconds,
+        rules=rules,
         uids={**attribution.measured_uids, **pod_table.uid_of},
     )
-
-
-def _newest_identity(
-    memory: Memory, observations: Observations, stale_after_seconds: float
-) -> Observed[PodIdentity] | None:
-    """Return the newest identity reading that is young enough to serve."""
-    newest = observations.pod_identity
-    if isinstance(newest, Failed):
-        before = memory.pod_identity
-        is_young = before and observations.finished.monotonic - before.at.monotonic < stale_after_seconds
-        return before if is_young else None
-    return newest
-
-
-def _can_report_unassigned(listing: Listing, observations: Observations) -> bool:
-    """List and identity are both of this collection. Older ones lack a pod that has just started."""
-    return listing.read_now and isinstance(observations.pod_identity, Observed)
 
 
 def _pod_table(

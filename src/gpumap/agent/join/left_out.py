@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumap.agent.join.pods import PodTable
-from gpumap.model.observations import CheckpointEntry, ListedPod, PodUid, ProcTable, ResourceDevices
+from gpumap.model.observations import CheckpointEntry, ListedPod, ProcTable, ResourceDevices
+from gpumap.model.terms import PodUid
 
 
 def add_left_out(pods: tuple[ListedPod, ...], pod_table: PodTable, procs: ProcTable) -> tuple[ListedPod, ...]:

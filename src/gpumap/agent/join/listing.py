@@ -11,24 +11,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpumap.agent.join.memory import Memory
+from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.shares import SecondListing
 from gpumap.model.observations import (
     DeviceId,
     Failed,
     KubeletAnswer,
     ListedPod,
+    Moment,
     Observations,
     Observed,
     PodIdentity,
-    PodName,
-    PodUid,
     ProcTable,
     ResourceDevices,
 )
+from gpumap.model.terms import PodName, PodUid
 
 Pods = tuple[ListedPod, ...]
 
-GRACE_SECONDS = 60.0
+RELIST_SECONDS = 60.0
+"""The grace period: how long a restarted kubelet may take to list all of its pods."""
 REASONS_OF_RESTART = frozenset({"socket_missing", "connection_refused", "unavailable"})
 """The kubelet was not running if a call failed for one of these. A slow or busy kubelet fails for others."""
 
@@ -59,17 +61,18 @@ def choose_listing(
     observations: Observations,
     identity: PodIdentity | None,
     procs: ProcTable,
-    stale_after_seconds: float,
+    rules: Rules,
 ) -> Listing:
     """Choose between the new List and the remembered one, and apply the grace period after a restart."""
-    now = observations.finished.monotonic
+    now = observations.finished
     answer = observations.kubelet
     if not isinstance(answer, Observed):
-        return _remembered_listing(memory, answer, now, stale_after_seconds)
-    back_at, awaited = _after_restart(memory, answer, now)
+        return _remembered_listing(memory, answer, now, rules)
+    back_at, awaited = _after_restart(memory, answer, now.monotonic)
     kept = _still_present(memory, awaited, identity, procs) if awaited else {}
     pods = answer.value.pods
     second_answer = _second_answer(memory, answer, kept)
+    has_second = answer.value.second is not None and answer.value.second.pods is not None
     return Listing(
         pods=tuple(sorted((*pods, *(pod for pod in awaited if pod.pod_name in kept)))) if kept else pods,
         allocatable=answer.value.allocatable,
@@ -80,14 +83,14 @@ def choose_listing(
         away=False,
         awaited=awaited,
         kept=kept,
-        second=_second(answer, second_answer, now, stale_after_seconds, read_now=_has_second(answer.value)),
+        second=_second(answer, rules.if_young(second_answer, now), read_now=has_second),
         second_answer=second_answer,
     )
 
 
-def _remembered_listing(memory: Memory, failed: Failed | None, now: float, stale_after_seconds: float) -> Listing:
+def _remembered_listing(memory: Memory, failed: Failed | None, now: Moment, rules: Rules) -> Listing:
     before = memory.kubelet
-    young = before if before and now - before.at.monotonic < stale_after_seconds else None
+    young = rules.if_young(before, now)
     return Listing(
         pods=memory.pods,
         allocatable=young.value.allocatable if young else None,
@@ -98,7 +101,7 @@ def _remembered_listing(memory: Memory, failed: Failed | None, now: float, stale
         awaited=memory.awaited,
         kept=memory.pod_table.kept if memory.pod_table else {},
         away=memory.kubelet_away or (failed is not None and failed.complaints[-1].reason in REASONS_OF_RESTART),
-        second=_second(before, memory.second, now, stale_after_seconds, read_now=False),
+        second=_second(before, rules.if_young(memory.second, now), read_now=False),
         second_answer=memory.second,
     )
 
@@ -116,23 +119,12 @@ def _second_answer(
     return Observed(tuple(sorted((*pods, *kept_pods))) if kept_pods else pods, answer.at, 0.0)
 
 
-def _has_second(answer: KubeletAnswer) -> bool:
-    return answer.second is not None and answer.second.pods is not None
-
-
 def _second(
-    kubelet: Observed[KubeletAnswer] | None,
-    newest: Observed[Pods] | None,
-    now: float,
-    stale_after_seconds: float,
-    *,
-    read_now: bool,
+    kubelet: Observed[KubeletAnswer] | None, young: Observed[Pods] | None, *, read_now: bool
 ) -> SecondListing | None:
     if kubelet is None or kubelet.value.second is None:
         return None
-    if newest is None or now - newest.at.monotonic >= stale_after_seconds:
-        return SecondListing((), read_now)
-    return SecondListing(newest.value, read_now)
+    return SecondListing(young.value if young else (), read_now)
 
 
 def _after_restart(
@@ -142,7 +134,7 @@ def _after_restart(
     back_at, awaited = memory.kubelet_back_at, memory.awaited
     if memory.kubelet is not None and (memory.kubelet_away or memory.kubelet.value.socket != answer.value.socket):
         back_at, awaited = answer.at.monotonic, memory.pods
-    if back_at is None or now - back_at >= GRACE_SECONDS:
+    if back_at is None or now - back_at >= RELIST_SECONDS:
         return back_at, ()
     listed = {pod.pod_name for pod in answer.value.pods}
     assigned = _device_ids(answer.value.pods)

@@ -17,10 +17,10 @@ from gpumap.agent.join.recent_processes import RecentProcesses
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.stalled import StallMemory
 from gpumap.agent.join.xids import XidMemory
-from gpumap.model.node import Finding, SourceHealth
-from gpumap.model.observations import KubeletAnswer, ListedPod, Moment, Observed, PodIdentity, PodName, PodUid
+from gpumap.model.node import Finding, SourceHealth, Workload
+from gpumap.model.observations import KubeletAnswer, ListedPod, Moment, Observed, PodIdentity
 from gpumap.model.readings import Uuid
-from gpumap.model.workloads import Workload
+from gpumap.model.terms import PodName, PodUid
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,6 @@ from gpumap.model.observations import Failed, ListedPod, Moment, NvmlReading, Ob
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import HiddenDevice
 
-RESTART_AFTER_SECONDS = 30.0
-"""How long a fault must last."""
 COLLECTIONS = 3
 """In how many collections a fault must be seen. A plugin may list a new device a moment before NVML does. The first
 worker process exits with the old library, and the next one may find the new one."""
@@ -74,7 +72,7 @@ def find_hidden(
     before: HiddenMemory,
     visible: VisibleMigDevices | None,
     at: Moment,
-    after_seconds: float = RESTART_AFTER_SECONDS,
+    after_seconds: float,
 ) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
     """Return the devices that are hidden, and since when.
 
@@ -126,17 +124,14 @@ def visible_mig_devices(
         return None
     instances = [one for gpu in inventory.gpus if gpu.reading for one in gpu.reading.instances]
     denied = frozenset(one.uuid for one in instances if one.denied)
-    rows = (*(allocatable or ()), *_held_devices(pods))
+    held = (devices for pod in pods for container in pod.containers for devices in container.devices)
+    rows = (*(allocatable or ()), *held)
     return VisibleMigDevices(
         readable=frozenset(one.uuid for one in instances) - denied,
         denied=denied,
         named=frozenset(_named(inventory, rows, is_gpu_resource)) if allocatable else None,
         layout=frozenset((*inventory.parents, *(one.uuid for one in instances))),
     )
-
-
-def _held_devices(pods: Iterable[ListedPod]) -> Iterator[ResourceDevices]:
-    return (row for pod in pods for container in pod.containers for row in container.devices)
 
 
 def _named(

@@ -17,17 +17,15 @@ from gpumap.model.observations import (
     CheckpointEntry,
     ClaimPods,
     ContainerLink,
-    ContainerName,
     DeviceId,
     ListedPod,
     LogTree,
     PodIdentity,
     PodLogs,
-    PodName,
-    PodUid,
     ReportedPod,
     ResourceDevices,
 )
+from gpumap.model.terms import ContainerName, PodName, PodUid
 
 _CONTAINER_ID_DIGITS = 64
 
@@ -254,7 +252,7 @@ def tabulate(
         claimants=_claimants(pods, files.dra.claims or (), name_of),
         uid_of=uid_of,
         single=single,
-        written=frozenset(pod.pod_name for pod in pods if pod.pod_name in single and index.is_written(pod)),
+        written=frozenset(pod.pod_name for pod in pods if pod.pod_name in single and index.written(pod) is not None),
         name_of=name_of,
         last_names=last_names,
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
@@ -448,15 +446,11 @@ class UidIndex:
             return in_files or reported or set()
         return in_files & reported
 
-    def is_written(self, pod: ListedPod) -> bool:
-        """Whether the checkpoint or a claim has the pod's UID. Then log trees only choose among UIDs."""
-        return self._written(pod) is not None
-
     def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""
         in_logs = self._in_logs.get(name, set())
         current = in_logs - self._superseded
-        written = [uids for uids in map(self._written, namesakes) if uids is not None]
+        written = [uids for uids in map(self.written, namesakes) if uids is not None]
         if not written:
             return current or None
         # Assigned devices are always in a file: a directory without a row belongs to a predecessor. A row of an ended
@@ -470,13 +464,20 @@ class UidIndex:
         # If they have no UID in common, the pod has just started, or the file is an old copy.
         return (fitting & in_logs) or (fitting | current if fitting else fitting)
 
-    def _written(self, pod: ListedPod) -> set[PodUid] | None:
-        """Return the UIDs with all of this pod's devices and claims in files; `None` if no file would have them."""
+    def written(self, pod: ListedPod) -> set[PodUid] | None:
+        """Return the UIDs with all of this pod's devices and claims in files; `None` if no file would have them.
+
+        Log trees only choose among these UIDs.
+        """
         found = [uids for uids in (self._by_rows(pod), self._by_claims(pod)) if uids is not None]
         return set.intersection(*found) if found else None
 
     def _by_rows(self, pod: ListedPod) -> set[PodUid] | None:
-        return _uids_by_rows(pod, self._rows) if self._rows is not None and _has_devices(pod) else None
+        """Return the UIDs with rows that have all listed devices of this pod."""
+        listed = [(one.name, devices) for one in pod.containers for devices in one.devices if devices.ids]
+        if self._rows is None or not listed:
+            return None
+        return set.intersection(*({row.pod_uid for row in self._rows.matching(*one)} for one in listed))
 
     def _by_claims(self, pod: ListedPod) -> set[PodUid] | None:
         """A claim is in the file from before the first container starts until the last one has ended."""
@@ -485,18 +486,3 @@ class UidIndex:
         if self._claims is None or not named:
             return None
         return set.intersection(*(self._claims.get(claim, set()) for claim in named))
-
-
-def _has_devices(pod: ListedPod) -> bool:
-    return any(devices.ids for container in pod.containers for devices in container.devices)
-
-
-def _uids_by_rows(pod: ListedPod, rows: CheckpointRows) -> set[PodUid]:
-    """Return the UIDs with rows that have all listed devices of this pod."""
-    found = [
-        {row.pod_uid for row in rows.matching(container.name, devices)}
-        for container in pod.containers
-        for devices in container.devices
-        if devices.ids
-    ]
-    return set.intersection(*found) if found else set()

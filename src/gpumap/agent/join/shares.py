@@ -14,15 +14,9 @@ from typing import NamedTuple
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable
 from gpumap.model.device_ids import ByMinor, ByUuid
-from gpumap.model.observations import (
-    ContainerName,
-    ListedContainer,
-    ListedPod,
-    PodName,
-    ResourceDevices,
-    ScheduledShare,
-)
+from gpumap.model.observations import ListedContainer, ListedPod, ResourceDevices, ScheduledShare
 from gpumap.model.readings import Uuid
+from gpumap.model.terms import ContainerName, PodName
 
 _RESERVATION_POD = re.compile("(gpu-reservation|runai-reservation-gpu)-.+", re.DOTALL)
 _RESERVATION_CONTAINERS = frozenset({"resource-reservation", "runai-reservation"})

@@ -6,7 +6,8 @@ from msgspec import structs
 
 from gpumap.model import remedies
 from gpumap.model.node import SourceHealth
-from gpumap.model.observations import Complaint, Failed, Observations, Observed, Source
+from gpumap.model.observations import Complaint, Failed, Observations, Observed
+from gpumap.model.terms import Source
 
 _REASONS = {
     Source.KUBELET: (

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.join.accounting import GPUS_AWAY_MAX, LATE_SECONDS, elapsed
+from gpumap.agent.join.rules import GPUS_AWAY_MAX, Rules
 from gpumap.model.node import Device, Gpu
 from gpumap.model.observations import Moment
-from gpumap.model.readings import Activity, GpuReading, ProcessSample, Uuid
+from gpumap.model.readings import Activity, GpuReading, Uuid
 from gpumap.model.terms import Owner
 
 BUSY_RATIO = 0.95
@@ -50,7 +50,7 @@ def watch_for_stalls(
     gpus: Iterable[Gpu],
     devices: Iterable[Device],
     at: Moment,
-    stale_after_seconds: float,
+    rules: Rules,
 ) -> tuple[dict[Uuid, StallMemory], tuple[Gpu, ...]]:
     """Return what to remember, and the GPUs with their idle power and for how long they have been busy without work."""
     by_uuid = {device.uuid: device for device in devices}
@@ -58,7 +58,7 @@ def watch_for_stalls(
     watched = []
     for gpu in gpus:
         last = before.get(gpu.uuid, StallMemory(at))
-        if gpu.reading is None or elapsed(at) - elapsed(last.at) > stale_after_seconds + LATE_SECONDS:
+        if gpu.reading is None or rules.is_gap(last.at, at):
             last = StallMemory(at, idle_watts=last.idle_watts)
         memory, seconds = last, None
         if gpu.reading is not None:
@@ -75,12 +75,12 @@ def _watch(
     """Return what to remember, and for how long it has been busy without work, if that is known."""
     free_since = (before.free_since or at) if reading.processes == () and reading.utilization_ratio == 0 else None
     idle_watts = before.idle_watts
-    if free_since and elapsed(at) - elapsed(free_since) >= FREE_SECONDS and reading.power_watts:
+    if free_since and at.since(free_since) >= FREE_SECONDS and reading.power_watts:
         idle_watts = min(reading.power_watts, idle_watts or reading.power_watts)
-    seconds = elapsed(at) - elapsed(before.at)
+    seconds = at.since(before.at)
     works = _works(before.reading, reading, seconds, idle_watts, device)
     since = (before.since or at) if works is False else None
-    busy_seconds = elapsed(at) - elapsed(since) if since else None if works is None else 0.0
+    busy_seconds = at.since(since) if since else None if works is None else 0.0
     if before.reading and seconds < MEASURED_SECONDS:  # measure from that reading the next time, too
         at, reading = before.at, before.reading
     return StallMemory(at, reading, idle_watts, free_since, since), busy_seconds
@@ -94,14 +94,15 @@ def _works(
         return None
     if reading.utilization_ratio < BUSY_RATIO:
         return True
+    span = before, reading, seconds
     signs = [
         before is not None and before.processes != reading.processes,
         _others_compute(reading, device),
         *_draws(before, reading, seconds, idle_watts),
         _is_throttled(reading),
         _is_active(before, reading),
-        _exceeds(_pcie_bytes, PCIE_BYTES_PER_SECOND, before, reading, seconds),
-        _exceeds(_nvlink_bytes, NVLINK_BYTES_PER_SECOND, before, reading, seconds),
+        _exceeds(lambda one: _sum(one.pcie_transmit_bytes, one.pcie_receive_bytes), PCIE_BYTES_PER_SECOND, *span),
+        _exceeds(lambda one: _sum(one.nvlink_transmit_bytes, one.nvlink_receive_bytes), NVLINK_BYTES_PER_SECOND, *span),
     ]
     return None if None in signs and not any(signs) else any(signs)
 
@@ -114,7 +115,7 @@ def _others_compute(reading: GpuReading, device: Device | None) -> bool | None:
     if device is None or not reading.processes:
         return None
     pids = {one.pid for one in reading.processes}
-    if any(one.pid not in pids and any(structs.astuple(one)[1:]) for one in reading.samples or ()):
+    if any(one.pid not in pids and any(one.ratios) for one in reading.samples or ()):
         return True  # a process that started and ended in between
     if any(one.owner is Owner.UNKNOWN and one.processes for one in device.owners):
         return None
@@ -147,7 +148,7 @@ def _is_active(before: GpuReading | None, reading: GpuReading) -> bool | None:
     controller, activity = reading.memory_controller_busy_ratio, reading.activity
     if controller is not None and controller > ACTIVITY_RATIO:
         return True
-    if reading.encoder_ratio or reading.decoder_ratio or any(map(_codes, reading.samples or ())):
+    if reading.encoder_ratio or reading.decoder_ratio or any(one.uses_video for one in reading.samples or ()):
         return True
     if activity is None:
         return None if controller is None or (before is not None and before.activity is not None) else False
@@ -156,20 +157,8 @@ def _is_active(before: GpuReading | None, reading: GpuReading) -> bool | None:
     return None if None in (controller, activity.tensor_ratio, activity.dram_ratio) else False
 
 
-def _codes(sample: ProcessSample) -> bool:
-    return any((sample.encoder_ratio, sample.decoder_ratio, sample.jpeg_ratio, sample.ofa_ratio))
-
-
 def _pipes(one: Activity) -> tuple[float | None, ...]:
     return one.tensor_ratio, one.dram_ratio, one.fp64_ratio, one.fp32_ratio, one.fp16_ratio, one.video_ratio
-
-
-def _pcie_bytes(reading: GpuReading) -> int | None:
-    return _sum(reading.pcie_transmit_bytes, reading.pcie_receive_bytes)
-
-
-def _nvlink_bytes(reading: GpuReading) -> int | None:
-    return _sum(reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes)
 
 
 def _sum(sent: int | None, received: int | None) -> int | None:

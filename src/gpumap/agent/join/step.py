@@ -10,10 +10,11 @@ from msgspec import structs
 
 from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
-from gpumap.agent.join.joined import Joined, Rules, join_sources
+from gpumap.agent.join.joined import Joined, join_sources
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
 from gpumap.agent.join.pcie import count_pcie
+from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.source_health import answers, record_health
 from gpumap.agent.join.stalled import watch_for_stalls
 from gpumap.agent.join.xids import count_xids
@@ -46,7 +47,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         list_current=joined.listing.current,
         finished=observations.finished.monotonic,
     )
-    hidden_memory, hidden = _find_hidden(joined, rules)
+    hidden_memory, hidden = _find_hidden(joined)
     lost_memory, lost_driver = find_lost_driver(
         memory.lost_driver, observations.nvml, observations.finished, rules.restart_after_seconds
     )
@@ -60,13 +61,11 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         pcie=pcie,
         hidden=hidden_memory,
         lost_driver=lost_memory,
-        ledger=account(memory.ledger, measurements, rules.stale_after_seconds),
+        ledger=account(memory.ledger, measurements, rules),
         xids=xid_memory,
     )
-    node = _node(joined, after, containers, xids, container_xids, rules)
-    stalls, gpus = watch_for_stalls(
-        memory.stalls, node.gpus, node.devices, observations.nvml.at, rules.stale_after_seconds
-    )
+    node = _node(joined, after, containers, xids, container_xids)
+    stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners))
     node = _judged(structs.replace(node, gpus=gpus), processes, memory.findings)
     after = replace(after, stalls=stalls, findings=node.findings or ())
@@ -77,7 +76,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         processes=processes,
         answered=after.answered,
         collections=tuple(sorted(after.collections.items())),
-        expires=_expiry(joined, rules.stale_after_seconds),
+        expires=_expiry(joined),
         has_short_process=describe.has_short_process(joined),
         hidden=hidden,
         lost_driver=lost_driver,
@@ -91,9 +90,8 @@ def _node(
     containers: tuple[ContainerOnDevice, ...],
     xids: tuple[GpuXids, ...],
     container_xids: tuple[ContainerXids, ...],
-    rules: Rules,
 ) -> Node:
-    observations, inventory = joined.observations, joined.inventory
+    observations, inventory, rules = joined.observations, joined.inventory, joined.rules
     capabilities = _capabilities(joined)
     return Node(
         timestamp=observations.finished.wall,
@@ -149,7 +147,7 @@ def _count_collection(before: Mapping[str, int], observations: Observations) -> 
     return counts
 
 
-def _expiry(joined: Joined, stale_after_seconds: float) -> float | None:
+def _expiry(joined: Joined) -> float | None:
     """Return the first moment at which data of an earlier collection becomes too old to serve."""
     observations, answer = joined.observations, joined.listing.answer
     served = []
@@ -160,11 +158,11 @@ def _expiry(joined: Joined, stale_after_seconds: float) -> float | None:
         served.append(second.at.monotonic)
     if isinstance(observations.pod_identity, Failed) and joined.identity is not None:
         served.append(joined.identity.at.monotonic)
-    return min(served) + stale_after_seconds if served else None
+    return min(served) + joined.rules.stale_after_seconds if served else None
 
 
-def _find_hidden(joined: Joined, rules: Rules) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
-    listing = joined.listing
+def _find_hidden(joined: Joined) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
+    listing, rules = joined.listing, joined.rules
     visible = None
     if listing.read_now:
         visible = visible_mig_devices(joined.inventory, listing.pods, listing.allocatable, rules.is_gpu_resource)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import add
 from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from gpumap.agent.join.attribution import (
     Attributed,
@@ -21,11 +22,9 @@ from gpumap.agent.join.attribution import (
     memory_of_all,
 )
 from gpumap.agent.join.recent_processes import EndedProcess
-from gpumap.model.node import HostUse, OwnerUse
-from gpumap.model.observations import ContainerName, PodName, PodUid
+from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample
-from gpumap.model.terms import Owner
-from gpumap.model.workloads import OTHER, Workload
+from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
 ACTIVE_RATIO = 0.01
 """GPM's activity from which on a device works. An idle CUDA context does not read exactly 0."""
@@ -48,19 +47,19 @@ class Measured(Struct, frozen=True):
 
 
 class Times(NamedTuple):
-    """Time on each engine as ratios of the interval, summed over processes: they may exceed 1. `None`: unknown."""
+    """A `ProcessSample` summed over processes: the ratios may exceed 1. `None`: unknown."""
 
-    sm: float | None = None
-    memory_controller: float | None = None
-    encoder: float | None = None
-    decoder: float | None = None
-    jpeg: float | None = None
-    ofa: float | None = None
+    sm_ratio: float | None = None
+    memory_controller_busy_ratio: float | None = None
+    encoder_ratio: float | None = None
+    decoder_ratio: float | None = None
+    jpeg_ratio: float | None = None
+    ofa_ratio: float | None = None
 
 
+UNKNOWN_TIMES = Times()
 _NO_PROCESSES = ContainerProcesses((), 0, Owner.ASSIGNED)
 _NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
-_UNKNOWN_TIMES = Times()
 
 
 def ratio_of(time: float | None) -> float | None:
@@ -183,7 +182,7 @@ class LeafUse:
         uses = []
         for work, items in sorted(of_work.items()):
             times = self._known(*self._sum(items, ended.get(work, ())))
-            uses.append(HostUse(work, memory_of_all(items), len(items), ratio_of(times.sm)))
+            uses.append(HostUse(work, memory_of_all(items), len(items), ratio_of(times.sm_ratio)))
         return tuple(uses)
 
     def _sm_activity(self, name: ContainerName, uid: PodUid | None) -> float | None:
@@ -198,23 +197,18 @@ class LeafUse:
         self, items: Iterable[Attributed], ended: Iterable[ProcessSample | None]
     ) -> tuple[tuple[float, ...], bool]:
         """Return the known time on each engine, and whether that is all of the time."""
-        sm = memory_controller = encoder = decoder = jpeg = ofa = 0.0
+        total = _NO_TIME.ratios
         complete = self.has_samples
         for sample in (*[self.times[item.process.pid] for item in items], *ended):
             if sample is None:
                 complete = False
-                continue
-            sm += sample.sm_ratio
-            memory_controller += sample.memory_controller_busy_ratio
-            encoder += sample.encoder_ratio
-            decoder += sample.decoder_ratio
-            jpeg += sample.jpeg_ratio
-            ofa += sample.ofa_ratio
-        return (sm, memory_controller, encoder, decoder, jpeg, ofa), complete
+            else:
+                total = tuple(map(add, total, sample.ratios))
+        return total, complete
 
     def _known(self, total: tuple[float, ...], complete: bool) -> Times:
         if not complete:
-            return _UNKNOWN_TIMES
+            return UNKNOWN_TIMES
         if not self.stray:
             return Times(*total)
         known = (None if not time and is_stray else time for time, is_stray in zip(total, self.stray, strict=True))
@@ -267,7 +261,7 @@ def measure_leaf(
             activity=activity,
         )
     if activity is not None:  # samples show which processes did the work that GPM measured
-        is_coded = any(one.encoder_ratio or one.decoder_ratio or one.jpeg_ratio or one.ofa_ratio for one in samples)
+        is_coded = any(one.uses_video for one in samples)
         computes = activity.computes and not any(map(_is_busy, samples))
         activity = activity._replace(computes=computes, codes=activity.codes and not is_coded)
     by_pid: dict[int, ProcessSample | None] = dict.fromkeys(reading.unsampled)
@@ -293,7 +287,7 @@ def measure_leaf(
     # A listed process that /proc does not have has just ended. Without an earlier list, its container is unknown.
     named = {one.pid for one in ended} | {item.process.pid for item in processes.attributed if item.start is not None}
     unlisted = [one for one in samples if one.pid not in named]
-    stray = tuple(map(any, zip(*(structs.astuple(one)[1:] for one in unlisted), strict=True)))
+    stray = tuple(map(any, zip(*(one.ratios for one in unlisted), strict=True)))
     unresolved = {item.process.pid for item in processes.attributed if item.unresolved}
     works_unseen = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
     of_users = {item.process.pid for item in processes.attributed}
@@ -329,7 +323,7 @@ def _uncertain_pods(
 
 def _is_busy(sample: ProcessSample | None) -> bool:
     """Whether a process worked; also if that is unknown."""
-    return sample is None or any(structs.astuple(sample)[1:])
+    return sample is None or any(sample.ratios)
 
 
 def _shown_work(work: Workload | None, names: Container[Workload]) -> Workload:

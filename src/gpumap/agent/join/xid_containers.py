@@ -12,8 +12,8 @@ from typing import NamedTuple
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.inventory import Inventory
 from gpumap.model.node import ContainerOnDevice
-from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid, XidError
+from gpumap.model.terms import ContainerName
 
 CARRIED_SECONDS = 60.0
 """During an outage, a container is taken as present for so long. A restart of the kubelet then loses no event, and a

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpumap.agent.join.accounting import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS, Key
+from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.inventory import Inventory
+from gpumap.agent.join.rules import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.agent.join.xid_containers import (
     ContainersOnDevices,
     LastPresent,

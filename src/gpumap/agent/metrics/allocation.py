@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from gpumap.model.families import Family, Series
-from gpumap.model.node import ContainerAccount, ContainerOnDevice, Grant
+from gpumap.model.families import Family, Rows, Series
+from gpumap.model.node import ContainerAccount, ContainerOnDevice
 from gpumap.model.snapshot import Snapshot
 
 CONTAINER_LABELS = ("namespace", "pod", "container", "uuid")
+DEVICES = Rows(("uuid",), lambda snapshot: (((leaf.uuid,), leaf) for leaf in snapshot.node.devices))
 
 
 def container_labels(row: ContainerOnDevice | ContainerAccount) -> tuple[str, str, str, str]:
     return row.namespace, row.pod, row.container, row.uuid
 
 
-def _held(name: str, help: str, value: Callable[[Grant], float | None]) -> Family:
-    """Return a family on what a container holds."""
-
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for row in snapshot.containers:
-            if row.grant is not None and (found := value(row.grant)) is not None:
-                yield Series(container_labels(row), found)
-
-    return Family(name, "gauge", help, CONTAINER_LABELS, read)
+_GRANTS = Rows(
+    CONTAINER_LABELS,
+    lambda snapshot: ((container_labels(row), row.grant) for row in snapshot.containers if row.grant is not None),
+)
 
 
 def _slots(snapshot: Snapshot) -> Iterator[Series]:
@@ -37,12 +33,6 @@ def _allocatable(snapshot: Snapshot) -> Iterator[Series]:
     for leaf in snapshot.node.devices:
         for resource, count in leaf.allocatable.items():
             yield Series((leaf.uuid, resource), count)
-
-
-def _holders(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.node.devices:
-        if leaf.holders is not None and not leaf.may_have_more:
-            yield Series((leaf.uuid,), leaf.holders)
 
 
 def _reserved(snapshot: Snapshot) -> Iterator[Series]:
@@ -60,13 +50,8 @@ def _unhealthy(snapshot: Snapshot) -> Iterator[Series]:
     return (Series(labels, 1) for labels in sorted(rows))
 
 
-def _pod_info(snapshot: Snapshot) -> Iterator[Series]:
-    for pod in snapshot.node.pods:
-        yield Series((pod.namespace, pod.pod, pod.uid), 1)
-
-
 ALLOCATION = (
-    _held(
+    _GRANTS.gauge(
         "gpumap_allocation_info",
         "The kubelet assigned at least one slot of the device to the container, or a scheduler granted it a share.",
         lambda grant: 1,
@@ -85,12 +70,10 @@ ALLOCATION = (
         ("uuid", "resource"),
         _allocatable,
     ),
-    Family(
+    DEVICES.gauge(
         "gpumap_device_holders",
-        "gauge",
         "Containers that hold at least one slot of the device, or a share that a scheduler granted.",
-        ("uuid",),
-        _holders,
+        lambda leaf: None if leaf.may_have_more else leaf.holders,
     ),
     Family(
         "gpumap_device_reserved_info",
@@ -106,12 +89,12 @@ ALLOCATION = (
         ("namespace", "pod", "container", "resource", "reason"),
         _unmatched,
     ),
-    _held(
+    _GRANTS.gauge(
         "gpumap_container_allocated_gpus",
         "Share of a physical GPU that the container holds. 1 is a whole GPU.",
         lambda grant: grant.gpus,
     ),
-    _held(
+    _GRANTS.gauge(
         "gpumap_container_allocated_gpu_memory_bytes",
         "GPU memory granted to the container. Absent if its kind of sharing grants no memory.",
         lambda grant: grant.memory_bytes,
@@ -123,7 +106,13 @@ ALLOCATION = (
         ("namespace", "pod", "container", "resource", "device_id"),
         _unhealthy,
     ),
-    Family("gpumap_pod_info", "gauge", "A pod that holds or uses a GPU.", ("namespace", "pod", "uid"), _pod_info),
+    Family(
+        "gpumap_pod_info",
+        "gauge",
+        "A pod that holds or uses a GPU.",
+        ("namespace", "pod", "uid"),
+        lambda snapshot: [Series((pod.namespace, pod.pod, pod.uid), 1) for pod in snapshot.node.pods],
+    ),
     Family(
         "gpumap_node_info",
         "gauge",

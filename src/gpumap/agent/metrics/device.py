@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from gpumap.agent.metrics.use import used
-from gpumap.model.families import Family, Kind, Series
+from gpumap.agent.metrics.use import USES
+from gpumap.model.families import Family, Kind, Rows, Series
 from gpumap.model.node import Device, Gpu
-from gpumap.model.readings import Activity, DeviceMemory, GpuReading
+from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
 
-
-def measured(name: str, help: str, value: Callable[[GpuReading], float | None], kind: Kind = "gauge") -> Family:
-    """Return a family with one value for each GPU."""
-
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for gpu in snapshot.node.gpus:
-            if gpu.reading is not None and (found := value(gpu.reading)) is not None:
-                yield Series((gpu.uuid,), found)
-
-    return Family(name, kind, help, ("gpu_uuid",), read)
+GPUS = Rows(("gpu_uuid",), lambda snapshot: (((gpu.uuid,), gpu) for gpu in snapshot.node.gpus))
+READINGS = Rows(
+    ("gpu_uuid",), lambda snapshot: (((gpu.uuid,), gpu.reading) for gpu in snapshot.node.gpus if gpu.reading)
+)
+_MEMORY = Rows(
+    ("uuid",), lambda snapshot: (((leaf.uuid,), leaf.memory) for leaf in snapshot.node.devices if leaf.memory)
+)
+_ACTIVITY = Rows(
+    ("uuid",), lambda snapshot: (((leaf.uuid,), leaf.activity) for leaf in snapshot.node.devices if leaf.activity)
+)
 
 
 def measured_by(
@@ -34,15 +34,6 @@ def measured_by(
                     yield Series((gpu.uuid, word), value)
 
     return Family(name, kind, help, ("gpu_uuid", label), read)
-
-
-def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float | None]) -> Family:
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for leaf in snapshot.node.devices:
-            if leaf.memory is not None and (found := value(leaf.memory)) is not None:
-                yield Series((leaf.uuid,), found)
-
-    return Family(name, "gauge", help, ("uuid",), read)
 
 
 def _label(value: object) -> str:
@@ -69,12 +60,6 @@ def _device_info(snapshot: Snapshot) -> Iterator[Series]:
     for device in snapshot.node.devices:
         if device.is_leaf and device.gpu_uuid in gpus:
             yield Series(_device_info_labels(device, gpus[device.gpu_uuid]), 1)
-
-
-def _last_success(snapshot: Snapshot) -> Iterator[Series]:
-    for gpu in snapshot.node.gpus:
-        if gpu.last_success is not None:
-            yield Series((gpu.uuid,), gpu.last_success)
 
 
 def _without_device(snapshot: Snapshot) -> Iterator[Series]:
@@ -114,27 +99,19 @@ DEVICE = (
         ),
         _device_info,
     ),
-    _on_leaf_memory(
-        "gpumap_device_memory_total_bytes", "Total memory of the device.", lambda memory: memory.total_bytes
-    ),
-    _on_leaf_memory(
+    _MEMORY.gauge("gpumap_device_memory_total_bytes", "Total memory of the device.", lambda memory: memory.total_bytes),
+    _MEMORY.gauge(
         "gpumap_device_memory_used_bytes",
         "Used memory of the device. Excludes memory reserved by the driver, if the driver reports it.",
         lambda memory: memory.used_bytes,
     ),
-    _on_leaf_memory(
+    _MEMORY.gauge(
         "gpumap_device_memory_reserved_bytes",
         "Memory of the device that the driver reserves for itself.",
         lambda memory: memory.reserved_bytes,
     ),
-    _on_leaf_memory("gpumap_device_memory_free_bytes", "Free memory of the device.", lambda memory: memory.free_bytes),
-    Family(
-        "gpumap_gpu_up",
-        "gauge",
-        "1 if the GPU answered in the last collection, else 0.",
-        ("gpu_uuid",),
-        lambda snapshot: [Series((gpu.uuid,), int(gpu.fault is None)) for gpu in snapshot.node.gpus],
-    ),
+    _MEMORY.gauge("gpumap_device_memory_free_bytes", "Free memory of the device.", lambda memory: memory.free_bytes),
+    GPUS.gauge("gpumap_gpu_up", "1 if the GPU answered in the last collection, else 0.", lambda gpu: int(gpu.up)),
     Family(
         "gpumap_gpu_fault_info",
         "gauge",
@@ -149,29 +126,25 @@ DEVICE = (
         ("gpu_uuid", "index", "minor", "pci_bus_id", "model", "reason"),
         _without_device,
     ),
-    Family(
-        "gpumap_gpu_last_success_timestamp_seconds",
-        "gauge",
-        "Unix time of the GPU's last answer.",
-        ("gpu_uuid",),
-        _last_success,
+    GPUS.gauge(
+        "gpumap_gpu_last_success_timestamp_seconds", "Unix time of the GPU's last answer.", lambda gpu: gpu.last_success
     ),
-    measured(
+    READINGS.gauge(
         "gpumap_gpu_utilization_ratio",
         "Share of time in which any kernel ran on the GPU (0-1), in the driver's last sample period.",
         lambda reading: reading.utilization_ratio,
     ),
-    measured(
+    READINGS.gauge(
         "gpumap_gpu_memory_controller_busy_ratio",
         "Share of time in which the GPU's memory was read or written (0-1), in the driver's last sample period.",
         lambda reading: reading.memory_controller_busy_ratio,
     ),
-    measured(
+    READINGS.gauge(
         "gpumap_gpu_memory_total_bytes",
         "Total memory of the GPU, over all its MIG devices.",
         lambda reading: reading.memory.total_bytes if reading.memory else None,
     ),
-    measured(
+    READINGS.gauge(
         "gpumap_gpu_memory_used_bytes",
         "Used memory of the GPU, over all its MIG devices. Excludes memory reserved by the driver, if the driver "
         "reports it.",
@@ -183,17 +156,16 @@ DEVICE = (
         "Temperature of the GPU, by sensor.",
         lambda reading: reading.temperatures_celsius,
     ),
-    measured("gpumap_gpu_power_watts", "Power draw of the GPU.", lambda reading: reading.power_watts),
-    measured(
+    READINGS.gauge("gpumap_gpu_power_watts", "Power draw of the GPU.", lambda reading: reading.power_watts),
+    READINGS.gauge(
         "gpumap_gpu_power_limit_watts",
         "Power limit that the driver enforces.",
         lambda reading: reading.power_limit_watts,
     ),
-    measured(
+    READINGS.counter(
         "gpumap_gpu_energy_joules_total",
         "Energy that the GPU used since its driver was loaded, as counted by the driver.",
         lambda reading: reading.energy_joules,
-        "counter",
     ),
     Family(
         "gpumap_driver_info",
@@ -205,12 +177,12 @@ DEVICE = (
 )
 
 CODEC = (
-    measured(
+    READINGS.gauge(
         "gpumap_gpu_encoder_utilization_ratio",
         "Share of time in which the GPU's video encoders were busy (0-1).",
         lambda r: r.encoder_ratio,
     ),
-    measured(
+    READINGS.gauge(
         "gpumap_gpu_decoder_utilization_ratio",
         "Share of time in which the GPU's video decoders were busy (0-1).",
         lambda r: r.decoder_ratio,
@@ -227,31 +199,27 @@ def _fabric_info(snapshot: Snapshot) -> Iterator[Series]:
 
 
 LINKS = (
-    measured(
+    READINGS.counter(
         "gpumap_gpu_pcie_transmit_bytes_total",
         "Bytes that the GPU sent over PCIe, as counted by the driver. If it reports only rates (GPM), gpumap "
         "integrates them over time.",
         lambda reading: reading.pcie_transmit_bytes,
-        "counter",
     ),
-    measured(
+    READINGS.counter(
         "gpumap_gpu_pcie_receive_bytes_total",
         "Bytes that the GPU received over PCIe, as counted by the driver. If it reports only rates (GPM), gpumap "
         "integrates them over time.",
         lambda reading: reading.pcie_receive_bytes,
-        "counter",
     ),
-    measured(
+    READINGS.counter(
         "gpumap_gpu_nvlink_transmit_bytes_total",
         "Bytes that the GPU sent over all of its NVLinks.",
         lambda reading: reading.nvlink_transmit_bytes,
-        "counter",
     ),
-    measured(
+    READINGS.counter(
         "gpumap_gpu_nvlink_receive_bytes_total",
         "Bytes that the GPU received over all of its NVLinks.",
         lambda reading: reading.nvlink_receive_bytes,
-        "counter",
     ),
     measured_by(
         "type",
@@ -272,57 +240,48 @@ LINKS = (
 # --- the group gpm ----------------------------------------------------------------------------------------------------
 
 
-def _active(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for leaf in snapshot.node.devices:
-            if (activity := leaf.activity) is not None and (found := value(activity)) is not None:
-                yield Series((leaf.uuid,), found)
-
-    return Family(name, "gauge", help, ("uuid",), read)
-
-
 GPM = (
-    _active(
+    _ACTIVITY.gauge(
         "gpumap_device_sm_activity_ratio",
         "Share of the device's SMs that were busy (0-1), mean over the interval. Hopper and later.",
         lambda activity: activity.sm_ratio,
     ),
-    _active(
+    _ACTIVITY.gauge(
         "gpumap_device_sm_occupancy_ratio",
         "Warps on the device's SMs as a ratio of their maximum (0-1), mean over the interval.",
         lambda activity: activity.sm_occupancy_ratio,
     ),
-    _active(
+    _ACTIVITY.gauge(
         "gpumap_device_tensor_activity_ratio",
         "Share of time in which the device's tensor cores were busy (0-1), mean over the interval.",
         lambda activity: activity.tensor_ratio,
     ),
-    _active(
+    _ACTIVITY.gauge(
         "gpumap_device_dram_activity_ratio",
         "Used share of the device's memory bandwidth (0-1), mean over the interval.",
         lambda activity: activity.dram_ratio,
     ),
-    _active(
+    _ACTIVITY.gauge(
         "gpumap_device_graphics_activity_ratio",
         "Share of time in which a graphics or compute engine of the device was busy (0-1), mean over the interval.",
         lambda activity: activity.graphics_ratio,
     ),
-    _active(
+    _ACTIVITY.gauge(
         "gpumap_device_fp64_activity_ratio",
         "Share of time in which the device's FP64 pipes were busy (0-1), without tensor cores, mean over the interval.",
         lambda activity: activity.fp64_ratio,
     ),
-    _active(
+    _ACTIVITY.gauge(
         "gpumap_device_fp32_activity_ratio",
         "Share of time in which the device's FP32 pipes were busy (0-1), mean over the interval.",
         lambda activity: activity.fp32_ratio,
     ),
-    _active(
+    _ACTIVITY.gauge(
         "gpumap_device_fp16_activity_ratio",
         "Share of time in which the device's FP16 pipes were busy (0-1), without tensor cores, mean over the interval.",
         lambda activity: activity.fp16_ratio,
     ),
-    used(
+    USES.gauge(
         "gpumap_container_sm_activity_ratio",
         "Share of the device's SMs that were busy (0-1), mean over the interval. Absent if several containers or "
         "unknown processes used the device, also for a short time.",

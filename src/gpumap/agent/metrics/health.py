@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
-from gpumap.agent.metrics.device import measured, measured_by
-from gpumap.model.families import Family, Series, whether
+from gpumap.agent.metrics.device import READINGS, measured_by
+from gpumap.model.families import Family, Rows, Series, whether
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
 
@@ -53,7 +53,7 @@ CLOCKS = (
         _clock_event_seconds,
         "counter",
     ),
-    measured(
+    READINGS.gauge(
         "gpumap_gpu_performance_state",
         "Performance state, from 0 (fastest) to 15 (slowest).",
         lambda reading: reading.performance_state,
@@ -80,12 +80,12 @@ MEMORY_ERRORS = (
         "Memory rows that the GPU replaced by spare rows, by type of their errors.",
         lambda reading: reading.remapped_rows,
     ),
-    measured(
+    READINGS.gauge(
         "gpumap_gpu_row_remap_pending",
         "1 if the GPU replaces rows at its next reset, else 0.",
         lambda reading: whether(reading.row_remap_pending),
     ),
-    measured(
+    READINGS.gauge(
         "gpumap_gpu_row_remap_failure",
         "1 if the GPU could not replace a row because no spare row was left, else 0.",
         lambda reading: whether(reading.row_remap_failure),
@@ -98,13 +98,12 @@ MEMORY_ERRORS = (
     ),
 )
 
+_OF_GPUS = Rows(("gpu_uuid",), lambda snapshot: (((xids.uuid,), xids) for xids in snapshot.node.xids))
 XIDS = (
-    Family(
+    _OF_GPUS.counter(
         "gpumap_gpu_xid_errors_total",
-        "counter",
         "XID errors of the GPU that gpumap received.",
-        ("gpu_uuid",),
-        lambda snapshot: [Series((xids.uuid,), sum(xids.counts.values())) for xids in snapshot.node.xids],
+        lambda xids: sum(xids.counts.values()),
     ),
     Family(
         "gpumap_gpu_xid_errors_by_code_total",
@@ -122,12 +121,10 @@ XIDS = (
             Series((*one.name, one.uuid, str(one.code)), one.errors) for one in snapshot.node.container_xids
         ],
     ),
-    Family(
+    _OF_GPUS.counter(
         "gpumap_xid_blind_seconds_total",
-        "counter",
         "Time without a registered XID event listener for the GPU.",
-        ("gpu_uuid",),
-        lambda snapshot: [Series((xids.uuid,), xids.blind_seconds) for xids in snapshot.node.xids],
+        lambda xids: xids.blind_seconds,
     ),
 )
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpumap.model.families import Family, Series
+from gpumap.agent.metrics.device import GPUS
+from gpumap.model.families import Family, Rows, Series
 from gpumap.model.snapshot import Snapshot
 
-
-def _sources_last_success(snapshot: Snapshot) -> Iterator[Series]:
-    for health in snapshot.node.sources:
-        if health.last_success is not None:
-            yield Series((health.source,), health.last_success)
+_SOURCES = Rows(("source",), lambda snapshot: (((health.source,), health) for health in snapshot.node.sources))
 
 
 def _sources_errors(snapshot: Snapshot) -> Iterator[Series]:
@@ -36,19 +33,15 @@ def self_families(version: str, python_version: str) -> tuple[Family, ...]:
             ("version", "python_version"),
             lambda snapshot: [Series((version, python_version), 1)],
         ),
-        Family(
+        _SOURCES.gauge(
             "gpumap_source_up",
-            "gauge",
             "1 if gpumap's last attempt to read the source succeeded, else 0.",
-            ("source",),
-            lambda snapshot: [Series((health.source,), int(health.up)) for health in snapshot.node.sources],
+            lambda health: int(health.up),
         ),
-        Family(
+        _SOURCES.gauge(
             "gpumap_source_last_success_timestamp_seconds",
-            "gauge",
             "Unix time of the source's last answer.",
-            ("source",),
-            _sources_last_success,
+            lambda health: health.last_success,
         ),
         Family(
             "gpumap_source_errors_total",
@@ -85,11 +78,9 @@ def self_families(version: str, python_version: str) -> tuple[Family, ...]:
             ("capability",),
             lambda snapshot: [Series((name,), int(present)) for name, present in snapshot.node.capabilities.items()],
         ),
-        Family(
+        GPUS.gauge(
             "gpumap_nvml_stuck_seconds",
-            "gauge",
             "Age of the driver call on the GPU that has not returned yet; 0 if there is none.",
-            ("gpu_uuid",),
-            lambda snapshot: [Series((gpu.uuid,), gpu.stuck_seconds) for gpu in snapshot.node.gpus],
+            lambda gpu: gpu.stuck_seconds,
         ),
     )

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS, container_labels
-from gpumap.model.families import Family, Series
-from gpumap.model.node import Use
+from gpumap.model.families import Family, Rows, Series
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
 
-
-def used(name: str, help: str, value: Callable[[Use], float | None]) -> Family:
-    """Return a family on the measured use of containers."""
-
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for row in snapshot.containers:
-            if row.use is not None and (found := value(row.use)) is not None:
-                yield Series(container_labels(row), found)
-
-    return Family(name, "gauge", help, CONTAINER_LABELS, read)
-
-
-def _owner_bytes(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.node.devices:
-        for use in leaf.owners:
-            if use.memory_bytes is not None:
-                yield Series((leaf.uuid, use.owner.value), use.memory_bytes)
-
-
-def _owner_processes(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.node.devices:
-        for use in leaf.owners:
-            if use.processes is not None:
-                yield Series((leaf.uuid, use.owner.value), use.processes)
+USES = Rows(
+    CONTAINER_LABELS,
+    lambda snapshot: ((container_labels(row), row.use) for row in snapshot.containers if row.use is not None),
+)
+_OWNERS = Rows(
+    ("uuid", "owner"),
+    lambda snapshot: (((leaf.uuid, use.owner.value), use) for leaf in snapshot.node.devices for use in leaf.owners),
+)
 
 
 def _unassigned(snapshot: Snapshot) -> Iterator[Series]:
@@ -41,24 +24,26 @@ def _unassigned(snapshot: Snapshot) -> Iterator[Series]:
 
 
 USE = (
-    used(
+    USES.gauge(
         "gpumap_container_gpu_memory_used_bytes",
         "Used GPU memory of the container on the device, as reported by the driver for each process. With unified "
         "memory, only what was allocated through the driver.",
         lambda use: use.memory_bytes,
     ),
-    used(
+    USES.gauge(
         "gpumap_container_gpu_memory_peak_bytes",
         "Highest GPU memory use since gpumap first saw the container, sampled at the collection interval.",
         lambda use: use.memory_peak_bytes,
     ),
-    used("gpumap_container_gpu_processes", "Processes of the container on the device.", lambda use: use.processes),
-    used(
+    USES.gauge(
+        "gpumap_container_gpu_processes", "Processes of the container on the device.", lambda use: use.processes
+    ),
+    USES.gauge(
         "gpumap_container_sm_utilization_ratio",
         "Share of time in which the container's kernels kept the device's SMs busy (0-1), mean over the interval.",
         lambda use: use.sm_ratio,
     ),
-    used(
+    USES.gauge(
         "gpumap_container_memory_controller_busy_ratio",
         "Share of time in which the container kept the memory controller busy (0-1), mean over the interval.",
         lambda use: use.memory_controller_busy_ratio,
@@ -70,36 +55,32 @@ USE = (
         CONTAINER_LABELS,
         _unassigned,
     ),
-    used(
+    USES.gauge(
         "gpumap_container_last_active_timestamp_seconds",
         "Unix time at which the container last worked on any engine, or may have worked. Until then, when gpumap first "
         "saw it. Absent if it is unknown whether it works now.",
         lambda use: use.last_active,
     ),
-    Family(
+    _OWNERS.gauge(
         "gpumap_device_memory_used_by_owner_bytes",
-        "gauge",
         "Used memory of the device, by category of its owner. The sum is gpumap_device_memory_used_bytes, if the "
         "device reports it.",
-        ("uuid", "owner"),
-        _owner_bytes,
+        lambda use: use.memory_bytes,
     ),
-    Family(
+    _OWNERS.gauge(
         "gpumap_device_processes",
-        "gauge",
         "Processes on the device, by category of their owner.",
-        ("uuid", "owner"),
-        _owner_processes,
+        lambda use: use.processes,
     ),
 )
 
 CODEC = (
-    used(
+    USES.gauge(
         "gpumap_container_encoder_utilization_ratio",
         "Share of time in which the container kept the video encoders busy (0-1), mean over the interval.",
         lambda use: use.encoder_ratio,
     ),
-    used(
+    USES.gauge(
         "gpumap_container_decoder_utilization_ratio",
         "Share of time in which the container kept the video decoders busy (0-1), mean over the interval.",
         lambda use: use.decoder_ratio,

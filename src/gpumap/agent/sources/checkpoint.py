@@ -23,12 +23,12 @@ from gpumap.model.observations import (
     Complaint,
     DeviceId,
     PluginAnswer,
-    PodUid,
     ResourceDevices,
     SourceAnswer,
     SourceError,
 )
 from gpumap.model.shown import and_more
+from gpumap.model.terms import PodUid
 
 
 class CheckpointRow(msgspec.Struct, frozen=True):

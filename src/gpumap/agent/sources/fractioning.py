@@ -24,15 +24,14 @@ from gpumap.model.device_ids import ByUuid, parse
 from gpumap.model.observations import (
     Complaint,
     ContainerLink,
-    ContainerName,
     DeviceId,
-    PodUid,
     ScheduledShare,
     SharingContainers,
     SourceAnswer,
 )
 from gpumap.model.plugins import MIB
 from gpumap.model.shown import and_more
+from gpumap.model.terms import ContainerName, PodUid
 
 MISSING, UNREADABLE, CORRUPT = "gpu_fractioning_missing", "gpu_fractioning_unreadable", "gpu_fractioning_corrupt"
 FILES_MAX = 4096

@@ -19,17 +19,16 @@ from gpumap.agent.sources.dra import DraSource
 from gpumap.model.observations import (
     Complaint,
     ContainerLink,
-    ContainerName,
     LogTree,
     PodIdentity,
     PodLogs,
-    PodUid,
     ReportedPod,
     SharingContainers,
     SourceAnswer,
     SourceError,
 )
 from gpumap.model.shown import and_more
+from gpumap.model.terms import ContainerName, PodUid
 
 _NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})
 # Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go). The rest must still

@@ -19,8 +19,9 @@ from msgspec import structs
 
 from gpumap.agent.sources.proc_files import Stat, opened, stat, text
 from gpumap.model import cgroups
+from gpumap.model.node import Workload
 from gpumap.model.observations import CgroupKind
-from gpumap.model.workloads import Workload, is_sluid, sluid_folder, slurm_job, stepd_folder, workload
+from gpumap.model.workloads import is_sluid, sluid_folder, slurm_job, stepd_folder, workload
 
 PASSWD_BYTES_MAX = 1 << 20
 SEARCH_SECONDS = 15.0

@@ -23,8 +23,8 @@ from gpumap.model import remedies
 from gpumap.model.check import Verdict, check, short_line
 from gpumap.model.families import Family, NumberedFamilies
 from gpumap.model.node import Node, encode, json_bytes
-from gpumap.model.observations import Source
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Source
 
 Form = Literal["text", "openmetrics", "map", "history"]
 Wanted = Form | tuple[Literal["path"], str]

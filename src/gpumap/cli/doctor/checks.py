@@ -29,11 +29,14 @@ _NO_ANSWER = SourceHealth("")
 """A source that the node does not have."""
 
 
+Judge = Callable[[Node, Facts | None], Outcome | None]
+
+
 class Check(NamedTuple):
     """A check of a node. `judge` returns `None` if there is nothing to say, such as without `Facts`."""
 
     name: str
-    judge: Callable[[Node, Facts | None], Outcome | None]
+    judge: Judge
     required: bool = False
     of_kubelet: bool = False
     """It is of no use on a machine without a kubelet (--no-kubelet)."""
@@ -169,27 +172,19 @@ def _identity_remedy(node_map: Node, capability: str, reason: str) -> str | None
     return of_reason or node_map.remedies.get(capability) or remedies.CAPABILITIES.get(capability)
 
 
-def _second_list(node_map: Node, facts: Facts | None) -> Outcome | None:
-    return _on_request(node_map, Source.KUBELET, SECOND_LIST, facts.second_list if facts else None)
-
-
-def _pods_api(node_map: Node, facts: Facts | None) -> Outcome | None:
-    return _on_request(node_map, Source.POD_IDENTITY, "pods_api_", facts.pods_api if facts else None)
-
-
-def _gpu_fractioning(node_map: Node, facts: Facts | None) -> Outcome | None:
-    return _on_request(node_map, Source.POD_IDENTITY, "gpu_fractioning_", facts.gpu_fractioning if facts else None)
-
-
-def _on_request(node_map: Node, source: Source, prefix: str, answer: Answer | None) -> Outcome | None:
+def _requested(source: Source, prefix: str, fact: Callable[[Facts], Answer | None]) -> Judge:
     """Judge a part of a source that a flag turns on. A map shows it only while it fails."""
-    reported = _source(node_map, source)
-    reason, detail = (reported.reason, reported.detail) if reported.reason.startswith(prefix) else ("", "")
-    if answer is not None:
-        reason, detail = answer.reason, answer.detail
-    if not reason:
-        return Outcome("ok", answer.seen) if answer else None
-    return Outcome(_state_of(reason), "", _words(reason, detail), remedies.SOURCES[source].get(reason))
+
+    def judge(node_map: Node, facts: Facts | None) -> Outcome | None:
+        reported, answer = _source(node_map, source), fact(facts) if facts else None
+        reason, detail = (reported.reason, reported.detail) if reported.reason.startswith(prefix) else ("", "")
+        if answer is not None:
+            reason, detail = answer.reason, answer.detail
+        if not reason:
+            return Outcome("ok", answer.seen) if answer else None
+        return Outcome(_state_of(reason), "", _words(reason, detail), remedies.SOURCES[source].get(reason))
+
+    return judge
 
 
 def _push(node_map: Node, facts: Facts | None) -> Outcome:
@@ -348,9 +343,9 @@ OPTIONAL_CHECKS = (
     Check("unmatched_slots", _unmatched_slots, of_kubelet=True),
 )
 REQUESTED_CHECKS = (
-    Check("second_list", _second_list),
-    Check("gpu_fractioning", _gpu_fractioning),
-    Check("pods_api", _pods_api),
+    Check("second_list", _requested(Source.KUBELET, SECOND_LIST, lambda facts: facts.second_list)),
+    Check("gpu_fractioning", _requested(Source.POD_IDENTITY, "gpu_fractioning_", lambda facts: facts.gpu_fractioning)),
+    Check("pods_api", _requested(Source.POD_IDENTITY, "pods_api_", lambda facts: facts.pods_api)),
 )
 """Of sources that a flag turns on. They have no row without it."""
 UNMATCHED_BY_REASON = "unmatched_slots/<reason>"

@@ -6,7 +6,6 @@ is not 0: if no series names the holders of a device, it is not free.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +18,8 @@ from gpumap.cli.fleet.queries import AskedFamily, DeviceInfo, DevicelessGpu
 from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, nodes_of
 from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
-from gpumap.model.devices import NO_CONTAINER, sources_up, with_others
-from gpumap.model.findings import in_order, in_short
+from gpumap.model.devices import NO_CONTAINER, place_of, sources_up, with_others
+from gpumap.model.findings import in_order, why_of
 from gpumap.model.gaps import gaps_of
 from gpumap.model.node import (
     ContainerOnDevice,
@@ -213,7 +212,7 @@ def _join(found: NodeSeries) -> None:
 
 def node_of(found: NodeSeries) -> Node:
     """Return what series have of a node."""
-    devices = tuple(sorted(map(partial(_device, found), _uuids(found)), key=_place))
+    devices = tuple(sorted(map(partial(_device, found), _uuids(found)), key=place_of))
     gpus = tuple(sorted(_gpus(devices, found), key=lambda gpu: (gpu.index, gpu.uuid)))
     unmatched = tuple(_unmatched(found))
     capabilities = {name: bool(present) for (name,), present in found.of(queries.CAPABILITY).items()}
@@ -375,13 +374,6 @@ def _memory(found: NodeSeries, uuid: str, *, of_gpu: bool = False) -> DeviceMemo
     return DeviceMemory(total, used, max(total - used - (reserved or 0), 0), reserved)
 
 
-def _place(device: Device) -> tuple[float, float, float, str]:
-    """Sort by NVML's numbers; devices without them come last."""
-    mig = device.mig
-    ids = (mig.gpu_instance_id, mig.compute_instance_id) if mig else (math.inf, math.inf)
-    return math.inf if device.index is None else device.index, *ids, device.uuid
-
-
 def _nvml_number(text: str) -> int | None:
     """Return NVML's number; None for other text, and for a number that no machine has."""
     return int(text) if len(text) < _DIGITS_MAX and text.isascii() and text.isdigit() else None
@@ -470,7 +462,7 @@ def _findings(found: NodeSeries, indices: Mapping[str, int]) -> Iterator[Finding
             since=since,
             gpus=found.value(queries.FINDING_GPUS, *labels),
             memory_bytes=found.whole(queries.FINDING_MEMORY, *labels),
-            why=in_short(kind, reason, max(now - since, 0.0)),
+            why=why_of(kind, reason, max(now - since, 0.0)),
             remedy=remedies.of_finding(kind, reason, indices.get(uuid)),
         )
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.model.devices import node_of_namespace
 from gpumap.model.node import VERSION
-from gpumap.model.observations import ContainerName
+from gpumap.model.terms import ContainerName
 
 
 def of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:

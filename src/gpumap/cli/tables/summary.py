@@ -210,8 +210,4 @@ def _head(sums: FleetSums) -> str:
 
 def _exact(values: Values, names: Iterable[str]) -> dict[str, float | None]:
     """Return these quantities, `None` if they are not known."""
-    return {one: None if one not in values else _rounded(one, values[one]) for one in names}
-
-
-def _rounded(quantity: str, value: float) -> float:
-    return round(value, 3) if quantity in _GPUS else round(value)
+    return {one: None if one not in values else round(values[one], 3 if one in _GPUS else None) for one in names}

@@ -114,7 +114,7 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _summed(title: str, key: str, *, spare: bool = False) -> Column[GroupSums]:
+def _summed(title: str, key: str, *, spare: int = 0) -> Column[GroupSums]:
     return amount(title, size, lambda one: _whole(one.sums[key]), spare=spare)
 
 
@@ -122,7 +122,7 @@ GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
     amount("IDLE GPUS", ratio, lambda one: one.sums["idle_gpus"]),
     amount("IDLE HOLDERS", number, lambda one: _whole(one.sums["idle_holders"])),
     _summed("UNUSED", "unused_bytes"),
-    _summed("OVER", "over_bytes", spare=True),
+    _summed("OVER", "over_bytes", spare=1),
     _summed("SQUATTERS", "squatter_bytes"),
     _summed("LEFTOVERS", "leftover_bytes"),
 )

@@ -21,8 +21,9 @@ from gpumap.agent.sources.dra import parse_prepared, parse_state
 from gpumap.lab.capture.answers import is_gpus
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.demo.texts import prepared_claim
-from gpumap.model.observations import ClaimPods, PodUid, PreparedDevice
+from gpumap.model.observations import ClaimPods, PreparedDevice
 from gpumap.model.readings import Uuid
+from gpumap.model.terms import PodUid
 
 Rename = Callable[[str], str]
 

@@ -16,7 +16,8 @@ from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.lab.demo.schedule import cues
 from gpumap.lab.demo.texts import cgroup_text, link_name, link_target, tree_name
 from gpumap.lab.demo.world import World, world
-from gpumap.model.observations import Listening, NvmlReading, PodLogs, XidError
+from gpumap.model.observations import NvmlReading, PodLogs
+from gpumap.model.readings import Listening, XidError
 
 TICK_SECONDS = 0.25
 OWN_CGROUP = "/system.slice/gpumap.service"

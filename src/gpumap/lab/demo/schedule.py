@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gpumap.lab.demo.names import Pids, derived_uuid, digest, number, static_uid
 from gpumap.lab.demo.scenario_model import Container, Gpu, HostProcess, Pod, Process, Scenario, Xid
-from gpumap.model.observations import PodUid
+from gpumap.model.terms import PodUid
 
 BOOT_TICKS = 3 * 8_640_000
 """The node was up for three days when the demo began."""

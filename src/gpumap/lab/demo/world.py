@@ -16,7 +16,6 @@ from gpumap.lab.demo.texts import cgroup_text, checkpoint_text, notes_text, pod_
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
-    ContainerName,
     DeviceId,
     ListedContainer,
     ListedPod,
@@ -25,6 +24,7 @@ from gpumap.model.observations import (
     ResourceDevices,
 )
 from gpumap.model.readings import GpuReading
+from gpumap.model.terms import ContainerName
 
 TREE_DELAY = 0.5
 """From a pod's admission to its log directory."""

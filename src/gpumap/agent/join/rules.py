@@ -1,0 +1,54 @@
+"""Decisions that hold for every part of the join: those of the user, and how long gpumap waits and remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gpumap.model.observations import Moment, Observed
+
+_Answer = TypeVar("_Answer")
+
+KEPT_SECONDS = 300.0
+"""How long gpumap keeps the peak, accounts and XIDs of a container after it was last present (accounting.md)."""
+UNSEEN_SECONDS = 3600.0
+"""How long gpumap keeps its counters while an outage of the kubelet or of NVML hides whether it is gone."""
+GPUS_AWAY_MAX = 64
+"""How many GPUs gpumap remembers that are no longer on the node. They may come back."""
+RESTART_AFTER_SECONDS = 30.0
+"""How long a fault that only a new container solves must last before gpumap reports it."""
+LATE_SECONDS = 5.0
+"""How late a reading may arrive (collect.DEADLINE_SECONDS). If --interval is as long as --stale-after, each reading
+would be too late without it."""
+CLOCKS_APART_SECONDS = 1.0
+"""Two clocks are read a moment apart. A larger difference is a suspended machine, or a clock that was set."""
+
+
+def _none(_namespace: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Decisions of the user: the node's name and address, which resources are GPUs, for how long gpumap serves old
+    data, and the namespaces of reservations and of trusted pods."""
+
+    node_name: str
+    internal_ip: str
+    is_gpu_resource: Callable[[str], bool]
+    stale_after_seconds: float
+    is_reserving: Callable[[str], bool] = _none
+    is_trusted: Callable[[str], bool] = _none
+    idle_after_seconds: float = 300.0
+    grace_seconds: float = 120.0
+    """How long gpumap watches a holder before it is idle, and before it is unused."""
+    restart_after_seconds: float = RESTART_AFTER_SECONDS
+
+    def if_young(self, answer: Observed[_Answer] | None, now: Moment) -> Observed[_Answer] | None:
+        """Return an answer that is young enough to serve."""
+        return answer if answer and now.monotonic - answer.at.monotonic < self.stale_after_seconds else None
+
+    def is_gap(self, before: Moment, at: Moment) -> bool:
+        """Whether two collections are so far apart that gpumap did not watch the time between them."""
+        return at.since(before) > self.stale_after_seconds + LATE_SECONDS
