@@ -34,6 +34,24 @@ def found(where: str, title: str = "Findings", about: str = "", sorted_by: str =
     )
 
 
+def summed(key: Key, where: str, about: str) -> Table:
+    """The same, added up by kind for each value of a label."""
+    by = f"cluster, {key.label}, finding"
+    return Table(
+        title=f"Findings by {key.label}",
+        about=f"{about} {ABOUT}",
+        keys=(Key("cluster", "Cluster"), key, Key("finding", "Finding")),
+        columns=(
+            Column(f"count by ({by}) ({q.finding('since_timestamp_seconds', where)})", "Findings", decimals=0),
+            Column(f"sum by ({by}) ({q.finding('gpus', where)})", "GPUs", decimals=2),
+            Column(f"sum by ({by}) ({q.finding('memory_bytes', where)})", "Memory", unit="bytes"),
+        ),
+        sorted_by="GPUs",
+        absent=NONE,
+        width=12,
+    )
+
+
 def unjudged(where: str) -> Table:
     return Table(
         title="Nodes that cannot judge",

@@ -7,11 +7,12 @@ records, and the findings.
 from __future__ import annotations
 
 from boards import queries as q
-from boards.findings import ABOUT, found, unjudged
-from boards.links import CLUSTERED, TO_NAMESPACE, TO_NODE, whose
+from boards.findings import ABOUT, found, summed, unjudged
+from boards.links import CLUSTERED, NODE_KEY, TO_NAMESPACE, TO_NODE, whose
 from boards.panels import RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table
 
 NAMESPACES = f'{q.CLUSTER}, namespace=~"$namespace"'
+NAMESPACE_KEY = Key("namespace", "Namespace", TO_NAMESPACE)
 IN_NAMESPACE, ON_NODE = "cluster, namespace", "cluster, node"
 
 
@@ -182,7 +183,7 @@ BY_NAMESPACE = Row(
             title="Namespaces",
             about="Idle and unused are of the findings below. An empty cell is none or unknown: "
             "granted if the sharing grants no memory, busy on MIG devices of unknown activity.",
-            keys=(Key("cluster", "Cluster"), Key("namespace", "Namespace", TO_NAMESPACE)),
+            keys=(Key("cluster", "Cluster"), NAMESPACE_KEY),
             columns=(
                 Column(HELD, "GPUs held", decimals=2),
                 Column(COMPUTING, "Computing", decimals=2),
@@ -200,6 +201,12 @@ BY_NAMESPACE = Row(
 FINDINGS = Row(
     "Findings",
     (
+        summed(
+            NAMESPACE_KEY,
+            NAMESPACES,
+            "Which teams waste most, the most GPUs first. A broken GPU has no namespace.",
+        ),
+        summed(NODE_KEY, NAMESPACES, "Which nodes have findings, the most GPUs first."),
         found(NAMESPACES, width=18),
         unjudged(q.CLUSTER),
         found(
@@ -217,7 +224,7 @@ WHERE = Row(
         Table(
             title="Nodes",
             about="An empty cell is unknown: busy if no SM time or activity is known, used if no card answers.",
-            keys=(Key("cluster", "Cluster"), Key("node", "Node", TO_NODE)),
+            keys=(Key("cluster", "Cluster"), NODE_KEY),
             columns=(
                 Column(GPUS, "GPUs", decimals=0),
                 Column(f"{GPUS} - {ANSWERING}", "Do not answer", decimals=0, steps=((1, RED),)),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.deploy.chart import CHART, IMAGE, helm
+from tests.deploy.chart import CHART, IMAGE, OLDEST, helm
 
 ROOT = CHART.parent.parent
 NAMESPACE = "gpumap"
@@ -42,7 +42,9 @@ def manifests() -> dict[Path, str]:
 def _rendered(*values: str) -> Iterator[tuple[str, str]]:
     """Each object's kind and text, without the labels by which Helm knows its own, and without hooks."""
     settings = (word for value in (IMAGE, *values) for word in ("--set", value))
-    done = helm("template", "gpumap", CHART, "--namespace", NAMESPACE, "--skip-tests", *settings)
+    done = helm(
+        "template", "gpumap", CHART, "--namespace", NAMESPACE, "--skip-tests", "--kube-version", OLDEST, *settings
+    )
     if done.returncode:
         raise RuntimeError(f"helm template {' '.join(values)}: {done.stderr}")
     for part in re.split(r"^---\n", done.stdout, flags=re.MULTILINE):

@@ -14,7 +14,7 @@ import pytest
 from tests import standin
 from tests.cluster import layout
 from tests.cluster.node import NODE_NAME
-from tests.deploy.chart import render
+from tests.deploy.chart import OLDEST, render
 from tests.deploy.image import IMAGE, Builder, copy_source
 from tests.deploy.image_bases import BUILD, RUNTIME
 
@@ -56,7 +56,8 @@ class AgentPod:
             values.append(f"extraEnv[2].name=NODE_NAME,extraEnv[2].value={self.node_name}")
         if self.interval_seconds != DEFAULT_INTERVAL_SECONDS:
             values.append(f"interval={self.interval_seconds * 1000:.0f}ms")
-        template = render(*values, *self.values, release=self.name)["DaemonSet"]["spec"]["template"]
+        made = render(*values, *self.values, release=self.name, version=OLDEST)
+        template = made["DaemonSet"]["spec"]["template"]
         spec = template["spec"]
         # A static pod belongs to its node, and has no service account: without an API server there is none.
         del spec["serviceAccountName"]

@@ -199,13 +199,46 @@ def test_a_record_is_what_a_board_takes_in_its_place(world: World, record: str) 
     eventually(alike, about=lambda: (record, raw))
 
 
+def query_of(uid: str, title: str, column: str, **chosen: str) -> str:
+    """What a table of a board asks for a column."""
+    (panel,) = (one for one in BOARDS[uid]["panels"] if one["title"] == title and one["type"] == "table")
+    titles = panel["transformations"][1]["options"]["renameByName"]
+    (letter,) = (name.removeprefix("Value #") for name, shown in titles.items() if shown == column)
+    (query,) = (target["expr"] for target in panel["targets"] if target["refId"] == letter)
+    return fill_in(query, chosen)
+
+
+def test_the_longest_idle_do_no_work(world: World) -> None:
+    """No row is of a container that computes on the device at that moment, while others of the node do."""
+    idle = query_of("gpumap-fleet", "Longest idle", "GPUs")
+    working = "gpumap_container_sm_utilization_ratio > 0"
+    assert len(world.plain.ask(idle)) > 1
+    assert len(world.plain.ask(working)) > 1
+    assert world.plain.ask(f"{idle} and on (node, namespace, pod, container, uuid) {working}") == []
+
+
+@pytest.mark.parametrize("label", ["namespace", "node"])
+def test_findings_are_added_up(world: World, label: str) -> None:
+    """Each finding of the fleet is in one row for its namespace, and in one for its node."""
+    every, counted = (
+        "gpumap_finding_since_timestamp_seconds",
+        query_of("gpumap-fleet", f"Findings by {label}", "Findings"),
+    )
+    rows = f"count by ({label}, finding) ({every})"
+    eventually(
+        lambda: (
+            world.plain.value(f"count(({counted}) == on ({label}, finding) {rows})")
+            == world.plain.value(f"count({rows})")
+        ),
+        about=lambda: world.plain.ask(counted),
+    )
+
+
 def test_each_sharer_of_a_card_has_its_own_value(world: World, places: Sequence[Mapping[str, str]]) -> None:
     """Two pods on one card: the table shows what each uses, and neither shows the card's."""
     panel = next(one for one in BOARDS["gpumap-app"]["panels"] if one["type"] == "table")
-    titles = panel["transformations"][1]["options"]["renameByName"]
-    (letter,) = (name.removeprefix("Value #") for name, title in titles.items() if title == "Used")
-    (query,) = (target["expr"] for target in panel["targets"] if target["refId"] == letter)
-    used = world.plain.by("pod", fill_in(query, {"uuid": places[0]["uuid"]}))
+    query = query_of("gpumap-app", panel["title"], "Used", uuid=places[0]["uuid"])
+    used = world.plain.by("pod", query)
     assert used == {"ranker": 11 * 2**30, "recommender": 19 * 2**30}
 
 

@@ -29,6 +29,8 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+OLDEST, NEWEST = "1.27", "1.37"
+"""The versions of Kubernetes that the chart is for."""
 IMAGE = "image.repository=gpumap"
 """The one value that has no default."""
 
@@ -40,17 +42,22 @@ def settings(values: tuple[str, ...]) -> Iterator[str]:
 
 
 @cache
-def _rendered(values: tuple[str, ...], release: str, namespace: str, chart: Path) -> str:
-    done = helm("template", release, chart, "--namespace", namespace, *settings(values))
+def _rendered(values: tuple[str, ...], release: str, namespace: str, chart: Path, version: str) -> str:
+    cluster = ("--namespace", namespace, "--kube-version", version)
+    done = helm("template", release, chart, *cluster, *settings(values))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def render_all(
-    *values: str, release: str = "gpumap", namespace: str = "monitoring", chart: Path = CHART
+    *values: str,
+    release: str = "gpumap",
+    namespace: str = "monitoring",
+    chart: Path = CHART,
+    version: str = NEWEST,
 ) -> tuple[Manifest, ...]:
-    """Each object that the chart makes with `--set …`, the pod of `helm test` too."""
-    text = _rendered(values, release, namespace, chart)
+    """Each object that the chart makes with `--set …`, for a version of Kubernetes; the pod of `helm test` too."""
+    text = _rendered(values, release, namespace, chart, version)
     return tuple(document for document in yaml.load_all(text, yaml.CSafeLoader) if document)
 
 
@@ -61,9 +68,9 @@ def refusal(*values: str, release: str = "gpumap") -> str:
     return done.stderr
 
 
-def render(*values: str, release: str = "gpumap") -> dict[str, Manifest]:
+def render(*values: str, release: str = "gpumap", version: str = NEWEST) -> dict[str, Manifest]:
     """What `helm install --set …` would send, by kind."""
-    manifests = [one for one in render_all(*values, release=release) if not is_hook(one)]
+    manifests = [one for one in render_all(*values, release=release, version=version) if not is_hook(one)]
     by_kind = {manifest["kind"]: manifest for manifest in manifests}
     assert len(by_kind) == len(manifests), "one object of each kind"
     return by_kind

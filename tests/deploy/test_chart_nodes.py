@@ -154,15 +154,18 @@ def test_alternatives_stay_alternatives() -> None:
         ({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}, True),
         ({"key": "nvidia.com/gpu", "value": "true", "effect": "NoExecute"}, True),
         ({"key": "sku", "value": "gpu", "effect": "NoSchedule"}, True),
-        ({"key": "sku", "value": "spot", "effect": "NoSchedule"}, False),
-        ({"key": "node-role.kubernetes.io/control-plane", "value": "", "effect": "NoSchedule"}, False),
+        ({"key": "dedicated", "value": "training", "effect": "NoSchedule"}, True),
+        ({"key": "dedicated", "value": "training", "effect": "NoExecute"}, False),
     ],
     ids=lambda one: "=".join((one["key"], one["value"])) if isinstance(one, dict) else "",
 )
 def test_the_taints_of_gpu_nodes_are_tolerated(taint: Mapping[str, str], tolerated: bool) -> None:
-    """GKE, EKS and others taint GPU nodes nvidia.com/gpu, AKS's example sku=gpu; no other taint is tolerated."""
+    """GKE, EKS and others taint GPU nodes nvidia.com/gpu, AKS's example sku=gpu; others choose names of their own.
+
+    A taint with NoExecute of another name says that pods must leave.
+    """
     found = any(
-        one.get("key") == taint["key"]
+        one.get("key", taint["key"]) == taint["key"]
         and one.get("effect", taint["effect"]) == taint["effect"]
         and (one["operator"] == "Exists" or one.get("value") == taint["value"])
         for one in pod_of(render())["tolerations"]

@@ -1,7 +1,6 @@
 """The chart's pod: never more privileged than contract.md §7 says, in every variation, and what values change in it."""
 
 import argparse
-import re
 
 import pytest
 import yaml
@@ -10,7 +9,18 @@ import gpumap
 from gpumap.agent.flags import ALL_DIALECTS, FLAGS, add_flags
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.settings import resolve
-from tests.deploy.chart import CHART, Manifest, container_of, helm, host_paths, pod_of, render, render_all, settings
+from tests.deploy.chart import (
+    CHART,
+    OLDEST,
+    Manifest,
+    container_of,
+    helm,
+    host_paths,
+    pod_of,
+    render,
+    render_all,
+    settings,
+)
 from tests.deploy.chart_variations import VARIATIONS
 
 REAL_ROOT = "/var/lib/k0s/kubelet"
@@ -20,7 +30,7 @@ SCALARS = ("123", "true", "1e3", "null")
 """Names that YAML reads as something else where they stand without quotes."""
 
 
-LOOSENED = ("security contexts", "more of one's own")
+LOOSENED = ("security contexts", "more of one's own", "the node's network")
 """Variations that give the pod what it does not have otherwise."""
 
 
@@ -256,6 +266,39 @@ def test_an_annotation_of_ones_own_takes_the_place_of_the_charts() -> None:
     assert f"{key}: other" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("values", "image"),
+    [
+        (("image.registry=docker.io",), "docker.io/gpumap"),
+        (("global.imageRegistry=mirror.example.com/hub",), "mirror.example.com/hub/gpumap"),
+        (("image.registry=docker.io", "global.imageRegistry=mirror.example.com"), "mirror.example.com/gpumap"),
+    ],
+)
+def test_a_registry_stands_in_front(values: tuple[str, ...], image: str) -> None:
+    """A parent chart's replaces the chart's own."""
+    assert container_of(render(*values))["image"] == f"{image}:{gpumap.__version__}"
+
+
+def test_pull_secrets_of_a_parent_chart_are_used_too() -> None:
+    """Names or objects, as both are in use, before the chart's own; also for the pod of `helm test`."""
+    values = ("global.imagePullSecrets[0]=a", "global.imagePullSecrets[1].name=b", "imagePullSecrets[0].name=c")
+    pods = [
+        one["spec"].get("template", one)["spec"] for one in render_all(*values) if one["kind"] in ("DaemonSet", "Pod")
+    ]
+    assert [pod["imagePullSecrets"] for pod in pods] == 2 * [[{"name": "a"}, {"name": "b"}, {"name": "c"}]]
+
+
+def test_a_port_of_ones_own_is_the_pods() -> None:
+    """The agent listens there, and probes and Service follow by the name of the port."""
+    manifests = render("port=9500", "hostPort=9501")
+    container = container_of(manifests)
+    assert container["args"] == ["serve", "--listen=:9500"]
+    assert container["ports"] == [{"name": "metrics", "containerPort": 9500, "hostPort": 9501}]
+    assert container["livenessProbe"]["httpGet"]["port"] == "metrics"
+    (port,) = manifests["Service"]["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (9401, "metrics")
+
+
 def test_a_digest_wins_over_the_tag() -> None:
     """An image named by digest is pulled by digest."""
     digest = "sha256:" + 64 * "a"
@@ -335,6 +378,9 @@ def test_one_agent_goes_before_the_next_comes() -> None:
 
 def test_it_serves_on_while_prometheus_learns_that_it_goes() -> None:
     """What runs before the signal outlasts Prometheus's two timers of 5 s, and leaves gpumap time to end."""
-    *_, sleep = container_of(render())["lifecycle"]["preStop"]["exec"]["command"]
-    (seconds,) = map(int, re.findall(r"time\.sleep\((\d+)\)", sleep))
+    seconds = container_of(render())["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert 10 < seconds < pod_of(render())["terminationGracePeriodSeconds"] - 5
+    for version, action in (("1.29", "exec"), ("1.30.0-gke.1", "sleep"), ("v1.31.4-eks-2d5f260", "sleep")):
+        assert list(container_of(render(version=version))["lifecycle"]["preStop"]) == [action]
+    *_, sleep = container_of(render(version=OLDEST))["lifecycle"]["preStop"]["exec"]["command"]
+    assert f"time.sleep({seconds})" in sleep

@@ -100,6 +100,67 @@ def test_alerts_can_have_more_labels() -> None:
     assert [rule.get("labels") for group in found for rule in group["rules"] if "record" in rule] == given
 
 
+def test_an_alert_can_wait_longer() -> None:
+    """`for` changes that of the named alert, and nothing else."""
+    given = alerts(rendered_groups())
+    assert given["GpumapGpuIdle"]["for"] == "1h"
+    found = alerts(rendered_groups("prometheusRule.for.GpumapGpuIdle=4h"))
+    assert found == given | {"GpumapGpuIdle": given["GpumapGpuIdle"] | {"for": "4h"}}
+
+
+GPU, CONTAINER = 'node="n",gpu_uuid="GPU-a"', 'node="n",namespace="ml",pod="p",container="c",uuid="GPU-a"'
+FINDING = f"gpumap_finding_since_timestamp_seconds{{{CONTAINER},finding="
+PLAYED = {
+    f'{FINDING}"idle",reason="no_activity"}}': "60x300",
+    f'{FINDING}"fault",reason="xid_48"}}': "60x300",
+    f"gpumap_pod_info{{{CONTAINER}}}": "1x300",
+    f"gpumap_gpu_utilization_ratio{{{GPU}}}": "0.9x300",
+    f'gpumap_gpu_temperature_celsius{{{GPU},sensor="gpu"}}': "80x300",
+    f'gpumap_gpu_temperature_celsius{{{GPU},sensor="memory"}}': "90x300",
+    'gpumap_device_memory_used_bytes{node="n",uuid="GPU-a"}': "92x300",
+    'gpumap_device_memory_total_bytes{node="n",uuid="GPU-a"}': "100x300",
+    f'gpumap_container_xid_errors_total{{{CONTAINER},xid="48"}}': "0x230 1x70",
+}
+"""promtool's notation, a sample each minute: a GPU that is rather busy, warm and full, idle for hours, and an error."""
+SENSITIVE = ("busyRatio=0.85", "memoryRatio=0.9", "temperatureCelsius=75")
+CHANGES: tuple[tuple[tuple[str, ...], set[str]], ...] = (
+    ((), {"GpumapGpuIdle", "GpumapGpuXid", "GpumapContainerXid"}),
+    (("thresholds.idleSeconds=86400", "ignoredXids={48}"), set()),
+    (
+        tuple(f"thresholds.{one}" for one in (*SENSITIVE, "idleSeconds=86400")),
+        {
+            "GpumapGpuBusy",
+            "GpumapGpuMemoryNearlyFull",
+            "GpumapGpuTemperatureHigh",
+            "GpumapGpuXid",
+            "GpumapContainerXid",
+        },
+    ),
+    (
+        ("thresholds.memoryTemperatureCelsius=85", "ignoredXids={13}", "for.GpumapGpuIdle=4h"),
+        {"GpumapGpuTemperatureHigh", "GpumapGpuXid", "GpumapContainerXid"},
+    ),
+)
+WATCHED = {name for _, names in CHANGES for name in names}
+
+
+@pytest.mark.parametrize(("values", "firing"), CHANGES)
+def test_thresholds_decide_what_fires(values: tuple[str, ...], firing: set[str], tmp_path: Path) -> None:
+    """promtool plays four hours of one GPU: which alerts fire depends on thresholds, ignoredXids and `for`."""
+    groups = rendered_groups(*(f"prometheusRule.{one}" for one in values))
+    (tmp_path / "rules.json").write_text(json.dumps({"groups": groups}))
+    series = [{"series": name.replace("{", '{job="gpumap",', 1), "values": values} for name, values in PLAYED.items()]
+    asked = {
+        "expr": f'group by (alertname) (ALERTS{{alertstate="firing",alertname=~"{"|".join(sorted(WATCHED))}"}})',
+        "eval_time": "4h",
+        "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(firing)],
+    }
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    file = tmp_path / "test.json"  # JSON is YAML
+    file.write_text(json.dumps({"rule_files": ["rules.json"], "evaluation_interval": "1m", "tests": [test]}))
+    accepted("test", "rules", file)
+
+
 @pytest.mark.parametrize("base", ["https://git.example.com/runbooks", "https://git.example.com/runbooks/"])
 def test_every_alert_links_to_its_page(base: str) -> None:
     """Where the pages are, with the name of a page that there is."""
@@ -166,7 +227,16 @@ def test_the_network_policy_lets_in_whom_it_names() -> None:
 SCC = "openshift.securityContextConstraints=true"
 
 
-@pytest.mark.parametrize("values", [(), ("privileges.hostPID=false",), ("tls.secretName=certificate",)])
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        ("privileges.hostPID=false",),
+        ("tls.secretName=certificate",),
+        ("hostNetwork=true",),
+        ("hostPort=9401",),
+    ],
+)
 def test_openshifts_constraints_allow_what_the_pod_has_and_no_more(values: tuple[str, ...]) -> None:
     """For the release's ServiceAccount alone: folders of the node, its processes where asked for, no capability."""
     manifests = render(SCC, *values, release="prod")
@@ -179,12 +249,18 @@ def test_openshifts_constraints_allow_what_the_pod_has_and_no_more(values: tuple
     assert constraints["seccompProfiles"] == ["runtime/default"]
     assert {next(iter(volume.keys() - {"name"})) for volume in pod["volumes"]} <= set(constraints["volumes"])
     allowed = {name for name, value in constraints.items() if name.startswith("allow") and value}
-    assert allowed == {"allowHostDirVolumePlugin"} | ({"allowHostPID"} if pod["hostPID"] else set())
+    asked = {
+        "allowHostDirVolumePlugin": True,
+        "allowHostPID": pod["hostPID"],
+        "allowHostNetwork": pod.get("hostNetwork"),
+        "allowHostPorts": pod.get("hostNetwork") or "hostPort" in container_of(manifests)["ports"][0],
+    }
+    assert allowed == {name for name, one in asked.items() if one}
 
 
 def test_openshifts_selinux_lets_the_agent_connect() -> None:
     """With the constraints comes the type spc_t, unless another is named; without them the runtime's own."""
     assert pod_of(render(SCC))["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
-    other = pod_of(render(SCC, "seLinuxOptions.type=gpumap_t"))
+    other = pod_of(render(SCC, "podSecurityContext.seLinuxOptions.type=gpumap_t"))
     assert other["securityContext"]["seLinuxOptions"] == {"type": "gpumap_t"}
     assert "seLinuxOptions" not in pod_of(render())["securityContext"]

@@ -17,10 +17,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.chart import CHART, Manifest, render_all
+from tests.deploy.chart import CHART, NEWEST, OLDEST, Manifest, render_all
 from tests.deploy.chart_variations import EVERYTHING, POD_MONITOR, VARIATIONS
 
 VERSIONS = tuple(f"1.{minor}" for minor in range(27, 38))
+CHANGED = "1.30"
+"""From this version on the chart makes other objects: the kubelet has a preStop action that sleeps."""
 CUSTOM = json.loads((Path(__file__).parents[1] / "schemas" / "custom-resources.json").read_text(encoding="utf-8"))
 CUSTOM_KINDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "SecurityContextConstraints"}
 
@@ -52,14 +54,16 @@ def validate_custom(manifest: Manifest) -> None:
 @pytest.mark.parametrize("variation", VARIATIONS)
 def test_every_version_accepts_every_variation(variation: str) -> None:
     """Each object fits each version of Kubernetes that the chart is for, or its owner's custom resource."""
-    for manifest in render_all(*VARIATIONS[variation]):
-        if manifest["kind"] in CUSTOM_KINDS:
-            validate_custom(manifest)
-            continue
-        text = json.dumps(manifest, sort_keys=True)
-        for version in VERSIONS:
-            if VERSIONS.index(version) >= VERSIONS.index(SINCE.get(variation, VERSIONS[0])):
-                validate(text, version)
+    at = VERSIONS.index(CHANGED)
+    for made_for, versions in ((OLDEST, VERSIONS[:at]), (NEWEST, VERSIONS[at:])):
+        for manifest in render_all(*VARIATIONS[variation], version=made_for):
+            if manifest["kind"] in CUSTOM_KINDS:
+                validate_custom(manifest)
+                continue
+            text = json.dumps(manifest, sort_keys=True)
+            for version in versions:
+                if VERSIONS.index(version) >= VERSIONS.index(SINCE.get(variation, OLDEST)):
+                    validate(text, version)
 
 
 def labels_in(value: Any) -> Iterator[tuple[str, str]]:
@@ -89,8 +93,9 @@ def test_names_and_labels_are_such_as_the_api_takes(variation: str, release: str
 
 def test_the_oldest_version_is_the_charts() -> None:
     """Chart.yaml lets in the versions that are checked here, from the first on."""
+    assert (VERSIONS[0], VERSIONS[-1]) == (OLDEST, NEWEST)
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    assert chart["kubeVersion"] == f">={VERSIONS[0]}.0-0"
+    assert chart["kubeVersion"] == f">={OLDEST}.0-0"
 
 
 def test_every_object_is_checked() -> None:

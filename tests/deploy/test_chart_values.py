@@ -38,6 +38,9 @@ REACHES: dict[str, Tried] = {
     "commonLabels.team": Tried("ml"),
     "commonAnnotations.note": Tried("hello"),
     "job": Tried("gpu-agents", ("serviceMonitor.enabled=true",)),
+    "global.imageRegistry": Tried("mirror.example.com"),
+    "global.imagePullSecrets[0]": Tried("registry"),
+    "image.registry": Tried("registry.example.com:5000"),
     "image.repository": Tried("registry.example.com:5000/ml/gpumap"),
     "image.tag": Tried("v9"),
     "image.digest": Tried("sha256:" + 64 * "a"),
@@ -54,7 +57,6 @@ REACHES: dict[str, Tried] = {
     "tolerations[0].operator": Tried("Exists"),
     "runtimeClassName": Tried("nvidia"),
     "resourceClaims[0].name": Tried("gpus", with_it=("resourceClaims[0].resourceClaimName=all",)),
-    "seLinuxOptions.type": Tried("spc_t"),
     "podSecurityContext.runAsGroup": Tried("0"),
     "securityContext.procMount": Tried("Default"),
     "openshift.securityContextConstraints": Tried("true"),
@@ -85,11 +87,18 @@ REACHES: dict[str, Tried] = {
     "extraObjects[0].kind": Tried(
         "ConfigMap", with_it=("extraObjects[0].apiVersion=v1", "extraObjects[0].metadata.name=more")
     ),
+    "extraManifests[0]": Tried("kind: ConfigMap"),
     "podLabels.tier": Tried("node"),
     "podAnnotations.note": Tried("hello"),
+    "port": Tried("9500"),
+    "hostPort": Tried("9500"),
+    "hostNetwork": Tried("true"),
     "service.enabled": Tried("false"),
     "service.type": Tried("NodePort"),
     "service.port": Tried("9500"),
+    "service.nodePort": Tried("30401", ("service.type=NodePort",)),
+    "service.clusterIP": Tried("None"),
+    "service.internalTrafficPolicy": Tried("Local"),
     "service.annotations.note": Tried("hello"),
     "service.labels.team": Tried("ml"),
     **{
@@ -100,6 +109,12 @@ REACHES: dict[str, Tried] = {
             "interval": Tried("1m"),
             "scrapeTimeout": Tried("9s"),
             "labels.release": Tried("prometheus"),
+            "additionalLabels.release": Tried("prometheus"),
+            "podTargetLabels[0]": Tried("team"),
+            "attachMetadata.node": Tried("true"),
+            "sampleLimit": Tried("50000"),
+            "labelLimit": Tried("40"),
+            "proxyUrl": Tried("http://proxy.example.com:3128"),
             "relabelings[0].targetLabel": Tried("region"),
             "metricRelabelings[0].action": Tried("drop"),
             "tlsConfig.insecureSkipVerify": Tried("true", TLS),
@@ -111,6 +126,13 @@ REACHES: dict[str, Tried] = {
     "prometheusRule.enabled": Tried("true"),
     "prometheusRule.namespace": Tried("observability", RULES),
     "prometheusRule.labels.release": Tried("prometheus", RULES),
+    "prometheusRule.additionalLabels.release": Tried("prometheus", RULES),
+    "prometheusRule.for.GpumapGpuIdle": Tried("4h", RULES),
+    **{
+        f"prometheusRule.thresholds.{name}": Tried("1", RULES)
+        for name in ("idleSeconds", "busyRatio", "memoryRatio", "temperatureCelsius", "memoryTemperatureCelsius")
+    },
+    "prometheusRule.ignoredXids[0]": Tried("13", RULES),
     "prometheusRule.alerts": Tried("false", RULES),
     "prometheusRule.disabledAlerts[0]": Tried("", RULES),
     "prometheusRule.alertLabels.team": Tried("platform", RULES),
@@ -169,8 +191,8 @@ def test_every_value_is_tried() -> None:
 
 
 def test_a_parent_chart_may_have_its_own() -> None:
-    """`global`, and `enabled` for a parent's condition, are let in and change nothing."""
-    assert render_all("global.imageRegistry=a", "enabled=true") == render_all()
+    """What other charts read of `global`, and `enabled` for a parent's condition, are let in and change nothing."""
+    assert render_all("global.storageClass=a", "enabled=true") == render_all()
 
 
 def test_the_schema_knows_exactly_the_documented_values() -> None:
@@ -178,7 +200,7 @@ def test_the_schema_knows_exactly_the_documented_values() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
     jsonschema.Draft7Validator(schema).validate(values)
-    assert values.keys() == schema["properties"].keys() - {"global", "enabled"}
+    assert values.keys() == schema["properties"].keys() - {"enabled"}
     definitions = schema["definitions"]
     for name, part in schema["properties"].items():
         part = definitions[part["$ref"].rpartition("/")[2]] if "$ref" in part else part
@@ -205,7 +227,7 @@ def test_what_is_emptied_is_refused_by_name_or_does_no_harm() -> None:
 
 
 def test_no_object_lets_unknown_names_in() -> None:
-    """Each object of the schema says which names it has, but for those that are Kubernetes' own."""
+    """Each object of the schema says which names it has, but for `global` and those that are Kubernetes' own."""
 
     def closed(part: Any) -> Iterator[str]:
         if isinstance(part, dict):
@@ -214,7 +236,9 @@ def test_no_object_lets_unknown_names_in() -> None:
             for one in part.values():
                 yield from closed(one)
 
-    assert list(closed(json.loads((CHART / "values.schema.json").read_text()))) == []
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    del schema["properties"]["global"]
+    assert list(closed(schema)) == []
 
 
 def test_the_schema_names_gpumaps_dialects_and_groups() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from scripts.generate_deploy import COMPONENTS, NAMESPACE, ROOT, manifests
-from tests.deploy.chart import Manifest, is_hook, render_all
+from tests.deploy.chart import OLDEST, Manifest, is_hook, render_all
 from tests.fences import read_blocks
 from tests.tools import tool
 
@@ -56,7 +56,7 @@ def overlay(folder: Path, *components: str, **more: object) -> Path:
 def rendered(*values: str) -> dict[tuple[str, str], Manifest]:
     """The chart's objects in deploy's namespace, without Helm's own labels and without the pod of `helm test`."""
     objects = {}
-    for manifest in render_all(*values, namespace=NAMESPACE):
+    for manifest in render_all(*values, namespace=NAMESPACE, version=OLDEST):
         if not is_hook(manifest):
             for one in (manifest, manifest.get("spec", {}).get("template")):
                 for name in HELMS_OWN if one else ():

@@ -21,7 +21,7 @@ import pytest
 from gpumap import __version__
 from tests.agent import PATIENCE_SECONDS, Agent
 from tests.demo_process import environment, fetch, listening, running, wait_for
-from tests.deploy.chart import container_of, render
+from tests.deploy.chart import OLDEST, container_of, render
 from tests.deploy.image import (
     EPOCH,
     IMAGE,
@@ -366,5 +366,5 @@ async def test_commands_beside_it(built: Built, node: Node, tmp_path: Path) -> N
         assert "/tmp/capture" in await container.execute("gpumap", "record", "/tmp/capture", *node.flags)
         read_only = "import os; print(bool(os.statvfs('/').f_flag & os.ST_RDONLY))"
         assert await container.execute("python3", "-c", read_only) == "True\n"
-        before_its_end = container_of(render())["lifecycle"]["preStop"]["exec"]["command"]
+        before_its_end = container_of(render(version=OLDEST))["lifecycle"]["preStop"]["exec"]["command"]
         assert await container.execute(*before_its_end) == ""

@@ -13,6 +13,9 @@ part of the values and stops at the first mistake, with one line.
 {{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) }}
   {{- fail "serviceMonitor.enabled: a ServiceMonitor finds the pods through the Service. Set service.enabled, or use podMonitor." }}
 {{- end }}
+{{- if and .Values.service.nodePort (eq .Values.service.type "ClusterIP") }}
+  {{- fail "service.nodePort: a Service of type ClusterIP has no port on the nodes. Set service.type." }}
+{{- end }}
 {{- range list "autoscaling" "opencost" }}
   {{- if and (index $.Values.prometheusRule .) (not $.Values.prometheusRule.enabled) }}
     {{- fail (printf "prometheusRule.%s is set, but prometheusRule.enabled is false: the chart would make no rules. Set prometheusRule.enabled." .) }}
@@ -54,18 +57,14 @@ part of the values and stops at the first mistake, with one line.
       {{- fail (printf "dialects: %s and dcgm49 share metric names. Select only one." .) }}
     {{- end }}
   {{- end }}
-  {{- range .extraArgs }}
-    {{- if eq "--no-native" . }}
-      {{- fail "extraArgs: --no-native: set native: false instead, so that the chart knows of it." }}
-    {{- end }}
-    {{- if regexMatch "^--dialect(=|$)" . }}
-      {{- fail (printf "extraArgs: %s: set dialects instead, so that the chart knows of it." .) }}
-    {{- end }}
-  {{- end }}
-  {{- $values := dict "GPUMAP_NO_NATIVE" "native" "GPUMAP_DIALECT" "dialects" }}
-  {{- range .extraEnv }}
-    {{- if hasKey $values .name }}
-      {{- fail (printf "extraEnv: %s: set %s instead, so that the chart knows of it." .name (get $values .name)) }}
+  {{- $values := dict "no-native" "native" "dialect" "dialects" "listen" "port" }}
+  {{- $given := dict }}
+  {{- range .extraArgs }}{{ $_ := set $given . (printf "extraArgs: %s" .) }}{{ end }}
+  {{- range .extraEnv }}{{ $_ := set $given .name (printf "extraEnv: %s" .name) }}{{ end }}
+  {{- range $one, $place := $given }}
+    {{- $flag := regexFind "^(--|GPUMAP_)[^=]+" $one | trimPrefix "--" | trimPrefix "GPUMAP_" | lower | replace "_" "-" }}
+    {{- with get $values $flag }}
+      {{- fail (printf "%s: set %s instead, so that the chart knows of it." $place .) }}
     {{- end }}
   {{- end }}
   {{- if not .native }}
@@ -80,16 +79,6 @@ part of the values and stops at the first mistake, with one line.
     {{- end }}
     {{- if .dashboards.enabled }}
       {{- fail "dashboards.enabled: the boards read the native metrics, so they need native: true." }}
-    {{- end }}
-  {{- end }}
-  {{- range .extraArgs }}
-    {{- if regexMatch "^--listen(=|$)" . }}
-      {{- fail (printf "extraArgs: %s: probes and Service look for the agent on port 9401 of its pod. The Service's own port is service.port." .) }}
-    {{- end }}
-  {{- end }}
-  {{- range .extraEnv }}
-    {{- if eq .name "GPUMAP_LISTEN" }}
-      {{- fail "extraEnv: GPUMAP_LISTEN: probes and Service look for the agent on port 9401 of its pod. The Service's own port is service.port." }}
     {{- end }}
   {{- end }}
   {{- $folders := include "gpumap.hostFolders" $ | fromYaml | keys }}

@@ -65,9 +65,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ include "gpumap.ownLabels" . | fromYaml | mergeOverwrite $common | toYaml }}
 {{- end -}}
 
-{{/* `labels` of `root`'s release and `more`, which cannot overwrite them. */}}
+{{/* `labels` of `root`'s release, and labels and additionalLabels of the values `of`, which cannot overwrite them. */}}
 {{- define "gpumap.labelsWith" -}}
-{{- include "gpumap.labels" .root | fromYaml | mergeOverwrite (deepCopy (.more | default dict)) | toYaml -}}
+{{- $more := mergeOverwrite dict (.of.labels | default dict) (.of.additionalLabels | default dict) -}}
+{{- include "gpumap.labels" .root | fromYaml | mergeOverwrite $more | toYaml -}}
 {{- end -}}
 
 {{/* The annotations of an object, as YAML: `own` and commonAnnotations of `root`, which cannot overwrite them. Or empty. */}}
@@ -89,12 +90,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "gpumap.image" -}}
 {{- with .Values.image -}}
-{{- if .digest -}}
-{{ .repository }}@{{ .digest }}
-{{- else -}}
-{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- with $.Values.global.imageRegistry | default .registry }}{{ . }}/{{ end -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
 {{- end -}}
 {{- end -}}
+
+{{/* Pull secrets of a pod, as YAML or empty. A parent chart may have names instead of objects. */}}
+{{- define "gpumap.imagePullSecrets" -}}
+{{- $secrets := list -}}
+{{- range concat (.Values.global.imagePullSecrets | default list) (.Values.imagePullSecrets | default list) -}}
+{{- $secrets = kindIs "string" . | ternary (dict "name" .) . | append $secrets -}}
+{{- end -}}
+{{- with $secrets }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{/*
@@ -210,23 +217,14 @@ container-logs: {path: /var/log/containers, type: DirectoryOrCreate}
 {{- end -}}
 
 {{/*
-SELinux label of the pod, as YAML; empty if the runtime chooses one. OpenShift's policy forbids the type container_t to
-connect to the kubelet's sockets; spc_t is the type for containers that manage the node (container-selinux).
+The pod's security context: the chart's own, and podSecurityContext over it. The kubelet's socket and checkpoint open to
+uid 0 only; no capability is needed. OpenShift's policy forbids the type container_t to connect to the kubelet's sockets;
+spc_t is the type for containers that manage the node (container-selinux).
 */}}
-{{- define "gpumap.seLinuxOptions" -}}
-{{- if .Values.seLinuxOptions -}}
-{{ toYaml .Values.seLinuxOptions }}
-{{- else if .Values.openshift.securityContextConstraints -}}
-type: spc_t
-{{- end -}}
-{{- end -}}
-
-{{/* The pod's security context: the chart's own, and podSecurityContext over it. */}}
 {{- define "gpumap.podSecurityContext" -}}
-{{- /* The kubelet's socket and checkpoint open to uid 0 only; no capability is needed. */ -}}
 {{- $context := dict "runAsUser" 0 "seccompProfile" (dict "type" "RuntimeDefault") -}}
-{{- with include "gpumap.seLinuxOptions" . | fromYaml -}}
-{{- $_ := set $context "seLinuxOptions" . -}}
+{{- if .Values.openshift.securityContextConstraints -}}
+{{- $_ := set $context "seLinuxOptions" (dict "type" "spc_t") -}}
 {{- end -}}
 {{- mergeOverwrite $context (.Values.podSecurityContext | default dict) | toYaml -}}
 {{- end -}}

@@ -11,6 +11,9 @@ interval: {{ .interval }}
 {{- with .scrapeTimeout }}
 scrapeTimeout: {{ . }}
 {{- end }}
+{{- with .proxyUrl }}
+proxyUrl: {{ . | quote }}
+{{- end }}
 {{- if include "gpumap.tls" $.root }}
 scheme: https
 tlsConfig:
@@ -52,6 +55,13 @@ metricRelabelings:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
+{{- end -}}
+
+{{/* Fields of the monitor itself that have a value of the same name. */}}
+{{- define "gpumap.monitorFields" -}}
+{{- $fields := pick . "attachMetadata" "labelLimit" "podTargetLabels" "sampleLimit" -}}
+{{- range $name, $value := $fields }}{{ if not $value }}{{ $_ := unset $fields $name }}{{ end }}{{ end -}}
+{{- with $fields }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{/*
