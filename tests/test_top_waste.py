@@ -22,7 +22,7 @@ from gpumap.cli.reports import REPORTS
 from gpumap.cli.show import _show
 from gpumap.cli.tables import Shape, top_names, waste_names
 from gpumap.cli.tables.fleets import of_namespace
-from gpumap.cli.tables.live import Live, frame
+from gpumap.cli.tables.live import Live, frame, pressed
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls
 from gpumap.model.devices import sources_up
 from gpumap.model.node import Device, Node, decode
@@ -614,7 +614,10 @@ def test_a_gpu_that_needs_repair_is_named() -> None:
         assert said in top_table(node, Shape()).splitlines()
         hint = "GPU 1 needs repair: see `gpumap doctor`."
         assert hint in waste_table(node, Shape()).splitlines()
-        assert hint in frame(NodeMaps((node,)), Live(), Shape(), (), 24).lines
+        live = pressed(Live(), "enter", 1)
+        assert live is not None
+        details = " ".join(frame(NodeMaps((node,)), live, Shape(), (), 24).lines)
+        assert said.removeprefix("GPU 1 ").partition(". ")[2] in details
     for show in (map_table, top_table, waste_table):
         assert "repair" not in show(found, Shape())
 

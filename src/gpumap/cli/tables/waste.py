@@ -72,6 +72,7 @@ class WasteRow(Struct, frozen=True, kw_only=True):
 
 
 _COLOURS = {
+    "fault": "red",
     "squatter": "red",
     "leftover": "red",
     "over": "red",
@@ -80,11 +81,22 @@ _COLOURS = {
     "unmatched": "yellow",
 }
 _IN_CAPITALS = ("squatter", "leftover")
+
+
+def shown_finding(one: Finding) -> str:
+    """Return the kind of a finding as tables show it."""
+    return one.finding.upper() if one.finding in _IN_CAPITALS else one.finding
+
+
+def finding_colour(one: Finding) -> str:
+    return _COLOURS.get(one.finding, "")
+
+
 COLUMNS: tuple[Column[FindingRow], ...] = (
     Column(
         "FINDING",
-        lambda row: row.finding.finding.upper() if row.finding.finding in _IN_CAPITALS else row.finding.finding,
-        colour=lambda row: _COLOURS.get(row.finding.finding, ""),
+        lambda row: shown_finding(row.finding),
+        colour=lambda row: finding_colour(row.finding),
     ),
     name("NAMESPACE", lambda row: row.finding.namespace),
     name("POD", lambda row: row.finding.pod),
