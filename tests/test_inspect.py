@@ -254,13 +254,13 @@ def test_an_unknown_grant_is_not_nothing() -> None:
 
 
 def test_mig_devices_are_added_up_on_their_gpu() -> None:
-    """A GPU's grants are its MIG devices'; compute instances share their GPU instance's memory, which counts once."""
+    """A GPU's grants and memory are its MIG devices'. Compute instances share their GPU instance's: it counts once."""
     gpu = Gpu(0, mig=[(1, 0, 1), (1, 1, 1), (2, 0, 1)])
     one, two = (Pod("ml", f"ci{n}", {"main": {"nvidia.com/mig-1c": [str(mig_uuid(0, 1, n))]}}) for n in range(2))
     three = Pod("ml", "gi", {"main": {"nvidia.com/mig-1g": [str(mig_uuid(0, 2, 0))]}})
     found = on_cards(one, two, three, gpus=[gpu])
     assert [row_of(name, found, details=True)[1] for name in ("ci0", "ci1", "gi")] == ["10", "10", "10"]
-    assert row_of("node", found) == ["unknown", "20/80", "20/80"]
+    assert row_of("node", found) == ["unknown", "20/20", "20/20"]
 
 
 def test_a_gpu_that_is_down_keeps_its_column() -> None:

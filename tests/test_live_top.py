@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from gpumap.agent.published import published
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
-from gpumap.cli.tables.live import Frame, Live, frame, pressed
+from gpumap.cli.tables.live import Frame, Live, frame, pressed, remembered
 from gpumap.cli.terminal import Screen, cells
-from tests.demo_process import GPUMAP
+from gpumap.model import remedies
+from gpumap.model.node import decode
+from gpumap.model.shown import ELLIPSIS
+from gpumap.model.terms import FINDINGS
+from tests import golden
+from tests.demo_process import GPUMAP, demo, fetch
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.shown import maps
+from tests.shown import changed, changed_in, maps, with_gpus
 from tests.snapshots import busy_node
 from tests.test_watch import STEERING, FakeAgent, Terminal, on_terminal, serve_fake, terminal
 
@@ -26,113 +34,168 @@ __all__ = ["serve_fake"]
 SHAPE = Shape(screen=Screen(columns=80))
 
 
-def shown(live: Live, height: int = 24, gpus: int = 3, head: tuple[str, ...] = ("head", "")) -> Frame:
-    return frame(maps(busy_node(gpus)), live, SHAPE, head, height)
+def shown(live: Live, height: int = 24, gpus: int = 3, columns: int = 80) -> Frame:
+    return frame(maps(busy_node(gpus)), live, Shape(screen=Screen(columns=columns)), ("head",), height)
 
 
 def rows(found: Frame) -> list[str]:
-    """The rows below the devices: after the second line of titles, up to the last line."""
-    titles = max(number for number, line in enumerate(found.lines) if line.split()[:1] in (["NAMESPACE"], ["DEVICE"]))
+    """The rows: after the line of titles, up to the last line."""
+    titles = next(place for place, line in enumerate(found.lines) if " DEVICE " in line)
     return [line for line in found.lines[titles + 1 : -1] if line]
 
 
+def press(live: Live, *keys: str, page: int = 5) -> Live:
+    for key in keys:
+        following = pressed(live, key, page)
+        assert following is not None
+        live = following
+    return live
+
+
+@pytest.fixture(scope="module", name="sharing")
+def every_way_to_share(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeMaps]:
+    folder = tmp_path_factory.mktemp("sharing") / "demo"
+    folder.mkdir()
+    with demo(folder, "--scenario", "sharing") as url:
+        yield NodeMaps((decode(fetch(f"{url}/api/v1/map")[0].encode()),))
+
+
+def stalled() -> NodeMaps:
+    stuck = Pod("ml", "stuck", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})
+    node = TestNode([Gpu(0)], [stuck], [Process(1, gpu_uuid(0), stuck, memory=GIB, sm=1.0)])
+    found = with_gpus(published(node.watch()), lambda one: changed(one, busy_without_work_seconds=700.0))
+    return NodeMaps((found,))
+
+
+@pytest.mark.parametrize("node", ["sharing", "stalled", "mig-users", "mixed-node", "lost-gpu", "busy 8", "busy 16"])
+@pytest.mark.parametrize(("columns", "height"), [(80, 24), (200, 50), (40, 10), (20, 5)])
+def test_a_frame_fills_the_window_and_no_more(sharing: NodeMaps, node: str, columns: int, height: int) -> None:
+    """Whatever it shows. No title is cut, and what is wrong comes first, since when."""
+    found = {"sharing": lambda: sharing, "stalled": stalled}.get(node, lambda: maps_of(node))()
+    shape = Shape(screen=Screen(columns=columns))
+    for keys in ((), ("enter",), ("p",), ("?",), ("/", "x"), ("/", "p", "enter"), ("end", "enter")):
+        lines = frame(found, press(Live(), *keys), shape, ("head",), height).lines
+        assert len(lines) == height
+        assert max(map(cells, lines)) <= columns, lines
+    lines = frame(found, Live(), shape, ("head",), height).lines
+    titles = next(place for place, line in enumerate(lines) if " POD" in line)
+    assert ELLIPSIS not in lines[titles]
+    of_findings = [line.strip("> ").split() for line in lines[titles + 1 : -1]]
+    kinds = [words[0].lower() for words in of_findings if words and words[0].lower() in FINDINGS]
+    assert kinds == sorted(kinds, key=FINDINGS.index)
+    expected = [one.finding for one in found.maps[0].findings or ()]
+    assert kinds == expected[: len(kinds)]
+    assert len(kinds) >= min(len(expected), height // 2 - 1)
+    if node == "stalled":
+        assert kinds == ["stalled"]
+
+
+def maps_of(node: str) -> NodeMaps:
+    """A node with so many GPUs that has a bit of everything, or a capture."""
+    busy, _, gpus = node.partition("busy ")
+    return maps(busy_node(int(gpus)) if gpus else golden.snapshots(golden.CAPTURES / busy)[-1])
+
+
 @pytest.mark.parametrize("gpus", [1, 8, 16])
-@pytest.mark.parametrize("height", [10, 24, 50])
-def test_a_frame_fills_the_window_and_no_more(gpus: int, height: int) -> None:
-    """It has a line for each device as long as some rows remain, and says how many more devices there are."""
-    found = shown(Live(), height, gpus)
-    assert len(found.lines) == height
-    assert max(map(cells, found.lines)) <= 80
-    assert len(rows(found)) == found.page or found.page > len(rows(found))
-    devices = sum("[|" in line or "[ " in line for line in found.lines)
-    if hidden := [line for line in found.lines if line.endswith("more devices")]:
-        assert devices + int(hidden[0].split()[2]) >= gpus
-    else:
-        assert devices >= gpus
+def test_gpus_take_a_sixth_of_the_window(gpus: int) -> None:
+    """Those that are broken are always there. What has no room is counted."""
+    lines = shown(Live(), 24, gpus).lines
+    titles = next(place for place, line in enumerate(lines) if line.startswith("GPU "))
+    end = next(place for place, line in enumerate(lines) if " DEVICE " in line)
+    assert end - titles <= 5
+    strip = "\n".join(lines[titles:end])
+    for gpu in published(busy_node(gpus)).gpus:
+        assert gpu.up or f"{gpu.index}!" in strip
+    if more := re.search(r"and (\d+) more", strip):
+        assert len(re.findall(r"[0-9]!?  .{8} ", strip)) + int(more[1]) == gpus
 
 
-def test_rows_scroll_to_their_end_and_no_further() -> None:
-    """Each row is seen on some page; the last page is full."""
+def test_a_model_is_in_the_table_only_if_models_differ() -> None:
+    (node,) = maps(busy_node(3)).maps
+    mixed = with_gpus(node, lambda gpu: changed(gpu, model="NVIDIA L4"), 1)
+    for found, told in ((node, False), (mixed, True)):
+        assert ("MODEL" in "\n".join(frame(NodeMaps((found,)), Live(), SHAPE, (), 24).lines)) is told
+
+
+def test_the_history_of_a_gpu_has_gaps() -> None:
+    """What is not known is a gap, and not 0: a node without an answer, and a GPU that reports no utilization."""
+    node = published(busy_node(3))
+    gpu = next(one for one in node.gpus if one.reading and not one.partitioned)
+    live = Live()
+    for at, ratio in enumerate((0.0, 1.0, None, 0.5)):
+        reading = changed_in(gpu, "reading", utilization_ratio=ratio)
+        live = remembered(live, NodeMaps((changed(node, timestamp=float(at + 1), gpus=(reading,)),)))
+        if ratio == 0.5:
+            assert remembered(live, NodeMaps((changed(node, timestamp=float(at + 1)),))) == live, "no new collection"
+    live = remembered(live, None)
+    line = next(line for line in frame(NodeMaps((node,)), live, SHAPE, (), 24).lines if "▁█ ▅" in line)
+    assert "▁█ ▅  " in line
+
+
+def test_the_cursor_reaches_each_row_and_follows_its_own() -> None:
+    """It is always in the window. If the order changes meanwhile, the same row stays selected."""
+    found = shown(Live())
     every = rows(shown(Live(), height=500))
-    page, seen, live = shown(Live()).page, [], Live()
-    assert page < len(every)
-    while True:
-        found = shown(live)
-        seen += [row for row in rows(found) if row not in seen]
-        after = pressed(live, "page down", page, fleet=False)
-        assert after is not None
-        moved = after._replace(offset=shown(after).offset)
-        if moved == live:
-            break
-        live = moved
-    assert seen == list(dict.fromkeys(every))
-    assert len(rows(shown(live))) == page
-    assert pressed(live, "home", page, fleet=False) == Live()
+    seen = []
+    for _ in range(len(every) + 3):
+        (at_cursor,) = (line for line in rows(found) if line.startswith(">"))
+        seen.append(at_cursor[1:])
+        found = shown(press(found.live, "down"))
+    assert list(dict.fromkeys(seen)) == [line[1:] for line in every]
+    live = found.live
+    turned = shown(live._replace(reverse=True, order="memory")).live
+    assert turned.selected == live.selected
+    assert turned.cursor != live.cursor
+    assert press(live, "home").cursor == 0
 
 
-def test_unaccounted_memory_is_the_devices() -> None:
-    """It has no row: the device's own line has all that is used."""
+def test_details_say_what_the_row_has_no_room_for() -> None:
+    """Grant, peak, processes, since when, and what to do; Esc closes them, and the same row is selected."""
+    pod, squatter = Pod("ml", "work", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}}), Pod("ml", "squat", {"main": {}})
+    node = TestNode([Gpu(0)], [pod, squatter])
+    node.processes = [
+        Process(10, gpu_uuid(0), pod, memory=3 * GIB, comm="torchrun"),
+        Process(11, gpu_uuid(0), squatter, memory=2 * GIB, comm="miner"),
+    ]
+    found = maps(node.watch())
+    listed = frame(found, Live(), SHAPE, ("head",), 24)
+    text = " ".join(frame(found, press(listed.live, "enter"), SHAPE, ("head",), 24).lines)
+    for said in ("ml/squat/main on 0", "SQUATTER for", "PID 11 miner", remedies.FINDINGS["squatter"][:30], "2.0GiB"):
+        assert said in text
+    assert "torchrun" not in text
+    second = frame(found, press(listed.live, "down", "enter"), SHAPE, ("head",), 24)
+    text = " ".join(second.lines)
+    assert "1 GPU, 1 slot of nvidia.com/gpu" in text
+    assert "torchrun" in text
+    assert press(second.live, "escape").details is False
+    assert frame(found, press(second.live, "escape"), SHAPE, ("head",), 24).live.cursor == 1
+
+
+def test_unaccounted_memory_is_the_gpus() -> None:
+    """It has no row: the GPU's own line has all that is used."""
     assert "unaccounted" not in "\n".join(shown(Live(), height=500).lines)
-
-
-def test_a_group_is_the_sum_of_what_is_known() -> None:
-    """A sum that lacks an unknown value is at least that much, and nothing known is no 0."""
-    one, other = (Pod("ml", name, {"main": {"nvidia.com/gpu": [gpu_uuid(number)]}}) for number, name in enumerate("ab"))
-    node = TestNode([Gpu(0), Gpu(1)], [one, other])
-    node.processes = [Process(1, gpu_uuid(0), one, memory=3 * GIB), Process(2, gpu_uuid(1), other, memory=None)]
-    node.collect()
-    found = frame(maps(node.collect()), Live(group="namespace"), SHAPE, (), 24)
-    titles = next(number for number, line in enumerate(found.lines) if line.startswith("NAMESPACE"))
-    assert found.lines[titles + 1].split()[:4] == ["ml", "2", "2", "≥3.0GiB"]
-
-
-def test_a_gpu_that_is_down_has_no_bar() -> None:
-    found = maps(busy_node(3))
-    assert any(not gpu.up for gpu in found.maps[0].gpus)
-    lines = frame(found, Live(), SHAPE, (), 40).lines
-    assert sum("down" in line for line in lines) == sum(not gpu.up for gpu in found.maps[0].gpus)
-
-
-def test_a_gpu_that_is_down_is_in_the_smallest_window() -> None:
-    """Devices that have no room are reached by keys, and those that are down come first."""
-    found = maps(busy_node(16))
-    down = [f"{gpu.index} " for gpu in found.maps[0].gpus if not gpu.up]
-    lines = frame(found, Live(), SHAPE, ("head", ""), 12).lines
-    assert any(line.startswith(down[0]) and "down" in line for line in lines)
-    assert any("more devices" in line for line in lines)
-    every = {line for line in frame(found, Live(), SHAPE, (), 200).lines if "[" in line}
-    pages = (frame(found, Live(offset=offset), SHAPE, ("head", ""), 12) for offset in range(60))
-    assert {line.split("[")[0].rstrip() for page in pages for line in page.lines if "[" in line} == {
-        line.split("[")[0].rstrip() for line in every
-    }
 
 
 @pytest.mark.parametrize(
     ("query", "some"),
-    [("pod-1", True), ("GPU-", True), ("gpu-f", False), ("0000", False), ("assigned", True), ("test-node-name", False)],
+    [
+        *(("pod-1", True), ("GPU-", True), ("gpu-f", False), ("0000", False), ("assigned", True)),
+        *(("test-node-name", False), ("squatter", True), ("host squatter", False)),
+    ],
 )
 def test_the_filter_sees_what_the_reader_sees(query: str, some: bool) -> None:
     """Not the UUIDs, unless the text begins like one, and not the name of the only node."""
     assert bool(rows(shown(Live(query=query))) != ["Nothing matches the filter."]) is some
 
 
+def test_one_row_is_no_rows() -> None:
+    assert "  1 row  " in shown(Live(query="unmatched")).lines[-1]
+
+
 @pytest.mark.parametrize("query", ["", "nothing has this"])
 def test_titles_do_not_depend_on_the_rows(query: str) -> None:
-    titles = [line for line in shown(Live(query=query)).lines if line.startswith("NAMESPACE")]
-    full = [line for line in shown(Live()).lines if line.startswith("NAMESPACE")]
-    assert titles == full
-
-
-@pytest.mark.parametrize("height", [5, 24])
-def test_keys_are_shown_until_the_next_key(height: int) -> None:
-    live = pressed(Live(offset=3), "?", page=5, fleet=False)
-    assert live == Live(offset=3, keys=True)
-    lines = shown(live, height).lines
-    assert len(lines) == height
-    assert max(map(cells, lines)) <= 80
-    assert any("quit" in line for line in lines)
-    assert pressed(live, "s", page=5, fleet=False) == Live(offset=3)
-    assert pressed(live, "q", page=5, fleet=False) is None
+    titles = [line for line in shown(Live(query=query)).lines if " DEVICE " in line]
+    assert titles == [line for line in shown(Live()).lines if " DEVICE " in line]
 
 
 @pytest.mark.parametrize(
@@ -140,46 +203,35 @@ def test_keys_are_shown_until_the_next_key(height: int) -> None:
     [
         (["s"], Live(order="sm")),
         (["s", "s"], Live(order="sm", reverse=True)),
-        (["s", "s", "m"], Live()),
+        (["s", "s", "f"], Live()),
+        (["w"], Live(order="waste")),
         (["r"], Live(reverse=True)),
-        (["g"], Live(group="namespace")),
-        (["g", "g"], Live(group="device")),
-        (["g", "g", "g"], Live()),
-        (["g", "p"], Live(processes=True)),
-        (["down", "down", "up"], Live(offset=1)),
+        (["p"], Live(processes=True)),
+        (["down", "down", "up"], Live(cursor=1)),
         (["up"], Live()),
+        (["page down"], Live(cursor=5)),
         (["down", "n"], Live(order="namespace")),
+        (["down", "enter", "down"], Live(cursor=1, details=True, offset=1)),
+        (["down", "enter", "s"], Live(cursor=1, details=True)),
+        (["down", "enter", "escape"], Live(cursor=1)),
         (["/", "q", "r"], Live(query="qr", typing=True)),
         (["/", "q", "backspace", "enter"], Live()),
-        (["/", "q", "enter", "down"], Live(query="q", offset=1)),
+        (["/", "q", "enter", "down"], Live(query="q", cursor=1)),
         (["/", "q", "enter", "escape"], Live()),
         (["/", "q", "escape"], Live()),
         (["/", "up"], Live(typing=True)),
+        (["?", "s"], Live()),
         (["\x1b[Z", "é", "x"], Live()),
     ],
 )
 def test_what_keys_change(keys: list[str], after: Live) -> None:
-    live = Live()
-    for key in keys:
-        following = pressed(live, key, page=5, fleet=False)
-        assert following is not None
-        live = following
-    assert live == after
-
-
-def test_nodes_are_groups_of_a_fleet_alone() -> None:
-    groups, live = [], Live()
-    for _ in range(4):
-        following = pressed(live, "g", page=5, fleet=True)
-        assert following is not None
-        live = following
-        groups.append(live.group)
-    assert groups == ["namespace", "device", "node", ""]
+    assert press(Live(), *keys) == after
 
 
 def test_q_ends_it_unless_it_is_typed() -> None:
-    assert pressed(Live(), "q", page=5, fleet=False) is None
-    assert pressed(Live(typing=True), "q", page=5, fleet=False) is not None
+    assert pressed(Live(), "q", page=5) is None
+    assert pressed(Live(keys=True), "q", page=5) is None
+    assert pressed(Live(typing=True), "q", page=5) is not None
 
 
 # --- on a terminal ----------------------------------------------------------------------------------------------------
@@ -196,9 +248,10 @@ async def top(fake: FakeAgent, *flags: str, columns: int = 100, lines: int = 24)
 async def test_keys_change_what_is_shown(fake: FakeAgent) -> None:
     """Order, groups, processes and filter, on a real terminal; `q` ends it with 0 and restores the first screen."""
     async with top(fake) as found:
-        assert "by memory" in found.shown.splitlines()[0]
+        assert "by finding" in found.shown.splitlines()[0]
+        await found.press("j", "\r", shows=lambda screen: "granted" in screen and "Esc back" in screen)
+        await found.press("\x1b", shows=lambda screen: " DEVICE " in screen)
         await found.press("s", "s", shows=lambda screen: "by sm, reversed" in screen.splitlines()[0])
-        await found.press("g", shows=lambda screen: "CONTAINERS" in screen)
         await found.press("p", shows=lambda screen: "PID" in screen)
         keys = ("p", "/", *"POD-1", "\r")
         filtered = await found.press(*keys, shows=lambda screen: "filter: POD-1" in screen and "pod-2" not in screen)
@@ -271,7 +324,7 @@ async def test_every_frame_fits_the_terminal(fake: FakeAgent, columns: int, line
     """Also one that is too small for its answer: nothing wraps or scrolls, and `q` ends it."""
     with terminal("top", "--interval", "100ms", "--url", fake.url, columns=columns, lines=lines) as found:
         await found.until(lambda _: len(found.frames) > 4, "it does not repaint")
-        for key in ("g", "p", "s", "\x1b[B", "/", "x", "\x1b"):
+        for key in ("\r", "\x1b", "p", "s", "\x1b[B", "/", "x", "\x1b"):
             rows = (await found.press(key)).splitlines()
             assert len(rows) <= lines
             assert max(map(cells, rows), default=0) <= columns
@@ -359,5 +412,7 @@ async def test_a_locale_without_utf_8(fake: FakeAgent, variables: dict[str, str]
 async def test_a_gpu_that_is_down_is_named_with_its_remedy(fake: FakeAgent) -> None:
     """Which one is broken, and what to do: on the screen that a person looks at anyway."""
     async with top(fake, columns=80) as found:
-        assert "GPU 2 is down: lost. " in found.shown
+        assert "fell off the bus" in found.shown
+        remedy = next(gpu.remedies["fault"] for gpu in published(busy_node(3)).gpus if not gpu.up)
+        await found.press("/", *"bus", "\r", "\r", shows=lambda screen: remedy.split(".")[0][:40] in screen)
         assert len(found.shown.splitlines()) == 24

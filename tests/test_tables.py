@@ -5,7 +5,6 @@ import unicodedata
 import pytest
 
 from gpumap.agent.published import published
-from gpumap.cli.rows import rows
 from gpumap.cli.tables import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS, Shape
 from gpumap.cli.tables import map as map_columns
 from gpumap.cli.tables import top as top_columns
@@ -92,20 +91,6 @@ def test_unknown_values_are_dashes_and_are_shown_once() -> None:
     snapshot = node.collect(seconds=100)
     assert line_of(snapshot, "job") == ["ml", "job", "main", "-", "-", "-", "1.0GiB", "50%", "unknown"]
     assert not [line for line in words(published(snapshot)) if line[-1:] == ["unknown"] and "job" not in line]
-
-
-@pytest.mark.parametrize(
-    ("holders", "may_have_more", "shown"), [(0, False, 0), (0, True, None), (2, True, 2), (None, False, None)]
-)
-def test_a_device_without_holders_is_certainly_free(
-    holders: int | None, may_have_more: bool, shown: int | None
-) -> None:
-    """0 holders are shown only of a device that is free, as in gpumap_device_holders."""
-    found = with_devices(
-        published(busy_node(1)), lambda one: changed(one, holders=holders, may_have_more=may_have_more)
-    )
-    assert {on.holders for on, _ in rows(found)} == {shown}
-    assert {one.is_free for one in found.devices} == {shown == 0}
 
 
 def test_partitioned_gpu_that_was_given_out_whole() -> None:

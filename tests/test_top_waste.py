@@ -17,13 +17,13 @@ from gpumap.cli import tables
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.painting import View
+from gpumap.cli.painting import View, text_of
 from gpumap.cli.reports import REPORTS
 from gpumap.cli.show import _show
 from gpumap.cli.tables import Shape, top_names, waste_names
 from gpumap.cli.tables.fleets import of_namespace
-from gpumap.cli.tables.live import Live, frame
-from gpumap.cli.terminal import Screen, escape_terminal_controls
+from gpumap.cli.tables.live import Live, frame, pressed
+from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls
 from gpumap.model.devices import sources_up
 from gpumap.model.node import Device, Node, decode
 from gpumap.model.remedies import FINDINGS
@@ -33,7 +33,7 @@ from tests.command import run_command_in_loop
 from tests.demo_process import fetch
 from tests.examples import examples
 from tests.generated import runs
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.shown import (
     changed,
     changed_in,
@@ -614,7 +614,10 @@ def test_a_gpu_that_needs_repair_is_named() -> None:
         assert said in top_table(node, Shape()).splitlines()
         hint = "GPU 1 needs repair: see `gpumap doctor`."
         assert hint in waste_table(node, Shape()).splitlines()
-        assert hint in frame(NodeMaps((node,)), Live(), Shape(), (), 24).lines
+        live = pressed(Live(), "enter", 1)
+        assert live is not None
+        details = " ".join(frame(NodeMaps((node,)), live, Shape(), (), 24).lines)
+        assert said.removeprefix("GPU 1 ").partition(". ")[2] in details
     for show in (map_table, top_table, waste_table):
         assert "repair" not in show(found, Shape())
 
@@ -692,6 +695,26 @@ def test_names_are_of_pods_that_are_there() -> None:
     assert ("ml", "work") not in top_names(seen, Shape())
     assert ("ml", "work") not in waste_names(seen, Shape())
     assert ("ml", "squat") in top_names(seen, Shape())
+
+
+def test_names_are_arguments_of_kubectl() -> None:
+    """A pod is found by its namespace and name; of one namespace the name is enough."""
+    seen = maps(busy().collect())
+    for namespace, line in (("", "-n ml pod/squat"), ("ml", "pod/squat")):
+        view = View(REPORTS["waste"], "name", Shape(namespace=namespace), "", watch=False, interval_seconds=1.0)
+        assert line in text_of(seen, view, PIPE).splitlines()
+
+
+def test_memory_that_containers_share_is_named() -> None:
+    """WASTE of a compute instance is its part of the GPU instance's memory: a sentence says why it is so little."""
+    holders = [Pod("ml", f"ci{n}", {"main": {"nvidia.com/mig-1c": [str(mig_uuid(0, 1, n))]}}) for n in range(2)]
+    alone = Pod("ml", "gi", {"main": {"nvidia.com/mig-1g": [str(mig_uuid(0, 2, 0))]}})
+    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 1), (2, 0, 1)])], [*holders, alone])
+    text = waste_table(published(node.watch()), Shape())
+    (said,) = (line for line in text.splitlines() if "containers share" in line)
+    assert said.endswith(": ml/ci0, ml/ci1.")
+    node.pods.pop(0)
+    assert "containers share" not in waste_table(published(node.watch()), Shape())
 
 
 async def test_nodes_of_which_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -394,7 +394,7 @@ def test_findings_of_a_screen(server: str) -> None:
     assert by_node["nvml-down"]["idle_gpus"] is by_node["no-pid-visibility"]["squatter_bytes"] is None
     names = run_command("waste", "--prometheus", server, "-o", "name").stdout.splitlines()
     assert names
-    assert all(line.startswith("pod/") for line in names)
+    assert all(line.startswith("-n ") and " pod/" in line for line in names)
 
 
 @pytest.mark.parametrize("command", ["map", "top"])
@@ -405,7 +405,7 @@ def test_json_rows_of_a_summary(server: str, command: str) -> None:
         assert {"POD", "UUID"} & {*head.split()}
     names = run_command(command, "--prometheus", server, "-o", "name").stdout.splitlines()
     assert names
-    assert all(line.startswith("pod/") for line in names)
+    assert all(line.startswith("-n ") and " pod/" in line for line in names)
 
 
 @pytest.mark.parametrize(

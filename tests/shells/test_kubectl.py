@@ -161,9 +161,11 @@ async def test_workloads_are_of_one_namespace(cluster: Cluster, words: tuple[str
 
 
 async def test_the_pods_by_their_names(cluster: Cluster) -> None:
-    """`-o name` is what `kubectl get -f -` and its like take: a line for each pod, once."""
+    """`-o name` is what `xargs kubectl` takes: a line for each pod, once, with its namespace if there are several."""
     done = await cluster.run("top", "-o", "name")
     assert done.stdout == "pod/trainer\n"
+    done = await cluster.run("top", "-A", "-o", "name")
+    assert "-n ml-team pod/trainer" in done.stdout.splitlines()
 
 
 async def test_one_node_alone(cluster: Cluster) -> None:

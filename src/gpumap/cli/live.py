@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.painting import Painter, View, collected_long_ago, lines_above, notices_of, screen_of_stdout
-from gpumap.cli.tables.live import Live, frame, pressed, scrolled
+from gpumap.cli.tables.live import Live, frame, pressed, remembered, scrolled
 from gpumap.cli.terminal import repainted, wrapped
 from gpumap.model.errors import FatalError
 from gpumap.model.shown import one_line, printable
@@ -121,7 +121,7 @@ class _Window:
     def __init__(self, view: View) -> None:
         self._view = view
         shape = view.shape
-        self._live = Live(order=shape.order or "memory", reverse=shape.reverse, processes=shape.processes)
+        self._live = Live(order=shape.order or "finding", reverse=shape.reverse, processes=shape.processes)
         self._maps: NodeMaps | None = None
         self._failed = ""
         self._page = 1
@@ -130,13 +130,13 @@ class _Window:
         """Take an answer, a failure or a key. Return whether the program goes on."""
         if isinstance(event, str):
             key = event if self._live.typing and len(event) == 1 and event.isprintable() else _NAMES.get(event, event)
-            live = pressed(self._live, key, self._page, fleet=self._maps is not None and self._maps.fleet)
+            live = pressed(self._live, key, self._page)
             self._live = live or self._live
             return live is not None
         if isinstance(event, FatalError):
-            self._failed = one_line(event)
+            self._failed, self._live = one_line(event), remembered(self._live, None)
         else:
-            self._maps, self._failed = event, ""
+            self._maps, self._failed, self._live = event, "", remembered(self._live, event)
         return True
 
     def paint(self) -> None:
@@ -152,14 +152,17 @@ class _Window:
             lines = head if self._failed else [*head, "", "Waiting for the first answer …"]
         else:
             shape = self._view.shape_on(screen)
-            shown = frame(self._maps, self._live, shape, [*head, ""], size.lines)
-            self._page, self._live = shown.page, self._live._replace(offset=shown.offset)
-            lines = shown.lines
+            lines, self._page, self._live = frame(self._maps, self._live, shape, head, size.lines)
         print(end=repainted(lines, columns, size.lines), flush=True)
 
     def _nodes(self) -> Iterator[str]:
-        if self._maps is not None:
-            yield f"{len(self._maps.maps)} nodes" if self._maps.fleet else self._maps.maps[0].name
+        if self._maps is not None and self._maps.fleet:
+            yield f"{len(self._maps.maps)} nodes"
+        elif self._maps is not None:
+            (node,) = self._maps.maps
+            models = {gpu.model for gpu in node.gpus}
+            yield node.name
+            yield f"{len(node.gpus)} x {models.pop() or 'GPU'}" if len(models) == 1 else f"{len(node.gpus)} GPUs"
 
     def _notice_lines(self, columns: int, most: int) -> list[str]:
         """Return what is wrong, in at most so many lines: a small window has room for devices too."""
@@ -170,7 +173,3 @@ class _Window:
         if self._maps is not None:
             yield from notices_of(self._maps, self._view)
             yield collected_long_ago(self._maps, time.time())
-            for gpu in () if self._maps.fleet else self._maps.maps[0].gpus:
-                remedy = gpu.remedies.get("fault")
-                if not gpu.up:
-                    yield f"GPU {gpu.index} is down: {gpu.fault}{f'. {remedy}' if remedy else ''}"

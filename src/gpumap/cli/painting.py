@@ -192,6 +192,15 @@ def yaml_text(values: object, *, allow_unicode: bool = True) -> str:
         return str(dump(Dumper=yaml.SafeDumper))
 
 
+def _arguments(pod: tuple[str, str], only_namespace: str) -> str:
+    """Return a line with the arguments by which kubectl finds a pod, for `xargs -L1 kubectl describe`.
+
+    Of one namespace only the name, as kubectl prints it.
+    """
+    namespace, name = map(printable, pod)
+    return f"pod/{name}\n" if only_namespace else f"-n {namespace} pod/{name}\n"
+
+
 def text_of(answer: NodeMaps, view: View, screen: Screen) -> str:
     report, shape = view.report, view.shape_on(screen)
     if view.form == "json":
@@ -203,5 +212,7 @@ def text_of(answer: NodeMaps, view: View, screen: Screen) -> str:
         # YAML's own escapes exist for all characters beyond ASCII, or for none.
         return text if is_printable(text) else yaml_text(values, allow_unicode=False)
     if view.form == "name":
-        return "".join(f"pod/{printable(name)}\n" for _, name in (report.names(answer, shape) if report.names else ()))
+        return "".join(
+            _arguments(pod, shape.namespace) for pod in (report.names(answer, shape) if report.names else ())
+        )
     return report.table(answer, shape)

@@ -72,7 +72,11 @@ REPORTS = {
         top_table,
         top_values,
         frozenset({parts.HOLDERS, parts.USE, parts.PEAKS, parts.ACTIVITY, *_REST}),
-        {**dict.fromkeys(("wide", "json", "yaml", "name"), _TOP_COLUMNS), "granted": _GRANTS},
+        {
+            **dict.fromkeys(("wide", "json", "yaml", "name"), _TOP_COLUMNS),
+            "live": _TOP_COLUMNS | {parts.FINDINGS},
+            "granted": _GRANTS,
+        },
         top_names,
     ),
     "waste": Report(

@@ -14,11 +14,14 @@ from gpumap.model.devices import (
     NodeDevice,
     container_of,
     device_name,
+    in_namespace,
     node_devices,
     sum_of,
 )
 from gpumap.model.gaps import use_known
-from gpumap.model.node import ContainerOnDevice, Gpu, Node, OtherUse, Process, Workload
+from gpumap.model.node import ContainerOnDevice, Finding, Gpu, Node, OtherUse, Process, Workload
+from gpumap.model.readings import Uuid
+from gpumap.model.shown import UNKNOWN
 from gpumap.model.terms import ContainerName, Owner
 
 
@@ -26,8 +29,7 @@ class DeviceRow(NamedTuple):
     """A device of a node. `at` is the Unix time of its collection, `number` its place among the node's devices.
 
     Without `total_bytes`, the memory of the device cannot be read; then `used_bytes` are those of its processes.
-    `partitioned`: a GPU in MIG mode that was assigned as a whole. `holders`: their least number, 0 only if the device
-    is certainly free. The other values are those of its GPU.
+    `partitioned`: a GPU in MIG mode that was assigned as a whole.
     """
 
     node: str
@@ -35,15 +37,24 @@ class DeviceRow(NamedTuple):
     number: int
     name: str
     uuid: str
-    is_gpu: bool
-    model: str | None
-    total_bytes: int | None
-    used_bytes: int | None
-    use_known: bool
-    partitioned: bool
-    holders: int | None
-    up: bool
+    is_gpu: bool = False
+    model: str | None = None
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    use_known: bool = False
+    partitioned: bool = False
+
+
+class GpuRow(NamedTuple):
+    """A physical GPU. `broken`: it is down, or has another fault."""
+
+    name: str
+    uuid: str
+    model: str
+    broken: bool
     utilization_ratio: float | None
+    used_bytes: int | None
+    total_bytes: int | None
     temperature_celsius: float | None
     power_watts: float | None
 
@@ -52,7 +63,8 @@ class ContainerRow(NamedTuple):
     """What a container holds of a device and uses there; or use of it by a process, or by an owner without containers.
 
     `listed`: the container holds the device, or is measured on it. What is not known is `None`. Of other use, `work`
-    is that outside pods. Only the row of a process has the fields from `pid` on.
+    is that outside pods. Only the row of a process has the fields from `pid` to `command`. Only the rows of
+    `rows_with_findings` have a `finding`.
     """
 
     on: DeviceRow
@@ -74,6 +86,7 @@ class ContainerRow(NamedTuple):
     pid: int | None = None
     type: str | None = None
     command: str | None = None
+    finding: Finding | None = None
 
     @property
     def node(self) -> str:
@@ -124,6 +137,58 @@ def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
                 yield ContainerRow(device, NO_CONTAINER, owner.owner, memory_bytes=owner.memory_bytes)
 
 
+def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
+    """Return what uses or holds each device, or each process, with the finding of its container.
+
+    A finding without such a row, such as a fault, has a row of its own.
+    """
+    findings = in_namespace(node.findings or (), namespace)
+    of_rows = {_key_of(one): one for one in reversed(findings) if one.finding != "fault"}
+    seen = set()
+    for row in process_rows(node, namespace) if processes else _rows_of_containers(node, namespace):
+        key = row.on.uuid, row.container, row.owner is Owner.GONE
+        seen.add(key)
+        yield row._replace(finding=of_rows.get(key))
+    devices = {device.uuid: device for _, device in _devices(node)}
+    gpus = {gpu.uuid: DeviceRow(node.name, node.timestamp, gpu.index, str(gpu.index), gpu.uuid) for gpu in node.gpus}
+    nowhere = DeviceRow(node.name, node.timestamp, len(devices), UNKNOWN, "")
+    for one in findings:
+        if one.finding == "fault" or _key_of(one) not in seen:
+            on = devices.get(one.uuid or "") or gpus.get(Uuid(one.uuid or "")) or nowhere
+            yield ContainerRow(on, one.name, Owner.UNKNOWN, finding=one)
+
+
+def _key_of(one: Finding) -> tuple[str | None, ContainerName, bool]:
+    return one.uuid, one.name, one.finding == "leftover"
+
+
+def _rows_of_containers(node: Node, namespace: str) -> Iterator[ContainerRow]:
+    return (row for _, of_device in rows(node, namespace) for row in of_device)
+
+
+def gpu_rows(node: Node) -> list[GpuRow]:
+    """Return the GPUs by index."""
+    broken = {one.uuid for one in node.findings or () if one.finding == "fault"}
+    return [_gpu(gpu, gpu.uuid in broken or not gpu.up, node) for gpu in node.gpus]
+
+
+def _gpu(gpu: Gpu, broken: bool, node: Node) -> GpuRow:
+    reading = gpu.reading
+    memory = reading.memory if reading else None
+    owners = (one for device in node.devices if device.gpu_uuid == gpu.uuid for one in device.owners)
+    return GpuRow(
+        name=str(gpu.index),
+        uuid=gpu.uuid,
+        model=gpu.model,
+        broken=broken,
+        utilization_ratio=reading.utilization_ratio if reading and not gpu.partitioned else None,
+        used_bytes=memory.used_bytes if memory else sum_of(one.memory_bytes for one in owners),
+        total_bytes=memory.total_bytes if memory else None,
+        temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
+        power_watts=reading.power_watts if reading else None,
+    )
+
+
 def _devices(node: Node) -> Iterator[tuple[NodeDevice, DeviceRow]]:
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
     for on in node_devices(node):
@@ -132,7 +197,6 @@ def _devices(node: Node) -> Iterator[tuple[NodeDevice, DeviceRow]]:
 
 def _device(on: NodeDevice, gpu: Gpu | None) -> DeviceRow:
     device, memory = on.device, on.device.memory
-    reading = gpu.reading if gpu else None
     return DeviceRow(
         node=on.node.name,
         at=on.node.timestamp,
@@ -145,11 +209,6 @@ def _device(on: NodeDevice, gpu: Gpu | None) -> DeviceRow:
         used_bytes=memory.used_bytes if memory else sum_of(one.memory_bytes for one in device.owners),
         use_known=use_known(device),
         partitioned=device.partitioned,
-        holders=device.holders or (0 if device.is_free else None),
-        up=gpu is None or gpu.up,
-        utilization_ratio=reading.utilization_ratio if reading and gpu and not gpu.partitioned else None,
-        temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
-        power_watts=reading.power_watts if reading else None,
     )
 
 

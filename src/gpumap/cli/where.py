@@ -157,7 +157,7 @@ def _to_ask(given: argparse.Namespace, view: View, node: str) -> Ask:
 
         question = _question(given, view)
         return lambda server: sums_of(server, match, question)
-    parts = view.report.parts("wide" if view.live else view.form, view.shape)
+    parts = view.report.parts("live" if view.live else view.form, view.shape)
     if getattr(given, "would_fit", False):
         from gpumap.cli.fleet.weeks import maps_with_weeks
 

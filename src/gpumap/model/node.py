@@ -375,11 +375,6 @@ nothing."""
         """NVML lists it, and the kubelet can assign it."""
         return self.gpu_uuid is not None and not self.partitioned
 
-    @property
-    def is_free(self) -> bool:
-        """Certainly no container holds it."""
-        return self.holders == 0 and not self.may_have_more
-
 
 # --- the node ---------------------------------------------------------------------------------------------------------
 

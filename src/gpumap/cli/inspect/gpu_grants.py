@@ -103,12 +103,19 @@ def count(
     holders_known: bool,
     sees_processes: bool,
 ) -> CountedGpu:
-    """Count the grants and use of one GPU's devices. Without the GPU's own `memory`, that of its device is taken."""
+    """Count the grants and use of one GPU's devices. Without the GPU's own `memory`, that of its device is taken.
+
+    The memory of a partitioned GPU is that of its MIG devices: no container can be assigned the rest.
+    """
     memory = memory or next((device.memory for device in devices if device.uuid == uuid), None)
     memory_bytes = memory.total_bytes if memory else None
     slots = sum(device.allocatable.get(GPU_MEM, 0) for device in devices)
     slot_bytes = _slot_bytes(devices, slots, memory_bytes)
-    total = _total(memory_bytes, slots, slot_bytes)
+    instances = {device.mig.gpu_instance_id: device.memory for device in devices if device.mig}
+    if instances:
+        total = sum_of(_amount(one.total_bytes if one else None) for one in instances.values())
+    else:
+        total = _total(memory_bytes, slots, slot_bytes)
     grants = [
         _Grant(holder.name, number, _granted_by(holder, slot_bytes))
         for number, device in enumerate(devices)

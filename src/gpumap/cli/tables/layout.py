@@ -22,7 +22,7 @@ SortValue = str | float | None
 _SQUEEZES = ((3, 1 << 30), (3, 12), (2, 12), (2, 9), (1, 9), (1, 6), (1, 4), (1, 0))
 """Cells between columns, and remaining cells of a long name: the first pair that fits the terminal.
 
-Different names stay different, except with the last pair.
+Different names stay different, except with the last pair. Titles are never shortened.
 """
 _SHORTEST = 4
 _ROOMY = 3
@@ -216,7 +216,10 @@ def _read(column: Column[R], rows: Sequence[R], shape: Shape) -> _TextColumn:
 
 
 def _without_spare(shown: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
-    """Leave out spare columns while the terminal is too narrow for different names to stay different."""
+    """Leave out spare columns while the terminal is too narrow for different names to stay different.
+
+    Leave out other columns, the last first, while it is too narrow for all titles.
+    """
     columns = shape.screen.columns
     if columns is None or shape.wide or _is_roomy(shown, columns):
         return shown
@@ -225,7 +228,15 @@ def _without_spare(shown: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
         if not shown[place].spare:
             break
         del shown[place]
+    columns_of_rows = [place for place, one in enumerate(spanned) if not one.sentence]
+    while len(columns_of_rows) > 1 and _narrowest([spanned[place] for place in columns_of_rows]) > columns:
+        del spanned[columns_of_rows.pop()]
     return spanned
+
+
+def _narrowest(shown: Sequence[_TextColumn]) -> int:
+    """Return the cells of a line in which all names are as short as they can be."""
+    return sum(max(_SHORTEST if one.name else one.width, len(one.title)) for one in shown) + len(shown) - 1
 
 
 def _is_roomy(shown: Sequence[_TextColumn], columns: int) -> bool:
@@ -292,7 +303,7 @@ def _fitting(
     widths, gap = list(widths), 0
     for gap, shortest in squeezes:
         least = {
-            place: max(_floor(one, shortest), distinct) if shortest else _SHORTEST
+            place: max(*((_floor(one, shortest), distinct) if shortest else (_SHORTEST,)), len(one.title))
             for place, (one, distinct) in names.items()
         }
         while sum(widths) + gap * (len(widths) - 1) > columns:

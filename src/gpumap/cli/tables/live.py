@@ -1,63 +1,72 @@
 """`gpumap top` on a terminal: what a frame shows, and what a key changes. Pure.
 
-A line for each device, then the containers, processes or groups that use them, as many as fit the window.
+One list of rows: what is wrong, then what is used; above it the sums of the findings, and the GPUs in a few lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.rows import ContainerRow, DeviceRow, rows
-from gpumap.cli.tables.layout import (
-    Column,
-    Shape,
-    amount,
-    in_order,
-    name,
-    sort_keys,
-    spare_containers,
-    table,
-    with_node,
-)
-from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, top_rows
-from gpumap.cli.tables.unknowns import gpus_to_repair
-from gpumap.model.shown import UNKNOWN, number, percent, printable, size
+from gpumap.cli.rows import ContainerRow, GpuRow, gpu_rows, process_rows, rows_with_findings
+from gpumap.cli.tables.layout import Column, Shape, SortKey, amount, in_order, name, table, with_node
+from gpumap.cli.tables.map import shown_owner
+from gpumap.cli.tables.top import SORT_KEYS
+from gpumap.cli.tables.waste import finding_colour, shown_finding
+from gpumap.cli.terminal import cells, shortened, wrapped
+from gpumap.model.findings import sums, worst_first
+from gpumap.model.node import Finding
+from gpumap.model.shown import UNKNOWN, age, counted, number, percent, printable, ratio, size
+from gpumap.model.terms import FINDINGS
 
-ORDERS = {"m": "memory", "s": "sm", "n": "namespace", "d": "device"}
+ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""
-_GROUPS = ("", "namespace", "device", "node")
-_KEYS = "q quit  ? keys  ↑↓ scroll  / filter  m memory  s SM  n name  g group  p PIDs"
+_KEYS = ("? keys", "q quit", "Enter details", "/ filter", "f finding", "m memory", "s SM", "p PIDs")
+"""Of them, the last line of a frame has those for which there is room."""
 _HELP = """\
 q            quit
-↑ ↓, k j     scroll by a line; PgUp PgDn by a page; Home End
+↑ ↓, k j     move the cursor by a row; PgUp PgDn by a page; Home End
+Enter        details of the row: grant, use, processes, what to do; Esc closes
+f w          sort by finding (the worst first), by waste
 m s n d      sort by memory, SM, namespace, device; again: reverse
 r            reverse the order
-g            one row for each namespace, device or node, or for each container
 p            one row for each process
 /            filter by the text of the rows; a UUID begins with GPU- or MIG-
-Esc          clear the filter
+Esc          close the details, or clear the filter
 ? h          show these keys; any key closes the list"""
-_BAR = 10
+_REMEMBERED, _IN_STRIP = 60, 8
+"""Utilizations of a GPU that are kept, and those that one of several GPUs in a line shows."""
+_LEVELS = "▁▂▃▄▅▆▇█"
+RowKey = tuple[object, ...]
 
 
 class Live(NamedTuple):
-    """What the reader chose. `group` is empty for a row of each container. `typing`: keys are text of the filter.
-    `keys`: the keys are shown."""
+    """What the reader chose. `typing`: keys are text of the filter. `keys`: the keys are shown, `details`: those of the
+    selected row.
 
-    order: str = "memory"
+    `cursor` is the place of the selected row, and `selected` its key until the cursor moves: the cursor follows the row
+    to its new place. `offset` is the first row, or the first line of details, that is shown. `history` is the
+    utilization of each GPU in the last collections, `at` the time of the last one.
+    """
+
+    order: str = "finding"
     reverse: bool = False
-    group: str = ""
     processes: bool = False
     query: str = ""
     typing: bool = False
-    offset: int = 0
     keys: bool = False
+    details: bool = False
+    cursor: int = 0
+    selected: RowKey = ()
+    offset: int = 0
+    history: Mapping[str, tuple[float | None, ...]] = MappingProxyType({})
+    at: float = 0.0
 
 
-def pressed(live: Live, key: str, page: int, *, fleet: bool) -> Live | None:
+def pressed(live: Live, key: str, page: int) -> Live | None:
     """Return what is shown after a key; `None` if it ends the program. `page` is the number of rows in the window."""
     if live.typing:
         return _typed(live, key)
@@ -65,23 +74,33 @@ def pressed(live: Live, key: str, page: int, *, fleet: bool) -> Live | None:
         return None
     if live.keys or key in ("?", "h"):
         return live._replace(keys=not live.keys)
-    if (offset := scrolled(live.offset, key, page)) is not None:
-        return live._replace(offset=offset)
-    live = live._replace(offset=0)
+    if live.details:
+        if key in ("escape", "enter"):
+            return live._replace(details=False, offset=0)
+        offset = scrolled(live.offset, key, page)
+        return live if offset is None else live._replace(offset=offset)
+    if (cursor := scrolled(live.cursor, key, page)) is not None:
+        return live._replace(cursor=cursor, selected=())
     if key in ORDERS:
         again = ORDERS[key] == live.order
-        return live._replace(order=ORDERS[key], reverse=again and not live.reverse)
-    if key == "g":
-        groups = _GROUPS if fleet else _GROUPS[:-1]
-        return live._replace(group=groups[(groups.index(live.group) + 1) % len(groups)])
-    if key == "p":
-        return live._replace(processes=not live.processes, group="")
-    changes: dict[str, dict[str, object]] = {
-        "r": {"reverse": not live.reverse},
-        "/": {"typing": True},
-        "escape": {"query": ""},
-    }
-    return live._replace(**changes.get(key, {}))  # type: ignore[arg-type]
+        return _from_top(live, order=ORDERS[key], reverse=again and not live.reverse)
+    match key:
+        case "enter":
+            return live._replace(details=True, offset=0)
+        case "p":
+            return _from_top(live, processes=not live.processes)
+        case "r":
+            return _from_top(live, reverse=not live.reverse)
+        case "/":
+            return live._replace(typing=True)
+        case "escape":
+            return _from_top(live, query="")
+    return live
+
+
+def _from_top(live: Live, **changes: object) -> Live:
+    """Return another list of rows, from its first one."""
+    return live._replace(cursor=0, selected=(), offset=0, **changes)  # type: ignore[arg-type]
 
 
 def scrolled(offset: int, key: str, page: int) -> int | None:
@@ -91,40 +110,74 @@ def scrolled(offset: int, key: str, page: int) -> int | None:
 
 
 def _typed(live: Live, key: str) -> Live:
-    live = live._replace(offset=0)
     if key == "enter":
         return live._replace(typing=False)
     if key == "escape":
-        return live._replace(typing=False, query="")
+        return _from_top(live, typing=False, query="")
     if key == "backspace":
-        return live._replace(query=live.query[:-1])
-    return live._replace(query=live.query + key) if len(key) == 1 and key.isprintable() else live
+        return _from_top(live, query=live.query[:-1])
+    return _from_top(live, query=live.query + key) if len(key) == 1 and key.isprintable() else live
+
+
+def remembered(live: Live, maps: NodeMaps | None) -> Live:
+    """Add the utilizations of a node's new collection to the history. What is not known is a gap, also without an
+    answer."""
+    if maps is None:
+        return live._replace(history={uuid: (*past, None)[-_REMEMBERED:] for uuid, past in live.history.items()})
+    if maps.fleet or maps.maps[0].timestamp == live.at:
+        return live
+    gpus = gpu_rows(maps.maps[0])
+    history = {one.uuid: (*live.history.get(one.uuid, ()), one.utilization_ratio)[-_REMEMBERED:] for one in gpus}
+    return live._replace(history=history, at=maps.maps[0].timestamp)
 
 
 class Frame(NamedTuple):
-    """The lines of a frame. `page` is how many rows it has room for; `offset` is the first that it shows."""
+    """The lines of a frame, how many rows have room in it, and the state with the selected row."""
 
     lines: list[str]
     page: int
-    offset: int
+    live: Live
 
 
 def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height: int) -> Frame:
     """Return the lines that fit a window of `height` lines. `head` is above them."""
+    columns = shape.screen.columns or 80
     if live.keys:
-        lines = [*head, *_HELP.splitlines()][: height - 1]
-        return Frame([*lines, *[""] * (height - 1 - len(lines)), "any key: back   q quit"], 1, live.offset)
-    devices, hidden = _device_lines(maps, shape, (height - len(head)) // 2, live.offset)
-    lines = [*head, *devices]
-    titles, *rows = _row_lines(maps, live, shape)
-    page = max(height - len(lines) - 3, 1)
-    below = max(len(rows) - page, 0)
-    offset = min(live.offset, max(below, hidden))
-    first = min(offset, below)
-    lines.append(f"{first + 1}-{first + page} of {len(rows)}" if below else "")
-    shown = rows[first : first + page] or [_nothing(live)]
-    lines += [shape.screen.paint(titles, "bold"), *shown, *[""] * (page - len(shown)), _foot(live, len(rows))]
-    return Frame(lines, page, offset)
+        return _filled(
+            head,
+            [line[:columns] for line in _HELP.splitlines()],
+            shortened("any key: back  q quit", columns),
+            height,
+            live,
+        )
+    every = [
+        row
+        for node in maps.maps
+        for row in rows_with_findings(node, shape.namespace, processes=live.processes)
+        if row.owner != "unaccounted"  # the GPU's line has it
+    ]
+    found = _in_order([row for row in every if _matches(row, live.query, fleet=maps.fleet)], live)
+    live = _with_cursor(live, found)
+    if live.details and found:
+        lines = list(_details(found[live.cursor], maps, shape))
+        page = max(height - len(head) - 1, 1)
+        live = live._replace(offset=min(live.offset, max(len(lines) - page, 0)))
+        return _filled(head, lines[live.offset :], shortened("Esc back  q quit  ↑↓ scroll", columns), height, live)
+    above = [*head, *_sum_lines(maps, shape, max(height // 10, 1)), *_gpu_lines(maps, live, shape, height)]
+    page = max(height - len(above) - 2, 1)
+    live = live._replace(offset=max(min(live.offset, live.cursor, len(found) - page), live.cursor - page + 1, 0))
+    titles, lines = _row_lines(found, every, live, shape, fleet=maps.fleet)
+    shown = lines[live.offset : live.offset + page] or [shortened(_nothing(live), columns)]
+    return _filled([*above, titles], shown, _foot(live, found, columns), height, live, page)
+
+
+def _filled(
+    head: Sequence[str], lines: Sequence[str], foot: str, height: int, live: Live, page: int | None = None
+) -> Frame:
+    """Return a frame of exactly so many lines, the last of which is `foot`."""
+    room = max(height - 1, 0)
+    shown = [*head, *lines][:room]
+    return Frame([*shown, *[""] * (room - len(shown)), foot], page or max(height - len(head) - 1, 1), live)
 
 
 def _nothing(live: Live) -> str:
@@ -133,164 +186,276 @@ def _nothing(live: Live) -> str:
     return "No process is known here." if live.processes else "No known use."
 
 
-def _foot(live: Live, rows: int) -> str:
+def _foot(live: Live, found: Sequence[ContainerRow], columns: int) -> str:
+    """Return what is typed, or the place of the cursor; then the keys for which there is room."""
+    query = printable(live.query)
     if live.typing:
-        return f"filter: {printable(live.query)}_   Enter keep  Esc clear"
-    return f"filter: {printable(live.query)}   {rows} rows   Esc clear" if live.query else _KEYS
+        return shortened(f"filter: {query}_  Enter keep  Esc clear", columns)
+    keys: Sequence[str] = _KEYS
+    place = [f"{live.cursor + 1}/{len(found)}"] if found else []
+    if query:
+        place, keys = ["Esc clear", f"filter: {query}"], (counted(len(found), "row"), "Enter details")
+    return shortened(next(_lines_of([*place, *keys], "  ", columns)), columns)
 
 
-# --- devices ----------------------------------------------------------------------------------------------------------
+def _lines_of(parts: Sequence[str], between: str, columns: int) -> Iterator[str]:
+    """Return lines of as many parts as have room."""
+    line = parts[0]
+    for part in parts[1:]:
+        longer = line + between + part
+        if cells(longer) > columns:
+            yield line
+            longer = part
+        line = longer
+    yield line
 
 
-def _bar(on: DeviceRow) -> str:
-    if not on.up:
-        return f"[{'down'.center(_BAR)}]"
-    if not on.total_bytes or on.used_bytes is None:
-        return f"[{'?'.center(_BAR)}]"
-    full = round(_BAR * min(on.used_bytes / on.total_bytes, 1.0))
-    return f"[{'|' * full}{' ' * (_BAR - full)}]"
+# --- above the rows ---------------------------------------------------------------------------------------------------
 
 
-def _used(on: DeviceRow) -> str:
-    return size(on.used_bytes) if on.total_bytes is None else f"{size(on.used_bytes)}/{size(on.total_bytes)}"
+def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
+    """Return the sums of the findings, the worst first; nothing if no findings are known."""
+    judged = {kind: all(one.judged.get(kind) for one in maps.maps) for kind in FINDINGS}
+    found = [one for node in maps.maps for one in node.findings or () if shape.namespace in ("", one.namespace)]
+    if not found and not any(judged.values()):
+        return []
+    total = sums(found, judged)
+    shown = {
+        "fault": _count(total["faults"]),
+        "squatter": _bytes(total["squatter_bytes"]),
+        "leftover": _bytes(total["leftover_bytes"]),
+        "over": _bytes(total["over_bytes"]),
+        "stalled": _gpus(total["stalled_gpus"]),
+        "idle": _gpus(total["idle_gpus"]),
+        "unused": _bytes(total["unused_bytes"]),
+        "unmatched": _count(total["unmatched"]),
+    }
+    parts = [f"{kind} {value}" for kind, value in shown.items() if value not in ("0", UNKNOWN)] or ["no findings"]
+    unknown = [kind for kind, value in shown.items() if value == UNKNOWN]
+    parts += [f"not known: {', '.join(unknown)}"] if unknown else []
+    lines = list(_lines_of(parts, ", ", shape.screen.columns or 80))
+    return [shape.screen.paint(line, "bold") for line in lines[:most]]
 
 
-def _temperature(on: DeviceRow) -> str:
-    return UNKNOWN if on.temperature_celsius is None else f"{on.temperature_celsius:.0f}°C"
+def _count(value: float | None) -> str:
+    return number(None if value is None else int(value))
 
 
-def _power(on: DeviceRow) -> str:
-    return UNKNOWN if on.power_watts is None else f"{on.power_watts:.0f}W"
+def _bytes(value: float | None) -> str:
+    return size(None if value is None else int(value))
 
 
-def _colour(on: DeviceRow) -> str:
-    return "" if on.up else "red"
+def _gpus(value: float | None) -> str:
+    return ratio(value) + (f" GPU{'' if value == 1 else 's'}" if value else "")
 
 
-_DEVICES: tuple[Column[DeviceRow], ...] = (
-    Column("GPU", lambda on: on.name, colour=_colour),
-    name("MODEL", lambda on: on.model),
-    Column("MEMORY", _bar, colour=_colour),
-    Column("USED", _used),
-    amount("UTIL", percent, lambda on: on.utilization_ratio),
-    Column("TEMP", _temperature, spare=2),
-    Column("POWER", _power, spare=3),
-    amount("HOLDERS", number, lambda on: on.holders),
-)
+def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[str]:
+    """Return the GPUs of a single node: a line for each in a large window, else several in a line.
 
-
-def _device_lines(maps: NodeMaps, shape: Shape, most: int, offset: int) -> tuple[list[str], int]:
-    """Return the table of devices of a single node, at most so many lines, and how many devices have no room.
-
-    If some have none, those that are down are first, and they scroll with the rows. A fleet has too many devices.
+    If there is no room for all, those that are broken and the busiest are shown. A fleet has too many.
     """
-    if maps.fleet:
-        return [], 0
-    found = [on for node_map in maps.maps for on, _ in rows(node_map)]
-    if not found:
-        return ["No devices."], 0
-    room = len(found) if len(found) < most else max(most - 2, 0)
-    hidden = len(found) - room
-    if hidden:
-        found.sort(key=lambda on: on.up)
-    titles, *lines = table(_DEVICES, found, shape).splitlines()
-    if hidden:
-        offset = min(offset, hidden)
-        lines = [*lines[offset : offset + room], f"… and {hidden} more devices"]
-    hints = [hint for node_map in maps.maps for hint in gpus_to_repair(node_map)]
-    lines += hints[: max(most - len(lines) - 1, 0)]
-    return [shape.screen.paint(titles, "bold"), *lines], hidden
+    gpus = [] if maps.fleet else gpu_rows(maps.maps[0])
+    columns = shape.screen.columns or 80
+    if len(gpus) < height // 4:
+        return table(_gpu_columns(gpus, live), gpus, shape, lambda one: "red" if one.broken else "").splitlines()
+    cell = f"{'GPU':<4}{'UTIL':<{_IN_STRIP}} {'':>4} {'MEM':>4}"
+    in_line = max((columns + 2) // (len(cell) + 2), 1)
+    room = (height // 6 - 1) * in_line
+    if room <= 0:
+        return []
+    hidden = len(gpus) - room
+    if hidden > 0:
+        worst = sorted(gpus, key=lambda one: (not one.broken, -(one.utilization_ratio or 0.0)))[: room - 1]
+        gpus = [one for one in gpus if one in worst]
+    shown = [shape.screen.paint(_in_strip(one, live), "red" if one.broken else "") for one in gpus]
+    shown += [f"and {hidden + 1} more"] if hidden > 0 else []
+    lines = ["  ".join(shown[first : first + in_line]) for first in range(0, len(shown), in_line)]
+    return ["  ".join([cell] * min(in_line, len(shown))), *lines] if shown else []
+
+
+def _in_strip(one: GpuRow, live: Live) -> str:
+    part = one.used_bytes / one.total_bytes if one.total_bytes and one.used_bytes is not None else None
+    mark = "!" if one.broken else ""
+    return f"{one.name + mark:<4}{_curve(one, live, _IN_STRIP)} {percent(one.utilization_ratio):>4} {percent(part):>4}"
+
+
+def _curve(one: GpuRow, live: Live, width: int) -> str:
+    past = live.history.get(one.uuid, ())[-width:]
+    levels = (" " if each is None else _LEVELS[min(int(each * len(_LEVELS)), len(_LEVELS) - 1)] for each in past)
+    return "".join(levels).rjust(width)
+
+
+def _gpu_columns(gpus: Sequence[GpuRow], live: Live) -> list[Column[GpuRow]]:
+    model: Column[GpuRow] = name("MODEL", lambda one: one.model, spare=1)
+    return [
+        Column("GPU", lambda one: one.name + ("!" if one.broken else "")),
+        Column("HISTORY", lambda one: _curve(one, live, 3 * _IN_STRIP), spare=2),
+        amount("UTIL", percent, lambda one: one.utilization_ratio),
+        Column("MEMORY", _memory_of_gpu),
+        Column("TEMP", lambda one: UNKNOWN if one.temperature_celsius is None else f"{one.temperature_celsius:.0f}°C"),
+        Column("POWER", lambda one: UNKNOWN if one.power_watts is None else f"{one.power_watts:.0f}W", spare=3),
+        *([model] if len({one.model for one in gpus}) > 1 else []),
+    ]
+
+
+def _memory_of_gpu(one: GpuRow) -> str:
+    return size(one.used_bytes) + (f"/{size(one.total_bytes)}" if one.total_bytes is not None else "")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-class _Group(NamedTuple):
-    """The rows of a namespace, a device or a node."""
-
-    name: str
-    rows: tuple[ContainerRow, ...]
+def _key(row: ContainerRow) -> RowKey:
+    return row.node, row.on.uuid, row.container, row.owner, row.pid, row.work, row.finding and row.finding.reason
 
 
-def _sum(values: Sequence[float | None], text: Callable[[float], str]) -> str:
-    """Return the sum of the known values. If there are others, it is at least that."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return UNKNOWN
-    return ("" if len(known) == len(values) else "≥") + text(sum(known))
+def _with_cursor(live: Live, found: Sequence[ContainerRow]) -> Live:
+    """Return the state whose cursor is on a row: on the selected one wherever it is now."""
+    places = (place for place, row in enumerate(found) if _key(row) == live.selected)
+    cursor = next(places, min(live.cursor, max(len(found) - 1, 0)))
+    return live._replace(cursor=cursor, selected=_key(found[cursor]) if found else ())
 
 
-def _memories(group: _Group) -> list[int | None]:
-    return [row.memory_bytes for row in group.rows]
+def _in_order(found: list[ContainerRow], live: Live) -> list[ContainerRow]:
+    found = in_order(found, SORT_KEYS["memory"], reverse=False)  # among equals
+    if live.order != "finding":
+        return in_order(found, {**SORT_KEYS, "waste": _BY_WASTE}[live.order], reverse=live.reverse)
+    wrong = [(row.finding, row) for row in found if row.finding]
+    wrong.sort(key=lambda pair: worst_first(pair[0]), reverse=live.reverse)
+    return [*(row for _, row in wrong), *(row for row in found if not row.finding)]
 
 
-def _ratios(group: _Group) -> list[float | None]:
-    return [row.sm_ratio for row in group.rows]
+def _of_finding(text: str, row: ContainerRow) -> str:
+    return text if row.finding else ""
 
 
-def _known(values: Iterable[float | None]) -> float:
-    return sum(value for value in values if value is not None)
+def _since(row: ContainerRow) -> str:
+    return age(max(row.on.at - row.finding.since, 0.0)) if row.finding else ""
 
 
-def _group_columns(title: str) -> tuple[Column[_Group], ...]:
-    return (
-        name(title, lambda group: group.name),
-        Column("DEVICES", lambda group: number(len({(row.node, row.on.uuid) for row in group.rows}))),
-        Column(
-            "CONTAINERS",
-            lambda group: number(len({(row.node, row.container) for row in group.rows if row.container.pod})),
-        ),
-        Column(
-            "MEMORY",
-            lambda group: _sum(_memories(group), lambda total: size(int(total))),
-            lambda group: _known(_memories(group)),
-            largest_first=True,
-        ),
-        Column(
-            "SM", lambda group: _sum(_ratios(group), percent), lambda group: _known(_ratios(group)), largest_first=True
-        ),
+def _waste(row: ContainerRow) -> int | None:
+    return row.finding.memory_bytes if row.finding else None
+
+
+_BY_WASTE: SortKey[ContainerRow] = SortKey(_waste, largest_first=True)
+_FINDING: tuple[Column[ContainerRow], ...] = (
+    Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else ""),
+    Column("FOR", _since, spare=1),
+    Column("DEVICE", lambda row: row.on.name.partition(" ")[0], spare=2),
+)
+_PROCESS: tuple[Column[ContainerRow], ...] = (
+    Column("PID", lambda row: number(row.pid)),
+    Column("PROCESS", lambda row: row.command or UNKNOWN, name=True, spare=4),
+)
+_USE: tuple[Column[ContainerRow], ...] = (
+    name("NAMESPACE", lambda row: row.container.namespace, spare=5),
+    Column("POD", lambda row: row.pod or UNKNOWN, name=True),
+    name("CONTAINER", lambda row: row.container.container, spare=8),
+    Column("WASTE", lambda row: size(_waste(row)) if row.finding else "", spare=3),
+    amount("MEMORY", size, lambda row: row.memory_bytes, spare=6),
+    amount("GRANTED", size, lambda row: row.granted_bytes, spare=9),
+    amount("PEAK", size, lambda row: row.memory_peak_bytes, spare=10),
+    amount("SM", percent, lambda row: row.busy_ratio, spare=7),
+    amount("PROCESSES", number, lambda row: row.processes, spare=11),
+    Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else "", spare=12),
+    Column("WHY", lambda row: row.finding.why if row.finding else "", name=True, spare=13),
+)
+_OF_CONTAINERS = frozenset({"WASTE", "GRANTED", "PEAK", "PROCESSES"})
+"""Titles of columns that say nothing about a single process."""
+
+
+def _row_lines(
+    found: Sequence[ContainerRow], every: Sequence[ContainerRow], live: Live, shape: Shape, *, fleet: bool
+) -> tuple[str, list[str]]:
+    """Return the line of titles and those of the rows. The titles are those of all rows, whatever the filter."""
+    columns = (*_FINDING, *_PROCESS, *_USE) if live.processes else (*_FINDING, *_USE)
+    columns = tuple(one for one in columns if not live.processes or one.title not in _OF_CONTAINERS)
+    if not any(row.finding for row in every):
+        columns = tuple(one for one in columns if one.title not in ("FINDING", "FOR", "WASTE", "WHY"))
+    screen = shape.screen
+    plain = replace(
+        shape, wide=False, headers=True, screen=replace(screen, columns=_beside_cursor(shape), colours=False)
     )
+    titles, *lines = table(with_node(columns, fleet=fleet), found or every, plain).splitlines()
+    shown = []
+    for place, (row, line) in enumerate(zip(found, lines, strict=False)):
+        if row.finding and row.finding.finding == "fault":
+            line = _fault_line(row.finding, line, titles, _beside_cursor(shape))
+        at_cursor = place == live.cursor
+        colour = "reverse" if at_cursor else finding_colour(row.finding) if row.finding else ""
+        shown.append(screen.paint(f"{'>' if at_cursor else ' '} {line}", colour))
+    return screen.paint(f"  {titles}", "bold"), shown
 
 
-def _row_lines(maps: NodeMaps, live: Live, shape: Shape) -> list[str]:
-    """Return the line of titles and those of the rows."""
-    wanted = replace(shape, order=live.order, reverse=live.reverse, processes=live.processes)
-    every = [row for row in top_rows(maps, wanted) if row.owner != "unaccounted"]  # the devices' lines have it
-    found = [row for row in every if _matches(row, live.query, fleet=maps.fleet)]
-    if live.group:
-        columns = _group_columns(live.group.upper())
-        keys = sort_keys(columns)
-        order = keys.get(live.order, keys[live.group])
-        return table(columns, in_order(_groups(found, live.group), order, reverse=live.reverse), shape).splitlines()
-    shown = with_node(
-        spare_containers(PROCESS_COLUMNS if live.processes else COLUMNS, (row.container for row in every)),
-        fleet=maps.fleet,
-    )
-    if not every:  # the titles are those of a table with rows
-        shown = [one for one in shown if not one.spare or shape.wide]
-    lines = table(shown, found or every, shape).splitlines()
-    return lines if found else lines[:1]
+def _beside_cursor(shape: Shape) -> int:
+    return max((shape.screen.columns or 80) - 2, 1)
 
 
-_NAMES: dict[str, Callable[[ContainerRow], str]] = {
-    "namespace": lambda row: row.container.namespace or f"({row.owner})",
-    "device": lambda row: row.on.name,
-    "node": lambda row: row.node,
-}
-
-
-def _groups(found: Iterable[ContainerRow], by: str) -> list[_Group]:
-    groups: dict[str, list[ContainerRow]] = {}
-    for row in found:
-        groups.setdefault(_NAMES[by](row), []).append(row)
-    return [_Group(one, tuple(of_group)) for one, of_group in groups.items()]
+def _fault_line(one: Finding, line: str, titles: str, columns: int) -> str:
+    """Return the line of a GPU's fault: what is wrong takes the place of the columns of containers."""
+    start = min((titles.index(title) for title in ("PID", "NAMESPACE", "POD") if f" {title}" in titles), default=0)
+    return line[:start] + shortened(printable(one.why), max(columns - start, 1))
 
 
 def _matches(row: ContainerRow, query: str, *, fleet: bool) -> bool:
     """Return whether each word is in a name that the row shows, or begins its UUID."""
     process = (str(row.pid), row.command or "") if row.pid is not None else ()
-    names = (row.node if fleet else "", *row.container, row.owner, row.on.name, *process)
+    finding = (row.finding.finding, row.finding.why) if row.finding else ()
+    names = (row.node if fleet else "", *row.container, row.pod, row.owner, row.on.name, *process, *finding)
     text, uuid = " ".join(names).lower(), row.on.uuid.lower()
     return all(
         word in text or (word.startswith(("gpu-", "mig-")) and uuid.startswith(word)) for word in query.lower().split()
     )
+
+
+# --- details of a row -------------------------------------------------------------------------------------------------
+
+
+def _details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
+    """Return what is known of a row: what is wrong, since when, what to do; grant, use and processes."""
+    columns, screen = shape.screen.columns or 80, shape.screen
+    who = "/".join(filter(None, (*row.container[:2], row.container.container))) or row.pod or shown_owner(row)
+    fault = row.finding is not None and row.finding.finding == "fault"
+    place = f" on {row.on.name}" if row.on.uuid else ""
+    yield screen.paint(shortened(f"GPU {row.on.name}" if fault else f"{printable(who)}{place}", columns), "bold")
+    if one := row.finding:
+        said = f"{shown_finding(one)} for {_since(row)}: {one.why}."
+        yield from (screen.paint(line, finding_colour(one)) for line in wrapped(printable(said), columns))
+        yield from wrapped(printable(one.remedy or ""), columns)
+    yield ""
+    for title, text in _fields(row):
+        if text != UNKNOWN:
+            yield from wrapped(f"{title:<12}{printable(text)}", columns)
+    node = next(one for one in maps.maps if one.name == row.node)
+    of_row = [
+        one
+        for one in process_rows(node)
+        if (one.on.uuid, one.container, one.owner, one.work) == (row.on.uuid, row.container, row.owner, row.work)
+        and one.pid is not None
+    ]
+    if of_row:
+        yield ""
+        yield from table(_PROCESSES, of_row, replace(shape, wide=False, headers=True)).splitlines()
+
+
+_PROCESSES: tuple[Column[ContainerRow], ...] = (
+    Column("PID", lambda row: number(row.pid)),
+    Column("TYPE", lambda row: row.type or UNKNOWN, spare=1),
+    Column("PROCESS", lambda row: row.command or UNKNOWN, name=True),
+    amount("MEMORY", size, lambda row: row.memory_bytes),
+    amount("SM", percent, lambda row: row.busy_ratio),
+)
+
+
+def _fields(row: ContainerRow) -> Iterator[tuple[str, str]]:
+    """Return what is known of the use and the grant of a row; `-` if nothing is."""
+    slots = ", ".join(f"{counted(slots, 'slot')} of {resource}" for resource, slots in row.slots.items())
+    granted = [size(row.granted_bytes), _gpus(row.gpus), slots]
+    yield "granted", ", ".join(one for one in granted if one not in ("", UNKNOWN)) or UNKNOWN
+    of_device = f" of {size(row.on.total_bytes)}" if row.on.total_bytes is not None else ""
+    yield "memory", UNKNOWN if row.memory_bytes is None else f"{size(row.memory_bytes)}{of_device}"
+    yield "peak", size(row.memory_peak_bytes)
+    yield "SM", percent(row.busy_ratio)
+    yield "last active", UNKNOWN if row.last_active is None else f"{age(row.on.at - row.last_active)} ago"
+    yield "owner", shown_owner(row) if row.listed or row.processes else UNKNOWN
+    yield "device", " ".join(filter(None, (row.on.uuid, row.on.model))) or UNKNOWN

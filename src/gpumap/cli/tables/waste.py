@@ -31,7 +31,7 @@ from gpumap.cli.tables.unknowns import few, gpus_to_repair, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet, in_namespace
 from gpumap.model.findings import by_waste, sums, worst_first
 from gpumap.model.node import Device, Finding, Node
-from gpumap.model.shown import UNKNOWN, age, counted, number, ratio, size
+from gpumap.model.shown import UNKNOWN, age, counted, listed, number, ratio, size
 from gpumap.model.terms import FINDINGS
 
 _KINDS = FINDINGS[1:]
@@ -72,6 +72,7 @@ class WasteRow(Struct, frozen=True, kw_only=True):
 
 
 _COLOURS = {
+    "fault": "red",
     "squatter": "red",
     "leftover": "red",
     "over": "red",
@@ -80,11 +81,22 @@ _COLOURS = {
     "unmatched": "yellow",
 }
 _IN_CAPITALS = ("squatter", "leftover")
+
+
+def shown_finding(one: Finding) -> str:
+    """Return the kind of a finding as tables show it."""
+    return one.finding.upper() if one.finding in _IN_CAPITALS else one.finding
+
+
+def finding_colour(one: Finding) -> str:
+    return _COLOURS.get(one.finding, "")
+
+
 COLUMNS: tuple[Column[FindingRow], ...] = (
     Column(
         "FINDING",
-        lambda row: row.finding.finding.upper() if row.finding.finding in _IN_CAPITALS else row.finding.finding,
-        colour=lambda row: _COLOURS.get(row.finding.finding, ""),
+        lambda row: shown_finding(row.finding),
+        colour=lambda row: finding_colour(row.finding),
     ),
     name("NAMESPACE", lambda row: row.finding.namespace),
     name("POD", lambda row: row.finding.pod),
@@ -155,6 +167,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         return notes([*doubts, *of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
     what = f"more {shape.sums_by if groups else 'finding'}"
     more = [f"{counted(unseen, what)}: -o wide shows all."] if unseen else []
+    more += [] if groups else of_each(maps, lambda node: _sharing(node, shape.namespace))
     return joined(
         [
             block,
@@ -165,6 +178,25 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
             notes([_summary(found, _sums(found, _judged_by_all(maps.maps)))], shape.screen, "bold"),
         ]
     )
+
+
+def _sharing(node: Node, namespace: str) -> Iterator[str]:
+    """Name the findings on memory that several containers were granted: WASTE has a part of it for each."""
+    devices = {device.uuid: device for device in node.devices}
+    pools: dict[tuple[object, int], list[Finding]] = {}
+    for one in in_namespace(node.findings or (), namespace):
+        device = devices.get(one.uuid) if one.uuid and one.finding in ("idle", "unused") else None
+        if device and device.memory:
+            pool = (device.gpu_uuid, device.mig.gpu_instance_id) if device.mig else one.uuid
+            pools.setdefault((pool, device.memory.total_bytes), []).append(one)
+    sharers = [
+        "/".join(one.pod_name)
+        for (_, total_bytes), found in pools.items()
+        if sum(one.granted_bytes or 0 for one in found) > total_bytes
+        for one in found
+    ]
+    if sharers:
+        yield f"WASTE counts memory that containers share only once, not as GRANTED minus USED: {listed(sharers)}."
 
 
 def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
