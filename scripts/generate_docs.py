@@ -1,5 +1,4 @@
-"""Write the tables of docs/reference/{metrics,flags,dialects}.md, docs/how-to/troubleshoot.md and the
-chart's README.
+"""Write the tables of docs/reference/{metrics,flags,dialects}.md and the chart's README.
 
 `make docs` runs it.
 
@@ -16,7 +15,6 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS, PROCESSES, self_families
 from gpumap.agent.settings import FLAGS, Flag
-from gpumap.model import remedies
 from gpumap.model.families import Family, NumberedFamilies
 from scripts import chart_values
 from scripts.map_schema import map_schema
@@ -76,28 +74,6 @@ def dialects() -> str:
     return f"{table}\n\n{default}"
 
 
-def troubles() -> str:
-    """Every reason that has a remedy."""
-    sources = [
-        (f"`{source.value}`", f"`{reason}`", remedy)
-        for source, known in remedies.SOURCES.items()
-        for reason, remedy in known.items()
-    ]
-    parts = ["### Sources (`gpumap_source_up`, `gpumap_source_errors_total`)"]
-    parts += [_table(("source", "reason", "what to do"), sources)]
-    for title, label, known in (
-        ("GPUs (`gpumap_gpu_fault_info`)", "reason", remedies.FAULTS),
-        ("Recovery actions (`gpumap_gpu_recovery_action_info`)", "action", remedies.RECOVERY),
-        ("GPUs that answer and have a fault", "what", remedies.HEALTH),
-        ("Slots on no device (`gpumap_unmatched_slots`)", "reason", remedies.UNMATCHED),
-        ("Findings (`gpumap waste`)", "finding", remedies.FINDINGS),
-        ("Missing capabilities (`gpumap_capability`)", "capability", remedies.CAPABILITIES),
-        ("Push is off (`push=0` in the log)", "reason", remedies.PUSH),
-    ):
-        parts += [f"### {title}", _table((label, "what to do"), [(f"`{key}`", text) for key, text in known.items()])]
-    return "\n\n".join(parts)
-
-
 def values() -> str:
     """Every value of the chart."""
     return _table(("value", "type", "default", "meaning"), chart_values.rows())
@@ -108,7 +84,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/metrics.md": metrics,
     "reference/flags.md": flags,
     "reference/dialects.md": dialects,
-    "how-to/troubleshoot.md": troubles,
 }
 NUMBERS: dict[str, Callable[[], sized.Passages]] = {
     "reference/sizing.md": sized.sizing,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import Any
 
 import jsonschema
@@ -11,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.dashboards.autoscaled import ADAPTER, AUTOSCALING, DOCS, RULES, SCALED_OBJECT, blocks
+from tests.dashboards.autoscaled import ADAPTER, AUTOSCALING, DOCS, RULES, SCALED_OBJECT
 
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
 HPAS: list[dict[str, Any]] = list(yaml.safe_load_all((AUTOSCALING / "hpa.yaml").read_text()))
@@ -170,15 +169,3 @@ def test_the_docs_name_what_is_served() -> None:
     assert all(name in SERVED[kind.lower()] for kind, name in raw)
     table = text[text.index("## Which metric") : text.index("## With prometheus-adapter")]
     assert set(re.findall(r"`((?:pod|workload|container)_gpu_\w+)`", table)) <= SERVED["custom"]
-
-
-def test_the_docs_make_a_prometheus_rule() -> None:
-    """The command of docs/how-to/autoscale.md hands kubectl the same groups as a PrometheusRule."""
-    (command,) = (block for block in blocks("bash") if "PrometheusRule" in block)
-    script = f"kubectl() {{ [ \"$*\" = 'apply -f -' ] && cat; }}\n{command}"
-    done = subprocess.run(
-        ["bash", "-euc", script], cwd=AUTOSCALING.parent, capture_output=True, text=True, check=True, timeout=30
-    )
-    made = yaml.safe_load(done.stdout)
-    assert (made["apiVersion"], made["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
-    assert made["spec"] == {"groups": [GROUP]}

@@ -85,6 +85,14 @@ def test_the_collector_scrapes_as_prometheus_does(tmp_path: Path) -> None:
     assert re.findall(r"\$+[^$]{4}", "\n".join(lines)) == ["${env"], "the Collector replaces every other $"
 
 
+def test_the_page_shows_a_processor_of_the_file() -> None:
+    """docs/how-to/opentelemetry.md has the processor of the pods as the file has it."""
+    assert (
+        yaml.safe_load(snippet("opentelemetry", "processors")).items()
+        <= yaml.safe_load(COLLECTOR)["processors"].items()
+    )
+
+
 def statements() -> list[tuple[str, str]]:
     """(context, statement) of both processors, in order."""
     processors = yaml.safe_load(COLLECTOR)["processors"].values()
@@ -124,7 +132,7 @@ def test_the_labels_of_the_statements() -> None:
                 if line.startswith("delete_key"):
                     removed.add((metric, label))
         if not metrics:
-            assert label in {"namespace", "pod", "container"}
+            assert label in {"node", "namespace", "pod", "container"}
 
 
 _COPY = re.compile(r'copy_metric\(name="(.+?)", unit=".+?"\) where name == "(\w+)"')

@@ -23,11 +23,16 @@ OPERATORS = [
     ROOT / "README.md",
     *INSTALL,
     *sorted((DOCS / "tutorial").glob("*.md")),
-    *(DOCS / f"how-to/{name}.md" for name in ("pass-admission", "secure-the-port", "troubleshoot", "upgrade")),
+    *(
+        DOCS / f"how-to/{name}.md"
+        for name in ("pass-admission", "schedulers", "secure-the-port", "troubleshoot", "upgrade")
+    ),
     *(DOCS / name for name in ("reference/endpoints.md", "explanation/security.md")),
 ]
 """The documents that operators type from."""
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+ADMISSION = ROOT / "deploy" / "admission"
+POLICY = (ADMISSION / "policy.yaml").read_text(encoding="utf-8")
 ANY_NAME = object()
 """What stands where a value takes names of the user's own: labels, annotations, a pod's own fields."""
 
@@ -103,7 +108,7 @@ def test_a_values_file_renders(fence: Fence, tmp_path: Path) -> None:
         assert "ServiceMonitor" in by_kind
 
 
-@pytest.mark.parametrize("fence", MANIFESTS, ids=lambda fence: fence.place)
+@pytest.mark.parametrize("fence", [*MANIFESTS, Fence("policy.yaml", POLICY)], ids=lambda fence: fence.place)
 def test_a_manifest_fits_its_schema(fence: Fence) -> None:
     """Kubernetes' own schema takes it, and knows each of its fields."""
     for manifest in yaml.safe_load_all(fence.body):
@@ -111,15 +116,13 @@ def test_a_manifest_fits_its_schema(fence: Fence) -> None:
 
 
 def test_admission_policies_allow_what_the_chart_mounts() -> None:
-    """The policies in pass-admission.md name the node's folders that the chart mounts by default, and no other."""
+    """The policies in deploy/admission name the node's folders that the chart mounts by default, and no other."""
     mounted = {*host_paths(render())}
-    page = (DOCS / "how-to" / "pass-admission.md").read_text(encoding="utf-8")
-    bodies = {yaml.safe_load(block.body)["kind"]: block.body for block in read_blocks(page, "yaml")}
-    constraint = yaml.safe_load(bodies["K8sPSPHostFilesystem"])
+    constraint = yaml.safe_load((ADMISSION / "gatekeeper.yaml").read_text(encoding="utf-8"))
     allowed = constraint["spec"]["parameters"]["allowedHostPaths"]
     assert {one["pathPrefix"] for one in allowed} == mounted
     assert all(one["readOnly"] for one in allowed)
-    assert {*re.findall(r"'(/[a-z/-]+)'", bodies["ValidatingAdmissionPolicy"])} == mounted
+    assert {*re.findall(r"'(/[a-z/-]+)'", POLICY)} == mounted
 
 
 def test_admission_policies_tell_what_else_the_chart_can_mount() -> None:
@@ -147,14 +150,9 @@ def rendered(page: str, number: int, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_platforms_get_what_their_pages_say(tmp_path: Path) -> None:
-    """A root is mounted, a mount asks for all GPUs, a claim reaches the container, SELinux gets its type."""
-    for page, root in (
-        ("microk8s.md", "/var/snap/microk8s/common/var/lib/kubelet"),
-        ("k0s.md", "/var/lib/k0s/kubelet"),
-    ):
-        assert f"{root}/pod-resources" in host_paths(rendered(page, 0, tmp_path))
-    bottlerocket = rendered("eks.md", 1, tmp_path)
-    assert host_paths(bottlerocket)["/dev/null"] == "/var/run/nvidia-container-devices/all"
+    """A mount asks for all GPUs, a claim reaches the container, a label keeps the pod off the node."""
+    mounted = rendered("README.md", 0, tmp_path)
+    assert host_paths(mounted)["/dev/null"] == "/var/run/nvidia-container-devices/all"
     claims = rendered("gke.md", 1, tmp_path)
     assert pod_of(claims)["resourceClaims"][0]["resourceClaimTemplateName"] == "all-gpus"
     assert container_of(claims)["resources"]["claims"] == [{"name": "gpus"}]
@@ -163,6 +161,26 @@ def test_platforms_get_what_their_pages_say(tmp_path: Path) -> None:
     assert "nvidia.com/gpu.deploy.client" in str(pod_of(rendered("gpu-operator.md", 0, tmp_path))["affinity"])
     followed = pod_of(rendered("gpu-operator.md", 2, tmp_path))["nodeSelector"]
     assert followed.items() >= {("nvidia.com/gpu.deploy.dcgm-exporter", "true")}
+
+
+PLATFORMS = re.findall(
+    r"^\| ([^|]+) \| (`[^|]+`) \|", (DOCS / "how-to/install/README.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize(("platform", "cell"), PLATFORMS, ids=lambda text: text.partition("`")[0])
+def test_a_row_of_platforms_has_values(platform: str, cell: str) -> None:
+    """Each assignment of the second column is one of the chart; a root is mounted, a class is the pod's."""
+    given = dict(text.split("=", 1) for text in re.findall("`([^`]+)`", cell))
+    made = render(*(f"{name}={value}" for name, value in given.items()))
+    assert pod_of(made)["runtimeClassName"] == given["runtimeClassName"], platform
+    if root := given.get("kubelet.rootDir"):
+        assert f"{root}/pod-resources" in host_paths(made)
+
+
+def test_platforms_are_found() -> None:
+    """Those with a root of their own are among them."""
+    assert sum("kubelet.rootDir" in cell for _, cell in PLATFORMS) == 2
 
 
 def test_the_page_of_the_gpu_operator_has_one_complete_file(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tests.promtool import assert_parses
 ROOT = Path(__file__).resolve().parents[2]
 GPU_HOUR, KWH = 3600, 3_600_000
 DOCS = ROOT / "docs" / "how-to"
-PAGES = [DOCS / f"{name}.md" for name in ("who-uses-a-gpu", "find-waste", "whole-cluster", "charge-teams")]
+PAGES = [DOCS / f"{name}.md" for name in ("whole-cluster", "find-waste", "charge-teams")]
 COLLECTORS = DOCS / "send-elsewhere.md"
 OPENCOST_RULES = ROOT / "rules" / "opencost.yaml"
 AGENT = "http://127.0.0.1:9401"
@@ -141,7 +141,7 @@ def test_scripts_read_fields_of_the_map() -> None:
 
 
 def test_the_pages_filter_knows_the_address() -> None:
-    """The address in who-uses-a-gpu.md has a filter of the live page."""
+    """The address in whole-cluster.md has a filter of the live page."""
     script = "".join(file.read_text() for file in (ROOT / "src/gpumap/agent/web/page").glob("*.js"))
     assert "/#q=gpu:" in PAGES[0].read_text(encoding="utf-8")
     assert re.search(r"\bgpu:", script)

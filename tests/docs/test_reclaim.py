@@ -16,16 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.fences import read_blocks
 from tests.pages import running
 from tests.promtool import accepted
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "reclaim-notebooks.md"
+FILE = Path(__file__).parents[2] / "deploy" / "reclaim-notebooks.yaml"
 
 
 def objects() -> dict[str, Any]:
-    (block,) = read_blocks(PAGE.read_text(), "yaml")
-    return {one["kind"]: one for one in yaml.safe_load_all(block.body)}
+    return {one["kind"]: one for one in yaml.safe_load_all(FILE.read_text(encoding="utf-8"))}
 
 
 @contextmanager

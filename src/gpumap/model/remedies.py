@@ -1,6 +1,7 @@
 """Remedies: what a user does about each reason of a source, GPU, slot, finding or capability.
 
-The page, `doctor`, /api/v1/map and docs/how-to/troubleshoot.md show these texts. Other reasons have no remedy. Pure.
+The page, `doctor` and /api/v1/map show these texts; docs/how-to/troubleshoot.md has short ones. Other reasons have no
+remedy. Pure.
 """
 
 from __future__ import annotations

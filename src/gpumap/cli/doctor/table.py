@@ -10,6 +10,7 @@ from gpumap.cli.terminal import cells, contained, wrapped
 
 _COLOURS = {"ok": "green", "degraded": "yellow", "missing": "yellow", "failed": "red", "warning": "yellow"}
 _FINE, _WORSE = ("ok", "not needed"), ("missing", "warning", "degraded", "failed")
+_GUIDE = "More: docs/how-to/troubleshoot.md"
 _NARROWEST, _INDENT = 30, 4
 """The least number of cells of a text beside its check, more for a long word; the indent of a text below its check."""
 
@@ -58,7 +59,10 @@ def _colour(one: Result) -> str:
 
 
 def _summary(results: Sequence[Result]) -> str:
-    """Return the GPUs that fail, then whether everything works that is required. One that fails is no exit code."""
+    """Return the GPUs that fail, whether everything works that is required, and the page that has more.
+
+    A GPU that fails is no exit code.
+    """
     gpus = [one for one in results if one.state == "failed" and one.check.startswith("gpu/")]
     broken = [one.check for one in results if one.required and one.state not in ("ok", "degraded")]
     named = {*broken, *(one.check for one in gpus)}
@@ -70,6 +74,8 @@ def _summary(results: Sequence[Result]) -> str:
         )
     else:
         said.append("Everything that gpumap requires works." + (f" Check also: {', '.join(worse)}." if worse else ""))
+    if gpus or broken or worse:
+        said.append(_GUIDE)
     return " ".join(said)
 
 
