@@ -120,8 +120,8 @@ def with_numbers(name: str) -> str:
 
 
 def _families(families: Iterable[Family]) -> str:
-    rows = [(f"`{one.name}`", one.kind, _codes(one.labels), one.help) for one in families]
-    return _table(("name", "type", "labels", "meaning"), rows)
+    rows = [(f"`{one.name}`", _codes(one.labels), one.help) for one in families]
+    return _table(("name", "labels", "meaning"), rows)
 
 
 def _flag(flag: Flag) -> str:

@@ -38,10 +38,10 @@ class Row(NamedTuple):
 def _rows() -> Iterator[Row]:
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        capture = re.search(r"\(\.\./\.\./tests/captures/(.+)\)", cells[-1])
-        if capture:
+        linked = re.fullmatch(r"\[(.+)\]\(\.\./\.\./tests/captures/(.+)\)", cells[0])
+        if linked:
             names = [cell.split("`")[1].replace("…", UUID) for cell in cells[1:3]]
-            yield Row(cells[0], names[0], names[1], cells[3], cells[4] == "✔", cells[5] == "✔", capture[1])
+            yield Row(linked[1], names[0], names[1], cells[3], cells[4] == "✔", cells[5] == "✔", linked[2])
 
 
 ROWS = list(_rows())
