@@ -38,7 +38,7 @@ export function overview(map, devices) {
   );
 }
 
-const gpus = (held) => (held ? `${Number(held.toPrecision(2))} GPUs` : null);
+const gpus = (held) => (held ? count(Number(held.toPrecision(2)), "GPU") : null);
 const pods = (found) => (found.length ? count(new Set(found.map((one) => `${one.namespace}/${one.pod}`)).size, "pod") : null);
 
 /** Return the pod of the finding with the most unused memory. */
