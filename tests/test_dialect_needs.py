@@ -13,8 +13,6 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS
-from gpumap.agent.nvml_worker.card import CARD_FIELDS
-from gpumap.agent.nvml_worker.reading import fields_of
 from gpumap.agent.settings import Settings, resolve, with_everything
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.record import record
@@ -24,7 +22,7 @@ from gpumap.model.readings import CARD
 from gpumap.model.snapshot import Snapshot
 from tests.demo_node import demo_node
 from tests.standin import Driver
-from tests.test_nvml_health import CALLS_OF_CODEC, CALLS_OF_THE_CARD, count_calls, healthy_gpu
+from tests.test_nvml_health import count_calls, healthy_gpu
 from tests.worker import Start
 
 OF_THE_CARD = {"nvidia-smi", "dcgm", "dcgm49"}
@@ -84,29 +82,6 @@ def calls(start: Start, path: Path, groups: tuple[str, ...]) -> Counter[str]:
     counted = count_calls(worker, driver, path)
     del counted["nvmlEventSetWait_v2"]
     return counted
-
-
-@pytest.mark.parametrize("name", sorted(DIALECTS.keys() - OF_THE_CARD))
-def test_a_dialect_without_needs_costs_no_call(start: Start, tmp_path: Path, name: str) -> None:
-    """The driver is asked just what it is asked for the native groups."""
-    groups = asked(settled(name))
-    assert groups == asked(settled())
-    assert not calls(start, tmp_path / "calls", groups).keys() & (CALLS_OF_THE_CARD.keys() | CALLS_OF_CODEC)
-    assert not set(fields_of(groups)) & set(CARD_FIELDS)
-
-
-@pytest.mark.parametrize("name", sorted(OF_THE_CARD))
-def test_calls_of_a_dialect_are_made_while_it_is_on(start: Start, tmp_path: Path, name: str) -> None:
-    """Its calls come besides, and none of the others more often: as docs/explanation/performance.md says."""
-    before, groups = asked(settled()), asked(settled(name))
-    more = calls(start, tmp_path / "with", groups)
-    more.subtract(calls(start, tmp_path / "without", before))
-    assert {call: times for call, times in more.items() if times} == CALLS_OF_THE_CARD | dict.fromkeys(
-        CALLS_OF_CODEC, 3
-    )
-    assert sorted(set(fields_of(groups)) - set(fields_of(before))) == sorted(CARD_FIELDS)
-    assert (len(CARD_FIELDS), sum(times == 3 for times in CALLS_OF_THE_CARD.values())) == (6, 2)
-    assert sum(times for times in CALLS_OF_THE_CARD.values() if times != 3) == 8
 
 
 # --- the values -------------------------------------------------------------------------------------------------------
