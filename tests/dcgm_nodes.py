@@ -11,7 +11,7 @@ from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import ContainerName, Owner, PodUid
 from tests.dialect_pages import GIB, MIB, WHOLE
-from tests.snapshots import ACTIVITY, empty_node, gpu, pascal, with_containers, with_node
+from tests.snapshots import ACTIVITY, empty_node, gpu, with_containers, with_node
 
 CARD = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52")
 SHARED = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e53")
@@ -40,13 +40,6 @@ def card(index: int = 0, uuid: Uuid = CARD, *, partitioned: bool = False, fault:
         pcie_replays=3,
     )
     return structs.replace(made, reading=reading)
-
-
-def old_card() -> Gpu:
-    """A card that retires pages, and waits for a reset to retire one more."""
-    made = structs.replace(pascal(1), uuid=SHARED)
-    assert made.reading is not None
-    return structs.replace(made, reading=structs.replace(made.reading, retired_pages_pending=True))
 
 
 def use(memory: int | None = 0, sm: float | None = 0.0, processes: int = 1) -> Use:

@@ -211,13 +211,6 @@ HARD = ("team", "pod", "main")
 ESCAPED = ("na\\me", 'po"d', "con\ntainer")
 
 
-def squatted() -> Snapshot:
-    """A card that one container holds without using it, and another uses without holding it."""
-    one = card(0, TITAN[0], "TITAN V", 12066)
-    rows = holder(HARD, TITAN[0], used(0, processes=0)), user(MAIN, TITAN[0], used(700, 0.5), Owner.UNASSIGNED)
-    return node("n", [one], rows, [process(7, TITAN[0], 700, MAIN, sm=0.5, owner=Owner.UNASSIGNED)])
-
-
 def blind() -> Snapshot:
     """A holder without PID visibility: NVML lists a process, of whichever PID namespace."""
     one = card(0, TITAN[0], "TITAN V", 12066)

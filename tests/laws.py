@@ -55,7 +55,6 @@ IDENTITY = frozenset({"proc", "checkpoint", "logs"})
 EVERYTHING = frozenset({"page", "kubelet", "nvml", *IDENTITY})
 JUDGED = ("assigned", "unassigned", "gone", "host")
 """Owners that follow from what a container holds."""
-MAY_EXCEED_ONE = "gpumap_gpu_fan_speed_ratio"
 
 
 def key(family: str, /, **labels: str) -> Key:

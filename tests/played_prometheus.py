@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -38,11 +37,6 @@ def answering(text: str, status: int = 200, **headers: str) -> Answer:
 
 def refusal(kind: str, error: str) -> str:
     return json.dumps({"status": "error", "errorType": kind, "error": error})
-
-
-async def sleeping(_: web.Request) -> web.Response:
-    await asyncio.sleep(60)
-    return web.Response()
 
 
 def api(vector: Rows | None = None, matrix: Rows | None = None, asked: list[web.Request] | None = None) -> Answer:

@@ -52,20 +52,6 @@ def test_a_recovery_action_comes_and_goes(logged: Logged) -> None:
     assert logged(structs.replace(well, recovery_action=None), well) == []
 
 
-def test_rows_of_memory(logged: Logged) -> None:
-    """Rows that begin to wait for a reset are said, and one that could not be replaced."""
-    well = gpu(0)
-    assert well.reading is not None
-    ill = structs.replace(well, reading=structs.replace(well.reading, row_remap_pending=True))
-    failed = structs.replace(
-        well, reading=structs.replace(well.reading, row_remap_pending=True, row_remap_failure=True)
-    )
-    assert logged(well, ill) == [f"gpu memory row remap pending uuid={well.uuid} index=0"]
-    assert logged(ill, failed) == [f"gpu memory row remap failure uuid={well.uuid} index=0"]
-    assert logged(failed, failed) == []
-    assert logged(failed, well) == []
-
-
 def with_xids(observations: Observations, *events: XidError) -> Observations:
     assert isinstance(observations.nvml, Observed)
     reading: NvmlReading = replace(observations.nvml.value, xids=events)

@@ -12,7 +12,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -109,32 +108,12 @@ def test_help_lists_each_flag(command: str, takes: set[str]) -> None:
         assert (f"${flag.variable})" in words) == (flag.name in takes)
 
 
-@pytest.mark.parametrize("command", ["map", "top", "waste", "inspect", "bill", "doctor", "check"])
-def test_help_fits_a_screen(command: str) -> None:
-    """What most users do not need is left to --help-all, and --help says so."""
-    short, every = (run_command(command, flag, COLUMNS="100").stdout for flag in ("--help", "--help-all"))
-    assert len(short.splitlines()) <= 50
-    assert "--help-all" in short
-    assert "--token-file" not in short
-    flags = [set(re.findall(r"^  (-[^ ]+|--[^ ]+)", text, re.MULTILINE)) for text in (short, every)]
-    assert flags[0] < flags[1]
-    assert "--token-file" in every
-
-
 def test_help_names_the_sums_that_require_a_server() -> None:
     """`top` has sums only of a cluster, `waste` also of a node."""
     top, waste = (" ".join(run_command(command, "--help").stdout.split()) for command in ("top", "waste"))
     assert "--by WHAT With --prometheus: show sums by namespace, by node or by workload." in top
     assert "--by WHAT Show sums by namespace, by node or by workload." in waste
     assert "workload: needs --prometheus and" in waste
-
-
-@pytest.mark.parametrize("command", ["serve", "demo", "record"])
-def test_help_all_of_a_short_help_is_the_same(command: str) -> None:
-    """A command whose --help has all flags also accepts --help-all, and does not mention it."""
-    short, every = (run_command(command, flag, COLUMNS="100") for flag in ("--help", "--help-all"))
-    assert (every.returncode, every.stdout) == (0, short.stdout)
-    assert "--help-all" not in short.stdout
 
 
 def test_without_a_command_help_is_shown() -> None:
@@ -374,26 +353,6 @@ async def test_map_where_nothing_answers(directory: Path) -> None:
     assert "nvml is down: library_not_found" in done.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_watch_goes_on_until_stopped(demo_url: str, number: signal.Signals) -> None:
-    """--watch shows the map again at each interval; a signal ends it, with 0."""
-    process = await asyncio.create_subprocess_exec(
-        *(str(GPUMAP), "map", "--watch", "--interval", "200ms", "--url", demo_url),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    heads = 0
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while heads < 3:
-            heads += (await process.stdout.readline()).startswith(b"DEVICE")
-        process.send_signal(number)
-        await process.stdout.read()
-        assert (await process.wait(), await process.stderr.read()) == (0, b"")
-
-
 async def test_map_may_be_cut_off(demo_url: str) -> None:
     """`gpumap map | head -1`, with and without --watch: it ends without a word when nobody reads on."""
     once = f'"{GPUMAP}" map -o json --url {demo_url}'
@@ -419,21 +378,6 @@ async def test_only_what_is_used_is_checked(demo_url: str, command: str) -> None
 
 
 # --- what a command need not wait for ---------------------------------------------------------------------------------
-
-
-def test_serve_imports_only_what_it_runs() -> None:
-    """The large libraries come after the driver's worker was started; tables for a terminal, and YAML, never."""
-    code = "import sys, gpumap.dispatch, gpumap.agent.service; print(*sys.modules)"
-    message = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "gpumap.agent.service" in message
-    assert not {
-        "aiohttp",
-        "grpc",
-        "google.protobuf",
-        "yaml",
-        "gpumap.cli.tables",
-        "gpumap.cli.painting",
-    } & {*message}
 
 
 # --- mistakes of who asks, and of who answers -------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import pytest
 from gpumap.lab.demo import scenario_model
 from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario, parse_scenario
 from gpumap.lab.demo.scenario_model import Entry
-from gpumap.lab.demo.world import world
-from gpumap.model.observations import ClaimDevice, PluginAnswer
+from gpumap.model.observations import PluginAnswer
 from gpumap.model.readings import RECOVERY_ACTIONS
 
 GPUS = """
@@ -204,19 +203,6 @@ def test_an_answer_is_to_all_resources_or_to_each() -> None:
     assert each.pods[0].containers[0].answer == {"x.io/b": answer}
 
 
-def test_pods_share_a_claim_by_its_name() -> None:
-    """A claim is its namespace's; its driver is NVIDIA's unless it is named."""
-    claims = "claims: [{claim: one, device: gpu-3}, {claim: two, device: d, driver: x.io, share_id: s}]"
-    text = GPUS + POD + f"{{name: c, {claims}}}\n  - {{name: b, containers: [{{name: c, {claims}}}]}}"
-    first, second = (pod.containers[0] for pod in world(parse_scenario("node: n\n" + text), 0.0).pods)
-    assert first.claims == second.claims
-    assert first.claims == (
-        ClaimDevice("gpu.nvidia.com", "n", "gpu-3", "", "default", "one"),
-        ClaimDevice("x.io", "n", "d", "s", "default", "two"),
-    )
-    assert first.devices == ()
-
-
 def test_a_bare_name_is_a_scenario_that_ships(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is, unless there is a file of that name; another name is reported with those that there are."""
     monkeypatch.chdir(tmp_path)
@@ -242,14 +228,6 @@ def test_init_containers_hand_their_slot_on() -> None:
     main, warm = parse_scenario(text).pods[0].containers
     assert main.devices == warm.devices
     assert len(main.devices[0].ids) == 1
-
-
-def test_mig_devices_have_a_place_on_their_gpu() -> None:
-    """One after the other, each at a multiple of its size; compute instances have their GPU instance's."""
-    mig = "mig: [1g.10gb, 1g.10gb, {profile: 3g.40gb, compute: [1c.3g.40gb, 2c.3g.40gb]}]"
-    (gpu,) = parse_scenario(f"gpus: [{{model: m, memory: 80GiB, {mig}}}]").gpus
-    places = [(device.profile_id, device.placement_start, device.placement_size) for device in gpu.devices]
-    assert places == [(19, 0, 1), (19, 1, 1), (9, 4, 4), (9, 4, 4)]
 
 
 def test_a_file_that_is_no_scenario(tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ import base64
 import json
 
 import pytest
-from msgspec.structs import astuple
 
 from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.dra import parse_prepared
 from gpumap.lab.demo.scenario import Scenario, default_scenario, parse_scenario
 from gpumap.lab.demo.world import World, world
 from gpumap.model.observations import DeviceId, PluginAnswer, PreparedDevice
-from gpumap.model.readings import SAMPLES_NEW, SAMPLES_OLD, GpuProcess, GpuReading, MigInstance
+from gpumap.model.readings import GpuProcess, GpuReading, MigInstance
 
 GPUS = """
 repeat: 100s
@@ -69,43 +68,6 @@ def test_every_gpu_process_is_in_proc(default: Scenario) -> None:
         pids = [proc.pid for proc in now.procs]
         assert len(set(pids)) == len(pids)
         assert {row.pid for row in processes(now)} <= set(pids)
-
-
-def test_counters_never_go_back(default: Scenario) -> None:
-    """Bytes and the time at lowered clocks count on, also when the play starts again; errors grow as written."""
-    for index in (0, 5):
-        answer = [world(default, second).gpus[index] for second in range(270, 400, 2)]
-        counts: list[list[float | None]] = [
-            [gpu.pcie_transmit_bytes for gpu in answer],
-            [gpu.pcie_receive_bytes for gpu in answer],
-            [gpu.nvlink_transmit_bytes for gpu in answer],
-            [gpu.clock_event_seconds["sw_power_cap"] for gpu in answer],
-            [gpu.clock_event_seconds["low_utilization"] for gpu in answer],
-        ]
-        for series in counts:
-            values = [count for count in series if count is not None]
-            assert len(values) == len(answer)
-            assert values == sorted(values)
-    corrected = [world(default, at).gpus[5].ecc_errors["corrected"]["dram"] for at in (0.0, 19.0, 21.0, 401.0)]
-    assert corrected == [12, 12, 13, 32]
-
-
-def test_video_engines_are_work() -> None:
-    """GPM has the busiest engine, also of a MIG device. JPEG and OFA time of a process is only in the new call, and
-    only Blackwell cards have it."""
-    models = ["NVIDIA H100 80GB HBM3", "NVIDIA B200", "NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA GB10"]
-    gpus = [*(f"{{model: {model}, memory: 80GiB}}" for model in models), "{model: H100, memory: 80GiB, mig: [1g.10gb]}"]
-    engines = "encoder: 10%, decoder: 20%, jpeg: 30%, ofa: 40%"
-    processes = "{gpu: [0, 1, 2, 3], memory: 1GiB, ENGINES}, {mig: {gpu: 4, instance: 0}, memory: 1GiB, ENGINES}, "
-    processes += "{gpu: 1, memory: 1GiB, jpeg: 50%}, {gpu: 0, memory: 1GiB, jpeg: 1%}"
-    text = f"gpus: [{', '.join(gpus)}]\nhost_processes: [{processes.replace('ENGINES', engines)}]"
-    *whole, parted = world(parse_scenario(text), 0.0).gpus
-    old, new = (0.0, 0.0, 0.1, 0.2, 0.0, 0.0), (0.0, 0.0, 0.1, 0.2, 0.3, 0.4)
-    samples = [sorted(astuple(sample)[1:] for sample in gpu.samples or ()) for gpu in whole]
-    assert samples == [[old], [(0.0, 0.0, 0.0, 0.0, 0.5, 0.0), new], [new], [new]]
-    assert [gpu.samples_from for gpu in whole] == [SAMPLES_OLD, *[SAMPLES_NEW] * 3]
-    activities = [whole[0].activity, whole[1].activity, parted.instances[0].activity]
-    assert [one and one.video_ratio for one in activities] == [0.4, 0.8, 0.4]
 
 
 def test_a_pod_comes_and_goes() -> None:

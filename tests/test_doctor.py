@@ -174,33 +174,6 @@ def test_second_list_has_a_row_of_its_own() -> None:
         assert works(tuple(found.values()))
 
 
-@pytest.mark.parametrize(("reason", "state"), [("missing", "missing"), ("corrupt", "failed")])
-def test_mapping_files_have_a_row(reason: str, state: str) -> None:
-    """Only with the flag, or while they fail."""
-    node = well()
-    assert "gpu_fractioning" not in examined(node)
-    ok = examined(node, replace(ALL_WELL, gpu_fractioning=Answer("files of 2 containers")))["gpu_fractioning"]
-    assert (ok.state, ok.seen) == ("ok", "files of 2 containers")
-    facts = replace(ALL_WELL, gpu_fractioning=Answer(reason=f"gpu_fractioning_{reason}", detail="here"))
-    found = examined(node, facts)["gpu_fractioning"]
-    assert (found.state, found.why) == (state, f"gpu_fractioning_{reason}: here")
-    assert found.remedy == remedies.SOURCES[Source.POD_IDENTITY][f"gpu_fractioning_{reason}"]
-
-
-def test_pods_api_has_a_row() -> None:
-    """Only with the flag, or in the map of an agent while it fails."""
-    node = well()
-    assert "pods_api" not in examined(node)
-    ok = examined(node, replace(ALL_WELL, pods_api=Answer("2 pods reported")))["pods_api"]
-    assert (ok.state, ok.seen, ok.required) == ("ok", "2 pods reported", False)
-    reason = "pods_api_socket_missing"
-    remote = by_name(examine(failing(node, Source.POD_IDENTITY, reason, "no socket"), None))
-    for found in (examined(node, replace(ALL_WELL, pods_api=Answer(reason=reason, detail="no socket"))), remote):
-        assert (found["pods_api"].state, found["pods_api"].why) == ("missing", f"{reason}: no socket")
-        assert found["pods_api"].remedy == remedies.SOURCES[Source.POD_IDENTITY][reason]
-        assert works(tuple(found.values()))
-
-
 async def test_facts_of_each_flag(tmp_path: Path) -> None:
     """What this node's own sockets and files show: None without a flag, a reason while they are missing."""
     here = resolve(command_parser().parse_args(["doctor"]), {})

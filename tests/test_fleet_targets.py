@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gpumap.agent.published import published
-from gpumap.cli.fleet.queries import matchers_of_targets
-from gpumap.cli.fleet.targets import Key, Target, down_nodes, nodes_of
+from gpumap.cli.fleet.targets import Target, down_nodes
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
@@ -55,19 +54,6 @@ def test_a_node_that_is_down_in_one_of_two_clusters() -> None:
     assert [(down.name, down.shown) for down in downs] == [("gpu-1", "west/gpu-1")]
 
 
-@pytest.mark.parametrize("honour", [True, False])
-def test_targets_that_differ_in_their_pod_alone(honour: bool) -> None:
-    """With honoured labels a series' pod is its own: it tells no target, and rows are laid where their devices are."""
-    scrapes = [
-        (node_of(f"gpu-{number}", number), target("10.0.0.1:9401", pod=f"gpumap-{number}")) for number in range(2)
-    ]
-    seen, _ = cluster_of(*scrapes, honour=honour)
-    assert [facts_in_series(found)["devices"] for found in seen.maps] == [
-        facts_in_series(published(snapshot))["devices"] for snapshot, _ in scrapes
-    ]
-    assert list(matchers_of_targets([scrapes[0][1]], ("instance",))) == ['instance=~"10\\\\.0\\\\.0\\\\.1:9401"']
-
-
 def seeing(*, visible: bool, later: float = 0.0) -> Snapshot:
     """What an agent says of a card with a pod and a process of the host, that sees processes or not."""
     pod = Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})
@@ -90,33 +76,6 @@ def test_two_agents_that_see_differently(sees: bool, honour: bool) -> None:
     assert shown_of(seen.maps[0]) == shown_of(published(new))
 
 
-def test_two_agents_that_serve_differently() -> None:
-    """Groups that one leaves out are taken from the other one."""
-    one, two = seeing(visible=True), seeing(visible=True, later=5.0)
-    alone, _ = cluster_of((two, target("b:1", service="b")))
-    both, _ = cluster_of((one, target("a:1", service="a")), (two, target("b:1", service="b")))
-    assert both.maps == alone.maps
-
-
-def test_clusters_that_differ_in_their_job_alone() -> None:
-    """Two cards at one place are in two machines: both are shown, as nodes of two names."""
-    one, two = node_of("gpu-1", 0), renamed(node_of("gpu-1", 0, "web"))
-    seen, nodes = cluster_of((one, target("a:1", job="east")), (two, target("b:1", job="west")))
-    assert [node.shown for node in nodes] == ["east/gpu-1", "west/gpu-1"]
-    assert [len(found.devices) for found in seen.maps] == [1, 1]
-
-
-def renamed(snapshot: Snapshot) -> Snapshot:
-    """The same card by another uuid."""
-    other, node = gpu_uuid(9), snapshot.node
-    gpus = tuple(structs.replace(gpu, uuid=other) for gpu in node.gpus)
-    containers = tuple(structs.replace(row, uuid=other) for row in snapshot.containers)
-    devices = tuple(structs.replace(one, uuid=other, gpu_uuid=other, containers=containers) for one in node.devices)
-    findings = tuple(structs.replace(one, uuid=other) for one in node.findings or ())
-    node = structs.replace(node, gpus=gpus, devices=devices, findings=findings, gpu_accounts=(), accounts=(), xids=())
-    return replace(snapshot, node=node, containers=containers)
-
-
 def test_a_gpu_that_two_nodes_have() -> None:
     """Each is shown with its own pods, not with the other's, and the doubt is reported."""
     one, two = node_of("gpu-1", 0), node_of("gpu-2", 0)
@@ -126,10 +85,3 @@ def test_a_gpu_that_two_nodes_have() -> None:
         facts_in_series(published(one)),
         facts_in_series(published(two)),
     ]
-
-
-def test_targets_without_known_gpus_stay_one_node() -> None:
-    """Without a word on cards, targets of one name and of no other labels are one node."""
-    targets: dict[Key, Target] = {("a",): Target(target("a:1"), 1.0), ("b",): Target(target("b:1"), 2.0)}
-    (node,) = nodes_of(targets, dict.fromkeys(targets, ("n", "")), {})
-    assert node.keys == (("b",), ("a",))

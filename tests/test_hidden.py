@@ -13,7 +13,7 @@ from gpumap.agent.join.needs_restart import COLLECTIONS, HiddenMemory, VisibleMi
 from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import HiddenDevice, Snapshot
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import Gpu, Pod, TestNode, gpu_uuid, mig_uuid
 
 CARD = Uuid("GPU-0")
@@ -91,36 +91,12 @@ def test_what_a_restart_would_not_help_is_not_hidden(why: str, situations: list[
     assert set(hidden_after(*situations)) == {""}, why
 
 
-def test_a_gpu_that_is_partitioned_before_its_plugin_starts_hides_its_devices() -> None:
-    """What plugins offer first is excused only of the GPUs that our start saw, partitioned as they were."""
-    start = Situation(named=None, partitioned=False)
-    assert hidden_after(start, start, *[Situation(named="ab")] * 4)[-1] == "ab"
-
-
-def test_a_device_that_is_named_again_starts_a_new_wait() -> None:
-    """A kubelet that no longer names it, or offers nothing for a while, begins the wait again."""
-    start, missing = Situation("a", named="a"), Situation("a", named="ab")
-    for pause in (start, Situation("a", named=None)):
-        found = hidden_after(start, missing, missing, missing, pause, missing, missing, missing, missing)
-        assert found == ["", "", "", "", "", "", "", "", "b"]
-
-
 def test_collections_that_are_not_complete_prove_nothing() -> None:
     """While NVML or the kubelet is down nobody is called hidden. The wait goes on after it: its time does not count."""
     start, missing = Situation("a", named="a"), Situation("a", named="ab")
     found = hidden_after(None, start, missing, missing, None, None, None, missing, missing, missing)
     assert found == [*[""] * 9, "b"]
     assert set(hidden_after(None, *[missing] * 5)) == {""}, "the first complete one is the start"
-
-
-def test_the_start_of_the_wait_is_reported() -> None:
-    """The wall clock's time of the first collection that missed it."""
-    after = Situation("a", named="ab").visible
-    memory, _ = find_hidden(HiddenMemory(), Situation("a", named="a").visible, Moment(0.0, 1e9), RESTART_AFTER_SECONDS)
-    for number in range(1, 4):
-        at = Moment(20.0 * number, 1e9 + 20 * number)
-        memory, hidden = find_hidden(memory, after, at, RESTART_AFTER_SECONDS)
-    assert hidden == (HiddenDevice(B, 1e9 + 20),)
 
 
 letters = st.sets(st.sampled_from("abcd")).map(lambda found: "".join(sorted(found)))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
-
 from gpumap.agent.web.history import BUCKET_SECONDS, BUCKETS, History, history_document
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Node, Use
 from gpumap.model.observations import Moment
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
-from tests.snapshots import busy_node, gpu, instances, leaf, row, with_node
+from tests.snapshots import gpu, instances, leaf, with_node
 
 UUID = Uuid("GPU-1")
 GIB = 1 << 30
@@ -71,14 +67,6 @@ def test_after_an_hour_it_is_forgotten() -> None:
     assert series(history)[0] == [1], "a sleep of days is all gap"
 
 
-def test_the_curve_of_an_ended_container_ends_in_gaps() -> None:
-    """The curve of a container that has left ends where it left."""
-    history = History()
-    history.add(snapshot(START, pods=("pod", "other")))
-    history.add(snapshot(START + 2 * BUCKET_SECONDS, pods=("other",)))
-    assert series(history, "pod")[0] == [1024, None, None]
-
-
 def test_memory_is_bounded() -> None:
     """Whatever comes and goes: the longest gone makes room, the living stay, and one too many has no curve."""
     history = History(max_series=8)
@@ -93,16 +81,6 @@ def test_memory_is_bounded() -> None:
     assert [one.name and one.name.pod for one in history.curves().curves] == [None, "a", "b", "c"]
 
 
-def test_it_knows_when_the_next_snapshot_is_due() -> None:
-    """The interval is what passed between snapshots; one that came early hardly shortens it."""
-    history = History()
-    found = []
-    for at in (0.0, 30.0, 60.0, 61.0):
-        history.add(snapshot(START + at))
-        found.append(history_document(history.curves()).interval_seconds)
-    assert found == [None, 30.0, 30.0, 27.0]
-
-
 def test_mig_devices_have_no_utilisation_of_their_gpu() -> None:
     """A MIG device's curve is of memory alone: its GPU's utilisation is not its own."""
     history = History()
@@ -110,15 +88,3 @@ def test_mig_devices_have_no_utilisation_of_their_gpu() -> None:
     mig = instances(card)[0]
     history.add(with_node(snapshot(START, pods=()), gpus=(card,), devices=(leaf(card, mig.uuid, mig),)))
     assert series(history, None) == ([40 << 10], [])
-
-
-def test_a_busy_node_fits_in_little_json() -> None:
-    """A full hour of a node with everything is JSON of some kilobytes for each curve, and no more."""
-    history = History()
-    node = busy_node(gpus=4)
-    for at in range(BUCKETS):
-        history.add(replace(node, at=Moment(START + at * BUCKET_SECONDS, 0.0)))
-    document = history_document(history.curves())
-    assert len(document.series) > 100
-    assert len(msgspec.json.encode(document)) / len(document.series) < 3000
-    assert row("pod-0-0", node.node.devices[0].uuid).name.pod in {one.pod for one in document.series}

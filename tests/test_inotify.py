@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 from gpumap.agent.sources.inotify import CREATE, MOVED_TO, Place, Watcher, places
 from gpumap.model.terms import PodName
-from tests.privileges import as_ordinary_user, open_folder
 
 PATIENCE_SECONDS = 60.0
 
@@ -153,44 +151,6 @@ async def test_a_queue_that_overflows_is_news(tmp_path: Path) -> None:
             os.rename(tmp_path / "b", tmp_path / "a")
         await event_of(watcher)
         assert await is_silent(watcher, tmp_path)
-
-
-async def test_without_descriptors_it_is_off_until_there_are_some(tmp_path: Path) -> None:
-    """EMFILE, which is also what the kernel says of too many inotify instances, is reported, and tried again."""
-    watcher = Watcher((Place(tmp_path, CREATE, every, allocations=True),))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-        watcher.watch()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert not watcher.is_on
-        assert watcher.trouble is not None
-        assert watcher.trouble.reason == "inotify_instances"
-        assert "fs.inotify.max_user_instances" in watcher.trouble.detail
-        watcher.watch()
-        assert watcher.is_on
-        assert not watcher.trouble
-        (tmp_path / "file").touch()
-        await event_of(watcher)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        watcher.close()
-
-
-async def test_a_directory_without_permission_is_reported() -> None:
-    """What is there and may not be watched is trouble, also where allocations are reported by another place."""
-    with open_folder() as folder:
-        closed = folder / "closed"
-        closed.mkdir(mode=0o700)
-        with as_ordinary_user(), watching(Place(closed, CREATE, every, allocations=True)) as watcher:
-            assert not watcher.is_on
-            assert watcher.trouble is not None
-            assert watcher.trouble.reason == "permission_denied"
-        open_one, missing = Place(folder, CREATE, every, allocations=True), Place(folder / "missing", CREATE, every)
-        with as_ordinary_user(), watching(missing, open_one, Place(closed, CREATE, every)) as watcher:
-            assert watcher.is_on
-            assert watcher.trouble is not None
-            assert watcher.trouble.reason == "permission_denied"
 
 
 async def test_a_container_of_a_pod_with_a_gpu_is_news(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +13,13 @@ import pytest
 
 from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import ContainerAllocateResponse
 from gpumap.agent._proto.podresources import v1_pb2
-from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.sources import identity, messages, podresources, pods_api
+from gpumap.agent.sources import identity, messages
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodLogsSource
 from gpumap.agent.sources.json_files import COMMAS_MAX, FILE_BYTES_MAX
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.model.observations import SourceError
-from tests.privileges import as_ordinary_user, open_folder
 
 MANY = 12_000
 CARDS = [f"GPU-{UUID(int=number)}" for number in range(16)]
@@ -127,18 +124,6 @@ def test_a_checkpoint_of_more_than_a_node_has_is_one_complaint(
     assert peak(read) < path.stat().st_size + 1_000_000
 
 
-def test_rows_that_are_not_whole_are_one_complaint_of_a_kind(tmp_path: Path) -> None:
-    """However many they are: each collection logs and counts it."""
-    path = tmp_path / "checkpoint"
-    path.write_bytes(checkpoint([{}] * MANY + [{**row(0, CARDS[:1]), "AllocResp": 1}] * MANY))
-    answer = CheckpointSource((path,)).read()
-    assert [tuple(one) for one in answer.complaints] == [
-        ("checkpoint_row", f"PodDeviceEntries[0]: incomplete, and {MANY - 1} more rows"),
-        ("plugin_answer", f"PodDeviceEntries[{MANY}].AllocResp: no text, and {MANY - 1} more rows"),
-    ]
-    assert len(answer.value.entries) == 1
-
-
 def test_more_directories_than_a_node_has_are_one_complaint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 took 200 MB, and a third of a core for ever. Too many links cost the links alone."""
     monkeypatch.setattr(identity, "ENTRIES_MAX", 20)
@@ -156,20 +141,6 @@ def test_more_directories_than_a_node_has_are_one_complaint(tmp_path: Path, monk
     with pytest.raises(SourceError) as caught:
         source.read(0.0)
     assert [tuple(one) for one in caught.value.complaints] == [("pod_logs_unreadable", f"{tmp_path}/pods: {why}")]
-
-
-def test_directories_that_cannot_be_read_are_one_complaint() -> None:
-    """However many they are. Each still names its pod."""
-    with open_folder() as root:
-        for number in range(30):
-            (root / "pods" / f"ml_pod-{number}_uid-{number}").mkdir(parents=True, mode=0)
-        with as_ordinary_user():
-            answer = PodLogsSource(root).read(0.0)
-        for folder in (root / "pods").iterdir():
-            folder.chmod(0o755)
-    assert len(answer.value.trees) == 30
-    (complaint,) = answer.complaints
-    assert complaint.detail.endswith(": Permission denied, and 29 more directories")
 
 
 def test_a_cgroup_file_of_a_megabyte_costs_its_process_alone(tmp_path: Path) -> None:
@@ -196,54 +167,6 @@ def test_a_cgroup_file_of_a_megabyte_costs_its_process_alone(tmp_path: Path) -> 
 # --- names ------------------------------------------------------------------------------------------------------------
 
 LONG = 10_000_000
-
-
-def names_in(value: object) -> list[str]:
-    """All texts of a frozen value."""
-    return re.findall(r"'([^']*)'", repr(value))
-
-
-def test_no_long_name_of_a_list_stays_whole() -> None:
-    """Whatever it names; with a name beside it that is not UTF-8, too. Two names stay two."""
-    long, other = "x" * 5_000, "x" * 4_999 + "y"
-    claim = v1_pb2.ClaimResource(driver_name=long, pool_name=long, device_name=long, share_id=long)
-    container = v1_pb2.ContainerResources(
-        name=long,
-        devices=[v1_pb2.ContainerDevices(resource_name=long, device_ids=[long, other, "@" * 5_000])],
-        dynamic_resources=[v1_pb2.DynamicResource(claim_name=long, claim_namespace=long, claim_resources=[claim])],
-    )
-    pod = v1_pb2.PodResources(namespace=long, name=long, containers=[container]).SerializeToString()
-    decoded = podresources.decode_pod(pod.replace(b"@", b"\xff"))
-    found = names_in(decoded.pod)
-    assert len(found) == 13
-    assert max(map(len, found)) < 2_000
-    assert len(set(decoded.pod.containers[0].devices[0].ids)) == 3
-    assert len(decoded.odd_name) < 200
-    offer = v1_pb2.AllocatableResourcesResponse(
-        devices=[v1_pb2.ContainerDevices(resource_name=long, device_ids=[long, other])]
-    )
-    offered = podresources.decode_offer(offer.SerializeToString())
-    assert offered[0].resource == decoded.pod.name
-    assert set(offered[0].ids) < set(decoded.pod.containers[0].devices[0].ids)
-
-
-def test_a_long_name_is_the_same_in_all_sources(tmp_path: Path) -> None:
-    """So they still tell of one pod, and of one id."""
-    long = "x" * 5_000
-    listed = podresources.decode_pod(v1_pb2.PodResources(namespace="ml", name=long).SerializeToString()).pod
-    status = v1alpha1_pb2.ContainerStatus(name=long, container_id=f"containerd://{long}")
-    pod = v1alpha1_pb2.Pod(
-        metadata=v1alpha1_pb2.ObjectMeta(name=long, namespace="ml", uid=long),
-        status=v1alpha1_pb2.PodStatus(container_statuses=[status]),
-    )
-    assert set(names_in(pods_api.decode_pod(pod.SerializeToString()))) == {"ml", listed.name}
-    path = tmp_path / "checkpoint"
-    path.write_bytes(
-        checkpoint([{**row(0, [long]), "ContainerName": long, "PodUID": long}], {"nvidia.com/gpu": [long]})
-    )
-    read = CheckpointSource((path,)).read().value
-    (entry,) = read.entries
-    assert {entry.pod_uid, entry.container, *entry.ids, *read.registered[0].ids} == {listed.name}
 
 
 def test_bytes_that_are_not_utf8_cost_a_small_multiple() -> None:

@@ -192,33 +192,6 @@ def test_remedies() -> None:
     assert blind["pid_visibility_reason"] == "not in this test"
 
 
-def test_the_health_of_a_gpu() -> None:
-    """What a driver reports of a GPU is in its reading; one that is down has none, and its errors stay counted."""
-    node = check(busy_node(4))
-    healthy, lost = node["gpus"][0], node["gpus"][3]
-    reading = healthy["reading"]
-    assert reading["clocks_hertz"]["sm"] == 1.98e9
-    assert [reason for reason, active in reading["clock_events"].items() if active] == ["sw_power_cap"]
-    assert reading["ecc_errors"]["uncorrected"] == {"dram": 0, "sram": 0}
-    assert (reading["row_remap_pending"], reading["performance_state"]) == (False, 0)
-    assert (reading["pcie_receive_bytes"], reading["nvlink_transmit_bytes"]) == (2_000_000_000, 3_000_000_000)
-    assert (healthy["recovery_action"], healthy["remedies"]) == ("none", {})
-    assert (lost["reading"], lost["recovery_action"]) == (None, "gpu_reset")
-    assert node["xids"][3] == {
-        "uuid": lost["uuid"],
-        "counts": {"31": 2, "79": 1},
-        "blind_seconds": 0.5,
-        "last_code": 79,
-        "last_at": {"31": 1.7e9, "79": 1.7e9},
-        "meanings": {},
-    }
-    assert node["gpu_accounts"][3] == {
-        "uuid": lost["uuid"],
-        "energy_unattributed_joules": 1000.25,
-        "gap_seconds": 0.0,
-    }
-
-
 def test_the_identity_of_a_gpu_is_present_once() -> None:
     """Its identity is not repeated in its reading, and the rows of the driver are in the devices only."""
     found = check(busy_node(4))
@@ -244,20 +217,6 @@ def test_what_containers_were_charged_for() -> None:
             "errors": 2,
         }
     ]
-
-
-def test_what_the_engines_did() -> None:
-    """A leaf's activity is the MIG device's, or the whole GPU's; null where the driver measures none."""
-    found = check(busy_node(4))["devices"]
-    answer = {"sm_ratio": 0.5, "sm_occupancy_ratio": 0.25, "tensor_ratio": 0.125, "dram_ratio": 0.0625}
-    answer |= {
-        "graphics_ratio": 0.75,
-        "fp64_ratio": 0.0,
-        "fp32_ratio": 0.375,
-        "fp16_ratio": 0.03125,
-        "video_ratio": 0.875,
-    }
-    assert [one["activity"] for one in found] == [answer] * 8 + [None, None]
 
 
 def test_the_holder_of_a_partitioned_gpu_is_assigned_on_all_leaves() -> None:

@@ -18,8 +18,6 @@ from gpumap.cli.doctor.checks import examine, works
 from gpumap.cli.inspect.report import inspect_report
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_table, waste_table
-from gpumap.lab.capture import format as on_disk
-from gpumap.lab.capture import replay
 from gpumap.model.findings import NOTHING_ASSIGNED
 from gpumap.model.node import Node as SeenNode
 from tests import standin
@@ -201,22 +199,6 @@ async def test_commands_on_the_machine(node: Node, command: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "does not answer" not in done.stdout
     assert "3.0GiB" in done.stdout or command in ("waste", "inspect", "doctor")
-
-
-async def test_a_recording_of_such_a_machine(node: Node) -> None:
-    """`record` asks no kubelet, and the capture says so: its page has neither the sources nor their capabilities."""
-    node.run("/system.slice/ollama.service", 0, 3 * GIB)
-    folder = node.directory / "capture"
-    variables = standin.environment(node.library, node.state)
-    done = await run_command_in_loop("record", str(folder), *flags(node), **variables)
-    assert (done.returncode, done.stderr) == (0, ""), done
-    capture = on_disk.load(folder)
-    assert not capture.about.kubelet
-    assert not [name for name in capture.frames[0].files if name.startswith("kubelet")]
-    page = await replay.page(capture)
-    assert page == (folder / on_disk.EXPECTED).read_bytes()
-    assert b"kubelet" not in page
-    assert b'owner="host"} 3221225472' in page
 
 
 async def test_a_forgotten_flag_is_named(node: Node) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import resource
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -123,18 +122,6 @@ def make_again(root: Path, pid: int, path: str, comm: str = "python3") -> None:
     (root / str(pid) / "stat").write_text(f"{pid} ({comm}) S {' '.join(['1'] * 18)} 77 0 0\n")
 
 
-def test_unchanged_process_of_a_pod_keeps_its_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read again, but not parsed: the very same object."""
-    monkeypatch.setattr(pidfds, "REREAD_SECONDS", 1e-9)
-    root, pid = tmp_path / "proc", os.getpid()
-    make_process(root, pid, f"/kubepods/pod{UID}/{CID}")
-    (root / str(pid) / "comm").write_text("python3\n")
-    source = ProcfsSource(root, own_at(tmp_path, "/system.slice/gpumap.service"))
-    first, second = (source.read([pid], FAR).value.entries for _ in range(2))
-    assert first is second
-    source.close()
-
-
 async def test_the_limit_of_a_shell_does_not_limit_how_many_are_held(directory: Path, library: Path) -> None:
     """The service raises its soft limit of open files to the hard limit. Its worker has the usual one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -153,27 +140,6 @@ async def test_the_limit_of_a_shell_does_not_limit_how_many_are_held(directory: 
             assert sum("pidfd" in link for link in links(agent.pid)) == SOFT_LIMIT
             assert open_files(agent.pid) == (hard, hard)
             assert open_files(worker) == (min(1024, hard), hard)
-
-
-WHERE_THE_KERNEL_REFUSES = """
-import resource
-def refuse(*_):
-    raise ValueError("not allowed to raise maximum limit")
-resource.setrlimit = refuse
-"""
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        "from gpumap.agent.sources.pidfds import raise_limit; raise_limit()",
-        "from gpumap.agent.nvml_worker.__main__ import main; main([])",
-    ],
-)
-def test_a_limit_that_the_kernel_refuses_stays_as_it_is(start: str) -> None:
-    """The hard limit is above fs.nr_open, which was lowered after the boot. The service and its worker start anyway."""
-    command = [sys.executable, "-c", WHERE_THE_KERNEL_REFUSES + start]
-    subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
 
 
 def links(pid: int) -> Iterator[str]:

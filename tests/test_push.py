@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -363,25 +362,3 @@ async def test_a_checkpoint_that_comes_later_makes_push(node: Node) -> None:
         await agent.later(3)
         assert (agent.log.count(" push=0 "), agent.log.count(" push=1")) == (1, 1)
         assert "push=0 reason=directory_missing" in agent.log
-
-
-def without_inotify(limit: str) -> list[str]:
-    """A command whose child has a user namespace of its own, in which the kernel grants no more `limit` of inotify."""
-    refuse = f'echo 0 > /proc/sys/user/max_inotify_{limit} && exec "$@"'
-    command = ["unshare", "--user", "--map-root-user", "--fork", "--kill-child", "sh", "-c", refuse, "sh"]
-    if subprocess.run([*command, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
-        pytest.skip("this machine lets us make no user namespace with limits of its own")
-    return command
-
-
-@pytest.mark.parametrize(("limit", "reason"), [("instances", "inotify_instances"), ("watches", "inotify_watches")])
-async def test_where_inotify_is_used_up_polling_goes_on(node: Node, limit: str, reason: str) -> None:
-    """The kernel refuses: push is 0 and the log says which limit, once; all else is as ever."""
-    async with serve(node, parent=without_inotify(limit)) as agent:
-        node.admit("fresh", main=[gpu_uuid(1)])
-        page = await agent.until(lambda page: page.value("gpumap_allocation_info", pod="fresh") == 1, "it is not seen")
-        page = await agent.later(3)
-        assert not page.capable("push")
-        assert page.up("pod_identity")
-        assert agent.log.count(f"push=0 reason={reason}") == agent.log.count("push=") == 1
-        assert f"fs.inotify.max_user_{limit}" in agent.log

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -343,19 +342,3 @@ async def test_a_dialect_is_served_with_the_native_families_or_without_them(plai
         native_names = {family.name for family in native(GROUPS, process_metrics=True)}
         assert page.samples.keys() & native_names == set()
         assert (await agent.get("/api/v1/map")).status == 200
-
-
-async def test_a_socket_that_accepts_and_is_no_kubelet(plain: Node) -> None:
-    """Something else behind the kubelet's socket is a source that is down, and nothing to ask without pause."""
-    await plain.kubelet.stop()
-
-    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    server = await asyncio.start_unix_server(hang_up, plain.kubelet.socket_path)
-    async with server, serve(plain, "--interval", "30s") as agent:
-        await agent.until(lambda page: page.collections >= 1, "it does not collect")
-        await asyncio.sleep(1.5)
-        page = await agent.page()
-        assert not page.up("kubelet")
-        assert page.collections <= 5

@@ -302,15 +302,6 @@ def test_no_push_is_the_opposite_of_push() -> None:
     assert "--no-push" in mistake("--no-push=1")
 
 
-def test_booleans() -> None:
-    """true, false, 1 and 0, in any case; nothing else."""
-    for text, value in (("true", True), ("1", True), ("False", False), ("0", False), ("TRUE", True)):
-        assert settle(GPUMAP_PROCESS_METRICS=text).process_metrics is value
-    assert mistake(GPUMAP_PROCESS_METRICS="yes") == (
-        "--process-metrics (from $GPUMAP_PROCESS_METRICS=yes): must be true, false, 1 or 0"
-    )
-
-
 @pytest.mark.parametrize(
     ("flag", "kind", "why"),
     [
@@ -355,22 +346,6 @@ def test_a_path_that_cannot_be_looked_at_is_a_source_that_is_down(paths: Path, f
     assert settle(flag, str(paths / "missing"))
     assert settle(flag, str(paths / "file" / "below"))
     assert settle(flag, "/" + "x" * 300)
-
-
-def test_links_to_the_right_kind_are_right(paths: Path) -> None:
-    """A link counts as what it leads to."""
-    for kind in ("folder", "file", "socket"):
-        (paths / f"to-{kind}").symlink_to(paths / kind)
-    settings = settle("--proc", str(paths / "to-folder"), "--kubelet-socket", str(paths / "to-socket"))
-    assert settings.kubelet_socket == paths / "to-socket"
-    assert settle("--nvml-library", str(paths / "to-file")).nvml_library == str(paths / "to-file")
-
-
-def test_messages_are_one_line() -> None:
-    """Whatever the value is made of, flags that take a value say so when it lacks."""
-    assert "--interval" in mistake("--interval")
-    assert "--unknown" in mistake("--unknown")
-    assert "--int" in mistake("--int", "5s"), "no abbreviations"
 
 
 def test_namespaces_of_reservations_and_of_trusted_pods() -> None:

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gpumap.agent.nvml_worker import wire
-from gpumap.agent.nvml_worker.calls import NvmlCalls
-from gpumap.agent.nvml_worker.library import RefusedError
-from gpumap.agent.nvml_worker.slow_values import SlowValues
 from gpumap.model.readings import GpuReading
-from tests.examples import examples
 from tests.standin import Code, Driver, Gpu, Xid
 from tests.test_nvml_health import count_calls, healthy_gpu
 from tests.worker import PATIENCE_SECONDS, Start, Worker
 
-HOLD = 30.0
 ECC = "nvmlDeviceGetMemoryErrorCounter"
 LIMIT = "nvmlDeviceGetEnforcedPowerLimit"
 FABRIC = "nvmlDeviceGetGpuFabricInfoV"
@@ -31,85 +20,10 @@ EVER = 3600.0
 """No test takes so long."""
 
 
-@dataclass
-class Gauge:
-    """A GPU whose one slow value is read at any time of a clock."""
-
-    now: float = 1000.0
-    value: dict[str, Any] = field(default_factory=dict)
-    refuses: bool = False
-    asked_at: list[float] = field(default_factory=list)
-    said: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.calls = NvmlCalls()
-        self.slow = SlowValues(self.calls, lambda: self.now)
-
-    def ask(self) -> dict[str, Any]:
-        self.asked_at.append(self.now)
-        if self.refuses:
-            self.calls.take(RefusedError(ECC, Code.UNKNOWN), ECC)
-        self.said.append(dict(self.value))
-        return self.said[-1]
-
-    def read(
-        self, at: float, interval: float = 5.0, *, key: object = "", signs: object = 0, fault_near: bool = False
-    ) -> bool:
-        """Return whether the driver was asked."""
-        self.now, count_before = at, len(self.asked_at)
-        self.calls.begin()
-        values = self.slow.read(
-            self.ask, key=key, signs=signs, fault_near=fault_near, interval_seconds=interval, hold_seconds=HOLD
-        )
-        assert values is self.said[-1]
-        return len(self.asked_at) > count_before
-
-
 # --- how old ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("interval", "requests"),
-    [(1.0, [0, 30, 60]), (5.0, [0, 30, 60]), (15.0, [0, 30, 60]), (20.0, [0, 20, 40, 60]), (60.0, [0, 60])],
-)
-def test_slow_values_are_read_every_thirty_seconds(interval: float, requests: list[float]) -> None:
-    """Or at each reading, if the interval is too long for that."""
-    gauge = Gauge()
-    for number in range(int(60 / interval) + 1):
-        gauge.read(1000 + interval * number, interval)
-    assert [at - 1000 for at in gauge.asked_at] == requests
-
-
-@settings(max_examples=examples(50))
-@given(interval=st.floats(0.5, 100), late=st.lists(st.floats(0, 0.1), min_size=30, max_size=30), pushed=st.booleans())
-def test_a_held_value_is_never_older_than_allowed(interval: float, late: list[float], pushed: bool) -> None:
-    """Not until the next reading either, which may be a tenth of an interval late, or sooner if it is pushed."""
-    gauge, at = Gauge(), 1000.0
-    for number, part in enumerate(late):
-        gauge.read(at, interval)
-        at += interval * (0.01 if pushed and number % 3 else 1 + part)
-        assert at - gauge.asked_at[-1] <= max(HOLD + 0.2 * interval, 1.1 * interval) + 1e-6
-
-
 # --- what makes them be read at once ----------------------------------------------------------------------------------
-
-
-def test_a_sign_of_a_fault_is_followed_by_readings_for_a_while() -> None:
-    """The first signs are none. After others, each reading asks for thirty seconds: a count may follow its event."""
-    gauge = Gauge()
-    assert gauge.read(1000, signs=0)
-    assert not gauge.read(1005, signs=0)
-    assert all(gauge.read(1010 + 5 * number, signs=1) for number in range(6))
-    assert not gauge.read(1040, signs=1)
-
-
-def test_a_reading_with_a_refusal_is_not_held() -> None:
-    """The refused value is asked for in the next reading."""
-    gauge = Gauge(refuses=True)
-    assert gauge.read(1000)
-    gauge.refuses = False
-    assert gauge.read(1005)
-    assert not gauge.read(1010)
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------

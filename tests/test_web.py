@@ -14,7 +14,6 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 
 import aiohttp
@@ -283,24 +282,6 @@ async def test_the_page_needs_nothing_from_elsewhere(site: Site) -> None:
                 assert not re.search(
                     rb"innerHTML|insertAdjacentHTML|document\.write|https?://(?!www\.w3\.org)", await response.read()
                 )
-
-
-async def test_the_page_is_small(site: Site) -> None:
-    """What a browser loads to draw the page is some dozens of kilobytes, compressed less than half of that.
-
-    It is loaded once: a browser asks with the version that it has.
-    """
-    folder = resources.files("gpumap.agent.web") / "page"
-    names = [file.name for file in folder.iterdir()]
-    plain = packed = 0
-    for name in names:
-        path = "/" if name == "index.html" else f"/page/{name}"
-        for encoding in ("identity", "gzip"):
-            async with site.session.get(site.url + path, headers={"Accept-Encoding": encoding}) as response:
-                size = len(await response.read())
-                plain, packed = (plain + size, packed) if encoding == "identity" else (plain, packed + size)
-    assert plain < 113_000
-    assert packed < 40_000
 
 
 @pytest.mark.parametrize("path", ["/", "/page/main.js", "/api/v1/map", "/api/v1/history"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import pytest
 
@@ -13,14 +12,9 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_table, waste_table
 from gpumap.cli.tables.live import Live, frame
 from gpumap.cli.terminal import Screen, cells
-from gpumap.dispatch import command_parser
-from gpumap.model.shown import ELLIPSIS
 from gpumap.model.snapshot import Snapshot
-from tests import golden
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import maps
-from tests.snapshots import busy_node
-from tests.test_cli import COMMANDS
 
 Table = Callable[[NodeMaps, Shape], str]
 
@@ -38,13 +32,6 @@ def long_names(pods: int = 16) -> Snapshot:
         Process(100 + number, gpu_uuid(number), pod, memory=(number + 1) * GIB) for number, pod in enumerate(every)
     ]
     return node.watch()
-
-
-@cache
-def maps_of(node: str) -> NodeMaps:
-    """`node`: one of ours, or a capture."""
-    ours = {"16 GPUs, MIG": lambda: busy_node(16), "long names": long_names}
-    return maps(ours[node]() if node in ours else golden.snapshots(golden.CAPTURES / node)[-1])
 
 
 def processes(found: NodeMaps, shape: Shape) -> str:
@@ -67,12 +54,6 @@ def fits_the_terminal(found: NodeMaps) -> None:
             assert max(map(cells, shown.splitlines())) <= columns, shown
 
 
-@pytest.mark.parametrize("node", ["16 GPUs, MIG", "long names"])
-def test_no_line_is_wider_than_the_terminal(node: str) -> None:
-    """`tests/test_golden.py` has the same of each capture."""
-    fits_the_terminal(maps_of(node))
-
-
 @pytest.mark.parametrize("table", [map_table, top_table, processes, waste_table, live])
 @pytest.mark.parametrize("columns", [66, 80, 200])
 def test_pods_can_be_distinguished(table: Table, columns: int) -> None:
@@ -93,18 +74,6 @@ def test_a_container_is_named_if_its_pod_has_two() -> None:
     assert all(name in shown for name in names)
 
 
-@pytest.mark.parametrize("table", [map_table, top_table, processes, waste_table])
-@pytest.mark.parametrize("node", ["long names", "16 GPUs, MIG", "mixed-node"])
-def test_wide_shortens_nothing(node: str, table: Table) -> None:
-    """A name that -o wide prints can be copied. The line may be wider than the terminal."""
-    found = maps_of(node)
-    shown, whole = (
-        table(found, Shape(wide=True, screen=screen)).partition("\n\n")[0] for screen in (Screen(columns=80), Screen())
-    )
-    assert ELLIPSIS not in shown
-    assert set(whole.split()) - {"WHY"} == set(shown.split()) - {"WHY"}  # below its row a sentence has no title
-
-
 def test_a_map_of_80_columns_shows_pods_whole() -> None:
     """A user types the name of a pod. Totals run over empty cells; the namespace is shortened first."""
     names = {"research-and-development": "notebook-idle-0", "serving": "embedder-84d7c9-x2k4z"}
@@ -122,21 +91,3 @@ def test_a_map_of_80_columns_shows_pods_whole() -> None:
     (titles, *_) = lines
     assert total.split(" of ")[0].rindex(" ") == titles.index("USED") - 1
     assert "GiB" in total[titles.index("SM") :]
-
-
-@pytest.mark.parametrize("columns", [60, 80, 200])
-def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but indented lines, which are examples: a command is copied as it stands."""
-    monkeypatch.setenv("COLUMNS", str(columns))
-    parser = command_parser()
-    for one in (parser, *COMMANDS.values()):
-        lines = one.format_help().splitlines()
-        assert max(len(line) for line in lines if not line.startswith("  ")) <= columns
-        assert any("examples:" in line for line in lines) or one is parser
-
-
-def test_what_is_wrong_is_at_the_end_of_doctor() -> None:
-    """With its remedy, on a terminal of 24 lines, which shows the end."""
-    lines = doctor(maps_of("lost-gpu"), Shape(screen=Screen(columns=80))).splitlines()
-    states = [word for line in lines for word in line.split()[1:2] if word in ("ok", "failed", "degraded", "missing")]
-    assert states == sorted(states, key=["ok", "missing", "degraded", "failed"].index)

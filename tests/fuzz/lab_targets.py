@@ -1,4 +1,4 @@
-"""What people pass on: captures of other machines, scenarios of the demo."""
+"""What people pass on: captures of other machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import re
 import warnings
 from collections.abc import Iterator
-from importlib import resources
 
 from gpumap.agent.sources import checkpoint
 from gpumap.lab import node as captured_node
@@ -18,8 +17,6 @@ from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.recorders import _BARE, RecordingIdentity
 from gpumap.lab.capture.run import KEY_BYTES
 from gpumap.lab.capture.sharing import FOLDER
-from gpumap.lab.demo.scenario import parse_scenario
-from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.lab.node import files_of
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.errors import FatalError, UsageError
@@ -110,17 +107,6 @@ def _record(data: bytes) -> object:
         return kept
 
 
-def _read_scenario(data: bytes) -> object:
-    """A scenario of `gpumap demo`. Raises ScenarioError of one line."""
-    return parse_scenario(data.decode())
-
-
-def _scenario_seeds() -> Iterator[bytes]:
-    for file in sorted(resources.files("gpumap.lab.demo").iterdir(), key=lambda one: one.name):
-        if file.name.endswith(".yaml"):
-            yield file.read_bytes()
-
-
 def _read_expression(data: bytes) -> object:
     """The `resource` of a capture, an expression that gpumap may run. Raises nothing."""
     text = data.decode(errors="replace")
@@ -175,21 +161,6 @@ TARGETS = (
         (UsageError, FatalError),
         slow=True,
         repeatable=False,
-    ),
-    Target(
-        "scenario",
-        _read_scenario,
-        _scenario_seeds,
-        mutate_text,
-        (
-            "gpumap.lab.demo.yaml_reading",
-            "gpumap.lab.demo.scenario_model",
-            "gpumap.lab.demo.scenario",
-            "gpumap.lab.demo.scenario_pods",
-            "gpumap.lab.demo.allocation",
-        ),
-        (ScenarioError, UnicodeDecodeError),
-        lines_per_byte=4_000,
     ),
     Target(
         "capture-expression",

@@ -61,7 +61,15 @@ NOT_FOREIGN: Mapping[str, str] = {
     "gpumap.agent.self_check": "the kernel's status of gpumap itself",
     "gpumap.agent.web.config.passwords": "the address of a connection, from the kernel; passwords are hashed, not read",
     "gpumap.cli.live": "the keys of the person at the terminal",
-    "gpumap.lab.demo.gpu_state": "models of a scenario that `scenario_model` has read",
+    **dict.fromkeys(
+        (
+            "gpumap.lab.demo.gpu_state",
+            "gpumap.lab.demo.scenario_model",
+            "gpumap.lab.demo.scenario_pods",
+            "gpumap.lab.demo.allocation",
+        ),
+        "the scenario of the person who runs the demo",
+    ),
     "gpumap.lab.capture.run": "loads a capture by `format`",
     "gpumap.lab.serve": "the address that gpumap itself listens at",
     "gpumap.lab.demo.kubelet": "requests of clients of the simulated kubelet; grpc reports an error to the client",

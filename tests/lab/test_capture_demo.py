@@ -144,19 +144,6 @@ def answers_of(player: Player, asked: wire.Request) -> list[wire.Answer]:
     return [wire.decode(line) for line in player.read(asked)]
 
 
-def test_the_played_driver_obeys_skip_and_last(directory: Path) -> None:
-    """GPUs that are to be skipped are, those to be asked last come last; an error is one line."""
-    path = directory / "nvml.json"
-    path.write_bytes(on_disk.load(golden.CAPTURES / "lost-gpu").frames[0].files[contents.NVML])
-    answers = answers_of(Player(directory), wire.Request(7, 1.0, last=(0,), skip=(1,)))
-    assert isinstance(answers[0], wire.DriverMessage)
-    assert (answers[0].read, answers[0].gpus) == (7, 3)
-    assert [one.gpu.index for one in answers[1:] if isinstance(one, wire.GpuMessage)] == [2, 0]
-    path.write_bytes(contents.reading_text(Down("driver_not_loaded", "in this test")))
-    answers = answers_of(Player(directory), wire.Request(8, 1.0))
-    assert answers == [wire.ErrorMessage(8, 0, "driver_not_loaded", "in this test")]
-
-
 GPU = Uuid("GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")
 HEALTHY = GpuReading(
     0,
@@ -211,21 +198,6 @@ async def test_a_frames_xid_events_are_reported_once(
     assert list(player.unasked()) == []
 
 
-def test_a_releasing_reader_gets_no_event(directory: Path) -> None:
-    """With `release` the GPUs that were listened to are so for no time, and no activity is reported."""
-    path = directory / "nvml.json"
-    path.write_bytes(contents.reading_text(XIDS))
-    player = Player(directory, lambda: 1000.0)
-    request = wire.Request(1, 1.0, groups=replay.GROUPS, release=True)
-    received, driver, gpu = answers_of(player, request)
-    assert received == wire.ListeningMessage((wire.ListeningPeriod(GPU, 1000.0, 1000.0),))
-    assert (isinstance(driver, wire.DriverMessage), gpu) == (
-        True,
-        wire.GpuMessage(1, structs.replace(HEALTHY, activity=None)),
-    )
-    assert list(player.unasked()) == []
-
-
 async def test_the_program_reports_events_between_two_reads(
     directory: Path, played: Callable[[NvmlReading], Awaitable[None]]
 ) -> None:
@@ -245,19 +217,6 @@ async def test_the_program_reports_events_between_two_reads(
     assert kinds == [wire.ListeningMessage, wire.DriverMessage, wire.GpuMessage]
     assert isinstance(answer, wire.XidMessage)
     assert (answer.uuid, answer.code) == (GPU, 31)
-
-
-def test_a_reading_is_written_and_read_back() -> None:
-    """Its GPUs, events and listeners, ages to the microsecond."""
-    files = {contents.NVML: contents.reading_text(XIDS)}
-    assert contents.reading(files) == XIDS
-    precise = replace(XIDS, xids=(XidError(GPU, 31, 2, 0, 1.23456789, 3),))
-    read = contents.reading({contents.NVML: contents.reading_text(precise)})
-    assert isinstance(read, NvmlReading)
-    assert read.xids == (XidError(GPU, 31, 2, 0, 1.234568, 3),)
-    short = contents.reading({contents.NVML: b'{"gpus": [], "xids": [["GPU-x", 31, null, null, 2]]}'})
-    assert isinstance(short, NvmlReading)
-    assert short.xids == (XidError(Uuid("GPU-x"), 31, None, None, 2.0, 1),)
 
 
 # --- what is no capture -----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -29,18 +29,17 @@ from gpumap.agent.metrics import GROUPS
 from gpumap.agent.settings import Settings, add_flags, resolve
 from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.checkpoint import parse as parse_checkpoint
-from gpumap.agent.sources.dra import DraSource, parse_prepared, parse_state
+from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.nvml import worker_command
 from gpumap.lab.capture import checkpoints, contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.record import Recorder
 from gpumap.lab.capture.recorders import RecordingIdentity
 from gpumap.lab.demo import kubelet as fake
-from gpumap.lab.node import PlayedNode
 from gpumap.model import plugins
 from gpumap.model.node import SourceHealth
 from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PreparedDevice
-from gpumap.model.readings import Uuid, XidError
+from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import PodUid, Source
 from tests import agent, golden, standin
@@ -50,7 +49,7 @@ from tests.demo_process import GPUMAP, environment
 from tests.exposed import Page
 from tests.koordlet import FakeKoordlet
 from tests.node import GIB, Node, gpu_uuid
-from tests.processes import NoCgroupsError, PlainProcesses, RealProcesses
+from tests.processes import PlainProcesses
 
 PATIENCE_SECONDS = 300.0
 INTEGRALS = frozenset(family.name for family in GROUPS["accounting"])
@@ -163,34 +162,6 @@ def without_integrals(page: bytes) -> list[str]:
     return [line for line in page.decode().splitlines() if INTEGRALS.isdisjoint(re.findall(r"\w+", line)[:3])]
 
 
-def start_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().split()[21]
-
-
-async def test_real_processes_are_recorded_as_they_are(directory: Path, library: Path) -> None:
-    """From /proc itself: a container's process, one of the host, and what shows that PIDs can be seen."""
-    try:
-        processes = RealProcesses()
-    except NoCgroupsError as error:
-        pytest.skip(str(error))
-    try:
-        node = Node(directory / "n", library, processes)
-        trainer = node.admit("trainer", main=[gpu_uuid(1)])
-        pid = node.run(trainer.cgroup("main"), 1, 8 * GIB, sm_percent=70)
-        async with node.kubelet:
-            code, _, errors = await run_record(node, str(directory / "new"))
-        start = start_of(pid)
-    finally:
-        processes.close()
-    assert (code, errors) == (0, "")
-    page = Page((directory / "new" / on_disk.EXPECTED).read_text())
-    assert page.by("gpumap_container_gpu_memory_used_bytes", "pod") == {"trainer": 8 * GIB}
-    assert page.capable("pid_visibility")
-    recorded = (directory / "new" / "proc" / str(pid) / "stat").read_text()
-    assert recorded.startswith(f"{pid} (sleep) ")
-    assert recorded.split()[21] == start
-
-
 def kubelet_of(snapshot: Snapshot) -> SourceHealth:
     return next(health for health in snapshot.node.sources if health.source == Source.KUBELET)
 
@@ -247,28 +218,6 @@ async def test_frames_hold_only_what_changed(node: Node, directory: Path, record
     assert [dict(frame.files) for frame in loaded.frames] == [first, same, second, third]
     assert loaded.about == capture.about
     assert without_integrals(page) == without_integrals(Exposition(replay.families()).render(snapshot))
-
-
-async def test_xid_events_are_recorded_and_played(node: Node, directory: Path, recorder: Recorder) -> None:
-    """An event is in the frame that it came with, and in no other; a replay counts it for who was on the GPU."""
-    frames = [(await recorder.frame())[0]]
-    node.driver.xids.append(standin.Xid(1, 31))
-    node.update_driver()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not xids_in(frames[-1]):
-            frames.append((await recorder.frame())[0])
-    frames.append((await recorder.frame())[0])
-    assert [xid[:4] for files in frames for xid in xids_in(files)] == [(gpu_uuid(1), 31, None, None)]
-    capture = on_disk.Capture(recorder.about(), tuple(on_disk.Frame(float(n), one) for n, one in enumerate(frames)))
-    on_disk.write(capture, directory / "new", b"")
-    last = (await replay.snapshots(on_disk.load(directory / "new")))[-1]
-    assert [gpu.counts for gpu in last.node.xids] == [{}, {31: 1}, {}]
-    assert {(one.name.pod, one.code, one.errors) for one in last.node.container_xids} == {("trainer", 31, 1)}
-
-
-def xids_in(files: Mapping[str, bytes]) -> tuple[XidError, ...]:
-    reading = contents.reading(files)
-    return reading.xids if isinstance(reading, NvmlReading) else ()
 
 
 async def test_an_answer_that_cannot_be_decoded_is_kept(node: Node, recorder: Recorder) -> None:
@@ -523,61 +472,6 @@ async def test_of_dra_stays_what_was_read(node: Node, directory: Path, recorder:
         ),
         (),
     )
-
-
-async def test_dra_files_come_and_go(node: Node, directory: Path, recorder: Recorder) -> None:
-    """A node without them is recorded without them; what is replayed is what the service read."""
-    bare, _ = await recorder.frame()
-    assert not bare.keys() & {contents.DRA_STATE, contents.DRA_CHECKPOINT}
-    dra_files(node.kubelet_root, next(iter(node.pods)).uid)
-    with_files, _ = await recorder.frame()
-    (node.kubelet_root / "dra_manager_state").write_text("{")
-    broken, snapshot = await recorder.frame()
-    assert contents.DRA_STATE not in broken
-    assert contents.DRA_CHECKPOINT in broken
-    identity = next(health for health in snapshot.node.sources if health.source == Source.POD_IDENTITY)
-    assert (identity.up, identity.reason) == (True, "dra_state_corrupt")
-    frames = tuple(on_disk.Frame(float(n), files) for n, files in enumerate((bare, with_files, broken)))
-    capture = on_disk.Capture(recorder.about(), frames)
-    on_disk.write(capture, directory / "new", b"")
-    loaded = on_disk.load(directory / "new")
-    assert [dict(frame.files) for frame in loaded.frames] == [bare, with_files, broken]
-    played = PlayedNode(loaded, directory / "played")
-    settings = played.settings(settings_of())
-    try:
-        for frame, found in zip(loaded.frames, ((False, False), (True, True), (False, True)), strict=True):
-            await played.show(frame)
-            answer = DraSource(settings.dra_state, settings.dra_driver_checkpoint).read()
-            assert answer.complaints == ()
-            assert (answer.value.claims is not None, answer.value.prepared is not None) == found
-    finally:
-        await played.stop()
-
-
-_NAMES = st.text("abc-./:09", min_size=1, max_size=6)
-
-
-@given(
-    st.sets(st.builds(ClaimPods, _NAMES, _NAMES, st.sets(_NAMES, max_size=3).map(lambda uids: tuple(sorted(uids))))),
-    st.sets(
-        st.builds(
-            PreparedDevice,
-            _NAMES | st.just(""),
-            _NAMES | st.just(""),
-            _NAMES,
-            _NAMES | st.just(""),
-            st.sampled_from([Uuid("GPU-0"), Uuid("MIG-0"), Uuid("x")]),
-            st.booleans(),
-            st.none() | st.integers(0, 1 << 62),
-        )
-    ),
-)
-def test_what_was_read_of_dra_is_read_again(found: set[ClaimPods], devices: set[PreparedDevice]) -> None:
-    """What a capture keeps of DRA's files is all that gpumap makes of them."""
-    by_name = {(one.namespace, one.claim): one for one in found}
-    assert parse_state(checkpoints.dra_state_text(by_name.values())) == (tuple(sorted(by_name.values())), 0)
-    again, skipped = parse_prepared(checkpoints.dra_checkpoint_text(devices))
-    assert (set(again), len(again), skipped) == (devices, len(devices), 0)
 
 
 @given(st.binary(max_size=80) | st.binary(max_size=20).map(lambda said: plugin_answer() + said))
