@@ -301,11 +301,19 @@ async def test_curves_are_fetched_when_they_are_seen(site: Site, browser: Browse
         assert await one.texts("figcaption") == ["memory, maximum of 30 s", "GPU busy, mean of 30 s"]
 
 
+def half_judged() -> TestNode:
+    """Many findings, and something that gpumap could not check."""
+    node = mixed(16)
+    node.processes.append(Process(5000, gpu_uuid(4), None, readable=False))
+    return node
+
+
 STATES: dict[str, tuple[Callable[[], TestNode], str]] = {
     "mixed": (lambda: mixed(16), ""),
     "a row": (lambda: mixed(4), f"#{gpu_uuid(3)}&row=other%2Fsquatter-3%2Fmain"),
     "filtered": (lambda: mixed(8), "#q=finding:idle"),
     "processes": (shared_card, "#view=processes"),
+    "many findings": (half_judged, "#view=processes"),
     "partitioned": (partitioned, f"#{gpu_uuid(1)}"),
     "failing": (failing, ""),
     "hostile": (hostile, ""),

@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Route, expect
 
 from gpumap.model.devices import with_processes
 from gpumap.model.findings import judge
-from gpumap.model.node import ContainerAccount, ContainerXids, GpuXids, Workload
+from gpumap.model.node import ContainerXids, GpuXids
 from gpumap.model.snapshot import Snapshot
 from tests.agent import run_agent
 from tests.browser.browser import PATIENCE_MS, STALE_AFTER_SECONDS, WATCHED, Site, Tab, chromium, tab
@@ -678,26 +678,6 @@ async def test_the_filter_finds_xid_errors(site: Site, browser: Browser) -> None
             assert await one.texts("#attention .because .remedy") != []
         await one.page.locator("#filter").fill("xid:7")
         await expect(one.page.locator("#found")).to_have_text("0 of 3 devices")
-
-
-async def test_what_a_container_was_charged_for(site: Site, browser: Browser) -> None:
-    """It stands in the title of its share of the GPU, as far as it is known."""
-
-    def charge(snapshot: Snapshot) -> Snapshot:
-        busy = ContainerAccount("team", "busy", "main", UUID, 5400.0, 1800.0, 7200.0 * GIB, 3.6e6)
-        squatter = ContainerAccount("other", "squatter", "main", UUID, None, None, 3600.0 * GIB, None)
-        return with_node(snapshot, accounts=(busy, squatter))
-
-    show(site, shared_card(), charge)
-    async with tab(browser, site.url) as one:
-        titles = [
-            await one.page.locator(f"{row(one, name)} [data-label=GPUs] [title]").get_attribute("title")
-            for name in ("team/busy", "other/squatter")
-        ]
-        assert titles == [
-            "Since gpumap first saw it: 1.50 GPU-hours held, 0.50 SM-hours, 2.0 GiB-hours, about 1.0 kWh",
-            "Since gpumap first saw it: 1.0 GiB-hours",
-        ]
 
 
 async def test_mig_devices_stand_below_their_gpu(site: Site, browser: Browser) -> None:

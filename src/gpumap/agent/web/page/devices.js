@@ -14,7 +14,7 @@ const ROWS = 12; // of a device's table, before one asks for the rest
 /** Orders without a column. */
 export const ORDERS = [
   { id: "attention", title: "Attention first" },
-  { id: "waste", title: "Largest waste first" },
+  { id: "waste", title: "Largest waste first", number: true },
 ];
 
 export const COLUMNS = [
@@ -196,8 +196,6 @@ function table(device, context) {
 
 function containerRow(row, device, context) {
   const why = context.why(device, row);
-  const charges = context.charges(device, row);
-  const charged = (shown) => (charges ? h("span", { title: charges }, shown) : shown);
   return h(
     "tr",
     { key: row.key, class: `is-${row.owner}`, tabindex: -1, "aria-current": isCurrent(row, device, context) },
@@ -220,7 +218,7 @@ function containerRow(row, device, context) {
             : known(null, null, why.held)
         : h("span", { title: slotsTitle(row) }, row.slots.join("+") || "0"),
     ),
-    cell("GPUs", true, charged(row.owner === "unassigned" ? "0" : known(row.gpus, share, why.gpus))),
+    cell("GPUs", true, row.owner === "unassigned" ? "0" : known(row.gpus, share, why.gpus)),
     cell("Granted", true, row.owner === "unassigned" ? "0" : known(row.granted, bytes, why.granted)),
     cell(
       "Used",

@@ -1,13 +1,11 @@
-// The sensors of a GPU, its problems with their remedies, and the accounting of containers. It draws only problems, not
-// the absence of problems.
+// The sensors of a GPU, and its problems with their remedies. It draws only problems, not the absence of problems.
 
 import { h } from "./dom.js";
 import { keyOf } from "./model.js";
 import { containerName, findingMark } from "./parts.js";
-import { bytes, count, duration, percent, printable, prose, SLOWED } from "./words.js";
+import { count, duration, percent, printable, prose, SLOWED } from "./words.js";
 
 const MARKS = 2; // on a line
-const CODES = 6; // of XID errors, a line each
 const HIT = 3; // containers that are named with a code
 
 const megahertz = (hertz) => `${Math.round(hertz / 1e6)} MHz`;
@@ -117,7 +115,7 @@ function ecc(gpu) {
 function xids(gpu, map) {
   const parts = new Set([gpu.uuid, ...map.devices.filter((one) => one.gpu_uuid === gpu.uuid).map((one) => one.uuid)]);
   const hit = (map.container_xids ?? []).filter((one) => parts.has(one.uuid));
-  const lines = gpu.xids.slice(0, CODES).map(({ code, errors, words, at: last }) => {
+  return gpu.xids.map(({ code, errors, words, at: last }) => {
     const names = new Map(hit.filter((one) => String(one.code) === code).map((one) => [keyOf(one), one]));
     const first = [...names.values()].slice(0, HIT);
     const shown = first.map((one, at) => [at ? ", " : " while held or used by ", containerName(one)]);
@@ -126,26 +124,4 @@ function xids(gpu, map) {
     const when = last ? `, ${times ? "last " : ""}${duration(map.timestamp - last)} ago` : "";
     return error(`xid ${code}`, [words, times, when, shown.length ? "," : "", shown, more, "."], SINCE);
   });
-  const more = gpu.xids.length - CODES;
-  if (more > 0) lines.push(error("xids", `${count(more, "more code")} of XID errors: see api/v1/map.`));
-  return lines;
 }
-
-/** Return the accounting of a container on a device as text for a title, or null. */
-export function charges(map) {
-  const accounts = new Map((map.accounts ?? []).map((one) => [`${one.uuid} ${keyOf(one)}`, one]));
-  return (device, row) => {
-    const account = accounts.get(`${device.uuid} ${row.key}`);
-    if (!account) return null;
-    const parts = [
-      withWords(account.allocated_gpu_seconds, (seconds) => `${hours(seconds)} GPU-hours held`),
-      withWords(account.sm_seconds ?? account.sm_activity_seconds, (seconds) => `${hours(seconds)} SM-hours`),
-      withWords(account.memory_byte_seconds, (value) => `${value ? bytes(value / 3600) : "0 GiB"}-hours`),
-      withWords(account.energy_joules, (joules) => `about ${(joules / 3.6e6).toPrecision(2)} kWh`),
-    ].filter(Boolean);
-    return parts.length ? `Since gpumap first saw it: ${parts.join(", ")}` : null;
-  };
-}
-
-const withWords = (value, form) => (value === null || value === undefined ? null : form(value));
-const hours = (seconds) => (seconds / 3600).toFixed(seconds < 36000 ? 2 : 0);

@@ -8,7 +8,6 @@ import { devicesOf, filtered, filteredProcesses, gpusOf, processesOf, TERMS } fr
 import { COLUMNS as DEVICE_COLUMNS, ORDERS } from "./devices.js";
 import { strip } from "./strip.js";
 import { processesView, COLUMNS as PROCESS_COLUMNS } from "./processes.js";
-import { charges } from "./health.js";
 import { health, nodeLine, overview } from "./summary.js";
 import { reasons } from "./reasons.js";
 import { count, duration, moment, printable } from "./words.js";
@@ -93,7 +92,6 @@ function draw() {
     state,
     all: gpusOf(devices),
     why: reasons(map),
-    charges: charges(map),
     curves: new Curves(feed.history, map.timestamp),
   };
   const old = tooOld(map);
@@ -195,14 +193,7 @@ function setQuery(query) {
 }
 
 function sortBy(id) {
-  const rising =
-    id === "name" ||
-    id === "command" ||
-    id === "owner" ||
-    id === "attention" ||
-    id === "device" ||
-    id === "type" ||
-    id === "pid";
+  const rising = id === "pid" || !columns().find((one) => one.id === id).number;
   const first = rising ? id : `-${id}`;
   const other = rising ? `-${id}` : id;
   state.sort = state.sort === first && id !== "attention" ? other : first;
