@@ -155,7 +155,7 @@ def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height:
         row
         for node in maps.maps
         for row in rows_with_findings(node, shape.namespace, processes=live.processes)
-        if row.owner != "unaccounted"  # the GPU's line has it
+        if row.owner not in ("unaccounted", "sibling")  # the line of the GPU, or the row of the sibling, has it
     ]
     found = _in_order([row for row in every if _matches(row, live.query, fleet=maps.fleet)], live)
     live = _with_cursor(live, found)
