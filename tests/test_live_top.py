@@ -241,7 +241,7 @@ def test_q_ends_it_unless_it_is_typed() -> None:
 async def top(fake: FakeAgent, *flags: str, columns: int = 100, lines: int = 24) -> AsyncIterator[Terminal]:
     """Run it until it has painted an answer."""
     with terminal("top", "--interval", "100ms", *flags, "--url", fake.url, columns=columns, lines=lines) as found:
-        await found.until(lambda _: len(found.frames) > 2 and "pod-0" in found.shown, "it does not show the answer")
+        await found.until(lambda _: len(found.frames) > 2 and "pod-1" in found.shown, "it does not show the answer")
         yield found
 
 
@@ -249,7 +249,7 @@ async def test_keys_change_what_is_shown(fake: FakeAgent) -> None:
     """Order, groups, processes and filter, on a real terminal; `q` ends it with 0 and restores the first screen."""
     async with top(fake) as found:
         assert "by finding" in found.shown.splitlines()[0]
-        await found.press("j", "\r", shows=lambda screen: "granted" in screen and "Esc back" in screen)
+        await found.press("j", "\r", shows=lambda screen: "requires a reset" in screen and "Esc back" in screen)
         await found.press("\x1b", shows=lambda screen: " DEVICE " in screen)
         await found.press("s", "s", shows=lambda screen: "by sm, reversed" in screen.splitlines()[0])
         await found.press("p", shows=lambda screen: "PID" in screen)
@@ -277,7 +277,7 @@ async def test_an_agent_that_is_away_is_named_above_what_it_said(fake: FakeAgent
     async with top(fake) as found:
         answer, fake.answer = fake.answer, None
         await found.until(lambda _: "answered 503" in found.shown, "it does not say so")
-        assert "pod-0" in found.shown
+        assert "pod-1" in found.shown
         fake.answer = answer
         await found.until(lambda _: "answered 503" not in found.shown, "it does not go on")
 
@@ -342,7 +342,7 @@ async def test_the_window_changes_its_size_again_and_again(fake: FakeAgent) -> N
             await found.until(lambda _, seen=seen: len(found.frames) > seen + 2, "it does not repaint")  # type: ignore[misc]
             assert len(found.shown.splitlines()) <= lines
             assert max(map(cells, found.shown.splitlines()), default=0) <= columns
-        assert "pod-0" in found.shown
+        assert "pod-1" in found.shown
 
 
 @pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
@@ -351,7 +351,7 @@ async def test_through_kubectl_exec(fake: FakeAgent, key: str, columns: int, lin
     """`kubectl exec -it` has a terminal at both ends. Keys, sizes and the end pass through it."""
     command = [*KUBECTL, "exec", "-it", "pod", "--", str(GPUMAP), "top", "--interval", "100ms", "--url", fake.url]
     with on_terminal(command, {}, columns, lines) as found:
-        await found.until(lambda _: len(found.frames) > 2 and "pod-0" in found.shown, "it does not show the answer")
+        await found.until(lambda _: len(found.frames) > 2 and "pod-1" in found.shown, "it does not show the answer")
         assert len(found.shown.splitlines()) == lines
         await found.press("s", shows=lambda screen: "by sm" in screen.splitlines()[0])
         found.resize(60, 12)
@@ -401,7 +401,7 @@ async def test_a_locale_without_utf_8(fake: FakeAgent, variables: dict[str, str]
     fake.answer = {**(fake.answer or {}), "name": "knoten-ä"}
     command = [str(GPUMAP), "top", "--interval", "100ms", "--url", fake.url]
     with on_terminal(command, variables, 80, 24) as found:
-        await found.until(lambda _: len(found.frames) > 2 and "pod-0" in found.shown, "it does not show the answer")
+        await found.until(lambda _: len(found.frames) > 2 and "pod-1" in found.shown, "it does not show the answer")
         assert "knoten-" in found.shown
         os.write(found._master, b"q")
         await found.end()

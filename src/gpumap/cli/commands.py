@@ -41,8 +41,8 @@ _MORE = {
     "map": "",
     "top": "There is one row for each container and device. Other rows show processes of the host, processes of\n"
     "deleted pods, and memory that no process explains.\n"
-    "On a terminal, the table updates until you press q. Keys sort, filter and group the rows (press ?).\n"
-    "There, only the line of the device shows memory that no process explains.",
+    "On a terminal, the table updates until you press q. There, findings come first; keys sort and filter the rows,\n"
+    "Enter opens the details of one (press ?). Only the GPUs above them show memory that no process explains.",
     "waste": "Findings, worst first:\n"
     "  squatter   uses a device that it does not hold\n"
     "  leftover   a process of a pod that no longer exists\n"

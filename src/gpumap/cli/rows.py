@@ -21,7 +21,7 @@ from gpumap.model.devices import (
 from gpumap.model.gaps import use_known
 from gpumap.model.node import ContainerOnDevice, Finding, Gpu, Node, OtherUse, Process, Workload
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import UNKNOWN
+from gpumap.model.shown import UNKNOWN, age
 from gpumap.model.terms import ContainerName, Owner
 
 
@@ -97,6 +97,11 @@ class ContainerRow(NamedTuple):
         """The pod, or work outside pods such as `docker/4f1c9e0b7a2d`; empty if it has no name."""
         work = "" if self.work is None or self.work.kind == "other" else f"{self.work.kind}/{self.work.name}"
         return self.container.pod or work
+
+    @property
+    def finding_age(self) -> str:
+        """For how long the finding has held; empty without one."""
+        return age(self.on.at - self.finding.since) if self.finding else ""
 
     @property
     def memory_ratio(self) -> float | None:

@@ -34,6 +34,11 @@ def ratio(value: float | None) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
+def gpus(value: float | None) -> str:
+    """A share of GPUs, as `1 GPU` and `0.25 GPUs`."""
+    return ratio(value) + (f" GPU{'' if value == 1 else 's'}" if value else "")
+
+
 def number(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
 

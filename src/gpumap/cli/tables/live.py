@@ -11,15 +11,16 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.rows import ContainerRow, GpuRow, gpu_rows, process_rows, rows_with_findings
+from gpumap.cli.rows import ContainerRow, GpuRow, gpu_rows, rows_with_findings
+from gpumap.cli.tables.details import details
 from gpumap.cli.tables.layout import Column, Shape, SortKey, amount, in_order, name, table, with_node
 from gpumap.cli.tables.map import shown_owner
 from gpumap.cli.tables.top import SORT_KEYS
 from gpumap.cli.tables.waste import finding_colour, shown_finding
-from gpumap.cli.terminal import cells, shortened, wrapped
+from gpumap.cli.terminal import cells, shortened
 from gpumap.model.findings import sums, worst_first
 from gpumap.model.node import Finding
-from gpumap.model.shown import UNKNOWN, age, counted, number, percent, printable, ratio, size
+from gpumap.model.shown import UNKNOWN, counted, gpus, number, percent, printable, size
 from gpumap.model.terms import FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
@@ -154,12 +155,12 @@ def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height:
         row
         for node in maps.maps
         for row in rows_with_findings(node, shape.namespace, processes=live.processes)
-        if row.owner != "unaccounted"  # the GPU's line has it
+        if row.owner not in ("unaccounted", "sibling")  # the line of the GPU, or the row of the sibling, has it
     ]
     found = _in_order([row for row in every if _matches(row, live.query, fleet=maps.fleet)], live)
     live = _with_cursor(live, found)
     if live.details and found:
-        lines = list(_details(found[live.cursor], maps, shape))
+        lines = list(details(found[live.cursor], maps, shape))
         page = max(height - len(head) - 1, 1)
         live = live._replace(offset=min(live.offset, max(len(lines) - page, 0)))
         return _filled(head, lines[live.offset :], shortened("Esc back  q quit  ↑↓ scroll", columns), height, live)
@@ -225,8 +226,8 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
         "squatter": _bytes(total["squatter_bytes"]),
         "leftover": _bytes(total["leftover_bytes"]),
         "over": _bytes(total["over_bytes"]),
-        "stalled": _gpus(total["stalled_gpus"]),
-        "idle": _gpus(total["idle_gpus"]),
+        "stalled": gpus(total["stalled_gpus"]),
+        "idle": gpus(total["idle_gpus"]),
         "unused": _bytes(total["unused_bytes"]),
         "unmatched": _count(total["unmatched"]),
     }
@@ -245,32 +246,30 @@ def _bytes(value: float | None) -> str:
     return size(None if value is None else int(value))
 
 
-def _gpus(value: float | None) -> str:
-    return ratio(value) + (f" GPU{'' if value == 1 else 's'}" if value else "")
-
-
 def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[str]:
     """Return the GPUs of a single node: a line for each in a large window, else several in a line.
 
     If there is no room for all, those that are broken and the busiest are shown. A fleet has too many.
     """
-    gpus = [] if maps.fleet else gpu_rows(maps.maps[0])
+    found = [] if maps.fleet else gpu_rows(maps.maps[0])
     columns = shape.screen.columns or 80
-    if len(gpus) < height // 4:
-        return table(_gpu_columns(gpus, live), gpus, shape, lambda one: "red" if one.broken else "").splitlines()
+    if not found:
+        return []
+    if len(found) < height // 4:
+        return table(_gpu_columns(found, live), found, shape, lambda one: "red" if one.broken else "").splitlines()
     cell = f"{'GPU':<4}{'UTIL':<{_IN_STRIP}} {'':>4} {'MEM':>4}"
     in_line = max((columns + 2) // (len(cell) + 2), 1)
     room = (height // 6 - 1) * in_line
     if room <= 0:
         return []
-    hidden = len(gpus) - room
+    hidden = len(found) - room
     if hidden > 0:
-        worst = sorted(gpus, key=lambda one: (not one.broken, -(one.utilization_ratio or 0.0)))[: room - 1]
-        gpus = [one for one in gpus if one in worst]
-    shown = [shape.screen.paint(_in_strip(one, live), "red" if one.broken else "") for one in gpus]
+        worst = sorted(found, key=lambda one: (not one.broken, -(one.utilization_ratio or 0.0)))[: room - 1]
+        found = [one for one in found if one in worst]
+    shown = [shape.screen.paint(_in_strip(one, live), "red" if one.broken else "") for one in found]
     shown += [f"and {hidden + 1} more"] if hidden > 0 else []
     lines = ["  ".join(shown[first : first + in_line]) for first in range(0, len(shown), in_line)]
-    return ["  ".join([cell] * min(in_line, len(shown))), *lines] if shown else []
+    return ["  ".join([cell] * min(in_line, len(shown))), *lines]
 
 
 def _in_strip(one: GpuRow, live: Live) -> str:
@@ -325,14 +324,6 @@ def _in_order(found: list[ContainerRow], live: Live) -> list[ContainerRow]:
     return [*(row for _, row in wrong), *(row for row in found if not row.finding)]
 
 
-def _of_finding(text: str, row: ContainerRow) -> str:
-    return text if row.finding else ""
-
-
-def _since(row: ContainerRow) -> str:
-    return age(max(row.on.at - row.finding.since, 0.0)) if row.finding else ""
-
-
 def _waste(row: ContainerRow) -> int | None:
     return row.finding.memory_bytes if row.finding else None
 
@@ -340,7 +331,7 @@ def _waste(row: ContainerRow) -> int | None:
 _BY_WASTE: SortKey[ContainerRow] = SortKey(_waste, largest_first=True)
 _FINDING: tuple[Column[ContainerRow], ...] = (
     Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else ""),
-    Column("FOR", _since, spare=1),
+    Column("FOR", lambda row: row.finding_age, spare=1),
     Column("DEVICE", lambda row: row.on.name.partition(" ")[0], spare=2),
 )
 _PROCESS: tuple[Column[ContainerRow], ...] = (
@@ -361,7 +352,7 @@ _USE: tuple[Column[ContainerRow], ...] = (
     Column("WHY", lambda row: row.finding.why if row.finding else "", name=True, spare=13),
 )
 _OF_CONTAINERS = frozenset({"WASTE", "GRANTED", "PEAK", "PROCESSES"})
-"""Titles of columns that say nothing about a single process."""
+"""Titles of columns that are not about a single process."""
 
 
 def _row_lines(
@@ -406,56 +397,3 @@ def _matches(row: ContainerRow, query: str, *, fleet: bool) -> bool:
     return all(
         word in text or (word.startswith(("gpu-", "mig-")) and uuid.startswith(word)) for word in query.lower().split()
     )
-
-
-# --- details of a row -------------------------------------------------------------------------------------------------
-
-
-def _details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
-    """Return what is known of a row: what is wrong, since when, what to do; grant, use and processes."""
-    columns, screen = shape.screen.columns or 80, shape.screen
-    who = "/".join(filter(None, (*row.container[:2], row.container.container))) or row.pod or shown_owner(row)
-    fault = row.finding is not None and row.finding.finding == "fault"
-    place = f" on {row.on.name}" if row.on.uuid else ""
-    yield screen.paint(shortened(f"GPU {row.on.name}" if fault else f"{printable(who)}{place}", columns), "bold")
-    if one := row.finding:
-        said = f"{shown_finding(one)} for {_since(row)}: {one.why}."
-        yield from (screen.paint(line, finding_colour(one)) for line in wrapped(printable(said), columns))
-        yield from wrapped(printable(one.remedy or ""), columns)
-    yield ""
-    for title, text in _fields(row):
-        if text != UNKNOWN:
-            yield from wrapped(f"{title:<12}{printable(text)}", columns)
-    node = next(one for one in maps.maps if one.name == row.node)
-    of_row = [
-        one
-        for one in process_rows(node)
-        if (one.on.uuid, one.container, one.owner, one.work) == (row.on.uuid, row.container, row.owner, row.work)
-        and one.pid is not None
-    ]
-    if of_row:
-        yield ""
-        yield from table(_PROCESSES, of_row, replace(shape, wide=False, headers=True)).splitlines()
-
-
-_PROCESSES: tuple[Column[ContainerRow], ...] = (
-    Column("PID", lambda row: number(row.pid)),
-    Column("TYPE", lambda row: row.type or UNKNOWN, spare=1),
-    Column("PROCESS", lambda row: row.command or UNKNOWN, name=True),
-    amount("MEMORY", size, lambda row: row.memory_bytes),
-    amount("SM", percent, lambda row: row.busy_ratio),
-)
-
-
-def _fields(row: ContainerRow) -> Iterator[tuple[str, str]]:
-    """Return what is known of the use and the grant of a row; `-` if nothing is."""
-    slots = ", ".join(f"{counted(slots, 'slot')} of {resource}" for resource, slots in row.slots.items())
-    granted = [size(row.granted_bytes), _gpus(row.gpus), slots]
-    yield "granted", ", ".join(one for one in granted if one not in ("", UNKNOWN)) or UNKNOWN
-    of_device = f" of {size(row.on.total_bytes)}" if row.on.total_bytes is not None else ""
-    yield "memory", UNKNOWN if row.memory_bytes is None else f"{size(row.memory_bytes)}{of_device}"
-    yield "peak", size(row.memory_peak_bytes)
-    yield "SM", percent(row.busy_ratio)
-    yield "last active", UNKNOWN if row.last_active is None else f"{age(row.on.at - row.last_active)} ago"
-    yield "owner", shown_owner(row) if row.listed or row.processes else UNKNOWN
-    yield "device", " ".join(filter(None, (row.on.uuid, row.on.model))) or UNKNOWN
