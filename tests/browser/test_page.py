@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Route, expect
 
 from gpumap.model.devices import with_processes
 from gpumap.model.findings import judge
-from gpumap.model.node import ContainerXids, GpuXids
+from gpumap.model.node import ContainerXids, GpuXids, Workload
 from gpumap.model.snapshot import Snapshot
 from tests.agent import run_agent
 from tests.browser.browser import PATIENCE_MS, STALE_AFTER_SECONDS, WATCHED, Site, Tab, chromium, tab
