@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import shutil
@@ -13,20 +14,28 @@ import pytest
 
 from gpumap.agent.join import Memory
 from gpumap.agent.published import published
+from gpumap.agent.settings import resolve
+from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.cli.tables import Shape
+from gpumap.lab.demo import texts
 from gpumap.model.observations import (
+    CgroupKind,
+    CgroupMembership,
     CheckpointEntry,
     ClaimDevice,
     ClaimPods,
     DeviceId,
     DraState,
     LogTree,
+    Moment,
     PluginAnswer,
+    PodCgroup,
     PodIdentity,
     PreparedDevice,
     ProcTable,
     ReportedPod,
+    ResourceDevices,
 )
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
@@ -158,12 +167,39 @@ def test_claim_that_may_be_for_administrators_is_named() -> None:
 # --- a device checkpoint of before ------------------------------------------------------------------------------------
 
 
+def _checkpoint(path: Path, *rows: CheckpointEntry) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(texts.checkpoint_text(rows, (ResourceDevices(WHOLE, (DeviceId(str(CARD)),)),), {}))
+
+
+def test_checkpoint_of_before_the_root_was_moved_accuses_no_live_pod(tmp_path: Path) -> None:
+    """The kubelet's root was copied to a larger disk (`rsync /var/lib/kubelet /data/kubelet`, `--root-dir`). Kubelets
+    go on writing /var/lib/kubelet/device-plugins; the copy in the new root stays as it was, and is read first."""
+    live = holder("server", CARD)
+    before = replace(live, name="server-of-last-month")
+    row = CheckpointEntry(before.uid, "main", WHOLE, frozenset({DeviceId(str(CARD))}))
+    candidates = resolve(argparse.Namespace(kubelet_root=str(tmp_path / "data")), {}).checkpoint_candidates
+    assert [str(path.parents[1]) for path in candidates] == [str(tmp_path / "data"), "/var/lib/kubelet"]
+    copied, written = (tmp_path / name / "kubelet_internal_checkpoint" for name in ("data", "var"))
+    _checkpoint(copied, row)
+    os.utime(copied, (1.6e9, 1.6e9))
+    _checkpoint(written, replace(row, pod_uid=live.uid))
+    node = IdentityNode([Gpu(0)], [live, Pod("kube-system", "proxy", {"main": {}})])
+    node.processes = [Process(10, CARD, live, memory=40 * GIB)]
+    node.rows = CheckpointSource((copied, written)).read().value.entries
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot) == {}
+    found = use(snapshot, live.full(), CARD)
+    assert found is None or found.memory_bytes == 40 * GIB, "it is not idle"
+
+
 # --- log directories --------------------------------------------------------------------------------------------------
 
 
 def test_only_directory_that_is_left_names_no_other_container() -> None:
     """A cleaner removed the logs of a pod that runs; then its sidecar restarted, for which the kubelet made a directory
-    and a link again. The directory of the other container is missing: that is no evidence for the sidecar."""
+    and a link anew. The directory of the other container is missing: that is no evidence for the sidecar."""
     pod = holder("server", CARD, side={})
     node = IdentityNode(
         [Gpu(0)], [pod, Pod("kube-system", "proxy", {"main": {}})], [Process(10, CARD, pod, memory=40 * GIB)]
@@ -201,7 +237,7 @@ def test_directory_of_a_predecessor_makes_no_holder_idle(restarted: bool) -> Non
 
 @pytest.mark.parametrize("dra", [False, True], ids=["a GPU, then none", "claims of two GPUs"])
 def test_successor_without_a_directory_yet_does_not_pay_for_its_predecessor(dra: bool) -> None:
-    """A notebook with a GPU was deleted with --force, and recreated without one, or with a claim of another one. The
+    """A notebook with a GPU was deleted with --force, and made anew without one, or with a claim of another one. The
     old one has 30 s to end; the new one waits for its volume: it is listed, and has no directory yet. Nothing is
     missing, all files of the chart's default are read."""
     old, other = holder("notebook-0", CARD), Pod("kube-system", "proxy", {"main": {}})
@@ -454,12 +490,25 @@ def test_pid_that_nvml_went_on_listing_is_not_its_next_process(tmp_path: Path, m
     )
 
 
+def test_thief_without_a_trace_does_not_charge_its_victim() -> None:
+    """A privileged container makes a cgroup with the UID of a victim below its own. No file has its own UID: it holds
+    no device, and its log directory was removed. The victim must not pay."""
+    victim, thief = holder("victim", CARD), Pod("ml", "thief", {"main": {}}, has_tree=False, has_links=False)
+    node = IdentityNode([Gpu(0), Gpu(1)], [victim, thief])
+    inner = tuple(PodCgroup(pod.uid, pod.container_id("main")) for pod in (thief, victim))
+    node.processes = [Process(10, OTHER, thief, memory=40 * GIB, cgroup=CgroupMembership(CgroupKind.POD, inner))]
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot, OTHER) == {}
+    assert use(snapshot, victim.full(), OTHER) is None
+
+
 # --- gpumap's own restart ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.xfail(strict=True, reason="gpumap does not keep across its restarts which GPU an index was")
-def test_index_of_an_answer_from_before_gpumap_accuses_no_pod() -> None:
-    """A card was unbound and NVML counts again; then gpumap restarts (a new version of its DaemonSet). What index 1
+def test_index_of_an_answer_from_before_gpumap_accuses_nobody() -> None:
+    """A card was unbound and NVML counts anew; then gpumap restarts (a new version of its DaemonSet). What index 1
     meant when the plugin answered, nobody knows any more."""
     resource = "aliyun.com/gpu-mem"
     pod = Pod("ml", "server", {"main": {resource: [f"{CARD}-_-1"]}})
@@ -481,7 +530,7 @@ def test_index_of_an_answer_from_before_gpumap_accuses_no_pod() -> None:
 
 
 def test_idle_time_of_a_predecessor_is_not_its_successors() -> None:
-    """With hostPID, and without the files: a pod is recreated under its name, three minutes after its predecessor."""
+    """With hostPID, and without the files: a pod is made anew under its name, three minutes after its predecessor."""
     pod = holder("web-0", CARD)
     node = IdentityNode([Gpu(0)], [pod], checkpoint_readable=False, logs_readable=False)
     node.processes = []
@@ -497,6 +546,28 @@ def test_idle_time_of_a_predecessor_is_not_its_successors() -> None:
     assert found is None or found.last_active is None or node.now.wall - found.last_active < 200
 
 
+class SteppedClock(IdentityNode):
+    """A node whose wall clock is set on by `jump` seconds (NTP after a boot, a virtual machine that was resumed)."""
+
+    jump = 0.0
+
+    @property
+    def now(self) -> Moment:
+        return Moment(self.clock, 1.7e9 + self.clock + self.jump, 0.0)
+
+
+def test_wall_clock_that_is_set_on_makes_no_holder_idle() -> None:
+    """The container computed five seconds ago, and waits for its data just now."""
+    pod = holder("trainer", CARD)
+    process = Process(10, CARD, pod, memory=79 * GIB, sm=0.9)
+    node = SteppedClock([Gpu(0)], [pod, Pod("kube-system", "proxy", {"main": {}})], [process])
+    node.collect()
+    node.collect()
+    process.sm, node.jump = 0.0, 3600.0
+    shown = waste_values(published(node.collect()), Shape())
+    assert [one["why"] for one in shown["findings"] if one["finding"] == "idle"] == []
+
+
 # --- kubelets 1.20 to 1.22 --------------------------------------------------------------------------------------------
 
 
@@ -510,6 +581,19 @@ def test_device_that_an_old_kubelet_leaves_out_has_not_0_holders() -> None:
 
 
 # --- reservations -----------------------------------------------------------------------------------------------------
+
+
+def test_pod_on_a_reserved_card_is_no_squatter() -> None:
+    """KAI-Scheduler and Run:ai: a reservation pod holds the card, and the users request nothing of the kubelet
+    (contract, section 9: `scheduled`, never `unassigned`; a reservation is not idle)."""
+    ids = {"resource-reservation": {WHOLE: [str(CARD)]}}
+    reservation = Pod("kai-resource-reservation", "gpu-reservation-node-a-x7k2p", ids)
+    user = Pod("ml", "notebook", {"main": {}})
+    node = IdentityNode([Gpu(0)], [reservation, user], [Process(10, CARD, user, memory=20 * GIB)])
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot) == {}
+    assert blamed(snapshot) == []
 
 
 # --- devices that the List does not tell of ---------------------------------------------------------------------------

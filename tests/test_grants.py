@@ -625,3 +625,85 @@ def test_a_partitioned_gpu_that_is_given_out_whole_and_in_part() -> None:
     snapshot = node_of(admin, part, mig=True).collect()
     assert granted(snapshot, admin) == {A: (1, None, None)}
     assert granted(snapshot, part) == {SMALL: (1, 1 / 7, 10 * GIB)}
+
+
+def test_an_answer_that_names_more_cards_than_there_are_ids() -> None:
+    """The container has them all: its id stands on each."""
+    resource = "aliyun.com/gpu-mem"
+    pod = pod_of({resource: [f"{A}-_-0"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1,0")})
+    assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 1, B: 1}
+
+
+def test_an_mps_limit_that_cannot_be_read_grants_nothing_known() -> None:
+    """Another form than the plugin's own is a limit all the same, so and no share of the replicas is known."""
+    given = answer(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=5G,1=6G", CUDA_MPS_PIPE_DIRECTORY="/mps")
+    pod = pod_of({"nvidia.com/gpu": ["nvidia0/vgpu1"]}, {"nvidia.com/gpu": given})
+    snapshot = node_of(pod, offered={"nvidia.com/gpu": ids("nvidia0/vgpu{}", 10)}).collect()
+    assert granted(snapshot, pod) == {B: (1, 0.1, None)}
+
+
+@pytest.mark.parametrize("faults", [(0,), (0, 1)])
+def test_limits_count_devices_that_are_down(faults: tuple[int, ...]) -> None:
+    """What the third device was granted stays that, however many of those before it have not told their uuid."""
+    resource, uuids = "nvidia.com/gpu", [gpu_uuid(number) for number in range(3)]
+    pod = pod_of({resource: [f"{uuids[0]}-{number}" for number in range(3)]}, {resource: hami_answer(0, *uuids)})
+    gpus = [Gpu(number, fault="lost" if number in faults else None) for number in range(3)]
+    snapshot = TestNode(gpus, [pod]).collect()
+    assert granted(snapshot, pod)[uuids[2]] == (1, None, 3002 * MIB)
+    assert sum(one.slots for one in snapshot.node.unmatched) == len(faults)
+
+
+def test_cores_are_divided_over_devices_that_are_down() -> None:
+    """Of 300 cores over three cards the one that is up has 100."""
+    core = "tencent.com/vcuda-core"
+    given = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia2,/dev/nvidia0,/dev/nvidia1"),))
+    pod = pod_of({core: ids(f"{core}-{{}}", 300)}, {core: given})
+    node = TestNode([Gpu(0, fault="lost"), Gpu(1, fault="lost"), Gpu(2)], [pod])
+    assert granted(node.collect(), pod) == {gpu_uuid(2): (100, 1.0, None)}
+
+
+def test_another_resource_of_an_init_container_explains_no_use() -> None:
+    """A row of a resource that is no GPU's leaves nothing open: what it uses of a foreign card is unassigned."""
+    pod = Pod("ml", "p", {"main": {}}, {"warm": {"rdma/hca": ["mlx5_0"]}})
+    node = node_of(pod, offered={"nvidia.com/gpu": [A, B]})
+    node.processes = [Process(10, A, pod, "warm")]
+    assert owners_of(node) == {10: "unassigned"}
+
+
+def test_one_container_with_one_card_by_two_resources() -> None:
+    """It holds the card once, whole."""
+    pod = pod_of({"nvidia.com/gpu": [str(A)], "example.com/gpu": [str(A)]})
+    assert granted(node_of(pod).collect(), pod) == {A: (2, 1.0, 80 * GIB)}
+
+
+def test_ids_of_two_plugins_under_one_resource() -> None:
+    """Those that name their card have it; the others get what is left of the answer's."""
+    resource = "nvidia.com/gpu"
+    pod = pod_of({resource: [str(A), f"{B}-3"]}, {resource: hami_answer(30, A, B)})
+    found = granted(node_of(pod).collect(), pod)
+    assert {uuid: slots for uuid, (slots, _, _) in found.items()} == {A: 1, B: 1}
+
+
+def test_gkes_instance_is_its_first_compute_instance() -> None:
+    """Its plugin makes one in each GPU instance; another beside it is somebody else's."""
+    pod = pod_of({"nvidia.com/gpu": ["nvidia0/gi1"]})
+    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 2)])], [pod])
+    assert set(granted(node.collect(), pod)) == {mig_uuid(0, 1, 0)}
+
+
+def test_an_unreadable_id_takes_no_device_from_the_others() -> None:
+    """Beside an odd id, a device that is down still keeps its place among those of the answer."""
+    resource = "nvidia.com/gpu"
+    pod = pod_of({resource: [f"{B}-0", f"{B}-1", "odd"]}, {resource: hami_answer(0, A, B)})
+    snapshot = TestNode([Gpu(0, fault="lost"), Gpu(1)], [pod]).collect()
+    assert {uuid: found[0] for uuid, found in granted(snapshot, pod).items()} == {B: 1}
+    assert {(one.reason, one.slots) for one in snapshot.node.unmatched} == {("device_down", 1), ("unparsed", 1)}
+
+
+def test_an_id_on_no_device_of_the_answer_is_on_one_without_an_id() -> None:
+    """An answer by uuid counts: such an id is a position, also if each device has an id."""
+    resource, other = "nvidia.com/gpu", gpu_uuid(9)
+    pod = pod_of({resource: [str(A), str(other)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=f"{A},{B}")})
+    assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 1, B: 1}
+    pod = pod_of({resource: [str(A), str(other)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=str(A))})
+    assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 2}

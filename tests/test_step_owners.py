@@ -9,7 +9,7 @@ from gpumap.cli.tables.layout import Shape
 from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, PodCgroup
 from gpumap.model.readings import ProcessSample
 from gpumap.model.terms import ContainerName, Owner
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, processes_by_owner, row, use
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 from tests.shown import waste_table
 
 CARD = gpu_uuid(0)
@@ -529,3 +529,53 @@ def test_leftover_is_found_after_the_kubelet_had_time_to_end_it() -> None:
         assert ("LEFTOVER" in waste_table(made, Shape())) is bool(found[-1])
         assert owners(snapshot, CARD)["gone"] == (GIB if len(found) > 1 else 0)
     assert found == [[]] * 5 + [[("leftover", (10,), GIB)]]
+
+
+def test_pod_that_starts_between_two_reads_is_no_squatter() -> None:
+    """A process seen before its pod is listed is unknown once and then assigned: never unassigned, never gone."""
+    pod = Pod("ml", "new", {"main": {"nvidia.com/gpu": [CARD]}}, listed=False)
+    node = TestNode([Gpu(0)], [pod, Pod("ml", "other", {"main": {}})], [Process(10, CARD, pod)])
+    first = node.collect()
+    pod.listed = True
+    second = node.collect()
+    assert (owners(first, CARD)["unknown"], owners(second, CARD)["assigned"]) == (GIB, GIB)
+    assert owners(first, CARD)["gone"] == owners(second, CARD)["gone"] == owners(second, CARD)["unassigned"] == 0
+
+
+def test_mps_server_is_charged_to_no_pod() -> None:
+    """The MPS server's memory is its own owner, in whichever pod it runs; an MPS client's SM time is no false zero."""
+    client = shared("client", 0)
+    daemon = Pod("gpu-operator", "mps", {"daemon": {}})
+    node = TestNode([Gpu(0)], [client, daemon])
+    node.processes = [
+        Process(10, CARD, daemon, "daemon", 300 << 20, comm="nvidia-cuda-mps-server"[:15]),
+        Process(11, CARD, client, memory=GIB, types="M+C"),
+    ]
+    snapshot = node.collect()
+    assert (owners(snapshot, CARD)["mps_server"], owners(snapshot, CARD)["assigned"]) == (300 << 20, GIB)
+    found = use(snapshot, client.full(), CARD)
+    assert found is not None
+    assert found.sm_ratio is None
+
+
+def test_two_pods_with_one_container_name_stay_apart() -> None:
+    """Pods of a namespace whose containers have the same name each get their own."""
+    one, two = shared("one", 0, container="train"), shared("two", 1, container="train")
+    node = TestNode([Gpu(0)], [one, two])
+    node.processes = [Process(10, CARD, one, "train", GIB), Process(11, CARD, two, "train", 2 * GIB)]
+    snapshot = node.collect()
+    assert [use(snapshot, pod.full("train"), CARD).memory_bytes for pod in (one, two)] == [GIB, 2 * GIB]  # type: ignore[union-attr]
+
+
+def test_compute_instances_of_one_gpu_instance_show_its_memory_whole() -> None:
+    """Each compute instance shows the shared memory whole, the others' processes as `sibling`; SM is absent on MIG."""
+    leaves = [mig_uuid(0, 1, 0), mig_uuid(0, 1, 1)]
+    pods = [Pod("ml", f"p{n}", {"main": {"nvidia.com/mig-1c.2g": [str(leaf)]}}) for n, leaf in enumerate(leaves)]
+    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])], pods)
+    node.processes = [Process(10, leaves[0], pods[0], memory=GIB), Process(11, leaves[1], pods[1], memory=2 * GIB)]
+    snapshot = node.collect()
+    assert (owners(snapshot, leaves[0])["assigned"], owners(snapshot, leaves[0])["sibling"]) == (GIB, 2 * GIB)
+    assert (owners(snapshot, leaves[1])["assigned"], owners(snapshot, leaves[1])["sibling"]) == (2 * GIB, GIB)
+    for leaf in leaves:
+        assert sum(value or 0 for value in owners(snapshot, leaf).values()) == 3 * GIB + (100 << 20)
+    assert all(r.use and r.use.sm_ratio is None for r in snapshot.containers)
