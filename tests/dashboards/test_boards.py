@@ -76,22 +76,17 @@ def test_a_panel_answers_or_is_said_not_to(fleet: Fleet, panel: Panel, query: st
 
 
 def summary() -> str:
-    """Return the two tables of docs/how-to/replace/README.md: panels with data, and panels with a limit."""
-    counts, limits = ["| board | panels | with data |", "|---|---|---|"], ["| board | panel | limit |", "|---|---|---|"]
+    """Return the table of docs/how-to/replace/README.md: how many panels a board has, and those without data."""
+    rows = ["| board | panels | without data |", "|---|---|---|"]
     for board in sorted(BOARDS.glob("*.json")):
         panels = read(board)
-        counts.append(f"| {NAMES[board.stem]} | {len(panels)} | {sum('cannot' not in one for one in panels)} |")
-        by_limit: dict[str, list[str]] = {}
-        for one in panels:
-            if limit := one.get("partly") or one.get("cannot"):
-                by_limit.setdefault(limit, []).append(one["panel"])
-        board_name = re.sub(r"\[(\w+)\].*", r"\1", NAMES[board.stem])
-        limits += [f"| {board_name} | {', '.join(names)} | {limit} |" for limit, names in by_limit.items()]
-    return "\n".join([*counts, "", *limits])
+        missing = [one["panel"] for one in panels if "cannot" in one]
+        rows.append(f"| {NAMES[board.stem]} | {len(panels)} | {', '.join(missing) or 'none'} |")
+    return "\n".join(rows)
 
 
 def test_the_index_tells_which_panels_answer() -> None:
-    """docs/how-to/replace/README.md has the number of panels of each board, and the panels with a limit."""
+    """docs/how-to/replace/README.md has the number of panels of each board, and those without data."""
     page = INDEX.read_text(encoding="utf-8")
     assert summary() in page, f"write there:\n{summary()}"
 

@@ -18,6 +18,7 @@ from tests.promtool import accepted, assert_parses
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "rules" / "opencost.yaml"
+BY_USE = ROOT / "deploy" / "opencost-by-use.yaml"
 TESTS = ROOT / "tests" / "rules" / "opencost.test.yaml"
 PAGE = (ROOT / "docs" / "how-to" / "opencost.md").read_text(encoding="utf-8")
 PRICE = 2
@@ -53,10 +54,7 @@ def test_promtool_accepts_the_rules_and_their_tests() -> None:
 @pytest.mark.parametrize("by_use", [False, True], ids=["by share", "by use"])
 def test_opencost_charges_what_the_example_says(tmp_path: Path, *, by_use: bool) -> None:
     """What OpenCost's own query returns on the played series is the table's column of GPUs, row by row."""
-    rules = RULES
-    if by_use:
-        (fence,) = (block for block in read_blocks(PAGE, "yaml") if "use" in block.words)
-        (rules := tmp_path / "use.yaml").write_text(fence.body)
+    rules = BY_USE if by_use else RULES
     played: dict[str, Any] = yaml.safe_load(TESTS.read_text(encoding="utf-8"))["tests"][0]
     expected = [
         {
@@ -128,9 +126,8 @@ def test_the_sums_of_the_example_add_up() -> None:
 
 
 def test_the_rule_by_use_replaces_that_by_share() -> None:
-    """The page says so: it has the same record in a group of the same name, and nothing else."""
-    (fence,) = (block for block in read_blocks(PAGE, "yaml") if "use" in block.words)
+    """Its file has the same record in a group of the same name, and nothing else."""
     (own,) = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-    (other,) = yaml.safe_load(fence.body)["groups"]
+    (other,) = yaml.safe_load(BY_USE.read_text(encoding="utf-8"))["groups"]
     assert other["name"] == own["name"]
     assert [rule["record"] for rule in other["rules"]] == [own["rules"][0]["record"]]

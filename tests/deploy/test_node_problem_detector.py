@@ -78,10 +78,9 @@ def test_the_service_reaches_the_agent_of_the_node_only() -> None:
     assert f"{service['metadata']['name']}.{service['metadata']['namespace']}" in GUIDE
 
 
-def test_the_guides_patch_has_all_that_the_script_needs() -> None:
+def test_the_patch_has_all_that_the_script_needs() -> None:
     """The pod of node-problem-detector: the folder of the rules, executable, and both variables."""
-    (block,) = re.findall(r"```yaml patch\n(.*?)```", GUIDE, re.DOTALL)
-    pod = yaml.safe_load(block)["spec"]["template"]["spec"]
+    pod = yaml.safe_load((FOLDER / "patch.yaml").read_text(encoding="utf-8"))["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
     assert {str(Path(rule["path"]).parent) for rule in CONFIG["rules"]} == {mount["mountPath"]}

@@ -20,6 +20,7 @@ from tests.promtool import accepted
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "how-to"
 COLLECTOR_FILE = ROOT / "deploy" / "opentelemetry" / "collector.yaml"
+FOLDER = ROOT / "deploy" / "collectors"
 COLLECTOR = COLLECTOR_FILE.read_text(encoding="utf-8")
 FAMILIES = {one.name: one for one in native(GROUPS, process_metrics=True) if isinstance(one, Family)}
 CONVENTIONS = {
@@ -157,7 +158,7 @@ def test_new_relics_annotations(tmp_path: Path) -> None:
 
 def test_googles_monitoring() -> None:
     """It selects gpumap's pods in all namespaces, and stamps no pod on the series but the node."""
-    found: dict[str, Any] = yaml.safe_load(snippet("send-elsewhere", "google"))
+    found: dict[str, Any] = yaml.safe_load((FOLDER / "google.yaml").read_text(encoding="utf-8"))
     assert (found["apiVersion"], found["kind"]) == ("monitoring.googleapis.com/v1", "ClusterPodMonitoring")
     assert re.search("gpumap", found["metadata"]["name"]), "it becomes the job, by which the rules find the series"
     spec = found["spec"]
@@ -188,7 +189,7 @@ def test_azures_monitor(tmp_path: Path) -> None:
 
 def test_victorias_scrape() -> None:
     """Its relabelings give a target the labels that the chart's PodMonitor gives it."""
-    found: dict[str, Any] = yaml.safe_load(snippet("send-elsewhere", "victoria"))
+    found: dict[str, Any] = yaml.safe_load((FOLDER / "victoriametrics.yaml").read_text(encoding="utf-8"))
     assert (found["apiVersion"], found["kind"]) == ("operator.victoriametrics.com/v1beta1", "VMPodScrape")
     (endpoint,) = found["spec"]["podMetricsEndpoints"]
     selects_the_agents(found["spec"], endpoint["port"])

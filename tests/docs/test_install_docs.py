@@ -51,6 +51,10 @@ def read_fences(word: str) -> Iterator[Fence]:
 
 FENCES = list(read_fences("values"))
 MANIFESTS = list(read_fences("manifest"))
+FILES = [
+    Fence(file, (ROOT / "deploy" / file).read_text(encoding="utf-8"))
+    for file in ("admission/policy.yaml", "gke/claim.yaml", "gke/quota.yaml", "reclaim-notebooks.yaml")
+]
 TYPED_FROM = [
     ROOT / "README.md",
     *(ROOT / place / "README.md" for place in ("charts/gpumap", "deploy")),
@@ -108,7 +112,7 @@ def test_a_values_file_renders(fence: Fence, tmp_path: Path) -> None:
         assert "ServiceMonitor" in by_kind
 
 
-@pytest.mark.parametrize("fence", [*MANIFESTS, Fence("policy.yaml", POLICY)], ids=lambda fence: fence.place)
+@pytest.mark.parametrize("fence", [*MANIFESTS, *FILES], ids=lambda fence: fence.place)
 def test_a_manifest_fits_its_schema(fence: Fence) -> None:
     """Kubernetes' own schema takes it, and knows each of its fields."""
     for manifest in yaml.safe_load_all(fence.body):

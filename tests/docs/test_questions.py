@@ -131,6 +131,29 @@ def test_a_command_answers_on_the_demo(agent: str, command: Shown) -> None:
     eventually(answered, about=lambda: (command.place, run_command(*words)))
 
 
+INDEX = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+ASKED = [
+    tuple(line.split()) for line in re.findall(r"`gpumap (\w+ --url URL[^`]*)`", INDEX.partition("## First steps")[0])
+]
+
+
+def test_six_questions_are_asked() -> None:
+    """Five of an agent, and the bill of a Prometheus."""
+    assert [words[0] for words in ASKED] == ["waste", "waste", "waste", "doctor", "check", "waste"]
+
+
+@pytest.mark.parametrize("words", ASKED, ids=" ".join)
+def test_a_question_is_answered_on_the_demo(agent: str, words: tuple[str, ...]) -> None:
+    """Each command of docs/README.md; `check` exits with 1, because the demo's GPUs have faults."""
+    expected = {"check": "GPU ", "doctor": "row_remap_pending", "waste": "squatter"}[words[0]]
+
+    def answered() -> bool:
+        done = run_command(*(agent if word == "URL" else word for word in words))
+        return done.returncode == (words[0] == "check") and expected in done.stdout
+
+    eventually(answered, about=lambda: words)
+
+
 def test_scripts_read_fields_of_the_map() -> None:
     """The schema of `/api/v1/map` has each field that the jq command reads."""
     schema = (ROOT / "docs" / "reference" / "map.schema.json").read_text(encoding="utf-8")

@@ -107,14 +107,6 @@ def test_the_pods_that_are_looked_for_are_the_charts() -> None:
     assert job["relabel_configs"][0]["regex"] == f"{labels['app.kubernetes.io/name']};{port['name']}"
 
 
-def test_listed_machines_have_the_same_labels(tmp_path: Path) -> None:
-    """With static targets `instance` is the node, too."""
-    (job,) = read("config", "static_configs")["scrape_configs"]
-    with prometheus(tmp_path, config={"scrape_configs": [job]}) as server:
-        expected = [{"instance": node, "job": "gpumap", "node": node} for node in ("gpu-1", "gpu-2")]
-        assert settled(lambda: labels_of_targets(server), expected) == expected
-
-
 @pytest.fixture(name="kept", scope="module")
 def run_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Kept]]:
     """Names and number of series of each node's page, whole and relabelled, as a Prometheus has them."""
