@@ -178,7 +178,7 @@ def pascal(index: int) -> Gpu:
     return structs.replace(card, reading=of_its_age)
 
 
-XIDS = ({31: 2, 79: 1}, 0.5, 79, {31: 1.7e9, 79: 1.7e9})
+XIDS = ({31: 2, 79: 1}, 0.5, 79, {31: 1.7e9, 79: 1.7e9}, {code: remedies.XIDS[code] for code in (31, 79)})
 UNTRUSTED = ("aliyun.com/gpu-mem", "untrusted_id", 4, remedies.UNMATCHED["untrusted_id"])
 WORK = Workload("docker", "4f1c9e0b7a2d")
 
