@@ -532,7 +532,7 @@ async def test_doctor_of_a_healthy_node(node: Node) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0].split()[:2] == ["CHECK", "STATE"]
-    assert done.stdout.splitlines()[-1].startswith("Everything that gpumap requires works")
+    assert done.stdout.splitlines()[-1].startswith("gpumap has all that it requires")
 
 
 async def test_doctor_where_nothing_is(directory: Path) -> None:
@@ -580,7 +580,7 @@ async def test_doctor_of_an_agent_whose_gpu_hangs(node: Node) -> None:
     assert remedies.FAULTS["hung"] in line
     last = done.stdout.splitlines()[-1]
     assert last.startswith("GPU 1 fails: hung")
-    assert "Everything that gpumap requires works. Check also: nvml" in last
+    assert "gpumap has all that it requires. Check also: nvml" in last
 
 
 async def test_doctor_of_an_agent_that_released_the_driver(node: Node) -> None:

@@ -181,6 +181,7 @@ def test_unaccounted_memory_is_the_gpus() -> None:
     [
         *(("pod-1", True), ("GPU-", True), ("gpu-f", False), ("0000", False), ("assigned", True)),
         *(("test-node-name", False), ("squatter", True), ("host squatter", False)),
+        *(("gpu:0", True), ("gpu:77", False), ("ns:nowhere", False), ("finding:squatter", True), ("pod:squatter", False)),
     ],
 )
 def test_the_filter_sees_what_the_reader_sees(query: str, some: bool) -> None:
@@ -249,7 +250,7 @@ async def test_keys_change_what_is_shown(fake: FakeAgent) -> None:
     """Order, groups, processes and filter, on a real terminal; `q` ends it with 0 and restores the first screen."""
     async with top(fake) as found:
         assert "by finding" in found.shown.splitlines()[0]
-        await found.press("j", "\r", shows=lambda screen: "requires a reset" in screen and "Esc back" in screen)
+        await found.press("j", "\r", shows=lambda screen: "Look for Xid 79" in screen and "Esc back" in screen)
         await found.press("\x1b", shows=lambda screen: " DEVICE " in screen)
         await found.press("s", "s", shows=lambda screen: "by sm, reversed" in screen.splitlines()[0])
         await found.press("p", shows=lambda screen: "PID" in screen)

@@ -218,7 +218,7 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB)]
     found = published(node.collect(seconds=60))
     assert wasted(found) == {}
-    assert "Watched for less than 2m, so not checked yet: ml/lazy." in waste_table(found, Shape())
+    assert "Watched for less than 2m, so not yet checked for unused memory: ml/lazy." in waste_table(found, Shape())
     assert wasted(judged_again(found, idle_after_seconds=30.0)) == {"idle": ("lazy",)}
     found = published(node.watch(60.0))
     assert "Not idle for 5m yet, but no activity now: ml/lazy." in waste_table(found, Shape())
@@ -279,7 +279,7 @@ def test_a_new_pod_is_not_judged() -> None:
     node.pods.append(new)
     found = published(node.collect(seconds=5))
     assert wasted(found) == {"idle": ("old",)}
-    assert "Watched for less than 2m, so not checked yet: ml/new." in waste_table(found, Shape())
+    assert "Watched for less than 2m, so not yet checked for unused memory: ml/new." in waste_table(found, Shape())
     assert wasted(judged_again(found, idle_after_seconds=0.001))["idle"] == ("old",)
     node.processes = [Process(10, OTHER, new, memory=GIB, sm=0.5)]
     found = published(node.collect(seconds=30))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from gpumap.model import remedies
+from gpumap.model.findings import condition_of
 from gpumap.model.node import Finding, Gpu, Node
 from gpumap.model.shown import counted, printable
 from gpumap.model.terms import GPU_CONDITIONS, Source
@@ -44,14 +45,6 @@ _REPORTED: Mapping[str, Callable[[Gpu, Node], bool]] = {
 def faults(node: Node) -> list[Finding]:
     """Return the faults of a node's GPUs, in the order of the GPUs."""
     return [one for one in node.findings or () if one.finding == "fault"]
-
-
-def condition_of(fault: Finding) -> str:
-    """Return the condition of `gpumap check` that a fault belongs to."""
-    if fault.reason in GPU_CONDITIONS:
-        return fault.reason
-    kinds = {"recovery_": "recovery_action", "xid_": "xid"}
-    return next((condition for start, condition in kinds.items() if fault.reason.startswith(start)), "down")
 
 
 def check(node: Node, only: Collection[str] = ()) -> Verdict:

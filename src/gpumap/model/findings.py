@@ -27,7 +27,7 @@ from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, UnmatchedSlots, Use
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.shown import age, counted, listed, size
-from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName
+from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, ContainerName, Owner, PodName
 
 UNUSED_RATIO, UNUSED_BYTES = 0.2, 1 << 30
 """A holder is `unused` if its peak leaves more than this part of its granted memory, and more than these bytes."""
@@ -94,9 +94,18 @@ def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=worst_first))
 
 
-def worst_first(one: Finding) -> tuple[int, int, float, ContainerName]:
-    """Sort key: the worst kind first, and inside a kind the larger waste."""
-    return FINDINGS.index(one.finding), *by_waste(one), one.name
+def worst_first(one: Finding) -> tuple[int, int, int, float, ContainerName]:
+    """Sort key: the worst kind first; of faults the worst condition, of other kinds the larger waste."""
+    condition = GPU_CONDITIONS.index(condition_of(one)) if one.finding == "fault" else 0
+    return FINDINGS.index(one.finding), condition, *by_waste(one), one.name
+
+
+def condition_of(fault: Finding) -> str:
+    """Return the condition of `gpumap check` that a fault belongs to."""
+    if fault.reason in GPU_CONDITIONS:
+        return fault.reason
+    kinds = {"recovery_": "recovery_action", "xid_": "xid"}
+    return next((condition for start, condition in kinds.items() if fault.reason.startswith(start)), "down")
 
 
 def by_waste(one: Finding) -> tuple[int, float]:
@@ -607,9 +616,8 @@ def _not_yet(node: Node) -> Iterator[str]:
     uses = [(one.pod_name, one.use) for one in _judged_users(node) if one.use]
     new = {pod for pod, use in uses if not _is_long(use, node.grace_seconds)}
     if new:
-        yield f"Watched for less than {age(node.grace_seconds)}, so not checked yet: {_pods_of(new)}."
-    watched = ((pod, use) for pod, use in uses if _is_long(use, node.grace_seconds))
-    idle = ((pod, _idle_seconds(use, node.timestamp) or 0.0) for pod, use in watched)
+        yield f"Watched for less than {age(node.grace_seconds)}, so not yet checked for unused memory: {_pods_of(new)}."
+    idle = ((pod, _idle_seconds(use, node.timestamp) or 0.0) for pod, use in uses)
     inactive = {pod for pod, seconds in idle if 0.0 < seconds < node.idle_after_seconds}
     if inactive:
         since = age(node.idle_after_seconds)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gpumap.model.check import condition_of, faults
+from gpumap.model.check import faults
+from gpumap.model.findings import condition_of
 from gpumap.model.node import Gpu, Node
 from gpumap.model.readings import Uuid
 

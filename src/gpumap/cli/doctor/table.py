@@ -73,7 +73,7 @@ def _summary(results: Sequence[Result]) -> str:
             f"{' and '.join(broken)} {'does' if len(broken) == 1 else 'do'} not work, but {_is(broken)} required."
         )
     else:
-        said.append("Everything that gpumap requires works." + (f" Check also: {', '.join(worse)}." if worse else ""))
+        said.append("gpumap has all that it requires." + (f" Check also: {', '.join(worse)}." if worse else ""))
     if gpus or broken or worse:
         said.append(_GUIDE)
     return " ".join(said)

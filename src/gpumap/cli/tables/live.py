@@ -35,7 +35,7 @@ f w          sort by finding (the worst first), by waste
 m s n d      sort by memory, SM, namespace, device; again: reverse
 r            reverse the order
 p            one row for each process
-/            filter by the text of the rows; a UUID begins with GPU- or MIG-
+/            filter by text, a UUID, or as on the page: gpu:5 ns:ml pod:a finding:idle
 Esc          close the details, or clear the filter
 ? h          show these keys; any key closes the list"""
 _REMEMBERED, _IN_STRIP = 60, 8
@@ -228,13 +228,15 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
         "over": _bytes(total["over_bytes"]),
         "stalled": gpus(total["stalled_gpus"]),
         "idle": gpus(total["idle_gpus"]),
-        "unused": _bytes(total["unused_bytes"]),
+        "granted but not used": _bytes(total["unused_bytes"]),
         "unmatched": _count(total["unmatched"]),
     }
     parts = [f"{kind} {value}" for kind, value in shown.items() if value not in ("0", UNKNOWN)] or ["no findings"]
     unknown = [kind for kind, value in shown.items() if value == UNKNOWN]
     parts += [f"not known: {', '.join(unknown)}"] if unknown else []
     lines = list(_lines_of(parts, ", ", shape.screen.columns or 80))
+    if len(lines) > most:
+        lines[most - 1] = shortened(f"{lines[most - 1]}, …", shape.screen.columns or 80)
     return [shape.screen.paint(line, "bold") for line in lines[:most]]
 
 
@@ -389,11 +391,27 @@ def _fault_line(one: Finding, line: str, titles: str, columns: int) -> str:
 
 
 def _matches(row: ContainerRow, query: str, *, fleet: bool) -> bool:
-    """Return whether each word is in a name that the row shows, or begins its UUID."""
+    """Return whether each word is in a name that the row shows, or begins its UUID. `ns:ml` tests one field."""
     process = (str(row.pid), row.command or "") if row.pid is not None else ()
     finding = (row.finding.finding, row.finding.why) if row.finding else ()
     names = (row.node if fleet else "", *row.container, row.pod, row.owner, row.on.name, *process, *finding)
+    fields = {
+        "uuid": row.on.uuid,
+        "ns": row.container.namespace,
+        "namespace": row.container.namespace,
+        "pod": row.pod,
+        "container": row.container.container,
+        "owner": row.owner,
+        "finding": row.finding.finding if row.finding else "",
+    }
     text, uuid = " ".join(names).lower(), row.on.uuid.lower()
-    return all(
-        word in text or (word.startswith(("gpu-", "mig-")) and uuid.startswith(word)) for word in query.lower().split()
-    )
+
+    def matches(word: str) -> bool:
+        field, _, value = word.partition(":")
+        if field == "gpu" and value:
+            return row.on.name.replace("/", " ").split(" ")[0] == value
+        if field in fields and value:
+            return value in fields[field].lower()
+        return word in text or (word.startswith(("gpu-", "mig-")) and uuid.startswith(word))
+
+    return all(map(matches, query.lower().split()))
