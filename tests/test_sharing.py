@@ -36,12 +36,15 @@ class Row(NamedTuple):
 
 
 def _rows() -> Iterator[Row]:
+    told_by = ""
     for line in PAGE.read_text().splitlines():
+        if heading := re.fullmatch(r"## Sharing in which (.+) names the GPU", line):
+            told_by = heading[1]
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         linked = re.fullmatch(r"\[(.+)\]\(\.\./\.\./tests/captures/(.+)\)", cells[0])
         if linked:
             names = [cell.split("`")[1].replace("…", UUID) for cell in cells[1:3]]
-            yield Row(linked[1], names[0], names[1], cells[3], cells[4] == "✔", cells[5] == "✔", linked[2])
+            yield Row(linked[1], names[0], names[1], told_by, cells[3] == "✔", cells[4] == "✔", linked[2])
 
 
 ROWS = list(_rows())

@@ -53,5 +53,5 @@ def test_its_files_exist() -> None:
     assert places == {"deploy/systemd/gpumap.service", "deploy/compose/machine.yaml"}
     assert all((ROOT / place).is_file() for place in places)
     (gpumap,) = yaml.safe_load((ROOT / "deploy/compose/machine.yaml").read_text())["services"].values()
-    explained = dict(re.findall(r"^\| `(\w+): (\w+)` \(", PAGE, re.MULTILINE))
+    explained = dict(re.findall(r"^- `(\w+): (\w+)` \(", PAGE, re.MULTILINE))
     assert explained == {key: gpumap[key] for key in ("pid", "cgroup", "uts")}
