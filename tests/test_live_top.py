@@ -181,7 +181,13 @@ def test_unaccounted_memory_is_the_gpus() -> None:
     [
         *(("pod-1", True), ("GPU-", True), ("gpu-f", False), ("0000", False), ("assigned", True)),
         *(("test-node-name", False), ("squatter", True), ("host squatter", False)),
-        *(("gpu:0", True), ("gpu:77", False), ("ns:nowhere", False), ("finding:squatter", True), ("pod:squatter", False)),
+        *(
+            ("gpu:0", True),
+            ("gpu:77", False),
+            ("ns:nowhere", False),
+            ("finding:squatter", True),
+            ("pod:squatter", False),
+        ),
     ],
 )
 def test_the_filter_sees_what_the_reader_sees(query: str, some: bool) -> None:
