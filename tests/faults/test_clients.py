@@ -71,11 +71,14 @@ def answered(sent: bytes, begins: bytes, never: bytes = b"root:") -> Inject:
     async def inject(site: Site) -> AsyncIterator[None]:
         def ask() -> bytes:
             answer = b""
-            with connect(site) as one, contextlib.suppress(OSError):
-                one.sendall(sent)
-                one.shutdown(socket.SHUT_WR)
-                while part := one.recv(1 << 16):
-                    answer += part
+            with connect(site) as one:
+                # The agent may answer and close before it has read everything.
+                with contextlib.suppress(OSError):
+                    one.sendall(sent)
+                    one.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):
+                    while part := one.recv(1 << 16):
+                        answer += part
             return answer
 
         for _ in range(3):
