@@ -182,8 +182,9 @@ class Drawn:
             if chance < 0.027:
                 self.disturbed = node.seconds + INTERVAL_SECONDS
 
-    def certainly_idle(self) -> set[str]:
-        """Return the pods that truly rest, where nothing hid that and no other pod of the leaf worked."""
+    def certainly_idle(self, *, judged: bool = False) -> set[str]:
+        """Return the pods that truly rest, where no other pod of the leaf worked and nothing hid that. If the agent
+        says that it has judged all holders, it knows also what was hidden."""
         node, since = self.node, self.node.seconds - SETTLED_SECONDS
         found = set()
         for gpu in node.gpus:
@@ -191,7 +192,7 @@ class Drawn:
             here = [pod.name for pod in node.pods if pod.name.startswith(f"pod-{gpu.index}-")]
             rests = all(node.last_worked(pod, leaf, 0.0) < since for pod in here)
             is_judged = gpu.index not in self.blind or not any(node.had_process(pod, leaf, since) for pod in here)
-            if rests and is_judged and max(self.disturbed, node.started) < since:
+            if rests and is_judged and (judged or max(self.disturbed, node.started) < since):
                 found.update(here)
         return found
 
@@ -266,7 +267,8 @@ def test_no_pod_that_worked_is_idle(seed: int) -> None:
         for one in node.findings("unused"):
             assert watched >= RULES.grace_seconds
             assert node.had_process(one.pod, one.uuid or "", node.started)
-        assert {one.pod for one in idle} >= drawn.certainly_idle()
+        judged = (node.snapshot.node.judged or {})["idle"]
+        assert {one.pod for one in idle} >= drawn.certainly_idle(judged=judged)
 
 
 def test_drawn_nodes_have_idle_holders() -> None:

@@ -526,9 +526,25 @@ def test_on_mig_idle_is_no_process() -> None:
     node = TestNode([gpu], [work, idle], [Process(10, used, work, memory=10 * GIB)])
     found = published(node.watch())
     assert wasted(found) == {"idle": ("idle",)}
-    said = "It is not known whether these holders work, so none of them is idle: ml/work."
+    said = "It is not known whether these holders are idle: ml/work."
     assert said in waste_table(found, Shape())
     assert waste_values(found, Shape())["sums"]["idle_gpus"] == pytest.approx(3 / 7, abs=1e-3)
+
+
+@pytest.mark.parametrize("outage_seconds", [60.0, 900.0])
+def test_after_an_outage_of_the_kubelet_idle_is_unknown(outage_seconds: float) -> None:
+    """A holder without a process is then not watched: "0 idle" would be a guess, until gpumap has watched it again."""
+    node = busy()
+    assert wasted(published(node.collect()))["idle"] == ("idle",)
+    node.down = {"kubelet"}
+    node.watch(outage_seconds)
+    node.down = set()
+    for seconds in range(0, 330, 30):
+        found = published(node.collect(30.0))
+        idle = wasted(found).get("idle")
+        assert found.judged["idle"] == (idle is not None) == (seconds >= 270)
+        assert waste_values(found, Shape())["sums"]["idle_gpus"] == (1.0 if idle else None)
+        assert ("It is not known whether these holders are idle: ml/idle." in found.unjudged) == (idle is None)
 
 
 def test_holder_of_a_partitioned_gpu_is_judged_on_all_of_it() -> None:

@@ -5,7 +5,7 @@ Each finding is based only on known values. What cannot be judged is not judged:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from msgspec import structs
@@ -53,6 +53,8 @@ class _HolderUse(NamedTuple):
     memory_peak_bytes: int | None
     idle_seconds: float | None
     seen_seconds: float | None
+    known_seconds: float | None
+    worked_seconds_ago: float | None
     no_process_seconds: float | None
     pod_at_work: bool
 
@@ -387,6 +389,8 @@ def _use_of(place: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User
         memory_peak_bytes=None if None in peaks else sum_of(peaks),
         idle_seconds=_least([_idle_seconds(use, now) for use in resting]),
         seen_seconds=_least([use.seen_seconds for use in uses]),
+        known_seconds=_least([use.known_seconds for use in uses]),
+        worked_seconds_ago=_least([use.worked_seconds_ago for use in resting]),
         no_process_seconds=_least([use.no_process_seconds for use in resting]),
         pod_at_work=any(_is_at_work(use, place.node) for use in others),
     )
@@ -533,9 +537,11 @@ def _judged(node: Node, held: _Held) -> dict[str, bool]:
         "over": grants,
         "stalled": used and not _stalls_unknown(node) and _any_watched(held, STALLED_SECONDS),
         "idle": used
-        and all(use is not None and use.idle_seconds is not None for *_, use in held)
+        and not any(use is None or _may_be_idle(use, node) for *_, use in held)
         and _any_watched(held, node.idle_after_seconds),
-        "unused": grants and _any_watched(held, node.grace_seconds),
+        "unused": grants
+        and _any_watched(held, node.grace_seconds)
+        and not any(use and _is_gap_younger(use, node.grace_seconds) for *_, use in held),
         "unmatched": "kubelet" in up and holders_known,
     }
 
@@ -543,6 +549,18 @@ def _judged(node: Node, held: _Held) -> dict[str, bool]:
 def _any_watched(held: _Held, seconds: float) -> bool:
     """Return whether gpumap has watched a holder for so long. An agent that has just started has watched none."""
     return not held or any(_is_long(use, seconds) for *_, use in held)
+
+
+def _may_be_idle(use: _HolderUse, node: Node) -> bool:
+    """Return whether a holder may be idle, and gpumap does not know it: it may have worked lately, or a source was
+    down."""
+    after, worked = node.idle_after_seconds, use.worked_seconds_ago
+    return use.idle_seconds is None or (use.idle_seconds < after and worked is not None and worked >= after)
+
+
+def _is_gap_younger(use: _HolderUse, seconds: float) -> bool:
+    """Return whether gpumap has known a holder for so long, but could not watch it all that time."""
+    return use.known_seconds is not None and use.known_seconds >= seconds and not _is_long(use, seconds)
 
 
 def _has_unowned(device: Device) -> bool:
@@ -600,25 +618,26 @@ def unknown(node: Node) -> Iterator[str]:
             f"whether these claims have it: {listed(sorted(claims))}."
         )
     held = _held(node)
-    if doubtful := {"/".join(holder.pod_name) for _, holder, use in held if use and use.idle_seconds is None}:
-        yield f"It is not known whether these holders work, so none of them is idle: {listed(sorted(doubtful))}."
+    doubtful = {holder.pod_name for _, holder, use in held if use and _may_be_idle(use, node)}
+    if doubtful:
+        yield f"It is not known whether these holders are idle: {_pods_of(doubtful)}."
     unclear = [str(gpu.index) for gpu in _stalls_unknown(node) if gpu.up]
     if unclear and has_kubelet(node):
         yield (
             f"It is not known whether the work on GPU {listed(unclear)} hangs. gpumap needs the GPU's utilization (not "
             "reported with MIG), its power now and without a process, and clocks that are not lowered."
         )
-    yield from _not_yet(node)
+    yield from _not_yet(node, doubtful)
 
 
-def _not_yet(node: Node) -> Iterator[str]:
-    """Name holders that may be found later: new ones, and those that have just stopped."""
+def _not_yet(node: Node, doubtful: Set[PodName]) -> Iterator[str]:
+    """Name holders that may be found later: new ones, and those that have just stopped, without the `doubtful`."""
     uses = [(one.pod_name, one.use) for one in _judged_users(node) if one.use]
     new = {pod for pod, use in uses if not _is_long(use, node.grace_seconds)}
     if new:
         yield f"Watched for less than {age(node.grace_seconds)}, so not yet checked for unused memory: {_pods_of(new)}."
     idle = ((pod, _idle_seconds(use, node.timestamp) or 0.0) for pod, use in uses)
-    inactive = {pod for pod, seconds in idle if 0.0 < seconds < node.idle_after_seconds}
+    inactive = {pod for pod, seconds in idle if 0.0 < seconds < node.idle_after_seconds} - doubtful
     if inactive:
         since = age(node.idle_after_seconds)
         yield f"Not idle for {since} yet, but no activity now: {_pods_of(inactive)}."

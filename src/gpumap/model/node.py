@@ -188,6 +188,10 @@ it is unknown whether it works now."""
 on the device, too."""
     seen_seconds: Seconds | None = None
     """For how long gpumap has watched the container on the device without a gap. Null if its pod is not certain."""
+    known_seconds: Seconds | None = None
+    """How long ago gpumap first saw the container on the device. More than `seen_seconds` after a gap."""
+    worked_seconds_ago: Seconds | None = None
+    """How long ago it certainly worked. Until then, as `known_seconds`."""
     no_process_seconds: Seconds | None = None
     """For how long gpumap has seen no process of it on the device."""
     sm_activity_ratio: Share | None = None

@@ -267,7 +267,8 @@ def containers(
             # Where several containers hold a device, its activity is often unknown. A counter would hide that.
             if activity is not None and known.share is not None and not _is_shared(joined, leaf):
                 sm_activities[key] = activity * known.share
-    kept.update((key, unwatched(before, at)) for key, before in kept.items() if key not in uses)
+    keep = not joined.listing.current
+    kept.update((key, unwatched(before, at, keep=keep)) for key, before in kept.items() if key not in uses)
     rows = []
     for key in sorted({**joined.allocation.grants, **uses}):  # both are nearly sorted
         name, uuid = key

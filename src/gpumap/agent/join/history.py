@@ -24,6 +24,9 @@ class UseMemory(Struct, frozen=True):
     """Of the last collection, also of one that did not measure it."""
     kept_until: float
     """Monotonic time at which gpumap forgets it, if the container is not present again."""
+    first_seen: Moment
+    worked: Moment
+    """When it last certainly worked; until then, `first_seen`."""
     watched_since: Moment
     """Since then gpumap has measured it in every collection."""
     last_process: Moment
@@ -45,11 +48,11 @@ def with_history(
     """
     uid = measured.pod_uid
     if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
-        before = UseMemory(uid, profile, None, at.wall, at, at.monotonic, at, at)
+        before = UseMemory(uid, profile, None, at.wall, at, at.monotonic, at, at, at, at)
     elif before.pod_uid and uid is None:
-        return _use(measured), structs.replace(unwatched(before, at), kept_until=at.monotonic + KEPT_SECONDS)
+        return _use(measured), unwatched(before, at, keep=True)
     elif rules.is_gap(before.at, at):
-        before = unwatched(before, at)
+        before = unwatched(before, at, keep=True)
     peak_bytes, memory_bytes = before.peak_bytes, measured.memory_bytes
     if peak_bytes is None or (memory_bytes is not None and memory_bytes > peak_bytes):
         peak_bytes = memory_bytes
@@ -63,6 +66,8 @@ def with_history(
         last_active=at.wall if active is not False else before.last_active + _clock_step(before.at, at),
         at=at,
         kept_until=at.monotonic + KEPT_SECONDS,
+        first_seen=before.first_seen,
+        worked=at if active else before.worked,
         watched_since=before.watched_since,
         last_process=at if measured.processes else before.last_process,
         timed=before.timed or measured.timed,
@@ -71,9 +76,20 @@ def with_history(
     return _use(measured, after, active), after
 
 
-def unwatched(before: UseMemory, at: Moment) -> UseMemory:
-    """Return the history of a container that this collection did not measure. It may have done anything."""
-    return structs.replace(before, last_active=at.wall, at=at, watched_since=at, last_process=at, may_have_process=True)
+def unwatched(before: UseMemory, at: Moment, *, keep: bool) -> UseMemory:
+    """Return the history of a container that this collection did not measure. It may have done anything.
+
+    `keep`: it is present, or may be.
+    """
+    return structs.replace(
+        before,
+        last_active=at.wall,
+        at=at,
+        kept_until=at.monotonic + KEPT_SECONDS if keep else before.kept_until,
+        watched_since=at,
+        last_process=at,
+        may_have_process=True,
+    )
 
 
 def _clock_step(before: Moment, at: Moment) -> float:
@@ -100,6 +116,8 @@ def _use(measured: Measured, history: UseMemory | None = None, active: bool | No
         last_active=history.last_active if history and active is not None else None,
         pod_uid=measured.pod_uid,
         seen_seconds=history.at.since(history.watched_since) if history else None,
+        known_seconds=history.at.since(history.first_seen) if history else None,
+        worked_seconds_ago=history.at.since(history.worked) if history else None,
         no_process_seconds=history.at.since(history.last_process) if history else None,
         sm_activity_ratio=measured.sm_activity_ratio,
     )
