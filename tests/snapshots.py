@@ -227,6 +227,8 @@ def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
         last_active=1e9,
         pod_uid=PodUid("uid"),
         seen_seconds=3600.0,
+        known_seconds=3600.0,
+        worked_seconds_ago=1.0,
         no_process_seconds=0.0,
         sm_activity_ratio=0.25,
     )

@@ -29,7 +29,7 @@ from gpumap.cli.tables import Shape, map_names, map_table, map_values, top_table
 from gpumap.cli.tables.fleets import of_namespace
 from gpumap.model.node import ContainerOnDevice
 from gpumap.model.snapshot import Snapshot
-from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.nodes import TIMES_OF_USE, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.scraped import kept
 
 PAGE = (*native(GROUPS, process_metrics=False), *self_families("1", "3"))
@@ -127,7 +127,8 @@ def named(snapshot: Snapshot, name: str, address: str = "") -> Snapshot:
 
 _NOT_IN_SERIES = (
     *("memory_controller_busy_ratio", "encoder_ratio", "decoder_ratio"),
-    *("pod_uid", "seen_seconds", "no_process_seconds"),
+    "pod_uid",
+    *TIMES_OF_USE,
 )
 
 

@@ -13,7 +13,7 @@ from gpumap.model.observations import ClaimDevice, NvmlReading, Observed, Plugin
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Source
-from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
+from tests.nodes import GIB, RULES, TIMES_OF_USE, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 
 CARD = gpu_uuid(0)
 
@@ -38,7 +38,7 @@ def test_kubelet_that_is_away_costs_no_label() -> None:
 
 def _without_times(row: ContainerOnDevice) -> ContainerOnDevice:
     assert row.use is not None
-    return structs.replace(row, use=structs.replace(row.use, seen_seconds=None, no_process_seconds=None))
+    return structs.replace(row, use=structs.replace(row.use, **dict.fromkeys(TIMES_OF_USE, None)))
 
 
 def test_record_of_the_sources() -> None:
