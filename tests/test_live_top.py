@@ -10,6 +10,7 @@ import sys
 import termios
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,34 @@ def test_details_say_what_the_row_has_no_room_for() -> None:
     assert frame(found, press(second.live, "escape"), SHAPE, ("head",), 24).live.cursor == 1
 
 
+def test_details_of_a_row_that_is_gone() -> None:
+    """They are not another row's. A row whose finding changes is the same one."""
+    pods = [Pod("ml", name, {"main": {"nvidia.com/gpu": [gpu_uuid(gpu)]}}) for gpu, name in enumerate(("one", "two"))]
+    node = TestNode([Gpu(0), Gpu(1)], pods)
+    live = press(frame(maps(node.collect()), Live(), SHAPE, (), 24).live, "enter")
+    found = frame(maps(node.watch()), live, SHAPE, (), 24)
+    assert ("ml/one/main on 0", "idle for") == (found.lines[0], found.lines[1][:8])
+    node.pods = pods[1:]
+    found = frame(maps(node.collect()), found.live, SHAPE, (), 24)
+    assert found.lines[0] == "This row is gone."
+    assert frame(maps(node.collect()), press(found.live, "escape"), SHAPE, (), 24).live.cursor == 0
+
+
+def test_two_containers_of_a_pod_do_not_look_alike() -> None:
+    """In a small window the names of containers are shown only then."""
+    ids = {"nvidia.com/gpu.shared": [f"{gpu_uuid(0)}::0"]}
+    for containers, with_names in ({"a": ids}, False), ({"a": ids, "b": ids}, True):
+        found = maps(TestNode([Gpu(0)], [Pod("ml", "pod", containers)]).collect())
+        lines = frame(found, Live(), replace(SHAPE, screen=Screen(columns=32)), (), 24).lines
+        assert any(" CONTAINER " in line for line in lines) is with_names
+
+
+def test_help_has_room() -> None:
+    lines = shown(Live(keys=True)).lines
+    assert max(map(len, lines)) <= 80
+    assert any(line.endswith("finding:idle") for line in lines)
+
+
 def test_unaccounted_memory_is_the_gpus() -> None:
     """It has no row: the GPU's own line has all that is used."""
     assert "unaccounted" not in "\n".join(shown(Live(), height=500).lines)
@@ -184,6 +213,7 @@ def test_unaccounted_memory_is_the_gpus() -> None:
         *(
             ("gpu:0", True),
             ("gpu:77", False),
+            ("uuid:gpu-0000", True),
             ("ns:nowhere", False),
             ("finding:squatter", True),
             ("pod:squatter", False),
@@ -192,7 +222,8 @@ def test_unaccounted_memory_is_the_gpus() -> None:
 )
 def test_the_filter_sees_what_the_reader_sees(query: str, some: bool) -> None:
     """Not the UUIDs, unless the text begins like one, and not the name of the only node."""
-    assert bool(rows(shown(Live(query=query))) != ["Nothing matches the filter."]) is some
+    nothing = "Nothing matches. Terms: gpu: ns: pod: container: owner: uuid: finding:"
+    assert (nothing not in shown(Live(query=query)).lines) is some
 
 
 def test_one_row_is_no_rows() -> None:
@@ -213,6 +244,7 @@ def test_titles_do_not_depend_on_the_rows(query: str) -> None:
         (["s", "s", "f"], Live()),
         (["w"], Live(order="waste")),
         (["r"], Live(reverse=True)),
+        (["f"], Live()),
         (["p"], Live(processes=True)),
         (["down", "down", "up"], Live(cursor=1)),
         (["up"], Live()),

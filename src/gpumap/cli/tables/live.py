@@ -5,7 +5,7 @@ One list of rows: what is wrong, then what is used; above it the sums of the fin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -35,7 +35,7 @@ f w          sort by finding (the worst first), by waste
 m s n d      sort by memory, SM, namespace, device; again: reverse
 r            reverse the order
 p            one row for each process
-/            filter by text, a UUID, or as on the page: gpu:5 ns:ml pod:a finding:idle
+/            filter: text, a UUID, or as on the page gpu:5 ns:ml finding:idle
 Esc          close the details, or clear the filter
 ? h          show these keys; any key closes the list"""
 _REMEMBERED, _IN_STRIP = 60, 8
@@ -83,7 +83,7 @@ def pressed(live: Live, key: str, page: int) -> Live | None:
     if (cursor := scrolled(live.cursor, key, page)) is not None:
         return live._replace(cursor=cursor, selected=())
     if key in ORDERS:
-        again = ORDERS[key] == live.order
+        again = ORDERS[key] == live.order and key not in "fw"
         return _from_top(live, order=ORDERS[key], reverse=again and not live.reverse)
     match key:
         case "enter":
@@ -157,8 +157,12 @@ def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height:
         for row in rows_with_findings(node, shape.namespace, processes=live.processes)
         if row.owner not in ("unaccounted", "sibling")  # the line of the GPU, or the row of the sibling, has it
     ]
-    found = _in_order([row for row in every if _matches(row, live.query, fleet=maps.fleet)], live)
-    live = _with_cursor(live, found)
+    words = live.query.lower().split()
+    found = _in_order([row for row in every if all(_matches(row, word, fleet=maps.fleet) for word in words)], live)
+    place = _place(live, found)
+    if live.details and live.selected and place is None:
+        return _filled(head, ["This row is gone."], shortened("Esc back  q quit", columns), height, live)
+    live = _with_cursor(live, found, place)
     if live.details and found:
         lines = list(details(found[live.cursor], maps, shape))
         page = max(height - len(head) - 1, 1)
@@ -183,7 +187,7 @@ def _filled(
 
 def _nothing(live: Live) -> str:
     if live.query:
-        return "Nothing matches the filter."
+        return f"Nothing matches. Terms: {' '.join(f'{field}:' for field in ('gpu', *_FIELDS))}"
     return "No process is known here." if live.processes else "No known use."
 
 
@@ -310,10 +314,16 @@ def _key(row: ContainerRow) -> RowKey:
     return row.node, row.on.uuid, row.container, row.owner, row.pid, row.work, row.finding and row.finding.reason
 
 
-def _with_cursor(live: Live, found: Sequence[ContainerRow]) -> Live:
-    """Return the state whose cursor is on a row: on the selected one wherever it is now."""
-    places = (place for place, row in enumerate(found) if _key(row) == live.selected)
-    cursor = next(places, min(live.cursor, max(len(found) - 1, 0)))
+def _place(live: Live, found: Sequence[ContainerRow]) -> int | None:
+    """Return where the selected row is now, also if it has another finding; `None` if it is gone."""
+    keys = [_key(row) for row in found]
+    alike = (place for place, key in enumerate(keys) if key[:-1] == live.selected[:-1])
+    return keys.index(live.selected) if live.selected in keys else next(alike, None)
+
+
+def _with_cursor(live: Live, found: Sequence[ContainerRow], place: int | None) -> Live:
+    """Return the state whose cursor is on a row: on the selected one, if it has a place."""
+    cursor = min(live.cursor, max(len(found) - 1, 0)) if place is None else place
     return live._replace(cursor=cursor, selected=_key(found[cursor]) if found else ())
 
 
@@ -365,6 +375,9 @@ def _row_lines(
     columns = tuple(one for one in columns if not live.processes or one.title not in _OF_CONTAINERS)
     if not any(row.finding for row in every):
         columns = tuple(one for one in columns if one.title not in ("FINDING", "FOR", "WASTE", "WHY"))
+    if len({row.container for row in every}) > len({row.container[:2] for row in every}):
+        # Without it, two containers of a pod would look alike.
+        columns = tuple(one._replace(spare=0) if one.title == "CONTAINER" else one for one in columns)
     screen = shape.screen
     plain = replace(
         shape, wide=False, headers=True, screen=replace(screen, columns=_beside_cursor(shape), colours=False)
@@ -390,28 +403,28 @@ def _fault_line(one: Finding, line: str, titles: str, columns: int) -> str:
     return line[:start] + shortened(printable(one.why), max(columns - start, 1))
 
 
-def _matches(row: ContainerRow, query: str, *, fleet: bool) -> bool:
-    """Return whether each word is in a name that the row shows, or begins its UUID. `ns:ml` tests one field."""
+_FIELDS: Mapping[str, Callable[[ContainerRow], str]] = {
+    "ns": lambda row: row.container.namespace,
+    "pod": lambda row: row.pod,
+    "container": lambda row: row.container.container,
+    "owner": lambda row: row.owner,
+    "uuid": lambda row: row.on.uuid,
+    "finding": lambda row: row.finding.finding if row.finding else "",
+}
+"""Terms of the filter that test one field. `gpu:` tests the whole index."""
+
+
+def _matches(row: ContainerRow, word: str, *, fleet: bool) -> bool:
+    """Return whether a word is in a name that the row shows, or begins its UUID. `ns:ml` tests one field."""
+    field, _, value = word.partition(":")
+    if field == "gpu" and value:
+        place = row.on.name.partition(" ")[0]
+        return value in (place, place.partition("/")[0])
+    if field in _FIELDS and value:
+        return value in _FIELDS[field](row).lower()
     process = (str(row.pid), row.command or "") if row.pid is not None else ()
     finding = (row.finding.finding, row.finding.why) if row.finding else ()
     names = (row.node if fleet else "", *row.container, row.pod, row.owner, row.on.name, *process, *finding)
-    fields = {
-        "uuid": row.on.uuid,
-        "ns": row.container.namespace,
-        "namespace": row.container.namespace,
-        "pod": row.pod,
-        "container": row.container.container,
-        "owner": row.owner,
-        "finding": row.finding.finding if row.finding else "",
-    }
-    text, uuid = " ".join(names).lower(), row.on.uuid.lower()
-
-    def matches(word: str) -> bool:
-        field, _, value = word.partition(":")
-        if field == "gpu" and value:
-            return row.on.name.replace("/", " ").split(" ")[0] == value
-        if field in fields and value:
-            return value in fields[field].lower()
-        return word in text or (word.startswith(("gpu-", "mig-")) and uuid.startswith(word))
-
-    return all(map(matches, query.lower().split()))
+    return word in " ".join(names).lower() or (
+        word.startswith(("gpu-", "mig-")) and row.on.uuid.lower().startswith(word)
+    )
