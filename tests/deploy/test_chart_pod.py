@@ -269,9 +269,9 @@ def test_an_annotation_of_ones_own_takes_the_place_of_the_charts() -> None:
 @pytest.mark.parametrize(
     ("values", "image"),
     [
-        (("image.registry=docker.io",), "docker.io/gpumap"),
+        (("image.registry=docker.io/",), "docker.io/gpumap"),
         (("global.imageRegistry=mirror.example.com/hub",), "mirror.example.com/hub/gpumap"),
-        (("image.registry=docker.io", "global.imageRegistry=mirror.example.com"), "mirror.example.com/gpumap"),
+        (("image.registry=docker.io", "global.imageRegistry=mirror.example.com/"), "mirror.example.com/gpumap"),
     ],
 )
 def test_a_registry_stands_in_front(values: tuple[str, ...], image: str) -> None:
@@ -281,7 +281,7 @@ def test_a_registry_stands_in_front(values: tuple[str, ...], image: str) -> None
 
 def test_pull_secrets_of_a_parent_chart_are_used_too() -> None:
     """Names or objects, as both are in use, before the chart's own; also for the pod of `helm test`."""
-    values = ("global.imagePullSecrets[0]=a", "global.imagePullSecrets[1].name=b", "imagePullSecrets[0].name=c")
+    values = ("global.imagePullSecrets[0]=a", "global.imagePullSecrets[1].name=b", "imagePullSecrets[0]=c")
     pods = [
         one["spec"].get("template", one)["spec"] for one in render_all(*values) if one["kind"] in ("DaemonSet", "Pod")
     ]

@@ -16,6 +16,9 @@ part of the values and stops at the first mistake, with one line.
 {{- if and .Values.service.nodePort (eq .Values.service.type "ClusterIP") }}
   {{- fail "service.nodePort: a Service of type ClusterIP has no port on the nodes. Set service.type." }}
 {{- end }}
+{{- if and (eq .Values.service.clusterIP "None") (ne .Values.service.type "ClusterIP") }}
+  {{- fail (printf "service.clusterIP is None: Kubernetes refuses that for a Service of type %s. Remove one." .Values.service.type) }}
+{{- end }}
 {{- range list "autoscaling" "opencost" }}
   {{- if and (index $.Values.prometheusRule .) (not $.Values.prometheusRule.enabled) }}
     {{- fail (printf "prometheusRule.%s is set, but prometheusRule.enabled is false: the chart would make no rules. Set prometheusRule.enabled." .) }}
@@ -48,6 +51,9 @@ part of the values and stops at the first mistake, with one line.
   {{- $surge := dig "rollingUpdate" "maxSurge" 0 (.updateStrategy | default dict) | toString }}
   {{- if not (has $surge (list "0" "0%")) }}
     {{- fail (printf "updateStrategy.rollingUpdate.maxSurge is %s: two agents on one node would export the counters of two processes under one name, and a bill would count them twice. Set it to 0." $surge) }}
+  {{- end }}
+  {{- if and .hostNetwork .hostPort (ne (int .hostPort) (int .port)) }}
+    {{- fail (printf "hostPort is %d and port is %d: with hostNetwork both are the same port. Set port, and leave hostPort 0." (int .hostPort) (int .port)) }}
   {{- end }}
   {{- if and (has "none" .dialects) (gt (len .dialects) 1) }}
     {{- fail "dialects: none cannot be combined with other names." }}

@@ -90,12 +90,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "gpumap.image" -}}
 {{- with .Values.image -}}
-{{- with $.Values.global.imageRegistry | default .registry }}{{ . }}/{{ end -}}
+{{- with $.Values.global.imageRegistry | default .registry }}{{ trimSuffix "/" . }}/{{ end -}}
 {{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
 {{- end -}}
 {{- end -}}
 
-{{/* Pull secrets of a pod, as YAML or empty. A parent chart may have names instead of objects. */}}
+{{/* Pull secrets of a pod, as YAML or empty: each is a name, or an object with a name. */}}
 {{- define "gpumap.imagePullSecrets" -}}
 {{- $secrets := list -}}
 {{- range concat (.Values.global.imagePullSecrets | default list) (.Values.imagePullSecrets | default list) -}}

@@ -12,7 +12,7 @@ GpumapGpuTemperatureHigh: {'"gpu"}[5m])) > 85': temperatureCelsius, '"memory"}[5
 {{- $rule := deepCopy .rule -}}
 {{- $_ := set $rule "labels" (mergeOverwrite ($rule.labels | default dict) (.values.alertLabels | default dict)) -}}
 {{- range $text, $name := get (include "gpumap.thresholds" . | fromYaml) $rule.alert | default dict -}}
-  {{- $own := regexReplaceAll "[0-9.]+$" $text (index $.values.thresholds $name | toString) -}}
+  {{- $own := regexReplaceAll "[0-9.]+$" $text (index $.values.thresholds $name | toJson | trimAll "\"") -}}
   {{- $_ := set $rule "expr" (replace $text $own $rule.expr) -}}
 {{- end -}}
 {{- if and .values.ignoredXids (has $rule.alert (list "GpumapGpuXid" "GpumapContainerXid")) -}}
