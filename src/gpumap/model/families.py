@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -61,6 +61,30 @@ class Rows(Generic[_Row]):
                     yield Series(labels, found)
 
         return Family(name, kind, help, self.labels, read)
+
+    def by(
+        self, label: str, name: str, help: str, values: Callable[[_Row], Mapping[str, float]], kind: Kind = "gauge"
+    ) -> Family:
+        """Return a family with a value for each word of one more label."""
+
+        def read(snapshot: Snapshot) -> Iterator[Series]:
+            for labels, row in self.read(snapshot):
+                for word, value in values(row).items():
+                    yield Series((*labels, word), value)
+
+        return Family(name, kind, help, (*self.labels, label), read)
+
+    def info(
+        self, more: tuple[str, ...], name: str, help: str, value: Callable[[_Row], tuple[str, ...] | None]
+    ) -> Family:
+        """Return a family with the value 1 and more labels; a row without them has no sample."""
+
+        def read(snapshot: Snapshot) -> Iterator[Series]:
+            for labels, row in self.read(snapshot):
+                if (found := value(row)) is not None:
+                    yield Series((*labels, *found), 1)
+
+        return Family(name, "gauge", help, (*self.labels, *more), read)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from gpumap.model.node import ContainerAccount, ContainerOnDevice
 from gpumap.model.snapshot import Snapshot
 
 CONTAINER_LABELS = ("namespace", "pod", "container", "uuid")
-DEVICES = Rows(("uuid",), lambda snapshot: (((leaf.uuid,), leaf) for leaf in snapshot.node.devices))
+NODE = Rows((), lambda snapshot: (((), snapshot.node),))
+DEVICES = Rows(("uuid",), lambda snapshot: (((device.uuid,), device) for device in snapshot.node.devices))
 
 
 def container_labels(row: ContainerOnDevice | ContainerAccount) -> tuple[str, str, str, str]:
@@ -20,19 +21,6 @@ _GRANTS = Rows(
     CONTAINER_LABELS,
     lambda snapshot: ((container_labels(row), row.grant) for row in snapshot.containers if row.grant is not None),
 )
-
-
-def _slots(snapshot: Snapshot) -> Iterator[Series]:
-    for row in snapshot.containers:
-        if row.grant is not None:
-            for resource, count in row.grant.slots.items():
-                yield Series((*container_labels(row), resource), count)
-
-
-def _allocatable(snapshot: Snapshot) -> Iterator[Series]:
-    for leaf in snapshot.node.devices:
-        for resource, count in leaf.allocatable.items():
-            yield Series((leaf.uuid, resource), count)
 
 
 def _reserved(snapshot: Snapshot) -> Iterator[Series]:
@@ -56,24 +44,22 @@ ALLOCATION = (
         "The kubelet assigned at least one slot of the device to the container, or a scheduler granted it a share.",
         lambda grant: 1,
     ),
-    Family(
+    _GRANTS.by(
+        "resource",
         "gpumap_allocation_slots",
-        "gauge",
         "Slots (device ids) of the device that the container holds, by resource.",
-        (*CONTAINER_LABELS, "resource"),
-        _slots,
+        lambda grant: grant.slots,
     ),
-    Family(
+    DEVICES.by(
+        "resource",
         "gpumap_device_slots_allocatable",
-        "gauge",
         "Slots that the kubelet offers on the device. 0: the kubelet offers the resource without this device.",
-        ("uuid", "resource"),
-        _allocatable,
+        lambda device: device.allocatable,
     ),
     DEVICES.gauge(
         "gpumap_device_holders",
         "Containers that hold at least one slot of the device, or a share that a scheduler granted.",
-        lambda leaf: None if leaf.may_have_more else leaf.holders,
+        lambda device: None if device.may_have_more else device.holders,
     ),
     Family(
         "gpumap_device_reserved_info",
@@ -113,11 +99,10 @@ ALLOCATION = (
         ("namespace", "pod", "uid"),
         lambda snapshot: [Series((pod.namespace, pod.pod, pod.uid), 1) for pod in snapshot.node.pods],
     ),
-    Family(
-        "gpumap_node_info",
-        "gauge",
-        "The node that this gpumap serves.",
+    NODE.info(
         ("node", "internal_ip"),
-        lambda snapshot: [Series((snapshot.node.name, snapshot.node.internal_ip), 1)],
+        "gpumap_node_info",
+        "The node that this gpumap serves.",
+        lambda node: (node.name, node.internal_ip),
     ),
 )

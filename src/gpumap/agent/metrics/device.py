@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
+from msgspec import structs
+
+from gpumap.agent.metrics.allocation import NODE
 from gpumap.agent.metrics.use import USES
-from gpumap.model.families import Family, Kind, Rows, Series
+from gpumap.model.families import Family, Rows, Series
 from gpumap.model.node import Device, Gpu
-from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
 
 GPUS = Rows(("gpu_uuid",), lambda snapshot: (((gpu.uuid,), gpu) for gpu in snapshot.node.gpus))
@@ -15,25 +17,12 @@ READINGS = Rows(
     ("gpu_uuid",), lambda snapshot: (((gpu.uuid,), gpu.reading) for gpu in snapshot.node.gpus if gpu.reading)
 )
 _MEMORY = Rows(
-    ("uuid",), lambda snapshot: (((leaf.uuid,), leaf.memory) for leaf in snapshot.node.devices if leaf.memory)
+    ("uuid",), lambda snapshot: (((device.uuid,), device.memory) for device in snapshot.node.devices if device.memory)
 )
 _ACTIVITY = Rows(
-    ("uuid",), lambda snapshot: (((leaf.uuid,), leaf.activity) for leaf in snapshot.node.devices if leaf.activity)
+    ("uuid",),
+    lambda snapshot: (((device.uuid,), device.activity) for device in snapshot.node.devices if device.activity),
 )
-
-
-def measured_by(
-    label: str, name: str, help: str, values: Callable[[GpuReading], Mapping[str, float]], kind: Kind = "gauge"
-) -> Family:
-    """Return a family with a value for each word of a label."""
-
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for gpu in snapshot.node.gpus:
-            if gpu.reading is not None:
-                for word, value in values(gpu.reading).items():
-                    yield Series((gpu.uuid, word), value)
-
-    return Family(name, kind, help, ("gpu_uuid", label), read)
 
 
 def _label(value: object) -> str:
@@ -73,14 +62,6 @@ def _without_device(snapshot: Snapshot) -> Iterator[Series]:
         yield Series(("", str(nameless.index), "", "", "", nameless.fault), 1)
 
 
-def _driver_info(snapshot: Snapshot) -> Iterator[Series]:
-    if snapshot.node.driver is not None:
-        yield Series(
-            (snapshot.node.driver.driver_version, snapshot.node.driver.cuda_version, snapshot.node.driver.nvml_version),
-            1,
-        )
-
-
 DEVICE = (
     Family(
         "gpumap_device_info",
@@ -112,12 +93,11 @@ DEVICE = (
     ),
     _MEMORY.gauge("gpumap_device_memory_free_bytes", "Free memory of the device.", lambda memory: memory.free_bytes),
     GPUS.gauge("gpumap_gpu_up", "1 if the GPU answered in the last collection, else 0.", lambda gpu: int(gpu.up)),
-    Family(
+    GPUS.info(
+        ("reason",),
         "gpumap_gpu_fault_info",
-        "gauge",
         "Reason why the GPU did not answer in the last collection.",
-        ("gpu_uuid", "reason"),
-        lambda snapshot: [Series((gpu.uuid, gpu.fault), 1) for gpu in snapshot.node.gpus if gpu.fault is not None],
+        lambda gpu: (gpu.fault,) if gpu.fault is not None else None,
     ),
     Family(
         "gpumap_gpu_without_device_info",
@@ -150,7 +130,7 @@ DEVICE = (
         "reports it.",
         lambda reading: reading.memory.used_bytes if reading.memory else None,
     ),
-    measured_by(
+    READINGS.by(
         "sensor",
         "gpumap_gpu_temperature_celsius",
         "Temperature of the GPU, by sensor.",
@@ -167,12 +147,11 @@ DEVICE = (
         "Energy that the GPU used since its driver was loaded, as counted by the driver.",
         lambda reading: reading.energy_joules,
     ),
-    Family(
-        "gpumap_driver_info",
-        "gauge",
-        "Versions of the NVIDIA driver, CUDA and NVML.",
+    NODE.info(
         ("driver_version", "cuda_version", "nvml_version"),
-        _driver_info,
+        "gpumap_driver_info",
+        "Versions of the NVIDIA driver, CUDA and NVML.",
+        lambda node: structs.astuple(node.driver) if node.driver else None,
     ),
 )
 
@@ -190,12 +169,6 @@ CODEC = (
 )
 
 # --- the group links --------------------------------------------------------------------------------------------------
-
-
-def _fabric_info(snapshot: Snapshot) -> Iterator[Series]:
-    for gpu in snapshot.node.gpus:
-        if gpu.reading is not None and (fabric := gpu.reading.fabric) is not None:
-            yield Series((gpu.uuid, fabric.state, fabric.status), 1)
 
 
 LINKS = (
@@ -221,19 +194,18 @@ LINKS = (
         "Bytes that the GPU received over all of its NVLinks.",
         lambda reading: reading.nvlink_receive_bytes,
     ),
-    measured_by(
+    READINGS.by(
         "type",
         "gpumap_gpu_nvlink_errors_total",
         "Errors of all NVLinks of the GPU, by type, as counted by the driver. GPUs before Blackwell.",
         lambda reading: reading.nvlink_errors,
         "counter",
     ),
-    Family(
+    READINGS.info(
+        ("state", "status"),
         "gpumap_gpu_fabric_info",
-        "gauge",
         "Registration of the GPU with the fabric of NVSwitches. The status is empty until it is completed.",
-        ("gpu_uuid", "state", "status"),
-        _fabric_info,
+        lambda reading: structs.astuple(reading.fabric) if reading.fabric else None,
     ),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
-from gpumap.agent.metrics.device import READINGS, measured_by
+from gpumap.agent.metrics.device import GPUS, READINGS
 from gpumap.model.families import Family, Rows, Series, whether
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
@@ -17,12 +17,6 @@ def _ecc_errors(snapshot: Snapshot) -> Iterator[Series]:
             for kind, counts in gpu.reading.ecc_errors.items():
                 for location, count in counts.items():
                     yield Series((gpu.uuid, kind, location), count)
-
-
-def _xids_by_code(snapshot: Snapshot) -> Iterator[Series]:
-    for xids in snapshot.node.xids:
-        for code, count in xids.counts.items():
-            yield Series((xids.uuid, str(code)), count)
 
 
 _PARTS_OF_THERMAL = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
@@ -37,16 +31,16 @@ def _clock_event_seconds(reading: GpuReading) -> dict[str, float]:
 
 
 CLOCKS = (
-    measured_by(
+    READINGS.by(
         "domain", "gpumap_gpu_clock_hertz", "Current clock frequency, by domain.", lambda reading: reading.clocks_hertz
     ),
-    measured_by(
+    READINGS.by(
         "reason",
         "gpumap_gpu_clock_event",
         "1 if the driver throttles the clocks now for this reason, else 0. Idleness is a reason.",
         lambda reading: {reason: int(active) for reason, active in reading.clock_events.items()},
     ),
-    measured_by(
+    READINGS.by(
         "reason",
         "gpumap_gpu_clock_event_seconds_total",
         "Time of throttled clocks, by reason, as counted by the driver. No reason contains the time of another.",
@@ -58,7 +52,7 @@ CLOCKS = (
         "Performance state, from 0 (fastest) to 15 (slowest).",
         lambda reading: reading.performance_state,
     ),
-    measured_by(
+    READINGS.by(
         "fan",
         "gpumap_gpu_fan_speed_ratio",
         "Fan speed as a ratio of its maximum speed. Can exceed 1.",
@@ -74,7 +68,7 @@ MEMORY_ERRORS = (
         ("gpu_uuid", "type", "location"),
         _ecc_errors,
     ),
-    measured_by(
+    READINGS.by(
         "type",
         "gpumap_gpu_remapped_rows",
         "Memory rows that the GPU replaced by spare rows, by type of their errors.",
@@ -90,7 +84,7 @@ MEMORY_ERRORS = (
         "1 if the GPU could not replace a row because no spare row was left, else 0.",
         lambda reading: whether(reading.row_remap_failure),
     ),
-    measured_by(
+    READINGS.by(
         "type",
         "gpumap_gpu_retired_pages",
         "Memory pages that the GPU no longer uses, by type of their errors. GPUs before Ampere.",
@@ -98,19 +92,19 @@ MEMORY_ERRORS = (
     ),
 )
 
-_OF_GPUS = Rows(("gpu_uuid",), lambda snapshot: (((xids.uuid,), xids) for xids in snapshot.node.xids))
+_XIDS_OF_GPUS = Rows(("gpu_uuid",), lambda snapshot: (((xids.uuid,), xids) for xids in snapshot.node.xids))
 XIDS = (
-    _OF_GPUS.counter(
+    _XIDS_OF_GPUS.counter(
         "gpumap_gpu_xid_errors_total",
         "XID errors of the GPU that gpumap received.",
         lambda xids: sum(xids.counts.values()),
     ),
-    Family(
+    _XIDS_OF_GPUS.by(
+        "xid",
         "gpumap_gpu_xid_errors_by_code_total",
-        "counter",
         "XID errors of the GPU that gpumap received, by code.",
-        ("gpu_uuid", "xid"),
-        _xids_by_code,
+        lambda xids: {str(code): count for code, count in xids.counts.items()},
+        "counter",
     ),
     Family(
         "gpumap_container_xid_errors_total",
@@ -121,7 +115,7 @@ XIDS = (
             Series((*one.name, one.uuid, str(one.code)), one.errors) for one in snapshot.node.container_xids
         ],
     ),
-    _OF_GPUS.counter(
+    _XIDS_OF_GPUS.counter(
         "gpumap_xid_blind_seconds_total",
         "Time without a registered XID event listener for the GPU.",
         lambda xids: xids.blind_seconds,
@@ -131,14 +125,11 @@ XIDS = (
 HEALTH = (
     *CLOCKS,
     *MEMORY_ERRORS,
-    Family(
+    GPUS.info(
+        ("action",),
         "gpumap_gpu_recovery_action_info",
-        "gauge",
         "Recovery action that the driver requests for the GPU; none if the GPU is healthy.",
-        ("gpu_uuid", "action"),
-        lambda snapshot: [
-            Series((gpu.uuid, gpu.recovery_action), 1) for gpu in snapshot.node.gpus if gpu.recovery_action is not None
-        ],
+        lambda gpu: (gpu.recovery_action,) if gpu.recovery_action is not None else None,
     ),
     *XIDS,
 )

@@ -7,7 +7,7 @@ from gpumap.model.families import Rows
 _WORK = Rows(
     ("workload_kind", "workload", "uuid"),
     lambda snapshot: (
-        ((use.work.kind, use.work.name, leaf.uuid), use) for leaf in snapshot.node.devices for use in leaf.host
+        ((use.work.kind, use.work.name, device.uuid), use) for device in snapshot.node.devices for use in device.host
     ),
 )
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpumap.agent.metrics.allocation import NODE
 from gpumap.agent.metrics.device import GPUS
 from gpumap.model.families import Family, Rows, Series
 from gpumap.model.snapshot import Snapshot
 
 _SOURCES = Rows(("source",), lambda snapshot: (((health.source,), health) for health in snapshot.node.sources))
-
-
-def _sources_errors(snapshot: Snapshot) -> Iterator[Series]:
-    for health in snapshot.node.sources:
-        for reason, count in sorted(health.errors.items()):
-            yield Series((health.source, reason), count)
 
 
 def _sources_duration(snapshot: Snapshot) -> Iterator[Series]:
@@ -26,12 +21,11 @@ def _sources_duration(snapshot: Snapshot) -> Iterator[Series]:
 def self_families(version: str, python_version: str) -> tuple[Family, ...]:
     """Return the families on gpumap itself. They exist with any flags and after any failure."""
     return (
-        Family(
-            "gpumap_build_info",
-            "gauge",
-            "Version of gpumap.",
+        NODE.info(
             ("version", "python_version"),
-            lambda snapshot: [Series((version, python_version), 1)],
+            "gpumap_build_info",
+            "Version of gpumap.",
+            lambda _: (version, python_version),
         ),
         _SOURCES.gauge(
             "gpumap_source_up",
@@ -43,12 +37,12 @@ def self_families(version: str, python_version: str) -> tuple[Family, ...]:
             "Unix time of the source's last answer.",
             lambda health: health.last_success,
         ),
-        Family(
+        _SOURCES.by(
+            "reason",
             "gpumap_source_errors_total",
-            "counter",
             "Failed attempts to read the source, by reason.",
-            ("source", "reason"),
-            _sources_errors,
+            lambda health: dict(sorted(health.errors.items())),
+            "counter",
         ),
         Family(
             "gpumap_source_duration_seconds",
@@ -71,12 +65,11 @@ def self_families(version: str, python_version: str) -> tuple[Family, ...]:
             ("trigger",),
             lambda snapshot: [Series((trigger,), count) for trigger, count in snapshot.collections],
         ),
-        Family(
+        NODE.by(
+            "capability",
             "gpumap_capability",
-            "gauge",
             "1 if gpumap has the capability with its privileges and this driver, else 0.",
-            ("capability",),
-            lambda snapshot: [Series((name,), int(present)) for name, present in snapshot.node.capabilities.items()],
+            lambda node: node.capabilities,
         ),
         GPUS.gauge(
             "gpumap_nvml_stuck_seconds",

@@ -15,7 +15,9 @@ USES = Rows(
 )
 _OWNERS = Rows(
     ("uuid", "owner"),
-    lambda snapshot: (((leaf.uuid, use.owner.value), use) for leaf in snapshot.node.devices for use in leaf.owners),
+    lambda snapshot: (
+        ((device.uuid, use.owner.value), use) for device in snapshot.node.devices for use in device.owners
+    ),
 )
 
 
