@@ -156,8 +156,8 @@ granted."""
     memory_bytes: Bytes | None = None
     """Granted memory. Null if the kind of sharing grants none."""
     admin_access: bool | None = False
-    """All of it are DRA claims with admin access, which do not reserve the device. Null if unknown: only the \
-checkpoint of the DRA driver shows it."""
+    """True if every slot is a DRA claim with admin access, which does not reserve the device. Null if unknown: only \
+the checkpoint of the DRA driver shows it."""
     reservation: bool = False
     """It keeps the device for a scheduler that shares it among other pods. Nothing is granted to it."""
 

@@ -82,7 +82,7 @@ def is_sluid(found: Workload) -> bool:
     return found.kind == "slurm_job" and found.name.startswith("s")
 
 
-def named(before: Sequence[Workload], present: Iterable[Workload]) -> tuple[Workload, ...]:
+def with_own_names(before: Sequence[Workload], present: Iterable[Workload]) -> tuple[Workload, ...]:
     """Return the work that has a name of its own, of all that is present: at most `NAMES_MAX`, the oldest first.
 
     Work keeps its name while it is present: a series does not change its name because other work starts.

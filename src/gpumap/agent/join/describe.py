@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -242,14 +243,19 @@ def _resources_of_all_others(
 # --- containers, processes, pods --------------------------------------------------------------------------------------
 
 
-def containers(
-    joined: Joined,
-) -> tuple[tuple[ContainerOnDevice, ...], dict[Key, UseMemory], dict[Key, float], dict[Key, float]]:
-    """Combine grants and uses to one row per (container, device).
+class Containers(NamedTuple):
+    """One row per (container, device), and what the next collection and accounting need of them."""
 
-    Also returns the use of each container to remember, and for accounting its SM ratio, which may exceed 1, and its SM
-    activity as a share of the GPU's SMs.
-    """
+    rows: tuple[ContainerOnDevice, ...]
+    memory: dict[Key, UseMemory]
+    sm_ratios: dict[Key, float]
+    """SM time of all processes as a ratio of the interval. It may exceed 1."""
+    sm_activities: dict[Key, float]
+    """SM activity as a share of the GPU's SMs."""
+
+
+def containers(joined: Joined) -> Containers:
+    """Combine grants and uses."""
     at = joined.observations.finished
     sm_ratios: dict[Key, float] = {}
     sm_activities: dict[Key, float] = {}
@@ -279,7 +285,7 @@ def containers(
         if held is not None:
             owner = Owner.ASSIGNED if held.slots else Owner.SCHEDULED
         rows.append(ContainerOnDevice(*name, uuid, owner, grant, used_now))
-    return tuple(rows), kept, sm_ratios, sm_activities
+    return Containers(tuple(rows), kept, sm_ratios, sm_activities)
 
 
 def has_short_process(joined: Joined) -> bool:

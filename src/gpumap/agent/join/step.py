@@ -26,7 +26,7 @@ from gpumap.model.observations import Failed, Observations, Observed
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import HiddenDevice, LazyRows, Snapshot
 from gpumap.model.terms import Owner
-from gpumap.model.workloads import named
+from gpumap.model.workloads import with_own_names
 
 _ACCUSED = (Owner.UNASSIGNED, Owner.GONE)
 
@@ -67,7 +67,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     node = _node(joined, after, containers, xids, container_xids)
     stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners))
-    node = _judged(structs.replace(node, gpus=gpus), processes, memory.findings)
+    node = _with_findings(structs.replace(node, gpus=gpus), processes, memory.findings)
     after = replace(after, stalls=stalls, findings=node.findings or ())
     snapshot = Snapshot(
         at=observations.finished,
@@ -117,7 +117,7 @@ def _node(
     )
 
 
-def _judged(node: Node, processes: Sequence[Process], before: tuple[Finding, ...]) -> Node:
+def _with_findings(node: Node, processes: Sequence[Process], before: tuple[Finding, ...]) -> Node:
     """Return the node with its findings. Their evidence are the processes of pods without a grant."""
     accused = any(one.owner in _ACCUSED and one.processes for device in node.devices for one in device.owners)
     judgement = judge(with_processes(node, processes) if accused else node, before)
@@ -218,7 +218,9 @@ def _remember(joined: Joined) -> Memory:
         gpu_count=joined.inventory.count,
         pending_owners={one: memory.pending_owners.get(one, now) for one in attribution.pending_owners},
         recent_processes=joined.recent_processes,
-        workloads=named(memory.workloads, attribution.workloads()) if joined.inventory.up else memory.workloads,
+        workloads=with_own_names(memory.workloads, attribution.workloads())
+        if joined.inventory.up
+        else memory.workloads,
         missing=attribution.missing,
         gpu_indices=joined.allocation.gpu_indices,
         listed_claims=joined.allocation.lists_claims,

@@ -214,7 +214,7 @@ class GpuReader:
             memory=memory,
             mig_unknown=not device.mig_devices.complete if partitioned else mode_unknown,
             **fields,
-            **self._card(device, interval_seconds, hold_seconds),
+            **self._values_of_gpu(device, interval_seconds, hold_seconds),
             refusals=self._calls.refusals,
         )
         device.activities.free_unused()
@@ -293,8 +293,8 @@ class GpuReader:
             fields["pcie_transmit_bytes"], fields["pcie_receive_bytes"] = traffic.transmit_bytes, traffic.receive_bytes
         return fields
 
-    def _card(self, device: _Device, interval_seconds: float, hold_seconds: float) -> dict[str, Any]:
-        """Return the values of the card, partitioned or not."""
+    def _values_of_gpu(self, device: _Device, interval_seconds: float, hold_seconds: float) -> dict[str, Any]:
+        """Return the values of a GPU, partitioned or not."""
         ask = self._calls.ask
         values = device.field_values.read(self._fields)
         celsius = self._calls.ask_first(device.temperature)
@@ -307,7 +307,7 @@ class GpuReader:
         }
         action = fields.get("recovery_action")
         slow = device.slow_values.read(
-            lambda: self._slow_card(device),
+            lambda: self._slow_values(device),
             key=(self._groups, self._calls.forgotten),
             signs=(self._count_xids(Uuid(device.uuid)), action),
             fault_near=action not in (None, RECOVERY_ACTIONS[0]) or self.refused_with != 0,
@@ -316,7 +316,7 @@ class GpuReader:
         )
         return fields | slow
 
-    def _slow_card(self, device: _Device) -> dict[str, Any]:
+    def _slow_values(self, device: _Device) -> dict[str, Any]:
         ask, values = self._calls.ask, device.slow_field_values.read(self._slow_fields)
         links = {"nvlink_errors": link_errors(values), "fabric": ask(device.fabric)} if "links" in self._groups else {}
         return {

@@ -27,7 +27,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Requirements:
     """The requirements of a configuration, ready to use. The default requires nothing."""
 
     context: ssl.SSLContext | None = None
@@ -35,10 +35,10 @@ class Rules:
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def rules_of(config: WebConfig, pems: Mapping[str, bytes]) -> Rules:
+def requirements_of(config: WebConfig, pems: Mapping[str, bytes]) -> Requirements:
     """Make it. Raises WebConfigError. `pems` has the bytes of the files, by key."""
     tls = config.tls
-    return Rules(
+    return Requirements(
         context=make_context(tls, pems) if tls else None,
         certificate_required=tls is not None and tls.client_auth == REQUIRED,
         users=dict(config.users),
@@ -46,22 +46,22 @@ def rules_of(config: WebConfig, pems: Mapping[str, bytes]) -> Rules:
 
 
 class Guard:
-    """The current rules, and what must survive a change of them."""
+    """The current requirements, and what must survive a change of them."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, requirements: Requirements) -> None:
         self._passwords = Passwords()
         self.busy: set[asyncio.Transport | None] = set()
         """The connections with a request that is not answered yet."""
-        self.take(rules)
+        self.take(requirements)
 
-    def take(self, rules: Rules) -> None:
-        """Activate these rules."""
-        self.rules = rules
-        self._passwords.users = rules.users
+    def take(self, requirements: Requirements) -> None:
+        """Activate these requirements."""
+        self.requirements = requirements
+        self._passwords.users = requirements.users
 
     def context(self) -> ssl.SSLContext | None:
         """Return the context for a new connection; None for plain HTTP."""
-        return self.rules.context
+        return self.requirements.context
 
     def watch_over(self, application: web.Application) -> None:
         """Check every request to an application."""
@@ -78,8 +78,8 @@ class Guard:
             response = await self._answer(request, handler)
         finally:
             self.busy.discard(transport)
-        if request.get_extra_info("sslcontext") is not self.rules.context:
-            response.force_close()  # older rules accepted the connection
+        if request.get_extra_info("sslcontext") is not self.requirements.context:
+            response.force_close()  # older requirements accepted the connection
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -92,20 +92,20 @@ class Guard:
         return await handler(request)
 
     async def _refusal(self, request: web.Request) -> web.Response | None:
-        rules = self.rules
+        requirements = self.requirements
         refusal = self._without_certificate(request) or await self._without_password(request)
-        if refusal is None and rules is not self.rules:
+        if refusal is None and requirements is not self.requirements:
             text = "the configuration changed during the check of the password\n"
             refusal = web.Response(status=503, text=text, headers=_LATER)
         return refusal
 
     def _without_certificate(self, request: web.Request) -> web.Response | None:
         """Refuse a client without a required certificate, or with one that has expired."""
-        rules = self.rules
-        shown = request.get_extra_info("ssl_object") if rules.context is not None else None
+        requirements = self.requirements
+        shown = request.get_extra_info("ssl_object") if requirements.context is not None else None
         certificate = shown.getpeercert() if shown is not None else None
         if not certificate:
-            if not rules.certificate_required:
+            if not requirements.certificate_required:
                 return None
             return web.Response(status=403, text="this page requires a client certificate\n", headers=_NO_STORE)
         if ssl.cert_time_to_seconds(str(certificate["notAfter"])) < time.time():  # since the handshake
@@ -113,7 +113,7 @@ class Guard:
         return None
 
     async def _without_password(self, request: web.Request) -> web.Response | None:
-        if not self.rules.users:
+        if not self.requirements.users:
             return None
         given = _credentials(request.headers.get("Authorization", ""))
         are_right = given is not None and await self._passwords.are_right(*given, request.remote or "")

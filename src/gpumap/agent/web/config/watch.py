@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.files import open_at_once
-from gpumap.agent.web.config.guard import Guard, rules_of
+from gpumap.agent.web.config.guard import Guard, requirements_of
 from gpumap.agent.web.config.schema import IF_GIVEN, NONE, REMOVED_BY, REQUIRED, WebConfig, WebConfigError, parse
 from gpumap.agent.web.port import CloseOthers
 from gpumap.model.errors import UsageError
@@ -130,7 +130,7 @@ class Watch:
         try:
             if self._handled.wanted is None:
                 raise WebConfigError(self._handled.error)
-            self.guard = Guard(rules_of(*self._handled.wanted))
+            self.guard = Guard(requirements_of(*self._handled.wanted))
         except WebConfigError as error:
             raise UsageError(f"--web-config {path}: {error}") from error
         self._in_force = self._handled.wanted
@@ -172,7 +172,7 @@ class Watch:
             if loaded == self._in_force:
                 break
             try:
-                rules = await self._thread.run(partial(rules_of, *loaded))
+                requirements = await self._thread.run(partial(requirements_of, *loaded))
             except WebConfigError as error:
                 wrong = wrong or str(error)
                 continue
@@ -181,7 +181,7 @@ class Watch:
                 continue
             given_up = [one for one in self._in_force.config.asks if one not in loaded.config.asks]
             self._in_force = loaded
-            self.guard.take(rules)
+            self.guard.take(requirements)
             close_others(self.guard.busy)
             log.info("web config loaded again: file=%s %s", self._path, self.words())
             if given_up:
