@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.rows import ContainerRow, process_rows
-from gpumap.cli.tables.layout import Column, Shape, amount, table
+from gpumap.cli.tables.layout import Shape, table
 from gpumap.cli.tables.map import shown_owner
+from gpumap.cli.tables.top import PROCESS_COLUMNS
 from gpumap.cli.tables.waste import finding_colour, shown_finding
 from gpumap.cli.terminal import shortened, wrapped
-from gpumap.model.shown import UNKNOWN, age, counted, gpus, number, percent, printable, size
+from gpumap.model.shown import UNKNOWN, age, counted, gpus, percent, printable, size
 
 
 def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
@@ -41,13 +42,7 @@ def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
         yield from table(_PROCESSES, of_row, replace(shape, wide=False, headers=True)).splitlines()
 
 
-_PROCESSES: tuple[Column[ContainerRow], ...] = (
-    Column("PID", lambda row: number(row.pid)),
-    Column("TYPE", lambda row: row.type or UNKNOWN, spare=1),
-    Column("PROCESS", lambda row: row.command or UNKNOWN, name=True),
-    amount("MEMORY", size, lambda row: row.memory_bytes),
-    amount("SM", percent, lambda row: row.busy_ratio),
-)
+_PROCESSES = [one for one in PROCESS_COLUMNS if one.title in ("PID", "TYPE", "PROCESS", "MEMORY", "SM")]
 
 
 def _fields(row: ContainerRow) -> Iterator[tuple[str, str]]:

@@ -109,12 +109,14 @@ def with_node(columns: Sequence[Column[N]], *, fleet: bool) -> Sequence[Column[N
     return (NODE, *columns) if fleet else columns
 
 
-def spare_containers(columns: Sequence[Column[R]], containers: Iterable[ContainerName]) -> Sequence[Column[R]]:
+def spare_containers(
+    columns: Sequence[Column[R]], containers: Iterable[ContainerName], spare: int = 2
+) -> Sequence[Column[R]]:
     """Return the columns. CONTAINER may be left out on a narrow terminal if no pod has two of them."""
     found = set(containers)
     if len({one.pod_name for one in found}) < len(found):
         return columns
-    return [one._replace(spare=2) if one.title == "CONTAINER" else one for one in columns]
+    return [one._replace(spare=spare) if one.title == "CONTAINER" else one for one in columns]
 
 
 class SortKey(NamedTuple, Generic[R_contra]):

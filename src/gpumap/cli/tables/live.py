@@ -13,9 +13,9 @@ from typing import NamedTuple
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.rows import ContainerRow, GpuRow, gpu_rows, rows_with_findings
 from gpumap.cli.tables.details import details
-from gpumap.cli.tables.layout import Column, Shape, SortKey, amount, in_order, name, table, with_node
+from gpumap.cli.tables.layout import Column, Shape, SortKey, amount, in_order, name, spare_containers, table, with_node
 from gpumap.cli.tables.map import shown_owner
-from gpumap.cli.tables.top import SORT_KEYS
+from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
 from gpumap.cli.tables.waste import finding_colour, shown_finding
 from gpumap.cli.terminal import cells, shortened
 from gpumap.model.findings import sums, worst_first
@@ -346,20 +346,25 @@ _FINDING: tuple[Column[ContainerRow], ...] = (
     Column("FOR", lambda row: row.finding_age, spare=1),
     Column("DEVICE", lambda row: row.on.name.partition(" ")[0], spare=2),
 )
-_PROCESS: tuple[Column[ContainerRow], ...] = (
-    Column("PID", lambda row: number(row.pid)),
-    Column("PROCESS", lambda row: row.command or UNKNOWN, name=True, spare=4),
-)
+_OF_TOP = {column.title: column for column in (*COLUMNS, *PROCESS_COLUMNS)}
+
+
+def _of_top(title: str, spare: int = 0) -> Column[ContainerRow]:
+    """Return a column of the table of `top`."""
+    return _OF_TOP[title]._replace(spare=spare, wide=False)
+
+
+_PROCESS: tuple[Column[ContainerRow], ...] = (_of_top("PID"), _of_top("PROCESS", 4))
 _USE: tuple[Column[ContainerRow], ...] = (
-    name("NAMESPACE", lambda row: row.container.namespace, spare=5),
-    Column("POD", lambda row: row.pod or UNKNOWN, name=True),
-    name("CONTAINER", lambda row: row.container.container, spare=8),
+    _of_top("NAMESPACE", 5),
+    _of_top("POD")._replace(kept=False),
+    _of_top("CONTAINER"),
     Column("WASTE", lambda row: size(_waste(row)) if row.finding else "", spare=3),
-    amount("MEMORY", size, lambda row: row.memory_bytes, spare=6),
-    amount("GRANTED", size, lambda row: row.granted_bytes, spare=9),
-    amount("PEAK", size, lambda row: row.memory_peak_bytes, spare=10),
-    amount("SM", percent, lambda row: row.busy_ratio, spare=7),
-    amount("PROCESSES", number, lambda row: row.processes, spare=11),
+    _of_top("MEMORY", 6),
+    _of_top("GRANTED", 9),
+    _of_top("PEAK", 10),
+    _of_top("SM", 7),
+    _of_top("PROCESSES", 11),
     Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else "", spare=12),
     Column("WHY", lambda row: row.finding.why if row.finding else "", name=True, spare=13),
 )
@@ -375,9 +380,7 @@ def _row_lines(
     columns = tuple(one for one in columns if not live.processes or one.title not in _OF_CONTAINERS)
     if not any(row.finding for row in every):
         columns = tuple(one for one in columns if one.title not in ("FINDING", "FOR", "WASTE", "WHY"))
-    if len({row.container for row in every}) > len({row.container[:2] for row in every}):
-        # Without it, two containers of a pod would look alike.
-        columns = tuple(one._replace(spare=0) if one.title == "CONTAINER" else one for one in columns)
+    columns = tuple(spare_containers(columns, (row.container for row in every), spare=8))
     screen = shape.screen
     plain = replace(
         shape, wide=False, headers=True, screen=replace(screen, columns=_beside_cursor(shape), colours=False)
