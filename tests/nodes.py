@@ -63,6 +63,9 @@ H = TypeVar("H", bound=Hashable)
 
 GIB = 1 << 30
 RULES = Rules(
+    is_trusted=lambda _: False,
+    idle_after_seconds=300.0,
+    grace_seconds=120.0,
     node_name="node-a",
     internal_ip="10.0.0.1",
     is_gpu_resource=lambda name: re.fullmatch(DEFAULT_RESOURCE_PATTERN, name) is not None,

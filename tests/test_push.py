@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpumap.agent import collect
 from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector, IntervalOnly
-from gpumap.agent.join import Rules
 from gpumap.agent.sources.inotify import CREATE, Place, Watcher
 from gpumap.lab.demo import texts
 from gpumap.model.observations import (
@@ -30,6 +30,7 @@ from tests import standin
 from tests.agent import serve, until
 from tests.exposed import Page
 from tests.node import Node, gpu_uuid
+from tests.nodes import RULES
 
 LONG = ("--interval", "1h", "--stale-after", "1h")
 """Whatever is seen within a test's patience was pushed."""
@@ -58,7 +59,7 @@ class Sources:
     @contextlib.asynccontextmanager
     async def running(self, watcher: Watcher | Started | None, interval_seconds: float = 3600.0) -> AsyncIterator[None]:
         """The loop over them, its first collection done, and long enough ago that news is taken at once."""
-        rules = Rules("node", "", lambda name: True, 3600.0)
+        rules = replace(RULES, stale_after_seconds=3600.0)
         loop = Collector(
             collect.Sources(_Nvml(self.started), _Procfs(), self.identity, self, watcher or IntervalOnly()),
             rules,

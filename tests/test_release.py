@@ -16,7 +16,6 @@ import pytest
 from msgspec import structs
 
 from gpumap.agent.collect import Collector, Sources
-from gpumap.agent.join import Rules
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
 from gpumap.model.readings import Listening, Uuid
@@ -25,6 +24,7 @@ from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, serve, until
 from tests.demo_process import GPUMAP, environment
 from tests.node import Node, gpu_uuid
+from tests.nodes import RULES
 from tests.standin import Driver, Gpu
 from tests.worker import Start, Worker, worker_command
 
@@ -325,7 +325,7 @@ def _no_identity() -> SourceAnswer[PodIdentity]:
 
 async def test_a_release_during_a_collection_waits_for_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """What is being read is published first; and a worker that survives its end is said to hold on."""
-    nvml, rules = _SlowNvml(), Rules("node", "", lambda name: True, 60.0)
+    nvml, rules = _SlowNvml(), RULES
     sources = Sources(nvml, _NoProcfs(), _no_identity, _NoKubelet())
     loop = Collector(sources, rules, interval_seconds=3600.0, publish=nvml.snapshots.append)
     task = asyncio.create_task(loop.run())

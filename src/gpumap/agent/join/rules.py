@@ -25,10 +25,6 @@ CLOCKS_APART_SECONDS = 1.0
 """Two clocks are read a moment apart. A larger difference is a suspended machine, or a clock that was set."""
 
 
-def _none(_namespace: str) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Decisions of the user: the node's name and address, which resources are GPUs, for how long gpumap serves old
@@ -38,10 +34,10 @@ class Rules:
     internal_ip: str
     is_gpu_resource: Callable[[str], bool]
     stale_after_seconds: float
-    is_reserving: Callable[[str], bool] = _none
-    is_trusted: Callable[[str], bool] = _none
-    idle_after_seconds: float = 300.0
-    grace_seconds: float = 120.0
+    is_reserving: Callable[[str], bool]
+    is_trusted: Callable[[str], bool]
+    idle_after_seconds: float
+    grace_seconds: float
     """How long gpumap watches a holder before it is idle, and before it is unused."""
     restart_after_seconds: float = RESTART_AFTER_SECONDS
 
