@@ -57,7 +57,7 @@ class OfContainer(OfPod, frozen=True):
 
 
 class Gpu(Struct, frozen=True):
-    """A physical GPU."""
+    """A physical GPU. What is also in `reading` is kept while the GPU does not answer."""
 
     uuid: Uuid
     """NVML's UUID. A lost GPU keeps its UUID."""
