@@ -142,12 +142,6 @@ class _ListeningRow(Struct, frozen=True, array_like=True):
             raise ValueError("listening ends before it begins")
 
 
-class _NvmlError(Struct, frozen=True):
-    code: int
-    reason: str
-    detail: str
-
-
 class _NvmlFile(Struct, frozen=True):
     """`nvml.json`: a reading, or the error in its place."""
 
@@ -157,7 +151,7 @@ class _NvmlFile(Struct, frozen=True):
     gpus: Annotated[tuple[object, ...], Meta(max_length=wire.MAX_GPUS)] | None = None
     xids: Annotated[tuple[_XidRow, ...], Meta(max_length=MAX_XIDS)] = ()
     listening: Annotated[tuple[_ListeningRow, ...], Meta(max_length=wire.MAX_GPUS)] = ()
-    error: _NvmlError | None = None
+    error: Down | None = None
 
 
 def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
@@ -166,7 +160,7 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
         raise ValueError(f"no {NVML}")
     file = from_json(files[NVML], _NvmlFile, NVML)
     if file.error is not None:
-        return Down(file.error.reason, file.error.detail)
+        return file.error
     if file.gpus is None:
         raise ValueError(f'{NVML}: "gpus" is missing')
     try:

@@ -164,14 +164,17 @@ class RecordingProcfs:
 
     def _files(self, table: ProcTable) -> Files:
         files: Files = {contents.OWN_CGROUP: (self._own / "cgroup").read_bytes()}
-        witness = self._source.witness
-        if table.pid_visibility and witness is None:
-            files[contents.OWN_PID_IN_TREE] = b""
-        elif table.pid_visibility and witness is not None:
-            files |= _process(self._root, witness)
+        if table.pid_visibility:
+            witness = self._source.witness
+            files |= {contents.OWN_PID_IN_TREE: b""} if witness is None else _process(self._root, witness)
         kept = self._kept
         self._kept = {
-            entry: kept.get(entry) or _process(self._root, entry.pid, *_more(entry)) for entry in table.entries
+            entry: kept.get(entry)
+            # The uid names the work of a user.
+            or _process(
+                self._root, entry.pid, *(["status"] if entry.workload and entry.workload.kind == "user" else [])
+            )
+            for entry in table.entries
         }
         for found in self._kept.values():
             files |= found
@@ -182,11 +185,6 @@ class RecordingProcfs:
         for pid in table.unreadable:
             files |= {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}  # must not be read there either
         return files
-
-
-def _more(entry: ProcEntry) -> tuple[str, ...]:
-    """Return the files that name the work of a process, in addition to `cgroup`."""
-    return ("status",) if entry.workload is not None and entry.workload.kind == "user" else ()
 
 
 def _process(root: Path, pid: int, *more: str) -> Files:
@@ -267,7 +265,7 @@ class RecordingIdentity:
             log_files = {contents.LOG_TREE: contents.log_text(sorted(_names(self._log_root)))}
         if now.dra is not before.dra or dra_files is None:
             dra_files = _dra_files(now.dra)
-        self.sharing = sharing_files(now.noted, now.shares), _fractioning_down(answer.complaints)
+        self.sharing = sharing_files(now.noted, now.shares), _complaint("gpu_fractioning_", answer.complaints)
         self.recorded = checkpoint_files, log_files, dra_files
         self._last = now, self.recorded
         return answer
@@ -283,11 +281,6 @@ class RecordingIdentity:
         return checkpoints.cut_checkpoint(b'{"Data": {}}', self._is_gpu_resource)
 
 
-def _fractioning_down(complaints: tuple[Complaint, ...]) -> Down | None:
-    found = [Down(*one) for one in complaints if one.reason.startswith("gpu_fractioning_")]
-    return found[-1] if found else None
-
-
 def _dra_files(dra: DraState) -> Files:
     files = {} if dra.claims is None else {contents.DRA_STATE: checkpoints.dra_state_text(dra.claims)}
     if dra.prepared is not None:
@@ -296,9 +289,13 @@ def _dra_files(dra: DraState) -> Files:
 
 
 def _why(source: str, complaints: tuple[Complaint, ...]) -> Down:
-    """Return the single complaint of a source; a missing file is none."""
+    """Return the complaint of a source; a missing file is none."""
+    return _complaint(source, complaints) or Down(f"{source}_missing")
+
+
+def _complaint(source: str, complaints: tuple[Complaint, ...]) -> Down | None:
     found = [Down(*one) for one in complaints if one.reason.startswith(source)]
-    return found[-1] if found else Down(f"{source}_missing", "")
+    return found[-1] if found else None
 
 
 _SPEAKABLE = re.compile(r"[^\s/\0]+")
