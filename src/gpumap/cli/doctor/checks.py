@@ -15,6 +15,7 @@ from gpumap.cli.tables.fleets import values_of
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
 from gpumap.model.gaps import use_known
+from gpumap.model.grouping import grouped
 from gpumap.model.node import Gpu, Node, SourceHealth
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.shown import counted, listed
@@ -200,10 +201,7 @@ def _pid_visibility(node_map: Node, _: Facts | None) -> Result:
 
 def _process_utilization(node_map: Node, _: Facts | None) -> Result:
     """Say which call of the driver gives SM time, on which GPUs."""
-    by_call: dict[str | None, list[int]] = {}
-    for gpu in _readable(node_map):
-        if not gpu.partitioned:
-            by_call.setdefault(gpu.samples_from, []).append(gpu.index)
+    by_call = grouped((gpu.samples_from, gpu.index) for gpu in _readable(node_map) if not gpu.partitioned)
     if not _readable(node_map):
         return _no_gpu_answers()
     if not by_call:

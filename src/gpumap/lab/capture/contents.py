@@ -117,23 +117,18 @@ def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None,
 class _XidRow(Struct, frozen=True, array_like=True):
     """As `XidError`, in its order."""
 
-    uuid: str
+    uuid: Uuid
     code: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     gpu_instance_id: int | None
     compute_instance_id: int | None
     age_seconds: float
     times: Annotated[int, Meta(ge=1)] = 1
 
-    def error(self) -> XidError:
-        return XidError(
-            Uuid(self.uuid), self.code, self.gpu_instance_id, self.compute_instance_id, self.age_seconds, self.times
-        )
-
 
 class _ListeningRow(Struct, frozen=True, array_like=True):
     """As `Listening`, in its order."""
 
-    uuid: str
+    uuid: Uuid
     since_seconds: float
     until_seconds: float
 
@@ -169,8 +164,8 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
         raise ValueError(f"{NVML}: {mistake}") from mistake
     if [gpu.index for gpu in gpus] != list(range(len(gpus))):
         raise ValueError(f"{NVML}: the GPUs' indices are not 0, 1, …")
-    xids = tuple(row.error() for row in file.xids)
-    listening = tuple(Listening(Uuid(row.uuid), row.since_seconds, row.until_seconds) for row in file.listening)
+    xids = tuple(XidError(*structs.astuple(row)) for row in file.xids)
+    listening = tuple(Listening(*structs.astuple(row)) for row in file.listening)
     return NvmlReading(file.driver_version, file.cuda_version, file.nvml_version, gpus, xids, listening)
 
 
