@@ -348,10 +348,11 @@ def test_a_recording_has_what_names_the_work_and_no_more(tmp_path: Path, name: s
     recorder = RecordingProcfs(tmp_path / "node" / "proc", tmp_path / "node" / "own")
     entries = recorder.read(pids, None).value.entries
     assert len({entry.workload for entry in entries}) > 2
-    assert isinstance(recorder.recorded, dict)
-    assert not [path for path, content in recorder.recorded.items() if b"ecret" in content]
+    recorded = recorder.recorded["procfs"]
+    assert isinstance(recorded, dict)
+    assert not [path for path, content in recorded.items() if b"ecret" in content]
     (tmp_path / "replay").mkdir()
-    kept = files_of({**recorder.recorded, contents.NVML: b"", contents.DOWN: b"{}"})
+    kept = files_of({**recorded, contents.NVML: b"", contents.DOWN: b"{}"})
     NodeFiles(tmp_path / "replay").show(kept)
     assert (
         ProcfsSource(tmp_path / "replay" / "proc", tmp_path / "replay" / "own").read(pids, None).value.entries

@@ -66,14 +66,13 @@ def _origin(about: About) -> str:
 def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:
     """Return one file with new names; `None` if that is not possible."""
     try:
-        for stem in (contents.LIST, contents.SECOND_LIST):
-            if name in (f"{stem}.pb", f"{stem}.json"):
-                return answers.renamed_list(answers.answer({name: content}, stem) or b"", names, is_gpu_resource)
+        stem = name.rpartition(".")[0]
+        if stem in (contents.LIST, contents.SECOND_LIST):
+            return answers.renamed_list(answers.answer({name: content}, stem) or b"", names, is_gpu_resource)
+        if stem == contents.ALLOCATABLE:
+            return answers.renamed_allocatable(answers.answer({name: content}, stem) or b"", names, is_gpu_resource)
         if id_ := container_id(name):
             return renamed_sharing(id_, content, names)
-        if name in (f"{contents.ALLOCATABLE}.pb", f"{contents.ALLOCATABLE}.json"):
-            raw = answers.answer({name: content}, contents.ALLOCATABLE) or b""
-            return answers.renamed_allocatable(raw, names, is_gpu_resource)
         if name == contents.CHECKPOINT:
             return checkpoints.cut_checkpoint(
                 content, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device
@@ -116,13 +115,13 @@ def _reason(word: str) -> str:
 def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
     """An answer or checkpoint that could not be renamed is removed; down.json reports it as not decodable."""
     whys = contents.down(out)
-    had_list = any(f"{contents.LIST}.{form}" in before for form in ("pb", "json"))
-    if had_list and f"{contents.LIST}.pb" not in out:
-        whys["kubelet"] = contents.Down("decode", "")
-    if any(f"{contents.SECOND_LIST}.{form}" in before for form in ("pb", "json")):
-        whys |= {} if f"{contents.SECOND_LIST}.pb" in out else {"second_list": contents.Down("decode", "")}
-    if contents.CHECKPOINT in before and contents.CHECKPOINT not in out:
-        whys["checkpoint"] = contents.Down("checkpoint_corrupt", "")
+    for source, name, reason in (
+        ("kubelet", contents.LIST, "decode"),
+        ("second_list", contents.SECOND_LIST, "decode"),
+        ("checkpoint", contents.CHECKPOINT, "checkpoint_corrupt"),
+    ):
+        if any(one.startswith(name) for one in before) and not any(one.startswith(name) for one in out):
+            whys[source] = contents.Down(reason)
     return {**out, contents.DOWN: contents.down_text(whys)} if whys else out
 
 
