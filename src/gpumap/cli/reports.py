@@ -28,7 +28,7 @@ class Report:
     values: Callable[[NodeMaps, Shape], object]
     needs: frozenset[str] = frozenset()
     also: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    names: Callable[[NodeMaps, Shape], Sequence[tuple[str, str]]] | None = None
+    names: Callable[[NodeMaps, Shape], Sequence[tuple[str, str]]] = lambda maps, shape: ()
 
     def parts(self, form: str, shape: Shape) -> frozenset[str]:
         """Return the parts of a map to ask a server for."""

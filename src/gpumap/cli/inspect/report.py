@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from gpumap.cli.command_line import did_you_mean
 from gpumap.cli.inspect.gpu_grants import GPU_MEM
@@ -11,12 +12,11 @@ from gpumap.cli.inspect.table import inspect_table, inspect_values
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import Report
 from gpumap.cli.tables import Shape
-from gpumap.cli.tables.unknowns import few
+from gpumap.cli.tables.unknowns import few, of_each
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.errors import FatalError
 from gpumap.model.gaps import invisible, unknown_of_devices
 from gpumap.model.node import Node
-from gpumap.model.shown import by_reason
 
 NOT_KNOWN = "- means unknown, and >= means at least. A time-sliced GPU grants no memory."
 
@@ -53,11 +53,7 @@ def notes(maps: NodeMaps, found: Grants, *, used: bool) -> list[str]:
 
     `found` are the grants of these maps.
     """
-    many = maps.fleet or len(maps.maps) > 1
-    of_nodes = [
-        (one.name, sentence) for one in maps.maps for sentence in dict.fromkeys(_unknown_of_node(one, used=used))
-    ]
-    sentences = list(few(by_reason(of_nodes), fleet=True)) if many else [sentence for _, sentence in of_nodes]
+    sentences = list(few(of_each(maps, partial(_unknown_of_node, used=used)), maps.fleet))
     if not found.nodes:
         sentences.append("no GPU found")
     return [*maps.missing, *sentences, *([] if _is_known(found, used=used) else [NOT_KNOWN])]
