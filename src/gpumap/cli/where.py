@@ -16,7 +16,6 @@ from gpumap.cli.output_flags import (
     CLUSTER_INTERVAL,
     OFTEN,
     WATCH_INTERVAL,
-    add_would_fit,
     shape_of,
     sorted_by,
     view_of,
@@ -80,7 +79,8 @@ def _add_flags(parser: Parser, output: argparse._ArgumentGroup, command: str) ->
             how.add_argument("--label-match", metavar="MATCH", help=LABEL_MATCH_HELP)
         add_row_flags(where, by, command)
     if command == "waste":
-        add_would_fit(output)
+        help_ = "With --prometheus: show what part of its GPU each pod of the last week would fit."
+        output.add_argument("--would-fit", action="store_true", help=help_)
     add_node_flags(parser)
     leave_to_help_all(parser, HOW_TO_ASK, *NODE_FLAGS)
 

@@ -7,6 +7,7 @@ come with the map; `gpumap.model.remedies` is their only table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from gpumap.cli.doctor.gpu_checks import Result, gpu_results
@@ -27,6 +28,7 @@ SECOND_LIST = "pod_resources_"
 """Beginning of the reasons of the second List, which are the kubelet's: the kubelet itself answers."""
 _NO_ANSWER = SourceHealth("")
 """A source that the node does not have."""
+_NO_GPU_ANSWERS = Result("unknown", "", "no GPU answers")
 
 
 Judge = Callable[[Node, Facts | None], Result | None]
@@ -126,16 +128,9 @@ def _nvml(node_map: Node, _: Facts | None) -> Result:
 # --- the ladder -------------------------------------------------------------------------------------------------------
 
 
-def _device_checkpoint(node_map: Node, facts: Facts | None) -> Result:
-    return _pod_identity(node_map, "device_checkpoint", "checkpoint_", facts.checkpoint if facts else Answer())
-
-
-def _pod_logs(node_map: Node, facts: Facts | None) -> Result:
-    return _pod_identity(node_map, "pod_logs", "pod_logs_", facts.pod_logs if facts else Answer())
-
-
-def _pod_identity(node_map: Node, capability: str, prefix: str, answer: Answer) -> Result:
+def _pod_identity(capability: str, prefix: str, node_map: Node, facts: Facts | None) -> Result:
     """Judge one of the two sources of pod identity, by its reasons in the map and by its answer here."""
+    answer = Answer() if facts is None else facts.pod_logs if capability == "pod_logs" else facts.checkpoint
     source = _source(node_map, Source.POD_IDENTITY)
     reported = source.reason
     reason, detail = (reported, source.detail) if reported.startswith(prefix) else ("", "")
@@ -203,7 +198,7 @@ def _process_utilization(node_map: Node, _: Facts | None) -> Result:
     """Say which call of the driver gives SM time, on which GPUs."""
     by_call = grouped((gpu.samples_from, gpu.index) for gpu in _readable(node_map) if not gpu.partitioned)
     if not _readable(node_map):
-        return _no_gpu_answers()
+        return _NO_GPU_ANSWERS
     if not by_call:
         return Result("not needed", "", "every GPU is partitioned, and no driver reports SM time on MIG devices")
     on = {
@@ -240,11 +235,7 @@ def _not_collected(node_map: Node, group: str) -> Result | None:
     """Return why nothing of a group of metrics can be judged; `None` if it can."""
     if node_map.collect is not None and group not in node_map.collect:
         return Result("not needed", "", f"--collect leaves out the group {group}")
-    return None if _readable(node_map) else _no_gpu_answers()
-
-
-def _no_gpu_answers() -> Result:
-    return Result("unknown", "", "no GPU answers")
+    return None if _readable(node_map) else _NO_GPU_ANSWERS
 
 
 def _unmatched_slots(node_map: Node, _: Facts | None) -> Result | None:
@@ -314,8 +305,8 @@ DRIVER_CHECKS = (
 )
 """Before those of each GPU, which are in `gpu_checks.GPU_CHECKS`."""
 OPTIONAL_CHECKS = (
-    Check("device_checkpoint", _device_checkpoint, of_kubelet=True),
-    Check("pod_logs", _pod_logs, of_kubelet=True),
+    Check("device_checkpoint", partial(_pod_identity, "device_checkpoint", "checkpoint_"), of_kubelet=True),
+    Check("pod_logs", partial(_pod_identity, "pod_logs", "pod_logs_"), of_kubelet=True),
     Check("push", _push, of_kubelet=True),
     Check("proc", _proc),
     Check("pid_visibility", _pid_visibility),

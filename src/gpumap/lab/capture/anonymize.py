@@ -9,11 +9,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import msgspec
 from msgspec import structs
 
 from gpumap.lab.capture import answers, checkpoints, contents
-from gpumap.lab.capture.format import About, Capture, Frame
+from gpumap.lab.capture.format import Capture, Frame
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.sharing import container_id, renamed_path, renamed_sharing
 from gpumap.model.observations import NvmlReading
@@ -30,8 +29,11 @@ _CALL = re.compile(r"nvml[A-Za-z0-9]{1,80}(?:_v[0-9])?")
 
 def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
     """Rename everything that may reveal the owner of the node. Models, versions, resources, PIDs and bus ids stay."""
-    is_gpu_resource = gpu_resource(capture.about)
+    pattern = re.compile(capture.about.resource)
     renamed: dict[tuple[str, bytes], bytes | None] = {}  # unchanged parts of later frames are renamed once
+
+    def is_gpu_resource(name: str) -> bool:
+        return pattern.fullmatch(name) is not None
 
     def frame(one: Frame) -> Frame:
         out: dict[str, bytes] = {}
@@ -43,24 +45,11 @@ def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
                 out[name.replace(".json", ".pb") if name.startswith("kubelet/") else renamed_path(name, names)] = found
         return replace(one, files=_with_undecoded(one.files, out))
 
-    about = msgspec.structs.replace(
-        capture.about,
-        node=names.node(capture.about.node),
-        origin=f"{_origin(capture.about)}, anonymized",
-        description="",
-    )
+    # The recording's own data stays, and what a person wrote goes.
+    is_own = re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", capture.about.origin)
+    origin = f"{capture.about.origin if is_own else 'another capture'}, anonymized"
+    about = structs.replace(capture.about, node=names.node(capture.about.node), origin=origin, description="")
     return Capture(about, tuple(frame(one) for one in capture.frames))
-
-
-def gpu_resource(about: About) -> IsGpuResource:
-    """Return whether a resource is a GPU resource, by this capture's `--resource`."""
-    pattern = re.compile(about.resource)
-    return lambda name: pattern.fullmatch(name) is not None
-
-
-def _origin(about: About) -> str:
-    """Keep the recording's own data, and drop what a person wrote."""
-    return about.origin if re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", about.origin) else "another capture"
 
 
 def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:

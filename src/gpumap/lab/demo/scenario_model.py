@@ -119,11 +119,7 @@ GpuIndex = Annotated[int, Meta(description="the number of a GPU")]
 GpuUuid = Annotated[str, _matching(f"GPU-{_UUID}", "a GPU uuid such as GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")]
 MigUuid = Annotated[str, _matching(f"MIG-{_UUID}", "a MIG uuid such as MIG-7b2f9c84-0e5d-5a1b-b3c4-d5e6f7a8b9c0")]
 PodUidText = Annotated[
-    str,
-    _matching(
-        r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}",
-        "a UUID, or 32 hex digits for a static pod, in quotes",
-    ),
+    str, _matching(rf"{_UUID}|[0-9a-f]{{32}}", "a UUID, or 32 hex digits for a static pod, in quotes")
 ]
 ResourceName = Annotated[
     str, _matching(r"[a-z0-9.-]+/[A-Za-z0-9._-]+|none", "none, or a resource name such as nvidia.com/gpu")
