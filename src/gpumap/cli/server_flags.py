@@ -73,16 +73,6 @@ def add_by(group: argparse._ArgumentGroup, by: Sequence[str], *, cluster: bool =
     group.add_argument("--by", metavar="WHAT", type=one_of(*by), help=help_)
 
 
-def add_row_flags(group: argparse._ArgumentGroup, by: Sequence[str], command: str) -> None:
-    """Add the flags that choose between rows and sums of the cluster. `waste` first shows rows, the others sums."""
-    if by:
-        add_by(group, by, cluster=command != "waste")
-    group.add_argument("--node", metavar="NODE", help="With --prometheus: show the rows of one node.")
-    if command != "waste":
-        help_ = "With --prometheus: show the rows of every node instead of sums."
-        group.add_argument("--all", action="store_const", const=True, help=help_)
-
-
 def server_of(given: argparse.Namespace) -> Server:
     """Read the flags and their files. Requires --prometheus. Raises UsageError."""
     from gpumap.cli.prometheus import Server

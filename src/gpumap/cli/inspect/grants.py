@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -87,13 +87,14 @@ def _node(node_map: Node) -> NodeGrants | None:
     counted = _counted(node_map, holders_known=holders_known)
     slot_bytes = _slot_bytes(counted, node_map.unmatched)
     waiting = _waiting(node_map.unmatched, slot_bytes or GIB)
-    blind = _is_blind(node_map, counted)
+    lost = [one for one in counted if one.index is None]
+    # The GPUs of the node are unknown: none is, and NVML does not answer or there are devices.
+    blind = len(lost) == len(counted) and ("nvml" not in sources_up(node_map) or bool(node_map.devices))
     if not (counted or waiting or blind or node_map.nameless_gpus):
         return None
     gpus = _in_places(counted, node_map.nameless_gpus)
-    lost = [one for one in counted if one.index is None]
     pods = _pods([*(one.shares for one in counted), waiting])
-    pending = list(_pending(pods))
+    pending = [share.allocated for pod in pods for share in pod.shares if share.index is None]
     # Slots of other plugins that gpumap cannot place are on one of the node's GPUs.
     unplaced = any(one.resource != GPU_MEM and one.reason != "not_in_nvml" for one in node_map.unmatched)
     hidden = _unknown_if(not holders_known or unplaced)
@@ -145,13 +146,6 @@ def _counted(node_map: Node, *, holders_known: bool) -> list[GpuGrants]:
     return found + [counted(None, one.uuid, one.memory, [one]) for one in lost]
 
 
-def _is_blind(node_map: Node, counted: Iterable[GpuGrants]) -> bool:
-    """Return whether the GPUs of the node are unknown: none is, and NVML does not answer or there are devices."""
-    if any(one.index is not None for one in counted):
-        return False
-    return "nvml" not in sources_up(node_map) or bool(node_map.devices)
-
-
 def _in_places(counted: Iterable[GpuGrants], nameless: Sequence[NamelessGpu]) -> tuple[GpuGrants, ...]:
     """Return each GPU at the place of its index, with unknown amounts of one that did not report its UUID."""
     known = {one.index: one for one in counted if one.index is not None}
@@ -182,11 +176,6 @@ def _waiting(unmatched: Iterable[UnmatchedSlots], slot_bytes: int) -> dict[PodKe
             key = one.namespace, one.pod
             found[key] = found.get(key, 0) + one.slots * slot_bytes
     return {key: PodShare(None, True, Amount(granted), UNKNOWN_AMOUNT) for key, granted in found.items()}
-
-
-def _pending(pods: Iterable[PodGrants]) -> Iterator[Amount]:
-    """Return the amounts that pods hold on no known GPU."""
-    return (share.allocated for pod in pods for share in pod.shares if share.index is None)
 
 
 # --- pods -------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from msgspec import Meta, Struct, structs
 from gpumap.agent.nvml_worker import codes, wire
 from gpumap.lab.capture import answers
 from gpumap.lab.decoding import from_json
+from gpumap.lab.node_files import parents
 from gpumap.model import remedies
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
@@ -198,7 +199,7 @@ def log_entries(files: Mapping[str, bytes]) -> tuple[LogEntry, ...] | None:
     if len({entry.path for entry in entries}) < len(entries):
         raise ValueError(f"{LOG_TREE}: a name exists twice")
     plain_files = {entry.path for entry in entries if entry.kind == "f"}
-    if any(parent in plain_files for entry in entries for parent in _parents(entry.path)):
+    if any(parent in plain_files for entry in entries for parent in parents(entry.path)):
         raise ValueError(f"{LOG_TREE}: a name is below a file")
     return tuple(sorted(entries, key=lambda entry: entry.path.split("/")))
 
@@ -231,12 +232,6 @@ def is_short(path: str) -> bool:
 def _is_link(path: str, target: str) -> bool:
     below = ".." not in target.split("/") and _LINK_TARGET.fullmatch(target) is not None
     return below and "/" not in path.removeprefix(_LINKS) and path.startswith(_LINKS)
-
-
-def _parents(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
