@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -120,7 +121,9 @@ async def record(
             due = asked + interval
             if due > (seconds or interval) * 1.001 and len(frames) > 1:
                 break
-            if await _stopped(stop, began + due - time.monotonic()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), max(began + due - time.monotonic(), 0.0))
+            if stop.is_set():
                 break
         return (Capture(recorder.about(), tuple(frames)), last) if last is not None else None
     finally:
@@ -143,11 +146,3 @@ async def _unless(stop: asyncio.Event, recorder: Recorder) -> tuple[Files, Snaps
         for task in (collecting, stopping):
             task.cancel()
         await asyncio.gather(collecting, stopping, return_exceptions=True)
-
-
-async def _stopped(stop: asyncio.Event, seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(stop.wait(), max(seconds, 0.0))
-    except TimeoutError:
-        return False
-    return True

@@ -39,7 +39,8 @@ SILENT_FAULTS = ("hung",)
 
 def offered(scenario: Scenario, moment: float) -> tuple[ResourceDevices, ...]:
     """Return the ids that the plugins report as healthy at a time of the play."""
-    return _offered(scenario, tuple(gpu.index for gpu in scenario.gpus if _is_unhealthy(gpu, moment)))
+    faults = ((gpu.index, fault) for gpu in scenario.gpus for fault in gpu.faults if fault.start <= moment < fault.end)
+    return _offered(scenario, tuple(sorted({index for index, fault in faults if fault.kind not in SILENT_FAULTS})))
 
 
 def numa_nodes(scenario: Scenario) -> dict[DeviceId, tuple[int, ...]]:
@@ -55,10 +56,6 @@ def answer_to(scenario: Scenario, container: Container, devices: ResourceDevices
         return answer
     uuids = dict.fromkeys(id_.partition("::")[0] for id_ in devices.ids)
     return replace(answer, envs=tuple(({"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} | dict(answer.envs)).items()))
-
-
-def _is_unhealthy(gpu: Gpu, moment: float) -> bool:
-    return any(fault.kind not in SILENT_FAULTS and fault.start <= moment < fault.end for fault in gpu.faults)
 
 
 @lru_cache(maxsize=64)
