@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpumap.agent.published import published
-from gpumap.cli import tables
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
+from gpumap.cli.tables import map as map_report
+from gpumap.cli.tables import top as top_report
+from gpumap.cli.tables import waste as waste_report
 from gpumap.model.findings import judge, sums, unknown
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.snapshot import Snapshot
@@ -62,23 +64,23 @@ def judged_again(found: Node, **values: object) -> Node:
 
 
 def map_table(found: Node, shape: Shape) -> str:
-    return tables.map_table(NodeMaps((found,)), shape)
+    return map_report.map_table(NodeMaps((found,)), shape)
 
 
 def top_table(found: Node, shape: Shape) -> str:
-    return tables.top_table(NodeMaps((found,)), shape)
+    return top_report.top_table(NodeMaps((found,)), shape)
 
 
 def top_values(found: Node, shape: Shape) -> Values:
-    return values(tables.top_values(NodeMaps((found,)), shape))
+    return values(top_report.top_values(NodeMaps((found,)), shape))
 
 
 def waste_table(found: Node, shape: Shape) -> str:
-    return tables.waste_table(NodeMaps((found,)), shape)
+    return waste_report.waste_table(NodeMaps((found,)), shape)
 
 
 def waste_values(found: Node, shape: Shape) -> Values:
-    return values(tables.waste_values(NodeMaps((found,)), shape))
+    return values(waste_report.waste_values(NodeMaps((found,)), shape))
 
 
 def served_as_waste(found: Node) -> None:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from gpumap.agent.published import published
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import yaml_text
-from gpumap.cli.tables import Shape, map_table
+from gpumap.cli.tables import Shape
+from gpumap.cli.tables.map import map_table
 from gpumap.model.errors import FatalError
 from tests.command import one_line, run_command, run_command_in_loop
 from tests.demo_process import GPUMAP, environment

@@ -279,7 +279,7 @@ def test_what_is_left_out_is_not_needed(group: str, check: str) -> None:
     mute = with_node(snapshot, capabilities=dict.fromkeys(snapshot.node.capabilities, False))
     collect = [one for one in ("device", "gpm", "health") if one != group]
     found = by_name(examine(published(mute, collect=collect), None))
-    left_out = Result(check, "not needed", False, "", f"--collect leaves out the group {group}")
+    left_out = Result("not needed", "", f"--collect leaves out the group {group}", check=check)
     assert found[check] == left_out
     assert by_name(examine(published(empty_node(), collect=collect), None))[check] == left_out
     assert "--collect" not in (by_name(examine(published(mute, collect=["gpm", "health"]), None))[check].why or "")

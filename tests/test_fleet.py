@@ -25,8 +25,11 @@ from gpumap.cli.fleet.targets import (
 )
 from gpumap.cli.fleet.values import FamilyValues, read
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
+from gpumap.cli.tables import Shape
 from gpumap.cli.tables.fleets import of_namespace
+from gpumap.cli.tables.map import map_names, map_table, map_values
+from gpumap.cli.tables.top import top_table, top_values
+from gpumap.cli.tables.waste import waste_table, waste_values
 from gpumap.model.node import ContainerOnDevice
 from gpumap.model.snapshot import Snapshot
 from tests.nodes import TIMES_OF_USE, Gpu, Pod, Process, TestNode, gpu_uuid

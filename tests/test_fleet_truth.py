@@ -15,7 +15,9 @@ from gpumap.agent.metrics import GROUPS
 from gpumap.agent.published import published
 from gpumap.cli.fleet import queries
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, top_values, waste_table, waste_values
+from gpumap.cli.tables import Shape
+from gpumap.cli.tables.top import top_values
+from gpumap.cli.tables.waste import waste_table, waste_values
 from gpumap.model.findings import ENDING_SECONDS
 from gpumap.model.node import Device, Finding, Gpu, Node, encode
 from gpumap.model.readings import DeviceMemory

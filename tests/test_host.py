@@ -17,7 +17,9 @@ from gpumap.agent.published import published
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.sources.workloads import JOBS_MAX, SEARCH_SECONDS, JobIds
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, map_table, top_table
+from gpumap.cli.tables import Shape
+from gpumap.cli.tables.map import map_table
+from gpumap.cli.tables.top import top_table
 from gpumap.lab.capture import contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.format import About, Capture, Frame
@@ -346,10 +348,11 @@ def test_a_recording_has_what_names_the_work_and_no_more(tmp_path: Path, name: s
     recorder = RecordingProcfs(tmp_path / "node" / "proc", tmp_path / "node" / "own")
     entries = recorder.read(pids, None).value.entries
     assert len({entry.workload for entry in entries}) > 2
-    assert isinstance(recorder.recorded, dict)
-    assert not [path for path, content in recorder.recorded.items() if b"ecret" in content]
+    recorded = recorder.recorded["procfs"]
+    assert isinstance(recorded, dict)
+    assert not [path for path, content in recorded.items() if b"ecret" in content]
     (tmp_path / "replay").mkdir()
-    kept = files_of({**recorder.recorded, contents.NVML: b"", contents.DOWN: b"{}"})
+    kept = files_of({**recorded, contents.NVML: b"", contents.DOWN: b"{}"})
     NodeFiles(tmp_path / "replay").show(kept)
     assert (
         ProcfsSource(tmp_path / "replay" / "proc", tmp_path / "replay" / "own").read(pids, None).value.entries

@@ -280,7 +280,10 @@ def test_without_nvml_nothing_is_in_a_wrong_column() -> None:
     well = shared_out("well", None, [V100], Slots("a", 0, 4))
     assert row_of("node", dark, well) == ["unknown", "-/-", "-", "-/-"]
     assert sums(dark, well) == [">=4/>=15", "(-)"]
-    assert any(one.startswith("node node: NVML does not answer") for one in notes(NodeMaps((dark, well)), used=False))
+    assert any(
+        one.startswith("node node: NVML does not answer")
+        for one in notes(NodeMaps((dark, well), fleet=True), used=False)
+    )
 
 
 def test_an_old_list_is_no_list() -> None:

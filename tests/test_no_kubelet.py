@@ -17,7 +17,10 @@ from gpumap.agent.published import published
 from gpumap.cli.doctor.checks import examine, works
 from gpumap.cli.inspect.report import inspect_report
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, map_table, top_table, waste_table
+from gpumap.cli.tables import Shape
+from gpumap.cli.tables.map import map_table
+from gpumap.cli.tables.top import top_table
+from gpumap.cli.tables.waste import waste_table
 from gpumap.model.findings import NOTHING_ASSIGNED
 from gpumap.model.node import Node as SeenNode
 from tests import standin

@@ -5,7 +5,8 @@ import unicodedata
 import pytest
 
 from gpumap.agent.published import published
-from gpumap.cli.tables import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS, Shape
+from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
+from gpumap.cli.tables import Shape
 from gpumap.cli.tables import map as map_columns
 from gpumap.cli.tables import top as top_columns
 from gpumap.cli.tables import waste as waste_columns

@@ -13,16 +13,18 @@ from hypothesis import given, settings
 
 from gpumap.agent.join import Memory
 from gpumap.agent.published import published
-from gpumap.cli import tables
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import View, text_of
 from gpumap.cli.reports import REPORTS
 from gpumap.cli.show import _show
-from gpumap.cli.tables import Shape, top_names, waste_names
+from gpumap.cli.tables import Shape
+from gpumap.cli.tables import waste as waste_report
 from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.tables.live import Live, frame, pressed
+from gpumap.cli.tables.top import top_names
+from gpumap.cli.tables.waste import waste_names
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls
 from gpumap.model.devices import sources_up
 from gpumap.model.node import Device, Node, decode
@@ -434,9 +436,9 @@ def test_sums_by_node() -> None:
     one = in_two_namespaces()
     other = changed(one, name="other")
     fleet = NodeMaps((one, other), fleet=True)
-    lines = tables.waste_table(fleet, Shape(sums_by="node")).splitlines()
+    lines = waste_report.waste_table(fleet, Shape(sums_by="node")).splitlines()
     assert [line.split()[:3] for line in lines[1:3]] == [["node-a", "2", "2"], ["other", "2", "2"]]
-    assert [row["node"] for row in values(tables.waste_values(fleet, Shape()))["by_node"]] == ["node-a", "other"]
+    assert [row["node"] for row in values(waste_report.waste_values(fleet, Shape()))["by_node"]] == ["node-a", "other"]
 
 
 def test_without_a_grant_is_said_of_holders() -> None:

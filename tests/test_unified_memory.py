@@ -10,7 +10,10 @@ from gpumap.agent.metrics import GROUPS
 from gpumap.agent.published import published
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, map_table, top_table, waste_table
+from gpumap.cli.tables import Shape
+from gpumap.cli.tables.map import map_table
+from gpumap.cli.tables.top import top_table
+from gpumap.cli.tables.waste import waste_table
 from gpumap.model.node import Node
 from gpumap.model.readings import GpuProcess
 from gpumap.model.terms import Owner

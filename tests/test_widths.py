@@ -9,8 +9,11 @@ import pytest
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape, map_table, top_table, waste_table
+from gpumap.cli.tables import Shape
 from gpumap.cli.tables.live import Live, frame
+from gpumap.cli.tables.map import map_table
+from gpumap.cli.tables.top import top_table
+from gpumap.cli.tables.waste import waste_table
 from gpumap.cli.terminal import Screen, cells
 from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid

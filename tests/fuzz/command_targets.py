@@ -54,8 +54,7 @@ def _read_map(data: bytes) -> object:
     for report in reports:
         texts += [report.table(maps, shape) for shape in _SHAPES]
         report.values(maps, Shape())
-        if report.names:
-            report.names(maps, Shape())
+        report.names(maps, Shape())
     for gpu in maps.maps[0].gpus:
         smallest_fit(gpu.model or "", 80 << 30, 1e9, 0.1)
     for text in texts:

@@ -95,7 +95,7 @@ def _record(data: bytes) -> object:
         )
         identity.read()
         kept: dict[str, bytes] = {}
-        for one in (*identity.recorded, identity.sharing[0]):
+        for one in identity.recorded.values():
             kept |= one if isinstance(one, dict) else {}
         for path in files:
             name = path.rpartition("/")[2]

@@ -556,7 +556,7 @@ def test_names_that_no_kubelet_gives_are_left_out(directory: Path, node: Node) -
     nowhere = directory / "none"
     tapped = RecordingIdentity((nowhere,), log, (nowhere, nowhere), lambda name: True)
     tapped.read()
-    files = tapped.recorded[1]
+    files = tapped.recorded["pod_logs"]
     assert isinstance(files, dict)
     entries = contents.log_entries(files) or ()
     assert {entry.target for entry in entries if entry.path.endswith("/other.log")} == {"/var/log/pods/x_y_z/c/0.log"}

@@ -17,7 +17,7 @@ from yarl import URL
 from gpumap.cli.credentials import Credentials
 from gpumap.cli.http_get import Answer, Endpoint, get, no_answer
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.server_flags import is_host, no_url, without_password
+from gpumap.cli.server_flags import address_of, is_host, without_password
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.node import VERSION, Node, decode
 
@@ -59,14 +59,7 @@ async def from_agent(address: URL, interval_seconds: float, who: Credentials) ->
 
 def map_address(url: str) -> URL:
     """Return the URL of an agent's map. Raises UsageError."""
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--url {without_password(url)}: must start with http:// or https://")
-    try:
-        given = URL(url)
-    except ValueError:
-        given = URL()
-    if not is_host(given.host):
-        raise UsageError(f"--url {without_password(url)}: {no_url(url)}")
+    given = address_of("--url", url)
     if given.query_string or given.fragment:
         shown = without_password(url).partition("?")[0].partition("#")[0]
         raise UsageError(f"--url {shown}: must end with the path; a query (?…) or a fragment (#…) is not supported")

@@ -136,7 +136,8 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line. Raises UsageError."""
-    commands = {name: found for one in _subcommands(parser) for name, found in one.choices.items()}
+    groups = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    commands: dict[str, Parser] = {name: found for one in groups for name, found in one.choices.items()}
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     first = next((word for word in arguments if not word.startswith("-")), None)
@@ -178,10 +179,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return the flags of a command that its help shows."""
     return [one for one in parser._actions if one.option_strings and one.help != argparse.SUPPRESS]
-
-
-def _subcommands(parser: argparse.ArgumentParser) -> Iterable[argparse._SubParsersAction[Parser]]:
-    return (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
 
 
 def _no_command(

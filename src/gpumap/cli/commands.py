@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap.cli.command_line import Parser, Run, add_command
-from gpumap.cli.output_flags import add_inspect_output, add_output, add_processes
+from gpumap.cli.output_flags import add_inspect_output, add_output
 from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 
 if TYPE_CHECKING:
@@ -75,5 +75,6 @@ def add_tables(commands: Commands, place: Place) -> None:
         else:
             output = add_output(parser, orders[command], place.often)
         if command == "top":
-            add_processes(output)
+            output.add_argument("--processes", action="store_true", help="Show one row for each process.")
+            output.add_argument("--once", action="store_true", help="Print the table once, also on a terminal.")
         place.add_flags(parser, output, command)

@@ -166,19 +166,15 @@ def _tls(given: argparse.Namespace, address: URL) -> ssl.SSLContext | None:
     if address.scheme != "https":
         raise UsageError(f"--{used[0].replace('_', '-')} requires an https:// URL")
     for name in ("ca_file", "cert_file", "key_file"):
-        _refuse_fifo(f"--{name.replace('_', '-')}", getattr(given, name))
+        path = getattr(given, name)
+        if path is not None and stat.S_ISFIFO(_mode(path)):  # OpenSSL would wait for ever
+            raise UsageError(f"--{name.replace('_', '-')} {path}: is a FIFO; use a regular file")
     context = _trusting(given.ca_file)
     if given.cert_file is not None:
         _show(context, given.cert_file, given.key_file)
     elif given.key_file is not None:
         raise UsageError("--key-file requires --cert-file")
     return context
-
-
-def _refuse_fifo(flag: str, path: str | None) -> None:
-    """Raise UsageError for a FIFO: OpenSSL reads the file by its path, and would wait for ever."""
-    if path is not None and stat.S_ISFIFO(_mode(path)):
-        raise UsageError(f"{flag} {path}: is a FIFO; use a regular file")
 
 
 def _mode(path: str) -> int:

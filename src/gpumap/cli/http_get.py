@@ -150,7 +150,9 @@ def no_answer(error: OSError | HTTPException, *, https: bool = False) -> str:
     """Return one clause on why `get` got no answer, of an https:// URL or another."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error}"
-    if isinstance(error, ConnectionResetError | BrokenPipeError | RemoteDisconnected) or _asks_for_certificate(error):
+    # A server may end the handshake because of the client's certificate.
+    asks = isinstance(error, ssl.SSLError) and "CERTIFICATE" in (error.reason or "")
+    if isinstance(error, ConnectionResetError | BrokenPipeError | RemoteDisconnected) or asks:
         why = "it may require a client certificate, or not trust this one" if https else "try https://"
         return f"it closed the connection; {why}"
     if isinstance(error, ssl.SSLError):
@@ -165,8 +167,3 @@ def no_answer(error: OSError | HTTPException, *, https: bool = False) -> str:
     if isinstance(error, BadStatusLine):
         return "it does not support HTTP; try https://"
     return f"its answer is not valid HTTP: {cut_off(str(error), _REASON_CHARACTERS)}"
-
-
-def _asks_for_certificate(error: Exception) -> bool:
-    """Whether a server ended the handshake because of the client's certificate."""
-    return isinstance(error, ssl.SSLError) and "CERTIFICATE" in (error.reason or "")

@@ -58,22 +58,19 @@ class ObjectValues(NamedTuple):
     def selector(self, *matchers: str) -> str:
         return f"{self.metric}{{{','.join(one for one in (*matchers, self.only) if one)}}}"
 
-    def object_of(self, labels: Mapping[str, str]) -> Object:
-        """Return the object of a series. Without honorLabels its labels are called exported_pod and so on, and `pod` is
-        kube-state-metrics' own."""
-        namespace, name = (labels.get(f"exported_{one}") or labels.get(one, "") for one in ("namespace", self.object))
-        return namespace, name
-
     def value_of(self, labels: Mapping[str, str]) -> str:
         """Return the value; empty if the object has none."""
         values = [labels.get(one, "") for one in self.values]
         return "" if values[0] in _NO_OWNER else "/".join(values)
 
     def by_object(self, rows: Iterable[Mapping[str, str]]) -> dict[Object, set[str]]:
-        """Return all values of each object."""
+        """Return all values of each object. Without honorLabels its labels are called exported_pod and so on, and `pod`
+        is kube-state-metrics' own."""
         found: dict[Object, set[str]] = {}
+        own = ("namespace", self.object)
         for labels in rows:
-            found.setdefault(self.object_of(labels), set()).add(self.value_of(labels))
+            namespace, name = (labels.get(f"exported_{one}") or labels.get(one, "") for one in own)
+            found.setdefault((namespace, name), set()).add(self.value_of(labels))
         return found
 
 

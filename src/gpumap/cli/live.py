@@ -14,6 +14,7 @@ import termios
 import time
 import tty
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.painting import Painter, View, collected_long_ago, lines_above, notices_of, screen_of_stdout
@@ -151,7 +152,7 @@ class _Window:
         if self._maps is None:
             lines = head if self._failed else [*head, "", "Waiting for the first answer …"]
         else:
-            shape = self._view.shape_on(screen)
+            shape = replace(self._view.shape, screen=screen)
             lines, self._page, self._live = frame(self._maps, self._live, shape, head, size.lines)
         print(end=repainted(lines, columns, size.lines), flush=True)
 

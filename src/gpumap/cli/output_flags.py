@@ -48,18 +48,6 @@ def add_order(output: argparse._ArgumentGroup, orders: Sequence[str]) -> None:
     output.add_argument("--reverse", action="store_true", help="Reverse the order.")
 
 
-def add_processes(output: argparse._ArgumentGroup) -> None:
-    """Add the flags that only `top` has."""
-    output.add_argument("--processes", action="store_true", help="Show one row for each process.")
-    output.add_argument("--once", action="store_true", help="Print the table once, also on a terminal.")
-
-
-def add_would_fit(output: argparse._ArgumentGroup) -> None:
-    """Add a flag that only `waste` over --prometheus has."""
-    help_ = "With --prometheus: show what part of its GPU each pod of the last week would fit."
-    output.add_argument("--would-fit", action="store_true", help=help_)
-
-
 def add_inspect_output(inspect: Parser, often: str) -> argparse._ArgumentGroup:
     """Add the flags of the tables of `inspect`."""
     output = inspect.add_argument_group("output")

@@ -20,7 +20,6 @@ from gpumap.cli.tables import Shape
 from gpumap.cli.tables.unknowns import blind, few
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls, is_printable, repainted, wrapped
 from gpumap.model.errors import FatalError
-from gpumap.model.node import Node
 from gpumap.model.shown import age, one_line, printable
 
 _OLD_SECONDS = 60.0
@@ -39,10 +38,6 @@ class View:
     interval_seconds: float
     live: bool = False
     """Whether keys change what is shown."""
-
-    def shape_on(self, screen: Screen) -> Shape:
-        """Return the shape for a screen."""
-        return replace(self.shape, screen=screen)
 
 
 def screen_of_stdout() -> Screen:
@@ -144,12 +139,9 @@ def lines_above(notices: Iterable[str], failed: str, screen: Screen, columns: in
 
 def collected_long_ago(answer: NodeMaps, now: float) -> str:
     """Return a sentence on the age of the oldest map, by this machine's clock; empty if none is old."""
-    old = [seconds for one in answer.maps if (seconds := now - one.timestamp) > _fresh_seconds(one)]
+    ages = ((one, now - one.timestamp) for one in answer.maps)
+    old = [seconds for one, seconds in ages if seconds > max(_OLD_SECONDS, 2 * (one.interval_seconds or 0))]
     return f"this data was collected {age(max(old))} ago" if old else ""
-
-
-def _fresh_seconds(node_map: Node) -> float:
-    return max(_OLD_SECONDS, 2 * (node_map.interval_seconds or 0))
 
 
 def warn_if_stale(answer: NodeMaps) -> None:
@@ -192,17 +184,8 @@ def yaml_text(values: object, *, allow_unicode: bool = True) -> str:
         return str(dump(Dumper=yaml.SafeDumper))
 
 
-def _arguments(pod: tuple[str, str], only_namespace: str) -> str:
-    """Return a line with the arguments by which kubectl finds a pod, for `xargs -L1 kubectl describe`.
-
-    Of one namespace only the name, as kubectl prints it.
-    """
-    namespace, name = map(printable, pod)
-    return f"pod/{name}\n" if only_namespace else f"-n {namespace} pod/{name}\n"
-
-
 def text_of(answer: NodeMaps, view: View, screen: Screen) -> str:
-    report, shape = view.report, view.shape_on(screen)
+    report, shape = view.report, replace(view.shape, screen=screen)
     if view.form == "json":
         values = msgspec.to_builtins(report.values(answer, shape))
         return escape_terminal_controls(json.dumps(values, indent=2, ensure_ascii=False)) + "\n"
@@ -212,7 +195,7 @@ def text_of(answer: NodeMaps, view: View, screen: Screen) -> str:
         # YAML's own escapes exist for all characters beyond ASCII, or for none.
         return text if is_printable(text) else yaml_text(values, allow_unicode=False)
     if view.form == "name":
-        return "".join(
-            _arguments(pod, shape.namespace) for pod in (report.names(answer, shape) if report.names else ())
-        )
+        # The arguments by which kubectl finds a pod, for `xargs -L1 kubectl describe`. Of one namespace only the name.
+        form = "pod/{1}\n" if shape.namespace else "-n {0} pod/{1}\n"
+        return "".join(form.format(*map(printable, pod)) for pod in report.names(answer, shape))
     return report.table(answer, shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,6 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from gpumap.cli.http_errors import connection_error
 from gpumap.model.errors import FatalError
 from gpumap.model.shown import cut_off
 
@@ -228,7 +228,7 @@ class Prometheus:
         if isinstance(error, TimeoutError):
             return QueryTooLargeError(f"{self.url} did not answer within {self._timeout_seconds:g} s")
         return FatalError(
-            f"{self.url} did not answer: {connection_error(error, https=self._address.scheme == 'https')}"
+            f"{self.url} did not answer: {_connection_error(error, https=self._address.scheme == 'https')}"
         )
 
 
@@ -269,3 +269,25 @@ def _reason_in(body: bytes) -> str:
     except (ValueError, RecursionError):
         text = body.decode(errors="replace").strip()
         return "" if text.startswith("<") else cut_off(text, _REASON_CHARACTERS)
+
+
+def _connection_error(error: Exception, *, https: bool) -> str:
+    """Return why a server did not answer, in one clause, in words of the user's, and not of the library's."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "it does not support TLS like this machine; try http://"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0
+        return os.strerror(number).lower() if number > 0 else str(error.os_error.strerror or error.os_error)
+    if isinstance(error, aiohttp.ClientResponseError):
+        reason = error.message.strip().partition("\n")[0].rstrip(":")
+        if "status line" in reason.lower() or "expected http/" in reason.lower():
+            return "it does not support HTTP; try https://"
+        return f"its answer is not valid HTTP: {cut_off(reason, _REASON_CHARACTERS)}"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "its answer is incomplete"
+    if isinstance(error, ConnectionError | aiohttp.ServerDisconnectedError):
+        why = "it may require a client certificate, or not trust this one" if https else "try https://"
+        return f"it closed the connection; {why}"
+    return str(error) or type(error).__name__

@@ -7,20 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from gpumap.cli.fleet import queries as parts
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import (
-    Shape,
-    map_names,
-    map_table,
-    map_values,
-    top_names,
-    top_table,
-    top_values,
-    waste_names,
-    waste_table,
-    waste_values,
-)
+from gpumap.cli.tables import Shape
 from gpumap.cli.tables.fits import fit_names, fit_table, fit_values
+from gpumap.cli.tables.map import map_names, map_table, map_values
 from gpumap.cli.tables.summary import summary_table, summary_values
+from gpumap.cli.tables.top import top_names, top_table, top_values
+from gpumap.cli.tables.waste import waste_names, waste_table, waste_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +28,7 @@ class Report:
     values: Callable[[NodeMaps, Shape], object]
     needs: frozenset[str] = frozenset()
     also: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    names: Callable[[NodeMaps, Shape], Sequence[tuple[str, str]]] | None = None
+    names: Callable[[NodeMaps, Shape], Sequence[tuple[str, str]]] = lambda maps, shape: ()
 
     def parts(self, form: str, shape: Shape) -> frozenset[str]:
         """Return the parts of a map to ask a server for."""

@@ -150,7 +150,8 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     findings = in_namespace(node.findings or (), namespace)
     of_rows = {_key_of(one): one for one in reversed(findings) if one.finding != "fault"}
     seen = set()
-    for row in process_rows(node, namespace) if processes else _rows_of_containers(node, namespace):
+    of_containers = (row for _, of_device in rows(node, namespace) for row in of_device)
+    for row in process_rows(node, namespace) if processes else of_containers:
         key = row.on.uuid, row.container, row.owner is Owner.GONE
         seen.add(key)
         yield row._replace(finding=of_rows.get(key))
@@ -165,10 +166,6 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
 
 def _key_of(one: Finding) -> tuple[str | None, ContainerName, bool]:
     return one.uuid, one.name, one.finding == "leftover"
-
-
-def _rows_of_containers(node: Node, namespace: str) -> Iterator[ContainerRow]:
-    return (row for _, of_device in rows(node, namespace) for row in of_device)
 
 
 def gpu_rows(node: Node) -> list[GpuRow]:

@@ -73,21 +73,12 @@ def add_by(group: argparse._ArgumentGroup, by: Sequence[str], *, cluster: bool =
     group.add_argument("--by", metavar="WHAT", type=one_of(*by), help=help_)
 
 
-def add_row_flags(group: argparse._ArgumentGroup, by: Sequence[str], command: str) -> None:
-    """Add the flags that choose between rows and sums of the cluster. `waste` first shows rows, the others sums."""
-    if by:
-        add_by(group, by, cluster=command != "waste")
-    group.add_argument("--node", metavar="NODE", help="With --prometheus: show the rows of one node.")
-    if command != "waste":
-        help_ = "With --prometheus: show the rows of every node instead of sums."
-        group.add_argument("--all", action="store_const", const=True, help=help_)
-
-
 def server_of(given: argparse.Namespace) -> Server:
     """Read the flags and their files. Requires --prometheus. Raises UsageError."""
     from gpumap.cli.prometheus import Server
 
-    address = _address(given.prometheus)
+    address = address_of("--prometheus", given.prometheus)
+    address = address.with_path(re.sub(r"(/api/v1(/query)?)?/*$", "", address.path), keep_query=True)
     who = credentials_of(given, os.environ, "--prometheus", address)
     return Server(
         url=str(address.with_user(None)),
@@ -147,7 +138,28 @@ def without_password(url: str) -> str:
     return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
 
 
-def no_url(url: str) -> str:
+def is_host(host: str | None) -> bool:
+    """Whether a host can have this name: the parts of a DNS name have 1 to 63 characters."""
+    return bool(host) and all(0 < len(part) < 64 for part in str(host).removesuffix(".").split("."))
+
+
+def address_of(flag: str, url: str) -> URL:
+    """Return the URL of a flag. Raises UsageError."""
+    from yarl import URL
+
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{flag} {without_password(url)}: must start with http:// or https://")
+    try:
+        given = URL(url)
+        known = is_host(given.host) and given.port is not None
+    except ValueError:
+        known = False
+    if not known:
+        raise UsageError(f"{flag} {without_password(url)}: {_no_url(url)}")
+    return given
+
+
+def _no_url(url: str) -> str:
     """Return why a URL with http:// or https:// cannot be used."""
     if "@" in url:
         return "is not a URL (in a password, write %2F for / and %40 for @)"
@@ -155,26 +167,3 @@ def no_url(url: str) -> str:
     if port and not (port.isdecimal() and 0 < int(port[:6]) < 1 << 16):
         return "the port must be a number from 1 to 65535"
     return "is not a URL with the name or address of a host" if host or "[" in url else "has no host"
-
-
-def is_host(host: str | None) -> bool:
-    """Whether a host can have this name: the parts of a DNS name have 1 to 63 characters."""
-    return bool(host) and all(0 < len(part) < 64 for part in str(host).removesuffix(".").split("."))
-
-
-def _address(url: str) -> URL:
-    """Return the URL without /api/v1. Raises UsageError."""
-    from yarl import URL
-
-    shown = without_password(url)
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--prometheus {shown}: must start with http:// or https://")
-    try:
-        given = URL(url)
-        known = is_host(given.host) and given.port is not None
-    except ValueError:
-        known = False
-    if not known:
-        raise UsageError(f"--prometheus {shown}: {no_url(url)}")
-    path = re.sub(r"(/api/v1(/query)?)?/*$", "", given.path)
-    return given.with_path(path, keep_query=True)

@@ -38,11 +38,9 @@ def is_printable(document: str) -> bool:
 
 def escape_terminal_controls(document: str) -> str:
     """Give a JSON document with what would steer a terminal written as JSON's own escapes: it means the same."""
-    return document if is_printable(document) else "".join(_escaped(one) for one in document)
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+    if is_printable(document):
+        return document
+    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in document)
 
 
 def contained(text: str) -> str:

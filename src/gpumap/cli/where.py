@@ -16,7 +16,6 @@ from gpumap.cli.output_flags import (
     CLUSTER_INTERVAL,
     OFTEN,
     WATCH_INTERVAL,
-    add_would_fit,
     shape_of,
     sorted_by,
     view_of,
@@ -24,7 +23,7 @@ from gpumap.cli.output_flags import (
 from gpumap.cli.server_flags import (
     HOW_TO_ASK,
     LABEL_MATCH_HELP,
-    add_row_flags,
+    add_by,
     add_server_flags,
     kube_matchers,
     matchers_of,
@@ -78,9 +77,15 @@ def _add_flags(parser: Parser, output: argparse._ArgumentGroup, command: str) ->
         how = add_server_flags(parser, where)
         if by:
             how.add_argument("--label-match", metavar="MATCH", help=LABEL_MATCH_HELP)
-        add_row_flags(where, by, command)
+        if by:
+            add_by(where, by, cluster=command != "waste")
+        where.add_argument("--node", metavar="NODE", help="With --prometheus: show the rows of one node.")
+        if command != "waste":
+            help_ = "With --prometheus: show the rows of every node instead of sums."
+            where.add_argument("--all", action="store_const", const=True, help=help_)
     if command == "waste":
-        add_would_fit(output)
+        help_ = "With --prometheus: show what part of its GPU each pod of the last week would fit."
+        output.add_argument("--would-fit", action="store_true", help=help_)
     add_node_flags(parser)
     leave_to_help_all(parser, HOW_TO_ASK, *NODE_FLAGS)
 

@@ -102,7 +102,10 @@ class PlayedNode:
         if self._pods is not None and not self._pods_api.running:
             self._pods_api.set_pods(answers.pods(self._pods))
             await self._pods_api.start()
-        await self._show_agent(frame)
+        down = contents.down(frame.files).get("second_list")
+        listed = answers.answer(frame.files, contents.SECOND_LIST)
+        if down or listed is not None:
+            await _show_list(self._agent, down, listed)
         await asyncio.to_thread(self._files.show, files_of(frame.files))
         self._show_xids(frame)
 
@@ -112,7 +115,10 @@ class PlayedNode:
         over = asyncio.Event()
         task: asyncio.Task[None] | None = None
         try:
-            await self._show_first()
+            try:
+                await self.show(self._capture.frames[0])
+            except OSError as error:  # for example a full disk
+                raise FatalError(f"cannot play the node: {error.filename}: {error.strerror}") from error
             play = repeated(self._capture.frames) if play is None else play
             task = asyncio.create_task(self._play(play, over), name="gpumap-played-node")
             yield
@@ -121,12 +127,6 @@ class PlayedNode:
             if task is not None:
                 await task  # not cancelled: its own thread may be writing files
             await self.stop()
-
-    async def _show_first(self) -> None:
-        try:
-            await self.show(self._capture.frames[0])
-        except OSError as error:  # for example a full disk
-            raise FatalError(f"cannot play the node: {error.filename}: {error.strerror}") from error
 
     async def stop(self) -> None:
         await self._kubelet.stop()
@@ -169,12 +169,6 @@ class PlayedNode:
         self._starts = starts
         down = contents.down(frame.files).get("kubelet")
         await _show_list(self._kubelet, down, None if down else answers.answer(frame.files, contents.LIST))
-
-    async def _show_agent(self, frame: Frame) -> None:
-        down = contents.down(frame.files).get("second_list")
-        listed = answers.answer(frame.files, contents.SECOND_LIST)
-        if down or listed is not None:
-            await _show_list(self._agent, down, listed)
 
 
 async def _show_list(server: fake.FakeKubelet, down: contents.Down | None, listed: bytes | None) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpumap.model.errors import FatalError
+from gpumap.model.grouping import grouped
 
 Content = bytes | str | None
 """A file's bytes, a link's target, or a folder."""
@@ -48,7 +49,7 @@ class NodeFiles:
         self.staging.mkdir(exist_ok=True)
         for path in _tops([path for path, content in self._shown.items() if not _stays(content, wanted, path)]):
             self._remove(path)
-        below = _below(wanted)
+        below = grouped((path.rpartition("/")[0], path) for path in wanted)  # what is in each folder
         for path, content in wanted.items():
             if path not in self._shown or not _same(self._shown[path], content):
                 self._add(path, wanted, below)
@@ -90,14 +91,6 @@ def parents(path: str) -> list[str]:
     """The folders above a path, the first one first."""
     steps = path.split("/")
     return ["/".join(steps[:number]) for number in range(1, len(steps))]
-
-
-def _below(wanted: Iterable[str]) -> dict[str, list[str]]:
-    """What is in each folder."""
-    found: dict[str, list[str]] = {}
-    for path in wanted:
-        found.setdefault(path.rpartition("/")[0], []).append(path)
-    return found
 
 
 def _same(before: Content, after: Content) -> bool:

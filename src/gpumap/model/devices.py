@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec import structs
 
-from gpumap.model.node import OTHER, ContainerOnDevice, Device, Node, OtherUse, OwnerUse, Process, Workload
+from gpumap.model.grouping import grouped
+from gpumap.model.node import OTHER, ContainerOnDevice, Device, Node, OtherUse, OwnerUse, Process
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, Owner, Source
 
@@ -59,9 +60,7 @@ def node_devices(node: Node) -> Iterator[NodeDevice]:
 
 def with_processes(node: Node, found: Iterable[Process]) -> Node:
     """Return the node with the processes of its devices."""
-    on_device: dict[Uuid, list[Process]] = {}
-    for one in found:
-        on_device.setdefault(one.uuid, []).append(one)
+    on_device = grouped((one.uuid, one) for one in found)
     devices = (structs.replace(one, processes=tuple(on_device.get(one.uuid, ()))) for one in node.devices)
     return structs.replace(node, devices=tuple(devices))
 
@@ -97,10 +96,8 @@ def other_uses(device: Device) -> Iterator[OtherUse]:
     """Return other use by owner, then by container. Leaves out owners without memory and processes."""
     users = {one.name: one for one in device.containers if one.use}
     for owner in device.owners:
-        rest: dict[ContainerName, list[Process]] = {}
-        for one in device.processes:
-            if one.owner == owner.owner and not _is_in_row(one, users):
-                rest.setdefault(container_of(one), []).append(one)
+        of_owner = (one for one in device.processes if one.owner == owner.owner and not _is_in_row(one, users))
+        rest = grouped((container_of(one), one) for one in of_owner)
         if owner.owner is Owner.UNACCOUNTED or (owner.owner is Owner.SIBLING and not rest):
             if owner.memory_bytes:
                 yield OtherUse(*NO_CONTAINER, owner.owner, owner.memory_bytes)
@@ -131,11 +128,8 @@ def _of_processes(owner: Owner, name: ContainerName, processes: Sequence[Process
 def _host_uses(device: Device) -> Iterator[OtherUse]:
     """Return the work outside pods. Processes without a name in the map belong to `other`."""
     named = {one.work for one in device.host}
-    pids: dict[Workload, list[int]] = {}
-    for process in device.processes:
-        if process.owner is Owner.HOST:
-            work = process.work if process.work in named else None
-            pids.setdefault(work or OTHER, []).append(process.pid)
+    of_host = (one for one in device.processes if one.owner is Owner.HOST)
+    pids = grouped((one.work if one.work and one.work in named else OTHER, one.pid) for one in of_host)
     for one in device.host:
         yield OtherUse(
             *NO_CONTAINER,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gpumap.model.grouping import grouped
+
 ELLIPSIS = "…"
 UNKNOWN = "-"
 """A value that is not known, never 0."""
@@ -72,9 +74,7 @@ def of_nodes(names: Sequence[str]) -> str:
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
     """Return a sentence for each reason, with the nodes that have it. Takes pairs of node and reason."""
-    nodes: dict[str, list[str]] = {}
-    for node, reason in reasons:
-        nodes.setdefault(reason, []).append(node)
+    nodes = grouped((reason, node) for node, reason in reasons)
     return [f"{of_nodes(names)}: {reason}" for reason, names in nodes.items()]
 
 

@@ -85,11 +85,7 @@ def add_bill(commands: Commands) -> None:
     where = bill.add_argument_group("source")
     add_server_flags(bill, where, required=True)
     leave_to_help_all(bill, HOW_TO_ASK)
-    where.add_argument(
-        "--label-match",
-        metavar="MATCH",
-        help=LABEL_MATCH_HELP,
-    )
+    where.add_argument("--label-match", metavar="MATCH", help=LABEL_MATCH_HELP)
     where.add_argument(
         "--resolution", metavar="DURATION", default="1m", help="Step of the queries, 1m to 10m. (default: 1m)"
     )

@@ -28,6 +28,7 @@ from gpumap.cli.bill.promql import (
 from gpumap.cli.kube_state import unlisted
 from gpumap.cli.sort_keys import BILL_ORDERS, BY_NAME
 from gpumap.cli.tables.layout import SortKey, in_order
+from gpumap.model.grouping import grouped
 from gpumap.model.shown import listed
 
 Pod = tuple[str, str]
@@ -211,9 +212,7 @@ def _works(growth: Growth) -> Iterator[tuple[Key, Amounts]]:
 
 def _lines(charged: Mapping[Key, Amounts], group: Callable[[Key], Group]) -> tuple[Line, ...]:
     """The groups by name; pods without the label are last."""
-    found: dict[Group, list[Amounts]] = {}
-    for key, amounts in charged.items():
-        found.setdefault(group(key), []).append(amounts)
+    found = grouped((group(key), amounts) for key, amounts in charged.items())
     order = sorted(found, key=lambda one: tuple((part is None, part or "") for part in one))
     return tuple(Line(one, _total(found[one])) for one in order)
 

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
 from gpumap.cli.bill.counting import Gap, Increases
@@ -167,7 +167,7 @@ async def _added(server: Prometheus, counter: Counter, expression: str, window: 
         return await server.instant(sum_of_steps(expression, part.end - part.start, part.step_seconds), part.end)
 
     found: dict[Key, float] = {}
-    for row in _all(await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * window.step_seconds, ask)):
+    for row in itertools.chain(*await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * window.step_seconds, ask)):
         key = _key(counter, row)
         found[key] = found.get(key, 0.0) + sum(_parsed(server, value) for _, value in row.points)
     return found
@@ -189,15 +189,11 @@ async def _rows_of_steps(server: Prometheus, expression: str, window: Window) ->
     async def ask(part: Window) -> list[Row]:
         return await server.range(expression, part.start + step, part.end, step)
 
-    rows = _all(await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * step, ask))
+    rows = list(itertools.chain(*await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * step, ask)))
     moments = {moment for row in rows for moment, _ in row.points}
     if any((moment - window.start) % step or not window.start < moment <= window.end for moment in moments):
         raise FatalError(f"{server.url} answered for other times than gpumap asked for")
     return rows
-
-
-def _all(answers: Iterable[Iterable[Row]]) -> list[Row]:
-    return [row for rows in answers for row in rows]
 
 
 def _parsed(server: Prometheus, text: str) -> float:
@@ -205,10 +201,8 @@ def _parsed(server: Prometheus, text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number):
+    if not 0 <= number < math.inf:
         raise FatalError(f'{server.url} answered "{text:.40}", which is not a value of a counter')
-    if number < 0:
-        raise FatalError(f"{server.url} answered {text:.40}, which is not a value of a counter")
     return number
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from gpumap.cli.bill.counting import LABEL, Amounts, Bill
+from gpumap.cli.bill.counting import LABEL, Amounts, Bill, Line
 from gpumap.cli.tables.layout import Column, Shape, joined, notes, table
 from gpumap.model.shown import UNKNOWN, percent, printable
 
@@ -62,33 +62,24 @@ def _of(bill: Bill) -> tuple[_Amount, ...]:
     return _WORK_AMOUNTS if bill.is_of_work else _AMOUNTS
 
 
-class _Row(NamedTuple):
-    """A line of the table: the cells that name it, and its amounts."""
-
-    names: Sequence[str]
-    amounts: Amounts
-    total: bool = False
-
-
 def bill_table(bill: Bill, shape: Shape) -> str:
     """The lines and their total. Below: what the lines do not contain."""
-    rows = [_Row([_name(part) for part in line.group], line.amounts) for line in bill.lines]
-    rows.append(_Row([TOTAL, *([""] * (len(bill.columns) - 1))], bill.total, total=True))
-    lines = table(_columns(bill), rows, shape, lambda row: "bold" if row.total else "")
+    total = Line((TOTAL, *([""] * (len(bill.columns) - 1))), bill.total)
+    lines = table(_columns(bill), [*bill.lines, total], shape, lambda line: "bold" if line is total else "")
     return joined([lines if bill.lines else _NONE, notes(_foot(bill), shape.screen)])
 
 
-def _columns(bill: Bill) -> list[Column[_Row]]:
-    def name(place: int) -> Callable[[_Row], str]:
-        return lambda row: row.names[place]
+def _columns(bill: Bill) -> list[Column[Line]]:
+    def name(place: int) -> Callable[[Line], str]:
+        return lambda line: _name(line.group[place])
 
-    def amount(one: _Amount) -> Callable[[_Row], str]:
-        return lambda row: one.show(one.read(row.amounts))
+    def amount(one: _Amount) -> Callable[[Line], str]:
+        return lambda line: one.show(one.read(line.amounts))
 
     columns = [Column(title.upper(), name(place), name=True) for place, title in enumerate(bill.columns)]
     columns += [Column(one.title, amount(one)) for one in _of(bill) if one.title]
     if bill.request.price is not None:
-        columns.append(Column("COST", lambda row: _shown(bill.cost(row.amounts))))
+        columns.append(Column("COST", lambda line: _shown(bill.cost(line.amounts))))
     return columns
 
 

@@ -6,17 +6,18 @@ come with the map; `gpumap.model.remedies` is their only table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from msgspec import Struct
-
-from gpumap.cli.doctor.gpu_checks import Outcome, Result, gpu_results, result_of
-from gpumap.cli.tables.fleets import NamedNode
+from gpumap.cli.doctor.gpu_checks import Result, gpu_results
+from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.tables.fleets import values_of
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
 from gpumap.model.gaps import use_known
-from gpumap.model.node import VERSION, Gpu, Node, SourceHealth
+from gpumap.model.grouping import grouped
+from gpumap.model.node import Gpu, Node, SourceHealth
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.shown import counted, listed
 from gpumap.model.terms import Source
@@ -27,9 +28,10 @@ SECOND_LIST = "pod_resources_"
 """Beginning of the reasons of the second List, which are the kubelet's: the kubelet itself answers."""
 _NO_ANSWER = SourceHealth("")
 """A source that the node does not have."""
+_NO_GPU_ANSWERS = Result("unknown", "", "no GPU answers")
 
 
-Judge = Callable[[Node, Facts | None], Outcome | None]
+Judge = Callable[[Node, Facts | None], Result | None]
 
 
 class Check(NamedTuple):
@@ -40,16 +42,6 @@ class Check(NamedTuple):
     required: bool = False
     of_kubelet: bool = False
     """It is of no use on a machine without a kubelet (--no-kubelet)."""
-
-
-class DoctorValues(Struct, frozen=True, kw_only=True):
-    """What -o json prints."""
-
-    version: int = VERSION
-    timestamp: float
-    node: NamedNode
-    ok: bool
-    checks: tuple[Result, ...]
 
 
 def examine(node_map: Node, facts: Facts | None) -> tuple[Result, ...]:
@@ -71,20 +63,15 @@ def works(results: Iterable[Result]) -> bool:
     return all(one.state in ("ok", "degraded") for one in results if one.required)
 
 
-def as_values(node_map: Node, results: tuple[Result, ...]) -> DoctorValues:
-    """Return the results for scripts."""
-    return DoctorValues(
-        timestamp=node_map.timestamp,
-        node=NamedNode(node_map.name, node_map.internal_ip),
-        ok=works(results),
-        checks=results,
-    )
+def doctor_values(maps: NodeMaps, results: Sequence[Result]) -> dict[str, object]:
+    """Return the results of a node for scripts."""
+    return values_of(maps, ok=works(results), checks=[{"check": one.check, **one._asdict()} for one in results])
 
 
 def _results(checks: Iterable[Check], node_map: Node, facts: Facts | None) -> Iterator[Result]:
     for check in _of_node(checks, node_map):
         if outcome := check.judge(node_map, facts):
-            yield result_of(check.name, outcome, required=check.required)
+            yield outcome._replace(check=check.name, required=check.required)
 
 
 def _of_node(checks: Iterable[Check], node_map: Node) -> Iterator[Check]:
@@ -95,15 +82,15 @@ def _stale(node_map: Node) -> Iterator[Result]:
     """What is required has failed while nothing new is known. Of everything else, what was known is too old."""
     for check in _of_node(DRIVER_CHECKS, node_map):
         if check.required:
-            yield result_of(check.name, Outcome("failed", why=node_map.stale or ""), required=True)
+            yield Result("failed", why=node_map.stale or "", check=check.name, required=True)
     for check in _of_node(OPTIONAL_CHECKS, node_map):
-        yield result_of(check.name, Outcome("unknown", why="the last data is too old"))
+        yield Result("unknown", why="the last data is too old", check=check.name)
 
 
 # --- what is required -------------------------------------------------------------------------------------------------
 
 
-def _kubelet(node_map: Node, facts: Facts | None) -> Outcome:
+def _kubelet(node_map: Node, facts: Facts | None) -> Result:
     source = _source(node_map, Source.KUBELET)
     if not source.up:
         return _down(source)
@@ -114,11 +101,11 @@ def _kubelet(node_map: Node, facts: Facts | None) -> Outcome:
     seen += [f"{counted(pods, 'pod')} with GPUs"]
     seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else "slots offered on devices: unknown"]
     if source.reason.startswith(SECOND_LIST):
-        return Outcome("ok", ", ".join(seen))
+        return Result("ok", ", ".join(seen))
     return _answered(source, ", ".join(seen))
 
 
-def _nvml(node_map: Node, _: Facts | None) -> Outcome:
+def _nvml(node_map: Node, _: Facts | None) -> Result:
     source = _source(node_map, Source.NVML)
     if not source.up:
         return _down(source)
@@ -130,27 +117,20 @@ def _nvml(node_map: Node, _: Facts | None) -> Outcome:
     seen = "driver {}, CUDA {}".format(*(version or "unknown" for version in versions))
     seen += f", {counted(len(faults), 'GPU')}, {counted(leaves, 'device')} readable"
     if not faults:
-        return Outcome("degraded", seen, "the driver lists no GPU: the node has none, or the container has no access")
+        return Result("degraded", seen, "the driver lists no GPU: the node has none, or the container has no access")
     if down:
         state = "failed" if len(down) == len(faults) else "degraded"
         why = f"{len(down)} of {len(faults)} GPUs down ({', '.join(sorted(set(down)))}): see below"
-        return Outcome(state, seen, why, source.remedy)
+        return Result(state, seen, why, source.remedy)
     return _answered(source, seen)
 
 
 # --- the ladder -------------------------------------------------------------------------------------------------------
 
 
-def _device_checkpoint(node_map: Node, facts: Facts | None) -> Outcome:
-    return _pod_identity(node_map, "device_checkpoint", "checkpoint_", facts.checkpoint if facts else Answer())
-
-
-def _pod_logs(node_map: Node, facts: Facts | None) -> Outcome:
-    return _pod_identity(node_map, "pod_logs", "pod_logs_", facts.pod_logs if facts else Answer())
-
-
-def _pod_identity(node_map: Node, capability: str, prefix: str, answer: Answer) -> Outcome:
+def _pod_identity(capability: str, prefix: str, node_map: Node, facts: Facts | None) -> Result:
     """Judge one of the two sources of pod identity, by its reasons in the map and by its answer here."""
+    answer = Answer() if facts is None else facts.pod_logs if capability == "pod_logs" else facts.checkpoint
     source = _source(node_map, Source.POD_IDENTITY)
     reported = source.reason
     reason, detail = (reported, source.detail) if reported.startswith(prefix) else ("", "")
@@ -158,12 +138,12 @@ def _pod_identity(node_map: Node, capability: str, prefix: str, answer: Answer) 
         reason, detail = answer.reason, answer.detail
     if node_map.capabilities.get(capability):
         if not reason:
-            return Outcome("ok", answer.seen or "read")
-        return Outcome("degraded", answer.seen, _words(reason, detail), _identity_remedy(node_map, capability, reason))
+            return Result("ok", answer.seen or "read")
+        return Result("degraded", answer.seen, _words(reason, detail), _identity_remedy(node_map, capability, reason))
     remedy = _identity_remedy(node_map, capability, reason)
     if reported and not reason and not source.up and not reported.startswith(("checkpoint_", "pod_logs_")):
         reason, detail = reported, source.detail
-    return Outcome(_state_of(reason), answer.seen, _words(reason or "not read", detail), remedy)
+    return Result(_state_of(reason), answer.seen, _words(reason or "not read", detail), remedy)
 
 
 def _identity_remedy(node_map: Node, capability: str, reason: str) -> str | None:
@@ -175,19 +155,19 @@ def _identity_remedy(node_map: Node, capability: str, reason: str) -> str | None
 def _requested(source: Source, prefix: str, fact: Callable[[Facts], Answer | None]) -> Judge:
     """Judge a part of a source that a flag turns on. A map shows it only while it fails."""
 
-    def judge(node_map: Node, facts: Facts | None) -> Outcome | None:
+    def judge(node_map: Node, facts: Facts | None) -> Result | None:
         reported, answer = _source(node_map, source), fact(facts) if facts else None
         reason, detail = (reported.reason, reported.detail) if reported.reason.startswith(prefix) else ("", "")
         if answer is not None:
             reason, detail = answer.reason, answer.detail
         if not reason:
-            return Outcome("ok", answer.seen) if answer else None
-        return Outcome(_state_of(reason), "", _words(reason, detail), remedies.SOURCES[source].get(reason))
+            return Result("ok", answer.seen) if answer else None
+        return Result(_state_of(reason), "", _words(reason, detail), remedies.SOURCES[source].get(reason))
 
     return judge
 
 
-def _push(node_map: Node, facts: Facts | None) -> Outcome:
+def _push(node_map: Node, facts: Facts | None) -> Result:
     """Judge whether allocations start a collection: of an agent by its map, else by what this process may do."""
     if facts is not None:
         answer, why = facts.push, _words(facts.push.reason, facts.push.detail)
@@ -197,81 +177,74 @@ def _push(node_map: Node, facts: Facts | None) -> Outcome:
         answer = Answer(reason="directory_missing")
         why = "--no-push is set, or gpumap can watch no directory: see the agent's log"
     if not answer.reason:
-        return Outcome("ok", answer.seen)
-    return Outcome(_state_of(answer.reason), "", why, remedies.PUSH.get(answer.reason))
+        return Result("ok", answer.seen)
+    return Result(_state_of(answer.reason), "", why, remedies.PUSH.get(answer.reason))
 
 
-def _proc(node_map: Node, _: Facts | None) -> Outcome:
+def _proc(node_map: Node, _: Facts | None) -> Result:
     source = _source(node_map, Source.PROCFS)
     return _answered(source, "read") if source.up else _down(source)
 
 
-def _pid_visibility(node_map: Node, _: Facts | None) -> Outcome:
+def _pid_visibility(node_map: Node, _: Facts | None) -> Result:
     reason = node_map.pid_visibility_reason
     if node_map.capabilities.get("pid_visibility"):
-        return Outcome("ok", reason or "processes of other containers are visible")
+        return Result("ok", reason or "processes of other containers are visible")
     remedy = node_map.remedies.get("pid_visibility") or remedies.CAPABILITIES["pid_visibility"]
-    return Outcome("missing", "", reason or "processes of other containers are not visible", remedy)
+    return Result("missing", "", reason or "processes of other containers are not visible", remedy)
 
 
-def _process_utilization(node_map: Node, _: Facts | None) -> Outcome:
+def _process_utilization(node_map: Node, _: Facts | None) -> Result:
     """Say which call of the driver gives SM time, on which GPUs."""
-    by_call: dict[str | None, list[int]] = {}
-    for gpu in _readable(node_map):
-        if not gpu.partitioned:
-            by_call.setdefault(gpu.samples_from, []).append(gpu.index)
+    by_call = grouped((gpu.samples_from, gpu.index) for gpu in _readable(node_map) if not gpu.partitioned)
     if not _readable(node_map):
-        return _no_gpu_answers()
+        return _NO_GPU_ANSWERS
     if not by_call:
-        return Outcome("not needed", "", "every GPU is partitioned, and no driver reports SM time on MIG devices")
+        return Result("not needed", "", "every GPU is partitioned, and no driver reports SM time on MIG devices")
     on = {
         call: f"GPU {', '.join(map(str, indexes))}" if len(by_call) > 1 else counted(len(indexes), "GPU")
         for call, indexes in by_call.items()
     }
     seen = "; ".join(f"SM time by {call} on {gpus}" for call, gpus in on.items() if call)
     if None not in on:
-        return Outcome("ok", seen)
+        return Result("ok", seen)
     why = f"SM time is not available on {on[None]}: the driver does not report it for processes"
-    return Outcome("degraded" if seen else "missing", seen, why, remedies.CAPABILITIES["process_utilization"])
+    return Result("degraded" if seen else "missing", seen, why, remedies.CAPABILITIES["process_utilization"])
 
 
-def _gpm(node_map: Node, _: Facts | None) -> Outcome:
+def _gpm(node_map: Node, _: Facts | None) -> Result:
     """GPUs before Hopper have no GPM. There is nothing to repair, and a map does not show the age of a GPU."""
     if node_map.capabilities.get("gpm"):
         measured = sum(device.activity is not None for device in node_map.devices)
-        return Outcome("ok", f"activity of SMs, tensor cores and memory, on {counted(measured, 'device')}")
+        return Result("ok", f"activity of SMs, tensor cores and memory, on {counted(measured, 'device')}")
     why = "no GPU reports the activity of its engines: GPM requires Hopper or later, without --nvml-release"
-    return _not_collected(node_map, "gpm") or Outcome("not needed", "", why, node_map.remedies.get("gpm"))
+    return _not_collected(node_map, "gpm") or Result("not needed", "", why, node_map.remedies.get("gpm"))
 
 
-def _xid_events(node_map: Node, _: Facts | None) -> Outcome:
+def _xid_events(node_map: Node, _: Facts | None) -> Result:
     if node_map.capabilities.get("xid_events"):
-        return Outcome("ok", f"registered on {counted(len(node_map.xids), 'GPU')}")
+        return Result("ok", f"registered on {counted(len(node_map.xids), 'GPU')}")
     why = (
         "no listener: the driver does not support it (WSL, vGPU guests), or gpumap releases the driver (--nvml-release)"
     )
     remedy = node_map.remedies.get("xid_events")
-    return _not_collected(node_map, "health") or Outcome("missing", "", why, remedy)
+    return _not_collected(node_map, "health") or Result("missing", "", why, remedy)
 
 
-def _not_collected(node_map: Node, group: str) -> Outcome | None:
+def _not_collected(node_map: Node, group: str) -> Result | None:
     """Return why nothing of a group of metrics can be judged; `None` if it can."""
     if node_map.collect is not None and group not in node_map.collect:
-        return Outcome("not needed", "", f"--collect leaves out the group {group}")
-    return None if _readable(node_map) else _no_gpu_answers()
+        return Result("not needed", "", f"--collect leaves out the group {group}")
+    return None if _readable(node_map) else _NO_GPU_ANSWERS
 
 
-def _no_gpu_answers() -> Outcome:
-    return Outcome("unknown", "", "no GPU answers")
-
-
-def _unmatched_slots(node_map: Node, _: Facts | None) -> Outcome | None:
+def _unmatched_slots(node_map: Node, _: Facts | None) -> Result | None:
     """Slots on no device have a line for each reason instead."""
     if node_map.unmatched:
         return None
     if not _source(node_map, Source.KUBELET).up:
-        return Outcome("unknown", "", "the kubelet does not answer: the assignments are not known")
-    return Outcome("ok", "every slot matches a device")
+        return Result("unknown", "", "the kubelet does not answer: the assignments are not known")
+    return Result("ok", "every slot matches a device")
 
 
 def _unmatched_by_reason(node_map: Node) -> Iterator[Result]:
@@ -280,44 +253,44 @@ def _unmatched_by_reason(node_map: Node) -> Iterator[Result]:
         slots = counted(sum(entry.slots for entry in of_reason), "slot")
         resources = ", ".join(sorted({entry.resource for entry in of_reason}))
         why = f"{reason}: {listed(sorted({f'{entry.namespace}/{entry.pod}' for entry in of_reason}))}"
-        outcome = Outcome("degraded", f"{slots} of {resources}", why, of_reason[0].remedy)
-        yield result_of(UNMATCHED_BY_REASON.replace("<reason>", reason), outcome)
+        check = UNMATCHED_BY_REASON.replace("<reason>", reason)
+        yield Result("degraded", f"{slots} of {resources}", why, of_reason[0].remedy, check)
 
 
 # --- more privileges than gpumap needs: a warning in a container; a shell has the rights of its user ------------------
 
 
-def _capabilities(_: Node, facts: Facts | None) -> Outcome | None:
+def _capabilities(_: Node, facts: Facts | None) -> Result | None:
     if facts is None:
         return None
     held, count = facts.privileges, len(facts.privileges.capabilities)
     if held.bare_host:
         of_uid = f"uid {held.uid}, {counted(count, 'capability', 'capabilities')}"
-        return Outcome("ok", f"{of_uid}, of this shell")
+        return Result("ok", f"{of_uid}, of this shell")
     if not count:
-        return Outcome("ok", f"uid {held.uid}, no capability")
+        return Result("ok", f"uid {held.uid}, no capability")
     privileged = " (privileged)" if "SYS_ADMIN" in held.capabilities else ""
     seen = f"uid {held.uid}{privileged}, {listed(held.capabilities, 4)}"
     remedy = "Set `securityContext: {privileged: false, capabilities: {drop: [ALL]}}`, as the chart does."
-    return Outcome("warning", seen, "gpumap needs none", remedy)
+    return Result("warning", seen, "gpumap needs none", remedy)
 
 
-def _api_token(_: Node, facts: Facts | None) -> Outcome | None:
+def _api_token(_: Node, facts: Facts | None) -> Result | None:
     if (held := _of_container(facts)) is None:
         return None
     if not held.api_token:
-        return Outcome("ok", "none is mounted")
+        return Result("ok", "none is mounted")
     remedy = "Set `automountServiceAccountToken: false`, as the chart does."
-    return Outcome("warning", held.api_token, "gpumap does not use the API server", remedy)
+    return Result("warning", held.api_token, "gpumap does not use the API server", remedy)
 
 
-def _runtime_socket(_: Node, facts: Facts | None) -> Outcome | None:
+def _runtime_socket(_: Node, facts: Facts | None) -> Result | None:
     if (held := _of_container(facts)) is None:
         return None
     if not held.runtime_sockets:
-        return Outcome("ok", "none is mounted")
+        return Result("ok", "none is mounted")
     why = "write access to it controls the node, and gpumap does not use it"
-    return Outcome("warning", ", ".join(held.runtime_sockets), why, "Do not mount it.")
+    return Result("warning", ", ".join(held.runtime_sockets), why, "Do not mount it.")
 
 
 def _of_container(facts: Facts | None) -> Privileges | None:
@@ -332,8 +305,8 @@ DRIVER_CHECKS = (
 )
 """Before those of each GPU, which are in `gpu_checks.GPU_CHECKS`."""
 OPTIONAL_CHECKS = (
-    Check("device_checkpoint", _device_checkpoint, of_kubelet=True),
-    Check("pod_logs", _pod_logs, of_kubelet=True),
+    Check("device_checkpoint", partial(_pod_identity, "device_checkpoint", "checkpoint_"), of_kubelet=True),
+    Check("pod_logs", partial(_pod_identity, "pod_logs", "pod_logs_"), of_kubelet=True),
     Check("push", _push, of_kubelet=True),
     Check("proc", _proc),
     Check("pid_visibility", _pid_visibility),
@@ -363,16 +336,16 @@ def _source(node_map: Node, source: Source) -> SourceHealth:
     return next((one for one in node_map.sources if one.source == source.value), _NO_ANSWER)
 
 
-def _down(source: SourceHealth) -> Outcome:
+def _down(source: SourceHealth) -> Result:
     reason = source.reason or "unknown"
-    return Outcome(_state_of(reason), "", _words(reason, source.detail), source.remedy)
+    return Result(_state_of(reason), "", _words(reason, source.detail), source.remedy)
 
 
-def _answered(source: SourceHealth, seen: str) -> Outcome:
+def _answered(source: SourceHealth, seen: str) -> Result:
     """Judge a source that answers, and may complain nevertheless."""
     if source.reason:
-        return Outcome("degraded", seen, _words(source.reason, source.detail), source.remedy)
-    return Outcome("ok", seen)
+        return Result("degraded", seen, _words(source.reason, source.detail), source.remedy)
+    return Result("ok", seen)
 
 
 def _state_of(reason: str) -> str:

@@ -5,37 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from gpumap.model.check import faults
 from gpumap.model.findings import condition_of
 from gpumap.model.node import Gpu, Node
 from gpumap.model.readings import Uuid
 
 
-class Outcome(NamedTuple):
-    """What a check found. `state`: ok, degraded, missing, failed, warning (more rights than gpumap needs; errors that
-    were counted), not needed, unknown."""
+class Result(NamedTuple):
+    """What a check found: a line of `gpumap doctor`. `check` is its name, and `required` whether it must work.
+
+    `state`: ok, degraded, missing, failed, warning (more rights than gpumap needs; errors that were counted), not
+    needed, unknown.
+    """
 
     state: str
     seen: str = ""
     why: str | None = None
     remedy: str | None = None
-
-
-class Result(Struct, frozen=True):
-    """A line of `gpumap doctor`: the name of a check, and its outcome."""
-
-    check: str
-    state: str
-    required: bool
-    seen: str
-    why: str | None = None
-    remedy: str | None = None
-
-
-def result_of(name: str, outcome: Outcome, *, required: bool = False) -> Result:
-    return Result(name, outcome.state, required, outcome.seen, outcome.why, outcome.remedy)
+    check: str = ""
+    required: bool = False
 
 
 GPU_CHECKS = {
@@ -55,8 +43,9 @@ def gpu_results(node_map: Node) -> Iterator[Result]:
     for fault in faults(node_map):
         condition, gpu = condition_of(fault), gpus.get(Uuid(fault.uuid or ""))
         name = "gpu/<index>" if condition == "down" else f"gpu/<index>/{condition}"
-        outcome = Outcome(GPU_CHECKS[name], _identity(gpu) if gpu else "", f"{fault.reason}: {fault.why}", fault.remedy)
-        yield result_of(name.replace("<index>", str(gpu.index) if gpu else "?"), outcome)
+        seen, why = _identity(gpu) if gpu else "", f"{fault.reason}: {fault.why}"
+        check = name.replace("<index>", str(gpu.index) if gpu else "?")
+        yield Result(GPU_CHECKS[name], seen, why, fault.remedy, check)
 
 
 def _identity(gpu: Gpu) -> str:

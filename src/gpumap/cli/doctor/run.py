@@ -9,10 +9,8 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-import msgspec
-
 from gpumap.cli import painting
-from gpumap.cli.doctor.checks import as_values, examine, works
+from gpumap.cli.doctor.checks import doctor_values, examine, works
 from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMapStream
 from gpumap.cli.server_flags import refuse_details
@@ -51,8 +49,7 @@ async def _examine(
     if form == "table":
         text = doctor_table(results, replace(shape, screen=painting.screen_of_stdout()))
     else:
-        values = msgspec.to_builtins(as_values(node_map, results))
-        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(doctor_values(maps, results), indent=2, ensure_ascii=False) + "\n"
     print(end=text, flush=True)
     painting.warn_if_stale(maps)
     return 0 if works(results) else 1

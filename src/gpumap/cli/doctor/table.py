@@ -30,7 +30,8 @@ def doctor_table(results: Sequence[Result], shape: Shape) -> str:
     for one in results:
         narrow = shape.screen.columns is not None and shape.screen.columns - indent < _room_needed(one)
         name = contained(one.check)
-        state = shape.screen.paint(one.state, _colour(one)) + " " * (second - len(one.state))
+        colour = "red" if one.required and one.state == "missing" else _COLOURS.get(one.state, "")
+        state = shape.screen.paint(one.state, colour) + " " * (second - len(one.state))
         texts = _texts(one, _INDENT if narrow else indent, shape)
         beside = "" if narrow else texts.pop(0)
         lines.append(f"{name}{' ' * (first - cells(name))}   {state}   {beside}".rstrip())
@@ -54,10 +55,6 @@ def _room_needed(one: Result) -> int:
     return max(_NARROWEST, *map(cells, words))
 
 
-def _colour(one: Result) -> str:
-    return "red" if one.required and one.state == "missing" else _COLOURS.get(one.state, "")
-
-
 def _summary(results: Sequence[Result]) -> str:
     """Return the GPUs that fail, whether everything works that is required, and the page that has more.
 
@@ -69,15 +66,10 @@ def _summary(results: Sequence[Result]) -> str:
     worse = [contained(one.check) for one in results if one.state not in _FINE and one.check not in named]
     said = [f"GPU {contained(one.check.split('/')[1])} fails: {contained(one.why or 'unknown')}." for one in gpus]
     if broken:
-        said.append(
-            f"{' and '.join(broken)} {'does' if len(broken) == 1 else 'do'} not work, but {_is(broken)} required."
-        )
+        do, are = ("does", "is") if len(broken) == 1 else ("do", "are")
+        said.append(f"{' and '.join(broken)} {do} not work, but {are} required.")
     else:
         said.append("gpumap has all that it requires." + (f" Check also: {', '.join(worse)}." if worse else ""))
     if gpus or broken or worse:
         said.append(_GUIDE)
     return " ".join(said)
-
-
-def _is(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"

@@ -21,6 +21,7 @@ from gpumap.model import remedies
 from gpumap.model.devices import NO_CONTAINER, place_of, sources_up, with_others
 from gpumap.model.findings import in_order, why_of
 from gpumap.model.gaps import gaps_of
+from gpumap.model.grouping import grouped
 from gpumap.model.node import (
     ContainerOnDevice,
     Device,
@@ -450,12 +451,14 @@ def _unmatched(found: NodeSeries) -> Iterator[UnmatchedSlots]:
 def _findings(found: NodeSeries, indices: Mapping[str, int]) -> Iterator[Finding]:
     """Return the findings, without their evidence. `indices` are those of the GPUs."""
     now = found.target.collected_at
+    # The names of a finding were empty, and the scrape honors no labels, if they are gpumap's own.
+    own = [found.target.labels.get(label, "") for label in queries.CONTAINER]
     for labels, since in found.of(queries.FINDING_SINCE).items():
         kind, reason, *name, uuid = labels
         if kind not in FINDINGS:
             continue  # no server that heeds the query answers this
         yield Finding(
-            *(NO_CONTAINER if _is_own(name, found) else name),
+            *(NO_CONTAINER if name == own else name),
             finding=kind,
             reason=reason,
             uuid=Uuid(uuid) if uuid else None,
@@ -465,11 +468,6 @@ def _findings(found: NodeSeries, indices: Mapping[str, int]) -> Iterator[Finding
             why=why_of(kind, reason, max(now - since, 0.0)),
             remedy=remedies.of_finding(kind, reason, indices.get(uuid)),
         )
-
-
-def _is_own(name: Sequence[str], found: NodeSeries) -> bool:
-    """Return whether these are gpumap's own names: those of a finding were empty, and the scrape honors no labels."""
-    return [*name] == [found.target.labels.get(label, "") for label in queries.CONTAINER]
 
 
 # --- gaps: what a gpumap that answers does not report, because groups or families are not served ----------------------
@@ -512,10 +510,7 @@ def gaps(found: NodeSeries, node: Node, parts: Collection[str], namespace: str, 
 
 def duplicate_devices(nodes: Iterable[Node]) -> dict[str, list[str]]:
     """Return devices that more than one node has, which is impossible, and the nodes."""
-    names: dict[str, list[str]] = {}
-    for one in nodes:
-        for device in one.devices:
-            names.setdefault(device.uuid, []).append(one.name)
+    names = grouped((device.uuid, one.name) for one in nodes for device in one.devices)
     return {uuid: several for uuid, several in names.items() if len(several) > 1}
 
 

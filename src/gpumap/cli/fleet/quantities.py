@@ -86,12 +86,8 @@ def sharers(match: str) -> str:
     )
 
 
-def _sum_of(own: tuple[str, ...], name: str, *only: str) -> Callable[[Grouping], str]:
-    return lambda grouping: grouping.total("sum", grouping.each(own, grouping.series(name, *only)))
-
-
-def _count_of(own: tuple[str, ...], name: str, *only: str) -> Callable[[Grouping], str]:
-    return lambda grouping: grouping.total("count", grouping.each(own, grouping.series(name, *only)))
+def _each(operator: str, own: tuple[str, ...], name: str, *only: str) -> Callable[[Grouping], str]:
+    return lambda grouping: grouping.total(operator, grouping.each(own, grouping.series(name, *only)))
 
 
 def _bytes_of(own: tuple[str, ...], name: str) -> Callable[[Grouping], str]:
@@ -111,33 +107,34 @@ def recorded(record: str, by: str, *matchers: str) -> str:
 
 
 QUANTITIES = {
-    "gpus": Quantity(_count_of(_GPU, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:count"),
-    "gpus_up": Quantity(_sum_of(_GPU, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:sum"),
-    "devices": Quantity(_count_of(_DEVICE, "gpumap_device_info"), "cluster_node:gpumap_device_info:count"),
+    "gpus": Quantity(_each("count", _GPU, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:count"),
+    "gpus_up": Quantity(_each("sum", _GPU, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:sum"),
+    "devices": Quantity(_each("count", _DEVICE, "gpumap_device_info"), "cluster_node:gpumap_device_info:count"),
     "devices_free": Quantity(_free, "cluster_node:gpumap_device_without_holder:count"),
     "devices_measured": Quantity(
-        _count_of(_DEVICE, "gpumap_device_processes", 'owner="unknown"'), "cluster_node:gpumap_device_processes:count"
+        _each("count", _DEVICE, "gpumap_device_processes", 'owner="unknown"'),
+        "cluster_node:gpumap_device_processes:count",
     ),
-    "holders": Quantity(_sum_of(_DEVICE, "gpumap_device_holders"), "cluster_node:gpumap_device_holders:sum"),
+    "holders": Quantity(_each("sum", _DEVICE, "gpumap_device_holders"), "cluster_node:gpumap_device_holders:sum"),
     "memory_used_bytes": Quantity(
         _bytes_of(_DEVICE, "gpumap_device_memory_used_bytes"), "cluster_node:gpumap_device_memory_used_bytes:sum"
     ),
     "memory_total_bytes": Quantity(
         _bytes_of(_DEVICE, "gpumap_device_memory_total_bytes"), "cluster_node:gpumap_device_memory_total_bytes:sum"
     ),
-    "pods": Quantity(_count_of(_POD, "gpumap_pod_info"), by_namespace="cluster_namespace:gpumap_pod_info:count"),
+    "pods": Quantity(_each("count", _POD, "gpumap_pod_info"), by_namespace="cluster_namespace:gpumap_pod_info:count"),
     "held_gpus": Quantity(
-        _sum_of(_ON_DEVICE, queries.ALLOCATED_GPUS.name),
+        _each("sum", _ON_DEVICE, queries.ALLOCATED_GPUS.name),
         "cluster_node:gpumap_container_allocated_gpus:sum",
         "cluster_namespace:gpumap_container_allocated_gpus:sum",
         measured=True,
     ),
     "sm_gpus": Quantity(
-        _sum_of(_ON_DEVICE, queries.SM.name),
+        _each("sum", _ON_DEVICE, queries.SM.name),
         *("cluster_namespace_node:gpumap_container_sm_utilization_ratio:sum",) * 2,
     ),
     "used_bytes": Quantity(
-        _sum_of(_ON_DEVICE, _USED),
+        _each("sum", _ON_DEVICE, _USED),
         "cluster_node:gpumap_container_gpu_memory_used_bytes:sum",
         "cluster_namespace:gpumap_container_gpu_memory_used_bytes:sum",
         measured=True,

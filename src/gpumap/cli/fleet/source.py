@@ -43,6 +43,7 @@ from gpumap.cli.fleet.values import ANY, FamilyValues, Limits, number, odd_row, 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.prometheus import Prometheus, Row, Server, connect, together
 from gpumap.model.errors import FatalError
+from gpumap.model.grouping import grouped
 from gpumap.model.node import Node
 from gpumap.model.shown import age, by_reason, listed
 
@@ -219,10 +220,7 @@ def _is_old(node: Node, moment: int) -> bool:
 
 
 def _doubts(duplicates: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    by_nodes: dict[str, list[str]] = {}
-    for uuid, names in duplicates.items():
-        by_nodes.setdefault(" and ".join(names), []).append(uuid)
-    for names, uuids in by_nodes.items():
+    for names, uuids in grouped((" and ".join(names), uuid) for uuid, names in duplicates.items()).items():
         yield f"{names} report the same GPU {listed(uuids)}; gpumap shows and counts it for each of them"
 
 

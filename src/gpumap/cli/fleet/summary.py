@@ -33,6 +33,7 @@ from gpumap.cli.prometheus import Prometheus, Row, together
 from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
 from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.model.errors import FatalError
+from gpumap.model.grouping import grouped
 from gpumap.model.shown import age, by_reason, counted
 
 NODE, NAMESPACE = "node", "namespace"
@@ -237,21 +238,17 @@ async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMap
     by[NODE] |= {node: {**row, **by[NODE].get(node, {})} for node, row in late.items()}
     doubts: list[str] = []
     if question.by == WORKLOAD:
-        of_pods = {_object(name): row for name, row in by[WORKLOAD].items()}
+        of_pods: dict[Object, dict[str, float]] = {}
+        for name, row in by[WORKLOAD].items():
+            namespace, _, pod = name.partition("/")
+            of_pods[namespace, pod] = row
         known = await workloads_of(server, of_pods, question.kube_match, moment)
         by[WORKLOAD], doubts = _by_workload(of_pods, known), unlisted(of_pods, known)
     return _answer(fleet, question, by, troubles, new, doubts)
 
 
-def _object(name: str) -> Object:
-    namespace, _, pod = name.partition("/")
-    return namespace, pod
-
-
 def _by_workload(of_pods: Mapping[Object, Mapping[str, float]], known: Mapping[Object, str]) -> Values:
-    rows: dict[str, list[Mapping[str, float]]] = {}
-    for pod, row in of_pods.items():
-        rows.setdefault(f"{pod[0]}/{workload_of(pod, known)}", []).append(row)
+    rows = grouped((f"{pod[0]}/{workload_of(pod, known)}", row) for pod, row in of_pods.items())
     return {name: _total(of_workload) for name, of_workload in rows.items()}
 
 
@@ -307,9 +304,7 @@ def _records(
 
 def _by_node(rows: Iterable[Row], labels: Sequence[str], nodes: Mapping[tuple[str, ...], str]) -> list[tuple[str, Row]]:
     """Return the rows of each node: of its newest target that has any."""
-    by_place: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        by_place.setdefault(tuple([row.labels.get(name, "") for name in labels]), []).append(row)
+    by_place = grouped((tuple([row.labels.get(name, "") for name in labels]), row) for row in rows)
     first: dict[str, list[Row]] = {}
     for place, node in nodes.items():
         if place in by_place:

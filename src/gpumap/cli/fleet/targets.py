@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumap.cli.fleet.queries import FAMILIES, NODE_INFO, AskedFamily, Selection, TargetLabels
+from gpumap.model.grouping import grouped
 
 Labels = tuple[str, ...]
 """Values of labels, in the order of their family."""
@@ -115,15 +116,10 @@ def nodes_of(
     `gpus` are the targets that know each GPU, `gpus_by_index` the GPUs of each target. A node has one GPU for an index:
     targets that contradict each other belong to two nodes.
     """
-    groups: dict[tuple[str, Key], list[Key]] = {}
-    for key, target in targets.items():
-        groups.setdefault((names[key][0], _cluster_labels(target.labels)), []).append(key)
+    groups = grouped(((names[key][0], _cluster_labels(target.labels)), key) for key, target in targets.items())
     merged = [of_node for keys in _merged(groups, names, gpus) for of_node in _divided(keys, targets, gpus_by_index)]
-    of_name: dict[str, list[list[Key]]] = {}
-    for keys in merged:
-        of_name.setdefault(names[keys[0]][0], []).append(keys)
     nodes = []
-    for name, several in of_name.items():
+    for name, several in grouped((names[keys[0]][0], keys) for keys in merged).items():
         prefixes = _prefixes([targets[keys[0]].labels for keys in several])
         for keys, prefix in zip(several, prefixes, strict=True):
             address = next((names[key][1] for key in keys if names[key][1]), None)
@@ -223,10 +219,7 @@ def _merged(
             first = root(by_name.setdefault(names[key][0], ours))
             if first != ours:
                 into[ours] = first
-    found: dict[tuple[str, Key], list[Key]] = {}
-    for group, members in groups.items():
-        found.setdefault(root(group), []).extend(members)
-    return list(found.values())
+    return list(grouped((root(group), key) for group, members in groups.items() for key in members).values())
 
 
 def _prefixes(rows: Sequence[Mapping[str, str]]) -> list[str]:

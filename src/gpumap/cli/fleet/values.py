@@ -52,7 +52,8 @@ class FamilyValues(NamedTuple):
 def read(family: AskedFamily, rows: Sequence[Answer], selection: Selection) -> FamilyValues:
     """Read an answer. Of rows with equal labels, as two servers give them, the larger value counts."""
     keys = _keys(family, [labels for labels, _ in rows], selection)
-    if not _lacks_uuid(family, keys):
+    label = uuid_label(family)
+    if label is None or "" not in {key[family.by.index(label)] for key in keys}:
         numbers = _all_numbers([text for _, (_, text) in rows], _limits(family))
         values = dict(zip(keys, numbers, strict=True)) if numbers is not None else {}
         if len(values) == len(keys):
@@ -83,11 +84,6 @@ def uuid_label(family: AskedFamily) -> str | None:
     """Return the label with the uuid that each row must have."""
     labels = () if family.by in (DEVICELESS.by, FINDING_SINCE.by) else family.by
     return next((label for label in ("uuid", "gpu_uuid") if label in labels), None)
-
-
-def _lacks_uuid(family: AskedFamily, keys: Sequence[Labels]) -> bool:
-    label = uuid_label(family)
-    return label is not None and "" in {key[family.by.index(label)] for key in keys}
 
 
 def _keys(family: AskedFamily, rows: Sequence[Mapping[str, str]], selection: Selection) -> list[Labels]:

@@ -6,10 +6,11 @@ All amounts are bytes. A slot of gpushare is a GiB, or a MiB, of its GPU. What i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.model.gaps import use_known
+from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, Device
 from gpumap.model.plugins import gpushare_slot_bytes
 from gpumap.model.readings import DeviceMemory
@@ -35,23 +36,6 @@ UNKNOWN_AMOUNT = Amount(0, whole=False)
 
 
 @dataclass(frozen=True, slots=True)
-class GpuGrants:
-    """A GPU. `over`: a pod uses more of it than it was granted.
-
-    `holders_known`, `use_known`: a pod without a share of it holds, or uses, nothing of it.
-    """
-
-    index: int
-    uuid: str | None
-    allocated: Amount
-    total: Amount
-    used: Amount
-    over: bool = False
-    holders_known: bool = False
-    use_known: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class PodShare:
     """What a pod has of a GPU; of an unknown one if `index` is `None`. `held`: it was granted."""
 
@@ -66,16 +50,28 @@ class PodShare:
         return self.allocated.whole and self.used.bytes > self.allocated.bytes
 
 
-class CountedGpu(NamedTuple):
-    """What is on one GPU, or on a device of an unknown one: then `gpu` is `None`.
+@dataclass(frozen=True, slots=True)
+class GpuGrants:
+    """What is on a GPU, or on a device of an unknown one: then `index` is `None`.
 
-    `slot_bytes`: size of a slot of gpushare here; `None` without such slots.
+    `holders_known`, `use_known`: a pod without a share of it holds, or uses, nothing of it. `slot_bytes`: size of a
+    slot of gpushare here; `None` without such slots.
     """
 
-    gpu: GpuGrants | None
+    index: int | None
+    uuid: str | None
+    allocated: Amount
     total: Amount
-    shares: Mapping[PodKey, PodShare]
-    slot_bytes: int | None
+    used: Amount
+    holders_known: bool = False
+    use_known: bool = False
+    shares: Mapping[PodKey, PodShare] = field(default_factory=dict)
+    slot_bytes: int | None = None
+
+    @property
+    def over(self) -> bool:
+        """A pod uses more of it than it was granted."""
+        return any(share.over for share in self.shares.values())
 
 
 class _Grant(NamedTuple):
@@ -102,7 +98,7 @@ def count(
     *,
     holders_known: bool,
     sees_processes: bool,
-) -> CountedGpu:
+) -> GpuGrants:
     """Count the grants and use of one GPU's devices. Without the GPU's own `memory`, that of its device is taken.
 
     The memory of a partitioned GPU is that of its MIG devices: no container can be assigned the rest.
@@ -122,20 +118,17 @@ def count(
         for holder in device.containers
         if holder.holds
     ]
-    shares = _shares(index, devices, grants)
-    if index is None:
-        return CountedGpu(None, total, shares, slot_bytes)
-    gpu = GpuGrants(
+    return GpuGrants(
         index,
         uuid,
         allocated=_granted(grants, devices) if holders_known else UNKNOWN_AMOUNT,
         total=total,
         used=_amount(memory.used_bytes if memory else None),
-        over=any(share.over for share in shares.values()),
         holders_known=holders_known,
-        use_known=sees_processes and _use_known(devices),
+        use_known=sees_processes and all(map(use_known, [device for device in devices if device.mig] or devices)),
+        shares=_shares(index, devices, grants),
+        slot_bytes=slot_bytes,
     )
-    return CountedGpu(gpu, total, shares, slot_bytes)
 
 
 def _total(memory_bytes: int | None, slots: int, slot_bytes: int | None) -> Amount:
@@ -143,11 +136,6 @@ def _total(memory_bytes: int | None, slots: int, slot_bytes: int | None) -> Amou
     if slot_bytes is None or (not slots and memory_bytes is None):
         return _amount(memory_bytes)
     return Amount((slots or (memory_bytes or 0) // slot_bytes) * slot_bytes)
-
-
-def _use_known(devices: Sequence[Device]) -> bool:
-    leaves = [device for device in devices if device.mig] or devices
-    return all(map(use_known, leaves))
 
 
 # --- sizes of slots ---------------------------------------------------------------------------------------------------
@@ -177,14 +165,8 @@ def _slot_bytes(devices: Sequence[Device], offered: int, memory_bytes: int | Non
 
 def _shares(index: int | None, devices: Sequence[Device], grants: Iterable[_Grant]) -> dict[PodKey, PodShare]:
     """Return the shares by pod, holders first."""
-    held: dict[PodKey, list[_Grant]] = {}
-    for grant in grants:
-        held.setdefault(grant.container[:2], []).append(grant)
-    users: dict[PodKey, list[ContainerOnDevice]] = {}
-    for device in devices:
-        for one in device.containers:
-            if one.use:
-                users.setdefault(one.pod_name, []).append(one)
+    held = grouped((grant.container.pod_name, grant) for grant in grants)
+    users = grouped((one.pod_name, one) for device in devices for one in device.containers if one.use)
     return {key: _share(index, devices, held.get(key, ()), users.get(key, ())) for key in {**held, **users}}
 
 
@@ -209,19 +191,18 @@ def _granted(grants: Iterable[_Grant], devices: Sequence[Device]) -> Amount:
     """
     if len(devices) == 1 and not devices[0].mig:
         return sum_of(grant.amount for grant in grants)
-    instances: dict[int | None, dict[int, list[Amount]]] = {}
-    for grant in grants:
-        mig = devices[grant.device].mig
-        of_instance = instances.setdefault(mig.gpu_instance_id if mig else None, {})
-        of_instance.setdefault(grant.device, []).append(grant.amount)
-    return sum_of(_in_instance(by_device, devices) for by_device in instances.values())
+    by_device = grouped((grant.device, grant.amount) for grant in grants)
+    instances = grouped(
+        (mig.gpu_instance_id if (mig := devices[number].mig) else None, (devices[number], sum_of(amounts)))
+        for number, amounts in by_device.items()
+    )
+    return sum_of(map(_in_instance, instances.values()))
 
 
-def _in_instance(by_device: Mapping[int, Sequence[Amount]], devices: Sequence[Device]) -> Amount:
-    amounts = [sum_of(of_device) for of_device in by_device.values()]
+def _in_instance(granted: Sequence[tuple[Device, Amount]]) -> Amount:
+    amounts = [amount for _, amount in granted]
     most = max(amount.bytes for amount in amounts)
-    mig = [devices[number] for number in by_device if devices[number].mig]
-    totals = [device.memory.total_bytes for device in mig if device.memory]
+    totals = [device.memory.total_bytes for device, _ in granted if device.mig and device.memory]
     is_all = bool(totals) and most >= max(totals)
     return Amount(most, is_all or all(amount.whole for amount in amounts))
 

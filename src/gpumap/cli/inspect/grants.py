@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from gpumap.cli.inspect.gpu_grants import (
@@ -12,7 +13,6 @@ from gpumap.cli.inspect.gpu_grants import (
     MIB,
     UNKNOWN_AMOUNT,
     Amount,
-    CountedGpu,
     GpuGrants,
     PodKey,
     PodShare,
@@ -23,6 +23,7 @@ from gpumap.cli.inspect.gpu_grants import (
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.model.devices import sources_up
 from gpumap.model.errors import FatalError
+from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, NamelessGpu, Node, UnmatchedSlots
 from gpumap.model.readings import DeviceMemory
 
@@ -86,13 +87,17 @@ def _node(node_map: Node) -> NodeGrants | None:
     counted = _counted(node_map, holders_known=holders_known)
     slot_bytes = _slot_bytes(counted, node_map.unmatched)
     waiting = _waiting(node_map.unmatched, slot_bytes or GIB)
-    blind = _is_blind(node_map, counted)
+    lost = [one for one in counted if one.index is None]
+    # The GPUs of the node are unknown: none is, and NVML does not answer or there are devices.
+    blind = len(lost) == len(counted) and ("nvml" not in sources_up(node_map) or bool(node_map.devices))
     if not (counted or waiting or blind or node_map.nameless_gpus):
         return None
     gpus = _in_places(counted, node_map.nameless_gpus)
     pods = _pods([*(one.shares for one in counted), waiting])
-    pending = list(_pending(pods))
-    hidden = _unknown_if(not holders_known or _has_hidden_grants(node_map.unmatched))
+    pending = [share.allocated for pod in pods for share in pod.shares if share.index is None]
+    # Slots of other plugins that gpumap cannot place are on one of the node's GPUs.
+    unplaced = any(one.resource != GPU_MEM and one.reason != "not_in_nvml" for one in node_map.unmatched)
+    hidden = _unknown_if(not holders_known or unplaced)
     return NodeGrants(
         name=node_map.name,
         address=node_map.internal_ip,
@@ -100,7 +105,7 @@ def _node(node_map: Node) -> NodeGrants | None:
         pods=pods,
         pending=sum_of(pending) if pending else None,
         allocated=sum_of([*(gpu.allocated for gpu in gpus), *pending, *hidden]),
-        total=sum_of([*(gpu.total for gpu in gpus), *_totals_without_gpu(counted), *_unknown_if(blind)]),
+        total=sum_of([*(gpu.total for gpu in (*gpus, *lost)), *_unknown_if(blind)]),
         used=sum_of([*(gpu.used for gpu in gpus), *_unknown_if(blind)]),
         blind=blind,
         slot_bytes=slot_bytes,
@@ -123,42 +128,27 @@ def _holders_known(node_map: Node) -> bool:
     return not node_map.stale and any(one.up or one.last_success is not None for one in kubelet)
 
 
-def _counted(node_map: Node, *, holders_known: bool) -> list[CountedGpu]:
+def _counted(node_map: Node, *, holders_known: bool) -> list[GpuGrants]:
     """Count each GPU with its devices, if any; then the devices of unknown GPUs."""
-    memory_of: dict[str, DeviceMemory | None] = {
-        gpu.uuid: gpu.reading.memory if gpu.reading else None for gpu in node_map.gpus
-    }
-    index_of: dict[str, int] = {gpu.uuid: gpu.index for gpu in node_map.gpus}
-    devices_of: dict[str, list[Device]] = {uuid: [] for uuid in index_of}
-    lost: list[Device] = []
-    for device in node_map.devices:
-        # A partitioned GPU that is assigned as a whole is its own GPU.
-        devices_of.get(device.gpu_uuid or device.uuid, lost).append(device)
+    # A partitioned GPU that is assigned as a whole is its own GPU.
+    devices_of = grouped((device.gpu_uuid or device.uuid, device) for device in node_map.devices)
     sees = bool(node_map.capabilities.get("pid_visibility"))
 
-    def counted(place: int | None, uuid: str, memory: DeviceMemory | None, devices: list[Device]) -> CountedGpu:
+    def counted(place: int | None, uuid: str, memory: DeviceMemory | None, devices: list[Device]) -> GpuGrants:
         known = all(device.holders is not None for device in devices) if devices else holders_known
         return count(place, uuid, memory, devices, holders_known=known, sees_processes=sees)
 
-    found = [counted(index_of[uuid], uuid, memory_of.get(uuid), devices) for uuid, devices in devices_of.items()]
+    found = [
+        counted(gpu.index, gpu.uuid, gpu.reading.memory if gpu.reading else None, devices_of.pop(gpu.uuid, []))
+        for gpu in node_map.gpus
+    ]
+    lost = (one for of_gpu in devices_of.values() for one in of_gpu)
     return found + [counted(None, one.uuid, one.memory, [one]) for one in lost]
 
 
-def _is_blind(node_map: Node, counted: Iterable[CountedGpu]) -> bool:
-    """Return whether the GPUs of the node are unknown: none is, and NVML does not answer or there are devices."""
-    if any(one.gpu is not None for one in counted):
-        return False
-    return "nvml" not in sources_up(node_map) or bool(node_map.devices)
-
-
-def _totals_without_gpu(counted: Iterable[CountedGpu]) -> Iterator[Amount]:
-    """Return the memory of devices of unknown GPUs."""
-    return (one.total for one in counted if one.gpu is None)
-
-
-def _in_places(counted: Iterable[CountedGpu], nameless: Sequence[NamelessGpu]) -> tuple[GpuGrants, ...]:
+def _in_places(counted: Iterable[GpuGrants], nameless: Sequence[NamelessGpu]) -> tuple[GpuGrants, ...]:
     """Return each GPU at the place of its index, with unknown amounts of one that did not report its UUID."""
-    known = {one.gpu.index: one.gpu for one in counted if one.gpu is not None}
+    known = {one.index: one for one in counted if one.index is not None}
     size = max([*known, *(one.index for one in nameless)], default=-1) + 1
     if size > GPUS_MAX:
         raise FatalError(f"a node has a GPU with the index {size - 1}: no node has more than {GPUS_MAX} GPUs")
@@ -169,7 +159,7 @@ def _in_places(counted: Iterable[CountedGpu], nameless: Sequence[NamelessGpu]) -
 # --- slots on no GPU --------------------------------------------------------------------------------------------------
 
 
-def _slot_bytes(counted: Iterable[CountedGpu], unmatched: Sequence[UnmatchedSlots]) -> int | None:
+def _slot_bytes(counted: Iterable[GpuGrants], unmatched: Sequence[UnmatchedSlots]) -> int | None:
     """Return the size of the node's slots: MiB if all are, else GiB; a guess if no slot is on a GPU."""
     units = {one.slot_bytes for one in counted if one.slot_bytes is not None}
     if units:
@@ -188,25 +178,12 @@ def _waiting(unmatched: Iterable[UnmatchedSlots], slot_bytes: int) -> dict[PodKe
     return {key: PodShare(None, True, Amount(granted), UNKNOWN_AMOUNT) for key, granted in found.items()}
 
 
-def _pending(pods: Iterable[PodGrants]) -> Iterator[Amount]:
-    """Return the amounts that pods hold on no known GPU."""
-    return (share.allocated for pod in pods for share in pod.shares if share.index is None)
-
-
-def _has_hidden_grants(unmatched: Iterable[UnmatchedSlots]) -> bool:
-    """Return whether other plugins assigned slots that gpumap cannot place: they are on one of the node's GPUs."""
-    return any(one.resource != GPU_MEM and one.reason != "not_in_nvml" for one in unmatched)
-
-
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
 def _pods(found: Iterable[Mapping[PodKey, PodShare]]) -> tuple[PodGrants, ...]:
     """Return pods by the first GPU that they hold, those without a GPU last; then by name."""
-    shares: dict[PodKey, list[PodShare]] = {}
-    for of_gpu in found:
-        for key, share in of_gpu.items():
-            shares.setdefault(key, []).append(share)
+    shares = grouped(chain.from_iterable(of_gpu.items() for of_gpu in found))
     pods = [PodGrants(*key, _by_place(of_pod)) for key, of_pod in shares.items()]
     return tuple(sorted(pods, key=lambda pod: (_first_place(pod.shares), natural(pod.namespace), natural(pod.pod))))
 

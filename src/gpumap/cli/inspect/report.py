@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 from gpumap.cli.command_line import did_you_mean
 from gpumap.cli.inspect.gpu_grants import GPU_MEM
 from gpumap.cli.inspect.grants import Grants, grants
-from gpumap.cli.inspect.table import InspectValues, inspect_table, inspect_values
+from gpumap.cli.inspect.table import inspect_table, inspect_values
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import Report
 from gpumap.cli.tables import Shape
-from gpumap.cli.tables.unknowns import few
+from gpumap.cli.tables.unknowns import few, of_each
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.errors import FatalError
 from gpumap.model.gaps import invisible, unknown_of_devices
 from gpumap.model.node import Node
-from gpumap.model.shown import by_reason
 
 NOT_KNOWN = "- means unknown, and >= means at least. A time-sliced GPU grants no memory."
 
 
 def inspect_report(*, details: bool, used: bool, node: str | None = None) -> Report:
     """Return the report of all nodes, or of the one with this name."""
-    counted = _counted_once(node)
 
     def table(maps: NodeMaps, shape: Shape) -> str:
-        found = counted(maps)
-        return inspect_table(found, notes(only(maps, node), found, used=used), shape, details=details, used=used)
+        maps = only(maps, node)
+        found = grants(maps)
+        return inspect_table(found, notes(maps, found, used=used), shape, details=details, used=used)
 
-    def values(maps: NodeMaps, _: Shape) -> InspectValues:
-        return inspect_values(counted(maps), maps.missing)
+    def values(maps: NodeMaps, _: Shape) -> object:
+        return inspect_values(grants(only(maps, node)), maps.missing)
 
     return Report(table, values)
-
-
-def _counted_once(node: str | None) -> Callable[[NodeMaps], Grants]:
-    """Count the same maps only once, also for the notes: a large cluster takes seconds."""
-    last: list[tuple[NodeMaps, Grants]] = []
-
-    def counted(maps: NodeMaps) -> Grants:
-        if not last or last[0][0] is not maps:
-            last[:] = [(maps, grants(only(maps, node)))]
-        return last[0][1]
-
-    return counted
 
 
 def only(maps: NodeMaps, node: str | None) -> NodeMaps:
@@ -65,11 +53,7 @@ def notes(maps: NodeMaps, found: Grants, *, used: bool) -> list[str]:
 
     `found` are the grants of these maps.
     """
-    many = maps.fleet or len(maps.maps) > 1
-    of_nodes = [
-        (one.name, sentence) for one in maps.maps for sentence in dict.fromkeys(_unknown_of_node(one, used=used))
-    ]
-    sentences = list(few(by_reason(of_nodes), fleet=True)) if many else [sentence for _, sentence in of_nodes]
+    sentences = list(few(of_each(maps, partial(_unknown_of_node, used=used)), maps.fleet))
     if not found.nodes:
         sentences.append("no GPU found")
     return [*maps.missing, *sentences, *([] if _is_known(found, used=used) else [NOT_KNOWN])]

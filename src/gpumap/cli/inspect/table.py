@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from msgspec import Struct
-
 from gpumap.cli.inspect.gpu_grants import Amount, GpuGrants, PodShare, sum_of
 from gpumap.cli.inspect.grants import Grants, NodeGrants, PodGrants
 from gpumap.cli.tables.layout import Column, Shape, joined, notes, refuse_huge, table
@@ -169,102 +167,46 @@ def _of_all(found: Grants, *, used: bool) -> str:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-class GpuValues(Struct, frozen=True, kw_only=True):
-    """A GPU. An amount that is unknown, or known only in part, is null."""
-
-    index: int
-    uuid: str | None
-    allocated_bytes: int | None
-    total_bytes: int | None
-    used_bytes: int | None
-
-
-class ShareValues(Struct, frozen=True, kw_only=True):
-    """What a pod has of a GPU; of an unknown one if the index is null."""
-
-    index: int | None
-    allocated_bytes: int | None
-    used_bytes: int | None
-    over: bool
-
-
-class PodValues(Struct, frozen=True, kw_only=True):
-    namespace: str
-    pod: str
-    gpus: tuple[ShareValues, ...]
-
-
-class NodeValues(Struct, frozen=True, kw_only=True):
-    node: str
-    internal_ip: str | None
-    gpus: tuple[GpuValues, ...]
-    pods: tuple[PodValues, ...]
-    pending_bytes: int | None
-    allocated_bytes: int | None
-    total_bytes: int | None
-    used_bytes: int | None
-
-
-class SumValues(Struct, frozen=True, kw_only=True):
-    allocated_bytes: int | None
-    total_bytes: int | None
-    used_bytes: int | None
-
-
-class InspectValues(Struct, frozen=True, kw_only=True):
-    """What -o json prints."""
-
-    version: int = VERSION
-    unit: str
-    nodes: tuple[NodeValues, ...]
-    cluster: SumValues
-    missing: tuple[str, ...]
-
-
-def inspect_values(found: Grants, missing: Sequence[str]) -> InspectValues:
-    """Return the same for scripts, always with pods and use."""
+def inspect_values(found: Grants, missing: Sequence[str]) -> dict[str, object]:
+    """Return the same for scripts, always with pods and use. An amount that is unknown, or known only in part, is
+    null."""
     used, allocated, total = _sums(found)
-    return InspectValues(
-        unit=found.unit,
-        nodes=tuple(map(_node_values, found.nodes)),
-        cluster=SumValues(allocated_bytes=_bytes(allocated), total_bytes=_bytes(total), used_bytes=_bytes(used)),
-        missing=tuple(missing),
-    )
+    return {
+        "version": VERSION,
+        "unit": found.unit,
+        "nodes": list(map(_node_values, found.nodes)),
+        "cluster": _amounts(allocated, total, used),
+        "missing": list(missing),
+    }
 
 
-def _node_values(node: NodeGrants) -> NodeValues:
-    return NodeValues(
-        node=node.name,
-        internal_ip=node.address,
-        gpus=tuple(map(_gpu_values, node.gpus)),
-        pods=tuple(
-            PodValues(namespace=pod.namespace, pod=pod.pod, gpus=tuple(map(_share_values, pod.shares)))
+def _node_values(node: NodeGrants) -> dict[str, object]:
+    return {
+        "node": node.name,
+        "internal_ip": node.address,
+        "gpus": [
+            {"index": gpu.index, "uuid": gpu.uuid, **_amounts(gpu.allocated, gpu.total, gpu.used)} for gpu in node.gpus
+        ],
+        "pods": [
+            {"namespace": pod.namespace, "pod": pod.pod, "gpus": list(map(_share_values, pod.shares))}
             for pod in node.pods
-        ),
-        pending_bytes=None if node.pending is None else _bytes(node.pending),
-        allocated_bytes=_bytes(node.allocated),
-        total_bytes=_bytes(node.total),
-        used_bytes=_bytes(node.used),
-    )
+        ],
+        "pending_bytes": None if node.pending is None else _bytes(node.pending),
+        **_amounts(node.allocated, node.total, node.used),
+    }
 
 
-def _gpu_values(gpu: GpuGrants) -> GpuValues:
-    return GpuValues(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        allocated_bytes=_bytes(gpu.allocated),
-        total_bytes=_bytes(gpu.total),
-        used_bytes=_bytes(gpu.used),
-    )
+def _share_values(share: PodShare) -> dict[str, object]:
+    return {
+        "index": share.index,
+        "allocated_bytes": _bytes(share.allocated),
+        "used_bytes": _bytes(share.used),
+        "over": share.over,
+    }
 
 
-def _share_values(share: PodShare) -> ShareValues:
-    return ShareValues(
-        index=share.index,
-        allocated_bytes=_bytes(share.allocated),
-        used_bytes=_bytes(share.used),
-        over=share.over,
-    )
+def _amounts(allocated: Amount, total: Amount, used: Amount) -> dict[str, int | None]:
+    return {"allocated_bytes": _bytes(allocated), "total_bytes": _bytes(total), "used_bytes": _bytes(used)}
 
 
 def _bytes(amount: Amount) -> int | None:

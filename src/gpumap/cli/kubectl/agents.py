@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from gpumap.model.grouping import grouped
 from gpumap.model.shown import counted
 
 CONTAINER_NAME, PORT_NAME = "gpumap", "metrics"
@@ -148,11 +149,8 @@ def one_for_each_node(agents: Iterable[Agent]) -> tuple[list[Agent], list[str]]:
     node does. Anybody who may create a pod can give it the agents' label, and a node's name: if the agents of a node
     are of several namespaces, none is asked.
     """
-    nodes: dict[str, list[Agent]] = {}
-    for agent in agents:
-        nodes.setdefault(agent.node, []).append(agent)
     chosen, left_out_agents = [], []
-    for _, of_node in sorted(nodes.items()):
+    for _, of_node in sorted(grouped((agent.node, agent) for agent in agents).items()):
         best = max(of_node, key=lambda one: (not one.why_not, one.ready, one.created, one.pod))
         namespaces = sorted({one.namespace for one in of_node})
         if len(namespaces) > 1:

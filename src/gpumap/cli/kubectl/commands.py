@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap import __version__
@@ -219,26 +219,21 @@ def add_kubectl_flags(parser: argparse.ArgumentParser) -> None:
         names = [flag.short, flag.name] if flag.short else [flag.name]
         if not flag.metavar:
             group.add_argument(*names, dest=flag.variable, action="store_true", help=flag.help)
-        elif flag.repeatable:
-            group.add_argument(*names, dest=flag.variable, metavar=flag.metavar, action="append", help=flag.help)
         else:
-            group.add_argument(*names, dest=flag.variable, metavar=flag.metavar, help=flag.help)
+            action = "append" if flag.repeatable else "store"
+            group.add_argument(*names, dest=flag.variable, metavar=flag.metavar, action=action, help=flag.help)
 
 
 def passed_on(given: argparse.Namespace) -> tuple[str, ...]:
     """Return the words for kubectl."""
-    return tuple(_words(given))
-
-
-def _words(given: argparse.Namespace) -> Iterator[str]:
+    words: list[str] = []
     for flag in KUBECTL_FLAGS:
         value = getattr(given, flag.variable)
-        if not flag.metavar:
-            if value:
-                yield flag.name
-        else:
-            for one in value or () if flag.repeatable else () if value is None else (value,):
-                yield f"{flag.name}={one}"
+        if value is True:
+            words.append(flag.name)
+        elif value not in (None, False):
+            words += [f"{flag.name}={one}" for one in (value if flag.repeatable else (value,))]
+    return tuple(words)
 
 
 def request_seconds(given: argparse.Namespace) -> float | None:

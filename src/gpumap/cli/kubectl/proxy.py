@@ -56,8 +56,10 @@ class Proxy(NamedTuple):
         return True
 
     def last_message(self) -> str:
-        """Return the last line that it wrote."""
-        return _last_line(self.log.read_text(errors="replace"))
+        """Return the last error that it wrote, else the last line."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]
+        return cut_off((errors or lines or [""])[-1].removeprefix("error: "), _MESSAGE_CHARACTERS)
 
 
 def kubectl_path() -> str:
@@ -140,10 +142,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip().removeprefix("error: ") for line in text.splitlines() if line.strip()]
-    errors = [line for line in text.splitlines() if line.startswith("error: ")]
-    message = errors[-1].removeprefix("error: ") if errors else lines[-1] if lines else ""
-    return cut_off(message, _MESSAGE_CHARACTERS)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Struct
-
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.model.devices import node_of_namespace
-from gpumap.model.node import VERSION
+from gpumap.model.node import VERSION, Node
 from gpumap.model.terms import ContainerName
 
 
@@ -22,26 +20,17 @@ def of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
     return maps._replace(maps=tuple(node_of_namespace(one, namespace) for one in maps.maps))
 
 
-class NamedNode(Struct, frozen=True):
-    """A node as -o json has it."""
-
-    name: str
-    internal_ip: str
-
-
-class CollectedNode(NamedNode, frozen=True):
-    """A node of a fleet, and when its data was collected."""
-
-    timestamp: float
-
-
 def values_of(maps: NodeMaps, **values: object) -> dict[str, object]:
     """Return `values` as -o json has them: after the node, or between the nodes of a fleet and what is missing."""
     if maps.fleet:
-        nodes = [CollectedNode(one.name, one.internal_ip, one.timestamp) for one in maps.maps]
+        nodes = [{**_named(one), "timestamp": one.timestamp} for one in maps.maps]
         return {"version": VERSION, "nodes": nodes, **values, "missing": list(maps.missing)}
     (one,) = maps.maps
-    return {"version": VERSION, "timestamp": one.timestamp, "node": NamedNode(one.name, one.internal_ip), **values}
+    return {"version": VERSION, "timestamp": one.timestamp, "node": _named(one), **values}
+
+
+def _named(node: Node) -> dict[str, object]:
+    return {"name": node.name, "internal_ip": node.internal_ip}
 
 
 def pods_in(names: Iterable[ContainerName]) -> list[tuple[str, str]]:

@@ -85,10 +85,6 @@ def _slots(row: ContainerRow) -> str:
     return "+".join(map(str, row.slots.values())) or "0"
 
 
-def _used_of(on: DeviceRow) -> str:
-    return size(on.used_bytes) if on.total_bytes is None else f"{size(on.used_bytes)} of {size(on.total_bytes)}"
-
-
 def _state(on: DeviceRow) -> str:
     if on.total_bytes is not None or on.use_known:
         return ""
@@ -122,7 +118,7 @@ COLUMNS: tuple[Column[MapRow], ...] = (
     ),
     _column(
         "USED",
-        _used_of,
+        lambda on: size(on.used_bytes) + ("" if on.total_bytes is None else f" of {size(on.total_bytes)}"),
         lambda row: size(row.memory_bytes),
         lambda row: size(row.memory_bytes),
         sort=lambda row: row.memory_bytes,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
 from gpumap.cli.sort_keys import WORKLOAD
-from gpumap.cli.tables.layout import Column, Shape, SortKey, in_order, joined, name, notes, sort_keys, table
+from gpumap.cli.tables.layout import Column, Shape, SortKey, amount, in_order, joined, name, notes, sort_keys, table
 from gpumap.cli.tables.unknowns import few
 from gpumap.model.node import VERSION
 from gpumap.model.shown import age, counted, number, percent, ratio, size
@@ -33,26 +33,10 @@ class Summary(NamedTuple):
 
 
 def _amount(
-    title: str,
-    text: Callable[[float | None], str],
-    quantity: str,
-    *,
-    sort_name: str = "",
-    colour: str = "",
-    spare: bool = False,
+    title: str, text: Callable[[float | None], str], quantity: str, *, sort_name: str = "", spare: int = 0
 ) -> Column[Sums]:
-    def value(row: Sums) -> float | None:
-        return row.values.get(quantity)
-
-    return Column(
-        title,
-        lambda row: text(value(row)),
-        value,
-        largest_first=True,
-        sort_name=sort_name,
-        colour=(lambda row: colour if value(row) else "") if colour else None,
-        spare=spare,
-    )
+    column: Column[Sums] = amount(title, text, lambda row: row.values.get(quantity), spare=spare)
+    return column._replace(sort_name=sort_name)
 
 
 def _size(value: float | None) -> str:
@@ -69,22 +53,18 @@ def _part(values: Values, part: str, whole: str) -> float | None:
     return values[part] / values[whole]
 
 
-def _part_of(title: str, part: str, whole: str) -> Column[Sums]:
-    return Column(title, lambda row: percent(_part(row.values, part, whole)))
-
-
 _HELD = _amount("GPUS HELD", ratio, "held_gpus", sort_name="gpus")
 _GRANTED = _amount("GRANTED", _size, "granted_bytes")
-_MAP = (
+_MAP: tuple[Column[Sums], ...] = (
     _amount("GPUS", _shown, "gpus", sort_name="all"),
-    _amount("DOWN", _shown, "gpus_down", colour="red"),
-    _amount("DEVICES", _shown, "devices", spare=True),
+    _amount("DOWN", _shown, "gpus_down")._replace(colour=lambda row: "red" if row.values.get("gpus_down") else ""),
+    _amount("DEVICES", _shown, "devices", spare=1),
     _amount("FREE", _shown, "devices_free"),
     _HELD,
-    _amount("HOLDERS", _shown, "holders", spare=True),
+    _amount("HOLDERS", _shown, "holders", spare=1),
     _amount("USED", _size, "memory_used_bytes", sort_name="memory"),
     _amount("TOTAL", _size, "memory_total_bytes"),
-    _part_of("USED%", "memory_used_bytes", "memory_total_bytes"),
+    Column("USED%", lambda row: percent(_part(row.values, "memory_used_bytes", "memory_total_bytes"))),
 )
 _TOP = (
     _amount("PODS", _shown, "pods"),
@@ -93,6 +73,7 @@ _TOP = (
     _amount("MEMORY", _size, "used_bytes"),
     _GRANTED,
 )
+
 # --- last lines -------------------------------------------------------------------------------------------------------
 
 

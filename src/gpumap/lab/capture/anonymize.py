@@ -9,11 +9,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import msgspec
 from msgspec import structs
 
 from gpumap.lab.capture import answers, checkpoints, contents
-from gpumap.lab.capture.format import About, Capture, Frame
+from gpumap.lab.capture.format import Capture, Frame
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.sharing import container_id, renamed_path, renamed_sharing
 from gpumap.model.observations import NvmlReading
@@ -30,8 +29,11 @@ _CALL = re.compile(r"nvml[A-Za-z0-9]{1,80}(?:_v[0-9])?")
 
 def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
     """Rename everything that may reveal the owner of the node. Models, versions, resources, PIDs and bus ids stay."""
-    is_gpu_resource = gpu_resource(capture.about)
+    pattern = re.compile(capture.about.resource)
     renamed: dict[tuple[str, bytes], bytes | None] = {}  # unchanged parts of later frames are renamed once
+
+    def is_gpu_resource(name: str) -> bool:
+        return pattern.fullmatch(name) is not None
 
     def frame(one: Frame) -> Frame:
         out: dict[str, bytes] = {}
@@ -43,37 +45,23 @@ def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
                 out[name.replace(".json", ".pb") if name.startswith("kubelet/") else renamed_path(name, names)] = found
         return replace(one, files=_with_undecoded(one.files, out))
 
-    about = msgspec.structs.replace(
-        capture.about,
-        node=names.node(capture.about.node),
-        origin=f"{_origin(capture.about)}, anonymized",
-        description="",
-    )
+    # The recording's own data stays, and what a person wrote goes.
+    is_own = re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", capture.about.origin)
+    origin = f"{capture.about.origin if is_own else 'another capture'}, anonymized"
+    about = structs.replace(capture.about, node=names.node(capture.about.node), origin=origin, description="")
     return Capture(about, tuple(frame(one) for one in capture.frames))
-
-
-def gpu_resource(about: About) -> IsGpuResource:
-    """Return whether a resource is a GPU resource, by this capture's `--resource`."""
-    pattern = re.compile(about.resource)
-    return lambda name: pattern.fullmatch(name) is not None
-
-
-def _origin(about: About) -> str:
-    """Keep the recording's own data, and drop what a person wrote."""
-    return about.origin if re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", about.origin) else "another capture"
 
 
 def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:
     """Return one file with new names; `None` if that is not possible."""
     try:
-        for stem in (contents.LIST, contents.SECOND_LIST):
-            if name in (f"{stem}.pb", f"{stem}.json"):
-                return answers.renamed_list(answers.answer({name: content}, stem) or b"", names, is_gpu_resource)
+        stem = name.rpartition(".")[0]
+        if stem in (contents.LIST, contents.SECOND_LIST):
+            return answers.renamed_list(answers.answer({name: content}, stem) or b"", names, is_gpu_resource)
+        if stem == contents.ALLOCATABLE:
+            return answers.renamed_allocatable(answers.answer({name: content}, stem) or b"", names, is_gpu_resource)
         if id_ := container_id(name):
             return renamed_sharing(id_, content, names)
-        if name in (f"{contents.ALLOCATABLE}.pb", f"{contents.ALLOCATABLE}.json"):
-            raw = answers.answer({name: content}, contents.ALLOCATABLE) or b""
-            return answers.renamed_allocatable(raw, names, is_gpu_resource)
         if name == contents.CHECKPOINT:
             return checkpoints.cut_checkpoint(
                 content, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device
@@ -116,13 +104,13 @@ def _reason(word: str) -> str:
 def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
     """An answer or checkpoint that could not be renamed is removed; down.json reports it as not decodable."""
     whys = contents.down(out)
-    had_list = any(f"{contents.LIST}.{form}" in before for form in ("pb", "json"))
-    if had_list and f"{contents.LIST}.pb" not in out:
-        whys["kubelet"] = contents.Down("decode", "")
-    if any(f"{contents.SECOND_LIST}.{form}" in before for form in ("pb", "json")):
-        whys |= {} if f"{contents.SECOND_LIST}.pb" in out else {"second_list": contents.Down("decode", "")}
-    if contents.CHECKPOINT in before and contents.CHECKPOINT not in out:
-        whys["checkpoint"] = contents.Down("checkpoint_corrupt", "")
+    for source, name, reason in (
+        ("kubelet", contents.LIST, "decode"),
+        ("second_list", contents.SECOND_LIST, "decode"),
+        ("checkpoint", contents.CHECKPOINT, "checkpoint_corrupt"),
+    ):
+        if any(one.startswith(name) for one in before) and not any(one.startswith(name) for one in out):
+            whys[source] = contents.Down(reason)
     return {**out, contents.DOWN: contents.down_text(whys)} if whys else out
 
 

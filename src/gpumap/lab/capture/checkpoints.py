@@ -14,14 +14,13 @@ import json
 import re
 from collections.abc import Callable, Iterable
 
-from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.checkpoint import ids_in, read
 from gpumap.agent.sources.dra import parse_prepared, parse_state
 from gpumap.lab.capture.answers import is_gpus
 from gpumap.lab.capture.pseudonyms import Pseudonyms
-from gpumap.lab.demo.texts import prepared_claim
-from gpumap.model.observations import ClaimPods, PreparedDevice
+from gpumap.lab.demo.texts import alloc_response, prepared_claim
+from gpumap.model.observations import ClaimPods, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import PodUid
 
@@ -95,15 +94,14 @@ def cut_answer(message: bytes, rename: Rename = str) -> bytes:
         answer = plugin_answers.parse(message)
     except ValueError:
         return b""
-    kept = ContainerAllocateResponse(
-        envs={key: rename(value) for key, value in answer.envs},
-        mounts=[Mount(container_path=rename(path)) for path in answer.mount_paths],
-        # The path in the container, which gpumap does not read, and that of the node.
-        devices=[DeviceSpec(container_path=rename(path), host_path=rename(path)) for path in answer.device_paths],
-        annotations={rename(key): rename(value) for key, value in answer.annotations},  # the key of CDI contains an id
-        cdi_devices=[CDIDevice(name=rename(name)) for name in answer.cdi_devices],
+    renamed = PluginAnswer(
+        envs=tuple((key, rename(value)) for key, value in answer.envs),
+        annotations=tuple((rename(key), rename(value)) for key, value in answer.annotations),  # a key of CDI has an id
+        device_paths=tuple(map(rename, answer.device_paths)),
+        mount_paths=tuple(map(rename, answer.mount_paths)),
+        cdi_devices=tuple(map(rename, answer.cdi_devices)),
     )
-    return kept.SerializeToString(deterministic=True)
+    return alloc_response(renamed)
 
 
 # --- DRA --------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from msgspec import Meta, Struct, structs
 from gpumap.agent.nvml_worker import codes, wire
 from gpumap.lab.capture import answers
 from gpumap.lab.decoding import from_json
+from gpumap.lab.node_files import parents
 from gpumap.model import remedies
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
@@ -117,35 +118,24 @@ def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None,
 class _XidRow(Struct, frozen=True, array_like=True):
     """As `XidError`, in its order."""
 
-    uuid: str
+    uuid: Uuid
     code: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     gpu_instance_id: int | None
     compute_instance_id: int | None
     age_seconds: float
     times: Annotated[int, Meta(ge=1)] = 1
 
-    def error(self) -> XidError:
-        return XidError(
-            Uuid(self.uuid), self.code, self.gpu_instance_id, self.compute_instance_id, self.age_seconds, self.times
-        )
-
 
 class _ListeningRow(Struct, frozen=True, array_like=True):
     """As `Listening`, in its order."""
 
-    uuid: str
+    uuid: Uuid
     since_seconds: float
     until_seconds: float
 
     def __post_init__(self) -> None:
         if self.since_seconds < self.until_seconds:
             raise ValueError("listening ends before it begins")
-
-
-class _NvmlError(Struct, frozen=True):
-    code: int
-    reason: str
-    detail: str
 
 
 class _NvmlFile(Struct, frozen=True):
@@ -157,7 +147,7 @@ class _NvmlFile(Struct, frozen=True):
     gpus: Annotated[tuple[object, ...], Meta(max_length=wire.MAX_GPUS)] | None = None
     xids: Annotated[tuple[_XidRow, ...], Meta(max_length=MAX_XIDS)] = ()
     listening: Annotated[tuple[_ListeningRow, ...], Meta(max_length=wire.MAX_GPUS)] = ()
-    error: _NvmlError | None = None
+    error: Down | None = None
 
 
 def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
@@ -166,7 +156,7 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
         raise ValueError(f"no {NVML}")
     file = from_json(files[NVML], _NvmlFile, NVML)
     if file.error is not None:
-        return Down(file.error.reason, file.error.detail)
+        return file.error
     if file.gpus is None:
         raise ValueError(f'{NVML}: "gpus" is missing')
     try:
@@ -175,8 +165,8 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
         raise ValueError(f"{NVML}: {mistake}") from mistake
     if [gpu.index for gpu in gpus] != list(range(len(gpus))):
         raise ValueError(f"{NVML}: the GPUs' indices are not 0, 1, …")
-    xids = tuple(row.error() for row in file.xids)
-    listening = tuple(Listening(Uuid(row.uuid), row.since_seconds, row.until_seconds) for row in file.listening)
+    xids = tuple(XidError(*structs.astuple(row)) for row in file.xids)
+    listening = tuple(Listening(*structs.astuple(row)) for row in file.listening)
     return NvmlReading(file.driver_version, file.cuda_version, file.nvml_version, gpus, xids, listening)
 
 
@@ -209,7 +199,7 @@ def log_entries(files: Mapping[str, bytes]) -> tuple[LogEntry, ...] | None:
     if len({entry.path for entry in entries}) < len(entries):
         raise ValueError(f"{LOG_TREE}: a name exists twice")
     plain_files = {entry.path for entry in entries if entry.kind == "f"}
-    if any(parent in plain_files for entry in entries for parent in _parents(entry.path)):
+    if any(parent in plain_files for entry in entries for parent in parents(entry.path)):
         raise ValueError(f"{LOG_TREE}: a name is below a file")
     return tuple(sorted(entries, key=lambda entry: entry.path.split("/")))
 
@@ -242,12 +232,6 @@ def is_short(path: str) -> bool:
 def _is_link(path: str, target: str) -> bool:
     below = ".." not in target.split("/") and _LINK_TARGET.fullmatch(target) is not None
     return below and "/" not in path.removeprefix(_LINKS) and path.startswith(_LINKS)
-
-
-def _parents(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 # --- out --------------------------------------------------------------------------------------------------------------

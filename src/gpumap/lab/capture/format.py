@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from gpumap.lab.capture import contents, sharing
@@ -39,7 +40,7 @@ _FILE = re.compile(
 """A frame's files. gpumap ignores other files in the folder (notes, expected.prom)."""
 
 
-class About(Struct, frozen=True):
+class About(Struct, frozen=True, omit_defaults=True):
     """Data of the whole capture. `podresources` is the API's version, `resource` the flag --resource.
 
     `kubelet` is false for a machine without one (--no-kubelet).
@@ -103,11 +104,7 @@ def _check(about: About, folder: Path, files: Mapping[str, bytes], before: Mappi
         raise UsageError(f"{folder}: {error}") from error
 
 
-class _Versioned(Struct, frozen=True):
-    version: object = None
-
-
-class _FrameFile(Struct, frozen=True):
+class _FrameFile(Struct, frozen=True, omit_defaults=True):
     """frame.json. `gone` are the paths of files of the frame before that this one does not have."""
 
     offset_seconds: float
@@ -117,7 +114,7 @@ class _FrameFile(Struct, frozen=True):
 def _about(reader: BoundedReader, folder: Path) -> About:
     path = folder / "capture.json"
     text = reader.read_description(path)
-    version = _decoded(text, path, _Versioned).version
+    version = _decoded(text, path, dict[str, object]).get("version")
     if type(version) is not int or version != VERSION:
         raise UsageError(f"{path}: version {version!r:.40} is not understood; this gpumap reads {VERSION}")
     about = _decoded(text, path, About)
@@ -209,25 +206,12 @@ def _deltas(capture: Capture) -> Iterator[tuple[Frame, dict[str, bytes], list[st
 
 
 def _about_text(about: About) -> bytes:
-    plain: dict[str, object] = {
-        "version": VERSION,
-        "node": about.node,
-        "podresources": about.podresources,
-        "origin": about.origin,
-        "description": about.description,
-    }
-    if not about.kubelet:
-        plain["kubelet"] = False
-    if about.resource != DEFAULT_RESOURCE_PATTERN:
-        plain["resource"] = about.resource
+    plain = {"version": VERSION, **msgspec.to_builtins(about)}
     return json.dumps(plain, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def _frame_text(frame: Frame, gone: list[str]) -> bytes:
-    plain: dict[str, object] = {"offset_seconds": round(frame.offset_seconds, 3)}
-    if gone:
-        plain["gone"] = gone
-    return json.dumps(plain).encode() + b"\n"
+    return msgspec.json.encode(_FrameFile(round(frame.offset_seconds, 3), tuple(gone))) + b"\n"
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -62,26 +63,22 @@ class Recorder:
 
     async def frame(self) -> tuple[Files, Snapshot]:
         """Collect once: the files of the answers, and the snapshot that the service makes of them."""
-        self._nvml.recorded = self._procfs.recorded = self._kubelet.recorded = None
-        self._identity.recorded, self._identity.sharing = (None, None, None), ({}, None)
-        self._kubelet.recorded_second = None
+        self._nvml.recorded, self._procfs.recorded, self._kubelet.recorded, self._identity.recorded = {}, {}, {}, {}
         snapshot = await self._loop.collect()
-        checkpoint, logs, dra = (_in_time(one, snapshot, Source.POD_IDENTITY) for one in self._identity.recorded)
-        files: Files = {**(self._nvml.recorded or {contents.NVML: contents.reading_text(_NO_ANSWER)})}
-        files |= dra if isinstance(dra, dict) else {}  # privileges that need not be granted
-        recorded = {"procfs": _in_time(self._procfs.recorded, snapshot, Source.PROCFS)}
-        if self._settings.has_kubelet:
-            recorded |= {"kubelet": self._kubelet.recorded, "checkpoint": checkpoint, "pod_logs": logs}
-        sharing, why_no_sharing = self._identity.sharing
-        files |= sharing
-        optional = {"second_list": self._kubelet.recorded_second, "gpu_fractioning": why_no_sharing}
-        recorded |= {source: answer for source, answer in optional.items() if answer is not None}
+        asked = ("procfs", *(("kubelet", "checkpoint", "pod_logs") if self._settings.has_kubelet else ()))
+        recorded: Recorded = {**dict.fromkeys(asked, _NO_ANSWER), **self._kubelet.recorded}
+        # A read of files that missed its deadline ends in a thread of its own, now or in a later collection. Its result
+        # then belongs to no collection.
+        late = {one.source for one in snapshot.node.sources if not one.up and one.reason == _GIVEN_UP}
+        recorded |= {} if Source.PROCFS in late else self._procfs.recorded
+        recorded |= {} if Source.POD_IDENTITY in late else self._identity.recorded
+        files: Files = {contents.NVML: contents.reading_text(_NO_ANSWER), **self._nvml.recorded}
         down: dict[str, Down] = {}
         for source, answer in recorded.items():
-            if isinstance(answer, dict):
-                files |= answer
+            if isinstance(answer, Down):
+                down[source] = answer
             else:
-                down[source] = answer or _NO_ANSWER
+                files |= answer
         return files | ({contents.DOWN: contents.down_text(down)} if down else {}), snapshot
 
     def about(self) -> About:
@@ -99,14 +96,6 @@ class Recorder:
         self._loop.close()
         self._procfs.close()
         await asyncio.gather(self._nvml_source.close(), self._kubelet.close())
-
-
-def _in_time(recorded: Recorded, snapshot: Snapshot, source: Source) -> Recorded:
-    """What a source answered in this collection. A read of files that missed its deadline ends in a thread of its
-    own, now or in a later collection. Its result then belongs to no collection.
-    """
-    given_up = any(one.source == source and not one.up and one.reason == _GIVEN_UP for one in snapshot.node.sources)
-    return None if given_up else recorded
 
 
 async def record(
@@ -132,7 +121,9 @@ async def record(
             due = asked + interval
             if due > (seconds or interval) * 1.001 and len(frames) > 1:
                 break
-            if await _stopped(stop, began + due - time.monotonic()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), max(began + due - time.monotonic(), 0.0))
+            if stop.is_set():
                 break
         return (Capture(recorder.about(), tuple(frames)), last) if last is not None else None
     finally:
@@ -155,11 +146,3 @@ async def _unless(stop: asyncio.Event, recorder: Recorder) -> tuple[Files, Snaps
         for task in (collecting, stopping):
             task.cancel()
         await asyncio.gather(collecting, stopping, return_exceptions=True)
-
-
-async def _stopped(stop: asyncio.Event, seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(stop.wait(), max(seconds, 0.0))
-    except TimeoutError:
-        return False
-    return True

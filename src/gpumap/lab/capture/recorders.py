@@ -36,8 +36,8 @@ from gpumap.model.observations import (
 )
 
 Files = dict[str, bytes]
-Recorded = Files | Down | None
-"""A source's answer in this collection, why it is down, or `None`: it has not answered."""
+Recorded = dict[str, Files | Down]
+"""The answers in this collection, or why a source is down, by the names of `down.json`; empty: it has not answered."""
 
 
 class RecordingKubelet:
@@ -50,8 +50,7 @@ class RecordingKubelet:
         if agent_socket is not None:
             agent = KubeletSource(agent_socket, on_answer=self._keep_second, list_only=True)
             self._source = CorrectedKubelet(kubelet, agent)
-        self.recorded: Recorded = None
-        self.recorded_second: Recorded = None
+        self.recorded: Recorded = {}
         self._second = self._kept_second = b""
         self.version = "v1"
         self._raw: Files = {}
@@ -60,13 +59,13 @@ class RecordingKubelet:
         self._starts: list[str] = []
 
     async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
-        self._raw, self.recorded_second = {}, None
+        self._raw = {}
         try:
             answer = await self._source.read(timeout_seconds)
         except SourceError as error:
             why = error.complaints[-1]
             undecoded = why.reason == "decode" and f"{contents.LIST}.pb" in self._raw
-            self.recorded = self._with_starts(self._raw) if undecoded else Down(*why)
+            self.recorded = {"kubelet": self._with_starts(self._raw) if undecoded else Down(*why)}
             raise
         before, self._last_answer = self._last_answer, answer.value
         unchanged = {
@@ -76,9 +75,9 @@ class RecordingKubelet:
         self._kept = {name: self._kept.get(name, raw) if unchanged[name] else raw for name, raw in self._raw.items()}
         if not self._starts or self._starts[-1] != answer.value.socket:
             self._starts.append(answer.value.socket)
-        self.recorded = self._with_starts(self._kept)
+        self.recorded = {"kubelet": self._with_starts(self._kept)}
         if answer.value.second is not None:
-            self.recorded_second = self._second_files(answer, before)
+            self.recorded["second_list"] = self._second_files(answer, before)
         return answer
 
     async def wait_until_back(self) -> None:
@@ -87,7 +86,7 @@ class RecordingKubelet:
     async def close(self) -> None:
         await self._source.close()
 
-    def _second_files(self, answer: SourceAnswer[KubeletAnswer], before: KubeletAnswer | None) -> Recorded:
+    def _second_files(self, answer: SourceAnswer[KubeletAnswer], before: KubeletAnswer | None) -> Files | Down:
         """Keep the bytes of an unchanged List, as those of the kubelet's."""
         name, second = f"{contents.SECOND_LIST}.pb", answer.value.second
         if second is None or second.pods is None:
@@ -115,7 +114,7 @@ class RecordingNvml:
 
     def __init__(self, source: NvmlSource) -> None:
         self._source = source
-        self.recorded: Files | None = None
+        self.recorded: Files = {}
 
     async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
         try:
@@ -136,7 +135,7 @@ class RecordingProcfs:
 
     def __init__(self, root: Path, own: Path, *, has_kubelet: bool = True) -> None:
         self._source = ProcfsSource(root, own, has_kubelet=has_kubelet)
-        self.recorded: Recorded = None
+        self.recorded: Recorded = {}
         self._root = root
         self._own = own
         self._kept: dict[ProcEntry, Files] = {}
@@ -144,12 +143,12 @@ class RecordingProcfs:
     def read(self, pids: Iterable[int], not_after: int | None) -> SourceAnswer[ProcTable]:
         try:
             answer = self._source.read(pids, not_after)
-            self.recorded = self._files(answer.value)
+            self.recorded = {"procfs": self._files(answer.value)}
         except SourceError as error:
-            self.recorded = Down(*error.complaints[-1])
+            self.recorded = {"procfs": Down(*error.complaints[-1])}
             raise
         except OSError as error:
-            self.recorded = Down("unreadable", f"{error.filename}: {error.strerror}")
+            self.recorded = {"procfs": Down("unreadable", f"{error.filename}: {error.strerror}")}
         return answer
 
     @property
@@ -164,14 +163,17 @@ class RecordingProcfs:
 
     def _files(self, table: ProcTable) -> Files:
         files: Files = {contents.OWN_CGROUP: (self._own / "cgroup").read_bytes()}
-        witness = self._source.witness
-        if table.pid_visibility and witness is None:
-            files[contents.OWN_PID_IN_TREE] = b""
-        elif table.pid_visibility and witness is not None:
-            files |= _process(self._root, witness)
+        if table.pid_visibility:
+            witness = self._source.witness
+            files |= {contents.OWN_PID_IN_TREE: b""} if witness is None else _process(self._root, witness)
         kept = self._kept
         self._kept = {
-            entry: kept.get(entry) or _process(self._root, entry.pid, *_more(entry)) for entry in table.entries
+            entry: kept.get(entry)
+            # The uid names the work of a user.
+            or _process(
+                self._root, entry.pid, *(["status"] if entry.workload and entry.workload.kind == "user" else [])
+            )
+            for entry in table.entries
         }
         for found in self._kept.values():
             files |= found
@@ -182,11 +184,6 @@ class RecordingProcfs:
         for pid in table.unreadable:
             files |= {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}  # must not be read there either
         return files
-
-
-def _more(entry: ProcEntry) -> tuple[str, ...]:
-    """Return the files that name the work of a process, in addition to `cgroup`."""
-    return ("status",) if entry.workload is not None and entry.workload.kind == "user" else ()
 
 
 def _process(root: Path, pid: int, *more: str) -> Files:
@@ -241,35 +238,35 @@ class RecordingIdentity:
             time.time,
             read_sharing=read_sharing,
         )
-        self.sharing: tuple[Files, Down | None] = {}, None
         self._checkpoints = checkpoints
         self._log_root = log_root
         self._is_gpu_resource = is_gpu_resource
-        self.recorded: tuple[Recorded, Recorded, Recorded] = (None, None, None)
-        """The complaints of the checkpoint, the log directories and the DRA files."""
-        self._last: tuple[PodIdentity, tuple[Recorded, Recorded, Recorded]] = PodIdentity(None, None), self.recorded
+        self.recorded: Recorded = {}
+        """Also the files of DRA and of shares, which may be missing."""
+        self._last: tuple[PodIdentity, Recorded] = PodIdentity(None, None), {}
 
     def read(self) -> SourceAnswer[PodIdentity]:
         """Read checkpoint and names again if they changed: the values of the source no longer have their form."""
         try:
             answer = self._source.read()
         except SourceError as error:
-            self.recorded = _why("checkpoint", error.complaints), _why("pod_logs", error.complaints), None
+            self.recorded = {one: _why(one, error.complaints) for one in ("checkpoint", "pod_logs")}
             raise
-        now, (before, (checkpoint_files, log_files, dra_files)) = answer.value, self._last
+        now, (before, kept) = answer.value, self._last
+        found: Recorded = {**kept, "shares": sharing_files(now.noted, now.shares)}
         if now.checkpoint is None:
-            checkpoint_files = _why("checkpoint", answer.complaints)
+            found["checkpoint"] = _why("checkpoint", answer.complaints)
         elif now.checkpoint is not before.checkpoint:
-            checkpoint_files = {contents.CHECKPOINT: self._cut()}
+            found["checkpoint"] = {contents.CHECKPOINT: self._cut()}
         if now.logs is None:
-            log_files = _why("pod_logs", answer.complaints)
+            found["pod_logs"] = _why("pod_logs", answer.complaints)
         elif now.logs is not before.logs:
-            log_files = {contents.LOG_TREE: contents.log_text(sorted(_names(self._log_root)))}
-        if now.dra is not before.dra or dra_files is None:
-            dra_files = _dra_files(now.dra)
-        self.sharing = sharing_files(now.noted, now.shares), _fractioning_down(answer.complaints)
-        self.recorded = checkpoint_files, log_files, dra_files
-        self._last = now, self.recorded
+            found["pod_logs"] = {contents.LOG_TREE: contents.log_text(sorted(_names(self._log_root)))}
+        if now.dra is not before.dra or "dra" not in found:
+            found["dra"] = _dra_files(now.dra)
+        self._last = now, found
+        why = _complaint("gpu_fractioning_", answer.complaints)
+        self.recorded = found | ({} if why is None else {"gpu_fractioning": why})
         return answer
 
     def _cut(self) -> bytes:
@@ -283,11 +280,6 @@ class RecordingIdentity:
         return checkpoints.cut_checkpoint(b'{"Data": {}}', self._is_gpu_resource)
 
 
-def _fractioning_down(complaints: tuple[Complaint, ...]) -> Down | None:
-    found = [Down(*one) for one in complaints if one.reason.startswith("gpu_fractioning_")]
-    return found[-1] if found else None
-
-
 def _dra_files(dra: DraState) -> Files:
     files = {} if dra.claims is None else {contents.DRA_STATE: checkpoints.dra_state_text(dra.claims)}
     if dra.prepared is not None:
@@ -296,9 +288,13 @@ def _dra_files(dra: DraState) -> Files:
 
 
 def _why(source: str, complaints: tuple[Complaint, ...]) -> Down:
-    """Return the single complaint of a source; a missing file is none."""
+    """Return the complaint of a source; a missing file is none."""
+    return _complaint(source, complaints) or Down(f"{source}_missing")
+
+
+def _complaint(source: str, complaints: tuple[Complaint, ...]) -> Down | None:
     found = [Down(*one) for one in complaints if one.reason.startswith(source)]
-    return found[-1] if found else Down(f"{source}_missing", "")
+    return found[-1] if found else None
 
 
 _SPEAKABLE = re.compile(r"[^\s/\0]+")

@@ -22,7 +22,7 @@ from gpumap.lab.capture.record import record
 from gpumap.lab.node_files import temporary_folder
 from gpumap.lab.serve import serve_node
 from gpumap.model.errors import UsageError
-from gpumap.model.shown import printable
+from gpumap.model.shown import counted, printable
 from gpumap.model.snapshot import Snapshot
 
 KEY_BYTES = 32
@@ -73,11 +73,11 @@ def _silence() -> Iterator[None]:
 def _summary(capture: on_disk.Capture, snapshot: Snapshot, folder: Path, anonymous: bool) -> str:
     last = capture.frames[-1]
     counts = (
-        _count(len(capture.frames), "frame"),
+        counted(len(capture.frames), "frame"),
         f"{last.offset_seconds:.0f} s",
-        _count(len(snapshot.node.gpus), "GPU"),
-        _count(len(snapshot.node.pods), "pod"),
-        _count(len({process.pid for process in snapshot.processes}), "process", "processes"),
+        counted(len(snapshot.node.gpus), "GPU"),
+        counted(len(snapshot.node.pods), "pod"),
+        counted(len({process.pid for process in snapshot.processes}), "process", "processes"),
         f"{(capture.size_bytes + 1023) // 1024} KiB",
     )
     place = printable(shlex.quote(str(folder)))
@@ -87,10 +87,6 @@ def _summary(capture: on_disk.Capture, snapshot: Snapshot, folder: Path, anonymo
         f"Play it:          gpumap demo --capture {place}\n"
         f"Make it a test:   cp -r {place} tests/captures/\n"
     )
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 async def serve_capture(settings: Settings, capture: on_disk.Capture) -> None:

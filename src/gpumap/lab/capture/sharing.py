@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from gpumap.agent.sources.fractioning import Record, parse_record
 from gpumap.lab.capture.pseudonyms import Pseudonyms
+from gpumap.model.grouping import grouped
 from gpumap.model.observations import ContainerLink, ScheduledShare
 from gpumap.model.plugins import MIB
 from gpumap.model.readings import Uuid
@@ -19,9 +20,7 @@ PATH = re.compile(rf"{FOLDER}/([0-9a-f]{{64}})\.json")
 
 def sharing_files(links: Iterable[ContainerLink], shares: Iterable[ScheduledShare]) -> dict[str, bytes]:
     """Return a file for each container, in version 1 of their format."""
-    of_container: dict[str, list[ScheduledShare]] = {}
-    for share in shares:
-        of_container.setdefault(share.container_id, []).append(share)
+    of_container = grouped((share.container_id, share) for share in shares)
     return {
         f"{FOLDER}/{link.container_id}.json": _as_line(Record(link, tuple(of_container.get(link.container_id, ()))))
         for link in links

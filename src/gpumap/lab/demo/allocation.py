@@ -7,9 +7,11 @@ proves that the memory of the processes fits. Pure; both raise `ScenarioError` i
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -26,6 +28,7 @@ from gpumap.lab.demo.scenario_model import (
 )
 from gpumap.lab.demo.scenario_pods import PodReader, Request
 from gpumap.lab.demo.yaml_reading import ScenarioError
+from gpumap.model.grouping import grouped
 from gpumap.model.observations import DeviceId, PluginAnswer, ResourceDevices
 
 SILENT_FAULTS = ("hung",)
@@ -36,7 +39,8 @@ SILENT_FAULTS = ("hung",)
 
 def offered(scenario: Scenario, moment: float) -> tuple[ResourceDevices, ...]:
     """Return the ids that the plugins report as healthy at a time of the play."""
-    return _offered(scenario, tuple(gpu.index for gpu in scenario.gpus if _is_unhealthy(gpu, moment)))
+    faults = ((gpu.index, fault) for gpu in scenario.gpus for fault in gpu.faults if fault.start <= moment < fault.end)
+    return _offered(scenario, tuple(sorted({index for index, fault in faults if fault.kind not in SILENT_FAULTS})))
 
 
 def numa_nodes(scenario: Scenario) -> dict[DeviceId, tuple[int, ...]]:
@@ -52,10 +56,6 @@ def answer_to(scenario: Scenario, container: Container, devices: ResourceDevices
         return answer
     uuids = dict.fromkeys(id_.partition("::")[0] for id_ in devices.ids)
     return replace(answer, envs=tuple(({"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} | dict(answer.envs)).items()))
-
-
-def _is_unhealthy(gpu: Gpu, moment: float) -> bool:
-    return any(fault.kind not in SILENT_FAULTS and fault.start <= moment < fault.end for fault in gpu.faults)
 
 
 @lru_cache(maxsize=64)
@@ -112,20 +112,19 @@ def _gpu_ids(gpu: Gpu) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
 # --- what pods get ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Holding:
+class _Holding(NamedTuple):
     pod: Pod
     init: bool
 
 
-_Held = dict[tuple[str, DeviceId], list[_Holding]]
+_Held = defaultdict[tuple[str, DeviceId], list[_Holding]]
 """By resource and id."""
 
 
 def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple[Pod, ...]:
     """Return the pods with the ids of what they request. The other containers of a pod reuse the ids of its init
     container."""
-    held: _Held = {}
+    held: _Held = defaultdict(list)
     for number, pod in enumerate(pods):
         for index, container in enumerate(pod.containers):
             _hold_spelled_out(pod, f"pods[{number}].containers[{index}].ids", container, held)
@@ -137,7 +136,7 @@ def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple
             for request in reader.requests(container, f"pods[{number}].containers[{index}]"):
                 resource, granted = _grant(gpus, pod, container, request, held)
                 for id_ in granted:
-                    held.setdefault((resource, id_), []).append(_Holding(pod, container.init))
+                    held[resource, id_].append(_Holding(pod, container.init))
                 own += [(resource, id_) for id_ in granted]
             ids[container.name] = {devices.resource: devices.ids for devices in by_resource(own)}
         containers = tuple(structs.replace(container, ids=ids[container.name]) for container in pod.containers)
@@ -147,20 +146,17 @@ def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple
 
 def by_resource(pairs: Iterable[tuple[str, DeviceId]]) -> tuple[ResourceDevices, ...]:
     """Sort resources and their ids, each once."""
-    found: dict[str, set[DeviceId]] = {}
-    for resource, id_ in pairs:
-        found.setdefault(resource, set()).add(id_)
-    return tuple(ResourceDevices(resource, tuple(sorted(ids))) for resource, ids in sorted(found.items()))
+    return tuple(ResourceDevices(resource, tuple(sorted({*ids}))) for resource, ids in sorted(grouped(pairs).items()))
 
 
 def _hold_spelled_out(pod: Pod, place: str, container: Container, held: _Held) -> None:
     for entry in container.devices:
         for id_ in entry.ids:
-            taken = _taken(pod, container, held.get((entry.resource, id_), ()))
+            taken = _taken(pod, container, held[entry.resource, id_])
             if taken is not None:
                 holder = f"{taken.namespace}/{taken.name}"
                 raise ScenarioError(f"{place}.{entry.resource}: {id_} is held by {holder} at that time")
-            held.setdefault((entry.resource, id_), []).append(_Holding(pod, container.init))
+            held[entry.resource, id_].append(_Holding(pod, container.init))
 
 
 def _taken(pod: Pod, container: Container, holdings: Iterable[_Holding]) -> Pod | None:
@@ -176,7 +172,7 @@ def _grant(
 ) -> tuple[str, tuple[DeviceId, ...]]:
     place, leaf, slots = request
     resource, ids = gpus[leaf.gpu].ids(leaf.instance)
-    holdings = {id_: held.get((resource, id_), ()) for id_ in ids}
+    holdings = {id_: held[resource, id_] for id_ in ids}
     taken = {id_: holder for id_ in ids if (holder := _taken(pod, container, holdings[id_]))}
     reusable = {id_ for id_ in ids if any(holding.pod is pod and holding.init for holding in holdings[id_])}
     free = sorted((id_ for id_ in ids if id_ not in taken), key=lambda id_: id_ not in reusable)
@@ -199,7 +195,7 @@ def check_memory(scenario: Scenario) -> None:
     pools: dict[tuple[int, int | None], int] = {}
     for gpu in scenario.gpus:
         pools[gpu.index, None] = gpu.memory_bytes - gpu.reserved_bytes
-        pools |= {(gpu.index, device.gpu_instance_id): device.memory_bytes for device in gpu.devices}
+        pools |= {(gpu.index, one.gpu_instance_id): one.memory_bytes for one in gpu.gpu_instances}
     for place, process in users:
         moment = process.start or 0.0
         for pool in {_pool(scenario, leaf) for leaf in process.leaves}:

@@ -14,9 +14,9 @@ from gpumap.lab.demo.kubelet import allocatable_answer, list_answer
 from gpumap.lab.demo.readings import CUDA_VERSION, DRIVER_VERSION, NVML_VERSION
 from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.lab.demo.schedule import cues
-from gpumap.lab.demo.texts import cgroup_text, link_name, link_target, tree_name
+from gpumap.lab.demo.texts import cgroup_text
 from gpumap.lab.demo.world import World, world
-from gpumap.model.observations import NvmlReading, PodLogs
+from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import Listening, XidError
 
 TICK_SECONDS = 0.25
@@ -51,7 +51,7 @@ def frame(scenario: Scenario, before: float, seconds: float) -> Frame:
     reading = NvmlReading(*versions, now.gpus, tuple(xids), tuple(listening))
     files = {
         contents.CHECKPOINT: now.checkpoint.encode(),
-        contents.LOG_TREE: contents.log_text(_log_entries(now.logs)),
+        contents.LOG_TREE: contents.log_text(now.logs),
         contents.OWN_CGROUP: cgroup_text(scenario.cgroups, OWN_CGROUP).encode(),
         contents.NVML: contents.reading_text(reading),
     }
@@ -69,16 +69,3 @@ def _kubelet(now: World) -> dict[str, bytes]:
         f"{contents.LIST}.pb": list_answer(now.pods, now.numa),
         f"{contents.ALLOCATABLE}.pb": allocatable_answer(now.allocatable, now.numa),
     }
-
-
-def _log_entries(logs: PodLogs) -> Iterator[contents.LogEntry]:
-    for folder in ("pods", "containers"):
-        yield contents.LogEntry("d", "755", f"var/log/{folder}")
-    for tree in logs.trees:
-        folder = f"var/log/pods/{tree_name(tree)}"
-        yield contents.LogEntry("d", "755", folder)
-        for container in tree.containers:
-            yield contents.LogEntry("d", "755", f"{folder}/{container}")
-            yield contents.LogEntry("f", "644", f"{folder}/{container}/0.log")
-    for link in logs.links:
-        yield contents.LogEntry("l", "777", f"var/log/containers/{link_name(link)}", link_target(link))

@@ -57,7 +57,7 @@ def load_of_gpu(gpu: Gpu, moment: float, specs: Sequence[Process]) -> float:
     if not gpu.mig:
         return load_of_leaf(Leaf(gpu.index), moment, specs)
     return sum(
-        load_of_leaf(Leaf(gpu.index, number), moment, specs) * device.compute_slices / SLICES
+        load_of_leaf(Leaf(gpu.index, number), moment, specs) * (device.compute_slices or 0) / SLICES
         for number, device in enumerate(gpu.devices)
     )
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -32,35 +31,30 @@ Numa = Mapping[DeviceId, tuple[int, ...]]
 _shuffler = SystemRandom()
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(NamedTuple):
     """Answer with a status other than OK."""
 
     code: grpc.StatusCode
     details: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(NamedTuple):
     """Never answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(NamedTuple):
     """Answer with these bytes, valid or not."""
 
     answer: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Pad:
+class Pad(NamedTuple):
     """Answer truly, in a message made larger by about so many bytes (in an unknown field, which decoders skip)."""
 
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
+class Slow(NamedTuple):
     """Answer truly, but late."""
 
     seconds: float

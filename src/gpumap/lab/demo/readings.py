@@ -26,10 +26,8 @@ from gpumap.lab.demo.gpu_state import (
 )
 from gpumap.lab.demo.scenario_model import (
     UNREPORTED_BYTES,
-    Fault,
     Gpu,
     Leaf,
-    MigDevice,
     Process,
     ProcessType,
     Scenario,
@@ -70,41 +68,27 @@ def gpu_readings(scenario: Scenario, processes: Iterable[ProcessLife], seconds: 
 
 def _reading(scenario: Scenario, gpu: Gpu, lives: Sequence[ProcessLife], seconds: float) -> GpuReading:
     _, moment = play_of(scenario, seconds)
+    reading = GpuReading(gpu.index, uuid=gpu.uuid, minor=gpu.minor, pci_bus_id=gpu.pci_bus_id, model=gpu.model)
     if fault := fault_at(gpu, moment):
-        return _faulty(gpu, fault)
+        return structs.replace(reading, fault=fault.kind, recovery_action=fault.recovery)
     specs = [life.spec for life in lives if life.spec]
     load, work = load_of_gpu(gpu, moment, specs), load_of_gpu(gpu, moment, working(specs))
     counted = counters(scenario, gpu, seconds)
-    reading = structs.replace(_basic(gpu, lives, load, work, seconds, moment), energy_joules=round(counted.joules, 3))
+    reading = _with_basics(reading, gpu, lives, load, work, seconds, moment)
+    reading = structs.replace(reading, energy_joules=round(counted.joules, 3))
     reading = with_links(with_health(reading, gpu, load, work, counted, seconds), gpu, counted)
     reading = with_card(reading, gpu, seconds)
     return _with_activity(reading, gpu, specs, moment) if is_hopper(gpu.model) else reading
 
 
-def _faulty(gpu: Gpu, fault: Fault) -> GpuReading:
-    return GpuReading(
-        gpu.index,
-        fault.kind,
-        uuid=gpu.uuid,
-        minor=gpu.minor,
-        pci_bus_id=gpu.pci_bus_id,
-        model=gpu.model,
-        recovery_action=fault.recovery,
-    )
-
-
-def _basic(
-    gpu: Gpu, lives: Sequence[ProcessLife], load: float, work: float, seconds: float, moment: float
+def _with_basics(
+    reading: GpuReading, gpu: Gpu, lives: Sequence[ProcessLife], load: float, work: float, seconds: float, moment: float
 ) -> GpuReading:
-    """What is asked of every GPU."""
+    """Add what is asked of every GPU."""
     whole = not gpu.mig
     specs = [life.spec for life in lives if life.spec]
-    return GpuReading(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        minor=gpu.minor,
-        pci_bus_id=gpu.pci_bus_id,
-        model=gpu.model,
+    return structs.replace(
+        reading,
         memory=_card_memory(gpu, lives, seconds, moment),
         partitioned=not whole,
         max_mig_devices=None if whole else MAX_MIG_DEVICES,
@@ -178,7 +162,7 @@ def _card_memory(gpu: Gpu, lives: Sequence[ProcessLife], seconds: float, moment:
     return DeviceMemory(int(gpu.memory_bytes), used, free, int(gpu.reserved_bytes))
 
 
-def _pool_used(gpu: Gpu, device: MigDevice, lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
+def _pool_used(gpu: Gpu, device: MigInstance, lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
     """What all the compute instances of a GPU instance use together."""
     siblings = {
         Leaf(gpu.index, number)
@@ -190,20 +174,14 @@ def _pool_used(gpu: Gpu, device: MigDevice, lives: Sequence[ProcessLife], second
 
 
 def _instance(
-    gpu: Gpu, number: int, device: MigDevice, lives: Sequence[ProcessLife], seconds: float, moment: float
+    gpu: Gpu, number: int, device: MigInstance, lives: Sequence[ProcessLife], seconds: float, moment: float
 ) -> MigInstance:
+    total = device.memory.total_bytes if device.memory else 0
     used = _pool_used(gpu, device, lives, seconds, moment)
-    return MigInstance(
-        uuid=device.uuid,
-        gpu_instance_id=device.gpu_instance_id,
-        compute_instance_id=device.compute_instance_id,
-        profile=device.profile,
-        compute_slices=device.compute_slices,
-        memory=DeviceMemory(device.memory_bytes, used, device.memory_bytes - used, 0),
+    return structs.replace(
+        device,
+        memory=DeviceMemory(total, used, total - used, 0),
         processes=_rows(lives, Leaf(gpu.index, number), seconds, moment),
-        profile_id=device.profile_id,
-        placement_start=device.placement_start,
-        placement_size=device.placement_size,
     )
 
 

@@ -21,7 +21,7 @@ from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.observations import ClaimDevice, DeviceId, PreparedDevice, ResourceDevices
 from gpumap.model.parsing import parse_duration
 from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.readings import RecoveryAction, Uuid
+from gpumap.model.readings import DeviceMemory, MigInstance, RecoveryAction, Uuid
 
 T = TypeVar("T")
 
@@ -119,11 +119,7 @@ GpuIndex = Annotated[int, Meta(description="the number of a GPU")]
 GpuUuid = Annotated[str, _matching(f"GPU-{_UUID}", "a GPU uuid such as GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")]
 MigUuid = Annotated[str, _matching(f"MIG-{_UUID}", "a MIG uuid such as MIG-7b2f9c84-0e5d-5a1b-b3c4-d5e6f7a8b9c0")]
 PodUidText = Annotated[
-    str,
-    _matching(
-        r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}",
-        "a UUID, or 32 hex digits for a static pod, in quotes",
-    ),
+    str, _matching(rf"{_UUID}|[0-9a-f]{{32}}", "a UUID, or 32 hex digits for a static pod, in quotes")
 ]
 ResourceName = Annotated[
     str, _matching(r"[a-z0-9.-]+/[A-Za-z0-9._-]+|none", "none, or a resource name such as nvidia.com/gpu")
@@ -294,20 +290,6 @@ class GpuEntry(Entry, frozen=True, kw_only=True):
                 raise ValueError(f'{at}: expected a whole number from 0 to {devices - 1}, found "{xid.instance}"')
 
 
-class MigDevice(Struct, frozen=True):
-    """A compute instance; those with one `gpu_instance_id` share `memory_bytes`."""
-
-    uuid: Uuid
-    profile: str
-    gpu_instance_id: int
-    compute_instance_id: int
-    compute_slices: int
-    memory_bytes: int
-    profile_id: int | None
-    placement_start: int
-    placement_size: int
-
-
 class Gpu(GpuEntry, frozen=True, kw_only=True, dict=True):
     """A GPU of the node, at its NVML index."""
 
@@ -321,9 +303,9 @@ class Gpu(GpuEntry, frozen=True, kw_only=True, dict=True):
         return f"00000000:{0x18 + 0x11 * self.index & 0xFF:02X}:00.0"
 
     @cached_property
-    def devices(self) -> tuple[MigDevice, ...]:
-        """The MIG devices, in the order of `nvidia-smi -L`."""
-        devices: list[MigDevice] = []
+    def devices(self) -> tuple[MigInstance, ...]:
+        """The MIG devices while nothing uses them, in the order of `nvidia-smi -L`."""
+        devices: list[MigInstance] = []
         start = 0
         for instance in self.gpu_instances:
             span = instance.memory_slices
@@ -332,15 +314,16 @@ class Gpu(GpuEntry, frozen=True, kw_only=True, dict=True):
             start += span
         return tuple(devices)
 
-    def _devices_of(self, instance: GpuInstance, start: int) -> Iterator[MigDevice]:
+    def _devices_of(self, instance: GpuInstance, start: int) -> Iterator[MigInstance]:
+        memory = DeviceMemory(instance.memory_bytes, 0, instance.memory_bytes, 0)
         for number, part in enumerate(instance.parts):
-            yield MigDevice(
+            yield MigInstance(
                 uuid=Uuid(part.uuid or f"MIG-{derived_uuid(self.uuid, instance.gpu_instance_id, number)}"),
                 profile=part.profile,
                 gpu_instance_id=instance.gpu_instance_id or 0,
                 compute_instance_id=number,
                 compute_slices=part.slices,
-                memory_bytes=instance.memory_bytes,
+                memory=memory,
                 profile_id=PROFILE_IDS.get(instance.slices),
                 placement_start=start,
                 placement_size=instance.memory_slices,

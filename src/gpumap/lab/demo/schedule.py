@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 from gpumap.lab.demo.names import Pids, derived_uuid, digest, number, static_uid
-from gpumap.lab.demo.scenario_model import Container, Gpu, HostProcess, Pod, Process, Scenario, Xid
+from gpumap.lab.demo.scenario_model import Container, Gpu, Pod, Process, Scenario, Xid
 from gpumap.model.terms import PodUid
 
 BOOT_TICKS = 3 * 8_640_000
@@ -61,18 +60,6 @@ class ProcessLife:
     start_ticks: int
     pod: PodLife | None
     container: Container | None
-    host: HostProcess | None
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledProcess:
-    """A process of the scenario; its number gives it its PIDs. `pod` is the number of its pod."""
-
-    number: int
-    spec: Process | None
-    pod: int | None = None
-    container: Container | None = None
-    host: HostProcess | None = None
 
 
 def play_of(scenario: Scenario, seconds: float) -> tuple[int, float]:
@@ -96,11 +83,14 @@ def process_lives(scenario: Scenario, seconds: float) -> Iterator[ProcessLife]:
     """Every process of this play and the one before."""
     play, _ = play_of(scenario, seconds)
     plays = (play - 1, play) if play else (play,)
-    actors = _actors(scenario)
+    actors = list(_actors(scenario))
     pids = Pids(scenario.node, len(actors))
-    for actor in actors:
-        for number_of_play in plays if _comes_and_goes(scenario, actor) else (0,):
-            yield _process_life(scenario, actor, number_of_play, pids)
+    for actor_number, (spec, pod, container) in enumerate(actors):
+        of_pod = None if pod is None else scenario.pods[pod].start
+        for number_of_play in (0,) if (spec.start if spec else of_pod) is None else plays:
+            life = None if pod is None else _pod_life(scenario, pod, 0 if of_pod is None else number_of_play)
+            pid = pids.of(actor_number, number_of_play)
+            yield _process_life(scenario, spec, life, container, number_of_play, pid)
 
 
 def _pod_life(scenario: Scenario, number: int, play: int) -> PodLife:
@@ -113,46 +103,34 @@ def _pod_life(scenario: Scenario, number: int, play: int) -> PodLife:
     return PodLife(pod, play, PodUid(pod.uid or derived), window)
 
 
-@lru_cache(maxsize=4)
-def _actors(scenario: Scenario) -> tuple[ScheduledProcess, ...]:
-    cast: list[tuple[Process | None, int | None, Container | None, HostProcess | None]] = []
-    for pod, spec in enumerate(scenario.pods):
-        for container in spec.containers:
-            cast += [(process, pod, container, None) for process in container.processes]
+def _actors(scenario: Scenario) -> Iterator[tuple[Process | None, int | None, Container | None]]:
+    """Every process of the scenario, with the number of its pod and its container. Its place gives it its PIDs."""
+    for number_of_pod, pod in enumerate(scenario.pods):
+        for container in pod.containers:
+            yield from ((process, number_of_pod, container) for process in container.processes)
             if not container.init:
-                cast.append((None, pod, container, None))
-    cast += [(host, None, None, host) for host in scenario.host_processes]
-    return tuple(ScheduledProcess(number, *roles) for number, roles in enumerate(cast))
+                yield None, number_of_pod, container
+    yield from ((host, None, None) for host in scenario.host_processes)
 
 
-def _comes_and_goes(scenario: Scenario, actor: ScheduledProcess) -> bool:
-    if actor.spec is not None:
-        return actor.spec.start is not None
-    return actor.pod is not None and scenario.pods[actor.pod].start is not None
-
-
-def _process_life(scenario: Scenario, actor: ScheduledProcess, play: int, pids: Pids) -> ProcessLife:
-    pod = None
-    if actor.pod is not None:
-        pod = _pod_life(scenario, actor.pod, 0 if scenario.pods[actor.pod].start is None else play)
+def _process_life(
+    scenario: Scenario, spec: Process | None, pod: PodLife | None, container: Container | None, play: int, pid: int
+) -> ProcessLife:
     begin = play * scenario.repeat_seconds
-    if actor.spec is None:
-        window = Window() if pod is None else pod.window.shifted(1.0, -0.5)
-    elif actor.spec.start is None or actor.spec.end is None:
-        window = Window()
-    else:
-        window = Window(begin + actor.spec.start, begin + actor.spec.end)
-    pid = pids.of(actor.number, play)
+    window = Window()
+    if spec is None and pod is not None:
+        window = pod.window.shifted(1.0, -0.5)
+    elif spec is not None and spec.start is not None and spec.end is not None:
+        window = Window(begin + spec.start, begin + spec.end)
     since = -float(600 + number(3000, scenario.node, pid)) if window.start == -math.inf else window.start - PROC_LEAD
     return ProcessLife(
-        spec=actor.spec,
-        comm=actor.spec.comm if actor.spec else (actor.container.name if actor.container else "init")[:15],
+        spec=spec,
+        comm=spec.comm if spec else (container.name if container else "init")[:15],
         pid=pid,
         window=window,
         start_ticks=BOOT_TICKS + int(since * TICKS_PER_SECOND),
         pod=pod,
-        container=actor.container,
-        host=actor.host,
+        container=container,
     )
 
 
@@ -176,12 +154,9 @@ class XidCue(NamedTuple):
 def cues(scenario: Scenario, after: float, until: float) -> list[XidCue]:
     """Those after one time until another, in their order; of the play then and the one before, if it was longer."""
     play, _ = play_of(scenario, until)
+    begins = [number * scenario.repeat_seconds for number in (play - 1, play) if number >= 0]
+    found = (XidCue(begin + xid.at, gpu, xid) for begin in begins for gpu in scenario.gpus for xid in gpu.xids)
     return sorted(
-        (cue for number in (play - 1, play) for cue in _cues_of_play(scenario, number) if after < cue.seconds <= until),
+        (cue for cue in found if after < cue.seconds <= until),
         key=lambda cue: (cue.seconds, cue.gpu.index),
     )
-
-
-def _cues_of_play(scenario: Scenario, play: int) -> Iterator[XidCue]:
-    begin = play * scenario.repeat_seconds
-    return (XidCue(begin + xid.at, gpu, xid) for gpu in scenario.gpus for xid in gpu.xids if play >= 0)

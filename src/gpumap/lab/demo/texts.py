@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from gpumap.lab.demo.names import derived_uuid
+from gpumap.model.grouping import grouped
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
@@ -82,20 +83,16 @@ def checkpoint_text(
 
 
 def _entry_object(row: CheckpointEntry, numa: Mapping[DeviceId, tuple[int, ...]]) -> dict[str, object]:
-    by_node: dict[str, list[str]] = {}
-    for id_ in sorted(row.ids):
-        for node in numa.get(id_) or (-1,):
-            by_node.setdefault(str(node), []).append(id_)
     return {
         "PodUID": row.pod_uid,
         "ContainerName": row.container,
         "ResourceName": row.resource,
-        "DeviceIDs": by_node,
-        "AllocResp": base64.b64encode(_alloc_response(row.answer or PluginAnswer())).decode(),
+        "DeviceIDs": grouped((str(node), id_) for id_ in sorted(row.ids) for node in numa.get(id_) or (-1,)),
+        "AllocResp": base64.b64encode(alloc_response(row.answer or PluginAnswer())).decode(),
     }
 
 
-def _alloc_response(answer: PluginAnswer) -> bytes:
+def alloc_response(answer: PluginAnswer) -> bytes:
     """A device plugin's ContainerAllocateResponse (k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1/api.proto)."""
     message = ContainerAllocateResponse(
         envs=dict(answer.envs),
@@ -119,9 +116,8 @@ Claim = tuple[str, str]
 
 def notes_text(devices: Iterable[PreparedDevice]) -> str:
     """The file's content. The checksums are not the driver's, which only Go can compute."""
-    by_claim: dict[Claim, list[PreparedDevice]] = {}
-    for one in sorted(set(devices), key=lambda one: (one.claim_namespace, one.claim, one.device, one.share_id)):
-        by_claim.setdefault((one.claim_namespace, one.claim), []).append(one)
+    order = sorted(set(devices), key=lambda one: (one.claim_namespace, one.claim, one.device, one.share_id))
+    by_claim = grouped(((one.claim_namespace, one.claim), one) for one in order)
     prepared = {derived_uuid("claim", *claim): prepared_claim(claim, found) for claim, found in by_claim.items()}
     return json.dumps({"checksum": 0, "v2": {"checksum": 0, "preparedClaims": prepared}})
 

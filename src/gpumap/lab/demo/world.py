@@ -5,14 +5,24 @@ A pure function: no clock, no files, no randomness. Two processes that play one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from gpumap.lab.capture.contents import LogEntry
 from gpumap.lab.demo.allocation import SILENT_FAULTS, answer_to, numa_nodes, offered
 from gpumap.lab.demo.readings import gpu_readings
-from gpumap.lab.demo.scenario_model import Scenario
+from gpumap.lab.demo.scenario_model import HostProcess, Scenario
 from gpumap.lab.demo.schedule import PROC_LEAD, PodLife, ProcessLife, play_of, pod_lives, process_lives
-from gpumap.lab.demo.texts import cgroup_text, checkpoint_text, notes_text, pod_cgroup, stat_text
+from gpumap.lab.demo.texts import (
+    cgroup_text,
+    checkpoint_text,
+    link_name,
+    link_target,
+    notes_text,
+    pod_cgroup,
+    stat_text,
+    tree_name,
+)
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
@@ -20,7 +30,6 @@ from gpumap.model.observations import (
     ListedContainer,
     ListedPod,
     LogTree,
-    PodLogs,
     ResourceDevices,
 )
 from gpumap.model.readings import GpuReading
@@ -56,7 +65,7 @@ class World:
     numa: Mapping[DeviceId, tuple[int, ...]]
     checkpoint: str
     notes: str
-    logs: PodLogs
+    logs: tuple[LogEntry, ...]
     procs: tuple[Proc, ...]
     gpus: tuple[GpuReading, ...]
 
@@ -76,7 +85,7 @@ def world(scenario: Scenario, seconds: float) -> World:
         numa=numa_nodes(scenario),
         checkpoint=_checkpoint(scenario, seconds),
         notes=_notes(scenario, pods, seconds),
-        logs=_logs(pods, seconds),
+        logs=tuple(_logs(pods, seconds)),
         procs=_procs(scenario, processes, seconds),
         gpus=gpu_readings(scenario, processes, seconds),
     )
@@ -148,18 +157,20 @@ def _last_write(scenario: Scenario, seconds: float) -> float:
     return max(past, default=0.0)
 
 
-def _logs(pods: Iterable[PodLife], seconds: float) -> PodLogs:
-    trees, links = [], []
+def _logs(pods: Iterable[PodLife], seconds: float) -> Iterator[LogEntry]:
+    for folder in ("pods", "containers"):
+        yield LogEntry("d", "755", f"var/log/{folder}")
     for pod in pods:
         if seconds not in pod.window.shifted(TREE_DELAY, TREE_LINGERS):
             continue
-        started = seconds >= pod.window.start + LINK_DELAY
-        containers = sorted(container.name for container in pod.spec.containers) if started else []
-        trees.append(LogTree(pod.uid, pod.spec.namespace, pod.spec.name, tuple(containers)))
-        for container in pod.spec.containers if started else ():
-            name = ContainerName(pod.spec.namespace, pod.spec.name, container.name)
-            links.append(ContainerLink(pod.container_id(container), pod.uid, name))
-    return PodLogs(tuple(sorted(trees)), tuple(sorted(links)))
+        name = pod.spec.namespace, pod.spec.name
+        folder = f"var/log/pods/{tree_name(LogTree(pod.uid, *name, ()))}"
+        yield LogEntry("d", "755", folder)
+        for container in pod.spec.containers if seconds >= pod.window.start + LINK_DELAY else ():
+            link = ContainerLink(pod.container_id(container), pod.uid, ContainerName(*name, container.name))
+            yield LogEntry("d", "755", f"{folder}/{container.name}")
+            yield LogEntry("f", "644", f"{folder}/{container.name}/0.log")
+            yield LogEntry("l", "777", f"var/log/containers/{link_name(link)}", link_target(link))
 
 
 def _procs(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[Proc, ...]:
@@ -169,7 +180,7 @@ def _procs(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float)
 
 
 def _proc(scenario: Scenario, life: ProcessLife) -> Proc:
-    path = (life.host and life.host.cgroup) or "/"
+    path = life.spec.cgroup or "/" if isinstance(life.spec, HostProcess) else "/"
     if life.pod is not None and life.container is not None:
         container_id = life.pod.container_id(life.container)
         path = pod_cgroup(scenario.cgroups, life.pod.spec.qos, life.pod.uid, container_id)
