@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import native, self_families
-from gpumap.agent.sources import checkpoint
-from gpumap.model.observations import ClaimDevice, SourceAnswer
+from gpumap.model.observations import ClaimDevice
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.nodes import RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
@@ -108,68 +103,3 @@ def test_ids_and_answers_of_any_kind(
     node = TestNode([Gpu(0), Gpu(1, mig=MIG)], [pod], [Process(10, CARD, pod)], allocatable=offered, registered=offered)
     for _ in range(2):
         check(node, node.collect())
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-KEYS = ["PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"]
-
-
-@settings(max_examples=examples(300))
-@given(
-    st.lists(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=5) | JSON, max_size=5),
-    JSON,
-    st.integers(0, 200),
-)
-def test_checkpoints_of_any_shape(rows: list[Any], registered: Any, cut: int) -> None:
-    """Rows that are not whole cost themselves alone and are complained of; what is no checkpoint is a ValueError."""
-    whole = {
-        "PodUID": "u",
-        "ContainerName": "c",
-        "ResourceName": "nvidia.com/gpu",
-        "DeviceIDs": {"-1": ["x"]},
-        "AllocResp": base64.b64encode(b"\xff").decode(),
-    }
-    text = json.dumps({"Data": {"PodDeviceEntries": [whole, *rows], "RegisteredDevices": registered}}).encode()
-    found = _parsed(checkpoint.parse, text)
-    if found is not None:
-        reasons = Counter(one.reason for one in found.complaints)
-        assert ("u", "c") in {(one.pod_uid, one.container) for one in found.value.entries}
-        assert reasons["plugin_answer"] >= 1
-        assert len(found.value.entries) <= len(rows) + 1 - reasons["checkpoint_row"]
-    _parsed(checkpoint.parse, text[:cut])
-
-
-def _parsed(parse: Callable[[bytes], SourceAnswer[Any]], text: bytes) -> SourceAnswer[Any] | None:
-    try:
-        return parse(text)
-    except ValueError:
-        return None
-
-
-def test_ten_thousand_replicas_of_one_card() -> None:
-    """They are counted, slot by slot, and given to whom they were given."""
-    resource = "nvidia.com/gpu.shared"
-    everything = [f"{CARD}::{number}" for number in range(10_000)]
-    pods = [Pod("ml", f"p{n}", {"main": {resource: everything[n * 100 : (n + 1) * 100]}}) for n in range(100)]
-    snapshot = TestNode([Gpu(0)], pods, allocatable={resource: everything}).collect()
-    assert [row.slots for row in snapshot.containers] == [{resource: 100}] * 100
-    assert {row.allocated_gpus for row in snapshot.containers} == {0.01}
-    assert snapshot.node.devices[0].allocatable == {resource: 10_000}
-    one = Pod("ml", "all", {"main": {resource: everything}})
-    snapshot = TestNode([Gpu(0)], [one], allocatable={resource: everything}).collect()
-    assert [(row.slots, row.allocated_gpus) for row in snapshot.containers] == [({resource: 10_000}, 1.0)]
-
-
-def test_names_that_no_kubernetes_gives() -> None:
-    """Names of 253 characters, line ends, quotes and control characters stand escaped on a page that is whole."""
-    odd = 'p"\n\\\x00\x1b[31m\u202e' + "x" * 253
-    pod = Pod("ml", odd, {"main": {"nvidia.com/gpu": [str(CARD), f"{odd}-1"], f"nvidia.com/{'x' * 253}": ["0-1"]}})
-    snapshot = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)]).collect()
-    page = Exposition(FAMILIES).render(snapshot).decode()
-    assert all(line.startswith(("gpumap_", "# ")) for line in page.split("\n") if line), "a name has broken a line"
-    assert [(one.reason, one.slots) for one in snapshot.node.unmatched] == [("unparsed", 1), ("untrusted_id", 1)]
-    assert sum(1 for row in snapshot.containers if row.holds) == 1

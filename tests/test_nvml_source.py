@@ -384,6 +384,3 @@ async def test_a_cancelled_read_leaves_the_next_one_right(start: Start) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await reading
     assert (await read(source)).value.gpus[0].model == "2"
-
-
-# --- the real worker --------------------------------------------------------------------------------------------------

@@ -218,6 +218,7 @@ def test_holder_of_a_partitioned_gpu_is_assigned_on_all_its_leaves() -> None:
     assert held is not None
     assert (held.allocated_gpus, held.use) == (1.0, None)
     assert [use(snapshot, pod.full(), leaf).memory_bytes for leaf in gpu.leaves] == [GIB, 0]  # type: ignore[union-attr]
+    assert {leaf.uuid: leaf.holders for leaf in snapshot.node.devices} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)
 
 
 def test_pid_that_was_given_to_another_process_gets_no_sm_time_of_the_old_one() -> None:
@@ -413,6 +414,7 @@ def test_devices_that_an_old_kubelet_leaves_out_are_taken_from_the_checkpoint() 
         assert [(one.name, one.allocated_gpus) for one in snapshot.containers] == [(user.full(), 1.0)], (
             "a row alone may be of an ended pod"
         )
+        assert [leaf.holders for leaf in snapshot.node.devices] == [1, None], "and yet its card may be held"
 
 
 @pytest.mark.parametrize("odd", ["pod without a UID", "no checkpoint"])
@@ -556,15 +558,6 @@ def test_mps_server_is_charged_to_no_pod() -> None:
     found = use(snapshot, client.full(), CARD)
     assert found is not None
     assert found.sm_ratio is None
-
-
-def test_two_pods_with_one_container_name_stay_apart() -> None:
-    """Pods of a namespace whose containers have the same name each get their own."""
-    one, two = shared("one", 0, container="train"), shared("two", 1, container="train")
-    node = TestNode([Gpu(0)], [one, two])
-    node.processes = [Process(10, CARD, one, "train", GIB), Process(11, CARD, two, "train", 2 * GIB)]
-    snapshot = node.collect()
-    assert [use(snapshot, pod.full("train"), CARD).memory_bytes for pod in (one, two)] == [GIB, 2 * GIB]  # type: ignore[union-attr]
 
 
 def test_compute_instances_of_one_gpu_instance_show_its_memory_whole() -> None:

@@ -721,13 +721,6 @@ def test_slot_by_a_minor_that_no_gpu_has_is_not_in_nvml() -> None:
     assert holder_counts(snapshot) == [0, 0]
 
 
-def test_holder_of_a_partitioned_gpu_holds_each_of_its_leaves() -> None:
-    """No leaf of a GPU that was assigned as a whole has 0 holders."""
-    gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])
-    snapshot = TestNode([gpu], [Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})]).collect()
-    assert {leaf.uuid: leaf.holders for leaf in snapshot.node.devices} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)
-
-
 def test_answer_of_one_plugin_places_no_ids_of_another() -> None:
     """A plain init container holds devices of two plugins, and only one plugin's answer names a device. The ids of the
     other plugin name their own."""

@@ -12,7 +12,7 @@ import gpumap
 from gpumap.agent.flags import FLAGS
 from gpumap.cli.kubectl.agents import agents_of
 from gpumap.cli.kubectl.source import SELECTOR
-from tests.deploy.chart import CHART, Manifest, container_of, helm, is_hook, refusal, render, render_all, settings
+from tests.deploy.chart import CHART, Manifest, helm, is_hook, refusal, render, render_all, settings
 from tests.deploy.chart_variations import EVERYTHING, VARIATIONS
 from tests.shells.api_server import listed
 
@@ -187,18 +187,6 @@ def test_a_chart_that_changes_no_pod_replaces_none() -> None:
     """The pods do not carry the chart's version: a newer chart with the same pods rolls nothing out."""
     labels = render()["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
     assert "helm.sh/chart" not in labels
-
-
-def test_ports_and_probes_agree() -> None:
-    """Service, probes and container name one port, 9401; the service's own port can differ."""
-    manifests = render("service.port=9500")
-    container = container_of(manifests)
-    assert container["ports"] == [{"name": "metrics", "containerPort": 9401}]
-    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
-    assert manifests["Service"]["spec"]["ports"] == [{"name": "metrics", "port": 9500, "targetPort": "metrics"}]
-    assert manifests["Service"]["spec"]["ipFamilyPolicy"] == "SingleStack"
-    assert render()["Service"]["spec"]["ports"][0]["port"] == 9401
 
 
 def agent_pod(manifests: dict[str, Manifest]) -> Manifest:

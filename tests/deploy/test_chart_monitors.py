@@ -177,14 +177,6 @@ def test_a_node_stays_in_its_shard(kind: str, tmp_path: Path) -> None:
     assert len(set(found[0].values())) > 1
 
 
-def test_a_monitor_can_look_at_endpoint_slices() -> None:
-    """Where asked for; Endpoints name 1000 addresses. Otherwise the operator decides, whose old ones lack the field."""
-    role = "serviceDiscoveryRole"
-    assert role not in render("serviceMonitor.enabled=true")["ServiceMonitor"]["spec"]
-    manifests = render("serviceMonitor.enabled=true", f"serviceMonitor.{role}=EndpointSlice")
-    assert manifests["ServiceMonitor"]["spec"][role] == "EndpointSlice"
-
-
 def test_a_pod_that_ends_is_a_target_no_more(tmp_path: Path) -> None:
     """Also where targets come from EndpointSlices, which go on naming it: no scrape is to find it dead."""
     ending = TARGET | {"endpointslice_endpoint_conditions_terminating": "true"}

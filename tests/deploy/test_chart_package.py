@@ -175,12 +175,6 @@ def test_every_value_is_tried() -> None:
     assert untried == []
 
 
-def test_hooks_are_no_part_of_a_release() -> None:
-    """Only `helm test` runs something: an installation and an upgrade wait for no hook."""
-    hooks = [one["metadata"]["annotations"]["helm.sh/hook"] for one in render_all(*EVERYTHING) if is_hook(one)]
-    assert hooks == ["test"]
-
-
 def test_a_release_fits_in_its_secret(packaged: Path) -> None:
     """Helm keeps the chart and what it made, packed, in a Secret, which holds 1 MiB: half of it is left to grow."""
     made = json.dumps(render_all(*EVERYTHING)).encode()

@@ -76,21 +76,6 @@ def test_no_variation_mounts_the_kubelets_root(manifests: dict[str, Manifest]) -
     assert below <= {"/pod-resources", "/device-plugins", "/plugins/gpu.nvidia.com", "/pods-api"}
 
 
-def test_the_whole_ladder_is_the_default() -> None:
-    """By default the agent sees the kubelet's two folders, the logs' names and the node's processes."""
-    manifests = render()
-    assert pod_of(manifests)["hostPID"] is True
-    assert host_paths(manifests) == {
-        path: path
-        for path in (
-            "/var/lib/kubelet/pod-resources",
-            "/var/lib/kubelet/device-plugins",
-            "/var/log/pods",
-            "/var/log/containers",
-        )
-    }
-
-
 @pytest.mark.parametrize(
     ("step", "lost"),
     [
@@ -157,19 +142,6 @@ def test_another_kubelet_root_is_told_and_mounted_at_its_own_path() -> None:
     assert all(path == mounted_at for path, mounted_at in paths.items())
 
 
-def test_settings_are_given_only_where_values_deviate() -> None:
-    """With default values the agent runs with its own defaults, and learns its node from the downward API."""
-    container = container_of(render())
-    assert container["args"] == ["serve"]
-    assert container["image"] == f"gpumap:{gpumap.__version__}"
-    environment = {variable["name"]: variable for variable in container["env"]}
-    assert not [name for name in environment if name.startswith("GPUMAP_")]
-    assert environment["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
-    assert environment["NODE_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
-    assert environment["NVIDIA_VISIBLE_DEVICES"]["value"] == "all"
-    assert environment["NVIDIA_DRIVER_CAPABILITIES"]["value"] == "utility"
-
-
 def test_gpumap_knows_every_flag_and_variable_that_it_is_given(manifests: dict[str, Manifest]) -> None:
     """What the chart writes is spelt as `gpumap serve` reads it."""
     container = container_of(manifests)
@@ -180,11 +152,6 @@ def test_gpumap_knows_every_flag_and_variable_that_it_is_given(manifests: dict[s
     assert command == "serve"
     variables = {one["name"] for one in container["env"] if one["name"].startswith("GPUMAP_")}
     assert variables <= {flag.variable for flag in FLAGS}
-
-
-def test_a_service_named_gpumap_sets_no_flag() -> None:
-    """Kubernetes' variables for services (GPUMAP_PORT and the like) stay out of the agent's environment."""
-    assert pod_of(render())["enableServiceLinks"] is False
 
 
 @pytest.mark.parametrize(

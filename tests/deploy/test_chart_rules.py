@@ -15,9 +15,6 @@ RULES = CHART / "rules"
 RUNBOOKS = CHART.parent.parent / "docs" / "runbooks"
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 ON = "prometheusRule.enabled=true"
-CONFIG_MAP_BYTES_MAX = 1 << 20
-"""What the API server takes (core/v1 MaxSecretSize); and an annotation of `kubectl apply` holds 256 KiB."""
-APPLIED_BYTES_MAX = 256 << 10
 GROUP_RULES_MAX = 20
 
 Rule = dict[str, Any]
@@ -69,15 +66,6 @@ def test_a_record_of_a_fleet_is_read_after_it_is_made() -> None:
         for rule in group["rules"]:
             assert {*re.findall(r"[a-z_]+:[a-z0-9_]+:[a-z0-9_]+", rule["expr"])} & records <= made, rule["record"]
             made.add(rule["record"])
-
-
-def test_promtool_takes_the_rendered_rules(tmp_path: Path) -> None:
-    """All of them together, with labels of one's own."""
-    switches = ("prometheusRule.autoscaling=true", "prometheusRule.opencost=true")
-    groups = rendered_groups(*switches, "prometheusRule.alertLabels.team=platform")
-    file = tmp_path / "rules.yaml"
-    file.write_text(json.dumps({"groups": groups}))
-    accepted("check", "rules", file)
 
 
 def test_an_alert_can_be_left_out_by_its_name() -> None:
@@ -193,13 +181,6 @@ def test_each_board_has_a_config_map() -> None:
         assert one["metadata"]["annotations"] == {"grafana_folder": "GPU"}
 
 
-def test_a_board_fits_a_config_map() -> None:
-    """Also as `kubectl apply` keeps it."""
-    for name, one in config_maps().items():
-        size = len(json.dumps(one).encode())
-        assert size < min(CONFIG_MAP_BYTES_MAX, APPLIED_BYTES_MAX), name
-
-
 def test_the_network_policy_lets_the_metrics_in_and_nothing_out() -> None:
     """Egress to nowhere; ingress to the port of the metrics alone, from everybody until somebody is named."""
     policy = render("networkPolicy.enabled=true")["NetworkPolicy"]["spec"]
@@ -256,11 +237,3 @@ def test_openshifts_constraints_allow_what_the_pod_has_and_no_more(values: tuple
         "allowHostPorts": pod.get("hostNetwork") or "hostPort" in container_of(manifests)["ports"][0],
     }
     assert allowed == {name for name, one in asked.items() if one}
-
-
-def test_openshifts_selinux_lets_the_agent_connect() -> None:
-    """With the constraints comes the type spc_t, unless another is named; without them the runtime's own."""
-    assert pod_of(render(SCC))["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
-    other = pod_of(render(SCC, "podSecurityContext.seLinuxOptions.type=gpumap_t"))
-    assert other["securityContext"]["seLinuxOptions"] == {"type": "gpumap_t"}
-    assert "seLinuxOptions" not in pod_of(render())["securityContext"]

@@ -27,7 +27,6 @@ from tests.deploy.chart import CHART, container_of, helm, settings
 from tests.fences import Block, read_blocks
 from tests.pages import serving_pages
 from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
-from tests.promtool import assert_parses
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU_HOUR, KWH = 3600, 3_600_000
@@ -195,11 +194,6 @@ def queries() -> Iterator[tuple[str, str]]:
 def test_a_query_is_answered(server: Prometheus, place: str, query: str) -> None:
     """Each query of the pages has a result on the captures or the demo."""
     eventually(lambda: server.ask(query) != [], about=lambda: place)
-
-
-def test_queries_parse(tmp_path: Path) -> None:
-    """Those of the alerts' records too."""
-    assert_parses([query for _, query in queries()], tmp_path)
 
 
 # --- other collectors -------------------------------------------------------------------------------------------------
