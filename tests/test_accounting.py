@@ -157,7 +157,6 @@ def test_mig_devices_are_charged_for_time_and_memory() -> None:
 
 
 def test_a_partitioned_gpu_that_is_held_whole_is_charged() -> None:
-    """Who holds a partitioned GPU whole is charged for the GPU."""
     pod = holder()
     node = TestNode([Gpu(0, mig=[(1, 0, 7)])], [pod])
     node.collect()

@@ -316,7 +316,6 @@ def handed_on(*, logs: bool) -> tuple[IdentityNode, Pod, Pod]:
 
 
 def test_remembered_list_credits_no_pod_with_its_successor() -> None:
-    """The memory of job-2 is not that of job-1, which is no more."""
     node, old, _ = handed_on(logs=False)
     rows = {one.name: one.use.memory_bytes for one in node.collect().containers if one.use}
     assert not any(rows[name] for name in rows if name.pod == old.name)

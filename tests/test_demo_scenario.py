@@ -130,14 +130,12 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES, ids=range(len(MISTAKES)))
 def test_a_mistake_names_its_place(text: str, message: str) -> None:
-    """Each mistake is one line that says where it is and what is wrong."""
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(text)
     assert str(caught.value) == message
 
 
 def test_a_file_is_named_with_its_mistake(tmp_path: Path) -> None:
-    """A mistake in a file, or a file that is not there, begins with the file's name."""
     broken = tmp_path / "broken.yaml"
     broken.write_text("gpus: 3")
     for path in (broken, tmp_path / "missing.yaml"):

@@ -37,7 +37,6 @@ def family_rows(snapshot: Snapshot, name: str, *labels: str) -> Rows:
 
 
 def test_duty_cycle_is_the_containers_own_in_percent() -> None:
-    """0-100 without the noise of floats; 0 for who is idle."""
     busy = used(1, 0.29), used(1, 0.07), used(0, 0.0, 0)
     held = [holder(("a", f"p{number}", "c"), TITAN[0], use) for number, use in enumerate(busy)]
     snapshot = node("n", [card(0, TITAN[0], "TITAN V")], held)

@@ -361,7 +361,6 @@ def test_which_call_gives_sm_time() -> None:
 
 
 def test_unmatched_slots() -> None:
-    """A line for each reason, with whose they are."""
     node = well()
     node.pods.append(Pod("ml", "odd", {"main": {"aliyun.com/gpu-mem": ["x"], "nvidia.com/gpu": ["GPU-none"]}}))
     found = [one for one in examined(node).values() if one.check.startswith("unmatched_slots/")]
@@ -423,7 +422,6 @@ def make_root(tmp_path: Path) -> Path:
 
 
 def test_privileges_of_the_chart(root: Path) -> None:
-    """No capability, no token, no socket."""
     held = privileges(root / "self", root)
     assert (held.capabilities, held.api_token, held.runtime_sockets, held.bare_host) == ((), None, (), False)
 

@@ -20,7 +20,7 @@ from tests import agent
 from tests.examples import examples
 from tests.node import Node
 from tests.node import gpu_uuid as driver_uuid
-from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, hex_of, owners, row
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, hex_of, owners, row
 from tests.privileges import open_folder
 from tests.processes import PlainProcesses
 
@@ -119,7 +119,6 @@ def test_forms_of_a_file(
     ],
 )
 def test_a_damaged_file_affects_only_itself(tmp_path: Path, text: bytes) -> None:
-    """It is one complaint, and the others are read."""
     put(tmp_path)
     put(tmp_path, text, hex_of("damaged"))
     source = FractioningSource(tmp_path)
@@ -217,22 +216,6 @@ def test_a_pods_other_cards_are_not_shared() -> None:
     node.processes = [Process(10, gpu_uuid(1), pod)]
     node.collect()
     assert owners(node.collect(), gpu_uuid(1))["unassigned"] == GIB
-
-
-def test_files_give_nothing_without_a_current_list() -> None:
-    """A share of a file needs the List as a device of the kubelet does: a pod may have ended since the last one."""
-    pod = Pod("ml", "busy", {"main": {}})
-    node = node_with(noted(pod), pods=[pod])
-    node.processes = [Process(10, CARD, pod)]
-    shared = row(node.collect(), pod.full(), CARD)
-    assert shared is not None
-    assert shared.allocated_memory_bytes == 20 * GIB
-    node.down = {"kubelet"}
-    snapshot = node.collect(RULES.stale_after_seconds)
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert (found.grant, found.owner) == (None, Owner.UNKNOWN)
-    assert (owners(snapshot, CARD)["unknown"], "scheduled" in owners(snapshot, CARD)) == (GIB, False)
 
 
 def test_files_of_pods_that_ended_give_nothing() -> None:

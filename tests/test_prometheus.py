@@ -124,45 +124,6 @@ def test_prometheus_knows_types_and_help(prometheus: Prometheus, job: str) -> No
     assert len(known) > 40
 
 
-@each_format
-def test_the_law_of_conservation_is_a_query(prometheus: Prometheus, job: str) -> None:
-    """On each leaf the owners' bytes sum up to the device's used bytes, exactly."""
-    leaves = prometheus.value(f'count(gpumap_device_memory_used_bytes{{job="{job}"}})')
-    assert leaves == 10
-    agree = (
-        f'count(sum by (uuid) (gpumap_device_memory_used_by_owner_bytes{{job="{job}"}})'
-        f' == on(uuid) gpumap_device_memory_used_bytes{{job="{job}"}})'
-    )
-    assert prometheus.value(agree) == leaves
-
-
-@each_format
-def test_no_gpu_is_given_out_more_than_once(prometheus: Prometheus, job: str) -> None:
-    """The shares that containers were given of one physical GPU sum up to one where all is given, and never to more."""
-    shares = prometheus.by(
-        "gpu_uuid",
-        f'sum by (gpu_uuid) (gpumap_container_allocated_gpus{{job="{job}"}}'
-        f' * on(uuid) group_left(gpu_uuid) gpumap_device_info{{job="{job}"}})',
-    )
-    assert max(shares.values()) <= 1
-    assert list(shares.values()).count(1) >= 3
-
-
-@each_format
-def test_allocations_join_with_devices(prometheus: Prometheus, job: str) -> None:
-    """gpumap_allocation_info takes model and profile from gpumap_device_info, one row for each holder and no more."""
-    join = (
-        f'gpumap_allocation_info{{job="{job}"}}'
-        f' * on(uuid) group_left(model, mig_profile) gpumap_device_info{{job="{job}"}}'
-    )
-    assert prometheus.value(f'count({join}) - count(gpumap_allocation_info{{job="{job}"}})') == 0
-    joined = prometheus.ask(join)
-    assert {labels["model"] for labels, _ in joined} == {"NVIDIA H100 80GB HBM3"}
-    profiles = {labels["pod"]: labels.get("mig_profile", "") for labels, _ in joined}
-    assert profiles["mig-large"] == "3g.40gb"
-    assert profiles["trainer"] == ""
-
-
 def test_the_nodes_page_is_a_job_of_its_own(prometheus: Prometheus) -> None:
     """/metrics/nodes gives the rows of pod_and_gpu_map_info under the node's own name."""
 

@@ -544,22 +544,6 @@ def test_pod_that_starts_between_two_reads_is_no_squatter() -> None:
     assert owners(first, CARD)["gone"] == owners(second, CARD)["gone"] == owners(second, CARD)["unassigned"] == 0
 
 
-def test_mps_server_is_charged_to_no_pod() -> None:
-    """The MPS server's memory is its own owner, in whichever pod it runs; an MPS client's SM time is no false zero."""
-    client = shared("client", 0)
-    daemon = Pod("gpu-operator", "mps", {"daemon": {}})
-    node = TestNode([Gpu(0)], [client, daemon])
-    node.processes = [
-        Process(10, CARD, daemon, "daemon", 300 << 20, comm="nvidia-cuda-mps-server"[:15]),
-        Process(11, CARD, client, memory=GIB, types="M+C"),
-    ]
-    snapshot = node.collect()
-    assert (owners(snapshot, CARD)["mps_server"], owners(snapshot, CARD)["assigned"]) == (300 << 20, GIB)
-    found = use(snapshot, client.full(), CARD)
-    assert found is not None
-    assert found.sm_ratio is None
-
-
 def test_compute_instances_of_one_gpu_instance_show_its_memory_whole() -> None:
     """Each compute instance shows the shared memory whole, the others' processes as `sibling`; SM is absent on MIG."""
     leaves = [mig_uuid(0, 1, 0), mig_uuid(0, 1, 1)]

@@ -377,7 +377,6 @@ def test_peak_is_the_most_since_first_seen_and_restarts_with_a_new_pod() -> None
 
 
 def test_peak_restarts_with_another_device_of_the_uuid() -> None:
-    """A MIG device that is recreated under its uuid with another profile is another one."""
     pod = Pod("ml", "p", {"main": {"nvidia.com/mig-1g.10gb": [mig_uuid(0, 1, 0)]}})
     node = TestNode([Gpu(0, mig=[(1, 0, 1)])], [pod], [Process(10, mig_uuid(0, 1, 0), pod, memory=5 * GIB)])
 
@@ -680,7 +679,6 @@ def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
 
 
 def test_slot_of_a_nameless_gpu_hides_no_holders_of_the_others() -> None:
-    """The slot of a GPU that has not reported its uuid is on no GPU that answers."""
     node, _ = one_pod()
     node.gpus[0].fault = "lost"
     snapshot = node.collect()

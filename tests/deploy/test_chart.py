@@ -32,7 +32,6 @@ OFTEN = (
 
 @pytest.mark.parametrize("values", [(), EVERYTHING], ids=["defaults", "everything"])
 def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
-    """`helm lint --strict` passes, and recommends nothing."""
     done = helm("lint", "--strict", CHART, *settings(values))
     assert done.returncode == 0, done.stdout + done.stderr
     assert not re.search(r"\[(INFO|WARNING|ERROR)\]", done.stdout), done.stdout
@@ -171,13 +170,11 @@ def test_the_selectors_find_the_pods(values: tuple[str, ...]) -> None:
 
 
 def test_the_pod_of_helm_test_is_no_agent() -> None:
-    """No selector takes the pod of `helm test` for an agent."""
     (hook,) = [one for one in render_all() if is_hook(one)]
     assert not render()["Service"]["spec"]["selector"].items() <= hook["metadata"]["labels"].items()
 
 
 def test_common_labels_are_everywhere() -> None:
-    """Each object and the pods have them."""
     manifests = render_all(*EVERYTHING, "tls.secretName=certificate", "commonLabels.team=ml")
     templates = [one["spec"]["template"] for one in manifests if one["kind"] == "DaemonSet"]
     assert {one["metadata"]["labels"].get("team") for one in (*manifests, *templates)} == {"ml"}
@@ -256,7 +253,6 @@ def test_kubernetes_versions(version: str, accepted: bool) -> None:
 
 
 def test_the_charts_app_is_this_version() -> None:
-    """The chart installs the version of gpumap that it stands beside."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == gpumap.__version__
 

@@ -96,7 +96,6 @@ def test_it_runs_only_when_it_is_asked_to() -> None:
     ],
 )
 def test_it_asks_the_releases_service(values: tuple[str, ...], url: str) -> None:
-    """By the name and the port that the Service has."""
     (pod,) = hooks(*values)
     (service,) = [one for one in render_all(*values, release="prod") if one["kind"] == "Service"]
     assert url_of(pod) == url
@@ -298,7 +297,6 @@ def test_it_asks_as_the_monitor_does(tmp_path: Path) -> None:
 
 
 def test_it_asks_as_a_pod_monitor_does() -> None:
-    """Pods that are monitored without the Service are asked as the PodMonitor asks them."""
     values = of("podMonitor", PASSWORD_SENT)
     (pod,) = hooks(f"basicAuth.users.prometheus={HASH}", "podMonitor.enabled=true", *values)
     assert sources_of(pod) == {"password-file": ("prometheus", "password")}

@@ -215,22 +215,6 @@ def test_the_monitors_values_are_its_endpoints(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OPERATOR)
-def test_limits_and_labels_are_the_monitors(kind: str) -> None:
-    """Each stands where the operator's resource has it, and nothing of it stands there by default."""
-    name = f"{kind[0].lower()}{kind[1:]}"
-    settings = {"sampleLimit": 50000, "labelLimit": 40, "attachMetadata": {"node": True}, "podTargetLabels": ["team"]}
-    asked = ("sampleLimit=50000", "labelLimit=40", "attachMetadata.node=true", "podTargetLabels={team}")
-    more = ("additionalLabels.release=a", "labels.team=ml", "proxyUrl=http://proxy:3128")
-    made = render(f"{name}.enabled=true", *(f"{name}.{one}" for one in (*asked, *more)))[kind]
-    own = {"selector", ENDPOINTS[kind]}
-    assert {key: value for key, value in made["spec"].items() if key not in own} == settings
-    assert (made["metadata"]["labels"]["release"], made["metadata"]["labels"]["team"]) == ("a", "ml")
-    assert made["spec"][ENDPOINTS[kind]][0]["proxyUrl"] == "http://proxy:3128"
-    assert render(f"{name}.enabled=true")[kind]["spec"].keys() == own
-    assert "proxyUrl" not in endpoint(kind)
-
-
-@pytest.mark.parametrize("kind", OPERATOR)
 def test_the_certificate_is_checked(kind: str) -> None:
     """By TLS the server must have the Service's name, vouched for by ca.crt of its own Secret, until one says more."""
     name = f"{kind[0].lower()}{kind[1:]}"

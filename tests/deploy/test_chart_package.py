@@ -164,7 +164,6 @@ def test_the_defaults_can_be_given() -> None:
 
 
 def test_every_value_is_tried() -> None:
-    """Some variation of the tests sets each value of values.yaml."""
     values = read((CHART / "values.yaml").read_text(), json.loads((CHART / "values.schema.json").read_text()))
     tried = {re.split(r"[=\[]", one)[0] for variation in VARIATIONS.values() for one in variation}
     untried = [

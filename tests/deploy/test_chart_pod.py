@@ -225,7 +225,6 @@ def test_a_variable_of_ones_own_takes_the_place_of_the_charts() -> None:
 
 
 def test_an_annotation_of_ones_own_takes_the_place_of_the_charts() -> None:
-    """No key stands twice."""
     key = "kubectl.kubernetes.io/default-container"
     done = helm("template", "gpumap", CHART, *settings((rf"podAnnotations.{key.replace('.', chr(92) + '.')}=other",)))
     assert done.returncode == 0, done.stderr
@@ -267,7 +266,6 @@ def test_a_port_of_ones_own_is_the_pods() -> None:
 
 
 def test_a_digest_wins_over_the_tag() -> None:
-    """An image named by digest is pulled by digest."""
     digest = "sha256:" + 64 * "a"
     image = container_of(render("image.tag=1.2", f"image.digest={digest}"))["image"]
     assert image == f"gpumap@{digest}"
@@ -288,16 +286,6 @@ def test_security_contexts_are_merged() -> None:
     assert container_of(made)["securityContext"] == own[1] | expected
     constraints = made["SecurityContextConstraints"]
     assert (constraints["runAsUser"]["uid"], constraints["readOnlyRootFilesystem"]) == (1000660000, False)
-
-
-def test_probes_have_their_settings() -> None:
-    """And ask what they always ask."""
-    values = ("livenessProbe.failureThreshold=9", "readinessProbe.periodSeconds=40")
-    container = container_of(render(*values))
-    assert container["livenessProbe"]["failureThreshold"] == 9
-    assert container["readinessProbe"]["periodSeconds"] == 40
-    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
-    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
 def test_a_claim_is_the_containers() -> None:

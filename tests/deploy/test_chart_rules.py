@@ -89,7 +89,6 @@ def test_alerts_can_have_more_labels() -> None:
 
 
 def test_an_alert_can_wait_longer() -> None:
-    """`for` changes that of the named alert, and nothing else."""
     given = alerts(rendered_groups())
     assert given["GpumapGpuIdle"]["for"] == "1h"
     found = alerts(rendered_groups("prometheusRule.for.GpumapGpuIdle=4h"))
@@ -151,7 +150,6 @@ def test_thresholds_decide_what_fires(values: tuple[str, ...], firing: set[str],
 
 @pytest.mark.parametrize("base", ["https://git.example.com/runbooks", "https://git.example.com/runbooks/"])
 def test_every_alert_links_to_its_page(base: str) -> None:
-    """Where the pages are, with the name of a page that there is."""
     pages = {f"https://git.example.com/runbooks/{page.name}" for page in RUNBOOKS.glob("*.md")}
     links = {
         name: rule["annotations"]["runbook_url"]

@@ -91,7 +91,6 @@ def test_secrets_can_be_renewed_and_read_by_nobody_else() -> None:
 
 
 def test_hashes_stand_in_the_secret_alone() -> None:
-    """No argument, variable, ConfigMap or annotation has one."""
     for manifest in render_all(*TLS, *USERS, *EVERYTHING, *of("serviceMonitor", PASSWORD_SENT)):
         assert (HASH in yaml.safe_dump(manifest, width=10**6)) is (manifest["kind"] == "Secret"), manifest["kind"]
 

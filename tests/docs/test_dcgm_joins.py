@@ -248,15 +248,6 @@ def test_a_cards_value_reaches_the_owners_of_its_instances(server: Prometheus, w
     )
 
 
-@in_each_world
-def test_a_join_without_max_is_refused(server: Prometheus, world: World) -> None:
-    """Why the guide has it: the exporter's copies of a shared device are many on both sides."""
-    name = translated("DCGM_FI_PROF_SM_ACTIVE", world)
-    naive = f"{name} * on (UUID, GPU_I_ID) group_left () gpumap_dcgm_owner_info"
-    with pytest.raises(pytest.fail.Exception, match="many-to-many"):
-        server.api("query", query=naive, time=str(world.moment))
-
-
 UNITS: dict[str, int | Decimal] = {
     "": 1,
     "MHz": 10**6,

@@ -111,7 +111,6 @@ def test_unknown_use_is_not_taken_for_idleness(fleet: Fleet, fence: Fence) -> No
 
 
 def test_quotients_of_used_by_granted_are_tested() -> None:
-    """The query of gpushare-inspect.md."""
     assert len(QUOTIENTS) == 1
 
 

@@ -323,7 +323,6 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
 
 @pytest.mark.parametrize(("change", "expected"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
 def test_what_is_no_capture_is_refused_in_one_line(copy: Path, change: Callable[[Path], None], expected: str) -> None:
-    """The line names the flag and the file, and what is wrong with it."""
     change(copy)
     with pytest.raises(UsageError) as refused:
         load_capture(copy)

@@ -100,7 +100,6 @@ MISSING = "node gpu-3: Prometheus cannot scrape its gpumap (up is 0)"
 
 @pytest.mark.parametrize("command", ["map", "top", "waste"])
 def test_tables_of_a_cluster(server: str, command: str) -> None:
-    """They say which node a row is of, and what is missing."""
     done = run_command(command, *([] if command == "waste" else ["--all"]), "--prometheus", server)
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
@@ -138,5 +137,4 @@ def test_one_cluster_of_several_and_a_namespace(server: str) -> None:
     ],
 )
 def test_flags_that_do_not_fit(flags: tuple[str, ...], expected: str) -> None:
-    """One line, and exit code 2."""
     assert one_line(run_command("map", *flags), 2) == expected
