@@ -343,20 +343,6 @@ def test_a_user_without_a_grant_is_kept_for_an_hour_without_nvml() -> None:
 
 
 @pytest.mark.parametrize("source", ["kubelet", "nvml"])
-def test_a_node_whose_pods_come_and_go_does_not_grow(source: str) -> None:
-    """Without the kubelet, or NVML, for ever, the counters of those that nobody sees any more go after an hour."""
-    node = one_gpu()
-    node.collect()
-    node.down = {source}
-    for number in range(300):
-        pod = holder(f"job-{number}")
-        node.given.clear()
-        node.pods, node.processes = [pod], [Process(100 + number, GPU, pod, sm=0.5)]
-        node.collect(60.0)
-    assert len(node.memory.ledger.charges) <= 61
-
-
-@pytest.mark.parametrize("source", ["kubelet", "nvml"])
 def test_counters_do_not_expire_while_ends_are_unknown(source: str) -> None:
     """Counters of a container stand for as long as the kubelet's List or NVML is missing."""
     pod = holder()

@@ -36,13 +36,6 @@ def family_rows(snapshot: Snapshot, name: str, *labels: str) -> Rows:
     return rows(FAMILIES, snapshot, PREFIX + name, *(labels or (*CONTAINER, "acc_id")))
 
 
-def test_duty_cycle_is_the_containers_own_in_percent() -> None:
-    busy = used(1, 0.29), used(1, 0.07), used(0, 0.0, 0)
-    held = [holder(("a", f"p{number}", "c"), TITAN[0], use) for number, use in enumerate(busy)]
-    snapshot = node("n", [card(0, TITAN[0], "TITAN V")], held)
-    assert list(family_rows(snapshot, "duty_cycle").values()) == [29, 7, 0]
-
-
 def test_what_is_not_known_is_absent() -> None:
     """Without PID visibility only the total stands; without NVML nothing; a process that tells no memory is no 0."""
     assert family_rows(blind(), "memory_used_bytes") == family_rows(blind(), "duty_cycle") == {}

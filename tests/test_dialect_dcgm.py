@@ -73,23 +73,6 @@ def rows(snapshot: Snapshot, field: str, *labels: str) -> Rows:
     return found
 
 
-def test_an_exclusive_gpu_has_its_pod_on_every_field() -> None:
-    """One container holds it and nobody else is known to be on it: each field of it names the container."""
-    snapshot = node(holder(TRAINER, of=use(GIB, 0.5)))
-    lines = [line for line in page(snapshot).splitlines() if not line.startswith("#")]
-    assert len(lines) > 30
-    assert all('container="trainer"' in line and 'namespace="ml",pod="job-0"' in line for line in lines)
-
-
-def test_containers_of_a_shared_gpu_have_their_own_values() -> None:
-    """FB_USED and GPU_UTIL are each one's own, without a row of the device; the device's other values are nobody's."""
-    snapshot = node(holder(P1, of=use(GIB, 0.25)), holder(P2, of=use(2 * GIB, 0.5)))
-    assert rows(snapshot, "DEV_FB_USED", *PODS) == {("a", "ml", "p1"): 1024, ("a", "ml", "p2"): 2048}
-    assert rows(snapshot, "DEV_GPU_UTIL", *PODS) == {("a", "ml", "p1"): 25, ("a", "ml", "p2"): 50}
-    for field in ("DEV_FB_FREE", "DEV_POWER_USAGE", "DEV_MEM_COPY_UTIL", "DEV_XID_ERRORS", "PROF_SM_ACTIVE"):
-        assert list(rows(snapshot, field, *PODS)) == [("", "", "")]
-
-
 @pytest.mark.parametrize("field", PROFILING)
 def test_activity_is_the_devices_and_names_its_only_container(field: str) -> None:
     """Each of GPM's metrics under its own name; no value of a shared GPU or GPU instance is on a pod."""

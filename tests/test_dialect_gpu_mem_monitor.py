@@ -7,16 +7,7 @@ from msgspec import structs
 from gpumap.agent.dialects.gpu_mem_monitor import FAMILIES
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
-from tests.dialect_pages import (
-    HARD,
-    MIB,
-    TITAN,
-    Rows,
-    card,
-    node,
-    process,
-    rows,
-)
+from tests.dialect_pages import HARD, MIB, TITAN, Rows, card, node, process, rows
 from tests.generated import nodes
 from tests.nodes import TestNode
 

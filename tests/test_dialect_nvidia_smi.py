@@ -13,19 +13,7 @@ from gpumap.agent.dialects.nvidia_smi_readers import plain
 from gpumap.model.node import GpuXids
 from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, GpuProcess, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
-from tests.dialect_pages import (
-    ALONE,
-    ESCAPED,
-    PARENT,
-    SHARED_1,
-    TITAN,
-    card,
-    node,
-    page,
-    partitioned,
-    process,
-    rows,
-)
+from tests.dialect_pages import ALONE, ESCAPED, PARENT, SHARED_1, TITAN, card, node, page, partitioned, process, rows
 from tests.dialect_samples import nvml
 from tests.snapshots import busy_node, empty_node, gpu, with_node
 

@@ -6,14 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumap.agent.dialects import pod_gpu_map
 from gpumap.agent.dialects.pod_gpu_map import DEPRECATED_FAMILIES as FAMILIES
 from gpumap.model.snapshot import Snapshot
-from tests.dialect_pages import (
-    card,
-    holder,
-    node,
-    page,
-    rows,
-    shuffled,
-)
+from tests.dialect_pages import card, holder, node, page, rows, shuffled
 from tests.dialect_samples import CARD_0, CARD_1
 from tests.generated import nodes
 from tests.nodes import TestNode

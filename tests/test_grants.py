@@ -86,18 +86,6 @@ def test_replicas_of_a_mig_device() -> None:
     assert granted(snapshot, pod) == {SMALL: (1, 1 / 28, None)}
 
 
-def test_mps_grants_memory_as_well() -> None:
-    """NVIDIA's plugin says so by the pipe directory; GKE's by a limit of its own, for all slots together."""
-    resource = "nvidia.com/gpu"
-    mps = pod_of({resource: ids(f"{A}::{{}}", 2)}, {resource: answer(CUDA_MPS_PIPE_DIRECTORY="/mps/x/pipe")})
-    limit = answer(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8192M", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="20")
-    gke = pod_of({resource: ids("nvidia0/vgpu{}", 2)}, {resource: limit}, name="gke")
-    offered = [*ids(f"{A}::{{}}", 10), *ids("nvidia0/vgpu{}", 10)]
-    snapshot = node_of(mps, gke, offered={resource: offered}).collect()
-    assert granted(snapshot, mps) == {A: (2, 0.2, 16 * GIB)}
-    assert granted(snapshot, gke) == {B: (2, 0.2, 8 * GIB)}
-
-
 @pytest.mark.parametrize(
     ("slots_of_a_card", "bytes_of_a_slot"),
     [(79, GIB), (80, GIB), (100, GIB), (101, MIB), (81920, MIB)],
@@ -183,21 +171,6 @@ def test_volcano_memory_and_cards() -> None:
         assert granted(node_of(pod).collect(), pod) == {B: (20, None, expected)}
     pod = pod_of({number: ["0-3", "0-4"]}, {number: answer(NVIDIA_VISIBLE_DEVICES="0,1")})
     assert granted(node_of(pod).collect(), pod) == {A: (1, 1.0, 80 * GIB), B: (1, 1.0, 80 * GIB)}
-
-
-def test_volcano_vgpu_follows_the_answer_to_its_number() -> None:
-    """Of its three resources one has an answer: the device of all three, with its limits."""
-    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=B, CUDA_DEVICE_MEMORY_LIMIT_0="3000m", CUDA_DEVICE_SM_LIMIT="25")
-    number = "volcano.sh/vgpu-number"
-    pod = pod_of(
-        {
-            number: [f"{A}-3"],
-            "volcano.sh/vgpu-memory": ids(f"{A}-memory-{{}}", 30),
-            "volcano.sh/vgpu-cores": ids(f"{A}-core-{{}}", 25),
-        },
-        {number: plugin_answer},
-    )
-    assert granted(node_of(pod).collect(), pod) == {B: (56, 0.25, 3000 * MIB)}
 
 
 def test_untrusted_ids_without_an_answer() -> None:

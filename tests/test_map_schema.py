@@ -198,25 +198,6 @@ def test_the_identity_of_a_gpu_is_present_once() -> None:
     assert not any((one["mig"] or {}).keys() & {"memory", "processes", "activity"} for one in found["devices"])
 
 
-def test_what_containers_were_charged_for() -> None:
-    """Accounts and XID errors have the container and the device: the container may be gone."""
-    snapshot = busy_node(1)
-    devices = tuple(structs.replace(one, containers=()) for one in snapshot.node.devices)
-    found = check(with_node(snapshot, devices=devices, pods=()))
-    assert len(found["accounts"]) == len(snapshot.node.accounts)
-    assert found["accounts"][0]["allocated_gpu_seconds"] == 3600.5
-    assert found["container_xids"] == [
-        {
-            "namespace": "team",
-            "pod": "pod-0-0",
-            "container": "main",
-            "uuid": snapshot.node.devices[0].uuid,
-            "code": 31,
-            "errors": 2,
-        }
-    ]
-
-
 def test_the_holder_of_a_partitioned_gpu_is_assigned_on_all_leaves() -> None:
     """Also on leaves where it has no process; who has one there and holds nothing is not."""
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])

@@ -10,15 +10,7 @@ from msgspec import structs
 
 from gpumap.agent.nvml_worker import codes, library, wire
 from gpumap.agent.sources.nvml_state import LONGEST_PAUSE_READS, CrashSuspects
-from gpumap.model.readings import (
-    SAMPLES_NEW,
-    SAMPLES_OLD,
-    DeviceMemory,
-    GpuProcess,
-    GpuReading,
-    ProcessSample,
-    Uuid,
-)
+from gpumap.model.readings import SAMPLES_NEW, SAMPLES_OLD, DeviceMemory, GpuProcess, GpuReading, ProcessSample, Uuid
 from tests import standin
 from tests.snapshots import gpu, instances
 from tests.standin import Code, Driver, Gpu, Process, Sample

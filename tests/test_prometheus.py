@@ -122,18 +122,3 @@ def test_prometheus_knows_types_and_help(prometheus: Prometheus, job: str) -> No
         meant[one.name.removesuffix("_total") if counter else one.name] = (one.kind, one.help)
     assert known.items() <= meant.items()
     assert len(known) > 40
-
-
-def test_the_nodes_page_is_a_job_of_its_own(prometheus: Prometheus) -> None:
-    """/metrics/nodes gives the rows of pod_and_gpu_map_info under the node's own name."""
-
-    def rows(series: str) -> set[tuple[str, ...]]:
-        found = prometheus.ask(series)
-        assert {value for _, value in found} == {1}
-        return {
-            tuple(labels[name] for name in ("gpu_id", "gpu_model", "namespace", "node", "pod_name"))
-            for labels, _ in found
-        }
-
-    eventually(lambda: len(rows("demo_node_info")) >= 9)
-    eventually(lambda: rows("demo_node_info") == rows('pod_and_gpu_map_info{job="openmetrics"}'))

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.standin import (
-    FUNCTIONS,
-    Driver,
-    Gpu,
-    build,
-    environment,
-)
+from tests.standin import FUNCTIONS, Driver, Gpu, build, environment
 
 A, B = "GPU-00000000-0000-0000-0000-00000000000a", "GPU-00000000-0000-0000-0000-00000000000b"
 

@@ -221,19 +221,6 @@ def test_gpumaps_own_start_has_no_grace() -> None:
     assert found is None or not found.holds
 
 
-def test_without_pid_visibility_use_of_containers_is_absent() -> None:
-    """No measured container value; of the owners only `unknown` and `unaccounted`; allocation as ever."""
-    node, pod = one_pod()
-    node.visible = False
-    snapshot = node.collect()
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.holds
-    assert all(r.use is None for r in snapshot.containers)
-    assert owners(snapshot, CARD) == {"unknown": GIB, "unaccounted": 100 << 20}
-    assert snapshot.node.capabilities["pid_visibility"] is False
-
-
 def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
     """While the driver is away an id's own uuid makes its series, and nothing is called not_in_nvml."""
     node, pod = one_pod()
@@ -352,13 +339,6 @@ def test_card_offered_twice_is_not_given_away_twice() -> None:
     node = TestNode([Gpu(0)], [whole, part], registered={"nvidia.com/gpu.shared": [f"{CARD}::{n}" for n in range(4)]})
     shares = [r.allocated_gpus for r in node.collect().containers]
     assert shares == [0.25 / 1.25, 1 / 1.25]
-
-
-def test_replicas_are_unknown_without_a_source() -> None:
-    """Without allocatable and registered devices the share of a replica is absent."""
-    pod = Pod("ml", "part", {"main": {"nvidia.com/gpu.shared": [f"{CARD}::0"]}})
-    snapshot = TestNode([Gpu(0)], [pod], checkpoint_readable=False).collect()
-    assert [r.allocated_gpus for r in snapshot.containers] == [None]
 
 
 def test_peak_is_the_most_since_first_seen_and_restarts_with_a_new_pod() -> None:

@@ -26,11 +26,7 @@ from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.web.app import application
 from gpumap.agent.web.pages import Pages
-from gpumap.agent.web.port import (
-    MAX_CONNECTIONS,
-    PATIENCE_SECONDS,
-    open_port,
-)
+from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
 from gpumap.agent.web.rebinding import is_foreign
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Grant, Node, OwnerUse, SourceHealth, Use
 from gpumap.model.observations import Moment

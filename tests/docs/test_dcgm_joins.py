@@ -24,19 +24,7 @@ from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import ContainerName
 from tests import dcgm_exporter
 from tests.dcgm_exporter import MIB
-from tests.dcgm_nodes import (
-    CARD,
-    P1,
-    P2,
-    PARTITIONED,
-    SHARED,
-    TRAINER,
-    card,
-    holder,
-    node,
-    sample_node,
-    use,
-)
+from tests.dcgm_nodes import CARD, P1, P2, PARTITIONED, SHARED, TRAINER, card, holder, node, sample_node, use
 from tests.fences import read_blocks
 from tests.fleet import BESIDE_DCGM
 from tests.prometheus import Prometheus, prometheus
