@@ -20,9 +20,6 @@ EVER = 3600.0
 """No test takes so long."""
 
 
-# --- the worker -------------------------------------------------------------------------------------------------------
-
-
 def holding(start: Start, hold_seconds: float = EVER, **options: object) -> Worker:
     worker = start(groups=("health", "links", "card"), **options)
     worker.hold_seconds = hold_seconds

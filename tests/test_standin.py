@@ -3,11 +3,16 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from tests.standin import FUNCTIONS, Driver, Gpu, build, environment
+from gpumap.model.readings import CARD
+from tests.standin import FUNCTIONS, Driver, Gpu, MigInstance, Process, build, environment
+from tests.test_nvml_health import healthy_gpu
+from tests.worker import Start
 
 A, B = "GPU-00000000-0000-0000-0000-00000000000a", "GPU-00000000-0000-0000-0000-00000000000b"
 
@@ -42,3 +47,21 @@ def test_mistakes_in_a_state_are_loud(libraries: Path, tmp_path: Path) -> None:
     variables = {**os.environ, **environment(build(libraries), state)}
     done = subprocess.run([sys.executable, "-c", call], env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-6, "NVML stand-in: 'many' is not a number\n")
+
+
+def test_answers_from_memory_are_those_of_the_file(start: Start) -> None:
+    """Whether it looks at its state in each call or now and then, as in `make bench`, gpumap reads the same."""
+    gpu = healthy_gpu()
+    driver = Driver(gpus=[gpu, Gpu(B, instances=[MigInstance("MIG-1", processes=[Process(7)])])])
+    groups = ("codec", "health", "links", "gpm", CARD)
+    workers = [start(groups=groups, STANDIN_LOOK_MILLISECONDS=pause) for pause in ("0", "20")]
+    for watts in (100, 200):
+        gpu.power_milliwatts = 1000 * watts
+        driver.write(workers[0].state)
+        time.sleep(0.12)
+        read = [
+            [structs.replace(one, sampled_seconds=None) for one in worker.read().gpus.values()] for worker in workers
+        ]
+        of_file, of_memory = (sorted(one, key=lambda reading: reading.index) for one in read)
+        assert of_memory == of_file
+        assert of_file[0].power_watts == watts

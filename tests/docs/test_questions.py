@@ -191,9 +191,6 @@ def test_a_query_is_answered(server: Prometheus, place: str, query: str) -> None
     eventually(lambda: server.ask(query) != [], about=lambda: place)
 
 
-# --- other collectors -------------------------------------------------------------------------------------------------
-
-
 def fence(word: str) -> Block:
     (found,) = (block for block in read_blocks(COLLECTORS.read_text(encoding="utf-8"), "yaml") if block.words == {word})
     return found
