@@ -556,3 +556,18 @@ def test_compute_instances_of_one_gpu_instance_show_its_memory_whole() -> None:
     for leaf in leaves:
         assert sum(value or 0 for value in owners(snapshot, leaf).values()) == 3 * GIB + (100 << 20)
     assert all(r.use and r.use.sm_ratio is None for r in snapshot.containers)
+
+
+def test_a_process_on_two_compute_instances_is_a_part_on_each() -> None:
+    """Each row is its own instance's (the kernel sums memory by the instance that it was opened on), and a sibling's
+    on the other; the container's series add up to the process."""
+    first, second, alone = mig_uuid(0, 1, 0), mig_uuid(0, 1, 1), mig_uuid(0, 2, 0)
+    both = Pod("ml", "both", {"main": {"nvidia.com/mig-1c.3g.40gb": [str(first), str(second)]}})
+    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 2), (2, 0, 1)])], [both])
+    node.processes = [Process(10, first, both, memory=GIB), Process(10, second, both, memory=2 * GIB)]
+    snapshot = node.collect()
+    assert (owners(snapshot, first)["assigned"], owners(snapshot, first)["sibling"]) == (GIB, 2 * GIB)
+    assert (owners(snapshot, second)["assigned"], owners(snapshot, second)["sibling"]) == (2 * GIB, GIB)
+    assert "sibling" not in owners(snapshot, alone)
+    assert sum(one.use.memory_bytes or 0 for one in snapshot.containers if one.use) == 3 * GIB
+    assert sum(one.allocated_gpus or 0 for one in snapshot.containers) == pytest.approx(3 / 7)
