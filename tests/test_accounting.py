@@ -63,18 +63,6 @@ def test_what_is_charged_in_real_time() -> None:
     assert again == ContainerAccount(*pod.full(), GPU, 9.5, 4.75, 13.5 * GIB, 3.0)
 
 
-def test_a_host_process_does_not_take_the_energy_of_an_idle_holder() -> None:
-    """A host process at 1 % SM takes 1 % of the energy. The holder pays for the idle part of its GPU."""
-    pod = holder()
-    node = one_gpu(pod, millijoules=0)
-    node.processes.append(Process(100, GPU, None, sm=0.01))
-    node.collect()
-    node.gpus[0].millijoules = 1_000_000
-    snapshot = node.collect()
-    assert account(snapshot, pod.full()).energy_joules == 990.0
-    assert gpu_account(snapshot).energy_unattributed_joules == 10.0
-
-
 def test_the_idle_part_is_unattributed_while_sm_is_unknown() -> None:
     """An MPS client without a sample may compute. The busy part that is known is shared all the same."""
     a, b = (holder(name, f"{GPU}::{n}", "nvidia.com/gpu.shared") for n, name in enumerate("ab"))
@@ -169,7 +157,6 @@ def test_mig_devices_are_charged_for_time_and_memory() -> None:
 
 
 def test_a_partitioned_gpu_that_is_held_whole_is_charged() -> None:
-    """Who holds a partitioned GPU whole is charged for the GPU."""
     pod = holder()
     node = TestNode([Gpu(0, mig=[(1, 0, 7)])], [pod])
     node.collect()
@@ -279,18 +266,6 @@ def test_a_gpu_may_exceed_its_power_limit_for_a_moment(enforced: float | None, l
     assert account(node.collect(), pod.full()).energy_joules == 14000.0
 
 
-def test_energy_of_mps_clients_is_not_their_idle_neighbours() -> None:
-    """While a process may compute whose time the driver does not tell, an idle holder pays nothing for it."""
-    a, b = (holder(name, f"{GPU}::{n}", "nvidia.com/gpu.shared") for n, name in enumerate("ab"))
-    node = one_gpu(a, b)
-    node.processes += [Process(100, GPU, a, types="M+C"), Process(101, GPU, b)]
-    node.collect()
-    node.gpus[0].millijoules = 9000
-    snapshot = node.collect()
-    assert account(snapshot, b.full()).energy_joules == 0.0
-    assert gpu_account(snapshot).energy_unattributed_joules == 8.0
-
-
 @pytest.mark.parametrize(("utilization", "joules"), [(None, 2.0), (0.0, 2.0), (0.25, None)])
 def test_a_gpu_that_is_busy_is_not_idle(utilization: float | None, joules: float | None) -> None:
     """Where the GPU says that it computes, and no sample says who, its energy is nobody's: SM time was never known."""
@@ -365,20 +340,6 @@ def test_a_user_without_a_grant_is_kept_for_an_hour_without_nvml() -> None:
     for _ in range(59):
         assert account(node.collect(60.0), other.full())
     assert found(node.collect(60.0), other.full()) is None
-
-
-@pytest.mark.parametrize("source", ["kubelet", "nvml"])
-def test_a_node_whose_pods_come_and_go_does_not_grow(source: str) -> None:
-    """Without the kubelet, or NVML, for ever, the counters of those that nobody sees any more go after an hour."""
-    node = one_gpu()
-    node.collect()
-    node.down = {source}
-    for number in range(300):
-        pod = holder(f"job-{number}")
-        node.given.clear()
-        node.pods, node.processes = [pod], [Process(100 + number, GPU, pod, sm=0.5)]
-        node.collect(60.0)
-    assert len(node.memory.ledger.charges) <= 61
 
 
 @pytest.mark.parametrize("source", ["kubelet", "nvml"])

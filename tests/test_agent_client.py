@@ -26,7 +26,6 @@ def answered(**fields: object) -> bytes:
 
 
 def test_the_map_that_an_agent_sends() -> None:
-    """It is the same on the other side."""
     assert map_in(encode(FOUND), "it") == FOUND
 
 
@@ -39,7 +38,6 @@ def test_a_newer_agents_map() -> None:
 
 
 def test_names_that_are_no_utf_8() -> None:
-    """Lone surrogates arrive as they were sent."""
     odd = msgspec.structs.replace(FOUND, name="a\udc80b")
     assert map_in(encode(odd), "it") == odd
 
@@ -64,7 +62,6 @@ def test_what_is_no_json(body: bytes) -> None:
     ],
 )
 def test_what_is_of_another_program_or_version(fields: dict[str, Any]) -> None:
-    """Without the parts of a map, or with another version."""
     found = {**msgspec.to_builtins(FOUND), **fields}
     body = json.dumps({name: value for name, value in found.items() if value is not msgspec.UNSET}).encode()
     with pytest.raises(FatalError, match=r"^it is not a gpumap of this version$"):

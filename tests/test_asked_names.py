@@ -22,10 +22,8 @@ def test_each_queried_family_is_on_the_page(name: str) -> None:
 
 
 def test_a_bill_reads_counters() -> None:
-    """Of what it adds up each is one."""
     assert {WRITTEN[one.name].kind for one in COUNTERS} == {"counter"}
 
 
 def test_every_gpumap_is_known_by_a_series_without_labels() -> None:
-    """So its labels are those of its target."""
     assert WRITTEN[SNAPSHOT].labels == ()

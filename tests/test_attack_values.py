@@ -12,7 +12,6 @@ import pytest
 from gpumap.agent.published import published
 from gpumap.cli.tables import Shape
 from gpumap.model.node import Use
-from gpumap.model.readings import ProcessSample
 from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import measure
@@ -82,19 +81,6 @@ def of(snapshot: Snapshot, pod: Pod) -> Use:
 
 def kinds(snapshot: Snapshot, shape: Shape | None = None) -> dict[str, str]:
     return {row["finding"]: row["why"] for row in waste_values(published(snapshot), shape or Shape())["findings"]}
-
-
-@pytest.mark.parametrize("launcher", [False, True])
-def test_short_processes_are_no_idleness(launcher: bool) -> None:
-    """A container runs processes that are shorter than the interval, with or without a process that launches them:
-    NVML lists none of them at a collection. Its samples have their SM time, and the GPU is busy."""
-    pod = held()
-    node = TestNode([Gpu(0, utilization=0.9)], [pod], [Process(1, CARD, pod)] if launcher else [])
-    for number in range(130):
-        node.gpus[0].late_samples = (ProcessSample(1000 + number, 0.9, 0.4, 0.0, 0.0),)
-        snapshot = node.collect()
-    assert of(snapshot, pod).sm_ratio != 0.0
-    assert "idle" not in kinds(snapshot), kinds(snapshot)
 
 
 def test_a_busy_gpu_that_lists_nothing_is_no_idle_one() -> None:
@@ -337,23 +323,6 @@ def test_time_without_known_use_is_no_idle_time(unknown_time: Callable[[TestNode
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
-
-
-def test_energy_of_a_card_is_not_charged_for_a_counter_that_was_0_for_a_moment() -> None:
-    """The driver's counter says 0 once: nobody has used a megajoule in five seconds."""
-    pod = held()
-    node = TestNode([Gpu(0, millijoules=1_000_000_000)], [pod], [Process(1, CARD, pod, sm=0.9)])
-    for _ in range(4):
-        assert node.gpus[0].millijoules is not None
-        node.gpus[0].millijoules += 1_500_000
-        node.collect()
-    last = node.gpus[0].millijoules or 0
-    node.gpus[0].millijoules = 0
-    node.collect()
-    node.gpus[0].millijoules = last + 3_000_000
-    [account] = node.collect().node.accounts
-    assert account.energy_joules is not None
-    assert account.energy_joules <= 6 * 1500
 
 
 @pytest.mark.parametrize("interval", [30.0, 60.0])

@@ -91,7 +91,6 @@ def test_times(text: str, means: str) -> None:
     ],
 )
 def test_windows_that_are_none(start: str, end: str, expected: str) -> None:
-    """One line, with the flag and what was given."""
     with pytest.raises(UsageError, match="^" + re.escape(expected)):
         window_of(start, end, "1m", NOW)
 
@@ -234,13 +233,11 @@ def test_a_bill_of_jobs() -> None:
 
 
 async def test_a_server_without_gpumap_has_no_bill_of_jobs() -> None:
-    """No sample of gpumap is no empty bill."""
     async with serving(api()) as url:
         assert "has no gpumap samples in this window" in await bill(url, "--by", "job")
 
 
 def test_the_question_is_plain_promql() -> None:
-    """No extrapolation, and nothing that only one of the servers knows."""
     found = sum_of_steps(growth(USED, Scope('cluster="a"', 60)), 3600, 60)
     functions = set(re.findall(r"([a-z_]+)\(", found))
     assert functions == {"last_over_time", "sum_over_time"}
@@ -363,7 +360,6 @@ def test_use_above_a_share_makes_no_other_container_less_idle() -> None:
 
 
 def test_a_mig_device_is_used_by_its_activity() -> None:
-    """It has no SM time."""
     (line,) = a_bill({HELD: {MIG: 3600}, USED_OF_MIG: {MIG: 900}}).lines
     assert (line.amounts.used, line.amounts.idle()) == (900, 0.75)
 
@@ -397,7 +393,6 @@ def test_odd_names(team: str | None, cell: str, shown: str) -> None:
 
 
 def test_values_of_it() -> None:
-    """A versioned document; what is not known is null."""
     found: Any = bill_values(a_bill())
     assert (found["version"], found["by"], found["rows"][1]["namespace"]) == (1, "namespace", "web")
     assert found["rows"][1]["used_gpu_hours"] is None
@@ -427,19 +422,6 @@ def test_what_a_bill_is_by(by: str, columns: tuple[str, ...], groups: list[tuple
     everything = {("ml", "trainer"): "blue", ("web", "mig"): "red"}
     assert a_bill(request=made.request, label_of=everything).warnings == ()
     assert pods_of(GROWN) == {("ml", "trainer"), ("web", "mig")}
-
-
-def test_a_bill_of_users() -> None:
-    """A user's sessions on all GPUs are one line; a job is none of them."""
-    grown: dict[Counter, dict[Key, float]] = {
-        PRESENT: {("user", "ann", "GPU-1"): 60.0, ("user", "ann", "GPU-2"): 30.0, ("user", "bob", "GPU-1"): 1.0},
-        SM_KNOWN: {},
-        WORK_SM: {},
-        WORK_MEMORY: {},
-    }
-    made = bill_of("http://prom", REQUEST._replace(by="user"), Increases(grown, 0.0, ()), {})
-    assert made.columns == ("user",)
-    assert [(line.group, line.amounts.held) for line in made.lines] == [(("ann",), 90.0), (("bob",), 1.0)]
 
 
 def test_the_kinds_of_jobs_and_users_are_those_that_gpumap_gives() -> None:
@@ -532,7 +514,6 @@ SERVER = ("--prometheus", "http://127.0.0.1:9", "--from", "1d")
     ],
 )
 def test_mistakes_are_one_line(arguments: tuple[str, ...], expected: str) -> None:
-    """Exit code 2, before anything is asked; what may be a secret is not repeated."""
     line = one_line(run_command("bill", *arguments), 2)
     assert line.startswith(expected)
     assert "secret" not in line

@@ -143,7 +143,6 @@ def test_container_outside_of_pods_has_its_id(path: str, kind: CgroupKind) -> No
     ],
 )
 def test_processes_in_no_pod_are_the_hosts(path: str) -> None:
-    """Services, sessions and plain containers are in no pod."""
     assert parse(f"0::{path}\n", PRIVATE).kind is CgroupKind.HOST
 
 
@@ -213,7 +212,6 @@ def test_what_is_certainly_outside_our_own_pod(path: str, ours: object, outside:
     ],
 )
 def test_bare_host(text: str, bare: bool) -> None:
-    """A service or session is the bare host; `/`, a pod or a container is not."""
     assert is_bare_host(own(text)) is bare
 
 

@@ -72,13 +72,11 @@ PROBLEMS = {
 
 
 def test_the_conditions() -> None:
-    """They are the checks of each GPU that `gpumap doctor` has."""
     of_doctor = [one.removeprefix("gpu/<index>").removeprefix("/") or "down" for one in GPU_CHECKS]
     assert sorted(GPU_CONDITIONS) == sorted(of_doctor) == sorted(PROBLEMS)
 
 
 def test_a_healthy_node() -> None:
-    """0, with all conditions and with each."""
     assert check(WELL) == (0, "4 GPUs well")
     assert [check(WELL, [name]) for name in GPU_CONDITIONS] == [(0, f"4 GPUs well ({name})") for name in GPU_CONDITIONS]
 
@@ -253,7 +251,6 @@ def _exit_code(output: str, *words: str) -> int:
 
 
 def test_a_mistake() -> None:
-    """Exit code 2 and one line, as everywhere."""
     done = run_command("check", "--only", "bogus")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith('gpumap: --only: unknown value "bogus"; valid values: down, ')

@@ -48,7 +48,6 @@ async def make_node(library: Path) -> AsyncIterator[Node]:
 
 
 def test_version() -> None:
-    """`--version` is the package's."""
     done = run_command("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"gpumap {__version__}\n", "")
 
@@ -109,7 +108,6 @@ def test_help_lists_each_flag(command: str, takes: set[str]) -> None:
 
 
 def test_help_names_the_sums_that_require_a_server() -> None:
-    """`top` has sums only of a cluster, `waste` also of a node."""
     top, waste = (" ".join(run_command(command, "--help").stdout.split()) for command in ("top", "waste"))
     assert "--by WHAT With --prometheus: show sums by namespace, by node or by workload." in top
     assert "--by WHAT Show sums by namespace, by node or by workload." in waste
@@ -188,7 +186,6 @@ async def test_the_installed_commands(demo_url: str) -> None:
     ],
 )
 def test_mistakes_are_one_line(arguments: tuple[str, ...], expected: str) -> None:
-    """Exit code 2, and one line that names what is wrong."""
     assert expected in one_line(run_command(*arguments), 2)
 
 
@@ -303,7 +300,6 @@ async def test_the_log_is_a_line_an_event(node: Node, form: str) -> None:
 
 
 async def test_a_quiet_node_makes_a_quiet_log() -> None:
-    """While nothing changes, nothing is logged."""
     async with run_agent("demo", "--interval", "200ms") as agent:
         await agent.later(3)
         settled = agent.log
@@ -375,9 +371,6 @@ async def test_only_what_is_used_is_checked(demo_url: str, command: str) -> None
     assert (done.returncode, done.stderr) == (0, "")
     done = await run_command_in_loop(command, GPUMAP_LISTEN="x", GPUMAP_DIALECT="x", GPUMAP_PROC="/etc/passwd")
     assert one_line(done, 2) == "--proc (from $GPUMAP_PROC=/etc/passwd): is not a directory"
-
-
-# --- what a command need not wait for ---------------------------------------------------------------------------------
 
 
 # --- mistakes of who asks, and of who answers -------------------------------------------------------------------------

@@ -45,7 +45,6 @@ def node_called(name: str) -> str:
 
 @pytest.mark.parametrize("flags", [(), ("-d",), ("-d", "--used"), ("-o", "json")])
 async def test_a_gpu_with_a_huge_index(flags: tuple[str, ...]) -> None:
-    """`inspect` has a column for each index: it refuses one that no node has."""
     gpus = [{**FOUND["gpus"][0], "index": 200_000, "uuid": "GPU-far"}]
     async with serving(answering(answered(gpus=gpus, devices=[]))) as url:
         message = one_line(await run_command_in_loop("inspect", *flags, "--url", url), 1)
@@ -75,7 +74,6 @@ async def test_a_name_of_a_megabyte(command: str) -> None:
 
 
 def test_a_closed_pipe_ends_a_table() -> None:
-    """Whatever the source of the maps is."""
     one = published(busy_node())
     wide = msgspec.structs.replace(one, name="n" * (30 << 20))
     with pytest.raises(FatalError, match=r"^the table would have more than 256 MiB"):
@@ -83,7 +81,6 @@ def test_a_closed_pipe_ends_a_table() -> None:
 
 
 async def test_the_field_that_does_not_fit() -> None:
-    """The line names the address and the field."""
     async with serving(answering(answered(devices=[{"uuid": 5}]))) as url:
         message = one_line(await run_command_in_loop("map", "--url", url), 1)
     assert message.startswith(f"{url}/api/v1/map: the response does not match the schema of /api/v1/map: ")
@@ -141,9 +138,6 @@ def test_yaml_of_hostile_text_does_not_need_the_slow_dumper() -> None:
         sys.setprofile(None)
     assert "representer.py" in called
     assert "emitter.py" not in called
-
-
-# --- text that steers a terminal --------------------------------------------------------------------------------------
 
 
 # --- sums of a Prometheus ---------------------------------------------------------------------------------------------
@@ -211,7 +205,6 @@ async def test_sums_that_are_none(value: str) -> None:
     ],
 )
 async def test_a_vector_that_fills_the_memory(row: str, rows: int, expected: str) -> None:
-    """gpumap does not read it, and says what to do."""
     text = f'{{"status":"success","data":{{"resultType":"vector","result":[{",".join([row] * rows)}]}}}}'
     async with serving(answering(text)) as url:
         message = one_line(await run_command_in_loop("map", "--prometheus", url), 1)
@@ -253,10 +246,6 @@ async def test_a_token_from_a_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_a_full_disk(flag: str) -> None:
-    """What cannot be written is a failure."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([GPUMAP, flag], stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
     assert (done.returncode, done.stderr) == (1, "gpumap: No space left on device\n")
-
-
-# --- one line ---------------------------------------------------------------------------------------------------------

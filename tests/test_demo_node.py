@@ -1,6 +1,5 @@
 """The simulated node's files and socket look as those of the real captures."""
 
-import argparse
 import asyncio
 import errno
 import json
@@ -9,17 +8,13 @@ import re
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
 
-from gpumap.agent import service
 from gpumap.agent._proto.podresources import v1_pb2
-from gpumap.agent.settings import resolve
 from gpumap.lab.demo.kubelet import LIST
 from gpumap.lab.demo.scenario import default_scenario, parse_scenario
-from gpumap.model.snapshot import Snapshot
 from tests.agent import PATIENCE_SECONDS
 from tests.demo_node import demo_node
 
@@ -93,34 +88,3 @@ async def test_its_kubelet_serves_and_restarts(directory: Path) -> None:
         await until(lambda: not refuses(path))
         after = path.stat()
         assert (after.st_ino, after.st_ctime_ns) != (before.st_ino, before.st_ctime_ns)
-
-
-XID = """
-gpus: [{model: H100, memory: 80GiB, replicas: 2, xids: [{at: 4s, code: 31}]}]
-pods:
-  - {name: busy, containers: [{name: c, slots: {gpu: 0}, processes: [{memory: 1GiB, sm: 50%}]}]}
-  - {name: calm, containers: [{name: c, slots: {gpu: 0}}]}
-  - {name: none, containers: [{name: c}]}
-"""
-
-
-async def test_the_service_counts_an_xid_event_for_its_containers(directory: Path) -> None:
-    """An event of the play is counted once, for each container that is on the card at that moment."""
-    scenario, found = parse_scenario(XID), list[Snapshot]()
-    async with demo_node(scenario, directory) as node:
-        settings = replace(node.settings(resolve(argparse.Namespace(), {})), push=False)
-        async with (
-            service.collector(settings, node.driver_command, found.append) as loop,
-            asyncio.timeout(PATIENCE_SECONDS),
-        ):
-            while not found or not found[-1].node.container_xids:
-                await loop.collect()
-                await asyncio.sleep(0.1)
-            await loop.collect()
-    uuid = scenario.gpus[0].uuid
-    answer = found[-1].node
-    assert {(one.name.pod, one.uuid, one.code, one.errors) for one in answer.container_xids} == {
-        ("busy", uuid, 31, 1),
-        ("calm", uuid, 31, 1),
-    }
-    assert [gpu.counts for gpu in answer.xids] == [{31: 1}]

@@ -130,36 +130,17 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES, ids=range(len(MISTAKES)))
 def test_a_mistake_names_its_place(text: str, message: str) -> None:
-    """Each mistake is one line that says where it is and what is wrong."""
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(text)
     assert str(caught.value) == message
 
 
 def test_a_file_is_named_with_its_mistake(tmp_path: Path) -> None:
-    """A mistake in a file, or a file that is not there, begins with the file's name."""
     broken = tmp_path / "broken.yaml"
     broken.write_text("gpus: 3")
     for path in (broken, tmp_path / "missing.yaml"):
         with pytest.raises(ScenarioError, match=str(path)):
             load_scenario(path)
-
-
-def test_the_default_play_shows_every_situation() -> None:
-    """The embedded scenario has each kind of device and trouble that gpumap is about."""
-    scenario = default_scenario()
-    assert len(scenario.gpus) == 8
-    assert any(gpu.devices for gpu in scenario.gpus)
-    assert any(gpu.replicas for gpu in scenario.gpus)
-    assert any(gpu.faults for gpu in scenario.gpus)
-    assert any(fault.recovery for gpu in scenario.gpus for fault in gpu.faults)
-    assert {xid.instance is None for gpu in scenario.gpus for xid in gpu.xids} == {True, False}
-    assert any(gpu.ecc.corrected_every for gpu in scenario.gpus)
-    assert any(pod.static for pod in scenario.pods)
-    assert any(pod.leaks for pod in scenario.pods)
-    assert any(container.init for pod in scenario.pods for container in pod.containers)
-    assert scenario.kubelet.away
-    assert scenario.host_processes
 
 
 def test_the_documented_example_is_valid() -> None:

@@ -126,23 +126,6 @@ def test_a_kubelet_lists_only_static_pods_after_a_restart(default: Scenario) -> 
     assert complete.allocatable
 
 
-def test_alloc_resp_names_the_gpu() -> None:
-    """The NVIDIA plugin's answer in the checkpoint has the uuid without the slot; a foreign plugin's has its own."""
-    text = (
-        "gpus: [{model: H100, memory: 80GiB, replicas: 4}]\n"
-        "pods:\n"
-        "  - {name: a, containers: [{name: c, slots: {gpu: 0, count: 2}}]}\n"
-        "  - {name: b, containers: [{name: c, ids: {x.io/y: ['{0}-1']}, alloc_env: {X_DEVICE: '0'}}]}\n"
-    )
-    scenario = parse_scenario(text)
-    own, foreign = json.loads(world(scenario, 0.0).checkpoint)["Data"]["PodDeviceEntries"]
-    uuid = scenario.gpus[0].uuid.encode()
-    assert base64.b64decode(own["AllocResp"]) == b"\n\x42\n\x16NVIDIA_VISIBLE_DEVICES\x12\x28" + uuid
-    assert base64.b64decode(foreign["AllocResp"]) == b"\n\x0d\n\x08X_DEVICE\x12\x010"
-    assert own["DeviceIDs"]["0"] == [f"{scenario.gpus[0].uuid}::0", f"{scenario.gpus[0].uuid}::1"]
-    assert foreign["DeviceIDs"] == {"-1": [f"{scenario.gpus[0].uuid}-1"]}
-
-
 OFFERS = """
 gpus:
   - {model: H100, memory: 80GiB, resource: none, minor: 1, faults: [{kind: lost, from: 10s, until: 20s}]}

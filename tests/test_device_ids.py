@@ -158,7 +158,6 @@ def test_what_a_slot_limits(resource: str, limit: Limit | None) -> None:
     ],
 )
 def test_resources_that_share_an_answer(resource: str, prefix: str) -> None:
-    """The plugin answers for one resource of the family, and the answer holds for all of them."""
     assert family(resource) == prefix
 
 

@@ -32,7 +32,7 @@ from tests.dialect_pages import (
     used,
     without_nvml,
 )
-from tests.dialect_samples import FIRST, SECOND, V100, hangzhou
+from tests.dialect_samples import V100
 from tests.generated import nodes
 from tests.nodes import TestNode
 from tests.snapshots import with_node
@@ -57,20 +57,6 @@ def only(snapshot: Snapshot, name: str) -> float | None:
 
 def held(*containers: ContainerOnDevice) -> Snapshot:
     return node("n", [card(0, V100, "Tesla V100-SXM2-16GB")], containers)
-
-
-def test_the_questions_of_the_dashboards() -> None:
-    """GPU APP and GPU Node: use beside grant, the card's use, its share given away, and 20 % of an exclusive card."""
-    assert of_pods(hangzhou(), "PROCESS_MEM_USED") == {FIRST[1]: 3198, SECOND[1]: 3198}
-    assert of_pods(hangzhou(), "CONTAINER_MEM_ALLOCATED") == {FIRST[1]: 4096, SECOND[1]: 4096}
-    total, ratio = only(hangzhou(), "DEV_FB_TOTAL"), only(hangzhou(), "DEV_FB_ALLOCATED")
-    assert total == 16160
-    assert ratio == pytest.approx(8192 / 16160)
-    exclusive = node("n", [card(0, V100, "V100")], [holder(FIRST, V100, used(3242))], [process(1, V100, 3242, FIRST)])
-    assert of_pods(exclusive, "PROCESS_MEM_USED")[FIRST[1]] / (only(exclusive, "DEV_FB_TOTAL") or 0) == pytest.approx(
-        0.2, abs=0.001
-    )
-    assert only(exclusive, "DEV_FB_ALLOCATED") == 1
 
 
 def test_a_processs_times_are_its_own_in_percent() -> None:

@@ -21,7 +21,6 @@ from tests.dialect_pages import (
     page,
     partitioned,
     rows,
-    titans,
     used,
     user,
     without_nvml,
@@ -35,22 +34,6 @@ CONTAINER = ("namespace", "pod", "container")
 
 def family_rows(snapshot: Snapshot, name: str, *labels: str) -> Rows:
     return rows(FAMILIES, snapshot, PREFIX + name, *(labels or (*CONTAINER, "acc_id")))
-
-
-def test_sharers_of_a_card_have_their_own_and_the_cards_total() -> None:
-    """On the shared card of reference 000 each pod has its process's memory; the sum is no more than the card's use."""
-    own = {key: value for key, value in family_rows(titans(), "memory_used_bytes").items() if key[-1] == TITAN[2]}
-    assert sorted(own.values()) == [3565 * MIB, 5133 * MIB]
-    assert sum(own.values()) == 8698 * MIB
-    assert {family_rows(titans(), "memory_total_bytes")[key] for key in own} == {12066 * MIB}
-
-
-def test_duty_cycle_is_the_containers_own_in_percent() -> None:
-    """0-100 without the noise of floats; 0 for who is idle."""
-    busy = used(1, 0.29), used(1, 0.07), used(0, 0.0, 0)
-    held = [holder(("a", f"p{number}", "c"), TITAN[0], use) for number, use in enumerate(busy)]
-    snapshot = node("n", [card(0, TITAN[0], "TITAN V")], held)
-    assert list(family_rows(snapshot, "duty_cycle").values()) == [29, 7, 0]
 
 
 def test_what_is_not_known_is_absent() -> None:

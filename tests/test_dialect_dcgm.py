@@ -38,8 +38,7 @@ from tests.dcgm_nodes import (
 from tests.dialect_pages import GIB, MIB, WHOLE
 from tests.examples import examples
 from tests.generated import nodes
-from tests.nodes import Gpu as NodeGpu
-from tests.nodes import Pod, Process, TestNode
+from tests.nodes import Process, TestNode
 from tests.snapshots import ACTIVITY, with_node
 
 PODS = ("container", "namespace", "pod")
@@ -72,23 +71,6 @@ def rows(snapshot: Snapshot, field: str, *labels: str) -> Rows:
                 assert key not in found
                 found[key] = sample.value
     return found
-
-
-def test_an_exclusive_gpu_has_its_pod_on_every_field() -> None:
-    """One container holds it and nobody else is known to be on it: each field of it names the container."""
-    snapshot = node(holder(TRAINER, of=use(GIB, 0.5)))
-    lines = [line for line in page(snapshot).splitlines() if not line.startswith("#")]
-    assert len(lines) > 30
-    assert all('container="trainer"' in line and 'namespace="ml",pod="job-0"' in line for line in lines)
-
-
-def test_containers_of_a_shared_gpu_have_their_own_values() -> None:
-    """FB_USED and GPU_UTIL are each one's own, without a row of the device; the device's other values are nobody's."""
-    snapshot = node(holder(P1, of=use(GIB, 0.25)), holder(P2, of=use(2 * GIB, 0.5)))
-    assert rows(snapshot, "DEV_FB_USED", *PODS) == {("a", "ml", "p1"): 1024, ("a", "ml", "p2"): 2048}
-    assert rows(snapshot, "DEV_GPU_UTIL", *PODS) == {("a", "ml", "p1"): 25, ("a", "ml", "p2"): 50}
-    for field in ("DEV_FB_FREE", "DEV_POWER_USAGE", "DEV_MEM_COPY_UTIL", "DEV_XID_ERRORS", "PROF_SM_ACTIVE"):
-        assert list(rows(snapshot, field, *PODS)) == [("", "", "")]
 
 
 @pytest.mark.parametrize("field", PROFILING)
@@ -326,17 +308,6 @@ def test_the_holder_of_a_partitioned_gpu_has_its_instances() -> None:
     assert rows(beside, "DEV_FB_USED", "GPU_I_ID", "pod") == {("1", "p1"): 1, ("2", "job-0"): 1024}
 
 
-def test_units_are_the_originals() -> None:
-    """MHz, mJ, %, ns and whole MiB; a percentage is not 56.99999999999999, and a measured ratio is not cut off."""
-    snapshot = node(holder(P1, of=use(GIB + MIB - 1, 0.123456)), holder(P2, of=use(MIB - 1, 0.29)))
-    assert rows(snapshot, "DEV_SM_CLOCK", "gpu") == {("0",): 1980}
-    assert rows(snapshot, "DEV_TOTAL_ENERGY_CONSUMPTION", "gpu") == {("0",): 1_000_143_994}
-    assert rows(snapshot, "DEV_POWER_VIOLATION", "gpu") == {("0",): 12_500_000_000}
-    assert rows(snapshot, "DEV_FB_USED", "pod") == {("p1",): 1024, ("p2",): 0}
-    assert "12.3456\n" in page(snapshot)
-    assert " 29\n" in page(snapshot)
-
-
 @settings(max_examples=examples(150))
 @given(nodes())
 def test_a_device_or_its_containers_and_never_both(truth: TestNode) -> None:
@@ -421,14 +392,3 @@ def test_no_container_is_credited_with_the_use_of_another(truth: TestNode, data:
             st.sampled_from([(True, True)] * 3 + [(True, False), (False, True)])
         )
         check_credit(truth, truth.collect())
-
-
-def test_a_kubelet_that_is_away_gives_no_one_anothers_memory() -> None:
-    """A pod and what its predecessor of the same name left: the holder's own value stands while the kubelet is away."""
-    gpu = NodeGpu(0)
-    new = Pod("ml", "db-0", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}}, generation=1)
-    old = Pod("ml", "db-0", {"main": {}}, listed=False, in_checkpoint=False, has_tree=False)
-    truth = TestNode([gpu], [new], [Process(4, gpu.uuid, new), Process(5, gpu.uuid, old, memory=40 * GIB)])
-    for down in ([], [], [], ["kubelet"], ["kubelet"], []):
-        truth.down = set(down)
-        assert rows(truth.collect(), "DEV_FB_USED", "pod") == {("db-0",): 1024}

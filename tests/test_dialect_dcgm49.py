@@ -11,8 +11,7 @@ from gpumap.agent.exposition import Exposition
 from gpumap.model.families import Family
 from gpumap.model.snapshot import Snapshot
 from tests.dcgm_exporter import MIB, RENAMED, Renamed
-from tests.dcgm_nodes import P1, P2, holder, node, sample_node, use
-from tests.dialect_pages import GIB
+from tests.dcgm_nodes import sample_node
 from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import TestNode
@@ -57,7 +56,6 @@ def check(snapshot: Snapshot) -> None:
 
 
 def test_the_sample_node_has_the_same_rows() -> None:
-    """Of a whole, a shared and a partitioned GPU."""
     check(sample_node())
     check(busy_node(gpus=4, sharing=3))
 
@@ -76,17 +74,3 @@ def test_every_field_has_its_name_since_4_9() -> None:
         assert since.name == RENAMED.get(before.name, Renamed(before.name)).name
         assert since.kind == before.kind
         assert [DRIVER_LABEL.get(label, label) for label in before.labels] == list(since.labels)
-
-
-def test_units_are_base_units() -> None:
-    """Hz, J, 0-1 and bytes, with all digits that are known; the help text names the unit."""
-    snapshot = node(holder(P1, of=use(GIB + 1, 0.123456)), holder(P2, of=use(0, 0.29)))
-    text = Exposition(SINCE_4_9).render(snapshot).decode()
-    rows = {line.split("{")[0]: line.rpartition(" ")[2] for line in text.splitlines() if 'pod="p2"' not in line}
-    assert rows["DCGM_FI_DEV_SM_CLOCK_HERTZ"] == "1980000000"
-    assert rows["DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"] == "1000143.994"
-    assert rows["DCGM_FI_DEV_FB_USED_BYTES"] == str(GIB + 1)
-    assert rows["DCGM_FI_DEV_GPU_UTIL_RATIO"] == "0.123456"
-    assert "# HELP DCGM_FI_DEV_GPU_UTIL_RATIO GPU utilization (0-1).\n" in text
-    assert "# HELP DCGM_FI_DEV_FB_USED_BYTES Framebuffer memory used (in bytes).\n" in text
-    assert "MHz" not in text

@@ -5,7 +5,6 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpumap.agent.dialects.dcgm_join import FAMILIES
 from gpumap.agent.exposition import Exposition
-from gpumap.model.node import ContainerOnDevice, Grant
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
 from tests.dcgm_nodes import (
@@ -20,7 +19,6 @@ from tests.dcgm_nodes import (
     leaf,
     node,
     sample_node,
-    user,
     without_nvml,
 )
 from tests.examples import examples
@@ -40,21 +38,6 @@ def owners(snapshot: Snapshot) -> list[tuple[str, ...]]:
         for family in parse_text(page(snapshot))
         for sample in family.samples
     ]
-
-
-def test_there_is_a_row_an_owner_and_not_a_slot() -> None:
-    """Many slots, of one resource or of several, are one row."""
-    slots = Grant({"nvidia.com/gpu": 1, "nvidia.com/gpu.shared": 48})
-    assert owners(node(ContainerOnDevice(*P1, CARD, grant=slots), holder(P2))) == [
-        (CARD, "", "ml", "p1", "a"),
-        (CARD, "", "ml", "p2", "a"),
-    ]
-
-
-def test_a_user_without_a_grant_owns_nothing() -> None:
-    """A squatter has no row, and takes none away."""
-    assert owners(node(holder(TRAINER), user(P1))) == [(CARD, "", "ml", "job-0", "trainer")]
-    assert page(node(user(P1))) == ""
 
 
 def test_a_claim_that_looks_on_owns_nothing() -> None:

@@ -43,27 +43,6 @@ def family_rows(snapshot: Snapshot, name: str) -> Rows:
     return rows(FAMILIES, snapshot, name, "pod_name", CARD_OF[name])
 
 
-def test_requests_are_in_the_references_units() -> None:
-    """`vcuda-memory: 30` is 7680 MiB, `vcuda-core: 200` is 2 cards with all of their memory, and 50 is half a card."""
-    assert family_rows(tke(), ASKED_CARDS) == {("half", "total"): 0.5, ("two", "total"): 2, ("gpu-test", "total"): 0.1}
-    assert family_rows(tke(), ASKED_MEMORY) == {
-        ("half", "total"): 7680,
-        ("two", "total"): 30720,
-        ("gpu-test", "total"): 1024,
-    }
-
-
-def test_total_adds_up_the_cards_as_they_are_shown() -> None:
-    """A container's cards, each by its NVML index, and their sum: MiB, and percent of a card."""
-    two = {key[1]: value for key, value in family_rows(tke(), MEMORY).items() if key[0] == "two"}
-    assert two == {"gpu1": 9000, "gpu2": 8000, "total": 17000}
-    assert {key[1]: value for key, value in family_rows(tke(), UTILIZATION).items() if key[0] == "two"} == {
-        "gpu1": 90,
-        "gpu2": 75,
-        "total": 165,
-    }
-
-
 def test_what_is_not_known_is_absent() -> None:
     """Without PID visibility and without NVML the request alone stands; time-slicing grants no memory."""
     assert family_rows(blind(), MEMORY) == family_rows(blind(), UTILIZATION) == {}

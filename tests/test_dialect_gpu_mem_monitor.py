@@ -7,19 +7,7 @@ from msgspec import structs
 from gpumap.agent.dialects.gpu_mem_monitor import FAMILIES
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
-from tests.dialect_pages import (
-    HARD,
-    MIB,
-    SHARED_1,
-    SHARED_2,
-    TITAN,
-    Rows,
-    card,
-    node,
-    partitioned,
-    process,
-    rows,
-)
+from tests.dialect_pages import HARD, MIB, TITAN, Rows, card, node, process, rows
 from tests.generated import nodes
 from tests.nodes import TestNode
 
@@ -41,22 +29,6 @@ def test_a_process_in_no_pod_is_there_without_a_name(owner: Owner) -> None:
     """Memory that no pod uses is seen, under the empty name."""
     snapshot = node("n", [card(0, TITAN[0], "TITAN V")], [], [process(7, TITAN[0], 700, owner=owner)])
     assert family_rows(snapshot) == {("7", "", ""): 700}
-
-
-def test_memory_that_is_not_reported_is_absent() -> None:
-    """Never 0 for unknown."""
-    snapshot = node("n", [card(0, TITAN[0], "TITAN V")], [], [process(7, TITAN[0], None, HARD)])
-    assert family_rows(snapshot) == {}
-
-
-def test_compute_instances_have_their_own_processes() -> None:
-    """A process on two of them is a row on each, with what it has there; no process is shown for its sibling."""
-    both = [process(7, SHARED_1.uuid, 100, HARD), process(7, SHARED_2.uuid, 20, HARD), process(8, SHARED_2.uuid, 3)]
-    assert family_rows(partitioned([], both), "app_pid", "gpu_uuid", "gpu_name") == {
-        ("7", SHARED_1.uuid, "A100"): 100,
-        ("7", SHARED_2.uuid, "A100"): 20,
-        ("8", SHARED_2.uuid, "A100"): 3,
-    }
 
 
 @given(nodes())

@@ -53,7 +53,6 @@ def asked(settings: Settings) -> tuple[str, ...]:
 
 
 def test_by_default_nvml_reads_only_the_default_groups() -> None:
-    """What only dialects show is not among them."""
     assert asked(resolve(argparse.Namespace(), {})) == DEFAULT_GROUPS
 
 

@@ -2,38 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec import structs
-from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpumap.agent.dialects.nvidia_smi import COUNTED_EVENTS, EVENTS, FAMILIES
 from gpumap.agent.dialects.nvidia_smi_readers import plain
-from gpumap.agent.metrics import GROUPS, native
 from gpumap.model.node import GpuXids
-from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, DeviceMemory, GpuProcess, GpuReading, Uuid
+from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, GpuProcess, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
-from tests.dialect_pages import (
-    ALONE,
-    ESCAPED,
-    PARENT,
-    SHARED_1,
-    TITAN,
-    TRAIN,
-    WEB,
-    card,
-    holder,
-    node,
-    page,
-    partitioned,
-    process,
-    rows,
-    used,
-)
-from tests.dialect_samples import SUPER, nvml, original
-from tests.promtool import accepted
+from tests.dialect_pages import ALONE, ESCAPED, PARENT, SHARED_1, TITAN, card, node, page, partitioned, process, rows
+from tests.dialect_samples import nvml
 from tests.snapshots import busy_node, empty_node, gpu, with_node
 
 BOARD = Path(__file__).parent / "boards" / "14574.json"
@@ -50,22 +31,6 @@ def changed(snapshot: Snapshot, change: Callable[[GpuReading], GpuReading]) -> S
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_samples_of_the_originals_documentation_are_there() -> None:
-    """What its docs/METRICS.md shows of one card, line by line; numbers may be written otherwise."""
-    uuid = plain(SUPER)
-    for name, answer in {
-        "utilization_gpu_ratio": 0.42,
-        "memory_used_bytes": 7.06740224e08,
-        "power_draw_watts": 28.07,
-        "temperature_gpu": 34.0,
-    }.items():
-        assert value(original(), name, "uuid")[uuid,] == answer
-    labels = "name", "driver_version", "cuda_version", "pci_bus_id", "index"
-    assert value(original(), "gpu_info", "uuid", *labels)[
-        uuid, "NVIDIA GeForce RTX 2080 SUPER", "471.11", "11.4", "00000000:71:00.0", "0"
-    ] == (1)
 
 
 def test_uuids_are_in_lower_case_without_prefix() -> None:
@@ -139,9 +104,6 @@ def test_recovery_actions_are_nvml_hs_numbers(action: str, number: int | None) -
     assert set(value(snapshot, "gpu_recovery_action", "uuid").values()) == ({number} if number is not None else set())
 
 
-# --- MIG --------------------------------------------------------------------------------------------------------------
-
-
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -203,72 +165,3 @@ def test_every_name_that_the_board_queries_is_known() -> None:
         }
         unknown = {name for name in requests - ours if not any(one.startswith(name) for one in ours)}
         assert bool(unknown) == ("cannot" in panel), (panel["panel"], unknown)
-
-
-OLD_RULES = """\
-groups:
-  - name: old
-    rules:
-      - {alert: OldMemory, expr: nvidia_smi_utilization_memory_ratio * 100 > 90}
-      - {alert: OldTemperature, expr: nvidia_smi_temperature_gpu > 80}
-      - {alert: OldLoad, expr: nvidia_smi_utilization_gpu_ratio > 90}
-"""
-"""Those of reference 001."""
-AGENT = {"namespace": "monitoring", "pod": "gpumap-x", "container": "gpumap"}
-"""The labels that the ServiceMonitor's target gives to what has none of its own."""
-BUSY = GpuReading(0, utilization_ratio=0.95, memory_controller_busy_ratio=0.05, temperatures_celsius={"gpu": 85.0})
-
-
-def stressed() -> Snapshot:
-    """Cards that are full, hot and busy: one held, one that nobody holds, one whose MIG devices one container holds two
-    of; and one that is at rest."""
-    full, idle = DeviceMemory(100, 95, 5), DeviceMemory(100, 5, 95)
-    cards = []
-    for number, memory in enumerate((full, full, full, idle)):
-        instances = tuple(structs.replace(one, memory=full) for one in (ALONE, SHARED_1)) if number == 2 else ()
-        made = card(number, TITAN[number], "TITAN V", instances=instances)
-        answer = BUSY if memory is full else GpuReading(0)
-        reading = structs.replace(answer, memory=memory, partitioned=made.partitioned, instances=instances)
-        cards.append(structs.replace(made, reading=reading))
-    held = [holder(TRAIN, TITAN[0], used(1, 0.95)), *(holder(WEB, one.uuid) for one in (ALONE, SHARED_1))]
-    return node("n", cards, held)
-
-
-def as_scraped(snapshot: Snapshot) -> list[dict[str, str]]:
-    """Series for promtool, as Prometheus has them of the chart's ServiceMonitor with honorLabels."""
-    families = (*FAMILIES, *native(GROUPS, process_metrics=False))
-    target = {
-        "job": "gpumap",
-        "instance": "n:9401",
-        "namespace": "monitoring",
-        "pod": "gpumap-x",
-        "container": "gpumap",
-    }
-    series = []
-    for family in parse_text(page(families, snapshot)):
-        for sample in family.samples:
-            labels = ",".join(f'{key}="{text}"' for key, text in {**target, **sample.labels}.items())
-            series.append({"series": f"{sample.name}{{{labels}}}", "values": f"{sample.value}x10"})
-    return series
-
-
-def firing(alert: str, **labels: str) -> dict[str, object]:
-    """What promtool is to find."""
-    answer = {"alertname": alert, "alertstate": "firing", "instance": "n:9401", **labels}
-    return {"labels": "ALERTS{" + ",".join(f'{key}="{text}"' for key, text in answer.items()) + "}", "value": 1}
-
-
-def old_alerts() -> Iterator[dict[str, object]]:
-    """The one of heat alone, and it names gpumap's own pod where another could be meant."""
-    for index in range(3):
-        yield firing("OldTemperature", job="gpumap", **AGENT, uuid=plain(Uuid(TITAN[index])))
-
-
-def test_the_usual_alerts_fire_only_for_heat(tmp_path: Path) -> None:
-    """Those on memory and load do not fire on GPUs that are full and busy; nvidia_gpu_exporter.md says why."""
-    query = {"expr": 'ALERTS{alertstate="firing"}', "eval_time": "3m", "exp_samples": list(old_alerts())}
-    test: dict[str, object] = {"interval": "1m", "input_series": as_scraped(stressed()), "promql_expr_test": [query]}
-    answer = {"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": [test]}
-    (tmp_path / "rules.yaml").write_text(OLD_RULES, encoding="utf-8")
-    (tmp_path / "test.json").write_text(json.dumps(answer), encoding="utf-8")
-    accepted("test", "rules", "test.json", cwd=tmp_path)

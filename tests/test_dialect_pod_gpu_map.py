@@ -3,7 +3,6 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.dialects.pod_gpu_map import FAMILIES, node_family
 from gpumap.model.node import ContainerOnDevice
 from gpumap.model.snapshot import Snapshot
@@ -15,21 +14,6 @@ CARD_1 = "GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb91"
 TEST = f'gpu_id="{CARD_0}",gpu_model="4080ti",namespace="default",node="ti",pod_name="test"'
 TEST2 = f'gpu_id="{CARD_0}",gpu_model="4080ti",namespace="default",node="ti",pod_name="test2"'
 TEST3 = f'gpu_id="{CARD_1}",gpu_model="2080ti",namespace="default",node="ti",pod_name="test3"'
-CONTRACT_DIALECTS = {
-    "native",
-    "pod-gpu-map",
-    "pod-gpu-map-deprecated",
-    "gpu-mem-monitor",
-    "cadvisor",
-    "gpu-manager",
-    "nvidia-smi",
-    "dcgm",
-    "dcgm49",
-    "dcgm-join",
-    "arms",
-}
-
-
 CARDS = card(0, CARD_0, "4080ti"), card(1, CARD_1, "2080ti")
 
 
@@ -96,18 +80,6 @@ def test_the_nodes_name_becomes_a_valid_metric_name(name: str, family: str) -> N
     (read,) = text_string_to_metric_families(page((node_family(name),), snapshot))
     assert read.name == family
     assert {one.labels["node"] for one in read.samples} == {name}
-
-
-def test_the_dialects_are_those_of_the_contract() -> None:
-    """The code has the contract's dialects."""
-    assert {"native", *DIALECTS} == CONTRACT_DIALECTS
-
-
-def test_a_large_node_has_no_row_twice() -> None:
-    """On a busy node each (pod, device) pair that the kubelet gave is there once."""
-    snapshot = busy_node()
-    lines = page(FAMILIES, snapshot).splitlines()[2:]
-    assert len(lines) == len(set(lines)) == len({(one.name[:2], one.uuid) for one in snapshot.containers if one.holds})
 
 
 def test_promtool_reports_nothing_on_the_nodes_page() -> None:

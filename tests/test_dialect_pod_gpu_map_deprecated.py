@@ -1,25 +1,15 @@
 """The dialect pod-gpu-map-deprecated: a family for each row of the map, numbered in a fixed order."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.dialects import pod_gpu_map
 from gpumap.agent.dialects.pod_gpu_map import DEPRECATED_FAMILIES as FAMILIES
 from gpumap.model.snapshot import Snapshot
-from tests.dialect_pages import (
-    card,
-    holder,
-    node,
-    page,
-    rows,
-    shuffled,
-)
-from tests.dialect_samples import CARD_0, CARD_1, ti
+from tests.dialect_pages import card, holder, node, page, rows, shuffled
+from tests.dialect_samples import CARD_0, CARD_1
 from tests.generated import nodes
 from tests.nodes import TestNode
-from tests.snapshots import busy_node
 
 LABELS = ("gpu_id", "namespace", "pod_name")
 
@@ -32,13 +22,6 @@ def numbered(snapshot: Snapshot) -> list[tuple[str, ...]]:
     assert len(samples) == len(families)
     assert {sample.value for sample in samples} <= {0}
     return [tuple(sample.labels[label] for label in LABELS) for sample in samples]
-
-
-def test_rows_are_those_of_the_map_each_once() -> None:
-    """Two containers and many slots of a pod on one card are one row, as on pod_and_gpu_map_info."""
-    twice = [holder(("default", "test", name), CARD_0, slots={"nvidia.com/gpu": 4}) for name in ("a", "b")]
-    assert numbered(replace(ti(), containers=tuple(twice))) == [(CARD_0, "default", "test")]
-    assert set(numbered(busy_node())) == set(rows(pod_gpu_map.FAMILIES, busy_node(), "pod_and_gpu_map_info", *LABELS))
 
 
 def test_numbers_follow_namespace_pod_and_card() -> None:

@@ -159,7 +159,6 @@ def test_the_page_is_the_one_that_was_reviewed(dialect: str) -> None:
 
 
 def test_every_dialect_has_such_a_page() -> None:
-    """And there is no page of none."""
     assert SAMPLES.keys() == DIALECTS.keys() == {path.stem for path in GOLDEN.glob("*.prom")}
 
 
@@ -215,7 +214,6 @@ def test_every_family_has_a_sample(dialect: str) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_dialect_is_described(dialect: str) -> None:
-    """The page has a sample of it."""
     text = DOCS.read_text().split(f"\n## {dialect}\n", 1)[1].split("\n## ", 1)[0]
     assert "```" in text
 

@@ -85,7 +85,6 @@ def test_each_question_is_answered(library: Path, tmp_path: Path) -> None:
 
 
 def test_a_crash_or_a_hang_costs_one_fact(library: Path, tmp_path: Path) -> None:
-    """The others are answered, and the fact says what happened."""
     driver = node()
     driver.crash.add(("nvmlEventSetWait_v2", "*"))
     driver.delay["nvmlSystemGetDriverVersion", "*"] = float("inf")

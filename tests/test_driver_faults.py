@@ -21,8 +21,7 @@ from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from tests import standin
-from tests.agent import PATIENCE_SECONDS, serve
-from tests.exposed import Page
+from tests.agent import PATIENCE_SECONDS
 from tests.impatient import Service
 from tests.node import GIB, Node, gpu_uuid
 from tests.standin import Code, Driver, Gpu
@@ -32,17 +31,6 @@ from tests.worker import worker_command as changed_worker
 A, B, C = (Uuid(f"GPU-00000000-0000-0000-0000-00000000000{letter}") for letter in "abc")
 CARD, OTHER = gpu_uuid(1), gpu_uuid(2)
 USED = "gpumap_container_gpu_memory_used_bytes"
-
-
-def measured(page: Page, uuid: str) -> set[str]:
-    """Families of the page that say what a device does just now; what was counted until now stays."""
-    words = ("memory_used", "utilization", "power_watts", "temperature", "clock", "container_gpu")
-    return {
-        name
-        for name, rows in page.samples.items()
-        if any(word in name for word in words) and not name.endswith("_total")
-        if any(dict(row).get("uuid") == uuid for row in rows)
-    }
 
 
 # --- one GPU ----------------------------------------------------------------------------------------------------------
@@ -142,38 +130,6 @@ def test_a_gpu_that_is_bound_or_unbound_is_noticed(start: Start, tmp_path: Path)
     assert [reading.uuid for reading in worker.read(driver).gpus.values()] == [B]
     worker.read()
     assert standin.read_calls(calls)["nvmlShutdown"] == 2
-
-
-async def test_the_driver_is_unloaded_and_loaded_under_the_agent(node: Node) -> None:
-    """While it is away: allocation stays, nothing measured is served, and the source says why. It may come back with
-    other GPUs in another order: each pod is on its own, and nothing was restarted."""
-    holder, neighbour = node.admit("holder", main=[CARD]), node.admit("neighbour", main=[OTHER])
-    node.run(holder.cgroup("main"), 1, 11 * GIB)
-    node.run(neighbour.cgroup("main"), 2, 5 * GIB)
-
-    def stand(page: Page) -> bool:
-        found = page.value(USED, pod="holder", uuid=CARD), page.value(USED, pod="neighbour", uuid=OTHER)
-        return found == (11 * GIB, 5 * GIB)
-
-    async with serve(node) as agent:
-        await agent.until(stand, "they are not measured")
-        worker = list(agent.children())
-        node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
-        node.driver.init_code = Code.DRIVER_NOT_LOADED
-        node.update_driver()
-        page = await agent.until(lambda page: not page.up("nvml"), "it is not reported")
-        assert measured(page, CARD) == measured(page, OTHER) == set()
-        page = await agent.later()
-        assert page.value("gpumap_source_errors_total", source="nvml", reason="driver_not_loaded")
-        assert measured(page, CARD) == measured(page, OTHER) == set()
-        assert page.value("gpumap_allocation_info", pod="holder") == 1
-        node.driver.fail, node.driver.init_code = {}, 0
-        node.driver.gpus = [node.driver.gpus[2], Gpu(gpu_uuid(7)), node.driver.gpus[1]]
-        node.update_driver()
-        page = await agent.until(stand, "they are not back")
-        assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(7)) == 1
-        assert page.value("gpumap_gpu_up", gpu_uuid=gpu_uuid(0)) is None
-        assert list(agent.children()) == worker
 
 
 def test_a_gpu_that_answers_is_never_a_lost_one() -> None:
@@ -333,22 +289,3 @@ async def test_a_driver_that_never_answered_ends_no_service(node: Node, code: Co
     node.update_driver()
     async with Service(node) as agent:
         assert await agent.lasts(2.0)
-
-
-async def test_a_new_library_is_loaded_where_it_is_mounted(node: Node) -> None:
-    """The worker's next process finds the new one in place of the old: nobody ends, and all is back."""
-    async with serve(node) as agent:
-        await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) == 1, "it does not answer")
-        (before,) = agent.children()
-        node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
-        node.driver.init_code = Code.LIB_RM_VERSION_MISMATCH
-        node.update_driver()
-        await agent.until(
-            lambda page: bool(page.value("gpumap_source_errors_total", source="nvml", reason=MISMATCH)),
-            "the mismatch is not reported",
-        )
-        node.driver.fail, node.driver.init_code, node.driver.version = {}, 0, "560.28.03"
-        node.update_driver()
-        page = await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=CARD) == 1, "it is not back")
-        assert page.by("gpumap_driver_info", "driver_version") == {"560.28.03": 1}
-        assert list(agent.children()) != [before]

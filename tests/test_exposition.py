@@ -64,7 +64,6 @@ both_formats = pytest.mark.parametrize("openmetrics", [False, True], ids=["text"
 @both_formats
 @given(value=st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_label_value_comes_back(value: str, openmetrics: bool) -> None:
-    """There is no text that a label value could not be."""
     text = page(family(Series((value,), 1), Series((value + "x",), 2)), openmetrics=openmetrics)
     read = [(sample.labels["a"], sample.value) for sample in samples(text, openmetrics=openmetrics)]
     assert read == [(value, 1), (value + "x", 2)]
@@ -208,14 +207,6 @@ def test_the_whole_page_comes_back(openmetrics: bool) -> None:
     snapshot = busy_node(4, 3)
     read = samples(page(*EVERYTHING, openmetrics=openmetrics, snapshot=snapshot), openmetrics=openmetrics)
     assert [(sample.name, sample.labels, sample.value) for sample in read] == expected(snapshot)
-
-
-def test_the_same_snapshot_gives_the_same_bytes() -> None:
-    """A page depends only on the snapshot, neither on what was rendered before nor on who renders."""
-    kept = Exposition(EVERYTHING)
-    first = kept.render(busy_node(4, 3))
-    kept.render(empty_node())
-    assert kept.render(busy_node(4, 3)) == first == Exposition(EVERYTHING).render(busy_node(4, 3))
 
 
 def test_a_suffix_may_change_on_a_kept_line() -> None:

@@ -7,20 +7,23 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.sources import fractioning
 from gpumap.agent.sources.fractioning import FractioningSource
+from gpumap.lab.demo.kubelet import Refuse
 from gpumap.model.observations import ContainerLink, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, Owner, PodUid
 from tests import agent
 from tests.examples import examples
+from tests.koordlet import FakeKoordlet
 from tests.node import Node
 from tests.node import gpu_uuid as driver_uuid
-from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, hex_of, owners, row
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, hex_of, owners, row
 from tests.privileges import open_folder
 from tests.processes import PlainProcesses
 
@@ -119,7 +122,6 @@ def test_forms_of_a_file(
     ],
 )
 def test_a_damaged_file_affects_only_itself(tmp_path: Path, text: bytes) -> None:
-    """It is one complaint, and the others are read."""
     put(tmp_path)
     put(tmp_path, text, hex_of("damaged"))
     source = FractioningSource(tmp_path)
@@ -219,22 +221,6 @@ def test_a_pods_other_cards_are_not_shared() -> None:
     assert owners(node.collect(), gpu_uuid(1))["unassigned"] == GIB
 
 
-def test_files_give_nothing_without_a_current_list() -> None:
-    """A share of a file needs the List as a device of the kubelet does: a pod may have ended since the last one."""
-    pod = Pod("ml", "busy", {"main": {}})
-    node = node_with(noted(pod), pods=[pod])
-    node.processes = [Process(10, CARD, pod)]
-    shared = row(node.collect(), pod.full(), CARD)
-    assert shared is not None
-    assert shared.allocated_memory_bytes == 20 * GIB
-    node.down = {"kubelet"}
-    snapshot = node.collect(RULES.stale_after_seconds)
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert (found.grant, found.owner) == (None, Owner.UNKNOWN)
-    assert (owners(snapshot, CARD)["unknown"], "scheduled" in owners(snapshot, CARD)) == (GIB, False)
-
-
 def test_files_of_pods_that_ended_give_nothing() -> None:
     """An old daemon leaves files: the pod is not listed, or has another UID by now."""
     ended, before = Pod("ml", "ended", {"main": {}}, listed=False), Pod("ml", "again", {"main": {}}, listed=False)
@@ -276,24 +262,32 @@ def test_a_file_that_cannot_be_read_accuses_no_pod() -> None:
     assert snapshot.node.devices[0].holders is None
 
 
-async def test_agent_with_mapping_files(directory: Path, library: Path) -> None:
-    """The whole service: a sharer's grant is on the page; a damaged file is counted, and changes nothing else."""
+async def test_agent_with_mapping_files_and_koordlets_proxy(directory: Path, library: Path) -> None:
+    """The whole service: both sharers hold their GPUs on the page. What fails is counted, and accuses nobody."""
     node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
-    sharer = node.admit("sharer", main=[])
-    node.run(sharer.cgroup("main"), 1, 8 * GIB, sm_percent=70)
+    sharer, half = node.admit("sharer", main=[]), node.admit("half", main=[])
+    for pod, gpu in ((sharer, 1), (half, 2)):
+        node.run(pod.cgroup("main"), gpu, 8 * GIB, sm_percent=70)
     folder = directory / "map"
     record = {**RECORD, "pod": "sharer", "podUID": sharer.uid, "gpuDevices": [{"uuid": str(driver_uuid(1))}]}
     put(folder, record, sharer.containers["main"])
-    async with node.kubelet:
-        flags = ("--gpu-fractioning-map", str(folder), "--interval", "200ms")
-        async with agent.serve(node, *flags, library=library) as running:
-            page = await running.later(3)
-            assert page.by("gpumap_container_allocated_gpu_memory_bytes", "pod") == {"sharer": 4 * GIB}
-            used = page.by("gpumap_device_memory_used_by_owner_bytes", "owner", uuid=driver_uuid(1))
+    koordlet = FakeKoordlet(directory / "koordlet.sock", node.kubelet.socket_path)
+    koordlet.allocations = {("ml", "half"): {"nvidia.com/gpu": [str(driver_uuid(2))]}}
+    sources = ("--gpu-fractioning-map", str(folder), "--pod-resources-socket", str(koordlet.socket_path))
+    async with node.kubelet, koordlet, agent.serve(node, *sources, "--interval", "200ms", library=library) as running:
+        page = await running.later(3)
+        assert page.by("gpumap_container_allocated_gpu_memory_bytes", "pod") == {"sharer": 4 * GIB}
+        assert page.by("gpumap_allocation_info", "pod") == {"sharer": 1, "half": 1}
+        assert page.by("gpumap_allocation_slots", "pod") == {}
+        for gpu in (1, 2):
+            used = page.by("gpumap_device_memory_used_by_owner_bytes", "owner", uuid=driver_uuid(gpu))
             assert used["scheduled"] == 8 * GIB
-            put(folder, b"{", hex_of("damaged"))
-            page = await running.later(3)
-            errors = page.by("gpumap_source_errors_total", "reason", source="pod_identity")
-            assert errors["gpu_fractioning_corrupt"] > 0
-            assert page.up("pod_identity")
-            assert page.by("gpumap_container_allocated_gpu_memory_bytes", "pod") == {"sharer": 4 * GIB}
+        put(folder, b"{", hex_of("damaged"))
+        koordlet.refusal = Refuse(grpc.StatusCode.UNKNOWN, "no")
+        page = await running.later(3)
+        assert page.by("gpumap_source_errors_total", "reason", source="kubelet")["pod_resources_unknown"] > 0
+        assert page.by("gpumap_source_errors_total", "reason", source="pod_identity")["gpu_fractioning_corrupt"] > 0
+        assert page.up("kubelet")
+        assert page.up("pod_identity")
+        assert page.by("gpumap_container_unassigned_use", "pod") == {}
+        assert page.by("gpumap_container_allocated_gpu_memory_bytes", "pod") == {"sharer": 4 * GIB}

@@ -15,13 +15,11 @@ from tests.test_widths import fits_the_terminal
 
 @pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
 def test_capture_gives_its_golden_page(capture: Path) -> None:
-    """The page of a capture is the one that was reviewed."""
     assert golden.page(capture).decode() == (capture / EXPECTED).read_text()
 
 
 @pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
 def test_capture_gives_its_golden_page_in_every_dialect(capture: Path) -> None:
-    """What all dialects that are off by default make of a capture is what was reviewed."""
     assert golden.dialects_page(capture).decode() == (capture / golden.DIALECTS_PAGE).read_text()
 
 
@@ -34,12 +32,10 @@ def test_the_map_of_a_capture_has_its_findings(capture: Path) -> None:
 
 @pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
 def test_the_tables_of_a_capture_fit_the_terminal(capture: Path) -> None:
-    """No line is wider than the terminal, from the narrowest one on."""
     fits_the_terminal(maps(golden.snapshots(capture)[-1]))
 
 
 def test_every_family_has_a_sample_in_some_capture() -> None:
-    """No family goes without a page that shows it."""
     pages = "\n".join((capture / EXPECTED).read_text() for capture in golden.captures())
     families = (*native(replay.GROUPS, process_metrics=True), *self_families("0", "0"))
     missing = {family.name for family in families if f"# TYPE {family.name} " not in pages}

@@ -10,7 +10,6 @@ from gpumap.agent.join import Memory, step
 from gpumap.model.observations import ClaimDevice, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, Renumbered, TestNode, gpu_uuid, mig_uuid
 from tests.sharing import answer
 
@@ -87,18 +86,6 @@ def test_replicas_of_a_mig_device() -> None:
     assert granted(snapshot, pod) == {SMALL: (1, 1 / 28, None)}
 
 
-def test_mps_grants_memory_as_well() -> None:
-    """NVIDIA's plugin says so by the pipe directory; GKE's by a limit of its own, for all slots together."""
-    resource = "nvidia.com/gpu"
-    mps = pod_of({resource: ids(f"{A}::{{}}", 2)}, {resource: answer(CUDA_MPS_PIPE_DIRECTORY="/mps/x/pipe")})
-    limit = answer(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8192M", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="20")
-    gke = pod_of({resource: ids("nvidia0/vgpu{}", 2)}, {resource: limit}, name="gke")
-    offered = [*ids(f"{A}::{{}}", 10), *ids("nvidia0/vgpu{}", 10)]
-    snapshot = node_of(mps, gke, offered={resource: offered}).collect()
-    assert granted(snapshot, mps) == {A: (2, 0.2, 16 * GIB)}
-    assert granted(snapshot, gke) == {B: (2, 0.2, 8 * GIB)}
-
-
 @pytest.mark.parametrize(
     ("slots_of_a_card", "bytes_of_a_slot"),
     [(79, GIB), (80, GIB), (100, GIB), (101, MIB), (81920, MIB)],
@@ -121,16 +108,6 @@ def test_gpushare_without_its_inventory() -> None:
     plugin_answer = answer(NVIDIA_VISIBLE_DEVICES="0", ALIYUN_COM_GPU_MEM_DEV="80")
     pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: plugin_answer})
     assert granted(node_of(pod).collect(), pod) == {A: (4, 0.05, 4 * GIB)}
-
-
-def test_gpushare_that_failed_is_on_no_device() -> None:
-    """The failure that the plugin writes into the container names no card; its slots are untrusted ids."""
-    resource = "aliyun.com/gpu-mem"
-    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES="no-gpu-has-4GiB-to-run", ALIYUN_COM_GPU_MEM_IDX="-1")
-    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: plugin_answer})
-    snapshot = node_of(pod).collect()
-    assert granted(snapshot, pod) == {}
-    assert [(one.resource, one.reason, one.slots) for one in snapshot.node.unmatched] == [(resource, "untrusted_id", 4)]
 
 
 def hami_answer(cores: int, *cards: Uuid) -> PluginAnswer:
@@ -196,21 +173,6 @@ def test_volcano_memory_and_cards() -> None:
     assert granted(node_of(pod).collect(), pod) == {A: (1, 1.0, 80 * GIB), B: (1, 1.0, 80 * GIB)}
 
 
-def test_volcano_vgpu_follows_the_answer_to_its_number() -> None:
-    """Of its three resources one has an answer: the device of all three, with its limits."""
-    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=B, CUDA_DEVICE_MEMORY_LIMIT_0="3000m", CUDA_DEVICE_SM_LIMIT="25")
-    number = "volcano.sh/vgpu-number"
-    pod = pod_of(
-        {
-            number: [f"{A}-3"],
-            "volcano.sh/vgpu-memory": ids(f"{A}-memory-{{}}", 30),
-            "volcano.sh/vgpu-cores": ids(f"{A}-core-{{}}", 25),
-        },
-        {number: plugin_answer},
-    )
-    assert granted(node_of(pod).collect(), pod) == {B: (56, 0.25, 3000 * MIB)}
-
-
 def test_untrusted_ids_without_an_answer() -> None:
     """Without the plugin's answer they are on no device, even where there is one card alone."""
     pod = pod_of({"aliyun.com/gpu-mem": [f"{A}-_-1"], "tencent.com/vcuda-core": ["tencent.com/vcuda-core-1"]})
@@ -235,12 +197,6 @@ def test_ids_over_two_cards_count_on_their_own() -> None:
     pod = pod_of({resource: [f"{A}::0", f"{A}::1", f"{B}::0"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=f"{B},{A}")})
     found = granted(node_of(pod).collect(), pod)
     assert {uuid: slots for uuid, (slots, _, _) in found.items()} == {A: 2, B: 1}
-
-
-def test_every_gpu_of_wsl() -> None:
-    """WSL's one id stands for every GPU of the node."""
-    pod = pod_of({"nvidia.com/gpu": ["all"]}, {"nvidia.com/gpu": answer(NVIDIA_VISIBLE_DEVICES="all")})
-    assert granted(node_of(pod).collect(), pod) == {A: (1, 1.0, 80 * GIB), B: (1, 1.0, 80 * GIB)}
 
 
 # --- DRA --------------------------------------------------------------------------------------------------------------
@@ -301,13 +257,6 @@ def test_dra_device_with_the_place_of_several_instances(device: str, reason: str
     starts there has another profile, the named one does not exist."""
     node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 1), (2, 0, 3)])], [claimant("p", claim_of(device))])
     assert [one.reason for one in node.collect().node.unmatched] == [reason]
-
-
-def test_dra_claim_that_pods_share() -> None:
-    """One claim of two pods: half each, and nobody was granted its memory."""
-    pods = [claimant(name, claim_of("gpu-0", "shared")) for name in ("one", "two")]
-    snapshot = node_of(*pods).collect()
-    assert [granted(snapshot, pod) for pod in pods] == [{B: (1, 0.5, None)}] * 2
 
 
 def test_dra_admin_access() -> None:
@@ -452,16 +401,6 @@ def test_a_card_that_was_offered_is_unhealthy_among_cards_of_another_plugin() ->
         B: {"aliyun.com/gpu-mem": 1},
         gpu_uuid(2): {resource: 0},
     }
-
-
-def test_a_holder_that_runs_an_mps_server_is_not_idle() -> None:
-    """A server without clients is a process of its container, which holds the device."""
-    pod = pod_of({"nvidia.com/gpu": [str(A)]})
-    node = node_of(pod)
-    node.processes = [Process(10, A, pod, comm="nvidia-cuda-mps")]
-    found = next(row for row in node.collect().containers if row.name == pod.full())
-    assert found.use is not None
-    assert (found.holds, found.use.memory_bytes, found.owner) == (True, GIB, Owner.ASSIGNED)
 
 
 def test_an_index_means_the_card_that_it_meant() -> None:
@@ -671,7 +610,6 @@ def test_another_resource_of_an_init_container_explains_no_use() -> None:
 
 
 def test_one_container_with_one_card_by_two_resources() -> None:
-    """It holds the card once, whole."""
     pod = pod_of({"nvidia.com/gpu": [str(A)], "example.com/gpu": [str(A)]})
     assert granted(node_of(pod).collect(), pod) == {A: (2, 1.0, 80 * GIB)}
 

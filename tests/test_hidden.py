@@ -129,9 +129,6 @@ def test_one_restart_never_leads_to_the_next(situations: list[Situation | None],
         assert set(hidden_after(*[one] * 12, interval=interval)) == {""}
 
 
-# --- in the step ------------------------------------------------------------------------------------------------------
-
-
 def hidden(snapshot: Snapshot) -> list[Uuid]:
     return [device.uuid for device in snapshot.hidden]
 

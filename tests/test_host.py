@@ -123,7 +123,6 @@ def _on(leaf: Device, found: Mapping[tuple[str, ...], float]) -> Iterator[float]
 
 
 def test_memory_that_is_not_reported_is_absent() -> None:
-    """If the driver does not report the memory of one process, that of its work is absent, never 0 nor a part."""
     (*_, last) = collected([On(1, container(1), None), On(2, container(1), 5), On(3, container(2), 7)])
     assert named(last, MEMORY) == {"docker/000000000002": 7 * MIB}
     assert named(last) == {"docker/000000000001": 2, "docker/000000000002": 1}
@@ -149,7 +148,6 @@ def test_the_series_end_with_the_process() -> None:
 
 
 def test_time_of_an_ended_process_stays_with_its_work() -> None:
-    """The samples of an interval have the time of a process that ended in it: it counts for its work."""
     work = [On(1, container(1)), On(2, container(1), sm=0.25)]
     ended = frame(work[:1], 5.0)
     late = json.loads(ended.files[contents.NVML])
@@ -380,7 +378,6 @@ def test_tables_name_the_work() -> None:
 
 
 def test_a_map_of_one_namespace_has_no_work_outside_pods() -> None:
-    """Work outside pods is in no namespace."""
     found = published(golden.snapshots(golden.CAPTURES / "workstation")[-1])
     assert any(device.host for device in found.devices)
     assert all(not device.host for device in node_of_namespace(found, "ml").devices)

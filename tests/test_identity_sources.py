@@ -238,8 +238,13 @@ def test_reused_pid_is_of_no_container_also_if_the_clock_failed_at_first(
     source = ProcfsSource(root, own_at(tmp_path, "/system.slice/gpumap.service"))
     for ticks in (None, far):
         assert [entry.pid for entry in source.read([pid], ticks).value.entries] == [pid]
-    (root / str(pid) / "stat").write_text(f"{pid} (other) S {' '.join(['1'] * 18)} {far - 1} 0 0\n")
+    now = source.clock_ticks() or 0
+    (root / str(pid) / "stat").write_text(f"{pid} (other) S {' '.join(['1'] * 18)} {now + 1} 0 0\n")
     assert source.read([pid], far).value.unreadable == (pid,)
+    while (source.clock_ticks() or 0) <= now:
+        time.sleep(0.005)
+    source.read([], far)
+    assert [entry.comm for entry in source.read([pid], far).value.entries] == ["other"], "NVML lists it anew"
 
 
 @pytest.mark.parametrize(

@@ -444,7 +444,6 @@ inspect = partial(run_command, "inspect")
 
 
 def test_an_agents_table(agent: str) -> None:
-    """Of a running agent; the node can be named."""
     for arguments in (("--url", agent), ("made-node", "--url", agent)):
         done = inspect("--used", *arguments)
         assert (done.returncode, done.stderr) == (0, "")
@@ -463,22 +462,17 @@ def test_an_agents_values(agent: str) -> None:
 
 
 def test_mistakes_in_flags(agent: str) -> None:
-    """One line each, and 2."""
     for arguments, expected in (
         (("--sort-by", "name"), "unknown flag --sort-by; see gpumap inspect --help"),
         (("-o", "csv"), 'unknown value "csv"; valid values: table, json, yaml'),
         (("a", "b"), 'unexpected argument "b"'),
         (("",), "NODE: must not be empty"),
         (("--interval", "1s"), "--interval requires --watch"),
+        *(
+            (flags, f"unknown flag {flags[0]}")
+            for flags in (("--prometheus", "http://prom"), ("--all",), ("--match", "a"))
+        ),
     ):
         done = inspect("--url", agent, *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert expected in done.stderr
-
-
-def test_there_is_no_server_to_ask() -> None:
-    """A whole cluster is asked through the API server."""
-    for flags in (("--prometheus", "http://prom"), ("--all",), ("--match", 'a="b"'), ("--timeout", "1m")):
-        done = inspect(*flags)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"gpumap: unknown flag {flags[0]}")

@@ -236,7 +236,6 @@ async def test_an_id_that_is_not_utf8_costs_only_itself(kubelet: FakeKubelet, so
 
 
 def test_an_offered_id_that_is_not_utf8_costs_only_itself() -> None:
-    """The other ids of the offer stay."""
     offer = v1_pb2.AllocatableResourcesResponse(
         devices=[v1_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["GPU-@@", "GPU-1"])]
     )
@@ -366,7 +365,6 @@ async def test_odd_names_are_kept_and_reported(
 
 @pytest.mark.parametrize(("others", "more"), [(1, ", and in 1 more pod"), (2, ", and in 2 more pods")])
 def test_odd_names_of_several_pods_are_one_complaint(others: int, more: str) -> None:
-    """It shows one of them, and counts the others."""
     pods = [v1_pb2.PodResources(namespace="ml", name=f"{n}\n").SerializeToString() for n in range(others + 1)]
     (answer,) = podresources.complaints_of([podresources.decode_pod(pod) for pod in pods])
     assert answer.detail == rf"a pod with characters that are not printable: 0\n{more}"

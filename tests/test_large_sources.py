@@ -164,8 +164,6 @@ def test_a_cgroup_file_of_a_megabyte_costs_its_process_alone(tmp_path: Path) -> 
     assert "larger than 64 KiB" in complaint.detail
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
 LONG = 10_000_000
 
 

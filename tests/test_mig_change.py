@@ -187,9 +187,6 @@ async def test_a_gpu_that_is_reset_for_its_partitions_costs_itself(node: MigNode
         assert SMALL[0] not in uuids(page)
 
 
-# --- devices that the container runtime keeps from us -----------------------------------------------------------------
-
-
 async def test_the_service_ends_where_new_devices_are_hidden(node: MigNode) -> None:
     """Partitions that came after its start, which its container has no device nodes for: one line, and exit code 1."""
     node.partition(1, [small(0)])

@@ -64,7 +64,6 @@ def mapped(node: TestNode) -> SeenNode:
 
 @pytest.mark.parametrize("given", OF_KUBELET, ids=lambda given: given[0])
 def test_flags_about_the_kubelet_contradict_it(given: tuple[str, str]) -> None:
-    """One line names both flags, also if one of them is a variable."""
     flag, value = given
     line = one_line(run_command("doctor", "--no-kubelet", flag, value), 2)
     assert f"{flag} {value}: contradicts --no-kubelet" in line

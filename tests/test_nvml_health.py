@@ -172,7 +172,6 @@ def test_a_group_that_is_not_requested_costs_no_call(start: Start, tmp_path: Pat
 
 
 def test_health_of_a_partitioned_gpu_is_the_cards(start: Start) -> None:
-    """The card is asked for it, partitioned or not."""
     gpu = healthy_gpu()
     worker = start(groups=("health", "links", "card"))
     whole = worker.read_one(Driver(gpus=[gpu]))
@@ -342,7 +341,6 @@ def test_reasons_that_are_refused_for_once_are_called_again(start: Start) -> Non
 def test_fans_are_reported_by_number_or_the_one(
     start: Start, without: tuple[str, ...], expected: dict[str, float]
 ) -> None:
-    """Drivers that do not tell fans apart tell one."""
     reading = start(without, groups=("health",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert (reading.fan_speed_ratios, reading.refusals) == (expected, {})
 
@@ -352,7 +350,6 @@ def test_fans_are_reported_by_number_or_the_one(
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetPowerUsage"])
 def test_a_gpu_that_waits_for_a_reset_reports_its_recovery_action(start: Start, call: str) -> None:
-    """The recovery action is reported with the fault, as long as the driver tells it."""
     gpu = healthy_gpu()
     gpu.fields[230] = ("uint", 1)
     driver = Driver(gpus=[gpu], fail={(call, 0): Code.RESET_REQUIRED})

@@ -355,13 +355,11 @@ async def test_nonsense_is_a_failure_and_ends_the_child(start: Start, line: str)
 
 
 async def test_a_line_without_an_end_is_nonsense(start: Start) -> None:
-    """A line that is longer than any answer is not waited for."""
     source = start("for n, _ in requests(): [os.write(1, b'x' * (1 << 20)) for _ in range(40)]")
     assert (await failure(source)).reason == "protocol"
 
 
 async def test_a_worker_that_was_started_ahead_answers_the_reads(start: Start, tmp_path: Path) -> None:
-    """A read asks the worker that `start` has started, and starts no other."""
     born = tmp_path / "born"
     source = start(f"open({str(born)!r}, 'a').write('x')\nfor n, _ in requests(): driver(n, 1); gpu(n, 0)")
     await source.start()
@@ -384,6 +382,3 @@ async def test_a_cancelled_read_leaves_the_next_one_right(start: Start) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await reading
     assert (await read(source)).value.gpus[0].model == "2"
-
-
-# --- the real worker --------------------------------------------------------------------------------------------------

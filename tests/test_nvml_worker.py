@@ -3,32 +3,19 @@
 import re
 import time
 from pathlib import Path
-from typing import TypeVar
 
 import pynvml
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from msgspec import structs
 
 from gpumap.agent.nvml_worker import codes, library, wire
 from gpumap.agent.sources.nvml_state import LONGEST_PAUSE_READS, CrashSuspects
-from gpumap.model.readings import (
-    SAMPLES_NEW,
-    SAMPLES_OLD,
-    Activity,
-    DeviceMemory,
-    GpuProcess,
-    GpuReading,
-    MigInstance,
-    ProcessSample,
-    Uuid,
-)
+from gpumap.model.readings import SAMPLES_NEW, SAMPLES_OLD, DeviceMemory, GpuProcess, GpuReading, ProcessSample, Uuid
 from tests import standin
+from tests.snapshots import gpu, instances
 from tests.standin import Code, Driver, Gpu, Process, Sample
 from tests.worker import PATIENCE_SECONDS, Start
 
-T = TypeVar("T")
 A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
 GIB = 1 << 30
 
@@ -393,20 +380,6 @@ def test_a_driver_that_lost_everything_is_initialised_again(start: Start) -> Non
         assert {gpu.fault for gpu in worker.read(driver).gpus.values()} == {None}
 
 
-def test_a_hung_call_costs_its_gpu_alone(start: Start) -> None:
-    """The others answer in this and later reads; the hung one is not asked twice, and its late answer says which."""
-    worker = start()
-    driver = Driver(gpus=[Gpu(A), Gpu(B)], delay={("nvmlDeviceGetMemoryInfo_v2", 0): float("inf")})
-    assert set(worker.read(driver, hung=1).gpus) == {1}
-    answers = worker.read(hung=1)
-    assert (answers.driver.busy, set(answers.gpus)) == ((0,), {1})
-    Driver(gpus=driver.gpus).write(worker.state)
-    late = worker.answer()
-    assert isinstance(late, wire.GpuMessage)
-    assert (late.read, late.gpu.index, late.gpu.fault) == (1, 0, None)
-    assert set(worker.read().gpus) == {0, 1}
-
-
 def test_many_hung_gpus_delay_no_other_gpu(start: Start) -> None:
     """However many GPUs hang at a time, and whatever their places, those that do not are read."""
     worker = start()
@@ -419,7 +392,9 @@ def test_many_hung_gpus_delay_no_other_gpu(start: Start) -> None:
     assert (sorted(answers.driver.busy), set(answers.gpus)) == (hung, {3, 5, 7})
     Driver(gpus=driver.gpus).write(worker.state)
     late = [worker.answer() for _ in hung]
-    assert sorted(message.gpu.index for message in late if isinstance(message, wire.GpuMessage)) == hung
+    assert sorted((one.read, one.gpu.index) for one in late if isinstance(one, wire.GpuMessage)) == [
+        (1, n) for n in hung
+    ]
     assert set(worker.read().gpus) == set(range(8))
 
 
@@ -494,82 +469,18 @@ def test_the_worker_ends_with_its_stdin(start: Start, hung: str) -> None:
 
 # --- the words --------------------------------------------------------------------------------------------------------
 
-whole = st.integers(0, 1 << 63)
-ratio = st.none() | st.floats(0, 1)
-memories = st.none() | st.builds(DeviceMemory, whole, whole, whole, st.none() | whole)
-processes = st.lists(st.builds(GpuProcess, whole, st.none() | whole, st.sampled_from(["C", "M+C"])), max_size=2)
-activities = st.none() | st.builds(Activity, *[ratio] * len(Activity.__struct_fields__))
-instances = st.builds(
-    MigInstance,
-    st.text().map(Uuid),
-    whole,
-    whole,
-    st.text(),
-    st.none() | whole,
-    memories,
-    processes.map(tuple),
-    st.none() | whole,
-    st.none() | whole,
-    st.none() | whole,
-    st.booleans(),
-    activities,
-)
 
-
-def worded(values: st.SearchStrategy[T]) -> st.SearchStrategy[dict[str, T]]:
-    """What is reported by a word each."""
-    return st.dictionaries(st.text(), values, max_size=2)
-
-
-readings = st.builds(
-    GpuReading,
-    index=whole,
-    fault=st.none() | st.text(),
-    uuid=st.none() | st.text().map(Uuid),
-    minor=st.none() | whole,
-    model=st.text(),
-    memory=memories,
-    partitioned=st.booleans(),
-    instances=st.lists(instances, max_size=2).map(tuple),
-    processes=st.none() | processes.map(tuple),
-    samples=st.none() | st.just((ProcessSample(1, 0.5, 0.25, 0.0, 1.0, 0.125, 0.75),)) | st.just(()),
-    samples_from=st.sampled_from([SAMPLES_OLD, SAMPLES_NEW]),
-    sampled_seconds=st.none() | st.floats(0, 1e9),
-    utilization_ratio=ratio,
-    temperatures_celsius=st.just({"gpu": 40.5}) | st.just({}),
-    stuck_seconds=st.floats(0, 1e9),
-    max_mig_devices=st.none() | whole,
-    memory_controller_busy_ratio=ratio,
-    encoder_ratio=ratio,
-    decoder_ratio=ratio,
-    power_watts=st.none() | st.floats(0, 1e12),
-    power_limit_watts=st.none() | st.floats(0, 1e12),
-    energy_joules=st.none() | st.floats(0, 1e12),
-    clocks_hertz=worded(st.floats(0, 1e12)),
-    max_clocks_hertz=worded(st.floats(0, 1e12)),
-    power_limits_watts=worded(st.floats(0, 1e12)),
-    clock_events=worded(st.booleans()),
-    clock_event_seconds=worded(st.floats(0, 1e12)),
-    fan_speed_ratios=worded(st.floats(0, 2)),
-    activity=activities,
-    refusals=st.just({"nvmlDeviceGetUUID": 999}) | st.just({}),
-)
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is none of its subject
-@given(readings)
-def test_a_reading_survives_the_wire(reading: GpuReading) -> None:
-    """What is decoded equals what was encoded, on one line."""
-    line = wire.encode(wire.GpuMessage(7, reading))
-    assert line.count(b"\n") == 1
-    assert wire.decode(line) == wire.GpuMessage(7, reading)
-
-
-def test_unknown_keys_are_ignored() -> None:
-    """A newer worker may say more."""
-    assert wire.decode(b'{"kind":"gpu","read":1,"new":2,"gpu":{"index":0,"newer":{}}}') == wire.GpuMessage(
-        1, GpuReading(0)
+def test_a_reading_survives_the_wire() -> None:
+    """What is decoded equals what was encoded, on one line: a reading with every value, and one without."""
+    whole = gpu(0).reading
+    assert whole is not None
+    full = structs.replace(
+        whole, model='of "a"\n\u2028', instances=instances(gpu(1)), refusals={"nvmlDeviceGetUUID": 999}
     )
+    for reading in (full, GpuReading(0, uuid=Uuid(A), fault="lost", stuck_seconds=1.5)):
+        line = wire.encode(wire.GpuMessage(7, reading))
+        assert line.count(b"\n") == 1
+        assert wire.decode(line) == wire.GpuMessage(7, reading)
 
 
 def test_a_culprit_is_left_out_for_longer_each_time() -> None:

@@ -90,7 +90,6 @@ def changed(lines: str, pattern: str, new: str, page: str = TRUE_PAGE) -> str:
 
 
 def test_a_true_page_is_right() -> None:
-    """Nothing is found where everything is as it was."""
     assert findings(TRUE_PAGE) == ""
 
 
@@ -259,7 +258,6 @@ def process_on_map(**changes: object) -> dict[str, Any]:
 
 
 def test_a_true_map_is_right() -> None:
-    """A process is what it is, or unknown."""
     for changes in ({}, {"owner": "unknown", "namespace": None, "pod": None, "container": None}):
         assert list(laws.wrong_map(process_on_map(**changes), window())) == []
 

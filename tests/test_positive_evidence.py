@@ -313,7 +313,6 @@ def holders_are_true(found: Collected) -> None:
 @settings(max_examples=examples(400))
 @given(lives())
 def test_what_is_reported_was_true(count: int) -> None:
-    """Of 2 to 12 collections a life."""
     assert count
 
 
@@ -321,5 +320,4 @@ def test_what_is_reported_was_true(count: int) -> None:
 @settings(max_examples=examples(4000))
 @given(lives())
 def test_what_is_reported_was_true_in_many_lives(count: int) -> None:
-    """More than 20,000 collections."""
     assert count

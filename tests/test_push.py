@@ -61,7 +61,7 @@ class Sources:
         """The loop over them, its first collection done, and long enough ago that news is taken at once."""
         rules = replace(RULES, stale_after_seconds=3600.0)
         loop = Collector(
-            collect.Sources(_Nvml(self.started), _Procfs(), self.identity, self, watcher or IntervalOnly()),
+            collect.Sources(_Nvml(self.started), NoProcfs(), self.identity, self, watcher or IntervalOnly()),
             rules,
             interval_seconds=interval_seconds,
             publish=self._publish,
@@ -123,7 +123,7 @@ class _Nvml:
         return True
 
 
-class _Procfs:
+class NoProcfs:
     is_real = True
 
     def clock_ticks(self) -> int | None:

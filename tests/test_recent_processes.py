@@ -71,9 +71,6 @@ def test_node_where_nothing_ends_keeps_what_it_has_seen() -> None:
     assert node.memory.recent_processes[CARD] is seen
 
 
-# --- against a driver that is known -----------------------------------------------------------------------------------
-
-
 @dataclass
 class Life:
     """A process, and when it had ended."""

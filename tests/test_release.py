@@ -17,7 +17,7 @@ from msgspec import structs
 
 from gpumap.agent.collect import Collector, Sources
 from gpumap.agent.sources.nvml import NvmlSource
-from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
+from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, SourceAnswer, SourceError
 from gpumap.model.readings import Listening, Uuid
 from gpumap.model.snapshot import Snapshot
 from tests import standin
@@ -26,6 +26,7 @@ from tests.demo_process import GPUMAP, environment
 from tests.node import Node, gpu_uuid
 from tests.nodes import RULES
 from tests.standin import Driver, Gpu
+from tests.test_push import NoProcfs
 from tests.worker import Start, Worker, worker_command
 
 A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
@@ -236,9 +237,6 @@ async def test_a_driver_that_hangs_is_left_alone_too(
         await asyncio.sleep(0.05)
 
 
-# --- patience ---------------------------------------------------------------------------------------------------------
-
-
 # --- the service ------------------------------------------------------------------------------------------------------
 
 
@@ -309,16 +307,6 @@ class _NoKubelet:
         """Return at once: a kubelet that is back is news."""
 
 
-class _NoProcfs:
-    is_real = True
-
-    def clock_ticks(self) -> int | None:
-        return None
-
-    def read(self, pids: list[int], not_after: int | None) -> SourceAnswer[ProcTable]:
-        raise SourceError("unreadable", "this is a test")
-
-
 def _no_identity() -> SourceAnswer[PodIdentity]:
     raise SourceError("pod_logs_missing", "this is a test")
 
@@ -326,7 +314,7 @@ def _no_identity() -> SourceAnswer[PodIdentity]:
 async def test_a_release_during_a_collection_waits_for_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """What is being read is published first; and a worker that survives its end is said to hold on."""
     nvml, rules = _SlowNvml(), RULES
-    sources = Sources(nvml, _NoProcfs(), _no_identity, _NoKubelet())
+    sources = Sources(nvml, NoProcfs(), _no_identity, _NoKubelet())
     loop = Collector(sources, rules, interval_seconds=3600.0, publish=nvml.snapshots.append)
     task = asyncio.create_task(loop.run())
     try:
@@ -366,7 +354,6 @@ async def test_another_signal_begins_the_interval_again(node: Node) -> None:
 
 
 async def test_sigterm_ends_it_while_the_driver_is_released(node: Node) -> None:
-    """SIGTERM is obeyed at once, also then."""
     async with serve(node, "--interval", "60s") as agent:
         await agent.until(lambda page: page.up("nvml"), "it does not collect")
         await signalled(agent)
@@ -413,7 +400,6 @@ def _held_by(pid: int, device: Path) -> Callable[[], Awaitable[bool]]:
 
 
 async def test_a_command_that_only_looks_is_not_ended_by_the_signal(node: Node) -> None:
-    """`map --watch` goes on."""
     variables = environment(**standin.environment(node.library, node.state))
     flags = ["map", "--watch", "--interval", "200ms", *node.flags]
     process = await asyncio.create_subprocess_exec(GPUMAP, *flags, stdout=subprocess.PIPE, env=variables)

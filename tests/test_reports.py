@@ -113,7 +113,6 @@ def test_the_requested_parts_are_enough(command: str) -> None:
 @given(made_nodes())
 @settings(max_examples=examples(15))
 def test_the_parts_are_enough_for_any_node(node: TestNode) -> None:
-    """Whatever a node is like."""
     node.collect()
     look = Look(named(node.collect(), "node-1"))
     for command, report in REPORTS.items():

@@ -204,9 +204,6 @@ def test_tables_name_reservations_and_sharers() -> None:
         assert shown_line.split()[-1] == "reservation"
 
 
-# --- shares -----------------------------------------------------------------------------------------------------------
-
-
 def granted(snapshot: Snapshot, pod: Pod, uuid: Uuid = CARD) -> tuple[float | None, int | None] | None:
     """The share and the bytes of a pod that holds a device by a scheduler; `None`: it holds none."""
     found = row(snapshot, pod.full(), uuid)

@@ -21,15 +21,12 @@ from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet, Refuse
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, ResourceDevices, SecondList, SourceError
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
-from tests import agent, laws
+from tests import laws
 from tests.examples import examples
 from tests.exposed import Page
 from tests.generated import nodes
 from tests.koordlet import FakeKoordlet
-from tests.node import Node
-from tests.node import gpu_uuid as driver_uuid
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
-from tests.processes import PlainProcesses
 from tests.test_laws import FAMILIES
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
@@ -325,29 +322,3 @@ async def test_a_failing_kubelet_fails_the_source(kubelet: FakeKubelet, source: 
     await kubelet.stop()
     with pytest.raises(SourceError):
         await source.read(5.0)
-
-
-async def test_agent_with_koordlets_proxy(directory: Path, library: Path) -> None:
-    """The whole service: sharers are holders on the page. Without the proxy its complaint is counted."""
-    node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
-    half = node.admit("half", main=[])
-    node.run(half.cgroup("main"), 1, 8 * GIB, sm_percent=70)
-    koordlet = FakeKoordlet(directory / "koordlet.sock", node.kubelet.socket_path)
-    koordlet.allocations = {("ml", "half"): {GPU: [str(driver_uuid(1))]}}
-    async with node.kubelet, koordlet:
-        flags = ("--pod-resources-socket", str(koordlet.socket_path), "--interval", "200ms")
-        async with agent.serve(node, *flags, library=library) as running:
-            page = await running.later(3)
-            assert page.by("gpumap_allocation_info", "pod", uuid=driver_uuid(1)) == {"half": 1}
-            assert page.by("gpumap_allocation_slots", "pod") == {}
-            assert page.by("gpumap_container_allocated_gpus", "pod") == {}
-            assert (
-                page.value("gpumap_device_memory_used_by_owner_bytes", uuid=driver_uuid(1), owner="scheduled")
-                == 8 * GIB
-            )
-            koordlet.refusal = Refuse(grpc.StatusCode.UNKNOWN, "no")
-            page = await running.later(3)
-            assert page.up("kubelet")
-            errors = page.by("gpumap_source_errors_total", "reason", source="kubelet")
-            assert errors["pod_resources_unknown"] > 0
-            assert page.by("gpumap_container_unassigned_use", "pod") == {}

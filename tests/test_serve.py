@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from gpumap.agent.metrics import GROUPS, native
 from gpumap.model import cgroups
-from tests.agent import gone, serve
+from tests.agent import serve
 from tests.command import run_command_in_loop
 from tests.exposed import Page
 from tests.machine import Pod
@@ -160,68 +159,6 @@ async def printed(*arguments: str) -> str:
     done = await run_command_in_loop(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-async def test_it_ends_at_once_while_the_driver_hangs(plain: Node) -> None:
-    """SIGTERM is obeyed in a few seconds also when every driver call hangs, and nothing is left running."""
-    plain.driver.delay["*", "*"] = float("inf")
-    plain.update_driver()
-    async with serve(plain) as agent:
-        page = await agent.until(
-            lambda page: page.value("gpumap_source_up", source="nvml") == 0, "the hang is not reported"
-        )
-        assert page.up("kubelet")
-        assert (await agent.get("/readyz")).status == 200
-        children = agent.children()
-        assert len(children) == 1
-        since = time.monotonic()
-        assert await agent.stop() == 0
-        assert time.monotonic() - since < 5.0
-        await gone(*children)
-
-
-async def test_after_a_restart_deleted_pods_are_gone(plain: Node) -> None:
-    """A pod that was deleted while the kubelet was away, with its logs, is gone with the first List."""
-    idle, _, greedy = share(plain)
-    async with serve(plain) as agent:
-        await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
-        await plain.kubelet.stop()
-        await agent.until(lambda page: not page.up("kubelet"), "its absence is not reported")
-        plain.delete(idle)
-        plain.update_kubelet(listed=[greedy], registered=False)
-        await plain.kubelet.start()
-        page = await agent.until(lambda page: page.up("kubelet"), "its return is not reported")
-        assert set(on_shared_card(page, "gpumap_allocation_info")) == set(THEIR_BYTES) - {("idle", "main")}
-
-
-async def test_a_kubelet_that_is_away_for_long(plain: Node) -> None:
-    """Past --stale-after allocation and zeros are absent, what is measured stays, and owners are unknown."""
-    share(plain)
-    async with serve(plain, "--stale-after", "1s") as agent:
-        await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
-        await plain.kubelet.stop()
-        page = await agent.until(lambda page: "gpumap_allocation_info" not in page.samples, "the stale List is served")
-        names = [name for name in page.samples if "allocat" in name or name.startswith("pod_and_gpu")]
-        assert names == ["gpumap_container_allocated_gpu_seconds_total"], "only what was charged may stand"
-        assert on_shared_card(page, USED) == {name: value for name, value in THEIR_BYTES.items() if value}
-        owners = page.by(OWNED, "owner", uuid=SHARED)
-        assert "assigned" not in owners
-        assert owners["unknown"] == sum(THEIR_BYTES.values())
-        assert (await agent.get("/readyz")).status == 200
-
-
-async def test_a_kubelet_that_comes_is_seen_at_once(plain: Node) -> None:
-    """However long the interval, the kubelet's return starts a collection within two seconds."""
-    share(plain)
-    await plain.kubelet.stop()
-    async with serve(plain, "--interval", "30s") as agent:
-        page = await agent.until(lambda page: page.collections == 1, "it does not collect")
-        assert not page.up("kubelet")
-        await plain.kubelet.start()
-        began = time.monotonic()
-        page = await agent.until(lambda page: page.up("kubelet"), "the return is not seen")
-        assert time.monotonic() - began < 5.0  # 2 s are meant, and a busy machine may take longer
-        assert on_shared_card(page, USED) == THEIR_BYTES
 
 
 async def test_a_new_pid_namespace_sees_no_containers(directory: Path, library: Path, real: RealProcesses) -> None:

@@ -104,7 +104,6 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
 
 
 def test_every_flag_is_tried_here() -> None:
-    """The table of this test has every flag that there is."""
     assert set(ACCEPTED) == {flag.name for flag in FLAGS}
 
 
@@ -221,7 +220,6 @@ def test_addresses(text: str, host: str, port: int) -> None:
     "text", ["9401", ":", ":x", "::1:9401", "host", "[::1]", ":65536", ":-1", "http://a:1", ":٣", ""]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    """The message shows what an address looks like."""
     assert "must be an address such as :9401" in mistake(f"--listen={text}")
 
 

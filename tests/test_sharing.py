@@ -62,14 +62,12 @@ def _form(device_id: str) -> str:
 
 @each_row
 def test_row_agrees_with_the_code(row: Row) -> None:
-    """The row says what names the GPU, in the words of the code."""
     found = _recognise(row.resource, row.id)
     assert found is not None
     assert row.told_by == found.plugin.trust.value
 
 
 def test_every_plugin_has_a_row() -> None:
-    """No plugin is known to the code and not to the page."""
     answer = {found.plugin.name for row in ROWS if (found := _recognise(row.resource, row.id))}
     assert answer == {plugin.name for plugin in (*PLUGINS, DRA)} - UNDOCUMENTED
 

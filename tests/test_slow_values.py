@@ -20,15 +20,6 @@ EVER = 3600.0
 """No test takes so long."""
 
 
-# --- how old ----------------------------------------------------------------------------------------------------------
-
-
-# --- what makes them be read at once ----------------------------------------------------------------------------------
-
-
-# --- the worker -------------------------------------------------------------------------------------------------------
-
-
 def holding(start: Start, hold_seconds: float = EVER, **options: object) -> Worker:
     worker = start(groups=("health", "links", "card"), **options)
     worker.hold_seconds = hold_seconds
@@ -97,7 +88,6 @@ def test_a_change_is_seen_within_the_period(start: Start) -> None:
 
 
 def test_an_xid_error_makes_them_be_read_at_once(start: Start) -> None:
-    """By the reading after the event."""
     worker = holding(start, changed={"listener.LISTEN_SECONDS": 0.02})
     driver, gpu = node()
     worker.read_one(driver)
@@ -131,7 +121,6 @@ def test_a_lost_gpu_has_none_of_them(start: Start) -> None:
 
 
 def test_calls_for_each_gpu(start: Start, tmp_path: Path) -> None:
-    """The calls of a reading in which slow values are held, and of one in which they are not."""
     calls = tmp_path / "calls"
     worker = start(groups=("health", "links", "gpm"), STANDIN_CALLS=str(calls))
     driver, gpu = node()

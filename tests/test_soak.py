@@ -27,18 +27,6 @@ MINUTES = 10.0
 WHOLE, OTHER = GPUS[1], GPUS[2]
 STEADY = AGENTS[0]
 
-LEAK = """
-import random, re, sys
-from pathlib import Path
-kept = []
-for collection in range(6000):
-    garbage = [bytes(random.randrange(4000)) for _ in range(100)]
-    kept.append(random.randbytes(int(sys.argv[1])))
-    if collection % 50 == 0:
-        print(re.search(r"^Anonymous: +(\\d+)", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)[1])
-"""
-"""A process that works, and keeps so many bytes of each collection."""
-
 
 @pytest.fixture(name="world")
 def make_world(directory: Path, library: Path) -> World:
@@ -90,20 +78,6 @@ def test_the_true_page_breaks_no_law(world: World) -> None:
     assert page.value(laws.ALLOCATION, **laws.labels_of(HOLDER, WHOLE)) == 1
     assert page.value(laws.UNASSIGNED, **laws.labels_of(SQUATTER, WHOLE)) == 1
     assert laws.UNASSIGNED in judged(Page(""), window)
-
-
-@pytest.mark.parametrize(("leaked_bytes", "found"), [(0, False), (1024, True)])
-def test_a_leak_of_a_kibibyte_is_found(leaked_bytes: int, found: bool) -> None:
-    """It is found in a real process, however fast that is, and nothing is found in one that leaks nothing."""
-    command = (sys.executable, "-c", LEAK, str(leaked_bytes))
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    usage = [
-        Usage(
-            300.0 * number, 50.0 * number, {"service": int(kib)}, {"service": 9}, {"service": 3}, 1, 0, {"service": 1}
-        )
-        for number, kib in enumerate(done.stdout.split())
-    ]
-    assert bool(list(cost.growth(usage))) is found
 
 
 @pytest.mark.parametrize(("leaked_kib", "found"), [(0, False), (1, True)])

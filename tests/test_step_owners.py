@@ -218,6 +218,7 @@ def test_holder_of_a_partitioned_gpu_is_assigned_on_all_its_leaves() -> None:
     assert held is not None
     assert (held.allocated_gpus, held.use) == (1.0, None)
     assert [use(snapshot, pod.full(), leaf).memory_bytes for leaf in gpu.leaves] == [GIB, 0]  # type: ignore[union-attr]
+    assert {leaf.uuid: leaf.holders for leaf in snapshot.node.devices} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)
 
 
 def test_pid_that_was_given_to_another_process_gets_no_sm_time_of_the_old_one() -> None:
@@ -413,6 +414,7 @@ def test_devices_that_an_old_kubelet_leaves_out_are_taken_from_the_checkpoint() 
         assert [(one.name, one.allocated_gpus) for one in snapshot.containers] == [(user.full(), 1.0)], (
             "a row alone may be of an ended pod"
         )
+        assert [leaf.holders for leaf in snapshot.node.devices] == [1, None], "and yet its card may be held"
 
 
 @pytest.mark.parametrize("odd", ["pod without a UID", "no checkpoint"])
@@ -542,31 +544,6 @@ def test_pod_that_starts_between_two_reads_is_no_squatter() -> None:
     assert owners(first, CARD)["gone"] == owners(second, CARD)["gone"] == owners(second, CARD)["unassigned"] == 0
 
 
-def test_mps_server_is_charged_to_no_pod() -> None:
-    """The MPS server's memory is its own owner, in whichever pod it runs; an MPS client's SM time is no false zero."""
-    client = shared("client", 0)
-    daemon = Pod("gpu-operator", "mps", {"daemon": {}})
-    node = TestNode([Gpu(0)], [client, daemon])
-    node.processes = [
-        Process(10, CARD, daemon, "daemon", 300 << 20, comm="nvidia-cuda-mps-server"[:15]),
-        Process(11, CARD, client, memory=GIB, types="M+C"),
-    ]
-    snapshot = node.collect()
-    assert (owners(snapshot, CARD)["mps_server"], owners(snapshot, CARD)["assigned"]) == (300 << 20, GIB)
-    found = use(snapshot, client.full(), CARD)
-    assert found is not None
-    assert found.sm_ratio is None
-
-
-def test_two_pods_with_one_container_name_stay_apart() -> None:
-    """Pods of a namespace whose containers have the same name each get their own."""
-    one, two = shared("one", 0, container="train"), shared("two", 1, container="train")
-    node = TestNode([Gpu(0)], [one, two])
-    node.processes = [Process(10, CARD, one, "train", GIB), Process(11, CARD, two, "train", 2 * GIB)]
-    snapshot = node.collect()
-    assert [use(snapshot, pod.full("train"), CARD).memory_bytes for pod in (one, two)] == [GIB, 2 * GIB]  # type: ignore[union-attr]
-
-
 def test_compute_instances_of_one_gpu_instance_show_its_memory_whole() -> None:
     """Each compute instance shows the shared memory whole, the others' processes as `sibling`; SM is absent on MIG."""
     leaves = [mig_uuid(0, 1, 0), mig_uuid(0, 1, 1)]
@@ -579,3 +556,18 @@ def test_compute_instances_of_one_gpu_instance_show_its_memory_whole() -> None:
     for leaf in leaves:
         assert sum(value or 0 for value in owners(snapshot, leaf).values()) == 3 * GIB + (100 << 20)
     assert all(r.use and r.use.sm_ratio is None for r in snapshot.containers)
+
+
+def test_a_process_on_two_compute_instances_is_a_part_on_each() -> None:
+    """Each row is its own instance's (the kernel sums memory by the instance that it was opened on), and a sibling's
+    on the other; the container's series add up to the process."""
+    first, second, alone = mig_uuid(0, 1, 0), mig_uuid(0, 1, 1), mig_uuid(0, 2, 0)
+    both = Pod("ml", "both", {"main": {"nvidia.com/mig-1c.3g.40gb": [str(first), str(second)]}})
+    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 2), (2, 0, 1)])], [both])
+    node.processes = [Process(10, first, both, memory=GIB), Process(10, second, both, memory=2 * GIB)]
+    snapshot = node.collect()
+    assert (owners(snapshot, first)["assigned"], owners(snapshot, first)["sibling"]) == (GIB, 2 * GIB)
+    assert (owners(snapshot, second)["assigned"], owners(snapshot, second)["sibling"]) == (2 * GIB, GIB)
+    assert "sibling" not in owners(snapshot, alone)
+    assert sum(one.use.memory_bytes or 0 for one in snapshot.containers if one.use) == 3 * GIB
+    assert sum(one.allocated_gpus or 0 for one in snapshot.containers) == pytest.approx(3 / 7)

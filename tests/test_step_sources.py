@@ -221,19 +221,6 @@ def test_gpumaps_own_start_has_no_grace() -> None:
     assert found is None or not found.holds
 
 
-def test_without_pid_visibility_use_of_containers_is_absent() -> None:
-    """No measured container value; of the owners only `unknown` and `unaccounted`; allocation as ever."""
-    node, pod = one_pod()
-    node.visible = False
-    snapshot = node.collect()
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.holds
-    assert all(r.use is None for r in snapshot.containers)
-    assert owners(snapshot, CARD) == {"unknown": GIB, "unaccounted": 100 << 20}
-    assert snapshot.node.capabilities["pid_visibility"] is False
-
-
 def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
     """While the driver is away an id's own uuid makes its series, and nothing is called not_in_nvml."""
     node, pod = one_pod()
@@ -354,13 +341,6 @@ def test_card_offered_twice_is_not_given_away_twice() -> None:
     assert shares == [0.25 / 1.25, 1 / 1.25]
 
 
-def test_replicas_are_unknown_without_a_source() -> None:
-    """Without allocatable and registered devices the share of a replica is absent."""
-    pod = Pod("ml", "part", {"main": {"nvidia.com/gpu.shared": [f"{CARD}::0"]}})
-    snapshot = TestNode([Gpu(0)], [pod], checkpoint_readable=False).collect()
-    assert [r.allocated_gpus for r in snapshot.containers] == [None]
-
-
 def test_peak_is_the_most_since_first_seen_and_restarts_with_a_new_pod() -> None:
     """The peak holds while memory falls, and a successor of the same name starts from its own."""
     node, pod = one_pod()
@@ -377,7 +357,6 @@ def test_peak_is_the_most_since_first_seen_and_restarts_with_a_new_pod() -> None
 
 
 def test_peak_restarts_with_another_device_of_the_uuid() -> None:
-    """A MIG device that is recreated under its uuid with another profile is another one."""
     pod = Pod("ml", "p", {"main": {"nvidia.com/mig-1g.10gb": [mig_uuid(0, 1, 0)]}})
     node = TestNode([Gpu(0, mig=[(1, 0, 1)])], [pod], [Process(10, mig_uuid(0, 1, 0), pod, memory=5 * GIB)])
 
@@ -680,7 +659,6 @@ def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
 
 
 def test_slot_of_a_nameless_gpu_hides_no_holders_of_the_others() -> None:
-    """The slot of a GPU that has not reported its uuid is on no GPU that answers."""
     node, _ = one_pod()
     node.gpus[0].fault = "lost"
     snapshot = node.collect()
@@ -719,13 +697,6 @@ def test_slot_by_a_minor_that_no_gpu_has_is_not_in_nvml() -> None:
     snapshot = TestNode(gpus, [Pod("ml", "p", claims={"main": [claim]})]).collect()
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("not_in_nvml", 1)]
     assert holder_counts(snapshot) == [0, 0]
-
-
-def test_holder_of_a_partitioned_gpu_holds_each_of_its_leaves() -> None:
-    """No leaf of a GPU that was assigned as a whole has 0 holders."""
-    gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])
-    snapshot = TestNode([gpu], [Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})]).collect()
-    assert {leaf.uuid: leaf.holders for leaf in snapshot.node.devices} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)
 
 
 def test_answer_of_one_plugin_places_no_ids_of_another() -> None:

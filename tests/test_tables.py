@@ -173,19 +173,6 @@ def test_columns_align_by_what_a_terminal_shows() -> None:
         assert starts == {cells(lines[0][: lines[0].index(title)])}
 
 
-@pytest.mark.parametrize("columns", [200, 120, 100, 80])
-def test_a_narrow_terminal_shortens_long_names(columns: int) -> None:
-    """In the middle, longest first, until the line fits; values and owners stay whole."""
-    found = node_of("a-very-long-name-" * 8 + "end", "short")
-    for table in (map_table, top_table):
-        lines = table(found, Shape(screen=Screen(columns))).splitlines()
-        rows = [line for line in lines if "assigned" in line or "DEVICE" in line]
-        assert max(map(cells, rows)) <= columns
-        row = next(line for line in rows if "9.0GiB" in line)
-        assert "…" in row
-        assert row.endswith(" assigned")
-
-
 def test_a_pipe_gets_everything() -> None:
     """However long a name is, nothing is cut where no terminal is, and nothing coloured."""
     name = "n" * 253

@@ -73,7 +73,6 @@ def families(capture: str) -> set[str]:
 
 @pytest.mark.parametrize("capture", ["gb10", "jetson-thor", "jetson-orin"])
 def test_memory_of_the_device_is_absent(capture: str) -> None:
-    """No used, total or free memory, and no remainder."""
     assert not [
         one for one in families(capture) if one.startswith(("gpumap_device_memory_t", "gpumap_device_memory_f"))
     ]

@@ -26,11 +26,7 @@ from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.web.app import application
 from gpumap.agent.web.pages import Pages
-from gpumap.agent.web.port import (
-    MAX_CONNECTIONS,
-    PATIENCE_SECONDS,
-    open_port,
-)
+from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
 from gpumap.agent.web.rebinding import is_foreign
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Grant, Node, OwnerUse, SourceHealth, Use
 from gpumap.model.observations import Moment
@@ -228,7 +224,6 @@ def _without_process(text: str) -> list[str]:
 
 
 async def test_the_map_is_json(site: Site) -> None:
-    """/api/v1/map is the snapshot as JSON, with the names as they are."""
     status, content_type, text = await site.get("/api/v1/map")
     assert (status, content_type) == (200, "application/json")
     document = json.loads(text)
@@ -246,7 +241,6 @@ async def test_pages_of_dialects_that_are_off_are_not_there() -> None:
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes", "/api/v1/map", "/healthz", "/readyz", "/"])
 async def test_head_is_answered(site: Site, path: str) -> None:
-    """HEAD gives the head that GET gives, and no body."""
     status, content_type, _ = await site.get(path)
     assert await site.get(path, "HEAD") == (status, content_type, "")
     assert status == 200

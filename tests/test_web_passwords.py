@@ -42,7 +42,6 @@ async def test_passwords(folder: Path) -> None:
 
 
 async def test_a_certificate_and_a_password(folder: Path) -> None:
-    """Both are asked for."""
     async with secured(folder, CLIENTS + users()) as site:
         requests = [(*SHOWN, *ALICE), SHOWN, ALICE, ()]
         assert [await site.status("/metrics", *flags) for flags in requests] == [200, 401, 403, 403]

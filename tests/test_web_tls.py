@@ -56,7 +56,6 @@ async def test_client_certificates(folder: Path, caplog: pytest.LogCaptureFixtur
 
 
 async def test_what_is_spoken(folder: Path) -> None:
-    """Versions are those of the configuration."""
     async with secured(folder, f"{TLS}  max_version: TLS12\n") as site:
         assert await site.status("/healthz") == 200
         assert await site.status("/healthz", "--tlsv1.3") == 0

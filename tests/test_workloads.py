@@ -143,5 +143,4 @@ def test_the_name_of_a_directory_is_no_line_of_its_own(line_break: str, forged: 
     ids=["Slurm in a pod", "a kubelet in docker"],
 )
 def test_a_pod_is_no_work_of_the_host(path: str) -> None:
-    """A pod stays a pod, whatever is inside or around it."""
     assert parse(f"0::{path}\n", own("0::/system.slice/gpumap.service\n")).kind is CgroupKind.POD

@@ -123,7 +123,6 @@ def xid(at: float, code: int = 31, uuid: Uuid = A, gi: int | None = None, ci: in
 
 
 def test_the_counter_is_0_before_the_first_event() -> None:
-    """The counter stands at 0 from the beginning, so that the first event is an increase."""
     assert Node().collect(10.0, [(A, 9.5, 9.9)]).gpus == (GpuXids(A, {}, 0.0),)
 
 
@@ -388,7 +387,6 @@ def test_little_is_remembered_without_a_list() -> None:
 
 
 def test_few_gpus_that_are_gone_are_remembered() -> None:
-    """Those that were here last."""
     node = Node()
     for number in range(GPUS_AWAY_MAX + 20):
         uuid = Uuid(f"GPU-{-number}")

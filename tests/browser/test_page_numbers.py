@@ -124,17 +124,6 @@ def without(node: TestNode, *sources: str) -> TestNode:
     return node
 
 
-async def test_a_leftover_with_a_live_namesake(site: Site, browser: Browser) -> None:
-    """It has a row and a segment of its own, beside its namesake's."""
-    site.collect(namesake())
-    async with tab(browser, site.url) as one:
-        gone = "team/db-0 main deleted pod · 1 process: leftover 3.0 GiB 0 %"
-        assert await one.texts("tbody tr.is-gone") == [gone]
-        assert await one.texts("tbody tr.is-assigned") == ["team/db-0 main 1 – – 1.0 GiB 1.0 GiB 0 % 10 s"]
-        await expect(one.page.locator(".segment.is-gone")).to_have_attribute("title", "team/db-0 3.0 GiB")
-        assert (await tiles(one))["Left over"] == "3.0 GiB 1 pod"
-
-
 async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> None:
     """Its instances are held, by name, and it is no device more; its holder is judged by what it uses of all."""
     site.collect(held_whole(), WATCHED)

@@ -59,7 +59,6 @@ def run_everything(
 
 @pytest.mark.parametrize("name", [case.name for case in (*COMING_AND_GOING, *DISTURBANCES)])
 def test_the_page_shows_each_case(run: tuple[World, Report], name: str) -> None:
-    """What a case changes appears on the page, with its true numbers."""
     _, report = run
     assert report.failures.get(name) is None, report.failures[name]
 

@@ -51,7 +51,6 @@ def test_each_alert_fires_when_it_should(tests: Path) -> None:
 
 
 def test_promtool_has_nothing_to_say() -> None:
-    """The file is valid, and its linter is silent."""
     done = accepted("check", "rules", "--lint=all", "--lint-fatal", FILE)
     assert done.stderr == ""
     assert f"SUCCESS: {len(RULES)} rules found" in done.stdout
@@ -96,7 +95,6 @@ def reported_by(finding: str, reason: str) -> list[str]:
 
 
 def test_each_finding_is_reported_by_one_alert() -> None:
-    """Whatever its kind and reason."""
     reasons = {"fault": FAULTS, "unmatched": (*remedies.UNMATCHED,)}
     for finding in FINDINGS:
         for reason in reasons.get(finding, ("",)):
@@ -128,7 +126,6 @@ def test_an_alert_has_a_page(alert: str) -> None:
 
 
 def test_there_is_no_page_without_an_alert() -> None:
-    """And the index has each alert, with its severity, once."""
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == {*ALERTS, "README"}
     lists = re.findall(r"^- (\w+): (.+(?:\n  .+)*)", page_of("README"), re.MULTILINE)
     rows = [(*link, severity) for severity, links in lists for link in re.findall(r"\[(\w+)\]\((\w+)\.md\)", links)]
@@ -212,8 +209,3 @@ def test_queries_parse(tmp_path: Path) -> None:
     for query in asked:
         assert_known(query, RECORDS, MADE)
     assert_parses(asked, tmp_path)
-
-
-def test_the_alerts_are_where_people_look() -> None:
-    """`rules/` at the top of the repository is the chart's own folder."""
-    assert (ROOT / "rules" / "alerts.yaml").resolve() == FILE

@@ -15,7 +15,6 @@ from tests.dashboards.autoscaled import (
     ADAPTER,
     CLUSTER,
     GIB,
-    RULES,
     SCALED_OBJECT,
     blocks,
     expand,
@@ -30,14 +29,6 @@ from tests.promtool import accepted
 RECORDED = '{__name__=~"namespace.*:gpumap.*"}'
 USAGE = "namespace_pod:gpumap_container_sm_seconds:rate2m"
 QUERY = SCALED_OBJECT["spec"]["triggers"][0]["metadata"]["query"]
-OLD_RULE = {
-    "seriesQuery": '{__name__="DCGM_FI_DEV_GPU_UTIL",exported_pod!="",exported_namespace="service"}',
-    "resources": {"overrides": {"exported_namespace": {"resource": "namespace"}, "exported_pod": {"resource": "pod"}}},
-    "name": {"matches": "", "as": "container_gpu_usage"},
-    "metricsQuery": "(sum(avg_over_time(<<.Series>>{<<.LabelMatchers>>}[5m])) by (<<.GroupBy>>))/100",
-}
-"""The usual rule of prometheus-adapter on dcgm-exporter."""
-
 LLM = tuple(f"llm-7c9d8b5f6d-{suffix}" for suffix in ("x2x4k", "b5c6d", "zzzzz", "wwwww"))
 EMBEDDER = ("embedder-5d4f8c7b9-bbbbb", "embedder-5d4f8c7b9-ccccc")
 JOBS = ("llm-train-x7k2p", "llm-gpt-x2x4z", "llm-7b-x2x4z")
@@ -144,13 +135,6 @@ def external(rule: dict[str, Any], scraped: Prometheus, workload: str) -> list[f
     return [value for _, value in scraped.ask(expand(rule, name, "serving", workload=workload))]
 
 
-def test_promtool_accepts_the_rules() -> None:
-    """Each rule is valid, and no two are alike."""
-    done = accepted("check", "rules", RULES)
-    assert done.stderr == ""
-    assert "duplicate" not in done.stdout
-
-
 def test_the_rules_hold_their_unit_tests() -> None:
     """They tell the truth of what is idle, shared, known in part, gone, restarted, not scraped, or scraped twice."""
     tests = Path(__file__).with_name("autoscaling.rules-test.yaml")
@@ -158,7 +142,6 @@ def test_the_rules_hold_their_unit_tests() -> None:
 
 
 def test_the_adapter_serves_what_is_expected_and_no_more() -> None:
-    """Every rule of the adapter has its name, once."""
     assert sorted(rule["name"]["as"] for rule in ADAPTER["custom"]) == sorted(CUSTOM)
     assert {rule["name"]["as"] for rule in ADAPTER["external"]} == {name for name, _ in EXTERNAL}
     assert len(ADAPTER["external"]) == 2
@@ -166,7 +149,6 @@ def test_the_adapter_serves_what_is_expected_and_no_more() -> None:
 
 @pytest.mark.parametrize("rule", ADAPTER["custom"], ids=lambda rule: rule["name"]["as"])
 def test_custom_metrics_tell_each_pod_its_own(scraped: Prometheus, rule: dict[str, Any]) -> None:
-    """Of all pods in one question, and of each in its own: idle is 0, unknown has no answer."""
     expected = CUSTOM[rule["name"]["as"]]
     everyone = near(expected)
     assert settled(lambda: serving(rule, scraped, SERVING), everyone) == everyone
@@ -260,18 +242,3 @@ def test_the_demo_is_told_by_the_rules(tmp_path: Path) -> None:
         "mig-large": 25 * GIB,
     }
     assert usage.keys() <= used.keys()
-
-
-def test_the_old_rule_finds_its_names_in_the_dialect(tmp_path: Path) -> None:
-    """The usual rule on DCGM's utilization works with --dialect dcgm and honorLabels false."""
-    name = "DCGM_FI_DEV_GPU_UTIL"
-    (node := tmp_path / "node").mkdir()
-    (folder := tmp_path / "prometheus").mkdir()
-    query = expand(OLD_RULE, name, "research", pods=("greedy", "notebook-idle", "notebook-pair"))
-    with demo(node, "--interval", "500ms", "--dialect", "dcgm") as url:
-        ready = f'count_over_time({name}{{exported_pod="greedy"}}[1m]) > 3'
-        with with_rules(folder, url.removeprefix("http://"), ready, honor_labels=False) as scraped:
-            usage = {labels["exported_pod"]: value for labels, value in scraped.ask(query)}
-    assert set(usage) == {"greedy", "notebook-idle", "notebook-pair"}
-    assert usage["notebook-idle"] == 0
-    assert 0.3 < usage["greedy"] <= 0.71

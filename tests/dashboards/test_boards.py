@@ -89,9 +89,3 @@ def test_the_index_tells_which_panels_answer() -> None:
     """docs/how-to/replace/README.md has the number of panels of each board, and those without data."""
     page = INDEX.read_text(encoding="utf-8")
     assert summary() in page, f"write there:\n{summary()}"
-
-
-def test_variables_are_filled_in_as_grafana_does() -> None:
-    """Durations get a value, labels any; a single choice becomes all of them."""
-    query = 'rate(x{uuid="$gpu", node=~"${node:regex}", y!="z"}[$__rate_interval])'
-    assert fill_in(query) == 'rate(x{uuid=~".+", node=~".+", y!="z"}[30s])'

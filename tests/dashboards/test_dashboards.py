@@ -277,10 +277,3 @@ def test_there_is_something_to_choose(world: World, variable: Json) -> None:
     for server, expected in ((world.plain, variable["name"] != "cluster"), (world.twice, True)):
         found = server.api(f"label/{match[2]}/values", **{"match[]": fill_in(match[1], {})})
         assert bool(found) == expected
-
-
-def test_variables_are_filled_in_as_grafana_does() -> None:
-    """What is chosen stands in the query, All is `.*`, and a regular expression's $1 stays."""
-    query = 'label_replace(rate(x{uuid=~"$uuid", node=~"$node"}[$__rate_interval]), "a", "$1", "$label", "")'
-    filled = 'label_replace(rate(x{uuid=~"GPU-1", node=~".*"}[30s]), "a", "$1", "label_team", "")'
-    assert fill_in(query, {"uuid": "GPU-1"}) == filled

@@ -103,7 +103,6 @@ def records() -> set[str]:
 
 
 def test_the_docs_have_every_board() -> None:
-    """docs/how-to/boards.md names each board and its variables."""
     docs = FOLDER.parents[2] / "docs"
     page = (docs / "how-to" / "boards.md").read_text(encoding="utf-8")
     for uid, board in BOARDS.items():

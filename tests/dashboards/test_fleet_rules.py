@@ -108,12 +108,6 @@ def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
             yield found
 
 
-def test_promtool_accepts_the_rules() -> None:
-    """Each rule is valid, and no two are alike."""
-    assert accepted("check", "rules", RULES).stderr == ""
-    assert len(set(RECORDS)) == len(RECORDS)
-
-
 def test_the_rules_hold_their_unit_tests() -> None:
     """They tell the truth of what is shared, not known, found, gone, restarted, scraped twice, and of clusters."""
     tests = Path(__file__).parents[1] / "rules" / "fleet.test.yaml"
@@ -186,11 +180,6 @@ def test_what_the_rules_add_up_is_what_the_pages_say(fleet: Prometheus) -> None:
         said = f"{scraped(name)} {each}"
         once = f"max by (gpu_uuid, gpu_instance_id) ({said})" if each else said
         assert_equal(fleet, f'sum(cluster_node:{name}:sum{{node!="demo-node"}})', f"sum({once})")
-
-
-def test_without_a_cluster_label_there_is_none_and_in_a_ruler_over_several_it_stays(fleet: Prometheus) -> None:
-    """The label is made up nowhere."""
-    assert fleet.ask(f'{EVERY_RECORD.removesuffix("}")},cluster!=""}}') == []
 
 
 def test_the_docs_name_records() -> None:

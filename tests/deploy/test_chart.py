@@ -12,7 +12,7 @@ import gpumap
 from gpumap.agent.flags import FLAGS
 from gpumap.cli.kubectl.agents import agents_of
 from gpumap.cli.kubectl.source import SELECTOR
-from tests.deploy.chart import CHART, Manifest, container_of, helm, is_hook, refusal, render, render_all, settings
+from tests.deploy.chart import CHART, Manifest, helm, is_hook, refusal, render, render_all, settings
 from tests.deploy.chart_variations import EVERYTHING, VARIATIONS
 from tests.shells.api_server import listed
 
@@ -32,7 +32,6 @@ OFTEN = (
 
 @pytest.mark.parametrize("values", [(), EVERYTHING], ids=["defaults", "everything"])
 def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
-    """`helm lint --strict` passes, and recommends nothing."""
     done = helm("lint", "--strict", CHART, *settings(values))
     assert done.returncode == 0, done.stdout + done.stderr
     assert not re.search(r"\[(INFO|WARNING|ERROR)\]", done.stdout), done.stdout
@@ -171,13 +170,11 @@ def test_the_selectors_find_the_pods(values: tuple[str, ...]) -> None:
 
 
 def test_the_pod_of_helm_test_is_no_agent() -> None:
-    """No selector takes the pod of `helm test` for an agent."""
     (hook,) = [one for one in render_all() if is_hook(one)]
     assert not render()["Service"]["spec"]["selector"].items() <= hook["metadata"]["labels"].items()
 
 
 def test_common_labels_are_everywhere() -> None:
-    """Each object and the pods have them."""
     manifests = render_all(*EVERYTHING, "tls.secretName=certificate", "commonLabels.team=ml")
     templates = [one["spec"]["template"] for one in manifests if one["kind"] == "DaemonSet"]
     assert {one["metadata"]["labels"].get("team") for one in (*manifests, *templates)} == {"ml"}
@@ -187,18 +184,6 @@ def test_a_chart_that_changes_no_pod_replaces_none() -> None:
     """The pods do not carry the chart's version: a newer chart with the same pods rolls nothing out."""
     labels = render()["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
     assert "helm.sh/chart" not in labels
-
-
-def test_ports_and_probes_agree() -> None:
-    """Service, probes and container name one port, 9401; the service's own port can differ."""
-    manifests = render("service.port=9500")
-    container = container_of(manifests)
-    assert container["ports"] == [{"name": "metrics", "containerPort": 9401}]
-    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
-    assert manifests["Service"]["spec"]["ports"] == [{"name": "metrics", "port": 9500, "targetPort": "metrics"}]
-    assert manifests["Service"]["spec"]["ipFamilyPolicy"] == "SingleStack"
-    assert render()["Service"]["spec"]["ports"][0]["port"] == 9401
 
 
 def agent_pod(manifests: dict[str, Manifest]) -> Manifest:
@@ -268,7 +253,6 @@ def test_kubernetes_versions(version: str, accepted: bool) -> None:
 
 
 def test_the_charts_app_is_this_version() -> None:
-    """The chart installs the version of gpumap that it stands beside."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == gpumap.__version__
 

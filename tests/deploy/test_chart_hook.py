@@ -96,7 +96,6 @@ def test_it_runs_only_when_it_is_asked_to() -> None:
     ],
 )
 def test_it_asks_the_releases_service(values: tuple[str, ...], url: str) -> None:
-    """By the name and the port that the Service has."""
     (pod,) = hooks(*values)
     (service,) = [one for one in render_all(*values, release="prod") if one["kind"] == "Service"]
     assert url_of(pod) == url
@@ -171,12 +170,6 @@ def test_it_can_run_where_the_agents_run() -> None:
 def test_there_is_none_where_it_could_not_be_answered(values: tuple[str, ...]) -> None:
     """Without a password or a client's certificate it would fail beside agents that work."""
     assert hooks(*values) == []
-
-
-def test_its_name_is_short_enough() -> None:
-    """A pod's host name has 63 characters, however long the release's name is."""
-    (pod,) = hooks(release="r" * 53)
-    assert len(pod["metadata"]["name"]) <= 63
 
 
 def test_it_passes_where_an_agent_works(tmp_path: Path) -> None:
@@ -304,7 +297,6 @@ def test_it_asks_as_the_monitor_does(tmp_path: Path) -> None:
 
 
 def test_it_asks_as_a_pod_monitor_does() -> None:
-    """Pods that are monitored without the Service are asked as the PodMonitor asks them."""
     values = of("podMonitor", PASSWORD_SENT)
     (pod,) = hooks(f"basicAuth.users.prometheus={HASH}", "podMonitor.enabled=true", *values)
     assert sources_of(pod) == {"password-file": ("prometheus", "password")}

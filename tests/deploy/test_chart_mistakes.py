@@ -231,7 +231,6 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
     ],
 )
 def test_values_that_cannot_be_had_together_are_refused(values: tuple[str, ...], said: str) -> None:
-    """With the names of the values, and the reason."""
     assert said in refusal(*values)
 
 
@@ -253,6 +252,5 @@ def test_a_password_is_not_shown() -> None:
 
 @pytest.mark.parametrize("value", ["1m30s", "1h1ms", "500ms", "90s"])
 def test_gpumap_and_prometheus_take_the_durations_that_the_schema_takes(value: str) -> None:
-    """Each unit once, from the longest to the shortest."""
     render(f"interval={value}", "serviceMonitor.enabled=true", f"serviceMonitor.interval={value}")
     assert parse_duration(value) > 0

@@ -177,14 +177,6 @@ def test_a_node_stays_in_its_shard(kind: str, tmp_path: Path) -> None:
     assert len(set(found[0].values())) > 1
 
 
-def test_a_monitor_can_look_at_endpoint_slices() -> None:
-    """Where asked for; Endpoints name 1000 addresses. Otherwise the operator decides, whose old ones lack the field."""
-    role = "serviceDiscoveryRole"
-    assert role not in render("serviceMonitor.enabled=true")["ServiceMonitor"]["spec"]
-    manifests = render("serviceMonitor.enabled=true", f"serviceMonitor.{role}=EndpointSlice")
-    assert manifests["ServiceMonitor"]["spec"][role] == "EndpointSlice"
-
-
 def test_a_pod_that_ends_is_a_target_no_more(tmp_path: Path) -> None:
     """Also where targets come from EndpointSlices, which go on naming it: no scrape is to find it dead."""
     ending = TARGET | {"endpointslice_endpoint_conditions_terminating": "true"}
@@ -220,22 +212,6 @@ def test_the_monitors_values_are_its_endpoints(kind: str) -> None:
     monitor = render(f"{name}.enabled=true", f"{name}.labels.release=prometheus")[kind]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert "scrapeTimeout" not in endpoint(kind)
-
-
-@pytest.mark.parametrize("kind", OPERATOR)
-def test_limits_and_labels_are_the_monitors(kind: str) -> None:
-    """Each stands where the operator's resource has it, and nothing of it stands there by default."""
-    name = f"{kind[0].lower()}{kind[1:]}"
-    settings = {"sampleLimit": 50000, "labelLimit": 40, "attachMetadata": {"node": True}, "podTargetLabels": ["team"]}
-    asked = ("sampleLimit=50000", "labelLimit=40", "attachMetadata.node=true", "podTargetLabels={team}")
-    more = ("additionalLabels.release=a", "labels.team=ml", "proxyUrl=http://proxy:3128")
-    made = render(f"{name}.enabled=true", *(f"{name}.{one}" for one in (*asked, *more)))[kind]
-    own = {"selector", ENDPOINTS[kind]}
-    assert {key: value for key, value in made["spec"].items() if key not in own} == settings
-    assert (made["metadata"]["labels"]["release"], made["metadata"]["labels"]["team"]) == ("a", "ml")
-    assert made["spec"][ENDPOINTS[kind]][0]["proxyUrl"] == "http://proxy:3128"
-    assert render(f"{name}.enabled=true")[kind]["spec"].keys() == own
-    assert "proxyUrl" not in endpoint(kind)
 
 
 @pytest.mark.parametrize("kind", OPERATOR)

@@ -164,7 +164,6 @@ def test_the_defaults_can_be_given() -> None:
 
 
 def test_every_value_is_tried() -> None:
-    """Some variation of the tests sets each value of values.yaml."""
     values = read((CHART / "values.yaml").read_text(), json.loads((CHART / "values.schema.json").read_text()))
     tried = {re.split(r"[=\[]", one)[0] for variation in VARIATIONS.values() for one in variation}
     untried = [
@@ -173,12 +172,6 @@ def test_every_value_is_tried() -> None:
         if value.type and not any(f"{one}.".startswith(f"{value.name}.") for one in tried)
     ]
     assert untried == []
-
-
-def test_hooks_are_no_part_of_a_release() -> None:
-    """Only `helm test` runs something: an installation and an upgrade wait for no hook."""
-    hooks = [one["metadata"]["annotations"]["helm.sh/hook"] for one in render_all(*EVERYTHING) if is_hook(one)]
-    assert hooks == ["test"]
 
 
 def test_a_release_fits_in_its_secret(packaged: Path) -> None:

@@ -76,21 +76,6 @@ def test_no_variation_mounts_the_kubelets_root(manifests: dict[str, Manifest]) -
     assert below <= {"/pod-resources", "/device-plugins", "/plugins/gpu.nvidia.com", "/pods-api"}
 
 
-def test_the_whole_ladder_is_the_default() -> None:
-    """By default the agent sees the kubelet's two folders, the logs' names and the node's processes."""
-    manifests = render()
-    assert pod_of(manifests)["hostPID"] is True
-    assert host_paths(manifests) == {
-        path: path
-        for path in (
-            "/var/lib/kubelet/pod-resources",
-            "/var/lib/kubelet/device-plugins",
-            "/var/log/pods",
-            "/var/log/containers",
-        )
-    }
-
-
 @pytest.mark.parametrize(
     ("step", "lost"),
     [
@@ -157,19 +142,6 @@ def test_another_kubelet_root_is_told_and_mounted_at_its_own_path() -> None:
     assert all(path == mounted_at for path, mounted_at in paths.items())
 
 
-def test_settings_are_given_only_where_values_deviate() -> None:
-    """With default values the agent runs with its own defaults, and learns its node from the downward API."""
-    container = container_of(render())
-    assert container["args"] == ["serve"]
-    assert container["image"] == f"gpumap:{gpumap.__version__}"
-    environment = {variable["name"]: variable for variable in container["env"]}
-    assert not [name for name in environment if name.startswith("GPUMAP_")]
-    assert environment["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
-    assert environment["NODE_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
-    assert environment["NVIDIA_VISIBLE_DEVICES"]["value"] == "all"
-    assert environment["NVIDIA_DRIVER_CAPABILITIES"]["value"] == "utility"
-
-
 def test_gpumap_knows_every_flag_and_variable_that_it_is_given(manifests: dict[str, Manifest]) -> None:
     """What the chart writes is spelt as `gpumap serve` reads it."""
     container = container_of(manifests)
@@ -180,11 +152,6 @@ def test_gpumap_knows_every_flag_and_variable_that_it_is_given(manifests: dict[s
     assert command == "serve"
     variables = {one["name"] for one in container["env"] if one["name"].startswith("GPUMAP_")}
     assert variables <= {flag.variable for flag in FLAGS}
-
-
-def test_a_service_named_gpumap_sets_no_flag() -> None:
-    """Kubernetes' variables for services (GPUMAP_PORT and the like) stay out of the agent's environment."""
-    assert pod_of(render())["enableServiceLinks"] is False
 
 
 @pytest.mark.parametrize(
@@ -258,7 +225,6 @@ def test_a_variable_of_ones_own_takes_the_place_of_the_charts() -> None:
 
 
 def test_an_annotation_of_ones_own_takes_the_place_of_the_charts() -> None:
-    """No key stands twice."""
     key = "kubectl.kubernetes.io/default-container"
     done = helm("template", "gpumap", CHART, *settings((rf"podAnnotations.{key.replace('.', chr(92) + '.')}=other",)))
     assert done.returncode == 0, done.stderr
@@ -300,7 +266,6 @@ def test_a_port_of_ones_own_is_the_pods() -> None:
 
 
 def test_a_digest_wins_over_the_tag() -> None:
-    """An image named by digest is pulled by digest."""
     digest = "sha256:" + 64 * "a"
     image = container_of(render("image.tag=1.2", f"image.digest={digest}"))["image"]
     assert image == f"gpumap@{digest}"
@@ -321,16 +286,6 @@ def test_security_contexts_are_merged() -> None:
     assert container_of(made)["securityContext"] == own[1] | expected
     constraints = made["SecurityContextConstraints"]
     assert (constraints["runAsUser"]["uid"], constraints["readOnlyRootFilesystem"]) == (1000660000, False)
-
-
-def test_probes_have_their_settings() -> None:
-    """And ask what they always ask."""
-    values = ("livenessProbe.failureThreshold=9", "readinessProbe.periodSeconds=40")
-    container = container_of(render(*values))
-    assert container["livenessProbe"]["failureThreshold"] == 9
-    assert container["readinessProbe"]["periodSeconds"] == 40
-    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
-    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
 def test_a_claim_is_the_containers() -> None:

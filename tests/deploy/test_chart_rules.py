@@ -15,9 +15,6 @@ RULES = CHART / "rules"
 RUNBOOKS = CHART.parent.parent / "docs" / "runbooks"
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 ON = "prometheusRule.enabled=true"
-CONFIG_MAP_BYTES_MAX = 1 << 20
-"""What the API server takes (core/v1 MaxSecretSize); and an annotation of `kubectl apply` holds 256 KiB."""
-APPLIED_BYTES_MAX = 256 << 10
 GROUP_RULES_MAX = 20
 
 Rule = dict[str, Any]
@@ -71,15 +68,6 @@ def test_a_record_of_a_fleet_is_read_after_it_is_made() -> None:
             made.add(rule["record"])
 
 
-def test_promtool_takes_the_rendered_rules(tmp_path: Path) -> None:
-    """All of them together, with labels of one's own."""
-    switches = ("prometheusRule.autoscaling=true", "prometheusRule.opencost=true")
-    groups = rendered_groups(*switches, "prometheusRule.alertLabels.team=platform")
-    file = tmp_path / "rules.yaml"
-    file.write_text(json.dumps({"groups": groups}))
-    accepted("check", "rules", file)
-
-
 def test_an_alert_can_be_left_out_by_its_name() -> None:
     """It alone; the others, and the records that they need, stay."""
     known = alerts(groups_of("alerts.yaml"))
@@ -101,7 +89,6 @@ def test_alerts_can_have_more_labels() -> None:
 
 
 def test_an_alert_can_wait_longer() -> None:
-    """`for` changes that of the named alert, and nothing else."""
     given = alerts(rendered_groups())
     assert given["GpumapGpuIdle"]["for"] == "1h"
     found = alerts(rendered_groups("prometheusRule.for.GpumapGpuIdle=4h"))
@@ -163,7 +150,6 @@ def test_thresholds_decide_what_fires(values: tuple[str, ...], firing: set[str],
 
 @pytest.mark.parametrize("base", ["https://git.example.com/runbooks", "https://git.example.com/runbooks/"])
 def test_every_alert_links_to_its_page(base: str) -> None:
-    """Where the pages are, with the name of a page that there is."""
     pages = {f"https://git.example.com/runbooks/{page.name}" for page in RUNBOOKS.glob("*.md")}
     links = {
         name: rule["annotations"]["runbook_url"]
@@ -191,13 +177,6 @@ def test_each_board_has_a_config_map() -> None:
     for one in found.values():
         assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert one["metadata"]["annotations"] == {"grafana_folder": "GPU"}
-
-
-def test_a_board_fits_a_config_map() -> None:
-    """Also as `kubectl apply` keeps it."""
-    for name, one in config_maps().items():
-        size = len(json.dumps(one).encode())
-        assert size < min(CONFIG_MAP_BYTES_MAX, APPLIED_BYTES_MAX), name
 
 
 def test_the_network_policy_lets_the_metrics_in_and_nothing_out() -> None:
@@ -256,11 +235,3 @@ def test_openshifts_constraints_allow_what_the_pod_has_and_no_more(values: tuple
         "allowHostPorts": pod.get("hostNetwork") or "hostPort" in container_of(manifests)["ports"][0],
     }
     assert allowed == {name for name, one in asked.items() if one}
-
-
-def test_openshifts_selinux_lets_the_agent_connect() -> None:
-    """With the constraints comes the type spc_t, unless another is named; without them the runtime's own."""
-    assert pod_of(render(SCC))["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
-    other = pod_of(render(SCC, "podSecurityContext.seLinuxOptions.type=gpumap_t"))
-    assert other["securityContext"]["seLinuxOptions"] == {"type": "gpumap_t"}
-    assert "seLinuxOptions" not in pod_of(render())["securityContext"]

@@ -170,7 +170,6 @@ def alerts() -> list[str]:
 
 @pytest.mark.parametrize("name", REACHES)
 def test_every_value_changes_what_is_installed(name: str) -> None:
-    """No value is read by nobody."""
     tried = REACHES[name]
     setting = f"{name}={tried.value or alerts()[0]}"
     assert render_all(*tried.beside, *tried.with_it, setting) != render_all(*tried.beside)
@@ -185,7 +184,6 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def test_every_value_is_tried() -> None:
-    """Each value of values.yaml has a row above."""
     values = set(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
     assert {name for name in values if not any(tried.startswith(name) for tried in REACHES)} == set()
 

@@ -32,14 +32,6 @@ def secrets_mounted(manifests: dict[str, Manifest]) -> dict[str, str]:
     return found
 
 
-def test_without_values_the_page_is_plain() -> None:
-    """No Secret, no flag, probes over HTTP."""
-    manifests = render()
-    assert not secrets_mounted(manifests)
-    assert not [one for one in container_of(manifests)["args"] if "web-config" in one]
-    assert "scheme" not in container_of(manifests)["readinessProbe"]["httpGet"]
-
-
 @pytest.mark.parametrize("more", [(), CLIENTS, USERS, ("tls.minVersion=TLS13",)])
 def test_gpumap_understands_what_it_is_told(more: tuple[str, ...]) -> None:
     """The file that the chart writes says what the values say, and names files that are mounted."""
@@ -99,7 +91,6 @@ def test_secrets_can_be_renewed_and_read_by_nobody_else() -> None:
 
 
 def test_hashes_stand_in_the_secret_alone() -> None:
-    """No argument, variable, ConfigMap or annotation has one."""
     for manifest in render_all(*TLS, *USERS, *EVERYTHING, *of("serviceMonitor", PASSWORD_SENT)):
         assert (HASH in yaml.safe_dump(manifest, width=10**6)) is (manifest["kind"] == "Secret"), manifest["kind"]
 

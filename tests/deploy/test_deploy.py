@@ -120,7 +120,6 @@ def test_kubectl_can_apply_each_object(tmp_path: Path) -> None:
 
 
 def test_pods_are_monitored_instead(tmp_path: Path) -> None:
-    """The component pod-monitor is the chart's PodMonitor."""
     made = {key_of(one): one for one in kustomize(overlay(tmp_path, "pod-monitor"))}
     expected = rendered(COMPONENTS["pod-monitor"][1])
     assert made["PodMonitor", "gpumap"] == expected["PodMonitor", "gpumap"]
@@ -152,7 +151,6 @@ def test_the_readmes_kustomization_works(tmp_path: Path) -> None:
 
 
 def test_the_readme_names_every_component() -> None:
-    """Its table has a row for each folder of components."""
     page = (DEPLOY / "README.md").read_text(encoding="utf-8")
     table = page.partition("| component |")[2].partition("\n\n")[0]
     rows = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]

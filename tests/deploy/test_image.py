@@ -239,7 +239,6 @@ def test_each_extension_loads(built: Built, tmp_path: Path) -> None:
 
 
 def test_version(built: Built, tmp_path: Path) -> None:
-    """`gpumap --version` answers under all that a pod may be denied."""
     assert said(bundle(tmp_path / "b", built.root, built.described, ["--version"])) == f"gpumap {__version__}\n"
 
 

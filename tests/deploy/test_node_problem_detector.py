@@ -92,8 +92,6 @@ def test_the_patch_has_all_that_the_script_needs() -> None:
     assert env["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
 
 
-# --- the script -------------------------------------------------------------------------------------------------------
-
 CLIENTS = [("curl",), ("wget", "timeout"), ("bash", "timeout")]
 
 

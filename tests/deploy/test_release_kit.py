@@ -87,7 +87,6 @@ def test_a_file_fits_its_schema(name: str) -> None:
 
 
 def test_every_issue_form_and_workflow_is_checked() -> None:
-    """A new file gets a schema."""
     forms = {f".github/ISSUE_TEMPLATE/{path.name}" for path in (ROOT / ".github" / "ISSUE_TEMPLATE").iterdir()}
     assert forms <= SCHEMAS.keys()
 
@@ -165,7 +164,6 @@ def test_the_owner_is_one_name_in_one_place(tmp_path: Path) -> None:
 
 
 def test_the_package_links_to_the_owners_repository() -> None:
-    """PyPI shows these links."""
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
     assert {"Homepage", "Documentation", "Changelog", "Issues"} == urls.keys()
     assert all(url.startswith(f"https://github.com/{set_owner.owner()}/gpumap") for url in urls.values())
@@ -283,7 +281,6 @@ def test_precommits_hooks_are_those_of_make_check() -> None:
 
 
 def test_renovate_reads_every_lock() -> None:
-    """Its pattern names the locks that `make lock` writes."""
     (pattern,) = read("renovate.json")["pip_requirements"]["managerFilePatterns"]
     locks = check("git", "ls-files", "*.lock").split()
     assert len(locks) == 4
@@ -292,5 +289,4 @@ def test_renovate_reads_every_lock() -> None:
 
 
 def test_no_default_image_is_published_yet() -> None:
-    """The chart of the repository has no image; that of a release has one."""
     assert read("charts/gpumap/values.yaml")["image"]["repository"] == ""

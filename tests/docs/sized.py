@@ -141,8 +141,6 @@ def _parts() -> Iterator[tuple[str, Sequence[Family | NumberedFamilies]]]:
         yield name, DIALECTS[name].families
 
 
-# --- the numbers of the documents -------------------------------------------------------------------------------------
-
 EVERYTHING = ("--collect", "all", "--dialect", "all", "--process-metrics")
 SECONDS, BYTES_A_SAMPLE, LOG_BYTES_A_SAMPLE, BYTES_A_SERIES = 15, 2.23, 5.7, 4600
 """Of a scrape; and what Prometheus needs, measured with `make bench ARGS=S1`."""

@@ -148,7 +148,6 @@ _DELETE = re.compile(r'delete_key\(attributes, "(?P<label>\w+)"\)' + _WHERE)
 
 
 def test_new_relics_annotations(tmp_path: Path) -> None:
-    """They are on the pods and name their port."""
     manifests = rendered(snippet("send-elsewhere", "newrelic"), tmp_path)
     annotations = manifests["DaemonSet"]["spec"]["template"]["metadata"]["annotations"]
     assert annotations["newrelic.io/scrape"] == "true"
@@ -171,7 +170,6 @@ def test_googles_monitoring() -> None:
 
 
 def test_googles_rules() -> None:
-    """Each file of rules is the spec of a ClusterRules."""
     for file in sorted((ROOT / "rules").glob("*.yaml")):
         assert set(yaml.safe_load(file.read_text(encoding="utf-8"))) == {"groups"}, file.name
 

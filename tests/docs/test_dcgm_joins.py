@@ -24,19 +24,7 @@ from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import ContainerName
 from tests import dcgm_exporter
 from tests.dcgm_exporter import MIB
-from tests.dcgm_nodes import (
-    CARD,
-    P1,
-    P2,
-    PARTITIONED,
-    SHARED,
-    TRAINER,
-    card,
-    holder,
-    node,
-    sample_node,
-    use,
-)
+from tests.dcgm_nodes import CARD, P1, P2, PARTITIONED, SHARED, TRAINER, card, holder, node, sample_node, use
 from tests.fences import read_blocks
 from tests.fleet import BESIDE_DCGM
 from tests.prometheus import Prometheus, prometheus
@@ -246,15 +234,6 @@ def test_a_cards_value_reaches_the_owners_of_its_instances(server: Prometheus, w
     assert ask(server, world, translated(query, world), "UUID", "GPU_I_ID", *spelled(world)) == owned(
         {(device.uuid, device.instance): XID[device.uuid] for device in DEVICES}
     )
-
-
-@in_each_world
-def test_a_join_without_max_is_refused(server: Prometheus, world: World) -> None:
-    """Why the guide has it: the exporter's copies of a shared device are many on both sides."""
-    name = translated("DCGM_FI_PROF_SM_ACTIVE", world)
-    naive = f"{name} * on (UUID, GPU_I_ID) group_left () gpumap_dcgm_owner_info"
-    with pytest.raises(pytest.fail.Exception, match="many-to-many"):
-        server.api("query", query=naive, time=str(world.moment))
 
 
 UNITS: dict[str, int | Decimal] = {

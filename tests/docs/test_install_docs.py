@@ -220,7 +220,6 @@ def selinux_type(manifests: dict[str, Any]) -> str:
 
 
 def test_commands_are_found() -> None:
-    """The checks below have something to check, on README.md too."""
     assert len(CHECKED) > 20
     assert any(command.place.startswith("README.md") and command.program == "helm" for command in CHECKED)
 

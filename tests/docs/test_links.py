@@ -33,7 +33,6 @@ def anchors(document: Path) -> frozenset[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_links_resolve(document: Path) -> None:
-    """Each link names a file that is there, and a heading that it has."""
     for link in read_links(document):
         path, _, anchor = link.partition("#")
         target = (document.parent / path).resolve() if path else document

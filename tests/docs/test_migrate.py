@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.guides import FENCES, GUIDES, KINDS, NATIVE, SAME, Fence, native, read_relabelings
-from tests.fleet import BESIDE_DCGM, WORLDS, Fleet, running_fleet
+from tests.fleet import WORLDS, Fleet, running_fleet
 from tests.prometheus import Prometheus
 from tests.promtool import accepted
 
@@ -72,24 +72,6 @@ def test_a_new_query_needs_no_dialect(fleet: Fleet, fence: Fence) -> None:
         assert not any(name == "pod" and pod.startswith("gpumap-") for labels in answer for name, pod in labels)
 
 
-@pytest.mark.parametrize("world", BESIDE_DCGM)
-def test_a_join_with_dcgm_exporter_has_a_row_for_each_owner(fleet: Fleet, world: str) -> None:
-    """No owner of an exclusive GPU, a shared one or a MIG device is lost in the join or doubled, by either version."""
-    owners = "count by (node, UUID, GPU_I_ID, namespace, pod, container) (gpumap_dcgm_owner_info)"
-    fields = "max by (UUID, GPU_I_ID) (DCGM_FI_PROF_SM_UTIL_RATIO or DCGM_FI_PROF_SM_ACTIVE)"
-    moment = fleet[world].last_whole(SETTLE_SECONDS)
-    expected = ask(fleet[world], owners, moment)
-    joined = ask(fleet[world], f"{owners} * on(UUID, GPU_I_ID) group_left() {fields}", moment)
-    assert len(expected) > 30
-    assert set(expected.values()) == {1}
-    partitioned = {dict(owner)["UUID"] for owner in expected if "GPU_I_ID" in dict(owner)}
-    whole = {owner for owner in expected if "GPU_I_ID" not in dict(owner) and dict(owner)["UUID"] in partitioned}
-    assert whole, (
-        "who holds a partitioned GPU whole is told of the GPU, which the exporter has no row of, and of its parts"
-    )
-    assert joined.keys() == expected.keys() - whole
-
-
 MEASURED = re.compile(r"\s+and gpumap_container_gpu_memory_used_bytes")
 """What keeps a grant out of a quotient whose use is not known."""
 QUOTIENTS = [fence for fence in NATIVE if MEASURED.search(fence.query)]
@@ -111,7 +93,6 @@ def test_unknown_use_is_not_taken_for_idleness(fleet: Fleet, fence: Fence) -> No
 
 
 def test_quotients_of_used_by_granted_are_tested() -> None:
-    """The query of gpushare-inspect.md."""
     assert len(QUOTIENTS) == 1
 
 

@@ -27,7 +27,6 @@ from tests.deploy.chart import CHART, container_of, helm, settings
 from tests.fences import Block, read_blocks
 from tests.pages import serving_pages
 from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
-from tests.promtool import assert_parses
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU_HOUR, KWH = 3600, 3_600_000
@@ -86,7 +85,6 @@ def test_the_bill_on_the_page_is_one_that_the_command_prints() -> None:
 
 
 def test_commands_are_found() -> None:
-    """There is something to check on each page."""
     assert {one.place.partition(":")[0] for one in GPUMAP} == {page.name for page in PAGES}
     assert len(ON_THE_DEMO) > 4
     assert len(KUBECTL) > 3
@@ -94,14 +92,12 @@ def test_commands_are_found() -> None:
 
 @pytest.mark.parametrize("command", GPUMAP, ids=lambda command: " ".join(command.words))
 def test_a_command_has_its_flags(command: Shown) -> None:
-    """`--help-all` lists each flag of a command."""
     for flag in (word.partition("=")[0] for word in command.words if word.startswith("--")):
         assert re.search(rf"{flag}\b", help_of(command.words[1])), command.place
 
 
 @pytest.mark.parametrize("command", KUBECTL, ids=lambda command: " ".join(command.words))
 def test_a_command_of_the_plugin_has_its_flags(command: Shown) -> None:
-    """`kubectl gpumap COMMAND --help` lists each flag."""
     words = (PROGRAM.parent / "kubectl-gpumap", command.words[2], "--help")
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=True)
     for flag in (word for word in command.words if re.match("-+[a-zA-Z]", word)):
@@ -138,7 +134,6 @@ ASKED = [
 
 
 def test_six_questions_are_asked() -> None:
-    """Five of an agent, and the bill of a Prometheus."""
     assert [words[0] for words in ASKED] == ["waste", "waste", "waste", "doctor", "check", "waste"]
 
 
@@ -193,16 +188,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("place", "query"), list(queries()))
 def test_a_query_is_answered(server: Prometheus, place: str, query: str) -> None:
-    """Each query of the pages has a result on the captures or the demo."""
     eventually(lambda: server.ask(query) != [], about=lambda: place)
-
-
-def test_queries_parse(tmp_path: Path) -> None:
-    """Those of the alerts' records too."""
-    assert_parses([query for _, query in queries()], tmp_path)
-
-
-# --- other collectors -------------------------------------------------------------------------------------------------
 
 
 def fence(word: str) -> Block:

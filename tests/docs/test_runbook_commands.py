@@ -35,14 +35,12 @@ def help_of(command: str) -> str:
 
 
 def test_commands_are_found() -> None:
-    """There is something to check."""
     assert len(TYPED) > 5
     assert len(KUBECTL) > 5
 
 
 @pytest.mark.parametrize("command", KUBECTL, ids=lambda command: " ".join(command.words))
 def test_a_command_is_one_of_kubectls(command: Command) -> None:
-    """Its own help knows the command, and each of the flags."""
     assert set(command.flags) <= known_flags("kubectl", command.verb), command.place
 
 

@@ -40,7 +40,6 @@ def read(word: str, part: str = "") -> Any:
 
 @pytest.mark.parametrize("word", ["config", "federation"])
 def test_promtool_accepts_the_configurations(tmp_path: Path, word: str) -> None:
-    """Each is a valid configuration of a Prometheus."""
     (tmp_path / "fleet.yaml").symlink_to(RULES / "fleet.yaml")
     (tmp_path / "gpumap.json").write_text("[]")
     assert fences(word)
@@ -52,7 +51,6 @@ def test_promtool_accepts_the_configurations(tmp_path: Path, word: str) -> None:
 
 
 def test_each_block_is_of_a_kind_that_is_tested() -> None:
-    """No YAML in the page stands untested."""
     kinds = {word for block in read_blocks(DOCS.read_text(), "yaml") for word in block.words or {""}}
     assert kinds == {"config", "federation", "keep"}
 

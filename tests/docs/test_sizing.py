@@ -47,7 +47,6 @@ def check_budget(page: str) -> None:
 
 @pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
 def test_the_budget_holds_on_every_capture(capture: Path) -> None:
-    """No capture has more series of its default groups than the budget."""
     page = (capture / "expected.prom").read_text()
     check_budget("\n".join(line for line in page.splitlines() if not is_extra(line)))
 

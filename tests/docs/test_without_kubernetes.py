@@ -35,7 +35,6 @@ def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
 
 
 def test_gpumaps_commands_are_understood() -> None:
-    """Each with --no-kubelet, as the page writes it."""
     ours = [words[words.index(word) + 1 :] for words in commands() for word in words if word.endswith("bin/gpumap")]
     assert [words[0] for words in ours] == ["doctor", "top", "serve"]
     for command, *arguments in ours:

@@ -226,7 +226,6 @@ STARTS = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 async def test_the_agent(fault: Fault, sites: Sites) -> None:
-    """Each row of the table is true."""
     async with sites.borrow(fault.start) as site:
         await suffer(fault, site)
 
@@ -239,5 +238,4 @@ async def test_the_end_of_the_agent(fault: Fault, library: Path) -> None:
 
 @pytest.mark.parametrize("fault", STARTS, ids=str)
 async def test_the_start_of_the_agent(fault: Fault, library: Path) -> None:
-    """Each row of the table is true."""
     await refuse_start(fault, library)

@@ -156,7 +156,6 @@ LONG = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 async def test_the_clock(fault: Fault, sites: Sites) -> None:
-    """Each row of the table is true."""
     async with sites.borrow(fault.start) as site:
         await suffer(fault, site)
 
@@ -164,7 +163,6 @@ async def test_the_clock(fault: Fault, sites: Sites) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("fault", LONG, ids=str)
 async def test_the_clock_for_minutes(fault: Fault, library: Path) -> None:
-    """Each row that takes minutes is true."""
     move()
     async with running(fault.start, library) as site:
         await suffer(fault, site)

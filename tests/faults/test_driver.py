@@ -433,6 +433,5 @@ ODD_ANSWERS = (
 
 @pytest.mark.parametrize("fault", [*GPUS, *DRIVER, *ODD_ANSWERS], ids=str)
 async def test_the_driver(fault: Fault, sites: Sites) -> None:
-    """Each row of the table is true."""
     async with sites.borrow(fault.start) as site:
         await suffer(fault, site)

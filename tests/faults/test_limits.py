@@ -219,7 +219,6 @@ USERS = (
 
 @pytest.mark.parametrize("fault", RUNNING, ids=str)
 async def test_the_limits(fault: Fault, sites: Sites) -> None:
-    """Each row of the table is true."""
     async with sites.borrow(fault.start) as site:
         await suffer(fault, site)
 
@@ -227,19 +226,16 @@ async def test_the_limits(fault: Fault, sites: Sites) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a cgroup")
 @pytest.mark.parametrize("fault", CGROUPS, ids=str)
 async def test_the_limits_of_a_cgroup(fault: Fault, sites: Sites) -> None:
-    """Each row of the table is true."""
     async with sites.borrow(fault.start) as site:
         await suffer(fault, site)
 
 
 @pytest.mark.parametrize("fault", AT_START, ids=str)
 async def test_the_limits_at_the_start(fault: Fault, library: Path) -> None:
-    """Each row of the table is true."""
     await refuse_start(fault, library)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start gpumap as another user")
 @pytest.mark.parametrize("fault", USERS, ids=str)
 async def test_the_limits_of_another_user(fault: Fault, library: Path) -> None:
-    """Each row of the table is true."""
     await refuse_start(fault, library)

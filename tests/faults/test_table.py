@@ -6,13 +6,11 @@ from tests.faults import table
 
 
 def test_each_fault_has_one_row() -> None:
-    """No two rows have the same part and fault."""
     counts = Counter((row.part, row.fault) for row in table.rows())
     assert [key for key, count in counts.items() if count > 1] == []
 
 
 def test_each_declared_row_is_tested() -> None:
-    """A row that a file of this folder declares is a parameter of one of its tests."""
     for module in table.modules():
         tested = set(map(id, table.rows_of(module)))
         assert [str(row) for row in table.declared(module) if id(row) not in tested] == []

@@ -228,7 +228,6 @@ LONG = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 async def test_the_worker(fault: Fault, sites: Sites) -> None:
-    """Each row of the table is true."""
     async with sites.borrow(fault.start) as site:
         await suffer(fault, site)
 
@@ -236,6 +235,5 @@ async def test_the_worker(fault: Fault, sites: Sites) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("fault", LONG, ids=str)
 async def test_the_worker_for_minutes(fault: Fault, sites: Sites) -> None:
-    """Each row that takes minutes is true."""
     async with sites.borrow(fault.start) as site:
         await suffer(fault, site)

@@ -42,7 +42,6 @@ def test_no_mutation_breaks_a_target(name: str) -> None:
     [pytest.param(name, path, id=f"{name}/{path.name}") for name in TARGETS for path in crash_files(TARGETS[name])],
 )
 def test_an_input_that_once_broke_a_target_does_so_no_more(name: str, path: Path) -> None:
-    """What fuzzing found stays found."""
     attempt(TARGETS[name], path.read_bytes())
     if not TARGETS[name].slow:
         measured(TARGETS[name], path.read_bytes(), memory=True)
@@ -61,7 +60,6 @@ def test_a_target_reaches_the_parsers_that_it_names_with_little_work(name: str) 
 
 
 def test_every_crash_belongs_to_a_target() -> None:
-    """A renamed target keeps its crashes."""
     assert {path.name for path in CRASHES.iterdir() if path.is_dir()} <= TARGETS.keys()
 
 
@@ -131,7 +129,6 @@ def test_work_beyond_the_limit_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_the_grammar_refuses_a_bad_page(page: str) -> None:
-    """What Prometheus refuses, and numbers that are none."""
     with pytest.raises(AssertionError):
         Page(page)
 

@@ -22,7 +22,7 @@ from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.model import cgroups, device_ids
 from gpumap.model.observations import ClaimPods, DeviceId, NvmlReading
-from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
+from gpumap.model.readings import GpuReading
 from gpumap.model.terms import PodUid
 from tests import golden
 from tests.captured import Claim, capture_of, found_in, secrets_of
@@ -268,21 +268,6 @@ def test_a_fault_of_a_gpu_is_a_known_reason() -> None:
     other = anonymize.anonymize(replace(capture, frames=(on_disk.Frame(0.0, files),)), Pseudonyms(KEY))
     gpu = GpuReading(0, fault="unknown", refusals={"nvmlX": 999, "": 999})
     assert contents.reading(other.frames[0].files) == NvmlReading("1", "2", "3", (gpu,))
-
-
-def test_xid_events_and_listeners_are_renamed() -> None:
-    """With the pseudonyms of the GPUs that they are of; codes, instances and ages stay."""
-    names, uuid = Pseudonyms(KEY), gpu_uuid(0)
-    other = Uuid(names.device(uuid))
-    reading = NvmlReading(
-        "1", "2", "3", (GpuReading(0, uuid=uuid),), (XidError(uuid, 31, 2, 0, 1.5),), (Listening(uuid, 9.0, 0.5),)
-    )
-    capture = on_disk.load(golden.CAPTURES / "kubelet-restart")
-    files = {**capture.frames[0].files, contents.NVML: contents.reading_text(reading)}
-    renamed = anonymize.anonymize(replace(capture, frames=(on_disk.Frame(0.0, files),)), names).frames[0].files
-    assert contents.reading(renamed) == NvmlReading(
-        "1", "2", "3", (GpuReading(0, uuid=other),), (XidError(other, 31, 2, 0, 1.5),), (Listening(other, 9.0, 0.5),)
-    )
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=30))

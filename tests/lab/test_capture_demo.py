@@ -33,7 +33,6 @@ from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import SAMPLES_NEW, Activity, GpuReading, Listening, ProcessSample, Uuid, XidError
 from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 from tests import agent, golden
-from tests.command import run_command
 from tests.exposed import Page
 
 OWNERS = golden.CAPTURES / "owners"
@@ -324,7 +323,6 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
 
 @pytest.mark.parametrize(("change", "expected"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
 def test_what_is_no_capture_is_refused_in_one_line(copy: Path, change: Callable[[Path], None], expected: str) -> None:
-    """The line names the flag and the file, and what is wrong with it."""
     change(copy)
     with pytest.raises(UsageError) as refused:
         load_capture(copy)
@@ -422,15 +420,6 @@ async def test_a_node_that_cannot_be_shown_leaves_nothing_running(directory: Pat
     socket = node.settings(resolve(argparse.Namespace(), {})).kubelet_socket
     assert socket.parent.is_dir()
     assert not socket.exists()
-
-
-def test_a_long_name_is_refused_by_the_command(copy: Path) -> None:
-    """Before anything is started: exit 2, one line."""
-    _add_log(f"d 755 var/log/pods/{'a' * 300}_b_c 0 -> ")(copy)
-    done = run_command("demo", "--listen", "127.0.0.1:0", "--capture", str(copy))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"gpumap: --capture {copy}: log.tree:")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_only_what_changed_is_touched(directory: Path) -> None:

@@ -349,7 +349,6 @@ def test_it_writes_over_nothing(directory: Path, place: str, expected: str) -> N
 
 
 def test_a_resource_that_a_capture_cannot_bring_is_refused_first(directory: Path) -> None:
-    """What `demo --capture` would refuse is not recorded."""
     done = run_command("record", str(directory / "new"), "--resource", "(a+)+")
     assert done.returncode == 2
     assert done.stderr.startswith("gpumap: --resource repeats a group")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -576,48 +573,3 @@ def test_outages_of_one_node(known: Known) -> None:
     assert found["warnings"] == message
     present = {row["job"]: row["present_gpu_hours"] * HOUR for row in found["rows"]}
     assert present == {"0": 8 * HOUR - 20 * MINUTE, "1": 8 * HOUR - (15 + 39 + 20 + 30) * MINUTE}
-
-
-# --- how it is shown --------------------------------------------------------------------------------------------------
-
-
-def show(known: Known, *arguments: str) -> str:
-    where = ("--prometheus", known.url, "--from", str(START), "--to", str(END), "--match", 'cluster="a"')
-    done = run_command("bill", *where, *arguments)
-    assert (done.returncode, done.stderr) == (0, f"gpumap: {RESUMED}\n" if "csv" in arguments else "")
-    return done.stdout
-
-
-def test_the_table(known: Known) -> None:
-    """Lines, their total, and what they do not hold."""
-    lines = show(known, "--price-per-gpu-hour", "2.5").splitlines()
-    assert " ".join(lines[0].split()) == "NAMESPACE GPU-HOURS HELD GPU-HOURS USED IDLE KWH COST"
-    shown = {line.split()[0]: line.split()[1:] for line in lines[1:] if line}
-    assert shown["steady"] == ["8.00", "3.50", "56%", "2.49", "20.00"]
-    assert shown["mig"] == ["8.00", "-", "-", "-", "20.00"]
-    assert shown["squatter"][0] == "-"
-    below = lines[lines.index("") + 1 :]
-    assert below[0].startswith("From 2024-03-04T20:00:00Z to 2024-03-05T04:00:00Z, by http://127.0.0.1:")
-    assert below[0].endswith(', of series with job=~".*gpumap.*",cluster="a". Energy is an estimate.')
-    assert below[1:] == [
-        "8.00 of the held GPU-hours are on devices without SM time, such as MIG devices. GPU-HOURS USED and IDLE do "
-        "not contain them.",
-        "Containers that held no share, or an unknown share, of a GPU used 3.50 GPU-hours. They are in GPU-HOURS "
-        "USED, not in HELD and IDLE.",
-        "0.49 kWh are charged to no container.",
-        "gpumap could not measure 0.50 GPU-hours. No container is charged.",
-        "16.01 GPU-hours are older than the server's first sample of their counter. Their time is not known, so they "
-        "are not charged.",
-        RESUMED,
-    ]
-
-
-def test_csv(known: Known) -> None:
-    """What a spreadsheet reads: the same numbers as JSON has, and no line that would be summed up twice."""
-    arguments = ("--by", "pod", "--price-per-gpu-hour", "2.75")
-    text = show(known, *arguments, "-o", "csv")
-    answer = list(csv.DictReader(io.StringIO(text, newline="")))
-    for row, values in zip(answer, json.loads(show(known, *arguments, "-o", "json"))["rows"], strict=True):
-        assert (row["from"], row["to"]) == ("2024-03-04T20:00:00Z", "2024-03-05T04:00:00Z")
-        for name, value in values.items():
-            assert row[name] == ("" if value is None else value if isinstance(value, str) else repr(value))

@@ -156,7 +156,6 @@ def test_the_moments_show_what_they_are_for(nodes: dict[str, Snapshot]) -> None:
 
 
 def test_the_sums_of_a_cluster_are_those_of_its_nodes(server: Prometheus, nodes: dict[str, Snapshot]) -> None:
-    """Of nodes, namespaces and all together."""
     found = printed("waste", "--prometheus", server.url)
     by_node = {row.pop("node"): row for row in found["by_node"]}
     for name, snapshot in nodes.items():

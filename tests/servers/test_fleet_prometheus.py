@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
-from tests.command import one_line, run_command, run_command_in_loop
+from tests.command import one_line, run_command
 from tests.demo_process import demo, fetch
 from tests.pages import Page, serving_pages
-from tests.played_prometheus import serving
 from tests.prometheus import each_second, eventually, prometheus
 
 OWN = {"namespace": "gpumap", "pod": "gpumap-x", "container": "gpumap", "endpoint": "metrics", "service": "gpumap"}
@@ -104,7 +100,6 @@ MISSING = "node gpu-3: Prometheus cannot scrape its gpumap (up is 0)"
 
 @pytest.mark.parametrize("command", ["map", "top", "waste"])
 def test_tables_of_a_cluster(server: str, command: str) -> None:
-    """They say which node a row is of, and what is missing."""
     done = run_command(command, *([] if command == "waste" else ["--all"]), "--prometheus", server)
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
@@ -127,60 +122,6 @@ def test_one_cluster_of_several_and_a_namespace(server: str) -> None:
     assert all(line.startswith("pod/") for line in pods.stdout.splitlines())
 
 
-def test_agents_that_serve_a_part(tmp_path: Path) -> None:
-    """What a real server does not know of a node is no zero: it is said, and the exit code tells that it is missing."""
-    serves = {
-        "foreign": ("--no-native", "--dialect", "dcgm"),
-        "held": ("--collect", "allocation"),
-        "used": ("--collect", "use", "--scenario", "sharing"),
-    }
-    with contextlib.ExitStack() as running:
-        jobs = []
-        for name, flags in serves.items():
-            (tmp_path / name).mkdir()
-            url = running.enter_context(demo(tmp_path / name, "--interval", "1s", "--node-name", name, *flags))
-            jobs.append(job(f"gpumap-{name}", url, honour=True, node=name))
-        (tmp_path / "server").mkdir()
-        server = running.enter_context(prometheus(tmp_path / "server", config=each_second(*jobs)))
-        # A look is of a whole second of the server's clock: what came within it is not seen yet.
-        eventually(lambda: len(server.ask("gpumap_snapshot_timestamp_seconds offset 2s")) == len(serves))
-        eventually(lambda: len(server.ask("gpumap_device_holders offset 2s")) > 0)
-        done = run_command("map", "--all", "--prometheus", server.url, "-o", "json")
-        found = json.loads(done.stdout)
-        message = " ".join(found["missing"])
-        assert done.returncode == 1
-        assert "3 nodes, foreign, held, used: its gpumap does not report its GPUs (add --collect device" in message
-        assert "node held: its gpumap does not report the users of its GPUs" in message
-        assert "node used: its gpumap does not report the holders of its GPUs" in message
-        waste = run_command("waste", "--prometheus", server.url)
-        assert waste.returncode == 1
-        assert "3 nodes, foreign, held, used: its gpumap does not report what is wrong on it" in waste.stdout
-        assert "No waste found" not in waste.stdout
-
-
-async def test_values_that_are_not_gpumaps() -> None:
-    """They are left out, and that is said; the rest is shown."""
-
-    async def answer(request: web.Request) -> web.Response:
-        query = (await request.post())["query"]
-        value, labels = "NaN", {"instance": "a:1", "uuid": "GPU-1", "pod": "p"}
-        if "time()" in str(query):
-            value = "1000"
-        elif str(query).startswith("gpumap_snapshot") or "node_info" in str(query):
-            value, labels = "990", {"instance": "a:1", "node": "gpu-1"}
-        elif "up" in str(query):
-            labels = {}
-        rows = [{"metric": labels, "value": [1000, value]}] if labels else []
-        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": rows}})
-
-    async with serving(answer) as url:
-        done = await run_command_in_loop("map", "--all", "--prometheus", url)
-    assert done.returncode == 1
-    assert "left out, because it is not valid: gpumap_" in done.stdout
-    assert " is NaN" in done.stdout
-    assert "more such series" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -196,5 +137,4 @@ async def test_values_that_are_not_gpumaps() -> None:
     ],
 )
 def test_flags_that_do_not_fit(flags: tuple[str, ...], expected: str) -> None:
-    """One line, and exit code 2."""
     assert one_line(run_command("map", *flags), 2) == expected

@@ -382,7 +382,6 @@ def test_unknown_is_no_zero(server: str) -> None:
 
 
 def test_findings_of_a_screen(server: str) -> None:
-    """All findings, what is not judged and why, what is missing, and the sums of all."""
     lines = lines_of("waste", "--prometheus", server)
     whole = asked("waste", "--prometheus", server)
     assert lines[0].split()[:2] == ["NODE", "FINDING"]
@@ -399,7 +398,6 @@ def test_findings_of_a_screen(server: str) -> None:
 
 @pytest.mark.parametrize("command", ["map", "top"])
 def test_json_rows_of_a_summary(server: str, command: str) -> None:
-    """Of a namespace, of a node, of all, and the names of pods."""
     for flags in (("-n", "ml"), ("--node", "owners"), ("--all",)):
         (head, *_) = lines_of(command, "--prometheus", server, *flags, code=0 if "--node" in flags else 1)
         assert {"POD", "UUID"} & {*head.split()}
@@ -424,7 +422,6 @@ def test_json_rows_of_a_summary(server: str, command: str) -> None:
     ],
 )
 def test_flags_that_do_not_fit(words: Sequence[str], expected: str) -> None:
-    """One line, and exit code 2."""
     assert one_line(run_command(*words, "--prometheus", "http://127.0.0.1:9"), 2).startswith(expected)
 
 

@@ -127,5 +127,4 @@ def test_the_table(server: str) -> None:
     ],
 )
 def test_flags_that_do_not_fit(flags: tuple[str, ...], expected: str) -> None:
-    """One line, and exit code 2."""
     assert one_line(run_command("waste", "--would-fit", *flags), 2).startswith(expected)

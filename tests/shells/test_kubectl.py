@@ -169,7 +169,6 @@ async def test_the_pods_by_their_names(cluster: Cluster) -> None:
 
 
 async def test_one_node_alone(cluster: Cluster) -> None:
-    """By its name or by --node: its agent alone is asked."""
     for words in (("gpu-2",), ("--node", "gpu-2"), ("gpu-2", "--node=gpu-2")):
         shown = await cluster.json("map", "-A", *words)
         assert shown["name"] == "gpu-2"
@@ -187,7 +186,6 @@ async def test_without_a_command_it_is_the_map(cluster: Cluster) -> None:
 
 
 async def test_the_tables_of_inspect(cluster: Cluster) -> None:
-    """Of the whole cluster, or of one node with its pods."""
     done = await cluster.run("inspect")
     assert done.returncode == 0
     assert {"gpu-1", "gpu-2"} <= set(done.stdout.split())
@@ -199,7 +197,6 @@ async def test_the_tables_of_inspect(cluster: Cluster) -> None:
 
 
 async def test_flags_are_passed_on_to_kubectl(cluster: Cluster) -> None:
-    """Who is asked as, at which server, by which certificate."""
     cluster.api.forbidden.add(("carol", "list pods", ""))
     assert 'User "carol"' in await cluster.fails("top", "-A", "--as=carol", "--as-group", "ml")
     server = f"https://127.0.0.1:{cluster.api.port}"
@@ -264,7 +261,6 @@ async def test_no_agent_answers(cluster: Cluster) -> None:
 
 
 async def test_pods_may_be_listed_in_one_namespace_alone(cluster: Cluster) -> None:
-    """Who may not list all pods is reported of --agent-namespace, and asks in that namespace alone."""
     cluster.api.forbidden.add(("jane", "list pods", ""))
     line = await cluster.fails("top", "-A")
     assert line.startswith('User "jane" cannot list resource "pods" in API group "" at the cluster scope; --agent-')
@@ -334,7 +330,6 @@ async def test_the_api_server_refuses(cluster: Cluster) -> None:
 
 
 async def test_mistakes_in_the_command_line(cluster: Cluster) -> None:
-    """One line that names the plugin as it is called, and 2."""
     assert "did you mean waste?; see kubectl gpumap --help" in await cluster.fails("wast", code=2)
     assert "see kubectl gpumap top --help" in await cluster.fails("top", "--contxt=x", code=2)
     assert await cluster.fails("top", "--request-timeout=soon", code=2)
