@@ -69,7 +69,7 @@ def self_families(version: str, python_version: str) -> tuple[Family, ...]:
             "capability",
             "gpumap_capability",
             "1 if gpumap has the capability with its privileges and this driver, else 0.",
-            lambda node: node.capabilities,
+            lambda node: {name: int(present) for name, present in node.capabilities.items()},
         ),
         GPUS.gauge(
             "gpumap_nvml_stuck_seconds",
