@@ -19,7 +19,7 @@ from gpumap.model.devices import (
     sum_of,
 )
 from gpumap.model.gaps import use_known
-from gpumap.model.node import ContainerOnDevice, Finding, Gpu, Node, OtherUse, Process, Workload
+from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, OtherUse, Process, Workload
 from gpumap.model.readings import Uuid
 from gpumap.model.shown import UNKNOWN, age
 from gpumap.model.terms import ContainerName, Owner
@@ -67,7 +67,7 @@ class ContainerRow(NamedTuple):
     `rows_with_findings` have a `finding`.
     """
 
-    on: DeviceRow
+    device: DeviceRow
     container: ContainerName
     owner: Owner
     listed: bool = False
@@ -90,7 +90,7 @@ class ContainerRow(NamedTuple):
 
     @property
     def node(self) -> str:
-        return self.on.node
+        return self.device.node
 
     @property
     def pod(self) -> str:
@@ -101,12 +101,12 @@ class ContainerRow(NamedTuple):
     @property
     def finding_age(self) -> str:
         """For how long the finding has held; empty without one."""
-        return age(self.on.at - self.finding.since) if self.finding else ""
+        return age(self.device.at - self.finding.since) if self.finding else ""
 
     @property
     def memory_ratio(self) -> float | None:
         """The part of the device's memory."""
-        total_bytes = self.on.total_bytes
+        total_bytes = self.device.total_bytes
         return self.memory_bytes / total_bytes if total_bytes and self.memory_bytes is not None else None
 
     @property
@@ -120,10 +120,10 @@ def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[Cont
 
     Of a namespace, only its rows and the devices that have one.
     """
-    for on, row in _devices(node):
+    for device, row in _devices(node):
         found = [
-            *(_container(row, one) for one in on.device.containers),
-            *(_other(row, one) for one in on.device.others),
+            *(_container(row, one) for one in device.containers),
+            *(_other(row, one) for one in device.others),
         ]
         if namespace:
             found = [one for one in found if one.container.namespace == namespace]
@@ -133,13 +133,13 @@ def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[Cont
 
 def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
     """Return each process, and memory without one; of a namespace only its processes."""
-    for on, device in _devices(node):
-        for one in on.device.processes:
+    for device, row in _devices(node):
+        for one in device.processes:
             if namespace in ("", one.namespace):
-                yield _process(device, one)
-        for owner in on.device.owners:
+                yield _process(row, one)
+        for owner in device.owners:
             if owner.owner in (Owner.UNACCOUNTED, Owner.SIBLING) and owner.memory_bytes and not namespace:
-                yield ContainerRow(device, NO_CONTAINER, owner.owner, memory_bytes=owner.memory_bytes)
+                yield ContainerRow(row, NO_CONTAINER, owner.owner, memory_bytes=owner.memory_bytes)
 
 
 def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
@@ -152,16 +152,16 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     seen = set()
     of_containers = (row for _, of_device in rows(node, namespace) for row in of_device)
     for row in process_rows(node, namespace) if processes else of_containers:
-        key = row.on.uuid, row.container, row.owner is Owner.GONE
+        key = row.device.uuid, row.container, row.owner is Owner.GONE
         seen.add(key)
         yield row._replace(finding=of_rows.get(key))
-    devices = {device.uuid: device for _, device in _devices(node)}
+    devices = {row.uuid: row for _, row in _devices(node)}
     gpus = {gpu.uuid: DeviceRow(node.name, node.timestamp, gpu.index, str(gpu.index), gpu.uuid) for gpu in node.gpus}
     nowhere = DeviceRow(node.name, node.timestamp, len(devices), UNKNOWN, "")
     for one in findings:
         if one.finding == "fault" or _key_of(one) not in seen:
-            on = devices.get(one.uuid or "") or gpus.get(Uuid(one.uuid or "")) or nowhere
-            yield ContainerRow(on, one.name, Owner.UNKNOWN, finding=one)
+            device = devices.get(one.uuid or "") or gpus.get(Uuid(one.uuid or "")) or nowhere
+            yield ContainerRow(device, one.name, Owner.UNKNOWN, finding=one)
 
 
 def _key_of(one: Finding) -> tuple[str | None, ContainerName, bool]:
@@ -191,18 +191,18 @@ def _gpu(gpu: Gpu, broken: bool, node: Node) -> GpuRow:
     )
 
 
-def _devices(node: Node) -> Iterator[tuple[NodeDevice, DeviceRow]]:
+def _devices(node: Node) -> Iterator[tuple[Device, DeviceRow]]:
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
-    for on in node_devices(node):
-        yield on, _device(on, gpus.get(on.device.gpu_uuid or on.device.uuid))
+    for place in node_devices(node):
+        yield place.device, _device(place, gpus.get(place.device.gpu_uuid or place.device.uuid))
 
 
-def _device(on: NodeDevice, gpu: Gpu | None) -> DeviceRow:
-    device, memory = on.device, on.device.memory
+def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
+    device, memory = place.device, place.device.memory
     return DeviceRow(
-        node=on.node.name,
-        at=on.node.timestamp,
-        number=on.number,
+        node=place.node.name,
+        at=place.node.timestamp,
+        number=place.number,
         name=device_name(device),
         uuid=device.uuid,
         is_gpu=device.uuid == device.gpu_uuid,
@@ -214,9 +214,9 @@ def _device(on: NodeDevice, gpu: Gpu | None) -> DeviceRow:
     )
 
 
-def _container(on: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
+def _container(device: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
     row = ContainerRow(
-        on,
+        device,
         one.name,
         one.owner,
         listed=True,
@@ -239,9 +239,9 @@ def _container(on: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
     )
 
 
-def _other(on: DeviceRow, one: OtherUse) -> ContainerRow:
+def _other(device: DeviceRow, one: OtherUse) -> ContainerRow:
     return ContainerRow(
-        on,
+        device,
         one.name,
         one.owner,
         memory_bytes=one.memory_bytes,
@@ -251,9 +251,9 @@ def _other(on: DeviceRow, one: OtherUse) -> ContainerRow:
     )
 
 
-def _process(on: DeviceRow, one: Process) -> ContainerRow:
+def _process(device: DeviceRow, one: Process) -> ContainerRow:
     return ContainerRow(
-        on,
+        device,
         container_of(one),
         one.owner,
         memory_bytes=one.memory_bytes,

@@ -24,7 +24,8 @@ from gpumap.model.devices import (
     sum_of,
 )
 from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use_known
-from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, UnmatchedSlots, Use
+from gpumap.model.grouping import grouped
+from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Use
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.shown import age, counted, listed, size
 from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, ContainerName, Owner, PodName
@@ -152,10 +153,7 @@ def why_of(kind: str, reason: str, seconds: float) -> str:
 def _faults(node: Node) -> Iterator[Finding]:
     for gpu in node.gpus:
         yield from _faults_of(gpu, node)
-    nameless: dict[str, list[int]] = {}
-    for one in node.nameless_gpus:
-        nameless.setdefault(one.fault, []).append(one.index)
-    for fault, indices in nameless.items():
+    for fault, indices in grouped((one.fault, one.index) for one in node.nameless_gpus).items():
         remedy = next(one.remedy for one in node.nameless_gpus if one.fault == fault)
         why = f"GPU {listed([str(index) for index in indices])}: {_why_broken(fault)}"
         yield _fault(fault, None, remedy, gpus=float(len(indices)), why=why)
@@ -290,10 +288,7 @@ def _counted(processes: int | None) -> str:
 def _uses(place: NodeDevice) -> Iterator[tuple[ContainerOnDevice, _HolderUse | None]]:
     """Return the holders of a device with a grant of their own, each with what it uses. `None`: unknown."""
     leaves = _leaves(place)
-    users: dict[PodName, list[_User]] = {}
-    for one in (one for leaf in leaves for one in leaf.containers):
-        if one.use:
-            users.setdefault(one.pod_name, []).append((one.container, one.use))
+    users = grouped((one.pod_name, (one.container, one.use)) for leaf in leaves for one in leaf.containers if one.use)
     for holder in grantees(place.device):
         yield holder, _use_of(place, holder, users.get(holder.pod_name, ()), len(leaves))
 
@@ -422,9 +417,7 @@ def _is_at_work(use: Use, node: Node) -> bool:
 
 
 def _unmatched(node: Node) -> Iterator[Finding]:
-    alike: dict[tuple[ContainerName, str], list[UnmatchedSlots]] = {}
-    for entry in node.unmatched:
-        alike.setdefault((entry.name, entry.reason), []).append(entry)
+    alike = grouped(((entry.name, entry.reason), entry) for entry in node.unmatched)
     for (name, reason), entries in alike.items():
         slots = listed([f"{counted(entry.slots, 'slot')} of {entry.resource}" for entry in entries])
         yield Finding(

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 
 from gpumap.agent.dialects.common import gpus_by_uuid, leaves_by_uuid, owns
+from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, Device
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
@@ -59,10 +60,11 @@ def modes_by_holder(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], M
 
 def _memory_sharers(snapshot: Snapshot) -> Mapping[Uuid, list[Uuid]]:
     """Return all compute instances of the same GPU instance, for each of them: they share its memory."""
-    instances: dict[tuple[Uuid, int], list[Uuid]] = {}
-    for leaf in snapshot.node.devices:
-        if leaf.gpu_uuid is not None and leaf.mig is not None:
-            instances.setdefault((leaf.gpu_uuid, leaf.mig.gpu_instance_id), []).append(leaf.uuid)
+    instances = grouped(
+        ((leaf.gpu_uuid, leaf.mig.gpu_instance_id), leaf.uuid)
+        for leaf in snapshot.node.devices
+        if leaf.gpu_uuid is not None and leaf.mig is not None
+    )
     return {uuid: uuids for uuids in instances.values() for uuid in uuids}
 
 

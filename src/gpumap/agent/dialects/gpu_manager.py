@@ -20,6 +20,7 @@ from gpumap.agent.dialects.common import (
     percent,
 )
 from gpumap.model.families import Family, Series
+from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Use
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
@@ -38,9 +39,7 @@ class _Part(NamedTuple):
 
 @once_per_snapshot
 def _by_container(snapshot: Snapshot) -> list[tuple[ContainerName, _Rows]]:
-    rows: dict[ContainerName, _Rows] = {}
-    for row in snapshot.containers:
-        rows.setdefault(row.name, []).append(row)
+    rows = grouped((row.name, row) for row in snapshot.containers)
     return sorted(rows.items(), key=lambda item: (item[0].container, item[0]))
 
 
@@ -58,9 +57,7 @@ def _parts(
 
 def _cards(parts: Iterable[_Part], shown: Callable[[float], float], is_all: bool) -> Iterator[tuple[str, float]]:
     """Return the number of each card, and the sum of the shown numbers as `total` if these are all cards."""
-    of_card: dict[int | None, list[float | None]] = {}
-    for part in parts:
-        of_card.setdefault(part.card, []).append(part.value)
+    of_card = grouped((part.card, part.value) for part in parts)
     numbers = {}
     for card, values in of_card.items():
         if card is not None and (known := all_known(values)) is not None:

@@ -22,6 +22,7 @@ from gpumap.agent.join.shares import (
     place_shares,
 )
 from gpumap.model.device_ids import ByIndex, DeviceRef
+from gpumap.model.grouping import grouped
 from gpumap.model.node import Grant, UnmatchedSlots
 from gpumap.model.observations import (
     CheckpointEntry,
@@ -210,9 +211,7 @@ class _Placer:
         self._answers = answers
         self._inventory = inventory
         self._is_gpu_resource = is_gpu_resource
-        self._prepared: dict[str, list[PreparedDevice]] = {}
-        for one in prepared:
-            self._prepared.setdefault(one.device, []).append(one)
+        self._prepared = grouped((one.device, one) for one in prepared)
 
     def holdings(self) -> list[Holding]:
         return [self._firsts[key]._replace(ids=tuple(ids)) for key, ids in self._ids.items()]

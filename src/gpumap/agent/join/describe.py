@@ -18,6 +18,7 @@ from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.usage import UNKNOWN_TIMES, LeafUse, OwnerInputs, certainly_idle, owner_uses
 from gpumap.model import remedies
+from gpumap.model.grouping import grouped
 from gpumap.model.node import (
     ContainerOnDevice,
     Device,
@@ -78,9 +79,7 @@ def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevic
         pods_named=joined.listing.current and joined.identity is not None,
         can_report_unassigned=attribution.evidence.can_report_unassigned,
     )
-    on_device: dict[Uuid, list[ContainerOnDevice]] = {}
-    for row in containers:
-        on_device.setdefault(row.uuid, []).append(row)
+    on_device = grouped((row.uuid, row) for row in containers)
     rows: dict[Uuid, Device] = {}
     may_be_on_any = _doubtful(allocation.unmatched, allocation)
     # A slot of a GPU that has not reported its uuid or its minor is on no GPU that reports both.

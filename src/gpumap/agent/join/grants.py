@@ -16,6 +16,7 @@ from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import IdsByDevice
 from gpumap.agent.join.shares import PlacedShare
 from gpumap.model.device_ids import is_gpu
+from gpumap.model.grouping import grouped
 from gpumap.model.node import Grant
 from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice
 from gpumap.model.plugins import GIB, MIB, Plugin, Unit, gpushare_slot_bytes
@@ -65,9 +66,7 @@ def grants(
     scheduled: Iterable[PlacedShare] = (),
 ) -> dict[tuple[ContainerName, Uuid], Grant]:
     """Compute every container's grant of every device that it holds: of the kubelet, or of a scheduler beside it."""
-    by_holder: dict[tuple[ContainerName, Uuid], list[Holding]] = {}
-    for holding in holdings:
-        by_holder.setdefault((holding.container, holding.uuid), []).append(holding)
+    by_holder = grouped(((holding.container, holding.uuid), holding) for holding in holdings)
     node = _NodeHoldings(holdings, offered, registered, inventory)
     found = {
         holder: Grant(_slots(of_holder), reservation=True)
@@ -274,9 +273,7 @@ def _is_share(holding: Holding) -> bool:
 
 def _overcommitment(found: Mapping[tuple[ContainerName, Uuid], Grant], inventory: Inventory) -> dict[Uuid, float]:
     """Return the sum of a GPU's shares, for each GPU with a sum over 1: its devices are offered twice."""
-    by_gpu: dict[Uuid, list[float]] = {}
-    for (_, uuid), grant in found.items():
-        by_gpu.setdefault(_gpu_uuid(uuid, inventory), []).append(grant.gpus or 0.0)
+    by_gpu = grouped((_gpu_uuid(uuid, inventory), grant.gpus or 0.0) for (_, uuid), grant in found.items())
     # fsum is exact: ten tenths are 1 in any order.
     return {gpu: total for gpu, of_gpu in by_gpu.items() if (total := math.fsum(of_gpu)) > 1.0}
 

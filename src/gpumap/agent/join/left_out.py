@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumap.agent.join.pods import PodTable
+from gpumap.model.grouping import grouped
 from gpumap.model.observations import CheckpointEntry, ListedPod, ProcTable, ResourceDevices
 from gpumap.model.terms import PodUid
 
@@ -19,10 +20,8 @@ def add_left_out(pods: tuple[ListedPod, ...], pod_table: PodTable, procs: ProcTa
     processes on GPUs.
     """
     running = {pod.pod_uid for entry in procs.entries for pod in entry.cgroup.pods}
-    rows: dict[tuple[PodUid, str], list[CheckpointEntry]] = {}
-    for row in pod_table.checkpoint.entries if pod_table.checkpoint else ():
-        if row.pod_uid in running:
-            rows.setdefault((row.pod_uid, row.container), []).append(row)
+    entries = pod_table.checkpoint.entries if pod_table.checkpoint else ()
+    rows = grouped(((row.pod_uid, row.container), row) for row in entries if row.pod_uid in running)
     return tuple(_completed(pod, pod_table, rows) for pod in pods)
 
 

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
+from gpumap.model.grouping import grouped
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
     ClaimPods,
     ContainerLink,
-    DeviceId,
     ListedPod,
     LogTree,
     PodIdentity,
@@ -42,10 +42,10 @@ class CheckpointRows:
     """The rows of the device checkpoint by container, resource and device id. They have UIDs, which the List lacks."""
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
-        self._by_id: dict[tuple[str, str, DeviceId], list[CheckpointEntry]] = {}
-        for entry in checkpoint.entries if checkpoint else ():
-            for device_id in entry.ids:
-                self._by_id.setdefault((entry.container, entry.resource, device_id), []).append(entry)
+        entries = checkpoint.entries if checkpoint else ()
+        self._by_id = grouped(
+            ((entry.container, entry.resource, device_id), entry) for entry in entries for device_id in entry.ids
+        )
 
     def matching(self, container: str, devices: ResourceDevices) -> list[CheckpointEntry]:
         """Return the rows that have all devices of a listed container. `devices` has at least one id.
@@ -345,10 +345,7 @@ def _superseded(
 
 def _by_name(pods: Iterable[ListedPod]) -> dict[PodName, list[ListedPod]]:
     """Kubelets before 1.34 may list an ended pod together with its successor of the same name."""
-    listed: dict[PodName, list[ListedPod]] = {}
-    for pod in pods:
-        listed.setdefault(pod.pod_name, []).append(pod)
-    return listed
+    return grouped((pod.pod_name, pod) for pod in pods)
 
 
 def _still_valid(

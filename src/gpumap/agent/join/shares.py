@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable
 from gpumap.model.device_ids import ByMinor, ByUuid
+from gpumap.model.grouping import grouped
 from gpumap.model.observations import ListedContainer, ListedPod, ResourceDevices, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, PodName
@@ -84,7 +85,7 @@ def place_shares(
     keepers = frozenset(pod for pod in reservations if is_reserving(pod.namespace))
     reserved = {uuid for uuid, names in holders.items() if any(name.pod_name in keepers for name in names)}
     groups = _devices_by_group(keepers, holders, pod_table)
-    containers = _containers_by_pod(pod_table)
+    containers = grouped((one.pod_name, one) for one in pod_table.containers)
     placed: dict[tuple[ContainerName, Uuid], PlacedShare] = {}
     in_pods = (one for pod in pod_table.reported or () for one in pod.shares if one.group or one.uuid in reserved)
     for share in (*shares, *in_pods):
@@ -146,13 +147,6 @@ def _devices(share: ScheduledShare, inventory: Inventory) -> tuple[Uuid, ...]:
     if share.uuid is not None:
         return inventory.resolve(ByUuid(share.uuid))
     return inventory.resolve(ByMinor(share.minor)) if share.minor is not None else ()
-
-
-def _containers_by_pod(pod_table: PodTable) -> dict[PodName, list[ContainerName]]:
-    containers: dict[PodName, list[ContainerName]] = {}
-    for one in pod_table.containers:
-        containers.setdefault(one.pod_name, []).append(one)
-    return containers
 
 
 def _container(

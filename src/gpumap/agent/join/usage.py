@@ -22,6 +22,7 @@ from gpumap.agent.join.attribution import (
     memory_of_all,
 )
 from gpumap.agent.join.recent_processes import EndedProcess
+from gpumap.model.grouping import grouped
 from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample
 from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
@@ -173,9 +174,8 @@ class LeafUse:
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
-        of_work: dict[Workload, list[Attributed]] = {}
-        for item in self.processes.by_owner.get(Owner.HOST, ()):
-            of_work.setdefault(_shown_work(item.workload, names), []).append(item)
+        processes = self.processes.by_owner.get(Owner.HOST, ())
+        of_work = grouped((_shown_work(item.workload, names), item) for item in processes)
         ended: dict[Workload, list[ProcessSample | None]] = {}
         for work, samples in self.ended_work_times.items():
             ended.setdefault(_shown_work(work, names), []).extend(samples)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.inventory import Inventory
+from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice
 from gpumap.model.readings import Uuid, XidError
 from gpumap.model.terms import ContainerName
@@ -72,11 +73,12 @@ def events_by_container(
     events: Mapping[Uuid, Iterable[XidError]], read_at: float, history: tuple[ContainersOnDevices, ...]
 ) -> dict[Key, list[XidError]]:
     """Return the events of each container that was on the device at that moment, each event once per container."""
-    found: dict[Key, list[XidError]] = {}
-    for event in (event for of_gpu in events.values() for event in of_gpu):
-        for name, uuid in _affected(event, containers_at(read_at - event.age_seconds, history)).items():
-            found.setdefault((name, uuid), []).append(event)
-    return found
+    return grouped(
+        (key, event)
+        for of_gpu in events.values()
+        for event in of_gpu
+        for key in _affected(event, containers_at(read_at - event.age_seconds, history)).items()
+    )
 
 
 def _affected(event: XidError, on_devices: ContainersOnDevices) -> dict[ContainerName, Uuid]:

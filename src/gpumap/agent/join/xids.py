@@ -21,6 +21,7 @@ from gpumap.agent.join.xid_containers import (
     present_containers,
     still_needed,
 )
+from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids
 from gpumap.model.observations import Failed, NvmlReading, Observed
 from gpumap.model.readings import Uuid, XidError
@@ -92,7 +93,7 @@ def count_xids(
 
     During an outage of the kubelet or NVML, no container is known to be gone.
     """
-    events = _by_uuid(nvml.value.xids) if isinstance(nvml, Observed) else {}
+    events = grouped((event.uuid, event) for event in nvml.value.xids) if isinstance(nvml, Observed) else {}
     apart = _apart(before, nvml)
     here = {gpu.uuid for gpu in inventory.known}
     gpus: dict[Uuid, GpuXidMemory] = {}
@@ -122,13 +123,6 @@ def _gpus_to_keep(before: XidMemory, here: set[Uuid]) -> list[Uuid]:
     """Return the remembered GPUs that are not present, the longest absent first, then those that are present."""
     away = [uuid for uuid in before.gpus if uuid not in here]
     return away[-GPUS_AWAY_MAX:] + sorted(here)
-
-
-def _by_uuid(events: Iterable[XidError]) -> dict[Uuid, list[XidError]]:
-    by_uuid: dict[Uuid, list[XidError]] = {}
-    for event in events:
-        by_uuid.setdefault(event.uuid, []).append(event)
-    return by_uuid
 
 
 def _add(errors: Mapping[int, int], events: Iterable[XidError]) -> Mapping[int, int]:

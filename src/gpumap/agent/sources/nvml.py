@@ -18,6 +18,7 @@ from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.codes import word
 from gpumap.agent.sources.nvml_process import END_SECONDS, Worker
 from gpumap.agent.sources.nvml_state import CrashSuspects, ReplacementPolicy, SampleRing, XidEvents
+from gpumap.model.grouping import grouped
 from gpumap.model.observations import Complaint, NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import GpuReading, Listening
 
@@ -301,10 +302,7 @@ def _fault(gpu: GpuReading) -> Complaint:
 
 def _refusals(gpus: Iterable[GpuReading]) -> Iterator[Complaint]:
     """Return one complaint for each call and code, with all GPUs that refused it."""
-    by_refusal: dict[tuple[str, int], list[int]] = {}
-    for gpu in gpus:
-        for refusal in () if gpu.fault else gpu.refusals.items():
-            by_refusal.setdefault(refusal, []).append(gpu.index)
+    by_refusal = grouped((refusal, gpu.index) for gpu in gpus if not gpu.fault for refusal in gpu.refusals.items())
     for (call, code), indices in by_refusal.items():
         who = ", ".join(str(index) for index in indices)
         yield Complaint(word(code), f"gpu {who}: {call} said {code} ({word(code)})")

@@ -20,8 +20,8 @@ def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
     columns, screen = shape.screen.columns or 80, shape.screen
     who = "/".join(filter(None, (*row.container[:2], row.container.container))) or row.pod or shown_owner(row)
     fault = row.finding is not None and row.finding.finding == "fault"
-    place = f" on {row.on.name}" if row.on.uuid else ""
-    yield screen.paint(shortened(f"GPU {row.on.name}" if fault else f"{printable(who)}{place}", columns), "bold")
+    place = f" on {row.device.name}" if row.device.uuid else ""
+    yield screen.paint(shortened(f"GPU {row.device.name}" if fault else f"{printable(who)}{place}", columns), "bold")
     if one := row.finding:
         said = f"{shown_finding(one)} for {row.finding_age}: {one.why}."
         yield from (screen.paint(line, finding_colour(one)) for line in wrapped(printable(said), columns))
@@ -34,7 +34,8 @@ def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
     of_row = [
         one
         for one in process_rows(node)
-        if (one.on.uuid, one.container, one.owner, one.work) == (row.on.uuid, row.container, row.owner, row.work)
+        if (one.device.uuid, one.container, one.owner, one.work)
+        == (row.device.uuid, row.container, row.owner, row.work)
         and one.pid is not None
     ]
     if of_row:
@@ -50,10 +51,10 @@ def _fields(row: ContainerRow) -> Iterator[tuple[str, str]]:
     slots = ", ".join(f"{counted(slots, 'slot')} of {resource}" for resource, slots in row.slots.items())
     granted = [size(row.granted_bytes), gpus(row.gpus), slots]
     yield "granted", ", ".join(one for one in granted if one not in ("", UNKNOWN)) or UNKNOWN
-    of_device = f" of {size(row.on.total_bytes)}" if row.on.total_bytes is not None else ""
+    of_device = f" of {size(row.device.total_bytes)}" if row.device.total_bytes is not None else ""
     yield "memory", UNKNOWN if row.memory_bytes is None else f"{size(row.memory_bytes)}{of_device}"
     yield "peak", size(row.memory_peak_bytes)
     yield "SM", percent(row.busy_ratio)
-    yield "last active", UNKNOWN if row.last_active is None else f"{age(row.on.at - row.last_active)} ago"
+    yield "last active", UNKNOWN if row.last_active is None else f"{age(row.device.at - row.last_active)} ago"
     yield "owner", shown_owner(row) if row.listed or row.processes else UNKNOWN
-    yield "device", " ".join(filter(None, (row.on.uuid, row.on.model))) or UNKNOWN
+    yield "device", " ".join(filter(None, (row.device.uuid, row.device.model))) or UNKNOWN

@@ -34,8 +34,8 @@ _COLUMNS: tuple[Column[Holding], ...] = (
     name("NAMESPACE", lambda one: one.row.container.namespace),
     name("POD", lambda one: one.row.container.pod),
     name("CONTAINER", lambda one: one.row.container.container, spare=1),
-    Column("DEVICE", lambda one: one.row.on.name),
-    name("MODEL", lambda one: one.row.on.model),
+    Column("DEVICE", lambda one: one.row.device.name),
+    name("MODEL", lambda one: one.row.device.model),
     Column("DAYS SEEN", lambda one: UNKNOWN if one.week is None else f"{one.week.days:.1f}"),
     amount("PEAK", size, lambda one: one.week.memory_peak_bytes if one.week else None),
     Column("SM PEAK", lambda one: percent(one.week.sm_ratio if one.week else None)),
@@ -80,8 +80,8 @@ def _value(one: Holding) -> dict[str, object]:
     return {
         "node": one.node,
         **one.row.container._asdict(),
-        "uuid": one.row.on.uuid,
-        "model": one.row.on.model,
+        "uuid": one.row.device.uuid,
+        "model": one.row.device.model,
         "days_seen": round(one.week.days, 2) if one.week else None,
         "memory_peak_bytes": one.week.memory_peak_bytes if one.week else None,
         "sm_peak_ratio": round(one.week.sm_ratio, 4) if one.week else None,
@@ -92,18 +92,26 @@ def _value(one: Holding) -> dict[str, object]:
 
 def _holdings(maps: NodeMaps, shape: Shape) -> list[Holding]:
     held = [row for node_map in maps.maps for _, found in rows(node_map) for row in found if row.holds]
-    devices = {(row.container.pod_name, row.on.uuid) for row in held}
+    devices = {(row.container.pod_name, row.device.uuid) for row in held}
     several = Counter(pod for pod, _ in devices)
     whole = (
-        row for row in held if row.gpus == 1 and row.on.is_gpu and shape.namespace in ("", row.container.namespace)
+        row for row in held if row.gpus == 1 and row.device.is_gpu and shape.namespace in ("", row.container.namespace)
     )
     found = [_holding(row, maps, several) for row in whole]
-    return sorted(found, key=lambda one: (-(one.fit.saved_gpus if one.fit else 0), one.row.container, one.row.on.uuid))
+    return sorted(
+        found, key=lambda one: (-(one.fit.saved_gpus if one.fit else 0), one.row.container, one.row.device.uuid)
+    )
 
 
 def _holding(row: ContainerRow, maps: NodeMaps, several: Counter[PodName]) -> Holding:
-    week = (maps.weeks or {}).get((*row.container.pod_name, row.on.uuid))
+    week = (maps.weeks or {}).get((*row.container.pod_name, row.device.uuid))
     fit = None
-    if week and week.days >= _DAYS_MIN and row.on.total_bytes and row.on.model and several[row.container.pod_name] == 1:
-        fit = smallest_fit(row.on.model, row.on.total_bytes, week.memory_peak_bytes, week.sm_ratio)
+    if (
+        week
+        and week.days >= _DAYS_MIN
+        and row.device.total_bytes
+        and row.device.model
+        and several[row.container.pod_name] == 1
+    ):
+        fit = smallest_fit(row.device.model, row.device.total_bytes, week.memory_peak_bytes, week.sm_ratio)
     return Holding(row, week, fit)

@@ -311,7 +311,7 @@ def _memory_of_gpu(one: GpuRow) -> str:
 
 
 def _key(row: ContainerRow) -> RowKey:
-    return row.node, row.on.uuid, row.container, row.owner, row.pid, row.work, row.finding and row.finding.reason
+    return row.node, row.device.uuid, row.container, row.owner, row.pid, row.work, row.finding and row.finding.reason
 
 
 def _place(live: Live, found: Sequence[ContainerRow]) -> int | None:
@@ -344,7 +344,7 @@ _BY_WASTE: SortKey[ContainerRow] = SortKey(_waste, largest_first=True)
 _FINDING: tuple[Column[ContainerRow], ...] = (
     Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else ""),
     Column("FOR", lambda row: row.finding_age, spare=1),
-    Column("DEVICE", lambda row: row.on.name.partition(" ")[0], spare=2),
+    Column("DEVICE", lambda row: row.device.name.partition(" ")[0], spare=2),
 )
 _OF_TOP = {column.title: column for column in (*COLUMNS, *PROCESS_COLUMNS)}
 
@@ -411,7 +411,7 @@ _FIELDS: Mapping[str, Callable[[ContainerRow], str]] = {
     "pod": lambda row: row.pod,
     "container": lambda row: row.container.container,
     "owner": lambda row: row.owner,
-    "uuid": lambda row: row.on.uuid,
+    "uuid": lambda row: row.device.uuid,
     "finding": lambda row: row.finding.finding if row.finding else "",
 }
 """Terms of the filter that test one field. `gpu:` tests the whole index."""
@@ -421,13 +421,13 @@ def _matches(row: ContainerRow, word: str, *, fleet: bool) -> bool:
     """Return whether a word is in a name that the row shows, or begins its UUID. `ns:ml` tests one field."""
     field, _, value = word.partition(":")
     if field == "gpu" and value:
-        place = row.on.name.partition(" ")[0]
+        place = row.device.name.partition(" ")[0]
         return value in (place, place.partition("/")[0])
     if field in _FIELDS and value:
         return value in _FIELDS[field](row).lower()
     process = (str(row.pid), row.command or "") if row.pid is not None else ()
     finding = (row.finding.finding, row.finding.why) if row.finding else ()
-    names = (row.node if fleet else "", *row.container, row.pod, row.owner, row.on.name, *process, *finding)
+    names = (row.node if fleet else "", *row.container, row.pod, row.owner, row.device.name, *process, *finding)
     return word in " ".join(names).lower() or (
-        word.startswith(("gpu-", "mig-")) and row.on.uuid.lower().startswith(word)
+        word.startswith(("gpu-", "mig-")) and row.device.uuid.lower().startswith(word)
     )

@@ -85,10 +85,10 @@ def _slots(row: ContainerRow) -> str:
     return "+".join(map(str, row.slots.values())) or "0"
 
 
-def _state(on: DeviceRow) -> str:
-    if on.total_bytes is not None or on.use_known:
+def _state(device: DeviceRow) -> str:
+    if device.total_bytes is not None or device.use_known:
         return ""
-    return "partitioned" if on.partitioned else "no reading"
+    return "partitioned" if device.partitioned else "no reading"
 
 
 def shown_owner(row: ContainerRow) -> str:
@@ -103,8 +103,8 @@ def owner_colour(row: MapRow) -> str:
 
 
 COLUMNS: tuple[Column[MapRow], ...] = (
-    _column("DEVICE", lambda on: on.name)._replace(spans=True),
-    _column("UUID", lambda on: on.uuid)._replace(name=True, spare=5),
+    _column("DEVICE", lambda device: device.name)._replace(spans=True),
+    _column("UUID", lambda device: device.uuid)._replace(name=True, spare=5),
     _name_column("NAMESPACE", lambda name: name.namespace),
     _column("POD", None, lambda row: row.pod or UNKNOWN, lambda row: row.pod)._replace(name=True, kept=True),
     _name_column("CONTAINER", lambda name: name.container),
@@ -118,7 +118,9 @@ COLUMNS: tuple[Column[MapRow], ...] = (
     ),
     _column(
         "USED",
-        lambda on: size(on.used_bytes) + ("" if on.total_bytes is None else f" of {size(on.total_bytes)}"),
+        lambda device: (
+            size(device.used_bytes) + ("" if device.total_bytes is None else f" of {size(device.total_bytes)}")
+        ),
         lambda row: size(row.memory_bytes),
         lambda row: size(row.memory_bytes),
         sort=lambda row: row.memory_bytes,
@@ -132,7 +134,7 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         sort=lambda row: row.busy_ratio,
     ),
     _column("OWNER", _state, shown_owner, shown_owner)._replace(colour=owner_colour),
-    _column("MODEL", lambda on: on.model or UNKNOWN)._replace(wide=True),
+    _column("MODEL", lambda device: device.model or UNKNOWN)._replace(wide=True),
     _column("PEAK", None, lambda row: size(row.memory_peak_bytes), sort=lambda row: row.memory_peak_bytes)._replace(
         wide=True
     ),
@@ -212,7 +214,7 @@ def _holders_first(found: list[ContainerRow]) -> list[ContainerRow]:
 
 def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:
     order = SORT_KEYS[shape.order or MAP_ORDERS[0]]
-    for on, found in rows(node_map, shape.namespace):
-        yield on
+    for device, found in rows(node_map, shape.namespace):
+        yield device
         yield from in_order((row for row in found if row.listed), order, reverse=shape.reverse)
         yield from (row for row in found if not row.listed)

@@ -59,7 +59,7 @@ class TopRow(Struct, frozen=True, kw_only=True):
 
 
 def _last_active(row: ContainerRow) -> str:
-    return UNKNOWN if row.last_active is None else age(row.on.at - row.last_active)
+    return UNKNOWN if row.last_active is None else age(row.device.at - row.last_active)
 
 
 _NAMES: tuple[Column[ContainerRow], ...] = (
@@ -67,7 +67,7 @@ _NAMES: tuple[Column[ContainerRow], ...] = (
     name("POD", lambda row: row.pod),
     name("CONTAINER", lambda row: row.container.container),
 )
-_DEVICE: Column[ContainerRow] = Column("DEVICE", lambda row: row.on.name, lambda row: row.on.number)
+_DEVICE: Column[ContainerRow] = Column("DEVICE", lambda row: row.device.name, lambda row: row.device.number)
 _MEMORY: tuple[Column[ContainerRow], ...] = (
     amount("MEMORY", size, lambda row: row.memory_bytes),
     Column("MEMORY%", lambda row: percent(row.memory_ratio), spare=4),
@@ -75,8 +75,8 @@ _MEMORY: tuple[Column[ContainerRow], ...] = (
 _SM: Column[ContainerRow] = amount("SM", percent, lambda row: row.busy_ratio)
 _OWNER: Column[ContainerRow] = Column("OWNER", shown_owner, lambda row: row.owner, colour=owner_colour)
 _LAST: tuple[Column[ContainerRow], ...] = (
-    Column("UUID", lambda row: row.on.uuid, name=True, wide=True),
-    Column("MODEL", lambda row: row.on.model or UNKNOWN, name=True, wide=True),
+    Column("UUID", lambda row: row.device.uuid, name=True, wide=True),
+    Column("MODEL", lambda row: row.device.model or UNKNOWN, name=True, wide=True),
 )
 COLUMNS: tuple[Column[ContainerRow], ...] = (
     *_NAMES,
@@ -147,9 +147,9 @@ def _container_rows(node_map: Node, namespace: str) -> Iterator[ContainerRow]:
 def _value(row: ContainerRow, *, fleet: bool, processes: bool) -> TopRow:
     return TopRow(
         node=row.node if fleet else UNSET,
-        device=row.on.name,
-        uuid=row.on.uuid,
-        model=row.on.model,
+        device=row.device.name,
+        uuid=row.device.uuid,
+        model=row.device.model,
         namespace=row.container.namespace or None,
         pod=row.container.pod or None,
         container=row.container.container or None,
