@@ -64,7 +64,7 @@ def _has_series(device: Device) -> bool:
 def _device(device: Device) -> dict[str, Any]:
     names = ("uuid", "gpu_uuid", "index", "partitioned", "allocatable", "host")
     found = {name: getattr(device, name) for name in names}
-    # No series tells "nobody, as far as it is known" from "it is not known who".
+    # The series are the same if no holder is known, and if it is not known who holds the device.
     found["holders"] = device.holders or (None if device.holders is None or device.may_have_more else 0)
     mig = device.mig
     found["mig"] = mig and (mig.uuid, mig.gpu_instance_id, mig.compute_instance_id, mig.profile)

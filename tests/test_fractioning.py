@@ -263,7 +263,7 @@ def test_a_file_that_cannot_be_read_accuses_no_pod() -> None:
 
 
 async def test_agent_with_mapping_files_and_koordlets_proxy(directory: Path, library: Path) -> None:
-    """The whole service: both sharers hold their GPUs on the page. What fails is counted, and accuses nobody."""
+    """The whole service: both sharers hold their GPUs on the page. Failures are counted, and no pod is accused."""
     node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
     sharer, half = node.admit("sharer", main=[]), node.admit("half", main=[])
     for pod, gpu in ((sharer, 1), (half, 2)):

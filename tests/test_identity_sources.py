@@ -244,7 +244,7 @@ def test_reused_pid_is_of_no_container_also_if_the_clock_failed_at_first(
     while (source.clock_ticks() or 0) <= now:
         time.sleep(0.005)
     source.read([], far)
-    assert [entry.comm for entry in source.read([pid], far).value.entries] == ["other"], "NVML lists it anew"
+    assert [entry.comm for entry in source.read([pid], far).value.entries] == ["other"], "NVML lists the process again"
 
 
 @pytest.mark.parametrize(

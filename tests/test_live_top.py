@@ -173,7 +173,7 @@ def test_details_say_what_the_row_has_no_room_for() -> None:
 
 
 def test_details_of_a_row_that_is_gone() -> None:
-    """They are not another row's. A row whose finding changes is the same one."""
+    """They do not change to another row. If only the finding changes, it is still the same row."""
     pods = [Pod("ml", name, {"main": {"nvidia.com/gpu": [gpu_uuid(gpu)]}}) for gpu, name in enumerate(("one", "two"))]
     node = TestNode([Gpu(0), Gpu(1)], pods)
     live = press(frame(maps(node.collect()), Live(), SHAPE, (), 24).live, "enter")

@@ -131,6 +131,11 @@ def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[Cont
             yield row, found
 
 
+def container_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
+    """Return the rows of all devices, as `rows`."""
+    return (row for _, of_device in rows(node, namespace) for row in of_device)
+
+
 def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
     """Return each process, and memory without one; of a namespace only its processes."""
     for device, row in _devices(node):
@@ -150,8 +155,7 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     findings = in_namespace(node.findings or (), namespace)
     of_rows = {_key_of(one): one for one in reversed(findings) if one.finding != "fault"}
     seen = set()
-    of_containers = (row for _, of_device in rows(node, namespace) for row in of_device)
-    for row in process_rows(node, namespace) if processes else of_containers:
+    for row in (process_rows if processes else container_rows)(node, namespace):
         key = row.device.uuid, row.container, row.owner is Owner.GONE
         seen.add(key)
         yield row._replace(finding=of_rows.get(key))

@@ -534,7 +534,7 @@ def _judged(node: Node, held: _Held) -> dict[str, bool]:
         and _any_watched(held, node.idle_after_seconds),
         "unused": grants
         and _any_watched(held, node.grace_seconds)
-        and not any(use and _is_gap_younger(use, node.grace_seconds) for *_, use in held),
+        and not any(use and _has_gap_within(use, node.grace_seconds) for *_, use in held),
         "unmatched": "kubelet" in up and holders_known,
     }
 
@@ -551,7 +551,7 @@ def _may_be_idle(use: _HolderUse, node: Node) -> bool:
     return use.idle_seconds is None or (use.idle_seconds < after and worked is not None and worked >= after)
 
 
-def _is_gap_younger(use: _HolderUse, seconds: float) -> bool:
+def _has_gap_within(use: _HolderUse, seconds: float) -> bool:
     """Return whether gpumap has known a holder for so long, but could not watch it all that time."""
     return use.known_seconds is not None and use.known_seconds >= seconds and not _is_long(use, seconds)
 

@@ -246,7 +246,7 @@ class Containers(NamedTuple):
     """One row per (container, device), and what the next collection and accounting need of them."""
 
     rows: tuple[ContainerOnDevice, ...]
-    memory: dict[Key, UseMemory]
+    uses: dict[Key, UseMemory]
     sm_ratios: dict[Key, float]
     """SM time of all processes as a ratio of the interval. It may exceed 1."""
     sm_activities: dict[Key, float]
@@ -272,8 +272,13 @@ def containers(joined: Joined) -> Containers:
             # Where several containers hold a device, its activity is often unknown. A counter would hide that.
             if activity is not None and known.share is not None and not _is_shared(joined, leaf):
                 sm_activities[key] = activity * known.share
-    keep = not joined.listing.current
-    kept.update((key, unwatched(before, at, keep=keep)) for key, before in kept.items() if key not in uses)
+    # Only the pods of the last List are kept through an outage of the kubelet: others may come and go meanwhile.
+    last_listed = frozenset[PodName]() if joined.listing.current else joined.pod_table.listed
+    kept.update(
+        (key, unwatched(before, at, keep=key[0].pod_name in last_listed))
+        for key, before in kept.items()
+        if key not in uses
+    )
     rows = []
     for key in sorted({**joined.allocation.grants, **uses}):  # both are nearly sorted
         name, uuid = key

@@ -322,7 +322,7 @@ def _place(live: Live, found: Sequence[ContainerRow]) -> int | None:
 
 
 def _with_cursor(live: Live, found: Sequence[ContainerRow], place: int | None) -> Live:
-    """Return the state whose cursor is on a row: on the selected one, if it has a place."""
+    """Put the cursor on the selected row. If that is gone, the cursor stays in its line, or on the last row."""
     cursor = min(live.cursor, max(len(found) - 1, 0)) if place is None else place
     return live._replace(cursor=cursor, selected=_key(found[cursor]) if found else ())
 

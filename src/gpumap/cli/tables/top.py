@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from msgspec import UNSET, Struct, UnsetType
 
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.rows import ContainerRow, process_rows, rows
+from gpumap.cli.rows import ContainerRow, container_rows, process_rows
 from gpumap.cli.sort_keys import TOP_ORDERS
 from gpumap.cli.tables.fleets import pods_in, values_of
 from gpumap.cli.tables.layout import (
@@ -26,7 +24,7 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.map import owner_colour, shown_owner
 from gpumap.cli.tables.unknowns import all_known, no_rows, troubles
-from gpumap.model.node import Node, Workload
+from gpumap.model.node import Workload
 from gpumap.model.shown import UNKNOWN, age, number, percent, size
 
 
@@ -134,14 +132,10 @@ def top_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
 
 def top_rows(maps: NodeMaps, shape: Shape) -> list[ContainerRow]:
     """Return the rows of the table, in its order."""
-    find = process_rows if shape.processes else _container_rows
+    find = process_rows if shape.processes else container_rows
     found = [row for node_map in maps.maps for row in find(node_map, shape.namespace)]
     found = in_order(found, SORT_KEYS["memory"], reverse=False)  # among equals
     return in_order(found, SORT_KEYS[shape.order or TOP_ORDERS[0]], reverse=shape.reverse)
-
-
-def _container_rows(node_map: Node, namespace: str) -> Iterator[ContainerRow]:
-    return (row for _, of_device in rows(node_map, namespace) for row in of_device)
 
 
 def _value(row: ContainerRow, *, fleet: bool, processes: bool) -> TopRow:
