@@ -5,8 +5,10 @@ Each finding is based only on known values. What cannot be judged is not judged:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -302,39 +304,49 @@ def _of_holder(place: NodeDevice, holder: ContainerOnDevice, use: _HolderUse) ->
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
     node, granted, used = place.node, holder.allocated_memory_bytes, use.memory_bytes
-    finding = Finding(
-        *holder.name,
-        finding="unused",
-        reason="peak_below_grant",
-        uuid=place.device.uuid,
-        since=0.0,
-        gpus=holder.allocated_gpus,
-        granted_bytes=granted,
-        used_bytes=used,
-        memory_bytes=max(granted - used, 0) if granted is not None and used is not None else None,
-    )
+    finding = partial(_granted, place, holder, use)
     if granted is not None and used is not None and used > granted:
-        why = f"uses {size(used)} of {size(granted)} granted"
-        return _as(finding, "over", "over_grant", why, memory_bytes=used - granted, gpus=None)
-    if stalled := _stalled(place, holder):
+        return finding("over", "over_grant", f"uses {size(used)} of {size(granted)} granted", used - granted)
+    if holder.use and holder.use.processes and (stalled := _stalled(place)):
         seconds, why = stalled
-        since = node.timestamp - seconds
-        return _as(finding, "stalled", "busy_without_work", why, since=since, memory_bytes=None)
+        return finding("stalled", "busy_without_work", why, None, node.timestamp - seconds)
     if use.pod_at_work:
         return None
     if use.idle_seconds is not None and use.idle_seconds >= node.idle_after_seconds:
         reason, why = _idle_because(use, use.idle_seconds)
-        return _as(finding, "idle", reason, why, since=node.timestamp - use.idle_seconds)
+        left = max(granted - used, 0) if granted is not None and used is not None else None
+        return finding("idle", reason, why, left, node.timestamp - use.idle_seconds)
     if granted is None or used is None or not use.memory_peak_bytes or not _is_long(use, node.grace_seconds):
         return None
     left = max(granted - max(used, use.memory_peak_bytes), 0)
     if left <= max(UNUSED_BYTES, UNUSED_RATIO * granted):
         return None
-    return _as(finding, "unused", "peak_below_grant", f"peak so far {size(use.memory_peak_bytes)}", memory_bytes=left)
+    return finding("unused", "peak_below_grant", f"peak so far {size(use.memory_peak_bytes)}", left)
 
 
-def _as(finding: Finding, kind: str, reason: str, why: str, **values: float | None) -> Finding:
-    return structs.replace(finding, finding=kind, reason=reason, why=why, remedy=remedies.FINDINGS[kind], **values)
+def _granted(
+    place: NodeDevice,
+    holder: ContainerOnDevice,
+    use: _HolderUse,
+    kind: str,
+    reason: str,
+    why: str,
+    memory_bytes: int | None,
+    since: float = 0.0,
+) -> Finding:
+    return Finding(
+        *holder.name,
+        finding=kind,
+        reason=reason,
+        uuid=place.device.uuid,
+        since=since,
+        gpus=None if kind == "over" else holder.allocated_gpus,
+        granted_bytes=holder.allocated_memory_bytes,
+        used_bytes=use.memory_bytes,
+        memory_bytes=memory_bytes,
+        why=why,
+        remedy=remedies.FINDINGS[kind],
+    )
 
 
 def _is_long(use: _HolderUse | Use | None, seconds: float) -> bool:
@@ -342,11 +354,9 @@ def _is_long(use: _HolderUse | Use | None, seconds: float) -> bool:
     return use is not None and use.seen_seconds is not None and use.seen_seconds >= seconds
 
 
-def _stalled(place: NodeDevice, holder: ContainerOnDevice) -> tuple[float, str] | None:
+def _stalled(place: NodeDevice) -> tuple[float, str] | None:
     """Return for how long the GPU of the only container that computes there has been busy without work, and the
     evidence as a phrase."""
-    if not (holder.use and holder.use.processes):
-        return None
     gpu = next((one for one in place.node.gpus if one.uuid == place.device.uuid), None)
     seconds = gpu.busy_without_work_seconds if gpu else None
     if gpu is None or gpu.reading is None or seconds is None or seconds < STALLED_SECONDS:
@@ -374,27 +384,30 @@ def _use_of(place: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User
     uses = [use for container, use in of_pod if container == holder.container]
     if not uses or len(uses) < leaves:
         return None
-    now = place.node.timestamp
     others = [use for container, use in of_pod if container != holder.container]
     resting = [*uses, *(use for use in others if use.last_active is not None)]
-    memory = [use.memory_bytes for use in uses]
-    peaks = [use.memory_peak_bytes for use in uses]
+    memory, peaks, seen, known = zip(*map(_OF_HOLDER, uses), strict=True)
+    active, worked, no_process = zip(*map(_OF_RESTING, resting), strict=True)
     return _HolderUse(
-        memory_bytes=None if None in memory else sum_of(memory),
-        memory_peak_bytes=None if None in peaks else sum_of(peaks),
-        idle_seconds=_least([_idle_seconds(use, now) for use in resting]),
-        seen_seconds=_least([use.seen_seconds for use in uses]),
-        known_seconds=_least([use.known_seconds for use in uses]),
-        worked_seconds_ago=_least([use.worked_seconds_ago for use in resting]),
-        no_process_seconds=_least([use.no_process_seconds for use in resting]),
+        memory_bytes=None if None in memory else sum(memory),
+        memory_peak_bytes=None if None in peaks else sum(peaks),
+        idle_seconds=None if None in active else max(place.node.timestamp - max(active), 0.0),
+        seen_seconds=_least(seen),
+        known_seconds=_least(known),
+        worked_seconds_ago=_least(worked),
+        no_process_seconds=_least(no_process),
         pod_at_work=any(_is_at_work(use, place.node) for use in others),
     )
 
 
-def _least(values: Sequence[float | None]) -> float | None:
+_OF_HOLDER = attrgetter("memory_bytes", "memory_peak_bytes", "seen_seconds", "known_seconds")
+_OF_RESTING = attrgetter("last_active", "worked_seconds_ago", "no_process_seconds")
+"""Fields of `Use`."""
+
+
+def _least(values: Collection[Any]) -> float | None:
     """Return the least of the values; `None` if one is unknown."""
-    known = [value for value in values if value is not None]
-    return min(known) if len(known) == len(values) else None
+    return None if None in values else min(values)
 
 
 def _idle_seconds(use: Use, now: float) -> float | None:

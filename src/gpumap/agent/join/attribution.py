@@ -175,10 +175,10 @@ class Attribution:
     measured_uids: Mapping[PodName, PodUid]
     """UIDs of pods with measured processes."""
 
-    def uids(self) -> Iterator[PodUid]:
-        """Yield the UIDs of pods with processes."""
-        for processes in self.by_leaf.values():
-            yield from (item.pod_uid for item in processes.attributed if item.pod_uid is not None)
+    def uids(self) -> set[PodUid]:
+        """Return the UIDs of pods with processes."""
+        found = (item.pod_uid for processes in self.by_leaf.values() for item in processes.attributed)
+        return {uid for uid in found if uid is not None}
 
     def workloads(self) -> Iterator[Workload]:
         """Yield the work outside pods on all leaves."""

@@ -16,7 +16,7 @@ from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
-from gpumap.agent.join.usage import UNKNOWN_TIMES, LeafUse, OwnerInputs, certainly_idle, owner_uses
+from gpumap.agent.join.usage import UNKNOWN_TIMES, LeafUse, OwnerInputs, Times, certainly_idle, owner_uses
 from gpumap.model import remedies
 from gpumap.model.grouping import grouped
 from gpumap.model.node import (
@@ -333,7 +333,8 @@ def processes(leaf_uses: Mapping[Uuid, LeafUse], pending_owners: Mapping[Pending
     for leaf, use in sorted(leaf_uses.items()):
         for item in use.processes.attributed:
             process = item.process
-            times = (use.times[process.pid] if item.start is not None else None) or UNKNOWN_TIMES
+            time = use.times[process.pid] if item.start is not None else None
+            times = Times(*time) if time else UNKNOWN_TIMES
             name = item.name
             yield Process(
                 pid=process.pid,

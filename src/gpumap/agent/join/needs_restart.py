@@ -139,8 +139,8 @@ def _named(
 ) -> Iterator[Uuid]:
     """Return MIG devices by NVML's uuid; if NVML does not list them, by the uuid in the id."""
     for row in rows:
-        for device_id in row.ids if is_gpu_resource(row.resource) else ():
-            meaning = parse(device_id) if device_id.startswith("MIG-") else None
+        ids = [one for one in row.ids if one.startswith("MIG-")]
+        for meaning in map(parse, ids) if ids and is_gpu_resource(row.resource) else ():
             if meaning is not None and isinstance(meaning.device, ByUuid):
                 yield inventory.find(meaning.device.uuid) or meaning.device.uuid
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import add
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -24,7 +23,7 @@ from gpumap.agent.join.attribution import (
 from gpumap.agent.join.recent_processes import EndedProcess
 from gpumap.model.grouping import grouped
 from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
-from gpumap.model.readings import Activity, DeviceMemory, GpuReading, ProcessSample
+from gpumap.model.readings import Activity, DeviceMemory, GpuReading
 from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
 ACTIVE_RATIO = 0.01
@@ -47,8 +46,12 @@ class Measured(Struct, frozen=True):
     """GPM's, of its device."""
 
 
+Ratios = tuple[float, ...]
+"""Time of a process on each engine as a ratio of the interval, in the order of `Times`: `ProcessSample.ratios`."""
+
+
 class Times(NamedTuple):
-    """A `ProcessSample` summed over processes: the ratios may exceed 1. `None`: unknown."""
+    """`Ratios` summed over processes: they may exceed 1. `None`: unknown."""
 
     sm_ratio: float | None = None
     memory_controller_busy_ratio: float | None = None
@@ -60,7 +63,9 @@ class Times(NamedTuple):
 
 UNKNOWN_TIMES = Times()
 _NO_PROCESSES = ContainerProcesses((), 0, Owner.ASSIGNED)
-_NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
+_NO_TIME: Ratios = (0.0,) * len(Times._fields)
+_FIRST_VIDEO = Times._fields.index("encoder_ratio")
+"""This engine and all after it are video engines."""
 
 
 def ratio_of(time: float | None) -> float | None:
@@ -72,9 +77,9 @@ class _EndedTime(NamedTuple):
     """The pod of an ended process, and its time; `None` if some of the time may be another process's."""
 
     pod_uid: PodUid | None
-    time: ProcessSample | None
+    time: Ratios | None
 
-    def for_pod(self, uid: PodUid | None) -> ProcessSample | None:
+    def for_pod(self, uid: PodUid | None) -> Ratios | None:
         """Return the time that belongs to a pod of the same name: all or nothing; `None` if unknown."""
         if uid is None:
             return None
@@ -132,7 +137,7 @@ class LeafUse:
     """All measurements on one leaf."""
 
     processes: LeafProcesses
-    times: Mapping[int, ProcessSample | None]
+    times: Mapping[int, Ratios | None]
     """Time of each process in this interval, by PID; `None` if unknown."""
     ended_times: Mapping[ContainerName, list[_EndedTime]]
     """Time of ended processes, by their container."""
@@ -152,7 +157,7 @@ class LeafUse:
     """`None` if GPM does not report it."""
     only_users_worked: bool = False
     """Samples show that no process worked but those of the `activity`'s users, and explain all of that."""
-    ended_work_times: Mapping[Workload, list[ProcessSample | None]] = field(default_factory=dict)
+    ended_work_times: Mapping[Workload, list[Ratios | None]] = field(default_factory=dict)
     """Time of ended processes outside pods, by their work; `None` if some of it may be another process's."""
 
     def by_container(
@@ -176,7 +181,7 @@ class LeafUse:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
         processes = self.processes.by_owner.get(Owner.HOST, ())
         of_work = grouped((_shown_work(item.workload, names), item) for item in processes)
-        ended: dict[Workload, list[ProcessSample | None]] = {}
+        ended: dict[Workload, list[Ratios | None]] = {}
         for work, samples in self.ended_work_times.items():
             ended.setdefault(_shown_work(work, names), []).extend(samples)
         uses = []
@@ -193,18 +198,12 @@ class LeafUse:
             return self.activity.of(name, uid)
         return self.activity.sm_ratio if self.only_users_worked and self.activity.users == {(name, uid)} else None
 
-    def _sum(
-        self, items: Iterable[Attributed], ended: Iterable[ProcessSample | None]
-    ) -> tuple[tuple[float, ...], bool]:
+    def _sum(self, items: Iterable[Attributed], ended: Iterable[Ratios | None]) -> tuple[tuple[float, ...], bool]:
         """Return the known time on each engine, and whether that is all of the time."""
-        total = _NO_TIME.ratios
-        complete = self.has_samples
-        for sample in (*[self.times[item.process.pid] for item in items], *ended):
-            if sample is None:
-                complete = False
-            else:
-                total = tuple(map(add, total, sample.ratios))
-        return total, complete
+        samples = [*(self.times[item.process.pid] for item in items), *ended]
+        known = [sample for sample in samples if sample is not None]
+        total = tuple(map(sum, zip(_NO_TIME, *known, strict=True)))
+        return total, self.has_samples and len(known) == len(samples)
 
     def _known(self, total: tuple[float, ...], complete: bool) -> Times:
         if not complete:
@@ -260,19 +259,18 @@ def measure_leaf(
             may_work=frozenset((None,)) if works_unseen else frozenset(),
             activity=activity,
         )
+    sampled = {sample.pid: sample.ratios for sample in samples}
     if activity is not None:  # samples show which processes did the work that GPM measured
-        is_coded = any(one.uses_video for one in samples)
-        computes = activity.computes and not any(map(_is_busy, samples))
-        activity = activity._replace(computes=computes, codes=activity.codes and not is_coded)
-    by_pid: dict[int, ProcessSample | None] = dict.fromkeys(reading.unsampled)
-    by_pid.update((sample.pid, sample) for sample in samples)
-    times: dict[int, ProcessSample | None] = {}
+        codes = activity.codes and not any(any(ratios[_FIRST_VIDEO:]) for ratios in sampled.values())
+        activity = activity._replace(computes=activity.computes and not any(map(any, sampled.values())), codes=codes)
+    by_pid: dict[int, Ratios | None] = {**dict.fromkeys(reading.unsampled), **sampled}
+    times: dict[int, Ratios | None] = {}
     for item in processes.attributed:
         process = item.process
         # The driver counts MPS clients' time for their server: a client without a sample may have time.
         times[process.pid] = by_pid.get(process.pid, None if "M" in process.types else _NO_TIME)
     ended_times: dict[ContainerName, list[_EndedTime]] = {}
-    ended_work_times: dict[Workload, list[ProcessSample | None]] = {}
+    ended_work_times: dict[Workload, list[Ratios | None]] = {}
     reused = _reused_pids(processes, ended)
     for one in ended:
         if one.pid not in by_pid:
@@ -286,8 +284,8 @@ def measure_leaf(
             ended_work_times.setdefault(one.process.workload, []).append(sample)
     # A listed process that /proc does not have has just ended. Without an earlier list, its container is unknown.
     named = {one.pid for one in ended} | {item.process.pid for item in processes.attributed if item.start is not None}
-    unlisted = [one for one in samples if one.pid not in named]
-    stray = tuple(map(any, zip(*(one.ratios for one in unlisted), strict=True)))
+    unlisted = sampled.keys() - named
+    stray = tuple(map(any, zip(*(sampled[pid] for pid in unlisted), strict=True)))
     unresolved = {item.process.pid for item in processes.attributed if item.unresolved}
     works_unseen = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
     of_users = {item.process.pid for item in processes.attributed}
@@ -301,16 +299,16 @@ def measure_leaf(
         ended_times,
         has_samples=True,
         stray=(True,) * len(Times._fields) if works_unseen else stray if any(stray) else (),
-        has_short_process=any(one.pid not in unresolved and _is_busy(one) for one in unlisted),
+        has_short_process=any(any(sampled[pid]) for pid in unlisted - unresolved),
         may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
         activity=activity,
-        only_users_worked=is_explained and of_users.issuperset(pid for pid, one in by_pid.items() if _is_busy(one)),
+        only_users_worked=is_explained and all(pid in of_users or not _is_busy(one) for pid, one in by_pid.items()),
         ended_work_times=ended_work_times,
     )
 
 
 def _uncertain_pods(
-    processes: LeafProcesses, ended: tuple[EndedProcess, ...], by_pid: Mapping[int, ProcessSample | None]
+    processes: LeafProcesses, ended: tuple[EndedProcess, ...], by_pid: Mapping[int, Ratios | None]
 ) -> Iterator[PodName | None]:
     """Yield the pods of processes of unknown containers that worked, or may have worked. `None`: any pod."""
     for item in processes.attributed:
@@ -321,9 +319,9 @@ def _uncertain_pods(
             yield None
 
 
-def _is_busy(sample: ProcessSample | None) -> bool:
+def _is_busy(time: Ratios | None) -> bool:
     """Whether a process worked; also if that is unknown."""
-    return sample is None or any(sample.ratios)
+    return time is None or any(time)
 
 
 def _shown_work(work: Workload | None, names: Container[Workload]) -> Workload:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, byref, c_ubyte, c_uint, c_ulonglong, cast
+from itertools import starmap
 from operator import add
 from struct import Struct
 from typing import Any, NamedTuple
@@ -394,22 +395,28 @@ def _means(rows: Iterable[SampleRow], since_us: int, until_us: int) -> _Rows:
     """Sum up the rows of each PID. Rows of the future or above 100 % are impossible, and older rows do not count."""
     sums: dict[int, tuple[int, ...]] = {}
     newest, impossible = 0, set[int]()
-    for pid, at, *percents in rows:
+    for pid, at, sm, memory, encoder, decoder, jpeg, ofa in starmap(_with_all_engines, rows):  # names are fast here
         if at <= since_us:
             continue
-        if at > until_us or max(percents) > 100:
+        if at > until_us or sm > 100 or memory > 100 or encoder > 100 or decoder > 100 or jpeg > 100 or ofa > 100:
             impossible.add(pid)
             continue
         if at > newest:
             newest = at
-        row = 100, *percents
+        row = 100, sm, memory, encoder, decoder, jpeg, ofa
         before = sums.get(pid)
         sums[pid] = row if before is None else tuple(map(add, before, row))
     samples = [
-        ProcessSample(pid, *[percent / whole for percent in percents])
-        for pid, (whole, *percents) in sorted(sums.items())
+        ProcessSample(pid, sm / whole, memory / whole, encoder / whole, decoder / whole, jpeg / whole, ofa / whole)
+        for pid, (whole, sm, memory, encoder, decoder, jpeg, ofa) in sorted(sums.items())
     ]
     return _Rows(tuple(samples), newest, tuple(sorted(impossible - sums.keys())))
+
+
+def _with_all_engines(
+    pid: int, at: int, sm: int, memory: int, encoder: int, decoder: int, jpeg: int = 0, ofa: int = 0
+) -> tuple[int, ...]:
+    return pid, at, sm, memory, encoder, decoder, jpeg, ofa
 
 
 def _joined(parts: Sequence[Sampled]) -> Sampled:
