@@ -19,9 +19,10 @@ from gpumap.cli.tables import Shape
 from gpumap.cli.tables.top import top_values
 from gpumap.cli.tables.waste import waste_table, waste_values
 from gpumap.model.findings import ENDING_SECONDS
-from gpumap.model.node import Device, Finding, Gpu, Node, encode
+from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, encode
 from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Owner
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Pod, Process, TestNode, gpu_uuid
@@ -68,11 +69,22 @@ def _device(device: Device) -> dict[str, Any]:
     found["holders"] = device.holders or (None if device.holders is None or device.may_have_more else 0)
     mig = device.mig
     found["mig"] = mig and (mig.uuid, mig.gpu_instance_id, mig.compute_instance_id, mig.profile)
-    found["containers"] = [container_in_series(one) for one in device.containers]
+    # Of a user without a grant, series have no owner; the sums by owner say how many processes are of which.
+    settled = [one for one in device.containers if one.holds or one.owner is Owner.UNASSIGNED]
+    rest = [one for one in device.containers if one not in settled]
+    found["containers"] = [
+        *map(container_in_series, settled),
+        *(_without_owner(container_in_series(one)) for one in rest),
+    ]
+    found["processes"] = Counter(owner for one in rest for owner in [one.owner] * (one.use.processes if one.use else 0))
     found["memory"] = _memory(device.memory)
     owners = {one.owner: (one.memory_bytes or 0, one.processes or 0) for one in device.owners}
     found["owners"] = {owner: of_owner for owner, of_owner in owners.items() if any(of_owner)}
     return found | {"use_known": bool(device.owners)}
+
+
+def _without_owner(one: ContainerOnDevice) -> ContainerOnDevice:
+    return msgspec.structs.replace(one, owner=Owner.UNKNOWN)
 
 
 def _memory(memory: DeviceMemory | None) -> tuple[int, int] | None:
@@ -93,17 +105,23 @@ def shown_of(found: Node) -> dict[str, Any]:
     """
     seen = NodeMaps((found,))
     containers = (one for device in found.devices for one in device.containers)
-    mixed = {(one.uuid, one.owner) for one in containers if one.use and one.use.memory_bytes is None}
+    mixed = {(one.uuid, _shown(one.owner)) for one in containers if one.use and one.use.memory_bytes is None}
     top: Counter[tuple[str, str, str]] = Counter()
     for row in msgspec.to_builtins(top_values(seen, Shape()))["rows"]:
-        if (row["uuid"], row["owner"]) not in mixed:
-            top[row["uuid"], row["owner"], "bytes"] += row["memory_bytes"] or 0
-        top[row["uuid"], row["owner"], "processes"] += row["processes"] or 0
+        owner = _shown(row["owner"])
+        if (row["uuid"], owner) not in mixed:
+            top[row["uuid"], owner, "bytes"] += row["memory_bytes"] or 0
+        top[row["uuid"], owner, "processes"] += row["processes"] or 0
         top[row["uuid"], str(row["work"]), "processes"] += row["processes"] or 0
     return {
         "top": {key: value for key, value in top.items() if value},
         "waste": msgspec.to_builtins(waste_values(seen, Shape()))["sums"],
     }
+
+
+def _shown(owner: str) -> str:
+    """Return the owner as far as series have it: they have sums by owner, but not each container's owner."""
+    return "of a pod" if owner in (Owner.ASSIGNED, Owner.SCHEDULED, Owner.UNKNOWN) else owner
 
 
 def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
