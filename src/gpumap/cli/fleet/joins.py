@@ -300,8 +300,8 @@ def _owners_of_containers(
 
     No series has that word for a container; the sums by owner decide. An init container that was assigned the device is
     no holder, as the kubelet's list does not have it: its processes are still among the device's `assigned` ones. If
-    several containers are possible, those of a pod that holds the device come first. The sums are then right, but two users
-    without a grant may have each other's owner.
+    several containers are possible, those of a pod that holds the device come first. The sums are then right, but two
+    users without a grant may have each other's owner.
     """
     users = found.users.get(uuid, ())
     running = {name: found.of(queries.PROCESSES)[(*name, uuid)] for name in users}
