@@ -7,13 +7,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpumap.agent.judgement.judge import judge
+from gpumap.agent.judgement.unjudged import unjudged
 from gpumap.agent.published import published
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables import map as map_report
 from gpumap.cli.tables import top as top_report
 from gpumap.cli.tables import waste as waste_report
-from gpumap.model.findings import judge, sums, unknown
+from gpumap.model.findings import sums
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.snapshot import Snapshot
 
@@ -59,7 +61,7 @@ def judged_again(found: Node, **values: object) -> Node:
         findings=judgement.findings,
         judged=judgement.judged,
         finding_sums=sums(*judgement),
-        unjudged=tuple(unknown(found)),
+        unjudged=tuple(unjudged(found)),
     )
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from msgspec import structs
 
 from gpumap.agent.join import describe
+from gpumap.agent.judgement.judge import judge
 from gpumap.model import remedies
 from gpumap.model.devices import with_processes
-from gpumap.model.findings import judge
 from gpumap.model.node import (
     ContainerAccount,
     ContainerOnDevice,

@@ -9,11 +9,11 @@ import subprocess
 import pytest
 
 from gpumap.agent.join.inventory import KnownGpu, take_inventory
+from gpumap.agent.judgement.judge import FATAL_XIDS, RECENT_SECONDS
 from gpumap.agent.published import published
 from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
 from gpumap.model import remedies
 from gpumap.model.check import HUNG_SECONDS, LINE_BYTES, check, short_line
-from gpumap.model.findings import FATAL_XIDS, RECENT_SECONDS
 from gpumap.model.node import Gpu, GpuXids, NamelessGpu, Node
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid

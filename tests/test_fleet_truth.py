@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpumap.agent.judgement.judge import ENDING_SECONDS
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.published import published
 from gpumap.cli.fleet import queries
@@ -18,7 +19,6 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables.top import top_values
 from gpumap.cli.tables.waste import waste_table, waste_values
-from gpumap.model.findings import ENDING_SECONDS
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, encode
 from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.exposition import Exposition
+from gpumap.agent.judgement.unjudged import NOTHING_ASSIGNED
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.published import published
 from gpumap.cli.doctor.checks import examine, works
@@ -21,7 +22,6 @@ from gpumap.cli.tables import Shape
 from gpumap.cli.tables.map import map_table
 from gpumap.cli.tables.top import top_table
 from gpumap.cli.tables.waste import waste_table
-from gpumap.model.findings import NOTHING_ASSIGNED
 from gpumap.model.node import Node as SeenNode
 from tests import standin
 from tests.agent import PLAIN, Agent, run_agent, until

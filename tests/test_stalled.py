@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gpumap.agent.judgement.unjudged import STALLED_SECONDS
 from gpumap.lab.demo.scenario import load_scenario
 from gpumap.lab.demo.world import world
-from gpumap.model.findings import STALLED_SECONDS
 from gpumap.model.node import Finding
 from gpumap.model.readings import Activity, ProcessSample
 from tests.examples import examples

@@ -11,8 +11,8 @@ import pytest_asyncio
 from msgspec import structs
 from playwright.async_api import Browser, Route, expect
 
+from gpumap.agent.judgement.judge import judge
 from gpumap.model.devices import with_processes
-from gpumap.model.findings import judge
 from gpumap.model.node import ContainerXids, GpuXids, Workload
 from gpumap.model.snapshot import Snapshot
 from tests.browser.browser import PATIENCE_MS, STALE_AFTER_SECONDS, WATCHED, Site, Tab, chromium, tab

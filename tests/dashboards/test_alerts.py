@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gpumap.agent.judgement.judge import FATAL_XIDS
 from gpumap.model import remedies
-from gpumap.model.findings import FATAL_XIDS
 from gpumap.model.terms import FINDINGS
 from tests.dashboards.promql_names import LABELS, assert_known, selectors
 from tests.fences import read_blocks

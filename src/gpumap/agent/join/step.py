@@ -18,9 +18,9 @@ from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.source_health import answers, record_health
 from gpumap.agent.join.stalled import watch_for_stalls
 from gpumap.agent.join.xids import count_xids
+from gpumap.agent.judgement.judge import judge
 from gpumap.model import remedies
 from gpumap.model.devices import with_processes
-from gpumap.model.findings import judge
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Driver, Finding, GpuXids, Node, Process
 from gpumap.model.observations import Failed, Observations, Observed
 from gpumap.model.readings import GpuReading
