@@ -269,10 +269,8 @@ def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
 
 
 def _holders(held: Iterable[tuple[ContainerName, Uuid]]) -> dict[Uuid, tuple[ContainerName, ...]]:
-    holders: dict[Uuid, set[ContainerName]] = {}
-    for name, uuid in held:
-        holders.setdefault(uuid, set()).add(name)
-    return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
+    holders = grouped((uuid, name) for name, uuid in held)
+    return {uuid: tuple(sorted(set(names))) for uuid, names in holders.items()}
 
 
 def _claims(pods: Iterable[ListedPod]) -> Iterator[tuple[ContainerName, ClaimDevice]]:
@@ -305,12 +303,9 @@ def _left_out(pods: Iterable[ListedPod], pod_table: PodTable) -> dict[tuple[PodU
         if (uid := pod_table.uid_of.get(pod.pod_name)) is not None
         for container in pod.containers
     }
-    rows: dict[tuple[PodUid, str], list[CheckpointEntry]] = {}
-    for row in pod_table.checkpoint.entries if pod_table.checkpoint else ():
-        key = (row.pod_uid, row.container)
-        if key in listed and row.resource not in listed[key]:
-            rows.setdefault(key, []).append(row)
-    return rows
+    rows = pod_table.checkpoint.entries if pod_table.checkpoint else ()
+    with_key = (((row.pod_uid, row.container), row) for row in rows)
+    return grouped((key, row) for key, row in with_key if key in listed and row.resource not in listed[key])
 
 
 def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> frozenset[Uuid]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gpumap.agent.join.allocation import Allocation, RowAllocation
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable, PodUidState
+from gpumap.model.grouping import grouped
 from gpumap.model.node import OTHER, Workload
 from gpumap.model.observations import (
     CgroupKind,
@@ -279,12 +280,8 @@ class OwnerClassifier:
         attributed = tuple(
             self._attributed(process, leaf, decide) for process in sorted(listed, key=lambda one: one.pid)
         )
-        by_container: dict[ContainerName, list[Attributed]] = {}
-        by_owner: dict[Owner, list[Attributed]] = {}
-        for item in attributed:
-            by_owner.setdefault(item.owner, []).append(item)
-            if item.is_measured and item.name is not None:
-                by_container.setdefault(item.name, []).append(item)
+        by_container = grouped((item.name, item) for item in attributed if item.is_measured and item.name is not None)
+        by_owner = grouped((item.owner, item) for item in attributed)
         return LeafProcesses(
             listed,
             attributed,
@@ -460,11 +457,8 @@ class OwnerClassifier:
         return frozenset((pod, leaf) for pod, uuid in self._evidence.allocation.sharers for leaf in leaves_of(uuid))
 
     @functools.cached_property
-    def _listed_containers(self) -> Mapping[PodName, set[ContainerName]]:
-        containers: dict[PodName, set[ContainerName]] = {}
-        for name in self._evidence.pod_table.containers:
-            containers.setdefault(name.pod_name, set()).add(name)
-        return containers
+    def _listed_containers(self) -> Mapping[PodName, Iterable[ContainerName]]:
+        return grouped((name.pod_name, name) for name in self._evidence.pod_table.containers)
 
     def _row_holds(self, one: RowAllocation | None, leaf: Uuid) -> bool:
         leaves_of = self._evidence.inventory.leaves_of
@@ -508,8 +502,6 @@ def _workload(entry: ProcEntry, owner: Owner) -> Workload | None:
 
 def _holders_by_leaf(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:
     """Return the containers with a slot of each leaf. Those of a partitioned GPU hold all of its leaves."""
-    holders: dict[Uuid, set[ContainerName]] = {}
-    for (name, uuid), grant in allocation.grants.items():
-        for leaf in inventory.leaves_of(uuid) if grant.slots else ():
-            holders.setdefault(leaf, set()).add(name)
-    return holders
+    with_slots = (holder for holder, grant in allocation.grants.items() if grant.slots)
+    holders = grouped((leaf, name) for name, uuid in with_slots for leaf in inventory.leaves_of(uuid))
+    return {leaf: set(names) for leaf, names in holders.items()}

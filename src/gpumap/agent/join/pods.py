@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpumap.model.grouping import grouped
@@ -91,7 +91,7 @@ class PodTable:
     """Names that pods with processes had before, from any source. A name never changes."""
     fixed_names: Mapping[PodUid, PodName]
     """Every name that `name_of` ever had, while a row, claim or directory of the UID exists."""
-    unlisted: Mapping[tuple[PodUid, str], tuple[CheckpointEntry, ...]]
+    unlisted: Mapping[tuple[PodUid, str], Sequence[CheckpointEntry]]
     """Rows of containers that the List does not contain, by pod and container: init containers of live pods."""
     trees: Mapping[PodUid, LogTree]
     """For a pod without a log tree, a scheduler's file gives one without containers."""
@@ -276,13 +276,11 @@ def _trees(files: PodIdentity, fixed_names: Mapping[PodUid, PodName]) -> dict[Po
     name. If it has trees of several names, one of them lies: only the tree of its fixed name counts.
     """
     found = files.logs.trees if files.logs else ()
-    names: dict[PodUid, set[PodName]] = {}
-    for tree in found:
-        names.setdefault(tree.pod_uid, set()).add(tree.pod_name)
+    names = grouped((tree.pod_uid, tree.pod_name) for tree in found)
     trees = {
         tree.pod_uid: tree
         for tree in found
-        if len(names[tree.pod_uid]) == 1 or fixed_names.get(tree.pod_uid) == tree.pod_name
+        if len(set(names[tree.pod_uid])) == 1 or fixed_names.get(tree.pod_uid) == tree.pod_name
     }
     with_tree = {tree.pod_name for tree in trees.values()}
     noted = (LogTree(one.pod_uid, one.name.namespace, one.name.pod, ()) for one in files.noted)
@@ -391,14 +389,14 @@ def _claimants(
 
 def _unlisted(
     listed: Container[ContainerName], checkpoint: Checkpoint | None, name_of: Mapping[PodUid, PodName]
-) -> dict[tuple[PodUid, str], tuple[CheckpointEntry, ...]]:
-    rows: dict[tuple[PodUid, str], tuple[CheckpointEntry, ...]] = {}
-    for entry in checkpoint.entries if checkpoint else ():
-        name = name_of.get(entry.pod_uid)
-        if name is not None and ContainerName(*name, entry.container) not in listed:
-            key = (entry.pod_uid, entry.container)
-            rows[key] = (*rows.get(key, ()), entry)
-    return rows
+) -> dict[tuple[PodUid, str], list[CheckpointEntry]]:
+    rows = checkpoint.entries if checkpoint else ()
+    with_name = ((row, name) for row in rows if (name := name_of.get(row.pod_uid)) is not None)
+    return grouped(
+        ((row.pod_uid, row.container), row)
+        for row, name in with_name
+        if ContainerName(*name, row.container) not in listed
+    )
 
 
 def _fix_uids(pods: tuple[ListedPod, ...], index: UidIndex) -> dict[PodName, PodUid]:
@@ -425,12 +423,8 @@ class UidIndex:
         self._claims = None if claims is None else {(one.namespace, one.claim): set(one.pod_uids) for one in claims}
         self._trees = trees
         self._superseded = superseded
-        self._in_logs: dict[PodName, set[PodUid]] = {}
-        for tree in trees.values():
-            self._in_logs.setdefault(tree.pod_name, set()).add(tree.pod_uid)
-        self._reported: dict[PodName, set[PodUid]] = {}
-        for uid, name in reported.items():
-            self._reported.setdefault(name, set()).add(uid)
+        self._in_logs = grouped((tree.pod_name, tree.pod_uid) for tree in trees.values())
+        self._reported = grouped((name, uid) for uid, name in reported.items())
         self._known = {**known, **reported}
 
     def candidates(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid]:
@@ -438,14 +432,14 @@ class UidIndex:
 
         The Pods API may be late and report a predecessor. If files have UIDs, it only chooses among them.
         """
-        reported, in_files = self._reported.get(name), self._in_files(name, namesakes)
-        if reported is None or in_files is None:
-            return in_files or reported or set()
+        reported, in_files = set(self._reported.get(name, ())), self._in_files(name, namesakes)
+        if not reported or in_files is None:
+            return in_files or reported
         return in_files & reported
 
     def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""
-        in_logs = self._in_logs.get(name, set())
+        in_logs = set(self._in_logs.get(name, ()))
         current = in_logs - self._superseded
         written = [uids for uids in map(self.written, namesakes) if uids is not None]
         if not written:

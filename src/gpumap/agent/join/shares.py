@@ -134,13 +134,10 @@ def _devices_by_group(
 ) -> dict[str, set[Uuid]]:
     """Return the devices that the reservations of each group hold: one, unless a scheduler made two reservations."""
     groups_of = {pod.pod_uid: pod.gpu_groups for pod in pod_table.reported or () if pod.gpu_groups}
-    devices: dict[str, set[Uuid]] = {}
-    for uuid, names in holders.items() if groups_of else ():
-        for pod in {name.pod_name for name in names} & reservations:
-            uid = pod_table.uid_of.get(pod)
-            for group in groups_of.get(uid, ()) if uid is not None else ():
-                devices.setdefault(group, set()).add(uuid)
-    return devices
+    held = ((pod, uuid) for uuid, names in holders.items() for pod in {one.pod_name for one in names} & reservations)
+    with_uid = ((uid, uuid) for pod, uuid in held if (uid := pod_table.uid_of.get(pod)) is not None)
+    devices = grouped((group, uuid) for uid, uuid in with_uid for group in groups_of.get(uid, ()))
+    return {group: set(uuids) for group, uuids in devices.items()}
 
 
 def _devices(share: ScheduledShare, inventory: Inventory) -> tuple[Uuid, ...]:
