@@ -34,6 +34,12 @@ def gpus_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Gpu]:
     return {**found, **gpus}
 
 
+def card_of(uuid: Uuid, gpus: Mapping[Uuid, Gpu]) -> Uuid:
+    """Return the uuid of a device's card; its own if NVML does not list the device."""
+    gpu = gpus.get(uuid)
+    return uuid if gpu is None else gpu.uuid
+
+
 @once_per_snapshot
 def leaves_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Device]:
     return {leaf.uuid: leaf for leaf in snapshot.node.devices}

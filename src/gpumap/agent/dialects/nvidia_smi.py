@@ -24,7 +24,7 @@ from gpumap.agent.dialects.common import (
     retired_pages,
     temperature,
 )
-from gpumap.agent.dialects.nvidia_smi_readers import CARDS, COLLECTION, on_gpu_instances, on_gpus
+from gpumap.agent.dialects.nvidia_smi_readers import CARDS, COLLECTION, GPUS, XIDS, on_gpu_instances, on_gpus
 from gpumap.model.families import Family, whether
 from gpumap.model.readings import COMPUTE_MODES, ECC_LOCATIONS, ECC_TYPES, Activity, DeviceMemory, GpuReading
 
@@ -206,7 +206,7 @@ _CARD = (
         readers.info,
     ),
     on_gpus("index", "index", lambda reading: reading.index),
-    Family("nvidia_smi_gpu_recovery_action", "gauge", "gpu_recovery_action", ("uuid",), readers.recovery_action),
+    GPUS.gauge("nvidia_smi_gpu_recovery_action", "gpu_recovery_action", readers.recovery_action),
     CARDS.counter(
         "nvidia_smi_energy_joules_total",
         "Total energy consumed by the GPU in joules since the driver was last loaded.",
@@ -215,19 +215,18 @@ _CARD = (
 )
 
 _XIDS = (
-    Family(
+    XIDS.by(
+        "xid",
         "nvidia_smi_xid_errors_total",
-        "counter",
         "Number of XID errors observed on the GPU, by code.",
-        ("uuid", "xid"),
-        readers.xid_errors,
+        lambda xids: {str(code): count for code, count in xids.counts.items()},
+        "counter",
     ),
-    Family(
+    XIDS.by(
+        "xid",
         "nvidia_smi_xid_last_timestamp_seconds",
-        "gauge",
         "Unix timestamp of the most recently observed XID error, by code.",
-        ("uuid", "xid"),
-        readers.xid_moments,
+        lambda xids: {str(code): moment for code, moment in xids.last_at.items()},
     ),
 )
 

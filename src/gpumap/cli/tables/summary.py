@@ -39,14 +39,6 @@ def _amount(
     return column._replace(sort_name=sort_name)
 
 
-def _size(value: float | None) -> str:
-    return size(None if value is None else round(value))
-
-
-def _shown(value: float | None) -> str:
-    return number(None if value is None else round(value))
-
-
 def _part(values: Values, part: str, whole: str) -> float | None:
     if part not in values or not values.get(whole):
         return None
@@ -54,23 +46,23 @@ def _part(values: Values, part: str, whole: str) -> float | None:
 
 
 _HELD = _amount("GPUS HELD", ratio, "held_gpus", sort_name="gpus")
-_GRANTED = _amount("GRANTED", _size, "granted_bytes")
+_GRANTED = _amount("GRANTED", size, "granted_bytes")
 _MAP: tuple[Column[Sums], ...] = (
-    _amount("GPUS", _shown, "gpus", sort_name="all"),
-    _amount("DOWN", _shown, "gpus_down")._replace(colour=lambda row: "red" if row.values.get("gpus_down") else ""),
-    _amount("DEVICES", _shown, "devices", spare=1),
-    _amount("FREE", _shown, "devices_free"),
+    _amount("GPUS", number, "gpus", sort_name="all"),
+    _amount("DOWN", number, "gpus_down")._replace(colour=lambda row: "red" if row.values.get("gpus_down") else ""),
+    _amount("DEVICES", number, "devices", spare=1),
+    _amount("FREE", number, "devices_free"),
     _HELD,
-    _amount("HOLDERS", _shown, "holders", spare=1),
-    _amount("USED", _size, "memory_used_bytes", sort_name="memory"),
-    _amount("TOTAL", _size, "memory_total_bytes"),
+    _amount("HOLDERS", number, "holders", spare=1),
+    _amount("USED", size, "memory_used_bytes", sort_name="memory"),
+    _amount("TOTAL", size, "memory_total_bytes"),
     Column("USED%", lambda row: percent(_part(row.values, "memory_used_bytes", "memory_total_bytes"))),
 )
 _TOP = (
-    _amount("PODS", _shown, "pods"),
+    _amount("PODS", number, "pods"),
     _HELD,
     _amount("GPUS BUSY", ratio, "sm_gpus", sort_name="sm"),
-    _amount("MEMORY", _size, "used_bytes"),
+    _amount("MEMORY", size, "used_bytes"),
     _GRANTED,
 )
 
@@ -78,17 +70,17 @@ _TOP = (
 
 
 def _of_map(whole: Values) -> Iterator[str]:
-    yield f"{_shown(whole.get('devices_free'))} of {counted(round(whole.get('devices', 0)), 'device')} free"
+    yield f"{number(whole.get('devices_free'))} of {counted(round(whole.get('devices', 0)), 'device')} free"
     yield f"{ratio(whole.get('held_gpus'))} GPUs held"
-    yield f"{_size(whole.get('memory_used_bytes'))} of {_size(whole.get('memory_total_bytes'))} used"
+    yield f"{size(whole.get('memory_used_bytes'))} of {size(whole.get('memory_total_bytes'))} used"
 
 
 def _of_top(whole: Values) -> Iterator[str]:
     yield f"{ratio(whole.get('held_gpus'))} GPUs held"
     yield f"SM time of {ratio(whole.get('sm_gpus'))} GPUs"
-    yield f"{_size(whole.get('used_bytes'))} used by containers"
-    yield f"{_size(whole.get('granted_bytes'))} granted"
-    yield f"{_size(whole.get('memory_used_bytes'))} used in total"
+    yield f"{size(whole.get('used_bytes'))} used by containers"
+    yield f"{size(whole.get('granted_bytes'))} granted"
+    yield f"{size(whole.get('memory_used_bytes'))} used in total"
 
 
 def _largest(*quantities: str) -> Callable[[Values], tuple[float, ...]]:
