@@ -22,11 +22,6 @@ def derived_uuid(*parts: object) -> str:
     return str(uuid.UUID(hex=digest(*parts)[:32], version=4))
 
 
-def static_uid(*parts: object) -> str:
-    """A static pod's UID: the hash of a manifest, 32 hex digits without dashes."""
-    return digest(*parts)[:32]
-
-
 def number(limit: int, *parts: object) -> int:
     """A number from 0 to below `limit`."""
     return int(digest(*parts)[:12], 16) % limit

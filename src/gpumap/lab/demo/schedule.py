@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.lab.demo.names import Pids, derived_uuid, digest, number, static_uid
+from gpumap.lab.demo.names import Pids, derived_uuid, digest, number
 from gpumap.lab.demo.scenario_model import Container, Gpu, Pod, Process, Scenario, Xid
 from gpumap.model.terms import PodUid
 
@@ -96,7 +96,8 @@ def process_lives(scenario: Scenario, seconds: float) -> Iterator[ProcessLife]:
 def _pod_life(scenario: Scenario, number: int, play: int) -> PodLife:
     pod = scenario.pods[number]
     names = (scenario.node, pod.namespace, pod.name, f"pods[{number}]")
-    derived = static_uid(*names) if pod.static else derived_uuid(*names, play)
+    # The UID of a static pod is the hash of a manifest.
+    derived = digest(*names)[:32] if pod.static else derived_uuid(*names, play)
     begin = play * scenario.repeat_seconds
     always = pod.start is None or pod.end is None
     window = Window() if always else Window(begin + (pod.start or 0.0), begin + (pod.end or 0.0))
