@@ -2,11 +2,13 @@
 
 import { h } from "./dom.js";
 import { keyOf } from "./model.js";
-import { containerName, findingMark } from "./parts.js";
-import { count, duration, percent, printable, prose, SLOWED } from "./words.js";
+import { containerName, findingMark, outOf, remedy } from "./parts.js";
+import { count, duration, percent, printable, SLOWED } from "./words.js";
 
 const MARKS = 2; // on a line
 const HIT = 3; // containers that are named with a code
+
+export const power = (watts, limit) => outOf(`${Math.round(watts)} W`, limit && Math.round(limit));
 
 const megahertz = (hertz) => `${Math.round(hertz / 1e6)} MHz`;
 
@@ -20,13 +22,7 @@ export function sensors(gpu) {
   const slow = slowdowns(gpu);
   return [
     temperature !== null && ["temp", `${Math.round(temperature)} °C`],
-    reading.power_watts !== undefined && [
-      "power",
-      [
-        `${Math.round(reading.power_watts)} W`,
-        reading.power_limit_watts ? h("span", { class: "of" }, ` / ${Math.round(reading.power_limit_watts)}`) : null,
-      ],
-    ],
+    reading.power_watts !== undefined && ["power", power(reading.power_watts, reading.power_limit_watts)],
     clock !== null && [
       "clock",
       h(
@@ -100,7 +96,7 @@ export function problems(gpu, map) {
   return found.length ? h("ul", { class: "ills" }, found) : null;
 }
 
-const fault = ({ reason, why, remedy }) => h("li", { key: reason, class: "bad" }, `This GPU ${printable(why)}.`, h("span", { class: "remedy" }, " ", prose(remedy ?? "")));
+const fault = (one) => h("li", { key: one.reason, class: "bad" }, `This GPU ${printable(one.why)}.`, remedy(one.remedy));
 
 const error = (key, shown, title) => h("li", { key, class: "warn", title }, shown);
 

@@ -2,8 +2,9 @@
 
 import { h } from "./dom.js";
 import { hasKubelet, oneModel, sorted } from "./model.js";
+import { remedy } from "./parts.js";
 import { totals } from "./totals.js";
-import { bytes, CAPABILITIES, count, known, name, printable, prose } from "./words.js";
+import { bytes, CAPABILITIES, count, known, name, printable } from "./words.js";
 
 /** Return the numbers of the node. The numbers of waste come from the agent, and link to their rows. */
 export function overview(map, devices) {
@@ -60,8 +61,6 @@ function tile(term, means, value, notes, kind) {
   );
 }
 
-const remedyOf = (text) => (text ? h("span", { class: "remedy" }, " ", prose(text)) : null);
-
 export function health(map) {
   const driver = map.driver && `Driver ${map.driver.driver_version}, CUDA ${map.driver.cuda_version}. `;
   const sources = map.sources.map((source) => {
@@ -88,7 +87,7 @@ export function health(map) {
       { key: capability, class: has ? "works" : "without" },
       h("span", { class: "state-word" }, has ? "yes" : "no"),
       h("b", {}, printable(capability)),
-      h("span", { class: "remark" }, CAPABILITIES[capability] ?? "", !has && remedyOf(map.remedies?.[capability])),
+      h("span", { class: "remark" }, CAPABILITIES[capability] ?? "", !has && remedy(map.remedies?.[capability])),
     ),
   );
   return [
