@@ -91,7 +91,9 @@ def _entities(snapshot: Snapshot) -> Iterator[Entity]:
             continue
         by_instance = grouped((leaf.mig.gpu_instance_id, leaf) for leaf in card.leaves if leaf.mig is not None)
         for number, leaves in sorted(by_instance.items()):
-            ordered = sorted(leaves, key=lambda leaf: (_compute_instance_id(leaf), leaf.uuid))
+            ordered = sorted(
+                leaves, key=lambda leaf: (leaf.mig.compute_instance_id if leaf.mig is not None else 0, leaf.uuid)
+            )
             yield _entity(card.gpu, ordered, view, number, _profile(ordered))
 
 
@@ -156,10 +158,6 @@ def _sole(
     (owner,) = owners
     is_whole = bool(devices) and all(view.modes.get((owner, uuid)) is Mode.EXCLUSIVE for uuid in devices)
     return owner if is_whole and view.is_alone(owner, leaves) else None
-
-
-def _compute_instance_id(leaf: Device) -> int:
-    return leaf.mig.compute_instance_id if leaf.mig is not None else 0
 
 
 def _profile(leaves: list[Device]) -> str:

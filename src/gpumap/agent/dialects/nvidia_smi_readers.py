@@ -6,9 +6,9 @@ The label `uuid` is always the GPU's, in lower case and without NVML's prefix.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
-from gpumap.agent.dialects.common import Reading, all_known, driver_version, gpus_by_uuid, sees_processes
+from gpumap.agent.dialects.common import Reading, driver_version, gpus_by_uuid, sees_processes
 from gpumap.model.families import Family, Rows, Series
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Gpu, SourceHealth
@@ -116,35 +116,28 @@ def _mig_devices(snapshot: Snapshot) -> list[tuple[Device, Gpu]]:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def process_info(snapshot: Snapshot) -> Iterator[Series]:
-    return (Series(labels, 1) for labels in sorted(_compute_apps(snapshot)))
-
-
-def process_memory(snapshot: Snapshot) -> Iterator[Series]:
-    """The sum over all MIG devices of the GPU; absent if one of them is unknown."""
-    for labels, memory in sorted(_compute_apps(snapshot).items()):
-        if (known := all_known(memory)) is not None:
-            yield Series(labels, sum(known))
-
-
 @once_per_snapshot
-def _compute_apps(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[int | None]]:
-    """By pid, process_name and uuid: the memory of each process with a compute context, on each device of the GPU."""
+def _compute_apps(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[int | None]]]:
+    """Return the memory of each process with a compute context, on each device of the GPU."""
     if not sees_processes(snapshot):
-        return {}
+        return []
     gpus = gpus_by_uuid(snapshot)
-    return grouped(
+    found = grouped(
         ((str(one.pid), one.comm, plain(gpus[one.uuid].uuid)), one.memory_bytes)
         for one in snapshot.processes
         if one.uuid in gpus and "C" in one.type.split("+")
     )
+    return sorted(found.items())
+
+
+COMPUTE_APPS = Rows(("pid", "process_name", "uuid"), _compute_apps)
 
 
 def compute_apps(snapshot: Snapshot) -> Iterator[Series]:
     """0 if there is none; absent if NVML does not list the GPU's processes."""
     if not sees_processes(snapshot):
         return
-    counts = Counter(uuid for _, _, uuid in _compute_apps(snapshot))
+    counts = Counter(uuid for (_, _, uuid), _ in _compute_apps(snapshot))
     for gpu in snapshot.node.gpus:
         if gpu.reading is not None and _lists_processes(gpu.reading):
             yield Series((plain(gpu.uuid),), counts[plain(gpu.uuid)])

@@ -288,15 +288,11 @@ def _gpu_columns(gpus: Sequence[GpuRow], live: Live) -> list[Column[GpuRow]]:
         Column("GPU", lambda one: one.name + ("!" if one.broken else "")),
         Column("HISTORY", lambda one: _curve(one, live, 3 * _IN_STRIP), spare=2),
         amount("UTIL", percent, lambda one: one.utilization_ratio),
-        Column("MEMORY", _memory_of_gpu),
+        Column("MEMORY", lambda one: size(one.used_bytes) + (f"/{size(one.total_bytes)}" if one.total_bytes else "")),
         Column("TEMP", lambda one: UNKNOWN if one.temperature_celsius is None else f"{one.temperature_celsius:.0f}°C"),
         Column("POWER", lambda one: UNKNOWN if one.power_watts is None else f"{one.power_watts:.0f}W", spare=3),
         *([model] if len({one.model for one in gpus}) > 1 else []),
     ]
-
-
-def _memory_of_gpu(one: GpuRow) -> str:
-    return size(one.used_bytes) + (f"/{size(one.total_bytes)}" if one.total_bytes is not None else "")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
