@@ -159,9 +159,8 @@ class Watcher:
         left = self._standing.keys() - standing.keys()
         self._standing = standing
         for watch in left:
-            _libc.inotify_rm_watch(
-                self._inotify, watch
-            )  # refused if its directory no longer exists; then the watch does not exist either
+            # Refused if its directory no longer exists; then the watch does not exist either.
+            _libc.inotify_rm_watch(self._inotify, watch)
         self.is_on = any(place.allocations for of_watch in standing.values() for place in of_watch)
         self.trouble = _worst(failed, self.is_on)
 

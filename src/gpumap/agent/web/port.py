@@ -235,9 +235,8 @@ class _Client(asyncio.Protocol):
             self._handshake = self._loop.create_task(self._shake_hands(transport, context))
 
     async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        if (
-            transport.is_closing()
-        ):  # it lost its place already: asyncio would keep TLS's buffers until the deadline, and longer
+        # It lost its place already: asyncio would keep TLS's buffers until the deadline, and longer.
+        if transport.is_closing():
             return
         seconds = min(_HANDSHAKE_SECONDS, self._patience_seconds)
         secured = None
@@ -341,8 +340,7 @@ class _Client(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection at once. The kernel drops what the peer has not read."""
-        with contextlib.suppress(
-            OSError
-        ):  # it is lost: asyncio's TLS closes the socket first, and reports it afterwards
+        # It is lost: asyncio's TLS closes the socket first, and reports it afterwards.
+        with contextlib.suppress(OSError):
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self._transport.abort()
