@@ -158,7 +158,8 @@ class Collector:
         self._logged_push: tuple[bool, str] = False, ""
         self._failure = ""
         self._release = asyncio.Event()
-        self._is_released = False
+        self.is_released = False
+        """Whether gpumap has released the driver on request, and does not collect."""
         self._proc_executor = SerialExecutor("gpumap-procfs")
         self._identity_executor = SerialExecutor("gpumap-identity")
         self._step_executor = SerialExecutor("gpumap-step")
@@ -215,11 +216,6 @@ class Collector:
         self._publish(snapshot)
         return snapshot
 
-    @property
-    def is_released(self) -> bool:
-        """Whether gpumap has released the driver on request, and does not collect."""
-        return self._is_released
-
     def release(self) -> None:
         """Release the driver after the current collection, for one interval."""
         self._release.set()
@@ -260,7 +256,7 @@ class Collector:
 
     async def _release_driver(self) -> str:
         """Keep the driver released for an interval, even if the trigger fires. Another request starts it again."""
-        self._is_released = True
+        self.is_released = True
         while self._release.is_set():
             self._release.clear()
             gone = await self._nvml.close()
@@ -271,7 +267,7 @@ class Collector:
                 log.warning("driver not released: the worker hangs in the driver and does not exit until=%s", until)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._release.wait(), self._interval_seconds)
-        self._is_released = False
+        self.is_released = False
         return "interval"
 
     async def _pushed_after(self, earliest: float) -> None:

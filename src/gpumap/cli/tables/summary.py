@@ -32,10 +32,8 @@ class Summary(NamedTuple):
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _amount(
-    title: str, text: Callable[[float | None], str], quantity: str, *, sort_name: str = "", spare: int = 0
-) -> Column[Sums]:
-    column: Column[Sums] = amount(title, text, lambda row: row.values.get(quantity), spare=spare)
+def _amount(title: str, text: Callable[[float | None], str], quantity: str, sort_name: str = "") -> Column[Sums]:
+    column: Column[Sums] = amount(title, text, lambda row: row.values.get(quantity))
     return column._replace(sort_name=sort_name)
 
 
@@ -50,10 +48,10 @@ _GRANTED = _amount("GRANTED", size, "granted_bytes")
 _MAP: tuple[Column[Sums], ...] = (
     _amount("GPUS", number, "gpus", sort_name="all"),
     _amount("DOWN", number, "gpus_down")._replace(colour=lambda row: "red" if row.values.get("gpus_down") else ""),
-    _amount("DEVICES", number, "devices", spare=1),
+    _amount("DEVICES", number, "devices")._replace(spare=1),
     _amount("FREE", number, "devices_free"),
     _HELD,
-    _amount("HOLDERS", number, "holders", spare=1),
+    _amount("HOLDERS", number, "holders")._replace(spare=1),
     _amount("USED", size, "memory_used_bytes", sort_name="memory"),
     _amount("TOTAL", size, "memory_total_bytes"),
     Column("USED%", lambda row: percent(_part(row.values, "memory_used_bytes", "memory_total_bytes"))),
