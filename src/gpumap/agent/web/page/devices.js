@@ -155,11 +155,7 @@ const facts = (pairs) =>
 
 function containers(device, context) {
   const { state } = context;
-  const rows = sorted(
-    device.rows.filter((row) => row.owner !== "unaccounted"),
-    state.sort,
-    BY,
-  );
+  const rows = sorted(device.rows.filter((row) => row.owner !== "unaccounted"), state.sort, BY);
   if (!rows.length && device.whole.length) return null;
   if (!rows.length) {
     const uses = !usesKnown(device, context) ? "Its use is not known." : "No known use.";
@@ -212,18 +208,12 @@ function containerRow(row, device, context) {
     ),
     cell("Peak", true, known(row.peak, bytes, why.used)),
     cell("SM", true, context.curves.sm(device.uuid, row), value(known(row.sm, percent, why.sm))),
-    cell(
-      "Active",
-      true,
-      known(
-        row.last,
-        (last) =>
-          row.sm > 0 ? "now" : h("span", { title: moment(last) }, duration(context.map.timestamp - last)),
-        why.sm,
-      ),
-    ),
+    cell("Active", true, known(row.last, (last) => lastUse(last, row, context), why.sm)),
   );
 }
+
+const lastUse = (last, row, { map }) =>
+  row.sm > 0 ? "now" : h("span", { title: moment(last) }, duration(map.timestamp - last));
 
 const value = (shown) => h("span", { class: "value" }, shown);
 

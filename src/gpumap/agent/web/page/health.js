@@ -19,22 +19,12 @@ export function sensors(gpu) {
   const temperature = reading.temperatures_celsius?.gpu ?? null;
   const clocks = reading.clocks_hertz ?? {};
   const clock = clocks.sm ?? clocks.graphics ?? null;
+  const all = Object.entries(clocks).map(([domain, hertz]) => `${printable(domain)} ${megahertz(hertz)}`);
   const slow = slowdowns(gpu);
   return [
     temperature !== null && ["temp", `${Math.round(temperature)} °C`],
     reading.power_watts !== undefined && ["power", power(reading.power_watts, reading.power_limit_watts)],
-    clock !== null && [
-      "clock",
-      h(
-        "span",
-        {
-          title: Object.entries(clocks)
-            .map(([domain, hertz]) => `${printable(domain)} ${megahertz(hertz)}`)
-            .join(", "),
-        },
-        megahertz(clock),
-      ),
-    ],
+    clock !== null && ["clock", h("span", { title: all.join(", ") }, megahertz(clock))],
     slow.length > 0 && ["slowed by", slow.join(", ")],
   ];
 }
