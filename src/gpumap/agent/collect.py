@@ -199,11 +199,13 @@ class Collector:
         ticks = await self._clock_ticks()
         nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
-        procfs = await self._observe(self._call(self._proc_executor, lambda: self._procfs.read(pids, ticks)))
+        procfs = await self._observe(
+            self._proc_executor.run(lambda: self._procfs.read(pids, ticks), self._deadline_seconds)
+        )
         pod_identity = kubelet = None
         if (read_identity := self._read_identity) is not None:
             watch_and_read = functools.partial(self._watch_and_read, read_identity)
-            pod_identity = await self._observe(self._call(self._identity_executor, watch_and_read))
+            pod_identity = await self._observe(self._identity_executor.run(watch_and_read, self._deadline_seconds))
         self._log_push()
         if self._kubelet is not None:
             kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
@@ -301,9 +303,6 @@ class Collector:
         else:
             level = logging.INFO if trouble.reason.endswith("_missing") else logging.WARNING
             log.log(level, "%s push=%d reason=%s detail=%r", what, is_on, trouble.reason, trouble.detail)
-
-    async def _call(self, executor: SerialExecutor, call: Callable[[], SourceAnswer[T]]) -> SourceAnswer[T]:
-        return await executor.run(call, self._deadline_seconds)
 
     async def _clock_ticks(self) -> int | None:
         if self._procfs.is_real:
