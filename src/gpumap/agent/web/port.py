@@ -49,16 +49,12 @@ CloseOthers = Callable[[Collection[asyncio.BaseTransport | None]], None]
 log = logging.getLogger("gpumap.agent.web.port")
 
 
-def _plain() -> None:
-    return None
-
-
 @contextlib.asynccontextmanager
 async def open_port(
     application: web.Application,
     listener: socket.socket,
     *,
-    tls: Tls = _plain,
+    tls: Tls = lambda: None,
     patience_seconds: float = PATIENCE_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
     shutdown_seconds: float = 1.0,

@@ -134,7 +134,10 @@ def summary_table(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -
 def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -> dict[str, object]:
     """Return the same for scripts, with all rows."""
     names = SUMMARIES[command].names
-    rows = [{**_name_of(sums.by, row), **_exact(row.values, names)} for row in _sorted(command, sums, shape)]
+    rows = [
+        {**({NAMESPACE: row.namespace} if sums.by == WORKLOAD else {}), sums.by: row.name, **_exact(row.values, names)}
+        for row in _sorted(command, sums, shape)
+    ]
     return {
         "version": VERSION,
         "by": sums.by,
@@ -147,10 +150,6 @@ def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) 
         "unknown": list(sums.unknown),
         "missing": list(maps.missing),
     }
-
-
-def _name_of(by: str, row: Sums) -> dict[str, str]:
-    return {NAMESPACE: row.namespace, by: row.name} if by == WORKLOAD else {by: row.name}
 
 
 def _columns(command: str, by: str) -> Sequence[Column[Sums]]:

@@ -27,10 +27,6 @@ from gpumap.model.shown import UNKNOWN, age, number, percent, size
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _last_active(row: ContainerRow) -> str:
-    return UNKNOWN if row.last_active is None else age(row.device.at - row.last_active)
-
-
 _NAMES: tuple[Column[ContainerRow], ...] = (
     name("NAMESPACE", lambda row: row.container.namespace),
     name("POD", lambda row: row.pod),
@@ -56,7 +52,11 @@ COLUMNS: tuple[Column[ContainerRow], ...] = (
     amount("PROCESSES", number, lambda row: row.processes, spare=3),
     _OWNER,
     amount("GRANTED", size, lambda row: row.granted_bytes, wide=True),
-    Column("LAST ACTIVE", _last_active, wide=True),
+    Column(
+        "LAST ACTIVE",
+        lambda row: UNKNOWN if row.last_active is None else age(row.device.at - row.last_active),
+        wide=True,
+    ),
     *_LAST,
 )
 PROCESS_COLUMNS: tuple[Column[ContainerRow], ...] = (
