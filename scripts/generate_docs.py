@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gpumap.agent.dialects import DIALECTS
-from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.flags import DEFAULT_GROUPS, FLAGS, Flag
 from gpumap.agent.metrics import GROUPS, PROCESSES, self_families
-from gpumap.agent.settings import FLAGS, Flag
 from gpumap.model.families import Family, NumberedFamilies
 from scripts import chart_values
 from scripts.map_schema import map_schema

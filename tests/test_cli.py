@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from gpumap import __version__
-from gpumap.agent.settings import FLAGS
+from gpumap.agent.flags import FLAGS
 from gpumap.cli.command_line import Parser, parse
 from gpumap.dispatch import command_parser
 from tests import standin

@@ -69,7 +69,7 @@ async def test_a_name_of_a_megabyte(command: str) -> None:
     async with serving(answering(node_called("n" * 1_000_000))) as url:
         message = one_line(await run_command_in_loop(command, "--url", url), 1)
     assert message == (
-        f"{url}/api/v1/map: the response does not match the schema of /api/v1/map: a text is longer than 4096 bytes"
+        f"{url}/api/v1/map did not answer with a map of this version of gpumap: a text is longer than 4096 bytes"
     )
 
 
@@ -83,7 +83,7 @@ def test_a_closed_pipe_ends_a_table() -> None:
 async def test_the_field_that_does_not_fit() -> None:
     async with serving(answering(answered(devices=[{"uuid": 5}]))) as url:
         message = one_line(await run_command_in_loop("map", "--url", url), 1)
-    assert message.startswith(f"{url}/api/v1/map: the response does not match the schema of /api/v1/map: ")
+    assert message.startswith(f"{url}/api/v1/map did not answer with a map of this version of gpumap: ")
     assert message.endswith("`$.devices[0].uuid`")
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gpumap.agent.dialects import DIALECTS
-from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.flags import DEFAULT_GROUPS, FLAGS, Flag, add_flags
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.service import rules_of
-from gpumap.agent.settings import FLAGS, Flag, Listen, Settings, add_flags, parse_listen, resolve
+from gpumap.agent.settings import Listen, Settings, parse_listen, resolve
 from gpumap.model.errors import UsageError
 from gpumap.model.parsing import parse_duration
 from tests.node import short_directory

@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 import gpumap
-from gpumap.agent.settings import add_flags, resolve
+from gpumap.agent.flags import add_flags
+from gpumap.agent.settings import resolve
 from scripts import set_owner
 from tests.deploy.chart import CHART, helm, is_hook
 from tests.deploy.test_chart_schemas import VERSIONS

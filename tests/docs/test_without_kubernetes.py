@@ -9,7 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from gpumap.agent.settings import add_flags, resolve
+from gpumap.agent.flags import add_flags
+from gpumap.agent.settings import resolve
 from gpumap.cli.command_line import parse
 from gpumap.dispatch import command_parser
 from tests.fences import read_blocks

@@ -72,7 +72,7 @@ SERVERS = (
     agent("32 MiB in gzip", "answered with more than 16 MiB", BOMB),
     agent("an HTML page", "did not answer with JSON", PAGE),
     agent("half an answer", "did not answer: its answer is incomplete", HEAD + b"Content-Length: 9\r\n\r\n{"),
-    agent("lists nested 200,000 deep", "is not a gpumap of this version", http(b"[" * 200_000)),
+    agent("lists nested 200,000 deep", "did not answer with a map of this version", http(b"[" * 200_000)),
     agent("terminal control characters in the status", "answered 500 No?[2J", CONTROLS),
     agent("it hangs up", "did not answer: it closed the connection", b""),
     prometheus("the answer never ends", "did not answer within 3 s", HEAD + b"\r\n[0,", is_endless=True),

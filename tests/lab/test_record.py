@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gpumap.agent.exposition import Exposition
+from gpumap.agent.flags import add_flags
 from gpumap.agent.join import grants
 from gpumap.agent.metrics import GROUPS
-from gpumap.agent.settings import Settings, add_flags, resolve
+from gpumap.agent.settings import Settings, resolve
 from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.checkpoint import parse as parse_checkpoint
 from gpumap.agent.sources.dra import DraSource

@@ -238,11 +238,11 @@ async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster, demos: dict
         "node gpu-3: the API server cannot reach its agent: dial tcp 10.0.0.7:9401: connect: connection refused",
         "node gpu-4: its agent is not running (CrashLoopBackOff)",
         "node gpu-5: its agent answered 503: the first collection is not finished",
-        "node gpu-6: its agent is not a gpumap of this version",
+        "node gpu-6: its agent did not answer with a map of this version of gpumap: ",
         "node gpu-7: its agent did not answer within 3 s",
         "node gpu-8: its agent requires a password, which the API server does not forward: use `kubectl",
         "node gpu-9: its agent requires a client certificate, which the API server does not forward: use",
-        "node odd: its agent's response does not match the schema of /api/v1/map",
+        "node odd: its agent did not answer with a map of this version of gpumap: Expected `object`, got `int`",
     ):
         assert sentence in message
     answer = await cluster.run("top", "-A", "--request-timeout", "3s", "-o", "json")

@@ -158,7 +158,8 @@ class Collector:
         self._logged_push: tuple[bool, str] = False, ""
         self._failure = ""
         self._release = asyncio.Event()
-        self._is_released = False
+        self.is_released = False
+        """Whether gpumap has released the driver on request, and does not collect."""
         self._proc_executor = SerialExecutor("gpumap-procfs")
         self._identity_executor = SerialExecutor("gpumap-identity")
         self._step_executor = SerialExecutor("gpumap-step")
@@ -198,11 +199,13 @@ class Collector:
         ticks = await self._clock_ticks()
         nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
-        procfs = await self._observe(self._call(self._proc_executor, lambda: self._procfs.read(pids, ticks)))
+        procfs = await self._observe(
+            self._proc_executor.run(lambda: self._procfs.read(pids, ticks), self._deadline_seconds)
+        )
         pod_identity = kubelet = None
         if (read_identity := self._read_identity) is not None:
             watch_and_read = functools.partial(self._watch_and_read, read_identity)
-            pod_identity = await self._observe(self._call(self._identity_executor, watch_and_read))
+            pod_identity = await self._observe(self._identity_executor.run(watch_and_read, self._deadline_seconds))
         self._log_push()
         if self._kubelet is not None:
             kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
@@ -214,11 +217,6 @@ class Collector:
         self._last = snapshot
         self._publish(snapshot)
         return snapshot
-
-    @property
-    def is_released(self) -> bool:
-        """Whether gpumap has released the driver on request, and does not collect."""
-        return self._is_released
 
     def release(self) -> None:
         """Release the driver after the current collection, for one interval."""
@@ -260,7 +258,7 @@ class Collector:
 
     async def _release_driver(self) -> str:
         """Keep the driver released for an interval, even if the trigger fires. Another request starts it again."""
-        self._is_released = True
+        self.is_released = True
         while self._release.is_set():
             self._release.clear()
             gone = await self._nvml.close()
@@ -271,7 +269,7 @@ class Collector:
                 log.warning("driver not released: the worker hangs in the driver and does not exit until=%s", until)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._release.wait(), self._interval_seconds)
-        self._is_released = False
+        self.is_released = False
         return "interval"
 
     async def _pushed_after(self, earliest: float) -> None:
@@ -305,9 +303,6 @@ class Collector:
         else:
             level = logging.INFO if trouble.reason.endswith("_missing") else logging.WARNING
             log.log(level, "%s push=%d reason=%s detail=%r", what, is_on, trouble.reason, trouble.detail)
-
-    async def _call(self, executor: SerialExecutor, call: Callable[[], SourceAnswer[T]]) -> SourceAnswer[T]:
-        return await executor.run(call, self._deadline_seconds)
 
     async def _clock_ticks(self) -> int | None:
         if self._procfs.is_real:

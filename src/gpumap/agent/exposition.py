@@ -107,10 +107,7 @@ def _pairs(family: Family, labels: tuple[str, ...]) -> Iterator[str]:
     for name, value in zip(family.labels, labels, strict=True):
         if not value and name in family.optional_labels:
             continue
-        escaped = encodable(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+        # What UTF-8 cannot carry, bytes of a file name that were no UTF-8, is spelled out: two names stay two.
+        encodable = value.encode("utf-8", "backslashreplace").decode()
+        escaped = encodable.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
         yield f'{name}="{escaped}"'
-
-
-def encodable(value: str) -> str:
-    r"""Spell out what UTF-8 cannot carry, bytes of a file name that were no UTF-8, as `\udcff`: two names stay two."""
-    return value.encode("utf-8", "backslashreplace").decode()

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from gpumap.agent.executors import SerialExecutor
@@ -64,8 +65,8 @@ async def look(settings: Settings) -> Facts:
     required, requested = await asyncio.gather(
         asyncio.gather(
             _kubelet(settings),
-            _in_time(_checkpoint(settings)),
-            _in_time(_pod_logs(settings)),
+            _in_time(partial(_checkpoint, settings)),
+            _in_time(partial(_pod_logs, settings)),
             _push(settings),
         ),
         asyncio.gather(
@@ -169,22 +170,16 @@ def _listed(answer: KubeletAnswer, settings: Settings) -> str:
     return f"{pods}, offered: {offered or 'no GPU'}"
 
 
-def _checkpoint(settings: Settings) -> Callable[[], str]:
-    def read() -> str:
-        found = CheckpointSource(settings.checkpoint_candidates).read().value
-        pods = len({entry.pod_uid for entry in found.entries})
-        entries = counted(len(found.entries), "entry", "entries")
-        return f"{entries} of {counted(pods, 'pod')}, {counted(len(found.registered), 'resource')} registered"
-
-    return read
+def _checkpoint(settings: Settings) -> str:
+    found = CheckpointSource(settings.checkpoint_candidates).read().value
+    pods = len({entry.pod_uid for entry in found.entries})
+    entries = counted(len(found.entries), "entry", "entries")
+    return f"{entries} of {counted(pods, 'pod')}, {counted(len(found.registered), 'resource')} registered"
 
 
-def _pod_logs(settings: Settings) -> Callable[[], str]:
-    def read() -> str:
-        found = PodLogsSource(settings.pod_log_root).read(time.time()).value
-        return f"directories of {counted(len(found.trees), 'pod')}, links of {counted(len(found.links), 'container')}"
-
-    return read
+def _pod_logs(settings: Settings) -> str:
+    found = PodLogsSource(settings.pod_log_root).read(time.time()).value
+    return f"directories of {counted(len(found.trees), 'pod')}, links of {counted(len(found.links), 'container')}"
 
 
 async def _push(settings: Settings) -> Answer:

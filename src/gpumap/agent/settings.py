@@ -24,24 +24,9 @@ from gpumap.agent.flags import (
     PREFIX,
     WITH_SHARED_NAMES,
     Flag,
-    add_flags,
 )
 from gpumap.model.errors import UsageError
 from gpumap.model.parsing import parse_duration
-
-__all__ = [
-    "ABOUT",
-    "FLAGS",
-    "Flag",
-    "Listen",
-    "Settings",
-    "add_flags",
-    "parse_listen",
-    "quiet",
-    "resolve",
-    "unknown_variables",
-    "with_everything",
-]
 
 T = TypeVar("T")
 NATIVE = "native"

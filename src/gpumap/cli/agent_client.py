@@ -19,30 +19,17 @@ from gpumap.cli.http_get import Answer, Endpoint, get, no_answer
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.server_flags import address_of, is_host, without_password
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.node import VERSION, Node, decode
+from gpumap.model.node import Node, decode
+from gpumap.model.shown import cut_off
 
 REQUEST_SECONDS = 10.0
 REDIRECTS_MAX = 3
+_REASON_CHARACTERS = 200
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HUGE_NUMBER = re.compile(rb"(\d{300}|\d[eE]\+?\d{3,})\s*[,}\]]")
 """More than 1e99, or so many digits: sums and ratios of such numbers would overflow. None of gpumap's is so large."""
 _HUGE_TEXT = re.compile(rb'"(?:[^"\\]|\\.){4096}', re.DOTALL)
 """A name of Kubernetes has at most 253 characters. A table gives each row the width of its longest name."""
-
-
-class NoMapError(FatalError):
-    """The answer has the version and the parts of a map, and does not fit the schema."""
-
-
-class _Outline(msgspec.Struct):
-    """The keys that separate gpumap's answer from other JSON."""
-
-    version: int
-    devices: msgspec.Raw
-    gpus: msgspec.Raw
-    unmatched: msgspec.Raw
-    sources: msgspec.Raw
-    capabilities: msgspec.Raw
 
 
 async def from_agent(address: URL, interval_seconds: float, who: Credentials) -> NodeMapStream:
@@ -120,7 +107,7 @@ def _hint(status: int) -> str:
 
 
 def map_in(body: bytes, who: str) -> Node:
-    """Read the map that was answered. Raises NoMapError, or FatalError if this is not an answer of this version."""
+    """Read the map that was answered. Raises FatalError if it is none of this version."""
     try:
         if _HUGE_NUMBER.search(body):
             raise msgspec.ValidationError("a number is too large")
@@ -128,17 +115,7 @@ def map_in(body: bytes, who: str) -> Node:
             raise msgspec.ValidationError("a text is longer than 4096 bytes")
         return decode(body)
     except msgspec.ValidationError as error:
-        if not _has_outline(body, who):
-            raise FatalError(f"{who} is not a gpumap of this version") from error
-        raise NoMapError(f"{who}: the response does not match the schema of /api/v1/map: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise FatalError(f"{who} did not answer with JSON") from error
-
-
-def _has_outline(body: bytes, who: str) -> bool:
-    try:
-        return msgspec.json.decode(body, type=_Outline).version == VERSION
-    except msgspec.ValidationError:
-        return False
+        why = cut_off(str(error), _REASON_CHARACTERS)
+        raise FatalError(f"{who} did not answer with a map of this version of gpumap: {why}") from error
     except (ValueError, RecursionError) as error:
         raise FatalError(f"{who} did not answer with JSON") from error

@@ -167,10 +167,7 @@ class _Window:
 
     def _notice_lines(self, columns: int, most: int) -> list[str]:
         """Return what is wrong, in at most so many lines: a small window has room for devices too."""
-        lines = [line for one in self._notices() if one for line in wrapped(one, max(columns - 2, 1))]
+        maps = self._maps
+        notices = [] if maps is None else [*notices_of(maps, self._view), collected_long_ago(maps, time.time())]
+        lines = [line for one in notices if one for line in wrapped(one, max(columns - 2, 1))]
         return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]} …"]
-
-    def _notices(self) -> Iterator[str]:
-        if self._maps is not None:
-            yield from notices_of(self._maps, self._view)
-            yield collected_long_ago(self._maps, time.time())

@@ -77,7 +77,6 @@ def _add_flags(parser: Parser, output: argparse._ArgumentGroup, command: str) ->
         how = add_server_flags(parser, where)
         if by:
             how.add_argument("--label-match", metavar="MATCH", help=LABEL_MATCH_HELP)
-        if by:
             add_by(where, by, cluster=command != "waste")
         where.add_argument("--node", metavar="NODE", help="With --prometheus: show the rows of one node.")
         if command != "waste":

@@ -71,8 +71,8 @@ def _in_words(message: str, value: object, kind: object, place: str, root: str, 
         return f'{place}: "{missing[1]}" is missing'
     if long := re.fullmatch(r"Expected `array` of length <= (\d+)", what):
         return f"{place}: has more than {long[1]} entries"
-    if short := re.fullmatch(r"Expected `array` of at least length (\d+), got (\d+)", what):
-        return f"{place}: expected a list of at least {short[1]} values, found {short[2]}"
+    if other := re.fullmatch(r"Expected `array` of length (\d+(?: to \d+)?), got (\d+)", what):
+        return f"{place}: expected a list of {other[1]} values, found {other[2]}"
     if what.startswith(("Expected", "Invalid enum value")):
         what = f"expected {_expectation(kind)}"
     if what.startswith("."):  # a noun that checks itself names a place below it
@@ -89,9 +89,8 @@ def _step_into(step: re.Match[str], value: object, kind: object, hook: Hook) -> 
         return name, value[name] if isinstance(value, dict) else None, of_field
     if step["index"]:
         index = int(step["index"])
-        items = [typing.get_args(one)[0] for one in _members(kind) if _is(one, tuple)]
-        item = items[0] if items else _fields_of(kind)[index].type  # a Struct in the form of a list
-        return f"[{index}]", value[index] if isinstance(value, list) else None, item
+        items = (_item(one, index) for one in _members(kind))
+        return f"[{index}]", value[index] if isinstance(value, list) else None, next(filter(None, items))
     # msgspec does not name the key of a dict: it is the first one with a value that cannot be converted.
     item = next(typing.get_args(one)[1] for one in _members(kind) if _is(one, dict))
     for key, entry in value.items() if isinstance(value, dict) else ():
@@ -100,6 +99,13 @@ def _step_into(step: re.Match[str], value: object, kind: object, hook: Hook) -> 
         except msgspec.ValidationError:
             return str(key), entry, item
     raise AssertionError("one value of the mapping could not be converted")
+
+
+def _item(kind: object, index: int) -> object:
+    """Return the type of an item of a list or a NamedTuple; `None` for other types."""
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return [*typing.get_type_hints(kind, include_extras=True).values()][index]
+    return typing.get_args(kind)[0] if _is(kind, tuple) else None
 
 
 def _is(kind: object, origin: type) -> bool:
@@ -136,7 +142,7 @@ def _expectation(kind: object) -> str:
         return " or ".join(words)
     if typing.get_origin(kind) is Literal:
         return f"one of {', '.join(typing.get_args(kind))}"
-    if _is(kind, tuple) or (isinstance(kind, type) and issubclass(kind, Struct) and kind.__struct_config__.array_like):
+    if _is(kind, tuple) or (isinstance(kind, type) and issubclass(kind, tuple)):
         return "a list"
     return _WORDS.get(kind, "a mapping") if isinstance(kind, type) else "a mapping"
 

@@ -20,7 +20,7 @@ from msgspec import structs
 from gpumap.agent.nvml_worker import wire
 from gpumap.lab.capture import contents
 from gpumap.model.observations import NvmlReading
-from gpumap.model.readings import CARD, GpuReading, MigInstance, Uuid
+from gpumap.model.readings import CARD, GpuReading, Uuid
 
 POLL_SECONDS = 0.2
 """How soon the driver sends a line that no request asked for."""
@@ -139,11 +139,11 @@ def reading_for(gpu: GpuReading, groups: Collection[str], *, release: bool = Fal
     if not unasked:
         return gpu
     gpu = structs.replace(gpu, **{name: getattr(_BLANK, name) for group in unasked for name in GROUP_FIELDS[group]})
-    return structs.replace(gpu, instances=tuple(map(_without_activity, gpu.instances))) if "gpm" in unasked else gpu
-
-
-def _without_activity(instance: MigInstance) -> MigInstance:
-    return structs.replace(instance, activity=None)
+    return (
+        structs.replace(gpu, instances=tuple(structs.replace(one, activity=None) for one in gpu.instances))
+        if "gpm" in unasked
+        else gpu
+    )
 
 
 # --- the program ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple, NewType, TypeVar, get_args
 
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
 Uuid = NewType("Uuid", str)
 """NVML's string for a GPU or a MIG device."""
@@ -303,12 +303,12 @@ class XidError(NamedTuple):
     """An XID event of a GPU. The ids are `None` if it is of no MIG device, or if the driver does not report them."""
 
     uuid: Uuid
-    code: int
+    code: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     gpu_instance_id: int | None
     compute_instance_id: int | None
     age_seconds: float
     """Time from the event to the reading that contains it."""
-    times: int = 1
+    times: Annotated[int, Meta(ge=1)] = 1
     """Number of equal events. `age_seconds` is that of the last one."""
 
 

@@ -14,7 +14,7 @@ _TIB_FROM = 10 * 1024
 """In GiB. Only sums of a cluster are so large."""
 
 
-def size(value: int | None) -> str:
+def size(value: float | None) -> str:
     """Bytes, as `41.3GiB`."""
     if value is None:
         return UNKNOWN
@@ -41,8 +41,8 @@ def gpus(value: float | None) -> str:
     return ratio(value) + (f" GPU{'' if value == 1 else 's'}" if value else "")
 
 
-def number(value: int | None) -> str:
-    return UNKNOWN if value is None else str(value)
+def number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}"
 
 
 def age(seconds: float) -> str:

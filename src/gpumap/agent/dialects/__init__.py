@@ -19,16 +19,12 @@ from gpumap.agent.dialects import (
 from gpumap.model.families import Family, NumberedFamilies
 
 
-def _no_pages(node: str) -> Mapping[str, tuple[Family, ...]]:
-    return {}
-
-
 class Dialect(NamedTuple):
     families: tuple[Family | NumberedFamilies, ...]
     """On /metrics."""
     needs: tuple[str, ...] = ()
     """Groups of NVML's values that some families need: groups of `--collect`, and `readings.CARD`."""
-    pages: Callable[[str], Mapping[str, tuple[Family, ...]]] = _no_pages
+    pages: Callable[[str], Mapping[str, tuple[Family, ...]]] = lambda node: {}
     """Families of the dialect's own pages: from the name of the node, by path."""
 
 

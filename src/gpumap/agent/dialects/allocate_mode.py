@@ -6,7 +6,7 @@ import enum
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from gpumap.agent.dialects.common import gpus_by_uuid, leaves_by_uuid, owns
+from gpumap.agent.dialects.common import card_of, gpus_by_uuid, leaves_by_uuid, owns
 from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, Device
 from gpumap.model.readings import Uuid
@@ -51,11 +51,8 @@ def modes_by_device(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], M
 def modes_by_holder(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], Mode | None]:
     """Return how each container holds its part of each card."""
     gpus = gpus_by_uuid(snapshot)
-    found: dict[tuple[ContainerName, Uuid], list[Mode | None]] = {}
-    for (name, uuid), mode in modes_by_device(snapshot).items():
-        gpu = gpus.get(uuid)
-        found.setdefault((name, gpu.uuid if gpu is not None else uuid), []).append(mode)
-    return {key: combine(of_card) for key, of_card in found.items()}
+    modes = grouped(((name, card_of(uuid, gpus)), mode) for (name, uuid), mode in modes_by_device(snapshot).items())
+    return {key: combine(of_card) for key, of_card in modes.items()}
 
 
 def _memory_sharers(snapshot: Snapshot) -> Mapping[Uuid, list[Uuid]]:

@@ -12,6 +12,7 @@ from gpumap.agent.dialects.allocate_mode import Mode, combine, mode_of_node, mod
 from gpumap.agent.dialects.common import (
     ON_SOME_CARD,
     all_known,
+    card_of,
     device_node,
     driver_version,
     gpus_by_uuid,
@@ -23,6 +24,7 @@ from gpumap.agent.dialects.common import (
     sees_processes,
 )
 from gpumap.model.families import Family, Series
+from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, UnmatchedSlots
 from gpumap.model.plugins import Limit, limit_of
 from gpumap.model.readings import Uuid
@@ -70,10 +72,8 @@ def _processes_on_cards(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[
     if not sees_processes(snapshot):
         return []  # the PIDs may be of another PID namespace
     gpus, modes = gpus_by_uuid(snapshot), modes_by_device(snapshot)
-    on_card: dict[tuple[Uuid, int], list[Process]] = {}
-    for process in sorted(snapshot.processes, key=lambda one: (one.uuid, one.pid)):
-        gpu = gpus.get(process.uuid)
-        on_card.setdefault((gpu.uuid if gpu is not None else process.uuid, process.pid), []).append(process)
+    processes = sorted(snapshot.processes, key=lambda one: (one.uuid, one.pid))
+    on_card = grouped(((card_of(one.uuid, gpus), one.pid), one) for one in processes)
     found = []
     for (uuid, pid), rows in sorted(on_card.items()):
         owner = _owner(_mode_of(rows, uuid, modes), rows[0].name, snapshot.node.name)
@@ -110,12 +110,7 @@ def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leave
 def _held_rows(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], list[ContainerOnDevice]]:
     """Return the rows of what containers hold, by container and card."""
     gpus = gpus_by_uuid(snapshot)
-    found: dict[tuple[ContainerName, Uuid], list[ContainerOnDevice]] = {}
-    for row in snapshot.containers:
-        if row.holds:
-            gpu = gpus.get(row.uuid)
-            found.setdefault((row.name, gpu.uuid if gpu is not None else row.uuid), []).append(row)
-    return found
+    return grouped(((row.name, card_of(row.uuid, gpus)), row) for row in snapshot.containers if row.holds)
 
 
 def _compute_limit(rows: list[ContainerOnDevice], leaves: _Leaves) -> float | None:

@@ -34,6 +34,12 @@ def gpus_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Gpu]:
     return {**found, **gpus}
 
 
+def card_of(uuid: Uuid, gpus: Mapping[Uuid, Gpu]) -> Uuid:
+    """Return the uuid of a device's card; its own if NVML does not list the device."""
+    gpu = gpus.get(uuid)
+    return uuid if gpu is None else gpu.uuid
+
+
 @once_per_snapshot
 def leaves_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Device]:
     return {leaf.uuid: leaf for leaf in snapshot.node.devices}
@@ -115,33 +121,18 @@ def sees_processes(snapshot: Snapshot) -> bool:
 Reading = Callable[[GpuReading], float | None]
 
 
-def clock(domain: str) -> Reading:
-    return lambda reading: reading.clocks_hertz.get(domain)
+def _by_word(values: Callable[[GpuReading], Mapping[str, float]]) -> Callable[[str], Reading]:
+    return lambda word: lambda reading: values(reading).get(word)
 
 
-def max_clock(domain: str) -> Reading:
-    return lambda reading: reading.max_clocks_hertz.get(domain)
-
-
-def temperature(sensor: str) -> Reading:
-    return lambda reading: reading.temperatures_celsius.get(sensor)
-
-
-def power_limit(kind: str) -> Reading:
-    return lambda reading: reading.power_limits_watts.get(kind)
-
-
-def event_seconds(reason: str) -> Reading:
-    """How long the driver lowered the clocks for this reason."""
-    return lambda reading: reading.clock_event_seconds.get(reason)
-
-
-def remapped_rows(cause: str) -> Reading:
-    return lambda reading: reading.remapped_rows.get(cause)
-
-
-def retired_pages(cause: str) -> Reading:
-    return lambda reading: reading.retired_pages.get(cause)
+clock = _by_word(lambda reading: reading.clocks_hertz)
+max_clock = _by_word(lambda reading: reading.max_clocks_hertz)
+temperature = _by_word(lambda reading: reading.temperatures_celsius)
+power_limit = _by_word(lambda reading: reading.power_limits_watts)
+event_seconds = _by_word(lambda reading: reading.clock_event_seconds)
+"""How long the driver lowered the clocks for a reason."""
+remapped_rows = _by_word(lambda reading: reading.remapped_rows)
+retired_pages = _by_word(lambda reading: reading.retired_pages)
 
 
 def ecc_errors(kind: str, location: str) -> Reading:

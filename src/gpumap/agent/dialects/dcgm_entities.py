@@ -6,7 +6,6 @@ Compute instances of one GPU instance are one entity: the labels of dcgm-exporte
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from gpumap.agent.dialects.allocate_mode import Mode, modes_by_device
 from gpumap.agent.dialects.common import all_known, owns, sees_processes
+from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, Use
 from gpumap.model.readings import Activity, DeviceMemory, Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
@@ -71,10 +71,7 @@ class Entity:
 @once_per_snapshot
 def cards(snapshot: Snapshot) -> tuple[Entity, ...]:
     """Return every GPU, by index."""
-    on_gpu: dict[Uuid, list[Device]] = defaultdict(list)
-    for leaf in snapshot.node.devices:
-        if leaf.is_leaf and leaf.gpu_uuid is not None:
-            on_gpu[leaf.gpu_uuid].append(leaf)
+    on_gpu = grouped((leaf.gpu_uuid, leaf) for leaf in snapshot.node.devices if leaf.is_leaf)
     by_index = sorted(snapshot.node.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
     view = _view(snapshot)
     return tuple(_entity(gpu, on_gpu.get(gpu.uuid, []), view, None, "") for gpu in by_index)
@@ -92,12 +89,11 @@ def _entities(snapshot: Snapshot) -> Iterator[Entity]:
         if not card.gpu.partitioned:
             yield card
             continue
-        by_instance: dict[int, list[Device]] = defaultdict(list)
-        for leaf in card.leaves:
-            if leaf.mig is not None:
-                by_instance[leaf.mig.gpu_instance_id].append(leaf)
+        by_instance = grouped((leaf.mig.gpu_instance_id, leaf) for leaf in card.leaves if leaf.mig is not None)
         for number, leaves in sorted(by_instance.items()):
-            ordered = sorted(leaves, key=lambda leaf: (_compute_instance_id(leaf), leaf.uuid))
+            ordered = sorted(
+                leaves, key=lambda leaf: (leaf.mig.compute_instance_id if leaf.mig is not None else 0, leaf.uuid)
+            )
             yield _entity(card.gpu, ordered, view, number, _profile(ordered))
 
 
@@ -129,13 +125,9 @@ class DcgmView(NamedTuple):
 
 @once_per_snapshot
 def _view(snapshot: Snapshot) -> DcgmView:
-    rows: dict[Uuid, list[ContainerOnDevice]] = defaultdict(list)
-    for row in snapshot.containers:
-        if owns(row) or (row.use is not None and row.use.processes):
-            rows[row.uuid].append(row)
-    processes: dict[Uuid, list[Process]] = defaultdict(list)
-    for process in snapshot.processes:
-        processes[process.uuid].append(process)
+    used = (row for row in snapshot.containers if owns(row) or (row.use is not None and row.use.processes))
+    rows = grouped((row.uuid, row) for row in used)
+    processes = grouped((process.uuid, process) for process in snapshot.processes)
     sees: bool | None = sees_processes(snapshot)
     if not sees and any(
         one.source == Source.PROCFS and not one.up and one.last_success is not None for one in snapshot.node.sources
@@ -166,10 +158,6 @@ def _sole(
     (owner,) = owners
     is_whole = bool(devices) and all(view.modes.get((owner, uuid)) is Mode.EXCLUSIVE for uuid in devices)
     return owner if is_whole and view.is_alone(owner, leaves) else None
-
-
-def _compute_instance_id(leaf: Device) -> int:
-    return leaf.mig.compute_instance_id if leaf.mig is not None else 0
 
 
 def _profile(leaves: list[Device]) -> str:

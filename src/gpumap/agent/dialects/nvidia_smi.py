@@ -14,6 +14,7 @@ from collections.abc import Callable
 from gpumap.agent.dialects import nvidia_smi_readers as readers
 from gpumap.agent.dialects.common import (
     Reading,
+    all_known,
     clock,
     ecc_errors,
     ecc_total,
@@ -24,7 +25,15 @@ from gpumap.agent.dialects.common import (
     retired_pages,
     temperature,
 )
-from gpumap.agent.dialects.nvidia_smi_readers import CARDS, COLLECTION, on_gpu_instances, on_gpus
+from gpumap.agent.dialects.nvidia_smi_readers import (
+    CARDS,
+    COLLECTION,
+    COMPUTE_APPS,
+    GPUS,
+    XIDS,
+    on_gpu_instances,
+    on_gpus,
+)
 from gpumap.model.families import Family, whether
 from gpumap.model.readings import COMPUTE_MODES, ECC_LOCATIONS, ECC_TYPES, Activity, DeviceMemory, GpuReading
 
@@ -54,10 +63,6 @@ def _of_memory(value: Callable[[DeviceMemory], int | None]) -> Reading:
 
 def _clock_event(reason: str) -> Reading:
     return lambda reading: whether(reading.clock_events.get(reason))
-
-
-def _first_fan(reading: GpuReading) -> float | None:
-    return next(iter(reading.fan_speed_ratios.values()), None)
 
 
 def _compute_mode(reading: GpuReading) -> int | None:
@@ -90,7 +95,7 @@ _POWER_AND_HEAT = (
     on_gpus("power_max_limit_watts", "power.max_limit [W]", power_limit("max")),
     on_gpus("temperature_gpu", "temperature.gpu", temperature("gpu")),
     on_gpus("temperature_memory", "temperature.memory", temperature("memory")),
-    on_gpus("fan_speed_ratio", "fan.speed [%]", _first_fan),
+    on_gpus("fan_speed_ratio", "fan.speed [%]", lambda reading: next(iter(reading.fan_speed_ratios.values()), None)),
 )
 
 _CLOCKS = (
@@ -206,7 +211,7 @@ _CARD = (
         readers.info,
     ),
     on_gpus("index", "index", lambda reading: reading.index),
-    Family("nvidia_smi_gpu_recovery_action", "gauge", "gpu_recovery_action", ("uuid",), readers.recovery_action),
+    GPUS.gauge("nvidia_smi_gpu_recovery_action", "gpu_recovery_action", readers.recovery_action),
     CARDS.counter(
         "nvidia_smi_energy_joules_total",
         "Total energy consumed by the GPU in joules since the driver was last loaded.",
@@ -215,37 +220,31 @@ _CARD = (
 )
 
 _XIDS = (
-    Family(
+    XIDS.by(
+        "xid",
         "nvidia_smi_xid_errors_total",
-        "counter",
         "Number of XID errors observed on the GPU, by code.",
-        ("uuid", "xid"),
-        readers.xid_errors,
+        lambda xids: {str(code): count for code, count in xids.counts.items()},
+        "counter",
     ),
-    Family(
+    XIDS.by(
+        "xid",
         "nvidia_smi_xid_last_timestamp_seconds",
-        "gauge",
         "Unix timestamp of the most recently observed XID error, by code.",
-        ("uuid", "xid"),
-        readers.xid_moments,
+        lambda xids: {str(code): moment for code, moment in xids.last_at.items()},
     ),
 )
 
-_PROCESS = ("pid", "process_name", "uuid")
 _PROCESSES = (
-    Family(
+    COMPUTE_APPS.gauge(
         "nvidia_smi_compute_app_info",
-        "gauge",
         "A metric with a constant '1' value labeled by the identity of a process with a compute context on a GPU.",
-        _PROCESS,
-        readers.process_info,
+        lambda memory: 1,
     ),
-    Family(
+    COMPUTE_APPS.gauge(
         "nvidia_smi_compute_app_used_memory_bytes",
-        "gauge",
         "GPU memory used by the process. Absent when the driver cannot report it (e.g. Windows WDDM).",
-        _PROCESS,
-        readers.process_memory,
+        lambda memory: None if (known := all_known(memory)) is None else sum(known),
     ),
     Family(
         "nvidia_smi_compute_apps",

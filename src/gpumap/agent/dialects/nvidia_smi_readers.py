@@ -5,10 +5,12 @@ The label `uuid` is always the GPU's, in lower case and without NVML's prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 
-from gpumap.agent.dialects.common import Reading, all_known, driver_version, gpus_by_uuid, sees_processes
+from gpumap.agent.dialects.common import Reading, driver_version, gpus_by_uuid, sees_processes
 from gpumap.model.families import Family, Rows, Series
+from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Gpu, SourceHealth
 from gpumap.model.readings import RECOVERY_ACTIONS, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
@@ -41,6 +43,8 @@ CARDS = Rows(
     ("uuid",), lambda snapshot: (((plain(gpu.uuid),), gpu.reading) for gpu in snapshot.node.gpus if gpu.reading)
 )
 """The GPUs that answer."""
+GPUS = Rows(("uuid",), lambda snapshot: (((plain(gpu.uuid),), gpu) for gpu in snapshot.node.gpus))
+XIDS = Rows(("uuid",), lambda snapshot: (((plain(xids.uuid),), xids) for xids in snapshot.node.xids))
 
 
 def on_gpus(name: str, help: str, value: Reading) -> Family:
@@ -67,30 +71,13 @@ def info(snapshot: Snapshot) -> Iterator[Series]:
             yield Series(labels, 1)
 
 
-def recovery_action(snapshot: Snapshot) -> Iterator[Series]:
-    """nvml.h's number; also of a GPU that answers nothing else until it is reset."""
-    for gpu in snapshot.node.gpus:
-        if gpu.recovery_action is not None and (number := _number_of(gpu.recovery_action)) is not None:
-            yield Series((plain(gpu.uuid),), number)
-
-
-def _number_of(action: str) -> int | None:
+def recovery_action(gpu: Gpu) -> int | None:
+    """Return nvml.h's number; also of a GPU that answers nothing else until it is reset."""
+    action = gpu.recovery_action or ""
     if action in RECOVERY_ACTIONS:
         return RECOVERY_ACTIONS.index(action)
     number = action.removeprefix("code_")  # one that nvml.h has not had yet
     return int(number) if number.isascii() and number.isdecimal() else None
-
-
-def xid_errors(snapshot: Snapshot) -> Iterator[Series]:
-    for xids in snapshot.node.xids:
-        for code, count in xids.counts.items():
-            yield Series((plain(xids.uuid), str(code)), count)
-
-
-def xid_moments(snapshot: Snapshot) -> Iterator[Series]:
-    for xids in snapshot.node.xids:
-        for code, moment in xids.last_at.items():
-            yield Series((plain(xids.uuid), str(code)), moment)
 
 
 # --- GPU instances ----------------------------------------------------------------------------------------------------
@@ -129,42 +116,31 @@ def _mig_devices(snapshot: Snapshot) -> list[tuple[Device, Gpu]]:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def process_info(snapshot: Snapshot) -> Iterator[Series]:
-    return (Series(labels, 1) for labels in sorted(_compute_apps(snapshot)))
-
-
-def process_memory(snapshot: Snapshot) -> Iterator[Series]:
-    """The sum over all MIG devices of the GPU; absent if one of them is unknown."""
-    for labels, memory in sorted(_compute_apps(snapshot).items()):
-        if (known := all_known(memory)) is not None:
-            yield Series(labels, sum(known))
-
-
 @once_per_snapshot
-def _compute_apps(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[int | None]]:
-    """By pid, process_name and uuid: the memory of each process with a compute context, on each device of the GPU."""
-    found: dict[tuple[str, str, str], list[int | None]] = {}
+def _compute_apps(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[int | None]]]:
+    """Return the memory of each process with a compute context, on each device of the GPU."""
     if not sees_processes(snapshot):
-        return found
+        return []
     gpus = gpus_by_uuid(snapshot)
-    for process in snapshot.processes:
-        gpu = gpus.get(process.uuid)
-        if gpu is not None and "C" in process.type.split("+"):
-            labels = str(process.pid), process.comm, plain(gpu.uuid)
-            found.setdefault(labels, []).append(process.memory_bytes)
-    return found
+    found = grouped(
+        ((str(one.pid), one.comm, plain(gpus[one.uuid].uuid)), one.memory_bytes)
+        for one in snapshot.processes
+        if one.uuid in gpus and "C" in one.type.split("+")
+    )
+    return sorted(found.items())
+
+
+COMPUTE_APPS = Rows(("pid", "process_name", "uuid"), _compute_apps)
 
 
 def compute_apps(snapshot: Snapshot) -> Iterator[Series]:
     """0 if there is none; absent if NVML does not list the GPU's processes."""
     if not sees_processes(snapshot):
         return
-    counts: dict[str, int] = {}
-    for _, _, uuid in _compute_apps(snapshot):
-        counts[uuid] = counts.get(uuid, 0) + 1
+    counts = Counter(uuid for (_, _, uuid), _ in _compute_apps(snapshot))
     for gpu in snapshot.node.gpus:
         if gpu.reading is not None and _lists_processes(gpu.reading):
-            yield Series((plain(gpu.uuid),), counts.get(plain(gpu.uuid), 0))
+            yield Series((plain(gpu.uuid),), counts[plain(gpu.uuid)])
 
 
 def _lists_processes(reading: GpuReading) -> bool:

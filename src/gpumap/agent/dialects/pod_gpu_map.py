@@ -40,12 +40,11 @@ def node_family(node: str) -> Family:
 
 _DEPRECATED_HELP = "pod gpu map info - please use labels value to match pod and gpu"
 (_MAP,) = FAMILIES
-_ORDER = ("namespace", "pod_name", "gpu_id")
 
 
 def _position(series: Series) -> tuple[str, ...]:
-    labels = dict(zip(_MAP.labels, series.labels, strict=True))
-    return tuple(labels[name] for name in _ORDER)
+    gpu, _, namespace, _, pod = series.labels
+    return namespace, pod, gpu
 
 
 def _deprecated_family(number: int, row: Series) -> Family:

@@ -28,11 +28,6 @@ def _reserved(snapshot: Snapshot) -> Iterator[Series]:
     return (Series(labels, 1) for labels in sorted(pods))
 
 
-def _unmatched(snapshot: Snapshot) -> Iterator[Series]:
-    for row in snapshot.node.unmatched:
-        yield Series((*row.name, row.resource, row.reason), row.slots)
-
-
 def _unhealthy(snapshot: Snapshot) -> Iterator[Series]:
     rows = {(*row.name, row.resource, row.device_id) for row in snapshot.node.device_health or () if row.is_unhealthy}
     return (Series(labels, 1) for labels in sorted(rows))
@@ -73,7 +68,7 @@ ALLOCATION = (
         "gauge",
         "Slots of a GPU resource that match no device of NVML, by reason.",
         ("namespace", "pod", "container", "resource", "reason"),
-        _unmatched,
+        lambda snapshot: [Series((*row.name, row.resource, row.reason), row.slots) for row in snapshot.node.unmatched],
     ),
     _GRANTS.gauge(
         "gpumap_container_allocated_gpus",

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.agent.metrics.device import GPUS, READINGS
 from gpumap.model.families import Family, Rows, Series, whether
 from gpumap.model.readings import GpuReading
-from gpumap.model.snapshot import Snapshot
 
-
-def _ecc_errors(snapshot: Snapshot) -> Iterator[Series]:
-    for gpu in snapshot.node.gpus:
-        if gpu.reading is not None:
-            for kind, counts in gpu.reading.ecc_errors.items():
-                for location, count in counts.items():
-                    yield Series((gpu.uuid, kind, location), count)
-
-
+_ECC_ERRORS = Rows(
+    ("gpu_uuid", "type"),
+    lambda snapshot: (
+        ((uuid, kind), counts)
+        for (uuid,), reading in READINGS.read(snapshot)
+        for kind, counts in reading.ecc_errors.items()
+    ),
+)
 _PARTS_OF_THERMAL = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
 
 
@@ -61,12 +57,12 @@ CLOCKS = (
 )
 
 MEMORY_ERRORS = (
-    Family(
+    _ECC_ERRORS.by(
+        "location",
         "gpumap_gpu_ecc_errors_total",
-        "counter",
         "ECC memory errors over the GPU's life, by type and location, as counted by the driver.",
-        ("gpu_uuid", "type", "location"),
-        _ecc_errors,
+        lambda counts: counts,
+        "counter",
     ),
     READINGS.by(
         "type",

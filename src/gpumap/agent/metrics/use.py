@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS, container_labels
-from gpumap.model.families import Family, Rows, Series
-from gpumap.model.snapshot import Snapshot
+from gpumap.model.devices import container_of
+from gpumap.model.families import Rows
 from gpumap.model.terms import Owner
 
 USES = Rows(
@@ -19,11 +17,14 @@ _OWNERS = Rows(
         ((device.uuid, use.owner.value), use) for device in snapshot.node.devices for use in device.owners
     ),
 )
-
-
-def _unassigned(snapshot: Snapshot) -> Iterator[Series]:
-    return (Series(container_labels(row), 1) for row in snapshot.containers if row.owner is Owner.UNASSIGNED)
-
+_UNASSIGNED = Rows(
+    CONTAINER_LABELS,
+    lambda snapshot: ((container_labels(row), row) for row in snapshot.containers if row.owner is Owner.UNASSIGNED),
+)
+_PROCESSES = Rows(
+    (*CONTAINER_LABELS, "pid", "type"),
+    lambda snapshot: (((*container_of(one), one.uuid, str(one.pid), one.type), one) for one in snapshot.processes),
+)
 
 USE = (
     USES.gauge(
@@ -50,12 +51,8 @@ USE = (
         "Share of time in which the container kept the memory controller busy (0-1), mean over the interval.",
         lambda use: use.memory_controller_busy_ratio,
     ),
-    Family(
-        "gpumap_container_unassigned_use",
-        "gauge",
-        "1: the container uses a device that it does not hold.",
-        CONTAINER_LABELS,
-        _unassigned,
+    _UNASSIGNED.gauge(
+        "gpumap_container_unassigned_use", "1: the container uses a device that it does not hold.", lambda row: 1
     ),
     USES.gauge(
         "gpumap_container_last_active_timestamp_seconds",
@@ -89,20 +86,10 @@ CODEC = (
     ),
 )
 
-
-def _process_memory(snapshot: Snapshot) -> Iterator[Series]:
-    for process in snapshot.processes:
-        if process.memory_bytes is not None:
-            name = process.namespace or "", process.pod or "", process.container or ""
-            yield Series((*name, process.uuid, str(process.pid), process.type), process.memory_bytes)
-
-
 PROCESSES = (
-    Family(
+    _PROCESSES.gauge(
         "gpumap_process_gpu_memory_used_bytes",
-        "gauge",
         "Used GPU memory of one process. The pod is empty if the process is in no pod or its pod is unknown.",
-        (*CONTAINER_LABELS, "pid", "type"),
-        _process_memory,
+        lambda one: one.memory_bytes,
     ),
 )

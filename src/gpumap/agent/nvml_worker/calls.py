@@ -97,24 +97,10 @@ class NvmlCalls:
         """Drop the refusals that came after `before`: they are of a device that no longer exists."""
         self._refused = dict(before)
 
-    def ask(self, call: PreparedCall[T], *, privileged: bool = False) -> T | None:
-        """Make the call and return its value; `None` if NVML refuses.
-
-        A `privileged` call without permission is not a fault: its value is absent, and it is not repeated. Raises
-        `RefusedError` if the refusal means that the whole GPU or the driver is gone.
-        """
-        self.refused_with = 0
-        if call.key in self._unsupported:
-            return None
-        code = call.function(*call.arguments)
-        if code:
-            self.take(RefusedError(call.name, code), call.key, privileged=privileged)
-            return None
-        self.answered = True
-        value = call.read()
-        if value is not None:
-            self._known.add(call.key)
-        return value
+    def ask(self, call: PreparedCall[T]) -> T | None:
+        """Make the call and return its value; `None` if NVML refuses. Raises `RefusedError` if the refusal means that
+        the whole GPU or the driver is gone."""
+        return self.attempt(call.key, call.once)
 
     def ask_first(self, calls: Sequence[PreparedCall[T]]) -> T | None:
         """Like `ask`, with the first supported call.
@@ -128,7 +114,10 @@ class NvmlCalls:
         return None
 
     def attempt(self, key: str, several: Callable[[], T], *, privileged: bool = False) -> T | None:
-        """Like `ask`, with a function that makes several calls for one value and raises `RefusedError`."""
+        """Like `ask`, with a function that makes one or several calls for a value and raises `RefusedError`.
+
+        If they are `privileged`, a lack of permission is not a fault: the value is absent, and not asked for again.
+        """
         self.refused_with = 0
         if key in self._unsupported:
             return None

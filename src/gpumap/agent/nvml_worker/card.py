@@ -12,6 +12,7 @@ import pynvml
 from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.field_values import Values, flag, whole
 from gpumap.agent.nvml_worker.library import Handle, Library
+from gpumap.model.grouping import grouped
 from gpumap.model.readings import COMPUTE_MODES
 
 CLOCKS = (
@@ -52,11 +53,8 @@ def answered(found: Iterable[tuple[str, float | None]]) -> dict[str, float]:
 
 def counted(found: Iterable[tuple[str, str, int | None]]) -> dict[str, dict[str, int]]:
     """Return counts of errors by type and place, without those that the driver does not report."""
-    counts: dict[str, dict[str, int]] = {}
-    for kind, place, count in found:
-        if count is not None:
-            counts.setdefault(kind, {})[place] = count
-    return counts
+    known = grouped((kind, (place, count)) for kind, place, count in found if count is not None)
+    return {kind: dict(counts) for kind, counts in known.items()}
 
 
 class _Made(NamedTuple):

@@ -103,9 +103,8 @@ class Library:
         """Load what is not loaded yet, and initialize NVML. Raises `LibraryError`."""
         if not self._loaded:
             try:
-                pynvml.nvmlLib = CDLL(
-                    self._path
-                )  # otherwise pynvml would load the library that the loader finds by its name
+                # Otherwise pynvml would load the library that the loader finds by its name.
+                pynvml.nvmlLib = CDLL(self._path)
             except OSError as error:  # absent, not an ELF file, or made for another libc: the loader says which
                 code = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
                 raise LibraryError(code, word(code), str(error)) from error

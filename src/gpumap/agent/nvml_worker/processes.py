@@ -256,15 +256,11 @@ class ProcessesOfGpu:
         if most is None:
             if any(listed.is_garbage for listed in found):
                 return None
-            most = machine_memory_bytes()
+            most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # the memory of the machine
         if found != self._lists or most != self._most:
             self._lists, self._most = found, most
             self._merged = merge([row for listed in found for row in listed.memories()], most)
         return self._merged
-
-
-def machine_memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def merge(rows: Iterable[Memory], most: int | None) -> tuple[GpuProcess, ...]:

@@ -92,7 +92,9 @@ class _Device:
         )
         self.power = number("nvmlDeviceGetPowerUsage", handle, read=watts)
         self.power_limit = number("nvmlDeviceGetEnforcedPowerLimit", handle, read=watts)
-        self.energy = number("nvmlDeviceGetTotalEnergyConsumption", handle, read=_joules, kind=c_ulonglong)
+        self.energy = number(
+            "nvmlDeviceGetTotalEnergyConsumption", handle, read=lambda millijoules: millijoules / 1000, kind=c_ulonglong
+        )
         lists = Lists(library)
         self.lists = lists.of(handle)
         self.samples = lists.samples(calls, handle)
@@ -330,10 +332,6 @@ class GpuReader:
 def _celsius(info: Any) -> float | None:
     celsius: int = _TEMPERATURE.unpack_from(info)[2]
     return None if celsius == -1 else float(celsius)  # nvml.h, NVML_VALUE_NOT_AVAILABLE
-
-
-def _joules(millijoules: int) -> float:
-    return millijoules / 1000
 
 
 def _temperatures(gpu: float | None, memory: float | None) -> dict[str, float]:

@@ -113,7 +113,10 @@ def parse(text: bytes) -> SourceAnswer[Checkpoint]:
     devices = (
         ResourceDevices(fit(resource), tuple(sorted(set(ids_in(value))))) for resource, value in registered.items()
     )
-    complaints = (Complaint(reason, _first(*found)) for reason, found in broken.items())
+    complaints = (
+        Complaint(reason, and_more(f"PodDeviceEntries{first}", more, "more row"))
+        for reason, (first, more) in broken.items()
+    )
     return SourceAnswer(Checkpoint(entries, tuple(sorted(devices))), tuple(complaints))
 
 
@@ -156,10 +159,6 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
 def _note(broken: dict[str, tuple[str, int]], reason: str, detail: str) -> None:
     first, more = broken.get(reason, (detail, -1))
     broken[reason] = first, more + 1
-
-
-def _first(detail: str, more: int) -> str:
-    return and_more(f"PodDeviceEntries{detail}", more, "more row")
 
 
 def _string(value: object) -> str:

@@ -25,6 +25,7 @@ from gpumap.agent.sources.json_files import (
     each_converted,
     lower_case,
 )
+from gpumap.model.grouping import grouped
 from gpumap.model.observations import ClaimPods, Complaint, DraState, PreparedDevice, SourceAnswer
 from gpumap.model.parsing import parse_quantity
 from gpumap.model.plugins import DRA_DRIVER
@@ -236,11 +237,11 @@ def _results(claim: _PreparedClaim) -> dict[str, list[_Result]]:
     """Return the scheduler's devices of the claim, by device: there may be several shares of one."""
     allocation = claim.status.allocation if claim.status else None
     results = allocation.devices.results if allocation and allocation.devices else None
-    found: dict[str, list[_Result]] = {}
-    for result in each_converted(results or (), _Result):
-        if result is not None and result.device is not None and result.driver in (None, DRA_DRIVER):
-            found.setdefault(result.device, []).append(result)
-    return found
+    return grouped(
+        (one.device, one)
+        for one in each_converted(results or (), _Result)
+        if one and one.device is not None and one.driver in (None, DRA_DRIVER)
+    )
 
 
 def _rows(device: _Device, claim: _PreparedClaim, allocated: Mapping[str, list[_Result]]) -> Iterator[PreparedDevice]:

@@ -39,6 +39,8 @@ FILES_MAX = 4096
 FILE_BYTES_MAX = 1 << 16
 _VERSION = 1
 _FILE = re.compile(r"([0-9a-f]{64})\.json")
+_Stamp = tuple[int, int, int]
+"""Inode, time of the last change in nanoseconds, and size of a file."""
 
 
 class FractioningSource:
@@ -102,17 +104,11 @@ class FractioningSource:
                 raise OSError(0, "not a regular file")
             if seen.st_size > FILE_BYTES_MAX:
                 raise OSError(0, f"larger than {FILE_BYTES_MAX >> 10} KiB")
-            stamp = _Stamp(seen.st_ino, seen.st_mtime_ns, seen.st_size)
+            stamp = seen.st_ino, seen.st_mtime_ns, seen.st_size
             known = self._known.get(container_id)
             if known is not None and known[0] == stamp:
                 return known
             return stamp, parse_record(container_id, file.read(FILE_BYTES_MAX))
-
-
-class _Stamp(NamedTuple):
-    inode: int
-    changed_ns: int
-    size: int
 
 
 # --- one file ---------------------------------------------------------------------------------------------------------

@@ -195,9 +195,9 @@ def _names(folder: str) -> list[str]:
 def _tree(path: str, parts: list[str]) -> LogTree:
     """Read the containers of a pod's directory."""
     namespace, pod, uid = parts
-    return LogTree(
-        PodUid(uid), namespace, pod, tuple(sorted(entry.name for entry in os.scandir(path) if _is_container(entry)))
-    )
+    # A link to itself would raise an error if it was followed.
+    folders = (entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
+    return LogTree(PodUid(uid), namespace, pod, tuple(sorted(name for name in folders if name.isprintable())))
 
 
 def _settled_ns(path: str, now: float) -> int | None:
@@ -206,10 +206,6 @@ def _settled_ns(path: str, now: float) -> int | None:
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError
     return found.st_mtime_ns if abs(now - found.st_mtime) > SETTLED_SECONDS else None
-
-
-def _is_container(entry: os.DirEntry[str]) -> bool:
-    return entry.name.isprintable() and entry.is_dir(follow_symlinks=False)  # a link to itself would raise
 
 
 def _link(path: Path) -> ContainerLink | None:

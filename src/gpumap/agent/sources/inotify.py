@@ -87,7 +87,7 @@ def places(
         Place(kubelet_socket.parent, CREATE | MOVED_TO, _is(kubelet_socket.name)),
         # Made with a pod's sandbox, when its claims are prepared. It is the only sign of a pod if the files above are
         # not mounted. It is removed some time after the pod, and it is the only sign of the end of the pod.
-        Place(pod_log_root / "pods", CREATE | DELETE | MOVED_TO | MOVED_FROM, _is_pod),
+        Place(pod_log_root / "pods", CREATE | DELETE | MOVED_TO | MOVED_FROM, lambda name: name.count("_") == 2),
         # The kubelet makes a link when it starts a container, and removes it with the container. Most containers of a
         # node have no GPU: their links do not count.
         Place(pod_log_root / "containers", CREATE | DELETE, lambda name: name.endswith(".log"), containers=True),
@@ -106,10 +106,6 @@ def _pod_of_link(name: str) -> PodName | None:
     """`<pod>_<namespace>_<container>-<id>.log`; Kubernetes names have no underscore."""
     parts = name.split("_")
     return PodName(parts[1], parts[0]) if len(parts) == 3 else None
-
-
-def _is_pod(name: str) -> bool:
-    return name.count("_") == 2
 
 
 class Event(NamedTuple):
@@ -163,9 +159,8 @@ class Watcher:
         left = self._standing.keys() - standing.keys()
         self._standing = standing
         for watch in left:
-            _libc.inotify_rm_watch(
-                self._inotify, watch
-            )  # refused if its directory no longer exists; then the watch does not exist either
+            # Refused if its directory no longer exists; then the watch does not exist either.
+            _libc.inotify_rm_watch(self._inotify, watch)
         self.is_on = any(place.allocations for of_watch in standing.values() for place in of_watch)
         self.trouble = _worst(failed, self.is_on)
 

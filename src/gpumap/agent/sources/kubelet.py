@@ -48,12 +48,6 @@ thread costs more than it saves."""
 IDLE_SECONDS = 10.0
 """If reads are further apart, the threads of a channel cost more than a new connection."""
 
-_CODE_REASONS = {
-    grpc.StatusCode.DEADLINE_EXCEEDED: "deadline_exceeded",
-    grpc.StatusCode.UNIMPLEMENTED: "unimplemented",
-    grpc.StatusCode.PERMISSION_DENIED: "permission_denied",
-    grpc.StatusCode.UNAVAILABLE: "unavailable",
-}
 _REASONS_OF_ABSENCE = frozenset({"socket_missing", "connection_refused", "unavailable"})
 
 
@@ -103,7 +97,7 @@ class KubeletSource:
             pods = await self._list(deadline, complaints)
             allocatable = await self._allocatable_resources(deadline, complaints)
         except grpc.aio.AioRpcError as error:
-            reason = self._reason(error)
+            reason = reason_of(error, self._path)
             self._absent = reason in _REASONS_OF_ABSENCE
             if self._absent:
                 await self._disconnect()
@@ -183,7 +177,7 @@ class KubeletSource:
             if error.code() == grpc.StatusCode.UNIMPLEMENTED or gate_is_off:
                 self._reports_allocatable = False  # an old kubelet, or its gate is off: do not ask until it restarts
             else:
-                complaints.append(Complaint(f"allocatable_{self._reason(error)}", _detail(error)))
+                complaints.append(Complaint(f"allocatable_{reason_of(error, self._path)}", detail_of(error)))
             return None
         try:
             return await self._decode(self._known.read_offer, answer, deadline)
@@ -223,9 +217,9 @@ class KubeletSource:
                 return answer
             except grpc.aio.AioRpcError as error:
                 left = deadline - time.monotonic()
-                if self._reason(error) != "rate_limited" or left <= pause:
+                if reason_of(error, self._path) != "rate_limited" or left <= pause:
                     raise
-                complaints.append(Complaint("rate_limited", _detail(error)))
+                complaints.append(Complaint("rate_limited", detail_of(error)))
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
@@ -236,27 +230,29 @@ class KubeletSource:
         if reason == "permission_denied" and error.code() is grpc.StatusCode.UNAVAILABLE:
             return f"uid {os.geteuid()} has no permission to connect to {self._path}"
         if reason != "socket_missing":
-            return _detail(error)
+            return detail_of(error)
         root = self._path.parent.parent
         hint = "" if root.exists() else f", and no {root}: if this machine has no kubelet, set --no-kubelet"
         return f"no socket at {self._path}{hint}"
 
-    def _reason(self, error: grpc.aio.AioRpcError) -> str:
-        """Separate errors that share a code (texts as grpc-core and the kubelet write them)."""
-        code, details = error.code(), (error.details() or "").lower()
-        if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return "message_too_large" if "larger than max" in details else "rate_limited"
-        if code == grpc.StatusCode.UNAVAILABLE:
-            if "permission denied" in details:
-                return "permission_denied"
-            if "no such file" in details or not os.path.lexists(self._path):
-                return "socket_missing"
-            if "refused" in details:
-                return "connection_refused"
-        return _CODE_REASONS.get(code, code.name.lower())
+
+def reason_of(error: grpc.aio.AioRpcError, socket_path: Path) -> str:
+    """Return the status in lower case. Separate errors that share a code (texts as grpc-core and the kubelet write
+    them)."""
+    code, details = error.code(), (error.details() or "").lower()
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return "message_too_large" if "larger than max" in details else "rate_limited"
+    if code == grpc.StatusCode.UNAVAILABLE:
+        if "permission denied" in details:
+            return "permission_denied"
+        if "no such file" in details or not os.path.lexists(socket_path):
+            return "socket_missing"
+        if "refused" in details:
+            return "connection_refused"
+    return code.name.lower()
 
 
-def _detail(error: grpc.aio.AioRpcError) -> str:
+def detail_of(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name} {error.details() or ''}".strip()
 
 

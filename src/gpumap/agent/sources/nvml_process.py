@@ -92,14 +92,12 @@ class Worker:
         lines: list[bytes] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_LINES_SECONDS):
-                with contextlib.suppress(
-                    ValueError, RuntimeError
-                ):  # the latter: a thread that waits for a line gets them now
+                # RuntimeError: a thread that waits for a line gets them now.
+                with contextlib.suppress(ValueError, RuntimeError):
                     while (line := await self.line()) is not None:
                         lines.append(line)
-                await (
-                    self._process.wait()
-                )  # otherwise `end` may take its exit status away from asyncio, which then complains
+                # Otherwise `end` may take its exit status away from asyncio, which then complains.
+                await self._process.wait()
         return lines
 
     def end(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.limits import GRPC_DESCRIPTORS, GRPC_THREADS, lack
+from gpumap.agent.sources.kubelet import detail_of, reason_of
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX, decode
 from gpumap.agent.sources.names import fit
 from gpumap.agent.sources.pod_shares import gpu_groups, may_share, pod_shares
@@ -98,7 +98,7 @@ class PodsApiSource:
                     await self._follow()
                     self._lose("stream_ended", "the kubelet ended the stream")
             except grpc.aio.AioRpcError as error:
-                self._lose(self._reason(error), f"{error.code().name} {error.details() or ''}".strip())
+                self._lose(reason_of(error, self._path), detail_of(error))
             except DecodeError as error:
                 self._lose("decode", str(error))
             await asyncio.sleep(RETRY_SECONDS)
@@ -156,17 +156,6 @@ class PodsApiSource:
         self._known = known
         pods = {pod for pod in known.values() if pod.pod_uid}
         return tuple(sorted(pods, key=lambda pod: (pod.pod_uid, *pod.pod_name)))
-
-    def _reason(self, error: grpc.aio.AioRpcError) -> str:
-        details = (error.details() or "").lower()
-        if error.code() == grpc.StatusCode.UNAVAILABLE:
-            if "permission denied" in details:
-                return "permission_denied"
-            if not os.path.lexists(self._path):
-                return "socket_missing"
-            if "refused" in details:
-                return "connection_refused"
-        return error.code().name.lower()
 
 
 async def _watch(channel: grpc.aio.Channel, changed: asyncio.Event) -> None:

@@ -39,30 +39,18 @@ class ProcfsSource:
         self._root = root
         self._own = own
         self._has_kubelet = has_kubelet
-        self._is_real = False
-        self._witness: int | None = None
-        self._job_ids = JobIds(root, self._pids)
+        self.is_real = False
+        """Whether the tree is known to be no tree of plain files: then `clock_ticks` reads no file."""
+        self.witness: int | None = None
+        """The process that showed in the last read that PIDs of other containers are visible."""
+        self.job_ids = JobIds(root, self._pids)
+        """The Slurm jobs of processes without a job id in their cgroup path."""
         self._known = KnownProcesses()
         self._held: ProcTable | None = None  # the last table, if every process in it is held by a pidfd
         self._latest_start = 0  # of a process in it
         self._wanted: frozenset[int] = frozenset()  # in the last read
         # By PID: when it was first asked for, if every read since then asked for it.
         self._asked_since: dict[int, int | None] = {}
-
-    @property
-    def witness(self) -> int | None:
-        """The process that showed in the last read that PIDs of other containers are visible."""
-        return self._witness
-
-    @property
-    def job_ids(self) -> JobIds:
-        """The Slurm jobs of processes without a job id in their cgroup path."""
-        return self._job_ids
-
-    @property
-    def is_real(self) -> bool:
-        """Whether the tree is known to be no tree of plain files: then `clock_ticks` reads no file."""
-        return self._is_real
 
     def read(self, pids: Iterable[int], not_after: int | None) -> SourceAnswer[ProcTable]:
         """Read the entries of `pids`.
@@ -117,7 +105,7 @@ class ProcfsSource:
         unreadable: list[int] = []
         complaints: list[Complaint] = []
         passwd = self._own / "root/etc/passwd" if self._is_on_bare_host(own) else None
-        workloads = WorkloadReader(self._job_ids, passwd)
+        workloads = WorkloadReader(self.job_ids, passwd)
         for pid in sorted(wanted):
             try:
                 entry = self._known.get(pid) or self._read(pid, own, workloads, is_real=not_after is not None)
@@ -139,9 +127,9 @@ class ProcfsSource:
 
         It uses the clock, not /proc/uptime: lxcfs puts a container's own uptime there.
         """
-        if not self._is_real:
-            self._is_real = os.path.islink(self._root / "self")
-            if not self._is_real:
+        if not self.is_real:
+            self.is_real = os.path.islink(self._root / "self")
+            if not self.is_real:
                 return None
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
@@ -202,9 +190,9 @@ class ProcfsSource:
             except OSError:
                 continue
             if cgroups.is_outside(found, own) and not self._is_ending(pid):
-                self._witness = pid
+                self.witness = pid
                 return True, f"PID {pid} is outside gpumap's own pod"
-        self._witness = None
+        self.witness = None
         return False, f"no process outside gpumap's own pod in {self._root}: set hostPID: true for the pod"
 
     def _is_on_bare_host(self, own: cgroups.OwnCgroup) -> bool:
@@ -220,8 +208,8 @@ class ProcfsSource:
             return True
 
     def _candidates(self) -> Iterator[int]:
-        if self._witness is not None:
-            yield self._witness
+        if self.witness is not None:
+            yield self.witness
         yield from self._pids()
 
     def _pids(self) -> Iterator[int]:

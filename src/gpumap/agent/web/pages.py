@@ -120,9 +120,8 @@ class Pages:
             return None
         rendered, key = self._rendered, (form, gzipped)
         if key not in rendered:
-            curves = (
-                self._history.curves() if form == "history" else None
-            )  # here, because no other thread adds to it meanwhile
+            # Here, because no other thread adds to it meanwhile.
+            curves = self._history.curves() if form == "history" else None
             inputs = _Inputs(snapshot, curves, self._stale)
             rendered[key] = await self._thread.run(
                 lambda: rendered.get(key) or self._render(form, gzipped, inputs, rendered)

@@ -49,16 +49,12 @@ CloseOthers = Callable[[Collection[asyncio.BaseTransport | None]], None]
 log = logging.getLogger("gpumap.agent.web.port")
 
 
-def _plain() -> None:
-    return None
-
-
 @contextlib.asynccontextmanager
 async def open_port(
     application: web.Application,
     listener: socket.socket,
     *,
-    tls: Tls = _plain,
+    tls: Tls = lambda: None,
     patience_seconds: float = PATIENCE_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
     shutdown_seconds: float = 1.0,
@@ -235,9 +231,8 @@ class _Client(asyncio.Protocol):
             self._handshake = self._loop.create_task(self._shake_hands(transport, context))
 
     async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        if (
-            transport.is_closing()
-        ):  # it lost its place already: asyncio would keep TLS's buffers until the deadline, and longer
+        # It lost its place already: asyncio would keep TLS's buffers until the deadline, and longer.
+        if transport.is_closing():
             return
         seconds = min(_HANDSHAKE_SECONDS, self._patience_seconds)
         secured = None
@@ -341,8 +336,7 @@ class _Client(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection at once. The kernel drops what the peer has not read."""
-        with contextlib.suppress(
-            OSError
-        ):  # it is lost: asyncio's TLS closes the socket first, and reports it afterwards
+        # It is lost: asyncio's TLS closes the socket first, and reports it afterwards.
+        with contextlib.suppress(OSError):
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self._transport.abort()

@@ -49,9 +49,8 @@ def is_foreign(host: str, arrived_at: str) -> bool:
 @lru_cache(_REMEMBERED)
 def _is_loopback(address: str) -> bool:
     found = _address(address)
-    if (
-        isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None
-    ):  # the form of IPv4 on a socket for both
+    # The form of IPv4 on a socket for both.
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
     return found is not None and found.is_loopback
 

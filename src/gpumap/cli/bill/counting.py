@@ -25,7 +25,7 @@ from gpumap.cli.bill.promql import (
     Growth,
     Key,
 )
-from gpumap.cli.kube_state import unlisted
+from gpumap.cli.kube_state import unlisted, workload_of
 from gpumap.cli.sort_keys import BILL_ORDERS, BY_NAME
 from gpumap.cli.tables.layout import SortKey, in_order
 from gpumap.model.grouping import grouped
@@ -38,6 +38,7 @@ Group = tuple[str | None, ...]
 NAMESPACE, POD, LABEL, WORKLOAD, JOB, USER = "namespace", "pod", "label", "workload", "job", "user"
 KINDS = {JOB: "slurm_job|pbs_job|htcondor_slot", USER: "user"}
 """Kinds of work outside pods, as a regular expression, by what groups them."""
+_COLUMNS = {POD: (NAMESPACE, POD), WORKLOAD: (NAMESPACE, WORKLOAD), JOB: ("kind", JOB)}
 _GAPS_SHOWN = 5
 
 
@@ -141,18 +142,8 @@ class Bill:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of a group's cells."""
-        match self.request.by:
-            case "pod":
-                return NAMESPACE, POD
-            case "label":
-                return (self.label or "",)
-            case "job":
-                return "kind", JOB
-            case "user":
-                return (USER,)
-            case "workload":
-                return NAMESPACE, WORKLOAD
-        return (NAMESPACE,)
+        by = self.request.by
+        return (self.label or "",) if by == LABEL else _COLUMNS.get(by, (by,))
 
     def cost(self, amounts: Amounts) -> float | None:
         price = self.request.price
@@ -171,10 +162,11 @@ def bill_of(server: str, request: Request, found: Increases, label_of: Mapping[P
             case "label":
                 return (label_of.get((key[0], key[1])),)
             case "workload":
-                return key[0], label_of.get((key[0], key[1]), f"Pod/{key[1]}")
+                return key[0], workload_of((key[0], key[1]), label_of)
         return key[:1]
 
     charged = dict(_works(found.growth) if request.by in KINDS else _containers(found.growth))
+    pods = ((key[0], key[1]) for key in charged)
     return Bill(
         server=server,
         request=request,
@@ -183,7 +175,7 @@ def bill_of(server: str, request: Request, found: Increases, label_of: Mapping[P
         unattributed_energy=_sum(found.growth.get(UNATTRIBUTED, {}).values()),
         not_measured_seconds=_sum(found.growth.get(NOT_MEASURED, {}).values()),
         uncharged_seconds=found.uncharged_seconds,
-        warnings=(*_warnings(request, found), *_unlisted(request, charged, label_of)),
+        warnings=(*_warnings(request, found), *(unlisted(pods, label_of) if request.by == WORKLOAD else ())),
     )
 
 
@@ -243,12 +235,6 @@ def _total(parts: Iterable[Amounts]) -> Amounts:
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return math.fsum(known) if known else None
-
-
-def _unlisted(request: Request, charged: Iterable[Key], label_of: Mapping[Pod, str]) -> Iterator[str]:
-    """The pods without a known workload."""
-    if request.by == WORKLOAD:
-        yield from unlisted(((key[0], key[1]) for key in charged), label_of)
 
 
 def _warnings(request: Request, found: Increases) -> Iterator[str]:

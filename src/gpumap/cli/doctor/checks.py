@@ -81,8 +81,7 @@ def _of_node(checks: Iterable[Check], node_map: Node) -> Iterator[Check]:
 def _stale(node_map: Node) -> Iterator[Result]:
     """What is required has failed while nothing new is known. Of everything else, what was known is too old."""
     for check in _of_node(DRIVER_CHECKS, node_map):
-        if check.required:
-            yield Result("failed", why=node_map.stale or "", check=check.name, required=True)
+        yield Result("failed", why=node_map.stale or "", check=check.name, required=True)
     for check in _of_node(OPTIONAL_CHECKS, node_map):
         yield Result("unknown", why="the last data is too old", check=check.name)
 

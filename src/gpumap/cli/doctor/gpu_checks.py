@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpumap.model.check import faults
 from gpumap.model.findings import condition_of
-from gpumap.model.node import Gpu, Node
+from gpumap.model.node import Node
 from gpumap.model.readings import Uuid
 
 
@@ -43,10 +43,6 @@ def gpu_results(node_map: Node) -> Iterator[Result]:
     for fault in faults(node_map):
         condition, gpu = condition_of(fault), gpus.get(Uuid(fault.uuid or ""))
         name = "gpu/<index>" if condition == "down" else f"gpu/<index>/{condition}"
-        seen, why = _identity(gpu) if gpu else "", f"{fault.reason}: {fault.why}"
+        seen = " ".join(filter(None, (gpu.uuid, gpu.pci_bus_id, gpu.model))) if gpu else ""
         check = name.replace("<index>", str(gpu.index) if gpu else "?")
-        yield Result(GPU_CHECKS[name], seen, why, fault.remedy, check)
-
-
-def _identity(gpu: Gpu) -> str:
-    return " ".join(part for part in (gpu.uuid, gpu.pci_bus_id, gpu.model) if part)
+        yield Result(GPU_CHECKS[name], seen, f"{fault.reason}: {fault.why}", fault.remedy, check)

@@ -6,7 +6,7 @@ rules/fleet.yaml. A sum contains only what is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from gpumap.cli.fleet import queries
@@ -15,7 +15,7 @@ from gpumap.cli.fleet.targets import OWN_LABELS
 
 _DEVICE, _GPU, _POD, _ON_DEVICE = ("uuid",), ("gpu_uuid",), ("namespace", "pod"), (*CONTAINER, "uuid")
 _INSTANCES = 'gpu_instance_id!=""'
-_GRANTED, _USED = queries.ALLOCATED_MEMORY.name, queries.USED.name
+_BOTH = ("node", "namespace")
 
 
 class Grouping(NamedTuple):
@@ -86,12 +86,18 @@ def sharers(match: str) -> str:
     )
 
 
-def _each(operator: str, own: tuple[str, ...], name: str, *only: str) -> Callable[[Grouping], str]:
-    return lambda grouping: grouping.total(operator, grouping.each(own, grouping.series(name, *only)))
+def _added(operator: str, name: str, by: Collection[str], values: Callable[[Grouping], str]) -> Quantity:
+    """Return the sum or count of a series, with recording rules `by` node or namespace."""
+    by_node, by_namespace = (f"cluster_{one}:{name}:{operator}" if one in by else "" for one in _BOTH)
+    return Quantity(lambda grouping: grouping.total(operator, values(grouping)), by_node, by_namespace)
 
 
-def _bytes_of(own: tuple[str, ...], name: str) -> Callable[[Grouping], str]:
-    return lambda grouping: grouping.total("sum", grouping.once(own, name))
+def _each(operator: str, own: tuple[str, ...], name: str, *only: str, by: Collection[str] = ("node",)) -> Quantity:
+    return _added(operator, name, by, lambda grouping: grouping.each(own, grouping.series(name, *only)))
+
+
+def _bytes(own: tuple[str, ...], name: str, by: Collection[str] = ("node",)) -> Quantity:
+    return _added("sum", name, by, lambda grouping: grouping.once(own, name))
 
 
 def _free(grouping: Grouping) -> str:
@@ -106,42 +112,19 @@ def recorded(record: str, by: str, *matchers: str) -> str:
     return once if {*level} == {"cluster", by} else f"sum by (cluster, {by}) ({once})"
 
 
+_RECORDED_SM = "cluster_namespace_node:gpumap_container_sm_utilization_ratio:sum"
 QUANTITIES = {
-    "gpus": Quantity(_each("count", _GPU, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:count"),
-    "gpus_up": Quantity(_each("sum", _GPU, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:sum"),
-    "devices": Quantity(_each("count", _DEVICE, "gpumap_device_info"), "cluster_node:gpumap_device_info:count"),
+    "gpus": _each("count", _GPU, "gpumap_gpu_up"),
+    "gpus_up": _each("sum", _GPU, "gpumap_gpu_up"),
+    "devices": _each("count", _DEVICE, "gpumap_device_info"),
     "devices_free": Quantity(_free, "cluster_node:gpumap_device_without_holder:count"),
-    "devices_measured": Quantity(
-        _each("count", _DEVICE, "gpumap_device_processes", 'owner="unknown"'),
-        "cluster_node:gpumap_device_processes:count",
-    ),
-    "holders": Quantity(_each("sum", _DEVICE, "gpumap_device_holders"), "cluster_node:gpumap_device_holders:sum"),
-    "memory_used_bytes": Quantity(
-        _bytes_of(_DEVICE, "gpumap_device_memory_used_bytes"), "cluster_node:gpumap_device_memory_used_bytes:sum"
-    ),
-    "memory_total_bytes": Quantity(
-        _bytes_of(_DEVICE, "gpumap_device_memory_total_bytes"), "cluster_node:gpumap_device_memory_total_bytes:sum"
-    ),
-    "pods": Quantity(_each("count", _POD, "gpumap_pod_info"), by_namespace="cluster_namespace:gpumap_pod_info:count"),
-    "held_gpus": Quantity(
-        _each("sum", _ON_DEVICE, queries.ALLOCATED_GPUS.name),
-        "cluster_node:gpumap_container_allocated_gpus:sum",
-        "cluster_namespace:gpumap_container_allocated_gpus:sum",
-        measured=True,
-    ),
-    "sm_gpus": Quantity(
-        _each("sum", _ON_DEVICE, queries.SM.name),
-        *("cluster_namespace_node:gpumap_container_sm_utilization_ratio:sum",) * 2,
-    ),
-    "used_bytes": Quantity(
-        _each("sum", _ON_DEVICE, _USED),
-        "cluster_node:gpumap_container_gpu_memory_used_bytes:sum",
-        "cluster_namespace:gpumap_container_gpu_memory_used_bytes:sum",
-        measured=True,
-    ),
-    "granted_bytes": Quantity(
-        _bytes_of(_ON_DEVICE, _GRANTED),
-        "cluster_node:gpumap_container_allocated_gpu_memory_bytes:sum",
-        "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes:sum",
-    ),
+    "devices_measured": _each("count", _DEVICE, "gpumap_device_processes", 'owner="unknown"'),
+    "holders": _each("sum", _DEVICE, "gpumap_device_holders"),
+    "memory_used_bytes": _bytes(_DEVICE, "gpumap_device_memory_used_bytes"),
+    "memory_total_bytes": _bytes(_DEVICE, "gpumap_device_memory_total_bytes"),
+    "pods": _each("count", _POD, "gpumap_pod_info", by=("namespace",)),
+    "held_gpus": _each("sum", _ON_DEVICE, queries.ALLOCATED_GPUS.name, by=_BOTH)._replace(measured=True),
+    "sm_gpus": Quantity(_each("sum", _ON_DEVICE, queries.SM.name).ask, _RECORDED_SM, _RECORDED_SM),
+    "used_bytes": _each("sum", _ON_DEVICE, queries.USED.name, by=_BOTH)._replace(measured=True),
+    "granted_bytes": _bytes(_ON_DEVICE, queries.ALLOCATED_MEMORY.name, by=_BOTH),
 }

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from gpumap.cli.agent_client import NoMapError, map_in
+from gpumap.cli.agent_client import map_in
 from gpumap.cli.http_get import Endpoint, get, no_answer
 from gpumap.cli.kubectl.agents import Agent, PodList, agents_of, one_for_each_node, pod_list
 from gpumap.cli.kubectl.proxy import has_context, proxying
@@ -134,8 +134,6 @@ async def _map_of(place: Endpoint, agent: Agent, scope: Scope, slots: asyncio.Se
         return map_in(answer.body, "its agent") if answer.status == 200 else _no_map(answer.status, answer.body)
     except TimeoutError:
         return f"its agent did not answer within {seconds:g} s"
-    except NoMapError:
-        return "its agent's response does not match the schema of /api/v1/map"
     except FatalError as error:
         return str(error)
     except (OSError, HTTPException) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
 from gpumap.model.errors import FatalError
@@ -165,12 +165,7 @@ def refuse_huge(characters: int) -> None:
 class _TextColumn(NamedTuple):
     """A column whose cells are read: texts and colours by row. `width`: cells of the widest text."""
 
-    title: str
-    name: bool
-    kept: bool
-    spare: int
-    sentence: bool
-    spans: bool
+    column: Column[Any]
     texts: Sequence[str]
     colours: Sequence[str]
     width: int
@@ -194,7 +189,7 @@ def table(
     shown = _without_spare([_read(one, rows, shape) for one in columns if shape.wide or not one.wide], shape)
     widths = _widths(shown, shape)
     below: list[list[str]] = []
-    if shown[-1].sentence and shape.screen.columns is not None:
+    if shown[-1].column.sentence and shape.screen.columns is not None:
         below = [list(wrapped(text, shape.screen.columns - widths.indent)) for text in shown[-1].texts]
         if len(widths.columns) == len(shown):
             shown[-1] = shown[-1]._replace(texts=[lines.pop(0) if lines else "" for lines in below])
@@ -213,8 +208,7 @@ def _read(column: Column[R], rows: Sequence[R], shape: Shape) -> _TextColumn:
     refuse_huge(max(map(len, read), default=0) * len(read))
     texts = all_contained(read)
     colours = [column.colour(row) for row in rows] if column.colour is not None and shape.screen.colours else []
-    kind = (column.name, column.kept, column.spare, column.sentence, column.spans)
-    return _TextColumn(column.title, *kind, texts, colours, widest(texts))
+    return _TextColumn(column, texts, colours, widest(texts))
 
 
 def _without_spare(shown: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
@@ -226,11 +220,11 @@ def _without_spare(shown: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
     if columns is None or shape.wide or _is_roomy(shown, columns):
         return shown
     while not _is_roomy(spanned := _spanned(shown), columns):
-        place = max(range(len(shown)), key=lambda place: shown[place].spare)
-        if not shown[place].spare:
+        place = max(range(len(shown)), key=lambda place: shown[place].column.spare)
+        if not shown[place].column.spare:
             break
         del shown[place]
-    columns_of_rows = [place for place, one in enumerate(spanned) if not one.sentence]
+    columns_of_rows = [place for place, one in enumerate(spanned) if not one.column.sentence]
     while len(columns_of_rows) > 1 and _narrowest([spanned[place] for place in columns_of_rows]) > columns:
         del spanned[columns_of_rows.pop()]
     return spanned
@@ -238,19 +232,21 @@ def _without_spare(shown: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
 
 def _narrowest(shown: Sequence[_TextColumn]) -> int:
     """Return the cells of a line in which all names are as short as they can be."""
-    return sum(max(_SHORTEST if one.name else one.width, len(one.title)) for one in shown) + len(shown) - 1
+    return (
+        sum(max(_SHORTEST if one.column.name else one.width, len(one.column.title)) for one in shown) + len(shown) - 1
+    )
 
 
 def _is_roomy(shown: Sequence[_TextColumn], columns: int) -> bool:
     gap, _ = _SQUEEZES[_ROOMY - 1]
-    return sum(0 if one.sentence else _least(one) for one in shown) + gap * (len(shown) - 1) <= columns
+    return sum(0 if one.column.sentence else _least(one) for one in shown) + gap * (len(shown) - 1) <= columns
 
 
 def _spanned(shown: list[_TextColumn]) -> list[_TextColumn]:
     """Return the columns. A text that runs over the empty cell beside it needs no width of its own."""
     return [
         one._replace(width=widest([text for text, right in zip(one.texts, beside.texts, strict=True) if right]))
-        if one.spans
+        if one.column.spans
         else one
         for one, beside in zip(shown, [*shown[1:], shown[-1]], strict=True)
     ]
@@ -259,14 +255,14 @@ def _spanned(shown: list[_TextColumn]) -> list[_TextColumn]:
 def _least(one: _TextColumn) -> int:
     """Return the least width of a column that is easy to read."""
     _, shortest = _SQUEEZES[_ROOMY - 1]
-    if not one.name:
-        return max(one.width, len(one.title))
-    return max(min(_floor(one, shortest), one.width), _distinct(one), len(one.title))
+    if not one.column.name:
+        return max(one.width, len(one.column.title))
+    return max(min(_floor(one, shortest), one.width), _distinct(one), len(one.column.title))
 
 
 def _floor(one: _TextColumn, shortest: int) -> int:
     """Return the number of cells that are left of a long name."""
-    return shortest * 2 if one.kept else shortest
+    return shortest * 2 if one.column.kept else shortest
 
 
 def _distinct(one: _TextColumn) -> int:
@@ -281,11 +277,11 @@ def _distinct(one: _TextColumn) -> int:
 def _widths(shown: Sequence[_TextColumn], shape: Shape) -> _Widths:
     """Return the widths; without that of the last column if its sentences are below their rows."""
     columns = shape.screen.columns
-    widths = [max(one.width, len(one.title) if shape.headers else 0) for one in shown]
+    widths = [max(one.width, len(one.column.title) if shape.headers else 0) for one in shown]
     if columns is None:
         return _Widths(widths, _SQUEEZES[0][0], 0)
-    names = {} if shape.wide else {place: (one, _distinct(one)) for place, one in enumerate(shown) if one.name}
-    if not shown[-1].sentence:
+    names = {} if shape.wide else {place: (one, _distinct(one)) for place, one in enumerate(shown) if one.column.name}
+    if not shown[-1].column.sentence:
         return _Widths(*_fitting(widths, names, columns, _SQUEEZES), 0)
     asked = widths[-1]
     beside, gap = _fitting([*widths[:-1], min(asked, _SENTENCE)], names, columns, _SQUEEZES[:_ROOMY])
@@ -305,13 +301,13 @@ def _fitting(
     widths, gap = list(widths), 0
     for gap, shortest in squeezes:
         least = {
-            place: max(*((_floor(one, shortest), distinct) if shortest else (_SHORTEST,)), len(one.title))
+            place: max(*((_floor(one, shortest), distinct) if shortest else (_SHORTEST,)), len(one.column.title))
             for place, (one, distinct) in names.items()
         }
         while sum(widths) + gap * (len(widths) - 1) > columns:
             longest = max(
                 (place for place in names if widths[place] > least[place]),
-                key=lambda place: (not names[place][0].kept, widths[place]),
+                key=lambda place: (not names[place][0].column.kept, widths[place]),
                 default=-1,
             )
             if longest < 0:
@@ -327,13 +323,13 @@ def _aligned(shown: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> lis
     refuse_huge((sum(widths.columns) + widths.gap) * len(shown[0].texts))
     filled = []
     for one, width in zip(shown, widths.columns, strict=False):  # sentences below their rows have no width
-        texts = [text.ljust(width) for text in one.texts] if one.spans else _filled(one.texts, width)
+        texts = [text.ljust(width) for text in one.texts] if one.column.spans else _filled(one.texts, width)
         if one.colours:
             texts = texts if one is not shown[-1] else [text.rstrip(" ") for text in texts]
             texts = list(map(shape.screen.paint, texts, one.colours))
-        filled.append([*_filled([one.title], width), *texts] if shape.headers else texts)
+        filled.append([*_filled([one.column.title], width), *texts] if shape.headers else texts)
     between = " " * widths.gap
-    if not any(one.width < widest(one.texts) for one in shown if one.spans):
+    if not any(one.width < widest(one.texts) for one in shown if one.column.spans):
         return [between.join(parts).rstrip(" ") for parts in zip(*filled, strict=True)]
     starts = [sum(widths.columns[:place]) + widths.gap * place for place in range(len(filled))]
     return [_run_over(parts, starts) for parts in zip(*filled, strict=True)]

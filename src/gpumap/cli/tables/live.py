@@ -226,14 +226,14 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
         return []
     total = sums(found, judged)
     shown = {
-        "fault": _count(total["faults"]),
-        "squatter": _bytes(total["squatter_bytes"]),
-        "leftover": _bytes(total["leftover_bytes"]),
-        "over": _bytes(total["over_bytes"]),
+        "fault": number(total["faults"]),
+        "squatter": size(total["squatter_bytes"]),
+        "leftover": size(total["leftover_bytes"]),
+        "over": size(total["over_bytes"]),
         "stalled": gpus(total["stalled_gpus"]),
         "idle": gpus(total["idle_gpus"]),
-        "granted but not used": _bytes(total["unused_bytes"]),
-        "unmatched": _count(total["unmatched"]),
+        "granted but not used": size(total["unused_bytes"]),
+        "unmatched": number(total["unmatched"]),
     }
     parts = [f"{kind} {value}" for kind, value in shown.items() if value not in ("0", UNKNOWN)] or ["no findings"]
     unknown = [kind for kind, value in shown.items() if value == UNKNOWN]
@@ -242,14 +242,6 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
     if len(lines) > most:
         lines[most - 1] = shortened(f"{lines[most - 1]}, …", shape.screen.columns or 80)
     return [shape.screen.paint(line, "bold") for line in lines[:most]]
-
-
-def _count(value: float | None) -> str:
-    return number(None if value is None else int(value))
-
-
-def _bytes(value: float | None) -> str:
-    return size(None if value is None else int(value))
 
 
 def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[str]:
@@ -296,15 +288,11 @@ def _gpu_columns(gpus: Sequence[GpuRow], live: Live) -> list[Column[GpuRow]]:
         Column("GPU", lambda one: one.name + ("!" if one.broken else "")),
         Column("HISTORY", lambda one: _curve(one, live, 3 * _IN_STRIP), spare=2),
         amount("UTIL", percent, lambda one: one.utilization_ratio),
-        Column("MEMORY", _memory_of_gpu),
+        Column("MEMORY", lambda one: size(one.used_bytes) + (f"/{size(one.total_bytes)}" if one.total_bytes else "")),
         Column("TEMP", lambda one: UNKNOWN if one.temperature_celsius is None else f"{one.temperature_celsius:.0f}°C"),
         Column("POWER", lambda one: UNKNOWN if one.power_watts is None else f"{one.power_watts:.0f}W", spare=3),
         *([model] if len({one.model for one in gpus}) > 1 else []),
     ]
-
-
-def _memory_of_gpu(one: GpuRow) -> str:
-    return size(one.used_bytes) + (f"/{size(one.total_bytes)}" if one.total_bytes is not None else "")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

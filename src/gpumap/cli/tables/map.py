@@ -201,15 +201,16 @@ def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
         one
         for node_map in maps.maps
         for names in (
-            (row.container for _, found in rows(node_map, namespace) for row in _holders_first(found)),
+            (
+                row.container
+                for _, found in rows(node_map, namespace)
+                for row in sorted(found, key=lambda row: not row.holds)
+                if row.listed
+            ),
             map(container_of, in_namespace(node_map.unmatched, namespace)),
         )
         for one in names
     )
-
-
-def _holders_first(found: list[ContainerRow]) -> list[ContainerRow]:
-    return sorted((row for row in found if row.listed), key=lambda row: not row.holds)
 
 
 def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:

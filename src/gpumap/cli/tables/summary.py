@@ -32,19 +32,9 @@ class Summary(NamedTuple):
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _amount(
-    title: str, text: Callable[[float | None], str], quantity: str, *, sort_name: str = "", spare: int = 0
-) -> Column[Sums]:
-    column: Column[Sums] = amount(title, text, lambda row: row.values.get(quantity), spare=spare)
+def _amount(title: str, text: Callable[[float | None], str], quantity: str, sort_name: str = "") -> Column[Sums]:
+    column: Column[Sums] = amount(title, text, lambda row: row.values.get(quantity))
     return column._replace(sort_name=sort_name)
-
-
-def _size(value: float | None) -> str:
-    return size(None if value is None else round(value))
-
-
-def _shown(value: float | None) -> str:
-    return number(None if value is None else round(value))
 
 
 def _part(values: Values, part: str, whole: str) -> float | None:
@@ -54,23 +44,23 @@ def _part(values: Values, part: str, whole: str) -> float | None:
 
 
 _HELD = _amount("GPUS HELD", ratio, "held_gpus", sort_name="gpus")
-_GRANTED = _amount("GRANTED", _size, "granted_bytes")
+_GRANTED = _amount("GRANTED", size, "granted_bytes")
 _MAP: tuple[Column[Sums], ...] = (
-    _amount("GPUS", _shown, "gpus", sort_name="all"),
-    _amount("DOWN", _shown, "gpus_down")._replace(colour=lambda row: "red" if row.values.get("gpus_down") else ""),
-    _amount("DEVICES", _shown, "devices", spare=1),
-    _amount("FREE", _shown, "devices_free"),
+    _amount("GPUS", number, "gpus", sort_name="all"),
+    _amount("DOWN", number, "gpus_down")._replace(colour=lambda row: "red" if row.values.get("gpus_down") else ""),
+    _amount("DEVICES", number, "devices")._replace(spare=1),
+    _amount("FREE", number, "devices_free"),
     _HELD,
-    _amount("HOLDERS", _shown, "holders", spare=1),
-    _amount("USED", _size, "memory_used_bytes", sort_name="memory"),
-    _amount("TOTAL", _size, "memory_total_bytes"),
+    _amount("HOLDERS", number, "holders")._replace(spare=1),
+    _amount("USED", size, "memory_used_bytes", sort_name="memory"),
+    _amount("TOTAL", size, "memory_total_bytes"),
     Column("USED%", lambda row: percent(_part(row.values, "memory_used_bytes", "memory_total_bytes"))),
 )
 _TOP = (
-    _amount("PODS", _shown, "pods"),
+    _amount("PODS", number, "pods"),
     _HELD,
     _amount("GPUS BUSY", ratio, "sm_gpus", sort_name="sm"),
-    _amount("MEMORY", _size, "used_bytes"),
+    _amount("MEMORY", size, "used_bytes"),
     _GRANTED,
 )
 
@@ -78,17 +68,17 @@ _TOP = (
 
 
 def _of_map(whole: Values) -> Iterator[str]:
-    yield f"{_shown(whole.get('devices_free'))} of {counted(round(whole.get('devices', 0)), 'device')} free"
+    yield f"{number(whole.get('devices_free'))} of {counted(round(whole.get('devices', 0)), 'device')} free"
     yield f"{ratio(whole.get('held_gpus'))} GPUs held"
-    yield f"{_size(whole.get('memory_used_bytes'))} of {_size(whole.get('memory_total_bytes'))} used"
+    yield f"{size(whole.get('memory_used_bytes'))} of {size(whole.get('memory_total_bytes'))} used"
 
 
 def _of_top(whole: Values) -> Iterator[str]:
     yield f"{ratio(whole.get('held_gpus'))} GPUs held"
     yield f"SM time of {ratio(whole.get('sm_gpus'))} GPUs"
-    yield f"{_size(whole.get('used_bytes'))} used by containers"
-    yield f"{_size(whole.get('granted_bytes'))} granted"
-    yield f"{_size(whole.get('memory_used_bytes'))} used in total"
+    yield f"{size(whole.get('used_bytes'))} used by containers"
+    yield f"{size(whole.get('granted_bytes'))} granted"
+    yield f"{size(whole.get('memory_used_bytes'))} used in total"
 
 
 def _largest(*quantities: str) -> Callable[[Values], tuple[float, ...]]:
@@ -144,7 +134,10 @@ def summary_table(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -
 def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -> dict[str, object]:
     """Return the same for scripts, with all rows."""
     names = SUMMARIES[command].names
-    rows = [{**_name_of(sums.by, row), **_exact(row.values, names)} for row in _sorted(command, sums, shape)]
+    rows = [
+        {**({NAMESPACE: row.namespace} if sums.by == WORKLOAD else {}), sums.by: row.name, **_exact(row.values, names)}
+        for row in _sorted(command, sums, shape)
+    ]
     return {
         "version": VERSION,
         "by": sums.by,
@@ -157,10 +150,6 @@ def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) 
         "unknown": list(sums.unknown),
         "missing": list(maps.missing),
     }
-
-
-def _name_of(by: str, row: Sums) -> dict[str, str]:
-    return {NAMESPACE: row.namespace, by: row.name} if by == WORKLOAD else {by: row.name}
 
 
 def _columns(command: str, by: str) -> Sequence[Column[Sums]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET, Struct, UnsetType
-
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.rows import ContainerRow, container_rows, process_rows
 from gpumap.cli.sort_keys import TOP_ORDERS
@@ -24,40 +22,9 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.map import owner_colour, shown_owner
 from gpumap.cli.tables.unknowns import all_known, no_rows, troubles
-from gpumap.model.node import Workload
 from gpumap.model.shown import UNKNOWN, age, number, percent, size
 
-
-class TopRow(Struct, frozen=True, kw_only=True):
-    """A row as -o json has it. `node` is only in that of a fleet; `pid`, `type` and `name` only with --processes."""
-
-    node: str | UnsetType = UNSET
-    device: str
-    uuid: str
-    model: str | None
-    namespace: str | None
-    pod: str | None
-    container: str | None
-    work: Workload | None
-    owner: str
-    memory_bytes: int | None
-    memory_ratio: float | None
-    memory_peak_bytes: int | None
-    granted_bytes: int | None
-    sm_ratio: float | None
-    processes: int | None
-    last_active: float | None
-    sm_activity_ratio: float | None
-    pid: int | UnsetType | None = UNSET
-    type: str | UnsetType | None = UNSET
-    name: str | UnsetType | None = UNSET
-
-
 # --- columns ----------------------------------------------------------------------------------------------------------
-
-
-def _last_active(row: ContainerRow) -> str:
-    return UNKNOWN if row.last_active is None else age(row.device.at - row.last_active)
 
 
 _NAMES: tuple[Column[ContainerRow], ...] = (
@@ -85,7 +52,11 @@ COLUMNS: tuple[Column[ContainerRow], ...] = (
     amount("PROCESSES", number, lambda row: row.processes, spare=3),
     _OWNER,
     amount("GRANTED", size, lambda row: row.granted_bytes, wide=True),
-    Column("LAST ACTIVE", _last_active, wide=True),
+    Column(
+        "LAST ACTIVE",
+        lambda row: UNKNOWN if row.last_active is None else age(row.device.at - row.last_active),
+        wide=True,
+    ),
     *_LAST,
 )
 PROCESS_COLUMNS: tuple[Column[ContainerRow], ...] = (
@@ -138,26 +109,25 @@ def top_rows(maps: NodeMaps, shape: Shape) -> list[ContainerRow]:
     return in_order(found, SORT_KEYS[shape.order or TOP_ORDERS[0]], reverse=shape.reverse)
 
 
-def _value(row: ContainerRow, *, fleet: bool, processes: bool) -> TopRow:
-    return TopRow(
-        node=row.node if fleet else UNSET,
-        device=row.device.name,
-        uuid=row.device.uuid,
-        model=row.device.model,
-        namespace=row.container.namespace or None,
-        pod=row.container.pod or None,
-        container=row.container.container or None,
-        work=row.work,
-        owner=row.owner,
-        memory_bytes=row.memory_bytes,
-        memory_ratio=row.memory_ratio,
-        memory_peak_bytes=row.memory_peak_bytes,
-        granted_bytes=row.granted_bytes,
-        sm_ratio=row.sm_ratio,
-        processes=row.processes,
-        last_active=row.last_active,
-        sm_activity_ratio=row.sm_activity_ratio,
-        pid=row.pid if processes else UNSET,
-        type=row.type if processes else UNSET,
-        name=row.command if processes else UNSET,
-    )
+def _value(row: ContainerRow, *, fleet: bool, processes: bool) -> dict[str, object]:
+    """Return a row as -o json has it."""
+    return {
+        **({"node": row.node} if fleet else {}),
+        "device": row.device.name,
+        "uuid": row.device.uuid,
+        "model": row.device.model,
+        "namespace": row.container.namespace or None,
+        "pod": row.container.pod or None,
+        "container": row.container.container or None,
+        "work": row.work,
+        "owner": row.owner,
+        "memory_bytes": row.memory_bytes,
+        "memory_ratio": row.memory_ratio,
+        "memory_peak_bytes": row.memory_peak_bytes,
+        "granted_bytes": row.granted_bytes,
+        "sm_ratio": row.sm_ratio,
+        "processes": row.processes,
+        "last_active": row.last_active,
+        "sm_activity_ratio": row.sm_activity_ratio,
+        **({"pid": row.pid, "type": row.type, "name": row.command} if processes else {}),
+    }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
-
-from msgspec import UNSET, Struct, UnsetType
 
 from gpumap.cli.kube_state import unlisted, workload_of
 from gpumap.cli.node_maps import NodeMaps
@@ -30,6 +28,7 @@ from gpumap.cli.tables.layout import (
 from gpumap.cli.tables.unknowns import few, gpus_to_repair, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet, in_namespace
 from gpumap.model.findings import by_waste, sums, worst_first
+from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Node
 from gpumap.model.shown import UNKNOWN, age, counted, listed, number, ratio, size
 from gpumap.model.terms import FINDINGS
@@ -48,27 +47,6 @@ class FindingRow(NamedTuple):
     seconds: float
     """For how long it has held."""
     finding: Finding
-
-
-class WasteRow(Struct, frozen=True, kw_only=True):
-    """A finding as -o json has it. `node` is only in that of a fleet."""
-
-    node: str | UnsetType = UNSET
-    finding: str
-    reason: str
-    namespace: str | None
-    pod: str | None
-    container: str | None
-    device: str | None
-    uuid: str | None
-    since: float
-    gpus: float | None
-    granted_bytes: int | None
-    used_bytes: int | None
-    memory_bytes: int | None
-    why: str
-    pids: tuple[int, ...]
-    remedy: str | None
 
 
 _COLOURS = {
@@ -122,21 +100,17 @@ class GroupSums(NamedTuple):
     sums: dict[str, float | None]
 
 
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _summed(title: str, key: str, *, spare: int = 0) -> Column[GroupSums]:
-    return amount(title, size, lambda one: _whole(one.sums[key]), spare=spare)
+def _summed(title: str, text: Callable[[float | None], str], key: str, *, spare: int = 0) -> Column[GroupSums]:
+    return amount(title, text, lambda one: one.sums[key], spare=spare)
 
 
 GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
-    amount("IDLE GPUS", ratio, lambda one: one.sums["idle_gpus"]),
-    amount("IDLE HOLDERS", number, lambda one: _whole(one.sums["idle_holders"])),
-    _summed("UNUSED", "unused_bytes"),
-    _summed("OVER", "over_bytes", spare=1),
-    _summed("SQUATTERS", "squatter_bytes"),
-    _summed("LEFTOVERS", "leftover_bytes"),
+    _summed("IDLE GPUS", ratio, "idle_gpus"),
+    _summed("IDLE HOLDERS", number, "idle_holders"),
+    _summed("UNUSED", size, "unused_bytes"),
+    _summed("OVER", size, "over_bytes", spare=1),
+    _summed("SQUATTERS", size, "squatter_bytes"),
+    _summed("LEFTOVERS", size, "leftover_bytes"),
 )
 """The first column is the name, by what the sums are, after the namespace of a workload."""
 
@@ -182,16 +156,15 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
 
 def _sharing(node: Node, namespace: str) -> Iterator[str]:
     """Name the findings on memory that several containers were granted: WASTE has a part of it for each."""
-    devices = {device.uuid: device for device in node.devices}
-    pools: dict[tuple[object, int], list[Finding]] = {}
-    for one in in_namespace(node.findings or (), namespace):
-        device = devices.get(one.uuid) if one.uuid and one.finding in ("idle", "unused") else None
-        if device and device.memory:
-            pool = (device.gpu_uuid, device.mig.gpu_instance_id) if device.mig else one.uuid
-            pools.setdefault((pool, device.memory.total_bytes), []).append(one)
+    devices: dict[str | None, Device] = {device.uuid: device for device in node.devices}
+    pools = grouped(
+        ((device.gpu_uuid or device.uuid, device.mig and device.mig.gpu_instance_id, device.memory.total_bytes), one)
+        for one in in_namespace(node.findings or (), namespace)
+        if one.finding in ("idle", "unused") and (device := devices.get(one.uuid)) and device.memory
+    )
     sharers = [
         "/".join(one.pod_name)
-        for (_, total_bytes), found in pools.items()
+        for (_, _, total_bytes), found in pools.items()
         if sum(one.granted_bytes or 0 for one in found) > total_bytes
         for one in found
     ]
@@ -247,18 +220,13 @@ def _unjudged(maps: NodeMaps) -> Iterator[str]:
         found = (one for node in maps.maps for one in node.findings or () if one.finding != "leftover" and one.pod)
         yield from unlisted((one.pod_name for one in found), maps.workloads)
     yield from of_each(maps, lambda node: node.unjudged)
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for node in maps.maps:
-        if maps.fleet and not node.unjudged:
-            down = ", ".join(f"{source.source} down" for source in node.sources if not source.up)
-            for kind in (kind for kind in _KINDS if not node.judged.get(kind)):
-                kinds.setdefault((kind, down), []).append(node.name)
-    nodes: dict[tuple[tuple[str, ...], str], list[str]] = {}
-    for (kind, down), names in kinds.items():
-        nodes.setdefault((tuple(names), down), []).append(kind)
-    for (unable, down), of_nodes in nodes.items():
+    silent = [one for one in maps.maps if maps.fleet and not one.unjudged]
+    down = {one.name: ", ".join(f"{source.source} down" for source in one.sources if not source.up) for one in silent}
+    kinds = grouped(((kind, down[one.name]), one.name) for one in silent for kind in _KINDS if not one.judged.get(kind))
+    nodes = grouped(((tuple(names), why), kind) for (kind, why), names in kinds.items())
+    for (unable, why), of_nodes in nodes.items():
         what = f"{', '.join(of_nodes)}: not known on {len(unable)} of {counted(len(maps.maps), 'node')}"
-        yield f"{what}{f': {down}' if down else ''} ({', '.join(unable[:3])}{', …' if len(unable) > 3 else ''})."
+        yield f"{what}{f': {why}' if why else ''} ({', '.join(unable[:3])}{', …' if len(unable) > 3 else ''})."
 
 
 def _remedy(row: FindingRow) -> str:
@@ -271,11 +239,10 @@ def _remedy(row: FindingRow) -> str:
 def _groups(maps: NodeMaps, by: str, shape: Shape) -> list[GroupSums]:
     """Return the sums of each namespace, node or workload that has a finding, and of nodes that cannot be judged; the
     largest first."""
-    groups: dict[tuple[str, str], list[FindingRow]] = {}
+    groups = grouped((_group_of(row, by, maps.workloads or {}), row) for row in _rows(maps, shape))
     if by == "node":
-        groups = {("", one.name): [] for one in maps.maps if not all(one.judged.get(kind) for kind in _KINDS)}
-    for row in _rows(maps, shape):
-        groups.setdefault(_group_of(row, by, maps.workloads or {}), []).append(row)
+        unjudged = (one for one in maps.maps if not all(one.judged.get(kind) for kind in _KINDS))
+        groups = {("", one.name): [] for one in unjudged} | groups
     judged = {one.name: one.judged for one in maps.maps}
     by_all = _judged_by_all(maps.maps)
     made = [
@@ -324,7 +291,7 @@ def _summary(found: Iterable[FindingRow], total: dict[str, float | None]) -> str
     parts = [f"{ratio(total['idle_gpus'])} GPUs held idle{more}"]
     for key, meaning in _MEANINGS.items():
         if total[key] or key == "unused_bytes":
-            parts.append(f"{size(_whole(total[key]))} {meaning}")
+            parts.append(f"{size(total[key])} {meaning}")
     if total["stalled_gpus"]:
         parts.append(f"{ratio(total['stalled_gpus'])} GPUs may be stalled")
     if total["unmatched"]:
@@ -332,23 +299,24 @@ def _summary(found: Iterable[FindingRow], total: dict[str, float | None]) -> str
     return f"Sum of the findings: {', '.join(parts)}."
 
 
-def _value(row: FindingRow, *, fleet: bool) -> WasteRow:
+def _value(row: FindingRow, *, fleet: bool) -> dict[str, object]:
+    """Return a finding as -o json has it."""
     one = row.finding
-    return WasteRow(
-        node=row.node if fleet else UNSET,
-        finding=one.finding,
-        reason=one.reason,
-        namespace=one.namespace or None,
-        pod=one.pod or None,
-        container=one.container or None,
-        device=row.device if one.uuid else None,
-        uuid=one.uuid,
-        since=one.since,
-        gpus=one.gpus,
-        granted_bytes=one.granted_bytes,
-        used_bytes=one.used_bytes,
-        memory_bytes=one.memory_bytes,
-        why=one.why,
-        pids=one.pids,
-        remedy=one.remedy,
-    )
+    return {
+        **({"node": row.node} if fleet else {}),
+        "finding": one.finding,
+        "reason": one.reason,
+        "namespace": one.namespace or None,
+        "pod": one.pod or None,
+        "container": one.container or None,
+        "device": row.device if one.uuid else None,
+        "uuid": one.uuid,
+        "since": one.since,
+        "gpus": one.gpus,
+        "granted_bytes": one.granted_bytes,
+        "used_bytes": one.used_bytes,
+        "memory_bytes": one.memory_bytes,
+        "why": one.why,
+        "pids": one.pids,
+        "remedy": one.remedy,
+    }

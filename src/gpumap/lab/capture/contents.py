@@ -19,7 +19,7 @@ from gpumap.lab.decoding import from_json
 from gpumap.lab.node_files import parents
 from gpumap.model import remedies
 from gpumap.model.observations import NvmlReading
-from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
+from gpumap.model.readings import GpuReading, Listening, XidError
 
 LIST, ALLOCATABLE = "kubelet/list", "kubelet/allocatable"
 PODS = "pods_api.json"
@@ -115,29 +115,6 @@ def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None,
         raise ValueError(f"no {OWN_CGROUP}, and {DOWN} does not say that procfs is down")
 
 
-class _XidRow(Struct, frozen=True, array_like=True):
-    """As `XidError`, in its order."""
-
-    uuid: Uuid
-    code: Annotated[int, Meta(ge=0, le=2**32 - 1)]
-    gpu_instance_id: int | None
-    compute_instance_id: int | None
-    age_seconds: float
-    times: Annotated[int, Meta(ge=1)] = 1
-
-
-class _ListeningRow(Struct, frozen=True, array_like=True):
-    """As `Listening`, in its order."""
-
-    uuid: Uuid
-    since_seconds: float
-    until_seconds: float
-
-    def __post_init__(self) -> None:
-        if self.since_seconds < self.until_seconds:
-            raise ValueError("listening ends before it begins")
-
-
 class _NvmlFile(Struct, frozen=True):
     """`nvml.json`: a reading, or the error in its place."""
 
@@ -145,9 +122,14 @@ class _NvmlFile(Struct, frozen=True):
     cuda_version: str = ""
     nvml_version: str = ""
     gpus: Annotated[tuple[object, ...], Meta(max_length=wire.MAX_GPUS)] | None = None
-    xids: Annotated[tuple[_XidRow, ...], Meta(max_length=MAX_XIDS)] = ()
-    listening: Annotated[tuple[_ListeningRow, ...], Meta(max_length=wire.MAX_GPUS)] = ()
+    xids: Annotated[tuple[XidError, ...], Meta(max_length=MAX_XIDS)] = ()
+    listening: Annotated[tuple[Listening, ...], Meta(max_length=wire.MAX_GPUS)] = ()
     error: Down | None = None
+
+    def __post_init__(self) -> None:
+        for number, one in enumerate(self.listening):
+            if one.since_seconds < one.until_seconds:
+                raise ValueError(f"listening[{number}] ends before it begins")
 
 
 def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
@@ -165,9 +147,7 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
         raise ValueError(f"{NVML}: {mistake}") from mistake
     if [gpu.index for gpu in gpus] != list(range(len(gpus))):
         raise ValueError(f"{NVML}: the GPUs' indices are not 0, 1, …")
-    xids = tuple(XidError(*structs.astuple(row)) for row in file.xids)
-    listening = tuple(Listening(*structs.astuple(row)) for row in file.listening)
-    return NvmlReading(file.driver_version, file.cuda_version, file.nvml_version, gpus, xids, listening)
+    return NvmlReading(file.driver_version, file.cuda_version, file.nvml_version, gpus, file.xids, file.listening)
 
 
 def down(files: Mapping[str, bytes]) -> dict[str, Down]:

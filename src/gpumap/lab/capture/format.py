@@ -181,7 +181,8 @@ def write(capture: Capture, folder: Path, expected: bytes) -> None:
                 for name, content in changed.items():
                     _put(place / name, content)
                 if number:
-                    _put(place / "frame.json", _frame_text(frame, gone))
+                    file = _FrameFile(round(frame.offset_seconds, 3), tuple(gone))
+                    _put(place / "frame.json", msgspec.json.encode(file) + b"\n")
             temporary.rename(os.path.abspath(folder))
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -208,10 +209,6 @@ def _deltas(capture: Capture) -> Iterator[tuple[Frame, dict[str, bytes], list[st
 def _about_text(about: About) -> bytes:
     plain = {"version": VERSION, **msgspec.to_builtins(about)}
     return json.dumps(plain, indent=2, ensure_ascii=False).encode() + b"\n"
-
-
-def _frame_text(frame: Frame, gone: list[str]) -> bytes:
-    return msgspec.json.encode(_FrameFile(round(frame.offset_seconds, 3), tuple(gone))) + b"\n"
 
 
 def _put(path: Path, content: bytes) -> None:

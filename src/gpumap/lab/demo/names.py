@@ -10,6 +10,8 @@ import uuid
 
 MAX_PID = 4_000_000
 """Below the largest pid_max that Linux allows (4194304)."""
+_FIRST_PID = 3001
+_PIDS_OF_ACTOR = 37
 
 
 def digest(*parts: object) -> str:
@@ -22,28 +24,17 @@ def derived_uuid(*parts: object) -> str:
     return str(uuid.UUID(hex=digest(*parts)[:32], version=4))
 
 
-def static_uid(*parts: object) -> str:
-    """A static pod's UID: the hash of a manifest, 32 hex digits without dashes."""
-    return digest(*parts)[:32]
-
-
 def number(limit: int, *parts: object) -> int:
     """A number from 0 to below `limit`."""
     return int(digest(*parts)[:12], 16) % limit
 
 
-class Pids:
-    """PIDs of `actors` processes: each actor has a range of its own, and another one in each round."""
+def pid_of(node: str, actor: int, actors: int, play: int) -> int:
+    """A PID: each of the node's `actors` has a range of its own, and another one in each round of plays.
 
-    STRIDE = 37
-    FIRST = 3001
-
-    def __init__(self, node: str, actors: int) -> None:
-        self._node = node
-        self._span = self.STRIDE * max(actors, 1)
-        self._rounds = max(2, (MAX_PID - self.FIRST) // self._span)
-
-    def of(self, actor: int, play: int) -> int:
-        """`play` counts the plays; an actor that is always there keeps the PID of play 0."""
-        inside = number(self.STRIDE, self._node, actor, play)
-        return self.FIRST + (play % self._rounds) * self._span + actor * self.STRIDE + inside
+    `play` counts the plays; an actor that is always there keeps the PID of play 0.
+    """
+    span = _PIDS_OF_ACTOR * actors
+    rounds = max(2, (MAX_PID - _FIRST_PID) // span)
+    inside = number(_PIDS_OF_ACTOR, node, actor, play)
+    return _FIRST_PID + play % rounds * span + actor * _PIDS_OF_ACTOR + inside

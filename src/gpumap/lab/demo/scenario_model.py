@@ -110,7 +110,7 @@ MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4}
 """By slices, of 8; the larger ones have all."""
 
 Text = Annotated[str, Meta(min_length=1, description="text (in quotes, if it looks like a number)")]
-"""In `ids`, `offers`, `answer`, `alloc_env` and `claims` it may name devices: `{0}`, `{2.1}`."""
+"""In `ids`, `offers`, `answer` and `claims` it may name devices: `{0}`, `{2.1}`."""
 Name = Annotated[
     # "_" cannot be in a name of Kubernetes, which log directories rely on.
     str, _matching(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", "a Kubernetes name (a-z, 0-9, - and .)")
@@ -455,7 +455,6 @@ class Process(Entry, frozen=True, kw_only=True, dict=True):
     type: ProcessType = "compute"
     memory: Memory
     sm: Load = 0.0
-    memory_controller: Load | None = None
     encoder: Load = 0.0
     decoder: Load = 0.0
     jpeg: Load = 0.0
@@ -473,10 +472,7 @@ class Process(Entry, frozen=True, kw_only=True, dict=True):
         return tuple(dict.fromkeys([*whole, *(Leaf(mig.gpu, mig.instance) for mig, _ in each(self.mig))]))
 
     def memory_controller_at(self, moment: float) -> float:
-        """By default half of `sm`, or nothing if it hangs."""
-        if self.memory_controller is None:
-            return 0.0 if self.hangs else ratio_at(self.sm, moment) / 2
-        return ratio_at(self.memory_controller, moment)
+        return 0.0 if self.hangs else ratio_at(self.sm, moment) / 2
 
     def runs_at(self, moment: float) -> bool:
         return self.start is None or self.end is None or self.start <= moment < self.end
@@ -542,13 +538,8 @@ class Container(Entry, frozen=True):
     mig: MigPlace | tuple[MigPlace, ...] = ()
     ids: Ids = {}
     answer: dict[Text, Any] = {}
-    alloc_env: dict[Text, Text] = {}
     claims: tuple[DraClaim, ...] = ()
     processes: tuple[Process, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.answer and self.alloc_env:
-            raise ValueError('"alloc_env" is short for "envs" in "answer": give one of them')
 
     @property
     def devices(self) -> tuple[ResourceDevices, ...]:

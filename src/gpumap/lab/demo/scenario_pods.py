@@ -117,7 +117,6 @@ class PodReader:
             container,
             ids=ids,
             answer=self._answers(container, place, sorted({*resources, *ids})),
-            alloc_env={},
             claims=self._named(container.claims, f"{place}.claims"),
             processes=tuple(processes),
         )
@@ -205,14 +204,11 @@ class PodReader:
 
         Names of resources have a "/", the keys of an answer have none.
         """
-        if not container.answer and not container.alloc_env:
+        if not container.answer:
             return {}
-        place = f"{place}.alloc_env" if container.alloc_env else f"{place}.answer"
+        place = f"{place}.answer"
         if not resources:
             raise ScenarioError(f"{place}: its container holds nothing that a plugin could answer to")
-        if container.alloc_env:
-            answer = _answer({"envs": self._named(container.alloc_env, place)}, place)
-            return dict.fromkeys(resources, answer)
         answers = self._named(container.answer, place)
         if not any("/" in key for key in answers):
             return dict.fromkeys(resources, _answer(answers, place))

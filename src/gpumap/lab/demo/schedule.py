@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.lab.demo.names import Pids, derived_uuid, digest, number, static_uid
+from gpumap.lab.demo.names import derived_uuid, digest, number, pid_of
 from gpumap.lab.demo.scenario_model import Container, Gpu, Pod, Process, Scenario, Xid
 from gpumap.model.terms import PodUid
 
@@ -84,19 +84,19 @@ def process_lives(scenario: Scenario, seconds: float) -> Iterator[ProcessLife]:
     play, _ = play_of(scenario, seconds)
     plays = (play - 1, play) if play else (play,)
     actors = list(_actors(scenario))
-    pids = Pids(scenario.node, len(actors))
     for actor_number, (spec, pod, container) in enumerate(actors):
         of_pod = None if pod is None else scenario.pods[pod].start
         for number_of_play in (0,) if (spec.start if spec else of_pod) is None else plays:
             life = None if pod is None else _pod_life(scenario, pod, 0 if of_pod is None else number_of_play)
-            pid = pids.of(actor_number, number_of_play)
+            pid = pid_of(scenario.node, actor_number, len(actors), number_of_play)
             yield _process_life(scenario, spec, life, container, number_of_play, pid)
 
 
 def _pod_life(scenario: Scenario, number: int, play: int) -> PodLife:
     pod = scenario.pods[number]
     names = (scenario.node, pod.namespace, pod.name, f"pods[{number}]")
-    derived = static_uid(*names) if pod.static else derived_uuid(*names, play)
+    # The UID of a static pod is the hash of a manifest.
+    derived = digest(*names)[:32] if pod.static else derived_uuid(*names, play)
     begin = play * scenario.repeat_seconds
     always = pod.start is None or pod.end is None
     window = Window() if always else Window(begin + (pod.start or 0.0), begin + (pod.end or 0.0))

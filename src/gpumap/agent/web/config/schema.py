@@ -205,9 +205,8 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
-        if any(
-            "\ud800" <= character <= "\udfff" for character in node.value
-        ):  # YAML's escapes can make halves of a character
+        # YAML's escapes can make halves of a character.
+        if any("\ud800" <= character <= "\udfff" for character in node.value):
             raise WebConfigError(f"line {node.start_mark.line + 1}: has an invalid character")
         return None if not node.style and node.value in _NULLS else str(node.value)
 

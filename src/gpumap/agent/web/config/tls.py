@@ -19,7 +19,9 @@ _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 def make_context(tls: TlsConfig, pems: Mapping[str, bytes]) -> ssl.SSLContext:
     """Make the context. Raises WebConfigError. `pems` has the bytes of the files, by key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _speak(context, tls)
+    context.minimum_version, context.maximum_version = _VERSIONS[tls.least], _VERSIONS[tls.most]
+    context.set_alpn_protocols(["http/1.1"])
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     _load_certificate(context, tls, pems)
     if tls.client_auth != NONE:
         # Optional also if a certificate is required: probes have none. A client without one is refused at other pages.
@@ -32,12 +34,6 @@ def make_context(tls: TlsConfig, pems: Mapping[str, bytes]) -> ssl.SSLContext:
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
     return context
-
-
-def _speak(context: ssl.SSLContext, tls: TlsConfig) -> None:
-    context.minimum_version, context.maximum_version = _VERSIONS[tls.least], _VERSIONS[tls.most]
-    context.set_alpn_protocols(["http/1.1"])
-    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
 
 
 def _load_certificate(context: ssl.SSLContext, tls: TlsConfig, pems: Mapping[str, bytes]) -> None:
@@ -57,7 +53,8 @@ def _load_certificate(context: ssl.SSLContext, tls: TlsConfig, pems: Mapping[str
         if error.reason == "KEY_VALUES_MISMATCH":
             raise WebConfigError(f"{tls.place(PRIVATE_KEY)}: is not the key of {tls.place(CERTIFICATE)}") from error
         both = f"{tls.place(CERTIFICATE)} and {tls.place(PRIVATE_KEY)}"
-        raise WebConfigError(f"{both}: are not usable: {_reason(error)}") from error
+        reason = (error.reason or "OpenSSL cannot read it").lower().replace("_", " ")
+        raise WebConfigError(f"{both}: are not usable: {reason}") from error
 
 
 def _load_authorities(context: ssl.SSLContext, tls: TlsConfig, pems: Mapping[str, bytes]) -> None:
@@ -81,7 +78,3 @@ def _as_file(data: bytes) -> Iterator[str]:
         raise
     except OSError as error:
         raise WebConfigError(f"cannot be passed to OpenSSL: {error.strerror or type(error).__name__}") from error
-
-
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or "OpenSSL cannot read it").lower().replace("_", " ")

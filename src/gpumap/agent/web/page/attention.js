@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { addressOf, filteredFindings, sorted } from "./model.js";
-import { containerName, deviceName, findingMark } from "./parts.js";
+import { containerName, deviceName, findingMark, more, remedy } from "./parts.js";
 import { bytes, duration, moment, printable, prose } from "./words.js";
 
 const SHOWN = 5; // before one asks for the rest
@@ -21,12 +21,7 @@ export function attention(map, devices, old, state) {
       "div",
       { class: "title" },
       h("h2", {}, "Needs attention", (rows.length > 0 || hidden > 0) && h("span", { class: "of" }, ` ${rows.length}${hidden ? ` of ${rows.length + hidden}` : ""}`)),
-      rows.length > SHOWN + 1 &&
-        h(
-          "button",
-          { type: "button", class: "more", "data-all": "", "aria-expanded": String(all) },
-          all ? `Show the first ${SHOWN}` : `Show all ${rows.length}`,
-        ),
+      rows.length > SHOWN + 1 && more({ "data-all": "" }, all, SHOWN, rows.length),
       found.length > 1 &&
         state.view === "devices" &&
         h("button", { type: "button", class: "more", "data-sort": byWaste ? "attention" : "waste" }, byWaste ? "Worst first" : "Largest waste first"),
@@ -66,24 +61,24 @@ function sourceDown(source, map) {
   return fault(`source ${source.source}`, `${source.source} is down`, "#health", why, source.remedy);
 }
 
-const fault = (key, subject, href, why, remedy) =>
+const fault = (key, subject, href, why, advice) =>
   h(
     "li",
     { key, class: "fault" },
     findingMark("fault"),
     h("span", { class: "what" }, href ? h("a", { href }, printable(subject)) : printable(subject)),
-    because(why, remedy),
+    because(why, advice),
   );
 
 /** Return a reason as a sentence, and what to do. */
-const because = (why, remedy, title) =>
-  h("span", { class: "because", title }, printable(why.charAt(0).toUpperCase() + why.slice(1)), ".", remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null);
+const because = (why, advice, title) =>
+  h("span", { class: "because", title }, printable(why.charAt(0).toUpperCase() + why.slice(1)), ".", remedy(advice));
 
 /** Return the line of a finding. It links to the GPU, or to the row on the device. `advised`: the line before has its advice. */
 function finding(one, gpu, advised) {
   const key = `${one.finding} ${one.reason} ${one.uuid}`;
-  const remedy = advised ? null : one.remedy;
-  if (one.finding === "fault") return fault(key, gpu ?? "GPU ?", one.uuid && `#${one.uuid}`, one.why, remedy);
+  const advice = advised ? null : one.remedy;
+  if (one.finding === "fault") return fault(key, gpu ?? "GPU ?", one.uuid && `#${one.uuid}`, one.why, advice);
   const row = addressOf({ ...one, owner: one.finding === "leftover" ? "gone" : "" });
   const href = one.uuid ? `#${one.uuid}&${new URLSearchParams({ row })}` : null;
   const who = containerName(one) ?? "a deleted pod";
@@ -94,7 +89,7 @@ function finding(one, gpu, advised) {
     h("span", { class: "what" }, href ? h("a", { href }, who) : who),
     h("span", { class: "gpu-name" }, gpu),
     h("span", { class: "wasted number" }, one.memory_bytes === null ? null : h("span", { title: WASTE[one.finding] }, bytes(one.memory_bytes))),
-    because(one.why, remedy, `Since ${moment(one.since)}`),
+    because(one.why, advice, `Since ${moment(one.since)}`),
   );
 }
 

@@ -18,6 +18,7 @@ export function bar({ memory, holding, rows: all }) {
   const granted = holding.reduce((before, row) => before + (row.grant.memory_bytes ?? 0), 0);
   const grants = granted > total ? "all granted, to several containers" : `${bytes(granted)} granted`;
   const width = (value) => `${((100 * value) / whole).toFixed(2)}%`;
+  const part = (key, of, value, title) => value > 0 && h("span", { key, class: `segment ${of}`, width: width(value), title });
   const segments = few.map((row, at) => {
     const label = `${row.pod ? `${row.namespace}/${row.pod}` : row.work || OWNERS[row.owner]} ${bytes(row.used)}`;
     return h(
@@ -37,20 +38,8 @@ export function bar({ memory, holding, rows: all }) {
       "div",
       { class: "segments" },
       segments,
-      rest > 0 &&
-        h("span", {
-          key: "rest",
-          class: "segment many",
-          width: width(rest),
-          title: `${rows.length - SEGMENTS} more: ${bytes(rest)}`,
-        }),
-      reserved > 0 &&
-        h("span", {
-          key: "reserved",
-          class: "segment reserved",
-          width: width(reserved),
-          title: `reserved by the driver: ${bytes(reserved)}`,
-        }),
+      part("rest", "many", rest, `${rows.length - SEGMENTS} more: ${bytes(rest)}`),
+      part("reserved", "reserved", reserved, `reserved by the driver: ${bytes(reserved)}`),
     ),
     granted > 0 && h("div", { class: "granted", width: width(Math.min(granted, total)), title: grants }),
   );

@@ -2,11 +2,11 @@
 
 import { h } from "./dom.js";
 import { addressOf, BY, hasKubelet, modelOf, sorted } from "./model.js";
-import { cell, containerName, deviceName, findingMark, head, ownerMark } from "./parts.js";
+import { cell, containerName, deviceName, findingMark, more, outOf, ownerMark, podName, remedy, table } from "./parts.js";
 import { bar } from "./bar.js";
 import { activity, problems, sensors } from "./health.js";
 import { isFree, listedBytes } from "./totals.js";
-import { bytes, clock, count, duration, known, moment, name, OWNER_MEANS, percent, printable, prose, share } from "./words.js";
+import { bytes, clock, count, duration, known, moment, name, OWNER_MEANS, percent, printable, share } from "./words.js";
 
 const NAMED = 3; // holders of a whole GPU, at each of its instances
 const ROWS = 12; // of a device's table, before one asks for the rest
@@ -48,7 +48,7 @@ export function details(line, context) {
     ),
     first.bare
       ? h("p", { class: "why" }, "This GPU has no MIG device, so the kubelet cannot assign it.")
-      : line.devices.map((device) => (parts ? part(device, context) : table(device, context))),
+      : line.devices.map((device) => (parts ? part(device, context) : containers(device, context))),
   );
 }
 
@@ -83,7 +83,7 @@ function part(device, context) {
       bar({ memory: device.memory, holding: device.holding, rows: device.allRows ?? device.rows }),
       h("div", { class: "side" }, facts(memoryFacts(device)), curvesOf(device, context)),
     ],
-    table(device, context),
+    containers(device, context),
   );
 }
 
@@ -100,7 +100,7 @@ function memoryFacts(device) {
   const granted = device.holding.map((row) => row.grant.memory_bytes).filter((one) => one !== null);
   const rest = device.owners.get("unaccounted")?.memory_bytes;
   return [
-    ["used", [bytes(used), h("span", { class: "of" }, ` / ${bytes(total)}`)]],
+    ["used", outOf(bytes(used), bytes(total))],
     granted.length > 0 && ["granted", bytes(granted.reduce((sum, one) => sum + one, 0))],
     reserved && ["reserved", bytes(reserved)],
     rest && ["unaccounted", h("span", { title: rest < 0 ? SHARED : OWNER_MEANS.unaccounted }, bytes(rest))],
@@ -153,13 +153,9 @@ const facts = (pairs) =>
     pairs.filter(Boolean).map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value))),
   );
 
-function table(device, context) {
+function containers(device, context) {
   const { state } = context;
-  const rows = sorted(
-    device.rows.filter((row) => row.owner !== "unaccounted"),
-    state.sort,
-    BY,
-  );
+  const rows = sorted(device.rows.filter((row) => row.owner !== "unaccounted"), state.sort, BY);
   if (!rows.length && device.whole.length) return null;
   if (!rows.length) {
     const uses = !usesKnown(device, context) ? "Its use is not known." : "No known use.";
@@ -168,29 +164,13 @@ function table(device, context) {
   const all = state.open.has(device.uuid) || device.narrowed || rows.length <= ROWS + 2;
   const shown = all ? rows : rows.slice(0, ROWS);
   return [
-    h(
-      "div",
-      { class: "scroll" },
-      h(
-        "table",
-        { "aria-label": `Containers on ${deviceName(device)}` },
-        head(COLUMNS, state.sort),
-        h(
-          "tbody",
-          {},
-          shown.map((row) =>
-            row.kind === "rest" ? restRow(row, device, context) : containerRow(row, device, context),
-          ),
-        ),
-      ),
+    table(
+      `Containers on ${deviceName(device)}`,
+      COLUMNS,
+      state.sort,
+      shown.map((row) => (row.kind === "rest" ? restRow(row, device, context) : containerRow(row, device, context))),
     ),
-    rows.length > ROWS + 2 &&
-      !device.narrowed &&
-      h(
-        "button",
-        { type: "button", class: "more", "data-open": device.uuid, "aria-expanded": String(all) },
-        all ? `Show the first ${ROWS}` : `Show all ${rows.length}`,
-      ),
+    rows.length > ROWS + 2 && !device.narrowed && more({ "data-open": device.uuid }, all, ROWS, rows.length),
   ];
 }
 
@@ -228,18 +208,12 @@ function containerRow(row, device, context) {
     ),
     cell("Peak", true, known(row.peak, bytes, why.used)),
     cell("SM", true, context.curves.sm(device.uuid, row), value(known(row.sm, percent, why.sm))),
-    cell(
-      "Active",
-      true,
-      known(
-        row.last,
-        (last) =>
-          row.sm > 0 ? "now" : h("span", { title: moment(last) }, duration(context.map.timestamp - last)),
-        why.sm,
-      ),
-    ),
+    cell("Active", true, known(row.last, (last) => lastUse(last, row, context), why.sm)),
   );
 }
+
+const lastUse = (last, row, { map }) =>
+  row.sm > 0 ? "now" : h("span", { title: moment(last) }, duration(map.timestamp - last));
 
 const value = (shown) => h("span", { class: "value" }, shown);
 
@@ -261,7 +235,7 @@ function remark(row, current) {
     " ",
     findingMark(finding.finding, "#attention"),
     noted(`${printable(finding.why)}, since ${clock(finding.since)}`, moment(finding.since)),
-    current && finding.remedy && h("span", { class: "remedy" }, " ", prose(finding.remedy)),
+    current && remedy(finding.remedy),
   ];
 }
 
@@ -278,12 +252,11 @@ function restRow(row, device, context) {
       "th",
       { scope: "row", colspan: 4 },
       swatch(row),
-      containerName(row) ??
-        (row.pod_uid ? h("span", { class: "name" }, "pod ", name(row.pod_uid)) : row.work ? name(row.work, { class: "name" }) : null),
+      podName(row) ?? (row.work ? name(row.work, { class: "name" }) : null),
       " ",
       ownerMark(row.owner),
       processes && noted(processes),
-      row.finding && isCurrent(row, device, context) && row.finding.remedy && h("span", { class: "remedy" }, " ", prose(row.finding.remedy)),
+      isCurrent(row, device, context) && remedy(row.finding?.remedy),
     ),
     cell("Used", true, value(known(row.used, bytes, why.used))),
     cell("", true),

@@ -2,11 +2,13 @@
 
 import { h } from "./dom.js";
 import { keyOf } from "./model.js";
-import { containerName, findingMark } from "./parts.js";
-import { count, duration, percent, printable, prose, SLOWED } from "./words.js";
+import { containerName, findingMark, outOf, remedy } from "./parts.js";
+import { count, duration, percent, printable, SLOWED } from "./words.js";
 
 const MARKS = 2; // on a line
 const HIT = 3; // containers that are named with a code
+
+export const power = (watts, limit) => outOf(`${Math.round(watts)} W`, limit && Math.round(limit));
 
 const megahertz = (hertz) => `${Math.round(hertz / 1e6)} MHz`;
 
@@ -17,28 +19,12 @@ export function sensors(gpu) {
   const temperature = reading.temperatures_celsius?.gpu ?? null;
   const clocks = reading.clocks_hertz ?? {};
   const clock = clocks.sm ?? clocks.graphics ?? null;
+  const all = Object.entries(clocks).map(([domain, hertz]) => `${printable(domain)} ${megahertz(hertz)}`);
   const slow = slowdowns(gpu);
   return [
     temperature !== null && ["temp", `${Math.round(temperature)} °C`],
-    reading.power_watts !== undefined && [
-      "power",
-      [
-        `${Math.round(reading.power_watts)} W`,
-        reading.power_limit_watts ? h("span", { class: "of" }, ` / ${Math.round(reading.power_limit_watts)}`) : null,
-      ],
-    ],
-    clock !== null && [
-      "clock",
-      h(
-        "span",
-        {
-          title: Object.entries(clocks)
-            .map(([domain, hertz]) => `${printable(domain)} ${megahertz(hertz)}`)
-            .join(", "),
-        },
-        megahertz(clock),
-      ),
-    ],
+    reading.power_watts !== undefined && ["power", power(reading.power_watts, reading.power_limit_watts)],
+    clock !== null && ["clock", h("span", { title: all.join(", ") }, megahertz(clock))],
     slow.length > 0 && ["slowed by", slow.join(", ")],
   ];
 }
@@ -100,7 +86,7 @@ export function problems(gpu, map) {
   return found.length ? h("ul", { class: "ills" }, found) : null;
 }
 
-const fault = ({ reason, why, remedy }) => h("li", { key: reason, class: "bad" }, `This GPU ${printable(why)}.`, h("span", { class: "remedy" }, " ", prose(remedy ?? "")));
+const fault = (one) => h("li", { key: one.reason, class: "bad" }, `This GPU ${printable(one.why)}.`, remedy(one.remedy));
 
 const error = (key, shown, title) => h("li", { key, class: "warn", title }, shown);
 

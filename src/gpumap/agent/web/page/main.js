@@ -71,16 +71,8 @@ function draw() {
   }
   drawSorting();
   if (!map) {
-    fill(
-      $("content"),
-      h(
-        "p",
-        { class: "nobody" },
-        feed.state === "starting"
-          ? `Waiting for the agent${feed.why ? `: ${feed.why}` : ""} …`
-          : "No data yet.",
-      ),
-    );
+    const waiting = `Waiting for the agent${feed.why ? `: ${feed.why}` : ""} …`;
+    fill($("content"), h("p", { class: "nobody" }, feed.state === "starting" ? waiting : "No data yet."));
     return;
   }
   document.title = `${printable(map.name)} · gpumap`;
@@ -141,10 +133,7 @@ function say(id, text) {
 
 function drawSorting() {
   const value = state.sort.replace("-", "");
-  fill(
-    $("sort"),
-    columns().map(({ id, title }) => h("option", { key: id, value: id }, title)),
-  );
+  fill($("sort"), columns().map(({ id, title }) => h("option", { key: id, value: id }, title)));
   if ($("sort").value !== value) $("sort").value = value;
 }
 

@@ -163,14 +163,8 @@ export function processesOf(devices) {
 
 // --- filter ----------------------------------------------------------------------------------------------------------
 
-const FIELDS = {
-  ns: "namespace",
-  namespace: "namespace",
-  pod: "pod",
-  container: "container",
-  owner: "owner",
-  finding: "finding",
-};
+const FIELDS = ["namespace", "pod", "container", "owner", "finding"];
+const DEVICE_FIELDS = ["uuid", "model", "gpu", "xid"];
 export const TERMS = ["gpu", "uuid", "model", "xid", "ns", "pod", "container", "owner", "finding"].map((field) => `${field}:`).join(" ");
 
 /** Return the terms of a filter. All must match. "owner:gone" tests one field, a plain word tests all. */
@@ -181,9 +175,10 @@ export function parse(query) {
     .split(/\s+/)
     .filter(Boolean)
     .map((term) => {
-      const [, field, value] = /^(\w+):(.*)$/.exec(term) ?? [];
-      if (["uuid", "model", "gpu", "xid"].includes(field)) return { device: field, value };
-      return FIELDS[field] ? { field: FIELDS[field], value } : { value: term };
+      const [, given, value] = /^(\w+):(.*)$/.exec(term) ?? [];
+      const field = given === "ns" ? "namespace" : given;
+      if (DEVICE_FIELDS.includes(field)) return { device: field, value };
+      return FIELDS.includes(field) ? { field, value } : { value: term };
     });
 }
 

@@ -1,7 +1,7 @@
 // Parts of several views: container names, owner marks, table heads that sort, and device names.
 
 import { h } from "./dom.js";
-import { FINDING_MEANS, name, OWNER_MEANS, OWNERS, printable } from "./words.js";
+import { FINDING_MEANS, name, OWNER_MEANS, OWNERS, printable, prose } from "./words.js";
 
 export function containerName(row) {
   if (!row.pod) return null;
@@ -15,6 +15,15 @@ export function containerName(row) {
   );
 }
 
+/** Return the name of a row's container, or the UID of its pod; null if both are unknown. */
+export const podName = (row) => containerName(row) ?? (row.pod_uid ? h("span", { class: "name" }, "pod ", name(row.pod_uid)) : null);
+
+/** Return what to do, after a sentence; null if there is nothing. */
+export const remedy = (text) => (text ? h("span", { class: "remedy" }, " ", prose(text)) : null);
+
+/** Return a value with its limit, if that is known. */
+export const outOf = (value, limit) => [value, limit ? h("span", { class: "of" }, ` / ${limit}`) : null];
+
 export const ownerMark = (owner) =>
   h("span", { class: `mark-owner is-${owner}`, title: OWNER_MEANS[owner] ?? owner }, OWNERS[owner] ?? printable(owner));
 
@@ -26,7 +35,11 @@ export const findingMark = (kind, href, number) =>
     number > 1 ? `${number} ${kind}` : kind,
   );
 
-export function head(columns, order) {
+/** Return a table that sorts by its heads. */
+export const table = (label, columns, order, rows) =>
+  h("div", { class: "scroll" }, h("table", { "aria-label": label }, head(columns, order), h("tbody", {}, rows)));
+
+function head(columns, order) {
   const by = order.replace("-", "");
   const cells = columns.map(({ id, title, number, hint }) =>
     h(
@@ -42,6 +55,14 @@ export function head(columns, order) {
   );
   return h("thead", {}, h("tr", {}, cells));
 }
+
+/** Return the button that shows all of a list, or only its `first` ones. */
+export const more = (attributes, all, first, number) =>
+  h(
+    "button",
+    { type: "button", class: "more", "aria-expanded": String(all), ...attributes },
+    all ? `Show the first ${first}` : `Show all ${number}`,
+  );
 
 export const cell = (label, number, ...children) =>
   h("td", { "data-label": label, class: number ? "number" : null }, children);

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { PROCESSES_BY, sorted } from "./model.js";
-import { cell, containerName, deviceName, head, ownerMark } from "./parts.js";
+import { cell, deviceName, ownerMark, podName, table } from "./parts.js";
 import { bytes, known, name, percent, printable } from "./words.js";
 
 export const COLUMNS = [
@@ -18,30 +18,13 @@ export const COLUMNS = [
 
 export function processesView(processes, context) {
   if (!processes.length)
-    return h(
-      "p",
-      { class: "nobody" },
-      context.state.query ? "No process matches the filter." : "NVML lists no process.",
-    );
+    return h("p", { class: "nobody" }, context.state.query ? "No process matches the filter." : "NVML lists no process.");
   const rows = sorted(processes, context.state.sort, PROCESSES_BY);
   return h(
     "section",
     { class: "processes", "aria-label": "Processes" },
     h("h2", {}, "Processes"),
-    h(
-      "div",
-      { class: "scroll" },
-      h(
-        "table",
-        { "aria-label": "Processes" },
-        head(COLUMNS, context.state.sort),
-        h(
-          "tbody",
-          {},
-          rows.map((one) => row(one, context)),
-        ),
-      ),
-    ),
+    table("Processes", COLUMNS, context.state.sort, rows.map((one) => row(one, context))),
   );
 }
 
@@ -66,15 +49,8 @@ function row(one, context) {
     cell(
       "Container",
       false,
-      [
-        containerName(one) ??
-          (one.pod_uid
-            ? h("span", { class: "name" }, "pod ", name(one.pod_uid))
-            : one.owner === "host"
-              ? ""
-              : known(null, null, why.owner)),
-        one.work && [" ", name(one.work, { class: "name" })],
-      ],
+      podName(one) ?? (one.owner === "host" ? "" : known(null, null, why.owner)),
+      one.work && [" ", name(one.work, { class: "name" })],
     ),
     cell("Memory", true, known(one.used, bytes, why.used)),
     cell("SM", true, known(one.sm, percent, why.sm)),

@@ -4,8 +4,9 @@
 import { h } from "./dom.js";
 import { bar, legend } from "./bar.js";
 import { details, vacancy } from "./devices.js";
-import { marks } from "./health.js";
+import { marks, power } from "./health.js";
 import { hasKubelet, keyOf, modelOf, oneModel, workName } from "./model.js";
+import { outOf } from "./parts.js";
 import { listedBytes } from "./totals.js";
 import { bytes, known, name, percent, printable } from "./words.js";
 
@@ -100,15 +101,7 @@ const NOT_REPORTED = "The GPU does not report it";
 /** Return the memory of the whole GPU. */
 const memoryOf = (line) => line.gpu?.reading?.memory ?? (line.devices.length === 1 ? line.devices[0].memory : null);
 
-const used = ({ used_bytes: now, total_bytes: total }) => [
-  bytes(now),
-  h("span", { class: "of" }, ` / ${bytes(total)}`),
-];
-
-const power = (watts, limit) => [
-  `${Math.round(watts)} W`,
-  limit ? h("span", { class: "of" }, ` / ${Math.round(limit)}`) : null,
-];
+const used = ({ used_bytes: now, total_bytes: total }) => outOf(bytes(now), bytes(total));
 
 function busy(gpu, why) {
   const ratio = gpu?.reading?.utilization_ratio ?? null;

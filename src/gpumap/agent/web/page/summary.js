@@ -2,8 +2,9 @@
 
 import { h } from "./dom.js";
 import { hasKubelet, oneModel, sorted } from "./model.js";
+import { remedy } from "./parts.js";
 import { totals } from "./totals.js";
-import { bytes, CAPABILITIES, count, known, name, printable, prose } from "./words.js";
+import { bytes, CAPABILITIES, count, known, name, printable } from "./words.js";
 
 /** Return the numbers of the node. The numbers of waste come from the agent, and link to their rows. */
 export function overview(map, devices) {
@@ -60,42 +61,32 @@ function tile(term, means, value, notes, kind) {
   );
 }
 
-const remedyOf = (text) => (text ? h("span", { class: "remedy" }, " ", prose(text)) : null);
-
 export function health(map) {
   const driver = map.driver && `Driver ${map.driver.driver_version}, CUDA ${map.driver.cuda_version}. `;
   const sources = map.sources.map((source) => {
     const errors = Object.entries(source.errors).filter(([, times]) => times);
-    return h(
-      "li",
-      { key: source.source, class: source.up ? "works" : "fails" },
-      h("span", { class: "state-word" }, source.up ? (source.reason ? "partly" : "works") : "down"),
-      h("b", {}, source.source),
-      h(
-        "span",
-        { class: "remark" },
-        source.source === "nvml" && driver ? printable(driver) : "",
-        source.reason ? `${printable(source.reason)}${source.detail ? `: ${printable(source.detail)}` : ""}. ` : "",
-        errors.length
-          ? `Errors since the start: ${errors.map(([reason, times]) => `${printable(reason)} ${times}×`).join(", ")}.`
-          : "",
-      ),
-    );
+    return line(source.source, source.up ? "works" : "fails", source.up ? (source.reason ? "partly" : "works") : "down", [
+      source.source === "nvml" && driver ? printable(driver) : "",
+      source.reason ? `${printable(source.reason)}${source.detail ? `: ${printable(source.detail)}` : ""}. ` : "",
+      errors.length
+        ? `Errors since the start: ${errors.map(([reason, times]) => `${printable(reason)} ${times}×`).join(", ")}.`
+        : "",
+    ]);
   });
   const capabilities = Object.entries(map.capabilities).map(([capability, has]) =>
-    h(
-      "li",
-      { key: capability, class: has ? "works" : "without" },
-      h("span", { class: "state-word" }, has ? "yes" : "no"),
-      h("b", {}, printable(capability)),
-      h("span", { class: "remark" }, CAPABILITIES[capability] ?? "", !has && remedyOf(map.remedies?.[capability])),
-    ),
+    line(capability, has ? "works" : "without", has ? "yes" : "no", [
+      CAPABILITIES[capability] ?? "",
+      !has && remedy(map.remedies?.[capability]),
+    ]),
   );
   return [
     h("h2", {}, "Sources and capabilities"),
     h("div", { class: "two" }, h("ul", {}, sources), h("ul", {}, capabilities)),
   ];
 }
+
+const line = (key, of, word, remark) =>
+  h("li", { key, class: of }, h("span", { class: "state-word" }, word), h("b", {}, printable(key)), h("span", { class: "remark" }, remark));
 
 /** Return the name of the node, and the model if all GPUs are of one. */
 export function nodeLine({ name: node, internal_ip: title, gpus }) {

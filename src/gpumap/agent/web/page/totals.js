@@ -3,9 +3,6 @@
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 const NOT_OWN = new Set(["unaccounted", "sibling", "unknown"]);
 
-/** Devices that a container can be assigned: MIG devices, and GPUs without partitions. */
-const leavesOf = (devices) => devices.filter((device) => !device.bare && !device.partitioned);
-
 /** Return the memory of all processes of a device that does not report its own memory; null if it is not known. */
 export const listedBytes = (device) =>
   device.memory || !device.owners.size ? null : sum([...device.owners.values()].map((use) => use.memory_bytes ?? 0));
@@ -15,7 +12,8 @@ export const isFree = (device) => device.holders === 0 && !device.may_have_more;
 
 export function totals(map, devices) {
   const up = new Set(map.sources.filter((one) => one.up).map((one) => one.source));
-  const leaves = leavesOf(devices);
+  // Devices that a container can be assigned: MIG devices, and GPUs without partitions.
+  const leaves = devices.filter((device) => !device.bare && !device.partitioned);
   const pools = poolsOf(leaves);
   const unified = leaves.map(listedBytes).filter((one) => one !== null);
   const known = leaves.filter((one) => Number.isInteger(one.holders));
