@@ -25,13 +25,14 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.nvml_worker.library import Library
 from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
 from gpumap.agent.sources.kubelet import KubeletSource
-from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet
+from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST
 from gpumap.model.families import Family, Series
 from gpumap.model.node import Node
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, Moment, ResourceDevices
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
 from tests import standin
+from tests.kubelet import FakeKubelet
 
 ROUNDS = 25
 FAMILIES, SERIES = 10, 200

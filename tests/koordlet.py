@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from gpumap.agent._proto.podresources import v1_pb2
-from gpumap.lab.demo.kubelet import ALLOCATABLE, GET, LIST, Refuse
+from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, Refuse
 from gpumap.lab.demo.unix_server import Context, UnixServer
 
 Allocations = Mapping[tuple[str, str], Mapping[str, list[str]]]
@@ -34,7 +34,7 @@ class FakeKoordlet(UnixServer):
         self.calls[method] += 1
         if self.refusal is not None:
             await context.abort(self.refusal.code, self.refusal.details)
-        if method not in (LIST, GET, ALLOCATABLE):
+        if method not in (LIST, ALLOCATABLE):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {method}")
         try:
             async with grpc.aio.insecure_channel(f"unix:{self._kubelet}") as channel:

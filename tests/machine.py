@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpumap.lab.demo import texts
-from gpumap.lab.demo.kubelet import FakeKubelet
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
@@ -24,6 +23,7 @@ from gpumap.model.observations import (
     ResourceDevices,
 )
 from gpumap.model.terms import ContainerName, PodUid
+from tests.kubelet import FakeKubelet
 
 
 def new_uid() -> PodUid:

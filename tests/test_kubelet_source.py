@@ -19,8 +19,8 @@ from gpumap.agent._proto.podresources import v1_pb2
 from gpumap.agent.sources import podresources
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.lab.demo import kubelet as fake
-from gpumap.lab.demo.kubelet import FakeKubelet
 from gpumap.model.observations import ClaimDevice, DeviceId, ListedContainer, ListedPod, ResourceDevices, SourceError
+from tests.kubelet import ALLOCATABLE_DISABLED, FakeKubelet, Raw
 
 CAPTURES = Path(__file__).parent / "captures"
 PODS = [
@@ -106,10 +106,10 @@ async def test_claims_are_listed_with_their_names(kubelet: FakeKubelet, source: 
     assert answer.complaints == ()
 
 
-def list_answer(*containers: v1_pb2.ContainerResources, pod: str = "dra") -> fake.Raw:
+def list_answer(*containers: v1_pb2.ContainerResources, pod: str = "dra") -> Raw:
     """A List of one pod, as bytes that no fake would think of."""
     listed = v1_pb2.PodResources(namespace="ml", name=pod, containers=containers)
-    return fake.Raw(v1_pb2.ListPodResourcesResponse(pod_resources=[listed]).SerializeToString())
+    return Raw(v1_pb2.ListPodResourcesResponse(pod_resources=[listed]).SerializeToString())
 
 
 def claim_entry(devices: Iterable[int], *, cdi_characters: int = 10) -> v1_pb2.DynamicResource:
@@ -195,7 +195,7 @@ async def test_pods_that_share_a_claim_and_start_together_are_no_fault(
 ) -> None:
     """Kubelet 1.36.2 lists the device of a shared claim twice then, for each of its pods: no source has an error."""
     answers = CAPTURES / "dra-shared-claim" / "kubelet" / "list.pb"
-    kubelet.misbehave(fake.Raw(answers.read_bytes()))
+    kubelet.misbehave(Raw(answers.read_bytes()))
     answer = await source.read(5.0)
     claims = [claim for pod in answer.value.pods for container in pod.containers for claim in container.claims]
     assert claims
@@ -224,7 +224,7 @@ async def test_an_id_that_is_not_utf8_costs_only_itself(kubelet: FakeKubelet, so
             namespace="ml", name="gpu", containers=[v1_pb2.ContainerResources(name="main", devices=[gpu])]
         ),
     ]
-    kubelet.misbehave(fake.Raw(with_bytes(v1_pb2.ListPodResourcesResponse(pod_resources=pods), "GPU-@@")))
+    kubelet.misbehave(Raw(with_bytes(v1_pb2.ListPodResourcesResponse(pod_resources=pods), "GPU-@@")))
     answer = await source.read(5.0)
     held = ResourceDevices("nvidia.com/gpu", (DeviceId("GPU-0"),))
     spelled = ResourceDevices("example.com/npu", (DeviceId(r"GPU-\xff\xfe"), DeviceId("npu-1")))
@@ -294,7 +294,7 @@ class SlowDecoding:
             self._threads.discard(threading.get_ident())
 
 
-def large(pod: str) -> fake.Raw:
+def large(pod: str) -> Raw:
     entry = claim_entry((turn % 8 for turn in range(8)), cdi_characters=1 << 14)
     return list_answer(v1_pb2.ContainerResources(name="main", dynamic_resources=[entry]), pod=pod)
 
@@ -386,7 +386,7 @@ async def test_kubelet_before_1_20_is_queried_in_v1alpha1(kubelet: FakeKubelet, 
     assert kubelet.calls[fake.LIST] == 1, "it is not asked in v1 again until it restarts"
 
 
-@pytest.mark.parametrize("refusal", [fake.NO_ALLOCATABLE, fake.ALLOCATABLE_DISABLED])
+@pytest.mark.parametrize("refusal", [fake.NO_ALLOCATABLE, ALLOCATABLE_DISABLED])
 async def test_kubelet_without_allocatable_is_queried_once(
     kubelet: FakeKubelet, source: KubeletSource, refusal: fake.Refuse
 ) -> None:

@@ -17,7 +17,7 @@ from msgspec import structs
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.second_list import CorrectedKubelet
-from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet, Refuse
+from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, Refuse
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, ResourceDevices, SecondList, SourceError
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
@@ -26,6 +26,7 @@ from tests.examples import examples
 from tests.exposed import Page
 from tests.generated import nodes
 from tests.koordlet import FakeKoordlet
+from tests.kubelet import FakeKubelet
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 from tests.test_laws import FAMILIES
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.lab.demo.kubelet import Hang
 from tests.agent import PATIENCE_SECONDS, until
 from tests.exposed import Page
 from tests.faults.ending import exits_with, refuse_start, stop
@@ -21,6 +20,7 @@ from tests.faults.matrix import Fault, suffer
 from tests.faults.site import Site, Sites, Start
 from tests.faults.test_driver import ALL_AS_BEFORE, IDLE, UP, answers, hangs, hangs_at_start, lists
 from tests.faults.test_worker import signalled
+from tests.kubelet import Hang
 from tests.node import gpu_uuid
 from tests.standin import Code
 

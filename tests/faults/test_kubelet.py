@@ -13,10 +13,11 @@ import pytest
 
 from gpumap.agent._proto.podresources import v1_pb2
 from gpumap.lab.demo import kubelet as fake
-from gpumap.lab.demo.kubelet import Behaviour, FakeKubelet, Hang, Pad, Raw, Refuse, Slow
+from gpumap.lab.demo.kubelet import Refuse
 from tests.faults import files
 from tests.faults.matrix import ACCUSES_AGAIN, SERVED, Fault, counts, is_down, is_up, suffer
 from tests.faults.site import Site, Sites, Start
+from tests.kubelet import RATE_LIMITED, Behaviour, FakeKubelet, Hang, Pad, Raw, Slow
 from tests.node import WHOLE, gpu_uuid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -252,7 +253,7 @@ async def truncated(site: Site) -> AsyncIterator[None]:
 
 def true_list(site: Site) -> bytes:
     """What the kubelet would answer."""
-    answer = site.node.kubelet._true_answer(fake.LIST, b"")
+    answer = site.node.kubelet.true_answer(fake.LIST)
     assert isinstance(answer, bytes)
     return answer
 
@@ -265,7 +266,7 @@ async def rate_limited_once_a_collection(site: Site) -> AsyncIterator[None]:
     async def refuse() -> None:
         while True:
             calls = kubelet.calls[fake.LIST]
-            kubelet.misbehave(fake.RATE_LIMITED, times=1)
+            kubelet.misbehave(RATE_LIMITED, times=1)
             await kubelet.called(times=calls + 2)
 
     task = asyncio.create_task(refuse())
@@ -306,7 +307,7 @@ ANSWER = (
     failing("List is refused for an internal error", refuses(grpc.StatusCode.INTERNAL, "panic"), "internal"),
     failing(
         "the rate limit refuses List for longer than the deadline",
-        misbehaves(fake.RATE_LIMITED),
+        misbehaves(RATE_LIMITED),
         "rate_limited",
         start=IMPATIENT,
     ),

@@ -72,7 +72,6 @@ NOT_FOREIGN: Mapping[str, str] = {
     ),
     "gpumap.lab.capture.run": "loads a capture by `format`",
     "gpumap.lab.serve": "the address that gpumap itself listens at",
-    "gpumap.lab.demo.kubelet": "requests of clients of the simulated kubelet; grpc reports an error to the client",
 }
 """By module: why no target needs to reach it."""
 

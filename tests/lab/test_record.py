@@ -36,7 +36,6 @@ from gpumap.lab.capture import checkpoints, contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.record import Recorder
 from gpumap.lab.capture.recorders import RecordingIdentity
-from gpumap.lab.demo import kubelet as fake
 from gpumap.model import plugins
 from gpumap.model.node import SourceHealth
 from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PreparedDevice
@@ -49,6 +48,7 @@ from tests.command import run_command
 from tests.demo_process import GPUMAP, environment
 from tests.exposed import Page
 from tests.koordlet import FakeKoordlet
+from tests.kubelet import Hang, Raw, Slow
 from tests.node import GIB, Node, gpu_uuid
 from tests.processes import PlainProcesses
 
@@ -223,7 +223,7 @@ async def test_frames_hold_only_what_changed(node: Node, directory: Path, record
 
 async def test_an_answer_that_cannot_be_decoded_is_kept(node: Node, recorder: Recorder) -> None:
     """What nobody understands is what a bug report is for: its bytes are there as they came."""
-    node.kubelet.misbehave(fake.Raw(b"\xff\xff"))
+    node.kubelet.misbehave(Raw(b"\xff\xff"))
     files, snapshot = await recorder.frame()
     assert files["kubelet/list.pb"] == b"\xff\xff"
     capture = on_disk.Capture(recorder.about(), (on_disk.Frame(0.0, files),))
@@ -251,7 +251,7 @@ async def test_a_late_answer_is_in_no_frame(node: Node, directory: Path, monkeyp
     gate = Gate(settings.resource)
     recorder = Recorder(replace(settings, resource=cast("re.Pattern[str]", gate)), worker_command(None))
     try:
-        node.kubelet.misbehave(fake.Slow(1.0), times=1)
+        node.kubelet.misbehave(Slow(1.0), times=1)
         asking = asyncio.create_task(recorder.frame())
         async with asyncio.timeout(PATIENCE_SECONDS):
             await node.kubelet.called()  # the last to be asked
@@ -287,7 +287,7 @@ async def test_ctrl_c_ends_it_early_and_keeps_what_there_is(node: Node, director
 
 async def test_stopped_before_the_first_collection_it_leaves_nothing(node: Node, directory: Path) -> None:
     """No half of a capture, and no temporary folder either."""
-    node.kubelet.misbehave(fake.Hang())
+    node.kubelet.misbehave(Hang())
     stop = asyncio.Event()
     recording = asyncio.create_task(run_record(node, str(directory / "new"), stop=stop))
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -19,8 +19,9 @@ from random import Random
 
 import grpc
 
-from gpumap.lab.demo.kubelet import RATE_LIMITED, Hang, Raw, Refuse, Slow
+from gpumap.lab.demo.kubelet import Refuse
 from tests import standin
+from tests.kubelet import RATE_LIMITED, Hang, Raw, Slow
 from tests.soak.watch import STALE_AFTER_SECONDS, Watched
 from tests.soak.world import AGENTS, GPUS, PARTITIONED, World
 

@@ -55,10 +55,10 @@ class PlayedNode:
         self._directory = directory
         self._files = NodeFiles(directory)
         socket = directory / "kubelet" / "kubelet.sock"
-        self._kubelet = fake.FakeKubelet(socket, {"v1alpha1", capture.about.podresources})
+        self._kubelet = fake.PlayedKubelet(socket, {"v1alpha1", capture.about.podresources})
         self._pods = capture.frames[0].files.get(contents.PODS)
         self._pods_api = FakePodsApi(directory / "kubelet" / "pods.sock")
-        self._agent = fake.FakeKubelet(directory / "agent" / "kubelet.sock", ("v1",))
+        self._agent = fake.PlayedKubelet(directory / "agent" / "kubelet.sock", ("v1",))
         self._starts = 0
         self._hangs = hangs
         self._nvml = b""
@@ -162,7 +162,7 @@ class PlayedNode:
         if not self._capture.about.kubelet:
             return
         allocatable = answers.answer(frame.files, contents.ALLOCATABLE)
-        self._kubelet.misbehave(fake.NO_ALLOCATABLE if allocatable is None else fake.Raw(allocatable), fake.ALLOCATABLE)
+        self._kubelet.show(fake.ALLOCATABLE, fake.NO_ALLOCATABLE if allocatable is None else allocatable)
         starts = contents.starts(frame.files)
         if self._starts not in (0, starts):
             await self._kubelet.stop(leave_socket=True)
@@ -171,7 +171,7 @@ class PlayedNode:
         await _show_list(self._kubelet, down, None if down else answers.answer(frame.files, contents.LIST))
 
 
-async def _show_list(server: fake.FakeKubelet, down: contents.Down | None, listed: bytes | None) -> None:
+async def _show_list(server: fake.PlayedKubelet, down: contents.Down | None, listed: bytes | None) -> None:
     """Answer with this List from now on, or not at all."""
     if down and down.reason in ("socket_missing", "connection_refused"):
         # A kubelet that ends does not remove its socket; the next one does.
@@ -179,11 +179,11 @@ async def _show_list(server: fake.FakeKubelet, down: contents.Down | None, liste
         if down.reason == "socket_missing":
             server.socket_path.unlink(missing_ok=True)
         return
-    answer: fake.Behaviour = fake.Raw(listed or b"")
+    answer: bytes | fake.Refuse = listed or b""
     if down:
-        answer = fake.Raw(b"\xff") if down.reason == "decode" else fake.refusal(down.reason)
-    for method in (fake.LIST, fake.LIST_V1ALPHA1) if "v1" in server.versions else (fake.LIST_V1ALPHA1,):
-        server.misbehave(answer, method)
+        answer = b"\xff" if down.reason == "decode" else fake.refusal(down.reason)
+    for method in server.lists:
+        server.show(method, answer)
     if not server.running:
         await server.start()
 
