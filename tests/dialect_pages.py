@@ -75,7 +75,7 @@ def documented_lints(dialect: str, families: Iterable[Family | NumberedFamilies]
 
 
 def shuffled(snapshot: Snapshot) -> Snapshot:
-    """The same node, told in another order."""
+    """The same node in another order."""
     node = structs.replace(snapshot.node, gpus=snapshot.node.gpus[::-1], devices=snapshot.node.devices[::-1])
     return replace(snapshot, node=node, containers=snapshot.containers[::-1], processes=snapshot.processes[::-1])
 

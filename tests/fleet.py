@@ -25,7 +25,7 @@ SCENARIOS = {
 }
 BESIDE_DCGM = ("with-dcgm", "with-dcgm-honored")
 WORLDS = ("dialects", "relabeled", *BESIDE_DCGM)
-"""`dialects`: gpumap in everybody's place; `relabeled`: likewise, its scrape changed as guides advise; `with-dcgm` and
+"""`dialects`: gpumap in the place of all; `relabeled`: the same, its scrape changed as guides advise; `with-dcgm` and
 `with-dcgm-honored`: gpumap in its own names, beside a dcgm-exporter that stays."""
 OWN_NAMES = "gpumap_.*|process_.*"
 """Its own names, and those of the dialect `dcgm-join`."""

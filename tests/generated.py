@@ -25,7 +25,7 @@ MIG_SHAPES: list[list[tuple[int, int, int]] | None] = [
     [],
 ]
 ALONE = [WHOLE, (1, 0), (2, 0), (5, 0)]
-"""Devices that GPM may measure. Some MIG devices have their GPU instance alone, in some of the shapes."""
+"""Devices that GPM may measure. Some MIG devices have a GPU instance of their own, in some of the shapes."""
 SHORT = ProcessSample(99, 0.25, 0.0, 0.0, 0.0)
 """Of a process that no list has."""
 

@@ -21,7 +21,7 @@ class Given:
     claims: list[ClaimDevice] = field(default_factory=list)
     on: frozenset[Uuid] = frozenset()
     by_answer: bool = False
-    """The devices are reported by the answer alone."""
+    """Only the answer reports the devices."""
 
 
 def answer(**envs: str) -> PluginAnswer:
@@ -31,7 +31,7 @@ def answer(**envs: str) -> PluginAnswer:
 
 @dataclass
 class Node:
-    """The cards to hand out from. `number` makes ids that nobody else has."""
+    """The cards to hand out from. `number` makes ids that no other test has."""
 
     draw: st.DrawFn
     gpus: Sequence[Gpu]

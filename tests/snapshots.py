@@ -97,7 +97,7 @@ def with_containers(devices: Iterable[Device], rows: Iterable[ContainerOnDevice]
 
 
 def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> Gpu:
-    """A Hopper GPU that tells all that such a GPU can tell, or nothing for its fault but what it takes."""
+    """A Hopper GPU that reports all that such a GPU can, or only the remedy of its fault."""
     uuid = Uuid(f"GPU-{index:08d}-0000-0000-0000-000000000000")
     reading = GpuReading(
         index=index,

@@ -211,7 +211,7 @@ def is_counter(name: str) -> bool:
 
 def _may_differ(name: str, labels: dict[str, str], *, nvml_down: bool) -> bool:
     """What documents say of values that are not known: the remainder of L1, the owner `unknown`, a card's value without
-    its pod in the dialects `dcgm`, and what only the kubelet tells while NVML is down."""
+    its pod in the dialects `dcgm`, and what only the kubelet reports while NVML is down."""
     if labels.get("owner") in ("unaccounted", "unknown"):
         return True
     if name.startswith("DCGM_FI_") and not labels.get("container", labels.get("Container")):

@@ -29,7 +29,7 @@ RANGE = "600s"
 TIMES = {"__rate_interval": "30s", "__range": RANGE}
 WRITTEN = {"price": "2.5", "label": "label_team"}
 OWN_POD = {"namespace": "monitoring", "pod": "gpumap-x7k2p", "container": "gpumap"}
-"""gpumap's, which is to stand nowhere."""
+"""gpumap's own, which no panel may show."""
 
 OTHER_NAMES = [
     {
@@ -47,7 +47,7 @@ class World:
     plain: Prometheus
     """One cluster, without a label for it, and with the records for fleets."""
     twice: Prometheus
-    """With the label `cluster`, and no records. Each node is scraped by three jobs: the second tells other indexes and
+    """With the label `cluster`, and no records. Three jobs scrape each node: the second reports other indexes and
     models of the same GPUs, the third has no honorLabels."""
 
 
@@ -86,7 +86,7 @@ def running_world(folder: Path, interval: str = "1s") -> Iterator[World]:
 
 
 def often_recorded(folder: Path) -> Path:
-    """rules/fleet.yaml, whose minutes are too long for a test."""
+    """rules/fleet.yaml, with shorter intervals for a test."""
     rules = yaml.safe_load(RECORDS.read_text(encoding="utf-8"))
     for group in rules["groups"]:
         group["interval"] = "3s"

@@ -40,7 +40,7 @@ def run_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture(name="places", scope="module")
 def find_places(world: World) -> Sequence[Mapping[str, str]]:
-    """Values for the variables: a pod on a shared card, then those of which something rare is told."""
+    """Values for the variables: a pod on a shared card, then those with a rare value."""
     matchers = ", ".join(f'{name}="{value}"' for name, value in SHARED.items())
     found = []
     for query in (f"gpumap_allocation_info{{{matchers}}}", *RARE):
@@ -95,7 +95,7 @@ def test_a_choice_is_obeyed(world: World, places: Sequence[Mapping[str, str]], a
 def test_a_cluster_with_a_name_answers_too(world: World, asked: Asked) -> None:
     """Where Prometheus has the label `cluster` and one is chosen, the same queries have data, each thing once.
 
-    Of targets that tell different names of a GPU one is believed, and nothing is of gpumap's own pod.
+    If targets report different names of a GPU, one counts, and nothing is of gpumap's own pod.
     """
     answers: list[dict[str, str]] = []
 
@@ -128,7 +128,7 @@ TOTALS = {
 
 @pytest.mark.parametrize(("uid", "title"), [(uid, title) for uid, titles in TOTALS.items() for title in titles])
 def test_a_node_that_is_scraped_twice_counts_once(world: World, uid: str, title: str) -> None:
-    """Totals are the same, whether one or three targets tell of a node, one of them of gpumap's own pod."""
+    """Totals are the same, whether one or three targets report a node, one of them of gpumap's own pod."""
     (query,) = (
         panel["targets"][0]["expr"]
         for panel in BOARDS[uid]["panels"]
@@ -191,7 +191,7 @@ def test_a_record_is_what_a_board_takes_in_its_place(world: World, record: str) 
         }
 
     def alike() -> bool:
-        """A scrape may end after the rules have been evaluated, and be of a moment before: then the next one tells."""
+        """A scrape may end after the rules have been evaluated, and be of a moment before: then the next one counts."""
         moment = str(world.plain.value(f"max(timestamp({record}))"))
         expected = asked(raw, moment)
         return bool(expected) and asked(f"{record}{{{where}}}", moment) == pytest.approx(expected)

@@ -47,7 +47,7 @@ def test_a_driver_that_is_down_hides_no_gpu(
 
 
 def test_gpus_of_a_driver_that_is_down_are_listed(tmp_path: Path) -> None:
-    """They have a row each that says 0, without the names that nobody tells now; GPUs that are well have theirs."""
+    """They have a row each that says 0, without names that no source reports now; GPUs that are well have theirs."""
     named = {'gpumap_device_info{node="lost",uuid="GPU-c",gpu_uuid="GPU-c",index="3",model="H"}': "1x90"}
     (query,) = (
         target["expr"]

@@ -69,7 +69,7 @@ def test_a_record_of_a_fleet_is_read_after_it_is_made() -> None:
 
 
 def test_an_alert_can_be_left_out_by_its_name() -> None:
-    """It alone; the others, and the records that they need, stay."""
+    """Only this one goes; the others, and the records that they need, stay."""
     known = alerts(groups_of("alerts.yaml"))
     first, second, *_ = known
     found = rendered_groups(f"prometheusRule.disabledAlerts={{{first},{second}}}")
@@ -180,7 +180,7 @@ def test_each_board_has_a_config_map() -> None:
 
 
 def test_the_network_policy_lets_the_metrics_in_and_nothing_out() -> None:
-    """Egress to nowhere; ingress to the port of the metrics alone, from everybody until somebody is named."""
+    """Egress to nowhere; ingress only to the port of the metrics, from all pods until `from` names some."""
     policy = render("networkPolicy.enabled=true")["NetworkPolicy"]["spec"]
     port = {"port": "metrics", "protocol": "TCP"}
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -217,7 +217,7 @@ SCC = "openshift.securityContextConstraints=true"
     ],
 )
 def test_openshifts_constraints_allow_what_the_pod_has_and_no_more(values: tuple[str, ...]) -> None:
-    """For the release's ServiceAccount alone: folders of the node, its processes where asked for, no capability."""
+    """Only for the release's ServiceAccount: folders of the node, its processes where asked for, no capability."""
     manifests = render(SCC, *values, release="prod")
     constraints, pod = manifests["SecurityContextConstraints"], pod_of(manifests)
     assert constraints["users"] == [f"system:serviceaccount:monitoring:{pod['serviceAccountName']}"]

@@ -1,6 +1,6 @@
 """A roll-out, seen by a real Prometheus: one agent ends, its successor serves the same node at another address.
 
-Targets have the labels of the chart's monitors, and are told by files, which Prometheus follows as it follows
+Targets have the labels of the chart's monitors, and are in files, which Prometheus follows as it follows
 Kubernetes: some seconds late. docs/how-to/scrape.md says what follows from it.
 """
 
@@ -41,7 +41,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class World:
-    """A Prometheus, and the file that tells it a node's targets."""
+    """A Prometheus, and the file with a node's targets."""
 
     server: Prometheus
     folder: Path
@@ -170,7 +170,7 @@ def test_a_scrape_that_fails_leaves_the_gap_until_the_next_one(seen: Seen) -> No
 
 @pytest.mark.parametrize("node", ["replaced", "failed"])
 def test_nothing_is_charged_twice(seen: Seen, node: str) -> None:
-    """A counter begins anew at most once, with less than it had, and its increase is within the time that passed."""
+    """A counter restarts at most once, with less than it had, and its increase is within the time that passed."""
     for values in seen.counters(node):
         assert sum(later < earlier for earlier, later in pairwise(values)) <= 1
         assert _increase(values) <= _seconds(seen, node) + 2.0

@@ -34,7 +34,7 @@ from tests.snapshots import with_node
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "replace" / "dcgm-exporter.md"
 FREE = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e55"
 LONE = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e56")
-"""Of which one container has a part, and nobody else one."""
+"""A card of which one container has a part, and no other container has one."""
 P3 = ContainerName("ml", "p3", "a")
 START, HOUR = 1_800_000_000, 3600
 
@@ -201,7 +201,7 @@ def owned(values: Mapping[tuple[str, str], float]) -> Rows:
 
 @in_each_world
 def test_each_owner_has_its_devices_value(server: Prometheus, world: World) -> None:
-    """One row an owner, exclusive, shared and MIG, whatever copies the exporter has; none for what nobody holds."""
+    """One row an owner, exclusive, shared and MIG, whatever copies the exporter has; no row without a holder."""
     key = ("UUID", "GPU_I_ID", *spelled(world))
     plain, rescaled, _ = queries("A device's value for each owner")
     expected = owned({entity: float(value) for entity, value in SM_ACTIVE.items()})
@@ -229,7 +229,7 @@ def test_a_sum_counts_each_card_once(server: Prometheus, world: World) -> None:
 
 @in_each_world
 def test_a_cards_value_reaches_the_owners_of_its_instances(server: Prometheus, world: World) -> None:
-    """An XID error of the card is told of all who are on it."""
+    """An XID error of the card is on all containers on it."""
     *_, query = queries("A device's value for each owner")
     assert ask(server, world, translated(query, world), "UUID", "GPU_I_ID", *spelled(world)) == owned(
         {(device.uuid, device.instance): XID[device.uuid] for device in DEVICES}

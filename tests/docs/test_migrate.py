@@ -56,7 +56,7 @@ def test_a_query_answers_what_its_fence_says(fleet: Fleet, fence: Fence) -> None
 
 
 DIALECT = re.compile("DCGM_|gpumap_dcgm_owner_info|pod_and_gpu_map_info")
-"""What stands there, and yet is not in gpumap's own names."""
+"""What is there, and yet is not in gpumap's own names."""
 BY_POD = re.compile(r"\bby \([^)]*\bpod\b")
 """Asked by pod, what has no pod is the agent's by its scrape: a family of devices was taken for one of containers."""
 
@@ -73,7 +73,7 @@ def test_a_new_query_needs_no_dialect(fleet: Fleet, fence: Fence) -> None:
 
 
 MEASURED = re.compile(r"\s+and gpumap_container_gpu_memory_used_bytes")
-"""What keeps a grant out of a quotient whose use is not known."""
+"""What keeps a grant out of a quotient if its use is not known."""
 QUOTIENTS = [fence for fence in NATIVE if MEASURED.search(fence.query)]
 
 
@@ -126,7 +126,7 @@ def test_mig_devices_of_a_gpu_held_whole_are_not_free(fleet: Fleet) -> None:
 
 
 def test_memory_errors_of_long_ago_raise_no_alert(fleet: Fleet) -> None:
-    """A counter of the card's whole life stands at three; nothing was added."""
+    """A counter of the card's whole life is at three; nothing was added."""
     moment = fleet["dialects"].last_whole(SETTLE_SECONDS)
     of_life = 'sum(gpumap_gpu_ecc_errors_total{type="uncorrected",node="broken-node"})'
     assert ask(fleet["dialects"], of_life, moment)[frozenset()] == 3
@@ -150,7 +150,7 @@ NVML_DOWN = {
     f'gpumap_allocation_info{{{_HOLDER},uuid="GPU-0"}}': "1x10",
     f'gpumap_container_allocated_gpus{{{_HOLDER},uuid="GPU-0"}}': "1x10",
 }
-"""What stands: the kubelet's word."""
+"""What remains is what the kubelet reports."""
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ NVML_DOWN = {
 def test_what_does_not_answer_is_neither_idle_nor_unheld(
     tmp_path: Path, series: Mapping[str, str], guide: str, part: str, labels: str, value: float
 ) -> None:
-    """A lost card is in no mean of what is busy; while NVML is down, who holds what is told without a model."""
+    """A lost card is in no mean of what is busy; while NVML is down, holders have no model."""
     samples = [{"series": f'{name[:-1]},node="n",instance="n:9401"}}', "values": of} for name, of in series.items()]
     asked = {
         "expr": native(guide, part),

@@ -288,7 +288,7 @@ MAP = ("gpus", "gpus_up", "devices", "held_gpus", "memory_used_bytes", "memory_t
 
 
 def memory_of(device: Document) -> tuple[Any, ...]:
-    """Whose memory it is: compute instances share that of their GPU instance."""
+    """Which instance has the memory: compute instances share that of their GPU instance."""
     mig = device["mig"]
     return (device["gpu_uuid"], mig["gpu_instance_id"]) if mig else (device["uuid"],)
 
