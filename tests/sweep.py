@@ -94,7 +94,7 @@ def _card() -> standin.Gpu:
     )
 
 
-def world() -> tuple[MeasuredNode, standin.Driver]:
+def swept_node() -> tuple[MeasuredNode, standin.Driver]:
     """A node with a card of each kind, each in use, and what its driver says."""
     process, sample = standin.Process, standin.Sample
     gpus = [
@@ -302,8 +302,8 @@ class Sweep:
 
 @asynccontextmanager
 async def sweeping(tmp_path: Path, library: Path, changed: dict[str, object] | None = None) -> AsyncIterator[Sweep]:
-    node, driver = world()
-    twin, _ = world()
+    node, driver = swept_node()
+    twin, _ = swept_node()
     state = tmp_path / "state"
     driver.write(state)
     command = ["env", f"STANDIN_STATE={state}", *worker_command(library, QUICK if changed is None else changed)]

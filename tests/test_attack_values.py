@@ -19,10 +19,10 @@ from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, use
 from tests.promtool import accepted
 from tests.shown import waste_values
 from tests.standin import Code, Driver
-from tests.sweep import GRAPHICS, HOPPER, MPS, PARTED, SHARED, SLICES, Series, Sweep, refuse, sweeping, world
+from tests.sweep import GRAPHICS, HOPPER, MPS, PARTED, SHARED, SLICES, Series, Sweep, refuse, sweeping, swept_node
 from tests.sweep import series as all_series
-from tests.test_positive_evidence import WorldPod
-from tests.test_sm_seconds import World as SampledWorld
+from tests.test_positive_evidence import LivingPod
+from tests.test_sm_seconds import SampledGpu
 
 CARD = gpu_uuid(0)
 
@@ -235,7 +235,7 @@ async def test_not_available_is_no_number(
 
 
 def world_field(field: int | tuple[int, int]) -> standin.FieldValue | None:
-    return None if field == 82 else world()[1].gpus[0].fields[field]
+    return None if field == 82 else swept_node()[1].gpus[0].fields[field]
 
 
 async def test_a_process_has_no_more_memory_than_the_card(sweep: Sweep) -> None:
@@ -251,8 +251,8 @@ async def test_a_process_has_no_more_memory_than_the_card(sweep: Sweep) -> None:
 
 def test_a_list_that_lacks_pods_does_not_free_a_device_in_a_dialect() -> None:
     """The kubelet has only its static pods, one of which holds a GPU: the other GPU is of unknown holders."""
-    static = WorldPod("kube-system", "infer", {"main": {"nvidia.com/gpu": [CARD]}}, static=True)
-    job = WorldPod("ml", "job", {"main": {"nvidia.com/gpu": [gpu_uuid(1)]}})
+    static = LivingPod("kube-system", "infer", {"main": {"nvidia.com/gpu": [CARD]}}, static=True)
+    job = LivingPod("ml", "job", {"main": {"nvidia.com/gpu": [gpu_uuid(1)]}})
     node = TestNode([Gpu(0), Gpu(1)], [static, job], [Process(1, gpu_uuid(1), job)])
     node.collect()
     job.listed = False
@@ -328,8 +328,8 @@ def test_time_without_known_use_is_no_idle_time(unknown_time: Callable[[TestNode
 @pytest.mark.parametrize("interval", [30.0, 60.0])
 def test_sm_seconds_of_a_long_interval_are_those_that_samples_cover(interval: float) -> None:
     """The driver keeps 72 samples, here of 12 s: what was before them is not known to have been the same."""
-    world = SampledWorld(lambda at: at % interval >= interval - 10, interval=interval)
-    assert world.sm_seconds([interval * number for number in range(1, 6)]) <= 4 * 13
+    gpu = SampledGpu(lambda at: at % interval >= interval - 10, interval=interval)
+    assert gpu.sm_seconds([interval * number for number in range(1, 6)]) <= 4 * 13
 
 
 # --- the sweep --------------------------------------------------------------------------------------------------------

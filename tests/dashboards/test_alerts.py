@@ -134,7 +134,7 @@ def test_there_is_no_page_without_an_alert() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_is_tested_either_way(alert: str) -> None:
-    """In promtool's tests there is a moment at which it fires, and a world in which it never does."""
+    """In promtool's tests there is a moment at which it fires, and a node on which it never does."""
     cases = [test for path in UNIT_TESTS for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]]
     fires, innocent = False, False
     for case in cases:

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from boards.__main__ import FOLDER, files
-from tests.dashboards.boards_world import RECORDS
+from tests.dashboards.board_servers import RECORDS
 from tests.dashboards.own_boards import BOARDS, Asked, Json, each_board, each_panel, each_target
 from tests.dashboards.promql_names import LABELS, assert_known, selectors
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dashboards.boards_world import RECORDS, fill_in
+from tests.dashboards.board_servers import RECORDS, fill_in
 from tests.dashboards.own_boards import BOARDS
 from tests.promtool import accepted
 

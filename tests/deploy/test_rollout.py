@@ -40,7 +40,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class World:
+class Scraper:
     """A Prometheus, and the file with a node's targets."""
 
     server: Prometheus
@@ -78,30 +78,30 @@ def agent(folder: Path, name: str) -> contextlib.AbstractContextManager[str]:
     return demo(home, "--scenario", str(scenario), "--interval", "1s")
 
 
-def replace_agent(world: World, node: str) -> Rollout:
+def replace_agent(scraper: Scraper, node: str) -> Rollout:
     """The first agent ends right after a scrape, and the second one starts. Of the node "failed", the first one is
     scraped once more when it is gone."""
-    with agent(world.folder, f"{node}-1") as url:
-        world.point(node, url)
-        world.scraped(url, 3)
+    with agent(scraper.folder, f"{node}-1") as url:
+        scraper.point(node, url)
+        scraper.scraped(url, 3)
         last = time.time()
     if node == "failed":
-        world.scraped(url, 1, health="down")
-    with agent(world.folder, f"{node}-2") as url:
-        world.point(node, url)
-        world.scraped(url, 3)
+        scraper.scraped(url, 1, health="down")
+    with agent(scraper.folder, f"{node}-2") as url:
+        scraper.point(node, url)
+        scraper.scraped(url, 3)
         return Rollout(last, time.time())
 
 
-def run_two(world: World, node: str) -> Rollout:
+def run_two(scraper: Scraper, node: str) -> Rollout:
     """The second agent starts before the first one ends, as with a surge, and both are scraped for some time."""
-    with agent(world.folder, f"{node}-1") as one:
-        world.point(node, one)
-        world.scraped(one, 2)
-        with agent(world.folder, f"{node}-2") as other:
-            world.point(node, one, other)
+    with agent(scraper.folder, f"{node}-1") as one:
+        scraper.point(node, one)
+        scraper.scraped(one, 2)
+        with agent(scraper.folder, f"{node}-2") as other:
+            scraper.point(node, one, other)
             last = time.time()
-            world.scraped(other, 4)
+            scraper.scraped(other, 4)
             return Rollout(last, time.time())
 
 
@@ -139,9 +139,9 @@ def run_rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         prometheus(folder, config={"global": times, "scrape_configs": [job]}) as server,
         ThreadPoolExecutor() as threads,
     ):
-        world = World(server, told)
+        scraper = Scraper(server, told)
         ways = {"replaced": replace_agent, "failed": replace_agent, "surge": run_two}
-        begun = {node: threads.submit(roll_out, world, node) for node, roll_out in ways.items()}
+        begun = {node: threads.submit(roll_out, scraper, node) for node, roll_out in ways.items()}
         yield Seen(server, {node: one.result() for node, one in begun.items()})
 
 

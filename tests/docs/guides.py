@@ -28,7 +28,7 @@ from pathlib import Path
 import yaml
 
 from tests.fences import read_blocks
-from tests.fleet import WORLDS, Relabeling
+from tests.fleet import SERVERS, Relabeling
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "replace"
 QUERIES = {"old query", "native query", "values"}
@@ -46,8 +46,8 @@ class Fence:
     """The last `old` query before this one."""
 
     @property
-    def world(self) -> str:
-        chosen = [word for word in self.words if word in WORLDS]
+    def server(self) -> str:
+        chosen = [word for word in self.words if word in SERVERS]
         return chosen[0] if chosen else "dialects"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.guides import FENCES, GUIDES, KINDS, NATIVE, SAME, Fence, native, read_relabelings
-from tests.fleet import WORLDS, Fleet, running_fleet
+from tests.fleet import SERVERS, Fleet, running_fleet
 from tests.prometheus import Prometheus
 from tests.promtool import accepted
 
@@ -26,7 +26,7 @@ Rows = dict[frozenset[tuple[str, str]], float]
 
 @pytest.fixture(name="fleet", scope="module")
 def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with running_fleet(tmp_path_factory.mktemp("fleet"), *WORLDS, relabelings=list(read_relabelings())) as fleet:
+    with running_fleet(tmp_path_factory.mktemp("fleet"), *SERVERS, relabelings=list(read_relabelings())) as fleet:
         yield fleet
 
 
@@ -46,12 +46,12 @@ def ask(prometheus: Prometheus, query: str, moment: float) -> Rows:
 @pytest.mark.parametrize("fence", FENCES, ids=lambda fence: fence.place)
 def test_a_query_answers_what_its_fence_says(fleet: Fleet, fence: Fence) -> None:
     """It parses, gives no error, and has an answer; or none, where the fence says so."""
-    moment = fleet[fence.world].last_whole(SETTLE_SECONDS)
-    answer = ask(fleet[fence.world], fence.query, moment)
+    moment = fleet[fence.server].last_whole(SETTLE_SECONDS)
+    answer = ask(fleet[fence.server], fence.query, moment)
     assert bool(answer) == ("gone" not in fence.words)
     if SAME in fence.words:
         assert fence.old is not None
-        old = ask(fleet[fence.world], fence.old, moment)
+        old = ask(fleet[fence.server], fence.old, moment)
         assert sorted(answer.values()) == pytest.approx(sorted(old.values()), rel=ROUNDED)
 
 
@@ -184,9 +184,9 @@ def test_what_does_not_answer_is_neither_idle_nor_unheld(
 def test_the_words_of_fences_are_known() -> None:
     """A fence has words that guides.py describes, and not two that contradict each other."""
     for fence in FENCES:
-        assert fence.words <= {*KINDS, *WORLDS[1:]}, fence.place
+        assert fence.words <= {*KINDS, *SERVERS[1:]}, fence.place
         assert len(fence.words & KINDS) <= 1, fence.place
-        assert len(fence.words & set(WORLDS)) <= 1, fence.place
+        assert len(fence.words & set(SERVERS)) <= 1, fence.place
         assert not (SAME in fence.words and "[" in fence.query), f"{fence.place}: the same over time?"
 
 

@@ -162,7 +162,7 @@ class Truth:
         return frozenset(part for who, part in found if who == agent)
 
 
-class World(machine.Machine):
+class SoakNode(machine.Machine):
     """The machine and its truth."""
 
     def __init__(self, directory: Path, library: Path, random: Random) -> None:
@@ -435,4 +435,4 @@ def _instance_uuids(generation: int, count: int) -> tuple[str, ...]:
     return tuple(f"MIG-0000{number:04d}-0000-0000-0000-{generation:012d}" for number in range(count))
 
 
-__all__ = ["AGENTS", "GIB", "GPUS", "Grant", "Pod", "Process", "Truth", "World"]
+__all__ = ["AGENTS", "GIB", "GPUS", "Grant", "Pod", "Process", "SoakNode", "Truth"]
