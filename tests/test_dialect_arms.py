@@ -19,7 +19,6 @@ from tests.dialect_pages import (
     SHARED_1,
     SHARED_2,
     TITAN,
-    WHOLE,
     Rows,
     blind,
     card,
@@ -42,10 +41,6 @@ PROCESS = ("MEM_USED", "SM_UTIL", "MEM_COPY_UTIL", "ENCODE_UTIL", "DECODE_UTIL")
 
 def family_rows(snapshot: Snapshot, name: str, *labels: str) -> Rows:
     return rows(FAMILIES, snapshot, f"DCGM_CUSTOM_{name}", *labels)
-
-
-def of_pods(snapshot: Snapshot, name: str) -> dict[str, float]:
-    return {key[0]: value for key, value in family_rows(snapshot, name, "PodName").items()}
 
 
 def only(snapshot: Snapshot, name: str) -> float | None:
@@ -119,26 +114,6 @@ def test_no_mode_and_no_share_without_a_list() -> None:
         outside = with_node(snapshot, unmatched=(structs.replace(slots, reason=reason),))
         assert only(outside, "DEV_FB_ALLOCATED") == 0
         assert only(outside, "ALLOCATE_MODE") is None
-
-
-@pytest.mark.parametrize(
-    ("slots", "gpus", "memory_mib", "limit"),
-    [
-        (WHOLE, 1.0, 16160, 0),
-        (GPUSHARE, 4 / 15, 4096, 0),
-        ({"nvidia.com/gpu.shared": 1}, 0.25, None, 0),
-        ({"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 4}, 0.3, 1024, 0.3),
-        (WHOLE, 0.25, 4040, None),
-        ({"volcano.sh/vgpu-cores": 30, "volcano.sh/vgpu-memory": 4}, None, 1024, None),
-    ],
-    ids=["exclusive", "gpushare", "time-slicing", "vcuda", "MPS or HAMi", "volcano"],
-)
-def test_the_limit_of_compute(
-    slots: dict[str, int], gpus: float | None, memory_mib: int | None, limit: float | None
-) -> None:
-    """0 is no limit: exclusive, memory alone, time-slicing. A share is reported where the kubelet's words tell one."""
-    found = only(held(holder(HARD, V100, slots=slots, gpus=gpus, memory_mib=memory_mib)), "CONTAINER_CP_ALLOCATED")
-    assert found == limit
 
 
 def test_what_is_not_known_is_absent() -> None:

@@ -10,12 +10,11 @@ from msgspec import structs
 
 from gpumap.agent.dialects.nvidia_smi import COUNTED_EVENTS, EVENTS, FAMILIES
 from gpumap.agent.dialects.nvidia_smi_readers import plain
-from gpumap.model.node import GpuXids
 from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, GpuProcess, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
-from tests.dialect_pages import ALONE, ESCAPED, PARENT, SHARED_1, TITAN, card, node, page, partitioned, process, rows
+from tests.dialect_pages import ESCAPED, TITAN, card, node, page, process, rows
 from tests.dialect_samples import nvml
-from tests.snapshots import busy_node, empty_node, gpu, with_node
+from tests.snapshots import empty_node, gpu, with_node
 
 BOARD = Path(__file__).parent / "boards" / "14574.json"
 
@@ -33,14 +32,6 @@ def changed(snapshot: Snapshot, change: Callable[[GpuReading], GpuReading]) -> S
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_uuids_are_in_lower_case_without_prefix() -> None:
-    """On every family that has one, of GPUs and of MIG devices."""
-    uuids = re.findall(r'uuid="([^"]*)"', page(FAMILIES, busy_node()))
-    assert uuids
-    assert all(re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", uuid) for uuid in uuids)
-    assert plain(Uuid("GPU-ABCDEF00-0000-0000-0000-00000000000A")) == "abcdef00-0000-0000-0000-00000000000a"
-
-
 # --- what is not known ------------------------------------------------------------------------------------------------
 
 
@@ -52,18 +43,6 @@ def test_what_a_card_does_not_support_is_absent() -> None:
     snapshot = with_node(snapshot, gpus=(structs.replace(bare, recovery_action=None),))
     found = re.findall(r"^(\w+)\{.*uuid=", page(FAMILIES, snapshot), re.MULTILINE)
     assert found == ["nvidia_smi_gpu_info", "nvidia_smi_index"]
-
-
-def test_a_lost_gpu_is_absent_but_for_what_is_known_of_it() -> None:
-    """The original drops it; its XID errors, and what the driver asks for, stand, since alerts wait for them."""
-    lost = structs.replace(gpu(0, fault="reset_required"), recovery_action="gpu_reset")
-    errors = GpuXids(lost.uuid, {79: 3}, 0.0, 79, {79: 1.75e9})
-    text = page(FAMILIES, with_node(empty_node(), gpus=(lost,), xids=(errors,)))
-    assert re.findall(r"^(\w+)\{.*uuid=", text, re.MULTILINE) == [
-        "nvidia_smi_gpu_recovery_action",
-        "nvidia_smi_xid_errors_total",
-        "nvidia_smi_xid_last_timestamp_seconds",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -126,14 +105,6 @@ def test_processes_are_those_with_a_compute_context() -> None:
     assert value(snapshot, "compute_app_info", *labels).keys() == {("7", 'py"th\\on\n', uuid), ("8", "python", uuid)}
     assert value(snapshot, "compute_apps", "uuid") == {(uuid,): 2}
     assert value(snapshot, "compute_apps_last_collect_success") == {(): 1}
-
-
-def test_a_process_on_several_mig_devices_is_one_row_of_the_card() -> None:
-    """With what it uses on all of them; absent where one does not tell."""
-    answer = [process(7, SHARED_1.uuid, 100), process(7, ALONE.uuid, 50), process(8, ALONE.uuid, None)]
-    assert value(partitioned([], answer), "compute_app_used_memory_bytes", "pid", "uuid") == {
-        ("7", plain(Uuid(PARENT))): 150 << 20
-    }
 
 
 def test_an_idle_card_has_no_processes() -> None:
