@@ -205,7 +205,7 @@ def titans() -> Snapshot:
     )
 
 
-# --- nodes that are hard to tell --------------------------------------------------------------------------------------
+# --- nodes of which little is known -----------------------------------------------------------------------------------
 
 HARD = ("team", "pod", "main")
 ESCAPED = ("na\\me", 'po"d', "con\ntainer")

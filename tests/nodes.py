@@ -114,8 +114,8 @@ class Process:
 
 @dataclass
 class Pod:
-    """A pod: `ids` by container and resource, DRA's devices by container. `init` containers are in the checkpoint and
-    the log tree alone."""
+    """A pod: `ids` by container and resource, DRA's devices by container. `init` containers are only in the
+    checkpoint and the log tree."""
 
     namespace: str
     name: str

@@ -41,7 +41,7 @@ def gpu_account(snapshot: Snapshot, uuid: Uuid = GPU) -> GpuAccount:
 
 
 def test_counters_begin_at_0() -> None:
-    """A container's counters stand at 0 when it is first seen: increase() sees all that comes."""
+    """A container's counters are 0 when it is first seen: increase() sees all that comes."""
     pod = holder()
     snapshot = one_gpu(pod).collect()
     assert account(snapshot, pod.full()) == ContainerAccount(*pod.full(), GPU, 0.0, 0.0, 0.0, 0.0)
@@ -113,7 +113,7 @@ def test_sm_beyond_1_counts_whole_for_energy() -> None:
 
 
 def test_unknown_sm_gets_no_energy() -> None:
-    """Where SM time is not known there is no counter of it, nor of energy; all of it is nobody's."""
+    """If SM time is unknown, there is no counter of it, nor of energy; all energy is unattributed."""
     pod = holder()
     node = one_gpu(pod)
     node.gpus[0].has_samples = False
@@ -127,7 +127,7 @@ def test_unknown_sm_gets_no_energy() -> None:
 
 
 def test_a_counter_exists_while_its_measure_is_lost() -> None:
-    """Without PID visibility what was charged stands, and nothing is added but the time held."""
+    """Without PID visibility, charges remain, and only the time held grows."""
     pod = holder()
     node = one_gpu(pod)
     node.processes.append(Process(100, GPU, pod, memory=GIB, sm=1.0))
@@ -219,7 +219,7 @@ def test_a_long_silence_is_a_gap() -> None:
 
 
 def test_energy_of_a_reloaded_driver() -> None:
-    """A counter that went back counts from 0, as Prometheus's increase() has it; that first part of it is nobody's."""
+    """A counter that went back counts from 0, as Prometheus's increase() does; that first part is unattributed."""
     pod = holder()
     node = one_gpu(pod)
     node.processes.append(Process(100, GPU, pod, sm=0.5))
@@ -268,7 +268,7 @@ def test_a_gpu_may_exceed_its_power_limit_for_a_moment(enforced: float | None, l
 
 @pytest.mark.parametrize(("utilization", "joules"), [(None, 2.0), (0.0, 2.0), (0.25, None)])
 def test_a_gpu_that_is_busy_is_not_idle(utilization: float | None, joules: float | None) -> None:
-    """Where the GPU says that it computes, and no sample says who, its energy is nobody's: SM time was never known."""
+    """If the GPU computes and no sample names a process, its energy is unattributed: SM time was never known."""
     pod = holder("a", f"{GPU}::0", "nvidia.com/gpu.shared")
     node = one_gpu(pod)
     node.gpus[0].utilization = utilization
@@ -278,7 +278,7 @@ def test_a_gpu_that_is_busy_is_not_idle(utilization: float | None, joules: float
 
 
 def test_energy_of_a_time_without_readings_is_unattributed() -> None:
-    """Nobody knows by whose SM time to share out what was used while the counter was not reported."""
+    """Energy of a time without the counter is charged to no container: their SM time of then is unknown."""
     pod = holder()
     node = one_gpu(pod)
     node.collect()
@@ -303,7 +303,7 @@ def test_counters_exist_for_five_minutes_after_the_container() -> None:
 
 
 def test_after_a_long_outage_counters_of_ended_containers_end_at_once() -> None:
-    """The first complete collection after an outage of the kubelet drops whom nobody has seen for 5 minutes."""
+    """The first complete collection after an outage of the kubelet drops containers that ended 5 minutes ago."""
     gone, stays = holder("gone"), holder("stays")
     node = one_gpu(gone, stays)
     node.collect()
@@ -317,7 +317,7 @@ def test_after_a_long_outage_counters_of_ended_containers_end_at_once() -> None:
 
 
 def test_a_holder_that_the_list_has_no_more_expires_without_nvml() -> None:
-    """While NVML is down the List still tells who has let go of a GPU."""
+    """While NVML is down, the List still shows which container released a GPU."""
     pod = holder()
     node = one_gpu(pod)
     node.collect()
@@ -369,7 +369,7 @@ def test_a_successor_goes_on_from_the_sum() -> None:
 
 
 def test_a_gpu_that_was_taken_away_goes_on_when_it_is_back() -> None:
-    """A GPU that NVML has no more is not reported of; back again, its energy of between is nobody's, its absence no
+    """A GPU that left NVML is not reported. When it is back, its energy of between is unattributed, its absence no
     gap."""
     node = one_gpu()
     gpu = node.gpus[0]
@@ -407,7 +407,7 @@ def test_a_returning_container_has_no_energy_of_its_absence() -> None:
 
 
 def test_the_example_of_the_documentation() -> None:
-    """docs/explanation/accounting.md's example: A holds three quarters of a GPU, B one; then nobody computes."""
+    """docs/explanation/accounting.md's example: A holds three quarters of a GPU, B one; then no container computes."""
     quarters = [f"{GPU}::{n}" for n in range(4)]
     a = Pod("ml", "a", {"main": {"nvidia.com/gpu.shared": quarters[:3]}})
     b = Pod("ml", "b", {"main": {"nvidia.com/gpu.shared": quarters[3:]}})

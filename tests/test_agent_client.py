@@ -83,7 +83,7 @@ def test_what_is_of_another_program_or_version(fields: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not_fit_the_schema(fields: dict[str, Any]) -> None:
-    """Also numbers with which nobody can count: what is read can be shown."""
+    """Also numbers that cannot be added up: what is read can be shown."""
     with pytest.raises(NoMapError, match=r"^it: the response does not match the schema of /api/v1/map: .+"):
         map_in(answered(**fields), "it")
 

@@ -73,7 +73,7 @@ def lies(snapshot: Snapshot, leaf: Uuid = CARD) -> dict[str, int | None]:
 
 
 def blamed(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """Whom `gpumap waste` accuses of what."""
+    """The findings of `gpumap waste`, with their pods."""
     shown = waste_values(published(snapshot), Shape())
     return [(one["finding"], one["pod"]) for one in shown["findings"] if one["finding"] in ("squatter", "leftover")]
 
@@ -141,8 +141,8 @@ def test_user_of_a_claim_without_a_device_name_is_no_squatter() -> None:
 
 
 def test_claim_that_may_be_for_administrators_is_named() -> None:
-    """A monitor's claim with admin access takes no device from anybody. Whether a claim is one, only the driver's notes
-    tell, which the chart does not mount (`privileges.dra` is off)."""
+    """A monitor's claim with admin access takes no device from a pod. Only the driver's notes show whether a claim is
+    one, and the chart does not mount them (`privileges.dra` is off)."""
     claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "mon", "all-gpus")]}
     monitor, other = Pod("mon", "dcgm-exporter", claims=claims), Pod("kube-system", "proxy", {"main": {}})
     node = IdentityNode([Gpu(0)], [monitor, other], allocatable=None)
@@ -156,7 +156,7 @@ def test_claim_that_may_be_for_administrators_is_named() -> None:
 
 def test_only_directory_that_is_left_names_no_other_container() -> None:
     """A cleaner removed the logs of a pod that runs; then its sidecar restarted, for which the kubelet made a directory
-    and a link anew. The directory of the other container is missing: that is no evidence for the sidecar."""
+    and a link again. The directory of the other container is missing: that is no evidence for the sidecar."""
     pod = holder("server", CARD, side={})
     node = IdentityNode(
         [Gpu(0)], [pod, Pod("kube-system", "proxy", {"main": {}})], [Process(10, CARD, pod, memory=40 * GIB)]
@@ -175,7 +175,7 @@ def test_only_directory_that_is_left_names_no_other_container() -> None:
 @pytest.mark.parametrize("restarted", [False, True], ids=["gpumap goes on", "gpumap restarted"])
 def test_directory_of_a_predecessor_makes_no_holder_idle(restarted: bool) -> None:
     """Only the directory of an earlier pod of the name is left (a cleaner; a log disk mounted over the one that gpumap
-    has), and no row: a pod with a claim, or no checkpoint. Its own process carries a UID that nobody names."""
+    has), and no row: a pod with a claim, or no checkpoint. Its own process has a UID that no source names."""
     claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "c")]}
     old, other = Pod("ml", "web-0", claims=claims, listed=False), Pod("kube-system", "proxy", {"main": {}})
     node = IdentityNode([Gpu(0)], [replace(old, listed=True), other])
@@ -194,7 +194,7 @@ def test_directory_of_a_predecessor_makes_no_holder_idle(restarted: bool) -> Non
 
 @pytest.mark.parametrize("dra", [False, True], ids=["a GPU, then none", "claims of two GPUs"])
 def test_successor_without_a_directory_yet_does_not_pay_for_its_predecessor(dra: bool) -> None:
-    """A notebook with a GPU was deleted with --force, and made anew without one, or with a claim of another one. The
+    """A notebook with a GPU was deleted with --force, and made again without one, or with a claim of another one. The
     old one has 30 s to end; the new one waits for its volume: it is listed, and has no directory yet. Nothing is
     missing, all files of the chart's default are read."""
     old, other = holder("notebook-0", CARD), Pod("kube-system", "proxy", {"main": {}})
@@ -341,7 +341,7 @@ def test_live_pod_is_not_gone_after_a_list_that_failed(*, logs: bool) -> None:
 @pytest.mark.parametrize("files", ["none", "emptied"])
 def test_empty_list_after_a_restart_is_no_zero_of_holders(files: str) -> None:
     """Only the pod-resources directory is mounted (the first step of privilege), or the files are there and empty; the
-    kubelet has restarted and does not reach the API server. Its List has no pod at all: nobody knows who holds what."""
+    kubelet has restarted and does not reach the API server. Its List has no pod at all: the holders are unknown."""
     pod = holder("server", CARD)
     node = IdentityNode([Gpu(0)], [pod])
     node.checkpoint_readable = node.logs_readable = files == "emptied"
@@ -385,8 +385,8 @@ def test_thief_without_a_trace_does_not_charge_its_victim() -> None:
 
 @pytest.mark.xfail(strict=True, reason="gpumap does not keep across its restarts which GPU an index was")
 def test_index_of_an_answer_from_before_gpumap_accuses_nobody() -> None:
-    """A card was unbound and NVML counts anew; then gpumap restarts (a new version of its DaemonSet). What index 1
-    meant when the plugin answered, nobody knows any more."""
+    """A card was unbound and NVML counts again; then gpumap restarts (a new version of its DaemonSet). What index 1
+    meant when the plugin answered is unknown."""
     resource = "aliyun.com/gpu-mem"
     pod = Pod("ml", "server", {"main": {resource: [f"{CARD}-_-1"]}})
     pod.answers = {("main", resource): PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", "1"),))}
@@ -407,7 +407,7 @@ def test_index_of_an_answer_from_before_gpumap_accuses_nobody() -> None:
 
 
 def test_idle_time_of_a_predecessor_is_not_its_successors() -> None:
-    """With hostPID, and without the files: a pod is made anew under its name, three minutes after its predecessor."""
+    """With hostPID, and without the files: a pod is made again under its name, three minutes after its predecessor."""
     pod = holder("web-0", CARD)
     node = IdentityNode([Gpu(0)], [pod], checkpoint_readable=False, logs_readable=False)
     node.processes = []
@@ -423,7 +423,7 @@ def test_idle_time_of_a_predecessor_is_not_its_successors() -> None:
     assert found is None or found.last_active is None or node.now.wall - found.last_active < 200
 
 
-# --- devices that the List does not tell of ---------------------------------------------------------------------------
+# --- devices that the List does not have ------------------------------------------------------------------------------
 
 
 def test_card_of_an_init_container_has_not_0_holders() -> None:
@@ -448,8 +448,8 @@ def test_leftover_of_a_job_that_ended_is_no_squatter() -> None:
 
 
 def test_pod_that_only_the_grace_keeps_has_no_zero() -> None:
-    """A job ended while the kubelet restarted. No List has it since; its directory is there for a while. Nobody says
-    that it holds the card (docs/dev/evidence.md: the zero needs a List that assigns the leaf)."""
+    """A job ended while the kubelet restarted. No List has it since; its directory is there for a while. No page
+    says that it holds the card (docs/dev/evidence.md: the zero needs a List that assigns the leaf)."""
     job, other = holder("job", CARD), Pod("kube-system", "proxy", {"main": {}})
     node = IdentityNode([Gpu(0)], [job, other], [Process(10, CARD, job, memory=40 * GIB)])
     node.collect()

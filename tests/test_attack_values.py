@@ -137,7 +137,7 @@ async def test_time_in_which_mig_devices_are_not_reported_is_charged_or_a_gap(sw
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.NO_PERMISSION])
 async def test_a_gpu_without_a_reported_mode_stays_partitioned(sweep: Sweep, code: int) -> None:
-    """A worker begins again while a partitioned GPU refuses to tell its mode: it was partitioned a moment ago."""
+    """A worker begins again while a partitioned GPU does not report its mode: it was partitioned a moment ago."""
     await sweep.source.close()
     await refused(sweep, "nvmlDeviceGetMigMode", code, 2, collections=3)
     assert rows(sweep.last, "gpumap_device_holders", uuid=PARTED) == [], "held through its MIG devices"
@@ -172,14 +172,14 @@ async def test_what_a_gpu_was_called_is_remembered(sweep: Sweep, call: str, labe
 
 
 async def test_dcgm_memory_is_the_devices(sweep: Sweep) -> None:
-    """A MIG device that does not tell its memory has none in the dialect, rather than its processes' alone."""
+    """A MIG device that does not report its memory has none in the dialect, rather than only its processes'."""
     before = rows(sweep.last, "DCGM_FI_DEV_FB_USED", pod="slice-a")
     await refused(sweep, "nvmlDeviceGetMemoryInfo_v2", Code.UNKNOWN)
     assert rows(sweep.last, "DCGM_FI_DEV_FB_USED", pod="slice-a") in ([], before)
 
 
 async def test_utilization_is_no_more_than_all(tmp_path: Path) -> None:
-    """A ratio is 0-1: what a driver tells beyond it is no ratio."""
+    """A ratio is 0-1: a value outside of it is no ratio."""
     driver = Driver(gpus=[standin.Gpu(CARD, utilization_gpu=255, utilization_memory=4294967295)])
     gpu = (await measure(driver, tmp_path)).gpus[0]
     assert gpu.utilization_ratio is None or gpu.utilization_ratio <= 1
@@ -239,7 +239,7 @@ def world_field(field: int | tuple[int, int]) -> standin.FieldValue | None:
 
 
 async def test_a_process_has_no_more_memory_than_the_card(sweep: Sweep) -> None:
-    """A row of garbage says 500 GiB on a card of 80: nobody uses it, has ever used it, or is billed for it."""
+    """A row of garbage says 500 GiB on a card of 80: no container uses it, has ever used it, or is billed for it."""
     card = sweep.driver.gpus[0]
     before = card.processes
     card.processes = [standin.Process(1, 500 * GIB), standin.Process(2, GIB)]
@@ -272,7 +272,7 @@ async def test_replicas_that_are_held_are_replicas(sweep: Sweep) -> None:
 
 
 async def test_a_reason_that_the_gpu_may_not_know_is_not_0(sweep: Sweep) -> None:
-    """A new worker is refused which reasons the GPU can tell: that one of them is not there now is not known."""
+    """A new worker is refused which reasons the GPU reports: whether one of them is absent now is unknown."""
     for gpu in sweep.driver.gpus:
         gpu.clock_events_supported = 1
     await sweep.source.close()
@@ -373,7 +373,7 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
     tmp_path: Path, rules: str, record: str, at: str, truth: float
 ) -> None:
     """A pod computes 0.9 of the time. For 75 s its SM time is not known, as after the wall clock was set back: the
-    gauge is absent and the counter stands. Then both go on: who scales by the record must not scale down for that."""
+    gauge is absent and the counter remains. Then both go on. An autoscaler must not scale down for that."""
     target = 'job="gpumap",instance="a",node="n"'
     own = f'{{{target},namespace="ml",pod="p",container="main",uuid="GPU-1"}}'
     before, unknown, after = 12, 5, 8  # scrapes, one in 15 s
@@ -417,7 +417,7 @@ async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:
 
 
 async def test_a_gpu_with_the_uuid_of_another_is_counted(sweep: Sweep) -> None:
-    """Two GPUs answer with one uuid: one of them is not measured, and stands as a GPU without a device."""
+    """Two GPUs answer with one uuid: one of them is not measured, and is listed as a GPU without a device."""
     sweep.driver.gpus[3].uuid = SHARED
     await sweep.collect()
     await sweep.collect()

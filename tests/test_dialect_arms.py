@@ -89,7 +89,7 @@ def test_a_processs_times_are_its_own_in_percent() -> None:
     ],
 )
 def test_how_a_card_is_given_away(containers: list[ContainerOnDevice], mode: int | None, word: str | None) -> None:
-    """None, exclusive or shared, by what is left of it to others; absent where nobody can know."""
+    """None, exclusive or shared, by what is left of it to others; absent if that is unknown."""
     snapshot = held(*containers)
     assert only(snapshot, "ALLOCATE_MODE") == mode
     snapshot = replace(snapshot, processes=(process(7, V100, 1, HARD),))
@@ -97,7 +97,7 @@ def test_how_a_card_is_given_away(containers: list[ContainerOnDevice], mode: int
 
 
 def test_no_mode_and_no_share_without_a_list() -> None:
-    """An old List is nobody's word on what is given away; nor are slots on the cards that they may be on."""
+    """An old List does not show what is assigned, nor do slots show it on cards that they may be on."""
     snapshot = held()
     devices_held = tuple(structs.replace(one, holders=None) for one in snapshot.node.devices)
     unknown = with_node(snapshot, devices=devices_held)
@@ -117,7 +117,7 @@ def test_no_mode_and_no_share_without_a_list() -> None:
 
 
 def test_what_is_not_known_is_absent() -> None:
-    """Blind, no process stands; without NVML no card does, and a grant by its device's id alone."""
+    """Without PID visibility there is no process; without NVML no card, and only the device's id of a grant."""
     assert all(family_rows(blind(), f"PROCESS_{name}") == {} for name in PROCESS)
     assert only(blind(), "CONTAINER_MEM_ALLOCATED") == 12066
     assert family_rows(without_nvml(), "DEV_FB_TOTAL") == family_rows(without_nvml(), "DEV_FB_ALLOCATED") == {}
@@ -141,7 +141,7 @@ def test_mig_devices_are_their_cards() -> None:
 
 
 def test_a_shared_mig_device_is_shared() -> None:
-    """By what its plugin offers of it, where it grants no memory; without the offer nobody knows."""
+    """By what its plugin offers of it, where it grants no memory; without the offer it is unknown."""
     sliced = holder(HARD, ALONE.uuid, gpus=1 / 28, memory_mib=None)
     snapshot = partitioned([sliced])
     assert only(snapshot, "ALLOCATE_MODE") is None

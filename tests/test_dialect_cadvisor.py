@@ -30,7 +30,7 @@ def family_rows(snapshot: Snapshot, name: str, *labels: str) -> Rows:
 
 
 def test_a_whole_partitioned_card_is_its_devices() -> None:
-    """Its holder has what the MIG devices have, not the card's total on top of theirs; blind, the card's alone."""
+    """Its holder has what the MIG devices have, not the card's total on top; without PID visibility, the card's."""
     whole = holder(HARD, PARENT, memory_mib=81920)
     on_leaves = [user(HARD, one.uuid, used(1, None)) for one in (SHARED_1, SHARED_2, ALONE)]
     assert PARENT not in {key[-1] for key in family_rows(partitioned([whole, *on_leaves]), "memory_total_bytes")}

@@ -122,7 +122,7 @@ def test_no_container_is_alone_while_processes_are_unknown() -> None:
 
 
 def test_a_claim_that_looks_on_owns_nothing() -> None:
-    """Admin access makes nobody an owner, and leaves the owner its card; what it uses is its own."""
+    """Admin access makes no container an owner, and leaves the owner its card; what it uses is its own."""
     idle, busy = (holder(P1, of=use(memory, 0.1, processes), gpus=0.0) for memory, processes in ((0, 0), (GIB, 1)))
     assert rows(node(idle), "DEV_FB_USED", "pod") == {("",): 4096}
     assert rows(node(idle, holder(TRAINER)), "DEV_FB_USED", "pod") == {("job-0",): 4096}
@@ -143,7 +143,7 @@ def test_a_claim_that_looks_on_owns_nothing() -> None:
     ids=["nobody listens", "none was heard", "the last one", "which was last is not known"],
 )
 def test_xid_errors_are_the_last_one(xids: tuple[GpuXids, ...], answer: Rows) -> None:
-    """0 says that gpumap listened and heard none; what cannot be known is absent."""
+    """0 says that gpumap listened and received none; what cannot be known is absent."""
     assert rows(with_node(node(), xids=xids), "DEV_XID_ERRORS", "err_code") == answer
 
 
@@ -159,7 +159,7 @@ def test_xid_errors_are_the_last_one(xids: tuple[GpuXids, ...], answer: Rows) ->
     ids=["before anybody came", "who is gone", "another code", "another card", "two"],
 )
 def test_an_xid_error_is_of_the_containers_that_it_hit(hit: tuple[ContainerXids, ...], pod: str) -> None:
-    """Whoever holds the card now may have come after it; of several nobody is named."""
+    """Whoever holds the card now may have come after it; if there are several, none is named."""
     xids = (GpuXids(CARD, {31: 2, 79: 1}, 0.0, 79),)
     snapshot = with_node(node(holder(TRAINER)), xids=xids, container_xids=hit)
     assert rows(snapshot, "DEV_XID_ERRORS", "err_code", "pod") == {("79", pod): 79}
@@ -167,7 +167,7 @@ def test_an_xid_error_is_of_the_containers_that_it_hit(hit: tuple[ContainerXids,
 
 
 def test_compute_instances_of_one_gpu_instance_are_one() -> None:
-    """dcgm-exporter's labels cannot tell them apart: their memory stands once, under the GPU instance's profile."""
+    """dcgm-exporter's labels do not distinguish them: their memory is there once, under the GPU instance's profile."""
     on = card(partitioned=True)
     parts = instance(2, 0, "1c.3g.40gb"), instance(2, 1, "2c.3g.40gb")
     memory = DeviceMemory(40 * GIB, 8 * GIB, 32 * GIB, 0)
@@ -194,7 +194,7 @@ def test_compute_instances_of_one_gpu_instance_are_one() -> None:
 
 
 def test_the_holder_of_a_partitioned_gpu_has_its_instances() -> None:
-    """Its name stands on the card and on each instance, as long as nobody else is on them."""
+    """Its name is on the card and on each instance, as long as no other container is on them."""
     on = card(partitioned=True)
     made = instance(1), instance(2)
     leaves = tuple(leaf(on, instance=one, memory=DeviceMemory(GIB, GIB, 0, 0)) for one in made)
@@ -283,7 +283,7 @@ def _is_of(process: Process, name: tuple[str, ...]) -> bool:
 @settings(max_examples=examples(300))
 @given(lived_through(), st.data())
 def test_no_container_is_credited_with_the_use_of_another(truth: TestNode, data: st.DataObject) -> None:
-    """Who stands on a device's values is truly alone there; whoever is not has what was measured of it, to the MiB."""
+    """A container named on a device's values is truly the only one there; others have their own bytes, to the MiB."""
     for _ in range(4):
         truth.down = set(data.draw(st.lists(st.sampled_from(["kubelet", "pod_identity"]), max_size=1)))
         truth.checkpoint_readable, truth.logs_readable = data.draw(

@@ -36,7 +36,7 @@ def changed(snapshot: Snapshot, change: Callable[[GpuReading], GpuReading]) -> S
 
 
 def test_what_a_card_does_not_support_is_absent() -> None:
-    """A card that tells nothing but its name has its info, its index, and no other series."""
+    """A card that reports only its name has its info, its index, and no other series."""
     blank = GpuReading(0, uuid=Uuid(TITAN[0]))
     snapshot = changed(node("n", [card(0, TITAN[0], "TITAN V")], visible=False), lambda _: blank)
     (bare,) = snapshot.node.gpus
@@ -50,7 +50,7 @@ def test_what_a_card_does_not_support_is_absent() -> None:
     [("library_not_found", 12), ("driver_not_loaded", 9), ("lost", 15), ("worker_crashed", 255), ("hung", 255)],
 )
 def test_a_driver_that_does_not_answer_has_nvidia_smis_exit_code(reason: str, code: int) -> None:
-    """By its manual where it has one for the reason, 255 otherwise; the failure is counted, and no GPU stands."""
+    """By its manual where it has one for the reason, 255 otherwise; the failure is counted, and there is no GPU."""
     down = nvml(empty_node(), up=False, reason=reason, attempts=3, failures=3, last_success=1.75e9)
     assert value(down, "command_exit_code") == {(): code}
     assert value(down, "failed_scrapes_total") == {(): 3}
@@ -87,7 +87,7 @@ def test_recovery_actions_are_nvml_hs_numbers(action: str, number: int | None) -
 
 
 def test_processes_are_those_with_a_compute_context() -> None:
-    """By pid, name and card, with their memory where the driver tells it; what only draws is none of them."""
+    """By pid, name and card, with their memory if the driver reports it; what only draws is none of them."""
     listed = tuple(GpuProcess(pid, None, "C") for pid in (7, 8))
     snapshot = node(
         "n",

@@ -1,4 +1,4 @@
-"""The law of energy: over any window what containers were charged, and what nobody was, is what the GPU used.
+"""The law of energy: over any window, what containers were charged and what is unattributed is what the GPU used.
 
 Increases are a scraper's, taken from the text of the page as decimals: the law holds to the last digit, also when pods
 come and go, GPUs fail, drivers are loaded again, or the machine sleeps.
@@ -58,7 +58,7 @@ class Scraper:
     last: dict[Series, Decimal] = field(default_factory=dict)
     total: dict[Series, Decimal] = field(default_factory=dict)
     now: dict[Series, Decimal] = field(default_factory=dict)
-    """Of the last page alone."""
+    """Only of the last page."""
 
     def scrape(self, page: dict[Series, Decimal]) -> None:
         self.now = {}

@@ -1,4 +1,4 @@
-"""What each sharing mode grants, and on which device it stands: the contract's table, row by row."""
+"""What each sharing mode grants, and on which device: the contract's table, row by row."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_gpushare_counts_gib_or_mib(slots_of_a_card: int, bytes_of_a_slot: int) 
 
 
 def test_gpushare_without_its_inventory() -> None:
-    """The card's slots stand in the answer too; else what one of them is cannot be known, neither share nor bytes."""
+    """The card's slots are in the answer too; else the size of one is unknown, both share and bytes."""
     resource = "aliyun.com/gpu-mem"
     pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")})
     assert granted(node_of(pod).collect(), pod) == {A: (4, None, None)}
@@ -116,7 +116,7 @@ def hami_answer(cores: int, *cards: Uuid) -> PluginAnswer:
 
 
 def test_hami_limits_are_per_device() -> None:
-    """Bytes by place in the answer; the SM limit is the first device's; what the others have nobody tells."""
+    """Bytes by place in the answer; the SM limit is the first device's; that of the others is unknown."""
     resource = "nvidia.com/gpu"
     pod = pod_of({resource: [f"{A}-0", f"{A}-1"]}, {resource: hami_answer(30, B, A)})
     snapshot = node_of(pod, offered={resource: [*ids(f"{A}-{{}}", 10), *ids(f"{B}-{{}}", 10)]}).collect()
@@ -174,7 +174,7 @@ def test_volcano_memory_and_cards() -> None:
 
 
 def test_untrusted_ids_without_an_answer() -> None:
-    """Without the plugin's answer they are on no device, even where there is one card alone."""
+    """Without the plugin's answer they are on no device, even if there is only one card."""
     pod = pod_of({"aliyun.com/gpu-mem": [f"{A}-_-1"], "tencent.com/vcuda-core": ["tencent.com/vcuda-core-1"]})
     snapshot = node_of(pod).collect()
     assert granted(snapshot, pod) == {}
@@ -192,7 +192,7 @@ def test_an_answer_wins_over_an_id() -> None:
 
 
 def test_ids_over_two_cards_count_on_their_own() -> None:
-    """Three replicas of two cards stand where their ids say, in whatever order the answer names the cards."""
+    """Three replicas of two cards are where their ids say, in whatever order the answer names the cards."""
     resource = "nvidia.com/gpu.shared"
     pod = pod_of({resource: [f"{A}::0", f"{A}::1", f"{B}::0"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=f"{B},{A}")})
     found = granted(node_of(pod).collect(), pod)
@@ -231,7 +231,7 @@ def test_dra_devices_by_minor_and_placement() -> None:
 
 
 def test_dra_devices_whose_place_is_kept_back() -> None:
-    """Without the right to read places nobody knows which instance it is, unless the driver's notes tell its uuid."""
+    """Without the right to read places the instance is unknown, unless the driver's notes have its uuid."""
     pod = claimant("p", claim_of("gpu-1-mig-1g10gb-19-2"))
     node = node_of(pod, mig=True)
     node.gpus[0].has_placements = False
@@ -260,7 +260,7 @@ def test_dra_device_with_the_place_of_several_instances(device: str, reason: str
 
 
 def test_dra_admin_access() -> None:
-    """Two claims on one device: one has admin access. Which, only the driver's notes can tell."""
+    """Two claims on one device: one has admin access. Only the driver's notes show which."""
     owner, admin = claimant("owner", claim_of("gpu-0", "own")), claimant("admin", claim_of("gpu-0", "look"))
     node = node_of(owner, admin)
     snapshot = node.collect()
@@ -275,7 +275,7 @@ def test_dra_admin_access() -> None:
 
 
 def test_dra_shares_of_consumable_capacity() -> None:
-    """Each share is a slot; how large it is stands in the driver's notes alone."""
+    """Each share is a slot; only the driver's notes have its size."""
     pod = claimant("p", claim_of("gpu-0", share_id="s1"), claim_of("gpu-0", share_id="s2"))
     node = node_of(pod)
     assert granted(node.collect(), pod) == {B: (2, None, None)}
@@ -306,7 +306,7 @@ def test_a_process_on_the_card_of_the_answer_is_its_holders() -> None:
 
 
 def test_an_init_container_is_on_the_device_of_its_answer() -> None:
-    """A container that the checkpoint alone knows holds the card of its answer while it works."""
+    """A container that is only in the checkpoint holds the card of its answer while it works."""
     resource = "nvidia.com/gpu"
     init = {"warm": {resource: [f"{A}-3"]}}
     pod = Pod("ml", "p", {"main": {resource: [f"{A}-3"]}}, init)
@@ -356,7 +356,7 @@ def test_an_init_container_with_an_unknown_claim_is_no_squatter() -> None:
 
 
 def test_an_init_container_without_the_checkpoint_is_no_squatter() -> None:
-    """Only the checkpoint tells what it was given; where it cannot be read, nobody knows."""
+    """Only the checkpoint has its devices; if it cannot be read, they are unknown."""
     pod = Pod("ml", "p", {"main": {"nvidia.com/gpu": [str(A)]}}, {"warm": {"nvidia.com/gpu": [str(A)]}})
     node = node_of(pod)
     node.processes = [Process(10, A, pod, "warm")]
@@ -567,7 +567,7 @@ def test_a_partitioned_gpu_that_is_given_out_whole_and_in_part() -> None:
 
 
 def test_an_answer_that_names_more_cards_than_there_are_ids() -> None:
-    """The container has them all: its id stands on each."""
+    """The container has them all: its id is on each."""
     resource = "aliyun.com/gpu-mem"
     pod = pod_of({resource: [f"{A}-_-0"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1,0")})
     assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 1, B: 1}
@@ -583,7 +583,7 @@ def test_an_mps_limit_that_cannot_be_read_grants_nothing_known() -> None:
 
 @pytest.mark.parametrize("faults", [(0,), (0, 1)])
 def test_limits_count_devices_that_are_down(faults: tuple[int, ...]) -> None:
-    """What the third device was granted stays that, however many of those before it have not told their uuid."""
+    """What the third device was granted stays that, however many of those before it have no uuid."""
     resource, uuids = "nvidia.com/gpu", [gpu_uuid(number) for number in range(3)]
     pod = pod_of({resource: [f"{uuids[0]}-{number}" for number in range(3)]}, {resource: hami_answer(0, *uuids)})
     gpus = [Gpu(number, fault="lost" if number in faults else None) for number in range(3)]

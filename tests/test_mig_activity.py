@@ -1,4 +1,4 @@
-"""The SM activity of MIG devices and of GPUs: whose it is, since when a holder rests, and what is charged for it."""
+"""The SM activity of MIG devices and of GPUs: which container has it, how long a holder rests, and what is charged."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_of_two_users_it_is_no_ones(who: str) -> None:
 
 @pytest.mark.parametrize("who", ["unlisted", "nameless"])
 def test_the_activity_of_an_uncertain_user_makes_no_holder_idle(who: str) -> None:
-    """A process of a pod that is no more listed, and one without a container name: the activity may be a holder's."""
+    """A process of a pod that is not listed any longer, and one without a container: the activity may be a holder's."""
     holder, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
     node = mig_node(holder, other)
     node.processes = [Process(101, LEAF, other)]
@@ -168,7 +168,7 @@ def test_the_idle_are_charged_no_time_from_the_start() -> None:
 
 
 def test_where_several_hold_a_mig_device_no_time_is_charged() -> None:
-    """Their activity is known only while one of them computes: a counter that stands still the rest of the time would
+    """Their activity is known only while one of them computes: a counter that does not move the rest of the time would
     say that they were idle."""
     pod, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
     node = mig_node(pod, other)

@@ -1,4 +1,4 @@
-"""MPS: clients are charged to their own pods, servers to nobody, wherever the daemon runs and however many they are."""
+"""MPS: clients are charged to their own pods, servers to no container, wherever the daemon runs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_client_that_calls_itself_a_server_is_a_client() -> None:
 
 
 async def test_clients_and_servers_in_the_lists_of_the_driver(tmp_path: Path) -> None:
-    """Over the driver's own lists: a client stands in two of them, a server in the compute list of every card, its
+    """Over the driver's own lists: a client is in two of them, a server in the compute list of every card, its
     samples beside; what comes out are the clients' bytes and the server's."""
     client, daemon = replica("client", 0), DAEMON
     rows = [

@@ -285,7 +285,7 @@ def test_shares_of_files(share: dict[str, object]) -> None:
     ids=["pod", "group", "container", "card"],
 )
 def test_share_of_something_unknown_is_none(change: dict[str, object]) -> None:
-    """Nobody holds a card by a note that does not fit."""
+    """A note that does not fit makes no holder."""
     pod = Pod("ml", "one", {"main": {}})
     share = replace(ScheduledShare(pod.uid, "main", group=GROUP, gpus=0.5), **change)  # type: ignore[arg-type]
     snapshot = node_with(reservation(), pod, shares=(share,), reports_pods=True).collect()

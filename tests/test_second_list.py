@@ -1,4 +1,4 @@
-"""A second List, of a scheduler's agent, beside the kubelet's: whom it makes a holder, and whom nothing accuses."""
+"""A second List, of a scheduler's agent, beside the kubelet's: which pods become holders, and which are not accused."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_pod_beyond_its_share_and_one_without_are_squatters() -> None:
 
 
 def test_without_an_answer_of_the_agent_no_pod_is_accused() -> None:
-    """The kubelet's holders remain, nobody is a squatter, a card without a holder has an unknown number of them."""
+    """The kubelet's holders remain, no pod is a squatter, a card without a holder has an unknown number of them."""
     node = koordinated()
     node.down = {"second"}
     node.processes = [Process(10, CARD, pod(node, "half")), Process(11, OTHER, pod(node, "none"))]
@@ -251,7 +251,7 @@ async def source(kubelet: FakeKubelet, koordlet: FakeKoordlet) -> AsyncIterator[
 
 
 async def test_both_lists_are_read(kubelet: FakeKubelet, koordlet: FakeKoordlet, source: CorrectedKubelet) -> None:
-    """The kubelet's pods are as without an agent; the agent is asked for its List alone."""
+    """The kubelet's pods are as without an agent; the agent is asked only for its List."""
     answer, complaints = await source.read(5.0)
     assert (answer.pods, complaints) == (tuple(LISTED), ())
     assert answer.second is not None
@@ -318,7 +318,7 @@ async def test_a_hanging_agent_does_not_take_the_kubelets_time(kubelet: FakeKube
 
 
 async def test_a_failing_kubelet_fails_the_source(kubelet: FakeKubelet, source: CorrectedKubelet) -> None:
-    """The agent alone says nothing of who exists."""
+    """The agent does not show which pods exist."""
     await kubelet.stop()
     with pytest.raises(SourceError):
         await source.read(5.0)

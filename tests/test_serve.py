@@ -140,7 +140,7 @@ async def test_a_blackwell_gpu_has_sm_time(plain: Node) -> None:
 
 
 async def test_map_shows_what_a_running_agent_knows(plain: Node) -> None:
-    """`gpumap map --url` tells the same bytes as /metrics, as JSON and as a table."""
+    """`gpumap map --url` shows the same bytes as /metrics, as JSON and as a table."""
     share(plain)
     async with serve(plain) as agent:
         await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")

@@ -1,4 +1,4 @@
-"""Who asks a Prometheus, and whose certificate it must have: for `bill`, `map`, `top`, `waste` alike."""
+"""Credentials for a Prometheus, and the certificate that it must have: the same for `bill`, `map`, `top`, `waste`."""
 
 from __future__ import annotations
 

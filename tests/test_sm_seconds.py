@@ -23,7 +23,7 @@ Load = Callable[[float], bool]
 
 
 class Driver:
-    """Tells a process's mean over its samples newer than asked for, in one row, and nothing where there are none."""
+    """Reports a process's mean over its samples newer than asked for, in one row, and nothing where there are none."""
 
     def __init__(self, busy: Load, *, rows_of_idleness: bool) -> None:
         self.busy = busy
@@ -152,7 +152,7 @@ def test_a_new_worker_has_no_samples_of_the_time_before_it() -> None:
 
 
 def test_answers_that_come_late_lose_nothing() -> None:
-    """What the service's clock and the worker's tell apart is settled by the next samples."""
+    """The next samples settle a difference between the service's clock and the worker's."""
     gpu = SampledGpu(lambda _: True)
     late = (0.0, 0.4, 0.0, 0.1, 0.3, 0.0, 0.4, 0.0)
     for number, seconds in enumerate(late):

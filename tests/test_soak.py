@@ -122,7 +122,7 @@ async def test_a_seed_has_one_plan(tmp_path: Path, library: Path) -> None:
 
 @pytest.mark.e2e
 def test_ten_minutes_of_it() -> None:
-    """gpumap breaks no law, and costs no more at the end, while everything around it breaks."""
+    """gpumap breaks no law, and costs as much at the end, while everything around it breaks."""
     tool("promtool")
     command = (sys.executable, "-m", "tests.soak", "--minutes", str(MINUTES))
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=3600)

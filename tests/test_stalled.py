@@ -266,7 +266,7 @@ def test_a_holder_that_works_is_never_stalled_and_one_that_hangs_always(
 
 
 def test_without_idle_power_nothing_is_judged() -> None:
-    """An agent that has never seen the card idle cannot tell whether the power is low."""
+    """An agent that has never seen the card idle cannot know whether the power is low."""
     card = Card()
     card.node.processes = [hung_process()]
     assert not card.run(2 * STALLED_SECONDS)
@@ -319,7 +319,7 @@ def test_only_a_card_without_a_process_shows_its_idle_power(processes: list[Proc
     ids=["another pod", "another container of the pod", "the host", "unknown"],
 )
 def test_no_container_is_stalled_beside_another_process(other: Process, *, judged: bool) -> None:
-    """It is not known whose kernels keep the GPU busy. If the other process is unknown, nothing is judged."""
+    """It is not known which kernels keep the GPU busy. If the other process is unknown, nothing is judged."""
     card = Card()
     card.run(60.0)
     card.node.processes = [hung_process(), other]

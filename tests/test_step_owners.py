@@ -1,4 +1,4 @@
-"""Whose a process is: assigned, unassigned, gone, host, unknown, and what each needs."""
+"""Owners of processes: assigned, unassigned, gone, host, unknown, and what each needs."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ def test_process_of_deleted_pod_is_gone_with_its_last_name() -> None:
 
 
 def test_recreated_pod_of_the_same_name_is_distinguished_from_its_predecessor() -> None:
-    """The new pod's process is assigned; the old one's, whose UID no longer goes with the name, is gone."""
+    """The new pod's process is assigned; the old one's, with a UID that no longer goes with the name, is gone."""
     old = Pod("ml", "db", {"main": {"nvidia.com/gpu": [CARD]}})
     new = replace(old, generation=1)
     node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
@@ -144,7 +144,7 @@ def test_init_container_is_assigned_while_it_runs_and_never_a_holder() -> None:
 
 
 def test_container_that_cannot_be_named_leaves_its_pods_zeros_out() -> None:
-    """Without container links in a pod of two, the use stands under container="", and no sibling is called idle."""
+    """Without container links in a pod of two, the use is under container="", and no sibling is called idle."""
     ids = {"nvidia.com/gpu.shared": [f"{CARD}::0"]}
     pod = Pod("ml", "two", {"a": ids, "b": {"nvidia.com/gpu.shared": [f"{CARD}::1"]}}, has_links=False)
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, "a")])
@@ -208,7 +208,7 @@ def test_pid_that_stays_missing_makes_no_holder_idle() -> None:
 
 
 def test_holder_of_a_partitioned_gpu_is_assigned_on_all_its_leaves() -> None:
-    """Allocation stands on the GPU whose id was handed out, use on its leaves, each of them assigned or idle."""
+    """Allocation is on the GPU of the assigned id, use on its leaves, each of them assigned or idle."""
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])
     pod = Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})
     node = TestNode([gpu], [pod], [Process(10, gpu.leaves[0], pod)])
@@ -296,7 +296,7 @@ def test_row_of_an_ended_pod_never_becomes_a_live_pod() -> None:
 
 @pytest.mark.parametrize("up_before", [True, False])
 def test_short_list_makes_no_pod_gone(up_before: bool) -> None:
-    """A kubelet that lists static pods alone may not have heard of the others: while traces of a pod stand, it is not
+    """A kubelet that lists only static pods may not know the others yet: while traces of a pod exist, it is not
     gone, neither for a gpumap that was up before nor for one that has just started."""
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
     agent = Pod("gpumap", "gpumap-x", {"main": {}})
@@ -314,7 +314,7 @@ def test_short_list_makes_no_pod_gone(up_before: bool) -> None:
 
 
 def test_two_collections_close_together_accuse_no_pod() -> None:
-    """When the kubelet has news collections may be a quarter of a second apart: a suspicion must stand a while longer.
+    """When the kubelet has news collections may be a quarter of a second apart: a suspicion must last a while longer.
     What was said once is not taken back."""
     pod = Pod("ml", "p", {"main": {}})
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)], allocatable=OFFER)

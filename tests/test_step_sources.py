@@ -25,7 +25,7 @@ def one_pod() -> tuple[TestNode, Pod]:
 
 
 def test_kubelet_that_is_away_costs_no_label() -> None:
-    """While the List is young, allocation and `assigned` stand; `unassigned` and `gone` need a List read just now."""
+    """While the List is young, allocation and `assigned` remain; `unassigned` and `gone` need a List read just now."""
     node, _ = one_pod()
     before = node.collect()
     node.down.add("kubelet")
@@ -164,7 +164,7 @@ def test_snapshot_has_the_time_when_its_memory_gets_too_old() -> None:
 
 
 def test_restarted_kubelet_that_lists_nothing_yet_keeps_existing_pods() -> None:
-    """For 60 s after a restart a pod missing from the List keeps what it held, while its directory or cgroup stands."""
+    """For 60 s after a restart a pod missing from the List keeps what it held, while its directory or cgroup exists."""
     node, pod = one_pod()
     ended = Pod("ml", "ended", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
     node.pods.append(ended)
@@ -318,7 +318,7 @@ def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -
 
 
 def test_allocatable_is_zero_where_the_resource_is_offered_without_the_leaf() -> None:
-    """A GPU that its plugin calls unhealthy has 0 slots; while the kubelet does not tell, nothing is said."""
+    """A GPU that its plugin calls unhealthy has 0 slots; while the kubelet does not answer, there is no number."""
     node, _ = one_pod()
     node.allocatable = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
     node.collect()
@@ -465,7 +465,7 @@ def test_stale_list_credits_neither_of_two_pods_of_one_name_with_both() -> None:
 
 
 def test_measured_series_stay_without_log_directories_too() -> None:
-    """With the checkpoint alone a UID that the last List fixed is measured on while the List is stale."""
+    """With only the checkpoint, a UID that the last List fixed is measured on while the List is stale."""
     node, _ = one_pod()
     node.logs_readable = False
     node.collect()
@@ -475,7 +475,7 @@ def test_measured_series_stay_without_log_directories_too() -> None:
 
 
 def test_ended_pod_listed_beside_its_successor_changes_nothing() -> None:
-    """Kubelets before 1.34 may list both under one name: the one whose row and directory stand is the live one."""
+    """Kubelets before 1.34 may list both under one name: the one with a row and a directory is the live one."""
     node, live = one_pod()
     ended = Pod("ml", "job", {"main": {}}, generation=7, has_tree=False, in_checkpoint=False)
     node.pods.insert(0, ended)
@@ -507,7 +507,7 @@ def test_grace_outlasts_a_collection_without_evidence() -> None:
 
 
 def test_nameless_gpu_is_not_taken_for_one_that_is_no_more() -> None:
-    """With another count of GPUs an index may be another GPU: one that tells no uuid then has none."""
+    """With another count of GPUs an index may be another GPU: one that reports no uuid then has none."""
     node, _ = one_pod()
     node.gpus.append(Gpu(2))
     third = Pod("ml", "third", {"main": {"nvidia.com/gpu": [str(gpu_uuid(2))]}})
@@ -522,7 +522,7 @@ def test_nameless_gpu_is_not_taken_for_one_that_is_no_more() -> None:
 
 
 def test_suspicion_ends_with_its_process() -> None:
-    """A suspicion waits while nothing can be looked at again, but not for a process that is there no more."""
+    """A suspicion waits while nothing can be looked at again, but not for a process that has ended."""
     squatter = Pod("ml", "squat", {"main": {}})
     node = TestNode([Gpu(0)], [squatter], [Process(10, CARD, squatter)])
     node.collect()

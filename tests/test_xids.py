@@ -1,4 +1,4 @@
-"""XID errors reduced: how many, how long nobody listened, and which containers were there. And what a source keeps."""
+"""XID errors reduced: how many, the time without a listener, the containers, and what a source keeps."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_when_each_code_came_last_is_remembered() -> None:
 
 
 def test_the_last_event_is_known() -> None:
-    """By when it was, not by where it is reported; of one moment the one told last; and until there is another."""
+    """By its time, not by its place in the report; of one moment the last one; and until there is another."""
     node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.9, 79), xid(9.2, 31)])
     assert [one.last_code for one in node.gpus] == [79]
     assert [one.last_code for one in node.collect(20.0, [(A, 9.0, 20.0)]).gpus] == [79]
@@ -240,7 +240,7 @@ def test_blind_time_is_never_less_than_the_time_without_a_listener(sessions: lis
 
 @given(st.lists(st.tuples(SECONDS, SECONDS, st.booleans()), min_size=1, max_size=12))
 def test_blind_time_is_exactly_the_time_without_a_listener(registrations: list[tuple[float, float, bool]]) -> None:
-    """Where each stretch is proven up to the read that tells of it, and ends are reported: to the second."""
+    """To the second, if each stretch is proven up to the read that reports it, and ends are reported."""
     node, now = Node().collect(100.0), 100.0
     deaf = 0.0
     for pause, seconds, told_down in registrations:
@@ -273,7 +273,7 @@ def test_containers_before_the_event_are_credited() -> None:
 
 
 def test_an_event_of_the_first_collection_is_of_its_containers() -> None:
-    """There is no collection before it that could tell."""
+    """There is no collection before it that could show more."""
     node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)], on=[(TRAIN, A)])
     assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
 
@@ -353,14 +353,14 @@ def test_errors_do_not_expire_while_ends_are_unknown() -> None:
 
 
 def test_the_last_seen_containers_are_credited_without_a_list() -> None:
-    """A kubelet that is away does not make the event nobody's."""
+    """A kubelet that is away does not take the event from the containers."""
     node = Node().collect(10.0, on=[(TRAIN, A)]).collect(20.0, list_current=False)
     node.collect(30.0, events=[xid(25.0)], list_current=False)
     assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
 
 
 def test_a_container_of_long_ago_is_not_credited() -> None:
-    """While nobody tells that a container has left, it may still be there for a minute; after that it may not."""
+    """While no source reports that a container has left, it may still be there for a minute; after that it may not."""
     node = Node().collect(10.0, on=[(TRAIN, A)])
     for at in range(20, int(CARRIED_SECONDS) + 11, 10):
         node.collect(float(at), on=[(SERVE, A)], list_current=False)
@@ -433,7 +433,7 @@ def test_a_source_keeps_events_until_a_reading_returns_them() -> None:
 
 
 def test_a_flood_is_kept_in_little_and_counted_in_full() -> None:
-    """Beyond a thousand events that nobody asked for yet, equal ones are reported together."""
+    """Beyond a thousand events that no read asked for yet, equal ones are reported together."""
     news = XidEvents()
     for number in range(5 * MOST_EVENTS):
         news.add(XidMessage(A, 13 + number % 3, None, None, float(number)))

@@ -81,8 +81,8 @@ CUSTOM: dict[str, dict[str, float]] = {
         "infer-0": 0.25,
     },
 }
-"""What the custom metrics API has to say of the namespace `serving`. No SM of MIG, and of who also uses a card of which
-it is not told; nothing of the pod on a lost GPU, and of the one with a slot on no known device."""
+"""What the custom metrics API has to say of the namespace `serving`. No SM of MIG, and of a pod that also uses a card
+without SM; nothing of the pod on a lost GPU, and of the one with a slot on no known device."""
 EXTERNAL = {
     ("workload_gpu_utilization", "llm"): 1.4 / 3,
     ("workload_gpu_utilization", "embedder"): 1.0,

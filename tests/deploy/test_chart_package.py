@@ -49,7 +49,7 @@ def test_the_package_is_whole(packaged: Path) -> None:
             name = one.name.removeprefix("gpumap/")
             content = archive.extractfile(one)
             assert content is not None
-            if name != "Chart.yaml":  # helm writes it anew
+            if name != "Chart.yaml":  # helm writes it again
                 assert content.read() == (CHART / name).read_bytes(), name
     whole = {str(one.relative_to(CHART)) for one in CHART.rglob("*") if one.is_file()}
     values = {str(one.relative_to(CHART)) for one in (CHART / "ci").iterdir()}

@@ -49,9 +49,9 @@ class Scraper:
     def point(self, node: str, *urls: str) -> None:
         """The node's agents are at these addresses from now on."""
         labels = {"node": node, "instance": node}
-        told = [{"targets": [url.removeprefix("http://")], "labels": labels} for url in urls]
+        targets = [{"targets": [url.removeprefix("http://")], "labels": labels} for url in urls]
         written = self.folder / f"{node}.new"
-        written.write_text(json.dumps(told))
+        written.write_text(json.dumps(targets))
         written.rename(self.folder / f"{node}.json")
 
     def targets(self, url: str) -> list[Mapping[str, Any]]:
@@ -132,14 +132,14 @@ class Seen:
 def run_rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """Three nodes, each rolled out in its own way, at the same time."""
     folder = tmp_path_factory.mktemp("rollout")
-    (told := folder / "told").mkdir()
-    job = {"job_name": "gpumap", "honor_labels": True, "file_sd_configs": [{"files": [f"{told}/*.json"]}]}
+    (targets := folder / "targets").mkdir()
+    job = {"job_name": "gpumap", "honor_labels": True, "file_sd_configs": [{"files": [f"{targets}/*.json"]}]}
     times = {"scrape_interval": f"{INTERVAL_SECONDS}s", "scrape_timeout": "10s"}
     with (
         prometheus(folder, config={"global": times, "scrape_configs": [job]}) as server,
         ThreadPoolExecutor() as threads,
     ):
-        scraper = Scraper(server, told)
+        scraper = Scraper(server, targets)
         ways = {"replaced": replace_agent, "failed": replace_agent, "surge": run_two}
         begun = {node: threads.submit(roll_out, scraper, node) for node, roll_out in ways.items()}
         yield Seen(server, {node: one.result() for node, one in begun.items()})

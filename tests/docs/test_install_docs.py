@@ -1,4 +1,4 @@
-"""What the guides tell operators to type is what the chart, helm and kubectl take: values, flags, manifests."""
+"""What the guides say to type is what the chart, helm and kubectl take: values, flags, manifests."""
 
 from __future__ import annotations
 

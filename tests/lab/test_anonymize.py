@@ -323,7 +323,7 @@ def test_claims_are_renamed_in_all_that_names_them() -> None:
     assert {one.claim for one in devices} == {one.claim for one in entries}
     assert devices[0].uuid == names.device(gpu_uuid(0))
     listed = v1_pb2.ListPodResourcesResponse.FromString(content["kubelet/list.pb"]).pod_resources[0].containers[0]
-    # A claim without a GPU is a name alone.
+    # A claim without a GPU is only a name.
     assert {one.claim_name: [d.device_name for d in one.claim_resources] for one in listed.dynamic_resources} == {
         names.claim("acme-gpus"): ["gpu-0"],
         names.claim("acme-nic"): [""],
