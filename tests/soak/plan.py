@@ -12,7 +12,7 @@ import math
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from random import Random
@@ -45,14 +45,23 @@ class Round:
 
 Fault = Callable[[Round], AbstractAsyncContextManager[None]]
 FAULTS: dict[str, Fault] = {}
+Steps = Callable[[Round], AsyncIterator[None]]
 
 
-def fault(name: str) -> Callable[[Callable[[Round], AsyncIterator[None]]], Callable[[Round], AsyncIterator[None]]]:
-    """Add a kind of fault: what is before its `yield` breaks something, what is after it mends it."""
+def fault(name: str, *parts: str, agents: Sequence[str] = AGENTS) -> Callable[[Steps], Steps]:
+    """Add a kind of fault: what is before its `yield` breaks these parts for agents, what is after it mends them."""
 
-    def add(one: Callable[[Round], AsyncIterator[None]]) -> Callable[[Round], AsyncIterator[None]]:
-        FAULTS[name] = contextlib.asynccontextmanager(one)
-        return one
+    def add(steps: Steps) -> Steps:
+        async def hold(at: Round) -> AsyncIterator[None]:
+            taken = steps(at)
+            with at.node.breaks(agents, parts):
+                await anext(taken)
+            yield
+            with at.node.mends(agents, parts):
+                await anext(taken, None)
+
+        FAULTS[name] = contextlib.asynccontextmanager(hold if parts else steps)
+        return steps
 
     return add
 
@@ -61,13 +70,11 @@ def fault(name: str) -> Callable[[Callable[[Round], AsyncIterator[None]]], Calla
 
 
 def _kubelet(name: str, behaviour: object, *parts: str) -> None:
-    @fault(name)
+    @fault(name, "kubelet", *parts)
     async def broken(at: Round) -> AsyncIterator[None]:
-        with at.node.breaks(AGENTS, ("kubelet", *parts)):
-            at.node.kubelet.misbehave(behaviour)  # type: ignore[arg-type]
+        at.node.kubelet.misbehave(behaviour)  # type: ignore[arg-type]
         yield
-        with at.node.mends(AGENTS, ("kubelet", *parts)):
-            at.node.kubelet.behave()
+        at.node.kubelet.behave()
 
 
 _kubelet("kubelet: refuses", Refuse(grpc.StatusCode.UNAVAILABLE, "not now"), "no kubelet")
@@ -99,59 +106,46 @@ async def _away(at: Round) -> AsyncIterator[None]:
         await at.node.kubelet.start()
 
 
-@fault("kubelet: restarts")
+@fault("kubelet: restarts", "kubelet")
 async def _restarts(at: Round) -> AsyncIterator[None]:
-    with at.node.breaks(AGENTS, ("kubelet",)):
-        await at.node.kubelet.stop()
-        await at.node.kubelet.start()
+    await at.node.kubelet.stop()
+    await at.node.kubelet.start()
     yield
-    with at.node.mends(AGENTS, ("kubelet",)):
-        pass
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@fault("checkpoint: away")
+@fault("checkpoint: away", "checkpoint")
 async def _no_checkpoint(at: Round) -> AsyncIterator[None]:
-    with at.node.breaks(AGENTS, ("checkpoint",)):
-        at.node.checkpoint.unlink()
+    at.node.checkpoint.unlink()
     yield
-    with at.node.mends(AGENTS, ("checkpoint",)):
-        pass
 
 
-@fault("checkpoint: cut off")
+@fault("checkpoint: cut off", "checkpoint")
 async def _cut_off(at: Round) -> AsyncIterator[None]:
-    with at.node.breaks(AGENTS, ("checkpoint",)):
-        at.node.checkpoint.write_bytes(at.node.checkpoint.read_bytes()[:-40])
+    at.node.checkpoint.write_bytes(at.node.checkpoint.read_bytes()[:-40])
     yield
-    with at.node.mends(AGENTS, ("checkpoint",)):
-        pass
 
 
-@fault("logs: away")
+@fault("logs: away", "logs")
 async def _no_logs(at: Round) -> AsyncIterator[None]:
-    with at.node.breaks(AGENTS, ("logs",)):
-        (at.node.logs / "pods").rename(at.node.logs / "pods.away")
+    (at.node.logs / "pods").rename(at.node.logs / "pods.away")
     yield
-    with at.node.mends(AGENTS, ("logs",)):
-        (at.node.logs / "pods.away").rename(at.node.logs / "pods")
+    (at.node.logs / "pods.away").rename(at.node.logs / "pods")
 
 
-@fault("proc: entries unreadable")
+@fault("proc: entries unreadable", "proc")
 async def _unreadable(at: Round) -> AsyncIterator[None]:
-    with at.node.breaks(AGENTS, ("proc",)):
-        chosen = at.random.sample(sorted(at.node.truth.processes), k=min(3, len(at.node.truth.processes)))
-        for pid in chosen:
-            (at.node.proc / str(pid) / "cgroup").rename(at.node.proc / str(pid) / "kept")
-            (at.node.proc / str(pid) / "cgroup").mkdir()
+    chosen = at.random.sample(sorted(at.node.truth.processes), k=min(3, len(at.node.truth.processes)))
+    for pid in chosen:
+        (at.node.proc / str(pid) / "cgroup").rename(at.node.proc / str(pid) / "kept")
+        (at.node.proc / str(pid) / "cgroup").mkdir()
     yield
-    with at.node.mends(AGENTS, ("proc",)):
-        for pid in chosen:
-            if (kept := at.node.proc / str(pid) / "kept").exists():
-                (at.node.proc / str(pid) / "cgroup").rmdir()
-                kept.rename(at.node.proc / str(pid) / "cgroup")
+    for pid in chosen:
+        if (kept := at.node.proc / str(pid) / "kept").exists():
+            (at.node.proc / str(pid) / "cgroup").rmdir()
+            kept.rename(at.node.proc / str(pid) / "cgroup")
 
 
 # --- the driver -------------------------------------------------------------------------------------------------------
@@ -206,17 +200,15 @@ async def _xids(at: Round) -> AsyncIterator[None]:
     yield
 
 
-@fault("driver: unloaded")
+@fault("driver: unloaded", "nvml", "no nvml")
 async def _unloaded(at: Round) -> AsyncIterator[None]:
-    with at.node.breaks(AGENTS, ("nvml", "no nvml")):
-        for driver in at.node.drivers.values():
-            driver.fail["nvmlDeviceGetCount_v2", "*"] = standin.Code.UNINITIALIZED
-            driver.init_code = standin.Code.DRIVER_NOT_LOADED
+    for driver in at.node.drivers.values():
+        driver.fail["nvmlDeviceGetCount_v2", "*"] = standin.Code.UNINITIALIZED
+        driver.init_code = standin.Code.DRIVER_NOT_LOADED
     yield
-    with at.node.mends(AGENTS, ("nvml", "no nvml")):
-        for driver in at.node.drivers.values():
-            driver.fail.clear()
-            driver.init_code = 0
+    for driver in at.node.drivers.values():
+        driver.fail.clear()
+        driver.init_code = 0
 
 
 @fault("MIG: re-partitioned")
@@ -229,46 +221,39 @@ async def _repartitioned(at: Round) -> AsyncIterator[None]:
 
 
 def _worker(name: str, number: signal.Signals) -> None:
-    @fault(name)
+    @fault(name, "nvml")
     async def hit(at: Round) -> AsyncIterator[None]:
         stopped = []
-        with at.node.breaks(AGENTS, ("nvml",)):
-            for agent in at.agents:
-                if (pid := agent.worker) is not None:
-                    os.kill(pid, number)
-                    stopped.append(pid)
+        for agent in at.agents:
+            if (pid := agent.worker) is not None:
+                os.kill(pid, number)
+                stopped.append(pid)
         yield
-        with at.node.mends(AGENTS, ("nvml",)):
-            for pid in stopped if number is signal.SIGSTOP else ():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+        for pid in stopped if number is signal.SIGSTOP else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 _worker("worker: killed", signal.SIGKILL)
 _worker("worker: stopped", signal.SIGSTOP)
 
 
-@fault("worker: crashes in the driver")
+@fault("worker: crashes in the driver", "nvml")
 async def _crashes(at: Round) -> AsyncIterator[None]:
     index = at.draw_gpu()
-    with at.node.breaks(AGENTS, ("nvml",)):
-        for driver in at.node.drivers.values():
-            driver.crash.add(("*", index))
+    for driver in at.node.drivers.values():
+        driver.crash.add(("*", index))
     yield
-    with at.node.mends(AGENTS, ("nvml",)):
-        for driver in at.node.drivers.values():
-            driver.crash.clear()
+    for driver in at.node.drivers.values():
+        driver.crash.clear()
 
 
-@fault("gpumap: releases the driver")
+@fault("gpumap: releases the driver", "nvml")
 async def _released(at: Round) -> AsyncIterator[None]:
-    with at.node.breaks(AGENTS, ("nvml",)):
-        for agent in at.agents:
-            assert agent.process is not None
-            agent.process.send_signal(signal.SIGUSR1)
+    for agent in at.agents:
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGUSR1)
     yield
-    with at.node.mends(AGENTS, ("nvml",)):
-        pass
 
 
 def _restart(name: str, number: signal.Signals) -> None:
@@ -289,14 +274,11 @@ _restart("gpumap: terminated", signal.SIGTERM)
 _restart("gpumap: killed", signal.SIGKILL)
 
 
-@fault("gpumap: another password")
+@fault("gpumap: another password", "page", agents=AGENTS[1:])
 async def _password(at: Round) -> AsyncIterator[None]:
-    with at.node.breaks(AGENTS[1:], ("page",)):
-        for agent in at.agents[1:]:
-            await agent.replace_password()
+    for agent in at.agents[1:]:
+        await agent.replace_password()
     yield
-    with at.node.mends(AGENTS[1:], ("page",)):
-        pass
 
 
 # --- the rounds -------------------------------------------------------------------------------------------------------
