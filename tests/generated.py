@@ -56,7 +56,7 @@ def nodes(draw: st.DrawFn) -> TestNode:
         pod.shares = tuple(draw(st.lists(_shares(gpus), max_size=2)))
         for container in draw(st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=2, unique=True)):
             if draw(st.booleans()):
-                made = sharing.Node(draw, gpus, 10 * number + len(pod.ids))
+                made = sharing.PluginNode(draw, gpus, 10 * number + len(pod.ids))
                 _give(pod, container, draw(st.sampled_from(sharing.PLUGINS))(made))
             else:
                 pod.ids[container] = _take_ids(draw, [uuid for uuid in free if uuid not in shared], replicas, number)

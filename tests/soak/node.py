@@ -176,7 +176,7 @@ class SoakNode(machine.Machine):
         self.counts = dict.fromkeys(("pods", "processes", "repartitions", "pids used again"), 0)
         self.pauses: deque[tuple[float, float]] = deque(maxlen=1000)
         self.earlier: set[tuple[ContainerName, str]] = set()
-        """Containers, and the devices that they ever held or used, with their GPUs: an XID error may be of a whole GPU."""
+        """Containers, and the devices that they ever held or used, and their GPUs: XID errors may be of a GPU."""
         self._next_pid = 0
         self._start_ticks = 1000
         self._partitions = 0
