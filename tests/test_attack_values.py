@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, use
-from tests.promtool import accepted
+from tests.promtool import assert_answers
 from tests.shown import waste_values
 from tests.standin import Code, Driver
 from tests.sweep import GRAPHICS, HOPPER, MPS, PARTED, SHARED, SLICES, Series, Sweep, refuse, sweeping, swept_node
@@ -391,16 +390,10 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
         f"gpumap_container_gpu_processes{own}": [1] * steady,
         f'gpumap_accounting_gap_seconds_total{{{target},gpu_uuid="GPU-1"}}': [0] * steady,
     }
-    test = {
-        "interval": "15s",
-        "input_series": [{"series": name, "values": " ".join(map(str, row))} for name, row in values.items()],
-        # Absent, or not farther from the truth than a rate over two or five minutes may be.
-        "promql_expr_test": [{"expr": f"abs({record} - {truth}) > 0.1", "eval_time": at, "exp_samples": []}],
-    }
-    file = tmp_path / "test.json"
-    rule_files = [str(RULES_FOLDER / f"{rules}.yaml")]
-    file.write_text(json.dumps({"rule_files": rule_files, "evaluation_interval": "15s", "tests": [test]}))
-    accepted("test", "rules", file)
+    series = {name: " ".join(map(str, row)) for name, row in values.items()}
+    # Absent, or not farther from the truth than a rate over two or five minutes may be.
+    wrong = f"abs({record} - {truth}) > 0.1", at, dict[str, float]()
+    assert_answers(tmp_path, series, wrong, rules=[RULES_FOLDER / f"{rules}.yaml"], interval="15s")
 
 
 async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.dashboards.board_servers import RECORDS, fill_in
 from tests.dashboards.own_boards import BOARDS
-from tests.promtool import accepted
+from tests.promtool import Asked, assert_answers
 
 Values = Mapping[str, str]
 """promtool's notation, by series; a sample each minute."""
@@ -129,25 +128,8 @@ def stat(uid: str, title: str) -> str:
     return fill_in(query, {})
 
 
-def prove(
-    folder: Path, series: Values, asked: Sequence[tuple[str, str, Mapping[str, float]]], rules: Sequence[Path] = ()
-) -> None:
+def prove(folder: Path, series: Values, asked: Sequence[Asked], rules: Sequence[Path] = ()) -> None:
     """Each query, at its moment, has these series with these values, says promtool."""
-    test = {
-        "interval": "1m",
-        "input_series": [
-            {"series": name.replace("{", '{job="gpumap",', 1), "values": values} for name, values in series.items()
-        ],
-        "promql_expr_test": [
-            {
-                "expr": fill_in(query, {}),
-                "eval_time": moment,
-                "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
-            }
-            for query, moment, expected in asked
-        ],
-    }
-    file = folder / "boards.test.json"  # JSON is YAML
-    text = json.dumps({"rule_files": [str(rule) for rule in rules], "evaluation_interval": "1m", "tests": [test]})
-    file.write_text(text, encoding="utf-8")
-    accepted("test", "rules", file)
+    of_gpumap = {name.replace("{", '{job="gpumap",', 1): values for name, values in series.items()}
+    filled = ((fill_in(query, {}), moment, expected) for query, moment, expected in asked)
+    assert_answers(folder, of_gpumap, *filled, rules=rules)

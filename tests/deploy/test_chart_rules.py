@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart import CHART, Manifest, container_of, pod_of, render, render_all
-from tests.promtool import accepted
+from tests.promtool import assert_answers
 
 RULES = CHART / "rules"
 RUNBOOKS = CHART.parent.parent / "docs" / "runbooks"
@@ -135,17 +135,11 @@ WATCHED = {name for _, names in CHANGES for name in names}
 def test_thresholds_decide_what_fires(values: tuple[str, ...], firing: set[str], tmp_path: Path) -> None:
     """promtool plays four hours of one GPU: which alerts fire depends on thresholds, ignoredXids and `for`."""
     groups = rendered_groups(*(f"prometheusRule.{one}" for one in values))
-    (tmp_path / "rules.json").write_text(json.dumps({"groups": groups}))
-    series = [{"series": name.replace("{", '{job="gpumap",', 1), "values": values} for name, values in PLAYED.items()]
-    asked = {
-        "expr": f'group by (alertname) (ALERTS{{alertstate="firing",alertname=~"{"|".join(sorted(WATCHED))}"}})',
-        "eval_time": "4h",
-        "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(firing)],
-    }
-    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
-    file = tmp_path / "test.json"  # JSON is YAML
-    file.write_text(json.dumps({"rule_files": ["rules.json"], "evaluation_interval": "1m", "tests": [test]}))
-    accepted("test", "rules", file)
+    (rules := tmp_path / "rules.json").write_text(json.dumps({"groups": groups}))
+    series = {name.replace("{", '{job="gpumap",', 1): values for name, values in PLAYED.items()}
+    query = f'group by (alertname) (ALERTS{{alertstate="firing",alertname=~"{"|".join(sorted(WATCHED))}"}})'
+    expected = {f'{{alertname="{name}"}}': 1 for name in firing}
+    assert_answers(tmp_path, series, (query, "4h", expected), rules=[rules])
 
 
 @pytest.mark.parametrize("base", ["https://git.example.com/runbooks", "https://git.example.com/runbooks/"])

@@ -3,7 +3,6 @@
 tests/docs/guides.py describes the words after `promql` and the columns of tables.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ import pytest
 from tests.docs.guides import FENCES, GUIDES, KINDS, NATIVE, SAME, Fence, native, read_relabelings
 from tests.fleet import SERVERS, Fleet, running_fleet
 from tests.prometheus import Prometheus
-from tests.promtool import accepted
+from tests.promtool import assert_answers
 
 ROUNDED = 1e-3
 """How much of a value the originals' units may round off: whole MiB."""
@@ -170,15 +169,8 @@ def test_what_does_not_answer_is_neither_idle_nor_unheld(
     tmp_path: Path, series: Mapping[str, str], guide: str, part: str, labels: str, value: float
 ) -> None:
     """A lost card is in no mean of what is busy; while NVML is down, holders have no model."""
-    samples = [{"series": f'{name[:-1]},node="n",instance="n:9401"}}', "values": of} for name, of in series.items()]
-    asked = {
-        "expr": native(guide, part),
-        "eval_time": "10m",
-        "exp_samples": [{"labels": labels, "value": value}],
-    }
-    test = {"interval": "1m", "input_series": samples, "promql_expr_test": [asked]}
-    (tmp_path / "test.json").write_text(json.dumps({"rule_files": [], "tests": [test]}), encoding="utf-8")
-    accepted("test", "rules", "test.json", cwd=tmp_path)
+    samples = {f'{name[:-1]},node="n",instance="n:9401"}}': of for name, of in series.items()}
+    assert_answers(tmp_path, samples, (native(guide, part), "10m", {labels: value}))
 
 
 def test_the_words_of_fences_are_known() -> None:
