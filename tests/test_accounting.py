@@ -112,20 +112,6 @@ def test_sm_beyond_1_counts_whole_for_energy() -> None:
     assert [account(snapshot, pod.full()).energy_joules for pod in (a, b)] == [3.0, 1.0]
 
 
-def test_unknown_sm_gets_no_energy() -> None:
-    """If SM time is unknown, there is no counter of it, nor of energy; all energy is unattributed."""
-    pod = holder()
-    node = one_gpu(pod)
-    node.gpus[0].has_samples = False
-    node.collect()
-    node.gpus[0].millijoules = 3000
-    snapshot = node.collect()
-    charged = account(snapshot, pod.full())
-    assert (charged.sm_seconds, charged.energy_joules) == (None, None)
-    assert charged.allocated_gpu_seconds == 5.0
-    assert gpu_account(snapshot).energy_unattributed_joules == 2.0
-
-
 def test_a_counter_exists_while_its_measure_is_lost() -> None:
     """Without PID visibility, charges remain, and only the time held grows."""
     pod = holder()
@@ -154,13 +140,6 @@ def test_mig_devices_are_charged_for_time_and_memory() -> None:
     charged = account(snapshot, pod.full(), leaf)
     assert charged == ContainerAccount(*pod.full(), leaf, 7.0 * (3 / 7), None, 7.0 * GIB, None)
     assert gpu_account(snapshot).energy_unattributed_joules == 0.5
-
-
-def test_a_partitioned_gpu_that_is_held_whole_is_charged() -> None:
-    pod = holder()
-    node = TestNode([Gpu(0, mig=[(1, 0, 7)])], [pod])
-    node.collect()
-    assert account(node.collect(), pod.full()).allocated_gpu_seconds == 5.0
 
 
 @pytest.mark.parametrize("fault", ["lost", "hung"])
@@ -232,24 +211,6 @@ def test_energy_of_a_reloaded_driver() -> None:
     assert account(node.collect(), pod.full()).energy_joules == 0.5
 
 
-@pytest.mark.parametrize("watts_max", [700.0, 0.0, None])
-def test_a_counter_that_was_0_once_charges_no_container_its_whole_life(watts_max: float | None) -> None:
-    """The counter returns to its old value. No GPU draws so much in an interval, so no container pays for it."""
-    pod = holder()
-    node = one_gpu(pod, millijoules=10**12)
-    node.gpus[0].watts_max = watts_max
-    node.processes.append(Process(100, GPU, pod, sm=0.5))
-    node.collect()
-    for millijoules in (0, 10**12 + 1000):
-        node.gpus[0].millijoules = millijoules
-        snapshot = node.collect()
-        assert account(snapshot, pod.full()).energy_joules == 0.0
-    assert gpu_account(snapshot).energy_unattributed_joules == 10**9 + 1  # as the increase of the GPU's own counter
-    assert gpu_account(snapshot).gap_seconds == 0.0
-    node.gpus[0].millijoules = 10**12 + 3_501_000
-    assert account(node.collect(), pod.full()).energy_joules == 3500.0
-
-
 @pytest.mark.parametrize(
     ("enforced", "limits"), [(700.0, {}), (None, {"default": 700.0, "min": 200.0}), (300.0, {"max": 700.0})]
 )
@@ -300,20 +261,6 @@ def test_counters_exist_for_five_minutes_after_the_container() -> None:
     for _ in range(5):
         assert account(node.collect(55.0), pod.full()).allocated_gpu_seconds == 5.0
     assert found(node.collect(55.0), pod.full()) is None
-
-
-def test_after_a_long_outage_counters_of_ended_containers_end_at_once() -> None:
-    """The first complete collection after an outage of the kubelet drops containers that ended 5 minutes ago."""
-    gone, stays = holder("gone"), holder("stays")
-    node = one_gpu(gone, stays)
-    node.collect()
-    node.down = {"kubelet"}
-    for _ in range(12):
-        snapshot = node.collect(55.0)
-    assert {one.name for one in snapshot.node.accounts} == {gone.full(), stays.full()}
-    node.pods.remove(gone)
-    node.down = set()
-    assert [one.name for one in node.collect(55.0).node.accounts] == [stays.full()]
 
 
 def test_a_holder_that_the_list_has_no_more_expires_without_nvml() -> None:
@@ -379,16 +326,6 @@ def test_a_gpu_that_was_taken_away_goes_on_when_it_is_back() -> None:
     node.gpus.append(gpu)
     gpu.millijoules = 4000
     assert gpu_account(node.collect()) == GpuAccount(GPU, 3.0, 0.0)
-
-
-def test_a_device_that_nvml_never_reported_is_charged_to_no_container() -> None:
-    """While NVML has not answered yet, a uuid of the kubelet's is a holder's, and has no counters."""
-    pod = holder()
-    node = one_gpu(pod)
-    node.down = {"nvml"}
-    snapshot = node.collect()
-    assert snapshot.containers
-    assert snapshot.node.accounts == ()
 
 
 def test_a_returning_container_has_no_energy_of_its_absence() -> None:

@@ -10,8 +10,6 @@ from gpumap.agent.join import Memory
 from gpumap.agent.published import published
 from gpumap.cli.tables import Shape
 from gpumap.model.observations import (
-    CgroupKind,
-    CgroupMembership,
     CheckpointEntry,
     ClaimDevice,
     ClaimPods,
@@ -19,7 +17,6 @@ from gpumap.model.observations import (
     DraState,
     LogTree,
     PluginAnswer,
-    PodCgroup,
     PodIdentity,
     PreparedDevice,
     ReportedPod,
@@ -127,17 +124,6 @@ def test_user_of_a_claim_that_the_kubelet_does_not_list_is_no_squatter(
     snapshot = node.collect()
     assert lies(snapshot) == {}
     assert holders(snapshot) != 0, "the claim holds it"
-
-
-def test_user_of_a_claim_without_a_device_name_is_no_squatter() -> None:
-    """Kubelets 1.27 to 1.30 list a claim by its name and CDI names only: any device may be in it."""
-    claims = {"main": [ClaimDevice("", "", "", "", "ml", "trainer-gpu")]}
-    pod, other = Pod("ml", "trainer", claims=claims), Pod("kube-system", "proxy", {"main": {}})
-    node = IdentityNode([Gpu(0)], [pod, other], [Process(10, CARD, pod, memory=40 * GIB)], allocatable=None)
-    node.collect()
-    snapshot = node.collect()
-    assert lies(snapshot) == {}
-    assert holders(snapshot) != 0 or next(one.may_have_more for one in snapshot.node.devices), "the claim may hold it"
 
 
 def test_claim_that_may_be_for_administrators_is_named() -> None:
@@ -315,12 +301,6 @@ def handed_on(*, logs: bool) -> tuple[IdentityNode, Pod, Pod]:
     return node, old, new
 
 
-def test_remembered_list_credits_no_pod_with_its_successor() -> None:
-    node, old, _ = handed_on(logs=False)
-    rows = {one.name: one.use.memory_bytes for one in node.collect().containers if one.use}
-    assert not any(rows[name] for name in rows if name.pod == old.name)
-
-
 @pytest.mark.parametrize("logs", [False, True])
 def test_live_pod_is_not_gone_after_a_list_that_failed(*, logs: bool) -> None:
     """The List is back, and has job-2, which holds the card and uses it. With the logs it is known again."""
@@ -367,19 +347,6 @@ def test_static_pod_with_a_uid_of_its_own_makes_no_list_complete() -> None:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def test_thief_without_a_trace_does_not_charge_its_victim() -> None:
-    """A privileged container makes a cgroup with the UID of a victim below its own. No file has its own UID: it holds
-    no device, and its log directory was removed. The victim must not pay."""
-    victim, thief = holder("victim", CARD), Pod("ml", "thief", {"main": {}}, has_tree=False, has_links=False)
-    node = IdentityNode([Gpu(0), Gpu(1)], [victim, thief])
-    inner = tuple(PodCgroup(pod.uid, pod.container_id("main")) for pod in (thief, victim))
-    node.processes = [Process(10, OTHER, thief, memory=40 * GIB, cgroup=CgroupMembership(CgroupKind.POD, inner))]
-    node.collect()
-    snapshot = node.collect()
-    assert lies(snapshot, OTHER) == {}
-    assert use(snapshot, victim.full(), OTHER) is None
-
-
 # --- gpumap's own restart ---------------------------------------------------------------------------------------------
 
 
@@ -404,23 +371,6 @@ def test_index_of_an_answer_from_before_gpumap_accuses_nobody() -> None:
 
 
 # --- since when a holder is idle --------------------------------------------------------------------------------------
-
-
-def test_idle_time_of_a_predecessor_is_not_its_successors() -> None:
-    """With hostPID, and without the files: a pod is made again under its name, three minutes after its predecessor."""
-    pod = holder("web-0", CARD)
-    node = IdentityNode([Gpu(0)], [pod], checkpoint_readable=False, logs_readable=False)
-    node.processes = []
-    node.collect()
-    for _ in range(30):
-        node.collect(60)
-    pod.listed = False
-    node.pods.append(Pod("kube-system", "proxy", {"main": {}}))
-    node.collect(180)
-    node.pods[0] = replace(pod, generation=1, listed=True)
-    snapshot = node.collect(5)
-    found = use(snapshot, pod.full(), CARD)
-    assert found is None or found.last_active is None or node.now.wall - found.last_active < 200
 
 
 # --- devices that the List does not have ------------------------------------------------------------------------------

@@ -39,17 +39,6 @@ def charged(snapshot: Snapshot, pod: Pod) -> ContainerAccount:
 # --- whose it is ------------------------------------------------------------------------------------------------------
 
 
-def test_of_a_gpu_that_does_not_measure_it_there_is_none() -> None:
-    """Before Hopper, for a holder with and without a process."""
-    busy, idle = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
-    node = mig_node(busy, idle, activity=None)
-    node.processes = [Process(100, LEAF, busy)]
-    node.collect()
-    snapshot = node.collect()
-    assert (activity(snapshot, busy), activity(snapshot, idle)) == (None, None)
-    assert used(snapshot, busy).last_active is None
-
-
 @pytest.mark.parametrize("who", ["holder", "squatter", "other container", "host", "gone", "hidden"])
 def test_of_two_users_it_is_no_ones(who: str) -> None:
     """Whoever else has a process there, known or not: neither is credited with what both did."""
@@ -85,19 +74,6 @@ def test_the_activity_of_an_uncertain_user_makes_no_holder_idle(who: str) -> Non
     assert activity(node.collect(), holder) is None
 
 
-def test_a_pod_is_not_credited_with_that_of_its_namesake() -> None:
-    """A StatefulSet's pod begins again under the same name: what ran between the two readings was of both."""
-    pod = mig_pod()
-    node = mig_node(pod)
-    node.processes = [Process(100, LEAF, pod)]
-    node.collect()
-    successor = mig_pod()
-    successor.generation = 1
-    node.pods, node.processes = [successor], [Process(101, LEAF, successor)]
-    assert activity(node.collect(), successor) is None
-    assert activity(node.collect(), successor) == 0.5
-
-
 def test_a_holder_without_a_process_rests() -> None:
     """Its zero is there while the device rests too: what computes without a process that anybody saw may be its own."""
     pod = mig_pod()
@@ -131,16 +107,6 @@ def test_a_mig_pod_that_rests_is_an_idle_holder() -> None:
     assert "idle" not in [one.finding for one in node.collect().node.findings or ()]
 
 
-def test_a_mig_pod_of_unknown_activity_is_not_judged() -> None:
-    """As before Hopper: it has a process, so nothing says that it is idle."""
-    pod = mig_pod()
-    node = mig_node(pod, activity=None)
-    node.processes = [Process(100, LEAF, pod, memory=GIB)]
-    for _ in range(100):
-        snapshot = node.collect()
-    assert "idle" not in [one.finding for one in snapshot.node.findings or ()]
-
-
 # --- what is charged --------------------------------------------------------------------------------------------------
 
 
@@ -156,15 +122,6 @@ def test_the_activity_of_a_mig_device_counts_as_its_share_of_the_gpu() -> None:
     assert account.sm_activity_seconds == pytest.approx(5.0 * 0.5 * 3 / 7)
     assert account.allocated_gpu_seconds == pytest.approx(10.0 * 3 / 7)
     assert (account.sm_seconds, account.energy_joules) == (None, None)
-
-
-def test_the_idle_are_charged_no_time_from_the_start() -> None:
-    """The counter is there, at 0: an autoscaler needs it."""
-    pod = mig_pod()
-    node = mig_node(pod, activity=0.0)
-    for _ in range(3):
-        snapshot = node.collect()
-    assert charged(snapshot, pod).sm_activity_seconds == 0.0
 
 
 def test_where_several_hold_a_mig_device_no_time_is_charged() -> None:

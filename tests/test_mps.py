@@ -11,7 +11,7 @@ from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import MeasuredNode, measure
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, processes_by_owner, use
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, use
 from tests.standin import Driver, Sample
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
@@ -58,16 +58,6 @@ def test_clients_are_charged_to_their_own_pods(daemon: Pod | None) -> None:
     waiting = owners(snapshot, OTHER)
     assert (waiting["host" if daemon is None else "unknown"], waiting["unassigned"]) == (30 * MIB, 0)
     assert use(snapshot, DAEMON.full("mps-control-daemon"), CARD) is None
-
-
-def test_a_server_for_each_user_is_no_client_of_the_other() -> None:
-    """Two servers add up as `mps_server`."""
-    client = replica("client", 0)
-    node = TestNode([Gpu(0)], [client, DAEMON])
-    node.processes = [server(10), server(11, memory=25 * MIB), Process(12, CARD, client, types="M+C")]
-    snapshot = node.collect()
-    assert (owners(snapshot, CARD)["mps_server"], processes_by_owner(snapshot, CARD)["mps_server"]) == (55 * MIB, 2)
-    assert used(snapshot, client).memory_bytes == GIB
 
 
 def test_a_pod_that_runs_its_own_daemon_is_charged_for_its_server() -> None:

@@ -73,20 +73,6 @@ def test_pods_that_only_the_second_list_gives_a_card_share_it() -> None:
     assert [leaf.holders for leaf in snapshot.node.devices] == [2, 1]
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-@pytest.mark.parametrize("container", ["main", "side", "warm"])
-def test_every_container_of_a_sharing_pod_may_use_its_card(container: str, has_links: bool) -> None:
-    """The agent names the first container. The others and init containers are no holders, but `scheduled`."""
-    node = koordinated()
-    half = pod(node, "half")
-    half.init["warm"] = {}
-    node.processes = [Process(10, CARD, half, container)]
-    half.has_links = has_links
-    snapshot = collected(node)
-    assert owners(snapshot, CARD)["scheduled"] == GIB
-    assert {one.name.container for one in snapshot.containers if one.holds and one.uuid == CARD} == {"main"}
-
-
 def test_a_pod_beyond_its_share_and_one_without_are_squatters() -> None:
     """The second List has both pods, and gives neither of them the leaf that it uses."""
     node = koordinated()
@@ -131,16 +117,6 @@ def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> No
     assert [leaf.holders for leaf in snapshot.node.devices] == [None, 1]
     assert owners(snapshot, CARD)["unknown"] == 2 * GIB
     assert snapshot.expires is None, "nothing of the agent is served any longer"
-
-
-def test_a_deleted_pods_process_is_gone_although_the_agent_is_down() -> None:
-    """Only the kubelet decides which pods exist."""
-    node = koordinated()
-    half = pod(node, "half")
-    node.processes = [Process(10, CARD, half)]
-    collected(node)
-    node.down, node.pods = {"second"}, [one for one in node.pods if one is not half]
-    assert owners(collected(node), CARD)["gone"] == GIB
 
 
 def test_a_pod_that_only_one_of_the_lists_has() -> None:

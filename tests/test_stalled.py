@@ -273,15 +273,6 @@ def test_without_idle_power_nothing_is_judged() -> None:
     assert not card.judged()
 
 
-def test_a_node_is_judged_after_ten_minutes() -> None:
-    """Before that, no finding does not mean that nothing is stalled."""
-    card = Card()
-    card.run(STALLED_SECONDS - 30.0)
-    assert not card.judged()
-    card.run(60.0)
-    assert card.judged()
-
-
 def works_with_150_watts(card: Card) -> None:
     """Let a new process work for half an hour. Only its power shows it. It is more than 10 % of the way from 71 W to
     the limit, but less than that from 100 W."""
@@ -334,15 +325,6 @@ def test_the_power_limit_of_each_moment_counts() -> None:
     assert not card.run(2 * STALLED_SECONDS)
     card.limit = LIMIT
     assert card.run(STALLED_SECONDS + 5.0)
-
-
-def test_a_clock_that_is_set_does_not_change_the_time() -> None:
-    """The wall clock jumps an hour: the finding comes at the same time."""
-    card = hung_card()
-    card.run(STALLED_SECONDS - 30.0)
-    card.node.wall_step = 3600.0
-    (one,) = card.run(30.0)
-    assert one.since == pytest.approx(card.node.now.wall - STALLED_SECONDS)
 
 
 def test_partitioned_gpus_are_never_stalled_and_never_judged() -> None:

@@ -27,7 +27,6 @@ from tests.nodes import Gpu as NodeGpu
 
 A, B = Uuid("GPU-a"), Uuid("GPU-b")
 WHOLE_A = GpuReading(0, uuid=A)
-WHOLE_B = GpuReading(1, uuid=B)
 MIG_1, MIG_2, MIG_3 = Uuid("MIG-1"), Uuid("MIG-2"), Uuid("MIG-3")
 PARTITIONED_A = GpuReading(
     0,
@@ -165,19 +164,6 @@ def test_a_gpu_without_a_uuid_since_a_restart_may_be_a_known_one() -> None:
 # --- blind time -------------------------------------------------------------------------------------------------------
 
 
-def test_time_from_the_first_reading_to_the_registration_is_blind() -> None:
-    """It begins to count when gpumap first sees the GPU, also where listening begins much later."""
-    node = XidNode().collect(10.0).collect(20.0)
-    assert node.collect(30.0, [(A, 25.0, 30.0)]).blind == pytest.approx(15.0)
-
-
-def test_blind_time_grows_while_nvml_is_down() -> None:
-    """With each collection, up to the one before, not only when somebody listens again; no second counts twice."""
-    node = XidNode().collect(10.0, [(A, 9.0, 10.0)])
-    assert [node.fail(at).blind for at in (20.0, 30.0, 40.0)] == [0.0, 10.0, 20.0]
-    assert node.collect(50.0, [(A, 45.0, 50.0)]).blind == pytest.approx(35.0)
-
-
 def test_memory_of_another_boot_counts_from_now() -> None:
     """Sums go on; the time between is not known, and the clock of then says nothing."""
     before = XidNode().collect(1e6, [(A, 9.0, 1e6 - 5)], [xid(1e6 - 7)]).collect(1e6 + 100).memory
@@ -272,12 +258,6 @@ def test_containers_before_the_event_are_credited() -> None:
     assert list(node.containers) == [ContainerXids(*SERVE, A, 79, 2), ContainerXids(*TRAIN, A, 31, 1)]
 
 
-def test_an_event_of_the_first_collection_is_of_its_containers() -> None:
-    """There is no collection before it that could show more."""
-    node = XidNode().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)], on=[(TRAIN, A)])
-    assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
-
-
 def test_a_late_event_is_of_the_containers_of_its_time() -> None:
     """Also where two collections have been since, or many that failed."""
     node = XidNode().collect(10.0, on=[(TRAIN, A)]).collect(11.0, on=[(SERVE, A)]).collect(12.0, on=[(SERVE, A)])
@@ -287,13 +267,6 @@ def test_a_late_event_is_of_the_containers_of_its_time() -> None:
         node.fail(float(at), "deadline_exceeded")
     node.collect(100.0, events=[xid(14.0, 79)])
     assert ContainerXids(*SERVE, A, 79, 1) in node.containers
-
-
-def test_each_container_of_a_shared_device_is_credited_once() -> None:
-    """Whoever held or used the device may have broken it."""
-    node = XidNode().collect(10.0, on=[(TRAIN, A), (SERVE, A), (TRAIN, B)], gpus=(WHOLE_A, WHOLE_B))
-    node.collect(20.0, events=[xid(15.0)], gpus=(WHOLE_A, WHOLE_B))
-    assert node.containers == (ContainerXids(*SERVE, A, 31, 1), ContainerXids(*TRAIN, A, 31, 1))
 
 
 @pytest.mark.parametrize(
@@ -324,13 +297,6 @@ def test_what_counts_under_the_gpu_stays_while_a_part_is_held() -> None:
     for at in range(30, 1000, 10):
         node.collect(float(at), on=[(TRAIN, MIG_1)], gpus=(PARTITIONED_A,))
     assert node.containers == (ContainerXids(*TRAIN, A, 31, 1),)
-
-
-def test_the_event_of_a_lost_gpu_is_of_the_containers_on_it() -> None:
-    """The event that says so comes before the collection that finds it gone, and its processes."""
-    node = XidNode().collect(10.0, on=[(TRAIN, A)])
-    node.collect(20.0, events=[xid(15.0, 79)], gpus=(GpuReading(0, fault="lost"),))
-    assert node.containers == (ContainerXids(*TRAIN, A, 79, 1),)
 
 
 def test_errors_are_kept_for_a_while_after_the_container() -> None:
