@@ -153,7 +153,7 @@ def node(
     *,
     visible: bool = True,
 ) -> Snapshot:
-    """A node whose List is current, sorted as the step sorts it."""
+    """A node with a current List, sorted as the step sorts it."""
     gpus = {one.uuid: one for one in cards}
     leaves = {device.uuid: device for one in gpus.values() for device in devices(one)}
     held = [row.uuid for row in containers if row.holds]

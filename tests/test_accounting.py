@@ -17,7 +17,7 @@ GPU = gpu_uuid(0)
 
 
 def holder(name: str = "a", uuid: str = GPU, resource: str = "nvidia.com/gpu") -> Pod:
-    """A pod whose only container, main, holds a device."""
+    """A pod with one container, main, which holds a device."""
     return Pod("ml", name, {"main": {resource: [uuid]}})
 
 
@@ -100,7 +100,7 @@ def test_energy_is_busy_and_idle(sm: list[float], holders: int, millijoules: int
 
 
 def test_sm_beyond_1_counts_whole_for_energy() -> None:
-    """A container whose processes add up to more than 1 has no more than 1 second a second, and its part of energy."""
+    """A container with processes that add up to more than 1 has at most 1 second a second, and its part of energy."""
     a, b = (holder(name, f"{GPU}::{n}", "nvidia.com/gpu.shared") for n, name in enumerate("ab"))
     node = one_gpu(a, b)
     node.processes += [Process(100 + n, GPU, a, sm=0.75) for n in range(2)]

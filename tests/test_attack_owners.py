@@ -36,7 +36,7 @@ def holder(name: str, *uuids: Uuid, **more: dict[str, list[str]]) -> Pod:
 
 @dataclass
 class IdentityNode(TestNode):
-    """A node whose identity files a test writes itself, where they are not None. A device plugin offers two GPUs."""
+    """A node with identity files that a test writes itself, if they are not None. A device plugin offers two GPUs."""
 
     allocatable: dict[str, list[str]] | None = field(default_factory=lambda: {WHOLE: [str(CARD), str(OTHER)]})
     dra: DraState | None = None
@@ -226,7 +226,7 @@ def test_pod_that_the_pods_api_does_not_report_yet_is_not_gone(name: str) -> Non
 
 
 def dropping_node() -> tuple[TestNode, Pod]:
-    """A node whose kubelet drops the events of the Pods API while a pod with a claim is re-created under its name."""
+    """The kubelet drops the events of the Pods API while a pod with a claim is re-created under its name."""
     claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "c")]}
     old, other = Pod("ml", "web-0", claims=claims), Pod("kube-system", "proxy", {"main": {}})
     node = TestNode([Gpu(0)], [old, other], reports_pods=True, checkpoint_readable=False, logs_readable=False)
@@ -285,8 +285,8 @@ def test_kept_answer_confirms_no_directory_of_a_predecessor() -> None:
 
 
 def handed_on(*, logs: bool) -> tuple[IdentityNode, Pod, Pod]:
-    """A card goes from one job to the next, whose containers have one name, while the List fails (another client uses
-    up the kubelet's hundred calls a second; an answer that is too large). The files are read as ever."""
+    """A card goes from one job to the next, with containers of the same name, while the List fails (another client uses
+    up the kubelet's hundred calls a second; an answer that is too large). The files are read as before."""
     old, new, neighbour = holder("job-1", CARD), holder("job-2", CARD), holder("neighbour", OTHER)
     node = IdentityNode([Gpu(0), Gpu(1)], [old, neighbour], logs_readable=logs)
     node.processes = [Process(10, CARD, old, memory=GIB)]

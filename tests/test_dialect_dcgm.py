@@ -225,7 +225,7 @@ def test_a_device_or_its_containers_and_never_both(truth: TestNode) -> None:
 
 @st.composite
 def lived_through(draw: st.DrawFn) -> TestNode:
-    """A node with a leftover of a pod's predecessor, whose kubelet or files of identity may be away for a while."""
+    """A node with a leftover of a pod's predecessor. Its kubelet or its files of identity may be away for a while."""
     node = draw(nodes())
     named = [pod for pod in node.pods if pod.listed]
     for pid, pod in enumerate(draw(st.lists(st.sampled_from(named), max_size=2)) if named else [], 700):

@@ -69,7 +69,7 @@ def test_before_the_first_collection_nvml_is_unknown() -> None:
 
 
 def test_clock_events_are_those_of_the_driver() -> None:
-    """Of its own and of those whose time it counts: a word that is none of them would never have a value."""
+    """Of its own and of those with a counted time: a word that is none of them would never have a value."""
     assert set(EVENTS) < set(CLOCK_EVENTS)
     assert set(COUNTED_EVENTS) < set(CLOCK_EVENT_TIMES)
 

@@ -112,7 +112,7 @@ def test_a_page_is_valid_on_any_node(dialect: str, truth: TestNode) -> None:
 @each_dialect
 @pytest.mark.parametrize("snapshot", [with_everything(), empty_node()], ids=["a busy node", "nothing is known"])
 def test_a_page_is_valid(dialect: str, snapshot: Snapshot) -> None:
-    """A node with everything, and one whose sources have all failed."""
+    """A node with everything, and one where all sources have failed."""
     check(EVERY[dialect], snapshot)
 
 

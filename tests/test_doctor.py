@@ -335,7 +335,7 @@ def test_partitioned_gpus_need_no_sm_time_by_process() -> None:
 
 
 def test_which_call_gives_sm_time() -> None:
-    """One line for all GPUs. A GPU whose driver refuses both calls is visible, and no reason to exit with 1."""
+    """One line for all GPUs. A GPU with a driver that refuses both calls is visible, and no reason to exit with 1."""
     old, new = "SM time by nvmlDeviceGetProcessUtilization", "SM time by nvmlDeviceGetProcessesUtilizationInfo"
     lost = "SM time is not available on {}: the driver does not report it for processes"
     node = well()

@@ -366,7 +366,7 @@ def test_any_json_is_read_or_refused(value: object, is_nested: bool) -> None:
 
 
 def pod(name: str, *claims: str, ids: Iterable[str] = (), namespace: str = "ml") -> ListedPod:
-    """A listed pod whose container has a GPU by each of the claims, and ids of a device plugin."""
+    """A listed pod with a container that has a GPU by each of the claims, and ids of a device plugin."""
     devices = tuple(ClaimDevice("gpu.nvidia.com", "worker-3", f"gpu-{one}", "", namespace, one) for one in claims)
     given = tuple(map(DeviceId, ids))
     resources = (ResourceDevices("nvidia.com/gpu", given),) if given else ()

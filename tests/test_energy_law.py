@@ -195,7 +195,7 @@ def check_energy(scraper: Scraper, node: TestNode, taken: list[Gpu]) -> None:
 def tell_time(
     node: TestNode, snapshot: Snapshot, truths: dict[Uuid, Truth], seconds: float, *, whole: bool
 ) -> dict[Uuid, float]:
-    """Count the time since the last collection, and give the GPUs whose time is to be charged."""
+    """Count the time since the last collection, and give the GPUs to charge."""
     charged: dict[Uuid, float] = {}
     up = "nvml" not in node.down
     answer = {gpu.uuid: up and gpu.fault is None for gpu in node.gpus}

@@ -197,7 +197,7 @@ def test_one_namespace() -> None:
 
 
 def test_targets_that_are_down() -> None:
-    """Targets that are down are called by their nodes; not those whose node answers by another one."""
+    """Targets that are down are called by their nodes; not those of a node that answers by another one."""
     seen, nodes = cluster_of((node_of("gpu-1", 0), target("a:1", node="gpu-1")))
     assert seen.maps
     rows = [target("z:1", node="gpu-1"), target("c:1", node="gpu-3"), {"job": "gpumap", "instance": "d:1"}]

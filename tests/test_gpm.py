@@ -18,7 +18,7 @@ FUNCTIONS = sorted(name for name in standin.FUNCTIONS if name.startswith("nvmlGp
 
 
 def read_after(worker: Worker, driver: Driver) -> GpuReading:
-    """A reading whose samples are far enough apart from those of the one before."""
+    """A reading with samples far enough apart from those of the one before."""
     time.sleep(0.11)
     return worker.read_one(driver)
 

@@ -364,7 +364,7 @@ def test_an_index_means_the_card_that_it_meant() -> None:
 
 @pytest.mark.parametrize("has_tree", [True, False])
 def test_a_row_of_an_ended_pod_answers_for_no_other_pod(has_tree: bool) -> None:
-    """A new pod whose row is not read yet is not placed by the row of the one that had its ids before, also if the log
+    """A new pod without a row yet is not placed by the row of the one that had its ids before, also if the log
     directory of that one is gone."""
     resource = "aliyun.com/gpu-mem"
     old = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")}, name="old")
@@ -423,7 +423,7 @@ def test_rows_that_hold_more_than_is_listed(listed: int, is_old: bool) -> None:
 
 
 def test_dra_notes_of_other_claims_do_not_move_a_claim() -> None:
-    """A claim's own note is final; another's counts only for a MIG device whose place is kept back."""
+    """A claim's own note is final; another's counts only for a MIG device without a readable place."""
     pod = claimant("p", claim_of("gpu-1"))
     node = node_of(pod)
     node.prepared = (prepared_of("gpu-1", B, "another"),)

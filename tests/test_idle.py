@@ -1,4 +1,4 @@
-"""No container that works is idle, and one that does not is: against the truth of a node whose jobs are known."""
+"""No container that works is idle, and one that does not is: against the truth of a node with known jobs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Drawn:
         jobs: list[Job] = []
         for gpu, kind in zip(gpus, kinds, strict=True):
             leaf = gpu.leaves[0]
-            # Without samples gpumap cannot tell whose short process worked while another one works.
+            # Without samples gpumap cannot know which pod's short process worked while another one works.
             count = self.random.randint(1, 3) if kind in ("samples", "both") else 1
             for number in range(count):
                 pod = holder(f"pod-{gpu.index}-{number}", f"{leaf}::{number}" if count > 1 else str(leaf))

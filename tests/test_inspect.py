@@ -53,7 +53,7 @@ class Slots(NamedTuple):
 
 
 def shared_out(name: str, address: str | None, cards: Sequence[int], *held: Slots, unit: int = GIB) -> Node:
-    """A node whose cards, so many MiB each, gpushare shares out."""
+    """A node with cards of so many MiB, which gpushare shares out."""
     each = cards[0] * MIB // unit
     offered = {GPU_MEM: [f"{gpu_uuid(card)}-_-{n}" for card in range(len(cards)) for n in range(each)]}
     node = TestNode([Gpu(index, total=size * MIB) for index, size in enumerate(cards)], allocatable=offered)

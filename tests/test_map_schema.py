@@ -54,7 +54,7 @@ LISTS_OF_WORDS = (
     "power_limits_watts",
     "max_clocks_hertz",
 )
-"""Objects whose keys are data."""
+"""Objects with keys that are data."""
 
 
 def closed(schema: Any) -> Any:

@@ -27,7 +27,7 @@ from tests.snapshots import MODEL, UNKNOWN_USE, busy_node, empty_node, gpu, with
 
 SLOT = Grant({"nvidia.com/gpu": 1})
 OF_GPUS = ("gpumap_gpu_", "gpumap_nvml_", "gpumap_xid_", "gpumap_accounting_")
-"""What the names of families begin with whose `uuid` is a physical GPU's."""
+"""The prefixes of families with the uuid of a physical GPU."""
 
 
 def test_only_codec_is_off_by_default() -> None:

@@ -17,7 +17,7 @@ def mig_pod(name: str = "a", *ids: str) -> Pod:
 
 
 def mig_node(*pods: Pod, activity: float | None = 0.5) -> TestNode:
-    """A Hopper GPU whose MIG device of three slices these pods hold, read once."""
+    """A Hopper GPU, read once. These pods hold its MIG device of three slices."""
     activities = {} if activity is None else {ALONE: activity}
     return TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)], millijoules=0, activities=activities)], list(pods))
 
@@ -36,7 +36,7 @@ def charged(snapshot: Snapshot, pod: Pod) -> ContainerAccount:
     return next(one for one in snapshot.node.accounts if (one.name, one.uuid) == (pod.full(), LEAF))
 
 
-# --- whose it is ------------------------------------------------------------------------------------------------------
+# --- which container has it -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("who", ["holder", "squatter", "other container", "host", "gone", "hidden"])

@@ -216,7 +216,7 @@ async def test_the_service_ends_where_new_devices_are_denied(node: MigNode) -> N
 
 
 async def test_what_was_missing_at_the_start_ends_no_service(node: MigNode) -> None:
-    """A node whose MIG devices gpumap never sees has a gpumap that runs: a restart would not bring them."""
+    """If gpumap never sees the MIG devices of a node, it goes on: a restart would not bring them."""
     node.driver.fail = {("nvmlDeviceGetMemoryInfo_v2", "1.0"): Code.NO_PERMISSION}
     node.partition(1, [small(0)], offered=[SMALL[0], HALF])
     async with Service(node) as agent:

@@ -56,7 +56,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def start(log: Path) -> AsyncIterator[Start]:
-    """Makes sources whose child runs the given lines; each is closed, and has left nothing behind."""
+    """Makes sources with a child that runs the given lines; each is closed, and has left nothing behind."""
     sources: list[NvmlSource] = []
     before = set(os.listdir("/proc/self/fd"))
 

@@ -1,4 +1,4 @@
-"""Samples reach back in time: which process has the time of a row whose process has ended or whose PID is reused."""
+"""Samples reach back in time: which process has the time of a row if the PID ended or is reused."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Life:
 
 @dataclass
 class Driver:
-    """A card whose samples reach back `window` seconds, and which does not report the process of a PID."""
+    """A card with samples that reach back `window` seconds, and which does not report the process of a PID."""
 
     window: float
     pods: list[Pod] = field(default_factory=lambda: [replica(name, number) for number, name in enumerate("abc")])

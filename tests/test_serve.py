@@ -41,7 +41,7 @@ def make_real_processes() -> Iterator[RealProcesses]:
 
 @pytest.fixture(name="node", params=["files", "cgroups"])
 async def make_any_node(request: pytest.FixtureRequest, directory: Path, library: Path) -> AsyncIterator[Node]:
-    """A node whose processes are files of a plain tree, and once more with real ones in real cgroups."""
+    """A node with processes that are files of a plain tree, and once more with real ones in real cgroups."""
     processes: Processes = (
         PlainProcesses(directory / "proc") if request.param == "files" else request.getfixturevalue("real")
     )
@@ -52,7 +52,7 @@ async def make_any_node(request: pytest.FixtureRequest, directory: Path, library
 
 @pytest.fixture(name="plain")
 async def make_plain_node(directory: Path, library: Path) -> AsyncIterator[Node]:
-    """A node whose processes are files."""
+    """A node with processes that are files."""
     node = Node(directory, library, PlainProcesses(directory / "proc"))
     async with node.kubelet:
         yield node

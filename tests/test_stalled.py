@@ -88,7 +88,7 @@ class Card:
 
 
 def hung_card(**values: Any) -> Card:
-    """Return a card whose holder has just begun to hang. gpumap has seen it idle before."""
+    """Return a card with a holder that has just begun to hang. gpumap has seen it idle before."""
     card = Card(**values)
     card.run(60.0)
     card.node.processes = [hung_process()]

@@ -144,7 +144,7 @@ def test_container_that_cannot_be_named_leaves_its_pods_zeros_out() -> None:
 
 
 def test_unmatched_slots_leave_the_owner_unknown() -> None:
-    """A container whose ids name no device may hold any: it is not called a squatter."""
+    """A container with ids that name no device may hold any: it is not called a squatter."""
     pod = Pod("ml", "legacy", {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-{n}" for n in range(4)]}})
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)])
     node.collect()

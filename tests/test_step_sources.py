@@ -310,7 +310,7 @@ def test_peak_is_the_most_since_first_seen_and_restarts_with_a_new_pod() -> None
 
 
 def test_peak_of_a_predecessor_is_not_served_while_the_uid_is_not_known() -> None:
-    """A pod recreated under its name, whose UID nothing fixes yet, has no peak rather than its predecessor's."""
+    """A pod recreated under its name, with an unknown UID, has no peak rather than its predecessor's."""
     node, pod = one_pod()
     node.collect()
     pod.listed, pod.in_checkpoint = False, False
@@ -412,7 +412,7 @@ def test_ended_pod_listed_beside_its_successor_changes_nothing() -> None:
 
 
 def test_grace_outlasts_a_collection_without_evidence() -> None:
-    """A pod whose process could not be seen for one collection is kept again when it can, until the grace is over."""
+    """A pod without a visible process for one collection is kept again when it can, until the grace is over."""
     node, pod = one_pod()
     node.logs_readable = False
     node.pods.append(Pod("kube-system", "static", {"main": {}}))

@@ -60,7 +60,7 @@ def holder(name: str, *uuids: str, resource: str = "nvidia.com/gpu") -> Pod:
 
 
 def busy() -> TestNode:
-    """Two GPUs: one whose holder computes, with a squatter and a process of the host; one that is held for nothing."""
+    """Two GPUs: one with a holder that computes, a squatter and a process of the host; one that is held for nothing."""
     work, idle, squatter = holder("work", CARD), holder("idle", OTHER), Pod("ml", "squat", {"main": {}})
     node = TestNode([Gpu(0), Gpu(1)], [work, idle, squatter])
     node.processes = [
@@ -247,7 +247,7 @@ def test_the_idle_time_of_a_holder_that_gpumap_saw_at_work_is_exact() -> None:
 
 
 def granting(memory_bytes: int | None) -> Callable[[Device], Device]:
-    """Makes a device whose first holder was granted so much."""
+    """Makes a device with a first holder that was granted so much."""
 
     def change(device: Device) -> Device:
         first = next(one for one in device.containers if one.grant)
@@ -472,7 +472,7 @@ def test_idle_holders_of_unknown_share_are_counted_as_one_says_it() -> None:
 
 
 def with_sidecar(sm: float) -> TestNode:
-    """A pod whose card another container of it uses, one that was given nothing."""
+    """A pod with a card that another of its containers uses, one without a grant."""
     pod = Pod("ml", "served", {"main": {"nvidia.com/gpu": [str(CARD)]}, "sidecar": {}})
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, container="sidecar", memory=8 * GIB, sm=0.5)])
     node.collect()

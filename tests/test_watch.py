@@ -144,7 +144,7 @@ def _on_terminal(
 
 
 class FakeAgent:
-    """An agent whose answer the test chooses; `None` is an agent that is being rolled out."""
+    """An agent with an answer that the test chooses; `None` is an agent that is being rolled out."""
 
     def __init__(self) -> None:
         self.answer: dict[str, Any] | None = msgspec.to_builtins(published(busy_node(3)))

@@ -42,7 +42,7 @@ Start = Callable[..., NvmlSource]
 
 @pytest.fixture
 async def start(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Start]:
-    """Makes sources whose child runs the given lines, and closes them."""
+    """Makes sources with a child that runs the given lines, and closes them."""
     sources: list[NvmlSource] = []
 
     def make(program: str, **options: Any) -> NvmlSource:

@@ -67,7 +67,7 @@ def shared_card() -> TestNode:
 
 
 def cards(number: int, pods: int) -> TestNode:
-    """A node whose every GPU is shared by some pods, each with a process."""
+    """A node where some pods share each GPU, each with a process."""
     held = [(card, holder(f"pod-{card}-{one}", one, card=card)) for card in range(number) for one in range(pods)]
     return TestNode(
         gpus=[Gpu(card) for card in range(number)],

@@ -70,7 +70,7 @@ def compute_instances() -> TestNode:
 
 
 def idle_instance() -> TestNode:
-    """A MIG device whose holder has no process."""
+    """A MIG device with a holder that has no process."""
     node = partitioned()
     node.processes = []
     return node
@@ -92,7 +92,7 @@ def half_untold() -> TestNode:
 
 
 def used_by_its_pod(sm: float) -> TestNode:
-    """A holder without a process, on whose card a sidecar computes, or has rested for long."""
+    """A holder without a process; on its card a sidecar computes, or has rested for long."""
     pod = Pod("team", "served", {"main": {"nvidia.com/gpu": [str(UUID)]}, "sidecar": {}})
     node = TestNode([Gpu(0)], [pod], [Process(50, UUID, pod, container="sidecar", sm=0.5)])
     node.collect()

@@ -56,7 +56,7 @@ CLUSTER = (
     Held("serving", "llm-7c9d8b5f6d-wwwww", "GPU-3"),  # its GPU is lost
     Held("serving", "llm-7c9d8b5f6d-vvvvv", "GPU-9", "1", 80 * GIB, unmatched=1),
     Held("serving", "llm-chat-66b4c9d5f-24567", "GPU-4", "1", 80 * GIB),
-    # Of Jobs whose names are near the Deployment's.
+    # Of Jobs with names near the Deployment's.
     Held("serving", "llm-train-x7k2p", "GPU-10", "1", 80 * GIB),
     Held("serving", "llm-gpt-x2x4z", "GPU-11", "1", 80 * GIB),
     Held("serving", "llm-7b-x2x4z", "GPU-12", "1", 80 * GIB),

@@ -83,7 +83,7 @@ OF_SEVERAL = {"GpumapGpuDownUnderPod", "GpumapGpuHeldIdle"}
 
 
 def reported_by(finding: str, reason: str) -> list[str]:
-    """The alerts whose matchers select such a finding."""
+    """The alerts with matchers that select such a finding."""
     found = []
     for alert in ALERTS.keys() - OF_SEVERAL:
         for series, matchers in selectors(ALERTS[alert]["expr"]):

@@ -25,7 +25,7 @@ DRIVER_DOWN: Values = {
     'gpumap_gpu_up{node="gone",gpu_uuid="GPU-e"}': "1x20 stale",
     'gpumap_source_up{node="gone",source="nvml"}': "1x20 stale",
 }
-"""Nodes: one whose driver fails as a whole, one that loses a GPU, one without any, and one that is taken away."""
+"""Nodes: one with a driver that fails as a whole, one that loses a GPU, one without any, and one that is taken away."""
 FAILS = [
     ("gpumap-fleet", "Nodes", 3, 2),
     ("gpumap-fleet", "GPUs", 5, 4),

@@ -45,7 +45,7 @@ def test_only_what_is_asked_for_is_installed() -> None:
 
 @pytest.mark.parametrize("variation", VARIATIONS)
 def test_every_object_is_in_the_releases_namespace(variation: str) -> None:
-    """Except objects whose namespace is a value, and OpenShift's constraints, which belong to the cluster."""
+    """Except objects with a namespace of their own, and OpenShift's constraints, which belong to the cluster."""
     values = dict(value.split("=", 1) for value in VARIATIONS[variation])
     common = values.get("namespaceOverride", "monitoring")
     for manifest in render_all(*VARIATIONS[variation]):

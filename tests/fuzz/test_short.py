@@ -134,7 +134,7 @@ def test_the_grammar_refuses_a_bad_page(page: str) -> None:
 
 
 def test_promtool_accepts_what_the_grammar_accepts() -> None:
-    """Pages of nodes whose names are of any characters."""
+    """Pages of nodes with names of any characters."""
     target = TARGETS["node"]
     for data in itertools.islice(inputs(target, SEED + 2), 6):
         try:

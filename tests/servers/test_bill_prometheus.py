@@ -1,4 +1,4 @@
-"""`gpumap bill` asks a real Prometheus whose samples are known: it charges what they say, within its stated error."""
+"""`gpumap bill` asks a real Prometheus with known samples: it charges what they say, within its stated error."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ OVERLAPS, SKEWS = (0, 20, 50, 90, 200), (10, 30, 45, 60)
 
 
 def side_by_side(play: Play) -> None:
-    """An agent and its successor serve at the same time for a while; or two scrapers, whose clocks differ, see gpumap
+    """An agent and its successor serve at the same time for a while; or two scrapers with different clocks see gpumap
     begin again."""
     for number in range(0, 60, 15):
         again = START + 2 * HOUR + number
@@ -394,7 +394,7 @@ def test_a_slice_that_is_first_seen_is_not_charged_its_life(known: Known) -> Non
 
 
 def test_pods_that_were_gone_before_are_not_on_the_bill(bill: Any) -> None:
-    """Nor is one whose counters still exist when the window begins, nor one that no scrape saw from end to end."""
+    """Nor is one with counters that still exist when the window begins, nor one that no scrape saw from end to end."""
     assert not {"departed", "early", "gap-around"} & set(rows(bill))
 
 

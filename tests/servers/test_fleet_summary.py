@@ -370,7 +370,7 @@ def test_a_screen_and_not_every_node(server: str) -> None:
 
 
 def test_unknown_is_no_zero(server: str) -> None:
-    """A node whose driver or kubelet does not answer, or without hostPID, has a dash; why is reported below."""
+    """A node with a driver or kubelet that does not answer, or without hostPID, has a dash; the reason is below."""
     found = asked("top", "--by", "node", "--prometheus", server)
     by_node = {row["node"]: row for row in found["rows"]}
     for node in ("nvml-down", "no-pid-visibility"):

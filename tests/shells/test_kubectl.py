@@ -178,7 +178,7 @@ async def test_one_node_alone(cluster: Cluster) -> None:
 
 
 async def test_without_a_command_it_is_the_map(cluster: Cluster) -> None:
-    """Also where flags come first, whose values are not taken for commands."""
+    """Also if flags come first: their values are not taken for commands."""
     plain = await cluster.run("map", "--context", "jane", "-A")
     bare = await cluster.run("--context", "jane", "-A")
     assert (plain.returncode, bare.returncode) == (0, 0)
