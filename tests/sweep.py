@@ -240,7 +240,7 @@ class Sweep:
 
     async def _read(self) -> SourceAnswer[NvmlReading] | SourceError:
         try:
-            return await self.source.read(0.1, 5.0)
+            return await self.source.read(0.1, 60.0)
         except SourceError as error:
             return error
 
@@ -309,9 +309,9 @@ async def sweeping(tmp_path: Path, library: Path, changed: dict[str, object] | N
     command = ["env", f"STANDIN_STATE={state}", *worker_command(library, QUICK if changed is None else changed)]
     source = NvmlSource(command, (*GROUPS, CARD))
     try:
-        await source.read(0.1, 20.0)
+        await source.read(0.1, 60.0)
         await asyncio.sleep(0.12)
-        truth = (await source.read(0.1, 20.0)).value
+        truth = (await source.read(0.1, 60.0)).value
         sweep = Sweep(source, state, node, driver, twin, truth)
         sweep.truth = sweep._settled(truth)
         for _ in range(3):
