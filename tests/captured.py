@@ -100,7 +100,7 @@ def _dra_state(claims: Sequence[Claim]) -> bytes:
 
 
 def _dra_checkpoint(node: TestNode, claims: Sequence[Claim]) -> bytes:
-    """As NVIDIA's DRA driver writes it, with what is nobody's business: a claim's UID, a configuration."""
+    """As NVIDIA's DRA driver writes it, with what gpumap must not record: a claim's UID, a configuration."""
     uuids = [str(uuid) for gpu in node.gpus for uuid in gpu.leaves] or [f"GPU-{uuid_of('of no node')}"]
     prepared = {}
     for number, claim in enumerate(claims):
@@ -213,12 +213,12 @@ KEPT = frozenset(
 )
 """Kept on purpose, or words of ids, cgroups and families that a name happens to be too."""
 SHORTEST_NAME = 3
-"""A shorter name stands in any text, by chance."""
+"""A shorter name is in any text by chance."""
 _ID = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,64}")
 
 
 def secrets_of(capture: Capture) -> set[str]:
-    """Names, and ids without dashes, that tell whose node it is. Taken from the files by hand, not by what renames."""
+    """Names, and ids without dashes, that identify the node. Taken from the files by hand, not by what renames."""
     names, ids = {capture.about.node}, set[str]()
     for frame in capture.frames:
         names |= _names(frame.files)
@@ -275,7 +275,7 @@ def _readable(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
 
 
 def found_in(folder: Path, secrets: set[str]) -> set[str]:
-    """Those that stand anywhere below a folder: in a file's name or bytes, in base64, or with other dashes."""
+    """Those that are anywhere below a folder: in a file's name or bytes, in base64, or with other dashes."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     content = "\n".join(content for _, content in _readable(files))
@@ -287,7 +287,7 @@ def found_in(folder: Path, secrets: set[str]) -> set[str]:
 
 
 def _parts(word: str) -> Iterator[str]:
-    """Each run of a word's parts: a name may stand before or after others."""
+    """Each run of a word's parts: a name may be before or after others."""
     parts = re.split(r"([-.])", word)
     for first in range(0, len(parts), 2):
         for last in range(first + 1, len(parts) + 1, 2):

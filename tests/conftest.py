@@ -1,4 +1,4 @@
-"""What many tests begin with: a folder whose path a Unix socket can have, and the stand-in for NVIDIA's library."""
+"""What many tests begin with: a folder with a short path for Unix sockets, and the stand-in for NVIDIA's library."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_directory() -> Iterator[Path]:
 
 @pytest.fixture(name="node")
 async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
-    """A node whose kubelet answers, with processes that are files, and one of them of the host."""
+    """A node with a kubelet that answers, and processes that are files, one of them of the host."""
     node = Node(directory, library, PlainProcesses(directory / "proc"))
     async with node.kubelet:
         node.processes.start("/system.slice/sshd.service")

@@ -111,7 +111,7 @@ def node(
 
 
 def without_nvml(snapshot: Snapshot) -> Snapshot:
-    """The node while NVML is down: the kubelet alone names its devices."""
+    """The node while NVML is down: only the kubelet names its devices."""
     devices = (Device(one.uuid, holders=one.holders, containers=one.containers) for one in snapshot.node.devices)
     return with_node(snapshot, driver=None, gpus=(), devices=tuple(devices), xids=())
 

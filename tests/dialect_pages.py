@@ -75,7 +75,7 @@ def documented_lints(dialect: str, families: Iterable[Family | NumberedFamilies]
 
 
 def shuffled(snapshot: Snapshot) -> Snapshot:
-    """The same node, told in another order."""
+    """The same node in another order."""
     node = structs.replace(snapshot.node, gpus=snapshot.node.gpus[::-1], devices=snapshot.node.devices[::-1])
     return replace(snapshot, node=node, containers=snapshot.containers[::-1], processes=snapshot.processes[::-1])
 
@@ -153,7 +153,7 @@ def node(
     *,
     visible: bool = True,
 ) -> Snapshot:
-    """A node whose List is current, sorted as the step sorts it."""
+    """A node with a current List, sorted as the step sorts it."""
     gpus = {one.uuid: one for one in cards}
     leaves = {device.uuid: device for one in gpus.values() for device in devices(one)}
     held = [row.uuid for row in containers if row.holds]
@@ -205,7 +205,7 @@ def titans() -> Snapshot:
     )
 
 
-# --- nodes that are hard to tell --------------------------------------------------------------------------------------
+# --- nodes of which little is known -----------------------------------------------------------------------------------
 
 HARD = ("team", "pod", "main")
 ESCAPED = ("na\\me", 'po"d', "con\ntainer")

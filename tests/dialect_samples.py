@@ -1,4 +1,4 @@
-"""A node for each dialect: such as its reference shows, whose page stands in tests/dialects (`make golden`)."""
+"""A node for each dialect: such as its reference shows. Its page is in tests/dialects (`make golden`)."""
 
 from __future__ import annotations
 

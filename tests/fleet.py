@@ -24,13 +24,13 @@ SCENARIOS = {
     "broken-node": str(Path(__file__).with_name("broken-node.yaml")),
 }
 BESIDE_DCGM = ("with-dcgm", "with-dcgm-honored")
-WORLDS = ("dialects", "relabeled", *BESIDE_DCGM)
-"""`dialects`: gpumap in everybody's place; `relabeled`: likewise, its scrape changed as guides advise; `with-dcgm` and
+SERVERS = ("dialects", "relabeled", *BESIDE_DCGM)
+"""`dialects`: gpumap in the place of all; `relabeled`: the same, its scrape changed as guides advise; `with-dcgm` and
 `with-dcgm-honored`: gpumap in its own names, beside a dcgm-exporter that stays."""
 OWN_NAMES = "gpumap_.*|process_.*"
 """Its own names, and those of the dialect `dcgm-join`."""
-HAPPENS = ("gpumap_gpu_xid_errors_by_code_total", 'gpumap_gpu_fault_info{node="broken-node"}')
-SCRAPES = 6
+HAPPENS = ("gpumap_container_xid_errors_total", 'gpumap_gpu_fault_info{node="broken-node"}')
+SCRAPES = 8
 PATIENCE_SECONDS = 180.0
 
 Relabeling = Mapping[str, object]
@@ -39,52 +39,61 @@ Relabeling = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Fleet:
-    worlds: Mapping[str, Prometheus]
+    servers: Mapping[str, Prometheus]
 
-    def __getitem__(self, world: str) -> Prometheus:
-        return self.worlds[world]
+    def __getitem__(self, server: str) -> Prometheus:
+        return self.servers[server]
 
 
 @contextlib.contextmanager
-def running_fleet(folder: Path, *worlds: str, relabelings: Sequence[Relabeling] = ()) -> Iterator[Fleet]:
-    """Run the nodes and a Prometheus for each of these worlds. Gives them once all have some scrapes."""
+def running_nodes(folder: Path, *flags: str) -> Iterator[Mapping[str, str]]:
+    """Run the nodes, and give their URLs by name once each knows its holders."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
+
+        def run_node(name: str) -> str:
+            (folder / name).mkdir()
+            chosen = ("--scenario", SCENARIOS[name], "--interval", "1s", "--node-ip", "10.0.0.7")
+            return stack.enter_context(demo(folder / name, *chosen, *flags))
+
+        nodes = dict(zip(SCENARIOS, threads.map(run_node, SCENARIOS), strict=True))
+        held = "\ngpumap_allocation_info{"
+        eventually(lambda: all(held in fetch(f"{url}/metrics")[0] for url in nodes.values()), PATIENCE_SECONDS)
+        yield nodes
+
+
+@contextlib.contextmanager
+def running_fleet(folder: Path, *servers: str, relabelings: Sequence[Relabeling] = ()) -> Iterator[Fleet]:
+    """Run the nodes and a Prometheus for each of these servers. Gives them once all have some scrapes."""
     with contextlib.ExitStack() as stack:
+        nodes = stack.enter_context(running_nodes(folder, "--collect", "all", "--dialect", "all", "--process-metrics"))
         with ThreadPoolExecutor() as threads:
-
-            def run_node(name: str) -> str:
-                (folder / name).mkdir()
-                chosen = ("--scenario", SCENARIOS[name], "--interval", "1s")
-                answer = ("--collect", "all", "--dialect", "all", "--process-metrics", "--node-ip", "10.0.0.7")
-                return stack.enter_context(demo(folder / name, *chosen, *answer))
-
-            nodes = dict(zip(SCENARIOS, threads.map(run_node, SCENARIOS), strict=True))
-            for url in nodes.values():
-                wait_for_holders(url)
             pages = {f"/{name}": Page(page(nodes).encode()) for name, page in neighbours.PAGES.items()}
             others = stack.enter_context(serving_pages(pages.__getitem__))
 
-            def run_world(name: str) -> Prometheus:
+            def run_server(name: str) -> Prometheus:
                 home = folder / name
                 home.mkdir()
                 config = scraping(name, nodes, others, relabelings)
                 return stack.enter_context(prometheus(home, config=config))
 
-            running = dict(zip(worlds, threads.map(run_world, worlds), strict=True))
-        for world in running.values():
-            wait_for_scrapes(world, nodes=len(nodes))
+            running = dict(zip(servers, threads.map(run_server, servers), strict=True))
+        for server in running.values():
+            wait_for_scrapes(server, nodes=len(nodes))
         yield Fleet(running)
 
 
-def scraping(world: str, nodes: Mapping[str, str], others: str, relabelings: Sequence[Relabeling]) -> dict[str, object]:
+def scraping(
+    server: str, nodes: Mapping[str, str], others: str, relabelings: Sequence[Relabeling]
+) -> dict[str, object]:
     """What Prometheus is configured to scrape."""
     chosen: Mapping[str, Sequence[Relabeling]] = {"dialects": (), "relabeled": relabelings}
     keep_own = {"source_labels": ["__name__"], "regex": OWN_NAMES, "action": "keep"}
     jobs = [
-        chart_job(nodes) | {"metric_relabel_configs": [*chosen.get(world, (keep_own,))]},
+        chart_job(nodes) | {"metric_relabel_configs": [*chosen.get(server, (keep_own,))]},
         other_job("kube-state-metrics", others, honor=True),
     ]
-    if world in BESIDE_DCGM:
-        jobs.append(other_job("dcgm-exporter", others, honor=world == "with-dcgm-honored"))
+    if server in BESIDE_DCGM:
+        jobs.append(other_job("dcgm-exporter", others, honor=server == "with-dcgm-honored"))
     else:
         jobs.append(chart_job(nodes, name="gpumap-nodes", path="/metrics/nodes"))
     return each_second(*jobs)
@@ -100,24 +109,12 @@ def other_job(name: str, address: str, *, honor: bool) -> dict[str, object]:
     }
 
 
-def wait_for_holders(url: str) -> None:
-    """Until the node knows who holds what."""
-
-    def known() -> bool:
-        return "\ngpumap_allocation_info{" in fetch(f"{url}/metrics")[0]
-
-    eventually(known, PATIENCE_SECONDS, about=lambda: url)
-
-
-def wait_for_scrapes(world: Prometheus, nodes: int) -> None:
+def wait_for_scrapes(server: Prometheus, nodes: int) -> None:
     """Until a rate has something to go by on each node, an XID error has been reported, and a card was lost."""
 
-    def often() -> dict[str, float]:
-        return world.by("node", 'count_over_time(gpumap_build_info{job="gpumap"}[1m])')
-
     def scraped() -> bool:
-        answer = often()
-        happened = all(world.ask(f"{what} offset 2s") for what in HAPPENS)
-        return len(answer) == nodes and min(answer.values()) >= SCRAPES and happened and not world.ask("up == 0")
+        often = server.by("node", "max by (node) (count_over_time(gpumap_build_info[5m]))")
+        happened = all(server.ask(f"{what} offset 3s") for what in HAPPENS)
+        return len(often) == nodes and min(often.values()) >= SCRAPES and happened and not server.ask("up == 0")
 
-    eventually(scraped, PATIENCE_SECONDS, about=lambda: (often(), world.api("targets")))
+    eventually(scraped, PATIENCE_SECONDS, about=lambda: server.api("targets"))

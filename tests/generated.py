@@ -25,7 +25,7 @@ MIG_SHAPES: list[list[tuple[int, int, int]] | None] = [
     [],
 ]
 ALONE = [WHOLE, (1, 0), (2, 0), (5, 0)]
-"""Devices that GPM may measure. Some MIG devices have their GPU instance alone, in some of the shapes."""
+"""Devices that GPM may measure. Some MIG devices have a GPU instance of their own, in some of the shapes."""
 SHORT = ProcessSample(99, 0.25, 0.0, 0.0, 0.0)
 """Of a process that no list has."""
 
@@ -56,7 +56,7 @@ def nodes(draw: st.DrawFn) -> TestNode:
         pod.shares = tuple(draw(st.lists(_shares(gpus), max_size=2)))
         for container in draw(st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=2, unique=True)):
             if draw(st.booleans()):
-                made = sharing.Node(draw, gpus, 10 * number + len(pod.ids))
+                made = sharing.PluginNode(draw, gpus, 10 * number + len(pod.ids))
                 _give(pod, container, draw(st.sampled_from(sharing.PLUGINS))(made))
             else:
                 pod.ids[container] = _take_ids(draw, [uuid for uuid in free if uuid not in shared], replicas, number)

@@ -118,15 +118,15 @@ class FakeKubelet(UnixServer):
         return behaviour
 
     def true_answer(self, method: str) -> bytes | Refuse:
-        if method[1:].partition(".")[0] not in self.versions:
-            return unknown_service(method)
-        if method == LIST:
+        version = method[1:].partition(".")[0]
+        if version in self.versions and method == LIST:
             return list_answer(self._pods, self._numa)
-        if method == ALLOCATABLE:
+        if version in self.versions and method == ALLOCATABLE:
             return allocatable_answer(self._allocatable, self._numa)
-        assert method == LIST_V1ALPHA1
-        old_pods = [_pod_v1alpha1(pod) for pod in shuffled(self._pods)]
-        return v1alpha1_pb2.ListPodResourcesResponse(pod_resources=old_pods).SerializeToString()
+        if version in self.versions and method == LIST_V1ALPHA1:
+            old_pods = [_pod_v1alpha1(pod) for pod in shuffled(self._pods)]
+            return v1alpha1_pb2.ListPodResourcesResponse(pod_resources=old_pods).SerializeToString()
+        return unknown_service(method)
 
 
 def _pod_v1alpha1(pod: ListedPod) -> v1alpha1_pb2.PodResources:

@@ -115,6 +115,6 @@ class Node(Machine):
 
 @contextlib.contextmanager
 def short_directory() -> Iterator[Path]:
-    """A temporary folder whose name leaves room for a Unix socket's path."""
+    """A temporary folder with a name that leaves room for a Unix socket's path."""
     with tempfile.TemporaryDirectory(prefix="gpumap-") as folder:
         yield Path(folder)

@@ -114,8 +114,8 @@ class Process:
 
 @dataclass
 class Pod:
-    """A pod: `ids` by container and resource, DRA's devices by container. `init` containers are in the checkpoint and
-    the log tree alone."""
+    """A pod: `ids` by container and resource, DRA's devices by container. `init` containers are only in the
+    checkpoint and the log tree."""
 
     namespace: str
     name: str
@@ -127,7 +127,7 @@ class Pod:
     truth: dict[str, frozenset[Uuid]] = field(default_factory=dict)
     """The devices that each container truly holds, where a test knows."""
     by_answer: set[str] = field(default_factory=set)
-    """Containers whose devices only the plugins' answers tell."""
+    """Containers with devices that only the plugins' answers name."""
     generation: int = 0
     listed: bool = True
     in_checkpoint: bool = True
@@ -189,7 +189,7 @@ class Gpu:
     has_minor: bool = True
     """Whether the driver answers for the minor."""
     has_placements: bool = True
-    """Whether the driver tells where MIG devices lie."""
+    """Whether the driver reports the placement of MIG devices."""
     millijoules: int | None = None
     """What it counted of energy since its driver was loaded; `None`: it counts none."""
     activities: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -266,7 +266,7 @@ class TestNode:
     rules: Rules = RULES
     trigger: str = "interval"
     left_out: set[str] = field(default_factory=set)
-    """Resources whose devices an old kubelet does not list."""
+    """Resources with devices that an old kubelet does not list."""
     second: dict[str, list[str]] | None = None
     """Ids that a scheduler's agent adds to the first container of a pod, by the pod's name; `None`: there is no agent.
     Its source is `second`."""

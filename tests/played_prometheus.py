@@ -15,7 +15,7 @@ Rows = list[dict[str, object]]
 
 @asynccontextmanager
 async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """A server whose every page is this answer. Gives its URL."""
+    """A server that gives this answer on every page. Gives its URL."""
     app = web.Application()
     app.router.add_route("*", "/{rest:.*}", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

@@ -25,7 +25,7 @@ def as_ordinary_user() -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_folder() -> Iterator[Path]:
-    """A folder below which rights alone decide (pytest's own are closed to other users)."""
+    """A folder below which only rights decide (pytest's own are closed to other users)."""
     folder = Path(tempfile.mkdtemp(prefix="gpumap-test-"))
     folder.chmod(0o755)
     try:

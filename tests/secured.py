@@ -125,7 +125,7 @@ async def secured(
     max_connections: int = MAX_CONNECTIONS,
     gpus: int = 2,
 ) -> AsyncIterator[Secured]:
-    """Serve a snapshot with this configuration, whose files lie in `folder`."""
+    """Serve a snapshot with this configuration. Its files are in `folder`."""
     (folder / "web.yml").write_text(config)
     watch = Watch(folder / "web.yml", look_seconds=LOOK_SECONDS)
     families = native(DEFAULT_GROUPS, process_metrics=False)

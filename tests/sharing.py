@@ -21,7 +21,7 @@ class Given:
     claims: list[ClaimDevice] = field(default_factory=list)
     on: frozenset[Uuid] = frozenset()
     by_answer: bool = False
-    """The devices are reported by the answer alone."""
+    """Only the answer reports the devices."""
 
 
 def answer(**envs: str) -> PluginAnswer:
@@ -30,8 +30,8 @@ def answer(**envs: str) -> PluginAnswer:
 
 
 @dataclass
-class Node:
-    """The cards to hand out from. `number` makes ids that nobody else has."""
+class PluginNode:
+    """The cards to hand out from. `number` makes ids that no other test has."""
 
     draw: st.DrawFn
     gpus: Sequence[Gpu]
@@ -53,7 +53,7 @@ def _leaf(gpu: Gpu, instance: tuple[int, int, int]) -> Uuid:
     return gpu.leaves[(gpu.mig or []).index(instance)]
 
 
-def nvidia_old_mig(node: Node) -> Given:
+def nvidia_old_mig(node: PluginNode) -> Given:
     found = node.instance()
     if found is None:
         return Given()
@@ -63,14 +63,14 @@ def nvidia_old_mig(node: Node) -> Given:
     )
 
 
-def nvidia_mps(node: Node) -> Given:
+def nvidia_mps(node: PluginNode) -> Given:
     uuid = node.gpu().uuid
     plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=uuid, CUDA_MPS_PIPE_DIRECTORY="/mps/nvidia.com/gpu/pipe")
     ids = [f"{uuid}::{node.number * 2 + n}" for n in (0, 1)]
     return Given({"nvidia.com/gpu": ids}, {"nvidia.com/gpu": plugin_answer}, on=frozenset({uuid}))
 
 
-def gke(node: Node) -> Given:
+def gke(node: PluginNode) -> Given:
     found = node.instance() if node.draw(st.booleans()) else None
     share = f"/vgpu{node.number}" if node.draw(st.booleans()) else ""
     if found is None:
@@ -81,7 +81,7 @@ def gke(node: Node) -> Given:
     return Given({"nvidia.com/gpu": [f"nvidia{gpu.device_minor}/gi{gi}{share}"]}, on=on)
 
 
-def gpushare(node: Node) -> Given:
+def gpushare(node: PluginNode) -> Given:
     card, other = node.gpu(), node.gpu()
     resource = "aliyun.com/gpu-mem"
     ids = [f"{other.uuid}-_-{node.number * 100 + n}" for n in range(node.draw(st.integers(1, 4)))]
@@ -92,7 +92,7 @@ def gpushare(node: Node) -> Given:
     return Given({resource: ids}, {resource: failed if fails else well}, on=on, by_answer=True)
 
 
-def hami(node: Node) -> Given:
+def hami(node: PluginNode) -> Given:
     cards = node.draw(st.lists(st.sampled_from(node.gpus), min_size=1, max_size=2, unique_by=lambda gpu: gpu.index))
     limits = {f"CUDA_DEVICE_MEMORY_LIMIT_{place}": f"{1000 + place}m" for place in range(len(cards))}
     cores = str(node.draw(st.sampled_from([0, 30, 100])))
@@ -103,7 +103,7 @@ def hami(node: Node) -> Given:
     )
 
 
-def hami_mig(node: Node) -> Given:
+def hami_mig(node: PluginNode) -> Given:
     found = node.instance()
     if found is None:
         return Given()
@@ -113,7 +113,7 @@ def hami_mig(node: Node) -> Given:
     return Given({"nvidia.com/gpu": ids}, {"nvidia.com/gpu": plugin_answer}, on=frozenset({leaf}), by_answer=True)
 
 
-def vcuda(node: Node) -> Given:
+def vcuda(node: PluginNode) -> Given:
     cards = node.draw(st.lists(st.sampled_from(node.gpus), min_size=1, max_size=2, unique_by=lambda gpu: gpu.index))
     cores = 2 * len(cards) if len(cards) > 1 else node.draw(st.integers(1, 5))
     plugin_answer = PluginAnswer(
@@ -127,14 +127,14 @@ def vcuda(node: Node) -> Given:
     return Given(ids, answers, on=frozenset(card.uuid for card in cards), by_answer=True)
 
 
-def volcano(node: Node) -> Given:
+def volcano(node: PluginNode) -> Given:
     card, resource = node.gpu(), "volcano.sh/gpu-memory"
     plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=str(card.index), VOLCANO_GPU_ALLOCATED="2000")
     ids = [f"{node.gpu().index}-{node.number * 100 + n}" for n in range(5)]
     return Given({resource: ids}, {resource: plugin_answer}, on=frozenset({card.uuid}), by_answer=True)
 
 
-def volcano_vgpu(node: Node) -> Given:
+def volcano_vgpu(node: PluginNode) -> Given:
     card, home = node.gpu(), node.gpu().uuid
     plugin_answer = answer(
         NVIDIA_VISIBLE_DEVICES=card.uuid, CUDA_DEVICE_SM_LIMIT="30", CUDA_DEVICE_MEMORY_LIMIT_0="3000m"
@@ -147,17 +147,17 @@ def volcano_vgpu(node: Node) -> Given:
     return Given(ids, {"volcano.sh/vgpu-number": plugin_answer}, on=frozenset({card.uuid}), by_answer=True)
 
 
-def aws(node: Node) -> Given:
+def aws(node: PluginNode) -> Given:
     uuid = node.gpu().uuid
     return Given({"k8s.amazonaws.com/vgpu": [f"{uuid}-{node.number}"]}, on=frozenset({uuid}))
 
 
-def passed_through(node: Node) -> Given:
+def passed_through(node: PluginNode) -> Given:
     ids = ["0000:3b:00.0", str(node.number), uuid_of("mdev", node.number)]
     return Given({"nvidia.com/GA102GL_A10": ids})
 
 
-def dra(node: Node) -> Given:
+def dra(node: PluginNode) -> Given:
     found = node.instance() if node.draw(st.booleans()) else None
     share = node.draw(st.sampled_from(["", "", uuid_of("share", node.number)]))
     claim = node.draw(st.sampled_from(["shared", f"own-{node.number}"]))
@@ -178,7 +178,7 @@ def dra(node: Node) -> Given:
     return Given(claims=claims, on=on)
 
 
-PLUGINS: tuple[Callable[[Node], Given], ...] = (
+PLUGINS: tuple[Callable[[PluginNode], Given], ...] = (
     nvidia_old_mig,
     nvidia_mps,
     gke,

@@ -61,7 +61,7 @@ UNKNOWN_USE = Use(None, None, 1, None, None, None, None, last_active=None)
 
 
 def empty_node(name: str = "node-1") -> Snapshot:
-    """A node whose sources have all failed since the start."""
+    """A node where all sources have failed since the start."""
     node = Node(
         timestamp=1_800_000_000.25,
         name=name,
@@ -97,7 +97,7 @@ def with_containers(devices: Iterable[Device], rows: Iterable[ContainerOnDevice]
 
 
 def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> Gpu:
-    """A Hopper GPU that tells all that such a GPU can tell, or nothing for its fault but what it takes."""
+    """A Hopper GPU that reports all that such a GPU can, or only the remedy of its fault."""
     uuid = Uuid(f"GPU-{index:08d}-0000-0000-0000-000000000000")
     reading = GpuReading(
         index=index,
@@ -184,7 +184,7 @@ WORK = Workload("docker", "4f1c9e0b7a2d")
 
 
 def leaf(on: Gpu, uuid: str, mig: MigInstance | None = None, *, holders: int = 1) -> Device:
-    """A leaf whose used memory is distinguished by every owner there is."""
+    """A leaf with used memory of every owner."""
     owners = [OwnerUse(owner, GIB, 1) for owner in OWNERS]
     measured = mig or on.reading
     return Device(

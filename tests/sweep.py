@@ -94,7 +94,7 @@ def _card() -> standin.Gpu:
     )
 
 
-def world() -> tuple[MeasuredNode, standin.Driver]:
+def swept_node() -> tuple[MeasuredNode, standin.Driver]:
     """A node with a card of each kind, each in use, and what its driver says."""
     process, sample = standin.Process, standin.Sample
     gpus = [
@@ -211,7 +211,7 @@ def is_counter(name: str) -> bool:
 
 def _may_differ(name: str, labels: dict[str, str], *, nvml_down: bool) -> bool:
     """What documents say of values that are not known: the remainder of L1, the owner `unknown`, a card's value without
-    its pod in the dialects `dcgm`, and what only the kubelet tells while NVML is down."""
+    its pod in the dialects `dcgm`, and what only the kubelet reports while NVML is down."""
     if labels.get("owner") in ("unaccounted", "unknown"):
         return True
     if name.startswith("DCGM_FI_") and not labels.get("container", labels.get("Container")):
@@ -240,7 +240,7 @@ class Sweep:
 
     async def _read(self) -> SourceAnswer[NvmlReading] | SourceError:
         try:
-            return await self.source.read(0.1, 5.0)
+            return await self.source.read(0.1, 60.0)
         except SourceError as error:
             return error
 
@@ -302,16 +302,16 @@ class Sweep:
 
 @asynccontextmanager
 async def sweeping(tmp_path: Path, library: Path, changed: dict[str, object] | None = None) -> AsyncIterator[Sweep]:
-    node, driver = world()
-    twin, _ = world()
+    node, driver = swept_node()
+    twin, _ = swept_node()
     state = tmp_path / "state"
     driver.write(state)
     command = ["env", f"STANDIN_STATE={state}", *worker_command(library, QUICK if changed is None else changed)]
     source = NvmlSource(command, (*GROUPS, CARD))
     try:
-        await source.read(0.1, 20.0)
+        await source.read(0.1, 60.0)
         await asyncio.sleep(0.12)
-        truth = (await source.read(0.1, 20.0)).value
+        truth = (await source.read(0.1, 60.0)).value
         sweep = Sweep(source, state, node, driver, twin, truth)
         sweep.truth = sweep._settled(truth)
         for _ in range(3):

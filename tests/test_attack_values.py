@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +15,13 @@ from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, use
-from tests.promtool import accepted
+from tests.promtool import assert_answers
 from tests.shown import waste_values
 from tests.standin import Code, Driver
-from tests.sweep import GRAPHICS, HOPPER, MPS, PARTED, SHARED, SLICES, Series, Sweep, refuse, sweeping, world
+from tests.sweep import GRAPHICS, HOPPER, MPS, PARTED, SHARED, SLICES, Series, Sweep, refuse, sweeping, swept_node
 from tests.sweep import series as all_series
-from tests.test_positive_evidence import WorldPod
-from tests.test_sm_seconds import World as SampledWorld
+from tests.test_positive_evidence import LivingPod
+from tests.test_sm_seconds import SampledGpu
 
 CARD = gpu_uuid(0)
 
@@ -137,7 +136,7 @@ async def test_time_in_which_mig_devices_are_not_reported_is_charged_or_a_gap(sw
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.NO_PERMISSION])
 async def test_a_gpu_without_a_reported_mode_stays_partitioned(sweep: Sweep, code: int) -> None:
-    """A worker begins again while a partitioned GPU refuses to tell its mode: it was partitioned a moment ago."""
+    """A worker begins again while a partitioned GPU does not report its mode: it was partitioned a moment ago."""
     await sweep.source.close()
     await refused(sweep, "nvmlDeviceGetMigMode", code, 2, collections=3)
     assert rows(sweep.last, "gpumap_device_holders", uuid=PARTED) == [], "held through its MIG devices"
@@ -172,14 +171,14 @@ async def test_what_a_gpu_was_called_is_remembered(sweep: Sweep, call: str, labe
 
 
 async def test_dcgm_memory_is_the_devices(sweep: Sweep) -> None:
-    """A MIG device that does not tell its memory has none in the dialect, rather than its processes' alone."""
+    """A MIG device that does not report its memory has none in the dialect, rather than only its processes'."""
     before = rows(sweep.last, "DCGM_FI_DEV_FB_USED", pod="slice-a")
     await refused(sweep, "nvmlDeviceGetMemoryInfo_v2", Code.UNKNOWN)
     assert rows(sweep.last, "DCGM_FI_DEV_FB_USED", pod="slice-a") in ([], before)
 
 
 async def test_utilization_is_no_more_than_all(tmp_path: Path) -> None:
-    """A ratio is 0-1: what a driver tells beyond it is no ratio."""
+    """A ratio is 0-1: a value outside of it is no ratio."""
     driver = Driver(gpus=[standin.Gpu(CARD, utilization_gpu=255, utilization_memory=4294967295)])
     gpu = (await measure(driver, tmp_path)).gpus[0]
     assert gpu.utilization_ratio is None or gpu.utilization_ratio <= 1
@@ -235,11 +234,11 @@ async def test_not_available_is_no_number(
 
 
 def world_field(field: int | tuple[int, int]) -> standin.FieldValue | None:
-    return None if field == 82 else world()[1].gpus[0].fields[field]
+    return None if field == 82 else swept_node()[1].gpus[0].fields[field]
 
 
 async def test_a_process_has_no_more_memory_than_the_card(sweep: Sweep) -> None:
-    """A row of garbage says 500 GiB on a card of 80: nobody uses it, has ever used it, or is billed for it."""
+    """A row of garbage says 500 GiB on a card of 80: no container uses it, has ever used it, or is billed for it."""
     card = sweep.driver.gpus[0]
     before = card.processes
     card.processes = [standin.Process(1, 500 * GIB), standin.Process(2, GIB)]
@@ -251,8 +250,8 @@ async def test_a_process_has_no_more_memory_than_the_card(sweep: Sweep) -> None:
 
 def test_a_list_that_lacks_pods_does_not_free_a_device_in_a_dialect() -> None:
     """The kubelet has only its static pods, one of which holds a GPU: the other GPU is of unknown holders."""
-    static = WorldPod("kube-system", "infer", {"main": {"nvidia.com/gpu": [CARD]}}, static=True)
-    job = WorldPod("ml", "job", {"main": {"nvidia.com/gpu": [gpu_uuid(1)]}})
+    static = LivingPod("kube-system", "infer", {"main": {"nvidia.com/gpu": [CARD]}}, static=True)
+    job = LivingPod("ml", "job", {"main": {"nvidia.com/gpu": [gpu_uuid(1)]}})
     node = TestNode([Gpu(0), Gpu(1)], [static, job], [Process(1, gpu_uuid(1), job)])
     node.collect()
     job.listed = False
@@ -272,7 +271,7 @@ async def test_replicas_that_are_held_are_replicas(sweep: Sweep) -> None:
 
 
 async def test_a_reason_that_the_gpu_may_not_know_is_not_0(sweep: Sweep) -> None:
-    """A new worker is refused which reasons the GPU can tell: that one of them is not there now is not known."""
+    """A new worker is refused which reasons the GPU reports: whether one of them is absent now is unknown."""
     for gpu in sweep.driver.gpus:
         gpu.clock_events_supported = 1
     await sweep.source.close()
@@ -328,8 +327,8 @@ def test_time_without_known_use_is_no_idle_time(unknown_time: Callable[[TestNode
 @pytest.mark.parametrize("interval", [30.0, 60.0])
 def test_sm_seconds_of_a_long_interval_are_those_that_samples_cover(interval: float) -> None:
     """The driver keeps 72 samples, here of 12 s: what was before them is not known to have been the same."""
-    world = SampledWorld(lambda at: at % interval >= interval - 10, interval=interval)
-    assert world.sm_seconds([interval * number for number in range(1, 6)]) <= 4 * 13
+    gpu = SampledGpu(lambda at: at % interval >= interval - 10, interval=interval)
+    assert gpu.sm_seconds([interval * number for number in range(1, 6)]) <= 4 * 13
 
 
 # --- the sweep --------------------------------------------------------------------------------------------------------
@@ -373,7 +372,7 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
     tmp_path: Path, rules: str, record: str, at: str, truth: float
 ) -> None:
     """A pod computes 0.9 of the time. For 75 s its SM time is not known, as after the wall clock was set back: the
-    gauge is absent and the counter stands. Then both go on: who scales by the record must not scale down for that."""
+    gauge is absent and the counter remains. Then both go on. An autoscaler must not scale down for that."""
     target = 'job="gpumap",instance="a",node="n"'
     own = f'{{{target},namespace="ml",pod="p",container="main",uuid="GPU-1"}}'
     before, unknown, after = 12, 5, 8  # scrapes, one in 15 s
@@ -391,16 +390,10 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
         f"gpumap_container_gpu_processes{own}": [1] * steady,
         f'gpumap_accounting_gap_seconds_total{{{target},gpu_uuid="GPU-1"}}': [0] * steady,
     }
-    test = {
-        "interval": "15s",
-        "input_series": [{"series": name, "values": " ".join(map(str, row))} for name, row in values.items()],
-        # Absent, or not farther from the truth than a rate over two or five minutes may be.
-        "promql_expr_test": [{"expr": f"abs({record} - {truth}) > 0.1", "eval_time": at, "exp_samples": []}],
-    }
-    file = tmp_path / "test.json"
-    rule_files = [str(RULES_FOLDER / f"{rules}.yaml")]
-    file.write_text(json.dumps({"rule_files": rule_files, "evaluation_interval": "15s", "tests": [test]}))
-    accepted("test", "rules", file)
+    series = {name: " ".join(map(str, row)) for name, row in values.items()}
+    # Absent, or not farther from the truth than a rate over two or five minutes may be.
+    wrong = f"abs({record} - {truth}) > 0.1", at, dict[str, float]()
+    assert_answers(tmp_path, series, wrong, rules=[RULES_FOLDER / f"{rules}.yaml"], interval="15s")
 
 
 async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:
@@ -417,7 +410,7 @@ async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:
 
 
 async def test_a_gpu_with_the_uuid_of_another_is_counted(sweep: Sweep) -> None:
-    """Two GPUs answer with one uuid: one of them is not measured, and stands as a GPU without a device."""
+    """Two GPUs answer with one uuid: one of them is not measured, and is listed as a GPU without a device."""
     sweep.driver.gpus[3].uuid = SHARED
     await sweep.collect()
     await sweep.collect()

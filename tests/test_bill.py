@@ -439,7 +439,7 @@ def test_the_kinds_of_jobs_and_users_are_those_that_gpumap_gives() -> None:
 def test_idle_is_of_what_is_known(
     held: float | None, used: float | None, idle: float | None, without_share: float | None
 ) -> None:
-    """It needs both amounts, of containers and of work outside pods. Use without a share makes nobody less idle."""
+    """It needs the amounts of containers and of work outside pods. Use without a share makes no container less idle."""
 
     def only(value: float | None, key: Key) -> dict[Key, float]:
         return {} if value is None else {key: value}

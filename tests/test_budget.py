@@ -1,4 +1,4 @@
-"""How many series a node costs: the contract's budget of the default set, with all that a GPU of today tells."""
+"""How many series a node costs: the contract's budget of the default set, with all that a GPU of today reports."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_something_has_every_field() -> None:
 
 @pytest.mark.parametrize("kind", MOST)
 def test_the_number_of_series_is_within_the_budget(kind: str) -> None:
-    """On a large and busy node that tells everything the default set keeps to the contract's budget."""
+    """On a large and busy node with every value, the default set keeps to the contract's budget."""
     snapshot = whole_node()
     counts = count_series(snapshot)[kind]
     if kind == "leaf":

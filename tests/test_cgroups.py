@@ -107,7 +107,7 @@ def test_hierarchy_that_shows_less_agrees() -> None:
     ],
 )
 def test_pod_with_an_odd_uid_is_unknown(path: str) -> None:
-    """A pod's directory whose UID has another form is some pod's, not the host's, and not that of a pod below it."""
+    """A pod's directory with a UID of another form is some pod's, not the host's, and not that of a pod below it."""
     assert parse(f"0::{path}\n", SERVICE) == parse(f"4:memory:{path}\n0::/\n", SERVICE)
     assert parse(f"0::{path}\n", SERVICE).kind is CgroupKind.UNKNOWN
 

@@ -123,7 +123,7 @@ def test_without_a_command_help_is_shown() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]])
 def test_help_may_be_cut_off(arguments: list[str]) -> None:
-    """Nobody reads it to the end: it ends without a word."""
+    """The reader closes the pipe early: it ends without a word."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as pipe:
@@ -265,7 +265,7 @@ async def _end_while_it_starts(command: str, temporary: Path, delay_seconds: flo
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 async def test_the_address_is_logged(node: Node) -> None:
-    """Port 0 becomes a real one, in the log; an IPv6 address stands in brackets, and can be asked."""
+    """Port 0 becomes a real one, in the log; an IPv6 address is in brackets, and can be asked."""
     async with serve(node, "--listen", "[::1]:0") as agent:
         assert re.search(r"INFO serving address=\[::1\]:[1-9]\d* node=\S+ version=", agent.log)
         assert (await agent.get("/healthz")).status == 200
@@ -316,7 +316,7 @@ def local(node: Node) -> list[str]:
 
 
 async def test_map_of_this_node(node: Node) -> None:
-    """Without --url it collects twice here; every form tells the same, and nothing is logged."""
+    """Without --url it collects twice here; every form has the same values, and nothing is logged."""
     variables = standin.environment(node.library, node.state)
     forms = ("table", "wide", "json", "yaml")
     runs = await asyncio.gather(*(run_command_in_loop(*local(node), "-o", form, **variables) for form in forms))
@@ -350,7 +350,7 @@ async def test_map_where_nothing_answers(directory: Path) -> None:
 
 
 async def test_map_may_be_cut_off(demo_url: str) -> None:
-    """`gpumap map | head -1`, with and without --watch: it ends without a word when nobody reads on."""
+    """`gpumap map | head -1`, with and without --watch: it ends without a word when its reader ends."""
     once = f'"{GPUMAP}" map -o json --url {demo_url}'
     for command in (once, f"{once} --watch --interval 100ms"):
         process = await asyncio.create_subprocess_exec(

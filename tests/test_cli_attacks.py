@@ -91,7 +91,7 @@ async def test_the_field_that_does_not_fit() -> None:
 
 STEERING = "\x1b]0;owned\x07\x1b[2J\u202e\r\n=1+1\tforged\x9b31m\u2028"
 WORDS = {"owner", "finding", "source", "type", "reason", "resource", "uuid", "gpu_uuid", "profile", "health"}
-"""Keys whose text a command compares with words of its own. What is not one of them is left out of a table."""
+"""Keys with texts that a command compares with words of its own. What is not one of them is left out of a table."""
 
 
 def steering(value: Any, key: str = "") -> Any:
@@ -152,7 +152,7 @@ def vector(value: str, **labels: str) -> str:
 
 
 def summing(value: str, collected: str = NOW, **labels: str) -> Answer:
-    """A server with one healthy node, whose sums all have this value."""
+    """A server with one healthy node. All its sums have this value."""
 
     async def answer(request: web.Request) -> web.Response:
         query = str((await request.post())["query"])

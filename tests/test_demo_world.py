@@ -68,7 +68,7 @@ def test_processes_never_use_more_than_their_device(default: Scenario) -> None:
 
 
 def test_every_gpu_process_is_in_proc(default: Scenario) -> None:
-    """Whatever NVML lists has an entry in /proc, before, while and after, and no PID stands there twice."""
+    """Whatever NVML lists has an entry in /proc, before, while and after, and no PID is there twice."""
     for tenth in range(0, 6200, 7):
         now = world(default, tenth / 10)
         pids = [proc.pid for proc in now.procs]
@@ -116,7 +116,7 @@ def test_a_lost_gpu_reports_only_its_identity(default: Scenario) -> None:
 
 
 def test_a_kubelet_lists_only_static_pods_after_a_restart(default: Scenario) -> None:
-    """It is down, then up with static pods alone and nothing allocatable, then complete."""
+    """It is down, then up with only static pods and nothing allocatable, then complete."""
     down, fresh, complete = (world(default, at) for at in (185.0, 192.0, 196.0))
     assert not down.kubelet_up
     assert fresh.kubelet_up
@@ -166,7 +166,7 @@ def test_other_plugins_offer_what_is_written_and_what_is_held() -> None:
 
 
 def test_answers_are_as_plugins_write_them() -> None:
-    """Each part of an answer stands in its field of AllocResp, where gpumap's own reader finds it."""
+    """Each part of an answer is in its field of AllocResp, where gpumap's own reader finds it."""
     answer = """{envs: {CUDA_MPS_PIPE_DIRECTORY: /mps}, devices: [/dev/nvidia0], cdi: ["nvidia.com/gpu={0}"],
       annotations: {cdi.k8s.io/nvidia-device-plugin_x: "nvidia.com/gpu={0}"},
       mounts: [/var/run/nvidia-container-devices/0]}"""
@@ -184,7 +184,7 @@ def test_answers_are_as_plugins_write_them() -> None:
 
 
 def test_the_dra_driver_writes_down_what_it_prepared() -> None:
-    """Its notes tell of the claims of pods that are there, in a form that gpumap's own reader reads."""
+    """Its notes list the claims of pods that exist, in a form that gpumap's own reader reads."""
     pod = "{{name: {0}, {1}containers: [{{name: c, claims: [{{claim: {0}, device: {2}, share_id: s, notes: {3}}}]}}]}}"
     pods = [
         pod.format("a", "", "gpu-0", "{uuid: '{0}', memory: 20GiB}"),

@@ -1,4 +1,4 @@
-"""Device ids of every plugin: whose they are, what they name, what names the GPU, and which are not known."""
+"""Device ids of every plugin: which plugin made them, what they name, what names the GPU, and which are not known."""
 
 import re
 
@@ -211,7 +211,7 @@ def _envs(**envs: str) -> PluginAnswer:
     ],
 )
 def test_devices_that_an_answer_names(answer: PluginAnswer, devices: tuple[DeviceRef, ...]) -> None:
-    """Each way in which a plugin tells the container runtime which GPU it means; uuids before places."""
+    """Each way in which a plugin names a GPU to the container runtime; uuids before places."""
     assert named_devices(answer) == devices
 
 

@@ -19,7 +19,6 @@ from tests.dialect_pages import (
     SHARED_1,
     SHARED_2,
     TITAN,
-    WHOLE,
     Rows,
     blind,
     card,
@@ -42,10 +41,6 @@ PROCESS = ("MEM_USED", "SM_UTIL", "MEM_COPY_UTIL", "ENCODE_UTIL", "DECODE_UTIL")
 
 def family_rows(snapshot: Snapshot, name: str, *labels: str) -> Rows:
     return rows(FAMILIES, snapshot, f"DCGM_CUSTOM_{name}", *labels)
-
-
-def of_pods(snapshot: Snapshot, name: str) -> dict[str, float]:
-    return {key[0]: value for key, value in family_rows(snapshot, name, "PodName").items()}
 
 
 def only(snapshot: Snapshot, name: str) -> float | None:
@@ -94,7 +89,7 @@ def test_a_processs_times_are_its_own_in_percent() -> None:
     ],
 )
 def test_how_a_card_is_given_away(containers: list[ContainerOnDevice], mode: int | None, word: str | None) -> None:
-    """None, exclusive or shared, by what is left of it to others; absent where nobody can know."""
+    """None, exclusive or shared, by what is left of it to others; absent if that is unknown."""
     snapshot = held(*containers)
     assert only(snapshot, "ALLOCATE_MODE") == mode
     snapshot = replace(snapshot, processes=(process(7, V100, 1, HARD),))
@@ -102,7 +97,7 @@ def test_how_a_card_is_given_away(containers: list[ContainerOnDevice], mode: int
 
 
 def test_no_mode_and_no_share_without_a_list() -> None:
-    """An old List is nobody's word on what is given away; nor are slots on the cards that they may be on."""
+    """An old List does not show what is assigned, nor do slots show it on cards that they may be on."""
     snapshot = held()
     devices_held = tuple(structs.replace(one, holders=None) for one in snapshot.node.devices)
     unknown = with_node(snapshot, devices=devices_held)
@@ -121,28 +116,8 @@ def test_no_mode_and_no_share_without_a_list() -> None:
         assert only(outside, "ALLOCATE_MODE") is None
 
 
-@pytest.mark.parametrize(
-    ("slots", "gpus", "memory_mib", "limit"),
-    [
-        (WHOLE, 1.0, 16160, 0),
-        (GPUSHARE, 4 / 15, 4096, 0),
-        ({"nvidia.com/gpu.shared": 1}, 0.25, None, 0),
-        ({"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 4}, 0.3, 1024, 0.3),
-        (WHOLE, 0.25, 4040, None),
-        ({"volcano.sh/vgpu-cores": 30, "volcano.sh/vgpu-memory": 4}, None, 1024, None),
-    ],
-    ids=["exclusive", "gpushare", "time-slicing", "vcuda", "MPS or HAMi", "volcano"],
-)
-def test_the_limit_of_compute(
-    slots: dict[str, int], gpus: float | None, memory_mib: int | None, limit: float | None
-) -> None:
-    """0 is no limit: exclusive, memory alone, time-slicing. A share is reported where the kubelet's words tell one."""
-    found = only(held(holder(HARD, V100, slots=slots, gpus=gpus, memory_mib=memory_mib)), "CONTAINER_CP_ALLOCATED")
-    assert found == limit
-
-
 def test_what_is_not_known_is_absent() -> None:
-    """Blind, no process stands; without NVML no card does, and a grant by its device's id alone."""
+    """Without PID visibility there is no process; without NVML no card, and only the device's id of a grant."""
     assert all(family_rows(blind(), f"PROCESS_{name}") == {} for name in PROCESS)
     assert only(blind(), "CONTAINER_MEM_ALLOCATED") == 12066
     assert family_rows(without_nvml(), "DEV_FB_TOTAL") == family_rows(without_nvml(), "DEV_FB_ALLOCATED") == {}
@@ -166,7 +141,7 @@ def test_mig_devices_are_their_cards() -> None:
 
 
 def test_a_shared_mig_device_is_shared() -> None:
-    """By what its plugin offers of it, where it grants no memory; without the offer nobody knows."""
+    """By what its plugin offers of it, where it grants no memory; without the offer it is unknown."""
     sliced = holder(HARD, ALONE.uuid, gpus=1 / 28, memory_mib=None)
     snapshot = partitioned([sliced])
     assert only(snapshot, "ALLOCATE_MODE") is None

@@ -8,22 +8,15 @@ from tests.dialect_pages import (
     ALONE,
     GIB,
     HARD,
-    MIB,
     PARENT,
     SHARED_1,
     SHARED_2,
-    TITAN,
     Rows,
-    blind,
-    card,
     holder,
-    node,
-    page,
     partitioned,
     rows,
     used,
     user,
-    without_nvml,
 )
 from tests.generated import nodes
 from tests.nodes import TestNode
@@ -36,28 +29,8 @@ def family_rows(snapshot: Snapshot, name: str, *labels: str) -> Rows:
     return rows(FAMILIES, snapshot, PREFIX + name, *(labels or (*CONTAINER, "acc_id")))
 
 
-def test_what_is_not_known_is_absent() -> None:
-    """Without PID visibility only the total stands; without NVML nothing; a process that tells no memory is no 0."""
-    assert family_rows(blind(), "memory_used_bytes") == family_rows(blind(), "duty_cycle") == {}
-    assert family_rows(blind(), "memory_total_bytes") == {(*HARD, TITAN[0]): 12066 * MIB}
-    assert page(FAMILIES, without_nvml()) == ""
-    snapshot = node("n", [card(0, TITAN[0], "TITAN V")], [holder(HARD, TITAN[0], used(None, None))])
-    assert page(FAMILIES, snapshot).count("\n") == 3
-
-
-def test_mig_devices_have_their_own_total_and_no_duty_cycle() -> None:
-    """NVML tells no time of a MIG device's processes; compute instances show the memory that they share whole."""
-    held = [holder(HARD, one.uuid, used(number, None)) for number, one in enumerate((SHARED_1, SHARED_2, ALONE))]
-    snapshot = partitioned(held)
-    assert family_rows(snapshot, "memory_total_bytes", "acc_id", "model") == {
-        (one.uuid, "A100"): 9728 * MIB for one in (SHARED_1, SHARED_2, ALONE)
-    }
-    assert list(family_rows(snapshot, "memory_used_bytes").values()) == [0, MIB, 2 * MIB]
-    assert family_rows(snapshot, "duty_cycle") == {}
-
-
 def test_a_whole_partitioned_card_is_its_devices() -> None:
-    """Its holder has what the MIG devices have, not the card's total on top of theirs; blind, the card's alone."""
+    """Its holder has what the MIG devices have, not the card's total on top; without PID visibility, the card's."""
     whole = holder(HARD, PARENT, memory_mib=81920)
     on_leaves = [user(HARD, one.uuid, used(1, None)) for one in (SHARED_1, SHARED_2, ALONE)]
     assert PARENT not in {key[-1] for key in family_rows(partitioned([whole, *on_leaves]), "memory_total_bytes")}

@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpumap.agent.dialects.dcgm import BEFORE_4_9
 from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
 from gpumap.agent.exposition import Exposition
-from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids, Grant, OwnerUse, SourceHealth
+from gpumap.model.node import ContainerXids, GpuXids, OwnerUse, SourceHealth
 from gpumap.model.node import Process as ProcessRow
 from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName, Owner, Source
+from gpumap.model.terms import Owner, Source
 from tests.dcgm_nodes import (
     CARD,
     P1,
@@ -33,13 +33,12 @@ from tests.dcgm_nodes import (
     processes_of,
     sample_node,
     use,
-    user,
 )
-from tests.dialect_pages import GIB, MIB, WHOLE
+from tests.dialect_pages import GIB, MIB
 from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import Process, TestNode
-from tests.snapshots import ACTIVITY, with_node
+from tests.snapshots import with_node
 
 PODS = ("container", "namespace", "pod")
 PROFILING = {
@@ -89,77 +88,6 @@ def test_activity_is_the_devices_and_names_its_only_container(field: str) -> Non
     assert rows(shared, field, "GPU_I_ID", *PODS) == {("3", "", "", ""): value}
 
 
-def test_activity_that_the_driver_does_not_report_is_absent() -> None:
-    """Each metric for itself, and all of them on GPUs before Hopper: never a 0."""
-    older = structs.replace(ACTIVITY, graphics_ratio=None, fp16_ratio=None)
-    for activity, known in ((older, {*PROFILING} - {"PROF_GR_ENGINE_ACTIVE", "PROF_PIPE_FP16_ACTIVE"}), (None, set())):
-        reading = card().reading
-        assert reading is not None
-        snapshot = node(gpus=(structs.replace(card(), reading=structs.replace(reading, activity=activity)),))
-        assert {field for field in PROFILING if rows(snapshot, field)} == known
-
-
-def test_idle_holders_have_zeros() -> None:
-    """A holder without a process has 0 and not nothing: autoscaling relies on it."""
-    snapshot = node(holder(P1, of=use(0, 0.0, 0)), holder(P2, of=use(GIB, 1.0)))
-    assert rows(snapshot, "DEV_GPU_UTIL", "pod") == {("p1",): 0, ("p2",): 100}
-    assert rows(snapshot, "DEV_FB_USED", "pod") == {("p1",): 0, ("p2",): 1024}
-
-
-def test_what_is_not_known_of_a_container_is_absent() -> None:
-    """Memory that the driver does not tell, SM time of an MPS client: no row, never 0 and never the card's."""
-    snapshot = node(holder(P1, of=use(None, None)), holder(P2))
-    assert rows(snapshot, "DEV_FB_USED", "pod") == {}
-    assert rows(snapshot, "DEV_GPU_UTIL", "pod") == {}
-    assert rows(snapshot, "DEV_FB_FREE", "pod") == {("",): 136 * 1024}
-
-
-@pytest.mark.parametrize("owner", [Owner.HOST, Owner.GONE, Owner.UNASSIGNED, Owner.SCHEDULED, Owner.MPS_SERVER])
-def test_processes_of_others_end_the_exclusive_hold(owner: Owner) -> None:
-    """Where a process is known to be another's, the card's values are not the holder's: it has its own."""
-    mine = holder(TRAINER, of=use(GIB, 0.5))
-    snapshot = node(mine, leaves=(leaf(card(), processes_of(Owner.ASSIGNED), processes_of(owner)),))
-    assert rows(snapshot, "DEV_FB_USED", "pod") == {("job-0",): 1024}
-    assert rows(snapshot, "DEV_GPU_UTIL", "pod") == {("job-0",): 50}
-    assert rows(snapshot, "DEV_POWER_USAGE", "pod") == {("",): 507.409}
-
-
-def test_without_pid_visibility_the_holder_counts() -> None:
-    """Nobody can say whose the processes are: the allocation decides, and of a shared card nothing is reported."""
-    leaves = (leaf(card(), processes_of(Owner.UNKNOWN, 3)),)
-    alone = node(holder(TRAINER), leaves=leaves, visible=False)
-    assert rows(alone, "DEV_FB_USED", "pod") == {("job-0",): 4096}
-    assert rows(node(holder(P1, gpus=0.25), leaves=leaves, visible=False), "DEV_FB_USED", "pod") == {}
-    several = node(holder(P1), holder(P2), leaves=leaves, visible=False)
-    assert rows(several, "DEV_FB_USED", "pod") == {}
-    assert rows(several, "DEV_POWER_USAGE", "pod") == {("",): 507.409}
-
-
-def test_a_reserved_gpu_is_shared() -> None:
-    """Each pod that a scheduler placed on it has a row, also a single one with all of it; the reservation has none."""
-    keeper = ContainerOnDevice("kai", "keeper", "c", CARD, grant=Grant(WHOLE, reservation=True))
-    one, two = user(P1, 3 * GIB, 0.5, Owner.SCHEDULED), user(P2, GIB, 0.25, Owner.SCHEDULED)
-    whole = structs.replace(one, grant=Grant({}, 1.0, 80 * GIB))
-    leaves = (leaf(card(), processes_of(Owner.SCHEDULED, 1)),)
-    for sharer in (one, whole):
-        snapshot = node(keeper, sharer, leaves=leaves)
-        assert rows(snapshot, "DEV_FB_USED", "pod") == {(P1.pod,): 3072}
-        assert rows(snapshot, "DEV_POWER_USAGE", "pod") == {("",): 507.409}
-    snapshot = node(keeper, one, two, leaves=leaves)
-    assert rows(snapshot, "DEV_FB_USED", "pod") == {(P1.pod,): 3072, (P2.pod,): 1024}
-    assert rows(snapshot, "DEV_GPU_UTIL", "pod") == {(P1.pod,): 50, (P2.pod,): 25}
-    assert rows(node(keeper), "DEV_FB_USED", "pod") == {("",): 4096}
-
-
-def test_a_squatter_and_the_holder_have_a_row_each() -> None:
-    """Who uses without holding is charged for itself; the holder is no longer taken for the whole card."""
-    squatter = ContainerName("web", "squatter", "c")
-    snapshot = node(holder(TRAINER, of=use(3 * GIB, 0.5)), user(squatter))
-    assert rows(snapshot, "DEV_FB_USED", "pod") == {("job-0",): 3072, ("squatter",): 1024}
-    assert rows(snapshot, "DEV_GPU_TEMP", "pod") == {("",): 61}
-    assert rows(node(user(squatter)), "DEV_FB_USED", "pod") == {("squatter",): 1024}
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -182,14 +110,6 @@ def test_a_process_that_may_be_anothers_ends_the_exclusive_hold(other: ProcessRo
     assert rows(beside, "DEV_POWER_USAGE", "pod") == {("",): 507.409}
 
 
-def test_a_process_of_the_pod_in_no_known_container_has_its_own_row() -> None:
-    """It may be the holder's or its neighbour's: it has a row of its pod, without a container."""
-    nameless = ContainerOnDevice("ml", "job-0", "", CARD, use=use(GIB, 0.1))
-    assert rows(node(holder(TRAINER), nameless), "DEV_FB_USED", *PODS) == {("", "ml", "job-0"): 1024}
-    shared = node(holder(TRAINER), holder(P1, of=use(GIB)), nameless)
-    assert rows(shared, "DEV_FB_USED", *PODS) == {("", "ml", "job-0"): 1024, ("a", "ml", "p1"): 1024}
-
-
 def test_no_container_is_alone_while_processes_are_unknown() -> None:
     """/proc that could not be read this time, a driver that lists no processes: no value jumps to the holder."""
     blind = node(holder(TRAINER), leaves=(leaf(card(), processes_of(Owner.UNKNOWN)),), visible=False)
@@ -201,17 +121,8 @@ def test_no_container_is_alone_while_processes_are_unknown() -> None:
     assert rows(unlisted, "DEV_GPU_TEMP", "pod") == {("",): 61}
 
 
-@pytest.mark.parametrize(("gpus", "memory"), [(0.25, None), (0.25, 35 * GIB), (None, 35 * GIB), (None, None)])
-def test_a_part_of_a_card_is_shared_also_without_other_holders(gpus: float | None, memory: int | None) -> None:
-    """One of four replicas, a grant of memory, a share that nobody knows: its own values, and not the card's."""
-    snapshot = node(holder(P1, of=use(GIB, 0.2), gpus=gpus, memory=memory), processes=(process(P1),))
-    assert rows(snapshot, "DEV_FB_USED", "pod") == {("p1",): 1024}
-    assert rows(snapshot, "DEV_GPU_UTIL", "pod") == {("p1",): 20}
-    assert rows(snapshot, "DEV_POWER_USAGE", "pod") == {("",): 507.409}
-
-
 def test_a_claim_that_looks_on_owns_nothing() -> None:
-    """Admin access makes nobody an owner, and leaves the owner its card; what it uses is its own."""
+    """Admin access makes no container an owner, and leaves the owner its card; what it uses is its own."""
     idle, busy = (holder(P1, of=use(memory, 0.1, processes), gpus=0.0) for memory, processes in ((0, 0), (GIB, 1)))
     assert rows(node(idle), "DEV_FB_USED", "pod") == {("",): 4096}
     assert rows(node(idle, holder(TRAINER)), "DEV_FB_USED", "pod") == {("job-0",): 4096}
@@ -219,19 +130,6 @@ def test_a_claim_that_looks_on_owns_nothing() -> None:
     beside = node(busy, holder(TRAINER, of=use(2 * GIB)))
     assert rows(beside, "DEV_FB_USED", "pod") == {("job-0",): 2048, ("p1",): 1024}
     assert rows(beside, "DEV_GPU_TEMP", "pod") == {("",): 61}
-
-
-def test_a_lost_gpu_has_only_its_last_xid() -> None:
-    """Its measurements are gone; why it fell off the bus is what is asked for, and whom it hit."""
-    lost = card(fault="lost")
-    snapshot = with_node(
-        node(holder(TRAINER), gpus=(lost,)),
-        xids=(GpuXids(CARD, {31: 2, 79: 1}, 0.0, 79),),
-        container_xids=(ContainerXids(*TRAINER, CARD, 79, 1),),
-    )
-    lines = [line for line in page(snapshot).splitlines() if not line.startswith("#")]
-    assert len(lines) == 1
-    assert lines[0].endswith(',container="trainer",err_code="79",namespace="ml",pod="job-0"} 79')
 
 
 @pytest.mark.parametrize(
@@ -245,7 +143,7 @@ def test_a_lost_gpu_has_only_its_last_xid() -> None:
     ids=["nobody listens", "none was heard", "the last one", "which was last is not known"],
 )
 def test_xid_errors_are_the_last_one(xids: tuple[GpuXids, ...], answer: Rows) -> None:
-    """0 says that gpumap listened and heard none; what cannot be known is absent."""
+    """0 says that gpumap listened and received none; what cannot be known is absent."""
     assert rows(with_node(node(), xids=xids), "DEV_XID_ERRORS", "err_code") == answer
 
 
@@ -261,7 +159,7 @@ def test_xid_errors_are_the_last_one(xids: tuple[GpuXids, ...], answer: Rows) ->
     ids=["before anybody came", "who is gone", "another code", "another card", "two"],
 )
 def test_an_xid_error_is_of_the_containers_that_it_hit(hit: tuple[ContainerXids, ...], pod: str) -> None:
-    """Whoever holds the card now may have come after it; of several nobody is named."""
+    """Whoever holds the card now may have come after it; if there are several, none is named."""
     xids = (GpuXids(CARD, {31: 2, 79: 1}, 0.0, 79),)
     snapshot = with_node(node(holder(TRAINER)), xids=xids, container_xids=hit)
     assert rows(snapshot, "DEV_XID_ERRORS", "err_code", "pod") == {("79", pod): 79}
@@ -269,7 +167,7 @@ def test_an_xid_error_is_of_the_containers_that_it_hit(hit: tuple[ContainerXids,
 
 
 def test_compute_instances_of_one_gpu_instance_are_one() -> None:
-    """dcgm-exporter's labels cannot tell them apart: their memory stands once, under the GPU instance's profile."""
+    """dcgm-exporter's labels do not distinguish them: their memory is there once, under the GPU instance's profile."""
     on = card(partitioned=True)
     parts = instance(2, 0, "1c.3g.40gb"), instance(2, 1, "2c.3g.40gb")
     memory = DeviceMemory(40 * GIB, 8 * GIB, 32 * GIB, 0)
@@ -296,7 +194,7 @@ def test_compute_instances_of_one_gpu_instance_are_one() -> None:
 
 
 def test_the_holder_of_a_partitioned_gpu_has_its_instances() -> None:
-    """Its name stands on the card and on each instance, as long as nobody else is on them."""
+    """Its name is on the card and on each instance, as long as no other container is on them."""
     on = card(partitioned=True)
     made = instance(1), instance(2)
     leaves = tuple(leaf(on, instance=one, memory=DeviceMemory(GIB, GIB, 0, 0)) for one in made)
@@ -327,7 +225,7 @@ def test_a_device_or_its_containers_and_never_both(truth: TestNode) -> None:
 
 @st.composite
 def lived_through(draw: st.DrawFn) -> TestNode:
-    """A node with a leftover of a pod's predecessor, whose kubelet or files of identity may be away for a while."""
+    """A node with a leftover of a pod's predecessor. Its kubelet or its files of identity may be away for a while."""
     node = draw(nodes())
     named = [pod for pod in node.pods if pod.listed]
     for pid, pod in enumerate(draw(st.lists(st.sampled_from(named), max_size=2)) if named else [], 700):
@@ -385,7 +283,7 @@ def _is_of(process: Process, name: tuple[str, ...]) -> bool:
 @settings(max_examples=examples(300))
 @given(lived_through(), st.data())
 def test_no_container_is_credited_with_the_use_of_another(truth: TestNode, data: st.DataObject) -> None:
-    """Who stands on a device's values is truly alone there; whoever is not has what was measured of it, to the MiB."""
+    """A container named on a device's values is truly the only one there; others have their own bytes, to the MiB."""
     for _ in range(4):
         truth.down = set(data.draw(st.lists(st.sampled_from(["kubelet", "pod_identity"]), max_size=1)))
         truth.checkpoint_readable, truth.logs_readable = data.draw(

@@ -11,14 +11,12 @@ from tests.dcgm_nodes import (
     CARD,
     P1,
     P2,
-    SHARED,
     TRAINER,
     card,
     holder,
     instance,
     leaf,
     node,
-    sample_node,
     without_nvml,
 )
 from tests.examples import examples
@@ -57,29 +55,11 @@ def test_compute_instances_of_one_gpu_instance_have_their_holders_once() -> None
     assert page(snapshot).count('GPU_I_PROFILE="3g.40gb"') == 2
 
 
-def test_a_partitioned_gpu_that_is_held_as_a_whole_is_owned_with_its_instances() -> None:
-    """dcgm-exporter has series of the card or of its instances: each finds its owner."""
-    on = card(partitioned=True)
-    leaves = tuple(leaf(on, instance=instance(number)) for number in (1, 2))
-    assert owners(node(holder(TRAINER), gpus=(on,), leaves=leaves)) == [
-        (CARD, number, "ml", "job-0", "trainer") for number in ("", "1", "2")
-    ]
-
-
-def test_rows_remain_while_nvml_is_down() -> None:
-    """A GPU's uuid is in the kubelet's answer; of a MIG device only NVML knows the GPU."""
-    assert owners(without_nvml(sample_node())) == [
-        (CARD, "", "ml", "job-0", "trainer"),
-        (SHARED, "", "ml", "p1", "a"),
-        (SHARED, "", "ml", "p2", "a"),
-    ]
-
-
 @settings(max_examples=examples(100))
 @given(nodes())
 def test_owners_are_the_holders(truth: TestNode) -> None:
-    """No row is there twice. Who holds a device that NVML knows has a row on its GPU, and so has who uses a reserved
-    one; nobody else has, and no reservation."""
+    """No row is there twice. The holder of a device that NVML knows has a row on its GPU; so has a user of a reserved
+    one; no other container has, and no reservation."""
     snapshot = truth.collect()
     found = owners(snapshot)
     assert len(found) == len(set(found))

@@ -44,7 +44,7 @@ def family_rows(snapshot: Snapshot, name: str) -> Rows:
 
 
 def test_what_is_not_known_is_absent() -> None:
-    """Without PID visibility and without NVML the request alone stands; time-slicing grants no memory."""
+    """Without PID visibility and without NVML only the request remains; time-slicing grants no memory."""
     assert family_rows(blind(), MEMORY) == family_rows(blind(), UTILIZATION) == {}
     assert family_rows(blind(), ASKED_MEMORY) == {(HARD[1], "total"): 12066}
     assert page(FAMILIES, without_nvml()).count("\n") == 3
@@ -54,7 +54,7 @@ def test_what_is_not_known_is_absent() -> None:
 
 
 def test_total_is_absent_where_a_part_is_not_known() -> None:
-    """A card that tells nothing, or slots on a card that NVML does not see, leave the other card's number alone."""
+    """A card without values, or slots on a card that NVML does not list, leave only the other card's number."""
     known, unknown = holder(HARD, T4[0], used(10, 0.1)), holder(HARD, T4[1], used(None, None), gpus=None)
     snapshot = replace(tke(), containers=(known, unknown))
     assert family_rows(snapshot, MEMORY) == {(HARD[1], "gpu0"): 10}
@@ -72,7 +72,7 @@ def test_total_is_absent_where_a_part_is_not_known() -> None:
 
 
 def test_mig_devices_of_a_card_are_added_up() -> None:
-    """A row a card: memory of its devices; no time, which MIG does not tell; shared memory was granted once."""
+    """A row a card: memory of its devices; no time, which MIG does not report; shared memory was granted once."""
     held = [
         holder(HARD, one.uuid, used(number, None), gpus=1 / 7, memory_mib=9728)
         for number, one in enumerate((SHARED_1, SHARED_2, ALONE), 1)

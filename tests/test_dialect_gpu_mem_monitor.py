@@ -2,12 +2,11 @@
 
 import pytest
 from hypothesis import given
-from msgspec import structs
 
 from gpumap.agent.dialects.gpu_mem_monitor import FAMILIES
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
-from tests.dialect_pages import HARD, MIB, TITAN, Rows, card, node, process, rows
+from tests.dialect_pages import TITAN, Rows, card, node, process, rows
 from tests.generated import nodes
 from tests.nodes import TestNode
 
@@ -16,12 +15,6 @@ NAME = "pod_used_gpu_mem_MB"
 
 def family_rows(snapshot: Snapshot, *labels: str) -> Rows:
     return rows(FAMILIES, snapshot, NAME, *(labels or ("app_pid", "pod_namespace", "pod_name")))
-
-
-def test_mib_are_cut_off() -> None:
-    """As nvidia-smi cuts them off: a byte less than two MiB is one."""
-    one = structs.replace(process(7, TITAN[0], None, HARD), memory_bytes=2 * MIB - 1)
-    assert list(family_rows(node("n", [card(0, TITAN[0], "TITAN V")], [], [one])).values()) == [1]
 
 
 @pytest.mark.parametrize("owner", [Owner.HOST, Owner.UNKNOWN, Owner.MPS_SERVER])

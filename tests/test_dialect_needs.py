@@ -96,7 +96,7 @@ def test_a_dialect_without_needs_costs_no_call(start: Start, tmp_path: Path, nam
 
 @pytest.mark.parametrize("name", sorted(OF_THE_CARD))
 def test_calls_of_a_dialect_are_made_while_it_is_on(start: Start, tmp_path: Path, name: str) -> None:
-    """Its calls come besides, and none of the others more often: two calls and six fields every 30 s, eight once."""
+    """Its calls are added, and none of the others comes more often: two calls and six fields every 30 s, eight once."""
     before, groups = asked(settled()), asked(settled(name))
     more = calls(start, tmp_path / "with", groups)
     more.subtract(calls(start, tmp_path / "without", before))
@@ -127,7 +127,7 @@ async def collected(node: PlayedNode, settings: Settings) -> Snapshot:
 
 
 async def test_each_dialect_has_its_values_whatever_is_collected(directory: Path) -> None:
-    """Over a demo's node: with its needs alone each has the series that it has when NVML is asked for everything."""
+    """Over a demo's node: with only its needs each has the series that it has when NVML is asked for everything."""
     async with demo_node(parse_scenario(STEADY), directory) as node:
         everything = await collected(node, with_everything(settled()))
         for name in DIALECTS:

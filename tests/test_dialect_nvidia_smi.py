@@ -10,12 +10,11 @@ from msgspec import structs
 
 from gpumap.agent.dialects.nvidia_smi import COUNTED_EVENTS, EVENTS, FAMILIES
 from gpumap.agent.dialects.nvidia_smi_readers import plain
-from gpumap.model.node import GpuXids
 from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, GpuProcess, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
-from tests.dialect_pages import ALONE, ESCAPED, PARENT, SHARED_1, TITAN, card, node, page, partitioned, process, rows
+from tests.dialect_pages import ESCAPED, TITAN, card, node, page, process, rows
 from tests.dialect_samples import nvml
-from tests.snapshots import busy_node, empty_node, gpu, with_node
+from tests.snapshots import empty_node, gpu, with_node
 
 BOARD = Path(__file__).parent / "boards" / "14574.json"
 
@@ -33,19 +32,11 @@ def changed(snapshot: Snapshot, change: Callable[[GpuReading], GpuReading]) -> S
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_uuids_are_in_lower_case_without_prefix() -> None:
-    """On every family that has one, of GPUs and of MIG devices."""
-    uuids = re.findall(r'uuid="([^"]*)"', page(FAMILIES, busy_node()))
-    assert uuids
-    assert all(re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", uuid) for uuid in uuids)
-    assert plain(Uuid("GPU-ABCDEF00-0000-0000-0000-00000000000A")) == "abcdef00-0000-0000-0000-00000000000a"
-
-
 # --- what is not known ------------------------------------------------------------------------------------------------
 
 
 def test_what_a_card_does_not_support_is_absent() -> None:
-    """A card that tells nothing but its name has its info, its index, and no other series."""
+    """A card that reports only its name has its info, its index, and no other series."""
     blank = GpuReading(0, uuid=Uuid(TITAN[0]))
     snapshot = changed(node("n", [card(0, TITAN[0], "TITAN V")], visible=False), lambda _: blank)
     (bare,) = snapshot.node.gpus
@@ -54,24 +45,12 @@ def test_what_a_card_does_not_support_is_absent() -> None:
     assert found == ["nvidia_smi_gpu_info", "nvidia_smi_index"]
 
 
-def test_a_lost_gpu_is_absent_but_for_what_is_known_of_it() -> None:
-    """The original drops it; its XID errors, and what the driver asks for, stand, since alerts wait for them."""
-    lost = structs.replace(gpu(0, fault="reset_required"), recovery_action="gpu_reset")
-    errors = GpuXids(lost.uuid, {79: 3}, 0.0, 79, {79: 1.75e9})
-    text = page(FAMILIES, with_node(empty_node(), gpus=(lost,), xids=(errors,)))
-    assert re.findall(r"^(\w+)\{.*uuid=", text, re.MULTILINE) == [
-        "nvidia_smi_gpu_recovery_action",
-        "nvidia_smi_xid_errors_total",
-        "nvidia_smi_xid_last_timestamp_seconds",
-    ]
-
-
 @pytest.mark.parametrize(
     ("reason", "code"),
     [("library_not_found", 12), ("driver_not_loaded", 9), ("lost", 15), ("worker_crashed", 255), ("hung", 255)],
 )
 def test_a_driver_that_does_not_answer_has_nvidia_smis_exit_code(reason: str, code: int) -> None:
-    """By its manual where it has one for the reason, 255 otherwise; the failure is counted, and no GPU stands."""
+    """By its manual where it has one for the reason, 255 otherwise; the failure is counted, and there is no GPU."""
     down = nvml(empty_node(), up=False, reason=reason, attempts=3, failures=3, last_success=1.75e9)
     assert value(down, "command_exit_code") == {(): code}
     assert value(down, "failed_scrapes_total") == {(): 3}
@@ -90,7 +69,7 @@ def test_before_the_first_collection_nvml_is_unknown() -> None:
 
 
 def test_clock_events_are_those_of_the_driver() -> None:
-    """Of its own and of those whose time it counts: a word that is none of them would never have a value."""
+    """Of its own and of those with a counted time: a word that is none of them would never have a value."""
     assert set(EVENTS) < set(CLOCK_EVENTS)
     assert set(COUNTED_EVENTS) < set(CLOCK_EVENT_TIMES)
 
@@ -108,7 +87,7 @@ def test_recovery_actions_are_nvml_hs_numbers(action: str, number: int | None) -
 
 
 def test_processes_are_those_with_a_compute_context() -> None:
-    """By pid, name and card, with their memory where the driver tells it; what only draws is none of them."""
+    """By pid, name and card, with their memory if the driver reports it; what only draws is none of them."""
     listed = tuple(GpuProcess(pid, None, "C") for pid in (7, 8))
     snapshot = node(
         "n",
@@ -126,14 +105,6 @@ def test_processes_are_those_with_a_compute_context() -> None:
     assert value(snapshot, "compute_app_info", *labels).keys() == {("7", 'py"th\\on\n', uuid), ("8", "python", uuid)}
     assert value(snapshot, "compute_apps", "uuid") == {(uuid,): 2}
     assert value(snapshot, "compute_apps_last_collect_success") == {(): 1}
-
-
-def test_a_process_on_several_mig_devices_is_one_row_of_the_card() -> None:
-    """With what it uses on all of them; absent where one does not tell."""
-    answer = [process(7, SHARED_1.uuid, 100), process(7, ALONE.uuid, 50), process(8, ALONE.uuid, None)]
-    assert value(partitioned([], answer), "compute_app_used_memory_bytes", "pid", "uuid") == {
-        ("7", plain(Uuid(PARENT))): 150 << 20
-    }
 
 
 def test_an_idle_card_has_no_processes() -> None:

@@ -3,10 +3,10 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.agent.dialects.pod_gpu_map import FAMILIES, node_family
+from gpumap.agent.dialects.pod_gpu_map import node_family
 from gpumap.model.node import ContainerOnDevice
 from gpumap.model.snapshot import Snapshot
-from tests.dialect_pages import ALONE, PARENT, card, holder, lints, node, page, partitioned
+from tests.dialect_pages import card, holder, lints, node, page
 from tests.snapshots import busy_node, with_node
 
 CARD_0 = "GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb61"
@@ -34,31 +34,6 @@ def test_the_nodes_page_is_written_as_the_original_writes_it() -> None:
         f"ti_info{{{TEST2}}} 1\n"
         f"ti_info{{{TEST3}}} 1\n"
     )
-
-
-def test_a_pod_has_one_row_a_device() -> None:
-    """Two containers, or many slots, of one pod on one device are one row: the original repeated them."""
-    twice = [held("test", CARD_0, "a", slots=4), held("test", CARD_0, "b")]
-    rows = page(FAMILIES, node("ti", CARDS, twice)).splitlines()[2:]
-    assert rows == [f"pod_and_gpu_map_info{{{TEST}}} 1"]
-
-
-def test_the_map_remains_while_nvml_is_down() -> None:
-    """The kubelet's ids name the GPU without NVML; its model is empty until NVML tells it."""
-    rows = page(FAMILIES, ti(nvml=False)).splitlines()[2:]
-    assert rows == [
-        f"pod_and_gpu_map_info{{{row.replace('4080ti', '').replace('2080ti', '')}}} 1" for row in (TEST, TEST2, TEST3)
-    ]
-
-
-def test_a_mig_device_has_its_own_uuid_and_its_gpus_model() -> None:
-    """gpu_id is what was given away, the MIG device; so is a partitioned GPU that was given as a whole."""
-    snapshot = partitioned([held("mig", ALONE.uuid), held("whole", PARENT)])
-    read = next(iter(text_string_to_metric_families(page(FAMILIES, snapshot)))).samples
-    assert {(one.labels["pod_name"], one.labels["gpu_id"], one.labels["gpu_model"]) for one in read} == {
-        ("mig", ALONE.uuid, "A100"),
-        ("whole", PARENT, "A100"),
-    }
 
 
 @pytest.mark.parametrize(

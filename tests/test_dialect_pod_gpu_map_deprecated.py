@@ -6,8 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumap.agent.dialects import pod_gpu_map
 from gpumap.agent.dialects.pod_gpu_map import DEPRECATED_FAMILIES as FAMILIES
 from gpumap.model.snapshot import Snapshot
-from tests.dialect_pages import card, holder, node, page, rows, shuffled
-from tests.dialect_samples import CARD_0, CARD_1
+from tests.dialect_pages import page, rows
 from tests.generated import nodes
 from tests.nodes import TestNode
 
@@ -22,20 +21,6 @@ def numbered(snapshot: Snapshot) -> list[tuple[str, ...]]:
     assert len(samples) == len(families)
     assert {sample.value for sample in samples} <= {0}
     return [tuple(sample.labels[label] for label in LABELS) for sample in samples]
-
-
-def test_numbers_follow_namespace_pod_and_card() -> None:
-    """The order is fixed, so that a map that does not change keeps its numbers."""
-    cards = card(0, CARD_0, "4080ti"), card(1, CARD_1, "2080ti")
-    held = [("b", "x", CARD_0), ("a", "z", CARD_1), ("a", "y", CARD_1), ("a", "y", CARD_0)]
-    snapshot = node("ti", cards, [holder((namespace, pod, "c"), uuid) for namespace, pod, uuid in held])
-    assert numbered(snapshot) == [
-        (CARD_0, "a", "y"),
-        (CARD_1, "a", "y"),
-        (CARD_1, "a", "z"),
-        (CARD_0, "b", "x"),
-    ]
-    assert page(FAMILIES, shuffled(snapshot)) == page(FAMILIES, snapshot)
 
 
 @given(nodes())

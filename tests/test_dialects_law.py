@@ -1,4 +1,4 @@
-"""What holds of every dialect: its page is valid, whatever the node, alone and with all the others."""
+"""What holds of every dialect: its page is valid, whatever the node, on its own and with all the others."""
 
 import re
 from collections import Counter
@@ -47,7 +47,7 @@ def with_everything() -> Snapshot:
 
 
 def tell_all(snapshot: Snapshot) -> Snapshot:
-    """The same node, whose GPUs tell everything that GPUs tell: every second one is an old card."""
+    """The same node with GPUs that report everything: every second one is an old card."""
     answer = tuple(_telling(one, gpu(0) if one.index % 2 == 0 else pascal(0)) for one in snapshot.node.gpus)
     xids = tuple(GpuXids(one.uuid, {31: 2, 79: 1}, 0.5, 79) for one in answer)
     return with_node(snapshot, driver=DRIVER, gpus=answer, xids=xids)
@@ -63,7 +63,7 @@ def _telling(one: Gpu, like: Gpu) -> Gpu:
 
 
 def full(snapshot: Snapshot) -> Snapshot:
-    """The same node, whose GPUs and devices are of no age: each tells all that any tells."""
+    """The same node with GPUs and devices of no age: each reports all that any reports."""
     answer = (structs.replace(one, reading=one.reading and _full(one.reading)) for one in snapshot.node.gpus)
     devices = (structs.replace(one, memory=MEMORY) for one in snapshot.node.devices)
     return with_node(snapshot, gpus=tuple(answer), devices=tuple(devices))
@@ -103,7 +103,7 @@ def check(families: Iterable[Family | NumberedFamilies], snapshot: Snapshot) -> 
 @settings(max_examples=examples(40))
 @given(truth=nodes())
 def test_a_page_is_valid_on_any_node(dialect: str, truth: TestNode) -> None:
-    """Whatever is held and used by whom, with GPUs that tell little and GPUs that tell all."""
+    """Whatever containers hold and use, with GPUs that report little and GPUs that report all."""
     snapshot = truth.collect()
     check(EVERY[dialect], snapshot)
     check(EVERY[dialect], tell_all(snapshot))
@@ -112,7 +112,7 @@ def test_a_page_is_valid_on_any_node(dialect: str, truth: TestNode) -> None:
 @each_dialect
 @pytest.mark.parametrize("snapshot", [with_everything(), empty_node()], ids=["a busy node", "nothing is known"])
 def test_a_page_is_valid(dialect: str, snapshot: Snapshot) -> None:
-    """A node with everything, and one whose sources have all failed."""
+    """A node with everything, and one where all sources have failed."""
     check(EVERY[dialect], snapshot)
 
 

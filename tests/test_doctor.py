@@ -81,7 +81,7 @@ def well() -> TestNode:
 
 
 def telling(snapshot: Snapshot) -> Snapshot:
-    """The node with a driver that tells GPM and XID events too."""
+    """The node with a driver that reports GPM and XID events too."""
     return with_node(snapshot, capabilities={**snapshot.node.capabilities, "gpm": True, "xid_events": True})
 
 
@@ -259,7 +259,7 @@ def test_faults_of_the_last_hour() -> None:
 
 
 def test_values_that_a_driver_does_not_report() -> None:
-    """GPM is not needed before Hopper, XID events are missing where nobody listens; without a GPU nothing is known."""
+    """GPM is not needed before Hopper, XID events are missing without a listener; without a GPU nothing is known."""
     snapshot = busy_node(3)
     mute = with_node(snapshot, capabilities=dict.fromkeys(snapshot.node.capabilities, False))
     found = by_name(examine(published(mute), None))
@@ -288,7 +288,7 @@ def test_what_is_left_out_is_not_needed(group: str, check: str) -> None:
 
 
 def test_a_document_that_is_stale() -> None:
-    """What is required fails with the reason; of all else nothing is known, and nobody is blamed for it."""
+    """What is required fails with the reason; nothing else is known, and nothing is blamed for it."""
     why = "no collection for more than 5 s: the driver was let go of"
     found = examine(published(empty_node(), stale=why), None)
     assert [one.check for one in found] == [*LADDER, "unmatched_slots"]
@@ -309,7 +309,7 @@ def test_no_pid_visibility() -> None:
 
 @pytest.mark.parametrize("capability", ["device_checkpoint", "pod_logs"])
 def test_step_of_the_ladder_that_is_not_taken(capability: str) -> None:
-    """A directory that is not mounted: missing, with the chart's value; the reason is known here alone."""
+    """A directory that is not mounted: missing, with the chart's value; the reason is known only here."""
     node = well()
     node.checkpoint_readable, node.logs_readable = capability != "device_checkpoint", capability != "pod_logs"
     reason = "checkpoint_missing" if capability == "device_checkpoint" else "pod_logs_missing"
@@ -323,7 +323,7 @@ def test_step_of_the_ladder_that_is_not_taken(capability: str) -> None:
 
 
 def test_partitioned_gpus_need_no_sm_time_by_process() -> None:
-    """No driver tells it on MIG devices: nothing is missing. A whole GPU without it is another matter."""
+    """No driver reports it on MIG devices: nothing is missing. A whole GPU without it is another matter."""
     node = well()
     node.pods, node.processes = [], []
     node.gpus = [Gpu(0, mig=[(1, 0, 3)])]
@@ -335,7 +335,7 @@ def test_partitioned_gpus_need_no_sm_time_by_process() -> None:
 
 
 def test_which_call_gives_sm_time() -> None:
-    """One line for all GPUs. A GPU whose driver refuses both calls is visible, and no reason to exit with 1."""
+    """One line for all GPUs. A GPU with a driver that refuses both calls is visible, and no reason to exit with 1."""
     old, new = "SM time by nvmlDeviceGetProcessUtilization", "SM time by nvmlDeviceGetProcessesUtilizationInfo"
     lost = "SM time is not available on {}: the driver does not report it for processes"
     node = well()
@@ -427,7 +427,7 @@ def test_privileges_of_the_chart(root: Path) -> None:
 
 
 def test_privileges_that_are_too_many(root: Path) -> None:
-    """Each is found where Kubernetes and the runtimes put it; the capabilities that matter most stand first."""
+    """Each is found where Kubernetes and the runtimes put it; the capabilities that matter most come first."""
     (root / "self" / "status").write_text(status((1 << 41) - 1))
     token = root / "var/run/secrets/kubernetes.io/serviceaccount/token"
     for path in (token, root / "run/containerd/containerd.sock", root / "run/docker.sock"):
@@ -450,7 +450,7 @@ def test_privileges_that_cannot_be_read_are_not_claimed(root: Path) -> None:
 
 
 async def test_files_that_may_not_be_read() -> None:
-    """An ordinary user is told which file, and to run as user 0; nothing is claimed to be missing."""
+    """An ordinary user reads which file, and to run as user 0; nothing is claimed to be missing."""
     with open_folder() as folder:
         node = Node(folder, Path("/none"), PlainProcesses(folder / "proc"))
         node.admit("job", main=[gpu_uuid(1)])
@@ -484,7 +484,7 @@ async def here(node: Node) -> tuple[SeenNode, Facts]:
 
 @pytest.fixture(name="node")
 async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
-    """A node with one pod that uses its GPU, beside two GPUs that nobody uses."""
+    """A node with one pod that uses its GPU, beside two GPUs that no pod uses."""
     node = Node(directory, library, PlainProcesses(directory / "proc"))
     pod = node.admit("whole", main=[gpu_uuid(1)])
     node.run(pod.cgroup("main"), 1, 11 * GIB, sm_percent=50)
@@ -496,7 +496,7 @@ Diagnosis = dict[str, dict[str, str | bool | None]]
 
 
 async def diagnose(node: Node, *, code: int, library: str | None = None, **states: str) -> Diagnosis:
-    """Run `gpumap doctor -o json` on a node: valid JSON alone on stdout, nothing on stderr.
+    """Run `gpumap doctor -o json` on a node: only valid JSON on stdout, nothing on stderr.
 
     On a busy machine a check may not be done in its time: it is run until the checks have these states.
     """

@@ -104,7 +104,7 @@ def test_every_format_of_the_kubelets_state(text: bytes) -> None:
 
 
 def test_entries_of_the_state_that_are_not_whole() -> None:
-    """They cost themselves alone, and are counted; pods of a claim that stands twice are put together.
+    """They cost only themselves, and are counted; pods of a claim that is there twice are put together.
 
     Half a character is U+FFFD, as for Go.
     """
@@ -153,7 +153,7 @@ def claim(
 
 
 def driver_checkpoint(*claims: object, **others: object) -> bytes:
-    """Version 2, as it stands beside version 1."""
+    """Version 2, as it is written beside version 1."""
     found = {f"{number}-{CLAIM_UID}": one for number, one in enumerate(claims)}
     versions = {"v1": {"preparedClaims": {}}, "v2": {"checksum": 1, "preparedClaims": found, "nodeBootID": "b"}}
     return json.dumps({"version": "v2", "checksum": 2, **versions, **others}).encode()
@@ -195,7 +195,7 @@ def test_gpus_and_mig_devices_have_their_uuids() -> None:
 
 
 def test_version_1_has_no_names_of_claims() -> None:
-    """Drivers until v25.3 wrote claims' UIDs alone, and only of those that are prepared."""
+    """Drivers until v25.3 wrote only claims' UIDs, and only of those that are prepared."""
     body = {key: value for key, value in claim(gpu()).items() if key in ("status", "preparedDevices")}
     text = json.dumps({"checksum": 1, "v1": {"preparedClaims": {CLAIM_UID: body}}}).encode()
     assert parse_prepared(text) == ((device(of=""),), 0)
@@ -205,7 +205,7 @@ def test_version_1_has_no_names_of_claims() -> None:
 
 
 def test_the_newest_version_that_is_known_counts() -> None:
-    """Version 3 writes its keys in lower case; of one that nobody knows the claims are read if they look the same."""
+    """Version 3 writes its keys in lower case; of an unknown version the claims are read if they look the same."""
     lower = {"gpu": {"info": {"uuid": GPU}, "device": {"poolName": "worker-3", "deviceName": "gpu-7"}}}
     third = {"checksum": 1, "preparedClaims": {CLAIM_UID: claim(lower)}}
     assert parse_prepared(driver_checkpoint(claim(gpu()), v3=third)) == ((device("gpu-7"),), 0)
@@ -216,7 +216,7 @@ def test_the_newest_version_that_is_known_counts() -> None:
 
 @pytest.mark.parametrize("unfinished", ["PrepareStarted", ""])
 def test_claims_that_are_not_prepared_to_the_end_are_left_out(unfinished: str) -> None:
-    """What a driver has begun to prepare, nobody has yet."""
+    """What a driver has begun to prepare, no pod has yet."""
     assert parse_prepared(driver_checkpoint(claim(gpu(), state=unfinished))) == ((), 0)
 
 
@@ -253,7 +253,7 @@ def test_shares_of_a_device_are_distinguished() -> None:
 
 
 def test_devices_that_are_not_whole_are_counted() -> None:
-    """They cost themselves alone; what is passed through to a virtual machine is none of NVML's, and no fault."""
+    """They cost only themselves; what is passed through to a virtual machine is none of NVML's, and no fault."""
     vfio = {"gpu": None, "mig": None, "vfio": {"info": {"uuid": "GPU-x"}, "device": {"DeviceName": "gpu-vfio-0"}}}
     broken: list[dict[str, object]] = [
         {},
@@ -354,7 +354,7 @@ _ANYTHING = st.recursive(
 
 @given(_ANYTHING, st.booleans())
 def test_any_json_is_read_or_refused(value: object, is_nested: bool) -> None:
-    """Whatever stands in these files, reading them ends in values or in ValueError."""
+    """Whatever is in these files, reading them ends in values or in ValueError."""
     document: object = {"Data": json.dumps(value)} if is_nested else value
     claim_of_any = {"v2": {"preparedClaims": {"1": value if is_nested else claim(gpu(), results=[{"device": value}])}}}
     for parse, one in ((parse_state, document), (parse_prepared, document), (parse_prepared, claim_of_any)):
@@ -366,7 +366,7 @@ def test_any_json_is_read_or_refused(value: object, is_nested: bool) -> None:
 
 
 def pod(name: str, *claims: str, ids: Iterable[str] = (), namespace: str = "ml") -> ListedPod:
-    """A listed pod whose container has a GPU by each of the claims, and ids of a device plugin."""
+    """A listed pod with a container that has a GPU by each of the claims, and ids of a device plugin."""
     devices = tuple(ClaimDevice("gpu.nvidia.com", "worker-3", f"gpu-{one}", "", namespace, one) for one in claims)
     given = tuple(map(DeviceId, ids))
     resources = (ResourceDevices("nvidia.com/gpu", given),) if given else ()
@@ -435,7 +435,7 @@ def test_recreated_stateful_pod_with_the_same_claim() -> None:
 
 
 def test_pods_that_share_a_claim() -> None:
-    """Their directories tell them apart; where these cannot be read, a claim of their own does, or nothing."""
+    """Their directories distinguish them; if these cannot be read, a claim of their own does, or nothing."""
     shared = ClaimPods("ml", "shared", (ONE, TWO))
     pods = [pod("one", "shared"), pod("two", "shared")]
     trees = [tree("one", ONE), tree("two", TWO)]

@@ -103,7 +103,7 @@ def test_without_a_driver_no_fact_is_known(tmp_path: Path) -> None:
 
 
 def test_it_needs_only_pynvml() -> None:
-    """A user pipes it alone into any Python."""
+    """A user pipes only this file into any Python."""
     found = re.findall(r"^(?:import|from) ([a-z_]+)", SCRIPT.read_text(), re.MULTILINE)
     assert {*found} - sys.stdlib_module_names == {"pynvml"}
 

@@ -82,7 +82,7 @@ def test_lost_gpus_are_not_searched_while_another_gpu_hangs(start: Start, tmp_pa
 async def test_a_hang_during_the_release_costs_no_reading(
     tmp_path: Path, library: Path, call: str, *, release: bool
 ) -> None:
-    """The worker ends itself, another one answers in the same read, and nobody complains of it."""
+    """The worker ends itself, another one answers in the same read, and there is no complaint."""
     state = tmp_path / "state"
     changed = {"read_scheduler.REINIT_SECONDS": 0.1, "read_scheduler.CLOSE_SECONDS": 0.3}
     command = ["env", f"STANDIN_STATE={state}", *changed_worker(library, changed)]

@@ -1,4 +1,4 @@
-"""The law of energy: over any window what containers were charged, and what nobody was, is what the GPU used.
+"""The law of energy: over any window, what containers were charged and what is unattributed is what the GPU used.
 
 Increases are a scraper's, taken from the text of the page as decimals: the law holds to the last digit, also when pods
 come and go, GPUs fail, drivers are loaded again, or the machine sleeps.
@@ -58,7 +58,7 @@ class Scraper:
     last: dict[Series, Decimal] = field(default_factory=dict)
     total: dict[Series, Decimal] = field(default_factory=dict)
     now: dict[Series, Decimal] = field(default_factory=dict)
-    """Of the last page alone."""
+    """Only of the last page."""
 
     def scrape(self, page: dict[Series, Decimal]) -> None:
         self.now = {}
@@ -195,7 +195,7 @@ def check_energy(scraper: Scraper, node: TestNode, taken: list[Gpu]) -> None:
 def tell_time(
     node: TestNode, snapshot: Snapshot, truths: dict[Uuid, Truth], seconds: float, *, whole: bool
 ) -> dict[Uuid, float]:
-    """Count the time since the last collection, and give the GPUs whose time is to be charged."""
+    """Count the time since the last collection, and give the GPUs to charge."""
     charged: dict[Uuid, float] = {}
     up = "nvml" not in node.down
     answer = {gpu.uuid: up and gpu.fault is None for gpu in node.gpus}

@@ -159,7 +159,7 @@ def sums(answer: NodeMaps) -> dict[str, Any]:
 
 
 def test_nodes_of_a_cluster_in_one_table() -> None:
-    """Rows of all nodes stand together, and say which they are of; sums are of all."""
+    """Rows of all nodes are together, and name their node; sums are of all."""
     one, two = node_of("gpu-1", 0), node_of("gpu-2", 1, "web")
     seen, _ = cluster_of((one, target("a:1")), (two, target("b:1")))
     table = top_table(seen, Shape(order="node"))
@@ -197,7 +197,7 @@ def test_one_namespace() -> None:
 
 
 def test_targets_that_are_down() -> None:
-    """Targets that are down are called by their nodes; not those whose node answers by another one."""
+    """Targets that are down are called by their nodes; not those of a node that answers by another one."""
     seen, nodes = cluster_of((node_of("gpu-1", 0), target("a:1", node="gpu-1")))
     assert seen.maps
     rows = [target("z:1", node="gpu-1"), target("c:1", node="gpu-3"), {"job": "gpumap", "instance": "d:1"}]

@@ -22,7 +22,7 @@ from tests.test_fleet_truth import facts_in_series, shown_of
 @given(st.data())
 @settings(max_examples=examples(40))
 def test_any_cluster(data: st.DataObject) -> None:
-    """Nodes of one to three clusters, whose targets have the labels that theirs have, each scraped by one or two
+    """Nodes of one to three clusters. Targets have the labels of their cluster; each is scraped by one or two
     servers: every node's map is what its agent says."""
     honour = data.draw(st.booleans())
     scrapes: list[Scrape] = []

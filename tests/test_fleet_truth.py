@@ -1,4 +1,4 @@
-"""What a look finds in a server's series is what the agents themselves say, and what no series tells is said."""
+"""What a look finds in a server's series is what the agents report, and what no series has is named."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
 def shown_of(found: Node) -> dict[str, Any]:
     """What tables show of a node.
 
-    No series tells the names of leftovers' pods in `top`, nor the memory of the other processes of an owner, if that of
+    No series has the names of leftovers' pods in `top`, nor the memory of the other processes of an owner, if that of
     one of its containers is unknown.
     """
     seen = NodeMaps((found,))
@@ -167,7 +167,7 @@ def test_a_gpu_without_a_device() -> None:
 
 
 def test_a_kubelet_that_is_away_for_long() -> None:
-    """Who holds what is then not known, and nobody is said to hold nothing."""
+    """The holders are then unknown, and no device is shown without a holder."""
     node = TestNode([MadeGpu(0)], [Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})], [])
     node.collect()
     node.down.add("kubelet")
@@ -260,7 +260,7 @@ def test_a_device_that_only_its_holder_names() -> None:
 
 @pytest.mark.parametrize("dropped", [names("findings"), frozenset({"gpumap_finding_judged"})])
 def test_findings_that_are_not_served_are_no_zeros(dropped: frozenset[str]) -> None:
-    """Of such a node nobody is said to waste nothing, neither alone nor beside another one."""
+    """Such a node is never shown as free of waste, neither on its own nor beside another one."""
     parts = frozenset({queries.FINDINGS})
     scrapes = (node_of("m", 0), target("a:1", node="m")), (node_of("n", 1), target("b:1", node="n"))
     seen, _ = cluster_of(*scrapes, parts=parts, dropped=dropped)

@@ -192,7 +192,7 @@ def node_with(*notes: tuple[ContainerLink, ScheduledShare], pods: list[Pod]) -> 
 
 @pytest.mark.parametrize("has_logs", [True, False])
 def test_sharers_have_their_card_and_their_memory(has_logs: bool) -> None:
-    """A busy and an idle one; without log directories the files alone give the pods their UIDs."""
+    """A busy and an idle one; without log directories only the files give the pods their UIDs."""
     busy, idle = Pod("ml", "busy", {"main": {}}), Pod("ml", "idle", {"main": {}, "side": {}})
     node = node_with(noted(busy), noted(idle, gib=40), pods=[busy, idle])
     node.processes = [Process(10, CARD, busy, memory=30 * GIB)]

@@ -18,7 +18,7 @@ FUNCTIONS = sorted(name for name in standin.FUNCTIONS if name.startswith("nvmlGp
 
 
 def read_after(worker: Worker, driver: Driver) -> GpuReading:
-    """A reading whose samples are far enough apart from those of the one before."""
+    """A reading with samples far enough apart from those of the one before."""
     time.sleep(0.11)
     return worker.read_one(driver)
 
@@ -37,7 +37,7 @@ def activities(reading: GpuReading) -> list[Activity | None]:
 
 
 def test_activity_is_that_between_two_readings(start: Start) -> None:
-    """The first reading has no sample to compare with, and tells none; each later one tells ratios."""
+    """The first reading has no sample to compare with, and reports none; each later one reports ratios."""
     gpu = Gpu(A, gpm=Gpm(sm=50.0, occupancy=25.0, tensor=12.5, dram=100.0))
     worker = start(groups=GPM)
     driver = Driver(gpus=[gpu])
@@ -63,7 +63,7 @@ def test_the_engine_and_the_pipes_are_reported_if_they_are_measured(start: Start
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -0.5, 1e9, Code.NO_DATA, Code.NOT_SUPPORTED])
 def test_a_metric_that_is_no_share_is_absent(start: Start, value: float | Code | None) -> None:
-    """What the driver does not tell, or what is no percentage, costs that metric, without complaint."""
+    """What the driver does not report, or what is no percentage, costs that metric, without complaint."""
     worker = start(groups=GPM)
     driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=value, occupancy=10.0, tensor=100.4, dram=value))])
     worker.read_one(driver)
@@ -73,7 +73,7 @@ def test_a_metric_that_is_no_share_is_absent(start: Start, value: float | Code |
 
 
 def test_readings_in_quick_succession_keep_the_last_activity(start: Start) -> None:
-    """Samples less than 100 ms apart cannot be compared: the last interval's activity stands, until they can."""
+    """Samples less than 100 ms apart cannot be compared: the last interval's activity remains, until they can."""
     worker = start(groups=GPM)
     driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0))])
     worker.read_one(driver)

@@ -1,4 +1,4 @@
-"""What each sharing mode grants, and on which device it stands: the contract's table, row by row."""
+"""What each sharing mode grants, and on which device: the contract's table, row by row."""
 
 from __future__ import annotations
 
@@ -78,14 +78,6 @@ def test_replicas_are_shares_of_the_gpu_and_grant_no_memory(resource: str, form:
     assert granted(node.collect(), pod) == {uuid: (3, None, None)}
 
 
-def test_replicas_of_a_mig_device() -> None:
-    """A quarter of a seventh; with the MIG device's own memory nothing is granted."""
-    resource = "nvidia.com/mig-1g.10gb.shared"
-    pod = pod_of({resource: [f"{SMALL}::0"]})
-    snapshot = node_of(pod, mig=True, offered={resource: ids(f"{SMALL}::{{}}", 4)}).collect()
-    assert granted(snapshot, pod) == {SMALL: (1, 1 / 28, None)}
-
-
 @pytest.mark.parametrize(
     ("slots_of_a_card", "bytes_of_a_slot"),
     [(79, GIB), (80, GIB), (100, GIB), (101, MIB), (81920, MIB)],
@@ -101,7 +93,7 @@ def test_gpushare_counts_gib_or_mib(slots_of_a_card: int, bytes_of_a_slot: int) 
 
 
 def test_gpushare_without_its_inventory() -> None:
-    """The card's slots stand in the answer too; else what one of them is cannot be known, neither share nor bytes."""
+    """The card's slots are in the answer too; else the size of one is unknown, both share and bytes."""
     resource = "aliyun.com/gpu-mem"
     pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")})
     assert granted(node_of(pod).collect(), pod) == {A: (4, None, None)}
@@ -113,14 +105,6 @@ def test_gpushare_without_its_inventory() -> None:
 def hami_answer(cores: int, *cards: Uuid) -> PluginAnswer:
     limits = {f"CUDA_DEVICE_MEMORY_LIMIT_{place}": f"{3000 + place}m" for place in range(len(cards))}
     return answer(NVIDIA_VISIBLE_DEVICES=",".join(cards), CUDA_DEVICE_SM_LIMIT=str(cores), **limits)
-
-
-def test_hami_limits_are_per_device() -> None:
-    """Bytes by place in the answer; the SM limit is the first device's; what the others have nobody tells."""
-    resource = "nvidia.com/gpu"
-    pod = pod_of({resource: [f"{A}-0", f"{A}-1"]}, {resource: hami_answer(30, B, A)})
-    snapshot = node_of(pod, offered={resource: [*ids(f"{A}-{{}}", 10), *ids(f"{B}-{{}}", 10)]}).collect()
-    assert granted(snapshot, pod) == {B: (1, 0.3, 3000 * MIB), A: (1, None, 3001 * MIB)}
 
 
 def test_hami_without_an_sm_limit_is_one_of_the_splits() -> None:
@@ -174,7 +158,7 @@ def test_volcano_memory_and_cards() -> None:
 
 
 def test_untrusted_ids_without_an_answer() -> None:
-    """Without the plugin's answer they are on no device, even where there is one card alone."""
+    """Without the plugin's answer they are on no device, even if there is only one card."""
     pod = pod_of({"aliyun.com/gpu-mem": [f"{A}-_-1"], "tencent.com/vcuda-core": ["tencent.com/vcuda-core-1"]})
     snapshot = node_of(pod).collect()
     assert granted(snapshot, pod) == {}
@@ -189,14 +173,6 @@ def test_an_answer_wins_over_an_id() -> None:
     assert set(granted(node_of(pod).collect(), pod)) == {B}
     by_index = pod_of({resource: [str(A)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")})
     assert set(granted(node_of(by_index).collect(), by_index)) == {A}, "an index says less than a uuid"
-
-
-def test_ids_over_two_cards_count_on_their_own() -> None:
-    """Three replicas of two cards stand where their ids say, in whatever order the answer names the cards."""
-    resource = "nvidia.com/gpu.shared"
-    pod = pod_of({resource: [f"{A}::0", f"{A}::1", f"{B}::0"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=f"{B},{A}")})
-    found = granted(node_of(pod).collect(), pod)
-    assert {uuid: slots for uuid, (slots, _, _) in found.items()} == {A: 2, B: 1}
 
 
 # --- DRA --------------------------------------------------------------------------------------------------------------
@@ -231,7 +207,7 @@ def test_dra_devices_by_minor_and_placement() -> None:
 
 
 def test_dra_devices_whose_place_is_kept_back() -> None:
-    """Without the right to read places nobody knows which instance it is, unless the driver's notes tell its uuid."""
+    """Without the right to read places the instance is unknown, unless the driver's notes have its uuid."""
     pod = claimant("p", claim_of("gpu-1-mig-1g10gb-19-2"))
     node = node_of(pod, mig=True)
     node.gpus[0].has_placements = False
@@ -260,7 +236,7 @@ def test_dra_device_with_the_place_of_several_instances(device: str, reason: str
 
 
 def test_dra_admin_access() -> None:
-    """Two claims on one device: one has admin access. Which, only the driver's notes can tell."""
+    """Two claims on one device: one has admin access. Only the driver's notes show which."""
     owner, admin = claimant("owner", claim_of("gpu-0", "own")), claimant("admin", claim_of("gpu-0", "look"))
     node = node_of(owner, admin)
     snapshot = node.collect()
@@ -275,7 +251,7 @@ def test_dra_admin_access() -> None:
 
 
 def test_dra_shares_of_consumable_capacity() -> None:
-    """Each share is a slot; how large it is stands in the driver's notes alone."""
+    """Each share is a slot; only the driver's notes have its size."""
     pod = claimant("p", claim_of("gpu-0", share_id="s1"), claim_of("gpu-0", share_id="s2"))
     node = node_of(pod)
     assert granted(node.collect(), pod) == {B: (2, None, None)}
@@ -294,19 +270,8 @@ def test_dra_devices_that_are_no_gpus_of_nvml() -> None:
 # --- owners and offers ------------------------------------------------------------------------------------------------
 
 
-def test_a_process_on_the_card_of_the_answer_is_its_holders() -> None:
-    """The id says A, the plugin gave B: a process on B is assigned, one on A is not."""
-    resource = "aliyun.com/gpu-mem"
-    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")})
-    node = node_of(pod, offered={"nvidia.com/gpu": [A, B]})
-    node.processes = [Process(10, B, pod), Process(11, A, pod)]
-    node.collect()
-    found = {process.pid: process.owner.value for process in node.collect().processes}
-    assert found == {10: "assigned", 11: "unassigned"}
-
-
 def test_an_init_container_is_on_the_device_of_its_answer() -> None:
-    """A container that the checkpoint alone knows holds the card of its answer while it works."""
+    """A container that is only in the checkpoint holds the card of its answer while it works."""
     resource = "nvidia.com/gpu"
     init = {"warm": {resource: [f"{A}-3"]}}
     pod = Pod("ml", "p", {"main": {resource: [f"{A}-3"]}}, init)
@@ -316,28 +281,6 @@ def test_an_init_container_is_on_the_device_of_its_answer() -> None:
     node.collect()
     found = {process.pid: process.owner.value for process in node.collect().processes}
     assert found == {10: "assigned", 11: "unassigned"}
-
-
-def test_offers_are_counted_by_the_card_of_their_ids() -> None:
-    """Also ids that cannot be trusted with a container are so many of one card; ids that name none count nowhere."""
-    mem, core = "aliyun.com/gpu-mem", "tencent.com/vcuda-core"
-    offered = {mem: [*ids(f"{A}-_-{{}}", 3), *ids(f"{B}-_-{{}}", 2)], core: ids(f"{core}-{{}}", 200)}
-    snapshot = node_of(offered=offered).collect()
-    assert {leaf.uuid: leaf.allocatable for leaf in snapshot.node.devices} == {A: {mem: 3}, B: {mem: 2}}
-
-
-def test_a_card_that_its_plugin_calls_unhealthy() -> None:
-    """Of a resource that is still offered elsewhere it has 0 slots, and keeps its holder."""
-    resource = "aliyun.com/gpu-mem"
-    pod = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")})
-    node = node_of(pod, offered={resource: [f"{A}-_-1", f"{B}-_-1"]})
-    node.collect()
-    node.allocatable = {resource: [f"{B}-_-1"]}
-    snapshot = node.collect()
-    assert {leaf.uuid: (leaf.holders, leaf.allocatable) for leaf in snapshot.node.devices} == {
-        A: (1, {resource: 0}),
-        B: (0, {resource: 1}),
-    }
 
 
 def owners_of(node: TestNode) -> dict[int, str]:
@@ -356,7 +299,7 @@ def test_an_init_container_with_an_unknown_claim_is_no_squatter() -> None:
 
 
 def test_an_init_container_without_the_checkpoint_is_no_squatter() -> None:
-    """Only the checkpoint tells what it was given; where it cannot be read, nobody knows."""
+    """Only the checkpoint has its devices; if it cannot be read, they are unknown."""
     pod = Pod("ml", "p", {"main": {"nvidia.com/gpu": [str(A)]}}, {"warm": {"nvidia.com/gpu": [str(A)]}})
     node = node_of(pod)
     node.processes = [Process(10, A, pod, "warm")]
@@ -419,22 +362,9 @@ def test_an_index_means_the_card_that_it_meant() -> None:
     assert set(granted(node.collect(), new)) == {gpu_uuid(2)}, "a container made since is told by the new order"
 
 
-def test_an_index_means_the_same_card_after_an_outage_of_the_kubelet() -> None:
-    """While gpumap has no current List it keeps the order of the GPUs that it first saw."""
-    resource = "aliyun.com/gpu-mem"
-    pod = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")})
-    node = TestNode([Gpu(0), Gpu(1), Gpu(2)], [pod])
-    assert set(granted(node.collect(), pod)) == {B}
-    node.down = {"kubelet"}
-    assert granted(node.collect(100.0), pod) == {}
-    node.gpus = [Renumbered(node.gpus[1], 0), Renumbered(node.gpus[2], 1)]
-    node.down = set()
-    assert set(granted(node.collect(), pod)) == {B}
-
-
 @pytest.mark.parametrize("has_tree", [True, False])
 def test_a_row_of_an_ended_pod_answers_for_no_other_pod(has_tree: bool) -> None:
-    """A new pod whose row is not read yet is not placed by the row of the one that had its ids before, also if the log
+    """A new pod without a row yet is not placed by the row of the one that had its ids before, also if the log
     directory of that one is gone."""
     resource = "aliyun.com/gpu-mem"
     old = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")}, name="old")
@@ -493,7 +423,7 @@ def test_rows_that_hold_more_than_is_listed(listed: int, is_old: bool) -> None:
 
 
 def test_dra_notes_of_other_claims_do_not_move_a_claim() -> None:
-    """A claim's own note is final; another's counts only for a MIG device whose place is kept back."""
+    """A claim's own note is final; another's counts only for a MIG device without a readable place."""
     pod = claimant("p", claim_of("gpu-1"))
     node = node_of(pod)
     node.prepared = (prepared_of("gpu-1", B, "another"),)
@@ -535,25 +465,6 @@ def test_an_init_container_on_an_unknown_device_hides_only_itself() -> None:
     assert owners_of(node) == {0: "unknown", 1: "unassigned", 2: "unassigned", 3: "unassigned"}
 
 
-def test_memory_is_unknown_if_one_of_several_grants_is() -> None:
-    """The sum of the known shares would be too small: the driver's notes lack the size of one share."""
-    pod = claimant("p", claim_of("gpu-0", "c", "s1"), claim_of("gpu-0", "d", "s2"))
-    node = node_of(pod)
-    node.prepared = (
-        prepared_of("gpu-0", B, "c", share_id="s1", memory_bytes=GIB),
-        prepared_of("gpu-0", B, "d", share_id="s2"),
-    )
-    assert granted(node.collect(), pod) == {B: (2, None, None)}
-
-
-def test_a_limit_of_nothing_is_no_limit() -> None:
-    """HAMi writes 0 where no memory was asked for."""
-    resource = "nvidia.com/gpu"
-    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=A, CUDA_DEVICE_MEMORY_LIMIT_0="0m", CUDA_DEVICE_SM_LIMIT="30")
-    pod = pod_of({resource: [f"{A}-0"]}, {resource: plugin_answer})
-    assert granted(node_of(pod).collect(), pod) == {A: (1, 0.3, None)}
-
-
 def test_a_partitioned_gpu_that_is_given_out_whole_and_in_part() -> None:
     """Its memory is granted once: to whoever has the MIG device. By claims, the whole GPU is admin access or not."""
     whole, part = pod_of({"nvidia.com/gpu": [str(A)]}), pod_of({"nvidia.com/mig": [str(SMALL)]}, name="part")
@@ -566,13 +477,6 @@ def test_a_partitioned_gpu_that_is_given_out_whole_and_in_part() -> None:
     assert granted(snapshot, part) == {SMALL: (1, 1 / 7, 10 * GIB)}
 
 
-def test_an_answer_that_names_more_cards_than_there_are_ids() -> None:
-    """The container has them all: its id stands on each."""
-    resource = "aliyun.com/gpu-mem"
-    pod = pod_of({resource: [f"{A}-_-0"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1,0")})
-    assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 1, B: 1}
-
-
 def test_an_mps_limit_that_cannot_be_read_grants_nothing_known() -> None:
     """Another form than the plugin's own is a limit all the same, so and no share of the replicas is known."""
     given = answer(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=5G,1=6G", CUDA_MPS_PIPE_DIRECTORY="/mps")
@@ -583,7 +487,7 @@ def test_an_mps_limit_that_cannot_be_read_grants_nothing_known() -> None:
 
 @pytest.mark.parametrize("faults", [(0,), (0, 1)])
 def test_limits_count_devices_that_are_down(faults: tuple[int, ...]) -> None:
-    """What the third device was granted stays that, however many of those before it have not told their uuid."""
+    """What the third device was granted stays that, however many of those before it have no uuid."""
     resource, uuids = "nvidia.com/gpu", [gpu_uuid(number) for number in range(3)]
     pod = pod_of({resource: [f"{uuids[0]}-{number}" for number in range(3)]}, {resource: hami_answer(0, *uuids)})
     gpus = [Gpu(number, fault="lost" if number in faults else None) for number in range(3)]
@@ -592,26 +496,12 @@ def test_limits_count_devices_that_are_down(faults: tuple[int, ...]) -> None:
     assert sum(one.slots for one in snapshot.node.unmatched) == len(faults)
 
 
-def test_cores_are_divided_over_devices_that_are_down() -> None:
-    """Of 300 cores over three cards the one that is up has 100."""
-    core = "tencent.com/vcuda-core"
-    given = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia2,/dev/nvidia0,/dev/nvidia1"),))
-    pod = pod_of({core: ids(f"{core}-{{}}", 300)}, {core: given})
-    node = TestNode([Gpu(0, fault="lost"), Gpu(1, fault="lost"), Gpu(2)], [pod])
-    assert granted(node.collect(), pod) == {gpu_uuid(2): (100, 1.0, None)}
-
-
 def test_another_resource_of_an_init_container_explains_no_use() -> None:
     """A row of a resource that is no GPU's leaves nothing open: what it uses of a foreign card is unassigned."""
     pod = Pod("ml", "p", {"main": {}}, {"warm": {"rdma/hca": ["mlx5_0"]}})
     node = node_of(pod, offered={"nvidia.com/gpu": [A, B]})
     node.processes = [Process(10, A, pod, "warm")]
     assert owners_of(node) == {10: "unassigned"}
-
-
-def test_one_container_with_one_card_by_two_resources() -> None:
-    pod = pod_of({"nvidia.com/gpu": [str(A)], "example.com/gpu": [str(A)]})
-    assert granted(node_of(pod).collect(), pod) == {A: (2, 1.0, 80 * GIB)}
 
 
 def test_ids_of_two_plugins_under_one_resource() -> None:

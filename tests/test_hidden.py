@@ -92,7 +92,7 @@ def test_what_a_restart_would_not_help_is_not_hidden(why: str, situations: list[
 
 
 def test_collections_that_are_not_complete_prove_nothing() -> None:
-    """While NVML or the kubelet is down nobody is called hidden. The wait goes on after it: its time does not count."""
+    """While NVML or the kubelet is down, no device counts as hidden. The wait goes on after it, without its time."""
     start, missing = Situation("a", named="a"), Situation("a", named="ab")
     found = hidden_after(None, start, missing, missing, None, None, None, missing, missing, missing)
     assert found == [*[""] * 9, "b"]
@@ -113,7 +113,7 @@ def anything(draw: st.DrawFn) -> Situation | None:
 
 @given(st.lists(anything(), max_size=12), st.sampled_from([1.0, 15.0, 60.0]))
 def test_one_restart_never_leads_to_the_next(situations: list[Situation | None], interval: float) -> None:
-    """Whatever was seen before: who ends, starts again and sees the same for ever, ends no more. And nobody is hidden
+    """Whatever was seen before: an agent that ended for it, and sees the same again, does not end. No device is hidden
     who was readable at any time, or before 30 s and three collections have passed."""
     found = hidden_after(*situations, interval=interval)
     for number, hidden in enumerate(found):

@@ -45,7 +45,7 @@ def test_a_bucket_is_the_greatest_memory_and_the_mean_sm() -> None:
 
 
 def test_what_was_not_known_is_a_gap() -> None:
-    """A value that is not reported, and a time without a snapshot, leave null; the other value stands all the same."""
+    """A value that is not reported, and a time without a snapshot, leave null; the other value is still there."""
     history = History()
     history.add(snapshot(START, GIB, None))
     history.add(snapshot(START + BUCKET_SECONDS, None, 0.25))
@@ -82,7 +82,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_mig_devices_have_no_utilisation_of_their_gpu() -> None:
-    """A MIG device's curve is of memory alone: its GPU's utilisation is not its own."""
+    """A MIG device's curve is only of memory: its GPU's utilisation is not its own."""
     history = History()
     card = gpu(0, partitioned=True)
     mig = instances(card)[0]

@@ -139,7 +139,7 @@ def test_sm_time_that_is_not_known_is_absent() -> None:
 
 
 def test_the_series_end_with_the_process() -> None:
-    """Work whose last process ended has no series, and what remains keeps its own."""
+    """Work without a process has no series, and what remains keeps its own."""
     before, after = collected([On(1, container(1)), On(2, container(2))], [On(2, container(2))])
     assert set(named(before)) == {"docker/000000000001", "docker/000000000002"}
     assert set(named(after)) == {"docker/000000000002"}

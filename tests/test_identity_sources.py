@@ -49,7 +49,7 @@ def test_both_formats_of_the_checkpoint() -> None:
 
 
 def test_empty_and_partly_broken_checkpoints() -> None:
-    """null is none; rows that are no rows cost themselves alone, with one complaint; half a character is U+FFFD."""
+    """null is none; rows that are no rows cost only themselves, with one complaint; half a character is U+FFFD."""
     assert parse(checkpoint(registered=None)).value.entries == ()
     answer = parse(checkpoint({**ROW, "DeviceIDs": ["a"]}, 7, {"PodUID": 1}, {**ROW, "PodUID": "\ud800"}))
     assert [(entry.pod_uid, entry.ids) for entry in answer.value.entries] == [(UID, {"a"}), ("\ufffd", frozenset())]
@@ -102,7 +102,7 @@ def test_names_of_log_directories_and_links(tmp_path: Path) -> None:
 
 
 def test_long_names_cut_the_container_id(tmp_path: Path) -> None:
-    """What is left of an id is kept if it can still tell containers apart; the target names them in full."""
+    """What is left of an id is kept if it still distinguishes containers; the target names them in full."""
     make_pod(tmp_path, name="p" * 180, container="c" * 30)
     make_pod(tmp_path, uid=UID.replace("2", "3"), name="q" * 205, container="c" * 30)
     links = PodLogsSource(tmp_path).read(time.time()).value.links
@@ -161,7 +161,7 @@ def test_identity_needs_one_of_its_two_sources(tmp_path: Path) -> None:
 
 
 def test_dra_state_is_part_of_identity_but_not_enough_for_it(tmp_path: Path) -> None:
-    """It has UIDs and claims but no names: alone it does not answer; beside another file it is the very same object."""
+    """It has UIDs and claims but no names: it is no answer by itself; beside another file it is the same object."""
     state = {"version": "v1", "entries": [{"ClaimName": "gpus", "Namespace": "ml", "PodUIDs": {UID: {}}}]}
     (tmp_path / "dra_manager_state").write_text(json.dumps(state))
     source = identity_below(tmp_path)
@@ -176,7 +176,7 @@ def test_dra_state_is_part_of_identity_but_not_enough_for_it(tmp_path: Path) -> 
 
 
 def test_every_files_complaints_are_reported(tmp_path: Path) -> None:
-    """What is broken costs itself alone: DRA's state first, then the checkpoint's rows."""
+    """What is broken costs only itself: DRA's state first, then the checkpoint's rows."""
     (tmp_path / "dra_manager_state").write_text("{")
     (tmp_path / "checkpoint").write_bytes(checkpoint(7))
     answer = identity_below(tmp_path).read()
@@ -216,7 +216,7 @@ def test_plain_file_tree_is_read_as_proc(tmp_path: Path) -> None:
 
 
 def test_process_that_started_after_the_question_is_unreadable(tmp_path: Path) -> None:
-    """NVML may have listed the PID before this process began, or read its GPU late. So the process is nobody's, and
+    """NVML may have listed the PID before this process began, or read its GPU late. So it is of no container, and
     leaves no holder a zero."""
     root, pid = tmp_path / "proc", os.getpid()  # of a process that runs on any machine: the source holds it by a pidfd
     make_process(root, pid, f"/kubepods/pod{UID}/{CID}", start=500)
@@ -298,7 +298,7 @@ def test_own_process_on_the_real_proc() -> None:
 
 
 def test_running_process_is_read_once_and_an_ended_one_forgotten() -> None:
-    """A process that still runs keeps its entry; one that ended, or is asked for no more, frees its descriptor."""
+    """A process that still runs keeps its entry; the others free their descriptors."""
     source = ProcfsSource(Path("/proc"))
     if not source.read([], None).value.pid_visibility:
         pytest.skip("processes of others are not visible here")

@@ -1,4 +1,4 @@
-"""No container that works is idle, and one that does not is: against the truth of a node whose jobs are known."""
+"""No container that works is idle, and one that does not is: against the truth of a node with known jobs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_holder_that_does_not_work_is_idle(kind: str, *, has_process: bool) ->
 
 @pytest.mark.parametrize("kind", ["samples", "both"])
 def test_the_work_of_another_pod_on_the_gpu_is_not_the_holders(kind: str) -> None:
-    """Samples show whose work GPM measured: a pod that rests beside one that works is idle."""
+    """Samples show which pod's work GPM measured: a pod that rests beside one that works is idle."""
     works, rests = holder("works", f"{CARD}::0"), holder("rests", f"{CARD}::1")
     jobs = [Job(100, works, CARD, 0.0, 1e9, sm=50), Job(101, rests, CARD, 0.0, 1e9)]
     node = WorkingNode([Gpu(0)], [works, rests], jobs, with_gpm=frozenset({0} if kind == "both" else ()))
@@ -125,7 +125,7 @@ class Drawn:
         jobs: list[Job] = []
         for gpu, kind in zip(gpus, kinds, strict=True):
             leaf = gpu.leaves[0]
-            # Without samples gpumap cannot tell whose short process worked while another one works.
+            # Without samples gpumap cannot know which pod's short process worked while another one works.
             count = self.random.randint(1, 3) if kind in ("samples", "both") else 1
             for number in range(count):
                 pod = holder(f"pod-{gpu.index}-{number}", f"{leaf}::{number}" if count > 1 else str(leaf))
@@ -198,7 +198,7 @@ class Drawn:
 
 
 def check_activity(node: WorkingNode) -> int:
-    """Check whose SM activity gpumap shows on GPUs, and return how many containers have it."""
+    """Check which containers have SM activity on GPUs, and return how many containers have it."""
     assert node.snapshot is not None
     activities = {one.uuid: one.activity for one in node.snapshot.node.devices if one.is_leaf and one.mig is None}
     found = 0

@@ -1,4 +1,4 @@
-"""What inotify tells of real directories: what is news, what is none, and where it is refused."""
+"""What inotify reports of real directories: what is news, what is none, and where it is refused."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_directory_that_goes_is_news_once(tmp_path: Path) -> None:
 
 
 async def test_a_replaced_directory_is_watched(tmp_path: Path) -> None:
-    """Moved away, with another in its place: the new one is heard, the old one no more; also if its parent is."""
+    """Moved away, with another in its place: the new one is watched, the old one is not; also if its parent is."""
     parent = tmp_path / "parent"
     folder = parent / "folder"
     folder.mkdir(parents=True)
@@ -139,7 +139,7 @@ def queue_length() -> int:
 
 
 async def test_a_queue_that_overflows_is_news(tmp_path: Path) -> None:
-    """Where the kernel has dropped events nobody knows which: it is time to look, whatever the names were."""
+    """If the kernel drops events, any file may have changed: it is time to look, whatever the names were."""
     most = queue_length()
     if most > 1 << 17:
         pytest.skip("the queue is too long here")

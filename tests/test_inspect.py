@@ -43,7 +43,7 @@ TITAN_V, GTX_1080_TI, V100 = 12066, 11178, 16160
 
 
 class Slots(NamedTuple):
-    """What a pod is given of one card; of none that is known, where `card` is `None`. `used` by a process it has."""
+    """What a pod is given of one card; `None` is an unknown card. `used` by a process it has."""
 
     pod: str
     card: int | None
@@ -53,7 +53,7 @@ class Slots(NamedTuple):
 
 
 def shared_out(name: str, address: str | None, cards: Sequence[int], *held: Slots, unit: int = GIB) -> Node:
-    """A node whose cards, so many MiB each, gpushare shares out."""
+    """A node with cards of so many MiB, which gpushare shares out."""
     each = cards[0] * MIB // unit
     offered = {GPU_MEM: [f"{gpu_uuid(card)}-_-{n}" for card in range(len(cards)) for n in range(each)]}
     node = TestNode([Gpu(index, total=size * MIB) for index, size in enumerate(cards)], allocatable=offered)
@@ -287,7 +287,7 @@ def test_without_nvml_nothing_is_in_a_wrong_column() -> None:
 
 
 def test_an_old_list_is_no_list() -> None:
-    """What it said is served for --stale-after. Then nobody knows who holds what: it is not 0, not even of one pod."""
+    """What it said is served for --stale-after. Then the holders are unknown: not 0, not even of one pod."""
     train = Pod("ml", "train", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
     offered = {"nvidia.com/gpu": [str(gpu_uuid(0)), str(gpu_uuid(1))]}
     node = TestNode([Gpu(0), Gpu(1)], [train], [Process(10, gpu_uuid(0), train)], offered)
@@ -325,7 +325,7 @@ def test_what_is_not_known_is_not_zero() -> None:
 @settings(max_examples=examples(100))
 @given(runs())
 def test_every_node_can_be_inspected(run: list[Snapshot | TestNode]) -> None:
-    """Whatever a node has been through: each holder has a line, no sum is of more than its parts, nobody is accused but
+    """Whatever a node has been through: each holder has a line, no sum is of more than its parts, no pod is accused but
     by what is known."""
     (node,) = run
     assert isinstance(node, TestNode)
@@ -374,7 +374,7 @@ def test_use_is_beside_the_grant() -> None:
 
 
 def test_a_squatter_is_over_and_has_a_line() -> None:
-    """Who was granted nothing and uses a card is seen with --used alone: nothing was allocated to it."""
+    """Who was granted nothing and uses a card is only seen with --used: nothing was allocated to it."""
     squatter = Pod("ml", "squat", {"main": {}})
     found = on_cards(squatter, processes=[Process(9, gpu_uuid(0), squatter, memory=5 * GIB)])
     assert row_of("squat", found, details=True, used=True) == ["ml", "5!/0"]
@@ -382,7 +382,7 @@ def test_a_squatter_is_over_and_has_a_line() -> None:
 
 
 def test_unknown_use_is_a_dash() -> None:
-    """Where processes are not visible, the card's use is known and the pods' is not: nobody is accused."""
+    """Where processes are not visible, the card's use is known and the pods' is not: no pod is accused."""
     pod = Pod("ml", "train", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
     process = Process(9, gpu_uuid(0), pod, memory=5 * GIB)
     found = on_cards(pod, processes=[process], visible=False)
@@ -410,7 +410,7 @@ def test_values() -> None:
 
 
 def test_one_node_of_many() -> None:
-    """Its table alone; a name that nobody has is an error, with the one that was probably meant."""
+    """Only its table; an unknown name is an error, with the one that was probably meant."""
     maps = NodeMaps(tuple(uneven()))
     assert [node.name for node in grants(only(maps, "node-9")).nodes] == ["node-9"]
     assert only(maps, None) is maps

@@ -82,7 +82,7 @@ async def test_unchanged_content_is_the_very_same_object(kubelet: FakeKubelet, s
 
 
 async def test_reads_that_are_far_apart_keep_no_channel(kubelet: FakeKubelet) -> None:
-    """Each of them connects again, and tells the same object while nothing changed."""
+    """Each of them connects again, and returns the same object while nothing changed."""
     source = KubeletSource(kubelet.socket_path, idle_seconds=0.0)
     try:
         answers = [(await source.read(5.0)).value for _ in range(4)]
@@ -130,7 +130,7 @@ EIGHT = tuple(ClaimDevice("gpu.nvidia.com", "node", f"gpu-{number}", "", "ml", "
 
 
 async def test_claim_that_grows_without_end_is_read_whole(kubelet: FakeKubelet, source: KubeletSource) -> None:
-    """A claim of 8 devices told 60,000 times over, 17.8 MB as once seen, is 8 devices and one complaint."""
+    """A claim of 8 devices listed 60,000 times over, 17.8 MB as once seen, is 8 devices and one complaint."""
     grown = list_answer(
         v1_pb2.ContainerResources(
             name="main", dynamic_resources=[claim_entry((turn % 8 for turn in range(60_000)), cdi_characters=259)]
@@ -303,7 +303,7 @@ def large(pod: str) -> Raw:
 async def test_an_abandoned_answer_is_never_published(
     kubelet: FakeKubelet, source: KubeletSource, is_large: bool
 ) -> None:
-    """Decoding ends with the deadline. It goes on in its thread, alone, and what comes of it is for nobody."""
+    """Decoding ends with the deadline. It goes on in its own thread, and its result is dropped."""
     newer = large("newer") if is_large else list_answer(v1_pb2.ContainerResources(name="main"), pod="newer")
     with SlowDecoding() as decoding:
         kubelet.misbehave(large("older"))
@@ -319,7 +319,7 @@ async def test_an_abandoned_answer_is_never_published(
 
 
 async def test_claims_of_kubelets_that_name_no_device(kubelet: FakeKubelet, source: KubeletSource) -> None:
-    """Before 1.31 a claim's entries have CDI names alone: the claim is reported, and nothing is called a repetition."""
+    """Before 1.31 a claim's entries have only CDI names: the claim is reported, and nothing is called a repetition."""
     nameless = [v1_pb2.ClaimResource(cdi_devices=[v1_pb2.CDIDevice(name=name)]) for name in "abc"]
     entry = v1_pb2.DynamicResource(claim_namespace="ml", claim_name="old", claim_resources=nameless)
     kubelet.misbehave(list_answer(v1_pb2.ContainerResources(name="main", dynamic_resources=[entry])))
@@ -410,7 +410,7 @@ async def test_restart_gives_a_new_socket_identity(kubelet: FakeKubelet, source:
 
 
 async def test_waiting_for_a_kubelet_that_answers_never_ends(kubelet: FakeKubelet, source: KubeletSource) -> None:
-    """After an answer there is nothing to wait for: the interval alone decides."""
+    """After an answer there is nothing to wait for: only the interval decides."""
     await source.read(5.0)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(source.wait_until_back(), 1.3)

@@ -125,7 +125,7 @@ def test_a_checkpoint_of_more_than_a_node_has_is_one_complaint(
 
 
 def test_more_directories_than_a_node_has_are_one_complaint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100,000 took 200 MB, and a third of a core for ever. Too many links cost the links alone."""
+    """100,000 took 200 MB, and a third of a core for ever. Too many links cost only the links."""
     monkeypatch.setattr(identity, "ENTRIES_MAX", 20)
     (tmp_path / "containers").mkdir()
     (tmp_path / "pods" / "ml_pod_uid").mkdir(parents=True)

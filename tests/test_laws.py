@@ -1,4 +1,4 @@
-"""The laws of the contract as properties over generated nodes, whose truth is known.
+"""The laws of the contract as properties over generated nodes. Their truth is known.
 
 A run is a node that lives through some collections while pods come and go, sources fail and processes start and end.
 After each collection every law must hold for the snapshot.
@@ -149,7 +149,7 @@ def ids_of(node: TestNode) -> Counter[tuple[ContainerName, str]]:
 
 
 def activity_is_a_sole_users(node: TestNode, snapshot: Snapshot) -> None:
-    """The activity of a device is the container's whose processes are all there are; on a MIG device, it is 0 only
+    """The activity of a device is of the container that has all its processes; on a MIG device, it is 0 only
     without one. On a GPU, samples must show that no other process worked."""
     measured = {leaf.uuid: leaf.activity.sm_ratio for leaf in snapshot.node.devices if leaf.activity}
     gpus = {gpu.uuid: gpu for gpu in node.gpus if gpu.mig is None}

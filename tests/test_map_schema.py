@@ -1,4 +1,4 @@
-"""map.schema.json, which gpumap serves and docs/ links to, says what /api/v1/map answers: no more, no less."""
+"""map.schema.json, which gpumap serves and docs/ links to, says exactly what /api/v1/map answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LISTS_OF_WORDS = (
     "power_limits_watts",
     "max_clocks_hertz",
 )
-"""Objects whose keys are data."""
+"""Objects with keys that are data."""
 
 
 def closed(schema: Any) -> Any:
@@ -218,7 +218,7 @@ def test_the_interval_is_reported_if_it_exists() -> None:
 
 
 def test_groups_and_the_reason_of_staleness() -> None:
-    """The groups of --collect stand in their order; `stale` is a sentence, and null where the data is current."""
+    """The groups of --collect are in their order; `stale` is a sentence, and null where the data is current."""
     found = check(busy_node(4, 3))
     assert (found["collect"], found["stale"]) == (["device", "health"], None)
     assert check(empty_node(), "no collection")["stale"] == "no collection"

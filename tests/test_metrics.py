@@ -27,7 +27,7 @@ from tests.snapshots import MODEL, UNKNOWN_USE, busy_node, empty_node, gpu, with
 
 SLOT = Grant({"nvidia.com/gpu": 1})
 OF_GPUS = ("gpumap_gpu_", "gpumap_nvml_", "gpumap_xid_", "gpumap_accounting_")
-"""What the names of families begin with whose `uuid` is a physical GPU's."""
+"""The prefixes of families with the uuid of a physical GPU."""
 
 
 def test_only_codec_is_off_by_default() -> None:
@@ -68,7 +68,7 @@ def test_no_family_is_on_both_leaves_and_gpus() -> None:
 
 
 def test_no_family_but_node_info_names_the_node() -> None:
-    """The node's name comes with the scrape; as a label it stands on gpumap_node_info alone."""
+    """The node's name comes with the scrape; as a label it is only on gpumap_node_info."""
     named = [one.name for one in native(GROUPS, process_metrics=True) if "node" in one.labels]
     assert named == ["gpumap_node_info"]
 
@@ -79,12 +79,12 @@ def names(snapshot: Snapshot) -> set[str]:
 
 
 def test_an_unknown_node_has_no_sample() -> None:
-    """A node that has told nothing has no sample at all besides its name: unknown is absent."""
+    """A node without any value has no sample except its name: unknown is absent."""
     assert names(empty_node()) == set()
 
 
 def test_what_is_not_known_of_a_container_is_absent() -> None:
-    """A holder of whom only the slot and a process are known has these, and no 0 for the rest."""
+    """A holder with only a known slot and process has these, and no 0 for the rest."""
     row = ContainerOnDevice("n", "p", "c", Uuid("GPU-x"), grant=SLOT, use=UNKNOWN_USE)
     assert names(replace(empty_node(), containers=(row,))) == {
         "gpumap_allocation_info",
@@ -168,7 +168,7 @@ def test_times_of_clock_events_count_nothing_twice() -> None:
 
 
 def test_activity_is_on_leaves() -> None:
-    """What GPM measured stands on the GPU that is not partitioned, or on its MIG devices, never on both, as told."""
+    """What GPM measured is on the GPU that is not partitioned, or on its MIG devices, never on both."""
     snapshot = busy_node(gpus=4)
     found = sample("gpumap_device_sm_activity_ratio", snapshot)
     old, lost = snapshot.node.gpus[2], snapshot.node.gpus[3]
@@ -194,7 +194,7 @@ def test_xid_errors_are_counted_from_nought() -> None:
 
 
 def test_the_recovery_action_exists_also_for_a_lost_gpu() -> None:
-    """The recovery action stands for a GPU that needs a reset too, and nowhere where the driver does not tell it."""
+    """The recovery action is there for a GPU that needs a reset too, and absent if the driver does not report it."""
     lost, silent = gpu(0, fault="reset_required"), structs.replace(gpu(1), recovery_action=None)
     snapshot = with_node(empty_node(), gpus=(lost, silent, gpu(2)))
     assert sample("gpumap_gpu_recovery_action_info", snapshot) == {

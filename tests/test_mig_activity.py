@@ -1,4 +1,4 @@
-"""The SM activity of MIG devices and of GPUs: whose it is, since when a holder rests, and what is charged for it."""
+"""The SM activity of MIG devices and of GPUs: which container has it, how long a holder rests, and what is charged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mig_pod(name: str = "a", *ids: str) -> Pod:
 
 
 def mig_node(*pods: Pod, activity: float | None = 0.5) -> TestNode:
-    """A Hopper GPU whose MIG device of three slices these pods hold, read once."""
+    """A Hopper GPU, read once. These pods hold its MIG device of three slices."""
     activities = {} if activity is None else {ALONE: activity}
     return TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)], millijoules=0, activities=activities)], list(pods))
 
@@ -36,18 +36,7 @@ def charged(snapshot: Snapshot, pod: Pod) -> ContainerAccount:
     return next(one for one in snapshot.node.accounts if (one.name, one.uuid) == (pod.full(), LEAF))
 
 
-# --- whose it is ------------------------------------------------------------------------------------------------------
-
-
-def test_of_a_gpu_that_does_not_measure_it_there_is_none() -> None:
-    """Before Hopper, for a holder with and without a process."""
-    busy, idle = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
-    node = mig_node(busy, idle, activity=None)
-    node.processes = [Process(100, LEAF, busy)]
-    node.collect()
-    snapshot = node.collect()
-    assert (activity(snapshot, busy), activity(snapshot, idle)) == (None, None)
-    assert used(snapshot, busy).last_active is None
+# --- which container has it -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("who", ["holder", "squatter", "other container", "host", "gone", "hidden"])
@@ -72,7 +61,7 @@ def test_of_two_users_it_is_no_ones(who: str) -> None:
 
 @pytest.mark.parametrize("who", ["unlisted", "nameless"])
 def test_the_activity_of_an_uncertain_user_makes_no_holder_idle(who: str) -> None:
-    """A process of a pod that is no more listed, and one without a container name: the activity may be a holder's."""
+    """A process of a pod that is not listed any longer, and one without a container: the activity may be a holder's."""
     holder, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
     node = mig_node(holder, other)
     node.processes = [Process(101, LEAF, other)]
@@ -83,19 +72,6 @@ def test_the_activity_of_an_uncertain_user_makes_no_holder_idle(who: str) -> Non
         other.has_links, other.ids["side"] = False, {}
     node.collect()
     assert activity(node.collect(), holder) is None
-
-
-def test_a_pod_is_not_credited_with_that_of_its_namesake() -> None:
-    """A StatefulSet's pod begins again under the same name: what ran between the two readings was of both."""
-    pod = mig_pod()
-    node = mig_node(pod)
-    node.processes = [Process(100, LEAF, pod)]
-    node.collect()
-    successor = mig_pod()
-    successor.generation = 1
-    node.pods, node.processes = [successor], [Process(101, LEAF, successor)]
-    assert activity(node.collect(), successor) is None
-    assert activity(node.collect(), successor) == 0.5
 
 
 def test_a_holder_without_a_process_rests() -> None:
@@ -131,16 +107,6 @@ def test_a_mig_pod_that_rests_is_an_idle_holder() -> None:
     assert "idle" not in [one.finding for one in node.collect().node.findings or ()]
 
 
-def test_a_mig_pod_of_unknown_activity_is_not_judged() -> None:
-    """As before Hopper: it has a process, so nothing says that it is idle."""
-    pod = mig_pod()
-    node = mig_node(pod, activity=None)
-    node.processes = [Process(100, LEAF, pod, memory=GIB)]
-    for _ in range(100):
-        snapshot = node.collect()
-    assert "idle" not in [one.finding for one in snapshot.node.findings or ()]
-
-
 # --- what is charged --------------------------------------------------------------------------------------------------
 
 
@@ -158,17 +124,8 @@ def test_the_activity_of_a_mig_device_counts_as_its_share_of_the_gpu() -> None:
     assert (account.sm_seconds, account.energy_joules) == (None, None)
 
 
-def test_the_idle_are_charged_no_time_from_the_start() -> None:
-    """The counter is there, at 0: an autoscaler needs it."""
-    pod = mig_pod()
-    node = mig_node(pod, activity=0.0)
-    for _ in range(3):
-        snapshot = node.collect()
-    assert charged(snapshot, pod).sm_activity_seconds == 0.0
-
-
 def test_where_several_hold_a_mig_device_no_time_is_charged() -> None:
-    """Their activity is known only while one of them computes: a counter that stands still the rest of the time would
+    """Their activity is known only while one of them computes: a counter that does not move the rest of the time would
     say that they were idle."""
     pod, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
     node = mig_node(pod, other)

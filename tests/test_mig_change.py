@@ -42,7 +42,7 @@ class MigNode(Node):
         return ResourceDevices(WHOLE, tuple(map(DeviceId, sorted(ids)))), shared
 
     def partition(self, gpu: int, instances: Sequence[MigInstance], *, offered: Sequence[str] | None = None) -> None:
-        """The driver has these devices from now on, none: the GPU is whole. The kubelet's plugin names `told`."""
+        """The driver has these devices from now on; without any, the GPU is whole. The plugin offers `offered`."""
         card = self.driver.gpus[gpu]
         card.instances, card.mig_mode = [*instances], bool(instances)
         card.processes, card.samples, card.memory_used_bytes = [], [], 64 * MIB
@@ -87,7 +87,7 @@ async def make_node(directory: Path, library: Path) -> AsyncIterator[MigNode]:
 
 
 def uuids(page: Page, prefix: str = "gpumap_") -> set[str]:
-    """Whom the page has series on; without the counters, which outlive containers and GPUs."""
+    """The containers with series on the page; without the counters, which outlive containers and GPUs."""
     names = [name for name in page.samples if name.startswith(prefix) and not name.endswith("_total")]
     labels = (dict(row) for name in names for row in page.samples[name])
     return {found["uuid"] for found in labels if "uuid" in found}
@@ -112,7 +112,7 @@ async def shows(agent: Agent, pod: str, uuid: str, memory_bytes: int) -> Page:
 @pytest.mark.parametrize("handle", [None, 5], ids=["stale handles", "recycled handles"])
 async def test_a_gpu_changes_its_partitions_under_the_agent(node: MigNode, handle: int | None) -> None:
     """Whole, three small devices, a large one, whole: each pod appears on its device with its own bytes, and of the
-    devices before there is no series left; the other GPUs' stand all the while."""
+    devices before there is no series left; the other GPUs' series remain."""
     whole = node.admit("whole", main=[CARD])
     steady = node.admit("steady", main=[OTHER])
     node.run(steady.cgroup("main"), 2, 2 * GIB)
@@ -216,7 +216,7 @@ async def test_the_service_ends_where_new_devices_are_denied(node: MigNode) -> N
 
 
 async def test_what_was_missing_at_the_start_ends_no_service(node: MigNode) -> None:
-    """A node whose MIG devices gpumap never sees has a gpumap that runs: a restart would not bring them."""
+    """If gpumap never sees the MIG devices of a node, it goes on: a restart would not bring them."""
     node.driver.fail = {("nvmlDeviceGetMemoryInfo_v2", "1.0"): Code.NO_PERMISSION}
     node.partition(1, [small(0)], offered=[SMALL[0], HALF])
     async with Service(node) as agent:

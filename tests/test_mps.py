@@ -1,4 +1,4 @@
-"""MPS: clients are charged to their own pods, servers to nobody, wherever the daemon runs and however many they are."""
+"""MPS: clients are charged to their own pods, servers to no container, wherever the daemon runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import MeasuredNode, measure
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, processes_by_owner, use
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, use
 from tests.standin import Driver, Sample
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
@@ -58,16 +58,6 @@ def test_clients_are_charged_to_their_own_pods(daemon: Pod | None) -> None:
     waiting = owners(snapshot, OTHER)
     assert (waiting["host" if daemon is None else "unknown"], waiting["unassigned"]) == (30 * MIB, 0)
     assert use(snapshot, DAEMON.full("mps-control-daemon"), CARD) is None
-
-
-def test_a_server_for_each_user_is_no_client_of_the_other() -> None:
-    """Two servers add up as `mps_server`."""
-    client = replica("client", 0)
-    node = TestNode([Gpu(0)], [client, DAEMON])
-    node.processes = [server(10), server(11, memory=25 * MIB), Process(12, CARD, client, types="M+C")]
-    snapshot = node.collect()
-    assert (owners(snapshot, CARD)["mps_server"], processes_by_owner(snapshot, CARD)["mps_server"]) == (55 * MIB, 2)
-    assert used(snapshot, client).memory_bytes == GIB
 
 
 def test_a_pod_that_runs_its_own_daemon_is_charged_for_its_server() -> None:
@@ -118,7 +108,7 @@ def test_a_client_that_calls_itself_a_server_is_a_client() -> None:
 
 
 async def test_clients_and_servers_in_the_lists_of_the_driver(tmp_path: Path) -> None:
-    """Over the driver's own lists: a client stands in two of them, a server in the compute list of every card, its
+    """Over the driver's own lists: a client is in two of them, a server in the compute list of every card, its
     samples beside; what comes out are the clients' bytes and the server's."""
     client, daemon = replica("client", 0), DAEMON
     rows = [

@@ -85,7 +85,7 @@ def test_push_contradicts_it() -> None:
 @given(made_nodes())
 @settings(max_examples=examples(60))
 def test_nothing_is_assigned(node: TestNode) -> None:
-    """Whatever runs there: no allocation, no holder, nobody accused; the memory of a device is still divided."""
+    """Whatever runs there: no allocation, no holder, no finding; the memory of a device is still divided."""
     node.has_kubelet = False
     node.collect()
     snapshot = node.collect()

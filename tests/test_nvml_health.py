@@ -1,4 +1,4 @@
-"""What the NVML worker tells of a GPU's health and links, over the compiled stand-in."""
+"""What the NVML worker reports of a GPU's health and links, over the compiled stand-in."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ CALLS_OF_CODEC = {"nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtiliz
 
 
 def healthy_gpu(uuid: str = A) -> Gpu:
-    """A GPU that tells all of it."""
+    """A GPU that reports all of it."""
     return Gpu(
         uuid,
         mig_mode=False,
@@ -218,7 +218,7 @@ def test_constants_of_a_card_are_read_once(start: Start, tmp_path: Path) -> None
 
 
 def test_a_refused_field_costs_itself(start: Start) -> None:
-    """A field that fails is absent and told with its code, and asked again; the others are reported."""
+    """A field that fails is absent and reported with its code, and asked again; the others are reported."""
     gpu = healthy_gpu()
     gpu.fields[144] = ("error", Code.UNKNOWN)
     worker = start(groups=("health", "links"))
@@ -305,7 +305,7 @@ def start_for_hypothesis(start: Start) -> tuple[Worker, Iterator[int]]:
 
 @pytest.mark.parametrize("without", [(), EVENTS, THROTTLING, EVENTS[1:] + THROTTLING[1:]])
 def test_clock_events_are_reported_under_either_name(start: Start, tmp_path: Path, without: tuple[str, ...]) -> None:
-    """The functions were renamed with driver 535. Where none tells which reasons there are, all that are known are."""
+    """The functions were renamed with driver 535. If none reports which reasons exist, all that are known do."""
     calls = tmp_path / "calls"
     worker = start(without, groups=("health",), STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[healthy_gpu()])

@@ -1,4 +1,4 @@
-"""MIG devices as the worker tells them, also of a GPU that is partitioned again in the midst of a reading."""
+"""MIG devices as the worker reports them, also of a GPU that is partitioned again in the midst of a reading."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 
 def test_mig_devices_are_reported_beyond_a_hole(start: Start) -> None:
-    """A partitioned GPU tells each MIG device with its own memory and processes, and no utilisation or samples."""
+    """A partitioned GPU reports each MIG device with its own memory and processes, and no utilisation or samples."""
     first = standin.MigInstance(MIG_A, gi=7, memory_used_bytes=GIB, processes=[Process(10)])
     second = standin.MigInstance(MIG_B, gi=9, processes=[])
     gpu = Gpu(A, instances=[first, None, second], samples=[Sample(10, 50)], utilization_gpu=50)
@@ -168,7 +168,7 @@ def half_of(uuid: str, gi: int, used_bytes: int, pid: int, handle: int | None) -
 @pytest.mark.parametrize("call", MIG_CALLS)
 def test_no_instance_has_values_of_another_one(start: Start, call: str, handle: int | None) -> None:
     """A GPU that is partitioned again between any two calls of a reading, its handles stale or good for another device:
-    what is reported of a uuid is its own, the next reading has the new device whole, and a refusal is nobody's."""
+    what is reported of a uuid is its own, the next reading has the new device whole, and a refusal is of no device."""
     worker = start()
     second = half_of(MIG_C, 3, 3, 12, None)
     before = Driver(gpus=[Gpu(A, instances=[half_of(MIG_A, 1, 1, 10, handle), second])])
@@ -222,8 +222,8 @@ def test_a_process_on_two_compute_instances_is_on_each(start: Start) -> None:
 
 
 def test_rows_without_ids_in_lists_of_several_compute_instances_are_unattributed(start: Start) -> None:
-    """A PID without ids in the lists of two compute instances runs in nobody knows which: neither tells processes.
-    In one list alone it is that one's, and a GPU instance with one compute instance has nothing to mix up."""
+    """A PID without ids in the lists of two compute instances runs in an unknown one: neither reports processes.
+    If it is in only one list, it is that one's, and a GPU instance with one compute instance has nothing to mix up."""
     nowhere = 0xFFFFFFFF
 
     def device(uuid: str, gi: int, ci: int, *pids: int) -> standin.MigInstance:

@@ -56,7 +56,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def start(log: Path) -> AsyncIterator[Start]:
-    """Makes sources whose child runs the given lines; each is closed, and has left nothing behind."""
+    """Makes sources with a child that runs the given lines; each is closed, and has left nothing behind."""
     sources: list[NvmlSource] = []
     before = set(os.listdir("/proc/self/fd"))
 
@@ -245,7 +245,7 @@ async def test_a_worker_that_stays_stuck_is_replaced_with_growing_patience(start
 
 
 async def test_a_crash_costs_no_other_gpu(start: Start, log: Path) -> None:
-    """Answers before the crash stand; who had not answered is asked by another child, one by one, in the same read."""
+    """Answers before the crash remain; another child asks the other GPUs, one by one, in the same read."""
     source = start(
         """for n, request in requests():
             asked = [i for i in range(4) if i not in request["skip"]]
@@ -272,7 +272,7 @@ async def test_a_crash_costs_no_other_gpu(start: Start, log: Path) -> None:
 
 
 async def test_a_gpu_that_crashes_the_worker_is_left_out_for_a_while(start: Start) -> None:
-    """A GPU that alone had not answered is the culprit: for a while the others are read without it."""
+    """The only GPU that had not answered is the culprit: for a while the others are read without it."""
     source = start(
         """for n, request in requests():
             driver(n)

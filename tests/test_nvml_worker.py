@@ -59,7 +59,7 @@ def test_a_whole_gpu_is_reported_in_base_units(start: Start) -> None:
 
 
 def test_what_a_gpu_does_not_support_is_absent_without_complaint(start: Start) -> None:
-    """A card without memory sensor, power metering, codecs, device memory or process lists tells the rest."""
+    """A card without memory sensor, power metering, codecs, device memory or process lists reports the rest."""
     gpu = Gpu(
         A,
         memory_total_bytes=None,
@@ -272,7 +272,7 @@ def test_a_gpu_that_refuses_both_calls_has_no_samples(start: Start, without: tup
 
 
 def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Start) -> None:
-    """Whichever is longer: what was sampled is not left out, and a reading before its time tells no idleness."""
+    """Whichever is longer: what was sampled is not left out, and a reading before its time shows no idleness."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         worker, now, began = start(), time.time_ns() // 1000, time.monotonic()
@@ -345,7 +345,7 @@ def test_samples_of_the_future_hide_no_others(start: Start) -> None:
     ],
 )
 def test_a_fault_is_of_one_gpu_and_passes(start: Start, call: str, code: int, fault: str) -> None:
-    """A GPU that NVML calls faulty from the start tells only that; the other is read; it comes back by itself."""
+    """A GPU that NVML calls faulty from the start reports only that; the other is read; it comes back by itself."""
     worker = start()
     driver = Driver(gpus=[Gpu(A), Gpu(B)], fail={(call, 1): code})
     gpus = worker.read(driver).gpus
@@ -409,7 +409,7 @@ def test_what_was_read_before_a_crash_is_written(start: Start) -> None:
 
 
 def test_skipped_gpus_are_not_read(start: Start) -> None:
-    """A GPU in `skip` is left alone, so that it cannot crash the worker."""
+    """The worker does not call a GPU in `skip`, which therefore cannot crash it."""
     worker = start()
     worker.ask(Driver(gpus=[Gpu(A), Gpu(B)], crash={("*", 0)}), skip=(0,))
     assert isinstance(worker.answer(), wire.DriverMessage)

@@ -45,7 +45,7 @@ def test_the_drivers_counter_is_shown_as_it_is() -> None:
 
 
 def test_what_gpumap_adds_up_starts_at_nought_and_never_goes_back() -> None:
-    """The worker's sums begin at 0 with each handle of the GPU: what was counted stands, and goes on."""
+    """The worker's sums begin at 0 with each handle of the GPU: what was counted remains, and goes on."""
     node = TestNode([Gpu(0)])
     assert collect(node, "rates", 700, 7000) == (0, 0)
     assert collect(node, "rates", 800, 9000) == (100, 2000)

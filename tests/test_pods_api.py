@@ -145,7 +145,7 @@ async def test_unchanged_pods_are_the_very_same_object(api: FakePodsApi, source:
 
 
 async def test_nothing_of_a_specification_is_kept(api: FakePodsApi, source: PodsApiSource) -> None:
-    """Neither its bytes nor what stands in labels; init and ephemeral containers are read as others are."""
+    """Neither its bytes nor what is in labels; init and ephemeral containers are read as others are."""
     await source.start()
     assert SECRET.encode() in sent(POD)
     assert SECRET not in repr(vars(source))
@@ -303,7 +303,7 @@ async def test_stream_that_ends_takes_the_pods_with_it(api: FakePodsApi, source:
 
 
 async def test_kubelet_that_restarts_is_followed_again(api: FakePodsApi, source: PodsApiSource) -> None:
-    """While it is away, and until it has heard from its API server, there is nothing, with a reason."""
+    """While it is away, and until its API server has answered it, there is nothing, with a reason."""
     await source.start()
     await api.stop()
     await until(source, lambda answer: answer.value is None)
@@ -417,7 +417,7 @@ def test_its_answer_on_a_uid_counts() -> None:
 )
 def test_its_late_answer_on_a_successor_does_not_count(files: dict[str, Any]) -> None:
     """A pod that was recreated under its name may still be reported with the UID of before: then neither is fixed, and
-    nobody is gone."""
+    no pod is gone."""
     names = dict.fromkeys((ONE, TWO), PodName("ml", "one"))
     found = table([listed("one", "GPU-1")], [reported("one", ONE)], last_names=names, **files)
     assert found.uid_of == {}
@@ -445,7 +445,7 @@ def test_the_uid_that_both_have_is_the_only_one() -> None:
 
 
 def test_namesakes_are_distinguished_by_the_files() -> None:
-    """An ending pod and its successor are reported under one name: what was given tells which is listed."""
+    """An ending pod and its successor are reported under one name: the assigned devices show which is listed."""
     found = [reported("one", ONE), reported("one", TWO)]
     assert table([listed("one", "GPU-1")], found, rows=[row(TWO, "GPU-1")]).uid_of == {PodName("ml", "one"): TWO}
     assert table([listed("one", "GPU-1")], found).uid_of == {}

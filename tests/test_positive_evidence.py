@@ -1,8 +1,8 @@
 """L10 as a property: gpumap accuses no process, and reports no zero, because a trace is missing.
 
-A world lives through events: pods start, end and start again under their names, processes exit and their PIDs are
+A node lives through events: pods start, end and start again under their names, processes exit and their PIDs are
 used again, cleaners remove log directories, files become unreadable, the kubelet and gpumap restart. Events also happen
-between two sources of one collection. What gpumap reports must be true of the world at one of these moments.
+between two sources of one collection. What gpumap reports must be true of the node at one of these moments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPLICAS = 3
 
 
 @dataclass
-class WorldPod(Pod):
+class LivingPod(Pod):
     """A pod, and whether the kubelet still has it. The UID of a static pod is a hash without dashes."""
 
     alive: bool = True
@@ -44,16 +44,16 @@ class WorldPod(Pod):
 
 
 @dataclass
-class World:
+class LivingNode:
     """The truth at one moment. `knows_pods` is false after a restart of the kubelet, until the API server answers."""
 
     node: TestNode
-    pods: list[WorldPod] = field(default_factory=list)
+    pods: list[LivingPod] = field(default_factory=list)
     knows_pods: bool = True
-    at_last_list: World | None = None
+    at_last_list: LivingNode | None = None
     """The moment of the last List that gpumap got."""
 
-    def moment(self) -> World:
+    def moment(self) -> LivingNode:
         """Return a copy that later events do not change. Only the values that sources share remain the same."""
         pods = {id(pod): copy.copy(pod) for pod in self.pods}
         for pod in pods.values():
@@ -62,14 +62,14 @@ class World:
         node.pods = list(pods.values())
         node.processes = [replace(one, pod=pods[id(one.pod)] if one.pod else None) for one in self.node.processes]
         node.down = set(self.node.down)
-        return World(node, list(pods.values()), self.knows_pods)
+        return LivingNode(node, list(pods.values()), self.knows_pods)
 
-    def holds(self, pod: WorldPod, container: str, leaf: Uuid) -> bool:
+    def holds(self, pod: LivingPod, container: str, leaf: Uuid) -> bool:
         """Whether the container holds a slot of the leaf; without a container's name, whether any of the pod does."""
         grants = [ids for name, of in pod.ids.items() if container in (name, "") for ids in of.values()]
         return any(given.partition("::")[0] == leaf for ids in grants for given in ids)
 
-    def has_trace(self, pod: WorldPod) -> bool:
+    def has_trace(self, pod: LivingPod) -> bool:
         """Whether the identity files can show a pod that is not static."""
         node = self.node
         in_files = (node.logs_readable and pod.has_tree) or (
@@ -77,8 +77,8 @@ class World:
         )
         return in_files and not pod.static and "pod_identity" not in node.down
 
-    def pod_of(self, process: Process) -> WorldPod | None:
-        return process.pod if isinstance(process.pod, WorldPod) else None
+    def pod_of(self, process: Process) -> LivingPod | None:
+        return process.pod if isinstance(process.pod, LivingPod) else None
 
     # --- events ---
 
@@ -97,7 +97,7 @@ class World:
         if any(pod.alive and pod.name == name for pod in self.pods) or not (static or self.knows_pods):
             return
         generation = 1 + max((pod.generation for pod in self.pods if pod.name == name), default=-1)
-        pod = WorldPod("ml", name, generation=generation, static=static)
+        pod = LivingPod("ml", name, generation=generation, static=static)
         free = list(self.free_ids())
         for container in draw(st.sampled_from([["main"], ["main", "side"]])):
             pod.ids[container] = {}
@@ -169,19 +169,19 @@ class World:
 
 
 EVENTS = (
-    World.start_pod,
-    World.start_pod,
-    World.start_process,
-    World.start_process,
-    World.start_process,
-    World.end_process,
-    World.end_pod,
-    World.clean_up,
-    World.remove_logs,
-    World.switch_files,
-    World.restart_kubelet,
-    World.answer_of_api_server,
-    World.restart_gpumap,
+    LivingNode.start_pod,
+    LivingNode.start_pod,
+    LivingNode.start_process,
+    LivingNode.start_process,
+    LivingNode.start_process,
+    LivingNode.end_process,
+    LivingNode.end_pod,
+    LivingNode.clean_up,
+    LivingNode.remove_logs,
+    LivingNode.switch_files,
+    LivingNode.restart_kubelet,
+    LivingNode.answer_of_api_server,
+    LivingNode.restart_gpumap,
 )
 
 
@@ -189,58 +189,58 @@ class Collected(NamedTuple):
     """A snapshot, and the moments of its sources, in the order in which the service reads them."""
 
     snapshot: Snapshot
-    nvml: World
-    procfs: World
-    identity: World
-    kubelet: World
-    last_list: World
+    nvml: LivingNode
+    procfs: LivingNode
+    identity: LivingNode
+    kubelet: LivingNode
+    last_list: LivingNode
     is_first: bool
     """gpumap has just started."""
 
     @property
-    def moments(self) -> tuple[World, ...]:
+    def moments(self) -> tuple[LivingNode, ...]:
         return self.last_list, self.nvml, self.procfs, self.identity, self.kubelet
 
 
-def collect(draw: st.DrawFn, world: World, seconds: float) -> Collected:
-    world.node.clock += seconds
+def collect(draw: st.DrawFn, living: LivingNode, seconds: float) -> Collected:
+    living.node.clock += seconds
     moments = []
     for _ in range(4):
         if draw(st.integers(0, 3)) == 0:
-            happen(draw, world)
-        moments.append(world.moment())
+            happen(draw, living)
+        moments.append(living.moment())
     nvml, procfs, identity, kubelet = moments
     if "kubelet" not in kubelet.node.down:
-        world.at_last_list = kubelet
+        living.at_last_list = kubelet
     observations = Observations(
         nvml=nvml.node.observe().nvml,
         procfs=procfs.node.observe().procfs,
         pod_identity=identity.node.observe().pod_identity,
         kubelet=kubelet.node.observe().kubelet,
-        finished=world.node.now,
+        finished=living.node.now,
         trigger="interval",
     )
-    is_first = world.node.memory.pod_table is None
-    world.node.memory, snapshot = step(world.node.memory, observations, RULES)
-    return Collected(snapshot, nvml, procfs, identity, kubelet, world.at_last_list or kubelet, is_first)
+    is_first = living.node.memory.pod_table is None
+    living.node.memory, snapshot = step(living.node.memory, observations, RULES)
+    return Collected(snapshot, nvml, procfs, identity, kubelet, living.at_last_list or kubelet, is_first)
 
 
-def happen(draw: st.DrawFn, world: World) -> None:
+def happen(draw: st.DrawFn, living: LivingNode) -> None:
     event = draw(st.sampled_from(EVENTS))
-    event(world, draw)
+    event(living, draw)
 
 
 @st.composite
 def lives(draw: st.DrawFn) -> int:
-    """A world that lived through some collections, each of which is checked. Returns their number."""
-    world = World(TestNode([Gpu(index) for index in range(draw(st.integers(1, 3)))]))
+    """A node that lived through some collections, each of which is checked. Returns their number."""
+    living = LivingNode(TestNode([Gpu(index) for index in range(draw(st.integers(1, 3)))]))
     count = draw(st.integers(2, 12))
     for _ in range(draw(st.integers(0, 6))):
-        happen(draw, world)
+        happen(draw, living)
     for _ in range(count):
         for _ in range(draw(st.integers(0, 3))):
-            happen(draw, world)
-        check(collect(draw, world, draw(st.sampled_from([0.5, 5.0, 5.0, 70.0]))))
+            happen(draw, living)
+        check(collect(draw, living, draw(st.sampled_from([0.5, 5.0, 5.0, 70.0]))))
     return count
 
 
@@ -254,12 +254,12 @@ def check(found: Collected) -> None:
 def accusations_are_true(found: Collected) -> None:
     for process in found.snapshot.processes:
         answer = (process.pid, process.uuid, process.owner, process.name, process.pod_uid)
-        known = [(world, one, world.pod_of(one)) for world in found.moments for one in world.node.processes
+        known = [(living, one, living.pod_of(one)) for living in found.moments for one in living.node.processes
                  if one.pid == process.pid]  # fmt: skip
         if process.owner is Owner.GONE:
             assert any(pod and not pod.alive for _, _, pod in known), f"accused of being gone: {answer}"
         if process.owner is Owner.UNASSIGNED:
-            assert any(pod and not world.holds(pod, one.container, process.uuid) for world, one, pod in known), (
+            assert any(pod and not living.holds(pod, one.container, process.uuid) for living, one, pod in known), (
                 f"accused of use without a grant: {answer}"
             )
         if process.owner is Owner.HOST:
@@ -267,17 +267,17 @@ def accusations_are_true(found: Collected) -> None:
         if process.owner is Owner.ASSIGNED:
             # A gpumap that has just started may see the log directory of the pod that had the name before.
             assert any(
-                world.holds(other, one.container, process.uuid)
-                for world, one, pod in known
-                for other in (world.pods if found.is_first else [pod])
+                living.holds(other, one.container, process.uuid)
+                for living, one, pod in known
+                for other in (living.pods if found.is_first else [pod])
                 if pod and other and other.name == pod.name
             ), answer
     for row in found.snapshot.containers:
         if row.owner is Owner.UNASSIGNED:
             assert any(
-                pod.name == row.name.pod and not world.holds(pod, row.name.container, row.uuid)
-                for world in found.moments
-                for pod in world.pods
+                pod.name == row.name.pod and not living.holds(pod, row.name.container, row.uuid)
+                for living in found.moments
+                for pod in living.pods
                 if row.name.container in (*pod.ids, "")
             ), f"accused of use without a grant: {row}"
 
@@ -301,12 +301,12 @@ def zeros_are_true(found: Collected) -> None:
 
 def holders_are_true(found: Collected) -> None:
     """A List without a pod of the API server proves nothing, as long as some file has such a pod."""
-    world, files = found.last_list, found.identity
-    if not world.knows_pods and not any(files.has_trace(pod) for pod in files.pods):
+    living, files = found.last_list, found.identity
+    if not living.knows_pods and not any(files.has_trace(pod) for pod in files.pods):
         return
     for leaf in found.snapshot.node.devices:
         if leaf.holders == 0 and not leaf.may_have_more:
-            its = [pod.name for pod in world.pods if pod.alive and world.holds(pod, "", leaf.uuid)]
+            its = [pod.name for pod in living.pods if pod.alive and living.holds(pod, "", leaf.uuid)]
             assert not its, f"0 holders of {leaf.uuid}, which {its} hold"
 
 

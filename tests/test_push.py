@@ -1,4 +1,4 @@
-"""Push: when the loop collects for what inotify tells, and the service as it runs with it."""
+"""Push: when the loop collects for what inotify reports, and the service as it runs with it."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class Started(IntervalOnly):
 
 @pytest.mark.parametrize("seconds", [0.0, 2 * collect.FOLLOW_SECONDS])
 async def test_after_a_start_collections_follow_for_a_while(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """They keep their distance, a slow one is followed by a pause as long, and then the interval alone counts."""
+    """They keep their distance, a slow one is followed by a pause as long, and then only the interval counts."""
     monkeypatch.setattr(collect, "FOLLOW_FOR_SECONDS", 2.0)
     sources = Sources(seconds)
     async with sources.running(Started()):

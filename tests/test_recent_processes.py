@@ -1,4 +1,4 @@
-"""Samples reach back in time: whose time a row is when its process has ended, or its PID is another process's."""
+"""Samples reach back in time: which process has the time of a row if the PID ended or is reused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def a_node() -> tuple[TestNode, Pod, Pod]:
 
 
 def test_time_of_an_ended_process_is_not_its_successors() -> None:
-    """A pod recreated under its name has none of it; while its UID is not known nobody can tell."""
+    """A pod recreated under its name has none of it; while its UID is not known, it is unknown."""
     node, one, _ = a_node()
     node.processes.clear()
     again = replica("one", 0, generation=1)
@@ -50,7 +50,7 @@ def test_time_of_an_ended_process_is_not_its_successors() -> None:
 
 
 def test_process_that_ends_between_two_reads_counts_for_its_container() -> None:
-    """NVML lists it still and /proc has it no more. If /proc only keeps it back, it may be another one."""
+    """NVML still lists it and /proc does not. If /proc only keeps it back, it may be another one."""
     node, one, _ = a_node()
     node.processes[0].left = True
     assert sm(node, one) == 0.5
@@ -84,7 +84,7 @@ class Life:
 
 @dataclass
 class Driver:
-    """A card whose samples reach back `window` seconds, and which does not tell by whom a PID was had."""
+    """A card with samples that reach back `window` seconds, and which does not report the process of a PID."""
 
     window: float
     pods: list[Pod] = field(default_factory=lambda: [replica(name, number) for number, name in enumerate("abc")])
@@ -129,7 +129,7 @@ class Driver:
 @given(st.data(), st.sampled_from([1.2, 5.0, 72.0]))
 def test_sm_is_true_or_absent(data: st.DataObject, window: float) -> None:
     """Whatever processes have which PIDs, and however close collections are: no container has another one's time, or
-    less than its own. What one process alone may have had is reported."""
+    less than its own. What only one process may have had is reported."""
     driver = Driver(window)
     for _ in range(data.draw(st.integers(2, 8))):
         seconds = data.draw(st.sampled_from([0.25, 1.0, 5.0, 30.0]))

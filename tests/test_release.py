@@ -1,4 +1,4 @@
-"""Letting go of the driver: the worker between two reads, the service when it is told to, and what hangs in it."""
+"""Release of the driver: by the worker between two reads, by the service on a signal, and what hangs in it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_worker_without_the_flag_keeps_the_driver(start: Start, device: Path) 
 
 def test_the_driver_is_released_after_each_read(start: Start, device: Path, tmp_path: Path) -> None:
     """Between two reads the worker has none of the driver's devices open; each initialisation has its shutdown, and
-    the same process answers all the while, with no more descriptors."""
+    the same process answers all the while, with as many descriptors."""
     calls = tmp_path / "calls"
     worker = start(changed={"driver.DEVICES": str(device.parent)}, STANDIN_CALLS=str(calls))
     worker.release = True
@@ -104,7 +104,7 @@ def test_a_library_that_leaves_a_device_open_costs_the_process(start: Start, dev
 
 
 def test_the_end_of_the_worker_releases_a_hanging_gpu(start: Start, device: Path) -> None:
-    """A shutdown would hang too: after a time the worker ends itself; the other GPUs' answers stand."""
+    """A shutdown would hang too: after a time the worker ends itself; the other GPUs' answers remain."""
     changed = {"driver.DEVICES": str(device.parent), "read_scheduler.RELEASE_SECONDS": 0.3}
     worker = start(changed=changed)
     worker.release = True
@@ -148,7 +148,7 @@ def faults(answer: SourceAnswer[NvmlReading]) -> list[str | None]:
 async def test_a_worker_that_ended_itself_is_replaced_without_a_complaint(
     make_source: Callable[..., NvmlSource], tmp_path: Path, device: Path
 ) -> None:
-    """Each read has a worker of its own where the library leaves devices open, and nobody complains."""
+    """Each read has a worker of its own if the library leaves devices open, and there is no complaint."""
     source = make_source()
     Driver(gpus=[Gpu(A), Gpu(B)], leaks=device).write(tmp_path / "state")
     for _ in range(4):
@@ -158,7 +158,7 @@ async def test_a_worker_that_ended_itself_is_replaced_without_a_complaint(
 
 
 async def test_a_gpu_without_events_has_no_blind_time(tmp_path: Path, library: Path) -> None:
-    """Where nobody listens it is reported of whom there is something to hear: nothing of the others is missed."""
+    """Without a listener, blind time is only of GPUs with events: no event of the others is missed."""
     Driver(gpus=[Gpu(A, event_types=None), Gpu(B), Gpu(C, event_types=1)]).write(tmp_path / "state")
     command = ["env", f"STANDIN_STATE={tmp_path / 'state'}", *worker_command(library)]
     source = NvmlSource(command, ("health",), release=True)
@@ -232,7 +232,7 @@ async def test_a_driver_that_hangs_is_left_alone_too(
     answered: list[str | None] = []
     while answered != [None]:
         assert time.monotonic() < deadline
-        with contextlib.suppress(SourceError):  # no more hung reads: each would double the pause
+        with contextlib.suppress(SourceError):  # no further hung reads: each would double the pause
             answered = faults(await source.read(1.0, PATIENCE_SECONDS))
         await asyncio.sleep(0.05)
 
@@ -245,7 +245,7 @@ def released(agent: Agent) -> list[str]:
 
 
 async def signalled(agent: Agent, times: int = 1) -> None:
-    """Tell it to let go, and return when it has said so."""
+    """Signal it to release the driver, and return when its log says so."""
     os.kill(agent.pid, signal.SIGUSR1)
 
     async def said() -> list[str]:

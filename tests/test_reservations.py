@@ -15,7 +15,7 @@ from gpumap.cli.tables.top import top_rows, top_table
 from gpumap.model.observations import ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName, Owner, PodUid
+from gpumap.model.terms import Owner, PodUid
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 from tests.shown import waste_table
 
@@ -96,17 +96,6 @@ def test_reservations_by_namespace_or_name(namespace: str, name: str, container:
     )
 
 
-def test_other_cards_are_not_covered() -> None:
-    """A sharer that also uses a card without a reservation is a squatter there."""
-    one = sharer("one")
-    node = node_with(reservation(), one)
-    node.processes = [Process(10, CARD, one), Process(11, OTHER, one)]
-    node.collect()
-    snapshot = node.collect()
-    assert (owners(snapshot, CARD)["scheduled"], owners(snapshot, OTHER)["unassigned"]) == (GIB, GIB)
-    assert "scheduled" not in owners(snapshot, OTHER)
-
-
 def test_a_reservation_on_a_card_that_another_one_holds_is_unassigned() -> None:
     """A scheduler shares a card among other pods. It grants nothing to the pods that reserve cards."""
     first, second = reservation(), reservation(OTHER, group="other-group")
@@ -127,42 +116,6 @@ def test_reserved_mig_devices() -> None:
         node.collect()
         snapshot = node.collect()
         assert {leaf for leaf in (first, second) if owners(snapshot, leaf).get("scheduled")} == expected
-
-
-def test_without_a_current_list_it_is_unknown() -> None:
-    """It needs the List, as `assigned` does; the measured use stays."""
-    one = sharer("one", 0.5)
-    node = node_with(reservation(), one, reports_pods=True)
-    node.processes = [Process(10, CARD, one)]
-    node.collect()
-    node.down = {"kubelet"}
-    assert owners(node.collect(), CARD)["scheduled"] == GIB, "the List is young enough"
-    snapshot = node.collect(RULES.stale_after_seconds)
-    assert (owners(snapshot, CARD)["unknown"], "scheduled" in owners(snapshot, CARD)) == (GIB, False)
-    assert not any(one.holds for one in snapshot.containers)
-    assert use(snapshot, one.full(), CARD) is not None
-
-
-def test_ended_sharer_is_gone() -> None:
-    """A process that a deleted pod left on a reserved card is a leftover."""
-    one = sharer("one")
-    node = node_with(reservation(), one, sharer("two"))
-    node.processes = [Process(10, CARD, one)]
-    node.collect()
-    one.listed = False
-    node.collect()
-    assert owners(node.collect(), CARD)["gone"] == GIB
-
-
-def test_pod_without_a_name_is_unknown() -> None:
-    """No source names it: it may be anybody's."""
-    one = sharer("one")
-    node = node_with(reservation(), one)
-    one.has_tree = one.has_links = False
-    node.processes = [Process(10, CARD, one)]
-    node.collect()
-    split = owners(node.collect(), CARD)
-    assert (split["unknown"], split.get("scheduled"), split["unassigned"]) == (GIB, None, 0)
 
 
 def test_trusted_namespaces() -> None:
@@ -231,16 +184,6 @@ def test_idle_sharer_is_a_holder() -> None:
     assert granted(node_with(reservation(), half).collect(), half) is None, "the Pods API is off"
 
 
-def test_process_of_a_sharer_is_scheduled_also_with_its_share() -> None:
-    """The kubelet assigned it nothing. More memory than granted is a finding."""
-    one = sharer("one", 0.25)
-    node = node_with(reservation(), one, reports_pods=True)
-    node.processes = [Process(10, CARD, one, memory=30 * GIB)]
-    snapshot = node.collect()
-    assert owners(snapshot, CARD)["scheduled"] == 30 * GIB
-    assert found_kinds(snapshot) == [("over", "one")]
-
-
 def test_shares_of_a_card_are_at_most_one() -> None:
     """Shares are scaled, bytes are not; the reservation's whole card does not count in addition."""
     pods = [sharer(f"p{number}", 0.5) for number in range(3)]
@@ -285,7 +228,7 @@ def test_shares_of_files(share: dict[str, object]) -> None:
     ids=["pod", "group", "container", "card"],
 )
 def test_share_of_something_unknown_is_none(change: dict[str, object]) -> None:
-    """Nobody holds a card by a note that does not fit."""
+    """A note that does not fit makes no holder."""
     pod = Pod("ml", "one", {"main": {}})
     share = replace(ScheduledShare(pod.uid, "main", group=GROUP, gpus=0.5), **change)  # type: ignore[arg-type]
     snapshot = node_with(reservation(), pod, shares=(share,), reports_pods=True).collect()
@@ -298,18 +241,6 @@ def test_two_notes_of_one_share_are_one_share() -> None:
     file = ScheduledShare(pod.uid, "main", minor=0, memory_bytes=10 * GIB)
     snapshot = node_with(reservation(), pod, reports_pods=True, shares=(file,)).collect()
     assert granted(snapshot, pod) == (0.5, 10 * GIB)
-
-
-def test_kubelets_grant_counts_before_a_note() -> None:
-    """A container with a slot of the card holds that."""
-    pod = Pod("ml", "one", {"main": {WHOLE: [str(CARD)]}})
-    node = node_with(pod, shares=(ScheduledShare(pod.uid, "main", uuid=CARD, gpus=0.5),))
-    node.processes = [Process(10, CARD, pod)]
-    snapshot = node.collect()
-    held = row(snapshot, ContainerName("ml", "one", "main"), CARD)
-    assert held is not None
-    assert (held.owner, held.allocated_gpus) == (Owner.ASSIGNED, 1.0)
-    assert owners(snapshot, CARD)["assigned"] == GIB
 
 
 def test_annotations_give_no_card_that_no_reservation_holds() -> None:

@@ -1,4 +1,4 @@
-"""A second List, of a scheduler's agent, beside the kubelet's: whom it makes a holder, and whom nothing accuses."""
+"""A second List, of a scheduler's agent, beside the kubelet's: which pods become holders, and which are not accused."""
 
 from __future__ import annotations
 
@@ -74,20 +74,6 @@ def test_pods_that_only_the_second_list_gives_a_card_share_it() -> None:
     assert [leaf.holders for leaf in snapshot.node.devices] == [2, 1]
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-@pytest.mark.parametrize("container", ["main", "side", "warm"])
-def test_every_container_of_a_sharing_pod_may_use_its_card(container: str, has_links: bool) -> None:
-    """The agent names the first container. The others and init containers are no holders, but `scheduled`."""
-    node = koordinated()
-    half = pod(node, "half")
-    half.init["warm"] = {}
-    node.processes = [Process(10, CARD, half, container)]
-    half.has_links = has_links
-    snapshot = collected(node)
-    assert owners(snapshot, CARD)["scheduled"] == GIB
-    assert {one.name.container for one in snapshot.containers if one.holds and one.uuid == CARD} == {"main"}
-
-
 def test_a_pod_beyond_its_share_and_one_without_are_squatters() -> None:
     """The second List has both pods, and gives neither of them the leaf that it uses."""
     node = koordinated()
@@ -97,7 +83,7 @@ def test_a_pod_beyond_its_share_and_one_without_are_squatters() -> None:
 
 
 def test_without_an_answer_of_the_agent_no_pod_is_accused() -> None:
-    """The kubelet's holders remain, nobody is a squatter, a card without a holder has an unknown number of them."""
+    """The kubelet's holders remain, no pod is a squatter, a card without a holder has an unknown number of them."""
     node = koordinated()
     node.down = {"second"}
     node.processes = [Process(10, CARD, pod(node, "half")), Process(11, OTHER, pod(node, "none"))]
@@ -132,16 +118,6 @@ def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> No
     assert [leaf.holders for leaf in snapshot.node.devices] == [None, 1]
     assert owners(snapshot, CARD)["unknown"] == 2 * GIB
     assert snapshot.expires is None, "nothing of the agent is served any longer"
-
-
-def test_a_deleted_pods_process_is_gone_although_the_agent_is_down() -> None:
-    """Only the kubelet decides which pods exist."""
-    node = koordinated()
-    half = pod(node, "half")
-    node.processes = [Process(10, CARD, half)]
-    collected(node)
-    node.down, node.pods = {"second"}, [one for one in node.pods if one is not half]
-    assert owners(collected(node), CARD)["gone"] == GIB
 
 
 def test_a_pod_that_only_one_of_the_lists_has() -> None:
@@ -252,7 +228,7 @@ async def source(kubelet: FakeKubelet, koordlet: FakeKoordlet) -> AsyncIterator[
 
 
 async def test_both_lists_are_read(kubelet: FakeKubelet, koordlet: FakeKoordlet, source: CorrectedKubelet) -> None:
-    """The kubelet's pods are as without an agent; the agent is asked for its List alone."""
+    """The kubelet's pods are as without an agent; the agent is asked only for its List."""
     answer, complaints = await source.read(5.0)
     assert (answer.pods, complaints) == (tuple(LISTED), ())
     assert answer.second is not None
@@ -319,7 +295,7 @@ async def test_a_hanging_agent_does_not_take_the_kubelets_time(kubelet: FakeKube
 
 
 async def test_a_failing_kubelet_fails_the_source(kubelet: FakeKubelet, source: CorrectedKubelet) -> None:
-    """The agent alone says nothing of who exists."""
+    """The agent does not show which pods exist."""
     await kubelet.stop()
     with pytest.raises(SourceError):
         await source.read(5.0)

@@ -41,7 +41,7 @@ def make_real_processes() -> Iterator[RealProcesses]:
 
 @pytest.fixture(name="node", params=["files", "cgroups"])
 async def make_any_node(request: pytest.FixtureRequest, directory: Path, library: Path) -> AsyncIterator[Node]:
-    """A node whose processes are files of a plain tree, and once more with real ones in real cgroups."""
+    """A node with processes that are files of a plain tree, and once more with real ones in real cgroups."""
     processes: Processes = (
         PlainProcesses(directory / "proc") if request.param == "files" else request.getfixturevalue("real")
     )
@@ -52,7 +52,7 @@ async def make_any_node(request: pytest.FixtureRequest, directory: Path, library
 
 @pytest.fixture(name="plain")
 async def make_plain_node(directory: Path, library: Path) -> AsyncIterator[Node]:
-    """A node whose processes are files."""
+    """A node with processes that are files."""
     node = Node(directory, library, PlainProcesses(directory / "proc"))
     async with node.kubelet:
         yield node
@@ -140,7 +140,7 @@ async def test_a_blackwell_gpu_has_sm_time(plain: Node) -> None:
 
 
 async def test_map_shows_what_a_running_agent_knows(plain: Node) -> None:
-    """`gpumap map --url` tells the same bytes as /metrics, as JSON and as a table."""
+    """`gpumap map --url` shows the same bytes as /metrics, as JSON and as a table."""
     share(plain)
     async with serve(plain) as agent:
         await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")

@@ -1,4 +1,4 @@
-"""Who asks a Prometheus, and whose certificate it must have: for `bill`, `map`, `top`, `waste` alike."""
+"""Credentials for a Prometheus, and the certificate that it must have: the same for `bill`, `map`, `top`, `waste`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_two_kinds_of_credentials(files: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def https(folder: Path) -> AsyncIterator[str]:
-    """A server with a certificate of an authority of its own, whose file is `ca.crt` of the folder."""
+    """A server with a certificate of an authority of its own, in the file `ca.crt` of the folder."""
     for name in ("ca", "other"):
         make_certificate(folder, name)
     make_signed_certificate(folder, "prometheus", "ca")

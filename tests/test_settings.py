@@ -212,7 +212,7 @@ def test_data_must_live_as_long_as_the_interval() -> None:
     ],
 )
 def test_addresses(text: str, host: str, port: int) -> None:
-    """Host and port; an IPv6 address stands in brackets, and no host is every address."""
+    """Host and port; an IPv6 address is in brackets, and no host is every address."""
     assert parse_listen(text) == Listen(host, port)
 
 
@@ -279,7 +279,7 @@ def test_no_native_refuses_what_it_turns_off(arguments: tuple[str, ...], why: st
 
 
 def test_choices_that_are_not_known_are_refused() -> None:
-    """The message has the word, and what is known; `none` stands alone, and --collect has none."""
+    """The message has the word, and what is known; `none` has no other value beside it, and --collect has none."""
     refused("--dialect", "prometheus", '"prometheus"; valid values: native, pod-gpu-map')
     refused("--collect", "everything", '"everything"; valid values: allocation, use, host, accounting')
     assert 'unknown value "a,b"' in mistake("--dialect", "a,b")
@@ -340,7 +340,7 @@ def test_a_socket_with_too_long_a_path_is_refused(paths: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["--proc", "--pod-log-root", "--nvml-library", "--device-checkpoint"])
 def test_a_path_that_cannot_be_looked_at_is_a_source_that_is_down(paths: Path, flag: str) -> None:
-    """What is missing, forbidden or no path to the system is for the source to tell: gpumap starts."""
+    """What is missing, forbidden or no path to the system is for the source to report: gpumap starts."""
     assert settle(flag, str(paths / "missing"))
     assert settle(flag, str(paths / "file" / "below"))
     assert settle(flag, "/" + "x" * 300)

@@ -1,4 +1,4 @@
-"""docs/explanation/sharing.md's table tells the truth: of the code, and of a captured node for each row."""
+"""docs/explanation/sharing.md's table is true: of the code, and of a captured node for each row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.golden import CAPTURES
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "sharing.md"
 UUID = "b1028956-cfa2-0990-bf4a-5da9abb51763"
 UNDOCUMENTED = {"unlisted", "nvidia-tegra", "nvidia-wsl-replicas"}
-"""What no plugin makes, what is no GPU of NVML's, and what two rows together tell."""
+"""What no plugin makes, what is no GPU of NVML's, and what two rows together name."""
 
 
 class Row(NamedTuple):

@@ -23,7 +23,7 @@ Load = Callable[[float], bool]
 
 
 class Driver:
-    """Tells a process's mean over its samples newer than asked for, in one row, and nothing where there are none."""
+    """Reports a process's mean over its samples newer than asked for, in one row, and nothing where there are none."""
 
     def __init__(self, busy: Load, *, rows_of_idleness: bool) -> None:
         self.busy = busy
@@ -46,7 +46,7 @@ class Driver:
 
 
 @dataclass
-class World:
+class SampledGpu:
     """A GPU with one container, read by real samplers; `collect` at any time."""
 
     busy: Load
@@ -113,14 +113,14 @@ def burst(since: float, until: float) -> Load:
 )
 def test_a_burst_is_charged_once(busy: Load, times: list[float]) -> None:
     """Two seconds of work are two SM-seconds, whatever pushes lie in them, before, or behind them."""
-    assert World(busy).sm_seconds(times) == pytest.approx(2.0, abs=0.06)
+    assert SampledGpu(busy).sm_seconds(times) == pytest.approx(2.0, abs=0.06)
 
 
 @pytest.mark.parametrize("interval", [0.5, 1.0, 5.0, 12.0, 30.0, 60.0])
 def test_steady_work_is_charged_whole(interval: float) -> None:
     """A second a second, also where an interval is shorter than what a driver's samples need."""
     times = [1000 + interval * number for number in range(max(int(40 / interval), 3) + 1)]
-    assert World(lambda _: True, interval).sm_seconds(times) == pytest.approx(times[-1] - times[0])
+    assert SampledGpu(lambda _: True, interval).sm_seconds(times) == pytest.approx(times[-1] - times[0])
 
 
 @pytest.mark.parametrize("pushes", [[], [1009.0], [1001.0, 1021.0], [1031.0], quarters(1005, 1055)])
@@ -132,48 +132,48 @@ def test_work_is_charged_that_the_driver_has_dropped_before_the_next_collection(
     times = sorted({1000.0, *pushes})
     times += [times[-1] + interval * number for number in range(1, 5)]
     busy = [(1002, 1006), (1011, 1012), (1040, 1043), (1065, 1068)]
-    world = World(lambda at: any(since < at <= until for since, until in busy), interval)
-    assert world.sm_seconds(times) == pytest.approx(11.0, abs=0.5)
+    gpu = SampledGpu(lambda at: any(since < at <= until for since, until in busy), interval)
+    assert gpu.sm_seconds(times) == pytest.approx(11.0, abs=0.5)
 
 
 def test_long_idleness_does_not_thin_what_comes_after() -> None:
     """Where a driver has no rows of an idle GPU, the next are asked for since the last reading, not the last row."""
     idle_for_a_while = [1000.0 + 5 * number for number in range(20)]
-    world = World(lambda at: at <= 1000 or 1050 < at <= 1052, rows_of_idleness=False)
-    assert world.sm_seconds(idle_for_a_while) == pytest.approx(2.0, abs=0.6)
+    gpu = SampledGpu(lambda at: at <= 1000 or 1050 < at <= 1052, rows_of_idleness=False)
+    assert gpu.sm_seconds(idle_for_a_while) == pytest.approx(2.0, abs=0.6)
 
 
 def test_a_new_worker_has_no_samples_of_the_time_before_it() -> None:
     """The samples of its first reading are the interval's, and are not taken for all of the time since the last."""
-    world = World(burst(1042, 1047))
-    world.sm_seconds([1000, 1005])
-    world.start_worker()
-    assert world.sm_seconds([1047, 1052]) == pytest.approx(5.0, abs=0.1)
+    gpu = SampledGpu(burst(1042, 1047))
+    gpu.sm_seconds([1000, 1005])
+    gpu.start_worker()
+    assert gpu.sm_seconds([1047, 1052]) == pytest.approx(5.0, abs=0.1)
 
 
 def test_answers_that_come_late_lose_nothing() -> None:
-    """What the service's clock and the worker's tell apart is settled by the next samples."""
-    world = World(lambda _: True)
+    """The next samples settle a difference between the service's clock and the worker's."""
+    gpu = SampledGpu(lambda _: True)
     late = (0.0, 0.4, 0.0, 0.1, 0.3, 0.0, 0.4, 0.0)
     for number, seconds in enumerate(late):
-        world.driver.now = 1000.0 + 5 * number
-        sampled = world.sampler.read(world.driver.samples, 5.0, busy=True)
-        world.node.gpus[0].sampled_seconds = sampled.seconds
-        world.node.processes[0].sm = 1.0
-        world.node.clock = world.driver.now + seconds
-        world.node.collect(0.0)
-    charged = world.node.memory.ledger.charges[POD.full(), GPU].sm_seconds
+        gpu.driver.now = 1000.0 + 5 * number
+        sampled = gpu.sampler.read(gpu.driver.samples, 5.0, busy=True)
+        gpu.node.gpus[0].sampled_seconds = sampled.seconds
+        gpu.node.processes[0].sm = 1.0
+        gpu.node.clock = gpu.driver.now + seconds
+        gpu.node.collect(0.0)
+    charged = gpu.node.memory.ledger.charges[POD.full(), GPU].sm_seconds
     assert charged == pytest.approx(35.0, abs=0.01)
 
 
 def test_a_gap_settles_nothing() -> None:
     """Samples that reach back over a gap, and over pushes before it, are charged for no time of it."""
-    world = World(lambda _: True)
-    world.sm_seconds([1000, 1005, 1006])
-    world.node.gpus[0].fault = "lost"
-    world.node.collect(2.0)
-    world.node.gpus[0].fault = None
-    assert world.sm_seconds([1010, 1015]) == pytest.approx(10.0)
+    gpu = SampledGpu(lambda _: True)
+    gpu.sm_seconds([1000, 1005, 1006])
+    gpu.node.gpus[0].fault = "lost"
+    gpu.node.collect(2.0)
+    gpu.node.gpus[0].fault = None
+    assert gpu.sm_seconds([1010, 1015]) == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("restarts", [(), (1065, 1100), range(1065, 1135, 5)])
@@ -183,15 +183,15 @@ def test_a_clock_that_is_set_back_charges_no_sample_again(seconds: float, restar
 
     This also holds if the worker restarts meanwhile.
     """
-    world = World(lambda at: at <= 1060 or at > 1150)
-    world.driver.set_back = (1062.0, seconds)
-    assert world.sm_seconds([1000 + 5.0 * number for number in range(13)]) == pytest.approx(60.0, abs=0.1)
+    gpu = SampledGpu(lambda at: at <= 1060 or at > 1150)
+    gpu.driver.set_back = (1062.0, seconds)
+    assert gpu.sm_seconds([1000 + 5.0 * number for number in range(13)]) == pytest.approx(60.0, abs=0.1)
     for at in range(1065, 1135, 5):
         if at in restarts:
-            world.start_worker()
-        before = world.sm_seconds([at])
-        assert not world.node.gpus[0].has_samples
+            gpu.start_worker()
+        before = gpu.sm_seconds([at])
+        assert not gpu.node.gpus[0].has_samples
         assert before == pytest.approx(60.0, abs=0.1)
-    assert world.sm_seconds([1140.0, 1145.0, 1150.0]) == pytest.approx(60.0, abs=0.1)
-    assert world.node.gpus[0].has_samples
-    assert world.sm_seconds([1155.0, 1160.0]) == pytest.approx(70.0, abs=0.1)
+    assert gpu.sm_seconds([1140.0, 1145.0, 1150.0]) == pytest.approx(60.0, abs=0.1)
+    assert gpu.node.gpus[0].has_samples
+    assert gpu.sm_seconds([1155.0, 1160.0]) == pytest.approx(70.0, abs=0.1)

@@ -16,10 +16,10 @@ from tests.demo_process import environment
 from tests.exposed import Page
 from tests.soak import cost
 from tests.soak.clock import now
+from tests.soak.node import AGENTS, CARDS, GPUS, Grant, Pod, SoakNode, Truth
 from tests.soak.plan import FAULTS, Plan
 from tests.soak.watch import Usage
 from tests.soak.window import make_window
-from tests.soak.world import AGENTS, CARDS, GPUS, Grant, Pod, Truth, World
 from tests.tools import tool
 from tests.truth import Span, Window
 
@@ -28,9 +28,9 @@ WHOLE, OTHER = GPUS[1], GPUS[2]
 STEADY = AGENTS[0]
 
 
-@pytest.fixture(name="world")
-def make_world(directory: Path, library: Path) -> World:
-    return World(directory, library, Random(1))
+@pytest.fixture(name="node")
+def make_node(directory: Path, library: Path) -> SoakNode:
+    return SoakNode(directory, library, Random(1))
 
 
 def truthful(window: Window) -> Page:
@@ -41,9 +41,9 @@ def truthful(window: Window) -> Page:
     return page
 
 
-def window_of(world: World, since: Truth, *, listed: Truth | None = None, has_list: bool = True) -> Window:
+def window_of(node: SoakNode, since: Truth, *, listed: Truth | None = None, has_list: bool = True) -> Window:
     """The window from a truth until now."""
-    history = [*world.history]
+    history = [*node.history]
     truths = history[history.index(since) :]
     lists = truths if listed is None else history[history.index(listed) :]
     return make_window(STEADY, Span(since.ended, now().wall), truths, lists, has_list=has_list)
@@ -56,23 +56,23 @@ def judged(page: Page, window: Window) -> str:
 HOLDER, SQUATTER = ContainerName("ml", "holder", "c0"), ContainerName("ml", "squatter", "c0")
 
 
-def start_two_pods(world: World) -> None:
+def start_two_pods(node: SoakNode) -> None:
     """A holder of a whole GPU that runs, and a pod that uses it beside the kubelet."""
     grant = Grant(CARDS[1], WHOLE, (0,), 1)
     for name, grants in ((HOLDER, {"c0": grant}), (SQUATTER, {})):
         pod = Pod.granted(name.namespace, name.pod, PodUid(f"{name.pod}-uid"), {"c0": name.pod * 8}, grants)
-        with world.change(pods={**world.truth.pods, pod.uid: pod}):
+        with node.change(pods={**node.truth.pods, pod.uid: pod}):
             pass
-        world.start_process(pod, "c0", WHOLE)
+        node.start_process(pod, "c0", WHOLE)
 
 
-def test_the_true_page_breaks_no_law(world: World) -> None:
+def test_the_true_page_breaks_no_law(node: SoakNode) -> None:
     """It has what was granted and what is used, and a page without that breaks one."""
-    start_two_pods(world)
-    window = window_of(world, world.truth)
+    start_two_pods(node)
+    window = window_of(node, node.truth)
     page = truthful(window)
     assert judged(page, window) == ""
-    used = {one.pod.name: one.memory_bytes for one in world.truth.processes.values() if one.pod}
+    used = {one.pod.name: one.memory_bytes for one in node.truth.processes.values() if one.pod}
     for name in (HOLDER, SQUATTER):
         assert page.value(laws.USED, **laws.labels_of(name, WHOLE)) == used[name.pod]
     assert page.value(laws.ALLOCATION, **laws.labels_of(HOLDER, WHOLE)) == 1
@@ -109,10 +109,10 @@ async def test_a_seed_has_one_plan(tmp_path: Path, library: Path) -> None:
     """The same seed makes the same node in the same states; another one makes others."""
 
     async def states(folder: Path, seed: int) -> list[object]:
-        world = World(folder, library, Random(seed))
-        async with world.kubelet:
-            await Plan(world, [], world.random, pace=0.0).play(len(FAULTS))
-        return [(one.pods, one.processes, one.instances, one.faults, one.recovering) for one in world.history]
+        node = SoakNode(folder, library, Random(seed))
+        async with node.kubelet:
+            await Plan(node, [], node.random, pace=0.0).play(len(FAULTS))
+        return [(one.pods, one.processes, one.instances, one.faults, one.recovering) for one in node.history]
 
     first = await states(tmp_path / "a", 7)
     assert len(first) > 100
@@ -122,7 +122,7 @@ async def test_a_seed_has_one_plan(tmp_path: Path, library: Path) -> None:
 
 @pytest.mark.e2e
 def test_ten_minutes_of_it() -> None:
-    """gpumap breaks no law, and costs no more at the end, while everything around it breaks."""
+    """gpumap breaks no law, and costs as much at the end, while everything around it breaks."""
     tool("promtool")
     command = (sys.executable, "-m", "tests.soak", "--minutes", str(MINUTES))
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=3600)

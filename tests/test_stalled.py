@@ -88,7 +88,7 @@ class Card:
 
 
 def hung_card(**values: Any) -> Card:
-    """Return a card whose holder has just begun to hang. gpumap has seen it idle before."""
+    """Return a card with a holder that has just begun to hang. gpumap has seen it idle before."""
     card = Card(**values)
     card.run(60.0)
     card.node.processes = [hung_process()]
@@ -266,20 +266,11 @@ def test_a_holder_that_works_is_never_stalled_and_one_that_hangs_always(
 
 
 def test_without_idle_power_nothing_is_judged() -> None:
-    """An agent that has never seen the card idle cannot tell whether the power is low."""
+    """An agent that has never seen the card idle cannot know whether the power is low."""
     card = Card()
     card.node.processes = [hung_process()]
     assert not card.run(2 * STALLED_SECONDS)
     assert not card.judged()
-
-
-def test_a_node_is_judged_after_ten_minutes() -> None:
-    """Before that, no finding does not mean that nothing is stalled."""
-    card = Card()
-    card.run(STALLED_SECONDS - 30.0)
-    assert not card.judged()
-    card.run(60.0)
-    assert card.judged()
 
 
 def works_with_150_watts(card: Card) -> None:
@@ -319,7 +310,7 @@ def test_only_a_card_without_a_process_shows_its_idle_power(processes: list[Proc
     ids=["another pod", "another container of the pod", "the host", "unknown"],
 )
 def test_no_container_is_stalled_beside_another_process(other: Process, *, judged: bool) -> None:
-    """It is not known whose kernels keep the GPU busy. If the other process is unknown, nothing is judged."""
+    """It is not known which kernels keep the GPU busy. If the other process is unknown, nothing is judged."""
     card = Card()
     card.run(60.0)
     card.node.processes = [hung_process(), other]
@@ -334,15 +325,6 @@ def test_the_power_limit_of_each_moment_counts() -> None:
     assert not card.run(2 * STALLED_SECONDS)
     card.limit = LIMIT
     assert card.run(STALLED_SECONDS + 5.0)
-
-
-def test_a_clock_that_is_set_does_not_change_the_time() -> None:
-    """The wall clock jumps an hour: the finding comes at the same time."""
-    card = hung_card()
-    card.run(STALLED_SECONDS - 30.0)
-    card.node.wall_step = 3600.0
-    (one,) = card.run(30.0)
-    assert one.since == pytest.approx(card.node.now.wall - STALLED_SECONDS)
 
 
 def test_partitioned_gpus_are_never_stalled_and_never_judged() -> None:

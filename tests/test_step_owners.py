@@ -1,4 +1,4 @@
-"""Whose a process is: assigned, unassigned, gone, host, unknown, and what each needs."""
+"""Owners of processes: assigned, unassigned, gone, host, unknown, and what each needs."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ def test_process_of_deleted_pod_is_gone_with_its_last_name() -> None:
 
 
 def test_recreated_pod_of_the_same_name_is_distinguished_from_its_predecessor() -> None:
-    """The new pod's process is assigned; the old one's, whose UID no longer goes with the name, is gone."""
+    """The new pod's process is assigned; the old one's, with a UID that no longer goes with the name, is gone."""
     old = Pod("ml", "db", {"main": {"nvidia.com/gpu": [CARD]}})
     new = replace(old, generation=1)
     node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
@@ -115,20 +115,6 @@ def test_card_handed_on_within_one_interval_takes_no_process_along() -> None:
     assert found is None or found.memory_bytes == 0
 
 
-def test_two_trees_of_one_name_without_checkpoint_leave_the_owner_unknown() -> None:
-    """Where a name has two log trees and nothing fixes its UID, no process of either is credited."""
-    old = Pod("ml", "db", {"main": {"nvidia.com/gpu": [CARD]}}, listed=False)
-    new = replace(old, generation=1, listed=True)
-    node = TestNode([Gpu(0)], [old, new], [Process(10, CARD, old), Process(11, CARD, new)], checkpoint_readable=False)
-    node.collect()
-    snapshot = node.collect()
-    assert owners(snapshot, CARD)["unknown"] == 2 * GIB
-    found = row(snapshot, new.full(), CARD)
-    assert found is not None
-    assert found.holds
-    assert found.use is None, "its zero is not certain"
-
-
 def test_init_container_is_assigned_while_it_runs_and_never_a_holder() -> None:
     """A plain init container, which only the checkpoint knows, owns its processes but holds no slot."""
     ids = {"nvidia.com/gpu": [str(CARD)]}
@@ -144,7 +130,7 @@ def test_init_container_is_assigned_while_it_runs_and_never_a_holder() -> None:
 
 
 def test_container_that_cannot_be_named_leaves_its_pods_zeros_out() -> None:
-    """Without container links in a pod of two, the use stands under container="", and no sibling is called idle."""
+    """Without container links in a pod of two, the use is under container="", and no sibling is called idle."""
     ids = {"nvidia.com/gpu.shared": [f"{CARD}::0"]}
     pod = Pod("ml", "two", {"a": ids, "b": {"nvidia.com/gpu.shared": [f"{CARD}::1"]}}, has_links=False)
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, "a")])
@@ -157,23 +143,8 @@ def test_container_that_cannot_be_named_leaves_its_pods_zeros_out() -> None:
     }
 
 
-def test_single_container_is_named_by_its_log_directory() -> None:
-    """Before the container link is made, a pod's only log directory names its container."""
-    pod = Pod("ml", "one", {"main": {"nvidia.com/gpu": [CARD]}}, has_links=False)
-    snapshot = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)]).collect()
-    assert use(snapshot, pod.full(), CARD) is not None
-
-
-def test_container_that_uses_its_siblings_card_is_unassigned() -> None:
-    """Holding goes by container: a sidecar on the card of its pod's other container is a squatter all the same."""
-    pod = Pod("ml", "pair", {"main": {"nvidia.com/gpu": [CARD]}, "side": {}})
-    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, "side")])
-    node.collect()
-    assert owners(node.collect(), CARD)["unassigned"] == GIB
-
-
 def test_unmatched_slots_leave_the_owner_unknown() -> None:
-    """A container whose ids name no device may hold any: it is not called a squatter."""
+    """A container with ids that name no device may hold any: it is not called a squatter."""
     pod = Pod("ml", "legacy", {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-{n}" for n in range(4)]}})
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)])
     node.collect()
@@ -208,7 +179,7 @@ def test_pid_that_stays_missing_makes_no_holder_idle() -> None:
 
 
 def test_holder_of_a_partitioned_gpu_is_assigned_on_all_its_leaves() -> None:
-    """Allocation stands on the GPU whose id was handed out, use on its leaves, each of them assigned or idle."""
+    """Allocation is on the GPU of the assigned id, use on its leaves, each of them assigned or idle."""
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])
     pod = Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})
     node = TestNode([gpu], [pod], [Process(10, gpu.leaves[0], pod)])
@@ -260,16 +231,6 @@ def test_ratios_of_a_container_are_sums_over_its_processes() -> None:
     assert ratios == (1.0, 1.0, 1.0, 1.0)
 
 
-def test_sm_time_of_no_listed_process_hides_only_the_zeros() -> None:
-    """A short process of an idle container may have used it. A container with SM time of its own keeps that."""
-    busy, idle = shared("busy", 0), shared("idle", 1)
-    node = TestNode([Gpu(0)], [busy, idle], [Process(10, CARD, busy, sm=0.5)])
-    node.gpus[0].late_samples = (ProcessSample(99, 0.25, 0.0, 0.0, 0.0),)
-    snapshot = node.collect()
-    found = [use(snapshot, pod.full(), CARD) for pod in (busy, idle)]
-    assert [one and one.sm_ratio for one in found] == [0.5, None]
-
-
 def test_process_of_a_pod_without_any_trace_is_unknown() -> None:
     """A UID that no file and no earlier snapshot names may be a live pod's: `unknown`, and without a name."""
     stranger, other = Pod("ml", "x", {"main": {}}, listed=False, has_tree=False), Pod("ml", "other", {"main": {}})
@@ -280,23 +241,9 @@ def test_process_of_a_pod_without_any_trace_is_unknown() -> None:
     assert snapshot.processes[0].name is None
 
 
-def test_row_of_an_ended_pod_never_becomes_a_live_pod() -> None:
-    """A UID that was one pod's is not tied to the next one with its card, however often the table is recreated."""
-    ended = Pod("ml", "a", {"main": {"nvidia.com/gpu": [str(CARD)]}})
-    node = TestNode([Gpu(0)], [ended])
-    node.collect()
-    next_one = Pod("ml", "b", {"main": {"nvidia.com/gpu": [str(CARD)]}}, in_checkpoint=False, has_tree=False)
-    ended.listed = ended.has_tree = False
-    node.pods = [ended, next_one]
-    for number in range(4):
-        snapshot = node.collect()
-        assert [(pod.pod, pod.uid) for pod in snapshot.node.pods] == [("b", "")]
-        node.pods.append(Pod("ml", f"unrelated-{number}", {"main": {}}))  # the List has changed: all is joined again
-
-
 @pytest.mark.parametrize("up_before", [True, False])
 def test_short_list_makes_no_pod_gone(up_before: bool) -> None:
-    """A kubelet that lists static pods alone may not have heard of the others: while traces of a pod stand, it is not
+    """A kubelet that lists only static pods may not know the others yet: while traces of a pod exist, it is not
     gone, neither for a gpumap that was up before nor for one that has just started."""
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
     agent = Pod("gpumap", "gpumap-x", {"main": {}})
@@ -314,7 +261,7 @@ def test_short_list_makes_no_pod_gone(up_before: bool) -> None:
 
 
 def test_two_collections_close_together_accuse_no_pod() -> None:
-    """When the kubelet has news collections may be a quarter of a second apart: a suspicion must stand a while longer.
+    """When the kubelet has news collections may be a quarter of a second apart: a suspicion must last a while longer.
     What was said once is not taken back."""
     pod = Pod("ml", "p", {"main": {}})
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)], allocatable=OFFER)
@@ -326,20 +273,6 @@ def test_two_collections_close_together_accuse_no_pod() -> None:
     assert owners(node.collect(0.1), CARD)["unassigned"] == GIB, "an interval of 100 ms is what the user chose"
     node.trigger = "push"
     assert owners(node.collect(0.1), CARD)["unassigned"] == GIB
-
-
-@pytest.mark.parametrize("knows_name", [True, False])
-def test_missing_log_tree_alone_accuses_no_pod(knows_name: bool) -> None:
-    """Without a checkpoint row a pod whose log directory is missing is `unknown`: it is not gone, and has no zero."""
-    pod, other = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}}), Pod("ml", "other", {"main": {}})
-    node = TestNode([Gpu(0)], [pod, other], [Process(10, CARD, pod)], checkpoint_readable=False)
-    if knows_name:
-        node.collect()
-    pod.has_tree = pod.has_links = False
-    for _ in range(3):
-        snapshot = node.collect()
-        assert (owners(snapshot, CARD)["unknown"], owners(snapshot, CARD)["gone"]) == (GIB, 0)
-        assert use(snapshot, pod.full(), CARD) is None, "its process runs: it is not idle"
 
 
 def in_cgroup(*pods: Pod) -> CgroupMembership:
@@ -393,14 +326,6 @@ def test_sibling_of_a_holder_is_unknown_without_container_names(side: dict[str, 
         snapshot = node.collect()
         assert owners(snapshot, CARD)[owner] == GIB
     assert use(snapshot, pod.full(), CARD) is None
-
-
-def test_init_container_without_a_name_is_not_accused() -> None:
-    """Without checkpoint and container names a process may be in an init container that holds the device."""
-    pod = Pod("ml", "job", {"main": {}, "side": {}}, has_links=False)
-    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)], checkpoint_readable=False)
-    for _ in range(3):
-        assert owners(node.collect(), CARD)["unassigned"] == 0
 
 
 def test_devices_that_an_old_kubelet_leaves_out_are_taken_from_the_checkpoint() -> None:

@@ -8,12 +8,11 @@ from msgspec import structs
 from gpumap.agent.join import Memory, step
 from gpumap.agent.join.inventory import Inventory, take_inventory
 from gpumap.agent.metrics import native
-from gpumap.model.node import ContainerOnDevice
-from gpumap.model.observations import ClaimDevice, NvmlReading, Observed, PluginAnswer
+from gpumap.model.observations import ClaimDevice, NvmlReading, Observed
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Source
-from tests.nodes import GIB, RULES, TIMES_OF_USE, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
+from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 
 CARD = gpu_uuid(0)
 
@@ -22,23 +21,6 @@ def one_pod() -> tuple[TestNode, Pod]:
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
     offered = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
     return TestNode([Gpu(0), Gpu(1)], [pod], [Process(10, CARD, pod)], offered), pod
-
-
-def test_kubelet_that_is_away_costs_no_label() -> None:
-    """While the List is young, allocation and `assigned` stand; `unassigned` and `gone` need a List read just now."""
-    node, _ = one_pod()
-    before = node.collect()
-    node.down.add("kubelet")
-    during = node.collect()
-    assert list(map(_without_times, during.containers)) == list(map(_without_times, before.containers))
-    assert [leaf.allocatable for leaf in during.node.devices] == [{"nvidia.com/gpu": 1}] * 2
-    assert set(owners(during, CARD)) == {"assigned", "host", "unknown", "unaccounted"}
-    assert not {health.source: health.up for health in during.node.sources}["kubelet"]
-
-
-def _without_times(row: ContainerOnDevice) -> ContainerOnDevice:
-    assert row.use is not None
-    return structs.replace(row, use=structs.replace(row.use, **dict.fromkeys(TIMES_OF_USE, None)))
 
 
 def test_record_of_the_sources() -> None:
@@ -164,7 +146,7 @@ def test_snapshot_has_the_time_when_its_memory_gets_too_old() -> None:
 
 
 def test_restarted_kubelet_that_lists_nothing_yet_keeps_existing_pods() -> None:
-    """For 60 s after a restart a pod missing from the List keeps what it held, while its directory or cgroup stands."""
+    """For 60 s after a restart a pod missing from the List keeps what it held, while its directory or cgroup exists."""
     node, pod = one_pod()
     ended = Pod("ml", "ended", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
     node.pods.append(ended)
@@ -213,14 +195,6 @@ def test_slow_kubelet_was_not_away() -> None:
     assert found is None or not found.holds
 
 
-def test_gpumaps_own_start_has_no_grace() -> None:
-    """Nothing is remembered at the start, so nothing is kept: the first List counts."""
-    node, pod = one_pod()
-    pod.listed = False
-    found = row(node.collect(), pod.full(), CARD)
-    assert found is None or not found.holds
-
-
 def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
     """While the driver is away an id's own uuid makes its series, and nothing is called not_in_nvml."""
     node, pod = one_pod()
@@ -235,19 +209,6 @@ def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
     assert all(leaf.gpu_uuid is None and leaf.memory is None for leaf in snapshot.node.devices)
     node.down.clear()
     assert sorted((u.reason, u.slots) for u in node.collect().node.unmatched) == [("not_in_nvml", 1), ("unparsed", 1)]
-
-
-def test_nvml_that_goes_down_changes_no_allocation() -> None:
-    """What a MIG device is of its GPU, and a device by an older name, stay known while the driver is away."""
-    gpu = Gpu(0, mig=[(3, 0, 2)])
-    pod = Pod("ml", "old", {"main": {"renamed.example/mig": [f"MIG-{gpu.uuid}/3/0"]}})
-    node = TestNode([gpu], [pod])
-    before = row(node.collect(), pod.full(), mig_uuid(0, 3, 0))
-    node.down.add("nvml")
-    during = row(node.collect(), pod.full(), mig_uuid(0, 3, 0))
-    assert before is not None
-    assert during is not None
-    assert (during.slots, during.allocated_gpus, during.use) == (before.slots, 2 / 7, None)
 
 
 def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
@@ -286,14 +247,6 @@ def test_gpu_that_was_at_fault_from_the_start_has_no_last_success() -> None:
     assert [(gpu.uuid, gpu.fault, gpu.last_success) for gpu in found.gpus] == [(CARD, "lost", None)]
 
 
-@pytest.mark.parametrize(("reported", "expected"), [(None, 0), (3, 3)])
-def test_minor_is_the_last_reported_one(reported: int | None, expected: int) -> None:
-    """A reading may lack it. A driver that was loaded again may give the GPU another one."""
-    before = inventory_of(GpuReading(0, uuid=CARD, minor=0), wall=10.0)
-    after = inventory_of(GpuReading(0, uuid=CARD, minor=reported), wall=20.0, before=before)
-    assert [gpu.minor for gpu in after.gpus] == [expected]
-
-
 def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -> None:
     """A reading may lack the MIG mode, and then has no instances. The devices keep their holders, and the values of the
     whole GPU are not theirs."""
@@ -318,7 +271,7 @@ def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -
 
 
 def test_allocatable_is_zero_where_the_resource_is_offered_without_the_leaf() -> None:
-    """A GPU that its plugin calls unhealthy has 0 slots; while the kubelet does not tell, nothing is said."""
+    """A GPU that its plugin calls unhealthy has 0 slots; while the kubelet does not answer, there is no number."""
     node, _ = one_pod()
     node.allocatable = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
     node.collect()
@@ -356,25 +309,8 @@ def test_peak_is_the_most_since_first_seen_and_restarts_with_a_new_pod() -> None
     assert found.memory_peak_bytes == 2 * GIB
 
 
-def test_peak_restarts_with_another_device_of_the_uuid() -> None:
-    pod = Pod("ml", "p", {"main": {"nvidia.com/mig-1g.10gb": [mig_uuid(0, 1, 0)]}})
-    node = TestNode([Gpu(0, mig=[(1, 0, 1)])], [pod], [Process(10, mig_uuid(0, 1, 0), pod, memory=5 * GIB)])
-
-    def peak() -> int | None:
-        found = use(node.collect(), pod.full(), mig_uuid(0, 1, 0))
-        return found.memory_peak_bytes if found else None
-
-    assert peak() == 5 * GIB
-    node.processes[0].memory = GIB
-    assert peak() == 5 * GIB
-    node.gpus[0].mig = [(1, 0, 3)]
-    assert [peak(), peak()] == [GIB, GIB]
-    node.processes[0].memory = 2 * GIB
-    assert peak() == 2 * GIB
-
-
 def test_peak_of_a_predecessor_is_not_served_while_the_uid_is_not_known() -> None:
-    """A pod recreated under its name, whose UID nothing fixes yet, has no peak rather than its predecessor's."""
+    """A pod recreated under its name, with an unknown UID, has no peak rather than its predecessor's."""
     node, pod = one_pod()
     node.collect()
     pod.listed, pod.in_checkpoint = False, False
@@ -439,18 +375,6 @@ def test_unchanged_answers_cost_no_second_join() -> None:
     assert second.allocation is first.allocation
 
 
-def test_process_of_a_predecessor_gives_no_peak() -> None:
-    """While a process of the old pod lives on, the new pod of that name shows its own peak and its own first sight."""
-    node, old = one_pod()
-    node.processes[0].memory, node.processes[0].sm = 50 * GIB, 0.5
-    node.collect()
-    old.listed = old.in_checkpoint = False
-    node.pods.append(replace(old, generation=1, listed=True, in_checkpoint=True))
-    found = use(node.collect(), old.full(), CARD)
-    assert found is not None
-    assert (found.memory_bytes, found.memory_peak_bytes, found.last_active) == (0, 0, node.now.wall)
-
-
 def test_stale_list_credits_neither_of_two_pods_of_one_name_with_both() -> None:
     """With two UIDs under one name and no current List neither is measured: the devices may be handed on meanwhile."""
     node, old = one_pod()
@@ -465,7 +389,7 @@ def test_stale_list_credits_neither_of_two_pods_of_one_name_with_both() -> None:
 
 
 def test_measured_series_stay_without_log_directories_too() -> None:
-    """With the checkpoint alone a UID that the last List fixed is measured on while the List is stale."""
+    """With only the checkpoint, a UID that the last List fixed is measured on while the List is stale."""
     node, _ = one_pod()
     node.logs_readable = False
     node.collect()
@@ -475,7 +399,7 @@ def test_measured_series_stay_without_log_directories_too() -> None:
 
 
 def test_ended_pod_listed_beside_its_successor_changes_nothing() -> None:
-    """Kubelets before 1.34 may list both under one name: the one whose row and directory stand is the live one."""
+    """Kubelets before 1.34 may list both under one name: the one with a row and a directory is the live one."""
     node, live = one_pod()
     ended = Pod("ml", "job", {"main": {}}, generation=7, has_tree=False, in_checkpoint=False)
     node.pods.insert(0, ended)
@@ -488,7 +412,7 @@ def test_ended_pod_listed_beside_its_successor_changes_nothing() -> None:
 
 
 def test_grace_outlasts_a_collection_without_evidence() -> None:
-    """A pod whose process could not be seen for one collection is kept again when it can, until the grace is over."""
+    """A pod without a visible process for one collection is kept again when it can, until the grace is over."""
     node, pod = one_pod()
     node.logs_readable = False
     node.pods.append(Pod("kube-system", "static", {"main": {}}))
@@ -507,7 +431,7 @@ def test_grace_outlasts_a_collection_without_evidence() -> None:
 
 
 def test_nameless_gpu_is_not_taken_for_one_that_is_no_more() -> None:
-    """With another count of GPUs an index may be another GPU: one that tells no uuid then has none."""
+    """With another count of GPUs an index may be another GPU: one that reports no uuid then has none."""
     node, _ = one_pod()
     node.gpus.append(Gpu(2))
     third = Pod("ml", "third", {"main": {"nvidia.com/gpu": [str(gpu_uuid(2))]}})
@@ -519,19 +443,6 @@ def test_nameless_gpu_is_not_taken_for_one_that_is_no_more() -> None:
     _, snapshot = step(node.memory, replace(node.observe(), nvml=observed), RULES)
     assert [(u.name.pod, u.reason) for u in snapshot.node.unmatched] == [("third", "device_down")]
     assert [gpu.uuid for gpu in snapshot.node.gpus] == [CARD]
-
-
-def test_suspicion_ends_with_its_process() -> None:
-    """A suspicion waits while nothing can be looked at again, but not for a process that is there no more."""
-    squatter = Pod("ml", "squat", {"main": {}})
-    node = TestNode([Gpu(0)], [squatter], [Process(10, CARD, squatter)])
-    node.collect()
-    node.down = {"kubelet"}
-    node.processes = []
-    node.collect()
-    node.down = set()
-    node.processes = [Process(10, CARD, squatter)]
-    assert owners(node.collect(), CARD)["unassigned"] == 0
 
 
 def test_container_is_not_guessed_from_directories_of_an_earlier_collection() -> None:
@@ -562,26 +473,6 @@ def test_grace_ends_for_a_pod_whose_device_was_assigned_to_another() -> None:
         held = {r.name.pod: r.allocated_gpus for r in snapshot.containers if r.holds}
         assert held == {"next": 1.0}
         assert [leaf.holders for leaf in snapshot.node.devices] == [1, 0]
-
-
-def test_pod_that_the_grace_keeps_makes_no_short_list_complete() -> None:
-    """A List of only static pods makes no pod gone, also while the grace period keeps another pod."""
-    kept = Pod("ml", "kept", {"main": {"nvidia.com/gpu": [str(CARD)]}})
-    late = Pod("ml", "late", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
-    node = TestNode([Gpu(0), Gpu(1)], [kept, late], [Process(11, gpu_uuid(1), late)])
-    late.listed = False
-    node.down = {"kubelet"}
-    node.collect()
-    late.listed, node.down = False, set()
-    node.collect()  # gpumap never saw `late` in a List, so the grace does not keep it
-    node.processes = []
-    node.collect()
-    node.processes = [Process(11, gpu_uuid(1), late)]
-    node.socket, kept.listed = "second", False
-    for _ in range(3):
-        snapshot = node.collect()
-        assert [r.name.pod for r in snapshot.containers if r.holds] == ["kept"]
-        assert (owners(snapshot, gpu_uuid(1))["gone"], owners(snapshot, gpu_uuid(1))["unknown"]) == (0, GIB)
 
 
 def test_stale_identity_ties_no_recreated_pod_to_its_predecessor() -> None:
@@ -658,14 +549,6 @@ def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
     assert row(snapshot, pod.full(), CARD) is not None
 
 
-def test_slot_of_a_nameless_gpu_hides_no_holders_of_the_others() -> None:
-    node, _ = one_pod()
-    node.gpus[0].fault = "lost"
-    snapshot = node.collect()
-    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("device_down", 1)]
-    assert holder_counts(snapshot) == [0]
-
-
 @pytest.mark.parametrize("by", ["claim", "id", "placement"])
 def test_slot_by_minor_may_be_on_a_gpu_without_a_known_minor(by: str) -> None:
     """A driver may refuse the minor of a GPU. Until it answers, the GPU may be the one that a slot names by its minor:
@@ -688,26 +571,3 @@ def test_slot_by_minor_may_be_on_a_gpu_without_a_known_minor(by: str) -> None:
     gpus[0].has_minor = False
     snapshot = node.collect()
     assert holder_counts(snapshot) == [1, 0], "gpumap remembers the minor"
-
-
-def test_slot_by_a_minor_that_no_gpu_has_is_not_in_nvml() -> None:
-    """A GPU without a known minor is not the partitioned GPU that a slot names by a known minor."""
-    gpus = [Gpu(0, mig=[(2, 0, 4)]), Gpu(1, has_minor=False)]
-    claim = ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0-mig-19-1-1", "", "ml", "c")
-    snapshot = TestNode(gpus, [Pod("ml", "p", claims={"main": [claim]})]).collect()
-    assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("not_in_nvml", 1)]
-    assert holder_counts(snapshot) == [0, 0]
-
-
-def test_answer_of_one_plugin_places_no_ids_of_another() -> None:
-    """A plain init container holds devices of two plugins, and only one plugin's answer names a device. The ids of the
-    other plugin name their own."""
-    first, second = gpu_uuid(0), gpu_uuid(1)
-    held = {"nvidia.com/gpu": [str(first)], "nvidia.com/gpu.shared": [f"{second}::0"]}
-    answer = PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", str(first)),))
-    pod = Pod("ml", "job", {"main": {}}, init={"warm": held}, answers={("warm", "nvidia.com/gpu"): answer})
-    processes = [Process(10 + number, leaf, pod, "warm") for number, leaf in enumerate((first, second))]
-    node = TestNode([Gpu(0), Gpu(1)], [pod], processes)
-    node.collect()
-    snapshot = node.collect()
-    assert [owners(snapshot, leaf)["assigned"] for leaf in (first, second)] == [GIB, GIB]

@@ -84,7 +84,7 @@ def test_slots_of_several_resources_are_not_added_up() -> None:
 
 
 def test_unknown_values_are_dashes_and_are_shown_once() -> None:
-    """While the List is stale nobody is said to hold nothing, and no memory is listed a second time as unknown."""
+    """While the List is stale, no device is shown as free, and no memory is listed a second time as unknown."""
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, sm=0.5)])
     node.collect()
@@ -119,7 +119,7 @@ def test_partitioned_gpu_that_was_given_out_whole() -> None:
     ],
 )
 def test_containers_are_sorted_below_their_device(order: str, reverse: bool, pods: list[str]) -> None:
-    """Numbers stand largest first, names from A to Z, and the other way round where that is asked for."""
+    """Numbers come largest first, names from A to Z, and the other way round where that is asked for."""
     found = node_of("b", "a", "c")
     lines = words(found, Shape(order=order, reverse=reverse))
     assert [line[1] for line in lines if line[:1] == ["ml"]] == pods
@@ -164,7 +164,7 @@ def test_an_empty_table_is_a_sentence() -> None:
 
 
 def test_columns_align_by_what_a_terminal_shows() -> None:
-    """East Asian characters take two cells, marks over others none: the columns after them still stand in line."""
+    """East Asian characters take two cells, marks over others none: the columns after them are still in line."""
     found = node_of("学習用のポッド", "e\u0301\u0301tude", "plain")
     for table in (map_table, top_table):
         lines = table(found, Shape()).splitlines()

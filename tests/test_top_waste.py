@@ -1,4 +1,4 @@
-"""`gpumap top` and `gpumap waste`: who uses what, what is wasted, and what nobody may be accused of."""
+"""`gpumap top` and `gpumap waste`: who uses what, what is wasted, and what no pod may be accused of."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def holder(name: str, *uuids: str, resource: str = "nvidia.com/gpu") -> Pod:
 
 
 def busy() -> TestNode:
-    """Two GPUs: one whose holder computes, with a squatter and a process of the host; one that is held for nothing."""
+    """Two GPUs: one with a holder that computes, a squatter and a process of the host; one that is held for nothing."""
     work, idle, squatter = holder("work", CARD), holder("idle", OTHER), Pod("ml", "squat", {"main": {}})
     node = TestNode([Gpu(0), Gpu(1)], [work, idle, squatter])
     node.processes = [
@@ -157,7 +157,7 @@ def test_what_is_not_known_stands_last_either_way() -> None:
 
 
 def test_top_without_pid_visibility() -> None:
-    """Holders stand with dashes, and a sentence says what it takes; nobody has 0."""
+    """Holders have dashes, and a sentence says what it takes; no holder has 0."""
     node = busy()
     node.visible = False
     text = top_table(published(node.collect()), Shape())
@@ -170,7 +170,7 @@ def test_top_without_pid_visibility() -> None:
 
 
 def test_waste_is_told_worst_first() -> None:
-    """Who uses what is not theirs, then who holds for nothing, then who was given too much; the sums stand last."""
+    """Who uses what is not theirs, then who holds for nothing, then who was given too much; the sums come last."""
     node = busy()
     leave(node, "squat")
     node.pods.append(Pod("ml", "thief", {"main": {}}))
@@ -247,7 +247,7 @@ def test_the_idle_time_of_a_holder_that_gpumap_saw_at_work_is_exact() -> None:
 
 
 def granting(memory_bytes: int | None) -> Callable[[Device], Device]:
-    """Makes a device whose first holder was granted so much."""
+    """Makes a device with a first holder that was granted so much."""
 
     def change(device: Device) -> Device:
         first = next(one for one in device.containers if one.grant)
@@ -442,7 +442,7 @@ def test_sums_by_node() -> None:
 
 
 def test_without_a_grant_is_said_of_holders() -> None:
-    """Beside one that has none, another on the same device may be over its own; nobody is counted twice."""
+    """Beside one that has none, another on the same device may be over its own; no use is counted twice."""
     node = TestNode([Gpu(0), Gpu(1)], [holder("both", CARD, OTHER), holder("other", CARD)])
     node.collect()
     found = published(node.collect())
@@ -472,7 +472,7 @@ def test_idle_holders_of_unknown_share_are_counted_as_one_says_it() -> None:
 
 
 def with_sidecar(sm: float) -> TestNode:
-    """A pod whose card another container of it uses, one that was given nothing."""
+    """A pod with a card that another of its containers uses, one without a grant."""
     pod = Pod("ml", "served", {"main": {"nvidia.com/gpu": [str(CARD)]}, "sidecar": {}})
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, container="sidecar", memory=8 * GIB, sm=0.5)])
     node.collect()
@@ -561,7 +561,7 @@ def test_holder_of_a_partitioned_gpu_is_judged_on_all_of_it() -> None:
 
 
 def test_shared_memory_is_summed_once() -> None:
-    """Compute instances of one GPU instance share its memory: what nobody uses of it is not counted twice."""
+    """Compute instances of one GPU instance share its memory: what is unused of it is not counted twice."""
     gpu = Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])
     node = TestNode([gpu], [holder("a", gpu.leaves[0]), holder("b", gpu.leaves[1])])
     found = published(node.watch())
@@ -608,7 +608,7 @@ def test_what_is_not_known_accuses_nobody(down: set[str], visible: bool, says: s
 
 
 def test_a_gpu_that_is_down_is_not_judged() -> None:
-    """Its holder is not idle: nobody can see it. The others are judged all the same."""
+    """Its holder is not idle: its use is unknown. The others are judged all the same."""
     node = busy()
     node.gpus[1].fault = "hung"
     found = published(node.collect())
@@ -682,7 +682,7 @@ def test_a_verdict_is_the_same_for_one_namespace() -> None:
 
 
 def test_where_nothing_is_told_nothing_is_judged() -> None:
-    """Of devices of which nobody says who holds or uses them: no sums, no waste, and nothing that is free."""
+    """Devices with unknown holders and users have no sums and no waste, and are not free."""
     node = TestNode([Gpu(0)], [], allocatable={"nvidia.com/gpu": [str(CARD)]})
     node.collect()
     found = published(node.collect())
@@ -807,7 +807,7 @@ def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
 
 
 def accounts_for_memory(found: Node) -> None:
-    """The rows of a device add up to what its owners have, each of which tells all its bytes; L1 has these add up."""
+    """The rows of a device add up to what its owners have, each of which reports all its bytes; L1 has these add up."""
     for device in found.devices:
         if not device.owners or any(one.memory_bytes is None for one in device.processes):
             continue
@@ -891,7 +891,7 @@ async def test_order_and_process_flags(demo_url: str) -> None:
 
 
 def test_squatter_and_leftover_of_one_name_are_told_apart() -> None:
-    """A pod was made again under its name: the new one's process is its own, the old one's stands as left over."""
+    """A pod was made again under its name: the new one's process is its own, the old one's is a leftover."""
     old = holder("db-0", OTHER)
     new = replace(old, generation=1)
     old.listed = old.in_checkpoint = False

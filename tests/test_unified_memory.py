@@ -44,7 +44,7 @@ def test_a_gpu_without_memory_of_its_own(start: Start, total: int | None) -> Non
 
 @pytest.mark.parametrize("pid", [0, (1 << 22) + 1, 0xFFFF_FFFF])
 def test_impossible_pids_make_the_list_unknown(start: Start, pid: int) -> None:
-    """The list is no evidence: neither its other rows, nor that nobody else is there."""
+    """The list is no evidence: neither its other rows, nor that no other process is there."""
     worker = start()
     assert worker.read_one(unified(Process(10, MIB), Process(pid, 0))).processes is None
     assert worker.read_one(unified(Process(10, MIB), Process(1 << 22, MIB))).processes == (

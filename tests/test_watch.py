@@ -144,7 +144,7 @@ def _on_terminal(
 
 
 class FakeAgent:
-    """An agent whose answer the test chooses; `None` is an agent that is being rolled out."""
+    """An agent with an answer that the test chooses; `None` is an agent that is being rolled out."""
 
     def __init__(self) -> None:
         self.answer: dict[str, Any] | None = msgspec.to_builtins(published(busy_node(3)))
@@ -208,7 +208,7 @@ async def test_colours_can_be_turned_off(fake: FakeAgent, variable: str, value: 
 async def test_watch_repaints_in_place(fake: FakeAgent) -> None:
     """Each frame begins at the top left and clears what is left of the last one; nothing is wiped before it is painted.
 
-    What is asked and the time stand above; the frame fits the terminal, also after it was resized. Ctrl-C ends it: 0.
+    What is asked and the time are above; the frame fits the terminal, also after it was resized. Ctrl-C ends it: 0.
     """
     arguments = ("waste", "--watch", "--interval", "100ms", "--sort-by", "used", "--url", fake.url)
     with terminal(*arguments, columns=120, lines=20) as shown:

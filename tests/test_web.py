@@ -637,7 +637,7 @@ async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> 
                 return stack.enter_context(socket.create_connection(("127.0.0.1", site.port), source_address=source))
 
             idle = [connect(number) for number in range(8)]
-            assert (await site.get("/healthz"))[0] == 200  # this client keeps its place: it is heard again and again
+            assert (await site.get("/healthz"))[0] == 200  # this client keeps its place: it asks again and again
             for number in range(30):
                 connect(number)
                 assert (await site.get("/metrics"))[0] == 200
@@ -691,7 +691,7 @@ def test_names_are_checked_at_loopback_addresses_only(arrived_at: str, host: str
 
 
 async def test_a_large_page_is_whole(site: Site) -> None:
-    """A page of several megabytes comes as it is, in one piece or compressed; HEAD tells its length."""
+    """A page of several megabytes comes as it is, in one piece or compressed; HEAD has its length."""
     site.pages.publish(snapshot(containers=8000))
     text = (await site.get("/metrics"))[2]
     assert _without_process((await site.get("/metrics", Accept_Encoding="gzip"))[2]) == _without_process(text)

@@ -1,4 +1,4 @@
-"""Who gets a page by a password; who guesses holds nobody up."""
+"""Who gets a page by a password; a guesser delays no other client."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ async def _serial(site: Secured) -> str:
 
 
 async def test_an_authority_that_is_taken_away(own: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whom it vouched for is no longer let in, also by a session of before; who has the new one's word is."""
+    """A client with its certificate is no longer let in, also by an older session; one with the new CA's is."""
     stranger = ("--cert", "stranger.crt", "--key", "stranger.key")
     shutil.copy(own / "ca.crt", own / "trusted.crt")
     async with following(own, CLIENTS.replace("ca.crt", "trusted.crt"), caplog) as site:
@@ -155,7 +155,7 @@ async def test_tls_that_is_switched_on(own: Path, caplog: pytest.LogCaptureFixtu
 async def test_a_change_that_requires_less(
     own: Path, caplog: pytest.LogCaptureFixture, fewer: str, given_up: str
 ) -> None:
-    """It is taken, as it says so; the log tells what was given up, and what that means."""
+    """It is taken, as it says so; the log says what was given up, and what that means."""
     async with following(own, CLIENTS + users(), caplog) as site:
         site.write(fewer)
         await until(

@@ -67,7 +67,7 @@ def test_pods_can_be_distinguished(table: Table, columns: int) -> None:
 
 
 def test_a_container_is_named_if_its_pod_has_two() -> None:
-    """On the narrowest terminal too: the pod alone would not say who it is."""
+    """On the narrowest terminal too: the pod's name would not be enough."""
     names = ("trainer", "sidecar")
     pod = Pod("research-and-development", "transformer-0", {name: {"nvidia.com/gpu": [gpu_uuid(0)]} for name in names})
     node = TestNode([Gpu(0)], [pod])

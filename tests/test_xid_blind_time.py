@@ -77,7 +77,7 @@ class Driving:
 
 
 class Counting:
-    """Collections of NVML alone, reduced, with the stretches in which each GPU was listened to."""
+    """Collections only of NVML, reduced, with the stretches in which each GPU was listened to."""
 
     def __init__(self, source: NvmlSource) -> None:
         self.source = source
@@ -132,10 +132,9 @@ def make_source(tmp_path: Path, library: Path) -> NvmlSource:
 
 
 async def test_no_event_outside_the_blind_time_is_lost(source: NvmlSource, tmp_path: Path) -> None:
-    """While NVML is initialised again, the worker killed, the driver let go of, and a GPU lost, again and again.
+    """While NVML is initialised again, the worker killed, the driver released, and a GPU lost, again and again.
 
-    Each event that lies where somebody listened is counted, none is counted twice; and the blind time is what nobody
-    listened to.
+    Each event of a time with a listener is counted, none is counted twice; the blind time is the time without one.
     """
     counting = Counting(source)
     with Driving(tmp_path / "state") as driving:
@@ -160,7 +159,7 @@ async def test_no_event_outside_the_blind_time_is_lost(source: NvmlSource, tmp_p
 def check_blind_time(gpu: GpuXidMemory, unheard: float, ended: float) -> None:
     assert gpu.settled_until is not None
     still_open = ended - gpu.settled_until
-    # A reading may find nobody listening who began in the midst of it: blind time is rather too long than too short.
+    # A reading may miss a listener that began in the midst of it: blind time is rather too long than too short.
     assert unheard - still_open - 2 * CLOCK_SECONDS * READS < gpu.blind_seconds < unheard + 0.1 + still_open
 
 

@@ -1,4 +1,4 @@
-"""What the NVML source hears of XID events from workers that die, hang or fail: small children that do one of these."""
+"""What the NVML source receives of XID events from workers that die, hang or fail. The workers are small scripts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Start = Callable[..., NvmlSource]
 
 @pytest.fixture
 async def start(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Start]:
-    """Makes sources whose child runs the given lines, and closes them."""
+    """Makes sources with a child that runs the given lines, and closes them."""
     sources: list[NvmlSource] = []
 
     def make(program: str, **options: Any) -> NvmlSource:
@@ -60,7 +60,7 @@ async def read(source: NvmlSource, timeout_seconds: float = PATIENCE_SECONDS) ->
 
 
 async def heard(source: NvmlSource, code: int) -> NvmlReading:
-    """The reading that tells of this event, which is one of the next."""
+    """The reading with this event, which is one of the next."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
@@ -73,7 +73,7 @@ async def heard(source: NvmlSource, code: int) -> NvmlReading:
 
 
 async def test_events_between_two_reads_are_reported_by_the_second(start: Start) -> None:
-    """With its age and the stretch in which somebody listened; the third tells nothing of it."""
+    """With its age and the stretch in which somebody listened; the third has nothing of it."""
     source = start("for read in reads:\n    answer(read)\n    if read == 1: hear(31)")
     assert (await read(source)).xids == ()
     reading = await heard(source, 31)
@@ -94,7 +94,7 @@ async def test_the_last_events_of_a_worker_that_died_are_received(start: Start) 
 
 
 async def test_the_last_events_of_a_killed_worker_are_received(start: Start) -> None:
-    """It hung in a call after it had told an event, and was replaced."""
+    """It hung in a call after it had reported an event, and was replaced."""
     program = "for read in reads:\n    if not again:\n        hear(119)\n        time.sleep(600)\n    answer(read)"
     source = start(program, replace_after_seconds=0.2)
     await heard(source, 119)
@@ -110,7 +110,7 @@ async def test_events_before_a_failure_are_reported_after_it(start: Start) -> No
 
 
 async def test_nonsense_takes_no_event_away(start: Start) -> None:
-    """A worker that is ended for what it said has its events told by the next one's reading."""
+    """After a worker that is ended for what it said, the next one's reading has its events."""
     source = start("for read in reads:\n    if not again: hear(45); say(nonsense=1); time.sleep(600)\n    answer(read)")
     with pytest.raises(SourceError, match="protocol"):
         await read(source)

@@ -1,4 +1,4 @@
-"""XID events as the NVML worker tells them, over the compiled stand-in."""
+"""XID events as the NVML worker reports them, over the compiled stand-in."""
 
 import os
 import time
@@ -35,7 +35,7 @@ def fire(worker: Worker, driver: Driver, *xids: Xid) -> None:
 
 
 def next_xid(worker: Worker) -> wire.XidMessage:
-    """The next event, told between reads."""
+    """The next event, reported between reads."""
     while not isinstance(message := worker.answer(), wire.XidMessage):
         assert isinstance(message, wire.ListeningMessage), message
     return message
@@ -76,7 +76,7 @@ def until(condition: Callable[[], bool], otherwise: str) -> None:
 
 
 def test_an_event_is_reported_at_once_and_once(start: Start) -> None:
-    """Between two reads, with its GPU, its code and its moment; no read tells it again."""
+    """Between two reads, with its GPU, its code and its moment; no read reports it again."""
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
     worker = listener(start, driver)
     before = time.monotonic()
@@ -98,7 +98,7 @@ def test_an_event_of_a_mig_device_has_its_ids(start: Start) -> None:
 
 
 def test_an_event_is_of_the_device_that_it_names(start: Start) -> None:
-    """NVIDIA's mock driver tells an event of one GPU to the event set of another one. Each is reported once."""
+    """NVIDIA's mock driver reports an event of one GPU to the event set of another one. Each is reported once."""
     driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], one_queue=True)
     worker = listener(start, driver)
     fire(worker, driver, Xid(2, 79), Xid(1, 31), Xid(2, 48))
@@ -108,7 +108,7 @@ def test_an_event_is_of_the_device_that_it_names(start: Start) -> None:
 
 
 def test_a_read_returns_earlier_events_first(start: Start) -> None:
-    """The thread that listens is woken: an event stands before the driver's line of the next read."""
+    """The thread that listens is woken: an event comes before the driver's line of the next read."""
     driver = Driver(gpus=[Gpu(A)])
     worker = listener(start, driver, changed=SELDOM)
     fire(worker, driver, Xid(0, 79))
@@ -119,7 +119,7 @@ def test_a_read_returns_earlier_events_first(start: Start) -> None:
 
 
 def test_events_from_before_are_not_reported(start: Start) -> None:
-    """Who begins to listen hears what comes from then on, and says since when that is."""
+    """A listener receives the events from its start on, and reports that time."""
     driver = Driver(gpus=[Gpu(A)], xids=[Xid(0, 13)])
     worker = start(groups=("health",), changed=SOON)
     before = time.monotonic()
@@ -176,7 +176,7 @@ def test_a_gpu_without_events_is_not_registered(start: Start, gpu: Gpu, without:
 
 
 def test_events_of_a_hanging_gpu_are_received(start: Start) -> None:
-    """Its events are often why; a read that has not come back keeps nobody from listening."""
+    """Its events are often why; a read that has not come back does not stop the listener."""
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
     worker = listener(start, driver)
     driver.delay = {("nvmlDeviceGetMemoryInfo_v2", 0): float("inf")}
@@ -202,7 +202,7 @@ def test_a_wait_that_hangs_costs_its_gpu_alone(start: Start) -> None:
 
 
 def test_a_lost_gpu_does_not_keep_the_listener_busy(start: Start, tmp_path: Path) -> None:
-    """Its event set answers with an error at once: it is not asked again; the others are heard as before."""
+    """Its event set answers with an error at once: it is not asked again; the others' events arrive as before."""
     path = tmp_path / "calls"
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
     worker = listener(start, driver, changed=SELDOM, STANDIN_CALLS=str(path))
@@ -237,7 +237,7 @@ def test_a_gpu_that_is_back_is_registered_again(start: Start) -> None:
 
 
 def test_event_sets_are_freed_before_nvml_is_shut_down(start: Start, tmp_path: Path) -> None:
-    """At each initialisation as many as were made, and the last of what they heard is reported."""
+    """At each initialisation as many as were made, and the last of their events is reported."""
     path = tmp_path / "calls"
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
     worker = listener(start, driver, changed=SELDOM, STANDIN_CALLS=str(path))

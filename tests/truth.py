@@ -32,7 +32,7 @@ class Span(NamedTuple):
 LONG_AGO = Span(-math.inf, -math.inf)
 NEVER = Span(math.inf, math.inf)
 SOME_TIME = Span(-math.inf, math.inf)
-"""When something ends of which no source tells whether it has ended."""
+"""The end of something if no source reports whether it has ended."""
 
 
 @dataclass(eq=False)
@@ -80,7 +80,7 @@ class Process:
     began: Span = LONG_AGO
     ended: Span = NEVER
     is_hidden: bool = False
-    """No source tells whose it is."""
+    """No source reports its pod."""
 
     @property
     def possible(self) -> Span:

@@ -1,4 +1,4 @@
-"""A node whose containers work on engines in jobs of any length. The truth is known, and the driver's samples follow.
+"""A node with containers that work on engines in jobs of any length. The test knows the truth, and the samples follow
 
 The driver is the real `Sampler` over a ring of a sample per second. The loop collects at the
 interval, and faster for a while after a short process, by the rule of `agent/collect.py`.
@@ -51,13 +51,13 @@ class WorkingNode:
     pods: list[Pod]
     jobs: list[Job]
     without_samples: frozenset[int] = frozenset()
-    """GPUs whose driver reports no time of processes."""
+    """GPUs with a driver that reports no time of processes."""
     with_gpm: frozenset[int] = frozenset()
     noise: float = 0.004
     """What GPM reads of an idle device."""
     seconds: float = 1000.0
     refused: frozenset[int] = frozenset()
-    """GPUs whose samples and GPM are refused in this collection."""
+    """GPUs with samples and GPM that are refused in this collection."""
     collections: int = 0
     node: TestNode = field(init=False)
     snapshot: Snapshot | None = None

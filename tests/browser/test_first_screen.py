@@ -25,7 +25,7 @@ SCREEN = 900
 
 
 def mixed(number: int) -> TestNode:
-    """GPUs with a trainer, three notebooks, an idle server, a squatter beside a leftover, and nobody."""
+    """GPUs with a trainer, three notebooks, an idle server, a squatter beside a leftover, and no holder."""
     node = TestNode([Gpu(card) for card in range(number)], allocatable={
         SHARED: [f"{gpu_uuid(card)}::{slot}" for card in range(number) for slot in range(4)]})  # fmt: skip
     for card in range(number):
@@ -285,7 +285,7 @@ async def test_curves_begin_with_what_there_is(site: Site, browser: Browser) -> 
 
 
 async def test_curves_are_fetched_when_they_are_seen(site: Site, browser: Browser) -> None:
-    """Nobody asks for the history before a GPU is open."""
+    """The page does not ask for the history before a GPU is open."""
     node = mixed(8)
     node.gpus[3].utilization = 0.5
     site.collect(node, 8, 30.0)

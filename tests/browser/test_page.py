@@ -67,7 +67,7 @@ def shared_card() -> TestNode:
 
 
 def cards(number: int, pods: int) -> TestNode:
-    """A node whose every GPU is shared by some pods, each with a process."""
+    """A node where some pods share each GPU, each with a process."""
     held = [(card, holder(f"pod-{card}-{one}", one, card=card)) for card in range(number) for one in range(pods)]
     return TestNode(
         gpus=[Gpu(card) for card in range(number)],
@@ -112,7 +112,7 @@ def row(one: Tab, name: str) -> str:
 
 
 async def test_a_shared_card(site: Site, browser: Browser) -> None:
-    """Every holder and user stands with what it holds and uses; squatter, leftover, host and remainder by name."""
+    """Every holder and user is listed with what it holds and uses; squatter, leftover, host and remainder by name."""
     site.collect(shared_card())
     async with tab(browser, site.url) as one:
         await expect(one.page.locator(".gpu h2")).to_have_text("GPU 0")
@@ -197,7 +197,7 @@ async def test_idle_holders_say_for_how_long(site: Site, browser: Browser) -> No
 
 
 async def test_unknown_is_a_dash_with_its_reason(site: Site, browser: Browser) -> None:
-    """Without PID visibility use by container is a dash that says why, nowhere 0, and the remedy stands above."""
+    """Without PID visibility use by container is a dash that says why, nowhere 0, and the remedy is above."""
     node = shared_card()
     node.visible = False
     site.collect(node)
@@ -233,7 +233,7 @@ async def test_it_is_live(site: Site, browser: Browser) -> None:
 
 
 async def test_sorting(site: Site, browser: Browser) -> None:
-    """A header sorts by its column, again the other way round, says so to screen readers, and stands in the address."""
+    """A header sorts by its column, again the other way round, says so to screen readers, and is in the address."""
     site.collect(cards(1, 3))
     node = cards(1, 3)
     for process, gib in zip(node.processes, (2, 9, 4), strict=True):
@@ -285,7 +285,7 @@ async def test_filter(site: Site, browser: Browser) -> None:
 
 
 async def test_links_are_deep(site: Site, browser: Browser) -> None:
-    """A link leads to a device and marks it; view, filter and order stand in the address, and come from it."""
+    """A link leads to a device and marks it; view, filter and order are in the address, and come from it."""
     site.collect(cards(8, 6))
     async with tab(browser, f"{site.url}#{gpu_uuid(5)}") as one:
         marked = one.page.locator(".gpu[aria-current=true]")
@@ -510,7 +510,7 @@ async def test_before_the_first_collection(site: Site, browser: Browser) -> None
 
 
 async def test_every_source_down(site: Site, browser: Browser) -> None:
-    """Each source that is down stands above with its reason; nothing is counted, and nothing is 0."""
+    """The top of the page lists each source that is down with its reason; nothing is counted, and nothing is 0."""
     site.collect(failing())
     async with tab(browser, site.url) as one:
         await expect(one.page.locator(".fault")).to_have_count(5)
@@ -547,7 +547,7 @@ def show(site: Site, node: TestNode, *changes: Callable[[Snapshot], Snapshot]) -
 
 
 async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
-    """Of a GPU that is well nothing is said but what it measures, though it tells of all that could be wrong."""
+    """A GPU that is well shows only what it measures, although it reports every state that could be wrong."""
     well = gpu(0).reading
     assert well is not None
     reported = {name: getattr(well, name) for name in well.__struct_fields__ if name not in ("index", "uuid", "memory")}
@@ -564,7 +564,7 @@ async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
 
 
 async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
-    """Memory errors, rows that wait and why it is slow stand on its card, with what to do; a cause hides its effect."""
+    """Its card lists memory errors, pending rows and why it is slow, with what to do; a cause hides its effect."""
     ill = ailing(
         clock_events={"gpu_idle": False, "hw_slowdown": True, "hw_thermal_slowdown": True, "sync_boost": True},
         ecc_errors={"corrected": {"dram": 7}, "uncorrected": {"dram": 2, "sram": 1}},
@@ -613,7 +613,7 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
 
 
 async def test_xid_errors_name_whom_they_hit(site: Site, browser: Browser) -> None:
-    """Each code is a line with the containers that held or used the GPU; those of a MIG device stand with its GPU."""
+    """Each code is a line with the containers that held or used the GPU; those of a MIG device are with its GPU."""
     leaf = mig_uuid(1, 1, 0)
 
     def err(snapshot: Snapshot) -> Snapshot:
@@ -715,7 +715,7 @@ async def test_a_big_node(site: Site, browser: Browser) -> None:
 
 
 async def test_a_hidden_page_rests(site: Site, browser: Browser) -> None:
-    """While nobody looks nothing is asked; when somebody looks again it is asked at once."""
+    """While the page is hidden, it asks for nothing; when it is visible again, it asks at once."""
     site.collect(shared_card())
     hide = "window.away = false; Object.defineProperty(document, 'hidden', {get: () => window.away})"
     async with tab(browser, site.url, before=hide) as one:

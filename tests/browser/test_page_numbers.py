@@ -1,4 +1,4 @@
-"""What the page counts and how it judges: as `gpumap top` and `gpumap waste` do, of what is known alone."""
+"""What the page counts and how it judges: as `gpumap top` and `gpumap waste` do, only of what is known."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def held_whole() -> TestNode:
 
 
 def half_judged() -> TestNode:
-    """A holder of a whole partitioned GPU with no process that is seen, and one on an instance that nobody can name."""
+    """A holder of a whole partitioned GPU with no visible process, and one on an instance without a name."""
     node = held_whole()
     node.processes = [Process(49, node.gpus[0].leaves[1], None, readable=False)]
     return node
@@ -70,14 +70,14 @@ def compute_instances() -> TestNode:
 
 
 def idle_instance() -> TestNode:
-    """A MIG device whose holder has no process."""
+    """A MIG device with a holder that has no process."""
     node = partitioned()
     node.processes = []
     return node
 
 
 def shared_pages() -> TestNode:
-    """Two GPUs: on one processes share memory, so that more is told than used; on the other some is unaccounted."""
+    """Two GPUs: on one processes share memory, and their sum exceeds what is used; on the other some is unaccounted."""
     node = cards(2, 1)
     node.gpus[0].overhead, node.gpus[1].overhead = -2 * GIB, 3 * GIB
     node.processes[0].memory = 4 * GIB
@@ -85,14 +85,14 @@ def shared_pages() -> TestNode:
 
 
 def half_untold() -> TestNode:
-    """Processes of the host of which one tells neither memory nor SM, and two more than all there is of the latter."""
+    """Processes of the host: one has neither memory nor SM, and two have more SM time than the card has."""
     client = Process(46, UUID, None, memory=None, types="M+C")
     busy = [Process(pid, gpu_uuid(1), None, memory=GIB, sm=0.75) for pid in (47, 48)]
     return TestNode([Gpu(0), Gpu(1)], [], [Process(45, UUID, None, memory=GIB, sm=0.5), client, *busy])
 
 
 def used_by_its_pod(sm: float) -> TestNode:
-    """A holder without a process, on whose card a sidecar computes, or has rested for long."""
+    """A holder without a process; on its card a sidecar computes, or has rested for long."""
     pod = Pod("team", "served", {"main": {"nvidia.com/gpu": [str(UUID)]}, "sidecar": {}})
     node = TestNode([Gpu(0)], [pod], [Process(50, UUID, pod, container="sidecar", sm=0.5)])
     node.collect()
@@ -104,7 +104,7 @@ def used_by_its_pod(sm: float) -> TestNode:
 
 
 def busy_for_nobody() -> TestNode:
-    """A holder without a process on a card that is busy, and nobody is known to compute there."""
+    """A holder without a process on a card that is busy, and no process is known to compute there."""
     pod = Pod("team", "hidden", {"main": {"nvidia.com/gpu": [str(UUID)]}})
     node = TestNode([Gpu(0, utilization=0.9)], [pod])
     node.collect()
@@ -189,7 +189,7 @@ async def test_the_overview_counts_what_is_known(site: Site, browser: Browser, n
 
 
 async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> None:
-    """It is counted, as a GPU and as a fault, and stands above with its remedy, also where there is no other."""
+    """It counts as a GPU and as a fault, and is above with its remedy, also if it is the only GPU."""
     node = cards(1, 1)
     node.gpus.append(Gpu(1, fault="hung"))
     site.collect(node)
@@ -263,7 +263,7 @@ async def test_no_more_is_granted_than_there_is(site: Site, browser: Browser) ->
 
 
 async def test_slots_of_several_resources_are_not_added_up(site: Site, browser: Browser) -> None:
-    """They are of different units; each number stands for itself, and the hint says of what."""
+    """They are of different units; each number is separate, and the hint names its resource."""
     ids = {"nvidia.com/gpu": [str(UUID)], "nvidia.com/gpu.shared": [f"{UUID}::0", f"{UUID}::1"]}
     site.collect(TestNode([Gpu(0)], [Pod("team", "twice", {"main": ids})]))
     async with tab(browser, site.url) as one:

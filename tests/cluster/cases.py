@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.cluster import layout
+from tests.cluster.gpu_node import GpuNode, values
 from tests.cluster.layout import GPUSHARE, MIG, SHARED, WHOLE
 from tests.cluster.workloads import IDLE, Work, Workload, use
-from tests.cluster.world import World, values
 from tests.node import MIB
 
 FULL = ("gpumap", "gpumap-fast")
@@ -29,10 +29,10 @@ class Case:
 
     name: str
     proves: str
-    run: Callable[[World], None]
+    run: Callable[[GpuNode], None]
 
 
-def show(world: World, workload: Workload, memory: Mapping[str, Sequence[int]], agents: Sequence[str] = FULL) -> None:
+def show(live: GpuNode, workload: Workload, memory: Mapping[str, Sequence[int]], agents: Sequence[str] = FULL) -> None:
     """Wait until the page has the memory of each container (MiB on each device), and nothing else of the pod."""
 
     def holds(text: str) -> bool:
@@ -43,13 +43,13 @@ def show(world: World, workload: Workload, memory: Mapping[str, Sequence[int]], 
         return found == {name: sorted(size * MIB for size in memory.get(name, ())) for name in workload.containers}
 
     for agent in agents:
-        world.until(agent, holds, f"{workload.name} with {dict(memory)} MiB")
+        live.until(agent, holds, f"{workload.name} with {dict(memory)} MiB")
 
 
-def vanish(world: World, workload: Workload) -> None:
+def vanish(live: GpuNode, workload: Workload) -> None:
     """Wait until the page has no gauge of the pod."""
     for agent in FULL:
-        world.until(
+        live.until(
             agent,
             lambda text: (
                 not values(text, "gpumap_allocation_info", pod=workload.full_name)
@@ -64,12 +64,12 @@ def vanish(world: World, workload: Workload) -> None:
 STEADY: Mapping[Workload, Mapping[str, Sequence[int]]] = {}
 
 
-def steady(workload: Workload, memory: Mapping[str, Sequence[int]]) -> Callable[[World], None]:
+def steady(workload: Workload, memory: Mapping[str, Sequence[int]]) -> Callable[[GpuNode], None]:
     """A pod that stays until the end of all cases."""
 
-    def run(world: World) -> None:
-        world.apply(workload)
-        show(world, workload, memory)
+    def run(live: GpuNode) -> None:
+        live.apply(workload)
+        show(live, workload, memory)
 
     return run
 
@@ -133,126 +133,126 @@ STEADY_CASES = {
 }
 
 
-def init_container(world: World) -> None:
+def init_container(live: GpuNode) -> None:
     workload = pod("init", init=Work(use(130, seconds=6), ONE_GPU), main=Work(use(140), ONE_GPU))
-    with world.running(workload):
-        world.until(
+    with live.running(workload):
+        live.until(
             FAST,
             lambda text: values(text, MEMORY, pod=workload.full_name, container="init") == [130 * MIB],
             "memory of the init container",
         )
-        show(world, workload, {"main": [140]})
-    vanish(world, workload)
+        show(live, workload, {"main": [140]})
+    vanish(live, workload)
 
 
-def crash_loop(world: World) -> None:
+def crash_loop(live: GpuNode) -> None:
     workload = pod("crashing", main=Work(f"{use(150, seconds=3)}", ONE_GPU))
-    pid = process_of(world, workload)
-    with world.running(workload):
+    pid = process_of(live, workload)
+    with live.running(workload):
         for _ in range(2):
-            show(world, workload, {"main": [150]}, [FAST])
-            show(world, workload, {"main": [0]}, [FAST])
+            show(live, workload, {"main": [150]}, [FAST])
+            show(live, workload, {"main": [0]}, [FAST])
     assert pid is None
-    vanish(world, workload)
+    vanish(live, workload)
 
 
-def process_of(world: World, workload: Workload) -> int | None:
+def process_of(live: GpuNode, workload: Workload) -> int | None:
     """The PID of the pod's process that uses a device."""
-    with world.watch.lock:
-        for one in world.watch.truth.processes:
+    with live.watch.lock:
+        for one in live.watch.truth.processes:
             if one.name and one.name.pod == workload.full_name and one.uses and one.ended.start > time.time():
                 return one.pid
     return None
 
 
-def killed_container(world: World) -> None:
+def killed_container(live: GpuNode) -> None:
     workload = pod("killed", main=Work(use(160), ONE_GPU))
-    with world.running(workload):
-        show(world, workload, {"main": [160]})
-        first = world.container(workload, "main")
-        world.node.signal(first.pid, "KILL")
-        world.until(FAST, lambda _: process_of(world, workload) not in (None, first.pid), "new process")
-        show(world, workload, {"main": [160]})
-    vanish(world, workload)
+    with live.running(workload):
+        show(live, workload, {"main": [160]})
+        first = live.container(workload, "main")
+        live.node.signal(first.pid, "KILL")
+        live.until(FAST, lambda _: process_of(live, workload) not in (None, first.pid), "new process")
+        show(live, workload, {"main": [160]})
+    vanish(live, workload)
 
 
-def out_of_memory(world: World) -> None:
+def out_of_memory(live: GpuNode) -> None:
     command = f"(sleep 4; tail /dev/zero) & {use(170)}"
     limits = {"limits": {WHOLE: "1", "memory": "32Mi"}, "requests": {"memory": "32Mi"}}
     workload = pod("oom", main=Work(command, ONE_GPU, {"resources": limits}))
-    with world.running(workload):
-        show(world, workload, {"main": [170]}, [FAST])
+    with live.running(workload):
+        show(live, workload, {"main": [170]}, [FAST])
         time.sleep(6)
-        show(world, workload, {"main": [170]}, [FAST])
-    vanish(world, workload)
+        show(live, workload, {"main": [170]}, [FAST])
+    vanish(live, workload)
 
 
-def job(world: World) -> None:
+def job(live: GpuNode) -> None:
     workload = Workload("job", {"main": Work(use(180, seconds=8), ONE_GPU)}, {"restartPolicy": "Never"})
-    instance = world.apply(workload, ends=True)
-    show(world, workload, {"main": [180]}, [FAST])
-    vanish(world, workload)
-    world.delete(workload, instance)
+    instance = live.apply(workload, ends=True)
+    show(live, workload, {"main": [180]}, [FAST])
+    vanish(live, workload)
+    live.delete(workload, instance)
 
 
-def same_name(world: World) -> None:
+def same_name(live: GpuNode) -> None:
     """Each instance has another memory, and may get another device."""
     first = pod("again", main=Work(use(190), ONE_GPU))
-    instance = world.apply(first)
-    show(world, first, {"main": [190]})
+    instance = live.apply(first)
+    show(live, first, {"main": [190]})
     for size in (191, 192):
         workload = pod("again", main=Work(use(size), ONE_GPU))
-        instance = world.replace(workload, instance)
-        show(world, workload, {"main": [size]}, [FAST])
-    world.delete(first, instance)
-    world.node.wait_gone(first.name, first.namespace)
-    instance = world.apply(first)
-    show(world, first, {"main": [190]})
-    world.delete(first, instance)
-    vanish(world, first)
+        instance = live.replace(workload, instance)
+        show(live, workload, {"main": [size]}, [FAST])
+    live.delete(first, instance)
+    live.node.wait_gone(first.name, first.namespace)
+    instance = live.apply(first)
+    show(live, first, {"main": [190]})
+    live.delete(first, instance)
+    vanish(live, first)
 
 
-def leftover(world: World) -> None:
+def leftover(live: GpuNode) -> None:
     """A frozen process does not die with its pod, as one that hangs in the driver does not."""
     workload = pod("leftover", main=Work(use(200), ONE_GPU))
-    instance = world.apply(workload)
-    show(world, workload, {"main": [200]})
-    pid = process_of(world, workload)
+    instance = live.apply(workload)
+    show(live, workload, {"main": [200]})
+    pid = process_of(live, workload)
     assert pid is not None
     group = next(
         line.split(":", 2)[2]
-        for line in world.node.run("cat", f"/proc/{pid}/cgroup").splitlines()
+        for line in live.node.run("cat", f"/proc/{pid}/cgroup").splitlines()
         if ":freezer:" in line
     )
-    inner = world.node.path(f"/sys/fs/cgroup/freezer{group}/left")
-    world.node.run("mkdir", f"/sys/fs/cgroup/freezer{group}/left")
-    world.node.run("sh", "-c", f"echo {pid} >/sys/fs/cgroup/freezer{group}/left/cgroup.procs")
+    inner = live.node.path(f"/sys/fs/cgroup/freezer{group}/left")
+    live.node.run("mkdir", f"/sys/fs/cgroup/freezer{group}/left")
+    live.node.run("sh", "-c", f"echo {pid} >/sys/fs/cgroup/freezer{group}/left/cgroup.procs")
     (inner / "freezer.state").write_text("FROZEN")
     try:
-        world.delete(workload, instance)
-        world.until(
+        live.delete(workload, instance)
+        live.until(
             FAST,
             lambda text: 200 * MIB in values(text, "gpumap_device_memory_used_by_owner_bytes", owner="gone"),
             "leftover",
         )
     finally:
         (inner / "freezer.state").write_text("THAWED")  # the kubelet has killed it meanwhile
-    vanish(world, workload)
-    world.node.wait_gone(workload.name, workload.namespace)
+    vanish(live, workload)
+    live.node.wait_gone(workload.name, workload.namespace)
 
 
-def host_process(world: World) -> None:
+def host_process(live: GpuNode) -> None:
     variables = {layout.INSTANCE: "host", layout.MEMORY_MIB: "210", layout.DEVICE: layout.FREE_GPU}
-    process = world.node.popen("env", *(f"{name}={value}" for name, value in variables.items()), "sleep", "100000")
+    process = live.node.popen("env", *(f"{name}={value}" for name, value in variables.items()), "sleep", "100000")
     try:
         for agent in FULL:
-            world.until(
+            live.until(
                 agent,
                 lambda text: 210 * MIB in values(text, "gpumap_device_memory_used_by_owner_bytes", owner="host"),
                 "memory of the host's process",
             )
     finally:
-        world.node.end(process)
+        live.node.end(process)
 
 
 def steady_cases() -> Iterator[Case]:
@@ -276,10 +276,10 @@ COMING_AND_GOING = (
 # --- what is taken away ---
 
 
-def still_right(world: World) -> None:
+def still_right(live: GpuNode) -> None:
     """Wait until the page shows every steady pod."""
     for workload, memory, _ in STEADY_CASES.values():
-        show(world, workload, memory)
+        show(live, workload, memory)
 
 
 QUIET_SECONDS = 18.0
@@ -288,51 +288,51 @@ LONG_QUIET_SECONDS = 35.0
 """The same for a gpumap with the chart's interval."""
 
 
-def restart_kubelet(world: World) -> None:
-    with world.disturbed("kubelet restarts", lists_old=True):
-        world.node.restart_kubelet()
-        still_right(world)
+def restart_kubelet(live: GpuNode) -> None:
+    with live.disturbed("kubelet restarts", lists_old=True):
+        live.node.restart_kubelet()
+        still_right(live)
 
 
-def kubelet_away(world: World) -> None:
-    with world.disturbed("kubelet away", lists_old=True):
-        with world.node.kubelet_away():
+def kubelet_away(live: GpuNode) -> None:
+    with live.disturbed("kubelet away", lists_old=True):
+        with live.node.kubelet_away():
             time.sleep(30)
-        still_right(world)
+        still_right(live)
 
 
-def restart_containerd(world: World) -> None:
-    with world.disturbed("containerd restarts"):
-        world.node.restart_containerd()
-        still_right(world)
+def restart_containerd(live: GpuNode) -> None:
+    with live.disturbed("containerd restarts"):
+        live.node.restart_containerd()
+        still_right(live)
 
 
-def plugin_away(world: World) -> None:
-    plugin = world.plugins[WHOLE]
-    with world.disturbed("plugin away"):
+def plugin_away(live: GpuNode) -> None:
+    plugin = live.plugins[WHOLE]
+    with live.disturbed("plugin away"):
         plugin.stop()
         time.sleep(8)
         plugin.start()
-        still_right(world)
+        still_right(live)
 
 
-def unhealthy(world: World) -> None:
-    plugin = world.plugins[SHARED]
-    with world.disturbed("devices unhealthy"):
+def unhealthy(live: GpuNode) -> None:
+    plugin = live.plugins[SHARED]
+    with live.disturbed("devices unhealthy"):
         plugin.set_unhealthy(*plugin.resource.ids)
         time.sleep(8)
         plugin.set_unhealthy()
-        still_right(world)
+        still_right(live)
 
 
-def everything_killed(world: World) -> None:
-    with world.disturbed("everything killed", lists_old=True):
-        world.node.stop_kubelet()
-        pids = " ".join(str(one.pid) for one in world.node.containers())
-        world.node.run("sh", "-c", f"kill -KILL {pids} || true")  # some end with others
-        world.node.restart_containerd()
-        world.node.start_kubelet()
-        still_right(world)
+def everything_killed(live: GpuNode) -> None:
+    with live.disturbed("everything killed", lists_old=True):
+        live.node.stop_kubelet()
+        pids = " ".join(str(one.pid) for one in live.node.containers())
+        live.node.run("sh", "-c", f"kill -KILL {pids} || true")  # some end with others
+        live.node.restart_containerd()
+        live.node.start_kubelet()
+        still_right(live)
 
 
 DISTURBANCES = (

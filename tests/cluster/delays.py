@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Mapping
 
 from tests.cluster.cases import MEMORY, ONE_GPU, pod, process_of
+from tests.cluster.gpu_node import PATIENCE_SECONDS, GpuNode, values
 from tests.cluster.recorder import POLL_SECONDS, Recorder
 from tests.cluster.workloads import Work, Workload, use
-from tests.cluster.world import PATIENCE_SECONDS, World, values
 from tests.node import MIB
 
 PODS = 6
@@ -23,30 +23,28 @@ LISTED, SHOWN, ALLOCATED, CREATED = (
 )
 
 
-def measure(world: World) -> Mapping[str, list[float]]:
+def measure(live: GpuNode) -> Mapping[str, list[float]]:
     """Start pods one after another, and follow each until its memory is on the page."""
     found: dict[str, list[float]] = {CREATED: [], LISTED: [], SHOWN: [], ALLOCATED: []}
-    recorder = world.recorders[AGENT]
+    recorder = live.recorders[AGENT]
     recorder.pause_seconds = OFTEN_SECONDS
     try:
         for number in range(PODS):
-            for what, seconds in _follow(
-                world, recorder, pod(f"timed-{number}", main=Work(use(220, after=1), ONE_GPU))
-            ):
+            for what, seconds in _follow(live, recorder, pod(f"timed-{number}", main=Work(use(220, after=1), ONE_GPU))):
                 found[what].append(max(seconds, 0.0))
     finally:
         recorder.pause_seconds = POLL_SECONDS
     return found
 
 
-def _follow(world: World, recorder: Recorder, workload: Workload) -> Iterator[tuple[str, float]]:
+def _follow(live: GpuNode, recorder: Recorder, workload: Workload) -> Iterator[tuple[str, float]]:
     """The delays of one pod."""
     written = time.time()
-    with world.running(workload):
-        listed = _listed(world, workload.full_name)
-        world.until(AGENT, lambda text: values(text, MEMORY, pod=workload.full_name) == [220 * MIB], "memory")
-        pid = process_of(world, workload)
-        (began,) = [one.began.end for one in world.watch.truth.processes if one.pid == pid and one.uses]
+    with live.running(workload):
+        listed = _listed(live, workload.full_name)
+        live.until(AGENT, lambda text: values(text, MEMORY, pod=workload.full_name) == [220 * MIB], "memory")
+        pid = process_of(live, workload)
+        (began,) = [one.began.end for one in live.watch.truth.processes if one.pid == pid and one.uses]
     shown = _first(recorder, written, f'gpumap_allocation_info{{namespace="ml",pod="{workload.full_name}"')
     bytes_shown = _first(recorder, began, f'{MEMORY}{{namespace="ml",pod="{workload.full_name}"', f" {220 * MIB}")
     yield CREATED, shown - written
@@ -55,10 +53,10 @@ def _follow(world: World, recorder: Recorder, workload: Workload) -> Iterator[tu
     yield ALLOCATED, bytes_shown - began
 
 
-def _listed(world: World, name: str) -> float:
+def _listed(live: GpuNode, name: str) -> float:
     """When the kubelet's List first has a device of the pod."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not world.list_devices().get(("ml", name, "main")):
+    while not live.list_devices().get(("ml", name, "main")):
         assert time.monotonic() < deadline, f"{name} gets no device"
         time.sleep(OFTEN_SECONDS)
     return time.time()

@@ -1,4 +1,4 @@
-"""A live node: containerd and the kubelet, alone with static pods, in namespaces and cgroups of their own.
+"""A live node: containerd and the kubelet, only with static pods, in namespaces and cgroups of their own.
 
 Nothing of the machine's is read or written. The kubelet's cgroups lie below one cgroup per node, and the node's own
 `/var/lib/kubelet`, `/var/log/pods`, `/var/log/containers`, `/run/containerd` and `/var/lib/containerd` hide the

@@ -13,10 +13,10 @@ from tests.cluster import agents, layout
 from tests.cluster.agents import AGENTS
 from tests.cluster.cases import COMING_AND_GOING, DISTURBANCES, LONG_QUIET_SECONDS, QUIET_SECONDS, Case, still_right
 from tests.cluster.delays import measure
+from tests.cluster.gpu_node import GpuNode, values
 from tests.cluster.judge import Verdict
 from tests.cluster.node import LiveNode
 from tests.cluster.report import Report
-from tests.cluster.world import World, values
 
 pytestmark = pytest.mark.cluster
 
@@ -27,17 +27,17 @@ AT_ONCE = 8
 @pytest.fixture(name="run", scope="module")
 def run_everything(
     live_node: LiveNode, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[tuple[World, Report]]:
+) -> Iterator[tuple[GpuNode, Report]]:
     """All cases, and what was recorded of them. The node is as the last case left it."""
     archive = agents.image(tmp_path_factory)
     report = Report()
-    with World(live_node, archive) as world:
+    with GpuNode(live_node, archive) as live:
         begun = time.monotonic()
 
         def run(case: Case) -> None:
             case_begun = time.monotonic()
             try:
-                case.run(world)
+                case.run(live)
                 report.seconds[case.name] = time.monotonic() - case_begun
             except Exception:
                 report.failures[case.name] = traceback.format_exc()
@@ -45,26 +45,26 @@ def run_everything(
         report.proves = {case.name: case.proves for case in (*COMING_AND_GOING, *DISTURBANCES)}
         with ThreadPoolExecutor(AT_ONCE) as threads:
             list(threads.map(run, COMING_AND_GOING))
-        report.delays = dict(measure(world))
+        report.delays = dict(measure(live))
         time.sleep(LONG_QUIET_SECONDS)
         for case in DISTURBANCES:
             run(case)
             time.sleep(QUIET_SECONDS)
         time.sleep(LONG_QUIET_SECONDS - QUIET_SECONDS)
         report.recorded_seconds = time.monotonic() - begun
-        report.verdicts = world.judge()
+        report.verdicts = live.judge()
         request.config.get_terminal_writer().write(report.text())
-        yield world, report
+        yield live, report
 
 
 @pytest.mark.parametrize("name", [case.name for case in (*COMING_AND_GOING, *DISTURBANCES)])
-def test_the_page_shows_each_case(run: tuple[World, Report], name: str) -> None:
+def test_the_page_shows_each_case(run: tuple[GpuNode, Report], name: str) -> None:
     _, report = run
     assert report.failures.get(name) is None, report.failures[name]
 
 
 @pytest.mark.parametrize("name", [agent.name for agent in AGENTS])
-def test_no_page_was_false(run: tuple[World, Report], name: str) -> None:
+def test_no_page_was_false(run: tuple[GpuNode, Report], name: str) -> None:
     """No page and no map had a false number, owner, row or zero at any moment, and none was incomplete for long."""
     verdict = verdict_of(run[1], name)
     assert not verdict.found, str(verdict)
@@ -77,16 +77,16 @@ def verdict_of(report: Report, name: str) -> Verdict:
     return next(verdict for verdict in report.verdicts if verdict.name == name)
 
 
-def test_the_truth_is_the_runtimes(run: tuple[World, Report]) -> None:
+def test_the_truth_is_the_runtimes(run: tuple[GpuNode, Report]) -> None:
     """The variables of the processes agree with what containerd lists: pod, container and PID."""
-    world, _ = run
-    with world.watch.lock:
-        living = [one for one in world.watch.truth.processes if one.ended.start > time.time()]
+    live, _ = run
+    with live.watch.lock:
+        living = [one for one in live.watch.truth.processes if one.ended.start > time.time()]
     known = {(one.pid, *(one.name or ())) for one in living}
-    listed = [one for one in world.node.containers() if one.namespace == "ml" and not one.is_sandbox]
+    listed = [one for one in live.node.containers() if one.namespace == "ml" and not one.is_sandbox]
     assert listed
     assert {(one.pid, one.namespace, one.pod, one.name) for one in listed} <= known
-    uids = {pod.uid for pod in world.watch.truth.pods.values()}
+    uids = {pod.uid for pod in live.watch.truth.pods.values()}
     assert {one.pod_uid for one in listed if "-" in one.pod_uid} <= uids
 
 
@@ -99,15 +99,15 @@ RESTRICTIONS = (
 )
 
 
-def test_gpumap_runs_with_the_charts_restrictions(run: tuple[World, Report]) -> None:
+def test_gpumap_runs_with_the_charts_restrictions(run: tuple[GpuNode, Report]) -> None:
     """No capability, seccomp, no new privileges, and a root that cannot be written."""
-    world, _ = run
+    live, _ = run
     for agent in AGENTS:
-        pid = world.watch.agent(agent.name)
-        status = world.node.run("cat", f"/proc/{pid}/status")
+        pid = live.watch.agent(agent.name)
+        status = live.node.run("cat", f"/proc/{pid}/status")
         for line in RESTRICTIONS:
             assert line in status, f"{agent.name}: {status}"
-        mounts = [line.split() for line in world.node.run("cat", f"/proc/{pid}/mounts").splitlines()]
+        mounts = [line.split() for line in live.node.run("cat", f"/proc/{pid}/mounts").splitlines()]
         assert [words[3].split(",")[0] for words in mounts if words[1] == "/"] == ["ro"]
 
 
@@ -139,9 +139,9 @@ LESS: dict[str, tuple[str, Callable[[str], bool]]] = {
 
 
 @pytest.mark.parametrize("name", LESS)
-def test_less_privileges_are_less_knowledge(run: tuple[World, Report], name: str) -> None:
+def test_less_privileges_are_less_knowledge(run: tuple[GpuNode, Report], name: str) -> None:
     """A gpumap that may see less shows less. That it is never wrong is judged as for the others."""
-    world, _ = run
-    still_right(world)
+    live, _ = run
+    still_right(live)
     what, holds = LESS[name]
-    world.until(name, holds, what)
+    live.until(name, holds, what)

@@ -1,6 +1,6 @@
 """A cluster whose use of GPUs is known, scraped by a real Prometheus with the rules, and asked as autoscalers ask.
 
-What was scraped before stands in Prometheus's blocks, so that each window of the rules is full from the start.
+Prometheus's blocks have what was scraped before. Each window of the rules is full from the start.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ CLUSTER = (
     Held("serving", "llm-7c9d8b5f6d-wwwww", "GPU-3"),  # its GPU is lost
     Held("serving", "llm-7c9d8b5f6d-vvvvv", "GPU-9", "1", 80 * GIB, unmatched=1),
     Held("serving", "llm-chat-66b4c9d5f-24567", "GPU-4", "1", 80 * GIB),
-    # Of Jobs whose names are near the Deployment's.
+    # Of Jobs with names near the Deployment's.
     Held("serving", "llm-train-x7k2p", "GPU-10", "1", 80 * GIB),
     Held("serving", "llm-gpt-x2x4z", "GPU-11", "1", 80 * GIB),
     Held("serving", "llm-7b-x2x4z", "GPU-12", "1", 80 * GIB),
@@ -79,7 +79,7 @@ def blocks(language: str) -> list[str]:
 
 
 def series(born: float, now: float) -> Iterator[tuple[str, Labels, Decimal | int]]:
-    """What the agents tell at that moment of containers that were born at another."""
+    """What the agents report at that moment of containers that started at another."""
     for held in CLUSTER:
         container = {"namespace": held.namespace, "pod": held.pod, "container": held.container}
         of = labels(**container, uuid=held.uuid)
@@ -108,7 +108,7 @@ def series(born: float, now: float) -> Iterator[tuple[str, Labels, Decimal | int
 def scraped_before(born: int, now: int) -> Samples:
     """The last minutes' scrapes, a second apart like those to come, under the labels that honorLabels leaves.
 
-    A second job scraped the same agents, and has just ended: of that its counters are left, inside of windows alone.
+    A second job scraped the same agents, and has just ended: its counters are left, only inside of windows.
     """
     samples = Samples()
     for moment in range(now - WINDOW_SECONDS, now):
@@ -141,7 +141,7 @@ def with_rules(
 ) -> Iterator[Prometheus]:
     """A Prometheus that scrapes the target and evaluates the rules each second. Given once `ready` has an answer.
 
-    `window` replaces that of the rules, so that nobody waits for two minutes.
+    `window` replaces that of the rules. A test then does not wait for two minutes.
     """
     data, rules = store(before, folder) if before else None, folder / RULES.name
     text, number = re.subn(r"\n    interval: 15s\n", "\n    interval: 1s\n", RULES.read_text())

@@ -83,7 +83,7 @@ OF_SEVERAL = {"GpumapGpuDownUnderPod", "GpumapGpuHeldIdle"}
 
 
 def reported_by(finding: str, reason: str) -> list[str]:
-    """The alerts whose matchers select such a finding."""
+    """The alerts with matchers that select such a finding."""
     found = []
     for alert in ALERTS.keys() - OF_SEVERAL:
         for series, matchers in selectors(ALERTS[alert]["expr"]):
@@ -115,7 +115,7 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_has_a_page(alert: str) -> None:
-    """Its runbook has the fixed headings in their order, tells severity and `for`, and has something under each."""
+    """Its runbook has the fixed headings in their order, names severity and `for`, and has text under each."""
     page = page_of(alert)
     first, *parts = re.split(r"^## (?=.)", page, flags=re.MULTILINE)
     wait = f", after {ALERTS[alert]['for']}" if "for" in ALERTS[alert] else ""
@@ -134,7 +134,7 @@ def test_there_is_no_page_without_an_alert() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_is_tested_either_way(alert: str) -> None:
-    """In promtool's tests there is a moment at which it fires, and a world in which it never does."""
+    """In promtool's tests there is a moment at which it fires, and a node on which it never does."""
     cases = [test for path in UNIT_TESTS for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]]
     fires, innocent = False, False
     for case in cases:
@@ -169,7 +169,7 @@ NOT_BRIDGED = {"GpumapMissingOnNode"}
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_a_gap_begins_nothing_anew(alert: str) -> None:
-    """What gpumap says is asked over a while, not of a moment alone; and what was said once is no alert yet."""
+    """An alert asks over a period, not only of one moment; what gpumap reports once is no alert yet."""
     rule = ALERTS[alert]
     bare = re.sub(r"gpumap_\w+(?:\{[^}]*\})?(?:\[\d+\w\]| offset 15m)|gpumap:[\w:]+", "", rule["expr"])
     bare = re.sub(r"gpumap_(?:gpu_xid_errors_by_code|container_xid_errors)_total(?:\{[^}]*\})?", "", bare)
@@ -179,7 +179,7 @@ def test_a_gap_begins_nothing_anew(alert: str) -> None:
 
 
 def test_documents_name_alerts_that_exist() -> None:
-    """docs/reference/alerts.md and the pages; and docs/reference/alerts.md tells which are critical."""
+    """docs/reference/alerts.md and the pages; and docs/reference/alerts.md lists which are critical."""
     for page in (ROOT / "docs" / "reference" / "alerts.md", *RUNBOOKS.glob("*.md")):
         assert set(re.findall(r"\bGpumap[A-Z]\w+", page.read_text(encoding="utf-8"))) <= ALERTS.keys(), page.name
     row = re.search(

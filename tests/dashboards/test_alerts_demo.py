@@ -41,7 +41,7 @@ EXPECTED = {
     "GpumapGpuRowRemapPending": {"/"},
     "GpumapGpuNeedsRecovery": {"/"},
 }
-"""What is to be told of the demo's node, with the pods; of a GPU there are none in the labels."""
+"""The alerts of the demo's node, with their pods; alerts of a GPU have no pod in the labels."""
 TEAM = 'kube_pod_labels{namespace="research",pod="notebook-idle",label_team="vision"} 1\n'
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SCALE = 180.0
@@ -157,7 +157,7 @@ pods:
 
 
 def test_rules_evaluate_on_a_pod_with_two_devices_of_one_card_by_two_jobs(tmp_path: Path) -> None:
-    """No rule fails, and the pod stands by both devices and by their GPU."""
+    """No rule fails, and the pod is listed with both devices and with their GPU."""
     (tmp_path / "play.yaml").write_text(TWO_MIG_DEVICES, encoding="utf-8")
     (tmp_path / "alerts.yaml").write_text(hurried(), encoding="utf-8")
     for name in ("node", "prometheus"):

@@ -81,8 +81,8 @@ CUSTOM: dict[str, dict[str, float]] = {
         "infer-0": 0.25,
     },
 }
-"""What the custom metrics API has to say of the namespace `serving`. No SM of MIG, and of who also uses a card of which
-it is not told; nothing of the pod on a lost GPU, and of the one with a slot on no known device."""
+"""What the custom metrics API has to say of the namespace `serving`. No SM of MIG, and of a pod that also uses a card
+without SM; nothing of the pod on a lost GPU, and of the one with a slot on no known device."""
 EXTERNAL = {
     ("workload_gpu_utilization", "llm"): 1.4 / 3,
     ("workload_gpu_utilization", "embedder"): 1.0,
@@ -136,7 +136,7 @@ def external(rule: dict[str, Any], scraped: Prometheus, workload: str) -> list[f
 
 
 def test_the_rules_hold_their_unit_tests() -> None:
-    """They tell the truth of what is idle, shared, known in part, gone, restarted, not scraped, or scraped twice."""
+    """They are correct for what is idle, shared, known in part, gone, restarted, not scraped, or scraped twice."""
     tests = Path(__file__).with_name("autoscaling.rules-test.yaml")
     accepted("test", "rules", tests)
 
@@ -159,7 +159,7 @@ def test_custom_metrics_tell_each_pod_its_own(scraped: Prometheus, rule: dict[st
 
 @pytest.mark.parametrize(("name", "workload"), EXTERNAL)
 def test_external_metrics_are_one_mean_of_a_workload(scraped: Prometheus, name: str, workload: str) -> None:
-    """The mean over the pods that are known, of this workload alone, as one value."""
+    """The mean over the pods that are known, of this workload only, as one value."""
     (rule,) = (rule for rule in ADAPTER["external"] if rule["name"]["as"] == name)
     mean = near([EXTERNAL[name, workload]])
     assert settled(lambda: external(rule, scraped, workload), mean) == mean

@@ -121,7 +121,7 @@ def test_no_metric_dangles() -> None:
 
 
 def test_targets_are_of_the_metrics_kind() -> None:
-    """A mean is compared as it is, a pod's value by the mean of the pods; one autoscaler stands on a workload."""
+    """A mean is compared as it is, a pod's value by the mean of the pods; a workload has one autoscaler."""
     for metric in (metric for manifest in HPAS for metric in manifest["spec"]["metrics"]):
         target = metric[metric["type"].lower()]["target"]
         expected = {"Pods": "AverageValue", "External": "Value"}[metric["type"]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from boards.__main__ import FOLDER, files
-from tests.dashboards.boards_world import RECORDS
+from tests.dashboards.board_servers import RECORDS
 from tests.dashboards.own_boards import BOARDS, Asked, Json, each_board, each_panel, each_target
 from tests.dashboards.promql_names import LABELS, assert_known, selectors
 
@@ -88,7 +88,7 @@ def test_names_are_those_of_gpumap(asked: Asked) -> None:
 
 @each_board
 def test_gpumaps_own_pod_is_nobody(board: Json) -> None:
-    """What a job without honorLabels tells of pods is asked for nowhere: `pod` is gpumap's own there."""
+    """No query uses what a job without honorLabels reports of pods: `pod` is gpumap's own there."""
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     asked += [one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"]
     for expr in asked:

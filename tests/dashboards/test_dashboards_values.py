@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.dashboards.boards_world import RECORDS, fill_in
+from tests.dashboards.board_servers import RECORDS, fill_in
 from tests.dashboards.own_boards import BOARDS
-from tests.promtool import accepted
+from tests.promtool import Asked, assert_answers
 
 Values = Mapping[str, str]
 """promtool's notation, by series; a sample each minute."""
@@ -26,7 +25,7 @@ DRIVER_DOWN: Values = {
     'gpumap_gpu_up{node="gone",gpu_uuid="GPU-e"}': "1x20 stale",
     'gpumap_source_up{node="gone",source="nvml"}': "1x20 stale",
 }
-"""Nodes: one whose driver fails as a whole, one that loses a GPU, one without any, and one that is taken away."""
+"""Nodes: one with a driver that fails as a whole, one that loses a GPU, one without any, and one that is taken away."""
 FAILS = [
     ("gpumap-fleet", "Nodes", 3, 2),
     ("gpumap-fleet", "GPUs", 5, 4),
@@ -47,7 +46,7 @@ def test_a_driver_that_is_down_hides_no_gpu(
 
 
 def test_gpus_of_a_driver_that_is_down_are_listed(tmp_path: Path) -> None:
-    """They have a row each that says 0, without the names that nobody tells now; GPUs that are well have theirs."""
+    """They have a row each that says 0, without names that no source reports now; GPUs that are well have theirs."""
     named = {'gpumap_device_info{node="lost",uuid="GPU-c",gpu_uuid="GPU-c",index="3",model="H"}': "1x90"}
     (query,) = (
         target["expr"]
@@ -129,25 +128,8 @@ def stat(uid: str, title: str) -> str:
     return fill_in(query, {})
 
 
-def prove(
-    folder: Path, series: Values, asked: Sequence[tuple[str, str, Mapping[str, float]]], rules: Sequence[Path] = ()
-) -> None:
+def prove(folder: Path, series: Values, asked: Sequence[Asked], rules: Sequence[Path] = ()) -> None:
     """Each query, at its moment, has these series with these values, says promtool."""
-    test = {
-        "interval": "1m",
-        "input_series": [
-            {"series": name.replace("{", '{job="gpumap",', 1), "values": values} for name, values in series.items()
-        ],
-        "promql_expr_test": [
-            {
-                "expr": fill_in(query, {}),
-                "eval_time": moment,
-                "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
-            }
-            for query, moment, expected in asked
-        ],
-    }
-    file = folder / "boards.test.json"  # JSON is YAML
-    text = json.dumps({"rule_files": [str(rule) for rule in rules], "evaluation_interval": "1m", "tests": [test]})
-    file.write_text(text, encoding="utf-8")
-    accepted("test", "rules", file)
+    of_gpumap = {name.replace("{", '{job="gpumap",', 1): values for name, values in series.items()}
+    filled = ((fill_in(query, {}), moment, expected) for query, moment, expected in asked)
+    assert_answers(folder, of_gpumap, *filled, rules=rules)

@@ -43,7 +43,7 @@ PARTS = {
 
 
 def capture_pages() -> Mapping[str, Page]:
-    """A node for each capture, whose devices are no other one's."""
+    """A node for each capture. No two nodes share a device."""
 
     def page(capture: Path) -> Page:
         said = (capture / "expected.prom").read_text()
@@ -109,7 +109,7 @@ def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 def test_the_rules_hold_their_unit_tests() -> None:
-    """They tell the truth of what is shared, not known, found, gone, restarted, scraped twice, and of clusters."""
+    """They are correct for what is shared, not known, found, gone, restarted, scraped twice, and for clusters."""
     tests = Path(__file__).parents[1] / "rules" / "fleet.test.yaml"
     accepted("test", "rules", tests)
 

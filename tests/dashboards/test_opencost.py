@@ -14,7 +14,7 @@ import yaml
 from gpumap.agent.dialects.dcgm import BEFORE_4_9, SINCE_4_9
 from tests.dcgm_exporter import RENAMED
 from tests.fences import read_blocks
-from tests.promtool import accepted, assert_parses
+from tests.promtool import accepted, assert_answers, assert_parses
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "rules" / "opencost.yaml"
@@ -56,27 +56,17 @@ def test_opencost_charges_what_the_example_says(tmp_path: Path, *, by_use: bool)
     """What OpenCost's own query returns on the played series is the table's column of GPUs, row by row."""
     rules = BY_USE if by_use else RULES
     played: dict[str, Any] = yaml.safe_load(TESTS.read_text(encoding="utf-8"))["tests"][0]
-    expected = [
-        {
-            "labels": f'{{namespace="{namespace}",pod="{pod}",container="main",node="node-1"}}',
-            "value": row.used_gpus if by_use else row.gpus,
-        }
+    expected = {
+        f'{{namespace="{namespace}",pod="{pod}",container="main",node="node-1"}}': (
+            row.used_gpus if by_use else row.gpus
+        )
         for row in example()
         if "/" in row.who
         for namespace, pod in [row.who.split("/")]
         if by_use or row.gpus  # OpenCost has no series of a share that is unknown
-    ]
-    asked = {"expr": f"round({ASKED}, 0.0001)", "eval_time": "70m", "exp_samples": expected}
-    (file := tmp_path / "example.json").write_text(
-        yaml.safe_dump(
-            {
-                "rule_files": [str(rules)],
-                "evaluation_interval": "1m",
-                "tests": [{**played, "promql_expr_test": [asked]}],
-            }
-        )
-    )
-    accepted("test", "rules", file)
+    }
+    series = {one["series"]: one["values"] for one in played["input_series"]}
+    assert_answers(tmp_path, series, (f"round({ASKED}, 0.0001)", "70m", expected), rules=[rules], interval="15s")
 
 
 def test_the_dialect_has_what_the_page_says() -> None:

@@ -1,4 +1,4 @@
-"""The chart as a real helm renders it, and what stands in a rendered pod."""
+"""The chart as a real helm renders it, and what is in a rendered pod."""
 
 import os
 import subprocess

@@ -20,7 +20,7 @@ CERTIFICATE_SHOWN = (
     "tlsConfig.keySecret.name=prometheus",
     "tlsConfig.keySecret.key=tls.key",
 )
-"""By a monitor: its client certificate. Such values stand below the monitor that `of` puts before them."""
+"""By a monitor: its client certificate. Such values are below the monitor that `of` puts before them."""
 PASSWORD_SENT = (
     "basicAuth.username.name=prometheus",
     "basicAuth.username.key=user",

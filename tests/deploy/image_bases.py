@@ -57,7 +57,7 @@ def run(*command: str | Path, cwd: Path | None = None, variables: Mapping[str, s
 
 
 def unpack_base(folder: Path, packages: Sequence[str], *, with_dependencies: bool) -> Path:
-    """A root file system of Debian's packages, whose scripts did not run. No file of it is this machine's, but one."""
+    """A root file system of Debian's packages. Their scripts did not run. No file of it is this machine's, but one."""
     apt = release_apt(folder / "apt", RELEASE)
     (folder / "debs").mkdir()
     if with_dependencies:

@@ -45,7 +45,7 @@ def test_only_what_is_asked_for_is_installed() -> None:
 
 @pytest.mark.parametrize("variation", VARIATIONS)
 def test_every_object_is_in_the_releases_namespace(variation: str) -> None:
-    """Except objects whose namespace is a value, and OpenShift's constraints, which belong to the cluster."""
+    """Except objects with a namespace of their own, and OpenShift's constraints, which belong to the cluster."""
     values = dict(value.split("=", 1) for value in VARIATIONS[variation])
     common = values.get("namespaceOverride", "monitoring")
     for manifest in render_all(*VARIATIONS[variation]):
@@ -258,7 +258,7 @@ def test_the_charts_app_is_this_version() -> None:
 
 
 def test_the_icon_is_gpumaps() -> None:
-    """It stands in the chart itself, so that nothing is fetched for it, and is the page's."""
+    """The icon is in the chart itself and is the page's. Nothing is fetched for it."""
     icon = yaml.safe_load((CHART / "Chart.yaml").read_text())["icon"]
     page = resources.files("gpumap.agent.web") / "page" / "icon.svg"
     assert base64.b64decode(icon.removeprefix("data:image/svg+xml;base64,")) == page.read_bytes()

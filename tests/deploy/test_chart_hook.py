@@ -1,4 +1,4 @@
-"""The pod of `helm test`: what it may, whom it asks, and that its command line tells a good agent from a bad one."""
+"""The pod of `helm test`: what it may do, which agents it asks, and how it judges good and bad agents."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def ask(pod: Manifest, url: str, files: Path | None = None, user: str = "") -> s
 
 
 def test_it_runs_only_when_it_is_asked_to() -> None:
-    """One pod, a hook of `helm test` alone; the last one's stays until the next, so that its log can be read."""
+    """One pod, a hook only of `helm test`; the last one stays until the next, and its log can be read."""
     (pod,) = hooks()
     assert pod["kind"] == "Pod"
     assert pod["metadata"]["annotations"] == {
@@ -182,7 +182,7 @@ def test_it_passes_where_an_agent_works(tmp_path: Path) -> None:
 
 
 def test_it_fails_where_nobody_answers() -> None:
-    """No agent is ready, or none was scheduled: one line says that nobody answered."""
+    """No agent is ready, or none was scheduled: one line says that no agent answered."""
     (pod,) = hooks()
     done = ask(pod, "http://127.0.0.1:9")
     assert done.returncode == 1
@@ -191,7 +191,7 @@ def test_it_fails_where_nobody_answers() -> None:
 
 @pytest.fixture(name="lost_card", scope="module")
 def run_lost_card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An agent on a node whose only card is lost."""
+    """An agent on a node with one card, which is lost."""
     folder = tmp_path_factory.mktemp("lost")
     scenario = folder / "lost.yaml"
     scenario.write_text(LOST_CARD)

@@ -1,4 +1,4 @@
-"""Mistakes in the chart's values: what stops an installation, and how it is told."""
+"""Mistakes in the chart's values: what stops an installation, and what helm then prints."""
 
 import re
 
@@ -134,7 +134,7 @@ SHAPES = (
     (f"{TERMS}[0].matchExpressions[0]", "a"),
     (f"{TERMS}[0].matchLabels.pool", "a"),
 )
-"""More values of the wrong shape, of names that stand above or not."""
+"""More values of the wrong shape, of names that are above or not."""
 MONITOR_MISTAKES: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("interval=15s", "scrapeTimeout=20s"), (), "scrapeTimeout 20s is longer than"),
     (("interval=1m", "scrapeTimeout=1m1ms"), (), "scrapeTimeout 1m1ms is longer than"),
@@ -158,7 +158,7 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
     said = refusal(f"{name}={value}")
     assert "schema" in said, said
     *_, parent, last = ("", *re.findall(r"[A-Za-z_]+", name))
-    # An unknown parent hides what is in it; what lacks its name is told by where it stands.
+    # An unknown parent hides what is in it; what lacks its name is named by its place.
     assert any(words in said for words in (last, f"'{parent}'", f"/{parent}/0")), said
 
 
@@ -244,7 +244,7 @@ def test_a_release_that_no_service_can_be_called_by_is_refused(release: str) -> 
 
 
 def test_a_password_is_not_shown() -> None:
-    """Who writes a password in the place of its hash is told so, without it."""
+    """A password in the place of its hash is an error that does not print the password."""
     said = refusal("basicAuth.users.prometheus=open-sesame")
     assert "basicAuth.users.prometheus is not a bcrypt hash" in said
     assert "open-sesame" not in said

@@ -1,4 +1,4 @@
-"""The chart's ServiceMonitor and PodMonitor, tried with a real Prometheus: whose labels a series has, and how it asks.
+"""The chart's ServiceMonitor and PodMonitor, tried with a real Prometheus: which labels a series has, and how it asks.
 
 What Prometheus' operator makes of a monitor is played: its own relabelings, and then the monitor's.
 """
@@ -201,7 +201,7 @@ def test_ones_own_relabelings_come_last(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", OPERATOR)
 def test_the_monitors_values_are_its_endpoints(kind: str) -> None:
-    """Interval, timeout, labels, and relabelings of series stand in the monitor as they are in the values."""
+    """Interval, timeout, labels, and relabelings of series are in the monitor as in the values."""
     name = f"{kind[0].lower()}{kind[1:]}"
     settings = ("interval=30s", "scrapeTimeout=10s", "metricRelabelings[0].action=drop")
     found = endpoint(kind, *(f"{name}.{one}" for one in settings), f"{name}.metricRelabelings[0].regex=a")
@@ -284,7 +284,7 @@ def test_no_series_is_stamped_with_the_agents_pod(servers: tuple[str, Prometheus
 
 
 def test_containers_keep_their_own_labels(servers: tuple[str, Prometheus]) -> None:
-    """The namespace, pod and container of who holds a GPU arrive as the agent tells them."""
+    """The namespace, pod and container of a holder arrive as the agent reports them."""
     url, server = servers
     name = "gpumap_allocation_info"
 

@@ -129,7 +129,7 @@ def test_who_chooses_nodes_says_it_all() -> None:
     ids=["a preference", "other pods"],
 )
 def test_what_requires_no_node_chooses_none(values: tuple[str, ...]) -> None:
-    """A preference, and what is said of other pods, stand beside the known labels."""
+    """A preference, and terms about other pods, are beside the known labels."""
     given = pod_of(render(*values))["affinity"]
     assert "preferredDuringSchedulingIgnoredDuringExecution" in given["nodeAffinity"] or "podAntiAffinity" in given
     assert runs_on({"nvidia.com/gpu.present": "true"}, *values)

@@ -49,7 +49,7 @@ def test_the_package_is_whole(packaged: Path) -> None:
             name = one.name.removeprefix("gpumap/")
             content = archive.extractfile(one)
             assert content is not None
-            if name != "Chart.yaml":  # helm writes it anew
+            if name != "Chart.yaml":  # helm writes it again
                 assert content.read() == (CHART / name).read_bytes(), name
     whole = {str(one.relative_to(CHART)) for one in CHART.rglob("*") if one.is_file()}
     values = {str(one.relative_to(CHART)) for one in (CHART / "ci").iterdir()}
@@ -88,7 +88,7 @@ def test_two_releases_share_no_object(release: str, namespace: str, values: tupl
 
 
 def test_a_monitor_finds_its_service_whatever_argo_writes() -> None:
-    """Argo CD may write app.kubernetes.io/instance anew on the Service; another release's monitor does not find it."""
+    """Argo CD may replace app.kubernetes.io/instance on the Service; another release's monitor does not find it."""
     made = {release: {one["kind"]: one for one in render_all(*EVERYTHING, release=release)} for release in ("a", "b")}
     wanted = made["a"]["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items()
     services = {release: kinds["Service"]["metadata"]["labels"] for release, kinds in made.items()}
@@ -102,7 +102,7 @@ def test_a_monitor_finds_its_service_whatever_argo_writes() -> None:
 
 @pytest.mark.parametrize("values", [(), EVERYTHING], ids=["defaults", "everything"])
 def test_one_releases_objects_select_their_own_pods(values: tuple[str, ...]) -> None:
-    """Beside another release in the namespace, what selects pods or Services finds those of its own release alone."""
+    """Beside another release in the namespace, what selects pods or Services finds only those of its own release."""
     for manifest in render_all(*values, release="blue"):
         for found in re.finditer(r'"app.kubernetes.io/instance": "([^"]+)"', json.dumps(manifest)):
             assert found[1] == "blue", manifest["kind"]
@@ -140,7 +140,7 @@ def test_aliases_are_agents_apart(parent: Path) -> None:
 
 
 def test_no_value_and_no_version_changes_a_selector(tmp_path: Path) -> None:
-    """The API refuses an upgrade that changes a DaemonSet's selector: it depends on the release's name alone."""
+    """The API refuses an upgrade that changes a DaemonSet's selector: it depends only on the release's name."""
     newer = tmp_path / "gpumap"
     shutil.copytree(CHART, newer)
     (newer / "Chart.yaml").write_text(

@@ -27,7 +27,7 @@ REAL_ROOT = "/var/lib/k0s/kubelet"
 
 
 SCALARS = ("123", "true", "1e3", "null")
-"""Names that YAML reads as something else where they stand without quotes."""
+"""Names that YAML reads as something else if they have no quotes."""
 
 
 LOOSENED = ("security contexts", "more of one's own", "the node's network")
@@ -215,7 +215,7 @@ def test_extras_reach_the_pod_as_they_are() -> None:
 
 
 def test_a_variable_of_ones_own_takes_the_place_of_the_charts() -> None:
-    """No name stands twice in the container's environment."""
+    """No name is twice in the container's environment."""
     found = container_of(render(*VARIATIONS["extras"], "extraEnv[2].name=NODE_NAME", "extraEnv[2].value=a"))["env"]
     values = {one["name"]: one.get("value") for one in found}
     assert len(values) == len(found)

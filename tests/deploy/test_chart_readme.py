@@ -22,7 +22,7 @@ def read_values() -> tuple[Value, ...]:
 
 
 def test_every_value_is_documented(values: tuple[Value, ...]) -> None:
-    """Directly above each key stands a comment; a head, whose keys have their own, can do without."""
+    """A comment is directly above each key; a head with comments on its keys needs none."""
     assert [value.name for value in values if value.type and not value.text] == []
 
 
@@ -46,7 +46,7 @@ def test_the_table_has_every_value_with_its_default(values: tuple[Value, ...]) -
 
 
 def test_a_value_is_told_with_its_type_default_and_comment() -> None:
-    """A comment belongs to the key below it, at that key's own column; what stands in a value is no key."""
+    """A comment belongs to the key below it, at that key's own column; what is in a value is no key."""
     values = """\
 # Of the file.
 

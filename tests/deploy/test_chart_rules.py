@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart import CHART, Manifest, container_of, pod_of, render, render_all
-from tests.promtool import accepted
+from tests.promtool import assert_answers
 
 RULES = CHART / "rules"
 RUNBOOKS = CHART.parent.parent / "docs" / "runbooks"
@@ -69,7 +69,7 @@ def test_a_record_of_a_fleet_is_read_after_it_is_made() -> None:
 
 
 def test_an_alert_can_be_left_out_by_its_name() -> None:
-    """It alone; the others, and the records that they need, stay."""
+    """Only this one goes; the others, and the records that they need, stay."""
     known = alerts(groups_of("alerts.yaml"))
     first, second, *_ = known
     found = rendered_groups(f"prometheusRule.disabledAlerts={{{first},{second}}}")
@@ -135,17 +135,11 @@ WATCHED = {name for _, names in CHANGES for name in names}
 def test_thresholds_decide_what_fires(values: tuple[str, ...], firing: set[str], tmp_path: Path) -> None:
     """promtool plays four hours of one GPU: which alerts fire depends on thresholds, ignoredXids and `for`."""
     groups = rendered_groups(*(f"prometheusRule.{one}" for one in values))
-    (tmp_path / "rules.json").write_text(json.dumps({"groups": groups}))
-    series = [{"series": name.replace("{", '{job="gpumap",', 1), "values": values} for name, values in PLAYED.items()]
-    asked = {
-        "expr": f'group by (alertname) (ALERTS{{alertstate="firing",alertname=~"{"|".join(sorted(WATCHED))}"}})',
-        "eval_time": "4h",
-        "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(firing)],
-    }
-    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
-    file = tmp_path / "test.json"  # JSON is YAML
-    file.write_text(json.dumps({"rule_files": ["rules.json"], "evaluation_interval": "1m", "tests": [test]}))
-    accepted("test", "rules", file)
+    (rules := tmp_path / "rules.json").write_text(json.dumps({"groups": groups}))
+    series = {name.replace("{", '{job="gpumap",', 1): values for name, values in PLAYED.items()}
+    query = f'group by (alertname) (ALERTS{{alertstate="firing",alertname=~"{"|".join(sorted(WATCHED))}"}})'
+    expected = {f'{{alertname="{name}"}}': 1 for name in firing}
+    assert_answers(tmp_path, series, (query, "4h", expected), rules=[rules])
 
 
 @pytest.mark.parametrize("base", ["https://git.example.com/runbooks", "https://git.example.com/runbooks/"])
@@ -180,7 +174,7 @@ def test_each_board_has_a_config_map() -> None:
 
 
 def test_the_network_policy_lets_the_metrics_in_and_nothing_out() -> None:
-    """Egress to nowhere; ingress to the port of the metrics alone, from everybody until somebody is named."""
+    """Egress to nowhere; ingress only to the port of the metrics, from all pods until `from` names some."""
     policy = render("networkPolicy.enabled=true")["NetworkPolicy"]["spec"]
     port = {"port": "metrics", "protocol": "TCP"}
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -217,7 +211,7 @@ SCC = "openshift.securityContextConstraints=true"
     ],
 )
 def test_openshifts_constraints_allow_what_the_pod_has_and_no_more(values: tuple[str, ...]) -> None:
-    """For the release's ServiceAccount alone: folders of the node, its processes where asked for, no capability."""
+    """Only for the release's ServiceAccount: folders of the node, its processes where asked for, no capability."""
     manifests = render(SCC, *values, release="prod")
     constraints, pod = manifests["SecurityContextConstraints"], pod_of(manifests)
     assert constraints["users"] == [f"system:serviceaccount:monitoring:{pod['serviceAccountName']}"]

@@ -207,7 +207,7 @@ def test_the_schema_knows_exactly_the_documented_values() -> None:
 
 
 def test_what_is_emptied_is_refused_by_name_or_does_no_harm() -> None:
-    """A key without a value, such as `tls:` alone, takes the default away: no template stumbles over that."""
+    """A key without a value, such as only `tls:`, takes the default away: no template fails on it."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
 

@@ -1,4 +1,4 @@
-"""TLS, client certificates and passwords by the chart's values: what gpumap is told, and that no secret lies about."""
+"""TLS, client certificates and passwords by the chart's values: what gpumap gets, and where no secret is."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def test_gpumap_understands_what_it_is_told(more: tuple[str, ...]) -> None:
 
 
 def test_passwords_go_without_tls() -> None:
-    """basicAuth alone: a file with users and no certificate."""
+    """Only basicAuth: a file with users and no certificate."""
     manifests = render(*USERS)
     config = web_config(manifests)
     assert config.tls is None
@@ -80,7 +80,7 @@ def test_a_file_of_ones_own_takes_the_place_of_the_charts() -> None:
 
 
 def test_secrets_can_be_renewed_and_read_by_nobody_else() -> None:
-    """Mounted as folders, into which the kubelet puts new files, read-only, for the file's owner alone."""
+    """Mounted as folders, into which the kubelet puts new files, read-only, only for the file's owner."""
     manifests = render(*TLS, *CLIENTS, *USERS)
     for volume in pod_of(manifests)["volumes"]:
         if "secret" in volume:
@@ -96,8 +96,8 @@ def test_hashes_stand_in_the_secret_alone() -> None:
 
 
 def test_rotation_replaces_no_pod() -> None:
-    """Other users, none of them left too, and another TLS version stand in the Secret alone, which running agents read
-    anew."""
+    """Other users, none of them left too, and another TLS version are only in the Secret, which running agents read
+    again."""
     other = USERS[0].replace("aaa", "bbb")
     pods = [
         render(*TLS, *values)["DaemonSet"]

@@ -1,4 +1,4 @@
-"""What of the image can be told without building it: pinned bases, wheels for each platform, labels' defaults."""
+"""What is known of the image without building it: pinned bases, wheels for each platform, labels' defaults."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def test_the_versions_default_is_gpumaps() -> None:
 
 
 def test_only_what_is_copied_goes_to_the_builder() -> None:
-    """The builder sees the Dockerfile's COPYs and no more: no key or note that lies in a clone can get in."""
+    """The builder sees only the Dockerfile's COPYs: no key or note in a clone can get in."""
     copied = set()
     for line in re.findall(r"^COPY (?!--)(.+)$", DOCKERFILE, re.MULTILINE):
         copied |= set(line.split()[:-1])
@@ -85,7 +85,7 @@ def test_each_platform_has_its_wheels(platform: str, lock: str, python: str, tmp
 
 
 def test_the_builder_is_told_what_is_asked(tmp_path: Path) -> None:
-    """`make image` gives the builder the commit's time, version, platforms and name, and pushes when told to."""
+    """`make image` gives the builder the commit's time, version, platforms and name, and pushes on demand."""
     words = ["--image", "r.example/gpumap:1", "--platforms", "linux/amd64,linux/arm64", "--push"]
     play_builders(tmp_path, "podman", "docker")
     told = {name: make_image(tmp_path, "--builder", name, *words).stdout.splitlines() for name in ("podman", "docker")}
@@ -122,7 +122,7 @@ def test_a_builder_without_a_signature_policy_says_what_will_do(tmp_path: Path) 
 
 
 def play_builders(folder: Path, *names: str, without_buildx: bool = False) -> None:
-    """Programs of those names that say what they were told, in a home that has a signature policy."""
+    """Programs of those names that print their arguments, in a home that has a signature policy."""
     for name in names:
         played = folder / name
         refusal = '[ "$1" = buildx ] && exit 1\n' if without_buildx else ""

@@ -110,7 +110,7 @@ def test_all_that_is_added_has_one_time(built: Built) -> None:
 
 
 def test_labels_say_what_it_is(built: Built) -> None:
-    """The OCI labels tell name, licence, version, revision and the time of the source."""
+    """The OCI labels have name, licence, version, revision and the time of the source."""
     prefix = "org.opencontainers.image."
     labels = {name.removeprefix(prefix): value for name, value in built.described["config"]["Labels"].items()}
     assert labels["title"] == "gpumap"
@@ -123,7 +123,7 @@ def test_labels_say_what_it_is(built: Built) -> None:
 
 
 def test_settings(built: Built) -> None:
-    """It starts `gpumap serve` as user 0, tells its port, and asks NVIDIA's runtime for NVML on all GPUs."""
+    """It starts `gpumap serve` as user 0, exposes its port, and asks NVIDIA's runtime for NVML on all GPUs."""
     config = built.described["config"]
     assert config["Entrypoint"] == ["gpumap"]
     assert config["Cmd"] == ["serve"]
@@ -286,7 +286,7 @@ class Running(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def contained(built: Built, node: Node, way: str, folder: Path, user: str = "0:0") -> AsyncIterator[Running]:
-    """`gpumap serve` over a node in a container of its own, whose root nobody has used before."""
+    """`gpumap serve` over a node in a container of its own, with a fresh root."""
     described = {**built.described, "config": {**built.described["config"], "User": user}}
     at = DRIVER[way]
     mounts = [mount(node.directory), mount(node.library, at)]

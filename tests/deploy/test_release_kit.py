@@ -183,7 +183,7 @@ def test_chart_yaml_is_such_as_ct_lint_takes() -> None:
 
 
 def test_artifact_hubs_annotations_are_its_own() -> None:
-    """Those whose value is YAML can be read, and have the fields that Artifact Hub knows (its docs, v1.22)."""
+    """Those with YAML as their value can be read, and have the fields that Artifact Hub knows (its docs, v1.22)."""
     annotations = read("charts/gpumap/Chart.yaml")["annotations"]
     assert annotations["artifacthub.io/category"] == "monitoring-logging"
     assert annotations["artifacthub.io/prerelease"] in ("true", "false")

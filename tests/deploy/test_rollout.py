@@ -1,6 +1,6 @@
 """A roll-out, seen by a real Prometheus: one agent ends, its successor serves the same node at another address.
 
-Targets have the labels of the chart's monitors, and are told by files, which Prometheus follows as it follows
+Targets have the labels of the chart's monitors, and are in files, which Prometheus follows as it follows
 Kubernetes: some seconds late. docs/how-to/scrape.md says what follows from it.
 """
 
@@ -40,8 +40,8 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class World:
-    """A Prometheus, and the file that tells it a node's targets."""
+class Scraper:
+    """A Prometheus, and the file with a node's targets."""
 
     server: Prometheus
     folder: Path
@@ -49,9 +49,9 @@ class World:
     def point(self, node: str, *urls: str) -> None:
         """The node's agents are at these addresses from now on."""
         labels = {"node": node, "instance": node}
-        told = [{"targets": [url.removeprefix("http://")], "labels": labels} for url in urls]
+        targets = [{"targets": [url.removeprefix("http://")], "labels": labels} for url in urls]
         written = self.folder / f"{node}.new"
-        written.write_text(json.dumps(told))
+        written.write_text(json.dumps(targets))
         written.rename(self.folder / f"{node}.json")
 
     def targets(self, url: str) -> list[Mapping[str, Any]]:
@@ -78,30 +78,30 @@ def agent(folder: Path, name: str) -> contextlib.AbstractContextManager[str]:
     return demo(home, "--scenario", str(scenario), "--interval", "1s")
 
 
-def replace_agent(world: World, node: str) -> Rollout:
+def replace_agent(scraper: Scraper, node: str) -> Rollout:
     """The first agent ends right after a scrape, and the second one starts. Of the node "failed", the first one is
     scraped once more when it is gone."""
-    with agent(world.folder, f"{node}-1") as url:
-        world.point(node, url)
-        world.scraped(url, 3)
+    with agent(scraper.folder, f"{node}-1") as url:
+        scraper.point(node, url)
+        scraper.scraped(url, 3)
         last = time.time()
     if node == "failed":
-        world.scraped(url, 1, health="down")
-    with agent(world.folder, f"{node}-2") as url:
-        world.point(node, url)
-        world.scraped(url, 3)
+        scraper.scraped(url, 1, health="down")
+    with agent(scraper.folder, f"{node}-2") as url:
+        scraper.point(node, url)
+        scraper.scraped(url, 3)
         return Rollout(last, time.time())
 
 
-def run_two(world: World, node: str) -> Rollout:
+def run_two(scraper: Scraper, node: str) -> Rollout:
     """The second agent starts before the first one ends, as with a surge, and both are scraped for some time."""
-    with agent(world.folder, f"{node}-1") as one:
-        world.point(node, one)
-        world.scraped(one, 2)
-        with agent(world.folder, f"{node}-2") as other:
-            world.point(node, one, other)
+    with agent(scraper.folder, f"{node}-1") as one:
+        scraper.point(node, one)
+        scraper.scraped(one, 2)
+        with agent(scraper.folder, f"{node}-2") as other:
+            scraper.point(node, one, other)
             last = time.time()
-            world.scraped(other, 4)
+            scraper.scraped(other, 4)
             return Rollout(last, time.time())
 
 
@@ -132,16 +132,16 @@ class Seen:
 def run_rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """Three nodes, each rolled out in its own way, at the same time."""
     folder = tmp_path_factory.mktemp("rollout")
-    (told := folder / "told").mkdir()
-    job = {"job_name": "gpumap", "honor_labels": True, "file_sd_configs": [{"files": [f"{told}/*.json"]}]}
+    (targets := folder / "targets").mkdir()
+    job = {"job_name": "gpumap", "honor_labels": True, "file_sd_configs": [{"files": [f"{targets}/*.json"]}]}
     times = {"scrape_interval": f"{INTERVAL_SECONDS}s", "scrape_timeout": "10s"}
     with (
         prometheus(folder, config={"global": times, "scrape_configs": [job]}) as server,
         ThreadPoolExecutor() as threads,
     ):
-        world = World(server, told)
+        scraper = Scraper(server, targets)
         ways = {"replaced": replace_agent, "failed": replace_agent, "surge": run_two}
-        begun = {node: threads.submit(roll_out, world, node) for node, roll_out in ways.items()}
+        begun = {node: threads.submit(roll_out, scraper, node) for node, roll_out in ways.items()}
         yield Seen(server, {node: one.result() for node, one in begun.items()})
 
 
@@ -170,7 +170,7 @@ def test_a_scrape_that_fails_leaves_the_gap_until_the_next_one(seen: Seen) -> No
 
 @pytest.mark.parametrize("node", ["replaced", "failed"])
 def test_nothing_is_charged_twice(seen: Seen, node: str) -> None:
-    """A counter begins anew at most once, with less than it had, and its increase is within the time that passed."""
+    """A counter restarts at most once, with less than it had, and its increase is within the time that passed."""
     for values in seen.counters(node):
         assert sum(later < earlier for earlier, later in pairwise(values)) <= 1
         assert _increase(values) <= _seconds(seen, node) + 2.0

@@ -44,7 +44,7 @@ def build_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="installed", scope="module")
 def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the run-time lock and the wheel, and no more. Gives the folder of its commands."""
+    """A fresh environment with only the run-time lock and the wheel. Gives the folder of its commands."""
     home = tmp_path_factory.mktemp("installed")
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"
@@ -96,7 +96,7 @@ def test_the_command_tells_its_version(installed: Path, empty: Path) -> None:
 
 
 def test_every_module_imports_without_a_warning(installed: Path, empty: Path) -> None:
-    """With the run-time dependencies alone each module imports, and with warnings as errors."""
+    """Each module imports with only the run-time dependencies, and with warnings as errors."""
     program = """
 import importlib, pkgutil, gpumap
 for module in pkgutil.walk_packages(gpumap.__path__, "gpumap."):

@@ -8,7 +8,7 @@ Prometheus that scrapes four simulated nodes (tests/fleet.py), with every dialec
 | `promql old` | an old query that a dialect answers, or an exporter that remains | an answer |
 | `promql` | the new query, in native names | an answer, also without any dialect |
 | `promql same-values-as-old` | a new query | the values of the last `old` query before it, in any order |
-| `promql gone` | an old query whose names no dialect has | no answer |
+| `promql gone` | an old query with names that no dialect has | no answer |
 | `promql with-dcgm` | for a dcgm-exporter that remains, scraped without `honorLabels` | an answer |
 | `promql with-dcgm-honored` | for the same, scraped with `honorLabels` | an answer |
 | `promql relabeled` | an old query that needs the pages' `yaml metricRelabelings` | an answer |
@@ -28,7 +28,7 @@ from pathlib import Path
 import yaml
 
 from tests.fences import read_blocks
-from tests.fleet import WORLDS, Relabeling
+from tests.fleet import SERVERS, Relabeling
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "replace"
 QUERIES = {"old query", "native query", "values"}
@@ -46,8 +46,8 @@ class Fence:
     """The last `old` query before this one."""
 
     @property
-    def world(self) -> str:
-        chosen = [word for word in self.words if word in WORLDS]
+    def server(self) -> str:
+        chosen = [word for word in self.words if word in SERVERS]
         return chosen[0] if chosen else "dialects"
 
 

@@ -1,7 +1,7 @@
 """A real Prometheus joins gpumap's owners with the series of a dcgm-exporter: each join gives the rows expected.
 
 The queries are those of replace/dcgm-exporter.md. The exporter is as before and after its 4.9, with virtual GPUs,
-with and without `honorLabels`; each of these worlds is an hour in one Prometheus.
+with and without `honorLabels`; each of these setups is an hour in one Prometheus.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tests.snapshots import with_node
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "replace" / "dcgm-exporter.md"
 FREE = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e55"
 LONE = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e56")
-"""Of which one container has a part, and nobody else one."""
+"""A card of which one container has a part, and no other container has one."""
 P3 = ContainerName("ml", "p3", "a")
 START, HOUR = 1_800_000_000, 3600
 
 
-class World(NamedTuple):
+class Setup(NamedTuple):
     since_4_9: bool
     honored: bool
     """dcgm-exporter's labels, in its scrape."""
@@ -52,12 +52,12 @@ class World(NamedTuple):
 
 
 _TRUTHS = (False, True)
-WORLDS = [World(*of, number) for number, of in enumerate(product(_TRUTHS, _TRUTHS, _TRUTHS))]
-in_each_world = pytest.mark.parametrize(
-    "world",
-    WORLDS,
-    ids=lambda world: (
-        f"{'since' if world.since_4_9 else 'before'} 4.9, honorLabels {world.honored}, gpumap's {world.gpumap_honored}"
+SETUPS = [Setup(*of, number) for number, of in enumerate(product(_TRUTHS, _TRUTHS, _TRUTHS))]
+in_each_setup = pytest.mark.parametrize(
+    "setup",
+    SETUPS,
+    ids=lambda setup: (
+        f"{'since' if setup.since_4_9 else 'before'} 4.9, honorLabels {setup.honored}, gpumap's {setup.gpumap_honored}"
     ),
 )
 
@@ -129,11 +129,11 @@ def gpumap_rows() -> Iterator[tuple[str, dict[str, str], Decimal]]:
 
 def fill() -> Samples:
     samples = Samples()
-    for world in WORLDS:
+    for setup in SETUPS:
         target = {"job": "dcgm-exporter", "namespace": "monitoring", "pod": "dcgm-exporter-x7", "container": "exporter"}
-        for name, of, value in (row for one in DEVICES for row in dcgm_rows(one, since_4_9=world.since_4_9)):
-            stored = labels(**kept(of, target, honored=world.honored))
-            samples.scrape(name, stored, [world.moment], lambda _, value=value: value)  # type: ignore[misc]
+        for name, of, value in (row for one in DEVICES for row in dcgm_rows(one, since_4_9=setup.since_4_9)):
+            stored = labels(**kept(of, target, honored=setup.honored))
+            samples.scrape(name, stored, [setup.moment], lambda _, value=value: value)  # type: ignore[misc]
         target = {
             "job": "gpumap",
             "instance": "10.0.0.7:9401",
@@ -142,8 +142,8 @@ def fill() -> Samples:
             "container": "g",
         }
         for name, of, value in gpumap_rows():
-            stored = labels(**kept(of, target, honored=world.gpumap_honored))
-            samples.scrape(name, stored, [world.moment], lambda _, value=value: value)  # type: ignore[misc]
+            stored = labels(**kept(of, target, honored=setup.gpumap_honored))
+            samples.scrape(name, stored, [setup.moment], lambda _, value=value: value)  # type: ignore[misc]
     return samples
 
 
@@ -160,30 +160,30 @@ def queries(heading: str) -> list[str]:
     return [block.body for block in read_blocks(part, "promql") if block.words & {*BESIDE_DCGM}]
 
 
-def translated(query: str, world: World) -> str:
+def translated(query: str, setup: Setup) -> str:
     """The query as it is written since 4.9, where the guide has it as before."""
-    if world.since_4_9:
+    if setup.since_4_9:
         query = query.replace("(DCGM_FI_DEV_FB_USED) * 1048576", "(DCGM_FI_DEV_FB_USED_BYTES)")
         for old, (new, _) in dcgm_exporter.RENAMED.items():
             query = re.sub(rf"\b{old}\b", new, query)
-    if not world.gpumap_honored:
-        query = query.replace("group_left (namespace, pod, container)", f"group_left ({', '.join(spelled(world))})")
+    if not setup.gpumap_honored:
+        query = query.replace("group_left (namespace, pod, container)", f"group_left ({', '.join(spelled(setup))})")
         query = query.replace("sum by (namespace)", "sum by (exported_namespace)")
     return query
 
 
-def spelled(world: World) -> tuple[str, str, str]:
+def spelled(setup: Setup) -> tuple[str, str, str]:
     """How gpumap's labels of a container are called in Prometheus."""
-    prefix = "" if world.gpumap_honored else "exported_"
+    prefix = "" if setup.gpumap_honored else "exported_"
     return f"{prefix}namespace", f"{prefix}pod", f"{prefix}container"
 
 
 Rows = dict[tuple[str, ...], float]
 
 
-def ask(server: Prometheus, world: World, query: str, *by: str) -> Rows:
+def ask(server: Prometheus, setup: Setup, query: str, *by: str) -> Rows:
     found: Rows = {}
-    for row in server.api("query", query=query, time=str(world.moment))["result"]:
+    for row in server.api("query", query=query, time=str(setup.moment))["result"]:
         key = tuple(row["metric"].get(label, "") for label in by)
         assert key not in found, "two rows of one owner"
         found[key] = float(row["value"][1])
@@ -199,39 +199,39 @@ def owned(values: Mapping[tuple[str, str], float]) -> Rows:
     }
 
 
-@in_each_world
-def test_each_owner_has_its_devices_value(server: Prometheus, world: World) -> None:
-    """One row an owner, exclusive, shared and MIG, whatever copies the exporter has; none for what nobody holds."""
-    key = ("UUID", "GPU_I_ID", *spelled(world))
+@in_each_setup
+def test_each_owner_has_its_devices_value(server: Prometheus, setup: Setup) -> None:
+    """One row an owner, exclusive, shared and MIG, whatever copies the exporter has; no row without a holder."""
+    key = ("UUID", "GPU_I_ID", *spelled(setup))
     plain, rescaled, _ = queries("A device's value for each owner")
     expected = owned({entity: float(value) for entity, value in SM_ACTIVE.items()})
-    assert ask(server, world, translated(plain, world), *key) == expected
+    assert ask(server, setup, translated(plain, setup), *key) == expected
     used = owned({(device.uuid, device.instance): device.used_mib * MIB for device in DEVICES})
-    assert ask(server, world, rescaled, *key) == used, "the device's memory, and neither a slot's nor a sum"
+    assert ask(server, setup, rescaled, *key) == used, "the device's memory, and neither a slot's nor a sum"
 
 
-@in_each_world
-def test_exclusive_devices_have_their_owners_name(server: Prometheus, world: World) -> None:
+@in_each_setup
+def test_exclusive_devices_have_their_owners_name(server: Prometheus, setup: Setup) -> None:
     """A shared device is left out, instead of being given to one of its holders, also while it has but one."""
     (query,) = queries("Exclusive devices only")
-    assert ask(server, world, translated(query, world), "UUID", "GPU_I_ID", *spelled(world)) == {
+    assert ask(server, setup, translated(query, setup), "UUID", "GPU_I_ID", *spelled(setup)) == {
         (CARD, "", *TRAINER): 700,
         (PARTITIONED, "3", *TRAINER): 300,
     }
 
 
-@in_each_world
-def test_a_sum_counts_each_card_once(server: Prometheus, world: World) -> None:
+@in_each_setup
+def test_a_sum_counts_each_card_once(server: Prometheus, setup: Setup) -> None:
     """The shared card's power is shared out; what each namespace has adds up to the cards that are held."""
     (query,) = queries("Power by namespace")
-    assert ask(server, world, translated(query, world), spelled(world)[0]) == {("ml",): 700 + 400 + 50}
+    assert ask(server, setup, translated(query, setup), spelled(setup)[0]) == {("ml",): 700 + 400 + 50}
 
 
-@in_each_world
-def test_a_cards_value_reaches_the_owners_of_its_instances(server: Prometheus, world: World) -> None:
-    """An XID error of the card is told of all who are on it."""
+@in_each_setup
+def test_a_cards_value_reaches_the_owners_of_its_instances(server: Prometheus, setup: Setup) -> None:
+    """An XID error of the card is on all containers on it."""
     *_, query = queries("A device's value for each owner")
-    assert ask(server, world, translated(query, world), "UUID", "GPU_I_ID", *spelled(world)) == owned(
+    assert ask(server, setup, translated(query, setup), "UUID", "GPU_I_ID", *spelled(setup)) == owned(
         {(device.uuid, device.instance): XID[device.uuid] for device in DEVICES}
     )
 

@@ -1,4 +1,4 @@
-"""What operators are told to type is what the chart, helm and kubectl take: values, flags, manifests."""
+"""What the guides say to type is what the chart, helm and kubectl take: values, flags, manifests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encodi
 ADMISSION = ROOT / "deploy" / "admission"
 POLICY = (ADMISSION / "policy.yaml").read_text(encoding="utf-8")
 ANY_NAME = object()
-"""What stands where a value takes names of the user's own: labels, annotations, a pod's own fields."""
+"""What is in a value that takes names of the user's own: labels, annotations, a pod's own fields."""
 
 
 class Fence(NamedTuple):

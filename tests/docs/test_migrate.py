@@ -3,7 +3,6 @@
 tests/docs/guides.py describes the words after `promql` and the columns of tables.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -12,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.guides import FENCES, GUIDES, KINDS, NATIVE, SAME, Fence, native, read_relabelings
-from tests.fleet import WORLDS, Fleet, running_fleet
+from tests.fleet import SERVERS, Fleet, running_fleet
 from tests.prometheus import Prometheus
-from tests.promtool import accepted
+from tests.promtool import assert_answers
 
 ROUNDED = 1e-3
 """How much of a value the originals' units may round off: whole MiB."""
@@ -26,7 +25,7 @@ Rows = dict[frozenset[tuple[str, str]], float]
 
 @pytest.fixture(name="fleet", scope="module")
 def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with running_fleet(tmp_path_factory.mktemp("fleet"), *WORLDS, relabelings=list(read_relabelings())) as fleet:
+    with running_fleet(tmp_path_factory.mktemp("fleet"), *SERVERS, relabelings=list(read_relabelings())) as fleet:
         yield fleet
 
 
@@ -46,17 +45,17 @@ def ask(prometheus: Prometheus, query: str, moment: float) -> Rows:
 @pytest.mark.parametrize("fence", FENCES, ids=lambda fence: fence.place)
 def test_a_query_answers_what_its_fence_says(fleet: Fleet, fence: Fence) -> None:
     """It parses, gives no error, and has an answer; or none, where the fence says so."""
-    moment = fleet[fence.world].last_whole(SETTLE_SECONDS)
-    answer = ask(fleet[fence.world], fence.query, moment)
+    moment = fleet[fence.server].last_whole(SETTLE_SECONDS)
+    answer = ask(fleet[fence.server], fence.query, moment)
     assert bool(answer) == ("gone" not in fence.words)
     if SAME in fence.words:
         assert fence.old is not None
-        old = ask(fleet[fence.world], fence.old, moment)
+        old = ask(fleet[fence.server], fence.old, moment)
         assert sorted(answer.values()) == pytest.approx(sorted(old.values()), rel=ROUNDED)
 
 
 DIALECT = re.compile("DCGM_|gpumap_dcgm_owner_info|pod_and_gpu_map_info")
-"""What stands there, and yet is not in gpumap's own names."""
+"""What is there, and yet is not in gpumap's own names."""
 BY_POD = re.compile(r"\bby \([^)]*\bpod\b")
 """Asked by pod, what has no pod is the agent's by its scrape: a family of devices was taken for one of containers."""
 
@@ -73,7 +72,7 @@ def test_a_new_query_needs_no_dialect(fleet: Fleet, fence: Fence) -> None:
 
 
 MEASURED = re.compile(r"\s+and gpumap_container_gpu_memory_used_bytes")
-"""What keeps a grant out of a quotient whose use is not known."""
+"""What keeps a grant out of a quotient if its use is not known."""
 QUOTIENTS = [fence for fence in NATIVE if MEASURED.search(fence.query)]
 
 
@@ -126,7 +125,7 @@ def test_mig_devices_of_a_gpu_held_whole_are_not_free(fleet: Fleet) -> None:
 
 
 def test_memory_errors_of_long_ago_raise_no_alert(fleet: Fleet) -> None:
-    """A counter of the card's whole life stands at three; nothing was added."""
+    """A counter of the card's whole life is at three; nothing was added."""
     moment = fleet["dialects"].last_whole(SETTLE_SECONDS)
     of_life = 'sum(gpumap_gpu_ecc_errors_total{type="uncorrected",node="broken-node"})'
     assert ask(fleet["dialects"], of_life, moment)[frozenset()] == 3
@@ -150,7 +149,7 @@ NVML_DOWN = {
     f'gpumap_allocation_info{{{_HOLDER},uuid="GPU-0"}}': "1x10",
     f'gpumap_container_allocated_gpus{{{_HOLDER},uuid="GPU-0"}}': "1x10",
 }
-"""What stands: the kubelet's word."""
+"""What remains is what the kubelet reports."""
 
 
 @pytest.mark.parametrize(
@@ -169,24 +168,17 @@ NVML_DOWN = {
 def test_what_does_not_answer_is_neither_idle_nor_unheld(
     tmp_path: Path, series: Mapping[str, str], guide: str, part: str, labels: str, value: float
 ) -> None:
-    """A lost card is in no mean of what is busy; while NVML is down, who holds what is told without a model."""
-    samples = [{"series": f'{name[:-1]},node="n",instance="n:9401"}}', "values": of} for name, of in series.items()]
-    asked = {
-        "expr": native(guide, part),
-        "eval_time": "10m",
-        "exp_samples": [{"labels": labels, "value": value}],
-    }
-    test = {"interval": "1m", "input_series": samples, "promql_expr_test": [asked]}
-    (tmp_path / "test.json").write_text(json.dumps({"rule_files": [], "tests": [test]}), encoding="utf-8")
-    accepted("test", "rules", "test.json", cwd=tmp_path)
+    """A lost card is in no mean of what is busy; while NVML is down, holders have no model."""
+    samples = {f'{name[:-1]},node="n",instance="n:9401"}}': of for name, of in series.items()}
+    assert_answers(tmp_path, samples, (native(guide, part), "10m", {labels: value}))
 
 
 def test_the_words_of_fences_are_known() -> None:
     """A fence has words that guides.py describes, and not two that contradict each other."""
     for fence in FENCES:
-        assert fence.words <= {*KINDS, *WORLDS[1:]}, fence.place
+        assert fence.words <= {*KINDS, *SERVERS[1:]}, fence.place
         assert len(fence.words & KINDS) <= 1, fence.place
-        assert len(fence.words & set(WORLDS)) <= 1, fence.place
+        assert len(fence.words & set(SERVERS)) <= 1, fence.place
         assert not (SAME in fence.words and "[" in fence.query), f"{fence.place}: the same over time?"
 
 

@@ -1,4 +1,4 @@
-"""What runbooks tell to type is what gpumap and kubectl take: commands, their flags, the columns to sort by."""
+"""What runbooks say to type is what gpumap and kubectl take: commands, their flags, the columns to sort by."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
 
 
 def typed(program: str) -> list[tuple[str, str]]:
-    """Each page with what it tells to type of a program, in its sentences."""
+    """Each page with what it says to type of a program, in its sentences."""
     pages = [(page.name, page.read_text(encoding="utf-8")) for page in sorted(RUNBOOKS.glob("*.md"))]
     return [(name, " ".join(one.split())) for name, text in pages for one in re.findall(rf"`({program}\s[^`]+)`", text)]
 

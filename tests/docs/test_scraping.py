@@ -56,7 +56,7 @@ def test_each_block_is_of_a_kind_that_is_tested() -> None:
 
 
 def discovered(address: str, node: str, **changed: str) -> dict[str, object]:
-    """A target as Kubernetes' discovery tells of a pod's port."""
+    """A target as Kubernetes' discovery reports a pod's port."""
     labels = {
         "__meta_kubernetes_namespace": "gpumap",
         "__meta_kubernetes_pod_name": f"gpumap-{node}",
@@ -76,7 +76,7 @@ def labels_of_targets(server: Prometheus) -> list[Mapping[str, str]]:
 
 
 def test_the_discovered_pods_are_relabelled_as_the_charts_monitors_do(tmp_path: Path) -> None:
-    """The kubernetes_sd_configs' relabelings keep gpumap's running pods alone, and leave job, node and instance."""
+    """The kubernetes_sd_configs' relabelings keep only gpumap's running pods, and leave job, node and instance."""
     (job,) = read("config", "kubernetes_sd_configs")["scrape_configs"]
     assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
     with serving_pages(lambda _: Page(b"gpumap_build_info 1\n")) as address:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from tests.faults.site import Site
+from tests.faults.site import Site, injects
 
 Make = Callable[[Path], object]
 
@@ -53,49 +51,35 @@ def sparse(size_bytes: int) -> Make:
     return make
 
 
-def in_place_of(path_of: Callable[[Site], Path], make: Make) -> Callable[[Site], AbstractAsyncContextManager[None]]:
+@injects
+async def in_place_of(site: Site, path_of: Callable[[Site], Path], make: Make) -> AsyncIterator[None]:
     """Move what is there away, make something else, and at the end put it back."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        path, kept = path_of(site), site.node.directory / "kept"
-        path.rename(kept)
-        make(path)
-        yield
-        remove(path)
-        kept.rename(path)
-
-    return inject
+    path, kept = path_of(site), site.node.directory / "kept"
+    path.rename(kept)
+    make(path)
+    yield
+    remove(path)
+    kept.rename(path)
 
 
-def changed(
-    path_of: Callable[[Site], Path], change: Callable[[bytes], bytes]
-) -> Callable[[Site], AbstractAsyncContextManager[None]]:
+@injects
+async def changed(site: Site, path_of: Callable[[Site], Path], change: Callable[[bytes], bytes]) -> AsyncIterator[None]:
     """Another content of a file."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        path = path_of(site)
-        content = change(path.read_bytes())
-        async with in_place_of(path_of, text(content))(site):
-            yield
-
-    return inject
-
-
-def closed(path_of: Callable[[Site], Path]) -> Callable[[Site], AbstractAsyncContextManager[None]]:
-    """Without any permission; gpumap runs without capabilities, so that this holds for root too."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        path = path_of(site)
-        mode = path.stat().st_mode
-        path.chmod(0)
-        os.utime(path)  # unchanged, it would not be read again
+    path = path_of(site)
+    content = change(path.read_bytes())
+    async with in_place_of(path_of, text(content))(site):
         yield
-        path.chmod(mode)
 
-    return inject
+
+@injects
+async def closed(site: Site, path_of: Callable[[Site], Path]) -> AsyncIterator[None]:
+    """Without any permission; gpumap runs without capabilities, so that this holds for root too."""
+    path = path_of(site)
+    mode = path.stat().st_mode
+    path.chmod(0)
+    os.utime(path)  # unchanged, it would not be read again
+    yield
+    path.chmod(mode)
 
 
 def remove(path: Path) -> None:

@@ -10,10 +10,11 @@ import contextlib
 import os
 import ssl
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec
 
 import aiohttp
 import bcrypt
@@ -157,3 +158,13 @@ def _admit(node: Node) -> list[Pod]:
         node.admit("idle", main=[gpu_uuid(2)]),
         node.admit("squatter", main=[]),
     ]
+
+
+Inject = Callable[[Site], AbstractAsyncContextManager[object]]
+P = ParamSpec("P")
+
+
+def injects(hold: Callable[Concatenate[Site, P], AsyncIterator[None]]) -> Callable[P, Inject]:
+    """A fault with parameters, from a generator that breaks the site, yields, and mends it."""
+    enter = contextlib.asynccontextmanager(hold)
+    return lambda *args, **kwargs: lambda site: enter(site, *args, **kwargs)

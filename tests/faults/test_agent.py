@@ -7,8 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from tests.agent import PATIENCE_SECONDS, until
 from tests.exposed import Page
 from tests.faults.ending import exits_with, refuse_start, stop
 from tests.faults.matrix import Fault, suffer
-from tests.faults.site import Site, Sites, Start
+from tests.faults.site import Inject, Site, Sites, Start
 from tests.faults.test_driver import ALL_AS_BEFORE, IDLE, UP, answers, hangs, hangs_at_start, lists
 from tests.faults.test_worker import signalled
 from tests.kubelet import Hang
@@ -46,8 +45,6 @@ sys.exit(child.wait())
 RELAYED = Start(parent=(sys.executable, "-c", RELAY))
 FLAPS = 15
 """A GPU that is lost and back adds about 450 bytes to the log."""
-
-Inject = Callable[[Site], AbstractAsyncContextManager[None]]
 
 
 @contextlib.asynccontextmanager

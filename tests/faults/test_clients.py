@@ -7,18 +7,16 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.faults.matrix import Fault, suffer
-from tests.faults.site import Site, Sites
+from tests.faults.site import Inject, Site, Sites, injects
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = "Clients"
-Inject = Callable[[Site], AbstractAsyncContextManager[None]]
 AS_BEFORE = (
     "gpumap_allocation_info unchanged",
     "gpumap_container_gpu_memory_used_bytes unchanged",
@@ -39,56 +37,50 @@ def connect(site: Site) -> socket.socket:
     return socket.create_connection(address(site), timeout=60)
 
 
-def holding(count: int, sent: bytes, *, receive_buffer: int | None = None) -> Inject:
+@injects
+async def holding(site: Site, count: int, sent: bytes, *, receive_buffer: int | None = None) -> AsyncIterator[None]:
     """So many connections, each of which sends this and reads nothing."""
 
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        def start() -> list[socket.socket]:
-            opened = []
-            for _ in range(count):
-                one = socket.socket()
-                if receive_buffer is not None:
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-                one.connect(address(site))
-                with contextlib.suppress(OSError):
-                    one.sendall(sent)
-                opened.append(one)
-            return opened
+    def start() -> list[socket.socket]:
+        opened = []
+        for _ in range(count):
+            one = socket.socket()
+            if receive_buffer is not None:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            one.connect(address(site))
+            with contextlib.suppress(OSError):
+                one.sendall(sent)
+            opened.append(one)
+        return opened
 
-        opened = await asyncio.to_thread(start)
-        yield
-        for one in opened:
-            one.close()
-
-    return inject
+    opened = await asyncio.to_thread(start)
+    yield
+    for one in opened:
+        one.close()
 
 
-def answered(sent: bytes, begins: bytes, never: bytes = b"root:") -> Inject:
+@injects
+async def answered(site: Site, sent: bytes, begins: bytes, never: bytes = b"root:") -> AsyncIterator[None]:
     """A request and the begin of its answer; empty: the connection ends without one."""
 
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        def ask() -> bytes:
-            answer = b""
-            with connect(site) as one:
-                # The agent may answer and close before it has read everything.
-                with contextlib.suppress(OSError):
-                    one.sendall(sent)
-                    one.shutdown(socket.SHUT_WR)
-                with contextlib.suppress(OSError):
-                    while part := one.recv(1 << 16):
-                        answer += part
-            return answer
+    def ask() -> bytes:
+        answer = b""
+        with connect(site) as one:
+            # The agent may answer and close before it has read everything.
+            with contextlib.suppress(OSError):
+                one.sendall(sent)
+                one.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):
+                while part := one.recv(1 << 16):
+                    answer += part
+        return answer
 
-        for _ in range(3):
-            answer = await asyncio.to_thread(ask)
-            assert answer.startswith(begins), answer[:200]
-            assert bool(answer) == bool(begins), answer[:200]
-            assert never not in answer
-        yield
-
-    return inject
+    for _ in range(3):
+        answer = await asyncio.to_thread(ask)
+        assert answer.startswith(begins), answer[:200]
+        assert bool(answer) == bool(begins), answer[:200]
+        assert never not in answer
+    yield
 
 
 @contextlib.asynccontextmanager

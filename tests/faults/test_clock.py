@@ -9,8 +9,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 
 from gpumap.agent.sources.nvml_state import RING_SECONDS
 from tests.faults.matrix import Fault, is_up, suffer
-from tests.faults.site import Site, Sites, Start, running
+from tests.faults.site import Inject, Site, Sites, Start, injects, running
 from tests.faults.test_driver import ALL_AS_BEFORE, UP
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,8 +29,6 @@ PRELOADS = ("LD_PRELOAD", str(PRELOADED)), ("FAULTS_CLOCK", str(OFFSETS))
 CLOCK = Start(variables=PRELOADS)
 SM = "gpumap_container_sm_utilization_ratio"
 COUNTERS = ("gpumap_container_allocated_gpu_seconds_total", "gpumap_container_sm_seconds_total")
-
-Inject = Callable[[Site], AbstractAsyncContextManager[None]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,28 +67,20 @@ async def counting_as_before(site: Site) -> AsyncIterator[None]:
         assert was < now <= was + passed + 2.0, f"{name} rose by {now - was} in {passed} s"
 
 
-def clocks(wall_seconds: int, asleep_seconds: int = 0) -> Inject:
+@injects
+async def clocks(site: Site, wall_seconds: int, asleep_seconds: int = 0) -> AsyncIterator[None]:
     """The clocks are moved, and stay so."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        async with counting_as_before(site):
-            move(wall_seconds, asleep_seconds)
-            yield
-
-    return inject
-
-
-def set_back(wall_seconds: int) -> Inject:
-    """The wall clock is set back, and the driver still has samples of its future."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        move(wall_seconds)
+    async with counting_as_before(site):
+        move(wall_seconds, asleep_seconds)
         yield
-        await known_again(site)
 
-    return inject
+
+@injects
+async def set_back(site: Site, wall_seconds: int) -> AsyncIterator[None]:
+    """The wall clock is set back, and the driver still has samples of its future."""
+    move(wall_seconds)
+    yield
+    await known_again(site)
 
 
 async def known_again(site: Site) -> None:

@@ -7,12 +7,11 @@ import copy
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 
 import pytest
 
 from tests.faults.matrix import Fault, counts, is_down, is_up, suffer
-from tests.faults.site import Site, Sites, Start
+from tests.faults.site import Inject, Site, Sites, Start, injects
 from tests.node import GIB, MIB, gpu_uuid
 from tests.standin import Code, Driver, MigInstance, Process, Sample
 
@@ -25,7 +24,6 @@ ALL_ONES, ALL_ONES_64 = 2**32 - 1, 2**64 - 1
 IMPATIENT = Start(deadline_seconds=1.0)
 EVERY_VALUE = Start(flags=("--collect", "all"))
 
-Inject = Callable[[Site], AbstractAsyncContextManager[None]]
 
 OTHERS = (
     "gpumap_allocation_info unchanged",
@@ -51,20 +49,16 @@ def errors(reason: str) -> str:
     return counts("nvml", reason)
 
 
-def answers(change: Callable[[Driver], None]) -> Inject:
+@injects
+async def answers(site: Site, change: Callable[[Driver], None]) -> AsyncIterator[None]:
     """The driver answers otherwise."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        node = site.node
-        kept, node.driver = node.driver, copy.deepcopy(node.driver)
-        change(node.driver)
-        node.update_driver()
-        yield
-        node.driver = kept
-        node.update_driver()
-
-    return inject
+    node = site.node
+    kept, node.driver = node.driver, copy.deepcopy(node.driver)
+    change(node.driver)
+    node.update_driver()
+    yield
+    node.driver = kept
+    node.update_driver()
 
 
 def card(index: int = 1, **values: object) -> Inject:

@@ -8,18 +8,16 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.faults import files
 from tests.faults.matrix import ACCUSES_AGAIN, Fault, counts, is_down, is_up, suffer
-from tests.faults.site import Site, Sites
+from tests.faults.site import Inject, Site, Sites, injects
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-Inject = Callable[[Site], AbstractAsyncContextManager[None]]
 CHECKPOINT, LOGS, DRA, BOTH = "Device checkpoint", "Log directories", "DRA files", "All identity files"
 UP = is_up("pod_identity")
 AS_BEFORE = (
@@ -369,16 +367,13 @@ def driver_checkpoint(site: Site) -> Path:
     return site.node.kubelet_root / "plugins" / "gpu.nvidia.com" / "checkpoint.json"
 
 
-def new(path_of: Callable[[Site], Path], make: files.Make) -> Inject:
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        path = path_of(site)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        make(path)
-        yield
-        files.remove(path)
-
-    return inject
+@injects
+async def new(site: Site, path_of: Callable[[Site], Path], make: files.Make) -> AsyncIterator[None]:
+    path = path_of(site)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make(path)
+    yield
+    files.remove(path)
 
 
 def dra_rows() -> Iterator[Fault]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import grpc
@@ -16,7 +15,7 @@ from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.demo.kubelet import Refuse
 from tests.faults import files
 from tests.faults.matrix import ACCUSES_AGAIN, SERVED, Fault, counts, is_down, is_up, suffer
-from tests.faults.site import Site, Sites, Start
+from tests.faults.site import Inject, Site, Sites, Start, injects
 from tests.kubelet import RATE_LIMITED, Behaviour, FakeKubelet, Hang, Pad, Raw, Slow
 from tests.node import WHOLE, gpu_uuid
 
@@ -24,7 +23,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 IMPATIENT = Start(deadline_seconds=2.0)
 PART = "Kubelet"
 
-Inject = Callable[[Site], AbstractAsyncContextManager[None]]
 
 LAST_LIST = (
     "gpumap_allocation_info unchanged",
@@ -44,17 +42,13 @@ AS_BEFORE = (
 UP = is_up("kubelet")
 
 
-def misbehaves(*behaviours: Behaviour, methods: Sequence[str] = (fake.LIST,)) -> Inject:
+@injects
+async def misbehaves(site: Site, *behaviours: Behaviour, methods: Sequence[str] = (fake.LIST,)) -> AsyncIterator[None]:
     """The kubelet answers these methods so."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        for behaviour, method in zip(behaviours * len(methods), methods, strict=False):
-            site.node.kubelet.misbehave(behaviour, method)
-        yield
-        site.node.kubelet.behave()
-
-    return inject
+    for behaviour, method in zip(behaviours * len(methods), methods, strict=False):
+        site.node.kubelet.misbehave(behaviour, method)
+    yield
+    site.node.kubelet.behave()
 
 
 def failing(fault: str, inject: Inject, reason: str, detail: str = "", start: Start = SERVED) -> Fault:
@@ -77,38 +71,36 @@ async def stopped(site: Site) -> AsyncIterator[None]:
     await site.node.kubelet.start()
 
 
-def served_by(answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> Inject:
+@injects
+async def served_by(
+    site: Site, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> AsyncIterator[None]:
     """Another server than the kubelet is at the socket."""
+    kept = site.node.directory / "kept"
+    socket_path(site).rename(kept)
+    tasks: set[asyncio.Task[object]] = set()
 
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        kept = site.node.directory / "kept"
-        socket_path(site).rename(kept)
-        tasks: set[asyncio.Task[object]] = set()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await answer(reader, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            tasks.add(task)
-            try:
-                await answer(reader, writer)
-            except (ConnectionError, asyncio.CancelledError):
-                pass
-            finally:
-                writer.close()
-
-        server = await asyncio.start_unix_server(serve, socket_path(site))
-        yield
-        server.close()
-        for _ in range(9):  # a connection that was just accepted gets its task within a few turns of the loop
-            await asyncio.sleep(0)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        files.remove(socket_path(site))
-        kept.rename(socket_path(site))
-
-    return inject
+    server = await asyncio.start_unix_server(serve, socket_path(site))
+    yield
+    server.close()
+    for _ in range(9):  # a connection that was just accepted gets its task within a few turns of the loop
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    files.remove(socket_path(site))
+    kept.rename(socket_path(site))
 
 
 async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -326,19 +318,15 @@ ANSWER = (
 Pods = list[v1_pb2.PodResources]
 
 
-def lists(change: Callable[[Pods], object]) -> Inject:
+@injects
+async def lists(site: Site, change: Callable[[Pods], object]) -> AsyncIterator[None]:
     """The true List, changed."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        true = v1_pb2.ListPodResourcesResponse.FromString(true_list(site))
-        pods = sorted(true.pod_resources, key=lambda pod: pod.name)
-        change(pods)
-        answer = v1_pb2.ListPodResourcesResponse(pod_resources=pods).SerializeToString()
-        async with misbehaves(Raw(answer.replace(PLACEHOLDER.encode(), NOT_UTF8)))(site):
-            yield
-
-    return inject
+    true = v1_pb2.ListPodResourcesResponse.FromString(true_list(site))
+    pods = sorted(true.pod_resources, key=lambda pod: pod.name)
+    change(pods)
+    answer = v1_pb2.ListPodResourcesResponse(pod_resources=pods).SerializeToString()
+    async with misbehaves(Raw(answer.replace(PLACEHOLDER.encode(), NOT_UTF8)))(site):
+        yield
 
 
 PLACEHOLDER, NOT_UTF8 = "@@", b"\xff\xfe"

@@ -8,14 +8,13 @@ import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.faults.ending import exits_with, refuse_start
 from tests.faults.matrix import ACCUSES_AGAIN, Fault, is_down, is_up, suffer
-from tests.faults.site import Site, Sites, Start
+from tests.faults.site import Inject, Site, Sites, Start, injects
 from tests.faults.test_agent import nothing
 from tests.faults.test_driver import ALL_AS_BEFORE, DOWN, UP, down, errors
 from tests.faults.test_kubelet import LAST_LIST
@@ -29,20 +28,14 @@ OTHER_UID = (
 )
 """RLIMIT_NPROC does not hold for root. Another user can read this clone only with a capability."""
 
-Inject = Callable[[Site], AbstractAsyncContextManager[None]]
 
-
-def limited(which: int, value: Callable[[int], int]) -> Inject:
+@injects
+async def limited(site: Site, which: int, value: Callable[[int], int]) -> AsyncIterator[None]:
     """A soft limit of the running gpumap is lower for a while."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        before = resource.prlimit(site.agent.pid, which)
-        resource.prlimit(site.agent.pid, which, (value(site.agent.pid), before[1]))
-        yield
-        resource.prlimit(site.agent.pid, which, before)
-
-    return inject
+    before = resource.prlimit(site.agent.pid, which)
+    resource.prlimit(site.agent.pid, which, (value(site.agent.pid), before[1]))
+    yield
+    resource.prlimit(site.agent.pid, which, before)
 
 
 @contextlib.asynccontextmanager
@@ -104,13 +97,10 @@ async def kubelet_restarted(site: Site) -> AsyncIterator[None]:
     yield
 
 
-def both(first: Inject, second: Inject) -> Inject:
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        async with first(site), second(site):
-            yield
-
-    return inject
+@injects
+async def both(site: Site, first: Inject, second: Inject) -> AsyncIterator[None]:
+    async with first(site), second(site):
+        yield
 
 
 NO_TREE = (

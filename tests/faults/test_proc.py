@@ -7,7 +7,6 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,12 @@ import pytest
 from gpumap.lab.demo import texts
 from tests.faults import files
 from tests.faults.matrix import ACCUSES_AGAIN, Fault, counts, is_down, is_up, suffer
-from tests.faults.site import Site, Sites
+from tests.faults.site import Inject, Site, Sites
 from tests.node import gpu_uuid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = "/proc"
 UP = is_up("procfs")
-Inject = Callable[[Site], AbstractAsyncContextManager[None]]
 USED = "gpumap_container_gpu_memory_used_bytes"
 OWNED = "gpumap_device_memory_used_by_owner_bytes"
 AS_BEFORE = (

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import aiohttp
@@ -15,12 +14,11 @@ import pytest
 from tests.agent import until
 from tests.faults import files
 from tests.faults.matrix import Fault, suffer
-from tests.faults.site import PASSWORD, Site, Sites, Start, as_user
+from tests.faults.site import PASSWORD, Inject, Site, Sites, Start, as_user, injects
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = "TLS and passwords"
 SECURED = Start(is_secured=True)
-Inject = Callable[[Site], AbstractAsyncContextManager[None]]
 AS_BEFORE = (
     "gpumap_allocation_info unchanged",
     "gpumap_container_gpu_memory_used_bytes unchanged",
@@ -41,36 +39,28 @@ def stays(fault: str, inject: Inject, error: str) -> Fault:
     return Fault(PART, fault, logged(inject, "stays active"), AS_BEFORE, UP, (log,), start=SECURED)
 
 
-def logged(inject: Inject, word: str) -> Inject:
+@injects
+async def logged(site: Site, inject: Inject, word: str) -> AsyncIterator[None]:
     """Return when the service has seen it."""
+    before = site.agent.log.count(word)
 
-    @contextlib.asynccontextmanager
-    async def inject_and_wait(site: Site) -> AsyncIterator[None]:
-        before = site.agent.log.count(word)
+    async def count() -> int:
+        return site.agent.log.count(word)
 
-        async def count() -> int:
-            return site.agent.log.count(word)
-
-        async with inject(site):
-            await until(count, lambda found: found > before, "it is not noticed")
-            yield
-
-    return inject_and_wait
+    async with inject(site):
+        await until(count, lambda found: found > before, "it is not noticed")
+        yield
 
 
-def without_a_leak(inject: Inject) -> Inject:
+@injects
+async def without_a_leak(site: Site, inject: Inject) -> AsyncIterator[None]:
     """While it lasts, gpumap opens no more files than it closes."""
-
-    @contextlib.asynccontextmanager
-    async def inject_and_count(site: Site) -> AsyncIterator[None]:
-        opened = Path(f"/proc/{site.agent.pid}/fd")
-        async with inject(site):
-            before = len(list(opened.iterdir()))  # noqa: ASYNC240 -- /proc never waits
-            yield
-            await asyncio.sleep(1.0)  # 20 reads of the configuration
-            assert len(list(opened.iterdir())) < before + 10, "a read leaves a descriptor"  # noqa: ASYNC240
-
-    return inject_and_count
+    opened = Path(f"/proc/{site.agent.pid}/fd")
+    async with inject(site):
+        before = len(list(opened.iterdir()))  # noqa: ASYNC240 -- /proc never waits
+        yield
+        await asyncio.sleep(1.0)  # 20 reads of the configuration
+        assert len(list(opened.iterdir())) < before + 10, "a read leaves a descriptor"  # noqa: ASYNC240
 
 
 def config(change: Callable[[bytes], bytes]) -> Inject:
@@ -85,31 +75,27 @@ async def of_another_key(site: Site) -> AsyncIterator[None]:
         yield
 
 
-def refused(
-    status: int | None, *, certificate: str = "client", user: str = "alice", password: str = PASSWORD
-) -> Inject:
+@injects
+async def refused(
+    site: Site, status: int | None, *, certificate: str = "client", user: str = "alice", password: str = PASSWORD
+) -> AsyncIterator[None]:
     """A client that may not ask gets this status, or no answer; probes are answered without anything."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        folder = file("")(site)
-        context = ssl.create_default_context(cafile=folder / "ca.crt")
-        if certificate:
-            context.load_cert_chain(folder / f"{certificate}.crt", folder / f"{certificate}.key")
-        headers = as_user(user, password)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context), headers=headers) as session:
-            for _ in range(3):
-                try:
-                    async with session.get(f"{site.agent.url}/metrics") as answer:
-                        assert answer.status == status
-                        assert "gpumap_" not in await answer.text()
-                    async with session.get(f"{site.agent.url}/healthz") as answer:
-                        assert answer.status == 200
-                except aiohttp.ClientError:
-                    assert status is None
-            yield
-
-    return inject
+    folder = file("")(site)
+    context = ssl.create_default_context(cafile=folder / "ca.crt")
+    if certificate:
+        context.load_cert_chain(folder / f"{certificate}.crt", folder / f"{certificate}.key")
+    headers = as_user(user, password)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context), headers=headers) as session:
+        for _ in range(3):
+            try:
+                async with session.get(f"{site.agent.url}/metrics") as answer:
+                    assert answer.status == status
+                    assert "gpumap_" not in await answer.text()
+                async with session.get(f"{site.agent.url}/healthz") as answer:
+                    assert answer.status == 200
+            except aiohttp.ClientError:
+                assert status is None
+        yield
 
 
 @contextlib.asynccontextmanager

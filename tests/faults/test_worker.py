@@ -9,14 +9,13 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from tests import standin
 from tests.faults.matrix import Fault, suffer
-from tests.faults.site import Site, Sites, Start
+from tests.faults.site import Site, Sites, Start, injects
 from tests.faults.test_driver import ALL_AS_BEFORE, CARD, DOWN, NOT_MEASURED, OTHERS, UP, answers, down, errors, hangs
 from tests.node import gpu_uuid
 
@@ -25,8 +24,6 @@ PART = "NVML worker"
 IMPATIENT = Start(deadline_seconds=1.0)
 LIBRARY = Path(tempfile.gettempdir()) / f"gpumap-faults-{os.getpid()}" / "libnvidia-ml.so.1"
 OWN_LIBRARY = Start(flags=("--nvml-library", str(LIBRARY)))
-
-Inject = Callable[[Site], AbstractAsyncContextManager[None]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,20 +35,16 @@ def _own_library(library: Path) -> object:
     shutil.rmtree(LIBRARY.parent)
 
 
-def signalled(number: signal.Signals) -> Inject:
+@injects
+async def signalled(site: Site, number: signal.Signals) -> AsyncIterator[None]:
     """The worker gets a signal; SIGCONT afterwards, for one that was only stopped."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        workers = site.agent.children()
-        for pid in workers:
-            os.kill(pid, number)
-        yield
-        for pid in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-    return inject
+    workers = site.agent.children()
+    for pid in workers:
+        os.kill(pid, number)
+    yield
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 @contextlib.asynccontextmanager
@@ -94,19 +87,15 @@ def replace_library() -> None:
     temporary.rename(LIBRARY)
 
 
-def library(damage: Callable[[], object], *, ends_worker: bool = False) -> Inject:
+@injects
+async def library(site: Site, damage: Callable[[], object], *, ends_worker: bool = False) -> AsyncIterator[None]:
     """The file of the library is damaged under a running worker, and replaced afterwards."""
-
-    @contextlib.asynccontextmanager
-    async def inject(site: Site) -> AsyncIterator[None]:
-        damage()
-        if ends_worker:
-            for pid in site.agent.children():
-                os.kill(pid, signal.SIGKILL)
-        yield
-        replace_library()
-
-    return inject
+    damage()
+    if ends_worker:
+        for pid in site.agent.children():
+            os.kill(pid, signal.SIGKILL)
+    yield
+    replace_library()
 
 
 FAULTS = (

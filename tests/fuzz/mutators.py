@@ -1,7 +1,7 @@
 """Changes bytes as their format allows: JSON by values, protobuf by fields, text by words, files one by one.
 
-Every function takes bytes and a `Random`, and returns other bytes. The same seed gives the same bytes. Bytes alone
-never reach deep: a flipped bit of JSON is rarely JSON.
+Every function takes bytes and a `Random`, and returns other bytes. The same seed gives the same bytes. Mutated bytes
+rarely reach deep: a flipped bit of JSON is rarely JSON.
 """
 
 from __future__ import annotations

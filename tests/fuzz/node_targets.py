@@ -377,7 +377,7 @@ def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
 
 
 def pages_of(reading: NvmlReading) -> object:
-    """Check the pages of a machine without a kubelet and without /proc, whose driver answered this twice."""
+    """Check the pages of a machine without a kubelet and without /proc. Its driver answered this twice."""
     memory = Memory()
     for number in range(2):
         now = Moment(1000.0 + 5 * number, 1.7e9 + 5 * number)

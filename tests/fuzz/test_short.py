@@ -23,7 +23,7 @@ from tests.promtool import accepted
 SEED = 22
 INPUTS, SLOW_INPUTS = 40, 3
 MEASURED = 6
-"""Examples, and mutations, whose work is counted for each target."""
+"""Examples and mutations. The test counts their work for each target."""
 FAST = {name: target for name, target in TARGETS.items() if not target.slow}
 
 
@@ -100,7 +100,7 @@ def test_a_broken_parser_is_found(run: Any) -> None:
 
 
 def test_work_beyond_the_limit_is_found(tmp_path: Path) -> None:
-    """A parser whose work grows with the square of the input."""
+    """A parser with work that grows with the square of the input."""
     from gpumap.model import shown
 
     target = _target(lambda data: [shown.counted(1, "a") for _ in data for _ in data])
@@ -134,7 +134,7 @@ def test_the_grammar_refuses_a_bad_page(page: str) -> None:
 
 
 def test_promtool_accepts_what_the_grammar_accepts() -> None:
-    """Pages of nodes whose names are of any characters."""
+    """Pages of nodes with names of any characters."""
     target = TARGETS["node"]
     for data in itertools.islice(inputs(target, SEED + 2), 6):
         try:

@@ -71,7 +71,7 @@ async def check_law(capture: on_disk.Capture, page_before: bytes, said: Set[str]
 
 @pytest.mark.parametrize("folder", golden.captures(), ids=lambda folder: folder.name)
 async def test_the_page_is_the_same_under_other_names(folder: Path) -> None:
-    """Every capture gives its own page, renamed, and tells nobody whose node it was."""
+    """Every capture gives its own page, renamed, and no name of the node is left."""
     await check_law(on_disk.load(folder), (folder / on_disk.EXPECTED).read_bytes())
 
 
@@ -100,7 +100,7 @@ _SAID_NAMES = {"tenant-bank", "acme-secret", "acme-corp", "gpu7", "10.1.2.3"}
 
 @st.composite
 def odd_nodes(draw: st.DrawFn) -> TestNode:
-    """Generated nodes with all kinds of names, whose sources may be down."""
+    """Generated nodes with all kinds of names. Their sources may be down."""
     node = draw(nodes())
     namespaces = draw(st.lists(_NAME | _NASTY, min_size=2, max_size=2, unique=True))
     for pod in node.pods:
@@ -120,7 +120,7 @@ def odd_nodes(draw: st.DrawFn) -> TestNode:
 @settings(max_examples=examples(25))
 @given(odd_nodes(), st.data())
 def test_generated_nodes_are_the_same_under_other_names(node: TestNode, data: st.DataObject) -> None:
-    """Whatever stands on a node, and whatever its sources said of it, its page is the same under other names."""
+    """Whatever is on a node, and whatever its sources report, its page is the same under other names."""
     claims = [
         Claim(pod, data.draw(_NAME | _NASTY), data.draw(st.sampled_from(_DRIVERS)), data.draw(_claimed(node)))
         for pod in node.pods
@@ -217,7 +217,7 @@ def test_cgroup_paths_keep_their_meaning(path: str) -> None:
 
 
 def test_order_and_free_text_reveal_nothing() -> None:
-    """Pods, rows and ids stand in the new names' order; what people and sources wrote is gone."""
+    """Pods, rows and ids are in the new names' order; what people and sources wrote is gone."""
     capture = on_disk.load(golden.CAPTURES / "kubelet-1.36")
     down = {"procfs": contents.Down("unreadable", f"/home/jane/proc: of GPU-{UUID}, permission denied")}
     files = {**capture.frames[0].files, contents.DOWN: contents.down_text(down)}
@@ -323,7 +323,7 @@ def test_claims_are_renamed_in_all_that_names_them() -> None:
     assert {one.claim for one in devices} == {one.claim for one in entries}
     assert devices[0].uuid == names.device(gpu_uuid(0))
     listed = v1_pb2.ListPodResourcesResponse.FromString(content["kubelet/list.pb"]).pod_resources[0].containers[0]
-    # A claim without a GPU is a name alone.
+    # A claim without a GPU is only a name.
     assert {one.claim_name: [d.device_name for d in one.claim_resources] for one in listed.dynamic_resources} == {
         names.claim("acme-gpus"): ["gpu-0"],
         names.claim("acme-nic"): [""],

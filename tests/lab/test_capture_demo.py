@@ -406,7 +406,7 @@ def test_limits_hold_for_every_frame(copy: Path, change: Callable[[Path], None],
     ],
 )
 def test_an_expression_that_may_take_for_ever_is_refused(pattern: str, allowed: bool) -> None:
-    """What people write for their resources may stand in a capture; what only costs time may not."""
+    """What people write for their resources may be in a capture; what only costs time may not."""
     assert (limits.refused(pattern) is None) == allowed
 
 

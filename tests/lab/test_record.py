@@ -1,4 +1,4 @@
-"""`gpumap record`: a node's sources become a folder that is a test as it stands, and nothing secret is in it."""
+"""`gpumap record`: a node's sources become a folder that is a complete test, and nothing secret is in it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def run_record(node: Node, *arguments: str, stop: asyncio.Event | None = N
 
 @pytest.mark.parametrize("flags", [(), ("--anonymize",)], ids=["plain", "anonymized"])
 async def test_a_recording_is_a_test_without_changes(node: Node, directory: Path, flags: tuple[str, ...]) -> None:
-    """Record, copy the folder, replay it: the page is the one that stands in it."""
+    """Record, copy the folder, replay it: the page is the one that is in it."""
     code, out, errors = await run_record(node, str(directory / "new"), *flags)
     assert (code, errors) == (0, "")
     assert f"gpumap demo --capture {directory}/new" in out
@@ -222,7 +222,7 @@ async def test_frames_hold_only_what_changed(node: Node, directory: Path, record
 
 
 async def test_an_answer_that_cannot_be_decoded_is_kept(node: Node, recorder: Recorder) -> None:
-    """What nobody understands is what a bug report is for: its bytes are there as they came."""
+    """What gpumap does not understand is what a bug report is for: its bytes are there as they came."""
     node.kubelet.misbehave(Raw(b"\xff\xff"))
     files, snapshot = await recorder.frame()
     assert files["kubelet/list.pb"] == b"\xff\xff"
@@ -390,7 +390,7 @@ def plugin_answer() -> bytes:
 
 
 async def test_nothing_secret_is_in_a_recording(node: Node, directory: Path) -> None:
-    """No environment, mount, annotation, unknown field, other device, log or memory map; nobody else may read it."""
+    """No environment, mount, annotation, unknown field, other device, log or memory map; no other user may read it."""
     place = node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint"
     document = json.loads(place.read_text())
     for row in document["Data"]["PodDeviceEntries"]:
@@ -536,7 +536,7 @@ ODD_IDS: dict[str, object] = {
 
 @pytest.mark.parametrize("ids", ODD_IDS.values(), ids=ODD_IDS)
 def test_a_cut_checkpoint_reads_as_the_whole(ids: object) -> None:
-    """Whatever stands for ids: what is left tells gpumap the same."""
+    """Whatever the ids are: gpumap reads the same from what is left."""
     row = {"PodUID": "u", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ids}
     data = {"PodDeviceEntries": [row], "RegisteredDevices": {"nvidia.com/gpu": ids, "\ud800": ["a"]}}
     text = json.dumps({"Data": data}).encode()
@@ -544,7 +544,7 @@ def test_a_cut_checkpoint_reads_as_the_whole(ids: object) -> None:
 
 
 def test_names_that_no_kubelet_gives_are_left_out(directory: Path, node: Node) -> None:
-    """A blank or a line's end in a name could not stand in log.tree; a link to elsewhere keeps its last three steps."""
+    """A blank or a line's end in a name could not be in log.tree; a link to elsewhere keeps its last three steps."""
     log = node.directory / "log"
     (log / "pods" / "a b_c_d").mkdir()
     (log / "pods" / "a\nb_c_d").mkdir()

@@ -1,4 +1,4 @@
-"""`gpumap bill` asks a real Prometheus whose samples are known: it charges what they say, within its stated error."""
+"""`gpumap bill` asks a real Prometheus with known samples: it charges what they say, within its stated error."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ OVERLAPS, SKEWS = (0, 20, 50, 90, 200), (10, 30, 45, 60)
 
 
 def side_by_side(play: Play) -> None:
-    """An agent and its successor serve at the same time for a while; or two scrapers, whose clocks differ, see gpumap
+    """An agent and its successor serve at the same time for a while; or two scrapers with different clocks see gpumap
     begin again."""
     for number in range(0, 60, 15):
         again = START + 2 * HOUR + number
@@ -160,7 +160,7 @@ def side_by_side(play: Play) -> None:
 
 
 def gaps(play: Play) -> None:
-    """Nobody scrapes for a while: in the middle, around the window's ends, when a pod comes, and before it all."""
+    """Scrapes are missing: in the middle, around the window's ends, when a pod comes, and before it all."""
     for name, gone, back in (
         ("gap", START + 2 * HOUR, START + 2 * HOUR + 40 * MINUTE),
         ("gap-before", START - 20 * MINUTE, START + 10 * MINUTE),
@@ -186,7 +186,7 @@ def gaps(play: Play) -> None:
 
 
 def incomplete(play: Play) -> None:
-    """Containers of which not all is known, and what nobody is charged for."""
+    """Containers of which not all is known, and what no container is charged for."""
     play.scrape("mig", without(life(FIRST), USED.name, ENERGY.name), uuid="MIG-00000001")
     play.scrape("squatter", without(life(FIRST), HELD.name), uuid=play.card())
     of = labels(uuid=play.card(), instance="10.0.0.1:9401", job="gpumap", cluster="a")
@@ -198,7 +198,7 @@ def incomplete(play: Play) -> None:
 
 
 def other_cluster(play: Play) -> None:
-    """A second cluster, whose scraper did not honour gpumap's labels."""
+    """A second cluster. Its scraper did not honour gpumap's labels."""
     play.scrape_gpu(play.card(), namespace="monitoring", pod="gpumap-x7", container="gpumap", instance="", cluster="b")
     for name, pod in (("inside", "inside-0"), ("north", "north-0")):
         target = labels(namespace="monitoring", pod="gpumap-x7", container="gpumap", job="gpumap", cluster="b")
@@ -260,7 +260,7 @@ TEAMS = {"steady": "blue", "inside": "blue", "reset": "red", "gap": "red", "twic
 
 
 def teams(play: Play) -> None:
-    """kube-state-metrics tells a team of some pods; one is moved to another team, one is in both clusters."""
+    """kube-state-metrics reports a team of some pods; one is moved to another team, one is in both clusters."""
     times = range(FIRST + 3, LAST, EVERY)
 
     def labelled(name: str, team: str | None, first: int = FIRST, last: int = LAST, cluster: str = "a") -> None:
@@ -394,12 +394,12 @@ def test_a_slice_that_is_first_seen_is_not_charged_its_life(known: Known) -> Non
 
 
 def test_pods_that_were_gone_before_are_not_on_the_bill(bill: Any) -> None:
-    """Nor is one whose counters still stand when the window begins, nor one that nobody saw from end to end of it."""
+    """Nor is one with counters that still exist when the window begins, nor one that no scrape saw from end to end."""
     assert not {"departed", "early", "gap-around"} & set(rows(bill))
 
 
 def test_what_is_not_known_is_absent(bill: Any) -> None:
-    """MIG tells no use: it is in no idle share. Who was assigned nothing uses, and holds nothing."""
+    """MIG reports no use: it is in no idle share. A container without an assignment uses, and holds nothing."""
     mig, squatter = rows(bill)["mig"], rows(bill)["squatter"]
     assert (mig["used_gpu_hours"], mig["idle_ratio"], mig["energy_joules"]) == (None, None, None)
     assert mig["held_gpu_hours"] == mig["held_use_unknown_gpu_hours"] == 8

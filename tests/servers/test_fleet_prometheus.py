@@ -26,7 +26,7 @@ SOON = ("--interval", "1s", "--idle-after", "2s", "--grace", "2s")
 
 @pytest.fixture(name="agents", scope="module")
 def run_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Two nodes, whose GPUs differ."""
+    """Two nodes with different GPUs."""
     folder = tmp_path_factory.mktemp("agents")
     (folder / "one").mkdir()
     (folder / "two").mkdir()

@@ -288,7 +288,7 @@ MAP = ("gpus", "gpus_up", "devices", "held_gpus", "memory_used_bytes", "memory_t
 
 
 def memory_of(device: Document) -> tuple[Any, ...]:
-    """Whose memory it is: compute instances share that of their GPU instance."""
+    """Which instance has the memory: compute instances share that of their GPU instance."""
     mig = device["mig"]
     return (device["gpu_uuid"], mig["gpu_instance_id"]) if mig else (device["uuid"],)
 
@@ -370,7 +370,7 @@ def test_a_screen_and_not_every_node(server: str) -> None:
 
 
 def test_unknown_is_no_zero(server: str) -> None:
-    """A node whose driver or kubelet does not answer, or without hostPID, has a dash; why is reported below."""
+    """A node with a driver or kubelet that does not answer, or without hostPID, has a dash; the reason is below."""
     found = asked("top", "--by", "node", "--prometheus", server)
     by_node = {row["node"]: row for row in found["rows"]}
     for node in ("nvml-down", "no-pid-visibility"):

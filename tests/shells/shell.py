@@ -15,7 +15,7 @@ from tests.tools import tool
 _ALIASES = {"oc": "kubectl", "helm3": "helm"}
 _WRAPPERS = {"microk8s"}
 _NESTED = {("kubectl", "create"), ("kubectl", "create", "secret"), ("kubectl", "rollout")}
-"""Commands whose next word is a command too."""
+"""Commands that are followed by another command."""
 
 
 class Command(NamedTuple):

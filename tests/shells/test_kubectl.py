@@ -135,7 +135,7 @@ async def test_kubectl_finds_the_plugin(cluster: Cluster) -> None:
 
 
 async def test_a_table_of_the_whole_cluster(cluster: Cluster) -> None:
-    """Rows of both nodes and of every namespace, each with its node, through kubectl and the API server alone."""
+    """Rows of both nodes and of every namespace, each with its node, only through kubectl and the API server."""
     done = await cluster.run("top", "-A")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -155,7 +155,7 @@ async def test_a_table_of_the_whole_cluster(cluster: Cluster) -> None:
     ],
 )
 async def test_workloads_are_of_one_namespace(cluster: Cluster, words: tuple[str, ...], namespaces: set[str]) -> None:
-    """-n's, else the context's, else `default`, in which nobody is here."""
+    """-n's, else the context's, else `default`, which has no rows here."""
     answer = await cluster.json("top", *words)
     assert {row["namespace"] for row in answer["rows"]} == namespaces
 
@@ -178,7 +178,7 @@ async def test_one_node_alone(cluster: Cluster) -> None:
 
 
 async def test_without_a_command_it_is_the_map(cluster: Cluster) -> None:
-    """Also where flags come first, whose values are not taken for commands."""
+    """Also if flags come first: their values are not taken for commands."""
     plain = await cluster.run("map", "--context", "jane", "-A")
     bare = await cluster.run("--context", "jane", "-A")
     assert (plain.returncode, bare.returncode) == (0, 0)
@@ -395,7 +395,7 @@ async def test_a_watch_that_is_ended_leaves_nothing(cluster: Cluster, number: si
     ],
 )
 async def test_a_watch_shows_its_query(cluster: Cluster, words: tuple[str, ...], expected: str) -> None:
-    """Above its table stand the plugin's name, the node, the namespace and the context."""
+    """The plugin's name, the node, the namespace and the context are above its table."""
     command = (str(tool("kubectl")), "gpumap", *words, "-w", "--interval", "200ms")
     with on_terminal(command, cluster.environment()) as screen:
         await screen.until(lambda said: HOME in said and "\n" in said, "it shows nothing")
@@ -473,7 +473,7 @@ def test_the_agent_of_a_pod() -> None:
 
 
 def test_a_pod_that_is_not_there_yet_or_no_longer() -> None:
-    """One that is over, on its way out, or on no node is nobody's agent; one that waits says what for."""
+    """One that is over, on its way out, or on no node is no agent; one that waits says what for."""
     over = PlayedPod("n", "a", phase="Failed").as_json()
     leaving = PlayedPod("n", "a", leaving=True).as_json()
     nowhere = PlayedPod("", "a", phase="Pending").as_json()

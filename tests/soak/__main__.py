@@ -20,9 +20,9 @@ from tests.demo_process import GPUMAP, environment
 from tests.node import short_directory
 from tests.soak import clients, cost
 from tests.soak.clock import SPEED
+from tests.soak.node import AGENTS, SoakNode
 from tests.soak.plan import Plan
 from tests.soak.watch import BrokenLawError, Watched, agents
-from tests.soak.world import AGENTS, World
 from tests.tools import tool
 
 BROKEN = Path("build/soak")
@@ -42,11 +42,11 @@ class Soak:
     async def run(self) -> None:
         """Play the plan for the time given. What breaks is in `broken`."""
         with short_directory() as directory:
-            world = World(directory, standin.build(standin.LIBRARIES), Random(self.seed))
-            self.agents = agents(world, self.leak_bytes)
-            self.plan = Plan(world, self.agents, world.random)
+            node = SoakNode(directory, standin.build(standin.LIBRARIES), Random(self.seed))
+            self.agents = agents(node, self.leak_bytes)
+            self.plan = Plan(node, self.agents, node.random)
             try:
-                async with world.kubelet:
+                async with node.kubelet:
                     for agent in self.agents:
                         await agent.start()
                     await self._play()
@@ -55,14 +55,14 @@ class Soak:
                 self.broken += self._after_the_end()
             except BrokenLawError as error:
                 self.broken.append(f"{self.plan.now}: {error}")
-                await self._capture(world, error)
+                await self._capture(node, error)
             finally:
                 for agent in self.agents:
                     await agent.close()
 
     async def _play(self) -> None:
-        world = self.plan.world
-        tasks = [asyncio.create_task(self.plan.play()), asyncio.create_task(world.notice_pauses())]
+        node = self.plan.node
+        tasks = [asyncio.create_task(self.plan.play()), asyncio.create_task(node.notice_pauses())]
         for agent in self.agents:
             tasks += [asyncio.create_task(agent.watch()), asyncio.create_task(clients.ask(agent, self.asked))]
         try:
@@ -83,18 +83,18 @@ class Soak:
                 yield f"{agent.name} logged a traceback:\n{log[log.index('Traceback') :][:2000]}"
         yield from (f"steady: {what}" for what in cost.growth(self.agents[0].usage))
 
-    async def _capture(self, world: World, error: BrokenLawError) -> None:
+    async def _capture(self, node: SoakNode, error: BrokenLawError) -> None:
         """Write down what was served, what was true, and what gpumap reads now: the node does not change any more."""
         folder = BROKEN / str(self.seed)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (folder / "page.prom").write_text(error.page)
         (folder / "map.json").write_text(error.document)
-        (folder / "truth.txt").write_text("\n\n".join(map(repr, list(world.history)[-20:])))
+        (folder / "truth.txt").write_text("\n\n".join(map(repr, list(node.history)[-20:])))
         for agent in self.agents:
             shutil.copy(agent.log, folder)
-        command = [str(GPUMAP), "record", str(folder / "capture"), *world.flags_for(world.proc)]
-        variables = standin.environment(world.library, world.state(AGENTS[0]))
+        command = [str(GPUMAP), "record", str(folder / "capture"), *node.flags_for(node.proc)]
+        variables = standin.environment(node.library, node.state(AGENTS[0]))
         done = await asyncio.to_thread(
             subprocess.run, command, env=environment(**variables), capture_output=True, text=True, timeout=120
         )
@@ -130,7 +130,7 @@ class Soak:
             ("values of counters judged", steady.counters.checked + other.counters.checked),
             ("collections", f"{steady.collections:g} + {other.collections:g}"),
             ("rounds", self.plan.rounds),
-            *self.plan.world.counts.items(),
+            *self.plan.node.counts.items(),
             ("restarts of gpumap", other.lives - 1),
             ("owners seen", _counted(steady.seen + other.seen)),
             ("clients", _counted(self.asked)),

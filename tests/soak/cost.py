@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from tests.soak import world
+from tests.soak import node
 from tests.soak.watch import Usage
 
-GPUS = len(world.GPUS)
+GPUS = len(node.GPUS)
 LEAK_KIB = 0.75
 """A collection may leave so much memory behind: three quarters of the leak that must be found."""
 WARM_UP, WARM_UP_SECONDS = 0.2, 4500.0

@@ -12,7 +12,7 @@ import math
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from random import Random
@@ -22,8 +22,8 @@ import grpc
 from gpumap.lab.demo.kubelet import Refuse
 from tests import standin
 from tests.kubelet import RATE_LIMITED, Hang, Raw, Slow
+from tests.soak.node import AGENTS, GPUS, PARTITIONED, SoakNode
 from tests.soak.watch import STALE_AFTER_SECONDS, Watched
-from tests.soak.world import AGENTS, GPUS, PARTITIONED, World
 
 RECOVERY_COLLECTIONS = 100.0
 """A recovery may take so many: the longest pause of gpumap is 64 reads, and some waits are in seconds."""
@@ -35,7 +35,7 @@ PROCESSES = 40
 class Round:
     """One round, and what it needs."""
 
-    world: World
+    node: SoakNode
     agents: list[Watched]
     random: Random
 
@@ -46,14 +46,23 @@ class Round:
 
 Fault = Callable[[Round], AbstractAsyncContextManager[None]]
 FAULTS: dict[str, Fault] = {}
+Steps = Callable[[Round], AsyncIterator[None]]
 
 
-def fault(name: str) -> Callable[[Callable[[Round], AsyncIterator[None]]], Callable[[Round], AsyncIterator[None]]]:
-    """Add a kind of fault: what is before its `yield` breaks something, what is after it mends it."""
+def fault(name: str, *parts: str, agents: Sequence[str] = AGENTS) -> Callable[[Steps], Steps]:
+    """Add a kind of fault: what is before its `yield` breaks these parts for agents, what is after it mends them."""
 
-    def add(one: Callable[[Round], AsyncIterator[None]]) -> Callable[[Round], AsyncIterator[None]]:
-        FAULTS[name] = contextlib.asynccontextmanager(one)
-        return one
+    def add(steps: Steps) -> Steps:
+        async def hold(at: Round) -> AsyncIterator[None]:
+            taken = steps(at)
+            with at.node.breaks(agents, parts):
+                await anext(taken)
+            yield
+            with at.node.mends(agents, parts):
+                await anext(taken, None)
+
+        FAULTS[name] = contextlib.asynccontextmanager(hold if parts else steps)
+        return steps
 
     return add
 
@@ -62,13 +71,11 @@ def fault(name: str) -> Callable[[Callable[[Round], AsyncIterator[None]]], Calla
 
 
 def _kubelet(name: str, behaviour: object, *parts: str) -> None:
-    @fault(name)
+    @fault(name, "kubelet", *parts)
     async def broken(at: Round) -> AsyncIterator[None]:
-        with at.world.breaks(AGENTS, ("kubelet", *parts)):
-            at.world.kubelet.misbehave(behaviour)  # type: ignore[arg-type]
+        at.node.kubelet.misbehave(behaviour)  # type: ignore[arg-type]
         yield
-        with at.world.mends(AGENTS, ("kubelet", *parts)):
-            at.world.kubelet.behave()
+        at.node.kubelet.behave()
 
 
 _kubelet("kubelet: refuses", Refuse(grpc.StatusCode.UNAVAILABLE, "not now"), "no kubelet")
@@ -80,79 +87,66 @@ _kubelet("kubelet: sends garbage", Raw(b"\xff\xff\xff"), "no kubelet")
 
 @fault("kubelet: away until its List is too old")
 async def _away_long(at: Round) -> AsyncIterator[None]:
-    with at.world.breaks(AGENTS, ("kubelet", "no kubelet")):
-        at.world.kubelet.misbehave(Refuse(grpc.StatusCode.UNAVAILABLE, "not now"))
+    with at.node.breaks(AGENTS, ("kubelet", "no kubelet")):
+        at.node.kubelet.misbehave(Refuse(grpc.StatusCode.UNAVAILABLE, "not now"))
     yield
     for agent in at.agents:
         await agent.passes(1.5 * STALE_AFTER_SECONDS)
-    with at.world.mends(AGENTS, ("kubelet", "no kubelet")):
-        at.world.kubelet.behave()
+    with at.node.mends(AGENTS, ("kubelet", "no kubelet")):
+        at.node.kubelet.behave()
 
 
 @fault("kubelet: away")
 async def _away(at: Round) -> AsyncIterator[None]:
-    with at.world.breaks(AGENTS, ("kubelet",)):
-        await at.world.kubelet.stop(leave_socket=at.random.random() < 0.5)
-    with at.world.breaks(AGENTS, ("no kubelet",)):
+    with at.node.breaks(AGENTS, ("kubelet",)):
+        await at.node.kubelet.stop(leave_socket=at.random.random() < 0.5)
+    with at.node.breaks(AGENTS, ("no kubelet",)):
         pass
     yield
-    with at.world.mends(AGENTS, ("kubelet", "no kubelet")):
-        await at.world.kubelet.start()
+    with at.node.mends(AGENTS, ("kubelet", "no kubelet")):
+        await at.node.kubelet.start()
 
 
-@fault("kubelet: restarts")
+@fault("kubelet: restarts", "kubelet")
 async def _restarts(at: Round) -> AsyncIterator[None]:
-    with at.world.breaks(AGENTS, ("kubelet",)):
-        await at.world.kubelet.stop()
-        await at.world.kubelet.start()
+    await at.node.kubelet.stop()
+    await at.node.kubelet.start()
     yield
-    with at.world.mends(AGENTS, ("kubelet",)):
-        pass
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@fault("checkpoint: away")
+@fault("checkpoint: away", "checkpoint")
 async def _no_checkpoint(at: Round) -> AsyncIterator[None]:
-    with at.world.breaks(AGENTS, ("checkpoint",)):
-        at.world.checkpoint.unlink()
+    at.node.checkpoint.unlink()
     yield
-    with at.world.mends(AGENTS, ("checkpoint",)):
-        pass
 
 
-@fault("checkpoint: cut off")
+@fault("checkpoint: cut off", "checkpoint")
 async def _cut_off(at: Round) -> AsyncIterator[None]:
-    with at.world.breaks(AGENTS, ("checkpoint",)):
-        at.world.checkpoint.write_bytes(at.world.checkpoint.read_bytes()[:-40])
+    at.node.checkpoint.write_bytes(at.node.checkpoint.read_bytes()[:-40])
     yield
-    with at.world.mends(AGENTS, ("checkpoint",)):
-        pass
 
 
-@fault("logs: away")
+@fault("logs: away", "logs")
 async def _no_logs(at: Round) -> AsyncIterator[None]:
-    with at.world.breaks(AGENTS, ("logs",)):
-        (at.world.logs / "pods").rename(at.world.logs / "pods.away")
+    (at.node.logs / "pods").rename(at.node.logs / "pods.away")
     yield
-    with at.world.mends(AGENTS, ("logs",)):
-        (at.world.logs / "pods.away").rename(at.world.logs / "pods")
+    (at.node.logs / "pods.away").rename(at.node.logs / "pods")
 
 
-@fault("proc: entries unreadable")
+@fault("proc: entries unreadable", "proc")
 async def _unreadable(at: Round) -> AsyncIterator[None]:
-    with at.world.breaks(AGENTS, ("proc",)):
-        chosen = at.random.sample(sorted(at.world.truth.processes), k=min(3, len(at.world.truth.processes)))
-        for pid in chosen:
-            (at.world.proc / str(pid) / "cgroup").rename(at.world.proc / str(pid) / "kept")
-            (at.world.proc / str(pid) / "cgroup").mkdir()
+    chosen = at.random.sample(sorted(at.node.truth.processes), k=min(3, len(at.node.truth.processes)))
+    for pid in chosen:
+        (at.node.proc / str(pid) / "cgroup").rename(at.node.proc / str(pid) / "kept")
+        (at.node.proc / str(pid) / "cgroup").mkdir()
     yield
-    with at.world.mends(AGENTS, ("proc",)):
-        for pid in chosen:
-            if (kept := at.world.proc / str(pid) / "kept").exists():
-                (at.world.proc / str(pid) / "cgroup").rmdir()
-                kept.rename(at.world.proc / str(pid) / "cgroup")
+    for pid in chosen:
+        if (kept := at.node.proc / str(pid) / "kept").exists():
+            (at.node.proc / str(pid) / "cgroup").rmdir()
+            kept.rename(at.node.proc / str(pid) / "cgroup")
 
 
 # --- the driver -------------------------------------------------------------------------------------------------------
@@ -163,12 +157,12 @@ def _gpu(name: str, function: str, code: int, *, lost: bool = False) -> None:
     async def broken(at: Round) -> AsyncIterator[None]:
         index = at.draw_gpu()
         parts = (GPUS[index], *((f"lost {GPUS[index]}",) if lost else ()))
-        with at.world.breaks(AGENTS, parts):
-            for driver in at.world.drivers.values():
+        with at.node.breaks(AGENTS, parts):
+            for driver in at.node.drivers.values():
                 driver.fail[function, index] = code
         yield
-        with at.world.mends(AGENTS, parts):
-            for driver in at.world.drivers.values():
+        with at.node.mends(AGENTS, parts):
+            for driver in at.node.drivers.values():
                 driver.fail.clear()
 
 
@@ -184,12 +178,12 @@ def _delay(name: str, seconds: float) -> None:
     @fault(name)
     async def slow(at: Round) -> AsyncIterator[None]:
         index = at.draw_gpu()
-        with at.world.breaks(AGENTS, (GPUS[index],)):
-            for driver in at.world.drivers.values():
+        with at.node.breaks(AGENTS, (GPUS[index],)):
+            for driver in at.node.drivers.values():
                 driver.delay["*", index] = seconds
         yield
-        with at.world.mends(AGENTS, (GPUS[index],)):
-            for driver in at.world.drivers.values():
+        with at.node.mends(AGENTS, (GPUS[index],)):
+            for driver in at.node.drivers.values():
                 driver.delay.clear()
 
 
@@ -201,28 +195,26 @@ _delay("GPU: a call hangs", float("inf"))
 async def _xids(at: Round) -> AsyncIterator[None]:
     for _ in range(at.random.randint(1, 4)):
         index = at.draw_gpu()
-        with at.world.change():
+        with at.node.change():
             gi = 1 if index == PARTITIONED and at.random.random() < 0.5 else None
-            at.world.xids.append(standin.Xid(index, at.random.choice((31, 43, 79)), gi, None if gi is None else 0))
+            at.node.xids.append(standin.Xid(index, at.random.choice((31, 43, 79)), gi, None if gi is None else 0))
     yield
 
 
-@fault("driver: unloaded")
+@fault("driver: unloaded", "nvml", "no nvml")
 async def _unloaded(at: Round) -> AsyncIterator[None]:
-    with at.world.breaks(AGENTS, ("nvml", "no nvml")):
-        for driver in at.world.drivers.values():
-            driver.fail["nvmlDeviceGetCount_v2", "*"] = standin.Code.UNINITIALIZED
-            driver.init_code = standin.Code.DRIVER_NOT_LOADED
+    for driver in at.node.drivers.values():
+        driver.fail["nvmlDeviceGetCount_v2", "*"] = standin.Code.UNINITIALIZED
+        driver.init_code = standin.Code.DRIVER_NOT_LOADED
     yield
-    with at.world.mends(AGENTS, ("nvml", "no nvml")):
-        for driver in at.world.drivers.values():
-            driver.fail.clear()
-            driver.init_code = 0
+    for driver in at.node.drivers.values():
+        driver.fail.clear()
+        driver.init_code = 0
 
 
 @fault("MIG: re-partitioned")
 async def _repartitioned(at: Round) -> AsyncIterator[None]:
-    at.world.repartition()
+    at.node.repartition()
     yield
 
 
@@ -230,59 +222,52 @@ async def _repartitioned(at: Round) -> AsyncIterator[None]:
 
 
 def _worker(name: str, number: signal.Signals) -> None:
-    @fault(name)
+    @fault(name, "nvml")
     async def hit(at: Round) -> AsyncIterator[None]:
         stopped = []
-        with at.world.breaks(AGENTS, ("nvml",)):
-            for agent in at.agents:
-                if (pid := agent.worker) is not None:
-                    os.kill(pid, number)
-                    stopped.append(pid)
+        for agent in at.agents:
+            if (pid := agent.worker) is not None:
+                os.kill(pid, number)
+                stopped.append(pid)
         yield
-        with at.world.mends(AGENTS, ("nvml",)):
-            for pid in stopped if number is signal.SIGSTOP else ():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+        for pid in stopped if number is signal.SIGSTOP else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 _worker("worker: killed", signal.SIGKILL)
 _worker("worker: stopped", signal.SIGSTOP)
 
 
-@fault("worker: crashes in the driver")
+@fault("worker: crashes in the driver", "nvml")
 async def _crashes(at: Round) -> AsyncIterator[None]:
     index = at.draw_gpu()
-    with at.world.breaks(AGENTS, ("nvml",)):
-        for driver in at.world.drivers.values():
-            driver.crash.add(("*", index))
+    for driver in at.node.drivers.values():
+        driver.crash.add(("*", index))
     yield
-    with at.world.mends(AGENTS, ("nvml",)):
-        for driver in at.world.drivers.values():
-            driver.crash.clear()
+    for driver in at.node.drivers.values():
+        driver.crash.clear()
 
 
-@fault("gpumap: releases the driver")
+@fault("gpumap: releases the driver", "nvml")
 async def _released(at: Round) -> AsyncIterator[None]:
-    with at.world.breaks(AGENTS, ("nvml",)):
-        for agent in at.agents:
-            assert agent.process is not None
-            agent.process.send_signal(signal.SIGUSR1)
+    for agent in at.agents:
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGUSR1)
     yield
-    with at.world.mends(AGENTS, ("nvml",)):
-        pass
 
 
 def _restart(name: str, number: signal.Signals) -> None:
     @fault(name)
     async def restarted(at: Round) -> AsyncIterator[None]:
-        with at.world.breaks(AGENTS[1:], ("page",)):
+        with at.node.breaks(AGENTS[1:], ("page",)):
             pass
         for agent in at.agents[1:]:
             await agent.end(number)
         yield
         for agent in at.agents[1:]:
             await agent.start()
-        with at.world.mends(AGENTS[1:], ("page",)):
+        with at.node.mends(AGENTS[1:], ("page",)):
             pass
 
 
@@ -290,14 +275,11 @@ _restart("gpumap: terminated", signal.SIGTERM)
 _restart("gpumap: killed", signal.SIGKILL)
 
 
-@fault("gpumap: another password")
+@fault("gpumap: another password", "page", agents=AGENTS[1:])
 async def _password(at: Round) -> AsyncIterator[None]:
-    with at.world.breaks(AGENTS[1:], ("page",)):
-        for agent in at.agents[1:]:
-            await agent.replace_password()
+    for agent in at.agents[1:]:
+        await agent.replace_password()
     yield
-    with at.world.mends(AGENTS[1:], ("page",)):
-        pass
 
 
 # --- the rounds -------------------------------------------------------------------------------------------------------
@@ -310,7 +292,7 @@ class Plan:
     `pace` makes its pauses longer or shorter; they do not change the plan.
     """
 
-    world: World
+    node: SoakNode
     agents: list[Watched]
     random: Random
     pace: float = 1.0
@@ -322,7 +304,7 @@ class Plan:
     async def play(self, most_rounds: float = math.inf) -> None:
         """Play so many rounds, in each of them one kind of fault. All kinds come before one comes again."""
         waiting: list[str] = []
-        with self.world.mends(AGENTS, ("page",)):
+        with self.node.mends(AGENTS, ("page",)):
             pass
         await self._settle("start")
         while self.rounds < most_rounds:
@@ -332,7 +314,7 @@ class Plan:
             await self._round(waiting.pop())
 
     async def _round(self, kind: str) -> None:
-        at = Round(self.world, self.agents, self.random)
+        at = Round(self.node, self.agents, self.random)
         self.now = f"round {self.rounds}: {kind}"
         await self._churn(self.random.randint(2, 8))
         self.faults[kind] += 1
@@ -346,7 +328,7 @@ class Plan:
         """Wait until both agents show all that is true; then nothing may be missing."""
         took = [await agent.settled(RECOVERY_COLLECTIONS) for agent in self.agents]
         self.slowest[kind] = max([self.slowest.get(kind, 0.0), *took])
-        self.world.recovered()
+        self.node.recovered()
 
     async def _churn(self, changes: int) -> None:
         for _ in range(changes):
@@ -355,23 +337,23 @@ class Plan:
 
     def _change(self) -> None:
         """One change of pods or processes; more start while there are few."""
-        world, random = self.world, self.random
-        pods = sorted(world.truth.pods.values(), key=lambda pod: pod.uid)
-        pids = sorted(world.truth.processes)
-        left = [pid for pid in pids if (of := world.truth.processes[pid].pod) and of.uid not in world.truth.pods]
+        node, random = self.node, self.random
+        pods = sorted(node.truth.pods.values(), key=lambda pod: pod.uid)
+        pids = sorted(node.truth.processes)
+        left = [pid for pid in pids if (of := node.truth.processes[pid].pod) and of.uid not in node.truth.pods]
         if len(pods) < PODS * random.random():
-            world.start_pod(idle=random.random() < 0.2)
+            node.start_pod(idle=random.random() < 0.2)
         elif len(pids) < PROCESSES * random.random():
             pod = random.choice([None, *pods])
             container = random.choice(sorted(pod.containers)) if pod else ""
-            leaf = random.choice(sorted(world.truth.leaves)) if random.random() < 0.15 else None
-            world.start_process(pod, container, leaf)
+            leaf = random.choice(sorted(node.truth.leaves)) if random.random() < 0.15 else None
+            node.start_process(pod, container, leaf)
         elif left and random.random() < 0.5:
-            world.end_process(random.choice(left))
+            node.end_process(random.choice(left))
         elif pids and random.random() < 0.6:
             pid = random.choice(pids)
-            world.end_process(pid) if random.random() < 0.6 else world.use_memory(pid)
+            node.end_process(pid) if random.random() < 0.6 else node.use_memory(pid)
         elif pods and random.random() < 0.3:
-            world.restart_container(random.choice(pods))
+            node.restart_container(random.choice(pods))
         elif pods:
-            world.stop_pod(random.choice(pods), left_over=random.random() < 0.3)
+            node.stop_pod(random.choice(pods), left_over=random.random() < 0.3)

@@ -27,8 +27,8 @@ from tests.promtool import promtool
 from tests.soak import clock
 from tests.soak.agent import LEAK
 from tests.soak.door import Door
+from tests.soak.node import AGENTS, SoakNode, Truth
 from tests.soak.window import make_window
-from tests.soak.world import AGENTS, Truth, World
 from tests.truth import Span, Window
 
 POLL_SECONDS = 0.1
@@ -80,7 +80,7 @@ class Watched:
     something may have been missing because the machine paused."""
 
     name: str
-    world: World
+    node: SoakNode
     flags: Sequence[str]
     door: Door | None = None
     leak_bytes: int = 0
@@ -104,12 +104,12 @@ class Watched:
         self._settled_truth: Truth | None = None
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_SECONDS))
         self._tls: ssl.SSLContext | bool = True if self.door is None else self.door.tls
-        self.temporary = self.world.directory / f"tmp-{self.name}"
+        self.temporary = self.node.directory / f"tmp-{self.name}"
         self.temporary.mkdir()
 
     @property
     def log(self) -> Path:
-        return self.world.directory / f"{self.name}.log"
+        return self.node.directory / f"{self.name}.log"
 
     @property
     def url(self) -> str:
@@ -124,13 +124,13 @@ class Watched:
 
     async def start(self) -> None:
         """Start it on the port that it had before."""
-        world = self.world
-        variables = standin.environment(world.library, world.state(self.name)) | clock.environment()
+        node = self.node
+        variables = standin.environment(node.library, node.state(self.name)) | clock.environment()
         variables |= {"TMPDIR": str(self.temporary), LEAK: str(self.leak_bytes), "PYTHONPATH": os.pathsep.join(SOURCES)}
         options = [
             *("--listen", f"127.0.0.1:{self.port}", "--interval", f"{INTERVAL_SECONDS * 1000:g}ms"),
             *("--stale-after", f"{STALE_AFTER_SECONDS:g}s", "--node-name", "soak"),
-            *world.flags_for(world.proc),
+            *node.flags_for(node.proc),
             *self.flags,
             *(self.door.flags if self.door is not None else ()),
         ]
@@ -203,7 +203,7 @@ class Watched:
         async with self._session.get(self.url + path, headers=headers | self.authorization, ssl=self._tls) as answer:
             if answer.status == 503:
                 return ""  # before the first collection
-            if answer.status == 401 and "page" in self.world.truth.broken(self.name, or_recovering=True):
+            if answer.status == 401 and "page" in self.node.truth.broken(self.name, or_recovering=True):
                 return ""  # it does not know the new password yet
             if answer.status != 200:
                 raise BrokenLawError([f"{path} answers {answer.status}"], await answer.text(), "")
@@ -228,7 +228,7 @@ class Watched:
             return
         found = [*laws.wrong(page, self._window(begins, at)), *self.counters.check(page, at)]
         answered = clock.now().wall
-        paused = self.world.paused(oldest, answered) or answered - at > STALE_AFTER_SECONDS
+        paused = self.node.paused(oldest, answered) or answered - at > STALE_AFTER_SECONDS
         self.excused += paused
         if not paused:
             found += laws.missing(page, self._steady(oldest, at))
@@ -247,7 +247,7 @@ class Watched:
         collections = page.collections
         self.collections += collections - self._last_collections
         self._last_collections = collections
-        truth = self.world.truth
+        truth = self.node.truth
         if begins >= truth.ended:
             settled = make_window(self.name, Span(begins, at), [truth], [truth], recovering_counts=False)
             self.why_not_settled = [*laws.missing(page, settled)]
@@ -259,17 +259,17 @@ class Watched:
 
     def _window(self, begins: float, ends: float) -> Window:
         """The window of a page. The List that it shows may be older."""
-        truths = self.world.during(begins, ends)
+        truths = self.node.during(begins, ends)
         oldest = self._last_list(begins)
-        listed = truths if oldest is None else self.world.during(oldest, ends)
-        fresh = self.world.during(begins - STALE_AFTER_SECONDS, ends)
+        listed = truths if oldest is None else self.node.during(oldest, ends)
+        fresh = self.node.during(begins - STALE_AFTER_SECONDS, ends)
         has_list = any("no kubelet" not in at.broken(self.name, or_recovering=False) for at in fresh)
-        span, earlier = Span(begins, ends), self.world.earlier
+        span, earlier = Span(begins, ends), self.node.earlier
         return make_window(self.name, span, truths, listed, has_list=has_list, earlier=earlier)
 
     def _steady(self, oldest: float, ends: float) -> Window:
         """The window of the last pages: an accusation needs two collections."""
-        truths = self.world.during(oldest, ends)
+        truths = self.node.during(oldest, ends)
         return make_window(self.name, Span(oldest, ends), truths, truths)
 
     def _last_list(self, begins: float) -> float | None:
@@ -278,11 +278,11 @@ class Watched:
         A pause of the machine is such a fault: the kubelet of this process did not answer either.
         """
         oldest, found, over = begins - GRACE_SECONDS, None, math.inf  # `over`: when the truth had changed
-        for truth in reversed(self.world.history):
+        for truth in reversed(self.node.history):
             if over < oldest:
                 break
             broken = "kubelet" in truth.broken(self.name, or_recovering=True)
-            if broken or self.world.paused(max(truth.began, oldest), min(over, begins)):
+            if broken or self.node.paused(max(truth.began, oldest), min(over, begins)):
                 found = oldest = min(oldest, truth.began - GRACE_SECONDS)
             over = truth.ended
         return found
@@ -308,7 +308,7 @@ class Watched:
     async def settled(self, most_collections: float) -> float:
         """Wait until a page shows all of the truth. Return how many collections it took."""
         begun, give_up = self.collections, time.monotonic() + PATIENCE_SECONDS
-        while self._settled_truth is not self.world.truth:
+        while self._settled_truth is not self.node.truth:
             self._new_page.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5.0):
@@ -355,11 +355,11 @@ def _count_files(directory: Path) -> int:
     return sum(1 for _ in directory.rglob("*"))
 
 
-def agents(world: World, leak_bytes: int) -> list[Watched]:
+def agents(node: SoakNode, leak_bytes: int) -> list[Watched]:
     """The two agents: all that gpumap can show, with and without other exporters' names."""
     steady, restarted = AGENTS
     everything = ("--collect", "all", "--process-metrics")
     return [
-        Watched(steady, world, (*everything, "--dialect", "native"), leak_bytes=leak_bytes),
-        Watched(restarted, world, ("--dialect", "all"), Door(world.directory / "door")),
+        Watched(steady, node, (*everything, "--dialect", "native"), leak_bytes=leak_bytes),
+        Watched(restarted, node, ("--dialect", "all"), Door(node.directory / "door")),
     ]

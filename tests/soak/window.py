@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from gpumap.model.terms import ContainerName
 from tests import truth
-from tests.soak.world import BASE_BYTES, Truth
+from tests.soak.node import BASE_BYTES, Truth
 from tests.truth import LONG_AGO, NEVER, Span, Window
 
 K = TypeVar("K", bound=Hashable)

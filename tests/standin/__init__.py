@@ -2,7 +2,7 @@
 
 The library reads the state file again whenever it was replaced, so a test changes the GPUs of a running process by
 changing a `Driver` and writing it again. None as a value always means that the driver does not support that call.
-How the state file is laid out, and what the rules match, stands at the top of nvml.c.
+How the state file is laid out, and what the rules match, is at the top of nvml.c.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 Target = int | str
-"""Whom a rule is about: a GPU's index, "*", "0.gpu" (not its MIG instances), "0.mig" (only those), "0.3" (one slot)."""
+"""The device of a rule: a GPU's index, "*", "0.gpu" (not its MIG instances), "0.mig" (only those), "0.3" (one slot)."""
 
 FieldValue = tuple[Literal["double", "uint", "ulong", "ulonglong", "slonglong", "sint", "ushort", "error"], float]
 """The type and value of a field; "error" makes the value an nvmlReturn_t."""
@@ -231,9 +231,9 @@ class Gpu:
     `instances` are its MIG devices by slot, None for a hole; they exist only while `mig_mode` is True, which it is by
     default for a GPU that was made with instances. `fields` adds to the field values that the other values imply
     (82, 83, 185, 186), or takes their place; its keys are field ids, or (field id, scope id). `ecc` has counts by
-    (error type, counter type, location). With `garbage_rows` it tells samples of any time, and counts so
+    (error type, counter type, location). With `garbage_rows` it reports samples of any time, and counts so
     many rows more than it writes, as the drivers of nvtop's issue 110. GPM is supported where `gpm` is given, be it for
-    its MIG devices alone. Its handle is made of its uuid, or of `handle`.
+    only its MIG devices. Its handle is made of its uuid, or of `handle`.
     """
 
     uuid: str | None

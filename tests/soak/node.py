@@ -162,7 +162,7 @@ class Truth:
         return frozenset(part for who, part in found if who == agent)
 
 
-class World(machine.Machine):
+class SoakNode(machine.Machine):
     """The machine and its truth."""
 
     def __init__(self, directory: Path, library: Path, random: Random) -> None:
@@ -176,7 +176,7 @@ class World(machine.Machine):
         self.counts = dict.fromkeys(("pods", "processes", "repartitions", "pids used again"), 0)
         self.pauses: deque[tuple[float, float]] = deque(maxlen=1000)
         self.earlier: set[tuple[ContainerName, str]] = set()
-        """Containers, and the devices that they ever held or used."""
+        """Containers, and the devices that they ever held or used, and their GPUs: XID errors may be of a GPU."""
         self._next_pid = 0
         self._start_ticks = 1000
         self._partitions = 0
@@ -244,7 +244,8 @@ class World(machine.Machine):
         uid = PodUid(f"{self.random.getrandbits(128):032x}")
         uid = PodUid("-".join((uid[:8], uid[8:12], uid[12:16], uid[16:20], uid[20:])))
         pod = Pod.granted(namespace, name, uid, containers, grants)
-        self.earlier |= {(ContainerName(namespace, name, one), grant.leaf) for one, grant in grants.items()}
+        for one, grant in grants.items():
+            self._remember(ContainerName(namespace, name, one), grant.leaf)
         self.counts["pods"] += 1
         with self.change(pods={**self.truth.pods, uid: pod}):
             self._write_kubelet()
@@ -294,6 +295,9 @@ class World(machine.Machine):
         count = self.random.choice((1, 1, 2)) * (8 if sharing is GPUSHARE else 1)
         return Grant(sharing, leaf, tuple(free[:count]), index) if free else None
 
+    def _remember(self, name: ContainerName, leaf: str) -> None:
+        self.earlier |= {(name, leaf), (name, self.truth.leaves[leaf])}
+
     # --- processes ---
 
     def start_process(self, pod: Pod | None, container: str = "", leaf: str | None = None) -> None:
@@ -303,7 +307,7 @@ class World(machine.Machine):
         pid = self._free_pid()
         one = Process(pid, leaf, self._amount(leaf), self.random.randrange(8), pod, container)
         if pod is not None:
-            self.earlier.add((ContainerName(*pod.full, container), leaf))
+            self._remember(ContainerName(*pod.full, container), leaf)
         self.counts["processes"] += 1
         with self.change(processes={**self.truth.processes, pid: one}):
             self._write_process(pid, SHELL if pod is None else pod.cgroup(container, "v2-systemd"), "python3")
@@ -435,4 +439,4 @@ def _instance_uuids(generation: int, count: int) -> tuple[str, ...]:
     return tuple(f"MIG-0000{number:04d}-0000-0000-0000-{generation:012d}" for number in range(count))
 
 
-__all__ = ["AGENTS", "GIB", "GPUS", "Grant", "Pod", "Process", "Truth", "World"]
+__all__ = ["AGENTS", "GIB", "GPUS", "Grant", "Pod", "Process", "SoakNode", "Truth"]

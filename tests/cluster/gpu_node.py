@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 90.0
 LOOK_SECONDS = 0.05
 
 
-class World:
+class GpuNode:
     """All of it, in a `with` block. Cases change it from several threads at once."""
 
     def __init__(self, node: LiveNode, archive: Path) -> None:

@@ -6,30 +6,24 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from tests import neighbours
-from tests.demo_process import demo
-from tests.fleet import SCENARIOS, wait_for_holders
+from tests.fleet import running_nodes, wait_for_scrapes
 from tests.pages import Page, serving_pages
-from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
+from tests.prometheus import Prometheus, chart_job, each_second, prometheus
 
 RECORDS = Path(__file__).resolve().parents[2] / "charts" / "gpumap" / "rules" / "fleet.yaml"
-HAPPENS = ("gpumap_container_xid_errors_total", 'gpumap_gpu_fault_info{node="broken-node"}')
-"""What some panels are about, which takes its time."""
 SOON = ("--idle-after", "3s", "--grace", "2s")
-SCRAPES = 8
-PATIENCE_SECONDS = 90.0
 CLUSTER = "east"
 RANGE = "600s"
 TIMES = {"__rate_interval": "30s", "__range": RANGE}
 WRITTEN = {"price": "2.5", "label": "label_team"}
 OWN_POD = {"namespace": "monitoring", "pod": "gpumap-x7k2p", "container": "gpumap"}
-"""gpumap's, which is to stand nowhere."""
+"""gpumap's own, which no panel may show."""
 
 OTHER_NAMES = [
     {
@@ -43,28 +37,18 @@ OTHER_NAMES = [
 
 
 @dataclass(frozen=True)
-class World:
+class Servers:
     plain: Prometheus
     """One cluster, without a label for it, and with the records for fleets."""
     twice: Prometheus
-    """With the label `cluster`, and no records. Each node is scraped by three jobs: the second tells other indexes and
+    """With the label `cluster`, and no records. Three jobs scrape each node: the second reports other indexes and
     models of the same GPUs, the third has no honorLabels."""
 
 
 @contextlib.contextmanager
-def running_world(folder: Path, interval: str = "1s") -> Iterator[World]:
+def running_servers(folder: Path) -> Iterator[Servers]:
     """Nodes with gpumap's default flags, kube-state-metrics, and both servers. Gives them once all has happened."""
-    with contextlib.ExitStack() as stack:
-
-        def run_node(name: str) -> str:
-            (folder / name).mkdir()
-            chosen = ("--scenario", SCENARIOS[name], "--interval", interval, "--node-ip", "10.0.0.7", *SOON)
-            return stack.enter_context(demo(folder / name, *chosen))
-
-        with ThreadPoolExecutor() as threads:
-            nodes = dict(zip(SCENARIOS, threads.map(run_node, SCENARIOS), strict=True))
-        for url in nodes.values():
-            wait_for_holders(url)
+    with running_nodes(folder, *SOON) as nodes, contextlib.ExitStack() as stack:
         others = stack.enter_context(serving_pages(lambda _: Page(neighbours.kube_state_metrics(nodes).encode())))
         cluster = {"cluster": CLUSTER}
         jobs = (
@@ -82,11 +66,11 @@ def running_world(folder: Path, interval: str = "1s") -> Iterator[World]:
             servers[name] = stack.enter_context(prometheus(folder / name, config=config))
         for server in servers.values():
             wait_for_scrapes(server, len(nodes))
-        yield World(**servers)
+        yield Servers(**servers)
 
 
 def often_recorded(folder: Path) -> Path:
-    """rules/fleet.yaml, whose minutes are too long for a test."""
+    """rules/fleet.yaml, with shorter intervals for a test."""
     rules = yaml.safe_load(RECORDS.read_text(encoding="utf-8"))
     for group in rules["groups"]:
         group["interval"] = "3s"
@@ -100,15 +84,6 @@ def pods_job(address: str, more: Mapping[str, str]) -> dict[str, object]:
     targets = [{"targets": [address], "labels": dict(more)}]
     slowly = {"scrape_interval": "3s", "scrape_timeout": "3s"}
     return {"job_name": "kube-state-metrics", "honor_labels": True, "static_configs": targets, **slowly}
-
-
-def wait_for_scrapes(server: Prometheus, nodes: int) -> None:
-    def scraped() -> bool:
-        often = server.by("node", "max by (node) (count_over_time(gpumap_build_info[5m]))")
-        happened = all(server.ask(f"{what} offset 3s") for what in HAPPENS)
-        return len(often) == nodes and min(often.values()) >= SCRAPES and happened and not server.ask("up == 0")
-
-    eventually(scraped, PATIENCE_SECONDS, about=lambda: server.api("targets"))
 
 
 def fill_in(query: str, chosen: Mapping[str, str]) -> str:
