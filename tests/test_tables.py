@@ -70,6 +70,9 @@ def test_holder_user_and_squatter() -> None:
     assert line_of(snapshot, "holder") == ["ml", "holder", "main", "1", "1", "80.0GiB", "1.0GiB", "50%", "assigned"]
     assert line_of(snapshot, "squat") == ["ml", "squat", "main", "0", "0", "0", "1.0GiB", "0%", "UNASSIGNED"]
     assert line_of(snapshot, "host") == ["1.0GiB", "0%", "host"]
+    node.pods.remove(squatter)
+    node.collect()
+    assert line_of(node.collect(), "gone") == ["ml", "squat", "1.0GiB", "0%", "gone"]
     assert line_of(snapshot, "unaccounted") == ["100MiB", "unaccounted"]
 
 

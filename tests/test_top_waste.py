@@ -273,6 +273,16 @@ def test_over_users() -> None:
     assert said in values["unjudged"]
 
 
+def test_a_namespace_without_a_device_has_one_sentence() -> None:
+    """Other namespaces are not its doubts, and it has no sums."""
+    lazy = holder("lazy", CARD)
+    node = TestNode([Gpu(0)], [lazy], [Process(10, CARD, lazy, memory=GIB)])
+    node.collect()
+    found = published(node.collect())
+    assert "ml/lazy" in waste_table(found, Shape())
+    assert waste_table(found, Shape(namespace="web")) == "Namespace web has no holder or user of a GPU."
+
+
 def test_a_new_pod_is_not_judged() -> None:
     """A holder is unused only after --grace, and idle only after --idle-after. A sentence names the others."""
     old, new = holder("old", CARD), holder("new", OTHER)
@@ -282,6 +292,7 @@ def test_a_new_pod_is_not_judged() -> None:
     found = published(node.collect(seconds=5))
     assert wasted(found) == {"idle": ("old",)}
     assert "Watched for less than 2m, so not yet checked for unused memory: ml/new." in waste_table(found, Shape())
+    assert "not yet checked" not in waste_table(with_devices(found, granting(None), 1), Shape())
     assert wasted(judged_again(found, idle_after_seconds=0.001))["idle"] == ("old",)
     node.processes = [Process(10, OTHER, new, memory=GIB, sm=0.5)]
     found = published(node.collect(seconds=30))

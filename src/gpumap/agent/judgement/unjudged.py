@@ -132,11 +132,12 @@ def unjudged(node: Node) -> Iterator[str]:
 
 def _not_yet(node: Node, doubtful: Set[PodName]) -> Iterator[str]:
     """Name holders that may be found later: new ones, and those that have just stopped, without the `doubtful`."""
-    uses = [(one.pod_name, one.use) for one in _judged_users(node) if one.use]
-    new = {pod for pod, use in uses if not is_watched_for(use, node.grace_seconds)}
+    users = list(_judged_users(node))
+    with_memory = (one for one in users if not one.holds or one.allocated_memory_bytes is not None)
+    new = {one.pod_name for one in with_memory if not is_watched_for(one.use, node.grace_seconds)}
     if new:
         yield f"Watched for less than {age(node.grace_seconds)}, so not yet checked for unused memory: {_pods_of(new)}."
-    idle = ((pod, idle_seconds(use, node.timestamp) or 0.0) for pod, use in uses)
+    idle = ((one.pod_name, idle_seconds(one.use, node.timestamp) or 0.0) for one in users if one.use)
     inactive = {pod for pod, seconds in idle if 0.0 < seconds < node.idle_after_seconds} - doubtful
     if inactive:
         since = age(node.idle_after_seconds)

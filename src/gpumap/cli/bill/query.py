@@ -62,8 +62,8 @@ async def increases(server: Prometheus, match: str, window: Window) -> Increases
     if not any(grown) and not left_out:
         matching = f" that matches {match}" if match else ""
         raise FatalError(
-            f"{server.url} has no gpumap accounting series in this window{matching}. Check that Prometheus scrapes "
-            "gpumap and that --match selects its series"
+            f"{server.url} has no gpumap accounting series from {rfc3339(window.start)} to {rfc3339(window.end)}"
+            f"{matching}. Check that Prometheus scraped gpumap then and that --match selects its series"
         )
     before = {_key(HELD, row) for row in await server.instant(resumed(HELD, scope), window.start)}
     before &= {key for key, seconds in found[HELD].items() if seconds}

@@ -16,7 +16,7 @@ from gpumap.model.shown import UNKNOWN
 
 VERSION = 1
 OVER = "!"
-LEGEND = f"{OVER} uses more than it was granted"
+LEGEND = f"{OVER} a pod uses more than it was granted"
 NO_ADDRESS = "unknown"
 _NO_GPU = "0/0"
 """A GPU that another node has, and this one does not."""

@@ -130,7 +130,7 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         "SM",
         None,
         lambda row: percent(row.busy_ratio),
-        lambda row: percent(row.sm_ratio) if row.work else "",
+        lambda row: percent(row.sm_ratio) if row.processes else "",
         sort=lambda row: row.busy_ratio,
     ),
     _column("OWNER", _state, shown_owner, shown_owner)._replace(colour=owner_colour),

@@ -25,7 +25,7 @@ from gpumap.cli.tables.layout import (
     table,
     with_node,
 )
-from gpumap.cli.tables.unknowns import few, gpus_to_repair, no_rows, of_each
+from gpumap.cli.tables.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet, in_namespace
 from gpumap.model.findings import by_waste, sums, worst_first
 from gpumap.model.grouping import grouped
@@ -132,6 +132,8 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block = table(with_node(columns_of_rows, fleet=maps.fleet), found[:most], shape)
     elif not maps.fleet and not any(of_device for one in maps.maps for of_device in rows(one, shape.namespace)):
         block = no_rows(maps, shape)
+        if shape.namespace:
+            return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen)
     elif any(any(one.judged.get(kind) for kind in _KINDS) for one in maps.maps):
         is_whole = not maps.missing and all(one.judged.get(kind) for one in maps.maps for kind in _KINDS)
         block = "No waste found." if is_whole else "No waste found in the known data."
