@@ -80,7 +80,11 @@ def test_times(text: str, means: str) -> None:
         ),
         ("2026-11-31", "now", "--from 2026-11-31: this date or time does not exist"),
         ("2026-11-01T08:00:00", "now", "--from 2026-11-01T08:00:00: has no time zone: end it"),
-        ("2026-11-01", "2026-10-01", "--from 2026-11-01: is later than --to 2026-10-01 (in steps of 1m)"),
+        (
+            "2026-11-01",
+            "2026-10-01",
+            "--from 2026-11-01: is later than --to 2026-10-01 (2026-10-01T00:00:00Z, in steps of 1m)",
+        ),
         ("2009-12-31", "now", "--from 2009-12-31: is before 2010, when Prometheus did not exist"),
         ("1d", "9999999999", "--to 9999999999: is in the future"),
         ("2026-11-01", "2026-11-01T00:00:30Z", "--from 2026-11-01: is the same moment as --to 2026-11-01T00:00:30Z"),

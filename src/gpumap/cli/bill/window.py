@@ -35,7 +35,7 @@ def window_of(start: str, end: str, resolution: str, now: float) -> Window:
     first, last = (_floor("--from", start, step, now), _floor("--to", end, step, now))
     if first >= last:
         same = "the same moment as" if first == last else "later than"
-        raise UsageError(f"--from {start}: is {same} --to {end} (in steps of {resolution})")
+        raise UsageError(f"--from {start}: is {same} --to {end} ({rfc3339(last)}, in steps of {resolution})")
     return Window(first, last, step)
 
 
