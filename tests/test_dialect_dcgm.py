@@ -159,7 +159,7 @@ def test_xid_errors_are_the_last_one(xids: tuple[GpuXids, ...], answer: Rows) ->
     ids=["before anybody came", "who is gone", "another code", "another card", "two"],
 )
 def test_an_xid_error_is_of_the_containers_that_it_hit(hit: tuple[ContainerXids, ...], pod: str) -> None:
-    """Whoever holds the card now may have come after it; if there are several, none is named."""
+    """The container that holds the card now may be newer than the error. If there are several, no label names one."""
     xids = (GpuXids(CARD, {31: 2, 79: 1}, 0.0, 79),)
     snapshot = with_node(node(holder(TRAINER)), xids=xids, container_xids=hit)
     assert rows(snapshot, "DEV_XID_ERRORS", "err_code", "pod") == {("79", pod): 79}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gpumap.agent.dialects.allocate_mode import Mode, modes_by_device
 from gpumap.agent.dialects.common import all_known, owns, sees_processes
+from gpumap.model.devices import place_of
 from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, Use
 from gpumap.model.readings import Activity, DeviceMemory, Uuid
@@ -91,9 +92,7 @@ def _entities(snapshot: Snapshot) -> Iterator[Entity]:
             continue
         by_instance = grouped((leaf.mig.gpu_instance_id, leaf) for leaf in card.leaves if leaf.mig is not None)
         for number, leaves in sorted(by_instance.items()):
-            ordered = sorted(
-                leaves, key=lambda leaf: (leaf.mig.compute_instance_id if leaf.mig is not None else 0, leaf.uuid)
-            )
+            ordered = sorted(leaves, key=place_of)
             yield _entity(card.gpu, ordered, view, number, _profile(ordered))
 
 

@@ -64,8 +64,6 @@ class Times(NamedTuple):
 UNKNOWN_TIMES = Times()
 _NO_PROCESSES = ContainerProcesses((), 0, Owner.ASSIGNED)
 _NO_TIME: Ratios = (0.0,) * len(Times._fields)
-_FIRST_VIDEO = Times._fields.index("encoder_ratio")
-"""This engine and all after it are video engines."""
 
 
 def ratio_of(time: float | None) -> float | None:
@@ -261,7 +259,7 @@ def measure_leaf(
         )
     sampled = {sample.pid: sample.ratios for sample in samples}
     if activity is not None:  # samples show which processes did the work that GPM measured
-        codes = activity.codes and not any(any(ratios[_FIRST_VIDEO:]) for ratios in sampled.values())
+        codes = activity.codes and not any(one.uses_video for one in samples)
         activity = activity._replace(computes=activity.computes and not any(map(any, sampled.values())), codes=codes)
     by_pid: dict[int, Ratios | None] = {**dict.fromkeys(reading.unsampled), **sampled}
     times: dict[int, Ratios | None] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from gpumap.model import remedies
 from gpumap.model.devices import NO_CONTAINER, NodeDevice, container_of, node_devices, other_uses, sum_of
 from gpumap.model.findings import WHY, in_order, why_broken
 from gpumap.model.grouping import grouped
-from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node
+from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Process
 from gpumap.model.readings import Uuid
 from gpumap.model.shown import age, counted, listed, size
 from gpumap.model.terms import ContainerName, Owner
@@ -130,6 +130,37 @@ def _recent(moment: float | None, node: Node) -> bool:
     return moment is not None and node.timestamp - moment < RECENT_SECONDS
 
 
+def _finding(
+    place: NodeDevice,
+    name: ContainerName,
+    kind: str,
+    reason: str,
+    why: str,
+    since: float = 0.0,
+    *,
+    gpus: float | None = None,
+    granted_bytes: int | None = None,
+    used_bytes: int | None = None,
+    memory_bytes: int | None = None,
+    pids: tuple[int, ...] = (),
+) -> Finding:
+    """Return what is wrong with a container on a device."""
+    return Finding(
+        *name,
+        finding=kind,
+        reason=reason,
+        uuid=place.device.uuid,
+        since=since,
+        gpus=gpus,
+        granted_bytes=granted_bytes,
+        used_bytes=used_bytes,
+        memory_bytes=memory_bytes,
+        why=why,
+        pids=pids,
+        remedy=remedies.FINDINGS[kind],
+    )
+
+
 # --- use without a grant ----------------------------------------------------------------------------------------------
 
 
@@ -145,8 +176,9 @@ def _squatters(place: NodeDevice) -> Iterator[Finding]:
             pids = tuple(process.pid for process in of_one)
             what = _named_pids(place.device, pids) if pids or processes else _counted(one.use.processes)
             why = f"{WHY['squatter']}: {what}"
-            since = min((at for process in of_one if (at := process.owner_since) is not None), default=0.0)
-            yield _ungranted("squatter", "not_assigned", place, one.name, one.use.memory_bytes, pids, why, since)
+            used_bytes = one.use.memory_bytes
+            finding = partial(_finding, place, one.name, used_bytes=used_bytes, memory_bytes=used_bytes, pids=pids)
+            yield finding("squatter", "not_assigned", why, _since(of_one))
 
 
 def _leftovers(place: NodeDevice) -> Iterator[Finding]:
@@ -161,32 +193,13 @@ def _leftovers(place: NodeDevice) -> Iterator[Finding]:
             what = _named_pids(place.device, pids) if pids else _counted(other.processes)
             used_bytes = sum_of(one.memory_bytes for one in left) if left else other.memory_bytes
             why = f"{WHY['leftover']}, but left {what}"
-            since = min((at for one in left if (at := one.owner_since) is not None), default=0.0)
-            yield _ungranted("leftover", "pod_gone", place, other.name, used_bytes, pids, why, since)
+            finding = partial(_finding, place, other.name, used_bytes=used_bytes, memory_bytes=used_bytes, pids=pids)
+            yield finding("leftover", "pod_gone", why, _since(left))
 
 
-def _ungranted(
-    kind: str,
-    reason: str,
-    place: NodeDevice,
-    name: ContainerName,
-    used_bytes: int | None,
-    pids: tuple[int, ...],
-    why: str,
-    since: float,
-) -> Finding:
-    return Finding(
-        *name,
-        finding=kind,
-        reason=reason,
-        uuid=place.device.uuid,
-        since=since,
-        used_bytes=used_bytes,
-        memory_bytes=used_bytes,
-        why=why,
-        pids=pids,
-        remedy=remedies.FINDINGS[kind],
-    )
+def _since(processes: Iterable[Process]) -> float:
+    """Return since when the first of them has had its owner; 0 if that is unknown."""
+    return min((at for one in processes if (at := one.owner_since) is not None), default=0.0)
 
 
 def _named_pids(device: Device, pids: tuple[int, ...]) -> str:
@@ -195,7 +208,7 @@ def _named_pids(device: Device, pids: tuple[int, ...]) -> str:
 
 
 def _counted(processes: int | None) -> str:
-    """Name processes whose PIDs are unknown."""
+    """Return the number of processes with unknown PIDs, or that there is memory in use."""
     return counted(processes, "process", "processes") if processes else "memory in use"
 
 
@@ -206,49 +219,25 @@ def _of_holder(place: NodeDevice, holder: ContainerOnDevice, use: HolderUse) -> 
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
     node, granted, used = place.node, holder.allocated_memory_bytes, use.memory_bytes
-    finding = partial(_granted, place, holder, use)
+    finding = partial(_finding, place, holder.name, gpus=holder.allocated_gpus, granted_bytes=granted, used_bytes=used)
     if granted is not None and used is not None and used > granted:
-        return finding("over", "over_grant", f"uses {size(used)} of {size(granted)} granted", used - granted)
+        why = f"uses {size(used)} of {size(granted)} granted"
+        return finding("over", "over_grant", why, gpus=None, memory_bytes=used - granted)
     if holder.use and holder.use.processes and (stalled := _stalled(place)):
         seconds, why = stalled
-        return finding("stalled", "busy_without_work", why, None, node.timestamp - seconds)
+        return finding("stalled", "busy_without_work", why, node.timestamp - seconds)
     if use.pod_at_work:
         return None
     if use.idle_seconds is not None and use.idle_seconds >= node.idle_after_seconds:
         reason, why = _idle_because(use, use.idle_seconds)
         left = max(granted - used, 0) if granted is not None and used is not None else None
-        return finding("idle", reason, why, left, node.timestamp - use.idle_seconds)
+        return finding("idle", reason, why, node.timestamp - use.idle_seconds, memory_bytes=left)
     if granted is None or used is None or not use.memory_peak_bytes or not is_watched_for(use, node.grace_seconds):
         return None
     left = max(granted - max(used, use.memory_peak_bytes), 0)
     if left <= max(UNUSED_BYTES, UNUSED_RATIO * granted):
         return None
-    return finding("unused", "peak_below_grant", f"peak so far {size(use.memory_peak_bytes)}", left)
-
-
-def _granted(
-    place: NodeDevice,
-    holder: ContainerOnDevice,
-    use: HolderUse,
-    kind: str,
-    reason: str,
-    why: str,
-    memory_bytes: int | None,
-    since: float = 0.0,
-) -> Finding:
-    return Finding(
-        *holder.name,
-        finding=kind,
-        reason=reason,
-        uuid=place.device.uuid,
-        since=since,
-        gpus=None if kind == "over" else holder.allocated_gpus,
-        granted_bytes=holder.allocated_memory_bytes,
-        used_bytes=use.memory_bytes,
-        memory_bytes=memory_bytes,
-        why=why,
-        remedy=remedies.FINDINGS[kind],
-    )
+    return finding("unused", "peak_below_grant", f"peak so far {size(use.memory_peak_bytes)}", memory_bytes=left)
 
 
 def _stalled(place: NodeDevice) -> tuple[float, str] | None:
@@ -291,7 +280,7 @@ def _unmatched(node: Node) -> Iterator[Finding]:
 
 
 def _counted_once(found: Sequence[Finding], node: Node) -> list[Finding]:
-    """Return findings whose bytes of unused memory add up.
+    """Return findings with parts of the unused memory that add up.
 
     Compute instances share the memory of their GPU instance, claims that of a device, and plugins may assign a GPU
     twice. Of memory that is unused, each finding then has a part.

@@ -176,7 +176,7 @@ def _silent_sources(node: Node) -> Iterator[str]:
 
 
 def unmeasured_pods(node: Node) -> list[str]:
-    """Return the pods of holders whose use is not known although the use of their device is."""
+    """Return the pods of holders with an unknown use, on devices with a known one."""
     if "nvml" not in sources_up(node) or not node.capabilities.get("pid_visibility"):
         return []
     named = {one.uuid for one in node.gpus if not one.up}  # other sentences name what is on these
