@@ -201,7 +201,7 @@ async def test_findings_are_filtered(site: Site, browser: Browser) -> None:
             await one.page.locator("#filter").fill(query)
             await expect(one.page.locator("#attention h2")).to_contain_text(f"{len(wanted)} of ")
             assert [" ".join(text.split()[:2]) for text in await one.texts("#attention ol li")] == wanted, query
-        assert await one.texts("#attention .nobody") == ["No finding matches the filter."]
+        assert await one.texts("#attention .empty") == ["No finding matches the filter."]
         node.down = {"kubelet"}
         site.collect(node)
         await expect(lines).to_have_count(1)
@@ -260,9 +260,9 @@ async def test_nothing_is_wrong(site: Site, browser: Browser) -> None:
     pod = Pod("team", "elsewhere", {"main": {}})
     site.collect(TestNode([Gpu(0)], [pod], allocatable={"nvidia.com/gpu": [str(gpu_uuid(0))]}), WATCHED)
     async with tab(browser, site.url) as one:
-        assert await one.texts("#attention .nobody") == ["No fault and no waste."]
+        assert await one.texts("#attention .empty") == ["No fault and no waste."]
         site.collect(cards(1, 2))
-        await expect(one.page.locator("#attention .nobody")).to_have_text("The known data shows no fault and no waste.")
+        await expect(one.page.locator("#attention .empty")).to_have_text("The known data shows no fault and no waste.")
 
 
 async def test_curves_begin_with_what_there_is(site: Site, browser: Browser) -> None:

@@ -27,7 +27,7 @@ export function attention(map, devices, old, state) {
         h("button", { type: "button", class: "more", "data-sort": byWaste ? "attention" : "waste" }, byWaste ? "Worst first" : "Largest waste first"),
       map.unjudged?.length > 0 && unjudged(map.unjudged),
     ),
-    rows.length ? h("ol", {}, all ? rows : rows.slice(0, SHOWN)) : h("p", { class: "nobody" }, hidden ? "No finding matches the filter." : allIsWell(map)),
+    rows.length ? h("ol", {}, all ? rows : rows.slice(0, SHOWN)) : h("p", { class: "empty" }, hidden ? "No finding matches the filter." : allIsWell(map)),
   ];
 }
 

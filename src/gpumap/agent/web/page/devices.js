@@ -159,7 +159,7 @@ function containers(device, context) {
   if (!rows.length && device.whole.length) return null;
   if (!rows.length) {
     const uses = !usesKnown(device, context) ? "Its use is not known." : "No known use.";
-    return h("p", { class: "nobody" }, `${HELD[holdersKnown(device, context.map)]} ${uses}`);
+    return h("p", { class: "empty" }, `${HELD[holdersKnown(device, context.map)]} ${uses}`);
   }
   const all = state.open.has(device.uuid) || device.narrowed || rows.length <= ROWS + 2;
   const shown = all ? rows : rows.slice(0, ROWS);

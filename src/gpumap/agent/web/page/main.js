@@ -72,7 +72,7 @@ function draw() {
   drawSorting();
   if (!map) {
     const waiting = `Waiting for the agent${feed.why ? `: ${feed.why}` : ""} …`;
-    fill($("content"), h("p", { class: "nobody" }, feed.state === "starting" ? waiting : "No data yet."));
+    fill($("content"), h("p", { class: "empty" }, feed.state === "starting" ? waiting : "No data yet."));
     return;
   }
   document.title = `${printable(map.name)} · gpumap`;
@@ -115,8 +115,8 @@ function drawDevices(devices, context) {
   const isHere = !state.device || [...context.map.gpus, ...devices].some((one) => one.uuid === state.device);
   const lost = isHere ? "" : `No device ${state.device} here`;
   say("found", state.query ? `${found.length} of ${count(devices.length, "device")}` : lost);
-  if (!devices.length) return h("p", { class: "nobody" }, "No device is known.");
-  if (!found.length) return h("p", { class: "nobody" }, `No GPU matches the filter. Filter by words, and by ${TERMS}`);
+  if (!devices.length) return h("p", { class: "empty" }, "No device is known.");
+  if (!found.length) return h("p", { class: "empty" }, `No GPU matches the filter. Filter by words, and by ${TERMS}`);
   return strip(gpusOf(found), context);
 }
 

@@ -18,7 +18,7 @@ export const COLUMNS = [
 
 export function processesView(processes, context) {
   if (!processes.length)
-    return h("p", { class: "nobody" }, context.state.query ? "No process matches the filter." : "NVML lists no process.");
+    return h("p", { class: "empty" }, context.state.query ? "No process matches the filter." : "NVML lists no process.");
   const rows = sorted(processes, context.state.sort, PROCESSES_BY);
   return h(
     "section",
