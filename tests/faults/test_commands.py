@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import one_line, run_command_in_loop
+from tests.faults.connections import Connections
 from tests.faults.expected import matches
 from tests.faults.matrix import Refusal
 
@@ -90,30 +91,20 @@ SERVERS = (
 @contextlib.asynccontextmanager
 async def sending(row: Refusal) -> AsyncIterator[str]:
     """A server that sends the answer of a row. Gives its URL."""
-    tasks: set[asyncio.Task[object]] = set()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(row.answer)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(row.answer)
+        await writer.drain()
+        while row.is_endless:
+            writer.write(row.answer.removeprefix(HEAD))
             await writer.drain()
-            while row.is_endless:
-                writer.write(row.answer.removeprefix(HEAD))
-                await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    connections = Connections(talk)
+    server = await asyncio.start_server(connections.serve, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await connections.end()
 
 
 @pytest.mark.parametrize("row", [*MISTAKES, *SERVERS], ids=str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -14,6 +14,7 @@ from gpumap.agent._proto.podresources import v1_pb2
 from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.demo.kubelet import Refuse
 from tests.faults import files
+from tests.faults.connections import Answer, Connections
 from tests.faults.matrix import ACCUSES_AGAIN, SERVED, Fault, counts, is_down, is_up, suffer
 from tests.faults.site import Inject, Site, Sites, Start, injects
 from tests.kubelet import RATE_LIMITED, Behaviour, FakeKubelet, Hang, Pad, Raw, Slow
@@ -72,33 +73,15 @@ async def stopped(site: Site) -> AsyncIterator[None]:
 
 
 @injects
-async def served_by(
-    site: Site, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-) -> AsyncIterator[None]:
+async def served_by(site: Site, answer: Answer) -> AsyncIterator[None]:
     """Another server than the kubelet is at the socket."""
     kept = site.node.directory / "kept"
     socket_path(site).rename(kept)
-    tasks: set[asyncio.Task[object]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            await answer(reader, writer)
-        except (ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_unix_server(serve, socket_path(site))
+    connections = Connections(answer)
+    server = await asyncio.start_unix_server(connections.serve, socket_path(site))
     yield
     server.close()
-    for _ in range(9):  # a connection that was just accepted gets its task within a few turns of the loop
-        await asyncio.sleep(0)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await connections.end()
     files.remove(socket_path(site))
     kept.rename(socket_path(site))
 
