@@ -43,7 +43,7 @@ def card(index: int = 0, uuid: Uuid = CARD, *, partitioned: bool = False, fault:
 
 
 def use(memory: int | None = 0, sm: float | None = 0.0, processes: int = 1) -> Use:
-    return Use(memory, memory, processes, sm, sm, None, None, last_active=None)
+    return Use(memory, memory, processes, sm, sm, None, None)
 
 
 def holder(

@@ -108,7 +108,7 @@ def instance(number: int, gpu_instance: int | None = None) -> MigInstance:
 
 def used(memory_mib: int | None, sm: float | None = 0.0, processes: int = 1) -> Use:
     memory = None if memory_mib is None else memory_mib * MIB
-    return Use(memory, memory, processes, sm, sm, sm, sm, last_active=None)
+    return Use(memory, memory, processes, sm, sm, sm, sm)
 
 
 def holder(

@@ -29,6 +29,7 @@ from gpumap.model.node import (
     SourceHealth,
     UnmatchedSlots,
     Use,
+    Watch,
     Workload,
 )
 from gpumap.model.observations import Moment
@@ -57,7 +58,10 @@ DRIVER = Driver("570.124.06", "12.8", "12.570.124.06")
 OWNERS = (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.UNKNOWN)
 CAPABILITIES = ("device_checkpoint", "gpm", "pid_visibility", "pod_logs", "process_utilization", "push", "xid_events")
 ACTIVITY = Activity(0.5, 0.25, 0.125, 0.0625, 0.75, 0.0, 0.375, 0.03125, 0.875)
-UNKNOWN_USE = Use(None, None, 1, None, None, None, None, last_active=None)
+UNKNOWN_USE = Use(None, None, 1, None, None, None, None)
+WATCH = Watch(
+    last_active=1e9, seen_seconds=3600.0, known_seconds=3600.0, worked_seconds_ago=1.0, no_process_seconds=0.0
+)
 
 
 def empty_node(name: str = "node-1") -> Snapshot:
@@ -224,27 +228,22 @@ def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
     """A holder that is measured in every way, or one that uses what it does not hold."""
     use = Use(
         *(GIB, 2 * GIB, 1, 0.25, 0.125, 0.5, 0.0),
-        last_active=1e9,
         pod_uid=PodUid("uid"),
-        seen_seconds=3600.0,
-        known_seconds=3600.0,
-        worked_seconds_ago=1.0,
-        no_process_seconds=0.0,
         sm_activity_ratio=0.25,
     )
     if uuid.startswith("MIG-"):
         use = structs.replace(use, sm_ratio=None, memory_controller_busy_ratio=None)
     if not holds:
-        return ContainerOnDevice("team", pod, "main", Uuid(uuid), Owner.UNASSIGNED, use=use)
+        return ContainerOnDevice("team", pod, "main", Uuid(uuid), Owner.UNASSIGNED, use=use, watch=WATCH)
     grant = Grant({"nvidia.com/gpu.shared": 1}, 0.1, 8 * GIB)
-    return ContainerOnDevice("team", pod, "main", Uuid(uuid), grant=grant, use=use)
+    return ContainerOnDevice("team", pod, "main", Uuid(uuid), grant=grant, use=use, watch=WATCH)
 
 
 def reservation(on: Device) -> ContainerOnDevice:
     """The pod that keeps a leaf for a scheduler."""
     name = ("kai-resource-reservation", "gpu-reservation-0123456789abcdef", "resource-reservation")
-    use = Use(0, 0, 0, 0.0, 0.0, 0.0, 0.0, last_active=1e9)
-    return ContainerOnDevice(*name, on.uuid, grant=Grant({"nvidia.com/gpu": 1}, reservation=True), use=use)
+    use = Use(0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    return ContainerOnDevice(*name, on.uuid, grant=Grant({"nvidia.com/gpu": 1}, reservation=True), use=use, watch=WATCH)
 
 
 def process(pid: int, pod: str | None, uuid: str) -> Process:

@@ -19,7 +19,7 @@ def snapshot(at: float, used: int | None = GIB, sm: float | None = 0.5, pods: tu
     """One GPU of 80 GiB and some containers on it, all of which use the same."""
     memory = None if used is None else DeviceMemory(80 * GIB, used, 80 * GIB - used)
     card = Gpu(UUID, 0, 0, "", "", False, None, 0.0, None, GpuReading(0, memory=memory, utilization_ratio=sm))
-    use = Use(used, used, 1, sm, None, None, None, last_active=None)
+    use = Use(used, used, 1, sm, None, None, None)
     return Snapshot(
         at=Moment(at, 1e9 + at),
         node=Node(timestamp=1e9 + at, name="node", gpus=(card,), devices=(Device(UUID, UUID, memory=memory),)),

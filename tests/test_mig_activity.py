@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpumap.model.node import ContainerAccount, Use
+from gpumap.model.node import ContainerAccount, Use, Watch
 from gpumap.model.snapshot import Snapshot
-from tests.nodes import GIB, WHOLE, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, use
+from tests.nodes import GIB, WHOLE, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, row, use
 
 LEAF = mig_uuid(0, 1, 0)
 ALONE = (1, 0)
@@ -26,6 +26,13 @@ def used(snapshot: Snapshot, pod: Pod, container: str = "main") -> Use:
     found = use(snapshot, pod.full(container), LEAF)
     assert found is not None
     return found
+
+
+def watched(snapshot: Snapshot, pod: Pod) -> Watch:
+    holder = row(snapshot, pod.full(), LEAF)
+    assert holder is not None
+    assert holder.watch is not None
+    return holder.watch
 
 
 def activity(snapshot: Snapshot, pod: Pod, container: str = "main") -> float | None:
@@ -97,10 +104,10 @@ def test_a_mig_pod_that_rests_is_an_idle_holder() -> None:
     node.gpus[0].activities[ALONE] = 0.0
     for _ in range(59):
         snapshot = node.collect()
-    assert used(snapshot, pod).last_active == last
+    assert watched(snapshot, pod).last_active == last
     assert [one.finding for one in snapshot.node.findings or ()] == ["unused"]
     found = node.collect(5.0).node.findings or ()
-    assert [(one.finding, one.why, one.since) for one in found] == [("idle", "no activity for 5m", last)]
+    assert [(one.finding, one.why, one.since) for one in found] == [("idle", "no activity seen for 5m", last)]
     node.gpus[0].activities[ALONE] = 0.009  # an idle CUDA context does not read exactly 0
     assert "idle" in [one.finding for one in node.collect().node.findings or ()]
     node.gpus[0].activities[ALONE] = 0.01

@@ -25,7 +25,7 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName
+from gpumap.model.terms import ContainerName, PodUid
 from tests import standin
 from tests.agent import serve, until
 from tests.exposed import Page
@@ -129,7 +129,7 @@ class NoProcfs:
     def clock_ticks(self) -> int | None:
         return None
 
-    def read(self, pids: list[int], not_after: int | None) -> SourceAnswer[ProcTable]:
+    def read(self, pids: list[int], not_after: int | None, pod_uids: frozenset[PodUid]) -> SourceAnswer[ProcTable]:
         raise SourceError("unreadable", "this is a test")
 
 

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gpumap.agent.judgement.unjudged import STALLED_SECONDS
+from gpumap.agent.judgement.holders import STALLED_SECONDS
 from gpumap.lab.demo.scenario import load_scenario
 from gpumap.lab.demo.world import world
+from gpumap.model.findings import judged_kinds
 from gpumap.model.node import Finding
 from gpumap.model.readings import Activity, ProcessSample
 from tests.examples import examples
@@ -84,7 +85,7 @@ class Card:
         return found
 
     def judged(self) -> bool:
-        return self.node.collect(0.0).node.judged["stalled"]
+        return "stalled" in judged_kinds(self.node.collect(0.0).node)
 
 
 def hung_card(**values: Any) -> Card:

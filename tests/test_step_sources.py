@@ -316,9 +316,12 @@ def test_peak_of_a_predecessor_is_not_served_while_the_uid_is_not_known() -> Non
     pod.listed, pod.in_checkpoint = False, False
     node.processes.clear()
     node.pods.append(replace(pod, generation=1, listed=True, has_tree=False))
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
-    assert (found.memory_bytes, found.memory_peak_bytes, found.last_active) == (0, None, None)
+    holder = row(node.collect(), pod.full(), CARD)
+    assert holder is not None
+    assert holder.use is not None
+    assert (holder.use.memory_bytes, holder.use.memory_peak_bytes) == (0, None)
+    assert holder.watch is not None
+    assert not holder.watch.certain_pod
 
 
 def test_device_under_two_names_is_shared_out_once() -> None:
@@ -348,21 +351,19 @@ def test_driver_that_gives_two_devices_one_name_spoils_no_page() -> None:
 
 
 def test_last_active_is_first_seen_until_it_computes() -> None:
-    """Until SM time is seen it is when the container was first seen; absent where SM is not known."""
+    """Until SM time is seen it is when the pod was first seen; absent if SM time is not known."""
     node, pod = one_pod()
-    first = use(node.collect(), pod.full(), CARD)
-    second = use(node.collect(), pod.full(), CARD)
-    assert first is not None
-    assert second is not None
-    assert first.last_active == second.last_active == node.now.wall - 5
+
+    def last_active() -> float | None:
+        holder = row(node.collect(), pod.full(), CARD)
+        assert holder is not None
+        return holder.watch.last_active if holder.watch else None
+
+    assert last_active() == last_active() == node.now.wall - 5
     node.processes[0].sm = 0.5
-    third = use(node.collect(), pod.full(), CARD)
-    assert third is not None
-    assert third.last_active == node.now.wall
+    assert last_active() == node.now.wall
     node.gpus[0].has_samples = False
-    fourth = use(node.collect(), pod.full(), CARD)
-    assert fourth is not None
-    assert (fourth.sm_ratio, fourth.last_active) == (None, None)
+    assert last_active() is None
 
 
 def test_unchanged_answers_cost_no_second_join() -> None:

@@ -63,7 +63,7 @@ def snapshot(at: float = 0.0, containers: int = 2) -> Snapshot:
     """One GPU held by some containers, of which the first has a name that must be escaped."""
     memory = DeviceMemory(total_bytes=80 << 30, used_bytes=3 << 30, free_bytes=77 << 30)
     gpu = Gpu(UUID, 0, 0, "00000000:3B:00.0", "NVIDIA A100", False, None, 0.0, 1.0, GpuReading(0, memory=memory))
-    use = Use(1 << 30, 2 << 30, 1, 0.25, 0.1, 0.0, 0.0, last_active=1.5)
+    use = Use(1 << 30, 2 << 30, 1, 0.25, 0.1, 0.0, 0.0)
     grant = Grant({"nvidia.com/gpu": 1}, 1.0)
     pods = [WEIRD if number == 0 else f"pod-{number}" for number in range(containers)]
     moment = Moment(at, 1_700_000_000.0 + at)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from gpumap.agent.collect import FOLLOW_FOR_SECONDS, FOLLOW_SECONDS
+from gpumap.agent.collect import FOLLOW_FOR_SECONDS, FOLLOW_SECONDS, follow_start
 from gpumap.agent.join import Memory, step
 from gpumap.agent.nvml_worker.processes import Sampler, SampleRow
 from gpumap.model.node import Finding
@@ -53,7 +53,7 @@ class WorkingNode:
     without_samples: frozenset[int] = frozenset()
     """GPUs with a driver that reports no time of processes."""
     with_gpm: frozenset[int] = frozenset()
-    noise: float = 0.004
+    noise: float = 0.0004
     """What GPM reads of an idle device."""
     seconds: float = 1000.0
     refused: frozenset[int] = frozenset()
@@ -77,7 +77,7 @@ class WorkingNode:
         """Start a new agent."""
         self.started = self.seconds
         self.node.memory = Memory()
-        self._follow_until = -math.inf
+        self._follow_from = -math.inf
         self._since: dict[str, float] = {}
         """The collection before, by GPU."""
         self._before = dict.fromkeys((gpu.index for gpu in self.gpus), self.seconds)
@@ -92,14 +92,14 @@ class WorkingNode:
         while due <= end:
             self.seconds = due
             yield self.collect()
-            due += FOLLOW_SECONDS if self.seconds < self._follow_until else INTERVAL_SECONDS
+            due += FOLLOW_SECONDS if self._is_following else INTERVAL_SECONDS
         self.seconds = end
 
     def collect(self) -> Snapshot:
         """Collect once, now."""
         node = self.node
         node.clock = self.seconds
-        node.trigger = "push" if self.seconds < self._follow_until else "interval"
+        node.trigger = "push" if self._is_following else "interval"
         oldest = self.seconds - RING_SECONDS - 1.0
         self._recent = [job for job in self.jobs if job.start <= self.seconds and job.end > oldest]
         alive = {job.pid: job for job in reversed(self._recent) if job.end > self.seconds}
@@ -109,9 +109,14 @@ class WorkingNode:
         ]
         node.memory, self.snapshot = step(node.memory, self._observe(node.observe()), RULES)
         self.collections += 1
-        if self.snapshot.has_short_process:
-            self._follow_until = self.seconds + FOLLOW_FOR_SECONDS
+        self._follow_from = follow_start(
+            self._follow_from, self.seconds, is_new=False, has_short_process=self.snapshot.has_short_process
+        )
         return self.snapshot
+
+    @property
+    def _is_following(self) -> bool:
+        return self.seconds - self._follow_from < FOLLOW_FOR_SECONDS
 
     def findings(self, kind: str) -> list[Finding]:
         """Return what the map reports now."""

@@ -542,8 +542,8 @@ def show(site: Site, node: TestNode, *changes: Callable[[Snapshot], Snapshot]) -
     snapshot = node.collect()
     for change in changes:
         snapshot = change(snapshot)
-    findings, judged = judge(with_processes(snapshot.node, snapshot.processes))
-    site.pages.publish(with_node(snapshot, findings=findings, judged=judged))
+    findings, judged, unjudged = judge(with_processes(snapshot.node, snapshot.processes))
+    site.pages.publish(with_node(snapshot, findings=findings, judged=judged, unjudged=unjudged))
 
 
 async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:

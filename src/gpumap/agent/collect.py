@@ -32,7 +32,7 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import PodName
+from gpumap.model.terms import PodName, PodUid
 
 T = TypeVar("T")
 DEADLINE_SECONDS = 5.0
@@ -48,7 +48,8 @@ FOLLOW_SECONDS = 0.75
 it allocates memory there: gpumap looks again, and sees it within a second. The same after the time of a process that no
 list had: gpumap sees the next short process with its owner."""
 FOLLOW_FOR_SECONDS = 30.0
-"""Most programs have allocated by then. The interval sees the others."""
+"""Most programs have allocated by then. The interval sees the others. After short processes, gpumap follows again only
+when as much time has passed: at most half of the time."""
 
 log = logging.getLogger("gpumap")
 
@@ -67,7 +68,7 @@ class Procfs(Protocol):
     @property
     def is_real(self) -> bool: ...
     def clock_ticks(self) -> int | None: ...
-    def read(self, pids: list[int], not_after: int | None) -> SourceAnswer[ProcTable]: ...
+    def read(self, pids: list[int], not_after: int | None, pod_uids: frozenset[PodUid]) -> SourceAnswer[ProcTable]: ...
 
 
 class CollectionTrigger(Protocol):
@@ -103,6 +104,12 @@ class IntervalOnly:
 
     def clear(self) -> None:
         pass
+
+
+def follow_start(last_start: float, moment: float, *, is_new: bool, has_short_process: bool) -> float:
+    """Return since when gpumap collects faster, to see new processes."""
+    has_paused = moment - last_start >= 2 * FOLLOW_FOR_SECONDS
+    return moment if is_new or (has_short_process and has_paused) else last_start
 
 
 async def _never() -> None:
@@ -199,8 +206,9 @@ class Collector:
         ticks = await self._clock_ticks()
         nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
+        uncertain = self._last.uncertain_pods if self._last else frozenset[PodUid]()
         procfs = await self._observe(
-            self._proc_executor.run(lambda: self._procfs.read(pids, ticks), self._deadline_seconds)
+            self._proc_executor.run(lambda: self._procfs.read(pids, ticks, uncertain), self._deadline_seconds)
         )
         pod_identity = kubelet = None
         if (read_identity := self._read_identity) is not None:
@@ -232,8 +240,9 @@ class Collector:
         pods = frozenset(one.name.pod_name for one in after.containers)
         # The container of a new pod may have started before gpumap knew its pod.
         is_new = before is not None and not pods <= {one.name.pod_name for one in before.containers}
-        if is_new or after.has_short_process:
-            self._follow_from = time.monotonic()
+        self._follow_from = follow_start(
+            self._follow_from, time.monotonic(), is_new=is_new, has_short_process=after.has_short_process
+        )
         self._trigger.follow(pods)
 
     def _expects_processes(self, now: float) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from gpumap.agent.judgement.unjudged import unjudged
+from gpumap.agent.judgement.unjudged import sentences
 from gpumap.model.devices import place_of, with_others, with_processes
-from gpumap.model.findings import sums
+from gpumap.model.findings import judged_kinds, sums
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.readings import GpuReading, MigInstance
 from gpumap.model.snapshot import Snapshot
@@ -54,8 +54,8 @@ def published(
         stale=stale or None,
         gpus=tuple(map(_gpu, node.gpus)),
         devices=tuple(sorted(map(_device, node.devices), key=place_of)),
-        finding_sums=sums(node.findings, node.judged) if node.findings is not None else {},
-        unjudged=tuple(unjudged(structs.replace(node, stale=stale or None))),
+        finding_sums=sums(node.findings, judged_kinds(node)) if node.findings is not None else {},
+        unjudged_sentences=tuple(sentences(structs.replace(node, stale=stale or None))),
     )
 
 

@@ -229,6 +229,7 @@ def _container(device: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
         slots=one.slots,
         gpus=one.allocated_gpus,
         granted_bytes=one.allocated_memory_bytes,
+        last_active=one.watch.last_active if one.watch and one.use else None,
     )
     use = one.use
     if use is None:
@@ -239,7 +240,6 @@ def _container(device: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
         sm_ratio=use.sm_ratio,
         sm_activity_ratio=use.sm_activity_ratio,
         processes=use.processes,
-        last_active=use.last_active,
     )
 
 

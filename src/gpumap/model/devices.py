@@ -199,6 +199,7 @@ def node_of_namespace(node: Node, namespace: str) -> Node:
         findings=in_namespace(node.findings, namespace) if node.findings is not None else None,
         finding_sums={},
         unjudged=(),
+        unjudged_sentences=(),
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from gpumap.model import remedies
-from gpumap.model.node import Finding
+from gpumap.model.grouping import grouped
+from gpumap.model.node import Finding, Node
 from gpumap.model.shown import age
 from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, ContainerName
 
@@ -55,8 +56,10 @@ def why_of(kind: str, reason: str, seconds: float) -> str:
         return why_broken(reason)
     if kind == "unmatched":
         return f"slots without a device: {reason}"
+    if kind == "maybe_idle":
+        return f"may be idle: no sign of its work seen for {age(seconds)}"
     if kind == "idle":
-        return f"no {reason.removeprefix('no_')} for {age(seconds)}"
+        return f"no {reason.removeprefix('no_')} seen for {age(seconds)}"
     return WHY[kind].format(age=age(seconds))
 
 
@@ -89,23 +92,30 @@ SUMS = {
     "stalled_gpus": _Sum(("stalled",), "gpus"),
     "idle_gpus": _Sum(("idle",), "gpus"),
     "idle_holders": _Sum(("idle",)),
+    "maybe_idle_gpus": _Sum(("maybe_idle",), "gpus"),
     "unused_bytes": _Sum(("idle", "unused"), "memory_bytes"),
     "unmatched": _Sum(("unmatched",)),
 }
 """By name, worst first."""
 
 
-def sums(found: Iterable[Finding], judged: Mapping[str, bool]) -> dict[str, float | None]:
+def judged_kinds(node: Node) -> frozenset[str]:
+    """Return the kinds of which all can be judged, apart from what this hardware or set-up never reports."""
+    reasons = grouped((kind, entry.reason) for entry in node.unjudged for kind in entry.findings)
+    kinds = {kind for kind in node.judged if set(reasons.get(kind, ())) <= {"not_supported"}}
+    return frozenset(kinds | ({"maybe_idle"} if "idle" in kinds else set()))
+
+
+def sums(findings: Sequence[Finding], judged: Container[str]) -> dict[str, float | None]:
     """Return the sums of findings, such as those of one namespace. What is not known is not in them.
 
-    `None`: 0, but not all of it could be judged.
+    `None`: 0, but not all of the kind is `judged`.
     """
-    found = list(found)
-    return {name: _added(found, one, judged) for name, one in SUMS.items()}
+    return {name: _added(findings, summed, judged) for name, summed in SUMS.items()}
 
 
-def _added(found: Sequence[Finding], one: _Sum, judged: Mapping[str, bool]) -> float | None:
-    of_kinds = [each for each in found if each.finding in one.kinds]
-    values = [getattr(each, one.of) for each in of_kinds] if one.of else [1] * len(of_kinds)
+def _added(findings: Iterable[Finding], summed: _Sum, judged: Container[str]) -> float | None:
+    of_kinds = [finding for finding in findings if finding.finding in summed.kinds]
+    values = [getattr(finding, summed.of) for finding in of_kinds] if summed.of else [1] * len(of_kinds)
     total = sum(value for value in values if value is not None)
-    return round(total, 3) if total or all(judged.get(kind) for kind in one.kinds) else None
+    return round(total, 3) if total or all(kind in judged for kind in summed.kinds) else None

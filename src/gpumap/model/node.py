@@ -180,20 +180,9 @@ used SMs of the GPU."""
     """Time of the video encoders, mean over the interval."""
     decoder_ratio: Ratio | None
     """Time of the video decoders, mean over the interval."""
-    last_active: float | None
-    """When it last worked on any engine, or may have, in Unix seconds. Until then, when gpumap first saw it. Null if \
-it is unknown whether it works now."""
     pod_uid: PodUid | None = None
     """UID of the pod with the measured processes. Null if unknown. Another pod of the same name may have processes \
 on the device, too."""
-    seen_seconds: Seconds | None = None
-    """For how long gpumap has watched the container on the device without a gap. Null if its pod is not certain."""
-    known_seconds: Seconds | None = None
-    """How long ago gpumap first saw the container on the device. More than `seen_seconds` after a gap."""
-    worked_seconds_ago: Seconds | None = None
-    """How long ago it certainly worked. Until then, as `known_seconds`."""
-    no_process_seconds: Seconds | None = None
-    """For how long gpumap has seen no process of it on the device."""
     sm_activity_ratio: Share | None = None
     """Share of the device's SMs that were busy, mean over the interval. Null if several containers or unknown \
 processes used the device, and before Hopper."""
@@ -202,6 +191,31 @@ processes used the device, and before Hopper."""
     def busy_ratio(self) -> float | None:
         """Return its SM time, or its SM activity on a MIG device; `None` if unknown."""
         return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
+
+
+class Watch(Struct, frozen=True):
+    """What gpumap has seen of the container's pod on the device. The work of a sidecar or an init container counts, \
+also after it has ended."""
+
+    last_active: float | None
+    """When the pod last worked on any engine, or may have, in Unix seconds. Until then, when gpumap first saw it. \
+Null if it is unknown whether it works now."""
+    seen_seconds: Seconds
+    """For how long gpumap has measured the pod on the device without a gap."""
+    known_seconds: Seconds
+    """How long ago gpumap first saw the pod on the device. More than `seen_seconds` after a gap."""
+    worked_seconds_ago: Seconds
+    """How long ago gpumap last saw a sign of the pod's own work. Until then, as `known_seconds`."""
+    no_process_seconds: Seconds
+    """For how long gpumap has seen no process of the pod on the device."""
+    unknown_seconds: Seconds = 0.0
+    """For how long of `worked_seconds_ago` it is not known whether the pod worked."""
+    appeared: bool = False
+    """gpumap already watched the device when the pod came."""
+    measured: bool = True
+    """The driver can measure the pod's processes."""
+    certain_pod: bool = True
+    """The pod's UID is known, and the pod exists. If not, it may be another pod of the same name."""
 
 
 class ContainerOnDevice(OfContainer, frozen=True):
@@ -215,6 +229,8 @@ class ContainerOnDevice(OfContainer, frozen=True):
     """What it holds. Null if it holds nothing of the device."""
     use: Use | None = None
     """What it uses. Null if unknown."""
+    watch: Watch | None = None
+    """What gpumap has seen of its pod on the device. Null if unknown."""
 
     @property
     def holds(self) -> bool:
@@ -363,6 +379,8 @@ kubelet names while NVML does not answer, and a partitioned GPU that was assigne
 nothing."""
     may_have_more: bool = False
     """A slot that gpumap could not place may be on the device: holders is the least."""
+    readable_ratio: Ratio | None = None
+    """Part of the last two --idle-after in which gpumap could read the device. Null if it cannot read it now."""
     owners: tuple[OwnerUse, ...] = ()
     """Memory and processes by owner. The bytes add up to memory.used_bytes exactly."""
     containers: tuple[ContainerOnDevice, ...] = ()
@@ -493,7 +511,7 @@ class Finding(OfContainer, frozen=True, kw_only=True):
     """Something that is wrong. Of a container that is not known, and of a GPU, the names are empty."""
 
     finding: str
-    """fault, squatter, leftover, over, stalled, idle, unused or unmatched."""
+    """fault, squatter, leftover, over, stalled, idle, maybe_idle, unused or unmatched."""
     reason: str
     """Why, as one word: docs/reference/findings.md lists them."""
     uuid: Uuid | None
@@ -517,6 +535,18 @@ several share it is a part, so that the findings add up. Null if unknown."""
     """Processes of a squatter or leftover, in the node's PID namespace."""
     remedy: str | None = None
     """What to do about it."""
+
+
+class Unjudged(OfContainer, frozen=True, kw_only=True):
+    """A GPU, device or holder that cannot be judged now: findings of these kinds may be missing. All names are empty \
+while the number of them is not known."""
+
+    reason: str
+    """Why, as one word: docs/reference/findings.md lists them."""
+    findings: tuple[str, ...]
+    """Kinds of findings."""
+    uuid: Uuid | None = None
+    """UUID of the device, or of the GPU for a fault."""
 
 
 class Node(Struct, frozen=True, kw_only=True):
@@ -576,15 +606,17 @@ xid_events."""
     """A holder is unused only if gpumap has watched it for so long: it may still start."""
     findings: tuple[Finding, ...] | None = None
     """What is wrong, worst first. Null if it was not judged: the map is stale."""
-    judged: dict[str, bool] = {}
-    """By kind of finding: whether all of the node can be judged now. If not, findings may be missing. Empty if \
-findings is null."""
+    judged: dict[str, Count] = {}
+    """By kind of finding: how many GPUs, devices, containers or holders can be judged now. Empty if findings is \
+null."""
+    unjudged: tuple[Unjudged, ...] = ()
+    """What cannot be judged now, by reason."""
     finding_sums: dict[str, float | None] = {}
     """Sums of the findings: faults, squatter_bytes, leftover_bytes, over_bytes, stalled_gpus, idle_gpus, \
 idle_holders, unused_bytes (idle and unused), unmatched. Null for 0 of which not all could be judged. Empty if \
 findings is null."""
-    unjudged: tuple[str, ...] = ()
-    """What could not be judged, and why, as sentences. Empty in the map of one namespace."""
+    unjudged_sentences: tuple[str, ...] = ()
+    """What cannot be judged, and why, for people. Empty in the map of one namespace."""
 
 
 _DECODER = msgspec.json.Decoder(Node)

@@ -390,6 +390,8 @@ class ProcTable:
     unreadable: tuple[int, ...]
     pid_visibility: bool
     visibility_reason: str
+    living_pods: frozenset[PodUid] = frozenset()
+    """Those of the UIDs asked for that a process has in its cgroup path."""
 
 
 # --- NVML -------------------------------------------------------------------------------------------------------------

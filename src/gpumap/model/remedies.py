@@ -191,6 +191,7 @@ FINDINGS: dict[str, str] = {
     "stalled": "It may wait for a peer that has failed. Look at its log, its stack (`py-spy dump --pid <PID>`) and "
     "NCCL's flight recorder.",
     "idle": "Ask the pod's owner whether the pod still needs the GPU. If not, delete it or scale its workload to 0.",
+    "maybe_idle": "Ask the pod's owner whether the pod still works: gpumap cannot prove that it rests.",
     "unused": "If the peak stays low, request a smaller share or MIG device, or let several pods share the GPU.",
 }
 """By kind of finding. Faults and unmatched slots have the remedy of their reason."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar, cast, overload
 from gpumap.model.node import ContainerOnDevice, Node, Process
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Uuid
+from gpumap.model.terms import PodUid
 
 _Row = TypeVar("_Row")
 _View = TypeVar("_View")
@@ -84,6 +85,8 @@ class Snapshot:
     """Monotonic time at which data of an earlier collection becomes too old to serve."""
     has_short_process: bool = False
     """A process that began and ended between two collections worked on a leaf that a container holds."""
+    uncertain_pods: frozenset[PodUid] = frozenset()
+    """Pods of holders that would be idle if gpumap knew that these pods still exist."""
     hidden: tuple[HiddenDevice, ...] = ()
     """Only a new container solves it: the service exits to get one."""
     lost_driver: str = ""

@@ -56,8 +56,25 @@ class Owner(enum.StrEnum):
         return cls.UNKNOWN
 
 
-FINDINGS = ("fault", "squatter", "leftover", "over", "stalled", "idle", "unused", "unmatched")
+FINDINGS = ("fault", "squatter", "leftover", "over", "stalled", "idle", "maybe_idle", "unused", "unmatched")
 """Kinds of findings, worst first: a broken GPU; use without a grant takes from others, an idle device only from its own
 budget."""
+UNJUDGED_REASONS = (
+    "nvml_down",
+    "gpu_down",
+    "kubelet_down",
+    "no_kubelet",
+    "identity_down",
+    "no_pid_visibility",
+    "unknown_process",
+    "unknown_assignment",
+    "offers_unknown",
+    "not_supported",
+    "use_not_measured",
+    "unknown_work",
+    "idle_power_unknown",
+    "just_started",
+)
+"""Why a GPU, leaf or holder cannot be judged. If several apply, the first one counts."""
 GPU_CONDITIONS = ("down", "row_remap_failure", "recovery_action", "ecc_uncorrected", "xid", "row_remap_pending")
 """Problems of a GPU that `gpumap check` reports, worst first. The names are those of the checks of `gpumap doctor`."""

@@ -135,11 +135,7 @@ def allocate(
     reservations = find_reservations(pods, schedulers.is_reserving)
     scheduled = (
         *(PlacedShare(one.container, one.uuid, None, None) for one in agents_placer.holdings()),
-        *(
-            place_shares(schedulers.shares, reservations, schedulers.is_reserving, holders, pod_table, inventory)
-            if pods
-            else ()
-        ),
+        *(place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()),
     )
     granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
     lists_claims = offer.listed_claims or any(one.driver for _, one in _claims(pods))

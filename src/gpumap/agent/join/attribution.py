@@ -7,7 +7,7 @@ only after two consecutive snapshots agree; until then they are pending.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -164,6 +164,7 @@ class LeafProcesses:
     users: frozenset[User | None]
     """Containers with processes that may compute. `None`: one that no container is known to own. Without MPS servers,
     because their clients are listed, too."""
+    by_pod: Mapping[PodUid | None, Sequence[Attributed]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,13 @@ def _of_container(items: Iterable[Attributed]) -> ContainerProcesses:
     return ContainerProcesses(tuple(items), memory_of_all(items), next(one for one in _OWNERS if one in owners))
 
 
+_OUTSIDE: User = ContainerName("", "", ""), None
+"""Processes of the host, and of pods that no longer exist: they are certainly not a living pod's."""
+
+
 def _user(item: Attributed) -> User | None:
+    if item.owner in (Owner.HOST, Owner.GONE):
+        return _OUTSIDE
     name = item.name
     return (name, item.pod_uid) if name is not None and name.container and item.is_measured else None
 
@@ -301,6 +308,7 @@ class OwnerClassifier:
                 if item.start is not None
             },
             users=frozenset(_user(item) for item in attributed if item.owner is not Owner.MPS_SERVER),
+            by_pod=grouped((item.pod_uid, item) for item in attributed),
         )
 
     def _attributed(self, process: GpuProcess, leaf: Uuid, decide: Callable[[PodCgroup], OwnerDecision]) -> Attributed:

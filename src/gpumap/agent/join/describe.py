@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from msgspec import structs
@@ -11,12 +11,30 @@ from msgspec import structs
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.allocation import Allocation
 from gpumap.agent.join.attribution import Attributed, Attribution, PendingOwner
-from gpumap.agent.join.history import UseMemory, unwatched, with_history
+from gpumap.agent.join.history import (
+    History,
+    LeafMemory,
+    remember_leaf,
+    remember_peak,
+    remember_pod,
+    unwatched,
+    watch_of,
+    worthless_rows,
+)
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
-from gpumap.agent.join.usage import UNKNOWN_TIMES, LeafUse, OwnerInputs, Times, certainly_idle, owner_uses
+from gpumap.agent.join.usage import (
+    UNKNOWN_TIMES,
+    LeafUse,
+    Measured,
+    OwnerInputs,
+    Times,
+    certainly_idle,
+    owner_uses,
+    ratio_of,
+)
 from gpumap.model import remedies
 from gpumap.model.grouping import grouped
 from gpumap.model.node import (
@@ -29,11 +47,12 @@ from gpumap.model.node import (
     ReportedDeviceHealth,
     UnmatchedSlots,
     Use,
+    Watch,
 )
 from gpumap.model.observations import DeviceHealth, Failed, Moment, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
-from gpumap.model.terms import ContainerName, Owner, PodName
+from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
 # --- GPUs and devices -------------------------------------------------------------------------------------------------
 
@@ -111,6 +130,7 @@ def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevic
                 or _may_be_held(allocation, leaf.uuid),
                 allocatable=_allocatable(leaf, inventory, allocation, ever_offered_by.get(leaf.uuid, frozenset())),
                 owners=owner_uses(memory, processes, siblings, inputs),
+                readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.rules),
                 containers=tuple(on_device.get(leaf.uuid, ())),
                 host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
@@ -246,7 +266,7 @@ class Containers(NamedTuple):
     """One row per (container, device), and what the next collection and accounting need of them."""
 
     rows: tuple[ContainerOnDevice, ...]
-    uses: dict[Key, UseMemory]
+    history: History
     sm_ratios: dict[Key, float]
     """SM time of all processes as a ratio of the interval. It may exceed 1."""
     sm_activities: dict[Key, float]
@@ -255,30 +275,24 @@ class Containers(NamedTuple):
 
 def containers(joined: Joined) -> Containers:
     """Combine grants and uses."""
-    at = joined.observations.finished
     sm_ratios: dict[Key, float] = {}
     sm_activities: dict[Key, float] = {}
     uses: dict[Key, tuple[Owner, Use]] = {}
-    kept = {key: before for key, before in joined.memory.uses.items() if before.kept_until > at.monotonic}
-    for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
+    watches: dict[tuple[PodName, Uuid], Watch] = {}
+    history = _HistoryUpdate(joined)
+    for leaf, use in history.readable_uses():
         known = joined.inventory.leaves[leaf]
-        for name, measured in use.by_container(_idle(joined, leaf, use), joined.uids):
+        idle = tuple(_idle(joined, leaf, use))
+        watches |= history.watch_pods(leaf, use, idle)
+        for name, measured in use.by_container(idle, joined.uids):
             key = name, leaf
-            used, kept[key] = with_history(measured, kept.get(key), known.profile, at, joined.rules)
-            uses[key] = measured.owner, used
+            uses[key] = measured.owner, history.use_of(key, measured, known.profile)
             if measured.times.sm_ratio is not None:
                 sm_ratios[key] = measured.times.sm_ratio
             activity = measured.sm_activity_ratio
             # Where several containers hold a device, its activity is often unknown. A counter would hide that.
             if activity is not None and known.share is not None and not _is_shared(joined, leaf):
                 sm_activities[key] = activity * known.share
-    # Only the pods of the last List are kept through an outage of the kubelet: others may come and go meanwhile.
-    last_listed = frozenset[PodName]() if joined.listing.current else joined.pod_table.listed
-    kept.update(
-        (key, unwatched(before, at, keep=key[0].pod_name in last_listed))
-        for key, before in kept.items()
-        if key not in uses
-    )
     rows = []
     for key in sorted({**joined.allocation.grants, **uses}):  # both are nearly sorted
         name, uuid = key
@@ -288,8 +302,115 @@ def containers(joined: Joined) -> Containers:
         held = grant or (joined.allocation.grants.get((name, whole.uuid)) if whole else None)
         if held is not None:
             owner = Owner.ASSIGNED if held.slots else Owner.SCHEDULED
-        rows.append(ContainerOnDevice(*name, uuid, owner, grant, used_now))
-    return Containers(tuple(rows), kept, sm_ratios, sm_activities)
+        rows.append(ContainerOnDevice(*name, uuid, owner, grant, used_now, watches.get((name.pod_name, uuid))))
+    return Containers(tuple(rows), history.finish(), sm_ratios, sm_activities)
+
+
+class _HistoryUpdate:
+    """The next `History`, made leaf by leaf."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+        self._moment = joined.observations.finished
+        self._before = joined.memory.history
+        now = self._moment.monotonic
+        self._peaks = {key: peak for key, peak in self._before.peaks.items() if peak.kept_until > now}
+        self._pods = {key: pod for key, pod in self._before.pods.items() if pod.kept_until > now}
+        self._leaves: dict[Uuid, LeafMemory] = {}
+        self._updated: set[tuple[PodName, Uuid]] = set()
+
+    def readable_uses(self) -> Iterator[tuple[Uuid, LeafUse]]:
+        """Yield the leaves with known processes, and note which leaves gpumap can read."""
+        joined, rules = self._joined, self._joined.rules
+        uses = joined.leaf_uses if joined.procs.pid_visibility else {}
+        can_judge = joined.listing.current and joined.identity is not None
+        for leaf in joined.inventory.leaves:
+            use = uses.get(leaf)
+            self._leaves[leaf] = remember_leaf(
+                self._before.leaves.get(leaf), use if can_judge else None, self._moment, rules
+            )
+            if use is not None:
+                yield leaf, use
+
+    def watch_pods(
+        self, leaf: Uuid, use: LeafUse, idle: Collection[ContainerName]
+    ) -> Iterator[tuple[tuple[PodName, Uuid], Watch]]:
+        """Yield what gpumap has seen of each pod with holders or processes on a leaf."""
+        joined, memory = self._joined, self._leaves[leaf]
+        by_container = use.processes.by_container
+        holders = _holders_of(joined, leaf)
+        uncertain = {name.pod_name for name in holders if name not in idle and name not in by_container}
+        pods = dict.fromkeys(name.pod_name for name in (*holders, *by_container))
+        rows = worthless_rows(memory, joined.rules)
+        for pod in pods:
+            key, uid = (pod, leaf), joined.uids.get(pod)
+            work = use.pod_work(pod, uid, rows, is_uncertain=pod in uncertain)
+            if not memory.is_readable and not work.has_own_sign:
+                continue
+            self._updated.add(key)
+            self._pods[key] = remember_pod(
+                self._pods.get(key),
+                work,
+                uid,
+                joined.inventory.leaves[leaf].profile,
+                self._before.leaves.get(leaf),
+                self._moment,
+                joined.rules,
+            )
+            yield key, watch_of(self._pods[key], work, is_certain=_is_certain(joined, pod, uid))
+
+    def use_of(self, key: Key, measured: Measured, profile: str) -> Use:
+        """Return the use of a container with its peak."""
+        peak = remember_peak(self._peaks.get(key), measured.memory_bytes, measured.pod_uid, profile, self._moment)
+        self._peaks[key] = peak
+        times = measured.times
+        return Use(
+            memory_bytes=measured.memory_bytes,
+            memory_peak_bytes=peak.peak_bytes if measured.memory_bytes is not None else None,
+            processes=measured.processes,
+            sm_ratio=ratio_of(times.sm_ratio),
+            memory_controller_busy_ratio=ratio_of(times.memory_controller_busy_ratio),
+            encoder_ratio=ratio_of(times.encoder_ratio),
+            decoder_ratio=ratio_of(times.decoder_ratio),
+            pod_uid=measured.pod_uid,
+            sm_activity_ratio=measured.sm_activity_ratio,
+        )
+
+    def finish(self) -> History:
+        """Return the history, also of pods that this collection did not measure."""
+        listed = self._joined.pod_table.listed  # also during an outage of the kubelet
+        for key, memory in self._pods.items():
+            if key not in self._updated:
+                self._pods[key] = unwatched(memory, self._moment, keep=key[0] in listed)
+        return History(self._peaks, self._pods, self._leaves)
+
+
+def _is_certain(joined: Joined, pod: PodName, uid: PodUid | None, *, asked: bool = True) -> bool:
+    """Return whether a pod's UID is known, and its pod exists.
+
+    A log tree may be that of an earlier pod of the same name. It counts if a process has its UID in its cgroup: one
+    that uses a GPU, or one that gpumap has `asked` for.
+    """
+    if uid is None:
+        return False
+    table = joined.pod_table
+    return (
+        pod in table.written
+        or uid in table.reported_names
+        or (asked and uid in joined.procs.living_pods)
+        or any(uid in processes.by_pod for processes in joined.attribution.by_leaf.values())
+    )
+
+
+def uncertain_pods(joined: Joined, containers: Iterable[ContainerOnDevice], timestamp: float) -> frozenset[PodUid]:
+    """Return the pods that only a log tree shows, of holders that would be idle if these pods certainly exist."""
+    rest_until = timestamp - joined.rules.idle_after_seconds
+    return frozenset(
+        uid
+        for row in containers
+        if (watch := row.watch) and watch.last_active is not None and watch.last_active <= rest_until
+        if (uid := joined.uids.get(row.pod_name)) and not _is_certain(joined, row.pod_name, uid, asked=False)
+    )
 
 
 def has_short_process(joined: Joined) -> bool:

@@ -1,100 +1,226 @@
-"""What gpumap remembers of a container on a leaf: its peak, when it last worked, since when gpumap has watched it."""
+"""What gpumap remembers of a leaf, of each pod on it, and of each container: when it could read the leaf, when the pod
+last worked, and the container's peak."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from msgspec import Struct, structs
 
 from gpumap.agent.join.rules import CLOCKS_APART_SECONDS, KEPT_SECONDS, Rules
-from gpumap.agent.join.usage import Measured, ratio_of
-from gpumap.model.node import Use
+from gpumap.agent.join.usage import LeafUse, PodWork
+from gpumap.model.node import Watch
 from gpumap.model.observations import Moment
-from gpumap.model.terms import PodUid
+from gpumap.model.readings import Uuid
+from gpumap.model.terms import ContainerName, PodName, PodUid
+
+WINDOW = 2.0
+"""A holder may be idle if gpumap saw no sign of its work for so many times `--idle-after`, and could read the leaf for
+three quarters of this time."""
 
 
-class UseMemory(Struct, frozen=True):
-    """History of a container on a leaf, as far as gpumap has watched it."""
+class PeakMemory(Struct, frozen=True):
+    """The largest memory of a container on a leaf."""
 
     pod_uid: PodUid | None
     profile: str
-    """Profile of a MIG device, if known. The uuid is made of its GPU and ids, so a new device may have it again."""
     peak_bytes: int | None
-    last_active: float
-    """Unix seconds. When it last worked or may have worked; until then, when gpumap first saw it."""
-    at: Moment
-    """Of the last collection, also of one that did not measure it."""
     kept_until: float
     """Monotonic time at which gpumap forgets it, if the container is not present again."""
+
+
+class PodMemory(Struct, frozen=True):
+    """What gpumap has seen of a pod on a leaf. It belongs to the pod: the work of an init container counts after it has
+    ended."""
+
+    pod_uid: PodUid | None
+    """The last one that was known for its name."""
+    is_uid_known: bool
+    """In the last collection."""
+    profile: str
+    """Profile of a MIG device, if known. The uuid is made of its GPU and ids, so a new device may have it again."""
+    moment: Moment
+    """Of the last collection, also of one that did not measure it."""
+    kept_until: float
+    """Monotonic time at which gpumap forgets it, if the pod is not present again."""
+    appeared: bool
+    """gpumap watched the leaf in the collection before it first saw the pod there."""
     first_seen: Moment
-    worked: Moment
-    """When it last certainly worked; until then, `first_seen`."""
     watched_since: Moment
     """Since then gpumap has measured it in every collection."""
+    last_active: float
+    """Unix seconds. When it last worked or may have worked; until then, when gpumap first saw it."""
+    last_sign: Moment
+    """When gpumap last saw a sign of its own work, or could not measure its processes; until then, `first_seen`."""
     last_process: Moment
-    """When it last had a process; until then, `watched_since`."""
-    timed: bool = False
-    """The driver has reported its time on engines, or the activity of its device."""
-    may_have_process: bool = False
-    """It had a process in the last collection, or that is unknown."""
+    """When a process of it was last listed, or may have been."""
+    unknown_seconds: float = 0.0
+    """For how long since `last_sign` it is not known whether it worked."""
+    is_known: bool = False
+    """Whether the last collection shows if it worked."""
+    has_process: bool = False
+    """A process of it was listed in the last collection, or may have been."""
 
 
-def with_history(
-    measured: Measured, before: UseMemory | None, profile: str, at: Moment, rules: Rules
-) -> tuple[Use, UseMemory]:
-    """Add what gpumap remembers of a container to its use, and return what to remember.
+class LeafMemory(Struct, frozen=True):
+    """In which collections gpumap could read a leaf."""
+
+    moment: Moment
+    is_readable: bool
+    is_timed: bool = False
+    """The driver has reported the time of processes, or the activity of the leaf."""
+    gaps: tuple[tuple[float, float], ...] = ()
+    """Begin and end of the times when gpumap could not read it, on the clock of `_seconds`."""
+    idle_rows: Mapping[int, Moment] = {}
+    """PIDs that had a row of 0 % in each collection since then, while the GPU's utilization was 0."""
+
+    def readable_ratio(self, rules: Rules) -> float | None:
+        """Return the part of the last time in which gpumap could read the leaf; `None` if it cannot now."""
+        if not self.is_readable:
+            return None
+        return 1.0 - sum(end - begin for begin, end in self.gaps) / (WINDOW * rules.idle_after_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All that gpumap remembers of use."""
+
+    peaks: Mapping[tuple[ContainerName, Uuid], PeakMemory] = field(default_factory=dict)
+    pods: Mapping[tuple[PodName, Uuid], PodMemory] = field(default_factory=dict)
+    leaves: Mapping[Uuid, LeafMemory] = field(default_factory=dict)
+
+
+# --- leaves -----------------------------------------------------------------------------------------------------------
+
+
+def remember_leaf(before: LeafMemory | None, use: LeafUse | None, moment: Moment, rules: Rules) -> LeafMemory:
+    """Note whether gpumap can read a leaf now. `use` is `None` if a source that it needs does not answer.
+
+    A driver that reported the time of processes before, and refuses it now, leaves a gap.
+    """
+    window_seconds = WINDOW * rules.idle_after_seconds
+    is_timed = use is not None and use.is_timed
+    is_readable = use is not None and (is_timed or before is None or not before.is_timed)
+    if before is None:
+        return LeafMemory(moment, is_readable, is_timed, (), _idle_rows({}, use, moment))
+    gaps = before.gaps
+    if not is_readable or rules.is_gap(before.moment, moment):
+        gap = _seconds(before.moment), _seconds(moment)
+        gaps = (*gaps[:-1], (gaps[-1][0], gap[1])) if gaps and gaps[-1][1] == gap[0] else (*gaps, gap)
+    start = _seconds(moment) - window_seconds
+    return LeafMemory(
+        moment,
+        is_readable,
+        before.is_timed or is_timed,
+        tuple((max(begin, start), end) for begin, end in gaps if end > start) if gaps else (),
+        _idle_rows(before.idle_rows, use, moment),
+    )
+
+
+def _idle_rows(before: Mapping[int, Moment], use: LeafUse | None, moment: Moment) -> dict[int, Moment]:
+    if use is None or not use.zero_rows or use.is_utilized:
+        return {}
+    return {pid: before.get(pid, moment) for pid in use.zero_rows}
+
+
+def worthless_rows(leaf: LeafMemory, rules: Rules) -> frozenset[int]:
+    """Return the PIDs whose rows of 0 % are no sign of work: the driver writes them for each idle context."""
+    pids = leaf.idle_rows.items()
+    return frozenset(pid for pid, since in pids if leaf.moment.since(since) >= rules.idle_after_seconds)
+
+
+def _seconds(moment: Moment) -> float:
+    return moment.monotonic + moment.asleep
+
+
+# --- pods -------------------------------------------------------------------------------------------------------------
+
+
+def remember_pod(
+    before: PodMemory | None,
+    work: PodWork,
+    uid: PodUid | None,
+    profile: str,
+    leaf_before: LeafMemory | None,
+    moment: Moment,
+    rules: Rules,
+) -> PodMemory:
+    """Return what to remember of a pod on a leaf that gpumap can read.
 
     Another pod of the same name starts without history, and so does another MIG device of the same uuid. While the
-    pod's UID is unknown, and it was known before, the history may be another pod's: gpumap keeps it and does not show
-    it. A long time without a collection is time that gpumap did not watch.
+    pod's UID is unknown, and it was known before, the pod may be another one: its time without a sign starts again. A
+    long time without a collection is time that gpumap did not watch.
     """
-    uid = measured.pod_uid
     if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
-        before = UseMemory(uid, profile, None, at.wall, at, at.monotonic, at, at, at, at)
-    elif before.pod_uid and uid is None:
-        return _use(measured), unwatched(before, at, keep=True)
-    elif rules.is_gap(before.at, at):
-        before = unwatched(before, at, keep=True)
-    peak_bytes, memory_bytes = before.peak_bytes, measured.memory_bytes
-    if peak_bytes is None or (memory_bytes is not None and memory_bytes > peak_bytes):
-        peak_bytes = memory_bytes
-    active = measured.active
-    if active is False and not measured.timed and (before.timed or before.may_have_process):
-        active = None  # the lists do not show what happened between them
-    after = UseMemory(
+        appeared = before is not None or (leaf_before is not None and leaf_before.is_readable)
+        before = PodMemory(
+            *(uid, uid is not None, profile, moment, moment.monotonic, appeared),
+            *(moment, moment, moment.wall, moment, moment),
+        )
+    elif rules.is_gap(before.moment, moment):
+        before = unwatched(before, moment, keep=True)
+    worked = work.worked
+    if worked is False and not work.is_timed and before.has_process:
+        worked = None  # the lists do not show what happened between them
+    has_sign = work.has_own_sign or not work.is_measured or (uid is None and before.is_uid_known)
+    unknown_seconds = before.unknown_seconds + (moment.since(before.moment) if worked is None else 0.0)
+    return PodMemory(
         pod_uid=uid or before.pod_uid,
+        is_uid_known=uid is not None,
         profile=profile or before.profile,
-        peak_bytes=peak_bytes,
-        last_active=at.wall if active is not False else before.last_active + _clock_step(before.at, at),
-        at=at,
-        kept_until=at.monotonic + KEPT_SECONDS,
+        moment=moment,
+        kept_until=moment.monotonic + KEPT_SECONDS,
+        appeared=before.appeared,
         first_seen=before.first_seen,
-        worked=at if active else before.worked,
         watched_since=before.watched_since,
-        last_process=at if measured.processes else before.last_process,
-        timed=before.timed or measured.timed,
-        may_have_process=measured.processes > 0,
+        last_active=moment.wall
+        if worked is not False
+        else before.last_active + clock_step_seconds(before.moment, moment),
+        last_sign=moment if has_sign else before.last_sign,
+        last_process=moment if work.has_process else before.last_process,
+        unknown_seconds=0.0 if has_sign else unknown_seconds,
+        is_known=worked is not None,
+        has_process=work.has_process,
     )
-    return _use(measured, after, active), after
 
 
-def unwatched(before: UseMemory, at: Moment, *, keep: bool) -> UseMemory:
-    """Return the history of a container that this collection did not measure. It may have done anything.
+def unwatched(before: PodMemory, moment: Moment, *, keep: bool) -> PodMemory:
+    """Return the history of a pod that this collection did not measure. It may have done anything.
 
     `keep`: it is present, or may be.
     """
     return structs.replace(
         before,
-        last_active=at.wall,
-        at=at,
-        kept_until=at.monotonic + KEPT_SECONDS if keep else before.kept_until,
-        watched_since=at,
-        last_process=at,
-        may_have_process=True,
+        last_active=moment.wall,
+        moment=moment,
+        kept_until=moment.monotonic + KEPT_SECONDS if keep else before.kept_until,
+        watched_since=moment,
+        last_process=moment,
+        is_known=False,
+        has_process=True,
     )
 
 
-def _clock_step(before: Moment, at: Moment) -> float:
+def watch_of(memory: PodMemory, work: PodWork, *, is_certain: bool) -> Watch:
+    """Return what gpumap has seen of a pod on a leaf. `is_certain`: its UID is known, and the pod exists."""
+    moment = memory.moment
+    return Watch(
+        last_active=memory.last_active if memory.is_known else None,
+        seen_seconds=moment.since(memory.watched_since),
+        known_seconds=moment.since(memory.first_seen),
+        worked_seconds_ago=moment.since(memory.last_sign),
+        no_process_seconds=moment.since(memory.last_process),
+        unknown_seconds=memory.unknown_seconds,
+        appeared=memory.appeared,
+        measured=work.is_measured,
+        certain_pod=is_certain,
+    )
+
+
+def clock_step_seconds(before: Moment, moment: Moment) -> float:
     """Return by how much the wall clock was set between two collections."""
-    step = at.wall - before.wall - at.since(before)
+    step = moment.wall - before.wall - moment.since(before)
     return step if abs(step) > CLOCKS_APART_SECONDS else 0.0
 
 
@@ -102,22 +228,19 @@ def _differ(before: str | None, now: str | None) -> bool:
     return bool(before and now and before != now)
 
 
-def _use(measured: Measured, history: UseMemory | None = None, active: bool | None = None) -> Use:
-    """Return the use of a container. Without `history`, only what this collection measured."""
-    times = measured.times
-    return Use(
-        memory_bytes=measured.memory_bytes,
-        memory_peak_bytes=history.peak_bytes if history and measured.memory_bytes is not None else None,
-        processes=measured.processes,
-        sm_ratio=ratio_of(times.sm_ratio),
-        memory_controller_busy_ratio=ratio_of(times.memory_controller_busy_ratio),
-        encoder_ratio=ratio_of(times.encoder_ratio),
-        decoder_ratio=ratio_of(times.decoder_ratio),
-        last_active=history.last_active if history and active is not None else None,
-        pod_uid=measured.pod_uid,
-        seen_seconds=history.at.since(history.watched_since) if history else None,
-        known_seconds=history.at.since(history.first_seen) if history else None,
-        worked_seconds_ago=history.at.since(history.worked) if history else None,
-        no_process_seconds=history.at.since(history.last_process) if history else None,
-        sm_activity_ratio=measured.sm_activity_ratio,
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def remember_peak(
+    before: PeakMemory | None, memory_bytes: int | None, uid: PodUid | None, profile: str, moment: Moment
+) -> PeakMemory:
+    """Return the largest memory of a container. Another pod of its name starts again."""
+    if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
+        before = PeakMemory(uid, profile, None, 0.0)
+    peaks = [peak for peak in (before.peak_bytes, memory_bytes) if peak is not None]
+    return PeakMemory(
+        uid or before.pod_uid,
+        profile or before.profile,
+        max(peaks, default=None),
+        moment.monotonic + KEPT_SECONDS,
     )

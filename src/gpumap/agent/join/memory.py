@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpumap.agent.join.accounting import Key, Ledger
+from gpumap.agent.join.accounting import Ledger
 from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
 from gpumap.agent.join.attribution import Attribution, PendingOwner
-from gpumap.agent.join.history import UseMemory
+from gpumap.agent.join.history import History
 from gpumap.agent.join.inventory import KnownGpu
 from gpumap.agent.join.needs_restart import HiddenMemory, LostDriverMemory
 from gpumap.agent.join.pcie import PcieCount
@@ -31,6 +31,8 @@ class Memory:
     answered: Mapping[str, float] = field(default_factory=dict)
     """When each source last answered, on the monotonic clock."""
     collections: Mapping[str, int] = field(default_factory=dict)
+    finished: Moment | None = None
+    """When the last collection was over."""
     kubelet: Observed[KubeletAnswer] | None = None
     kubelet_back_at: float | None = None
     """Monotonic time of the first List after a restart of the kubelet that gpumap noticed."""
@@ -56,7 +58,7 @@ class Memory:
     """Owners of the last snapshot that need confirmation, with the time of the first snapshot that had them."""
     workloads: tuple[Workload, ...] = ()
     """Work outside pods that has a name of its own, oldest first, at most `NAMES_MAX`."""
-    uses: Mapping[Key, UseMemory] = field(default_factory=dict)
+    history: History = field(default_factory=History)
     pcie: Mapping[Uuid, PcieCount] = field(default_factory=dict)
     recent_processes: Mapping[Uuid, RecentProcesses] = field(default_factory=dict)
     """The processes of each leaf at its last reading."""

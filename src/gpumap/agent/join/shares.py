@@ -6,7 +6,6 @@ pods that share it. Their shares come from the scheduler's own notes, or from th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,10 +17,6 @@ from gpumap.model.grouping import grouped
 from gpumap.model.observations import ListedContainer, ListedPod, ResourceDevices, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, PodName
-
-_RESERVATION_POD = re.compile("(gpu-reservation|runai-reservation-gpu)-.+", re.DOTALL)
-_RESERVATION_CONTAINERS = frozenset({"resource-reservation", "runai-reservation"})
-"""Names of KAI-Scheduler's reservations since 0.5, and before (pkg/binder/binding/resourcereservation)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +53,13 @@ class PlacedShare(NamedTuple):
 
 
 def find_reservations(pods: Iterable[ListedPod], is_reserving: Callable[[str], bool]) -> frozenset[PodName]:
-    """Return the listed pods whose devices are a scheduler's reservations."""
-    return frozenset(pod.pod_name for pod in pods if is_reserving(pod.namespace) or _is_named_as_reservation(pod))
-
-
-def _is_named_as_reservation(pod: ListedPod) -> bool:
-    names = {container.name for container in pod.containers}
-    return _RESERVATION_POD.fullmatch(pod.name) is not None and bool(names & _RESERVATION_CONTAINERS)
+    """Return the listed pods whose devices are a scheduler's reservations: only their namespace shows it."""
+    return frozenset(pod.pod_name for pod in pods if is_reserving(pod.namespace))
 
 
 def place_shares(
     shares: Iterable[ScheduledShare],
     reservations: frozenset[PodName],
-    is_reserving: Callable[[str], bool],
     holders: Mapping[Uuid, Iterable[ContainerName]],
     pod_table: PodTable,
     inventory: Inventory,
@@ -82,9 +71,8 @@ def place_shares(
     namespace of reservations holds. Two notes about the same share are one share: the first one that has an amount
     counts, and a file is the first.
     """
-    keepers = frozenset(pod for pod in reservations if is_reserving(pod.namespace))
-    reserved = {uuid for uuid, names in holders.items() if any(name.pod_name in keepers for name in names)}
-    groups = _devices_by_group(keepers, holders, pod_table)
+    reserved = {uuid for uuid, names in holders.items() if any(name.pod_name in reservations for name in names)}
+    groups = _devices_by_group(reservations, holders, pod_table)
     containers = grouped((one.pod_name, one) for one in pod_table.containers)
     placed: dict[tuple[ContainerName, Uuid], PlacedShare] = {}
     in_pods = (one for pod in pod_table.reported or () for one in pod.shares if one.group or one.uuid in reserved)

@@ -139,9 +139,11 @@ def _draws(
 
 
 def _is_throttled(reading: GpuReading) -> bool | None:
-    """Return False if the clocks are not lowered. Lower clocks need less power, also for work."""
+    """Return False if low power is evidence. Lower clocks need less power, also for work: then GPM's activity must show
+    that there is none."""
     lowered = any(is_active for event, is_active in reading.clock_events.items() if event != "gpu_idle")
-    return None if lowered or not reading.clock_events else False
+    is_uncertain = lowered or not reading.clock_events
+    return None if is_uncertain and reading.activity is None else False
 
 
 def _is_active(before: GpuReading | None, reading: GpuReading) -> bool | None:

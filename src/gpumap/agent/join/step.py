@@ -10,6 +10,7 @@ from msgspec import structs
 
 from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
+from gpumap.agent.join.history import clock_step_seconds
 from gpumap.agent.join.joined import Joined, join_sources
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
@@ -35,7 +36,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     """Reduce one collection."""
     pcie, observations = count_pcie(memory.pcie, observations)
     joined = join_sources(memory, observations, rules)
-    containers, uses, sm_ratios, sm_activities = describe.containers(joined)
+    containers, history, sm_ratios, sm_activities = describe.containers(joined)
     measurements = Measurements(
         observations.nvml.at, joined.inventory, containers, sm_ratios, sm_activities, joined.listing.current
     )
@@ -57,7 +58,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         answered={**memory.answered, **_answered(observations)},
         collections=_count_collection(memory.collections, observations),
         offered=describe.ever_offered(memory.offered, joined.allocation, joined.inventory),
-        uses=uses,
+        history=history,
         pcie=pcie,
         hidden=hidden_memory,
         lost_driver=lost_memory,
@@ -67,7 +68,8 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     node = _node(joined, after, containers, xids, container_xids)
     stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners))
-    node = _with_findings(structs.replace(node, gpus=gpus), processes, memory.findings)
+    clock_step = clock_step_seconds(memory.finished, observations.finished) if memory.finished else 0.0
+    node = _with_findings(structs.replace(node, gpus=gpus), processes, memory.findings, clock_step)
     after = replace(after, stalls=stalls, findings=node.findings or ())
     snapshot = Snapshot(
         at=observations.finished,
@@ -78,6 +80,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         collections=tuple(sorted(after.collections.items())),
         expires=_expiry(joined),
         has_short_process=describe.has_short_process(joined),
+        uncertain_pods=describe.uncertain_pods(joined, containers, observations.finished.wall),
         hidden=hidden,
         lost_driver=lost_driver,
     )
@@ -117,11 +120,11 @@ def _node(
     )
 
 
-def _with_findings(node: Node, processes: Sequence[Process], before: tuple[Finding, ...]) -> Node:
+def _with_findings(node: Node, processes: Sequence[Process], before: tuple[Finding, ...], clock_step: float) -> Node:
     """Return the node with its findings. Their evidence are the processes of pods without a grant."""
     accused = any(one.owner in _ACCUSED and one.processes for device in node.devices for one in device.owners)
-    judgement = judge(with_processes(node, processes) if accused else node, before)
-    return structs.replace(node, findings=judgement.findings, judged=judgement.judged)
+    findings, judged, unjudged = judge(with_processes(node, processes) if accused else node, before, clock_step)
+    return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
 
 
 def _driver(observations: Observations) -> Driver | None:
@@ -214,6 +217,7 @@ def _remember(joined: Joined) -> Memory:
         first_seen={uid: memory.first_seen.get(uid, now.monotonic) for uid in attribution.uids()}
         if sees_processes
         else memory.first_seen,
+        finished=now,
         gpus=joined.inventory.known,
         gpu_count=joined.inventory.count,
         pending_owners={one: memory.pending_owners.get(one, now) for one in attribution.pending_owners},

@@ -26,8 +26,9 @@ from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading
 from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
-ACTIVE_RATIO = 0.01
-"""GPM's activity from which on a device works. An idle CUDA context does not read exactly 0."""
+ACTIVE_RATIO, RESTING_RATIO = 0.01, 0.001
+"""GPM's activity from which on a device works, and below which it rests: an idle CUDA context does not read exactly 0.
+Between the two, nothing is known."""
 
 
 class Measured(Struct, frozen=True):
@@ -36,14 +37,25 @@ class Measured(Struct, frozen=True):
     memory_bytes: int | None
     processes: int
     times: Times
-    active: bool | None
-    """Whether it worked since the collection before, on any engine. `None`: it may have."""
-    timed: bool
-    """`active` is known from the time of processes or from GPM. Otherwise only the process lists show it."""
     owner: Owner
     pod_uid: PodUid | None
     sm_activity_ratio: float | None = None
     """GPM's, of its device."""
+
+
+class PodWork(NamedTuple):
+    """What one collection shows of a pod's work on a leaf."""
+
+    worked: bool | None
+    """Whether it worked since the collection before, on any engine. `None`: it may have."""
+    has_own_sign: bool
+    """It certainly worked, or the driver wrote a new row of 0 % for one of its processes."""
+    has_process: bool
+    """A process of it is listed, or may be."""
+    is_measured: bool
+    """The driver can measure its processes."""
+    is_timed: bool
+    """`worked` is known from the time of processes or from GPM. Otherwise only the process lists show it."""
 
 
 Ratios = tuple[float, ...]
@@ -95,6 +107,8 @@ class LeafActivity(NamedTuple):
     codes: bool
     """Its SMs, or its video engines, worked, as far as no process is known to have done that."""
     users: frozenset[User | None]
+    may_compute: bool = False
+    """Its SMs worked so little that it may be noise, as far as no process is known to have worked."""
 
     @property
     def is_busy(self) -> bool:
@@ -109,13 +123,18 @@ class LeafActivity(NamedTuple):
             return None
         return 0.0 if self.users or not self.is_busy else None
 
-    def is_active(self, name: ContainerName, uid: PodUid | None) -> bool | None:
-        """Return whether a container worked; `None` if another one may have done all of the work."""
-        if not self.is_busy:
+    def pod_worked(self, pod: PodName, uid: PodUid | None) -> bool | None:
+        """Return whether a pod worked; `None` if another one may have done all of the work, or if it may be noise."""
+        if not self.is_busy and not self.may_compute:
             return False
-        if self.users == {(name, uid)}:
-            return True
-        return None if self._may_use(name) or not self.users else False
+        if self.is_only_of(pod, uid):
+            return True if self.is_busy else None
+        may_use = None in self.users or any(user and user[0].pod_name == pod for user in self.users)
+        return None if may_use or not self.users else False
+
+    def is_only_of(self, pod: PodName, uid: PodUid | None) -> bool:
+        """Return whether only this pod used the leaf."""
+        return bool(self.users) and all(user and (user[0].pod_name, user[1]) == (pod, uid) for user in self.users)
 
     def _may_use(self, name: ContainerName) -> bool:
         return None in self.users or any(user and user[0] == name for user in self.users)
@@ -126,8 +145,11 @@ def leaf_activity(activity: Activity | None, users: frozenset[User | None]) -> L
     if activity is None or (activity.sm_ratio is None and activity.graphics_ratio is None):
         return None
     sm_ratio = None if activity.sm_ratio is None else min(activity.sm_ratio, 1.0)
-    computes = max(activity.sm_ratio or 0.0, activity.graphics_ratio or 0.0) >= ACTIVE_RATIO
-    return LeafActivity(sm_ratio, computes, (activity.video_ratio or 0.0) >= ACTIVE_RATIO, users)
+    ratio = max(activity.sm_ratio or 0.0, activity.graphics_ratio or 0.0)
+    codes = (activity.video_ratio or 0.0) >= ACTIVE_RATIO
+    return LeafActivity(
+        sm_ratio, ratio >= ACTIVE_RATIO, codes, users, may_compute=RESTING_RATIO <= ratio < ACTIVE_RATIO
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +179,19 @@ class LeafUse:
     """Samples show that no process worked but those of the `activity`'s users, and explain all of that."""
     ended_work_times: Mapping[Workload, list[Ratios | None]] = field(default_factory=dict)
     """Time of ended processes outside pods, by their work; `None` if some of it may be another process's."""
+    ended_pod_times: Mapping[PodUid, list[Ratios | None]] = field(default_factory=dict)
+    """Time of ended processes by their pod; `None` if some of it may be another process's."""
+    zero_rows: frozenset[int] = frozenset()
+    """PIDs with new rows of 0 % on all engines: they worked too little for a percent, or not at all."""
+    unmeasured: frozenset[int] = frozenset()
+    """PIDs of processes of which the driver reports no time."""
+    is_utilized: bool = False
+    """The GPU's utilization is not 0."""
+
+    @property
+    def is_timed(self) -> bool:
+        """The driver reports the time of processes, or GPM the activity of the leaf."""
+        return self.has_samples or self.activity is not None
 
     def by_container(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
@@ -169,11 +204,8 @@ class LeafUse:
         for name, (items, memory_bytes, owner) in of_all.items():
             uid = uid_of.get(name.pod_name)
             ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
-            total, complete = self._sum(items, ended)
-            active, timed = self._active(name, uid, total, complete, len(items))
-            times = self._known(total, complete)
-            activity = self._sm_activity(name, uid)
-            yield name, Measured(memory_bytes, len(items), times, active, timed, owner, uid, activity)
+            times = self._known(*self._sum(items, ended))
+            yield name, Measured(memory_bytes, len(items), times, owner, uid, self._sm_activity(name, uid))
 
     def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
@@ -211,18 +243,39 @@ class LeafUse:
         known = (None if not time and is_stray else time for time, is_stray in zip(total, self.stray, strict=True))
         return Times(*known)
 
-    def _active(
-        self, name: ContainerName, uid: PodUid | None, total: tuple[float, ...], complete: bool, processes: int
-    ) -> tuple[bool | None, bool]:
-        """Return whether a container worked, and whether samples or GPM show it."""
-        by_gpm = self.activity.is_active(name, uid) if self.activity is not None else False
-        if any(total) or by_gpm:
-            return True, True
-        may_be = self._may_be_of(name.pod_name)
-        if not self.has_samples and self.activity is None:
-            return (None if processes or may_be else False), False
-        is_unknown = by_gpm is None or (self.has_samples and (may_be or not complete))
-        return (None if is_unknown else False), True
+    def pod_work(
+        self, pod: PodName, uid: PodUid | None, worthless_rows: Container[int], *, is_uncertain: bool
+    ) -> PodWork:
+        """Return what this collection shows of a pod's work.
+
+        `worthless_rows` are PIDs whose rows of 0 % are no sign. `is_uncertain`: the pod may have a process that gpumap
+        cannot resolve.
+        """
+        items = self.processes.by_pod.get(uid, ()) if uid is not None else ()
+        pids = [item.process.pid for item in items]
+        ended = self.ended_pod_times.get(uid, ()) if uid is not None else ()
+        times = [*(self.times[pid] for pid in pids), *ended]
+        by_gpm = self.activity.pod_worked(pod, uid) if self.activity is not None else False
+        worked = by_gpm or any(time is not None and any(time) for time in times)
+        zero_rows = [pid for pid in pids if pid in self.zero_rows]
+        has_ended_row = any(time is not None and not any(time) for time in ended)
+        may_be = self._may_be_of(pod)
+        if self.has_samples:
+            is_unknown = by_gpm is None or may_be or None in times
+        else:
+            is_unknown = by_gpm is None if self.activity is not None else bool(items) or may_be
+        is_unknown = is_unknown or is_uncertain or bool(zero_rows) or has_ended_row
+        has_own_sign = worked or has_ended_row or any(pid not in worthless_rows for pid in zero_rows)
+        is_measured = self.unmeasured.isdisjoint(pids)
+        if not is_measured and self.activity is not None:  # GPM measures the leaf: enough if it rests or has one user
+            is_measured = not self.activity.is_busy or self.activity.is_only_of(pod, uid)
+        return PodWork(
+            worked=True if worked else None if is_unknown else False,
+            has_own_sign=has_own_sign,
+            has_process=bool(items) or is_uncertain,
+            is_measured=is_measured,
+            is_timed=self.is_timed,
+        )
 
     def _may_be_of(self, pod: PodName) -> bool:
         """Whether work on the leaf that has no known container may be that of a container of this pod."""
@@ -256,11 +309,18 @@ def measure_leaf(
             has_short_process=activity is not None and works_unseen,
             may_work=frozenset((None,)) if works_unseen else frozenset(),
             activity=activity,
+            unmeasured=frozenset(unknown),
+            is_utilized=reading is not None and bool(reading.utilization_ratio),
         )
     sampled = {sample.pid: sample.ratios for sample in samples}
     if activity is not None:  # samples show which processes did the work that GPM measured
-        codes = activity.codes and not any(one.uses_video for one in samples)
-        activity = activity._replace(computes=activity.computes and not any(map(any, sampled.values())), codes=codes)
+        codes = activity.codes and not any(sample.uses_video for sample in samples)
+        is_explained = any(map(any, sampled.values()))
+        activity = activity._replace(
+            computes=activity.computes and not is_explained,
+            codes=codes,
+            may_compute=activity.may_compute and not is_explained,
+        )
     by_pid: dict[int, Ratios | None] = {**dict.fromkeys(reading.unsampled), **sampled}
     times: dict[int, Ratios | None] = {}
     for item in processes.attributed:
@@ -269,6 +329,7 @@ def measure_leaf(
         times[process.pid] = by_pid.get(process.pid, None if "M" in process.types else _NO_TIME)
     ended_times: dict[ContainerName, list[_EndedTime]] = {}
     ended_work_times: dict[Workload, list[Ratios | None]] = {}
+    ended_pod_times: dict[PodUid, list[Ratios | None]] = {}
     reused = _reused_pids(processes, ended)
     for one in ended:
         if one.pid not in by_pid:
@@ -276,6 +337,8 @@ def measure_leaf(
         sample = by_pid[one.pid]
         if one.pid in reused:
             sample = times[one.pid] = None  # a sample has only a PID, which several processes had
+        if one.process.pod_uid is not None:
+            ended_pod_times.setdefault(one.process.pod_uid, []).append(sample)
         if one.process.container is not None:
             ended_times.setdefault(one.process.container, []).append(_EndedTime(one.process.pod_uid, sample))
         elif one.process.workload is not None:
@@ -290,7 +353,7 @@ def measure_leaf(
     of_users |= {
         one.pid for one in ended if activity and (one.process.container, one.process.pod_uid) in activity.users
     }
-    is_explained = activity is not None and not activity.computes and not works_unseen
+    has_no_rest = activity is not None and not activity.computes and not works_unseen
     return LeafUse(
         processes,
         times,
@@ -300,8 +363,16 @@ def measure_leaf(
         has_short_process=any(any(sampled[pid]) for pid in unlisted - unresolved),
         may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
         activity=activity,
-        only_users_worked=is_explained and all(pid in of_users or not _is_busy(one) for pid, one in by_pid.items()),
+        only_users_worked=has_no_rest and all(pid in of_users or not _is_busy(one) for pid, one in by_pid.items()),
         ended_work_times=ended_work_times,
+        ended_pod_times=ended_pod_times,
+        zero_rows=frozenset(pid for pid, ratios in sampled.items() if not any(ratios)),
+        unmeasured=frozenset(
+            item.process.pid
+            for item in processes.attributed
+            if "M" in item.process.types and item.process.pid not in by_pid
+        ),
+        is_utilized=bool(reading.utilization_ratio),
     )
 
 

@@ -1,105 +1,104 @@
-"""What each holder of a device uses of it, and for how long it has rested."""
+"""What each holder of a device uses of it, and what gpumap has seen of its pod there."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
+
+from msgspec import structs
 
 from gpumap.model.devices import NodeDevice, grantees, node_devices
 from gpumap.model.grouping import grouped
-from gpumap.model.node import ContainerOnDevice, Device, Node, Use
+from gpumap.model.node import ContainerOnDevice, Device, Node, Watch
+
+T = TypeVar("T", int, float)
 
 
 class HolderUse(NamedTuple):
-    """What a holder uses: of the leaf itself, or of the leaves of a GPU that it holds as a whole.
+    """What a holder uses of a leaf, or of all leaves of a GPU that it holds as a whole. `None`: unknown."""
 
-    `pod_at_work`: other containers of its pod are at work there.
-    """
+    place: NodeDevice
+    holder: ContainerOnDevice
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    watch: Watch | None = None
+    readable_ratio: float | None = None
 
-    memory_bytes: int | None
-    memory_peak_bytes: int | None
-    idle_seconds: float | None
-    seen_seconds: float | None
-    known_seconds: float | None
-    worked_seconds_ago: float | None
-    no_process_seconds: float | None
-    pod_at_work: bool
-
-
-_User = tuple[str, Use]
-"""A container's name in its pod, and what it uses."""
-HolderUses = Sequence[tuple[NodeDevice, ContainerOnDevice, HolderUse | None]]
-"""Holders, each with its device and what it uses."""
+    @property
+    def idle_seconds(self) -> float | None:
+        """Return for how long its pod has certainly not worked."""
+        if self.watch is None or self.watch.last_active is None:
+            return None
+        return max(self.place.node.timestamp - self.watch.last_active, 0.0)
 
 
-def holder_uses(node: Node) -> HolderUses:
-    """Return the holders of all devices with what they use, as `uses_of`."""
-    return [(place, *one) for place in node_devices(node) for one in uses_of(place)]
+def holder_uses(node: Node) -> list[HolderUse]:
+    """Return the holders with a grant of their own. Admin access grants nothing."""
+    uses = (use for place in node_devices(node) for use in _uses_of(place))
+    return [use for use in uses if use.holder.allocated_gpus != 0]
 
 
-def uses_of(place: NodeDevice) -> Iterator[tuple[ContainerOnDevice, HolderUse | None]]:
-    """Return the holders of a device with a grant of their own, each with what it uses. `None`: unknown."""
+def _uses_of(place: NodeDevice) -> Iterator[HolderUse]:
     leaves = leaves_of(place)
-    users = grouped((one.pod_name, (one.container, one.use)) for leaf in leaves for one in leaf.containers if one.use)
+    rows = grouped((row.name, row) for leaf in leaves for row in leaf.containers)
     for holder in grantees(place.device):
-        yield holder, _use_of(place, holder, users.get(holder.pod_name, ()), len(leaves))
+        on_leaves = rows.get(holder.name, ())
+        uses = [row.use for row in on_leaves if row.use]
+        watches = [row.watch for row in on_leaves if row.watch]
+        is_complete = bool(leaves) and len(uses) == len(leaves)
+        yield HolderUse(
+            place,
+            holder,
+            _sum([use.memory_bytes for use in uses]) if is_complete else None,
+            _sum([use.memory_peak_bytes for use in uses])
+            if is_complete
+            else None,  # the peaks may be at different times
+            _watch_of_all(watches) if leaves and len(watches) == len(leaves) else None,
+            _least([leaf.readable_ratio for leaf in leaves]),
+        )
 
 
-def _use_of(place: NodeDevice, holder: ContainerOnDevice, of_pod: Sequence[_User], leaves: int) -> HolderUse | None:
-    """Return what a holder uses, of the uses of its pod; `None` if it is not known of each leaf.
-
-    It rests only for as long as the other containers of its pod do, a sidecar, an init container: they use its GPU.
-    Peaks of several leaves may be of different times.
-    """
-    uses = [use for container, use in of_pod if container == holder.container]
-    if not uses or len(uses) < leaves:
-        return None
-    others = [use for container, use in of_pod if container != holder.container]
-    resting = [*uses, *(use for use in others if use.last_active is not None)]
-    memory, peaks, seen, known = zip(*map(_OF_HOLDER, uses), strict=True)
-    active, worked, no_process = zip(*map(_OF_RESTING, resting), strict=True)
-    return HolderUse(
-        memory_bytes=None if None in memory else sum(memory),
-        memory_peak_bytes=None if None in peaks else sum(peaks),
-        idle_seconds=None if None in active else max(place.node.timestamp - max(active), 0.0),
-        seen_seconds=_least(seen),
-        known_seconds=_least(known),
-        worked_seconds_ago=_least(worked),
-        no_process_seconds=_least(no_process),
-        pod_at_work=any(_is_at_work(use, place.node) for use in others),
+def _watch_of_all(watches: Sequence[Watch]) -> Watch:
+    """Return what gpumap has seen on several leaves: the holder rests only if it rests on each."""
+    if len(watches) == 1:
+        return watches[0]
+    last_active = [watch.last_active for watch in watches]
+    seconds = zip(*map(_SECONDS, watches), strict=True)
+    seen, known, worked_ago, no_process = map(min, seconds)
+    known_times = [moment for moment in last_active if moment is not None]
+    return structs.replace(
+        watches[0],
+        last_active=max(known_times) if len(known_times) == len(watches) else None,
+        seen_seconds=seen,
+        known_seconds=known,
+        worked_seconds_ago=worked_ago,
+        no_process_seconds=no_process,
+        unknown_seconds=max(watch.unknown_seconds for watch in watches),
+        appeared=all(watch.appeared for watch in watches),
+        measured=all(watch.measured for watch in watches),
+        certain_pod=all(watch.certain_pod for watch in watches),
     )
 
 
-_OF_HOLDER = attrgetter("memory_bytes", "memory_peak_bytes", "seen_seconds", "known_seconds")
-_OF_RESTING = attrgetter("last_active", "worked_seconds_ago", "no_process_seconds")
-"""Fields of `Use`."""
+_SECONDS = attrgetter("seen_seconds", "known_seconds", "worked_seconds_ago", "no_process_seconds")
+"""Fields of `Watch`."""
 
 
-def _least(values: Collection[Any]) -> float | None:
-    """Return the least of the values; `None` if one is unknown."""
-    return None if None in values else min(values)
+def _sum(values: Collection[T | None]) -> T | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
-def idle_seconds(use: Use, now: float) -> float | None:
-    return None if use.last_active is None else max(now - use.last_active, 0.0)
+def _least(values: Collection[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return min(known) if known and len(known) == len(values) else None
 
 
 def leaves_of(place: NodeDevice) -> Sequence[Device]:
     """Return the device, or the MIG devices of a GPU that is assigned as a whole."""
     if not place.device.partitioned:
         return (place.device,)
-    return [one for one in place.node.devices if one.gpu_uuid == place.device.uuid and one is not place.device]
-
-
-def _is_at_work(use: Use, node: Node) -> bool:
-    """Return whether it worked lately; if that is unknown, whether it has a process or memory."""
-    seconds = idle_seconds(use, node.timestamp)
-    if seconds is None:
-        return bool(use.processes or use.memory_bytes)
-    return seconds < node.idle_after_seconds
-
-
-def is_watched_for(use: HolderUse | Use | None, seconds: float) -> bool:
-    """Return whether gpumap has watched a holder for so long."""
-    return use is not None and use.seen_seconds is not None and use.seen_seconds >= seconds
+    return [
+        device for device in place.node.devices if device.gpu_uuid == place.device.uuid and device is not place.device
+    ]

@@ -8,20 +8,26 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.judgement.holder_use import HolderUse, holder_uses, is_watched_for
-from gpumap.agent.judgement.unjudged import STALLED_SECONDS, judged
+from gpumap.agent.judgement.holder_use import holder_uses, leaves_of
+from gpumap.agent.judgement.holders import Unknown, judge_holder
+from gpumap.agent.judgement.unjudged import Tally, blocked_leaf
 from gpumap.model import remedies
-from gpumap.model.devices import NO_CONTAINER, NodeDevice, container_of, node_devices, other_uses, sum_of
+from gpumap.model.devices import (
+    NO_CONTAINER,
+    NodeDevice,
+    container_of,
+    has_kubelet,
+    node_devices,
+    other_uses,
+    sources_up,
+    sum_of,
+)
 from gpumap.model.findings import WHY, in_order, why_broken
 from gpumap.model.grouping import grouped
-from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Process
+from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unjudged
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import age, counted, listed, size
-from gpumap.model.terms import ContainerName, Owner
-
-UNUSED_RATIO, UNUSED_BYTES = 0.2, 1 << 30
-"""A holder is `unused` if its peak leaves more than this part of its granted memory, and more than these bytes."""
-
+from gpumap.model.shown import counted, listed
+from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName
 
 ENDING_SECONDS = 10.0
 """A leftover is of a pod that has been gone for that long: after `kubectl delete --force` the kubelet still ends
@@ -41,38 +47,90 @@ _Key = tuple[str, str, ContainerName, str | None]
 
 
 class Judgement(NamedTuple):
-    """All findings of a node, worst first, and for each kind whether the whole node can be judged now. If not, findings
-    may be missing."""
+    """All findings of a node, worst first; for each kind how many GPUs, leaves, containers or holders were judged; and
+    those that cannot be judged."""
 
     findings: tuple[Finding, ...]
-    judged: dict[str, bool]
+    judged: dict[str, int]
+    unjudged: tuple[Unjudged, ...]
 
 
-def judge(node: Node, before: Sequence[Finding] = ()) -> Judgement:
+def judge(node: Node, before: Sequence[Finding] = (), clock_step_seconds: float = 0.0) -> Judgement:
     """Judge a node. `before` are the findings of the last snapshot: they know since when they hold.
 
-    The node's devices have the processes of squatters and leftovers.
+    The node's devices have the processes of squatters and leftovers. `clock_step_seconds`: by how much the wall clock
+    was set since the last snapshot.
     """
-    held = holder_uses(node)
-    found = [*_faults(node)]
-    for place in node_devices(node):
-        found += _squatters(place)
-        found += _leftovers(place)
-    found += [one for place, holder, use in held if use and (one := _of_holder(place, holder, use))]
-    found += _unmatched(node)
-    since = {_key(one): one.since for one in before}
-    dated = [_dated(one, since, node.timestamp) for one in _counted_once(found, node)]
-    return Judgement(in_order(dated), judged(node, held))
+    tally = Tally(kind for kind in FINDINGS if kind != "maybe_idle")
+    findings = [*_faults(node), *_judge_devices(node, tally), *_judge_holders(node, tally), *_unmatched(node)]
+    _count_gpus(node, tally)
+    _count_containers(node, tally)
+    since = {_key(finding): finding.since + clock_step_seconds for finding in before}
+    dated = [_dated(finding, since, node.timestamp) for finding in _counted_once(findings, node)]
+    return Judgement(in_order(dated), dict(tally.judged), tally.unjudged())
 
 
 def _key(one: Finding) -> _Key:
     return one.finding, one.reason, one.name, one.uuid
 
 
-def _dated(one: Finding, since: Mapping[_Key, float], now: float) -> Finding:
-    if one.finding in ("idle", "stalled"):
-        return one  # its evidence is a time
-    return structs.replace(one, since=since.get(_key(one), one.since or now))
+def _dated(finding: Finding, since: Mapping[_Key, float], now: float) -> Finding:
+    """Return the finding with the time since when it holds, which is never in the future."""
+    return structs.replace(finding, since=min(since.get(_key(finding), finding.since or now), now))
+
+
+def _count_gpus(node: Node, tally: Tally) -> None:
+    reason = None if "nvml" in sources_up(node) else "nvml_down"
+    uuids = [*(gpu.uuid for gpu in node.gpus), *(None for _ in node.nameless_gpus)]
+    for uuid in uuids or ((None,) if reason else ()):
+        tally.count("fault", reason, uuid=uuid)
+
+
+def _count_containers(node: Node, tally: Tally) -> None:
+    """Count the containers with GPU slots."""
+    reason = _why_not_listed(node)
+    if reason:
+        tally.count("unmatched", reason)
+        return
+    rows = (row.name for device in node.devices for row in device.containers if row.slots)
+    for name in {*rows, *(entry.name for entry in node.unmatched)}:
+        tally.count("unmatched", None, name)
+
+
+def _why_not_listed(node: Node) -> str | None:
+    """Return why no List is known; `None` if it is."""
+    if not has_kubelet(node):
+        return "no_kubelet"
+    return None if "kubelet" in sources_up(node) else "kubelet_down"
+
+
+def _judge_devices(node: Node, tally: Tally) -> Iterator[Finding]:
+    """Find use without a grant, leaf by leaf."""
+    places = list(node_devices(node))
+    for place in places:
+        if place.device.is_leaf:
+            reason = blocked_leaf(node, place.device, needs_identity=True)
+            for kind in ("squatter", "leftover"):
+                tally.count(kind, reason, uuid=place.device.uuid)
+        yield from _squatters(place)
+        yield from _leftovers(place)
+    if not any(place.device.is_leaf for place in places) and "nvml" not in sources_up(node):
+        for kind in ("squatter", "leftover"):
+            tally.count(kind, "nvml_down")
+
+
+def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:
+    uses = holder_uses(node)
+    for use in uses:
+        blocked = [blocked_leaf(node, leaf, needs_identity=False) for leaf in leaves_of(use.place)]
+        for kind, judgement in judge_holder(use, next(filter(None, blocked), None)):
+            reason = judgement.reason if isinstance(judgement, Unknown) else None
+            tally.count(kind, reason, use.holder.name, use.place.device.uuid)
+            if isinstance(judgement, Finding):
+                yield judgement
+    if not uses and (reason := _why_not_listed(node)):
+        for kind in ("over", "stalled", "idle", "unused"):
+            tally.count(kind, reason)
 
 
 # --- faults of GPUs ---------------------------------------------------------------------------------------------------
@@ -165,9 +223,12 @@ def _finding(
 
 
 def _squatters(place: NodeDevice) -> Iterator[Finding]:
+    """Find containers that use a leaf that no container of their pod holds. A debug container in the holder's pod is
+    none."""
     processes = place.device.processes
+    holding_pods = {row.pod_name for row in place.device.containers if row.holds} | _pods_of_gpu(place)
     for one in place.device.containers:
-        if one.owner is Owner.UNASSIGNED and one.use:
+        if one.owner is Owner.UNASSIGNED and one.use and one.pod_name not in holding_pods:
             of_one = [
                 process
                 for process in processes
@@ -179,6 +240,13 @@ def _squatters(place: NodeDevice) -> Iterator[Finding]:
             used_bytes = one.use.memory_bytes
             finding = partial(_finding, place, one.name, used_bytes=used_bytes, memory_bytes=used_bytes, pids=pids)
             yield finding("squatter", "not_assigned", why, _since(of_one))
+
+
+def _pods_of_gpu(place: NodeDevice) -> set[PodName]:
+    """Return the pods that hold the partitioned GPU of a MIG device as a whole."""
+    gpu_uuid = place.device.gpu_uuid
+    gpus = (device for device in place.node.devices if device.partitioned and device.uuid == gpu_uuid)
+    return {row.pod_name for device in gpus for row in device.containers if row.holds}
 
 
 def _leftovers(place: NodeDevice) -> Iterator[Finding]:
@@ -212,53 +280,7 @@ def _counted(processes: int | None) -> str:
     return counted(processes, "process", "processes") if processes else "memory in use"
 
 
-# --- grants without use -----------------------------------------------------------------------------------------------
-
-
-def _of_holder(place: NodeDevice, holder: ContainerOnDevice, use: HolderUse) -> Finding | None:
-    if holder.allocated_gpus == 0:
-        return None  # admin access: it was granted nothing that it could waste
-    node, granted, used = place.node, holder.allocated_memory_bytes, use.memory_bytes
-    finding = partial(_finding, place, holder.name, gpus=holder.allocated_gpus, granted_bytes=granted, used_bytes=used)
-    if granted is not None and used is not None and used > granted:
-        why = f"uses {size(used)} of {size(granted)} granted"
-        return finding("over", "over_grant", why, gpus=None, memory_bytes=used - granted)
-    if holder.use and holder.use.processes and (stalled := _stalled(place)):
-        seconds, why = stalled
-        return finding("stalled", "busy_without_work", why, node.timestamp - seconds)
-    if use.pod_at_work:
-        return None
-    if use.idle_seconds is not None and use.idle_seconds >= node.idle_after_seconds:
-        reason, why = _idle_because(use, use.idle_seconds)
-        left = max(granted - used, 0) if granted is not None and used is not None else None
-        return finding("idle", reason, why, node.timestamp - use.idle_seconds, memory_bytes=left)
-    if granted is None or used is None or not use.memory_peak_bytes or not is_watched_for(use, node.grace_seconds):
-        return None
-    left = max(granted - max(used, use.memory_peak_bytes), 0)
-    if left <= max(UNUSED_BYTES, UNUSED_RATIO * granted):
-        return None
-    return finding("unused", "peak_below_grant", f"peak so far {size(use.memory_peak_bytes)}", memory_bytes=left)
-
-
-def _stalled(place: NodeDevice) -> tuple[float, str] | None:
-    """Return for how long the GPU of the only container that computes there has been busy without work, and the
-    evidence as a phrase."""
-    gpu = next((one for one in place.node.gpus if one.uuid == place.device.uuid), None)
-    seconds = gpu.busy_without_work_seconds if gpu else None
-    if gpu is None or gpu.reading is None or seconds is None or seconds < STALLED_SECONDS:
-        return None
-    reading, idle = gpu.reading, gpu.idle_power_watts or 0.0
-    watts = f"{reading.power_watts or 0.0:.0f} of {reading.power_limit_watts or 0.0:.0f} W (idle {idle:.0f} W)"
-    return seconds, f"may be stalled: busy for {age(seconds)}, but draws {watts}"
-
-
-def _idle_because(use: HolderUse, idle_seconds: float) -> tuple[str, str]:
-    """Return the reason, and its evidence as a phrase."""
-    without_process = use.no_process_seconds is not None and use.no_process_seconds > idle_seconds - 1.0  # rounding
-    # It worked before, or gpumap has watched it only since then.
-    worked = use.seen_seconds is not None and use.seen_seconds - idle_seconds > 1.0  # more than rounding
-    what = "process" if without_process else "activity"
-    return f"no_{what}", f"no {what} for {'' if worked else 'at least '}{age(idle_seconds)}"
+# --- slots without a device -------------------------------------------------------------------------------------------
 
 
 def _unmatched(node: Node) -> Iterator[Finding]:
@@ -287,7 +309,7 @@ def _counted_once(found: Sequence[Finding], node: Node) -> list[Finding]:
     """
     by_uuid = {device.uuid: device for device in node.devices}
     totals = {gpu.uuid: gpu.reading.memory.total_bytes for gpu in node.gpus if gpu.reading and gpu.reading.memory}
-    parts = [one.memory_bytes if one.finding in ("idle", "unused") else None for one in found]
+    parts = [one.memory_bytes if one.finding in ("idle", "maybe_idle", "unused") else None for one in found]
     pools: dict[object, list[int]] = {}
     gpus: dict[Uuid, list[int]] = {}
     for at, one in enumerate(found):

@@ -1,161 +1,111 @@
-"""What cannot be judged on a node, and why: for each kind of finding, and as sentences."""
+"""What cannot be judged on a node, and why: each GPU, leaf or holder by itself, and as sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
-from gpumap.agent.judgement.holder_use import (
-    HolderUse,
-    HolderUses,
-    holder_uses,
-    idle_seconds,
-    is_watched_for,
-    leaves_of,
-    uses_of,
-)
-from gpumap.model.devices import device_name, grantees, has_kubelet, node_devices, sources_up
-from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use_known
-from gpumap.model.node import ContainerOnDevice, Device, Gpu, Node
-from gpumap.model.readings import GpuReading
-from gpumap.model.shown import age, listed
-from gpumap.model.terms import Owner, PodName
+from gpumap.model.devices import device_name, has_kubelet, sources_up
+from gpumap.model.gaps import invisible, unknown_of_devices, use_known
+from gpumap.model.grouping import grouped
+from gpumap.model.node import Device, Node, Unjudged
+from gpumap.model.readings import Uuid
+from gpumap.model.shown import listed
+from gpumap.model.terms import UNJUDGED_REASONS, ContainerName, Owner
 
-STALLED_SECONDS = 600.0
-"""A holder may be stalled if its GPU has been busy without work for so long."""
+NO_CONTAINER = ContainerName("", "", "")
 NOTHING_ASSIGNED = (
     "This machine has no kubelet (--no-kubelet), so nothing is assigned and gpumap looks for no waste. `gpumap top` "
     "shows the use."
 )
 
 
-def judged(node: Node, held: HolderUses) -> dict[str, bool]:
-    up, devices = sources_up(node), node.devices
-    measured = "nvml" in up and bool(node.capabilities.get("pid_visibility"))
-    measured = measured and (not devices or any(map(use_known, devices)))
-    holders_known = any(one.holders is not None for one in devices) if devices else "kubelet" in up
-    used = measured and holders_known
-    owners = measured and up >= {"kubelet", "pod_identity"} and not any(map(_has_unowned, devices))
-    grants = used and (not held or any(_is_grant_judged(holder, use) for _, holder, use in held))
-    return {
-        "fault": "nvml" in up,
-        "squatter": owners,
-        "leftover": owners,
-        "over": grants,
-        "stalled": used and not stalls_unknown(node) and _any_watched(held, STALLED_SECONDS),
-        "idle": used
-        and not any(use is None or _may_be_idle(use, node) for *_, use in held)
-        and _any_watched(held, node.idle_after_seconds),
-        "unused": grants
-        and _any_watched(held, node.grace_seconds)
-        and not any(use and _has_gap_within(use, node.grace_seconds) for *_, use in held),
-        "unmatched": "kubelet" in up and holders_known,
+class Tally:
+    """Counts what is judged, by kind of finding, and notes what is not, with its reason."""
+
+    def __init__(self, kinds: Iterable[str]) -> None:
+        self.judged: Counter[str] = Counter(dict.fromkeys(kinds, 0))
+        self._unjudged: dict[tuple[int, ContainerName, Uuid | None], list[str]] = {}
+
+    def count(
+        self, kind: str, reason: str | None, name: ContainerName = NO_CONTAINER, uuid: Uuid | None = None
+    ) -> None:
+        """Count a GPU, leaf, container or holder; with a `reason` as one that cannot be judged."""
+        if reason is None:
+            self.judged[kind] += 1
+        else:
+            key = UNJUDGED_REASONS.index(reason), name, uuid
+            self._unjudged.setdefault(key, []).append(kind)
+
+    def unjudged(self) -> tuple[Unjudged, ...]:
+        """Return what cannot be judged, by reason."""
+        entries = sorted(self._unjudged.items(), key=lambda entry: (*entry[0][:2], entry[0][2] or ""))
+        return tuple(
+            Unjudged(*name, reason=UNJUDGED_REASONS[rank], findings=tuple(kinds), uuid=uuid)
+            for (rank, name, uuid), kinds in entries
+        )
+
+
+def blocked_leaf(node: Node, device: Device, *, needs_identity: bool) -> str | None:
+    """Return why nothing that processes show can be judged on a leaf; `None` if it can.
+
+    `needs_identity`: a use without a grant is judged by the pods of processes.
+    """
+    up = sources_up(node)
+    gpu = next((gpu for gpu in node.gpus if gpu.uuid == device.gpu_uuid), None)
+    tests = {
+        "nvml_down": "nvml" not in up,
+        "gpu_down": gpu is not None and not gpu.up,
+        "kubelet_down": has_kubelet(node) and "kubelet" not in up,
+        "no_kubelet": not has_kubelet(node),
+        "identity_down": needs_identity and "pod_identity" not in up,
+        "no_pid_visibility": not node.capabilities.get("pid_visibility"),
+        "unknown_process": needs_identity and has_unowned(device),
+        "unknown_assignment": device.holders is None,
+        "use_not_measured": not use_known(device),
     }
+    return next((reason for reason, applies in tests.items() if applies), None)
 
 
-def _any_watched(held: HolderUses, seconds: float) -> bool:
-    """Return whether gpumap has watched a holder for so long. An agent that has just started has watched none."""
-    return not held or any(is_watched_for(use, seconds) for *_, use in held)
-
-
-def _may_be_idle(use: HolderUse, node: Node) -> bool:
-    """Return whether a holder may be idle, and gpumap does not know it: it may have worked lately, or a source was
-    down."""
-    after, worked = node.idle_after_seconds, use.worked_seconds_ago
-    return use.idle_seconds is None or (use.idle_seconds < after and worked is not None and worked >= after)
-
-
-def _has_gap_within(use: HolderUse, seconds: float) -> bool:
-    """Return whether gpumap has known a holder for so long, but could not watch it all that time."""
-    return use.known_seconds is not None and use.known_seconds >= seconds and not is_watched_for(use, seconds)
-
-
-def _has_unowned(device: Device) -> bool:
+def has_unowned(device: Device) -> bool:
     """Return whether the owner of a process on the device is unknown."""
-    return any(one.owner is Owner.UNKNOWN and one.processes for one in device.owners)
-
-
-def _is_grant_judged(holder: ContainerOnDevice, use: HolderUse | None) -> bool:
-    """Return whether a holder's grant and use of memory are known. Admin access grants nothing."""
-    granted = holder.allocated_memory_bytes is not None or holder.allocated_gpus == 0
-    return granted and use is not None and use.memory_bytes is not None
-
-
-def stalls_unknown(node: Node) -> list[Gpu]:
-    """Return the GPUs with processes of which it is not known whether they hang."""
-    return [gpu for gpu in node.gpus if gpu.busy_without_work_seconds is None and _may_have_process(gpu.reading)]
-
-
-def _may_have_process(reading: GpuReading | None) -> bool:
-    return reading is None or bool(reading.processes) or any(mig.processes for mig in reading.instances)
+    return any(owner.owner is Owner.UNKNOWN and owner.processes for owner in device.owners)
 
 
 # --- as sentences -----------------------------------------------------------------------------------------------------
 
+_SENTENCES = {
+    "gpu_down": "{devices} {are} down: gpumap cannot check anything there.",
+    "identity_down": "gpumap cannot name the pods of processes, so it cannot detect squatters and leftovers.",
+    "unknown_process": "The owner of some processes on {devices} is not known: each may be a squatter or a leftover.",
+    "use_not_measured": "The driver cannot measure these holders, so it is not known whether they work: {pods}.",
+    "unknown_work": "It is not known whether these holders work, because an unknown process did: {pods}.",
+    "idle_power_unknown": "It is not known whether the work of these holders hangs. gpumap has not seen their GPUs "
+    "without a process: {pods}.",
+    "just_started": "gpumap has not watched these holders for long enough: {pods}.",
+}
 
-def unjudged(node: Node) -> Iterator[str]:
-    """Return what cannot be judged, and why, a sentence each."""
+
+def sentences(node: Node) -> Iterator[str]:
+    """Return what cannot be judged, and why, a sentence for each reason."""
     if node.stale:
         yield node.stale
         return
-    yield from _silent_sources(node)
-    for gpu in node.gpus:
-        if not gpu.up:
-            yield f"GPU {gpu.index} is down ({gpu.fault}): gpumap cannot check anything on it."
-    for sentence in unknown_of_devices(node):
-        yield f"{sentence[0].upper()}{sentence[1:]}."
-    if unmeasured := unmeasured_pods(node):
-        yield f"The use of some holders is not known, so gpumap cannot check them: {listed(unmeasured)}."
-    yield from _without_grant(node)
-    claims = {
-        "/".join(one.pod_name)
-        for device in node.devices
-        for one in device.containers
-        if one.grant and one.grant.admin_access is None and one.grant.gpus != 0
-    }
-    if claims:
-        yield (
-            "A claim with admin access wastes nothing. Only the DRA driver's checkpoint (`privileges.dra`) shows "
-            f"whether these claims have it: {listed(sorted(claims))}."
+    names = {device.uuid: device_name(device) for device in node.devices}
+    names |= {gpu.uuid: str(gpu.index) for gpu in node.gpus}
+    yield from _source_sentences(node)
+    for reason, entries in grouped((entry.reason, entry) for entry in node.unjudged).items():
+        if reason not in _SENTENCES:
+            continue
+        pods = sorted({"/".join(entry.pod_name) for entry in entries if entry.pod})
+        devices = sorted({names.get(entry.uuid, entry.uuid) for entry in entries if entry.uuid})
+        yield _SENTENCES[reason].format(
+            devices=f"GPU {listed(devices)}", are="is" if len(devices) == 1 else "are", pods=listed(pods)
         )
-    held = holder_uses(node)
-    doubtful = {holder.pod_name for _, holder, use in held if use and _may_be_idle(use, node)}
-    if doubtful:
-        yield f"It is not known whether these holders are idle: {_pods_of(doubtful)}."
-    unclear = [str(gpu.index) for gpu in stalls_unknown(node) if gpu.up]
-    if unclear and has_kubelet(node):
-        yield (
-            f"It is not known whether the work on GPU {listed(unclear)} hangs. gpumap needs the GPU's utilization (not "
-            "reported with MIG), its power now and without a process, and clocks that are not lowered."
-        )
-    yield from _not_yet(node, doubtful)
+    yield from (f"{sentence[0].upper()}{sentence[1:]}." for sentence in unknown_of_devices(node))
 
 
-def _not_yet(node: Node, doubtful: Set[PodName]) -> Iterator[str]:
-    """Name holders that may be found later: new ones, and those that have just stopped, without the `doubtful`."""
-    users = list(_judged_users(node))
-    with_memory = (one for one in users if not one.holds or one.allocated_memory_bytes is not None)
-    new = {one.pod_name for one in with_memory if not is_watched_for(one.use, node.grace_seconds)}
-    if new:
-        yield f"Watched for less than {age(node.grace_seconds)}, so not yet checked for unused memory: {_pods_of(new)}."
-    idle = ((one.pod_name, idle_seconds(one.use, node.timestamp) or 0.0) for one in users if one.use)
-    inactive = {pod for pod, seconds in idle if 0.0 < seconds < node.idle_after_seconds} - doubtful
-    if inactive:
-        since = age(node.idle_after_seconds)
-        yield f"Not idle for {since} yet, but no activity now: {_pods_of(inactive)}."
-
-
-def _judged_users(node: Node) -> Iterator[ContainerOnDevice]:
-    """Return the users that hold their device, or its partitioned GPU, with a grant of their own."""
-    for one in (one for device in node.devices for one in device.containers):
-        if one.use and (not one.reservation if one.holds else one.owner is Owner.ASSIGNED):
-            yield one
-
-
-def _pods_of(pods: Iterable[PodName]) -> str:
-    return listed(sorted(map("/".join, pods)))
-
-
-def _silent_sources(node: Node) -> Iterator[str]:
+def _source_sentences(node: Node) -> Iterator[str]:
     up = sources_up(node)
     if "nvml" not in up:
         yield "NVML does not answer. The use of GPUs is not known."
@@ -164,41 +114,5 @@ def _silent_sources(node: Node) -> Iterator[str]:
     if not has_kubelet(node):
         yield NOTHING_ASSIGNED
     elif "kubelet" not in up:
-        what = "may be old" if any(one.holders is not None for one in node.devices) else "are not known"
+        what = "may be old" if any(device.holders is not None for device in node.devices) else "are not known"
         yield f"The kubelet does not answer. The assignments {what}; gpumap cannot detect squatters and leftovers."
-    elif "pod_identity" not in up:
-        yield "gpumap cannot name the pods of processes, so it cannot detect squatters and leftovers."
-    else:
-        unowned = [one for one in node.devices if _has_unowned(one)]
-        if unowned:
-            names = listed([device_name(one) for one in unowned])
-            yield f"The owner of some processes on GPU {names} is not known: each may be a squatter or a leftover."
-
-
-def unmeasured_pods(node: Node) -> list[str]:
-    """Return the pods of holders with an unknown use, on devices with a known one."""
-    if "nvml" not in sources_up(node) or not node.capabilities.get("pid_visibility"):
-        return []
-    named = {one.uuid for one in node.gpus if not one.up}  # other sentences name what is on these
-    named |= {one.uuid for one in gaps_of(node).unused}
-    pods: set[str] = set()
-    for place in node_devices(node):
-        of_device = {place.device.gpu_uuid or "", *(one.uuid for one in leaves_of(place))}
-        if place.device.gpu_uuid and not of_device & named:
-            unknown_uses = (one for one, use in uses_of(place) if use is None)
-            pods.update("/".join(one.pod_name) for one in unknown_uses)
-    return sorted(pods)
-
-
-def _without_grant(node: Node) -> Iterator[str]:
-    """Name holders without a grant of memory. Others on the same device may have one."""
-    without = [
-        (device, "/".join(holder.pod_name))
-        for device in node.devices
-        for holder in grantees(device)
-        if holder.allocated_memory_bytes is None
-    ]
-    if without:
-        gpus = named(list({device.uuid: device for device, _ in without}.values()))
-        pods = listed(sorted({pod for _, pod in without}))
-        yield f"On {gpus} no grant of memory is known for {pods}. Without one, gpumap finds neither over nor unused."

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from gpumap.model.families import Rows
+from gpumap.model.node import Node
 
 _FOUND = Rows(
     ("finding", "reason", "namespace", "pod", "container", "uuid"),
@@ -10,9 +13,14 @@ _FOUND = Rows(
         ((one.finding, one.reason, *one.name, one.uuid or ""), one) for one in snapshot.node.findings or ()
     ),
 )
-_JUDGED = Rows(
-    ("finding",), lambda snapshot: (((kind,), is_judged) for kind, is_judged in snapshot.node.judged.items())
-)
+_JUDGED = Rows(("finding",), lambda snapshot: (((kind,), count) for kind, count in snapshot.node.judged.items()))
+_UNJUDGED = Rows(("finding", "reason"), lambda snapshot: sorted(_unjudged(snapshot.node).items()))
+
+
+def _unjudged(node: Node) -> Counter[tuple[str, str]]:
+    """Count what cannot be judged, by kind of finding and reason."""
+    return Counter((kind, entry.reason) for entry in node.unjudged for kind in entry.findings)
+
 
 FINDINGS = (
     _FOUND.gauge(
@@ -23,18 +31,24 @@ FINDINGS = (
     ),
     _FOUND.gauge(
         "gpumap_finding_gpus",
-        "Share of physical GPUs that an idle, unused or stalled container holds; for a fault the number of GPUs.",
+        "Share of physical GPUs that an idle, maybe_idle, unused or stalled container holds; for a fault the number of "
+        "GPUs.",
         lambda one: one.gpus,
     ),
     _FOUND.gauge(
         "gpumap_finding_memory_bytes",
-        "GPU memory that is granted but not used (idle, unused), used above the grant (over), or used without a grant "
-        "(squatter, leftover).",
+        "GPU memory that is granted but not used (idle, maybe_idle, unused), used above the grant (over), or used "
+        "without a grant (squatter, leftover).",
         lambda one: one.memory_bytes,
     ),
     _JUDGED.gauge(
         "gpumap_finding_judged",
-        "1 if all of the node can be judged for this kind of finding now, else 0: findings may be missing.",
+        "How many GPUs, devices, containers or holders can be judged for this kind of finding now.",
+        int,
+    ),
+    _UNJUDGED.gauge(
+        "gpumap_finding_unjudged",
+        "How many cannot be judged for this kind of finding now, by reason: findings may be missing. Absent if 0.",
         int,
     ),
 )

@@ -6,6 +6,7 @@ first, and processes that still run.
 """
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from gpumap.agent.sources.pidfds import Basis, KnownProcesses
 from gpumap.agent.sources.proc_files import opened, stat, text
-from gpumap.agent.sources.workloads import JobIds, WorkloadReader, is_named_by_paths
+from gpumap.agent.sources.workloads import SEARCH_SECONDS, JobIds, WorkloadReader, is_named_by_paths
 from gpumap.model import cgroups
 from gpumap.model.observations import (
     CgroupKind,
@@ -25,6 +26,7 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
+from gpumap.model.terms import PodUid
 
 SELF = Path("/proc/self")
 
@@ -45,6 +47,9 @@ class ProcfsSource:
         """The process that showed in the last read that PIDs of other containers are visible."""
         self.job_ids = JobIds(root, self._pids)
         """The Slurm jobs of processes without a job id in their cgroup path."""
+        self.pod_pids: dict[PodUid, int] = {}
+        """A process of each pod that `read` was asked about."""
+        self._searched_at = -math.inf
         self._known = KnownProcesses()
         self._held: ProcTable | None = None  # the last table, if every process in it is held by a pidfd
         self._latest_start = 0  # of a process in it
@@ -52,8 +57,10 @@ class ProcfsSource:
         # By PID: when it was first asked for, if every read since then asked for it.
         self._asked_since: dict[int, int | None] = {}
 
-    def read(self, pids: Iterable[int], not_after: int | None) -> SourceAnswer[ProcTable]:
-        """Read the entries of `pids`.
+    def read(
+        self, pids: Iterable[int], not_after: int | None, pod_uids: frozenset[PodUid] = frozenset()
+    ) -> SourceAnswer[ProcTable]:
+        """Read the entries of `pids`, and find out which of the pods have a process.
 
         A process that started after `not_after` (clock ticks) may have a re-used PID: it counts as unreadable. So does
         one that started after its PID was first asked for: NVML may go on listing a dead process.
@@ -66,6 +73,7 @@ class ProcfsSource:
         except OSError as error:
             raise SourceError("unreadable", f"{error.filename}: {error.strerror}") from error
         wanted = frozenset(pids) if visible else frozenset()
+        living = self._living_pods(pod_uids, own) if visible else frozenset()
         changed = self._known.drop_ended(wanted) | self._drop_changed(own)
         if wanted != self._wanted:
             now = self.clock_ticks() if not_after is not None else None
@@ -73,12 +81,31 @@ class ProcfsSource:
             self._wanted = wanted if not_after is not None else frozenset()  # without a clock, the next read notes it
             self._held = None
         if self._held and visible and not changed and (not_after is None or self._latest_start <= not_after):
-            return SourceAnswer(replace(self._held, visibility_reason=reason))
+            return SourceAnswer(replace(self._held, visibility_reason=reason, living_pods=living))
         answer = self._read_all(wanted, own, not_after, visible, reason)
+        answer = answer._replace(value=replace(answer.value, living_pods=living))
         entries = answer.value.entries
         self._held = answer.value if visible and len(self._known) == len(wanted) == len(entries) else None
         self._latest_start = max((entry.start for entry in entries), default=0)
         return answer
+
+    def _living_pods(self, pod_uids: frozenset[PodUid], own: cgroups.OwnCgroup) -> frozenset[PodUid]:
+        """Return the pods with a process. It searches all processes for new ones, but not in each read."""
+        self.pod_pids = {uid: pid for uid, pid in self.pod_pids.items() if uid in self._pods_of(pid, own) & pod_uids}
+        missing = pod_uids - self.pod_pids.keys()
+        if missing and time.monotonic() - self._searched_at >= SEARCH_SECONDS:
+            self._searched_at = time.monotonic()
+            for pid in self._pids():
+                self.pod_pids |= dict.fromkeys(self._pods_of(pid, own) & missing, pid)
+        return frozenset(self.pod_pids)
+
+    def _pods_of(self, pid: int, own: cgroups.OwnCgroup) -> frozenset[PodUid]:
+        """Return the pod of a process that is not ending; none if it cannot be read."""
+        try:
+            pods = cgroups.parse(text(f"{self._root}/{pid}/cgroup"), own).pods
+        except OSError:
+            return frozenset()
+        return frozenset(pod.pod_uid for pod in pods[:1])
 
     def _drop_changed(self, own: cgroups.OwnCgroup) -> bool:
         """Read some held processes again, and drop those that changed. Return whether there were any."""

@@ -35,8 +35,10 @@ from gpumap.model.node import (
     OwnerUse,
     Pod,
     SourceHealth,
+    Unjudged,
     UnmatchedSlots,
     Use,
+    Watch,
     Workload,
 )
 from gpumap.model.plugins import DRA_DRIVER
@@ -217,7 +219,7 @@ def node_of(found: NodeSeries) -> Node:
     gpus = tuple(sorted(_gpus(devices, found), key=lambda gpu: (gpu.index, gpu.uuid)))
     unmatched = tuple(_unmatched(found))
     capabilities = {name: bool(present) for (name,), present in found.of(queries.CAPABILITY).items()}
-    judged = {kind: bool(can) for (kind,), can in found.of(queries.JUDGED).items()}
+    unjudged = sorted(grouped((reason, kind) for kind, reason in found.of(queries.UNJUDGED)).items())
     findings = in_order(_findings(found, {gpu.uuid: gpu.index for gpu in gpus}))
     return Node(
         timestamp=found.target.collected_at,
@@ -234,7 +236,8 @@ def node_of(found: NodeSeries) -> Node:
         capabilities=capabilities,
         remedies=remedies.of_missing_capabilities(capabilities, gpu_answers=any(gpu.up for gpu in gpus)),
         findings=findings,
-        judged={kind: judged.get(kind, True) for kind in FINDINGS} if judged else {},
+        judged=dict.fromkeys(FINDINGS, 0) if found.of(queries.JUDGED) else {},
+        unjudged=tuple(Unjudged(*NO_CONTAINER, reason=reason, findings=tuple(kinds)) for reason, kinds in unjudged),
     )
 
 
@@ -336,14 +339,21 @@ def _container(found: NodeSeries, uuid: str, name: ContainerName, owner: Owner) 
             reservation=reserves,
         )
     )
-    return ContainerOnDevice(*name, uuid=Uuid(uuid), owner=owner, grant=grant, use=_use(found, on))
+    return ContainerOnDevice(
+        *name, uuid=Uuid(uuid), owner=owner, grant=grant, use=_use(found, on), watch=_watch(found, on)
+    )
+
+
+def _watch(found: NodeSeries, on: Labels) -> Watch | None:
+    """Return when the pod last worked: the only part of it with a series."""
+    last_active = found.value(queries.LAST_ACTIVE, *on)
+    return None if last_active is None else Watch(last_active, 0.0, 0.0, 0.0, 0.0)
 
 
 def _use(found: NodeSeries, on: Labels) -> Use | None:
     processes = found.whole(queries.PROCESSES, *on)
     if processes is None:
         return None
-    last_active = found.value(queries.LAST_ACTIVE, *on)
     return Use(
         memory_bytes=found.whole(queries.USED, *on),
         memory_peak_bytes=found.whole(queries.PEAK, *on),
@@ -352,7 +362,6 @@ def _use(found: NodeSeries, on: Labels) -> Use | None:
         memory_controller_busy_ratio=None,
         encoder_ratio=None,
         decoder_ratio=None,
-        last_active=last_active,
         sm_activity_ratio=found.value(queries.SM_ACTIVITY, *on),
     )
 

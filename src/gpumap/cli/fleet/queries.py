@@ -147,8 +147,9 @@ FINDING_SINCE = AskedFamily("gpumap_finding_since_timestamp_seconds", _OF_FINDIN
 """It exists for each finding."""
 FINDING_GPUS = AskedFamily("gpumap_finding_gpus", _OF_FINDING, FINDINGS, only=_KNOWN)
 FINDING_MEMORY = AskedFamily("gpumap_finding_memory_bytes", _OF_FINDING, FINDINGS, only=_KNOWN)
-JUDGED = AskedFamily("gpumap_finding_judged", ("finding",), FINDINGS, kept="== 0", always=_OF_GPUS)
-"""What a node cannot judge; and faults, which every node has that serves findings."""
+JUDGED = AskedFamily("gpumap_finding_judged", ("finding",), FINDINGS, only=_OF_GPUS)
+"""That of faults, which every node has that serves findings."""
+UNJUDGED = AskedFamily("gpumap_finding_unjudged", ("finding", "reason"), FINDINGS)
 
 FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, AskedFamily) and one is not NODE_INFO)
 """All above but NODE_INFO, which is asked for first: it may select targets."""
@@ -157,7 +158,7 @@ _ONLY_FINDINGS = (
     SOURCE_UP._replace(kept="== 0", always='source=~"kubelet|nvml"'),
     DEVICE_INFO._replace(found=True),
     DEVICELESS,
-    *(_FINDING_SINCE, FINDING_GPUS, FINDING_MEMORY, JUDGED),
+    *(_FINDING_SINCE, FINDING_GPUS, FINDING_MEMORY, JUDGED, UNJUDGED),
 )
 _OWNERS_OF_PART = {OTHERS: (_OF_OTHERS, ""), USE: (_OF_NONE, _OF_NONE)}
 """For parts that are less than OWNERS: selectors of the bytes and processes by owner that are enough. Those that are

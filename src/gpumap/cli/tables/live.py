@@ -18,10 +18,9 @@ from gpumap.cli.tables.map import shown_owner
 from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
 from gpumap.cli.tables.waste import finding_colour, shown_finding
 from gpumap.cli.terminal import cells, shortened
-from gpumap.model.findings import sums, worst_first
+from gpumap.model.findings import judged_kinds, sums, worst_first
 from gpumap.model.node import Finding
 from gpumap.model.shown import UNKNOWN, counted, gpus, number, percent, printable, size
-from gpumap.model.terms import FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""
@@ -220,9 +219,9 @@ def _lines_of(parts: Sequence[str], between: str, columns: int) -> Iterator[str]
 
 def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
     """Return the sums of the findings, the worst first; nothing if no findings are known."""
-    judged = {kind: all(one.judged.get(kind) for one in maps.maps) for kind in FINDINGS}
+    judged = frozenset.intersection(*map(judged_kinds, maps.maps)) if maps.maps else frozenset[str]()
     found = [one for node in maps.maps for one in node.findings or () if shape.namespace in ("", one.namespace)]
-    if not found and not any(judged.values()):
+    if not found and not judged:
         return []
     total = sums(found, judged)
     shown = {
@@ -232,6 +231,7 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
         "over": size(total["over_bytes"]),
         "stalled": gpus(total["stalled_gpus"]),
         "idle": gpus(total["idle_gpus"]),
+        "maybe idle": gpus(total["maybe_idle_gpus"]),
         "granted but not used": size(total["unused_bytes"]),
         "unmatched": number(total["unmatched"]),
     }

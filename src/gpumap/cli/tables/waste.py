@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumap.cli.kube_state import unlisted, workload_of
@@ -27,7 +27,7 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet, in_namespace
-from gpumap.model.findings import by_waste, sums, worst_first
+from gpumap.model.findings import by_waste, judged_kinds, sums, worst_first
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Node
 from gpumap.model.shown import UNKNOWN, age, counted, listed, number, ratio, size
@@ -134,8 +134,8 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block = no_rows(maps, shape)
         if shape.namespace:
             return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen)
-    elif any(any(one.judged.get(kind) for kind in _KINDS) for one in maps.maps):
-        is_whole = not maps.missing and all(one.judged.get(kind) for one in maps.maps for kind in _KINDS)
+    elif any(judged_kinds(node) & {*_KINDS} for node in maps.maps):
+        is_whole = not maps.missing and all(judged_kinds(node) >= {*_KINDS} for node in maps.maps)
         block = "No waste found." if is_whole else "No waste found in the known data."
     elif any(map(has_kubelet, maps.maps)):
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
@@ -162,7 +162,7 @@ def _sharing(node: Node, namespace: str) -> Iterator[str]:
     pools = grouped(
         ((device.gpu_uuid or device.uuid, device.mig and device.mig.gpu_instance_id, device.memory.total_bytes), one)
         for one in in_namespace(node.findings or (), namespace)
-        if one.finding in ("idle", "unused") and (device := devices.get(one.uuid)) and device.memory
+        if one.finding in ("idle", "maybe_idle", "unused") and (device := devices.get(one.uuid)) and device.memory
     )
     sharers = [
         "/".join(one.pod_name)
@@ -221,10 +221,13 @@ def _unjudged(maps: NodeMaps) -> Iterator[str]:
     if maps.workloads is not None:
         found = (one for node in maps.maps for one in node.findings or () if one.finding != "leftover" and one.pod)
         yield from unlisted((one.pod_name for one in found), maps.workloads)
-    yield from of_each(maps, lambda node: node.unjudged)
-    silent = [one for one in maps.maps if maps.fleet and not one.unjudged]
-    down = {one.name: ", ".join(f"{source.source} down" for source in one.sources if not source.up) for one in silent}
-    kinds = grouped(((kind, down[one.name]), one.name) for one in silent for kind in _KINDS if not one.judged.get(kind))
+    yield from of_each(maps, lambda node: node.unjudged_sentences)
+    silent = [node for node in maps.maps if maps.fleet and not node.unjudged_sentences]
+    down = {
+        node.name: ", ".join(f"{source.source} down" for source in node.sources if not source.up) for node in silent
+    }
+    unknown_kinds = ((kind, node.name) for node in silent for kind in _KINDS if kind not in judged_kinds(node))
+    kinds = grouped(((kind, down[name]), name) for kind, name in unknown_kinds)
     nodes = grouped(((tuple(names), why), kind) for (kind, why), names in kinds.items())
     for (unable, why), of_nodes in nodes.items():
         what = f"{', '.join(of_nodes)}: not known on {len(unable)} of {counted(len(maps.maps), 'node')}"
@@ -243,9 +246,9 @@ def _groups(maps: NodeMaps, by: str, shape: Shape) -> list[GroupSums]:
     largest first."""
     groups = grouped((_group_of(row, by, maps.workloads or {}), row) for row in _rows(maps, shape))
     if by == "node":
-        unjudged = (one for one in maps.maps if not all(one.judged.get(kind) for kind in _KINDS))
-        groups = {("", one.name): [] for one in unjudged} | groups
-    judged = {one.name: one.judged for one in maps.maps}
+        unjudged = (node for node in maps.maps if not judged_kinds(node) >= {*_KINDS})
+        groups = {("", node.name): [] for node in unjudged} | groups
+    judged = {node.name: judged_kinds(node) for node in maps.maps}
     by_all = _judged_by_all(maps.maps)
     made = [
         GroupSums(*group, _sums(of_group, judged[group[1]] if by == "node" else by_all))
@@ -271,12 +274,12 @@ def _largest(one: GroupSums) -> tuple[float, float]:
     return one.sums["idle_gpus"] or 0.0, sum(one.sums[key] or 0.0 for key in in_bytes)
 
 
-def _judged_by_all(nodes: Sequence[Node]) -> dict[str, bool]:
-    return {kind: bool(nodes) and all(one.judged.get(kind) for one in nodes) for kind in _KINDS}
+def _judged_by_all(nodes: Sequence[Node]) -> frozenset[str]:
+    return frozenset.intersection(*map(judged_kinds, nodes)) if nodes else frozenset()
 
 
-def _sums(found: Iterable[FindingRow], judged: Mapping[str, bool]) -> dict[str, float | None]:
-    return {key: value for key, value in sums((row.finding for row in found), judged).items() if key != "faults"}
+def _sums(rows: Iterable[FindingRow], judged: Container[str]) -> dict[str, float | None]:
+    return {key: value for key, value in sums([row.finding for row in rows], judged).items() if key != "faults"}
 
 
 _MEANINGS = {

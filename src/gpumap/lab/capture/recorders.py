@@ -34,6 +34,7 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
+from gpumap.model.terms import PodUid
 
 Files = dict[str, bytes]
 Recorded = dict[str, Files | Down]
@@ -140,9 +141,11 @@ class RecordingProcfs:
         self._own = own
         self._kept: dict[ProcEntry, Files] = {}
 
-    def read(self, pids: Iterable[int], not_after: int | None) -> SourceAnswer[ProcTable]:
+    def read(
+        self, pids: Iterable[int], not_after: int | None, pod_uids: frozenset[PodUid] = frozenset()
+    ) -> SourceAnswer[ProcTable]:
         try:
-            answer = self._source.read(pids, not_after)
+            answer = self._source.read(pids, not_after, pod_uids)
             self.recorded = {"procfs": self._files(answer.value)}
         except SourceError as error:
             self.recorded = {"procfs": Down(*error.complaints[-1])}
@@ -177,6 +180,8 @@ class RecordingProcfs:
         }
         for found in self._kept.values():
             files |= found
+        for pid in self._source.pod_pids.values():
+            files |= _process(self._root, pid)
         for job in self._source.job_ids.known():
             files |= _process(self._root, job.stepd, "cmdline")
             for pid in job.parents:
