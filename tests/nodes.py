@@ -263,6 +263,8 @@ class TestNode:
     noted: tuple[ContainerLink, ...] = ()
     """Containers in a scheduler's files, without their names."""
     noted_all: bool = True
+    ended: set[str] = field(default_factory=set)
+    """Names of pods without a process in /proc."""
     rules: Rules = RULES
     trigger: str = "interval"
     left_out: set[str] = field(default_factory=set)
@@ -420,7 +422,8 @@ class TestNode:
         unreadable = tuple(pid for pid, process in sorted(here.items()) if not process.readable)
         if not self.visible:
             return ProcTable((), (), pid_visibility=False, visibility_reason="not in this test")
-        return ProcTable(entries, unreadable, pid_visibility=True, visibility_reason="in this test")
+        living = frozenset(pod.uid for pod in self.pods if pod.listed and pod.name not in self.ended)
+        return ProcTable(entries, unreadable, pid_visibility=True, visibility_reason="in this test", living_pods=living)
 
     def _nvml(self) -> NvmlReading:
         gpus = (structs.replace(self._gpu(gpu), **gpu.values) for gpu in self.gpus)

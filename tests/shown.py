@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpumap.agent.judgement.judge import judge
-from gpumap.agent.judgement.unjudged import unjudged
+from gpumap.agent.judgement.unjudged import sentences
 from gpumap.agent.published import published
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables import map as map_report
 from gpumap.cli.tables import top as top_report
 from gpumap.cli.tables import waste as waste_report
-from gpumap.model.findings import sums
+from gpumap.model.findings import judged_kinds, sums
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.snapshot import Snapshot
 
@@ -55,14 +55,9 @@ def with_gpus(found: Node, change: Callable[[Gpu], Gpu], *numbers: int) -> Node:
 def judged_again(found: Node, **values: object) -> Node:
     """The node with these values, judged as an agent judges it."""
     found = changed(found, **values)
-    judgement = judge(found)
-    return changed(
-        found,
-        findings=judgement.findings,
-        judged=judgement.judged,
-        finding_sums=sums(*judgement),
-        unjudged=tuple(unjudged(found)),
-    )
+    findings, judged, unjudged = judge(found)
+    node = changed(found, findings=findings, judged=judged, unjudged=unjudged)
+    return changed(node, finding_sums=sums(findings, judged_kinds(node)), unjudged_sentences=tuple(sentences(node)))
 
 
 def map_table(found: Node, shape: Shape) -> str:
@@ -93,4 +88,4 @@ def served_as_waste(found: Node) -> None:
     waste = [one for one in served["findings"] if one["finding"] != "fault"]
     assert waste == [{name: row[name] for name in row if name != "device"} for row in rows]
     assert {name: value for name, value in served["finding_sums"].items() if name != "faults"} == shown["sums"]
-    assert served["unjudged"] == shown["unjudged"]
+    assert served["unjudged_sentences"] == shown["unjudged_sentences"]

@@ -132,9 +132,11 @@ def test_claim_that_may_be_for_administrators_is_named() -> None:
     claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "mon", "all-gpus")]}
     monitor, other = Pod("mon", "dcgm-exporter", claims=claims), Pod("kube-system", "proxy", {"main": {}})
     node = IdentityNode([Gpu(0)], [monitor, other], allocatable=None)
-    node.collect()
-    shown = waste_values(published(node.collect()), Shape())
-    assert any("whether these claims have it: mon/dcgm-exporter." in sentence for sentence in shown["unjudged"])
+    shown = waste_values(published(node.watch()), Shape())
+    (finding,) = shown["findings"]
+    assert (finding["finding"], finding["reason"]) == ("maybe_idle", "admin_access_unknown")
+    assert "`privileges.dra`" in finding["why"]
+    assert (shown["sums"]["idle_gpus"], shown["sums"]["unused_bytes"]) == (0, None)
 
 
 # --- log directories --------------------------------------------------------------------------------------------------

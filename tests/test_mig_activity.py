@@ -108,7 +108,7 @@ def test_a_mig_pod_that_rests_is_an_idle_holder() -> None:
     assert [one.finding for one in snapshot.node.findings or ()] == ["unused"]
     found = node.collect(5.0).node.findings or ()
     assert [(one.finding, one.why, one.since) for one in found] == [("idle", "no activity seen for 5m", last)]
-    node.gpus[0].activities[ALONE] = 0.009  # an idle CUDA context does not read exactly 0
+    node.gpus[0].activities[ALONE] = 0.0009  # an idle CUDA context does not read exactly 0
     assert "idle" in [one.finding for one in node.collect().node.findings or ()]
     node.gpus[0].activities[ALONE] = 0.01
     assert "idle" not in [one.finding for one in node.collect().node.findings or ()]

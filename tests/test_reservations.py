@@ -74,15 +74,12 @@ def test_pods_on_a_reserved_card_are_scheduled() -> None:
         ("runai-reservation", "anything", "main", True),
         ("kai-resource-reservation", "x", "y", True),
         ("kai-resource-reservation-2", "x", "y", False),
-        ("ml", "gpu-reservation-0123456789abcdef", "resource-reservation", True),
-        ("ml", "runai-reservation-gpu-node-a-x7k2p", "runai-reservation", True),
-        ("ml", "gpu-reservation-0123456789abcdef", "main", False),
-        ("ml", "train", "resource-reservation", False),
-        ("ml", "gpu-reservation-", "resource-reservation", False),
+        ("ml", "gpu-reservation-0123456789abcdef", "resource-reservation", False),
+        ("ml", "runai-reservation-gpu-node-a-x7k2p", "runai-reservation", False),
     ],
 )
-def test_reservations_by_namespace_or_name(namespace: str, name: str, container: str, is_one: bool) -> None:
-    """The whole namespace must match, or the pod's name together with its container's."""
+def test_only_the_namespace_makes_a_reservation(namespace: str, name: str, container: str, is_one: bool) -> None:
+    """The whole namespace must match. Any tenant may choose the names of a pod and its containers."""
     keeper, user = Pod(namespace, name, {container: {WHOLE: [str(CARD)]}}), Pod("ml", "user", {"main": {}})
     node = node_with(keeper, user)
     node.processes = [Process(10, CARD, user)]
@@ -294,9 +291,9 @@ def test_pod_outside_the_namespaces_of_reservations_changes_no_share() -> None:
         for page in (before, snapshot)
     ]
     assert seconds[1] - seconds[0] == pytest.approx(5.0), "10 s of half a GPU"
-    held = row(snapshot, forged.full("resource-reservation"), OTHER)
-    assert held is not None
-    assert held.reservation, "it has no grant itself"
+    holder = row(snapshot, forged.full("resource-reservation"), OTHER)
+    assert holder is not None
+    assert (holder.reservation, holder.allocated_gpus) == (False, 1.0), "it is charged like any pod"
     node.pods = [half, forged]
     assert granted(node.collect(), half, OTHER) is None, "and gives none"
 

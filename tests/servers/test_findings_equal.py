@@ -138,7 +138,7 @@ def test_findings_are_equal_everywhere(
     assert by_server["sums"] == by_agent["sums"] == without_faults
     assert {name: summed(server, moment, name) for name in SUMS if name != "faults"} == without_faults
     assert mapped["judged"] == own["judged"]
-    unknown = {kind for one in by_server["unjudged"] for kind in one.partition(":")[0].split(", ")}
+    unknown = {kind for one in by_server["unjudged_sentences"] for kind in one.partition(":")[0].split(", ")}
     assert unknown == {kind for kind in FINDINGS[1:] if not node.judged[kind]}
 
 

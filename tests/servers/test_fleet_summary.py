@@ -278,7 +278,7 @@ def test_the_waste_of_workloads(server: str) -> None:
     assert expected
     assert sum(row["unmatched"] or 0 for row in found["by_workload"]) == found["sums"]["unmatched"] > 0
     unlisted = {f"{namespace}/{name[4:]}" for namespace, name in rows if name and name.startswith("Pod/")}
-    (message,) = (one for one in found["unjudged"] if one.startswith("kube-state-metrics does not list"))
+    (message,) = (one for one in found["unjudged_sentences"] if one.startswith("kube-state-metrics does not list"))
     assert any(pod in message for pod in unlisted)
     table = run_command("waste", "--by", "workload", "-n", "ml", "--prometheus", server).stdout
     assert table.split()[:2] == ["NAMESPACE", "WORKLOAD"]

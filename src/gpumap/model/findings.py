@@ -100,9 +100,14 @@ SUMS = {
 
 
 def judged_kinds(node: Node) -> frozenset[str]:
-    """Return the kinds of which all can be judged, apart from what this hardware or set-up never reports."""
+    """Return the kinds of which all can be judged, apart from what this hardware or set-up never reports.
+
+    If no holder has a known grant, nothing is known of grants.
+    """
     reasons = grouped((kind, entry.reason) for entry in node.unjudged for kind in entry.findings)
     kinds = {kind for kind in node.judged if set(reasons.get(kind, ())) <= {"not_supported"}}
+    if node.judged.get("idle") or "idle" in reasons:
+        kinds -= {kind for kind in ("over", "unused") if not node.judged.get(kind)}
     return frozenset(kinds | ({"maybe_idle"} if "idle" in kinds else set()))
 
 

@@ -361,12 +361,17 @@ class _HistoryUpdate:
 
     def use_of(self, key: Key, measured: Measured, profile: str) -> Use:
         """Return the use of a container with its peak."""
-        peak = remember_peak(self._peaks.get(key), measured.memory_bytes, measured.pod_uid, profile, self._moment)
-        self._peaks[key] = peak
+        peak = self._peaks.get(key)
+        if peak is None or measured.pod_uid or not peak.pod_uid:
+            peak = remember_peak(peak, measured.memory_bytes, measured.pod_uid, profile, self._moment)
+            self._peaks[key] = peak
+            peak_bytes = peak.peak_bytes if measured.memory_bytes is not None else None
+        else:
+            peak_bytes = None  # it may be the peak of an earlier pod
         times = measured.times
         return Use(
             memory_bytes=measured.memory_bytes,
-            memory_peak_bytes=peak.peak_bytes if measured.memory_bytes is not None else None,
+            memory_peak_bytes=peak_bytes,
             processes=measured.processes,
             sm_ratio=ratio_of(times.sm_ratio),
             memory_controller_busy_ratio=ratio_of(times.memory_controller_busy_ratio),

@@ -40,7 +40,8 @@ def judge_holder(use: HolderUse, blocked: str | None) -> Iterator[tuple[str, Jud
 
     `blocked` is why nothing of its leaf can be judged, if that is so.
     """
-    has_grant = use.holder.allocated_memory_bytes is not None
+    grant = use.holder.grant
+    has_grant = grant is not None and grant.memory_bytes is not None and grant.admin_access is False
     if blocked:
         unknown = Unknown(blocked)
         yield from ((kind, unknown) for kind in ("stalled", "idle", *(("over", "unused") if has_grant else ())))

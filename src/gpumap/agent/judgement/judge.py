@@ -128,9 +128,11 @@ def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:
             tally.count(kind, reason, use.holder.name, use.place.device.uuid)
             if isinstance(judgement, Finding):
                 yield judgement
-    if not uses and (reason := _why_not_listed(node)):
+    unheld = [device.uuid for device in node.devices if device.holders is None and not device.containers]
+    reason = _why_not_listed(node) if not uses else None
+    for uuid in [None] if reason else unheld:
         for kind in ("over", "stalled", "idle", "unused"):
-            tally.count(kind, reason)
+            tally.count(kind, reason or "unknown_assignment", uuid=uuid)
 
 
 # --- faults of GPUs ---------------------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ def node_of(found: NodeSeries) -> Node:
         capabilities=capabilities,
         remedies=remedies.of_missing_capabilities(capabilities, gpu_answers=any(gpu.up for gpu in gpus)),
         findings=findings,
-        judged=dict.fromkeys(FINDINGS, 0) if found.of(queries.JUDGED) else {},
+        judged={kind: int(count) for (kind,), count in found.of(queries.JUDGED).items()},
         unjudged=tuple(Unjudged(*NO_CONTAINER, reason=reason, findings=tuple(kinds)) for reason, kinds in unjudged),
     )
 

@@ -147,8 +147,7 @@ FINDING_SINCE = AskedFamily("gpumap_finding_since_timestamp_seconds", _OF_FINDIN
 """It exists for each finding."""
 FINDING_GPUS = AskedFamily("gpumap_finding_gpus", _OF_FINDING, FINDINGS, only=_KNOWN)
 FINDING_MEMORY = AskedFamily("gpumap_finding_memory_bytes", _OF_FINDING, FINDINGS, only=_KNOWN)
-JUDGED = AskedFamily("gpumap_finding_judged", ("finding",), FINDINGS, only=_OF_GPUS)
-"""That of faults, which every node has that serves findings."""
+JUDGED = AskedFamily("gpumap_finding_judged", ("finding",), FINDINGS)
 UNJUDGED = AskedFamily("gpumap_finding_unjudged", ("finding", "reason"), FINDINGS)
 
 FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, AskedFamily) and one is not NODE_INFO)

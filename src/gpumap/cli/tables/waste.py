@@ -183,7 +183,7 @@ def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
         findings=[_value(row, fleet=maps.fleet) for row in found],
         sums=_sums(found, _judged_by_all(maps.maps)),
         **{f"by_{what}": [_sums_value(what, one) for one in _groups(maps, what, shape)] for what in by},
-        unjudged=list(_unjudged(maps)),
+        unjudged_sentences=list(_unjudged(maps)),
     )
 
 

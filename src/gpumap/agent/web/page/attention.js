@@ -25,7 +25,7 @@ export function attention(map, devices, old, state) {
       found.length > 1 &&
         state.view === "devices" &&
         h("button", { type: "button", class: "more", "data-sort": byWaste ? "attention" : "waste" }, byWaste ? "Worst first" : "Largest waste first"),
-      map.unjudged?.length > 0 && unjudged(map.unjudged),
+      map.unjudged_sentences?.length > 0 && unjudged(map.unjudged_sentences),
     ),
     rows.length ? h("ol", {}, all ? rows : rows.slice(0, SHOWN)) : h("p", { class: "empty" }, hidden ? "No finding matches the filter." : allIsWell(map)),
   ];
@@ -34,7 +34,7 @@ export function attention(map, devices, old, state) {
 const allIsWell = (map) =>
   !map.findings
     ? "The waste is not known."
-    : map.unjudged.length
+    : map.unjudged_sentences.length
       ? "The known data shows no fault and no waste."
       : "No fault and no waste.";
 

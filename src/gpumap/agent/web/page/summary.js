@@ -12,7 +12,7 @@ export function overview(map, devices) {
   const assigned = hasKubelet(map); // without a kubelet, nothing is assigned and nothing wasted
   const sums = map.finding_sums ?? {};
   const down = map.sources.filter((one) => !one.up).length;
-  const unknown = map.unjudged[0] ?? "gpumap could not check all of it";
+  const unknown = map.unjudged_sentences[0] ?? "gpumap could not check all of it";
   const of = (...kinds) => (map.findings ?? []).filter((one) => kinds.includes(one.finding));
   const broken = new Set(of("fault").map((one) => one.uuid ?? one)).size;
   const partitioned = devices.some((device) => device.mig);
@@ -28,7 +28,7 @@ export function overview(map, devices) {
     assigned && tile("Held", "Devices that a container holds. Free: certainly no container holds it", known(all.held, (held) => `${held} of ${all.devices}`, unknown), [
       all.free === null ? null : `${all.free} free`,
     ]),
-    tile("Memory used", "By all owners. Unattributed: without a known owner", known(all.used, bytes, map.unjudged[0] ?? "No GPU reports it"), [
+    tile("Memory used", "By all owners. Unattributed: without a known owner", known(all.used, bytes, map.unjudged_sentences[0] ?? "No GPU reports it"), [
       all.total === null ? null : `of ${bytes(all.total)}${rest}`,
     ]),
     assigned && tile("Granted, not used", "Of idle holders, and of holders that leave more than a fifth unused", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "idle,unused"),
