@@ -108,14 +108,14 @@ def test_a_gpu_hangs_only_after_a_while() -> None:
     """A driver under load may not answer for some seconds: unknown until then."""
     assert check(with_fault("hung", 0, silent_seconds=HUNG_SECONDS - 1)).code == 2
     nameless = judged_again(WELL, nameless_gpus=(NamelessGpu(4, "hung"), NamelessGpu(5, "hung")))
-    assert check(nameless) == (2, "GPU 4, 5: hangs: reset it or reboot the node")
+    assert check(nameless) == (2, "GPU 4, 5: hangs: cordon the node, then reset the GPU")
     assert check(judged_again(nameless, nameless_gpus=(NamelessGpu(4, "lost"),))).code == 1
 
 
 def test_fatal_xid_codes() -> None:
-    """Those of EKS's node monitoring agent 1.7, without 109. No other code is a problem of the GPU."""
+    """Those of EKS's node monitoring agent 1.7, without 63 and 109. No other code is a problem of the GPU."""
     eks = "46, 48, 54, 62, 63, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158"
-    fatal = {int(code) for code in eks.split(", ")} - {109}
+    fatal = {int(code) for code in eks.split(", ")} - {63, 109}
     assert {code for code in range(1, 1000) if check(with_xid(code, 1.0)).code == 1} == fatal
 
 

@@ -124,7 +124,7 @@ def test_an_agents_document_alone() -> None:
     assert found["push"].state == "missing", "this one polls, and its own log says why"
     assert "--no-push" in (found["push"].why or "")
     assert (found["push"].remedy or "").partition("device-plugins")[0].count(
-        "gpumap sees new pods only at the next interval"
+        "gpumap sees new pods only at intervals"
     ) == 1
 
 
@@ -197,7 +197,7 @@ def test_gpu_that_is_down() -> None:
     found = examined(node)
     assert found["nvml"].state == "degraded"
     assert (found["gpu/1"].state, found["gpu/1"].required) == ("failed", False)
-    assert found["gpu/1"].why == "lost: fell off the bus: reboot the node"
+    assert found["gpu/1"].why == "lost: fell off the bus: drain the node, then reboot it"
     assert found["gpu/1"].remedy == remedies.FAULTS["lost"]
     assert made_uuid(1) in found["gpu/1"].seen
     assert works(tuple(found.values()))

@@ -288,7 +288,7 @@ async def test_keys_change_what_is_shown(fake: FakeAgent) -> None:
     """Order, groups, processes and filter, on a real terminal; `q` ends it with 0 and restores the first screen."""
     async with top(fake) as found:
         assert "by finding" in found.shown.splitlines()[0]
-        await found.press("j", "\r", shows=lambda screen: "Look for Xid 79" in screen and "Esc back" in screen)
+        await found.press("j", "\r", shows=lambda screen: "Cordon the node" in screen and "Esc back" in screen)
         await found.press("\x1b", shows=lambda screen: " DEVICE " in screen)
         await found.press("s", "s", shows=lambda screen: "by sm, reversed" in screen.splitlines()[0])
         await found.press("p", shows=lambda screen: "PID" in screen)

@@ -32,9 +32,9 @@ RECENT_SECONDS = 3600.0
 """An error without a lasting state, such as an XID error, is a fault for so long."""
 
 
-FATAL_XIDS = frozenset({46, 48, 54, 62, 63, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
-"""Those that EKS's node monitoring agent 1.7 counts as fatal, without 109, which NVIDIA's device plugin counts as an
-error of the application."""
+FATAL_XIDS = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
+"""Those that EKS's node monitoring agent 1.7 counts as fatal, without 63 and 109. With 63 the driver recorded bad memory
+for replacement, and work continues. NVIDIA's device plugin counts 109 as an error of the application."""
 
 
 _Key = tuple[str, str, ContainerName, str | None]
