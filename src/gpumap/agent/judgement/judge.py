@@ -33,7 +33,7 @@ RECENT_SECONDS = 3600.0
 
 
 FATAL_XIDS = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
-"""Those that EKS's node monitoring agent 1.7 counts as fatal, without 63 and 109. With 63 the driver recorded bad memory
+"""Those that EKS's node monitoring agent 1.7 counts as fatal, without 63 and 109. With 63 the driver marked bad memory
 for replacement, and work continues. NVIDIA's device plugin counts 109 as an error of the application."""
 
 
