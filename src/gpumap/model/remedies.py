@@ -152,7 +152,7 @@ FAULTS: dict[str, str] = {
     "worker_crashed": SOURCES[Source.NVML]["worker_crashed"],
     "unknown": "NVML gives no reason. Run `nvidia-smi -q -i <index>` and `dmesg` on the node.",
 }
-"""By fault reason of a GPU."""
+"""By fault reason of a GPU, worst first."""
 
 RECOVERY: dict[str, str] = {
     "gpu_reset": f"The driver requests a reset. End all work on the GPU, then run {_RESET}.",

@@ -12,7 +12,7 @@ from gpumap.agent.judgement.holder_use import HolderUse, holder_uses, is_watched
 from gpumap.agent.judgement.unjudged import STALLED_SECONDS, judged
 from gpumap.model import remedies
 from gpumap.model.devices import NO_CONTAINER, NodeDevice, container_of, node_devices, other_uses, sum_of
-from gpumap.model.findings import WHY, in_order, why_broken
+from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_nameless
 from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Process
 from gpumap.model.readings import Uuid
@@ -54,7 +54,7 @@ def judge(node: Node, before: Sequence[Finding] = ()) -> Judgement:
     The node's devices have the processes of squatters and leftovers.
     """
     held = holder_uses(node)
-    found = [*_faults(node)]
+    found = [*count_gpus_once([*_faults(node)])]
     for place in node_devices(node):
         found += _squatters(place)
         found += _leftovers(place)
@@ -81,10 +81,11 @@ def _dated(one: Finding, since: Mapping[_Key, float], now: float) -> Finding:
 def _faults(node: Node) -> Iterator[Finding]:
     for gpu in node.gpus:
         yield from _faults_of(gpu, node)
-    for fault, indices in grouped((one.fault, one.index) for one in node.nameless_gpus).items():
-        remedy = next(one.remedy for one in node.nameless_gpus if one.fault == fault)
-        why = f"GPU {listed([str(index) for index in indices])}: {why_broken(fault)}"
-        yield _fault(fault, None, remedy, gpus=float(len(indices)), why=why)
+    for reason, gpus in grouped((reason, gpu) for gpu in node.nameless_gpus for reason in gpu.reasons).items():
+        fault = _fault(reason, None, remedies.of_finding("fault", reason, gpus[0].index))
+        yield structs.replace(
+            fault, gpus=float(sum(gpu.fault == reason for gpu in gpus)), why=why_nameless(reason, gpus)
+        )
 
 
 def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
@@ -105,25 +106,9 @@ def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
         yield _fault("row_remap_pending", gpu.uuid, gpu.remedies.get("row_remap_pending"))
 
 
-def _fault(
-    reason: str,
-    uuid: Uuid | None,
-    remedy: str | None,
-    *,
-    since: float | None = None,
-    gpus: float = 1.0,
-    why: str = "",
-) -> Finding:
-    return Finding(
-        *NO_CONTAINER,
-        finding="fault",
-        reason=reason,
-        uuid=uuid,
-        since=since or 0.0,
-        gpus=gpus,
-        why=why or why_broken(reason),
-        remedy=remedy,
-    )
+def _fault(reason: str, uuid: Uuid | None, remedy: str | None, since: float | None = None) -> Finding:
+    why = why_broken(reason)
+    return Finding(*NO_CONTAINER, finding="fault", reason=reason, uuid=uuid, since=since or 0.0, why=why, remedy=remedy)
 
 
 def _recent(moment: float | None, node: Node) -> bool:
