@@ -68,7 +68,7 @@ def parse(text: str, own_cgroup: OwnCgroup, *, has_kubelet: bool = True) -> Cgro
     the host's root, unless gpumap's own path is `/` too. Then it may be gpumap's own container: `UNKNOWN`.
 
     If the kubelet runs in a pod, gpumap is in that pod too: it does not count. Without a kubelet, a container whose
-    path names no pod is in none, and neither is what a container, a job, a unit or a user has named like a pod.
+    path names no pod is in none. A pod inside a container, a job, a unit or a session is then not one either.
 
     A pod in a login session is `UNKNOWN`, unless gpumap is in the same session (a rootless kubelet).
     """

@@ -51,7 +51,7 @@ work."""
 def workload(paths: Iterable[str], uid: int | None) -> Workload | None:
     """Return the work that a process with these cgroup paths and this user id belongs to; `None` if nothing names it.
 
-    Hierarchies of cgroup v1 may name different work: only root puts a process into a container or a job, so these come
+    Hierarchies of cgroup v1 may name different work. Only root puts a process into a container or a job: these come
     before a login session, and a unit comes last. A process in a login session counts for the user who logged in, even
     if it runs as another user.
     """
