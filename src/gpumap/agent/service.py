@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpumap import __version__
-from gpumap.agent.collect import Collector, IntervalOnly, Sources, now
+from gpumap.agent.collect import Collector, IntervalOnly, Sources, deadline_seconds, now
 from gpumap.agent.dialects import DIALECTS, Dialect
 from gpumap.agent.join import Rules
 from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
@@ -127,7 +127,7 @@ async def collector(
     )
     await nvml.start()
     kubelet = _kubelet(settings)
-    pods = _pods_api(settings.pods_api_socket, lambda: clock().monotonic)
+    pods = _pods_api(settings, lambda: clock().monotonic)
     procfs = ProcfsSource(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
     watcher = Watcher(watched(settings)) if settings.push else None
     loop = Collector(
@@ -215,12 +215,12 @@ def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[
     ).read
 
 
-def _pods_api(path: Path | None, monotonic: Callable[[], float]) -> PodsApiSource | None:
-    if path is None:
+def _pods_api(settings: Settings, monotonic: Callable[[], float]) -> PodsApiSource | None:
+    if settings.pods_api_socket is None:
         return None
     from gpumap.agent.sources.pods_api import PodsApiSource
 
-    return PodsApiSource(path, monotonic=monotonic)
+    return PodsApiSource(settings.pods_api_socket, deadline_seconds(settings.interval_seconds), monotonic=monotonic)
 
 
 def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContainers]]:
