@@ -69,7 +69,7 @@ async def test_a_name_of_a_megabyte(command: str) -> None:
     async with serving(answering(node_called("n" * 1_000_000))) as url:
         message = one_line(await run_command_in_loop(command, "--url", url), 1)
     assert message == (
-        f"{url}/api/v1/map did not answer with a map of this version of gpumap: a text is longer than 4096 bytes"
+        f"{url}/api/v1/map did not answer with a map of this version of gpumap: a text is longer than 65536 characters"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gpumap.model.errors import FatalError, UsageError
 
@@ -29,9 +29,9 @@ def _run(prepare: Callable[[], Callable[[], int]]) -> int:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         return prepare()()
     except UsageError as error:
-        return _failed(_one_line(error), 2)
+        return _failed(str(error), 2)
     except FatalError as error:
-        return _failed(_one_line(error), 1)
+        return _failed(str(error), 1)
     except SystemExit as end:  # of argparse, after --help and --version
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
@@ -39,20 +39,30 @@ def _run(prepare: Callable[[], Callable[[], int]]) -> int:
     except BrokenPipeError:
         return 0  # the reader has closed the pipe
     except OSError as error:
-        return _failed(_one_line(OSError(error.strerror or str(error))), 1)
+        return _failed(error.strerror or str(error), 1)
     except MemoryError:
         return _failed("there is not enough memory", 1)
     except Exception as error:
-        return _failed(f"failed: {type(error).__name__}: {_one_line(error)}", 1)
+        return _failed(f"internal error, please report it: {type(error).__name__}: {error}", 1)
 
 
 def _leave(*_: object) -> None:
     os._exit(0)
 
 
-def _failed(says: str, code: int) -> int:
-    if sys.stderr is not None:  # print would take standard output instead
-        print(f"gpumap: {says}", file=sys.stderr)
+def print_notices(sentences: Iterable[str]) -> None:
+    """Print what a command reports beside its output: a line each on stderr, printable whatever names it contains."""
+    from gpumap.model.shown import one_line
+
+    for sentence in sentences if sys.stderr is not None else ():  # print would take standard output instead
+        try:
+            print(f"gpumap: {one_line(sentence)}", file=sys.stderr, flush=True)
+        except OSError:  # the reader has closed the pipe, or the disk is full
+            return
+
+
+def _failed(reason: str, code: int) -> int:
+    print_notices([reason])
     return code
 
 
@@ -66,9 +76,3 @@ def _flushed(code: int) -> int:
         if not code and not isinstance(error, BrokenPipeError):
             return _failed(error.strerror or str(error), 1)
     return code
-
-
-def _one_line(error: Exception) -> str:
-    from gpumap.model.shown import one_line
-
-    return one_line(error)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from gpumap.cli.entry import print_notices
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import Report
 from gpumap.cli.tables import Shape
@@ -105,7 +106,7 @@ class Painter:
             self._failed = failure
             self.repaint(screen)
         elif failure != self._failed:
-            print(f"gpumap: {failure}; trying again", file=sys.stderr, flush=True)
+            print_notices([f"{failure}; trying again"])
             self._failed = failure
 
     def repaint(self, screen: Screen) -> None:
@@ -148,12 +149,6 @@ def warn_if_stale(answer: NodeMaps) -> None:
     """Print a warning if the data is old."""
     if old := collected_long_ago(answer, time.time()):
         print_notices([old])
-
-
-def print_notices(sentences: Iterable[str]) -> None:
-    """Print sentences to stderr, a line each."""
-    for sentence in sentences:
-        print(f"gpumap: {sentence}", file=sys.stderr, flush=True)
 
 
 def is_interactive() -> bool:

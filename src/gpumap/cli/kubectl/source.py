@@ -14,11 +14,11 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpumap.cli.agent_client import map_in
+from gpumap.cli.entry import print_notices
 from gpumap.cli.http_get import Endpoint, get, no_answer
 from gpumap.cli.kubectl.agents import Agent, PodList, agents_of, one_for_each_node, pod_list
 from gpumap.cli.kubectl.proxy import has_context, proxying
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.painting import print_notices
 from gpumap.model.errors import FatalError
 from gpumap.model.node import Node
 from gpumap.model.shown import by_reason, cut_off
