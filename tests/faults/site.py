@@ -30,9 +30,9 @@ WITH_DEADLINE = """
 import functools, sys
 from gpumap.__main__ import main
 from gpumap.agent import collect
-from gpumap.agent.web.config import watch
+from gpumap.agent.web import guard
 collect.DEADLINE_SECONDS_MIN = collect.DEADLINE_SECONDS_MAX = {seconds}
-watch.Watch = functools.partial(watch.Watch, look_seconds=0.05)
+guard.Guard = functools.partial(guard.Guard, look_seconds=0.05)
 sys.exit(main())
 """
 SECURED = f"{CLIENTS}basic_auth_users:\n  alice: {{password}}\n"
