@@ -146,11 +146,12 @@ def test_a_gpu_counts_once() -> None:
         ("xid_79", 0.0),
     ]
     assert BROKEN.finding_sums["faults"] == 1
-    said = "GPU 1 fell off the bus: reboot the node; also recovery_node_reboot, xid_79"
+    said = "GPU 1 fell off the bus: drain the node, then reboot it; also recovery_node_reboot, xid_79"
     for show in (map_table, top_table):
         assert [line for line in show(BROKEN, Shape()).splitlines() if line.startswith("GPU 1 ")] == [f"{said}."]
     assert [check.check for check in gpu_results(BROKEN)] == ["gpu/1"]
-    assert check(BROKEN) == (1, said)
+    assert check(BROKEN).code == 1
+    assert check(BROKEN).line == f"{said[:77]}..."
     assert check(BROKEN, ["xid"]).line == "GPU 1 had XID 79: GPU has fallen off the bus"
     assert check(with_gpus(BROKEN, lambda on: changed(on, **LOST), 2)).line.endswith("... (+1 GPU)")
     hung = with_gpus(BROKEN, lambda on: changed(on, fault="hung"), 1)

@@ -601,7 +601,7 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
         await expect(one.page.locator(".tile.is-fault dd")).to_have_text("2")
         up, down = await one.texts(".ills li")
         assert up.startswith("This GPU has reduced capacity: drain and reset it. The GPU works with reduced capacity.")
-        assert down.startswith("This GPU fell off the bus: reboot the node; also recovery_node_reboot. ")
+        assert down.startswith("This GPU fell off the bus: drain the node, then reboot it; also recovery_node_reboot. ")
         assert "<index>" not in up + down
         await expect(one.page.locator(".gpu.down")).to_contain_text("down: lost")
         assert await one.width_over() <= 0
