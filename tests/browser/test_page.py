@@ -575,7 +575,7 @@ async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
     async with tab(browser, site.url) as one:
         assert "slowed by heat (hardware)" in (await one.texts(".gpu .facts"))[0]
         failure, errors = await one.texts(".ills li")
-        said = "This GPU has bad memory: run the field diagnostic; also row_remap_pending. The GPU could not replace"
+        said = "This GPU has bad memory: run the field diagnostic; also row_remap_pending. The GPU cannot replace"
         assert failure.startswith(said)
         assert errors == "3 memory errors over its life were not correctable: dram 2, sram 1."
         assert await one.texts(".marks") == ["fault squatter +1"]
@@ -596,7 +596,7 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
     show(site, cards(2, 1), need)
     async with tab(browser, site.url, width=width) as one:
         notice = one.page.locator("li.fault", has_text="drain and reset it")
-        await expect(notice).to_contain_text("Start no new work on it, and let running work finish")
+        await expect(notice).to_contain_text("Start no new work on it. When its work has ended, run")
         await expect(one.page.locator("#attention li.fault")).to_have_count(2)
         await expect(one.page.locator(".tile.is-fault dd")).to_have_text("2")
         up, down = await one.texts(".ills li")
@@ -629,8 +629,8 @@ async def test_xid_errors_name_whom_they_hit(site: Site, browser: Browser) -> No
     show(site, partitioned(), err)
     async with tab(browser, f"{site.url}#{gpu_uuid(1)}") as one:
         assert await one.texts(".ills li") == [
-            "This GPU had XID 79: GPU has fallen off the bus. NVIDIA's catalog of XID errors explains the codes, and "
-            "dmesg on the node shows the event. Usually an application causes 13, 31, 43, 45, 68 and 109, and the GPU "
+            "This GPU had XID 79: GPU has fallen off the bus. The GPU had XID errors. Read dmesg on the node, and "
+            "NVIDIA's catalog of XID errors. Usually an application causes 13, 31, 43, 45, 68 and 109, and the GPU "
             "causes other codes.",
             "XID 31: bad access, 2 times, last 4 min ago, while held or used by team/pod-0 main, team/pod-1 main, "
             "team/pod-2 main and 2 more.",
