@@ -431,7 +431,7 @@ def test_what_a_bill_is_by(by: str, columns: tuple[str, ...], groups: list[tuple
 def test_the_kinds_of_jobs_and_users_are_those_that_gpumap_gives() -> None:
     """Each path is of work outside pods that a bill can be by."""
     jobs = "/slurm/uid_1000/job_42/step_0", "/system.slice/pbs.service/jobid/7.pbs01", "/htcondor/x_slot1_1@node"
-    found = [workload([path], 1000) for path in (*jobs, "/user.slice/user-1000.slice/session-2.scope")]
+    found = [workload([path]) for path in (*jobs, "/user.slice/user-1000.slice/session-2.scope")]
     kinds = [one.kind for one in found if one is not None]
     assert {"job": "|".join(kinds[:3]), "user": kinds[3]} == KINDS
 

@@ -172,7 +172,7 @@ def _read_cgroup(data: bytes) -> object:
         cgroups.parse(text, own, has_kubelet=False),
         cgroups.is_outside(text, own),
         cgroups.is_bare_host(own),
-        workload(paths, 1000),
+        workload(paths),
         slurm_job(paths),
     )
 

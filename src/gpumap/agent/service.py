@@ -217,11 +217,11 @@ def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[
 
 
 def _pods_api(settings: Settings, monotonic: Callable[[], float]) -> PodsApiSource | None:
-    if settings.pods_api_socket is None:
+    if (path := settings.pods_api_socket) is None:
         return None
     from gpumap.agent.sources.pods_api import PodsApiSource
 
-    return PodsApiSource(settings.pods_api_socket, deadline_seconds(settings.interval_seconds), monotonic=monotonic)
+    return PodsApiSource(path, deadline_seconds(settings.interval_seconds), monotonic=monotonic)
 
 
 def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContainers]]:

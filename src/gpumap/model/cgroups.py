@@ -119,7 +119,7 @@ def _has_unparsed_pod(path: str) -> bool:
 
 def _has_work_outside_pods(path: str) -> bool:
     """Whether a container, a job, a unit or a user is named before the first pod of a path."""
-    return workload([re.split(f"{_POD.pattern}|{_PODLIKE.pattern}", path, maxsplit=1)[0]], None) is not None
+    return workload([re.split(f"{_POD.pattern}|{_PODLIKE.pattern}", path, maxsplit=1)[0]]) is not None
 
 
 def _agreed(named: list[tuple[PodCgroup, ...]]) -> tuple[PodCgroup, ...]:

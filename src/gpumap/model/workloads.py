@@ -48,17 +48,15 @@ _KINDS = {
 work."""
 
 
-def workload(paths: Iterable[str], uid: int | None) -> Workload | None:
-    """Return the work that a process with these cgroup paths and this user id belongs to; `None` if nothing names it.
+def workload(paths: Iterable[str]) -> Workload | None:
+    """Return the work that a process with these cgroup paths belongs to; `None` if they name none.
 
     Hierarchies of cgroup v1 may name different work. Only root puts a process into a container or a job: these come
     before a login session, and a unit comes last. A process in a login session counts for the user who logged in, even
     if it runs as another user.
     """
-    works = [work for path in paths if (work := _outermost(path, _KINDS))]
-    if works:
-        return min(works, key=lambda work: {"user": 1, "systemd_unit": 2}.get(work.kind, 0))
-    return None if uid is None else Workload("user", str(uid))
+    works = filter(None, (_outermost(path, _KINDS) for path in paths))
+    return min(works, key=lambda work: {"user": 1, "systemd_unit": 2}.get(work.kind, 0), default=None)
 
 
 def slurm_job(paths: Iterable[str]) -> Workload | None:
