@@ -52,7 +52,8 @@ def check(node: Node, only: Collection[str] = ()) -> Verdict:
     count = len(node.gpus) + len(node.nameless_gpus)
     if not count:
         return _line(2, "the driver lists no GPU")
-    faults = [one for one in node.findings or () if one.finding == "fault" and (not only or condition_of(one) in only)]
+    faults = [finding for finding in node.findings or () if finding.finding == "fault"]
+    faults = [fault for fault in faults if not only or condition_of(fault) in only]
     proved = [fault for fault in faults if _is_proved(fault, node)]
     if proved:
         gpus = {fault.uuid or fault.reason: 1.0 if fault.uuid else fault.gpus or 0.0 for fault in proved}

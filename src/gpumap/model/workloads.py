@@ -82,14 +82,14 @@ def is_sluid(work: Workload) -> bool:
     return work.kind == "slurm_job" and work.name.startswith("s")
 
 
-def with_own_names(named: Sequence[Workload], present: Iterable[Workload]) -> tuple[Workload, ...]:
+def remember_workloads(known: Sequence[Workload], present: Iterable[Workload]) -> tuple[Workload, ...]:
     """Return the work that has a name of its own, of all that is present: at most `NAMES_MAX`, the oldest first.
 
-    `named` had one before. Work keeps its name while it is present: a series does not change its name because other
+    `known` had one before. Work keeps its name while it is present: a series does not change its name because other
     work starts.
     """
     unnamed = set(present) - {OTHER}
-    remaining = [work for work in named if work in unnamed]
+    remaining = [work for work in known if work in unnamed]
     return (*remaining, *sorted(unnamed.difference(remaining)))[:NAMES_MAX]
 
 

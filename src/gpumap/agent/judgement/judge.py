@@ -54,14 +54,14 @@ def judge(node: Node, before: Sequence[Finding] = ()) -> Judgement:
     The node's devices have the processes of squatters and leftovers.
     """
     held = holder_uses(node)
-    found = [*count_gpus_once([*_faults(node)])]
+    findings = [*count_gpus_once([*_faults(node)])]
     for place in node_devices(node):
-        found += _squatters(place)
-        found += _leftovers(place)
-    found += [one for place, holder, use in held if use and (one := _of_holder(place, holder, use))]
-    found += _unmatched(node)
+        findings += _squatters(place)
+        findings += _leftovers(place)
+    findings += [finding for place, holder, use in held if use and (finding := _of_holder(place, holder, use))]
+    findings += _unmatched(node)
     since = {_key(one): one.since for one in before}
-    dated = [_dated(one, since, node.timestamp) for one in _counted_once(found, node)]
+    dated = [_dated(one, since, node.timestamp) for one in _counted_once(findings, node)]
     return Judgement(in_order(dated), judged(node, held))
 
 
