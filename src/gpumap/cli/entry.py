@@ -8,8 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from gpumap.model.errors import FatalError, UsageError
+
+if TYPE_CHECKING:
+    import signal
+    from types import FrameType
 
 
 def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
@@ -21,10 +26,9 @@ def _run(prepare: Callable[[], Callable[[], int]]) -> int:
     try:
         import signal
 
-        # These handlers are for the time before a command's event loop has its own: nothing needs a clean end yet.
+        # This handler is for the time before a command's event loop has its own: nothing needs a clean end yet.
         # Python may lose an exception during imports, or while it creates the loop.
-        signal.signal(signal.SIGINT, _leave)
-        signal.signal(signal.SIGTERM, _leave)
+        handle_ending_signals(leave)
         # `serve` releases the driver on it. By default it ends a process, and `pkill` reaches all processes of gpumap.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         return prepare()()
@@ -46,7 +50,23 @@ def _run(prepare: Callable[[], Callable[[], int]]) -> int:
         return _failed(f"internal error, please report it: {type(error).__name__}: {error}", 1)
 
 
-def _leave(*_: object) -> None:
+def handle_ending_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    """Set the handler of the signals that end a command. SIGHUP stays ignored after `nohup`."""
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+before_leaving: list[Callable[[], object]] = []
+"""Restores the terminal."""
+
+
+def leave(*_: object) -> None:
+    """End the process at once."""
+    for step in before_leaving:
+        step()
     os._exit(0)
 
 

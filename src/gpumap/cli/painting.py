@@ -162,7 +162,7 @@ def _is_dumb() -> bool:
 
 def notices_of(answer: NodeMaps, view: View) -> list[str]:
     """Return what is printed beside the report: what the form has no room for."""
-    notices: list[str] = []
+    notices = list(few(answer.notices, fleet=True))
     if view.form not in ("table", "wide"):
         notices += [f"missing: {one}" for one in few(answer.missing, fleet=True)]
     return [printable(one) for one in (*notices, *blind(answer))]
