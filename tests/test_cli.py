@@ -170,6 +170,7 @@ async def test_the_installed_commands(demo_url: str) -> None:
         (("map", "--prometheus", "http://prom:port"), "the port must be a number from 1 to 65535"),
         (("map", "--url", "http://"), "--url http://: has no host"),
         (("map", "--url", "http://a..b"), "is not a URL with the name or address of a host"),
+        (("map", "--url", "http://a\0b"), "is not a URL with the name or address of a host"),
         (("map", "--url", "http://a", "--proc", "/proc"), "--proc: sets a source of this node"),
         (("top", "--url", "http://a", "--node-name", "x"), "--node-name: sets a source of this node"),
         (("serve", "--interval", "5\ns"), '--interval 5 s: "5 s" is not a duration'),

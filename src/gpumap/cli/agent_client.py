@@ -13,10 +13,10 @@ from http.client import HTTPException
 import msgspec
 from yarl import URL
 
-from gpumap.cli.credentials import Credentials
+from gpumap.cli.credentials import Credentials, is_host
 from gpumap.cli.http_get import Answer, Endpoint, get, no_answer
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.server_flags import address_of, is_host, without_password
+from gpumap.cli.server_flags import address_of, without_password
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.node import Node, decode
 from gpumap.model.shown import cut_off
@@ -79,7 +79,7 @@ async def _answer(address: URL, who: Credentials) -> Answer:
             asked = asked.join(URL(answer.location))
         except ValueError:
             asked = URL()
-        if asked.scheme not in ("http", "https") or not is_host(asked.host):
+        if asked.scheme not in ("http", "https") or not is_host(asked.raw_host):
             raise FatalError(f"{address} redirects to an address without http:// or https://")
     raise FatalError(f"{address} redirects too often")
 

@@ -78,7 +78,7 @@ def print_notices(sentences: Iterable[str]) -> None:
         try:
             print(f"gpumap: {one_line(sentence)}", file=sys.stderr, flush=True)
         except OSError:  # the reader has closed the pipe, or the disk is full
-            return
+            _discard(sys.stderr.fileno())
 
 
 def _failed(reason: str, code: int) -> int:
@@ -92,7 +92,12 @@ def _flushed(code: int) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes again at its end
+        _discard(sys.stdout.fileno())
         if not code and not isinstance(error, BrokenPipeError):
             return _failed(error.strerror or str(error), 1)
     return code
+
+
+def _discard(descriptor: int) -> None:
+    """Drop what cannot be written there: the interpreter flushes again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
