@@ -62,6 +62,7 @@ def test_what_is_meant(text: str, config: WebConfig) -> None:
         (tls(CLIENT), "", "tls_server_config"),
         (tls(CLIENT), "tls_server_config: {}", None),
         (tls(CLIENT), tls(""), "client_auth_type"),
+        (tls(CLIENT), tls("client_auth_type:"), "client_auth_type"),
         (tls(CLIENT), tls("client_auth_type: NoClientCert"), None),
         ("", tls(CLIENT), None),
     ],

@@ -90,7 +90,7 @@ class WebConfig:
     users: dict[str, str] = field(default_factory=dict, repr=False)
     """Names and bcrypt hashes."""
     mentions: frozenset[str] = field(default=frozenset(), compare=False)
-    """The sections that have any content, also `{}`, and `client_auth_type` if it is written."""
+    """The sections that have any content, also `{}`, and `client_auth_type` if it is set."""
 
     def check_complete(self, active: WebConfig) -> None:
         """Raise WebConfigError if something that is active is not even mentioned: the file may be cut off."""
@@ -117,8 +117,9 @@ def parse(data: bytes) -> WebConfig:
     sections = {key: content for key, content in document.items() if content not in _NULLS}
     mentions = frozenset(sections)
     if isinstance(tls := sections.get(_TLS), dict):
+        tls = {key: value for key, value in tls.items() if value not in _NULLS}
         mentions |= {_CLIENT_AUTH} & tls.keys()
-        sections[_TLS] = {key: value for key, value in tls.items() if value not in _NULLS} or None
+        sections[_TLS] = tls or None
     try:
         file = msgspec.convert(sections, _File)
     except msgspec.ValidationError as error:
@@ -193,17 +194,17 @@ def read_pems(tls: TlsConfig, folder: Path) -> dict[str, bytes]:
     return pems
 
 
-def _read(path: Path, most: int) -> bytes:
+def _read(path: Path, max_bytes: int) -> bytes:
     """Read a regular file. Raises WebConfigError. Never waits: a pipe without a writer would block."""
     try:
         with open_at_once(path) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise WebConfigError("is not a file")
-            data = file.read(most + 1)
+            data = file.read(max_bytes + 1)
     except OSError as error:
         raise WebConfigError(error.strerror or type(error).__name__) from error
-    if len(data) > most:
-        raise WebConfigError(f"is larger than {most >> 10} KiB")
+    if len(data) > max_bytes:
+        raise WebConfigError(f"is larger than {max_bytes >> 10} KiB")
     return data
 
 

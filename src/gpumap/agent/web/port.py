@@ -58,8 +58,8 @@ async def open_port(
 
     The block gets a function that closes all connections, except those with an answer in progress.
     """
-    for option, most in ((socket.SO_SNDBUF, SEND_BUFFER_BYTES), (socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)):
-        listener.setsockopt(socket.SOL_SOCKET, option, most)  # accepted connections inherit it
+    for option, size in ((socket.SO_SNDBUF, SEND_BUFFER_BYTES), (socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)):
+        listener.setsockopt(socket.SOL_SOCKET, option, size)  # accepted connections inherit it
     # A request of a client that is gone waits no longer, for example for the check of a password.
     runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=shutdown_seconds)
     await runner.setup()
@@ -96,13 +96,13 @@ class Clients:
 
         One address gets half of the places: all scrapers of a cluster may have the same address (address translation).
         """
-        most = min(self._max_connections, MAX_TLS_CONNECTIONS) if over_tls else self._max_connections
-        most_of_address = max(1, most // 2)
+        places = min(self._max_connections, MAX_TLS_CONNECTIONS) if over_tls else self._max_connections
+        places_of_address = max(1, places // 2)
         neighbours = [other for other in self._clients if other.address == client.address]
-        if len(neighbours) >= most_of_address:
-            self._make_room(neighbours, f"address={client.address} max={most_of_address}")
-        elif len(self._clients) >= most:
-            self._make_room(self._clients, f"max={most}")
+        if len(neighbours) >= places_of_address:
+            self._make_room(neighbours, f"address={client.address} max={places_of_address}")
+        elif len(self._clients) >= places:
+            self._make_room(self._clients, f"max={places}")
         self._clients.add(client)
         return len(self._clients)
 
