@@ -29,7 +29,8 @@ EACH = f"{q.name_gpus(ANSWERS)} or on ({GPUS}) {ANSWERS}"
 ON_NODE = "{{node}} {{index}}"
 XIDS = f"{GPUS}, xid"
 AGENTS = "cluster, node"
-FAULTS, FAULTY = f"{q.BY_DEVICE}, reason", f'{q.NODE}, uuid=~"$gpu", finding="fault"'
+ON_GPUS, BY_FAULT = f'{q.NODE}, uuid=~"$gpu"', f"{q.BY_DEVICE}, reason"
+FAULTY = q.worst_faults("gpus", ON_GPUS, BY_FAULT)
 ON_FAULTS = f'{q.NODE}, finding="fault"'
 
 
@@ -92,7 +93,7 @@ NOW = Row(
         Stat(
             title="GPUs with a fault",
             about="GPUs in the table of faults below. Unknown if a node cannot judge it.",
-            query=q.or_none(f"sum({q.most('gpumap_finding_gpus', q.BY_DEVICE, FAULTY)})", "fault", q.NODE),
+            query=q.or_none(f"sum({FAULTY})", "fault", q.NODE),
             steps=((1, RED),),
             width=3,
         ),
@@ -162,12 +163,12 @@ ILL = Row(
         ),
         Table(
             title="Faults and recovery",
-            about="GPUs that do not answer, need an action, or had a fatal error in the last hour. "
-            "Remedies: docs/how-to/troubleshoot.md.",
+            about="GPUs that do not answer, need an action, or had a fatal error in the last hour: the worst reason "
+            "of each. Remedies: docs/how-to/troubleshoot.md.",
             keys=(Key("cluster", "Cluster"), NODE_KEY, Key("uuid", "uuid"), Key("reason", "Reason")),
             columns=(
-                Column(f"time() - {q.most('gpumap_finding_since_timestamp_seconds', FAULTS, FAULTY)}", "For", unit="s"),
-                Column(q.most("gpumap_finding_gpus", FAULTS, FAULTY), "GPUs", decimals=0),
+                Column(f"time() - ({q.worst_faults('since_timestamp_seconds', ON_GPUS, BY_FAULT)})", "For", unit="s"),
+                Column(FAULTY, "GPUs", decimals=0),
             ),
             sorted_by="Node",
             rising=True,

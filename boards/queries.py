@@ -154,10 +154,18 @@ def grants(where: str, there: str = NODE) -> str:
 
 
 def finding(name: str, where: str) -> str:
-    """A value of each finding. A fault has no pod, but a scrape without honorLabels gives it that of gpumap."""
+    """A value of each finding; of the faults of a GPU, of the worst one.
+
+    A fault has no pod, but a scrape without honorLabels gives it that of gpumap.
+    """
     of_pods = most(f"gpumap_finding_{name}", f"{BY_HOLDER}, finding, reason", f'{where}, finding!="fault"')
-    faults = most(f"gpumap_finding_{name}", f"{BY_DEVICE}, finding, reason", f'{where}, finding="fault"')
-    return f"({of_pods} or {faults})"
+    return f"({of_pods} or {worst_faults(name, where, f'{BY_DEVICE}, finding, reason')})"
+
+
+def worst_faults(name: str, where: str, by: str) -> str:
+    """A value of the worst fault of each GPU: the one that counts the GPU."""
+    values, gpus = (most(f"gpumap_finding_{of}", by, f'{where}, finding="fault"') for of in (name, "gpus"))
+    return f"{gpus} > 0" if name == "gpus" else f"{values} and {gpus} > 0"
 
 
 def unused(where: str) -> str:

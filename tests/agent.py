@@ -1,4 +1,4 @@
-"""The installed `gpumap` as a process, asked over HTTP.
+"""`gpumap` as a process, asked over HTTP.
 
 Everything is waited for with a deadline; an agent that logged a traceback, or did not end well, fails its test.
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple, Self, TypeVar
 import aiohttp
 
 from tests import standin
-from tests.demo_process import GPUMAP, environment
+from tests.demo_process import PATIENT_GPUMAP, environment
 from tests.exposed import Page
 from tests.node import Node
 
@@ -176,7 +176,7 @@ async def serve(
     *flags: str,
     library: Path | None = None,
     parent: Sequence[str] = (),
-    program: Sequence[str] = (str(GPUMAP),),
+    program: Sequence[str] = PATIENT_GPUMAP,
     client: Client = PLAIN,
     **variables: str,
 ) -> AsyncIterator[Agent]:
@@ -192,7 +192,7 @@ async def serve(
 async def run_agent(
     *arguments: str,
     parent: Sequence[str] = (),
-    program: Sequence[str] = (str(GPUMAP),),
+    program: Sequence[str] = PATIENT_GPUMAP,
     client: Client = PLAIN,
     **variables: str,
 ) -> AsyncIterator[Agent]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,10 @@ class ForkOnTerminal:
 
     def poll(self) -> int | None:
         return self._fork.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self._fork.pid is not None:
+            os.kill(self._fork.pid, number)
 
     def kill(self) -> None:
         self._fork.kill()

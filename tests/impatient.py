@@ -15,7 +15,8 @@ from tests.node import Node
 IMPATIENT = """
 import functools, sys
 from gpumap.__main__ import main
-from gpumap.agent import service
+from gpumap.agent import collect, service
+collect.DEADLINE_SECONDS_MIN = collect.DEADLINE_SECONDS_MAX
 service.serve = functools.partial(service.serve, restart_after_seconds=0.5)
 sys.exit(main())
 """

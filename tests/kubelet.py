@@ -6,6 +6,7 @@ Every answer is shuffled, as Go's map iteration does.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -63,6 +64,8 @@ class FakeKubelet(UnixServer):
     def __init__(self, socket_path: Path, versions: Iterable[str] = ("v1", "v1alpha1")) -> None:
         super().__init__(socket_path)
         self.versions = frozenset(versions)
+        self.longest_deadline_seconds = 0.0
+        """That a caller gave it."""
         self._called = asyncio.Event()
         self._pods: tuple[ListedPod, ...] = ()
         self._allocatable: tuple[ResourceDevices, ...] = ()
@@ -97,6 +100,7 @@ class FakeKubelet(UnixServer):
 
     async def answer(self, method: str, request: bytes, context: Context) -> bytes:
         self.calls[method] += 1
+        self.longest_deadline_seconds = max(self.longest_deadline_seconds, context.time_remaining() or math.inf)
         self._called.set()
         behaviour = self._next_behaviour(method)
         match behaviour:

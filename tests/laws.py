@@ -122,6 +122,11 @@ def _inconsistent_findings(page: Page) -> Iterator[str]:
         yield from (f"L11: {one} is {kind}, and holds nothing" for one in found[kind] - holders)
     down = {row["gpu_uuid"] for row, value in page.rows(UP) if value == 0}
     yield from (f"L11: {gpu} is down, and is no fault" for gpu in down - {uuid for _, uuid in found["fault"]})
+    faulty: Counter[str] = Counter()
+    for row, value in page.rows("gpumap_finding_gpus"):
+        if row["finding"] == "fault" and row["uuid"]:
+            faulty[row["uuid"]] += int(value)
+    yield from (f"L9: {gpu} counts {number} times as broken" for gpu, number in faulty.items() if number != 1)
     totals = {row["gpu_uuid"]: value for row, value in page.rows("gpumap_gpu_memory_total_bytes")}
     parents = {row["uuid"]: row["gpu_uuid"] for row, _ in page.rows(DEVICE)}
     wasted: defaultdict[str, float] = defaultdict(float)

@@ -18,7 +18,7 @@ import bcrypt
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.web.app import application
-from gpumap.agent.web.config.watch import Watch
+from gpumap.agent.web.guard import Guard
 from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
 from gpumap.model.observations import Moment
@@ -84,7 +84,7 @@ class Answer(NamedTuple):
 class Secured(NamedTuple):
     folder: Path
     port: int
-    watch: Watch
+    guard: Guard
 
     async def curl(self, path: str, *flags: str, scheme: str = "https", ca: str = "ca.crt") -> Answer:
         command = (tool("curl"), "--silent", "--include", "--max-time", "20", "--http1.1", "--cacert", ca, *flags)
@@ -127,26 +127,26 @@ async def secured(
 ) -> AsyncIterator[Secured]:
     """Serve a snapshot with this configuration. Its files are in `folder`."""
     (folder / "web.yml").write_text(config)
-    watch = Watch(folder / "web.yml", look_seconds=LOOK_SECONDS)
+    guard = Guard(folder / "web.yml", look_seconds=LOOK_SECONDS)
     families = native(DEFAULT_GROUPS, process_metrics=False)
     pages = Pages(families, self_families("1", "3"), {}, 60.0, lambda: 0.0)
     pages.publish(replace(busy_node(gpus), at=Moment(0.0, 1_800_000_000.0)))
     app = application(pages)
-    watch.guard.watch_over(app)
+    guard.watch_over(app)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         served = open_port(
             app,
             listener,
-            tls=watch.guard.context,
+            tls=guard.context,
             patience_seconds=patience_seconds,
             max_connections=max_connections,
         )
-        async with served as close_others:
-            following = asyncio.create_task(watch.follow(close_others))
+        async with served as close_idle:
+            following = asyncio.create_task(guard.follow(close_idle))
             try:
-                yield Secured(folder, listener.getsockname()[1], watch)
+                yield Secured(folder, listener.getsockname()[1], guard)
             finally:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
-                watch.close()
+                guard.close()
                 pages.close()

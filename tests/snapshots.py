@@ -291,7 +291,7 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         internal_ip="10.0.0.7",
         driver=DRIVER,
         gpus=tuple(cards),
-        nameless_gpus=(NamelessGpu(gpus, "lost", remedies.FAULTS["lost"]),),
+        nameless_gpus=(NamelessGpu(gpus, "lost", "00000000:FF:00.0", "node_reboot"),),
         devices=with_containers(leaves, containers),
         unmatched=(UnmatchedSlots("team", "other", "main", *UNTRUSTED),),
         pods=tuple(Pod(one.namespace, one.pod, "uid") for one in containers),

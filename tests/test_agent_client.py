@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpumap.agent.published import published
 from gpumap.cli.agent_client import map_in
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import collected_long_ago
 from gpumap.model.errors import FatalError
-from gpumap.model.node import encode
+from gpumap.model.node import OtherUse, encode
 from gpumap.model.terms import Owner
 from tests.snapshots import busy_node
 
@@ -38,8 +39,32 @@ def test_a_newer_agents_map() -> None:
 
 
 def test_names_that_are_no_utf_8() -> None:
-    odd = msgspec.structs.replace(FOUND, name="a\udc80b")
+    odd = replace(FOUND, name="a\udc80b")
     assert map_in(encode(odd), "it") == odd
+
+
+@pytest.mark.parametrize("text", ["1e100,", "train-1e100", "sha-4c7e123]", "9" * 300 + "}", '\\"' * 2040, "n" * 16384])
+def test_a_tenants_text(text: str) -> None:
+    """A name is only a name, whatever number it contains and however many of its characters are escaped."""
+    (device, *_), (gpu, *_) = FOUND.devices, FOUND.gpus
+    process = replace(device.processes[0], comm=text, pod=text)
+    other = OtherUse(text, text, text, Owner.HOST, 1, pids=tuple(range(10_000, 20_000)))
+    busy = replace(device, processes=(process,), others=(other,), allocatable={text: 1})
+    found = replace(FOUND, devices=(busy,), gpus=(replace(gpu, remedies={text: text}),))
+    assert map_in(encode(found), "it") == found
+
+
+@pytest.mark.parametrize("place", ["comm", "pid", "memory_bytes", "sm_ratio", "name of a resource"])
+def test_a_huge_value(place: str) -> None:
+    """One line says so, wherever the value is: a text of a megabyte fits no table, and a sum of 1e300 may overflow."""
+    device = msgspec.to_builtins(FOUND.devices[0])
+    if place == "name of a resource":
+        device["allocatable"] = {"n" * (1 << 20): 1}
+    else:
+        huge = {"comm": "n" * (1 << 20), "pid": 10**300, "memory_bytes": 10**100, "sm_ratio": 1e300}
+        device["processes"] = [{**device["processes"][0], place: huge[place]}]
+    with pytest.raises(FatalError, match=r"^it did not answer with a map of this version of gpumap: .{,100}$"):
+        map_in(answered(devices=[device]), "it")
 
 
 @pytest.mark.parametrize(

@@ -431,7 +431,7 @@ def test_what_a_bill_is_by(by: str, columns: tuple[str, ...], groups: list[tuple
 def test_the_kinds_of_jobs_and_users_are_those_that_gpumap_gives() -> None:
     """Each path is of work outside pods that a bill can be by."""
     jobs = "/slurm/uid_1000/job_42/step_0", "/system.slice/pbs.service/jobid/7.pbs01", "/htcondor/x_slot1_1@node"
-    found = [workload([path], 1000) for path in (*jobs, "/user.slice/user-1000.slice/session-2.scope")]
+    found = [workload([path]) for path in (*jobs, "/user.slice/user-1000.slice/session-2.scope")]
     kinds = [one.kind for one in found if one is not None]
     assert {"job": "|".join(kinds[:3]), "user": kinds[3]} == KINDS
 
@@ -583,3 +583,39 @@ async def test_more_than_time_has_passed_is_no_bill() -> None:
             "reports that containers held 72.0 GPU-hours of GPU-1, which is longer than the window. Check that one "
             "node has one agent, and that the clocks of all scrapers agree"
         )
+
+
+@pytest.mark.parametrize(
+    ("value", "arguments"),
+    [
+        ("1.7e308", ("--by", "job")),
+        ("1e300", ("--by", "job", "-o", "json")),
+        ("NaN", ("--by", "user", "-o", "csv")),
+        ("1e300", ()),
+        ("-1", ("--by", "label", "--label", "team")),
+        ("abc", ("--by", "label", "--label", "team")),
+    ],
+)
+async def test_a_value_that_no_counter_has(value: str, arguments: tuple[str, ...]) -> None:
+    """One line says so: no sum overflows, and no number of 300 digits is printed."""
+    point = [START + 60, value]
+    labels = ("a", "b") if "label" in arguments else ("a",)
+    rows = [{**vector([START, "60"] if "label" in arguments else point)[0]} for _ in labels]
+    for row, label in zip(rows, labels, strict=True):
+        row["metric"] = {**vector(point)[0]["metric"], "label_team": label}
+    matrix = [{"metric": row["metric"], "values": [point]} for row in rows]
+    async with serving(api(rows, matrix)) as url:
+        assert await bill(url, *arguments) == f'answered "{value}", which is not a value of a counter'
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+async def test_no_label_steers_a_terminal(form: str) -> None:
+    """Neither the bill nor the notices on stderr contain control characters or direction marks of a scraped label."""
+    rows = vector([START, "60"], pod="p\x1b]0;owned\x07\r\nforged\u202e\x9b2J\u2028")
+    arguments = ("--from", "2024-01-01", "--to", "2024-01-02", "--by", "pod", "-o", form)
+    async with serving(api(rows)) as url:
+        done = await run_command_in_loop("bill", "--prometheus", url, *arguments)
+    assert done.returncode == 0
+    assert ("The server did not scrape these pods" in done.stderr) is (form == "csv")
+    lines = (done.stdout + done.stderr).replace("\r\n", "\n").split("\n")
+    assert [line for line in lines if not line.isprintable() or line.startswith("forged")] == []

@@ -11,19 +11,23 @@ import pytest
 from gpumap.agent.join.inventory import KnownGpu, take_inventory
 from gpumap.agent.judgement.judge import FATAL_XIDS, RECENT_SECONDS
 from gpumap.agent.published import published
-from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
+from gpumap.cli.doctor.gpu_checks import GPU_CHECKS, gpu_results
+from gpumap.cli.tables import Shape
 from gpumap.model import remedies
 from gpumap.model.check import HUNG_SECONDS, LINE_BYTES, check, short_line
-from gpumap.model.node import Gpu, GpuXids, NamelessGpu, Node
+from gpumap.model.devices import NO_CONTAINER
+from gpumap.model.findings import in_order
+from gpumap.model.node import Finding, Gpu, GpuXids, NamelessGpu, Node
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
 from tests.command import run_command, run_command_in_loop
 from tests.demo_process import GPUMAP
-from tests.shown import changed, changed_in, judged_again, with_gpus
+from tests.shown import changed, changed_in, judged_again, map_table, top_table, with_gpus
 from tests.snapshots import busy_node, empty_node, gpu, with_node
 
+LOST_WORDS = remedies.IN_SHORT["lost"]
 BUSY = published(with_node(busy_node(4), nameless_gpus=(), gpus=tuple(map(gpu, range(4)))))
 WELL = judged_again(
     BUSY,
@@ -108,14 +112,77 @@ def test_a_gpu_hangs_only_after_a_while() -> None:
     """A driver under load may not answer for some seconds: unknown until then."""
     assert check(with_fault("hung", 0, silent_seconds=HUNG_SECONDS - 1)).code == 2
     nameless = judged_again(WELL, nameless_gpus=(NamelessGpu(4, "hung"), NamelessGpu(5, "hung")))
-    assert check(nameless) == (2, "GPU 4, 5: hangs: reset it or reboot the node")
+    assert check(nameless) == (2, "2 GPUs: hangs: cordon the node, then reset the GPU (index 4, index 5)")
     assert check(judged_again(nameless, nameless_gpus=(NamelessGpu(4, "lost"),))).code == 1
 
 
+WORST_FIRST = (
+    *("lost", "reset_required", "insufficient_power", "irq_issue", "no_permission", "hung", "worker_crashed"),
+    *("unknown", "not_in_nvml", "row_remap_failure", "recovery_code_9", "ecc_uncorrected", "xid_79"),
+    "row_remap_pending",
+)
+
+
+def test_the_worst_reason_comes_first() -> None:
+    """The order of reasons is fixed. A word of another version counts as unknown."""
+    words = (*WORST_FIRST, "word")
+    faults = [Finding(*NO_CONTAINER, finding="fault", reason=word, uuid=None, since=0.0) for word in reversed(words)]
+    reasons = [fault.reason for fault in in_order(faults)]
+    assert [word for word in reasons if word != "word"] == [*WORST_FIRST]
+    assert abs(reasons.index("word") - reasons.index("unknown")) == 1
+
+
+LOST = {"fault": "lost", "last_success": WELL.timestamp, "reading": None, "recovery_action": "node_reboot"}
+BROKEN = with_gpus(with_xid(79, 1.0), lambda on: changed(on, **LOST), 1)
+"""GPU 1 is lost, and has an XID and a recovery action."""
+
+
+def test_a_gpu_counts_once() -> None:
+    """People see a GPU with several faults in one line. Each reason remains a finding of its own."""
+    findings = BROKEN.findings or ()
+    assert [(fault.reason, fault.gpus) for fault in findings if fault.finding == "fault"] == [
+        ("lost", 1.0),
+        ("recovery_node_reboot", 0.0),
+        ("xid_79", 0.0),
+    ]
+    assert BROKEN.finding_sums["faults"] == 1
+    said = "GPU 1 fell off the bus: drain the node, then reboot it; also recovery_node_reboot, xid_79"
+    for show in (map_table, top_table):
+        assert [line for line in show(BROKEN, Shape()).splitlines() if line.startswith("GPU 1 ")] == [f"{said}."]
+    assert [check.check for check in gpu_results(BROKEN)] == ["gpu/1"]
+    assert check(BROKEN).code == 1
+    assert check(BROKEN).line == f"{said[:77]}..."
+    assert check(BROKEN, ["xid"]).line == "GPU 1 had XID 79: GPU has fallen off the bus"
+    assert check(with_gpus(BROKEN, lambda on: changed(on, **LOST), 2)).line.endswith("... (+1 GPU)")
+    hung = with_gpus(BROKEN, lambda on: changed(on, fault="hung"), 1)
+    assert check(hung).line == "GPU 1 requires a reboot: drain the node, then reboot", "only this is proved"
+
+
+def test_gpus_without_a_uuid_count_once() -> None:
+    """They share a finding for each reason, with their number and addresses."""
+    nameless = (
+        NamelessGpu(4, "lost", pci_bus_id="0000:3c:00.0", recovery_action="node_reboot"),
+        NamelessGpu(5, "lost", recovery_action="none"),
+        NamelessGpu(6, "hung"),
+    )
+    node = judged_again(BROKEN, nameless_gpus=nameless)
+    nameless_faults = [fault for fault in node.findings or () if fault.finding == "fault" and not fault.uuid]
+    assert {fault.reason: (fault.gpus, fault.why) for fault in nameless_faults} == {
+        "lost": (2.0, f"2 GPUs: {LOST_WORDS}; also recovery_node_reboot (0000:3c:00.0, index 5)"),
+        "hung": (1.0, "1 GPU: hangs: cordon the node, then reset the GPU (index 6)"),
+        "recovery_node_reboot": (0.0, "1 GPU: requires a reboot: drain the node, then reboot (0000:3c:00.0)"),
+    }
+    assert node.finding_sums["faults"] == 4
+    assert f"2 GPUs: {LOST_WORDS}; also" in map_table(node, Shape())
+    assert "A GPU" not in map_table(node, Shape())
+    assert check(judged_again(WELL, nameless_gpus=nameless)).line.startswith(f"2 GPUs: {LOST_WORDS}; also")
+    assert check(node, ["down"]).line.endswith("... (+1 GPU)")
+
+
 def test_fatal_xid_codes() -> None:
-    """Those of EKS's node monitoring agent 1.7, without 109. No other code is a problem of the GPU."""
+    """Those of EKS's node monitoring agent 1.7, without 63 and 109. No other code is a problem of the GPU."""
     eks = "46, 48, 54, 62, 63, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158"
-    fatal = {int(code) for code in eks.split(", ")} - {109}
+    fatal = {int(code) for code in eks.split(", ")} - {63, 109}
     assert {code for code in range(1, 1000) if check(with_xid(code, 1.0)).code == 1} == fatal
 
 

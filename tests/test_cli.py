@@ -12,6 +12,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -169,6 +170,7 @@ async def test_the_installed_commands(demo_url: str) -> None:
         (("map", "--prometheus", "http://prom:port"), "the port must be a number from 1 to 65535"),
         (("map", "--url", "http://"), "--url http://: has no host"),
         (("map", "--url", "http://a..b"), "is not a URL with the name or address of a host"),
+        (("map", "--url", "http://a\0b"), "is not a URL with the name or address of a host"),
         (("map", "--url", "http://a", "--proc", "/proc"), "--proc: sets a source of this node"),
         (("top", "--url", "http://a", "--node-name", "x"), "--node-name: sets a source of this node"),
         (("serve", "--interval", "5\ns"), '--interval 5 s: "5 s" is not a duration'),
@@ -261,6 +263,43 @@ async def _end_while_it_starts(command: str, temporary: Path, delay_seconds: flo
     _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
     assert process.returncode in (0, -signal.SIGTERM)  # the latter before Python has come to gpumap's first line
     assert b"Traceback" not in errors
+
+
+COMPUTING = """
+import asyncio, re
+from gpumap.agent.signals import stop_by_signal
+from gpumap.cli import signals
+async def compute(prepare=lambda: None):
+    prepare()
+    print(flush=True)
+    re.match("(a+)+b", "a" * 99)
+signals._END_SECONDS = {seconds}
+asyncio.run({run})
+"""
+
+
+@pytest.mark.parametrize(
+    ("run", "seconds", "again", "code"),
+    [
+        ("signals.until_stopped(compute())", 0.1, None, 0),
+        ("signals.until_stopped(compute())", 99.0, signal.SIGINT, 0),
+        ("compute(stop_by_signal)", 99.0, signal.SIGINT, -signal.SIGINT),
+    ],
+)
+def test_signals_end_what_computes(run: str, seconds: float, again: signal.Signals | None, code: int) -> None:
+    """The event loop waits for a regular expression. A command ends in time, and all end on the second signal."""
+    program = COMPUTING.format(run=run, seconds=seconds)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            if again is not None:
+                process.send_signal(again)
+        process.kill()
+    assert process.returncode == code
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

@@ -17,11 +17,18 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumap.agent.dialects import dcgm_entities
 from gpumap.agent.published import published
+from gpumap.agent.sources import json_files
+from gpumap.cli import credentials, server_flags
+from gpumap.cli.entry import print_notices
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import yaml_text
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables.map import map_table
+from gpumap.lab import decoding
+from gpumap.lab.capture import anonymize, pseudonyms
+from gpumap.model import cgroups, device_ids, workloads
 from gpumap.model.errors import FatalError
 from tests.command import one_line, run_command, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
@@ -69,7 +76,7 @@ async def test_a_name_of_a_megabyte(command: str) -> None:
     async with serving(answering(node_called("n" * 1_000_000))) as url:
         message = one_line(await run_command_in_loop(command, "--url", url), 1)
     assert message == (
-        f"{url}/api/v1/map did not answer with a map of this version of gpumap: a text is longer than 4096 bytes"
+        f"{url}/api/v1/map did not answer with a map of this version of gpumap: a text is longer than 65536 characters"
     )
 
 
@@ -244,8 +251,54 @@ async def test_a_token_from_a_command(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["version"] == 1
 
 
+# --- expressions over input from outside ------------------------------------------------------------------------------
+
+_EXPRESSIONS = [
+    (dcgm_entities._COMPUTE_INSTANCE, "", "1", ""),
+    (device_ids._DRA_NAMES[1].pattern, "gpu-0-mig-", "a", "!"),
+    (device_ids._DRA_NAMES[1].pattern, "gpu-0-mig-a", "-1", "!"),
+    (server_flags._MATCH, "a='b'", " ", "!"),
+    (server_flags._MATCH, "a='", "\\'", ""),
+    (server_flags._MATCH, "", "a='b',", "!"),
+    (json_files._SURROGATES, b"", b"\\ud800", b"\\"),
+    (workloads._UNIT, "/", "a.service", "!"),
+    (workloads._SCOPE, "/", "a.scope", "!"),
+    *((pattern, "/", "slot_1_", "!") for _, pattern in workloads._CONTAINED),
+    (cgroups._POD, "", "/pod", "!"),
+    (cgroups._CONTAINER, "", "-0123abcd", "!"),
+    (anonymize._STAT, "1 ", "(a) R 1 1", "!"),
+    (pseudonyms._HEX, "", "pod0123abcd-", "!"),
+    (decoding._PLACE, "", " - at `$", "!"),
+    (credentials._HEADER_NAME, "", "a", " "),
+]
+
+
+@pytest.mark.parametrize(("pattern", "start", "middle", "end"), _EXPRESSIONS)
+def test_the_time_of_an_expression_is_linear(pattern: Any, start: Any, middle: Any, end: Any) -> None:
+    """With a quadratic one, this text takes minutes."""
+    text = start + middle * ((1 << 18) // len(middle)) + end
+    assert pattern.fullmatch(text) is None
+    for _ in pattern.finditer(text):
+        pass
+
+
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_a_full_disk(flag: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([GPUMAP, flag], stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
     assert (done.returncode, done.stderr) == (1, "gpumap: No space left on device\n")
+
+
+def test_a_full_disk_behind_stderr() -> None:
+    """The exit code is still that of the failure."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([GPUMAP, "map", "--no-such"], stderr=full, env=environment(), check=False)
+    assert done.returncode == 2
+
+
+def test_no_notice_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each notice is one printable line, whatever names it contains."""
+    print_notices([f"pod a{STEERING}\ud800", "b"])
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith("gpumap: pod a?]0;owned??[2J? =1+1")
+    assert (first.isprintable(), others) == (True, ["gpumap: b"])

@@ -22,6 +22,13 @@ gpus:
 """
 POD = "pods:\n  - name: a\n    containers:\n      - "
 
+
+def nested(value: str) -> str:
+    """Six lines. Each after the first repeats the one before it ten times, in a value of this form."""
+    repeated = (f"a{n}: &a{n} {value.format(', '.join([f'*a{n - 1}'] * 10))}\n" for n in range(1, 6))
+    return f"a0: &a0 {{x: 1}}\n{''.join(repeated)}"
+
+
 MISTAKES = [
     ("gpu: []", 'scenario: unknown key "gpu" (did you mean "gpus"?)'),
     ("pods: []", 'scenario: "gpus" is missing'),
@@ -120,6 +127,10 @@ MISTAKES = [
         GPUS + "kubelet: {away: [{from: 1m, until: 2m}]}\n" + POD + "{name: c}\n    from: 90s",
         "pods[0]: cannot start at 90s, while the kubelet is away",
     ),
+    (f"gpus: [{', '.join(['{model: A, memory: 1GiB}'] * 65)}]", "gpus: has more than 64 entries"),
+    (nested("{{<<: [{}]}}"), "line 6: more than 100000 values, counting aliases"),
+    (nested("[{}]"), "line 6: more than 100000 values, counting aliases"),
+    ("gpus:\n- &a [*a]\n", "line 2: more than 100000 values, counting aliases"),
     (
         GPUS + "host_processes: [{gpu: 0, memory: 1GiB, comm: a-very-long-command}]",
         "host_processes[0].comm: expected a command name of 1 to 15 characters, no control character, /, ( or ), "

@@ -84,7 +84,7 @@ async def test_a_hang_during_the_release_costs_no_reading(
 ) -> None:
     """The worker ends itself, another one answers in the same read, and there is no complaint."""
     state = tmp_path / "state"
-    changed = {"read_scheduler.REINIT_SECONDS": 0.1, "read_scheduler.CLOSE_SECONDS": 0.3}
+    changed = {"read_scheduler.REINIT_SECONDS": 0.1, "read_scheduler.CLOSE_PART": 0.005}
     command = ["env", f"STANDIN_STATE={state}", *changed_worker(library, changed)]
     source = NvmlSource(command, ("health", "gpm"), release=release)
     driver = Driver(gpus=[Gpu(A), Gpu(B, gpm=standin.Gpm())], fail={("*", 0): Code.GPU_IS_LOST})

@@ -19,6 +19,7 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables.top import top_values
 from gpumap.cli.tables.waste import waste_table, waste_values
+from gpumap.model.findings import faulty_gpus
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, encode
 from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
@@ -27,6 +28,7 @@ from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Pod, Process, TestNode, gpu_uuid
 from tests.nodes import Gpu as MadeGpu
+from tests.snapshots import busy_node
 from tests.test_fleet import Labels, cluster_of, container_in_series, named, node_of, series, target
 from tests.test_map_schema import VALIDATOR
 
@@ -302,3 +304,14 @@ def test_a_fault_is_not_one_of_gpumaps_own_pod() -> None:
     node.collect()
     seen, _ = cluster_of((node.collect(), target("a:1")), honour=False, parts=frozenset({queries.FINDINGS}))
     assert {(one.finding, one.pod, one.namespace) for one in seen.maps[0].findings or ()} == {("fault", "", "")}
+
+
+def test_a_gpu_with_several_faults_counts_once() -> None:
+    """Its line names its other reasons, as on its node."""
+    seen, _ = cluster_of((busy_node(3), target("a:1")))
+    lines, expected = (
+        [(fault.uuid, fault.why, fault.gpus) for fault in faulty_gpus(node.findings) if fault.uuid]
+        for node in (seen.maps[0], published(busy_node(3)))
+    )
+    assert lines == expected
+    assert "; also " in lines[0][1]

@@ -369,7 +369,7 @@ def test_tables_name_the_work() -> None:
     """`map` and `top` have a row for each work, with its memory, SM time and name in the place of a pod's."""
     rows = shown("workstation")
     assert ["-", "systemd_unit/ollama.service", "-", "1", "5.9GiB", "24%", "-", "75%", "1", "host"] in rows
-    assert ["-", "podman/c01a2b3c4d5e", "-", "1", "-", "-", "-", "0%", "1", "host"] in rows, "unknown is no 0"
+    assert ["-", "user/1000", "-", "1", "-", "-", "-", "0%", "1", "host"] in rows, "unknown is no 0"
     assert ["systemd_unit/ollama.service", "5.9GiB", "75%", "host"] in rows
     assert ["podman/vllm.service", "7.8GiB", "0%", "host"] in rows
     assert ["0", "2002", "C", "python3", "-", "user/1000", "-", "3.9GiB", "16%", "50%", "host"] in shown(

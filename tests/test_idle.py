@@ -41,8 +41,8 @@ def counting() -> Iterator[int]:
 )
 @pytest.mark.parametrize("is_mig", [False, True])
 def test_jobs_shorter_than_the_interval_are_work(length: float, every: float, charged: float, *, is_mig: bool) -> None:
-    """A pod that works in short jobs is not idle in a single collection, and a part of its time is charged: that of jobs
-    that a list showed."""
+    """A pod that works in short jobs is not idle in a single collection, and a part of its time is charged: that of
+    jobs that a list showed."""
     leaf = SLICE if is_mig else CARD
     pod = holder("short", str(leaf))
     jobs = repeated(pod, leaf, length, every, counting(), sm=30)

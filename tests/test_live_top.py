@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import termios
@@ -21,6 +22,7 @@ from gpumap.cli.tables import Shape
 from gpumap.cli.tables.live import Frame, Live, frame, pressed, remembered
 from gpumap.cli.terminal import Screen, cells
 from gpumap.model import remedies
+from gpumap.model.findings import faulty_gpus
 from gpumap.model.node import decode
 from gpumap.model.shown import ELLIPSIS
 from gpumap.model.terms import FINDINGS
@@ -29,9 +31,9 @@ from tests.demo_process import GPUMAP, demo, fetch
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import changed, changed_in, maps, with_gpus
 from tests.snapshots import busy_node
-from tests.test_watch import STEERING, FakeAgent, Terminal, on_terminal, serve_fake, terminal
+from tests.test_watch import STEERING, FakeAgent, Terminal, let_hangups_count, on_terminal, serve_fake, terminal
 
-__all__ = ["serve_fake"]
+__all__ = ["let_hangups_count", "serve_fake"]
 SHAPE = Shape(screen=Screen(columns=80))
 
 
@@ -84,7 +86,9 @@ def test_a_frame_fills_the_window_and_no_more(sharing: NodeMaps, node: str, colu
     of_findings = [line.strip("> ").split() for line in lines[titles + 1 : -1]]
     kinds = [words[0].lower() for words in of_findings if words and words[0].lower() in FINDINGS]
     assert kinds == sorted(kinds, key=FINDINGS.index)
-    expected = [one.finding for one in found.maps[0].findings or ()]
+    findings = found.maps[0].findings or ()
+    wastes = [finding for finding in findings if finding.finding != "fault"]
+    expected = [finding.finding for finding in (*faulty_gpus(findings), *wastes)]
     assert kinds == expected[: len(kinds)]
     assert len(kinds) >= min(len(expected), height // 2 - 1)
     if node == "stalled":
@@ -208,7 +212,7 @@ def test_unaccounted_memory_is_the_gpus() -> None:
 @pytest.mark.parametrize(
     ("query", "some"),
     [
-        *(("pod-1", True), ("GPU-", True), ("gpu-f", False), ("0000", False), ("assigned", True)),
+        *(("pod-1", True), ("GPU-", True), ("gpu-f", False), ("-0000", False), ("assigned", True)),
         *(("test-node-name", False), ("squatter", True), ("host squatter", False)),
         *(
             ("gpu:0", True),
@@ -259,6 +263,9 @@ def test_titles_do_not_depend_on_the_rows(query: str) -> None:
         (["/", "q", "enter", "escape"], Live()),
         (["/", "q", "escape"], Live()),
         (["/", "up"], Live(typing=True)),
+        (["/", "\x1b[200~q\n\x1b]0;x\x07\x1b[201~"], Live(typing=True, query="q  ]0;x ")),
+        (["/", *(["\x1b[200~xy\x1b[201~"] * 200)], Live(typing=True, query="xy" * 128)),
+        (["\x1b[200~q\x1b[201~"], Live()),
         (["?", "s"], Live()),
         (["\x1b[Z", "é", "x"], Live()),
     ],
@@ -288,7 +295,7 @@ async def test_keys_change_what_is_shown(fake: FakeAgent) -> None:
     """Order, groups, processes and filter, on a real terminal; `q` ends it with 0 and restores the first screen."""
     async with top(fake) as found:
         assert "by finding" in found.shown.splitlines()[0]
-        await found.press("j", "\r", shows=lambda screen: "Look for Xid 79" in screen and "Esc back" in screen)
+        await found.press("j", "\r", shows=lambda screen: "Cordon the node" in screen and "Esc back" in screen)
         await found.press("\x1b", shows=lambda screen: " DEVICE " in screen)
         await found.press("s", "s", shows=lambda screen: "by sm, reversed" in screen.splitlines()[0])
         await found.press("p", shows=lambda screen: "PID" in screen)
@@ -321,16 +328,70 @@ async def test_an_agent_that_is_away_is_named_above_what_it_said(fake: FakeAgent
         await found.until(lambda _: "answered 503" not in found.shown, "it does not go on")
 
 
-@pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
-async def test_the_terminal_is_as_before(fake: FakeAgent, key: str) -> None:
-    """Keys that are pressed are shown again, and lines are edited again; the exit code is 0."""
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("q", 0),
+        ("\x03", 0),
+        ("\x1c", -signal.SIGQUIT),
+        (signal.SIGTERM, 0),
+        (signal.SIGHUP, 0),
+        (signal.SIGQUIT, -signal.SIGQUIT),
+    ],
+    ids=["q", "Ctrl-C", "Ctrl-\\", "SIGTERM", "SIGHUP", "SIGQUIT"],
+)
+@pytest.mark.usefixtures("hangups_count")
+async def test_the_terminal_is_as_before(fake: FakeAgent, end: str | signal.Signals, code: int) -> None:
+    """Keys that are pressed are shown again, lines are edited again, and pastes are not marked, whatever ends it."""
     async with top(fake) as found:
         assert not termios.tcgetattr(found._master)[3] & termios.ECHO
-        os.write(found._master, key.encode())
+        if isinstance(end, signal.Signals):
+            found.process.send_signal(end)
+        else:
+            os.write(found._master, end.encode())
         await found.end()
-        assert found.process.returncode == 0
+        assert found.process.returncode == code
         assert termios.tcgetattr(found._master)[3] & termios.ECHO
-    assert found.said.endswith("\x1b[?25h\x1b[?1049l")
+    assert found.said.endswith("\x1b[?2004l\x1b[?25h\x1b[?1049l")
+
+
+@pytest.mark.parametrize("stop", ["TSTP", "STOP"])
+async def test_it_can_be_suspended(fake: FakeAgent, stop: str) -> None:
+    """After Ctrl-Z the terminal is the shell's; `fg` paints again, also if nothing could be restored before."""
+    shell = f"{GPUMAP} top --interval 100ms --url {fake.url}; kill -0 %1 && echo suspended; fg >/dev/null; echo ended"
+    with on_terminal(["sh", "-mc", shell], {}, 100, 24) as found:
+        await found.until(lambda _: len(found.frames) > 2 and "pod-1" in found.shown, "it does not show the answer")
+        if stop == "TSTP":
+            os.write(found._master, b"\x1a")
+        else:
+            os.kill(os.tcgetpgrp(found._master), signal.SIGSTOP)
+        await found.until(lambda said: "\x1b[?1049h" in said.partition("suspended\n")[2], "it does not go on")
+        assert ("\x1b[?1049lsuspended" in found.said) is (stop == "TSTP")
+        seen = len(found.frames)
+        await found.until(lambda _: len(found.frames) > seen + 2, "it does not paint")
+        os.write(found._master, b"q")
+        await found.end()
+    assert found.said.endswith("\x1b[?1049lended\n")
+
+
+async def test_keys_that_arrive_together_take_one_frame(fake: FakeAgent) -> None:
+    """Thousands of them delay neither what follows nor a signal."""
+    async with top(fake) as found:
+        seen = len(found.frames)
+        os.write(found._master, b"j" * 3000 + b"s")
+        await found.until(lambda _: "by sm" in found.shown.splitlines()[0], "it does not sort")
+        assert len(found.frames) - seen < 300
+
+
+@pytest.mark.parametrize("text", ["\x1b[200~one\nq\x1b[201~", "one\nq"], ids=["marked", "unmarked"])
+async def test_pasted_text_is_no_key(fake: FakeAgent, text: str) -> None:
+    """Lines with a `q` do not end it; while the filter is typed, they are a part of it."""
+    async with top(fake) as found:
+        if "\x1b" in text:
+            os.write(found._master, text.replace("q", "q" * 3000).encode())
+        await found.press("/", shows=lambda screen: "filter: _" in screen)
+        assert "Nothing matches." in await found.press(text, shows=lambda screen: "filter: one q_" in screen)
+        assert await found.interrupt() == 0
 
 
 async def test_once_prints_the_table(fake: FakeAgent) -> None:

@@ -123,7 +123,7 @@ async def test_one_child_answers_all_reads(start: Start, log: Path) -> None:
         GpuReading(1, uuid=second.value.gpus[1].uuid),
     )
     request = {"interval_seconds": 1.0, "last": [], "skip": [], "groups": [], "release": False, "hold_seconds": 0.0}
-    assert requests(log) == [{"read": n, **request} for n in (1, 2)]
+    assert requests(log) == [{"read": n, **request, "deadline_seconds": PATIENCE_SECONDS} for n in (1, 2)]
 
 
 async def test_faults_and_refusals_are_complaints(start: Start) -> None:

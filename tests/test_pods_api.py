@@ -102,7 +102,7 @@ async def api(tmp_path: Path) -> AsyncIterator[FakePodsApi]:
 @pytest.fixture
 async def source(tmp_path: Path) -> AsyncIterator[PodsApiSource]:
     """A source at the same socket, not begun."""
-    made = PodsApiSource(tmp_path / "pods-api.sock")
+    made = PodsApiSource(tmp_path / "pods-api.sock", agent.PATIENCE_SECONDS)
     yield made
     await made.close()
 
@@ -282,7 +282,7 @@ def test_a_pod_has_no_more_shares_than_a_node_has_devices() -> None:
 
 async def test_events_that_a_kubelet_drops_are_made_up_for(api: FakePodsApi, tmp_path: Path) -> None:
     """Pods are listed again from time to time also when no event arrives."""
-    source = PodsApiSource(tmp_path / "pods-api.sock", resync_seconds=0.05)
+    source = PodsApiSource(tmp_path / "pods-api.sock", agent.PATIENCE_SECONDS, resync_seconds=0.05)
     try:
         await source.start()
         api.set_pods([sent(OTHER)], tell=False)

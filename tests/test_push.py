@@ -243,6 +243,13 @@ async def test_after_a_start_collections_follow_for_a_while(monkeypatch: pytest.
         assert sources.triggers["interval"] == 1
 
 
+@pytest.mark.parametrize(
+    ("interval", "deadline"), [(0.1, 1.0), (0.5, 1.0), (1.0, 1.0), (2.5, 2.5), (5.0, 5.0), (60.0, 5.0)]
+)
+def test_the_deadline_of_a_source_is_the_interval_within_limits(interval: float, deadline: float) -> None:
+    assert collect.deadline_seconds(interval) == deadline
+
+
 async def test_without_news_the_interval_alone_decides() -> None:
     """Commands that look have no watcher: push is 0, and no count of it is served."""
     sources = Sources()

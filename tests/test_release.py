@@ -257,7 +257,7 @@ async def signalled(agent: Agent, times: int = 1) -> None:
 async def test_a_signal_releases_the_driver_for_an_interval(node: Node) -> None:
     """The worker is gone, the page serves what it has, and nothing collects before the interval is over; then all is
     as before, with a new worker."""
-    async with serve(node, "--interval", "3s") as agent:
+    async with serve(node, "--interval", "3s", program=[str(GPUMAP)]) as agent:
         await agent.until(lambda page: page.up("nvml"), "it does not collect")
         comm = await asyncio.to_thread(Path(f"/proc/{agent.pid}/comm").read_text)
         assert comm == "gpumap\n", "pkill -x gpumap would not find it"

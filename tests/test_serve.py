@@ -15,6 +15,7 @@ from gpumap.agent.metrics import GROUPS, native
 from gpumap.model import cgroups
 from tests.agent import serve
 from tests.command import run_command_in_loop
+from tests.demo_process import GPUMAP
 from tests.exposed import Page
 from tests.machine import Pod
 from tests.node import GIB, MIB, Node, gpu_uuid
@@ -232,6 +233,17 @@ async def test_the_host_sees_its_own_processes(directory: Path, library: Path) -
             "unknown": 0,
         }
         assert "pid_visibility=1 reason='gpumap runs on the bare host'" in agent.log
+
+
+async def test_the_interval_limits_the_wait_for_each_source(plain: Node) -> None:
+    """At 500 ms, gpumap waits a second for a GPU that hangs, and for the kubelet. Other GPUs keep their series."""
+    async with serve(plain, "--interval", "500ms", program=[str(GPUMAP)]) as agent:
+        await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=WHOLE) == 1, "it is not read")
+        plain.driver.delay["nvmlDeviceGetMemoryInfo_v2", 1] = float("inf")
+        plain.update_driver()
+        page = await agent.until(lambda page: page.value("gpumap_gpu_up", gpu_uuid=WHOLE) == 0, "it does not hang")
+        assert page.value("gpumap_device_memory_used_bytes", uuid=SHARED) == 64 * MIB
+        assert 0.0 < plain.kubelet.longest_deadline_seconds < 1.5
 
 
 async def test_the_driver_is_found_by_the_loader(plain: Node) -> None:

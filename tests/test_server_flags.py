@@ -78,6 +78,14 @@ async def test_credentials_of_flags(files: Path, flags: tuple[str, ...], sent: s
         (("--header", "secret"), '--header: must have the form "Name: value"'),
         (("--timeout", "soon"), "--timeout soon: "),
         (("--match", "x"), "--match x: must have the form"),
+        (("--match", "a='b'" + " " * 100_000 + "x"), "--match a='b' "),  # an expression must not try each blank again
+        (("--header", "Content-Length: 5"), "--header: Content-Length must be that of the request, which gpumap sets"),
+        (("--server-name", ""), "--server-name : is not the name of a host"),
+        (("--server-name", "a..b"), "--server-name a..b: is not the name of a host"),
+        (("--server-name", "a" * 64), "--server-name aaaa"),
+        (("--server-name", "ä" * 60), "--server-name ää"),
+        (("--server-name", "a\0b\x1b\u202e"), "--server-name a?b??: is not the name of a host"),
+        (("--server-name", "\udcff"), "--server-name ?: is not the name of a host"),
     ],
 )
 @pytest.mark.parametrize("command", COMMANDS)

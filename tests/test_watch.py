@@ -171,6 +171,14 @@ async def serve_fake() -> AsyncIterator[FakeAgent]:
     await runner.cleanup()
 
 
+@pytest.fixture(name="hangups_count")
+def let_hangups_count() -> Iterator[None]:
+    """Children inherit an ignored SIGHUP, as `nohup` leaves it to its command: not those of this test."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("command", ["map", "top", "waste", "doctor"])
 @pytest.mark.parametrize("columns", [80, 132])
 async def test_tables_fit_the_terminal(fake: FakeAgent, command: str, columns: int) -> None:

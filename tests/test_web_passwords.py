@@ -1,14 +1,16 @@
-"""Who gets a page by a password; a guesser delays no other client."""
+"""Who gets a page by a password; what guesses delay."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.agent import until
+from gpumap.agent.web import guard
 from tests.secured import ALICE, CLIENTS, SHOWN, make_certificates, secured, users
 
 
@@ -50,33 +52,73 @@ async def test_a_certificate_and_a_password(folder: Path) -> None:
 async def test_the_same_question_is_checked_once(folder: Path) -> None:
     """A page's twenty requests at once, with one password, are one check: none is turned away."""
     async with secured(folder, users(cost=10)) as site:
-        found = await asyncio.gather(*(site.curl("/metrics", *ALICE, scheme="http") for _ in range(20)))
-        assert {one.status for one in found} == {200}
+        answers = await asyncio.gather(*(site.curl("/metrics", *ALICE, scheme="http") for _ in range(20)))
+        assert {answer.status for answer in answers} == {200}
 
 
-async def test_guesses_lock_no_user_out(folder: Path) -> None:
-    """While guesses come from many connections, and more than may wait, one who was never seen before is let in."""
-    stop = asyncio.Event()
-    statuses: list[int] = []
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-    async def guess(port: int, address: str, number: int) -> None:
-        while not stop.is_set():
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
-            word = base64.b64encode(f"alice:{address}-{number}-{len(statuses)}".encode())
-            writer.write(b"GET /metrics HTTP/1.0\r\nAuthorization: Basic " + word + b"\r\n\r\n")
-            statuses.append(int((await reader.read()).split()[1]))
+
+@contextlib.asynccontextmanager
+async def connections(port: int, count: int) -> AsyncIterator[list[Connection]]:
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+    yield [*opened]
+    for _, writer in opened:
+        writer.close()
+
+
+async def status(connection: Connection, user: str, password: str) -> int:
+    """Ask for a page on an open connection."""
+    reader, writer = connection
+    word = base64.b64encode(f"{user}:{password}".encode()).decode()
+    writer.write(f"GET /api/v1/check HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic {word}\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+    return int(head.split()[1])
+
+
+async def test_a_guesser_at_the_same_address_keeps_no_scraper_out(folder: Path) -> None:
+    """Guesses come on one connection, one after the other. A new scraper waits for at most one of them."""
+    names = [f"scraper{number}" for number in range(20)]
+    config = users(name="alice") + "".join(users(name=name).partition("\n")[2] for name in names)
+    answered = 0
+
+    async def guess(connection: Connection) -> None:
+        nonlocal answered
+        while True:
+            await status(connection, "alice", f"guess {answered}")
+            answered += 1
+
+    async with secured(folder, config) as site, asyncio.timeout(60), connections(site.port, 21) as opened:
+        guessing = asyncio.create_task(guess(opened.pop()))
+        for name, connection in zip(names, opened, strict=True):
+            answered_before = answered
+            assert await status(connection, name, "hunter2é") == 200
+            assert answered <= answered_before + 2  # the answer of one is on its way
+        guessing.cancel()
+    assert answered >= 10
+
+
+async def test_waiting_guesses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password that was right before waits for no check, and the guesses of clients that are gone are not checked."""
+    checked: list[str] = []
+    matches = guard._matches
+
+    def check(password: str, hashed: str) -> bool:
+        checked.append(password)
+        return matches(password, hashed)
+
+    monkeypatch.setattr(guard, "_matches", check)
+    async with secured(folder, users(cost=8)) as site, asyncio.timeout(60), connections(site.port, 31) as opened:
+        known = opened.pop()
+        assert await status(known, "alice", "hunter2é") == 200
+        guesses = [
+            asyncio.create_task(status(guesser, "bob", f"guess {number}")) for number, guesser in enumerate(opened)
+        ]
+        assert await guesses[0] == 401
+        assert await status(known, "alice", "hunter2é") == 200
+        for guess, (_, writer) in zip(guesses, opened, strict=True):
+            guess.cancel()
             writer.close()
-            await asyncio.sleep(0.02)
-
-    async with secured(folder, users(cost=6)) as site:
-        guessing = [asyncio.create_task(guess(site.port, f"127.0.0.{2 + n % 4}", n)) for n in range(48)]
-        await until(lambda: _value(statuses.count(429)), lambda count: count > 20, "no guess is turned away")
-        assert (await site.curl("/metrics", *ALICE, scheme="http")).status == 200
-        stop.set()
-        await asyncio.gather(*guessing)
-    assert set(statuses) == {401, 429}
-
-
-async def _value(value: int) -> int:
-    await asyncio.sleep(0.05)
-    return value
+        assert await status(known, "alice", "wrong") == 401
+    assert "guess 29" not in checked

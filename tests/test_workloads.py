@@ -22,19 +22,19 @@ PATHS = [
     (f"/docker/{A}", "docker", SHORT),
     (f"/docker/{A}/init.scope", "docker", SHORT),
     (f"/ml.slice/docker-{A}.scope", "docker", SHORT),
-    (f"{HOME}/user.slice/docker-{A}.scope", "docker", SHORT),
+    (f"{HOME}/user.slice/docker-{A}.scope", *ALICE),
     (f"{HOME}/app.slice/docker.service", *ALICE),
     ("/system.slice/docker.service", "systemd_unit", "docker.service"),
     (f"/system.slice/docker-{A}.scope/docker/{P}", "docker", SHORT),
     (f"/machine.slice/libpod-{A}.scope/container", "podman", SHORT),
     (f"/machine.slice/machine-libpod_pod_{P}.slice/libpod-{A}.scope", "podman", SHORT),
-    (f"{HOME}/user.slice/libpod-{A}.scope/container", "podman", SHORT),
-    (f"{HOME}/user.slice/user-libpod_pod_{P}.slice/libpod-{A}.scope/container", "podman", SHORT),
+    (f"{HOME}/user.slice/libpod-{A}.scope/container", *ALICE),
+    (f"{HOME}/user.slice/user-libpod_pod_{P}.slice/libpod-{A}.scope/container", *ALICE),
     (f"/libpod_parent/libpod-{A}", "podman", SHORT),
     (f"/system.slice/vllm.service/libpod-payload-{A}", "podman", "vllm.service"),
     (f"/machine.slice/libpod-conmon-{A}.scope", "podman", SHORT),
     (f"/system.slice/nerdctl-{A}.scope", "containerd", SHORT),
-    (f"{HOME}/user.slice/nerdctl-{A}.scope", "containerd", SHORT),
+    (f"{HOME}/user.slice/nerdctl-{A}.scope", *ALICE),
     (f"/default/{A}", "containerd", SHORT),
     (f"/k8s.io/{A}", "containerd", SHORT),
     ("/system.slice/containerd.service", "systemd_unit", "containerd.service"),
@@ -45,7 +45,7 @@ PATHS = [
     ("/hpc.slice/slurmstepd.scope/job_42/step_3+1/user/task_special", "slurm_job", "42"),
     ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0", "slurm_job", "s5K1KKYAYG5D00"),
     ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/slurm", "slurm_job", "s5K1KKYAYG5D00"),
-    ("/system.slice/slurmstepd.scope/system", *ROOT),
+    ("/system.slice/slurmstepd.scope/system", "systemd_unit", "slurmstepd.scope"),
     ("/system.slice/slurmd.service", "systemd_unit", "slurmd.service"),
     ("/srv/job_42/data", *ROOT),
     ("/pbs_jobs.service/jobid/42.pbs01", "pbs_job", "42.pbs01"),
@@ -76,7 +76,7 @@ PATHS = [
     ("/system.slice/snap.ollama.listener.service", "systemd_unit", "snap.ollama.listener.service"),
     (f"/system.slice/snap.ollama.ollama-{UUID}.scope", *ROOT),
     ("/wsl-user/distro-4668/systemd/system.slice/ollama.service", "systemd_unit", "ollama.service"),
-    (f"/wsl-user/distro-4668/systemd{HOME}/user.slice/docker-{A}.scope", "docker", SHORT),
+    (f"/wsl-user/distro-4668/systemd{HOME}/user.slice/docker-{A}.scope", *ALICE),
     (f"/../../../system.slice/docker-{A}.scope", "docker", SHORT),
     ("/system.slice/run-r3f0c2.scope", *ROOT),
     ("/system.slice/run-r3f0c2.service", *ROOT),
@@ -93,10 +93,27 @@ PATHS = [
         "systemd_unit",
         "systemd-nspawn@web.service",
     ),
-    ("/machine.slice/machine-web.scope/payload/user.slice/user-1000.slice/session-1.scope", *ROOT),
-    ("/machine.slice/machine-web.scope/payload/system.slice/ollama.service", *ROOT),
-    (f"{HOME}/app.slice/vllm.service/libpod-payload-{A}", "podman", "vllm.service"),
-    (r"/machine.slice/machine-qemu\x2d1\x2dwin.scope/libvirt/emulator", *ROOT),
+    (
+        "/machine.slice/machine-web.scope/payload/user.slice/user-1000.slice/session-1.scope",
+        "systemd_unit",
+        "machine-web.scope",
+    ),
+    ("/machine.slice/machine-web.scope/payload/system.slice/ollama.service", "systemd_unit", "machine-web.scope"),
+    (
+        r"/machine.slice/machine-qemu\x2d1\x2dwin.scope/libvirt/emulator",
+        "systemd_unit",
+        r"machine-qemu\x2d1\x2dwin.scope",
+    ),
+    ("/ml.slice/train-a.scope", "systemd_unit", "train-a.scope"),
+    ("/system.slice/run-p4711-i4712.scope", *ROOT),
+    (f"{HOME}/app.slice/vllm.service/libpod-payload-{A}", *ALICE),
+    (f"/../user@1000.service/libpod-payload-{A}", *ALICE),
+    (f"{HOME}/lxc.payload.x", *ALICE),
+    (f"{HOME}/user.slice/user-0.slice/session-1.scope", *ALICE),
+    (f"/user/alice/0/docker/{A}", *ROOT),
+    (f"/system.slice/jupyterhub.service/docker/{A}", "systemd_unit", "jupyterhub.service"),
+    ("/system.slice/jupyterhub.service/htcondor/slot1@x", "systemd_unit", "jupyterhub.service"),
+    (f"/system.slice/run-u12.service/docker-{A}.scope", *ROOT),
     ("/init.scope", *ROOT),
     ("/", *ROOT),
     (f"/system.slice/docker-{A}.scope (deleted)", "docker", SHORT),
@@ -108,18 +125,24 @@ PATHS = [
 )
 def test_a_path_names_the_work(path: str, kind: str, name: str) -> None:
     """A container, a job, a unit or a user; the process's own user if the path names none of them."""
-    assert workload(paths(f"0::{path}\n"), uid=0) == Workload(kind, name)
+    assert (workload(paths(f"0::{path}\n")) or Workload(*ROOT)) == Workload(kind, name)
 
 
-def test_work_without_a_name() -> None:
-    """Without a name in the path, and without the process's user, nothing is named."""
-    assert workload(["/init.scope"], uid=None) is None
-
-
-def test_every_line_of_a_v1_file_counts() -> None:
-    """A job may be on some controllers only: the line of systemd has the unit of slurmd."""
-    text = "11:freezer:/slurm/uid_1000/job_42/step_batch\n1:name=systemd:/system.slice/slurmd.service\n"
-    assert workload(paths(text), uid=1000) == Workload("slurm_job", "42")
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["/slurm/uid_1000/job_42/step_batch", "/", "/system.slice/slurmd.service"], Workload("slurm_job", "42")),
+        (["/slurm/uid_1000/job_42/step_extern", f"{HOME}/docker-{A}.scope"], Workload("slurm_job", "42")),
+        ([f"/user/alice/0/docker/{A}", "/user.slice/user-1000.slice/session-1.scope"], Workload(*ALICE)),
+        (["/system.slice/sshd.service", f"{HOME}/lxc.payload.x"], Workload(*ALICE)),
+    ],
+    ids=["a job and slurmd", "ssh into a job", "names in a session of cgroup v1", "a unit and a session"],
+)
+def test_every_line_of_a_v1_file_counts(lines: list[str], expected: Workload) -> None:
+    """A container or job may be on some controllers only. It counts before a session, and a unit comes last."""
+    for order in (lines, lines[::-1]):
+        text = "".join(f"{number}:controller{number}:{path}\n" for number, path in enumerate(order, 1))
+        assert workload(paths(text)) == expected
 
 
 @pytest.mark.parametrize("line_break", ["\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
@@ -129,7 +152,7 @@ def test_the_name_of_a_directory_is_no_line_of_its_own(line_break: str, forged: 
     text = f"0::{HOME}/app.slice/a{line_break}0::/system.slice/{forged}\n"
     assert len(paths(text)) == 1
     if "pod" not in forged:
-        assert workload(paths(text), uid=0) == Workload(*ALICE)
+        assert workload(paths(text)) == Workload(*ALICE)
 
 
 @pytest.mark.parametrize(
@@ -144,3 +167,22 @@ def test_the_name_of_a_directory_is_no_line_of_its_own(line_break: str, forged: 
 )
 def test_a_pod_is_no_work_of_the_host(path: str) -> None:
     assert parse(f"0::{path}\n", own("0::/system.slice/gpumap.service\n")).kind is CgroupKind.POD
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (f"{HOME}/pod{UUID}/{A}", ALICE),
+        (f"{HOME}/kubepods/burstable/podx/{A}", ALICE),
+        (f"/system.slice/jupyterhub.service/kubepods/pod{UUID}/{A}", ("systemd_unit", "jupyterhub.service")),
+        (f"/system.slice/docker-{A}.scope/kubelet.slice/kubelet-kubepods-pod{UUID}.slice/{P}", ("docker", SHORT)),
+        (f"/kubepods.slice/kubepods-pod{UUID}.slice/cri-containerd-{A}.scope", None),
+        (f"/kubepods/burstable/podx/{A}", None),
+    ],
+)
+def test_without_a_kubelet_the_name_of_a_pod_frees_no_user(path: str, expected: tuple[str, str] | None) -> None:
+    """What is outside the pod decides, also for a kubelet in docker. Any other pod is unknown."""
+    for reader in ("0::/system.slice/gpumap.service\n", "0::/\n"):
+        kind = parse(f"0::{path}\n", own(reader), has_kubelet=False).kind
+        assert (kind is CgroupKind.HOST) == (expected is not None)
+    assert expected is None or workload(paths(f"0::{path}\n")) == Workload(*expected)

@@ -57,7 +57,9 @@ class Worker:
             driver.write(self.state)
         self._reads += 1
         assert self.process.stdin is not None
-        request = wire.Request(self._reads, 1.0, tuple(last), tuple(skip), self.groups, self.release, self.hold_seconds)
+        request = wire.Request(
+            self._reads, 1.0, 5.0, tuple(last), tuple(skip), self.groups, self.release, self.hold_seconds
+        )
         self.process.stdin.write(wire.encode(request))
         return self._reads
 

@@ -25,6 +25,7 @@ from gpumap.cli.command_line import Parser, add_command, parse, top_parser
 from gpumap.cli.commands import add_tables
 from gpumap.cli.credentials import VARIABLES
 from gpumap.cli.doctor.command import add_doctor
+from gpumap.cli.entry import print_notices
 from gpumap.cli.where import HERE
 from gpumap.model.errors import UsageError
 from gpumap.model.parsing import parse_duration
@@ -200,7 +201,10 @@ def _record(given: argparse.Namespace) -> int:
     settings = quiet(resolve(given, os.environ, ("sources", "log")), given, os.environ)
     set_up_log(settings.log_format, settings.log_level)
     command = worker_command(settings.nvml_library or None)
-    return _run_loop(record_node(settings, command, Path(given.folder), seconds=seconds, anonymous=given.anonymize))
+    recording = record_node(
+        settings, command, Path(given.folder), print_notices, seconds=seconds, anonymous=given.anonymize
+    )
+    return _run_loop(recording)
 
 
 def _longer_than_default(interval: str | None) -> str | None:

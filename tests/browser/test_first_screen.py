@@ -144,7 +144,7 @@ async def test_a_finding_leads_to_its_row(site: Site, browser: Browser) -> None:
         marked = one.page.locator("tr[aria-current=true]")
         await expect(marked).to_contain_text("other/squatter-8")
         await expect(marked).to_be_in_viewport()
-        await expect(marked.locator(".remedy")).to_contain_text("Add a GPU request")
+        await expect(marked.locator(".remedy")).to_contain_text("Find how it gets access")
         await expect(one.page.locator(".details")).to_have_count(1)
         await expect(marked.get_by_role("link", name="squatter")).to_have_attribute("href", "#attention")
         address = one.page.url

@@ -564,7 +564,7 @@ async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
 
 
 async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
-    """Its card lists memory errors, pending rows and why it is slow, with what to do; a cause hides its effect."""
+    """Its card lists its worst fault with what to do, memory errors and why it is slow; a cause hides its effect."""
     ill = ailing(
         clock_events={"gpu_idle": False, "hw_slowdown": True, "hw_thermal_slowdown": True, "sync_boost": True},
         ecc_errors={"corrected": {"dram": 7}, "uncorrected": {"dram": 2, "sram": 1}},
@@ -574,22 +574,17 @@ async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
     show(site, shared_card(), ill)
     async with tab(browser, site.url) as one:
         assert "slowed by heat (hardware)" in (await one.texts(".gpu .facts"))[0]
-        failure, pending, errors = await one.texts(".ills li")
-        assert failure.startswith(
-            "This GPU has bad memory: run the field diagnostic. The GPU could not replace a bad row"
-        )
-        assert pending.startswith(
-            "This GPU needs a reset to replace bad memory rows. The GPU replaces bad rows of its memory"
-        )
-        assert "nvidia-smi --gpu-reset -i 0" in pending
+        failure, errors = await one.texts(".ills li")
+        said = "This GPU has bad memory: run the field diagnostic; also row_remap_pending. The GPU cannot replace"
+        assert failure.startswith(said)
         assert errors == "3 memory errors over its life were not correctable: dram 2, sram 1."
-        assert await one.texts(".marks") == ["2 fault squatter +1"]
+        assert await one.texts(".marks") == ["fault squatter +1"]
         assert await one.width_over() <= 0
 
 
 @pytest.mark.parametrize("width", [360, 1280])
 async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int) -> None:
-    """A GPU that answers and needs a reset is said above and on its card, in words; one that is down says it too."""
+    """A GPU that answers and needs a reset is said above and on its card, in words. One that is down has one line."""
 
     def need(snapshot: Snapshot) -> Snapshot:
         first, second = snapshot.node.gpus
@@ -601,13 +596,13 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
     show(site, cards(2, 1), need)
     async with tab(browser, site.url, width=width) as one:
         notice = one.page.locator("li.fault", has_text="drain and reset it")
-        await expect(notice).to_contain_text("Start no new work on it, and let running work finish")
-        up, *down = await one.texts(".ills li")
+        await expect(notice).to_contain_text("Start no new work on it. When its work has ended, run")
+        await expect(one.page.locator("#attention li.fault")).to_have_count(2)
+        await expect(one.page.locator(".tile.is-fault dd")).to_have_text("2")
+        up, down = await one.texts(".ills li")
         assert up.startswith("This GPU has reduced capacity: drain and reset it. The GPU works with reduced capacity.")
-        assert down[-1].startswith(
-            "This GPU requires a reboot: drain the node, then reboot. The driver requests a reboot."
-        )
-        assert "<index>" not in "".join([up, *down])
+        assert down.startswith("This GPU fell off the bus: drain the node, then reboot it; also recovery_node_reboot. ")
+        assert "<index>" not in up + down
         await expect(one.page.locator(".gpu.down")).to_contain_text("down: lost")
         assert await one.width_over() <= 0
 
@@ -634,8 +629,8 @@ async def test_xid_errors_name_whom_they_hit(site: Site, browser: Browser) -> No
     show(site, partitioned(), err)
     async with tab(browser, f"{site.url}#{gpu_uuid(1)}") as one:
         assert await one.texts(".ills li") == [
-            "This GPU had XID 79: GPU has fallen off the bus. NVIDIA's catalog of XID errors explains the codes, and "
-            "dmesg on the node shows the event. Usually an application causes 13, 31, 43, 45, 68 and 109, and the GPU "
+            "This GPU had XID 79: GPU has fallen off the bus. The GPU had XID errors. Read dmesg on the node, and "
+            "NVIDIA's catalog of XID errors. Usually an application causes 13, 31, 43, 45, 68 and 109, and the GPU "
             "causes other codes.",
             "XID 31: bad access, 2 times, last 4 min ago, while held or used by team/pod-0 main, team/pod-1 main, "
             "team/pod-2 main and 2 more.",

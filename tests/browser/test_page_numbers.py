@@ -195,7 +195,7 @@ async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> N
     site.collect(node)
     async with tab(browser, site.url) as one:
         notice = one.page.locator("#attention .fault")
-        await expect(notice).to_contain_text("GPU 1: hangs: reset it or reboot the node.")
+        await expect(notice).to_contain_text("1 GPU: hangs: cordon the node, then reset the GPU (index 1).")
         await expect(notice.locator(".remedy")).to_contain_text("Xid")
         shown = await tiles(one)
         assert (shown["GPUs"], shown["Faults"]) == ("2", "1")

@@ -119,6 +119,29 @@ def test_a_fault_has_no_pod(tmp_path: Path) -> None:
     prove(tmp_path, {fault: "1x60"}, [(table["targets"][1]["expr"], "30m", expected)])
 
 
+def test_a_gpu_with_several_faults_is_one_row(tmp_path: Path) -> None:
+    """Boards count it once, and show its worst reason. GPUs without a uuid count in the row of each reason."""
+    counted = {("lost", "GPU-a"): 1, ("xid_79", "GPU-a"): 0, ("lost", ""): 2, ("hung", ""): 1}
+    series: dict[str, str] = {}
+    for (reason, uuid), number in counted.items():
+        labels = f'node="n",finding="fault",reason="{reason}",uuid="{uuid}"'
+        series[f"gpumap_finding_gpus{{{labels}}}"] = f"{number}x60"
+        series[f"gpumap_finding_since_timestamp_seconds{{{labels}}}"] = "600x60"
+    panels = {(uid, panel["title"]): panel for uid, board in BOARDS.items() for panel in board["panels"]}
+    by_node = panels["gpumap-fleet", "Findings by node"]["targets"]
+    faults = panels["gpumap-health", "Faults and recovery"]["targets"]
+    rows = ('{node="n",reason="lost",uuid="GPU-a"}', '{node="n",reason="lost"}', '{node="n",reason="hung"}')
+    of_node = '{node="n",finding="fault"}'
+    asked: list[Asked] = [
+        (stat("gpumap-health", "GPUs with a fault"), "30m", {"{}": 4}),
+        (by_node[0]["expr"], "30m", {of_node: 3}),
+        (by_node[1]["expr"], "30m", {of_node: 4}),
+        (faults[0]["expr"], "30m", dict.fromkeys(rows, 1200)),
+        (faults[1]["expr"], "30m", dict(zip(rows, (1, 2, 1), strict=True))),
+    ]
+    prove(tmp_path, series, asked)
+
+
 def stat(uid: str, title: str) -> str:
     (query,) = (
         panel["targets"][0]["expr"]

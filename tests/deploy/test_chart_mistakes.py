@@ -21,6 +21,7 @@ MISTAKES = {
     "kubelet.rootdir": "/var/lib/k0s/kubelet",
     "kubelet.rootDir": "/var/lib/kubelet/",
     "nvml.hostPath": "lib",
+    "nvml.library": "lib/libnvidia-ml.so.1",
     "global.imageRegistry": "https://mirror.example.com",
     "global.imagePullSecrets": "registry",
     "image.registry": "https://registry.example.com",
@@ -214,6 +215,21 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
         (("service.nodePort=30401",), "service.nodePort: a Service of type ClusterIP has no port on the nodes"),
         (("service.clusterIP=None", "service.type=NodePort"), "Kubernetes refuses that for a Service of type NodePort"),
         (("hostNetwork=true", "hostPort=9500"), "hostPort is 9500 and port is 9401"),
+        (("hostNetwork=true", "networkPolicy.enabled=true"), "networkPolicy.enabled does nothing with hostNetwork"),
+        (("networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8",), "networkPolicy.enabled is false: every pod can connect"),
+        *(
+            ((f"{name}={path}",), f"{name} has . or .. as a part of the path")
+            for name, path in (
+                ("kubelet.rootDir", "/var/lib/../lib/kubelet"),
+                ("kubelet.rootDir", "/var/lib/kubelet/.."),
+                ("nvml.hostPath", "/usr/./lib"),
+                ("nvml.library", ".."),
+            )
+        ),
+        *(
+            (("extraVolumes[0].name=more", f"extraVolumes[0].hostPath.path={path}"), f"the hostPath {path} {fault}")
+            for path, fault in (("/dev/../etc", "has . or .. as"), ("dev/null", "is not absolute"))
+        ),
         (("initContainers[0].name=gpumap",), "initContainers: gpumap is the name"),
         (("extraArgs={--listen=:9500}",), "extraArgs: --listen=:9500: set port"),
         (("extraEnv[0].name=GPUMAP_LISTEN", "extraEnv[0].value=:9500"), "extraEnv: GPUMAP_LISTEN: set port"),

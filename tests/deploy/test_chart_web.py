@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumap.agent.web.config.schema import REQUIRED, WebConfig, parse
+from gpumap.agent.web.config import REQUIRED, WebConfig, parse
 from tests.deploy.chart import Manifest, container_of, pod_of, render, render_all
 from tests.deploy.chart_variations import EVERYTHING, PASSWORD_SENT, of
 
@@ -18,7 +18,7 @@ FILE = "/etc/gpumap/web-config/web-config.yml"
 
 
 def web_config(manifests: dict[str, Manifest]) -> WebConfig:
-    return parse(manifests["Secret"]["stringData"]["web-config.yml"])
+    return parse(manifests["Secret"]["stringData"]["web-config.yml"].encode())
 
 
 def secrets_mounted(manifests: dict[str, Manifest]) -> dict[str, str]:
@@ -42,9 +42,9 @@ def test_gpumap_understands_what_it_is_told(more: tuple[str, ...]) -> None:
     assert (tls.cert_file, tls.key_file) == (files["certificate/tls.crt"], files["certificate/tls.key"])
     assert f"--web-config={FILE}" in container_of(manifests)["args"]
     assert f"{files[manifests['Secret']['metadata']['name'] + '/']}web-config.yml" == FILE
-    assert (tls.client_auth == REQUIRED) is (more == CLIENTS)
-    assert tls.client_ca_file == (files["clients/ca.crt"] if more == CLIENTS else None)
-    assert tls.least == ("TLS13" if "tls.minVersion=TLS13" in more else "TLS12")
+    assert (tls.client_auth_type == REQUIRED) is (more == CLIENTS)
+    assert tls.client_ca_file == (files["clients/ca.crt"] if more == CLIENTS else "")
+    assert tls.min_version == ("TLS13" if "tls.minVersion=TLS13" in more else "TLS12")
     assert dict(web_config(manifests).users) == (dict.fromkeys(("prometheus", "mr.1e3"), HASH) if more == USERS else {})
 
 

@@ -114,7 +114,7 @@ def test_no_development_dependency_is_there(installed: Path, empty: Path) -> Non
 
 def test_the_demo_runs_from_an_empty_folder(installed: Path, empty: Path) -> None:
     """`gpumap demo` serves its default scenario wherever it is started, and leaves nothing there."""
-    with demo(empty, gpumap=installed / "gpumap") as url:
+    with demo(empty, gpumap=[installed / "gpumap"]) as url:
         page, content_type = fetch(f"{url}/metrics")
     assert content_type.startswith("text/plain; version=0.0.4")
     assert re.search(r'^gpumap_allocation_info\{namespace="ml-team",pod="trainer",', page, re.MULTILINE)

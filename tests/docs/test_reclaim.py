@@ -9,6 +9,7 @@ import sys
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def objects() -> dict[str, Any]:
 
 
 @contextmanager
-def playing(replicas: int, changed: list[Any], asked: list[str]) -> Iterator[str]:
+def playing(replicas: int, owners: list[Any], changed: list[Any], asked: list[str]) -> Iterator[str]:
     """A Prometheus with one idle pod of a notebook, and an API server."""
 
     class Server(BaseHTTPRequestHandler):
@@ -36,7 +37,7 @@ def playing(replicas: int, changed: list[Any], asked: list[str]) -> Iterator[str
                 asked.append(urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)["query"][0])
                 self.answer({"data": {"result": [{"metric": {"owner_name": "anna"}, "value": [0, "1"]}]}})
             else:
-                self.answer({"spec": {"replicas": replicas}})
+                self.answer({"metadata": {"ownerReferences": owners}, "spec": {"replicas": replicas}})
 
         def do_PATCH(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -66,35 +67,58 @@ def test_the_objects_fit_together() -> None:
         container["command"][-1]
         == f"{container['volumeMounts'][0]['mountPath']}/{next(iter(found['ConfigMap']['data']))}"
     )
-    assert {"name": "SCALE_DOWN", "value": "false"} in container["env"]
-    assert found["Role"]["rules"] == [
-        {"apiGroups": ["apps"], "resources": ["statefulsets/scale"], "verbs": ["get", "patch"]}
-    ]
+    assert {"name": "STOP", "value": "false"} in container["env"]
+    assert {(*rule["resources"], *rule["verbs"]) for rule in found["Role"]["rules"]} == {
+        ("statefulsets", "get"),
+        ("statefulsets/scale", "patch"),
+        ("notebooks", "patch"),
+    }
+
+
+KUBEFLOW = {"apiVersion": "kubeflow.org/v1", "kind": "Notebook", "name": "annas"}
+SCALE = "/apis/apps/v1/namespaces/notebooks/statefulsets/anna/scale"
+NOTEBOOK = "/apis/kubeflow.org/v1/namespaces/notebooks/notebooks/annas"
 
 
 @pytest.mark.parametrize(
-    ("flag", "replicas", "says"),
+    ("flag", "replicas", "owners", "expected", "patched"),
     [
-        ("false", 1, "notebooks/anna: idle, would be scaled down to 0"),
-        ("true", 1, "notebooks/anna: idle, scaled down to 0"),
-        ("true", 2, "notebooks/anna: 1 of 2 replicas are idle, not changed"),
+        ("false", 1, [], "idle, would be stopped", None),
+        ("true", 1, [], "idle, stopped", SCALE),
+        ("true", 1, [KUBEFLOW], "idle, stopped", NOTEBOOK),
+        (
+            "true",
+            1,
+            [KUBEFLOW | {"kind": "Server"}],
+            "idle, not changed: stop the object that owns its StatefulSet",
+            None,
+        ),
+        ("true", 2, [KUBEFLOW], "1 of 2 replicas are idle, not changed", None),
     ],
 )
-def test_the_script(tmp_path: Path, flag: str, replicas: int, says: str) -> None:
-    """It scales a StatefulSet down if it is asked to, and if all of its replicas are idle."""
+def test_the_script(
+    tmp_path: Path, flag: str, replicas: int, owners: list[Any], expected: str, patched: str | None
+) -> None:
+    """It stops a notebook if it is asked to, and if all replicas are idle: the Notebook of Kubeflow, which would scale
+    its StatefulSet up again, or a StatefulSet without an owner."""
     (tmp_path / "token").write_text("secret\n")
     changed: list[Any] = []
     asked: list[str] = []
     (script,) = objects()["ConfigMap"]["data"].values()
-    with playing(replicas, changed, asked) as url:
-        of_job = {"NAMESPACE": "notebooks", "PROMETHEUS": url, "API": url, "SECRETS": str(tmp_path), "SCALE_DOWN": flag}
+    with playing(replicas, owners, changed, asked) as url:
+        variables = {"NAMESPACE": "notebooks", "PROMETHEUS": url, "API": url, "SECRETS": str(tmp_path), "STOP": flag}
         done = subprocess.run(
-            [sys.executable, "-c", script], env=os.environ | of_job, capture_output=True, text=True, check=False
+            [sys.executable, "-c", script], env=os.environ | variables, capture_output=True, text=True, check=False
         )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, says, "")
-    path = "/apis/apps/v1/namespaces/notebooks/statefulsets/anna/scale"
-    patch = (path, "Bearer secret", "application/merge-patch+json", {"spec": {"replicas": 0}})
-    assert changed == ([patch] if says.endswith("idle, scaled down to 0") else [])
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"notebooks/anna: {expected}\n", "")
+    assert [change[:3] for change in changed] == (
+        [(patched, "Bearer secret", "application/merge-patch+json")] if patched else []
+    )
+    for *_, body in changed:
+        if patched == SCALE:
+            assert body == {"spec": {"replicas": 0}}
+        else:
+            assert datetime.fromisoformat(body["metadata"]["annotations"]["kubeflow-resource-stopped"])
     check_query(tmp_path, asked[0])
 
 

@@ -1,5 +1,6 @@
 """docs/how-to/troubleshoot.md has a place for all that `doctor` and gpumap's own metrics say."""
 
+import re
 from itertools import chain
 from pathlib import Path
 
@@ -21,12 +22,11 @@ COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf
 DOCTOR = ROOT / "src" / "gpumap" / "cli" / "doctor"
 SOURCES = "".join((DOCTOR / name).read_text(encoding="utf-8") for name in ("checks.py", "gpu_checks.py"))
 STATES = ("ok", "degraded", "missing", "failed", "warning", "not needed", "unknown")
-REASONS = {
-    *chain.from_iterable(remedies.SOURCES.values()),
-    *chain.from_iterable(
-        (remedies.FAULTS, remedies.RECOVERY, remedies.UNMATCHED, remedies.CAPABILITIES, remedies.HEALTH, remedies.PUSH)
-    ),
-}
+TABLES = (
+    *remedies.SOURCES.values(),
+    *(remedies.FAULTS, remedies.RECOVERY, remedies.UNMATCHED, remedies.CAPABILITIES, remedies.HEALTH, remedies.PUSH),
+)
+REASONS = {*chain.from_iterable(TABLES)}
 
 
 LISTED = (*DRIVER_CHECKS, *OPTIONAL_CHECKS, *REQUESTED_CHECKS, *PRIVILEGE_CHECKS)
@@ -57,3 +57,20 @@ def test_every_state_is_explained(state: str) -> None:
 def test_every_reason_is_there(reason: str) -> None:
     """Whoever reads a reason in a label, on the page or in the log finds it."""
     assert f"`{reason}`" in PAGE.partition("## Remedies by reason")[2]
+
+
+def test_a_remedy_begins_with_the_fault() -> None:
+    """The first sentence says what is wrong in at most eight words, and the next one what to do."""
+    texts = [text for table in (*TABLES, remedies.FINDINGS) for text in table.values()]
+    assert [text for text in texts if not re.match(r"(?:[^ ]+ ){0,7}[^ ]+\. [A-Z]", text)] == []
+
+
+def test_a_reboot_comes_after_a_drain() -> None:
+    """A reboot ends the work on the node's healthy GPUs."""
+    texts = [text for table in (*TABLES, remedies.IN_SHORT) for text in table.values()]
+    guides = (ROOT / "docs" / "how-to" / "upgrade.md", *(ROOT / "docs" / "runbooks").glob("*.md"))
+    items = [item for page in (PAGE, *(guide.read_text(encoding="utf-8") for guide in guides))
+             for item in re.split(r"\n *(?=- |\d\. )|\n\n", page)]  # fmt: skip
+    reboots = [text for text in (*texts, *items) if re.search(r"(?<!a )\breboot\b", text, re.IGNORECASE)]
+    assert len(reboots) > 10
+    assert [text for text in reboots if not re.search("drain", text, re.IGNORECASE)] == []

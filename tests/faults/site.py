@@ -30,9 +30,9 @@ WITH_DEADLINE = """
 import functools, sys
 from gpumap.__main__ import main
 from gpumap.agent import collect
-from gpumap.agent.web.config import watch
-collect.DEADLINE_SECONDS = {seconds}
-watch.Watch = functools.partial(watch.Watch, look_seconds=0.05)
+from gpumap.agent.web import guard
+collect.DEADLINE_SECONDS_MIN = collect.DEADLINE_SECONDS_MAX = {seconds}
+guard.Guard = functools.partial(guard.Guard, look_seconds=0.05)
 sys.exit(main())
 """
 SECURED = f"{CLIENTS}basic_auth_users:\n  alice: {{password}}\n"
@@ -46,7 +46,7 @@ class Start(NamedTuple):
     parent: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     deadline_seconds: float = 30.0
-    """For each source, instead of 5 s. Long: a busy machine is no fault. A row on a source that hangs shortens it."""
+    """For each source, instead of 1 s. Long: a busy machine is no fault. A row on a source that hangs shortens it."""
     is_secured: bool = False
     """With TLS, client certificates and a password. Their files are in the folder `web` of the node."""
 

@@ -14,14 +14,12 @@ from typing import NamedTuple
 from gpumap.agent.dialects import gpu_manager
 from gpumap.agent.metrics import self_families
 from gpumap.agent.web.app import application
-from gpumap.agent.web.config.guard import _credentials
-from gpumap.agent.web.config.schema import WebConfigError
-from gpumap.agent.web.config.tls import make_context
-from gpumap.agent.web.config.watch import Reader
+from gpumap.agent.web.guard import Guard, _credentials
 from gpumap.agent.web.negotiation import accepts_gzip, has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.port import open_port
 from gpumap.agent.web.rebinding import is_foreign
+from gpumap.model.errors import UsageError
 from tests.fuzz.folders import folder, lay_out
 from tests.fuzz.mutators import mutate_text, of_files, pack, unpack
 from tests.fuzz.node_targets import FAMILIES
@@ -42,17 +40,18 @@ basic_auth_users:
 
 
 def _read_web_config(data: bytes) -> object:
-    """The files of --web-config: the YAML, a certificate and a key. Raises WebConfigError; one line, no secret."""
+    """The files of --web-config: the YAML, a certificate and a key. Raises UsageError; one line, no secret."""
     with folder() as place:
         lay_out(unpack(data), place)
-        found = Reader(place / "web.yml").read(None)
-        assert found.error.isprintable(), repr(found.error)
-        if found.wanted is None:
-            raise WebConfigError(found.error)
-        config, pems = found.wanted
-        if config.tls is not None:
-            make_context(config.tls, pems)
-        return config.users
+        mistake = ""
+        try:
+            guard = Guard(place / "web.yml")
+            guard.close()
+            return guard.words()
+        except UsageError as error:
+            mistake = str(error).replace(str(place), "")
+        assert mistake.isprintable(), repr(mistake)
+        raise UsageError(mistake)
 
 
 @functools.cache
@@ -178,8 +177,8 @@ TARGETS = (
         _read_web_config,
         _web_config_seeds,
         of_files(lambda path: mutate_text),
-        ("gpumap.agent.web.config.schema", "gpumap.agent.web.config.watch", "gpumap.agent.web.config.tls"),
-        (WebConfigError,),
+        ("gpumap.agent.web.config", "gpumap.agent.web.guard"),
+        (UsageError,),
         lines_per_byte=2_000,
     ),
     Target(
@@ -193,7 +192,7 @@ TARGETS = (
         (
             "gpumap.agent.web.negotiation",
             "gpumap.agent.web.rebinding",
-            "gpumap.agent.web.config.guard",
+            "gpumap.agent.web.guard",
         ),
         (),
     ),

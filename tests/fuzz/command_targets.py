@@ -301,7 +301,7 @@ def _run_command(data: bytes) -> object:
     shown, expected = out.getvalue(), err.getvalue()
     assert code in (0, 1, 2), code
     assert "Traceback" not in expected, expected
-    assert "gpumap: failed:" not in expected, f"{words}: {expected}"
+    assert "gpumap: internal error" not in expected, f"{words}: {expected}"
     assert all(line.startswith("gpumap: ") for line in expected.splitlines()), expected
     assert is_printable(shown), f"controls of a terminal: {shown[:300]!r}"
     if code == 0 and "json" in words:

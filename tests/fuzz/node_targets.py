@@ -172,7 +172,7 @@ def _read_cgroup(data: bytes) -> object:
         cgroups.parse(text, own, has_kubelet=False),
         cgroups.is_outside(text, own),
         cgroups.is_bare_host(own),
-        workload(paths, 1000),
+        workload(paths),
         slurm_job(paths),
     )
 
@@ -284,7 +284,7 @@ def _read_request(data: bytes) -> object:
 
 
 def _request_seeds() -> Iterator[bytes]:
-    yield wire.encode(wire.Request(1, 5.0, (1,), (2,), ("health",), True, 15.0))
+    yield wire.encode(wire.Request(1, 5.0, 5.0, (1,), (2,), ("health",), True, 15.0))
 
 
 _SPEAKING = "import os, sys; os.write(1, open(sys.argv[1], 'rb').read()); os.write(2, open(sys.argv[2], 'rb').read())"

@@ -162,7 +162,6 @@ _SEPARATED = {
     r"(?:[a-z0-9-]+\.)*nvidia\.com/[A-Za-z0-9._-]{1,63}=[A-Za-z0-9._:-]{1,253}",
     r"([0-9]{1,10} )\((.*)\)( [A-Za-z](?: -?[0-9]+)*\s*)",
     r"\s*x(\s*,\s*x)*\s*,?\s*",
-    r"run-[a-z]?[0-9a-f]+(?:-[a-z]?[0-9]+)*\.service|.+@[0-9]+-.*|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}.*",
 }
 """Each repetition of the outer one has a dot, a blank, a comma or a dash, which the inner one cannot match."""
 

@@ -177,7 +177,7 @@ async def test_a_frames_xid_events_are_reported_once(
     player = Player(directory, lambda: now)
     await played(XIDS)
     assert list(player.unasked()) == []
-    xid, received, driver, gpu = answers_of(player, wire.Request(1, 1.0, groups=replay.GROUPS))
+    xid, received, driver, gpu = answers_of(player, wire.Request(1, 1.0, 5.0, groups=replay.GROUPS))
     assert isinstance(xid, wire.XidMessage)
     assert structs.replace(xid, at=0.0) == wire.XidMessage(GPU, 31, None, None, 0.0, 2)
     assert began - 2.5 <= xid.at <= time.monotonic() - 2.5
@@ -185,7 +185,7 @@ async def test_a_frames_xid_events_are_reported_once(
     assert (isinstance(driver, wire.DriverMessage), gpu) == (True, wire.GpuMessage(1, HEALTHY))
     now = 1500.0
     await played(XIDS)
-    received, *_ = answers_of(player, wire.Request(2, 1.0, groups=replay.GROUPS))
+    received, *_ = answers_of(player, wire.Request(2, 1.0, 5.0, groups=replay.GROUPS))
     assert received == wire.ListeningMessage((wire.ListeningPeriod(GPU, 900.0, 1499.75),))
     await played(replace(XIDS, xids=()))
     assert list(player.unasked()) == []
@@ -207,7 +207,7 @@ async def test_the_program_reports_events_between_two_reads(
     assert process.stdin is not None
     assert process.stdout is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
-        process.stdin.write(wire.encode(wire.Request(1, 1.0, groups=replay.GROUPS)))
+        process.stdin.write(wire.encode(wire.Request(1, 1.0, 5.0, groups=replay.GROUPS)))
         kinds = [type(wire.decode(await process.stdout.readline())) for _ in range(3)]
         await played(XIDS)
         answer = wire.decode(await process.stdout.readline())

@@ -23,9 +23,10 @@ from gpumap.cli.kubectl.proxy import proxying
 from gpumap.cli.kubectl.source import RULE
 from tests.demo_process import GPUMAP, demo, environment, fetch
 from tests.shells.api_server import JANE, JOHN, ApiServer, PlayedPod, listed, map_of
-from tests.test_watch import HOME, on_terminal
+from tests.test_watch import HOME, let_hangups_count, on_terminal
 from tests.tools import tool
 
+__all__ = ["let_hangups_count"]
 PLUGIN = GPUMAP.with_name("kubectl-gpumap")
 PATIENCE_SECONDS = 60.0
 
@@ -284,21 +285,39 @@ async def test_two_agents_on_a_node(cluster: Cluster) -> None:
 
 
 async def test_a_tenants_pod_with_the_agents_label(cluster: Cluster, demos: dict[str, str]) -> None:
-    """Any user may create a pod with this label, newer than the agent. It replaces no agent, and a node that only it
-    has is named with its namespace."""
-    lie = map_of(json.loads(fetch(demos["gpu-1"] + "/api/v1/map")[0]), "forged")
-    cluster.api.pods += [
-        PlayedPod(node, "gpumap-new", lie, "tenant", created="2027-01-01T00:00:00Z") for node in ("gpu-1", "gpu-9")
-    ]
-    done = await cluster.run("map", "-A", "--node", "gpu-1")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "is not certain: pods of the namespaces gpumap, tenant have its label; set --agent-namespace" in done.stderr
+    """Any user may create a pod with this label. In another namespace than the agents it is named, and not asked; if
+    it is not certain which namespace is the agents', none is asked."""
+    lie = map_of(json.loads(fetch(demos["gpu-1"] + "/api/v1/map")[0]), "gpu-1")
+    forged = PlayedPod("gpu-1", "forged", lie, "tenant", created="2027-01-01T00:00:00Z")
+    cluster.api.pods += [forged, PlayedPod("gpu-9", "forged-too", lie, "tenant", phase="Pending")]
     done = await cluster.run("map", "-A")
+    assert (done.returncode, done.stderr) == (
+        0,
+        "gpumap: not asked: 2 pods of namespace tenant, forged, forged-too. The agents are of gpumap; "
+        "--agent-namespace chooses another one\n",
+    )
+    assert not [path for path in cluster.api.asked if "/forged" in path]
+    line = await cluster.fails("map", "-A", "--node", "gpu-1")
+    assert line.endswith("is not certain: pods of the namespaces gpumap, tenant have its label; set --agent-namespace")
+    done = await cluster.run("map", "-A", "--agent-namespace", "gpumap", "--node", "gpu-1")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("gpu-1", "another node, gpu-1"), ("", "no node"), ("\x1b[2J" + "x" * 99, f"another node, ?[2J{'x' * 56}…")],
+)
+async def test_an_answer_counts_for_its_pods_node(
+    cluster: Cluster, demos: dict[str, str], name: str, shown: str
+) -> None:
+    """A pod on gpu-3 that answers for another node, or for none, is named, and adds no row."""
+    lie = map_of(json.loads(fetch(demos["gpu-1"] + "/api/v1/map")[0]), name)
+    cluster.api.pods.append(PlayedPod("gpu-3", "forged", lie))
+    done = await cluster.run("map", "-A", "-o", "json")
     assert done.returncode == 1
-    assert "node gpu-1: its agent is not certain" in done.stdout + done.stderr
-    assert "the agents are of 2 namespaces: gpumap, tenant. Any pod can have their label" in done.stderr
-    done = await cluster.run("map", "-A", "--agent-namespace", "gpumap")
-    assert (done.returncode, done.stderr, "forged" in done.stdout) == (0, "", False)
+    sentence = f"node gpu-3: the answer of pod gpumap/forged does not count: it names {shown}"
+    assert done.stderr == f"gpumap: missing: {sentence}\n"
+    assert [node["name"] for node in json.loads(done.stdout)["nodes"]] == ["gpu-1", "gpu-2"]
 
 
 async def test_an_answer_that_steers_a_terminal(cluster: Cluster) -> None:
@@ -358,31 +377,35 @@ async def watching(cluster: Cluster, *words: str) -> AsyncIterator[tuple[asyncio
         yield process, shown
     finally:
         if process.returncode is None:
-            process.terminate()  # SIGKILL would leave its proxy behind
+            process.terminate()
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await process.wait()
     assert cluster.left_over() == []
     assert "Traceback" not in shown.read_text()
 
 
-@pytest.fixture(name="hangups_count")
-def let_hangups_count() -> Iterator[None]:
-    """Children inherit an ignored SIGHUP, as `nohup` leaves it to its command: not those of this test."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.usefixtures("hangups_count")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 async def test_a_watch_that_is_ended_leaves_nothing(cluster: Cluster, number: signal.Signals) -> None:
-    """By Ctrl-C, by another process, or because its terminal is closed: no proxy, no file; and 0."""
+    """By Ctrl-C, by another process, or because its terminal is closed: no proxy, no file; and 0. SIGKILL leaves
+    nothing either."""
     async with watching(cluster, "top", "-A") as (process, _):
         assert len(cluster.left_over()) == 2, "the proxy and its folder"
         process.send_signal(number)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            assert await process.wait() == 0
+            killed = number == signal.SIGKILL
+            assert await process.wait() == (-number if killed else 0)
+        if killed:
+            await _until(lambda: cluster.left_over() == [], "the proxy or its folder is left")
         assert cluster.left_over() == []
+
+
+async def test_top_ends_if_no_proxy_starts(cluster: Cluster) -> None:
+    """On a terminal, too: one line with kubectl's reason."""
+    command = (str(tool("kubectl")), "gpumap", "top", "--context", "prod")
+    with on_terminal(command, cluster.environment()) as screen:
+        assert (await screen.end()).endswith('\x1b[?1049lgpumap: kubectl: context "prod" does not exist\n')
+    assert screen.process.returncode == 1
 
 
 @pytest.mark.parametrize(

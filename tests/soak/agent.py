@@ -15,7 +15,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from gpumap.__main__ import main
-from gpumap.agent import service
+from gpumap.agent import collect, service
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.model.observations import Moment, NvmlReading, SourceAnswer
 from gpumap.model.readings import GpuReading
@@ -57,6 +57,7 @@ def leaking(size_bytes: int) -> Moment:
 if __name__ == "__main__":
     leak_bytes = int(os.environ.get(LEAK, "0"))
     clock = functools.partial(leaking, leak_bytes) if leak_bytes else now
+    vars(collect)["DEADLINE_SECONDS_MIN"] = collect.DEADLINE_SECONDS_MAX
     vars(service)["NvmlSource"] = FastNvml
     vars(service)["serve"] = functools.partial(service.serve, clock=clock)
     sys.exit(main())

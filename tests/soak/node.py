@@ -27,7 +27,7 @@ AGENTS = ("steady", "restarted")
 PIDS = range(4_000_001, 4_000_601)
 """A freed PID is used again after all others."""
 PAUSE_SECONDS = 1.0
-"""Real ones. The shortest deadline of gpumap is 5 s."""
+"""Real ones. The agents wait 5 s for a source."""
 BASE_BYTES = 64 * MIB
 CARD_BYTES, MIG_BYTES = 80 * GIB, 9728 * MIB
 """gpumap shows no use of a device that would be larger than the device."""

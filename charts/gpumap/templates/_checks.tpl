@@ -6,6 +6,8 @@ part of the values and stops at the first mistake, with one line.
 {{- include "gpumap.checkImage" . -}}
 {{- include "gpumap.checkName" . -}}
 {{- include "gpumap.checkPod" . -}}
+{{- include "gpumap.checkPaths" . -}}
+{{- include "gpumap.checkNetwork" . -}}
 {{- include "gpumap.checkWeb" . -}}
 {{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled }}
   {{- fail "serviceMonitor.enabled and podMonitor.enabled: each agent would be scraped twice, and every sum would double. Remove one." }}
@@ -99,6 +101,35 @@ part of the values and stops at the first mistake, with one line.
       {{- fail (printf "extraVolumes: the chart has a volume called %s. Take another name." .name) }}
     {{- end }}
   {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Kubernetes refuses such paths only when it makes the DaemonSet, or the runtime when a pod starts. */}}
+{{- define "gpumap.checkPaths" -}}
+{{- $paths := dict "kubelet.rootDir" .Values.kubelet.rootDir "nvml.hostPath" .Values.nvml.hostPath "nvml.library" .Values.nvml.library }}
+{{- range .Values.extraVolumes }}
+  {{- with .hostPath }}
+    {{- $name := printf "extraVolumes: the hostPath %v" .path }}
+    {{- if not (hasPrefix "/" (toString .path)) }}
+      {{- fail (printf "%s is not absolute. Write the whole path on the node." $name) }}
+    {{- end }}
+    {{- $_ := set $paths $name .path }}
+  {{- end }}
+{{- end }}
+{{- range $name, $path := $paths }}
+  {{- if regexMatch "(^|/)\\.\\.?(/|$)" (toString $path) }}
+    {{- fail (printf "%s has . or .. as a part of the path. Write the path without it." $name) }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Values that seem to close the port, and do not. */}}
+{{- define "gpumap.checkNetwork" -}}
+{{- if and .Values.networkPolicy.enabled .Values.hostNetwork }}
+  {{- fail "networkPolicy.enabled does nothing with hostNetwork: a NetworkPolicy does not apply to pods on the node's network. Remove one. With hostNetwork, protect the port by basicAuth, tls.clientCaSecretName or a firewall." }}
+{{- end }}
+{{- if and .Values.networkPolicy.from (not .Values.networkPolicy.enabled) }}
+  {{- fail "networkPolicy.from is set, but networkPolicy.enabled is false: every pod can connect. Set networkPolicy.enabled." }}
 {{- end }}
 {{- end -}}
 

@@ -35,8 +35,7 @@ from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import PodName, PodUid
 
 T = TypeVar("T")
-DEADLINE_SECONDS = 5.0
-"""For each source, however short the interval is: on a busy machine a driver that works may take more than a second."""
+DEADLINE_SECONDS_MIN, DEADLINE_SECONDS_MAX = 1.0, 5.0
 PUSH_PAUSE_SECONDS = 0.25
 """From the start of a collection to the start of a pushed one: at most four a second. They make eight of the
 hundred calls a second that a kubelet allows all of its clients together (k/k
@@ -52,6 +51,12 @@ FOLLOW_FOR_SECONDS = 30.0
 when as much time has passed: at most half of the time."""
 
 log = logging.getLogger("gpumap")
+
+
+def deadline_seconds(interval_seconds: float) -> float:
+    """Return how long gpumap waits for a source: the interval, within limits. A source that works may take a second on
+    a busy machine."""
+    return min(max(interval_seconds, DEADLINE_SECONDS_MIN), DEADLINE_SECONDS_MAX)
 
 
 class Nvml(Protocol):
@@ -159,7 +164,7 @@ class Collector:
         self._trigger = sources.trigger
         self._rules = rules
         self._interval_seconds = interval_seconds
-        self._deadline_seconds = DEADLINE_SECONDS
+        self._deadline_seconds = deadline_seconds(interval_seconds)
         self._publish = publish
         self._now = clock
         self._logged_push: tuple[bool, str] = False, ""

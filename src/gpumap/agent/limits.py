@@ -13,7 +13,8 @@ from gpumap.model.errors import FatalError
 from gpumap.model.observations import Complaint
 
 DESCRIPTORS = 64
-"""gpumap has about 20 open files, and one for each client and each process on a GPU."""
+OWN_DESCRIPTORS = 26
+"""gpumap has about 20 open files, and more at times. Half of all files are for processes on GPUs (`sources.pidfds`)."""
 THREADS = 40
 """gpumap has 14 threads, and its NVML worker 5: more while a GPU hangs, and on a machine with more than 4 CPUs."""
 GRPC_DESCRIPTORS, GRPC_THREADS = 16, 20
@@ -30,6 +31,12 @@ def check_limits() -> None:
     started = _startable(THREADS)
     if started < THREADS:
         raise FatalError(f"{_few_threads(started)}: gpumap needs at least {THREADS}")
+
+
+def most_clients() -> int:
+    """Return for how many clients this process has open files: half of all files, without its own."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, files // 2 - OWN_DESCRIPTORS)
 
 
 def lack(descriptors: int, threads: int) -> Complaint | None:

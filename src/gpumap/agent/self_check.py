@@ -135,7 +135,7 @@ async def _ask(source: KubeletSource, words: Callable[[KubeletAnswer], str], pre
 async def _pods_api(socket: Path | None) -> Answer | None:
     if socket is None:
         return None
-    source = PodsApiSource(socket)
+    source = PodsApiSource(socket, DEADLINE_SECONDS)
     try:
         await source.start(DEADLINE_SECONDS)
         pods, complaints = source.read()

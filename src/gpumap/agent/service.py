@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpumap import __version__
-from gpumap.agent.collect import Collector, IntervalOnly, Sources, now
+from gpumap.agent.collect import Collector, IntervalOnly, Sources, deadline_seconds, now
 from gpumap.agent.dialects import DIALECTS, Dialect
 from gpumap.agent.join import Rules
 from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
+from gpumap.agent.limits import most_clients
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.settings import Listen, Settings
 from gpumap.agent.signals import release_by_signal, stop_by_signal
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from gpumap.agent.sources.kubelet import KubeletSource
     from gpumap.agent.sources.pods_api import PodsApiSource
     from gpumap.agent.sources.second_list import CorrectedKubelet
-    from gpumap.agent.web.config.watch import Watch
+    from gpumap.agent.web.guard import Guard
 
 SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
@@ -67,7 +68,7 @@ async def serve(
     Raises FatalError if only a new container makes MIG devices or the driver visible, for `restart_after_seconds`.
     """
     stop = stop or stop_by_signal()
-    watch = _web_config(settings.web_config)
+    guard = _guard(settings.web_config)
     pages = _pages(settings, lambda: clock().monotonic)
     needs_restart = _NeedsRestart()
 
@@ -84,12 +85,12 @@ async def serve(
         raise FatalError(needs_restart.why)
 
     try:
-        await _until(stop, collect(), _open(pages, listener, watch, settings.node_name, settings.web_config))
+        await _until(stop, collect(), _open(pages, listener, guard, settings))
         log.info("stopped")
     finally:
         pages.close()
-        if watch is not None:
-            watch.close()
+        if guard is not None:
+            guard.close()
 
 
 def _pages(settings: Settings, monotonic: Callable[[], float]) -> Pages:
@@ -127,7 +128,7 @@ async def collector(
     )
     await nvml.start()
     kubelet = _kubelet(settings)
-    pods = _pods_api(settings.pods_api_socket, lambda: clock().monotonic)
+    pods = _pods_api(settings, lambda: clock().monotonic)
     procfs = ProcfsSource(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
     watcher = Watcher(watched(settings)) if settings.push else None
     loop = Collector(
@@ -215,12 +216,12 @@ def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[
     ).read
 
 
-def _pods_api(path: Path | None, monotonic: Callable[[], float]) -> PodsApiSource | None:
-    if path is None:
+def _pods_api(settings: Settings, monotonic: Callable[[], float]) -> PodsApiSource | None:
+    if (path := settings.pods_api_socket) is None:
         return None
     from gpumap.agent.sources.pods_api import PodsApiSource
 
-    return PodsApiSource(path, monotonic=monotonic)
+    return PodsApiSource(path, deadline_seconds(settings.interval_seconds), monotonic=monotonic)
 
 
 def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContainers]]:
@@ -230,14 +231,14 @@ def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContain
     return no_sharing if directory is None else FractioningSource(directory).read
 
 
-def _web_config(path: Path | None) -> Watch | None:
+def _guard(web_config: Path | None) -> Guard | None:
     """Raises UsageError."""
-    if path is None:
+    if web_config is None:
         return None
     with without_client():
-        from gpumap.agent.web.config.watch import Watch
+        from gpumap.agent.web.guard import Guard
 
-    return Watch(path)
+    return Guard(web_config)
 
 
 # --- serving ----------------------------------------------------------------------------------------------------------
@@ -264,13 +265,11 @@ def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
     )
 
 
-async def _open(
-    pages: Pages, listener: socket.socket, watch: Watch | None, node_name: str, web_config: Path | None
-) -> None:
+async def _open(pages: Pages, listener: socket.socket, guard: Guard | None, settings: Settings) -> None:
     """Serve the pages for ever, with the web configuration if there is one."""
     with without_client():
         from gpumap.agent.web.app import application
-        from gpumap.agent.web.port import open_port
+        from gpumap.agent.web.port import MAX_CONNECTIONS, open_port
 
     # A collection makes thousands of values and no cycles. Python's garbage collector took a tenth of the CPU time: it
     # now runs less often, and skips what was imported.
@@ -278,19 +277,22 @@ async def _open(
     gc.freeze()
     gc.enable()
     app = application(pages)
-    if watch is None:
-        served = open_port(app, listener, shutdown_seconds=SHUTDOWN_SECONDS)
-    else:
-        watch.guard.watch_over(app)
-        served = open_port(app, listener, tls=watch.guard.context, shutdown_seconds=SHUTDOWN_SECONDS)
-    async with served as close_connections:
+    if guard is not None:
+        guard.watch_over(app)
+    async with open_port(
+        app,
+        listener,
+        tls=guard.context if guard is not None else None,
+        max_connections=min(MAX_CONNECTIONS, most_clients()),
+        shutdown_seconds=SHUTDOWN_SECONDS,
+    ) as close_idle:
         host, port = listener.getsockname()[:2]
-        log.info("serving address=%s node=%s version=%s", _address(host, port), node_name, __version__)
-        if watch is None:
+        log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)
+        if guard is None:
             await asyncio.Event().wait()
         else:
-            log.info("web config file=%s %s", web_config, watch.words())
-            await watch.follow(close_connections)
+            log.info("web config file=%s %s", settings.web_config, guard.words())
+            await guard.follow(close_idle)
 
 
 async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> None:

@@ -7,29 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 import ssl
 from http.client import HTTPException
 
 import msgspec
 from yarl import URL
 
-from gpumap.cli.credentials import Credentials
+from gpumap.cli.credentials import Credentials, is_host
 from gpumap.cli.http_get import Answer, Endpoint, get, no_answer
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.server_flags import address_of, is_host, without_password
+from gpumap.cli.server_flags import address_of, without_password
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.node import Node, decode
 from gpumap.model.shown import cut_off
+from gpumap.model.terms import NUMBER_MAX
 
 REQUEST_SECONDS = 10.0
 REDIRECTS_MAX = 3
 _REASON_CHARACTERS = 200
 _REDIRECTS = (301, 302, 303, 307, 308)
-_HUGE_NUMBER = re.compile(rb"(\d{300}|\d[eE]\+?\d{3,})\s*[,}\]]")
-"""More than 1e99, or so many digits: sums and ratios of such numbers would overflow. None of gpumap's is so large."""
-_HUGE_TEXT = re.compile(rb'"(?:[^"\\]|\\.){4096}', re.DOTALL)
-"""A name of Kubernetes has at most 253 characters. A table gives each row the width of its longest name."""
+_TEXT_CHARACTERS_MAX = 1 << 16
+"""A table gives each row the width of its longest name. An agent cuts names after 4096 bytes (agent/sources/names.py),
+before it escapes them."""
 
 
 async def from_agent(address: URL, interval_seconds: float, who: Credentials) -> NodeMapStream:
@@ -80,7 +79,7 @@ async def _answer(address: URL, who: Credentials) -> Answer:
             asked = asked.join(URL(answer.location))
         except ValueError:
             asked = URL()
-        if asked.scheme not in ("http", "https") or not is_host(asked.host):
+        if asked.scheme not in ("http", "https") or not is_host(asked.raw_host):
             raise FatalError(f"{address} redirects to an address without http:// or https://")
     raise FatalError(f"{address} redirects too often")
 
@@ -109,13 +108,28 @@ def _hint(status: int) -> str:
 def map_in(body: bytes, who: str) -> Node:
     """Read the map that was answered. Raises FatalError if it is none of this version."""
     try:
-        if _HUGE_NUMBER.search(body):
-            raise msgspec.ValidationError("a number is too large")
-        if _HUGE_TEXT.search(body):
-            raise msgspec.ValidationError("a text is longer than 4096 bytes")
-        return decode(body)
+        node = decode(body)
+        _refuse_huge(node)
+        return node
     except msgspec.ValidationError as error:
         why = cut_off(str(error), _REASON_CHARACTERS)
         raise FatalError(f"{who} did not answer with a map of this version of gpumap: {why}") from error
     except (ValueError, RecursionError) as error:
         raise FatalError(f"{who} did not answer with JSON") from error
+
+
+def _refuse_huge(node: Node) -> None:
+    """Raise ValidationError for a text that no table has room for, or a number that overflows in a sum."""
+    values: list[object] = [msgspec.to_builtins(node)]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            if len(value) > _TEXT_CHARACTERS_MAX:
+                raise msgspec.ValidationError(f"a text is longer than {_TEXT_CHARACTERS_MAX} characters")
+        elif isinstance(value, dict):
+            values += value
+            values += value.values()
+        elif isinstance(value, list | tuple):
+            values += value
+        elif isinstance(value, int | float) and abs(value) > NUMBER_MAX:
+            raise msgspec.ValidationError("a number is too large")

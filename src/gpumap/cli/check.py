@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all, one_of
 from gpumap.cli.credentials import add_credentials
+from gpumap.cli.entry import handle_ending_signals
 from gpumap.cli.server_flags import HOW_TO_ASK
 from gpumap.model.errors import FatalError
 from gpumap.model.terms import GPU_CONDITIONS
@@ -61,8 +62,7 @@ def add_check(commands: Commands) -> None:
 
 def _check(given: argparse.Namespace) -> int:
     """Print the line. Raises UsageError."""
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_DFL)  # elsewhere the exit code is 0, which means here that the GPUs work
+    handle_ending_signals(signal.SIG_DFL)  # elsewhere the exit code is 0, which means here that the GPUs work
     import asyncio
 
     from gpumap.cli.where import maps_of_agent

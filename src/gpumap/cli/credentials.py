@@ -41,6 +41,14 @@ class Credentials(NamedTuple):
     server_name: str | None
 
 
+def is_host(name: str | None) -> bool:
+    """Whether a host can have this name: the parts of a DNS name have 1 to 63 characters, as DNS writes them."""
+    try:
+        return bool(name) and str(name).encode("idna").decode().isprintable()
+    except UnicodeError:
+        return False
+
+
 def add_credentials(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--header", metavar="TEXT", action="append", help="'Name: value', sent with each request; repeatable."
@@ -90,6 +98,8 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
             raise UsageError('--header: must have the form "Name: value"')
         if name.lower() in map(str.lower, headers):
             raise UsageError(f"--header: {name} is set twice")
+        if name.lower() in ("content-length", "transfer-encoding"):
+            raise UsageError(f"--header: {name} must be that of the request, which gpumap sets")
         headers[name] = value.strip()
     return headers
 
@@ -169,6 +179,8 @@ def _tls(given: argparse.Namespace, address: URL) -> ssl.SSLContext | None:
         path = getattr(given, name)
         if path is not None and stat.S_ISFIFO(_mode(path)):  # OpenSSL would wait for ever
             raise UsageError(f"--{name.replace('_', '-')} {path}: is a FIFO; use a regular file")
+    if given.server_name is not None and not is_host(given.server_name):
+        raise UsageError(f"--server-name {given.server_name}: is not the name of a host")
     context = _trusting(given.ca_file)
     if given.cert_file is not None:
         _show(context, given.cert_file, given.key_file)

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from gpumap.model.errors import FatalError, UsageError
+
+if TYPE_CHECKING:
+    import signal
+    from types import FrameType
 
 
 def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
@@ -21,17 +26,16 @@ def _run(prepare: Callable[[], Callable[[], int]]) -> int:
     try:
         import signal
 
-        # These handlers are for the time before a command's event loop has its own: nothing needs a clean end yet.
+        # This handler is for the time before a command's event loop has its own: nothing needs a clean end yet.
         # Python may lose an exception during imports, or while it creates the loop.
-        signal.signal(signal.SIGINT, _leave)
-        signal.signal(signal.SIGTERM, _leave)
+        handle_ending_signals(leave)
         # `serve` releases the driver on it. By default it ends a process, and `pkill` reaches all processes of gpumap.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         return prepare()()
     except UsageError as error:
-        return _failed(_one_line(error), 2)
+        return _failed(str(error), 2)
     except FatalError as error:
-        return _failed(_one_line(error), 1)
+        return _failed(str(error), 1)
     except SystemExit as end:  # of argparse, after --help and --version
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
@@ -39,20 +43,46 @@ def _run(prepare: Callable[[], Callable[[], int]]) -> int:
     except BrokenPipeError:
         return 0  # the reader has closed the pipe
     except OSError as error:
-        return _failed(_one_line(OSError(error.strerror or str(error))), 1)
+        return _failed(error.strerror or str(error), 1)
     except MemoryError:
         return _failed("there is not enough memory", 1)
     except Exception as error:
-        return _failed(f"failed: {type(error).__name__}: {_one_line(error)}", 1)
+        return _failed(f"internal error, please report it: {type(error).__name__}: {error}", 1)
 
 
-def _leave(*_: object) -> None:
+def handle_ending_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    """Set the handler of the signals that end a command. SIGHUP stays ignored after `nohup`."""
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+before_leaving: list[Callable[[], object]] = []
+"""Restores the terminal."""
+
+
+def leave(*_: object) -> None:
+    """End the process at once."""
+    for step in before_leaving:
+        step()
     os._exit(0)
 
 
-def _failed(says: str, code: int) -> int:
-    if sys.stderr is not None:  # print would take standard output instead
-        print(f"gpumap: {says}", file=sys.stderr)
+def print_notices(sentences: Iterable[str]) -> None:
+    """Print what a command reports beside its output: a line each on stderr, printable whatever names it contains."""
+    from gpumap.model.shown import one_line
+
+    for sentence in sentences if sys.stderr is not None else ():  # print would take standard output instead
+        try:
+            print(f"gpumap: {one_line(sentence)}", file=sys.stderr, flush=True)
+        except OSError:  # the reader has closed the pipe, or the disk is full
+            _discard(sys.stderr.fileno())
+
+
+def _failed(reason: str, code: int) -> int:
+    print_notices([reason])
     return code
 
 
@@ -62,13 +92,12 @@ def _flushed(code: int) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes again at its end
+        _discard(sys.stdout.fileno())
         if not code and not isinstance(error, BrokenPipeError):
             return _failed(error.strerror or str(error), 1)
     return code
 
 
-def _one_line(error: Exception) -> str:
-    from gpumap.model.shown import one_line
-
-    return one_line(error)
+def _discard(descriptor: int) -> None:
+    """Drop what cannot be written there: the interpreter flushes again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

@@ -1,4 +1,4 @@
-"""`gpumap top` and `--watch` on a terminal: repaint at each answer, at each key, and when the window changes."""
+"""`gpumap top` and `--watch` on a terminal: repaint at each answer, after keys, and when the window changes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import os
 import re
+import select
 import shutil
 import signal
 import sys
@@ -16,16 +17,22 @@ import tty
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpumap.cli.entry import before_leaving
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.painting import Painter, View, collected_long_ago, lines_above, notices_of, screen_of_stdout
-from gpumap.cli.tables.live import Live, frame, pressed, remembered, scrolled
+from gpumap.cli.tables.live import PASTE_BEGIN, PASTE_END, Live, frame, pressed, remembered, scrolled
 from gpumap.cli.terminal import repainted, wrapped
 from gpumap.model.errors import FatalError
 from gpumap.model.shown import one_line, printable
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The terminal's second screen, without a cursor. The first one stays as it was."""
-_KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
+_MARK_PASTES, _MARK_NO_PASTES = "\x1b[?2004h", "\x1b[?2004l"
+_KEY = re.compile(r"\x1b\[200~.*?\x1b\[201~|\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
+_UNMARKED_PASTE = re.compile(r"[^\x1b\r\n][\r\n]+[^\x1b\r\n]")
+"""Lines that arrive at once: some terminals do not mark pastes."""
+_LEAVE_SECONDS = 1.0
+"""How long a terminal that takes no output delays the end."""
 _NOTICES_PART = 6
 """The part of a window that notices may take."""
 _NAMES = {
@@ -36,61 +43,121 @@ _NAMES = {
 }
 
 
+_Events = asyncio.Queue[NodeMaps | FatalError | str | None]
+
+
 async def show_live(answers: NodeMapStream, view: View) -> int:
-    """Show the answers until `q` is pressed or the terminal is closed."""
+    """Show the answers until `q` is pressed or the terminal is closed. Raises FatalError if there can be none."""
     window = _Window(view) if view.live else _Watch(view)
-    events = asyncio.Queue[NodeMaps | FatalError | str | None]()
-    loop = asyncio.get_running_loop()
-    with _keys(events, view.live), contextlib.ExitStack() as stack:
-        loop.add_signal_handler(signal.SIGWINCH, events.put_nowait, "resize")
-        stack.callback(loop.remove_signal_handler, signal.SIGWINCH)
+    events = _Events()
+    with _Terminal(events, view.live).taken():
         asking = asyncio.create_task(_ask(answers, events))
-        stack.callback(asking.cancel)
-        window.paint()
-        while (event := await events.get()) is not None and window.take(event):
+        asking.add_done_callback(lambda _: events.put_nowait(None))
+        try:
             window.paint()
-    return 0
+            while (event := await events.get()) is not None and window.take(event):
+                if events.empty():  # one frame for all keys that have arrived
+                    window.paint()
+            return asking.result() if asking.done() else 0
+        finally:
+            asking.cancel()
 
 
-async def _ask(answers: NodeMapStream, events: asyncio.Queue[NodeMaps | FatalError | str | None]) -> None:
+async def _ask(answers: NodeMapStream, events: _Events) -> int:
     async with contextlib.aclosing(answers):
         async for answer in answers:
             events.put_nowait(answer)
+    return 0
 
 
-@contextlib.contextmanager
-def _keys(events: asyncio.Queue[NodeMaps | FatalError | str | None], second_screen: bool) -> Iterator[None]:
-    """Put each key that is pressed into the queue, `None` if no more can come. Restores the terminal at the end."""
-    enter, leave = (_ENTER, _LEAVE) if second_screen else ("", "\n")
-    terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+class _Terminal:
+    """The terminal while a program reads keys from it: it does not show them, and perhaps it has its second screen.
 
-    def read() -> None:
+    It is restored however the program ends or stops, except by SIGKILL and SIGSTOP.
+    """
+
+    def __init__(self, events: _Events, second_screen: bool) -> None:
+        enter, leave = (_ENTER, _LEAVE) if second_screen else ("", "\n")
+        self._enter, self._leave = enter + _MARK_PASTES, _MARK_NO_PASTES + leave
+        self._events = events
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
+        self._before = termios.tcgetattr(self._input)
+        self._is_taken = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._unread = ""
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Put each key that is pressed, each paste and each change of the window into the queue; `None` if no more can
+        come."""
+        handlers = {signal.SIGWINCH: self._resize, signal.SIGTSTP: self._suspend, signal.SIGCONT: self._resume}
+        for number, handler in handlers.items():
+            self._loop.add_signal_handler(number, handler)
+        before_quit = signal.signal(signal.SIGQUIT, self._quit)
+        before_leaving.append(self._restore)
+        self._loop.add_reader(self._input, self._read)
         try:
-            data = os.read(terminal, 4096)
+            self._take()
+            yield
+        finally:
+            self._loop.remove_reader(self._input)
+            self._restore()
+            before_leaving.remove(self._restore)
+            signal.signal(signal.SIGQUIT, before_quit)
+            for number in handlers:
+                self._loop.remove_signal_handler(number)
+
+    def _take(self) -> None:
+        self._is_taken = True
+        tty.setcbreak(self._input, termios.TCSANOW)
+        print(end=self._enter, flush=True)
+
+    def _restore(self) -> None:
+        with contextlib.suppress(OSError, termios.error):  # the terminal was closed
+            if self._is_taken:
+                termios.tcsetattr(self._input, termios.TCSANOW, self._before)
+                self._is_taken = False
+                if select.select([], [self._output], [], _LEAVE_SECONDS)[1]:
+                    os.write(self._output, self._leave.encode())
+
+    def _quit(self, *_: object) -> None:
+        self._restore()
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGQUIT)
+
+    def _suspend(self) -> None:
+        self._restore()
+        self._loop.remove_signal_handler(signal.SIGTSTP)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+        self._loop.call_soon(self._resume)  # without a shell that continues it, it does not stop
+
+    def _resume(self) -> None:
+        if self._task is not None and not self._task.cancelling():  # else it may stop again, in the background
+            with contextlib.suppress(OSError, termios.error):
+                self._take()
+            self._resize()
+
+    def _resize(self) -> None:
+        self._events.put_nowait("resize")
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._input, 4096)
         except OSError:
             data = b""
         if not data:
-            loop.remove_reader(terminal)
-            events.put_nowait(None)
-        for key in _KEY.findall(decoder.decode(data)):
-            events.put_nowait(key)
-
-    before = termios.tcgetattr(terminal)
-    tty.setcbreak(terminal)
-    without_suspend = termios.tcgetattr(terminal)
-    without_suspend[6][termios.VSUSP] = b"\0"  # a shell would prompt in the middle of the frame
-    termios.tcsetattr(terminal, termios.TCSADRAIN, without_suspend)
-    loop.add_reader(terminal, read)
-    print(end=enter, flush=True)
-    try:
-        yield
-    finally:
-        loop.remove_reader(terminal)
-        with contextlib.suppress(OSError):  # the terminal was closed
-            print(end=leave, flush=True)
-        with contextlib.suppress(termios.error):
-            termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+            self._loop.remove_reader(self._input)
+            self._events.put_nowait(None)
+        text = self._unread + self._decoder.decode(data)
+        if PASTE_BEGIN not in text and _UNMARKED_PASTE.search(text):
+            text = PASTE_BEGIN + text + PASTE_END
+        begin = text.rfind(PASTE_BEGIN)
+        end = begin if begin >= 0 and PASTE_END not in text[begin:] else len(text)
+        self._unread = text[end:]
+        for key in _KEY.findall(text[:end]):
+            self._events.put_nowait(key)
 
 
 class _Watch:

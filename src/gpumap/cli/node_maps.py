@@ -50,7 +50,8 @@ class Week(NamedTuple):
 
 
 class NodeMaps(NamedTuple):
-    """`maps` are in the order of their nodes' names. `missing` says what is not in them, a sentence each.
+    """`maps` are in the order of their nodes' names. `missing` says what is not in them, a sentence each. `notices` are
+    about agents that were not asked.
 
     `fleet`: more than one node was asked, and tables have a column with the node of a row. `sums`: the server was asked
     for sums, in the place of maps. `weeks` are by namespace, pod and uuid, `workloads` by namespace and pod, if they
@@ -63,6 +64,7 @@ class NodeMaps(NamedTuple):
     sums: FleetSums | None = None
     weeks: Mapping[tuple[str, str, str], Week] | None = None
     workloads: Mapping[tuple[str, str], str] | None = None
+    notices: tuple[str, ...] = ()
 
 
 NodeMapStream = AsyncGenerator[NodeMaps | FatalError, None]

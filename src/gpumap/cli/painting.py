@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from gpumap.cli.entry import print_notices
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import Report
 from gpumap.cli.tables import Shape
@@ -105,7 +106,7 @@ class Painter:
             self._failed = failure
             self.repaint(screen)
         elif failure != self._failed:
-            print(f"gpumap: {failure}; trying again", file=sys.stderr, flush=True)
+            print_notices([f"{failure}; trying again"])
             self._failed = failure
 
     def repaint(self, screen: Screen) -> None:
@@ -150,12 +151,6 @@ def warn_if_stale(answer: NodeMaps) -> None:
         print_notices([old])
 
 
-def print_notices(sentences: Iterable[str]) -> None:
-    """Print sentences to stderr, a line each."""
-    for sentence in sentences:
-        print(f"gpumap: {sentence}", file=sys.stderr, flush=True)
-
-
 def is_interactive() -> bool:
     """Whether a reader can press keys, and a frame can be painted in place."""
     return bool(sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()) and not _is_dumb()
@@ -167,7 +162,7 @@ def _is_dumb() -> bool:
 
 def notices_of(answer: NodeMaps, view: View) -> list[str]:
     """Return what is printed beside the report: what the form has no room for."""
-    notices: list[str] = []
+    notices = list(few(answer.notices, fleet=True))
     if view.form not in ("table", "wide"):
         notices += [f"missing: {one}" for one in few(answer.missing, fleet=True)]
     return [printable(one) for one in (*notices, *blind(answer))]

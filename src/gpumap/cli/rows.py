@@ -18,6 +18,7 @@ from gpumap.model.devices import (
     node_devices,
     sum_of,
 )
+from gpumap.model.findings import faulty_gpus
 from gpumap.model.gaps import use_known
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, OtherUse, Process, Workload
 from gpumap.model.readings import Uuid
@@ -150,7 +151,7 @@ def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
 def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
     """Return what uses or holds each device, or each process, with the finding of its container.
 
-    A finding without such a row, such as a fault, has a row of its own.
+    A finding without such a row has a row of its own, and so has each GPU with a fault.
     """
     findings = in_namespace(node.findings or (), namespace)
     of_rows = {_key_of(one): one for one in reversed(findings) if one.finding != "fault"}
@@ -162,10 +163,10 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     devices = {row.uuid: row for _, row in _devices(node)}
     gpus = {gpu.uuid: DeviceRow(node.name, node.timestamp, gpu.index, str(gpu.index), gpu.uuid) for gpu in node.gpus}
     nowhere = DeviceRow(node.name, node.timestamp, len(devices), UNKNOWN, "")
-    for one in findings:
-        if one.finding == "fault" or _key_of(one) not in seen:
-            device = devices.get(one.uuid or "") or gpus.get(Uuid(one.uuid or "")) or nowhere
-            yield ContainerRow(device, one.name, Owner.UNKNOWN, finding=one)
+    others = [finding for finding in findings if finding.finding != "fault" and _key_of(finding) not in seen]
+    for finding in (*faulty_gpus(findings), *others):
+        device = devices.get(finding.uuid or "") or gpus.get(Uuid(finding.uuid or "")) or nowhere
+        yield ContainerRow(device, finding.name, Owner.UNKNOWN, finding=finding)
 
 
 def _key_of(one: Finding) -> tuple[str | None, ContainerName, bool]:
@@ -174,7 +175,7 @@ def _key_of(one: Finding) -> tuple[str | None, ContainerName, bool]:
 
 def gpu_rows(node: Node) -> list[GpuRow]:
     """Return the GPUs by index."""
-    broken = {one.uuid for one in node.findings or () if one.finding == "fault"}
+    broken = {fault.uuid for fault in faulty_gpus(node.findings)}
     return [_gpu(gpu, gpu.uuid in broken or not gpu.up, node) for gpu in node.gpus]
 
 

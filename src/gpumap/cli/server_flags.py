@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, one_of
-from gpumap.cli.credentials import CREDENTIALS, add_credentials, credentials_of
+from gpumap.cli.credentials import CREDENTIALS, add_credentials, credentials_of, is_host
 from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.model.errors import UsageError
 from gpumap.model.parsing import parse_duration
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from gpumap.cli.prometheus import Server
 
-MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*\s*(=~|!~|!=|=)\s*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')"""
-_MATCH = re.compile(rf"\s*{MATCHER}(\s*,\s*{MATCHER})*\s*,?\s*", re.ASCII)
+MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*+\s*+(=~|!~|!=|=)\s*+("([^"\\]|\\.)*+"|'([^'\\]|\\.)*+')"""
+_MATCH = re.compile(rf"\s*+{MATCHER}(\s*+,\s*+{MATCHER})*+\s*+,?\s*+", re.ASCII)
 _TIMEOUT = "1m"
 OWN_JOBS = 'job=~".*gpumap.*"'
 """The jobs of gpumap, if `--match` names no job. Any target can expose series with gpumap's names, but no target can
@@ -78,7 +78,8 @@ def server_of(given: argparse.Namespace) -> Server:
     from gpumap.cli.prometheus import Server
 
     address = address_of("--prometheus", given.prometheus)
-    address = address.with_path(re.sub(r"(/api/v1(/query)?)?/*$", "", address.path), keep_query=True)
+    path = address.path.rstrip("/").removesuffix("/api/v1/query").removesuffix("/api/v1")
+    address = address.with_path(path, keep_query=True)
     who = credentials_of(given, os.environ, "--prometheus", address)
     return Server(
         url=str(address.with_user(None)),
@@ -138,11 +139,6 @@ def without_password(url: str) -> str:
     return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
 
 
-def is_host(host: str | None) -> bool:
-    """Whether a host can have this name: the parts of a DNS name have 1 to 63 characters."""
-    return bool(host) and all(0 < len(part) < 64 for part in str(host).removesuffix(".").split("."))
-
-
 def address_of(flag: str, url: str) -> URL:
     """Return the URL of a flag. Raises UsageError."""
     from yarl import URL
@@ -151,7 +147,7 @@ def address_of(flag: str, url: str) -> URL:
         raise UsageError(f"{flag} {without_password(url)}: must start with http:// or https://")
     try:
         given = URL(url)
-        known = is_host(given.host) and given.port is not None
+        known = is_host(given.raw_host) and given.port is not None
     except ValueError:
         known = False
     if not known:

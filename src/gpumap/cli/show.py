@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from gpumap.cli.entry import print_notices
 from gpumap.cli.node_maps import NodeMapStream
 from gpumap.cli.painting import (
     Painter,
     View,
     is_interactive,
     notices_of,
-    print_notices,
     screen_of_stdout,
     take_any_text,
     text_of,

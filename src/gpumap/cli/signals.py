@@ -1,4 +1,4 @@
-"""Ends a command in an event loop on a signal: with exit code 0, without a traceback."""
+"""Ends a command in an event loop on a signal: with exit code 0, without a traceback, and also while it computes."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import asyncio
 import signal
 from collections.abc import Coroutine
 
-_AGAIN_SECONDS = 0.2
+from gpumap.cli.entry import handle_ending_signals, leave
+
+_END_SECONDS = 3.0
+"""Time for a clean end."""
 
 
 async def until_stopped(work: Coroutine[None, None, int]) -> int:
-    """Run to the end and return the result, or 0 as soon as a signal comes. Then the process ends: another signal
-    changes nothing."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGUSR1, lambda: None)
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    while not working.done():
-        working.cancel()  # what it waits for may swallow the cancellation: repeat it
-        await asyncio.wait((working,), timeout=_AGAIN_SECONDS)
-    _ignore_more()
-    return 0 if working.cancelled() else working.result()
+    """Run to the end and return the result, or 0 if a signal comes. It cancels the work.
 
+    The process ends at once on a second signal, or if the work does not end in time: it may be computing. The event
+    loop's own handlers wait until it does not. These run between two steps of Python, and inside a regular expression.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None  # noqa: S101 -- this is a coroutine
 
-def _ignore_more() -> None:
-    """Ignore further signals: the closing loop and Python restore their defaults, and a second signal would kill."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number in numbers:
-        asyncio.get_running_loop().remove_signal_handler(number)
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    def stop(*_: object) -> None:
+        handle_ending_signals(leave)
+        signal.signal(signal.SIGALRM, leave)
+        signal.setitimer(signal.ITIMER_REAL, _END_SECONDS)
+        loop.call_soon_threadsafe(task.cancel)
+
+    handle_ending_signals(stop)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        return 0
+    finally:
+        handle_ending_signals(leave)

@@ -42,7 +42,7 @@ class Player:
         self._text = b""
         self._reading: NvmlReading | contents.Down = contents.Down("", "")
         self._since: dict[Uuid, float] = {}  # on this clock; each content counts once
-        self._asked = wire.Request(0, 0.0)
+        self._asked = wire.Request(0, 0.0, 0.0)
         self._pending: dict[int, int] = {}
 
     @property

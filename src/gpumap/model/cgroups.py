@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup
 from gpumap.model.terms import PodUid
-from gpumap.model.workloads import LOGIN
+from gpumap.model.workloads import LOGIN, workload
 
 # A pod's directory: `pod<uid>`, `kubepods-burstable-pod<uid with _>.slice`; static pods have 32 hex digits
 # (kubelet, pkg/kubelet/cm/pod_container_manager_linux.go and pkg/kubelet/config/common.go).
@@ -68,7 +68,7 @@ def parse(text: str, own_cgroup: OwnCgroup, *, has_kubelet: bool = True) -> Cgro
     the host's root, unless gpumap's own path is `/` too. Then it may be gpumap's own container: `UNKNOWN`.
 
     If the kubelet runs in a pod, gpumap is in that pod too: it does not count. Without a kubelet, a container whose
-    path names no pod is in none.
+    path names no pod is in none. A pod inside a container, a job, a unit or a session is then not one either.
 
     A pod in a login session is `UNKNOWN`, unless gpumap is in the same session (a rootless kubelet).
     """
@@ -82,9 +82,10 @@ def _membership(
     found: tuple[str, ...], own_paths: tuple[str, ...], *, own_is_root: bool, has_kubelet: bool = True
 ) -> CgroupMembership:
     believed = [path for path in found if not _is_in_session_of_others(path, own_paths)]
-    if any(_has_unparsed_pod(path) or (path not in believed and _pods(path)) for path in found):
+    possible = found if has_kubelet else [path for path in found if not _has_work_outside_pods(path)]
+    if any(_has_unparsed_pod(path) or (path not in believed and _pods(path)) for path in possible):
         return CgroupMembership(CgroupKind.UNKNOWN)
-    named = [pods for path in found if (pods := _pods(path))]
+    named = [pods for path in possible if (pods := _pods(path))]
     if named:
         pods = _agreed(named)
         return CgroupMembership(CgroupKind.POD, pods) if pods else CgroupMembership(CgroupKind.UNKNOWN)
@@ -114,6 +115,11 @@ def _has_unparsed_pod(path: str) -> bool:
     """Whether the outermost pod of a path has a UID of an unknown form."""
     first = _POD.search(path)
     return _PODLIKE.search(path[: first.start()] if first else path) is not None
+
+
+def _has_work_outside_pods(path: str) -> bool:
+    """Whether a container, a job, a unit or a user is named before the first pod of a path."""
+    return workload([re.split(f"{_POD.pattern}|{_PODLIKE.pattern}", path, maxsplit=1)[0]]) is not None
 
 
 def _agreed(named: list[tuple[PodCgroup, ...]]) -> tuple[PodCgroup, ...]:

@@ -12,7 +12,7 @@ from gpumap.model import remedies
 from gpumap.model.findings import condition_of
 from gpumap.model.node import Finding, Gpu, Node
 from gpumap.model.shown import counted, printable
-from gpumap.model.terms import GPU_CONDITIONS, Source
+from gpumap.model.terms import Source
 
 LINE_BYTES = 80
 """node-problem-detector cuts a longer line (max_output_length)."""
@@ -42,11 +42,6 @@ _REPORTED: Mapping[str, Callable[[Gpu, Node], bool]] = {
 """By condition: whether its value is known of a GPU."""
 
 
-def faults(node: Node) -> list[Finding]:
-    """Return the faults of a node's GPUs, in the order of the GPUs."""
-    return [one for one in node.findings or () if one.finding == "fault"]
-
-
 def check(node: Node, only: Collection[str] = ()) -> Verdict:
     """Judge the GPUs by these conditions. By default by all that their driver reports."""
     if node.stale:
@@ -57,13 +52,14 @@ def check(node: Node, only: Collection[str] = ()) -> Verdict:
     count = len(node.gpus) + len(node.nameless_gpus)
     if not count:
         return _line(2, "the driver lists no GPU")
-    found = sorted(faults(node), key=lambda one: GPU_CONDITIONS.index(condition_of(one)))
-    asked = [one for one in found if not only or condition_of(one) in only]
-    proved = [one for one in asked if _is_proved(one, node)]
+    faults = [finding for finding in node.findings or () if finding.finding == "fault"]
+    faults = [fault for fault in faults if not only or condition_of(fault) in only]
+    proved = [fault for fault in faults if _is_proved(fault, node)]
     if proved:
-        others = len({one.uuid for one in proved} - {proved[0].uuid})
-        return _line(1, _words(proved[0], node) + (f" (+{counted(others, 'GPU')})" if others else ""))
-    unknown = [*(f"{_words(one, node)}" for one in asked), *_unknown(node, only)]
+        gpus = {fault.uuid or fault.reason: 1.0 if fault.uuid else fault.gpus or 0.0 for fault in proved}
+        others = round(sum(gpus.values()) - gpus[proved[0].uuid or proved[0].reason])
+        return _line(1, fault_of_gpu(proved[0], node), f" (+{counted(others, 'GPU')})" if others else "")
+    unknown = [*(fault_of_gpu(fault, node) for fault in faults), *_unknown(node, only)]
     if unknown:
         return _line(2, unknown[0])
     return _line(0, f"{counted(count, 'GPU')} well" + (f" ({', '.join(only)})" if only else ""))
@@ -77,9 +73,14 @@ def _is_proved(fault: Finding, node: Node) -> bool:
     return has_hung and fault.reason in remedies.IN_SHORT
 
 
-def _words(fault: Finding, node: Node) -> str:
+def fault_of_gpu(fault: Finding, node: Node) -> str:
+    """Return what is wrong with which GPU. GPUs without a uuid are named by the `why` of their faults."""
+    return f"{gpu_name(fault, node)} {fault.why}" if fault.uuid else fault.why
+
+
+def gpu_name(fault: Finding, node: Node) -> str:
     index = next((gpu.index for gpu in node.gpus if gpu.uuid == fault.uuid), None)
-    return fault.why if index is None else f"GPU {index} {fault.why}"
+    return "A GPU" if index is None else f"GPU {index}"
 
 
 def _unknown(node: Node, only: Collection[str]) -> Iterator[str]:
@@ -96,11 +97,11 @@ def _unknown(node: Node, only: Collection[str]) -> Iterator[str]:
             yield from (f"GPU {one.index}: {name} is unknown: {one.fault}" for one in node.nameless_gpus)
 
 
-def _line(code: Literal[0, 1, 2], words: str) -> Verdict:
-    return Verdict(code, short_line(words))
+def _line(code: Literal[0, 1, 2], words: str, end: str = "") -> Verdict:
+    return Verdict(code, short_line(words, LINE_BYTES - len(end)) + end)
 
 
-def short_line(words: str) -> str:
-    """Return the words as one line of printable ASCII, cut at `LINE_BYTES`. They may be of another agent's answer."""
+def short_line(words: str, most: int = LINE_BYTES) -> str:
+    """Return the words as one line of printable ASCII, cut at so many bytes. They may be of another agent's answer."""
     line = " ".join(printable(part) for part in words.encode("ascii", "replace").decode().split())
-    return line if len(line) <= LINE_BYTES else f"{line[: LINE_BYTES - 3]}..."
+    return line if len(line) <= most else f"{line[: most - 3]}..."

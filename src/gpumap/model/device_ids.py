@@ -111,7 +111,8 @@ _DRA_NAMES = (
         "dra", rf"gpu-(?P<minor>{_NUMBER})(?:-mig-(?P<profile>{_NUMBER})-(?P<start>{_NUMBER})-(?P<size>{_NUMBER}))?"
     ),
     _shape(
-        "dra", rf"gpu-(?P<minor>{_NUMBER})-mig-[^-]*[a-z][^-]*(?:-[^-]+)*?-(?P<profile>{_NUMBER})-(?P<start>{_NUMBER})"
+        "dra",
+        rf"gpu-(?P<minor>{_NUMBER})-mig-[^-a-z]*[a-z][^-]*(?:-[^-]+)*?-(?P<profile>{_NUMBER})-(?P<start>{_NUMBER})",
     ),
     _shape("dra-passed-through", rf"gpu-vfio-{_NUMBER}"),
 )

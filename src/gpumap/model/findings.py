@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+from msgspec import structs
 
 from gpumap.model import remedies
 from gpumap.model.grouping import grouped
-from gpumap.model.node import Finding, Node
-from gpumap.model.shown import age
+from gpumap.model.node import Finding, NamelessGpu, Node
+from gpumap.model.shown import age, counted
 from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, ContainerName
+
+_STARTS = (
+    *remedies.FAULTS,
+    *("not_in_nvml", "row_remap_failure", "recovery_", "ecc_uncorrected", "xid_", "row_remap_pending"),
+)
+"""How the reasons of faults begin, worst first."""
 
 
 def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -17,23 +25,38 @@ def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=worst_first))
 
 
-def worst_first(one: Finding) -> tuple[int, int, int, float, ContainerName]:
-    """Sort key: the worst kind first; of faults the worst condition, of other kinds the larger waste."""
-    condition = GPU_CONDITIONS.index(condition_of(one)) if one.finding == "fault" else 0
-    return FINDINGS.index(one.finding), condition, *by_waste(one), one.name
+def worst_first(finding: Finding) -> tuple[int, int, int, float, ContainerName]:
+    """Sort key: the worst kind first; of faults the worst reason, of other kinds the larger waste."""
+    unknown = _STARTS.index("unknown")
+    rank = next((rank for rank, start in enumerate(_STARTS) if finding.reason.startswith(start)), unknown)
+    return FINDINGS.index(finding.finding), rank * (finding.finding == "fault"), *by_waste(finding), finding.name
 
 
 def condition_of(fault: Finding) -> str:
     """Return the condition of `gpumap check` that a fault belongs to."""
-    if fault.reason in GPU_CONDITIONS:
-        return fault.reason
-    kinds = {"recovery_": "recovery_action", "xid_": "xid"}
-    return next((condition for start, condition in kinds.items() if fault.reason.startswith(start)), "down")
+    return next((name for name in GPU_CONDITIONS if fault.reason.startswith(name.removesuffix("action"))), "down")
 
 
 def by_waste(one: Finding) -> tuple[int, float]:
     """Sort key: the larger waste first."""
     return -(one.memory_bytes or 0), -(one.gpus or 0.0)
+
+
+def count_gpus_once(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Return findings of which only the worst fault counts its GPU. Its `why` names the other reasons."""
+    reasons = grouped((finding.uuid, finding.reason) for finding in in_order(findings) if finding.finding == "fault")
+    for finding in findings:
+        if finding.finding != "fault" or not finding.uuid:
+            yield finding
+        elif finding.reason != reasons[finding.uuid][0]:
+            yield structs.replace(finding, gpus=0.0)
+        else:
+            yield structs.replace(finding, gpus=1.0, why=finding.why + _also(reasons[finding.uuid][1:]))
+
+
+def faulty_gpus(findings: Iterable[Finding] | None) -> list[Finding]:
+    """Return the worst fault of each GPU: its line for people. GPUs without a uuid share a line for each reason."""
+    return [finding for finding in findings or () if finding.finding == "fault" and finding.gpus != 0]
 
 
 # --- why --------------------------------------------------------------------------------------------------------------
@@ -63,6 +86,17 @@ def why_of(kind: str, reason: str, seconds: float) -> str:
     return WHY[kind].format(age=age(seconds))
 
 
+def why_nameless(reason: str, gpus: Collection[NamelessGpu]) -> str:
+    """Return what is wrong with GPUs without a uuid, with their number and addresses."""
+    others = dict.fromkeys(other for gpu in gpus if gpu.fault == reason for other in gpu.reasons[1:])
+    addresses = ", ".join(gpu.pci_bus_id or f"index {gpu.index}" for gpu in gpus)
+    return f"{counted(len(gpus), 'GPU')}: {why_broken(reason)}{_also(others)} ({addresses})"
+
+
+def _also(reasons: Collection[str]) -> str:
+    return f"; also {', '.join(reasons)}" if reasons else ""
+
+
 def why_broken(reason: str) -> str:
     """Return what is wrong with a GPU, for a line of 80 bytes."""
     if reason.startswith("xid_"):
@@ -85,7 +119,7 @@ class _Sum(NamedTuple):
 
 
 SUMS = {
-    "faults": _Sum(("fault",)),
+    "faults": _Sum(("fault",), "gpus"),
     "squatter_bytes": _Sum(("squatter",), "memory_bytes"),
     "leftover_bytes": _Sum(("leftover",), "memory_bytes"),
     "over_bytes": _Sum(("over",), "memory_bytes"),

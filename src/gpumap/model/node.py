@@ -110,8 +110,16 @@ class NamelessGpu(Struct, frozen=True):
     """NVML's index."""
     fault: str
     """Why it does not answer, as in gpus."""
-    remedy: str | None = None
-    """What to do about it."""
+    pci_bus_id: str = ""
+    """PCI bus id. Empty if unknown."""
+    recovery_action: str | None = None
+    """The action that the driver requests, as in gpus."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons of its faults, worst first."""
+        action = self.recovery_action
+        return (self.fault,) if action in (None, "none") else (self.fault, f"recovery_{action}")
 
 
 class GpuXids(Struct, frozen=True):
@@ -520,8 +528,8 @@ UUID."""
     since: float
     """Since when it holds, as far as gpumap has seen it, in Unix seconds."""
     gpus: Share | None = None
-    """Share of a physical GPU that an idle, unused or stalled holder has; for a fault the number of GPUs. Null if the \
-share is unknown, and for other findings."""
+    """Share of a physical GPU that an idle, unused or stalled holder has; 1 for the worst fault of a GPU and 0 for \
+its other faults; for GPUs without a known UUID their number. Null if the share is unknown, and for other findings."""
     granted_bytes: Bytes | None = None
     """Granted memory. Null if none is granted."""
     used_bytes: Bytes | None = None
@@ -530,7 +538,7 @@ share is unknown, and for other findings."""
     """Memory that is granted but not used, used above the grant, or used without a grant. Of unused memory that \
 several share it is a part, so that the findings add up. Null if unknown."""
     why: str = ""
-    """The evidence, as a phrase."""
+    """The evidence, as a phrase. For the worst fault of a GPU it names the other reasons."""
     pids: tuple[int, ...] = ()
     """Processes of a squatter or leftover, in the node's PID namespace."""
     remedy: str | None = None
@@ -612,9 +620,9 @@ null."""
     unjudged: tuple[Unjudged, ...] = ()
     """What cannot be judged now, by reason."""
     finding_sums: dict[str, float | None] = {}
-    """Sums of the findings: faults, squatter_bytes, leftover_bytes, over_bytes, stalled_gpus, idle_gpus, \
-idle_holders, unused_bytes (idle and unused), unmatched. Null for 0 of which not all could be judged. Empty if \
-findings is null."""
+    """Sums of the findings: faults (GPUs with one), squatter_bytes, leftover_bytes, over_bytes, stalled_gpus, \
+idle_gpus, maybe_idle_gpus, idle_holders, unused_bytes (idle and unused), unmatched. Null for 0 of which not all could \
+be judged. Empty if findings is null."""
     unjudged_sentences: tuple[str, ...] = ()
     """What cannot be judged, and why, for people. Empty in the map of one namespace."""
 

@@ -96,9 +96,9 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
 
 
-def one_line(error: Exception) -> str:
-    """Return what an error says, printable and in one line."""
-    return printable(" ".join(str(error).split()))
+def one_line(text: str | Exception) -> str:
+    """Return a text, or what an error says, printable and in one line."""
+    return printable(" ".join(str(text).split()))
 
 
 def cut_off(text: str, most: int) -> str:

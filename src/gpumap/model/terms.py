@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple, NewType
 
+NUMBER_MAX = 1e99
+"""No number of gpumap's is larger. Sums, products and ratios of such numbers do not overflow."""
 PodUid = NewType("PodUid", str)
 """As in cgroup paths and log directories. A static pod has a hash of 32 hex digits, not a UUID."""
 

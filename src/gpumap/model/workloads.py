@@ -6,7 +6,7 @@ Names are label values. A name with a PID, a UUID or a counter is new at each st
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpumap.model.node import OTHER, Workload
 
@@ -17,51 +17,51 @@ _ID = r"([0-9a-f]{12})[0-9a-f]{52}(?:\.scope)?(?=/|$)"
 """A container id. `docker ps` and `podman ps` show its first 12 digits."""
 _SLUID = r"s[0-9A-HJKMNP-TV-Z]{13}"
 """Slurm's lasting id of a job (slurm, src/common/sluid.c). From 26.05 the job's directory has it as its name."""
-_CONTAINERS = [
-    # lxc, src/lxc/cgroups/cgroup.h; Proxmox has `/lxc/<id>/ns`.
-    ("lxc", r"/(?:lxc|incus)\.payload\.([^/]+)|/lxc/([^/]+)"),
-    # podman, libpod/container_internal_linux.go. A Quadlet is below its unit, which outlives the container.
-    ("podman", rf"/((?!user@)[^/]+\.service)/libpod-payload-|/libpod-(?:payload-|conmon-)?{_ID}"),
-    ("docker", rf"/docker[-/]{_ID}"),  # moby, daemon/oci_linux.go, with systemd or without
-    ("containerd", rf"/(?:[a-z-]+-)?{_ID}"),  # nerdctl, run_cgroup_linux.go, and any other runtime
-]
-_JOBS = [
-    # slurm, src/plugins/cgroup/v2/cgroup_v2.c and v1/xcgroup.c
-    ("slurm_job", rf"/(?:job_([0-9]+)|({_SLUID}))/step_[^/]"),
-    ("pbs_job", r"/pbs[^/]*\.service/jobid/([^/]+)"),  # OpenPBS, pbs_cgroups.PY
-    # HTCondor, vanilla_proc.cpp: `<execute directory>_<slot>@<host>`
-    ("htcondor_slot", r"/htcondor/(?:[^/]*_)?(slot[0-9_]+@[^/]+)"),
-]
-_CONTAINED = [(kind, re.compile(pattern)) for kind, pattern in (*_CONTAINERS, *_JOBS)]
-_SLURM_JOB = [(kind, pattern) for kind, pattern in _CONTAINED if kind == "slurm_job"]
 _SLUID_FOLDER = re.compile(rf"^.*?/{_SLUID}(?=/step_[^/])")
 _STEPD = re.compile(rf"/{_SLUID}/step_[^/]+/slurm$")
-LOGIN = re.compile(r"/user(?:-([0-9]+)\.slice|@([0-9]+)\.service)(?=/|$)")
-"""A login session. Its user may name the directories in it as they like, also like a pod or a container."""
-_UNIT = re.compile(r"/([^/]+\.service)(?=/|$)")
-_SCOPE = re.compile(r"/[^/]+\.scope(?=/|$)")
-_PASSING_UNIT = re.compile(
-    r"run-[a-z]?[0-9a-f]+(?:-[a-z]?[0-9]+)*\.service|.+@[0-9]+-.*|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}.*"
+_PASSING_UNIT = (
+    r"(?:init|[^/]+-c?[0-9]+)\.scope|(?:run-[a-z]?[0-9a-f]+(?:-[a-z]?[0-9]+)*|[^/]+@[0-9]+-[^/]*"
+    r"|[^/]*[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}[^/]*)\.(?:service|scope)"
 )
-"""Units of `systemd-run`, units of one connection (`<counter>-<addresses or PID>`, systemd.socket(5)), and units with
-a UUID."""
+"""Scopes of sessions and those with a PID, units of `systemd-run`, units of one connection (`<counter>-<addresses or
+PID>`, systemd.socket(5)), and units with a UUID."""
+LOGIN = re.compile(r"/user(?:-([0-9]+)\.slice|@([0-9]+)\.service|/[^/]+/[0-9]+)(?=/|$)")
+"""A login session. Its user may name the directories in it as they like, also like a pod or a container. The last form
+is that of cgroup v1 (lxc, src/lxc/pam/pam_cgfs.c)."""
+# slurm, src/plugins/cgroup/v2/cgroup_v2.c and v1/xcgroup.c
+_SLURM_JOB = {"slurm_job": re.compile(rf"(?:/[^/]*slurmstepd\.scope)?/(?:job_([0-9]+)|({_SLUID}))/step_[^/]")}
+_KINDS = {
+    "user": LOGIN,
+    # lxc, src/lxc/cgroups/cgroup.h; Proxmox has `/lxc/<id>/ns`.
+    "lxc": re.compile(r"/(?:lxc|incus)\.payload\.([^/]+)|/lxc/([^/]+)"),
+    # podman, libpod/container_internal_linux.go. A Quadlet is below its unit, which outlives the container.
+    "podman": re.compile(rf"/([^/]+\.service)/libpod-payload-|/libpod-(?:payload-|conmon-)?{_ID}"),
+    "docker": re.compile(rf"/docker[-/]{_ID}"),  # moby, daemon/oci_linux.go, with systemd or without
+    "containerd": re.compile(rf"/(?:[a-z-]+-)?{_ID}"),  # nerdctl, run_cgroup_linux.go, and any other runtime
+    **_SLURM_JOB,
+    "pbs_job": re.compile(r"/pbs[^/]*\.service/jobid/([^/]+)"),  # OpenPBS, pbs_cgroups.PY
+    # HTCondor, vanilla_proc.cpp: `<execute directory>_<slot>@<host>`
+    "htcondor_slot": re.compile(r"(?:/[^/]*condor[^/]*\.service)?/htcondor/(?:[^/]*_)?(slot[0-9_]+@[^/]+)"),
+    "systemd_unit": re.compile(rf"/(?:(?:{_PASSING_UNIT})|([^/]+\.(?:service|scope)))(?=/|$)"),
+}
+"""What can begin at a part of a path. The first that matches counts. Without a group in the match, nothing names the
+work."""
 
 
-def workload(paths: Sequence[str], uid: int | None) -> Workload | None:
-    """Return the work that a process with these cgroup paths and this user id belongs to; `None` if nothing names it.
+def workload(paths: Iterable[str]) -> Workload | None:
+    """Return the work that a process with these cgroup paths belongs to; `None` if they name none.
 
-    The outermost container or job counts, on whichever path it is. A process in a login session counts for the user who
-    logged in, even if it runs as another user.
+    Hierarchies of cgroup v1 may name different work. Only root puts a process into a container or a job: these come
+    before a login session, and a unit comes last. A process in a login session counts for the user who logged in, even
+    if it runs as another user.
     """
-    for find in (_contained, _logged_in, _unit):
-        if found := next(filter(None, map(find, paths)), None):
-            return found
-    return None if uid is None else Workload("user", str(uid))
+    works = filter(None, (_outermost(path, _KINDS) for path in paths))
+    return min(works, key=lambda work: {"user": 1, "systemd_unit": 2}.get(work.kind, 0), default=None)
 
 
 def slurm_job(paths: Iterable[str]) -> Workload | None:
     """Return the Slurm job of a process, also inside a pod (Slinky)."""
-    return next(filter(None, (_first(path, _SLURM_JOB) for path in paths)), None)
+    return next(filter(None, (_outermost(path, _SLURM_JOB) for path in paths)), None)
 
 
 def sluid_folder(paths: Iterable[str]) -> str | None:
@@ -77,53 +77,26 @@ def stepd_folder(paths: Sequence[str]) -> str | None:
     return sluid_folder(path for path in paths if _STEPD.search(path))
 
 
-def is_sluid(found: Workload) -> bool:
+def is_sluid(work: Workload) -> bool:
     """Return whether a Slurm job has the SLUID of its path as its name, instead of its job id."""
-    return found.kind == "slurm_job" and found.name.startswith("s")
+    return work.kind == "slurm_job" and work.name.startswith("s")
 
 
-def with_own_names(before: Sequence[Workload], present: Iterable[Workload]) -> tuple[Workload, ...]:
+def remember_workloads(known: Sequence[Workload], present: Iterable[Workload]) -> tuple[Workload, ...]:
     """Return the work that has a name of its own, of all that is present: at most `NAMES_MAX`, the oldest first.
 
-    Work keeps its name while it is present: a series does not change its name because other work starts.
+    `known` had one before. Work keeps its name while it is present: a series does not change its name because other
+    work starts.
     """
-    here = set(present) - {OTHER}
-    kept = [one for one in before if one in here]
-    return (*kept, *sorted(here.difference(kept)))[:NAMES_MAX]
+    unnamed = set(present) - {OTHER}
+    remaining = [work for work in known if work in unnamed]
+    return (*remaining, *sorted(unnamed.difference(remaining)))[:NAMES_MAX]
 
 
-def _contained(path: str) -> Workload | None:
-    """Return the outermost container or job of a path.
-
-    Batch systems have no jobs in a login session, and Slurm has none in a unit. There a user may name directories as
-    they like.
-    """
-    found = _first(path, _CONTAINED)
-    if found is None or found.kind not in dict(_JOBS):
-        return found
-    outer = LOGIN.search(path) or (_UNIT.search(path) if found.kind == "slurm_job" else None)
-    return _first(path[: outer.start()], _CONTAINED) if outer else found
-
-
-def _first(path: str, patterns: Iterable[tuple[str, re.Pattern[str]]]) -> Workload | None:
-    matches = [(match.start(), kind, match) for kind, pattern in patterns if (match := pattern.search(path))]
-    if not matches:
-        return None
-    _, kind, match = min(matches, key=lambda one: one[0])  # of two at one place, the first in the table
-    return Workload(kind, match[match.lastindex or 0])
-
-
-def _logged_in(path: str) -> Workload | None:
-    """Return the user who logged in to the machine. Sessions in a unit or a scope are those of a guest."""
-    match = LOGIN.search(path)
-    if not match or _UNIT.search(path[: match.start()]) or _SCOPE.search(path[: match.start()]):
-        return None
-    return Workload("user", match[1] or match[2])
-
-
-def _unit(path: str) -> Workload | None:
-    """Return the outermost unit. Units in a scope are those of a guest."""
-    match = _UNIT.search(path)
-    if not match or _PASSING_UNIT.fullmatch(match[1]) or _SCOPE.search(path[: match.start()]):
-        return None
-    return Workload("systemd_unit", match[1])
+def _outermost(path: str, kinds: Mapping[str, re.Pattern[str]]) -> Workload | None:
+    """Return the work of the first part of a path that is of one of these kinds, if it names the work."""
+    for slash in re.finditer("/", path):
+        for kind, pattern in kinds.items():
+            if match := pattern.match(path, slash.start()):
+                return Workload(kind, match[match.lastindex]) if match.lastindex else None
+    return None

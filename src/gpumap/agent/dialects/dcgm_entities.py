@@ -20,7 +20,7 @@ from gpumap.model.readings import Activity, DeviceMemory, Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
 from gpumap.model.terms import ContainerName, Owner, Source
 
-_COMPUTE_INSTANCE = re.compile(r"[0-9]+c\.")
+_COMPUTE_INSTANCE = re.compile(r"\A[0-9]+c\.")
 """The prefix of the GPU instance's profile in that of a compute instance: `1c.3g.40gb`."""
 
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.model import remedies
 from gpumap.model.device_ids import ByIndex, ByMinor, ByPlacement, ByUuid, DeviceRef, mig_place
 from gpumap.model.node import Gpu, NamelessGpu
 from gpumap.model.observations import NvmlReading
@@ -164,7 +163,7 @@ def take_inventory(answer: NvmlReading | None, wall: float, remembered: tuple[Kn
             by_uuid[known.uuid] = known, reading
         else:  # two GPUs with one uuid are one device and one without
             fault = reading.fault or _NO_NAME
-            nameless.append(NamelessGpu(reading.index, fault, remedies.of_fault(fault, reading.index)))
+            nameless.append(NamelessGpu(reading.index, fault, reading.pci_bus_id, reading.recovery_action))
     return Inventory(
         up=True,
         count=len(answer.gpus),

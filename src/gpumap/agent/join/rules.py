@@ -19,7 +19,7 @@ GPUS_AWAY_MAX = 64
 RESTART_AFTER_SECONDS = 30.0
 """How long a fault that only a new container solves must last before gpumap reports it."""
 LATE_SECONDS = 5.0
-"""How late a reading may arrive (collect.DEADLINE_SECONDS). If --interval is as long as --stale-after, each reading
+"""How late a reading may arrive (collect.DEADLINE_SECONDS_MAX). If --interval is as long as --stale-after, each reading
 would be too late without it."""
 CLOCKS_APART_SECONDS = 1.0
 """Two clocks are read a moment apart. A larger difference is a suspended machine, or a clock that was set."""

@@ -27,7 +27,7 @@ from gpumap.model.observations import Failed, Observations, Observed
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import HiddenDevice, LazyRows, Snapshot
 from gpumap.model.terms import Owner
-from gpumap.model.workloads import with_own_names
+from gpumap.model.workloads import remember_workloads
 
 _ACCUSED = (Owner.UNASSIGNED, Owner.GONE)
 
@@ -222,7 +222,7 @@ def _remember(joined: Joined) -> Memory:
         gpu_count=joined.inventory.count,
         pending_owners={one: memory.pending_owners.get(one, now) for one in attribution.pending_owners},
         recent_processes=joined.recent_processes,
-        workloads=with_own_names(memory.workloads, attribution.workloads())
+        workloads=remember_workloads(memory.workloads, attribution.workloads())
         if joined.inventory.up
         else memory.workloads,
         missing=attribution.missing,

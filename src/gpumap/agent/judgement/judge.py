@@ -22,7 +22,7 @@ from gpumap.model.devices import (
     sources_up,
     sum_of,
 )
-from gpumap.model.findings import WHY, in_order, why_broken
+from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_nameless
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unjudged
 from gpumap.model.readings import Uuid
@@ -38,9 +38,9 @@ RECENT_SECONDS = 3600.0
 """An error without a lasting state, such as an XID error, is a fault for so long."""
 
 
-FATAL_XIDS = frozenset({46, 48, 54, 62, 63, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
-"""Those that EKS's node monitoring agent 1.7 counts as fatal, without 109, which NVIDIA's device plugin counts as an
-error of the application."""
+FATAL_XIDS = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
+"""Those that EKS's node monitoring agent 1.7 counts as fatal, without 63 and 109. With 63 the driver marked bad memory
+for replacement, and work continues. NVIDIA's device plugin counts 109 as an error of the application."""
 
 
 _Key = tuple[str, str, ContainerName, str | None]
@@ -62,7 +62,8 @@ def judge(node: Node, before: Sequence[Finding] = (), clock_step_seconds: float 
     was set since the last snapshot.
     """
     tally = Tally(kind for kind in FINDINGS if kind != "maybe_idle")
-    findings = [*_faults(node), *_judge_devices(node, tally), *_judge_holders(node, tally), *_unmatched(node)]
+    faults = count_gpus_once([*_faults(node)])
+    findings = [*faults, *_judge_devices(node, tally), *_judge_holders(node, tally), *_unmatched(node)]
     _count_gpus(node, tally)
     _count_containers(node, tally)
     since = {_key(finding): finding.since + clock_step_seconds for finding in before}
@@ -141,10 +142,11 @@ def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:
 def _faults(node: Node) -> Iterator[Finding]:
     for gpu in node.gpus:
         yield from _faults_of(gpu, node)
-    for fault, indices in grouped((one.fault, one.index) for one in node.nameless_gpus).items():
-        remedy = next(one.remedy for one in node.nameless_gpus if one.fault == fault)
-        why = f"GPU {listed([str(index) for index in indices])}: {why_broken(fault)}"
-        yield _fault(fault, None, remedy, gpus=float(len(indices)), why=why)
+    for reason, gpus in grouped((reason, gpu) for gpu in node.nameless_gpus for reason in gpu.reasons).items():
+        fault = _fault(reason, None, remedies.of_finding("fault", reason, gpus[0].index))
+        yield structs.replace(
+            fault, gpus=float(sum(gpu.fault == reason for gpu in gpus)), why=why_nameless(reason, gpus)
+        )
 
 
 def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
@@ -165,25 +167,9 @@ def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
         yield _fault("row_remap_pending", gpu.uuid, gpu.remedies.get("row_remap_pending"))
 
 
-def _fault(
-    reason: str,
-    uuid: Uuid | None,
-    remedy: str | None,
-    *,
-    since: float | None = None,
-    gpus: float = 1.0,
-    why: str = "",
-) -> Finding:
-    return Finding(
-        *NO_CONTAINER,
-        finding="fault",
-        reason=reason,
-        uuid=uuid,
-        since=since or 0.0,
-        gpus=gpus,
-        why=why or why_broken(reason),
-        remedy=remedy,
-    )
+def _fault(reason: str, uuid: Uuid | None, remedy: str | None, since: float | None = None) -> Finding:
+    why = why_broken(reason)
+    return Finding(*NO_CONTAINER, finding="fault", reason=reason, uuid=uuid, since=since or 0.0, why=why, remedy=remedy)
 
 
 def _recent(moment: float | None, node: Node) -> bool:

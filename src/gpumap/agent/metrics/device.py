@@ -59,7 +59,7 @@ def _without_device(snapshot: Snapshot) -> Iterator[Series]:
             place = (str(gpu.index), _label(gpu.minor), gpu.pci_bus_id, gpu.model)
             yield Series((gpu.uuid, *place, gpu.fault or ""), 1)
     for nameless in snapshot.node.nameless_gpus:
-        yield Series(("", str(nameless.index), "", "", "", nameless.fault), 1)
+        yield Series(("", str(nameless.index), "", nameless.pci_bus_id, "", nameless.fault), 1)
 
 
 DEVICE = (

@@ -31,8 +31,8 @@ FINDINGS = (
     ),
     _FOUND.gauge(
         "gpumap_finding_gpus",
-        "Share of physical GPUs that an idle, maybe_idle, unused or stalled container holds; for a fault the number of "
-        "GPUs.",
+        "Share of physical GPUs that an idle, maybe_idle, unused or stalled container holds. A GPU with faults counts "
+        "once: 1 for the worst, 0 for its others.",
         lambda one: one.gpus,
     ),
     _FOUND.gauge(

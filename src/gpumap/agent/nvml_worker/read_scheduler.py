@@ -30,8 +30,9 @@ PATIENCE_SECONDS = 0.01
 """If no GPU is done for this time, one more thread starts."""
 REINIT_SECONDS = 60.0
 """Time after a lost GPU until NVML is initialized again. It grows while that does not help."""
-CLOSE_SECONDS = 1.5
-"""A shutdown of NVML that takes longer hangs. The process ends, and another one reads the healthy GPUs at once."""
+CLOSE_PART = 0.3
+"""A shutdown of NVML that takes this part of the deadline hangs. The process ends, and another one reads the healthy
+GPUs in the rest of the time."""
 RELEASE_SECONDS = 30.0
 """Limit of the wait for a GPU. Then the process ends, which releases the driver. Without persistence mode each GPU
 takes one to three seconds whenever NVML is initialized (NVIDIA, "Driver Persistence")."""
@@ -122,6 +123,7 @@ class ReadScheduler:
         self._sweepers = 0
         self._open = False
         self._shutdown = Shutdown(self._close)
+        self._close_seconds = 0.0
         self._backoff = ReinitBackoff(REINIT_SECONDS)
         self._bound: frozenset[str] = frozenset()
         self._generation = HandleGeneration(0, 0)
@@ -136,6 +138,7 @@ class ReadScheduler:
         while True:
             while not self._requests.empty():
                 request = self._requests.get()
+            self._close_seconds = CLOSE_PART * request.deadline_seconds
             try:
                 message = self._driver(request)
             except LibraryError as error:
@@ -223,7 +226,7 @@ class ReadScheduler:
     def _close_unless_busy(self) -> None:
         """A thread that hangs in a call may make a shutdown hang, too. Then only another process helps."""
         if self._open and not any(gpu.busy for gpu in self._gpus):
-            if not self._shutdown.within(CLOSE_SECONDS):
+            if not self._shutdown.within(self._close_seconds):
                 self._end()
             self._open = False
 

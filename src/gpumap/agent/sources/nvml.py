@@ -113,7 +113,7 @@ class NvmlSource:
         try:
             async with asyncio.timeout_at(asked + timeout_seconds):
                 if DRIVER not in read.busy:
-                    await self._ask(read, interval_seconds)
+                    await self._ask(read, interval_seconds, timeout_seconds)
         except TimeoutError:
             pass  # answers so far remain
         if read.driver is None:
@@ -135,7 +135,7 @@ class NvmlSource:
 
     # --- the worker ---
 
-    async def _ask(self, read: _Read, interval_seconds: float) -> None:
+    async def _ask(self, read: _Read, interval_seconds: float, timeout_seconds: float) -> None:
         """Wait until the read is complete. If a worker dies, another one reads the remaining GPUs."""
         while not read.complete and len(read.crashes) < MOST_CRASHES:
             worker = self._worker
@@ -147,6 +147,7 @@ class NvmlSource:
             asked = wire.Request(
                 read.number,
                 interval_seconds,
+                timeout_seconds,
                 read.last,
                 tuple(sorted(read.settled)),
                 self._groups,

@@ -29,7 +29,6 @@ from gpumap.model.observations import Complaint, DeviceHealth, ReportedContainer
 from gpumap.model.terms import PodUid
 
 WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
-DEADLINE_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 LIST_PAUSE_SECONDS = 0.25
 """Between two Lists: events come in bursts."""
@@ -52,6 +51,7 @@ class PodsApiSource:
     def __init__(
         self,
         socket_path: Path,
+        deadline_seconds: float,
         resync_seconds: float = RESYNC_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,6 +59,7 @@ class PodsApiSource:
         """When gpumap asked for the newest answer. Until the next one, the kubelet may have dropped an event."""
         self._monotonic = monotonic
         self._path = socket_path
+        self._deadline_seconds = deadline_seconds
         self._resync_seconds = resync_seconds
         self._answer: SourceAnswer[Pods | None] = SourceAnswer(None)
         self._pods: Pods = ()
@@ -139,7 +140,7 @@ class PodsApiSource:
             channel.unary_unary(LIST, request_serializer=None, response_deserializer=None),
         )
         asked_at = self._monotonic()
-        answer = await call(b"", timeout=DEADLINE_SECONDS)
+        answer = await call(b"", timeout=self._deadline_seconds)
         pods = await asyncio.to_thread(self._decode, answer)
         if pods != self._pods:
             self._pods = pods

@@ -134,21 +134,15 @@ class WorkloadReader:
 
         `folder` is the process's open directory.
         """
-        if kind is CgroupKind.POD:
-            found = slurm_job(paths)
-        elif kind is CgroupKind.HOST:
-            found = workload(paths, None) or workload(paths, _uid(folder))
-        else:
-            return None
-        if found is None:
-            return None
-        if is_sluid(found):
-            job = sluid_folder(paths)
-            job_id = self._job_ids.job_id(pid, job, in_pod=kind is CgroupKind.POD) if job else None
-            return structs.replace(found, name=job_id or found.name)
-        if found.kind == "user":
-            return structs.replace(found, name=self._users.get(found.name, found.name))
-        return found
+        work = slurm_job(paths) if kind is CgroupKind.POD else None
+        if kind is CgroupKind.HOST:
+            work = workload(paths) or _user(folder)
+        if work is not None and is_sluid(work) and (job := sluid_folder(paths)):
+            job_id = self._job_ids.job_id(pid, job, in_pod=kind is CgroupKind.POD)
+            return structs.replace(work, name=job_id or work.name)
+        if work is not None and work.kind == "user":
+            return structs.replace(work, name=self._users.get(work.name, work.name))
+        return work
 
     @functools.cached_property
     def _users(self) -> Mapping[str, str]:
@@ -170,10 +164,10 @@ def is_named_by_paths(kind: CgroupKind, work: Workload | None) -> bool:
     return kind is not CgroupKind.HOST if work is None else work.kind != "user" and not is_sluid(work)
 
 
-def _uid(folder: int) -> int | None:
-    """Return the real user id of a process; `None` if it cannot be read."""
+def _user(folder: int) -> Workload | None:
+    """Return the real user of a process; `None` if it cannot be read."""
     try:
         match = re.search(r"^Uid:\s+(\d+)", text("status", folder), re.MULTILINE | re.ASCII)
     except OSError:
         return None
-    return int(match[1]) if match else None
+    return Workload("user", match[1]) if match else None

@@ -123,8 +123,9 @@ class Pages:
             # Here, because no other thread adds to it meanwhile.
             curves = self._history.curves() if form == "history" else None
             inputs = _Inputs(snapshot, curves, self._stale)
-            rendered[key] = await self._thread.run(
-                lambda: rendered.get(key) or self._render(form, gzipped, inputs, rendered)
+            # It is kept also if the client that asked for it is gone meanwhile.
+            await self._thread.run(
+                lambda: rendered.get(key) or rendered.setdefault(key, self._render(form, gzipped, inputs, rendered))
             )
         return rendered[key]
 

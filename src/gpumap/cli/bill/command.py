@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all, one_of
+from gpumap.cli.entry import print_notices
 from gpumap.cli.output_flags import add_form, add_no_headers, add_order
 from gpumap.cli.server_flags import (
     HOW_TO_ASK,
@@ -118,8 +119,7 @@ def _bill(given: argparse.Namespace) -> int:
         raise FatalError("stopped before the bill was complete")
     print(end=_output(made[0], given), flush=True)
     if given.output == "csv":
-        for warning in made[0].warnings:
-            print(f"gpumap: {warning}", file=sys.stderr)
+        print_notices(made[0].warnings)
     return 0
 
 
@@ -176,12 +176,8 @@ async def make_bill(server: Server, request: Request, window: Window) -> Bill:
 
 
 def _ask_for_patience(url: str) -> None:
-    if sys.stderr.isatty():
-        print(
-            f"gpumap: waiting for {url}; many GPUs take seconds for a day and minutes for a month",
-            file=sys.stderr,
-            flush=True,
-        )
+    if sys.stderr is not None and sys.stderr.isatty():
+        print_notices([f"waiting for {url}; many GPUs take seconds for a day and minutes for a month"])
 
 
 def _output(bill: Bill, given: argparse.Namespace) -> str:

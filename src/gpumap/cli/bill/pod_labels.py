@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from gpumap.cli.bill.counting import Labelling, Pod
-from gpumap.cli.bill.query import in_parts
+from gpumap.cli.bill.query import counter_value, in_parts
 from gpumap.cli.bill.window import Window
 from gpumap.cli.kube_state import NEEDS_OWNERS, POD_OWNERS, Object, ObjectValues, pod_label, two_values, workloads
 from gpumap.cli.prometheus import Prometheus
@@ -78,7 +78,7 @@ async def _last_value(server: Prometheus, values: ObjectValues, match: str, one:
     first = part.end - (part.end - part.start - 1) // _STEP_SECONDS * _STEP_SECONDS
     for row in await server.range(values.question(series), first, part.end, _STEP_SECONDS):
         of_value = times.setdefault(values.value_of(row.labels), set())
-        of_value.update(time for time in (float(value) for _, value in row.points) if time > part.start)
+        of_value.update(time for time in (counter_value(server, value) for _, value in row.points) if time > part.start)
     order = sorted((max(of_value), value) for value, of_value in times.items() if of_value)
     for (_, value), (_, other) in itertools.permutations(order, 2):
         if _side_by_side(times[value], times[other]):

@@ -41,6 +41,7 @@ from gpumap.cli.bill.window import Window, rfc3339
 from gpumap.cli.prometheus import Prometheus, QueryTooLargeError, Row, together
 from gpumap.cli.server_flags import MATCHER, label_of
 from gpumap.model.errors import FatalError
+from gpumap.model.terms import NUMBER_MAX
 
 T = TypeVar("T")
 
@@ -124,7 +125,7 @@ async def _gaps_of_one(
     rows = await _rows_of_steps(server, gaps_that_end(scope), window._replace(end=max(last, window.end)))
     gaps = sorted(
         (
-            max(int(_parsed(server, snapshot)), window.start),
+            max(int(counter_value(server, snapshot)), window.start),
             min(int(moment) - step, window.end),
             row.labels.get("instance", ""),
         )
@@ -169,7 +170,7 @@ async def _added(server: Prometheus, counter: Counter, expression: str, window: 
     found: dict[Key, float] = {}
     for row in itertools.chain(*await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * window.step_seconds, ask)):
         key = _key(counter, row)
-        found[key] = found.get(key, 0.0) + sum(_parsed(server, value) for _, value in row.points)
+        found[key] = found.get(key, 0.0) + sum(counter_value(server, value) for _, value in row.points)
     return found
 
 
@@ -196,12 +197,13 @@ async def _rows_of_steps(server: Prometheus, expression: str, window: Window) ->
     return rows
 
 
-def _parsed(server: Prometheus, text: str) -> float:
+def counter_value(server: Prometheus, text: str) -> float:
+    """Return a value that is not negative. Raises FatalError."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 <= number < math.inf:
+    if not 0 <= number <= NUMBER_MAX:
         raise FatalError(f'{server.url} answered "{text:.40}", which is not a value of a counter')
     return number
 

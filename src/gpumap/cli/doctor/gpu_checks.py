@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpumap.model.check import faults
-from gpumap.model.findings import condition_of
+from gpumap.model.findings import condition_of, faulty_gpus
 from gpumap.model.node import Node
 from gpumap.model.readings import Uuid
 
@@ -38,9 +37,9 @@ GPU_CHECKS = {
 
 
 def gpu_results(node_map: Node) -> Iterator[Result]:
-    """Return a line for each fault of a GPU; none for a GPU that is well."""
+    """Return a line for each GPU with a fault, with its worst one."""
     gpus = {gpu.uuid: gpu for gpu in node_map.gpus}
-    for fault in faults(node_map):
+    for fault in faulty_gpus(node_map.findings):
         condition, gpu = condition_of(fault), gpus.get(Uuid(fault.uuid or ""))
         name = "gpu/<index>" if condition == "down" else f"gpu/<index>/{condition}"
         seen = " ".join(filter(None, (gpu.uuid, gpu.pci_bus_id, gpu.model))) if gpu else ""

@@ -19,7 +19,7 @@ from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, n
 from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
 from gpumap.model.devices import NO_CONTAINER, place_of, sources_up, with_others
-from gpumap.model.findings import in_order, why_of
+from gpumap.model.findings import count_gpus_once, in_order, why_nameless, why_of
 from gpumap.model.gaps import gaps_of
 from gpumap.model.grouping import grouped
 from gpumap.model.node import (
@@ -220,7 +220,7 @@ def node_of(found: NodeSeries) -> Node:
     unmatched = tuple(_unmatched(found))
     capabilities = {name: bool(present) for (name,), present in found.of(queries.CAPABILITY).items()}
     unjudged = sorted(grouped((reason, kind) for kind, reason in found.of(queries.UNJUDGED)).items())
-    findings = in_order(_findings(found, {gpu.uuid: gpu.index for gpu in gpus}))
+    findings = in_order(count_gpus_once([*_findings(found, {gpu.uuid: gpu.index for gpu in gpus})]))
     return Node(
         timestamp=found.target.collected_at,
         interval_seconds=found.target.interval_seconds,
@@ -434,7 +434,7 @@ def _nameless_gpus(found: NodeSeries) -> Iterator[NamelessGpu]:
     for gpu in found.deviceless:
         index = _nvml_number(gpu.index)
         if not gpu.gpu_uuid and index is not None:
-            yield NamelessGpu(index, gpu.reason, remedies.of_fault(gpu.reason, index))
+            yield NamelessGpu(index, gpu.reason, gpu.pci_bus_id)
 
 
 def _pods(devices: Iterable[Device], unmatched: Iterable[UnmatchedSlots], found: NodeSeries) -> Iterator[Pod]:
@@ -467,6 +467,7 @@ def _findings(found: NodeSeries, indices: Mapping[str, int]) -> Iterator[Finding
         kind, reason, *name, uuid = labels
         if kind not in FINDINGS:
             continue  # no server that heeds the query answers this
+        nameless = [gpu for gpu in _nameless_gpus(found) if kind == "fault" and not uuid and gpu.fault == reason]
         yield Finding(
             *(NO_CONTAINER if name == own else name),
             finding=kind,
@@ -475,7 +476,7 @@ def _findings(found: NodeSeries, indices: Mapping[str, int]) -> Iterator[Finding
             since=since,
             gpus=found.value(queries.FINDING_GPUS, *labels),
             memory_bytes=found.whole(queries.FINDING_MEMORY, *labels),
-            why=why_of(kind, reason, max(now - since, 0.0)),
+            why=why_nameless(reason, nameless) if nameless else why_of(kind, reason, max(now - since, 0.0)),
             remedy=remedies.of_finding(kind, reason, indices.get(uuid)),
         )
 

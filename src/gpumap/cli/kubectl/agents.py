@@ -5,14 +5,14 @@ Only the fields of a pod that this needs are declared. The API server leaves out
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
 from gpumap.model.grouping import grouped
-from gpumap.model.shown import counted
+from gpumap.model.shown import counted, listed
 
 CONTAINER_NAME, PORT_NAME = "gpumap", "metrics"
 """The chart's names of the agent's container and its port."""
@@ -142,37 +142,42 @@ def agents_of(pods: Iterable[Pod]) -> list[Agent]:
     return [agent for pod in pods if (agent := _agent(pod)) is not None]
 
 
-def one_for_each_node(agents: Iterable[Agent]) -> tuple[list[Agent], list[str]]:
-    """Return the agent to ask of each node, by the node's name, and sentences about agents that may surprise.
+def one_for_each_node(agents: Sequence[Agent]) -> tuple[list[Agent], list[str]]:
+    """Return the agent to ask of each node, by the node's name, and sentences about those that are not asked.
 
     Of several that run, the newest that is ready is asked. One that does not run is not named if another one of its
-    node does. Anybody who may create a pod can give it the agents' label, and a node's name: if the agents of a node
-    are of several namespaces, none is asked.
+    node does.
     """
-    chosen, left_out_agents = [], []
-    for _, of_node in sorted(grouped((agent.node, agent) for agent in agents).items()):
-        best = max(of_node, key=lambda one: (not one.why_not, one.ready, one.created, one.pod))
-        namespaces = sorted({one.namespace for one in of_node})
-        if len(namespaces) > 1:
-            why = (
-                f"is not certain: pods of the namespaces {', '.join(namespaces)} have its label; set --agent-namespace"
-            )
-            chosen.append(best._replace(why_not=why))
-            continue
+    agents, notices = _of_one_namespace(agents)
+    chosen = []
+    for node, members in sorted(grouped((agent.node, agent) for agent in agents).items()):
+        best = max(members, key=lambda agent: (not agent.why_not, agent.ready, agent.created, agent.pod))
         chosen.append(best)
-        others = sorted(one.pod for one in of_node if one is not best and not one.why_not)
+        others = sorted(agent.pod for agent in members if agent is not best and not agent.why_not)
         if others:
-            left_out_agents.append(
-                f"node {best.node} has {counted(len(others) + 1, 'agent')}: gpumap asked {best.pod}, not "
-                f"{', '.join(others)}"
+            notices.append(
+                f"node {node} has {counted(len(others) + 1, 'agent')}: gpumap asked {best.pod}, not {listed(others)}"
             )
-    shown = sorted({one.namespace for one in chosen if not one.why_not})
-    if len(shown) > 1:
-        left_out_agents.append(
-            f"the agents are of {len(shown)} namespaces: {', '.join(shown)}. Any pod can have their label; "
-            "--agent-namespace asks those of one"
-        )
-    return chosen, left_out_agents
+    return chosen, notices
+
+
+def _of_one_namespace(agents: Sequence[Agent]) -> tuple[Sequence[Agent], list[str]]:
+    """Return the agents of the namespace in which they run on most nodes, and a sentence about each other one.
+
+    Any user who may create a pod can give it the agents' label. If two namespaces have equally many, none is asked.
+    """
+    namespaces = grouped((agent.namespace, agent) for agent in agents)
+    sizes = {name: len({agent.node for agent in members if not agent.why_not}) for name, members in namespaces.items()}
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))
+    if len(names) > 1 and sizes[names[0]] == sizes[names[1]]:
+        why = f"is not certain: pods of the namespaces {listed(sorted(names))} have its label; set --agent-namespace"
+        return [agent._replace(why_not=why) for agent in agents], []
+    return namespaces[names[0]] if names else (), [
+        f"not asked: {counted(len(namespaces[name]), 'pod')} of namespace {name}, "
+        f"{listed(sorted(agent.pod for agent in namespaces[name]))}. The agents are of {names[0]}; --agent-namespace "
+        "chooses another one"
+        for name in names[1:]
+    ]
 
 
 def _agent(pod: Pod) -> Agent | None:

@@ -7,8 +7,6 @@ import _signal  # type: ignore[import-not-found]  # `signal` itself takes long t
 
 _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback
 
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -16,11 +14,9 @@ from gpumap.cli.entry import guarded
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, as `gpumap.cli` does. A terminal that is closed ends it as SIGTERM does, with its proxy."""
+    """Run the command, as `gpumap.__main__` does."""
 
     def prepare() -> Callable[[], int]:
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` has it ignored
-            signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         from gpumap.cli.kubectl.commands import prepared
 
         return prepared(sys.argv[1:] if arguments is None else arguments)

@@ -1,13 +1,14 @@
 """Runs the user's own kubectl: its proxy to the API server on a private socket, and its context's namespace.
 
 gpumap reads no kubeconfig and holds no credential: kubectl does, with its login plugins. The proxy always ends with the
-command.
+command, also if that is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -33,6 +34,9 @@ _READS = (
 """The proxy has the user's rights: it passes on what this package asks, and nothing else."""
 _PREFIX = "--append-server-path"
 """For servers below a path, such as Rancher's. kubectl has it since 1.23; without it kubectl leaves out the path."""
+_WATCH = 'read pid; read end || { kill -9 "$pid"; rm -rf "$0"; }'
+"""A shell gets the proxy's process id and, at a clean end, one more line. If this process is killed before, the shell
+ends the proxy and removes its folder, $0."""
 
 
 class Proxy(NamedTuple):
@@ -76,15 +80,20 @@ async def proxying(flags: Sequence[str]) -> AsyncIterator[Proxy]:
 
     Raises FatalError with kubectl's own reason.
     """
-    with tempfile.TemporaryDirectory(prefix="gpumap-", ignore_cleanup_errors=True) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="gpumap-", ignore_cleanup_errors=True) as folder,
+        contextlib.ExitStack() as stack,
+    ):
         path, log = Path(folder) / "s", Path(folder) / "log"
-        command = [kubectl_path(), "proxy", f"--unix-socket={path}", _PREFIX, *_READS, *flags]
+        command = (kubectl_path(), "proxy", f"--unix-socket={path}", _PREFIX, *_READS, *flags)
+        watch = _started(("/bin/sh", "-c", _WATCH, folder), log, apart=True)
+        stack.callback(watch.communicate, b"end\n")
         proxy = Proxy(_started(command, log), path, log)
-        try:
-            await _until_it_serves(proxy)
-            yield proxy
-        finally:
-            _end(proxy.process)
+        stack.callback(_end, proxy.process)
+        assert watch.stdin is not None  # noqa: S101 -- it is a pipe
+        os.write(watch.stdin.fileno(), b"%d\n" % proxy.process.pid)
+        await _until_it_serves(proxy)
+        yield proxy
 
 
 def current_namespace(flags: Sequence[str]) -> str:
@@ -113,12 +122,15 @@ def _kubectl(*words: str) -> str | None:
     return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None
 
 
-def _started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def _started(command: Sequence[str], log: Path, *, apart: bool = False) -> subprocess.Popen[bytes]:
     """Start it in our process group and with our input: a login plugin may ask the user, and kubectl gets the
-    terminal's signals as we do."""
+    terminal's signals as we do. If `apart`, it gets no such signal, and its input is a pipe."""
+    stdin = subprocess.PIPE if apart else None
     try:
         with log.open("wb") as errors:
-            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)  # noqa: S603 # as above
+            return subprocess.Popen(  # noqa: S603 # as above
+                command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=apart
+            )
     except OSError as error:
         raise FatalError(f"{command[0]} does not run: {error.strerror}") from error
 

@@ -18,7 +18,6 @@ from gpumap.cli.http_get import Endpoint, get, no_answer
 from gpumap.cli.kubectl.agents import Agent, PodList, agents_of, one_for_each_node, pod_list
 from gpumap.cli.kubectl.proxy import has_context, proxying
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.painting import print_notices
 from gpumap.model.errors import FatalError
 from gpumap.model.node import Node
 from gpumap.model.shown import by_reason, cut_off
@@ -31,7 +30,7 @@ _AT_ONCE = 32
 _PAGE_PODS = 500
 RULE = '{apiGroups: [""], resources: [pods/proxy], verbs: [get]}'
 """What a Role or ClusterRole must have, in addition to listing pods."""
-_REASON_CHARACTERS = 400
+_REASON_CHARACTERS, _NAME_CHARACTERS = 400, 60
 _AGENT_ASKS = {401: "a password", 403: "a client certificate"}
 """What an agent with a --web-config may require (agent/web/config/guard.py)."""
 _INSTEAD = "use `kubectl port-forward` and `gpumap map --url` with its flags"
@@ -52,16 +51,13 @@ async def from_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
 
     Raises FatalError if none starts.
     """
-    printed: set[str] = set()
     while True:
         async with proxying(scope.kubectl_flags) as proxy:
             place = Endpoint("localhost", socket=str(proxy.path))
             while True:
                 answer: NodeMaps | FatalError
                 try:
-                    answer, left_out_agents = await _ask_all(place, scope)
-                    print_notices([sentence for sentence in left_out_agents if sentence not in printed])
-                    printed.update(left_out_agents)
+                    answer = await _ask_all(place, scope)
                 except FatalError as error:
                     answer = FatalError(f"kubectl proxy ended: {proxy.last_message()}") if proxy.ended else error
                 yield answer
@@ -70,12 +66,9 @@ async def from_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
                     break
 
 
-async def _ask_all(place: Endpoint, scope: Scope) -> tuple[NodeMaps, list[str]]:
-    """Return the maps of all agents, and sentences about agents that were not asked, or are of several namespaces.
-
-    Raises FatalError if no agent answers.
-    """
-    agents, left_out_agents = one_for_each_node(await _agents(place, scope))
+async def _ask_all(place: Endpoint, scope: Scope) -> NodeMaps:
+    """Return the maps of all agents. Raises FatalError if none answers."""
+    agents, notices = one_for_each_node(await _agents(place, scope))
     if not agents:
         raise FatalError(_no_agent(scope))
     slots = asyncio.Semaphore(_AT_ONCE)
@@ -87,7 +80,7 @@ async def _ask_all(place: Endpoint, scope: Scope) -> tuple[NodeMaps, list[str]]:
         more = f" (and {len(missing) - 1} more reasons)" if len(missing) > 1 else ""
         raise FatalError(f"no agent answered: {missing[0]}{more}")
     maps.sort(key=lambda one: one.name)
-    return NodeMaps(tuple(maps), missing, fleet=not scope.node), left_out_agents
+    return NodeMaps(tuple(maps), missing, fleet=not scope.node, notices=tuple(notices))
 
 
 async def _agents(place: Endpoint, scope: Scope) -> list[Agent]:
@@ -131,13 +124,19 @@ async def _map_of(place: Endpoint, agent: Agent, scope: Scope, slots: asyncio.Se
     try:
         async with slots, asyncio.timeout(seconds):
             answer = await get(place, agent.path, {}, "its agent")
-        return map_in(answer.body, "its agent") if answer.status == 200 else _no_map(answer.status, answer.body)
+        if answer.status != 200:
+            return _no_map(answer.status, answer.body)
+        node = map_in(answer.body, "its agent")
     except TimeoutError:
         return f"its agent did not answer within {seconds:g} s"
     except FatalError as error:
         return str(error)
     except (OSError, HTTPException) as error:
         return f"kubectl proxy did not answer: {no_answer(error)}"
+    if node.name != agent.node:
+        name = f"another node, {cut_off(node.name, _NAME_CHARACTERS)}" if node.name else "no node"
+        return f"the answer of pod {agent.namespace}/{agent.pod} does not count: it names {name}"
+    return node
 
 
 def _no_agent(scope: Scope) -> str:

@@ -37,6 +37,10 @@ p            one row for each process
 /            filter: text, a UUID, or as on the page gpu:5 ns:ml finding:idle
 Esc          close the details, or clear the filter
 ? h          show these keys; any key closes the list"""
+PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"
+"""A terminal sends them around pasted text. All of it is one key, which is text of the filter, or does nothing."""
+_QUERY_MAX = 256
+"""In characters. Each row is compared with each word of the filter."""
 _REMEMBERED, _IN_STRIP = 60, 8
 """Utilizations of a GPU that are kept, and those that one of several GPUs in a line shows."""
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -116,7 +120,12 @@ def _typed(live: Live, key: str) -> Live:
         return _from_top(live, typing=False, query="")
     if key == "backspace":
         return _from_top(live, query=live.query[:-1])
-    return _from_top(live, query=live.query + key) if len(key) == 1 and key.isprintable() else live
+    if key.startswith(PASTE_BEGIN):
+        text = key.removeprefix(PASTE_BEGIN).removesuffix(PASTE_END).strip()
+        key = "".join(character if character.isprintable() else " " for character in text)
+    elif len(key) > 1 or not key.isprintable():
+        return live
+    return _from_top(live, query=(live.query + key)[:_QUERY_MAX])
 
 
 def remembered(live: Live, maps: NodeMaps | None) -> Live:

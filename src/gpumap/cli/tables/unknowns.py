@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
-from gpumap.model.check import faults
+from gpumap.model.check import fault_of_gpu, gpu_name
 from gpumap.model.devices import has_kubelet, sources_up
+from gpumap.model.findings import faulty_gpus
 from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
-from gpumap.model.node import Finding, Node
+from gpumap.model.node import Node
 from gpumap.model.shown import by_reason, printable
 
 _SENTENCES_MAX, _BLIND_MAX = 20, 5
@@ -60,8 +61,8 @@ def troubles(maps: NodeMaps) -> Iterator[str]:
 def _troubles(node_map: Node) -> Iterator[str]:
     if node_map.stale:
         yield node_map.stale
-    for fault in faults(node_map):
-        yield f"{_gpu_of(fault, node_map)} {fault.why}. {fault.remedy or ''}".rstrip()
+    for fault in faulty_gpus(node_map.findings):
+        yield f"{fault_of_gpu(fault, node_map)}. {fault.remedy or ''}".rstrip()
     for source in node_map.sources:
         if not source.up:
             why = f": {source.reason} ({source.detail})" if source.reason else ""
@@ -73,13 +74,8 @@ def _troubles(node_map: Node) -> Iterator[str]:
 
 def gpus_to_repair(node_map: Node) -> Iterator[str]:
     """Return a hint for each GPU with a fault."""
-    for gpu in dict.fromkeys(_gpu_of(one, node_map) for one in faults(node_map)):
+    for gpu in dict.fromkeys(gpu_name(fault, node_map) for fault in faulty_gpus(node_map.findings)):
         yield f"{gpu} needs repair: see `gpumap doctor`."
-
-
-def _gpu_of(fault: Finding, node_map: Node) -> str:
-    index = next((gpu.index for gpu in node_map.gpus if gpu.uuid == fault.uuid), None)
-    return "A GPU" if index is None else f"GPU {index}"
 
 
 def all_known(maps: NodeMaps) -> bool:

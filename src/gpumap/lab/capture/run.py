@@ -6,8 +6,7 @@ import contextlib
 import logging
 import secrets
 import shlex
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +28,13 @@ KEY_BYTES = 32
 
 
 async def record_node(
-    settings: Settings, driver_command: Sequence[str], folder: Path, *, seconds: float | None, anonymous: bool
+    settings: Settings,
+    driver_command: Sequence[str],
+    folder: Path,
+    notify: Callable[[Iterable[str]], None],
+    *,
+    seconds: float | None,
+    anonymous: bool,
 ) -> int:
     """Record a node into `folder`, with its page.
 
@@ -42,7 +47,7 @@ async def record_node(
     temporary_folder().cleanup()  # fail before the recording, not after it, if the folder cannot be written
     found = await record(settings, driver_command, seconds, stop_by_signal())
     if found is None:
-        print("gpumap: stopped before anything was recorded", file=sys.stderr)
+        notify(["stopped before anything was recorded"])
         return 0
     capture, snapshot = found
     if anonymous:
@@ -50,10 +55,8 @@ async def record_node(
     with _silence():
         page = await replay.page(capture)
     on_disk.write(capture, folder, page)
-    for health in snapshot.node.sources:
-        if not health.up:
-            why = printable(f"{health.reason}: {health.detail}")
-            print(f"gpumap: {health.source} is down, and is recorded so: {why}", file=sys.stderr)
+    down = (health for health in snapshot.node.sources if not health.up)
+    notify(f"{health.source} is down, and is recorded so: {health.reason}: {health.detail}" for health in down)
     print(end=_summary(capture, snapshot, folder, anonymous))
     return 0 if any(health.up for health in snapshot.node.sources) else 1
 

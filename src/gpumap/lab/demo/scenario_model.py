@@ -103,6 +103,8 @@ def _matching(pattern: str, what: str) -> Meta:
 _UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _PROFILE = r"[1-7]g\.[0-9]{1,4}gb(?:\+[a-z.]+)?"
 NOT_OFFERED = "none"
+GPUS_MAX = 64
+"""More than any node has."""
 MAX_SLICES = 7
 PROFILE_IDS = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}
 """By slices, as `nvidia-smi mig -lgip` has them of an A100 and an H100; of the plain profiles."""
@@ -583,7 +585,7 @@ class ScenarioFile(Entry, frozen=True, kw_only=True):
     node: Name = "demo-node"
     repeat_seconds: Duration = field(name="repeat", default=Duration(300))
     cgroups: Cgroups = "v2-systemd"
-    gpus: tuple[GpuEntry, ...]
+    gpus: Annotated[tuple[GpuEntry, ...], Meta(max_length=GPUS_MAX)]
     kubelet: Kubelet = Kubelet()
     pods: tuple[Pod, ...] = ()
     host_processes: tuple[HostProcess, ...] = ()

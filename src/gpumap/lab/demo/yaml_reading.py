@@ -6,13 +6,34 @@ from collections.abc import Hashable
 
 import yaml
 
+VALUES_MAX = 100_000
+"""Keys and values of a document, aliases spelled out: a short text may mean more than a machine can hold."""
+
 
 class ScenarioError(ValueError):
     """A mistake in a scenario. Its message is one line for the person who wrote it."""
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses equal keys, of which PyYAML silently takes the last, and keys without a value."""
+    """A YAML loader that refuses equal keys, of which PyYAML silently takes the last, and keys without a value.
+
+    It counts an alias as all values that it repeats. Merges (`<<`) repeat them too.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._values = 0
+        self._sizes: dict[yaml.Node | None, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event, first = self.peek_event(), self._values  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        # An alias in its own value has no size yet.
+        self._values += self._sizes.get(node, VALUES_MAX) if isinstance(event, yaml.AliasEvent) else 1
+        if self._values > VALUES_MAX:
+            raise ScenarioError(f"line {event.start_mark.line + 1}: more than {VALUES_MAX} values, counting aliases")
+        self._sizes[node] = self._values - first
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[str] = set()

@@ -1,7 +1,7 @@
 // The list of problems: sources that are down, then the agent's findings in their order, or the largest waste first.
 
 import { h } from "./dom.js";
-import { addressOf, filteredFindings, sorted } from "./model.js";
+import { addressOf, filteredFindings, findingsOf, sorted } from "./model.js";
 import { containerName, deviceName, findingMark, more, remedy } from "./parts.js";
 import { bytes, duration, moment, printable, prose } from "./words.js";
 
@@ -14,7 +14,7 @@ export function attention(map, devices, old, state) {
   const found = byWaste ? sorted(judged, state.sort, { waste: (one) => one.memory_bytes }) : judged;
   const names = new Map([...map.gpus, ...devices].map((one) => [one.uuid, deviceName(one).replace(/ whole| MIG/, "")]));
   const rows = [...broken(map, old), ...found.map((one, at) => finding(one, names.get(one.uuid), one.remedy === found[at - 1]?.remedy))];
-  const hidden = (map.findings ?? []).length - found.length;
+  const hidden = findingsOf(map).length - found.length;
   const all = state.all || rows.length <= SHOWN + 1;
   return [
     h(

@@ -1,7 +1,7 @@
 // The sensors of a GPU, and its problems with their remedies. It draws only problems, not the absence of problems.
 
 import { h } from "./dom.js";
-import { keyOf } from "./model.js";
+import { findingsOf, keyOf } from "./model.js";
 import { containerName, findingMark, outOf, remedy } from "./parts.js";
 import { count, duration, percent, printable, SLOWED } from "./words.js";
 
@@ -64,11 +64,10 @@ const ACTIVITY =
 export function marks({ uuid, gpu, devices }, map) {
   const uuids = new Set([uuid, ...devices.map((device) => device.uuid)]);
   const found = new Map();
-  for (const { finding } of (map.findings ?? []).filter((one) => uuids.has(one.uuid))) found.set(finding, (found.get(finding) ?? 0) + 1);
+  for (const { finding } of findingsOf(map).filter((one) => uuids.has(one.uuid))) found.set(finding, (found.get(finding) ?? 0) + 1);
   const kinds = [...found].map(([kind, number]) => [count(number, kind, kind), findingMark(kind, null, number)]);
   const event = (text, bad) => [text, h("span", { key: text, class: bad ? "tag bad" : "tag" }, text)];
-  const isFatal = ({ code }) => gpu.faults.some(({ reason }) => reason === `xid_${code}`);
-  const xidMarks = (fatal) => (gpu?.xids ?? []).filter((one) => isFatal(one) === fatal).map(({ words }) => event(words, fatal));
+  const xidMarks = (fatal) => (gpu?.xids ?? []).filter((one) => one.fatal === fatal).map(({ words }) => event(words, fatal));
   const all = [...kinds, ...xidMarks(false), ...(gpu ? slowdowns(gpu) : []).map((by) => event(`slowed by ${by}`))];
   all.splice(found.has("fault") ? 1 : 0, 0, ...xidMarks(true));
   const rest = all.slice(MARKS).map(([text]) => text);
@@ -80,7 +79,7 @@ export function marks({ uuid, gpu, devices }, map) {
   );
 }
 
-/** Return the faults of a GPU, with their remedies, and its errors; null without any. */
+/** Return the worst fault of a GPU, with its remedy, and its errors; null without any. */
 export function problems(gpu, map) {
   const found = gpu ? [...gpu.faults.map(fault), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
   return found.length ? h("ul", { class: "ills" }, found) : null;

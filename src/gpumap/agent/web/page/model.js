@@ -45,13 +45,17 @@ export const modelOf = (gpu) => (gpu?.model ?? "").replace(/^NVIDIA /, "");
 /** Return the model of all GPUs; null if they differ. */
 export const oneModel = (gpus) => (new Set(gpus.map(modelOf)).size === 1 ? modelOf(gpus[0]) : null);
 
-/** Return the faults of a GPU, and its XID errors: each code with its words, the number of errors and the last time. */
+/** Return the findings that people see: of the faults of a GPU only the worst. It counts the GPU and names the others. */
+export const findingsOf = (map) => (map.findings ?? []).filter((one) => one.finding !== "fault" || one.gpus !== 0);
+
+/** Return the faults of a GPU, and its XID errors: each code with its words, whether it is a fault, the number and the last time. */
 function signsOf({ uuid }, map) {
   const { counts = {}, meanings = {}, last_at = {} } = map.xids.find((one) => one.uuid === uuid) ?? {};
   const words = (code) => `XID ${code}${meanings[code] ? `: ${meanings[code]}` : ""}`;
+  const isFatal = (code) => map.findings?.some((one) => one.uuid === uuid && one.reason === `xid_${code}`) ?? false;
   return {
-    faults: (map.findings ?? []).filter((one) => one.finding === "fault" && one.uuid === uuid),
-    xids: Object.entries(counts).map(([code, errors]) => ({ code, errors, words: words(code), at: last_at[code] })),
+    faults: findingsOf(map).filter((one) => one.finding === "fault" && one.uuid === uuid),
+    xids: Object.entries(counts).map(([code, errors]) => ({ code, errors, words: words(code), fatal: isFatal(code), at: last_at[code] })),
   };
 }
 
@@ -59,7 +63,7 @@ const holding = (device) => device.containers.filter((one) => one.grant);
 
 /** Return findings with their place in the agent's order. A leftover may have the name of a live container. */
 const findingsByRow = (map) =>
-  new Map((map.findings ?? []).map((one, place) => [`${one.finding === "leftover" ? "gone " : ""}${one.uuid} ${keyOf(one)}`, { ...one, place }]));
+  new Map(findingsOf(map).map((one, place) => [`${one.finding === "leftover" ? "gone " : ""}${one.uuid} ${keyOf(one)}`, { ...one, place }]));
 
 /** Return the lines of the strip: the devices of each GPU in order. A device that NVML does not list has its own line. */
 export function gpusOf(devices) {
@@ -241,7 +245,7 @@ export function filtered(devices, query) {
 export function filteredFindings(map, devices, query) {
   const terms = parse(query);
   const rows = new Map(devices.flatMap((device) => device.rows.map((row) => [row.finding?.place, row])));
-  return (map.findings ?? []).filter((one, place) => {
+  return findingsOf(map).filter((one, place) => {
     const device = devices.find(({ uuid }) => uuid === one.uuid) ?? devices.find((other) => other.gpu_uuid === one.uuid);
     const row = { ...(rows.get(place) ?? one), finding: one };
     return terms.every((term) => holds(term, wordsOfDevice(device ?? NO_DEVICE), row));

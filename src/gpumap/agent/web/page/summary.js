@@ -1,7 +1,7 @@
 // The numbers of the node, its name, its sources and its driver.
 
 import { h } from "./dom.js";
-import { hasKubelet, oneModel, sorted } from "./model.js";
+import { findingsOf, hasKubelet, oneModel, sorted } from "./model.js";
 import { remedy } from "./parts.js";
 import { totals } from "./totals.js";
 import { bytes, CAPABILITIES, count, known, name, printable } from "./words.js";
@@ -13,8 +13,7 @@ export function overview(map, devices) {
   const sums = map.finding_sums ?? {};
   const down = map.sources.filter((one) => !one.up).length;
   const unknown = map.unjudged_sentences[0] ?? "gpumap could not check all of it";
-  const of = (...kinds) => (map.findings ?? []).filter((one) => kinds.includes(one.finding));
-  const broken = new Set(of("fault").map((one) => one.uuid ?? one)).size;
+  const of = (...kinds) => findingsOf(map).filter((one) => kinds.includes(one.finding));
   const partitioned = devices.some((device) => device.mig);
   const rest = all.unattributed > all.used / 50 ? `, ${bytes(all.unattributed)} unattributed` : "";
   const size = (value) => known(value, bytes, unknown);
@@ -35,7 +34,7 @@ export function overview(map, devices) {
     assigned && tile("Held idle", "Containers that hold a device and do no work", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
     assigned && tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
     assigned && tile("Left over", "Still used by deleted pods", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
-    tile("Faults", "Of GPUs that are down or need repair", known(sums.faults, String, unknown), [sums.faults > broken ? `on ${count(broken, "GPU")}` : null, down ? `${count(down, "source")} down` : null], "fault"),
+    tile("Faults", "GPUs that are down or need repair", known(sums.faults, String, unknown), [down ? `${count(down, "source")} down` : null], "fault"),
   );
 }
 
