@@ -107,7 +107,7 @@ STATEMENTS: Mapping[str, Callable[[Snapshot], str]] = {
     "zero of an idle holder": if_true(has_zero),
     "`gpumap_device_holders` 0": if_true(holders(0)),
     "`gpumap_device_holders` 1 and more": if_true(holders(1)),
-    **{f"waste: {kind}": if_true(finds(kind)) for kind in FINDINGS[1:] if kind != "stalled"},
+    **{f"waste: {kind}": if_true(finds(kind)) for kind in FINDINGS[1:] if kind not in ("stalled", "maybe_idle")},
 }
 
 

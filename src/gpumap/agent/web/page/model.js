@@ -117,7 +117,7 @@ function containerRows(device, whole, findings) {
       key,
       granted: grant?.memory_bytes ?? null,
       used: use?.memory_bytes ?? null,
-      last: use?.last_active ?? null,
+      last: (use && one.watch?.last_active) ?? null,
       slots: grant ? Object.values(grant.slots) : null, // of different units: not to be added up
       gpus: grant?.gpus ?? null,
       peak: use?.memory_peak_bytes ?? null,
