@@ -109,7 +109,7 @@ def _page(number: int, now: str) -> Iterator[str]:
     yield from (f'gpumap_source_last_success_timestamp_seconds{{source="{one}"}} {now}' for one in _SOURCES)
     yield 'gpumap_driver_info{driver_version="580.95.05",cuda_version="13.0",nvml_version="13.580.95.05"} 1'
     yield from (f'gpumap_capability{{capability="{one}"}} 1' for one in _CAPABILITIES)
-    yield from (f'gpumap_finding_judged{{finding="{one}"}} 1' for one in FINDINGS)
+    yield from (f'gpumap_finding_judged{{finding="{kind}"}} 1' for kind in FINDINGS if kind != "maybe_idle")
     for index in range(GPUS):
         card = f"GPU-{uuid.UUID(int=draw.getrandbits(128))}"
         yield from _device(card, index, number, now, draw)

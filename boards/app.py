@@ -62,7 +62,7 @@ NOW = Row(
         ),
         Stat(
             title="GPUs held idle",
-            about="Sum of the GPU shares that idle containers hold. Unknown if a node cannot judge it.",
+            about="Sum of the GPU shares that idle containers hold. Unknown if a container cannot be judged.",
             query=q.or_none(f"sum({IDLE_GPUS})", "idle", q.NODE),
             decimals=2,
         ),

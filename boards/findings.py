@@ -1,12 +1,19 @@
-"""The tables of findings: what the agents judged, and which nodes cannot judge."""
+"""The tables of findings: what the agents judged, and what they cannot judge."""
 
 from __future__ import annotations
 
 from boards import queries as q
 from boards.links import NODE_KEY, TO_CARD, TO_NAMESPACE, TO_POD
-from boards.panels import NONE, YELLOW, Column, Key, Table
+from boards.panels import BLUE, GREY, NONE, RED, YELLOW, Column, Key, Table
+from gpumap.model.terms import FINDINGS
 
 ABOUT = "docs/how-to/find-waste.md explains the kinds."
+COLORS = {"stalled": YELLOW, "idle": YELLOW, "maybe_idle": BLUE, "unused": GREY, "unmatched": GREY}
+FINDING_KEY = Key(
+    "finding",
+    "Finding",
+    words=tuple((kind, "may be idle" if kind == "maybe_idle" else kind, COLORS.get(kind, RED)) for kind in FINDINGS),
+)
 
 
 def found(where: str, title: str = "Findings", about: str = "", sorted_by: str = "Memory", width: int = 24) -> Table:
@@ -15,7 +22,7 @@ def found(where: str, title: str = "Findings", about: str = "", sorted_by: str =
         about=about or f"What the agents found, the largest waste first; `gpumap waste` shows the same. {ABOUT}",
         keys=(
             Key("cluster", "Cluster"),
-            Key("finding", "Finding"),
+            FINDING_KEY,
             Key("reason", "Reason"),
             NODE_KEY,
             Key("namespace", "Namespace", TO_NAMESPACE),
@@ -40,7 +47,7 @@ def summed(key: Key, where: str, about: str) -> Table:
     return Table(
         title=f"Findings by {key.label}",
         about=f"{about} {ABOUT}",
-        keys=(Key("cluster", "Cluster"), key, Key("finding", "Finding")),
+        keys=(Key("cluster", "Cluster"), key, FINDING_KEY),
         columns=(
             Column(f"count by ({by}) ({q.finding('since_timestamp_seconds', where)})", "Findings", decimals=0),
             Column(f"sum by ({by}) ({q.finding('gpus', where)})", "GPUs", decimals=2),
@@ -54,11 +61,12 @@ def summed(key: Key, where: str, about: str) -> Table:
 
 def unjudged(where: str) -> Table:
     return Table(
-        title="Nodes that cannot judge",
-        about="Number of nodes that cannot judge a kind of finding now: findings may be missing there. `gpumap waste` "
-        "says why.",
-        keys=(Key("finding", "Finding"),),
-        columns=(Column(f"sum by (finding) ({q.cannot_judge(where)})", "Nodes", decimals=0, steps=((1, YELLOW),)),),
-        sorted_by="Nodes",
-        width=6,
+        title="Not judged",
+        about="How many GPUs, devices, containers or holders cannot be judged now, by kind of finding and reason: "
+        "findings may be missing. not_supported does not end. `gpumap waste` names them.",
+        keys=(FINDING_KEY, Key("reason", "Reason")),
+        columns=(Column(f"sum by (finding, reason) ({q.unjudged(where)})", "Not judged", decimals=0),),
+        sorted_by="Not judged",
+        absent=NONE,
+        width=8,
     )

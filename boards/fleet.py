@@ -119,7 +119,7 @@ NOW = Row(
         ),
         Stat(
             title="Granted, unused",
-            about="Granted memory of idle containers, and what others never needed. Unknown if a node cannot judge it.",
+            about="Granted memory of idle containers, and what others never needed. Unknown if one cannot be judged.",
             query=q.or_none(f"sum({UNUSED})", "idle|unused", q.CLUSTER),
             unit="bytes",
             width=3,
@@ -207,7 +207,7 @@ FINDINGS = Row(
             "Which teams waste most, the most GPUs first. A broken GPU has no namespace.",
         ),
         summed(NODE_KEY, NAMESPACES, "Which nodes have findings, the most GPUs first."),
-        found(NAMESPACES, width=18),
+        found(NAMESPACES, width=16),
         unjudged(q.CLUSTER),
         found(
             f'{NAMESPACES}, finding="idle"',

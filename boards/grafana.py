@@ -230,7 +230,7 @@ def table(panel: Table) -> Json:
         "transformations": [{"id": "merge", "options": {}}, {"id": "organize", "options": organize}],
         "fieldConfig": {
             "defaults": {**defaults(panel), "custom": {"align": "auto", "filterable": True}},
-            "overrides": [*linked(panel.keys), *formatted(panel)],
+            "overrides": [*key_overrides(panel.keys), *formatted(panel)],
         },
         "options": {
             "showHeader": True,
@@ -246,11 +246,18 @@ def value_name(number: int, of: int) -> str:
     return "Value" if of == 1 else f"Value #{letter(number)}"
 
 
-def linked(keys: Sequence[Key]) -> Iterator[Json]:
+def key_overrides(keys: Sequence[Key]) -> Iterator[Json]:
     for key in keys:
         if key.link is not None:
             link = data_link(key.link, lambda label: f"${{__data.fields.{label}}}")
             yield override(key.title, {"links": [link]})
+        if key.words:
+            words = {
+                value: {"text": text, "color": color, "index": index}
+                for index, (value, text, color) in enumerate(key.words)
+            }
+            mappings = [{"type": "value", "options": words}]
+            yield override(key.title, {"mappings": mappings, "custom.cellOptions": {"type": "color-text"}})
 
 
 def formatted(panel: Table) -> Iterator[Json]:

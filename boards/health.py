@@ -92,15 +92,16 @@ NOW = Row(
         ),
         Stat(
             title="GPUs with a fault",
-            about="GPUs in the table of faults below. Unknown if a node cannot judge it.",
+            about="GPUs in the table of faults below. Unknown if a GPU cannot be judged.",
             query=q.or_none(f"sum({FAULTY})", "fault", q.NODE),
             steps=((1, RED),),
             width=3,
         ),
         Stat(
-            title="Nodes that cannot judge",
-            about="Nodes that cannot judge faults now, because NVML does not answer. Faults may be missing.",
-            query=f"sum({q.cannot_judge(ON_FAULTS)})",
+            title="GPUs not judged",
+            about="GPUs of which faults may be missing, because NVML does not answer. A node that never listed its "
+            "GPUs counts as one.",
+            query=f"sum({q.unjudged(ON_FAULTS)}) or 0 * count({q.series('gpumap_finding_judged', ON_FAULTS)})",
             steps=((1, YELLOW),),
             width=3,
         ),

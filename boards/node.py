@@ -111,7 +111,7 @@ CARDS = Row(
     ),
 )
 
-FINDINGS = Row("Findings", (found(q.DEVICE, width=18), unjudged(q.NODE)))
+FINDINGS = Row("Findings", (found(q.DEVICE, width=16), unjudged(q.NODE)))
 
 MEMORY = Row(
     "Memory",

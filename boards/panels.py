@@ -78,7 +78,8 @@ class Key:
     label: str
     title: str
     link: Link | None = None
-    width: int | None = None
+    words: tuple[tuple[str, str, str], ...] = ()
+    """Values of the label, each with the words and the colour in which people see it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,14 +174,23 @@ def unused(where: str) -> str:
 
 
 def or_none(total: str, kinds: str, there: str) -> str:
-    """A sum of findings of these kinds. Without findings it is 0 if each node judged them, else unknown."""
+    """A sum of findings of these kinds. Without findings it is 0 if the nodes can judge all of them, else unknown.
+
+    A node with holders of which none has a known grant knows nothing of unused memory.
+    """
     judged = series("gpumap_finding_judged", f'{there}, finding=~"{kinds}"')
-    return f"({total} or 0 * (min({judged}) == 1))"
+    missing = series("gpumap_finding_unjudged", f'{there}, finding=~"{kinds}", reason!="not_supported"')
+    if "unused" in kinds:
+        holders, granted = (
+            most("gpumap_finding_judged", "cluster, node", f'{there}, finding="{kind}"') for kind in ("idle", "unused")
+        )
+        missing = f"{missing} or {holders} > 0 and {granted} == 0"
+    return f"({total} or 0 * (count({judged}) unless count({missing})))"
 
 
-def cannot_judge(there: str) -> str:
-    """1 for each node and kind of finding that the node cannot judge, else 0."""
-    return f"(min by (cluster, node, finding) ({series('gpumap_finding_judged', there)}) == bool 0)"
+def unjudged(there: str) -> str:
+    """How many cannot be judged, for each node, kind of finding and reason."""
+    return most("gpumap_finding_unjudged", "cluster, node, finding, reason", there)
 
 
 def known(expr: str, other: str, by: str = BY_HOLDER) -> str:

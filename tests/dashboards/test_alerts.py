@@ -76,10 +76,11 @@ FAULTS = (
     *("row_remap_pending", "row_remap_failure", "ecc_uncorrected"),
     *(f"xid_{code}" for code in FATAL_XIDS),
 )
-REPORTED_ELSEWHERE = {("unmatched", "nvml_down"), ("unmatched", "device_down"), ("unused", "")}
-"""The alerts on the driver and on the GPU report the first two. Memory that is not used is no reason for an alert."""
-OF_SEVERAL = {"GpumapGpuDownUnderPod", "GpumapGpuHeldIdle"}
-"""They join findings with what is held."""
+REPORTED_ELSEWHERE = {("unmatched", "nvml_down"), ("unmatched", "device_down"), ("unused", ""), ("maybe_idle", "")}
+"""The alerts on the driver and on the GPU report the first two. Memory that is not used is no reason for an alert.
+GpumapGpuMaybeIdle is for `idle` and `maybe_idle` together."""
+OF_SEVERAL = {"GpumapGpuDownUnderPod", "GpumapGpuHeldIdle", "GpumapGpuMaybeIdle"}
+"""They join findings with what is held, or with each other."""
 
 
 def reported_by(finding: str, reason: str) -> list[str]:

@@ -65,7 +65,7 @@ def hurried() -> str:
         for rule in group["rules"]:
             if group["name"] != "gpumap-itself" and rule.get("alert") != "GpumapGpuBusy":
                 rule["expr"] = re.sub(r"(?<=\[)\d+\w(?=\])|(?<=offset )\d+\w", lambda m: shorter(m[0]), rule["expr"])
-                rule["expr"] = rule["expr"].replace("> 3600", f"> {3600 / SCALE}")
+                rule["expr"] = re.sub(r"(?<=> )(3600|7200)", lambda m: str(int(m[1]) / SCALE), rule["expr"])
                 rule |= {"for": shorter(rule["for"])} if "for" in rule else {}
     return yaml.safe_dump(rules)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpumap.model.terms import FINDINGS
 from tests.dashboards.board_servers import RECORDS, fill_in
 from tests.dashboards.own_boards import BOARDS
 from tests.promtool import Asked, assert_answers
@@ -91,21 +92,64 @@ def test_errors_are_those_of_the_time_range(
 IDLE = (
     'gpumap_finding_gpus{node="n",finding="idle",reason="no_process",namespace="ml",pod="p",container="c",uuid="GPU-a"}'
 )
-JUDGED, ELSEWHERE = (f'gpumap_finding_judged{{node="{node}",finding="idle"}}' for node in ("n", "m"))
-JUDGEMENTS: Sequence[tuple[str, Values, Mapping[str, float]]] = [
-    ("none is idle", {JUDGED: "1x60", ELSEWHERE: "1x60"}, {"{}": 0}),
-    ("a node cannot judge", {JUDGED: "1x60", ELSEWHERE: "0x60"}, {}),
-    ("one is idle, and a node cannot judge", {IDLE: "0.5x60", JUDGED: "1x60", ELSEWHERE: "0x60"}, {"{}": 0.5}),
-    ("no node is scraped", {}, {}),
+MAYBE_IDLE = IDLE.replace('"idle"', '"maybe_idle"')
+JUDGED: Values = {
+    'gpumap_finding_judged{node="n",finding="idle"}': "3x60",
+    'gpumap_finding_judged{node="m",finding="idle"}': "0x60",
+}
+UNJUDGED, UNSUPPORTED = (
+    f'gpumap_finding_unjudged{{node="n",finding="idle",reason="{reason}"}}'
+    for reason in ("unknown_work", "not_supported")
+)
+GRANTED = 'gpumap_finding_judged{node="n",finding="unused"}'
+HELD_IDLE, UNUSED = ("gpumap-app", "GPUs held idle"), ("gpumap-fleet", "Granted, unused")
+JUDGEMENTS: Sequence[tuple[str, tuple[str, str], Values, Mapping[str, float]]] = [
+    ("none is idle", HELD_IDLE, JUDGED, {"{}": 0}),
+    ("what is not supported is not missing", HELD_IDLE, {**JUDGED, UNSUPPORTED: "2x60"}, {"{}": 0}),
+    ("maybe_idle is not idle", HELD_IDLE, {**JUDGED, MAYBE_IDLE: "0.5x60"}, {"{}": 0}),
+    ("one is not judged", HELD_IDLE, {**JUDGED, UNJUDGED: "1x60"}, {}),
+    ("one is idle, and one is not judged", HELD_IDLE, {**JUDGED, UNJUDGED: "1x60", IDLE: "0.5x60"}, {"{}": 0.5}),
+    ("no node is scraped", HELD_IDLE, {}, {}),
+    ("no grant is known", UNUSED, {**JUDGED, GRANTED: "0x60"}, {}),
+    ("none is unused", UNUSED, {**JUDGED, GRANTED: "2x60"}, {"{}": 0}),
 ]
 
 
-@pytest.mark.parametrize(("series", "expected"), [pytest.param(*row, id=name) for name, *row in JUDGEMENTS])
-def test_a_sum_of_findings_is_0_only_if_each_node_judged(
-    tmp_path: Path, series: Values, expected: Mapping[str, float]
+@pytest.mark.parametrize(("panel", "series", "expected"), [pytest.param(*row, id=name) for name, *row in JUDGEMENTS])
+def test_a_sum_of_findings_is_0_only_if_all_are_judged(
+    tmp_path: Path, panel: tuple[str, str], series: Values, expected: Mapping[str, float]
 ) -> None:
     """Otherwise it is unknown."""
-    prove(tmp_path, series, [(stat("gpumap-app", "GPUs held idle"), "30m", expected)])
+    prove(tmp_path, series, [(stat(*panel), "30m", expected)])
+
+
+def test_what_is_not_judged_is_listed_by_reason(tmp_path: Path) -> None:
+    """Numbers of all nodes are added up; a node that two jobs scrape counts once."""
+    unjudged = 'gpumap_finding_unjudged{{node="{}",instance="{}",finding="idle",reason="{}"}}'
+    counts = {("n", "a", "unknown_work"): 2, ("n", "b", "unknown_work"): 2, ("m", "c", "unknown_work"): 1}
+    counts |= {("m", "c", "not_supported"): 7}
+    (table,) = (panel for panel in BOARDS["gpumap-fleet"]["panels"] if panel["title"] == "Not judged")
+    expected = {f'{{finding="idle",reason="{reason}"}}': n for reason, n in (("unknown_work", 3), ("not_supported", 7))}
+    series = {unjudged.format(*labels): f"{count}x60" for labels, count in counts.items()}
+    prove(tmp_path, series, [(table["targets"][0]["expr"], "30m", expected)])
+
+
+def test_maybe_idle_has_words_and_a_color_of_its_own() -> None:
+    """In each table of findings."""
+    overrides = [
+        {prop["id"]: prop["value"] for prop in override["properties"]}
+        for board in BOARDS.values()
+        for panel in board["panels"]
+        if panel["type"] == "table"
+        for override in panel["fieldConfig"]["overrides"]
+        if override["matcher"]["options"] == "Finding"
+    ]
+    assert overrides
+    for override in overrides:
+        (words,) = (mapping["options"] for mapping in override["mappings"])
+        assert {*words} == {*FINDINGS}
+        assert words["maybe_idle"]["text"] == "may be idle"
+        assert words["maybe_idle"]["color"] not in {words[kind]["color"] for kind in words if kind != "maybe_idle"}
 
 
 def test_a_fault_has_no_pod(tmp_path: Path) -> None:

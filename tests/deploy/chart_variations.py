@@ -219,6 +219,7 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         "prometheusRule.additionalLabels.team=ml",
         "prometheusRule.for.GpumapGpuIdle=4h",
         "prometheusRule.thresholds.idleSeconds=10000000",
+        "prometheusRule.thresholds.maybeIdleSeconds=10000000",
         "prometheusRule.thresholds.busyRatio=0.99",
         "prometheusRule.thresholds.memoryRatio=0.9",
         "prometheusRule.thresholds.temperatureCelsius=95",

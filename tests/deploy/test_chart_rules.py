@@ -112,11 +112,12 @@ PLAYED = {
 SENSITIVE = ("busyRatio=0.85", "memoryRatio=0.9", "temperatureCelsius=75")
 CHANGES: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     ((), {"GpumapGpuIdle", "GpumapGpuXid", "GpumapContainerXid"}),
-    (("thresholds.idleSeconds=86400", "ignoredXids={48}"), set()),
+    (("thresholds.idleSeconds=86400", "thresholds.maybeIdleSeconds=86400", "ignoredXids={48}"), set()),
     (
         tuple(f"thresholds.{one}" for one in (*SENSITIVE, "idleSeconds=86400")),
         {
             "GpumapGpuBusy",
+            "GpumapGpuMaybeIdle",
             "GpumapGpuMemoryNearlyFull",
             "GpumapGpuTemperatureHigh",
             "GpumapGpuXid",
@@ -125,7 +126,7 @@ CHANGES: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     ),
     (
         ("thresholds.memoryTemperatureCelsius=85", "ignoredXids={13}", "for.GpumapGpuIdle=4h"),
-        {"GpumapGpuTemperatureHigh", "GpumapGpuXid", "GpumapContainerXid"},
+        {"GpumapGpuMaybeIdle", "GpumapGpuTemperatureHigh", "GpumapGpuXid", "GpumapContainerXid"},
     ),
 )
 WATCHED = {name for _, names in CHANGES for name in names}

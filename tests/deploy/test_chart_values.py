@@ -130,7 +130,10 @@ REACHES: dict[str, Tried] = {
     "prometheusRule.for.GpumapGpuIdle": Tried("4h", RULES),
     **{
         f"prometheusRule.thresholds.{name}": Tried("1", RULES)
-        for name in ("idleSeconds", "busyRatio", "memoryRatio", "temperatureCelsius", "memoryTemperatureCelsius")
+        for name in (
+            *("idleSeconds", "maybeIdleSeconds", "busyRatio", "memoryRatio"),
+            *("temperatureCelsius", "memoryTemperatureCelsius"),
+        )
     },
     "prometheusRule.ignoredXids[0]": Tried("13", RULES),
     "prometheusRule.alerts": Tried("false", RULES),

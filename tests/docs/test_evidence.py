@@ -18,9 +18,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "dev" / "evidence.md"
 RULES = ROOT / "charts" / "gpumap" / "rules" / "alerts.yaml"
 IDLE, BUSY, FREE, CROWDED, RESERVED = (gpu_uuid(number) for number in range(5))
-HOLDER, TRAINER, SQUATTER, GONE, SHARER = (
+HOLDER, TRAINER, NOTEBOOK, SQUATTER, GONE, SHARER = (
     Pod("ml", "holder", {"main": {"nvidia.com/gpu": [IDLE]}}),
     Pod("ml", "trainer", {"main": {"nvidia.com/gpu": [BUSY]}}),
+    Pod("ml", "notebook", {"main": {"nvidia.com/gpu": [f"{BUSY}::1"]}}),
     Pod("ml", "squatter", {"main": {}}),
     Pod("ml", "gone", {"main": {}}, listed=False, in_checkpoint=False),
     Pod(
@@ -39,7 +40,7 @@ PROCESSES = {
     Owner.GONE: Process(12, BUSY, GONE),
     Owner.SCHEDULED: Process(17, RESERVED, SQUATTER),
     Owner.HOST: Process(13, BUSY, None),
-    Owner.UNKNOWN: Process(14, BUSY, STRANGER),
+    Owner.UNKNOWN: Process(14, BUSY, STRANGER, sm=0.1),
     Owner.MPS_SERVER: Process(15, CROWDED, None, comm="nvidia-cuda-mps-server"[:15]),
 }
 CLIENT = Process(16, CROWDED, SHARER, memory=60 * GIB, types="M+C")
@@ -55,7 +56,7 @@ LOST: Mapping[str, Callable[[TestNode], object]] = {
 
 def lived(lose: Callable[[TestNode], object]) -> Snapshot:
     """A node with every owner and every finding, without one source."""
-    pods = [HOLDER, TRAINER, SQUATTER, GONE, SHARER, ODD, KEEPER]
+    pods = [HOLDER, TRAINER, NOTEBOOK, SQUATTER, GONE, SHARER, ODD, KEEPER]
     node = TestNode([Gpu(0), Gpu(1), Gpu(2), Gpu(3), Gpu(4)], pods, [*PROCESSES.values(), CLIENT])
     node.allocatable = {
         "nvidia.com/gpu": [str(uuid) for uuid in (IDLE, BUSY, FREE, RESERVED)],
@@ -107,7 +108,7 @@ STATEMENTS: Mapping[str, Callable[[Snapshot], str]] = {
     "zero of an idle holder": if_true(has_zero),
     "`gpumap_device_holders` 0": if_true(holders(0)),
     "`gpumap_device_holders` 1 and more": if_true(holders(1)),
-    **{f"waste: {kind}": if_true(finds(kind)) for kind in FINDINGS[1:] if kind not in ("stalled", "maybe_idle")},
+    **{f"waste: {kind}": if_true(finds(kind)) for kind in FINDINGS[1:] if kind != "stalled"},
 }
 
 

@@ -2,6 +2,7 @@
 {{- define "gpumap.thresholds" -}}
 GpumapGpuIdle: {"> 3600": idleSeconds}
 GpumapGpuHeldIdle: {"> 3600": idleSeconds}
+GpumapGpuMaybeIdle: {"> 7200": maybeIdleSeconds}
 GpumapGpuBusy: {"> 0.95": busyRatio}
 GpumapGpuMemoryNearlyFull: {"> 0.95": memoryRatio}
 GpumapGpuTemperatureHigh: {'"gpu"}[5m])) > 85': temperatureCelsius, '"memory"}[5m])) > 95': memoryTemperatureCelsius}
