@@ -30,6 +30,7 @@ from gpumap.agent.join.usage import (
     LeafUse,
     Measured,
     OwnerInputs,
+    Sign,
     Times,
     certainly_idle,
     owner_uses,
@@ -345,7 +346,7 @@ class _HistoryUpdate:
         for pod in pods:
             key, uid = (pod, leaf), joined.uids.get(pod)
             work = use.pod_work(pod, uid, rows, is_uncertain=pod in uncertain)
-            if not memory.is_readable and not work.has_own_sign:
+            if not memory.is_readable and work.sign not in (Sign.CERTAIN, Sign.ROWS):
                 continue
             self._updated.add(key)
             self._pods[key] = remember_pod(
