@@ -31,9 +31,8 @@ FOREVER = 1e9
 WORK_SECONDS = 1.2
 RESTS = "idle", "maybe_idle"
 JUDGED_KINDS = frozenset({"fault", "squatter", "leftover", *RESTS, "unmatched"})
-"""Those that these nodes can judge: no holder has a known grant, and most cards do not report their power."""
+"""Those that these nodes can judge: no holder has a known grant, and no card reports its power."""
 SETTLED_SECONDS = 60.0
-REST_WATTS = {"power_watts": 70.0, "power_limit_watts": 700.0, "clock_events": {"gpu_idle": True}}
 
 
 def holder(name: str, *ids: str) -> Pod:
@@ -170,7 +169,7 @@ def _with_refused_calls(plan: Plan) -> Life:
 
 
 def _batch_pods(plan: Plan) -> Life:
-    """Pods of 0.4 times `--idle-after`, one after the other, on two cards. A notebook rests on a third."""
+    """Pods of 0.4 times `--idle-after`, one after the other, on two cards."""
     length, pause = 0.4 * plan.idle_after_seconds, 6.0
     spans: list[tuple[float, float, Pod]] = []
     for index in range(2):
@@ -180,12 +179,11 @@ def _batch_pods(plan: Plan) -> Life:
             spans.append((start, start + length, pod))
             plan.jobs.append(Job(plan.new_pid(), pod, gpu_uuid(index), start + 3.0, start + length - 1.0, sm=70))
             start += length + pause
-    notebook = plan.hold("notebook", gpu_uuid(2))
-    plan.rest(notebook, gpu_uuid(2))
-    node = plan.node(*(Gpu(index, values=dict(REST_WATTS)) for index in range(3)))
+    other = Pod("kube-system", "proxy", {"main": {}})
+    node = plan.node(Gpu(0), Gpu(1))
 
     def replace_pods() -> None:
-        node.pods[:] = [notebook, *(pod for start, end, pod in spans if start <= node.seconds < end)]
+        node.pods[:] = [other, *(pod for start, end, pod in spans if start <= node.seconds < end)]
 
     node.change = replace_pods
     return node, START
@@ -196,7 +194,7 @@ def _unmeasured_neighbours(plan: Plan) -> Life:
     client = plan.hold("mps-client", CARD)
     plan.work(None, CARD, sm=0)
     server = plan.jobs[-1].pid
-    plan.jobs.append(Job(plan.new_pid(), client, CARD, START - 500.0, FOREVER, sm=50, types="M", sampled_pid=server))
+    plan.jobs.append(Job(plan.new_pid(), client, CARD, START - 500.0, FOREVER, sm=50, mps_server=server))
     mig = mig_uuid(1, 1, 0)
     plan.work(plan.hold("mig-holder", mig), mig, sm=50)
     plan.notebooks(gpu_uuid(2))

@@ -48,9 +48,8 @@ class Job:
     sm: int = 0
     encoder: int = 0
     memory: int = GIB
-    types: str = "C"
-    sampled_pid: int | None = None
-    """The process that the driver's samples name instead: an MPS client's server."""
+    mps_server: int = 0
+    """PID of the server of an MPS client. The driver's samples name the server instead."""
 
     @property
     def works(self) -> bool:
@@ -148,7 +147,7 @@ class SamplingDriver:
             return
         job = self._random.choice(working)
         part = min((moment - job.start) * SAMPLES_PER_SECOND, 1.0) / len(working)
-        self._samples.append(_Sample(number, job.sampled_pid or job.pid, job.sm * part, job.encoder * part))
+        self._samples.append(_Sample(number, job.mps_server or job.pid, job.sm * part, job.encoder * part))
 
 
 def _row(pid: int, seconds: float, sm: int, encoder: int) -> SampleRow:
@@ -228,7 +227,14 @@ class WorkingNode:
         self._recent = [job for job in self._recent if job.end > oldest]
         alive = {job.pid: job for job in reversed(self._recent) if job.end > self.seconds}
         node.processes = [
-            Process(job.pid, job.leaf, job.pod, memory=job.memory, types=job.types, start=self._starts[job.pid])
+            Process(
+                job.pid,
+                job.leaf,
+                job.pod,
+                memory=job.memory,
+                types="M" if job.mps_server else "C",
+                start=self._starts[job.pid],
+            )
             for job in alive.values()
         ]
         node.memory, self.snapshot = step(node.memory, self._observe(node.observe()), self.rules)

@@ -324,11 +324,10 @@ class _HistoryUpdate:
         """Yield the leaves with known processes, and note which leaves gpumap can read."""
         joined, rules = self._joined, self._joined.rules
         uses = joined.leaf_uses if joined.procs.pid_visibility else {}
-        can_judge = joined.listing.current and joined.identity is not None
         for leaf in joined.inventory.leaves:
             use = uses.get(leaf)
             self._leaves[leaf] = remember_leaf(
-                self._before.leaves.get(leaf), use if can_judge else None, self._moment, rules
+                self._before.leaves.get(leaf), use if joined.listing.current else None, self._moment, rules
             )
             if use is not None:
                 yield leaf, use

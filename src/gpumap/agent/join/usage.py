@@ -283,7 +283,7 @@ class LeafUse:
             sign = Sign.ROWS
         else:
             sign = Sign.WORTHLESS_ROWS if zero_rows else Sign.NONE
-        is_measured = self.unmeasured.isdisjoint(pids)
+        is_measured = self.unmeasured.isdisjoint(pids) and not (uid is None and is_uncertain)
         if not is_measured and self.activity is not None:  # GPM measures the leaf: enough if it rests or has one user
             is_measured = not self.activity.is_busy or self.activity.is_only_of(pod, uid)
         return PodWork(
