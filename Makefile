@@ -16,7 +16,7 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all check prose e2e e2e-cluster faults soak fuzz tools golden protos docs manifests boards pictures bench audit lock krew wheel image clean
+.PHONY: help setup demo test test-all check prose e2e e2e-cluster faults soak fuzz tools golden protos docs manifests boards pictures bench bench-idle audit lock krew wheel image clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -85,6 +85,9 @@ pictures: .venv/.dev tools ## Takes the pictures of the page for docs/ from the 
 
 bench: .venv/.dev .tools/bench-venv/.installed ## What gpumap costs, beside its goals: some 12 minutes (ARGS="P1 P6", ARGS=--long)
 	$(BIN)/python -m bench $(ARGS)
+
+bench-idle: .venv/.dev ## Whether gpumap finds holders that rest, and accuses none that works, on simulated nodes (ARGS="--lives 10 jobs")
+	$(BIN)/python -m bench.idle $(ARGS)
 
 audit: ## Asks the OSV database for known vulnerabilities of what the locks name; nothing audited is a failure (ARGS=LOCK)
 	$(PYTHON) scripts/audit.py $(ARGS)

@@ -79,7 +79,12 @@ def microseconds(seconds: float) -> str:
 
 def table(figures: Sequence[Figure]) -> str:
     head = ("", "figure", "ratio", "noise", "goal", "", "absolute, this machine", "others")
-    rows = [head, *(figure.row for figure in figures)]
+    return table_of(head, [figure.row for figure in figures])
+
+
+def table_of(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    rows = [head, *body]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeVar, cast
 
 from msgspec import structs
@@ -78,6 +79,7 @@ def hex_of(*words: object, digits: int = 64) -> str:
     return hashlib.sha256("/".join(map(str, words)).encode()).hexdigest()[:digits]
 
 
+@cache
 def uuid_of(*words: object) -> str:
     text = hex_of(*words, digits=32)
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))

@@ -79,7 +79,8 @@ def test_pods_on_a_reserved_card_are_scheduled() -> None:
     ],
 )
 def test_only_the_namespace_makes_a_reservation(namespace: str, name: str, container: str, is_one: bool) -> None:
-    """The whole namespace must match. Any tenant may choose the names of a pod and its containers."""
+    """The whole namespace must match. Any tenant may choose the names of a pod and its containers: another one is idle
+    and charged."""
     keeper, user = Pod(namespace, name, {container: {WHOLE: [str(CARD)]}}), Pod("ml", "user", {"main": {}})
     node = node_with(keeper, user)
     node.processes = [Process(10, CARD, user)]
@@ -91,6 +92,9 @@ def test_only_the_namespace_makes_a_reservation(namespace: str, name: str, conta
     assert (owners(snapshot, CARD).get("scheduled", 0), owners(snapshot, CARD)["unassigned"]) == (
         (GIB, 0) if is_one else (0, GIB)
     )
+    snapshot = node.watch()
+    assert (("idle", name) in found_kinds(snapshot)) is not is_one
+    assert [one.pod for one in snapshot.node.accounts if one.allocated_gpu_seconds] == ([] if is_one else [name])
 
 
 def test_a_reservation_on_a_card_that_another_one_holds_is_unassigned() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from operator import itemgetter
 from pathlib import Path
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gpumap.agent.join import step
 from gpumap.agent.judgement.holders import STALLED_SECONDS
 from gpumap.lab.demo.scenario import load_scenario
 from gpumap.lab.demo.world import world
@@ -104,11 +105,25 @@ def test_a_holder_that_hangs_is_found_after_ten_minutes(*, has_gpm: bool) -> Non
     began = card.node.now.wall
     (one,) = card.run(STALLED_SECONDS)
     assert (one.name, one.uuid, one.reason, one.gpus) == (TRAINER.full(), CARD, "busy_without_work", 1.0)
-    assert one.since == pytest.approx(began)
+    assert one.since == pytest.approx(began, abs=0.01)
     assert one.memory_bytes is None
     assert one.why == "may be stalled: busy for 10m, but draws 118 of 700 W (idle 71 W)"
     assert one.remedy is not None
     assert "may" in one.remedy
+
+
+def test_since_does_not_move_with_the_length_of_a_collection() -> None:
+    """A kubelet that answers late makes the collection longer, after NVML was read. The wall clock may be set."""
+    card = hung_card()
+    began = card.node.now.wall
+    card.run(STALLED_SECONDS)
+    for length_seconds, clock_seconds in ((0.0, 0.0), (4.0, 0.0), (0.5, -3600.0), (3.0, -3600.0)):
+        card.node.clock += 5.0
+        card.node.wall_step = clock_seconds
+        finished = card.node.later(length_seconds)
+        card.node.memory, snapshot = step(card.node.memory, replace(card.node.observe(), finished=finished), RULES)
+        (finding,) = (one for one in snapshot.node.findings or () if one.finding == "stalled")
+        assert finding.since == pytest.approx(began + clock_seconds, abs=0.01)
 
 
 Step = Callable[[Card], object]

@@ -1,28 +1,35 @@
-"""A node with containers that work on engines in jobs of any length. The test knows the truth, and the samples follow
+"""A node with containers that work on engines in jobs of any length. The test knows the truth.
 
-The driver is the real `Sampler` over a ring of a sample per second. The loop collects at the
-interval, and faster for a while after a short process, by the rule of `agent/collect.py`.
+The real `Sampler` reads rows of a simulated driver: `MeanDriver` misses no work, `SamplingDriver` is as coarse as a
+real one. The loop collects at the interval, and faster for a while after a new pod or a short process, by the rule of
+`agent/collect.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import NamedTuple, Protocol
 
 from msgspec import structs
 
 from gpumap.agent.collect import FOLLOW_FOR_SECONDS, FOLLOW_SECONDS, follow_start
-from gpumap.agent.join import Memory, step
+from gpumap.agent.join import Memory, Rules, step
 from gpumap.agent.nvml_worker.processes import Sampler, SampleRow
 from gpumap.model.node import Finding
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import Activity, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import PodName
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode
 
 INTERVAL_SECONDS = 5.0
 RING_SECONDS = 72
+SAMPLES_PER_SECOND, RING_SAMPLES = 6, 72
 WALL = 1_700_000_000.0
 
 
@@ -30,17 +37,121 @@ WALL = 1_700_000_000.0
 class Job:
     """A process of a container that works on engines from `start` to `end`, in percent of each engine.
 
-    Jobs with one PID are one process.
+    Jobs with one PID are one process. `pod` is `None` for a process of the host.
     """
 
     pid: int
-    pod: Pod
+    pod: Pod | None
     leaf: Uuid
     start: float
     end: float
     sm: int = 0
     encoder: int = 0
     memory: int = GIB
+    mps_server: int = 0
+    """PID of the server of an MPS client. The driver's samples name the server instead."""
+
+    @property
+    def works(self) -> bool:
+        return bool(self.sm or self.encoder)
+
+
+class Driver(Protocol):
+    def rows(self, jobs: Sequence[Job], since_us: int, now: float) -> Iterator[SampleRow]:
+        """Return the rows of a GPU, of which `jobs` are all of the last time."""
+
+    def utilization(self, jobs: Sequence[Job], now: float) -> float | None:
+        """Return the utilization of a GPU as a ratio; `None` if it is not reported."""
+
+
+class MeanDriver:
+    """A driver that sees each process in each second: the mean since a whole second, in percents rounded up."""
+
+    def rows(self, jobs: Sequence[Job], since_us: int, now: float) -> Iterator[SampleRow]:
+        end = math.floor(now)
+        begin = max(math.floor(since_us / 1e6 - WALL + 1e-3), end - RING_SECONDS)
+        sums: dict[int, tuple[float, float]] = {}
+        for job in jobs if begin < end else ():
+            part = (min(job.end, end) - max(job.start, begin)) / (end - begin)
+            if part > 0 and job.works:
+                sm, encoder = sums.get(job.pid, (0.0, 0.0))
+                sums[job.pid] = sm + job.sm * part, encoder + job.encoder * part
+        for pid, (sm, encoder) in sums.items():
+            yield _row(pid, end, math.ceil(sm), math.ceil(encoder))
+
+    def utilization(self, jobs: Sequence[Job], now: float) -> float | None:
+        return None
+
+
+class _Sample(NamedTuple):
+    """What a driver noted of a card in one sample: the process that worked then, and its percent of each engine."""
+
+    number: int
+    pid: int
+    sm: float
+    encoder: float
+
+
+class SamplingDriver:
+    """A model of NVIDIA's driver, as far as nvml.h and open-gpu-kernel-modules describe it:
+
+    - Each 1/6 s it samples the card: the process that works at this moment. If several do, they take turns in slices of
+      a few milliseconds, and it may be each of them. A moment without work is a sample without a process.
+    - A sample has the part of the last 1/6 s that this process had of each engine.
+    - The driver keeps the last 72 samples.
+    - A process's row is the mean over all samples that are newer than gpumap asked for, in whole percents, rounded
+      down. A process without a sample has no row. With `has_idle_rows` each process has one.
+    - The GPU's utilization is the part of the last second in which some process computed, in whole percents, rounded
+      down.
+    """
+
+    def __init__(self, seed: int, *, has_idle_rows: bool = False) -> None:
+        self._random = random.Random(seed)
+        self._has_idle_rows = has_idle_rows
+        self._next = 0
+        self._samples: deque[_Sample] = deque(maxlen=RING_SAMPLES)
+
+    def rows(self, jobs: Sequence[Job], since_us: int, now: float) -> Iterator[SampleRow]:
+        newest = math.floor(now * SAMPLES_PER_SECOND)
+        oldest = newest - RING_SAMPLES + 1
+        for number in range(max(self._next, oldest), newest + 1):
+            self._take(jobs, number)
+        self._next = newest + 1
+        first = max(math.floor((since_us / 1e6 - WALL + 1e-5) * SAMPLES_PER_SECOND) + 1, oldest)
+        count = newest + 1 - first
+        if count <= 0:
+            return
+        sums: dict[int, tuple[float, float]] = {}
+        for job in jobs if self._has_idle_rows else ():
+            if job.start <= now < job.end:
+                sums[job.pid] = 0.0, 0.0
+        for sample in self._samples:
+            if sample.number >= first:
+                sm, encoder = sums.get(sample.pid, (0.0, 0.0))
+                sums[sample.pid] = sm + sample.sm, encoder + sample.encoder
+        for pid, (sm, encoder) in sums.items():
+            yield _row(pid, newest / SAMPLES_PER_SECOND, int(sm / count), int(encoder / count))
+
+    def utilization(self, jobs: Sequence[Job], now: float) -> float | None:
+        computing = sorted((max(job.start, now - 1.0), min(job.end, now)) for job in jobs if job.sm)
+        seconds, until = 0.0, now - 1.0
+        for start, end in computing:
+            seconds += max(end - max(start, until), 0.0)
+            until = max(until, end)
+        return int(seconds * 100 + 1e-6) / 100
+
+    def _take(self, jobs: Sequence[Job], number: int) -> None:
+        moment = number / SAMPLES_PER_SECOND
+        working = [job for job in jobs if job.works and job.start <= moment < job.end]
+        if not working:
+            return
+        job = self._random.choice(working)
+        part = min((moment - job.start) * SAMPLES_PER_SECOND, 1.0) / len(working)
+        self._samples.append(_Sample(number, job.mps_server or job.pid, job.sm * part, job.encoder * part))
+
+
+def _row(pid: int, seconds: float, sm: int, encoder: int) -> SampleRow:
+    return pid, int((WALL + seconds) * 1e6), sm, 0, encoder, 0, 0, 0
 
 
 @dataclass
@@ -58,18 +169,26 @@ class WorkingNode:
     seconds: float = 1000.0
     refused: frozenset[int] = frozenset()
     """GPUs with samples and GPM that are refused in this collection."""
+    rules: Rules = RULES
+    driver: Callable[[int], Driver] = lambda _: MeanDriver()
+    """Makes the driver of a GPU by its index."""
+    change: Callable[[], None] = lambda: None
+    """Changes the node before each collection."""
     collections: int = 0
+    fast_collections: int = 0
     node: TestNode = field(init=False)
     snapshot: Snapshot | None = None
 
     def __post_init__(self) -> None:
         self.node = TestNode(self.gpus, self.pods)
         self._starts = {job.pid: int(job.start * 100) for job in reversed(self.jobs)}
+        self._coming = deque(sorted(self.jobs, key=attrgetter("start")))
         self._recent: list[Job] = []
         """Jobs of which the driver may have samples now."""
         self._of: dict[tuple[str, str], list[Job]] = {}
         for job in self.jobs:
-            self._of.setdefault((job.pod.name, job.leaf), []).append(job)
+            self._of.setdefault((job.pod.name if job.pod else "", job.leaf), []).append(job)
+        self._drivers = {gpu.index: self.driver(gpu.index) for gpu in self.gpus}
         self.started = self.seconds
         self.restart()
 
@@ -78,6 +197,7 @@ class WorkingNode:
         self.started = self.seconds
         self.node.memory = Memory()
         self._follow_from = -math.inf
+        self._pods: frozenset[PodName] | None = None
         self._since: dict[str, float] = {}
         """The collection before, by GPU."""
         self._before = dict.fromkeys((gpu.index for gpu in self.gpus), self.seconds)
@@ -97,21 +217,37 @@ class WorkingNode:
 
     def collect(self) -> Snapshot:
         """Collect once, now."""
+        self.change()
         node = self.node
         node.clock = self.seconds
         node.trigger = "push" if self._is_following else "interval"
         oldest = self.seconds - RING_SECONDS - 1.0
-        self._recent = [job for job in self.jobs if job.start <= self.seconds and job.end > oldest]
+        while self._coming and self._coming[0].start <= self.seconds:
+            self._recent.append(self._coming.popleft())
+        self._recent = [job for job in self._recent if job.end > oldest]
         alive = {job.pid: job for job in reversed(self._recent) if job.end > self.seconds}
         node.processes = [
-            Process(job.pid, job.leaf, job.pod, memory=job.memory, start=self._starts[job.pid])
+            Process(
+                job.pid,
+                job.leaf,
+                job.pod,
+                memory=job.memory,
+                types="M" if job.mps_server else "C",
+                start=self._starts[job.pid],
+            )
             for job in alive.values()
         ]
-        node.memory, self.snapshot = step(node.memory, self._observe(node.observe()), RULES)
+        node.memory, self.snapshot = step(node.memory, self._observe(node.observe()), self.rules)
         self.collections += 1
+        pods = frozenset(row.name.pod_name for row in self.snapshot.containers)
         self._follow_from = follow_start(
-            self._follow_from, self.seconds, is_new=False, has_short_process=self.snapshot.has_short_process
+            self._follow_from,
+            self.seconds,
+            is_new=self._pods is not None and not pods <= self._pods,
+            has_short_process=self.snapshot.has_short_process,
         )
+        self.fast_collections += self._is_following
+        self._pods = pods
         return self.snapshot
 
     @property
@@ -126,7 +262,7 @@ class WorkingNode:
     def last_worked(self, pod: str, leaf: str, lag_seconds: float = 1.0) -> float:
         """Return when a pod truly worked last; -inf if it never did. The driver's newest sample may lag a second."""
         sampled = self.seconds - lag_seconds
-        working = (job for job in self._of.get((pod, leaf), ()) if (job.sm or job.encoder) and job.start < sampled)
+        working = (job for job in self._of.get((pod, leaf), ()) if job.works and job.start < sampled)
         return max((min(job.end, sampled) for job in working), default=-math.inf)
 
     def others_on(self, pod: str, leaf: str, lag_seconds: float = 1.0) -> set[str]:
@@ -137,9 +273,10 @@ class WorkingNode:
             job.pod.name
             for job in self._recent
             if job.leaf == leaf
+            and job.pod
             and job.pod.name != pod
             and (
-                ((job.sm or job.encoder) and job.start < now - lag_seconds and job.end > since)
+                (job.works and job.start < now - lag_seconds and job.end > since)
                 or any(job.start <= at < job.end for at in (since, now))
             )
         }
@@ -179,32 +316,24 @@ class WorkingNode:
         reading = structs.replace(reading, activity=self._activity(gpu.uuid, since) if has_gpm else None)
         if gpu.index in self.without_samples or refused:
             return structs.replace(reading, samples=None)
+        driver, jobs = self._drivers[gpu.index], [job for job in self._recent if job.leaf == gpu.uuid]
+        utilization = driver.utilization(jobs, self.seconds)
         sampled = self._samplers[gpu.index].read(
-            lambda since_us: self._rows(gpu.uuid, since_us), INTERVAL_SECONDS, busy=self._is_busy(gpu.uuid)
+            lambda since_us: driver.rows(jobs, since_us, self.seconds),
+            INTERVAL_SECONDS,
+            busy=self._is_busy(jobs) if utilization is None else utilization > 0,
         )
         return structs.replace(
-            reading, samples=sampled.samples, sampled_seconds=sampled.seconds, unsampled=sampled.unsampled
+            reading,
+            samples=sampled.samples,
+            sampled_seconds=sampled.seconds,
+            unsampled=sampled.unsampled,
+            utilization_ratio=utilization,
         )
 
-    def _is_busy(self, leaf: Uuid) -> bool:
-        """Whether the driver reports utilization of the GPU, which is that of SMs in the last second."""
-        return any(
-            job.leaf == leaf and job.sm and job.start < self.seconds and job.end > self.seconds - 1.0
-            for job in self._recent
-        )
-
-    def _rows(self, leaf: Uuid, since_us: int) -> Iterator[SampleRow]:
-        """Return one row of each process: the mean, in whole percent, over the seconds in the ring after a time."""
-        end = math.floor(self.seconds)
-        begin = max(math.floor(since_us / 1e6 - WALL + 1e-3), end - RING_SECONDS)
-        sums: dict[int, tuple[float, float]] = {}
-        for job in self._recent if begin < end else ():
-            part = (min(job.end, end) - max(job.start, begin)) / (end - begin)
-            if job.leaf == leaf and part > 0 and (job.sm or job.encoder):
-                sm, encoder = sums.get(job.pid, (0.0, 0.0))
-                sums[job.pid] = sm + job.sm * part, encoder + job.encoder * part
-        for pid, (sm, encoder) in sums.items():
-            yield pid, int((WALL + end) * 1e6), math.ceil(sm), 0, math.ceil(encoder), 0, 0, 0
+    def _is_busy(self, jobs: Iterable[Job]) -> bool:
+        """Whether some process used SMs in the last second."""
+        return any(job.sm and job.start < self.seconds and job.end > self.seconds - 1.0 for job in jobs)
 
     def _activity(self, leaf: Uuid, since: float) -> Activity:
         jobs = [job for job in self._recent if job.leaf == leaf]

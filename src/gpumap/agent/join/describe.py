@@ -30,6 +30,7 @@ from gpumap.agent.join.usage import (
     LeafUse,
     Measured,
     OwnerInputs,
+    Sign,
     Times,
     certainly_idle,
     owner_uses,
@@ -323,11 +324,10 @@ class _HistoryUpdate:
         """Yield the leaves with known processes, and note which leaves gpumap can read."""
         joined, rules = self._joined, self._joined.rules
         uses = joined.leaf_uses if joined.procs.pid_visibility else {}
-        can_judge = joined.listing.current and joined.identity is not None
         for leaf in joined.inventory.leaves:
             use = uses.get(leaf)
             self._leaves[leaf] = remember_leaf(
-                self._before.leaves.get(leaf), use if can_judge else None, self._moment, rules
+                self._before.leaves.get(leaf), use if joined.listing.current else None, self._moment, rules
             )
             if use is not None:
                 yield leaf, use
@@ -345,7 +345,7 @@ class _HistoryUpdate:
         for pod in pods:
             key, uid = (pod, leaf), joined.uids.get(pod)
             work = use.pod_work(pod, uid, rows, is_uncertain=pod in uncertain)
-            if not memory.is_readable and not work.has_own_sign:
+            if not memory.is_readable and work.sign not in (Sign.CERTAIN, Sign.ROWS):
                 continue
             self._updated.add(key)
             self._pods[key] = remember_pod(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct, structs
 
 from gpumap.agent.join.rules import CLOCKS_APART_SECONDS, KEPT_SECONDS, Rules
-from gpumap.agent.join.usage import LeafUse, PodWork
+from gpumap.agent.join.usage import LeafUse, PodWork, Sign
 from gpumap.model.node import Watch
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Uuid
@@ -53,10 +53,12 @@ class PodMemory(Struct, frozen=True):
     """Unix seconds. When it last worked or may have worked; until then, when gpumap first saw it."""
     last_sign: Moment
     """When gpumap last saw a sign of its own work, or could not measure its processes; until then, `first_seen`."""
+    sign_before_rows: Moment
+    """The last sign before the current series of collections with only rows of 0 %, if there is one."""
     last_process: Moment
     """When a process of it was last listed, or may have been."""
     unknown_seconds: float = 0.0
-    """For how long since `last_sign` it is not known whether it worked."""
+    """For how long since `sign_before_rows` it is not known whether it worked."""
     is_known: bool = False
     """Whether the last collection shows if it worked."""
     has_process: bool = False
@@ -156,15 +158,27 @@ def remember_pod(
         appeared = before is not None or (leaf_before is not None and leaf_before.is_readable)
         before = PodMemory(
             *(uid, uid is not None, profile, moment, moment.monotonic, appeared),
-            *(moment, moment, moment.wall, moment, moment),
+            *(moment, moment, moment.wall, moment, moment, moment),
         )
     elif rules.is_gap(before.moment, moment):
         before = unwatched(before, moment, keep=True)
     worked = work.worked
     if worked is False and not work.is_timed and before.has_process:
         worked = None  # the lists do not show what happened between them
-    has_sign = work.has_own_sign or not work.is_measured or (uid is None and before.is_uid_known)
-    unknown_seconds = before.unknown_seconds + (moment.since(before.moment) if worked is None else 0.0)
+    is_certain = work.sign is Sign.CERTAIN or not work.is_measured or (uid is None and before.is_uid_known)
+    last_sign, sign_before_rows, unknown_seconds = before.last_sign, before.sign_before_rows, before.unknown_seconds
+    if is_certain:
+        last_sign = sign_before_rows = moment
+    elif work.sign is Sign.ROWS:
+        last_sign = moment
+    elif work.sign is Sign.WORTHLESS_ROWS:
+        last_sign = sign_before_rows
+    elif last_sign != sign_before_rows:  # rows that ended were signs
+        sign_before_rows, unknown_seconds = last_sign, 0.0
+    if is_certain:
+        unknown_seconds = 0.0
+    elif worked is None:
+        unknown_seconds += moment.since(before.moment)
     return PodMemory(
         pod_uid=uid or before.pod_uid,
         is_uid_known=uid is not None,
@@ -177,9 +191,10 @@ def remember_pod(
         last_active=moment.wall
         if worked is not False
         else before.last_active + clock_step_seconds(before.moment, moment),
-        last_sign=moment if has_sign else before.last_sign,
+        last_sign=last_sign,
+        sign_before_rows=sign_before_rows,
         last_process=moment if work.has_process else before.last_process,
-        unknown_seconds=0.0 if has_sign else unknown_seconds,
+        unknown_seconds=unknown_seconds,
         is_known=worked is not None,
         has_process=work.has_process,
     )
@@ -211,7 +226,7 @@ def watch_of(memory: PodMemory, work: PodWork, *, is_certain: bool) -> Watch:
         known_seconds=moment.since(memory.first_seen),
         worked_seconds_ago=moment.since(memory.last_sign),
         no_process_seconds=moment.since(memory.last_process),
-        unknown_seconds=memory.unknown_seconds,
+        unknown_seconds=min(memory.unknown_seconds, moment.since(memory.last_sign)),
         appeared=memory.appeared,
         measured=work.is_measured,
         certain_pod=is_certain,

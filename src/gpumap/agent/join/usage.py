@@ -6,6 +6,7 @@ absent.
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -43,13 +44,24 @@ class Measured(Struct, frozen=True):
     """GPM's, of its device."""
 
 
+class Sign(enum.Enum):
+    """A sign of a pod's own work in one collection."""
+
+    NONE = enum.auto()
+    CERTAIN = enum.auto()
+    """It worked. Or a process of it has a new row of 0 %, and the GPU's utilization is not 0, or the process ended."""
+    ROWS = enum.auto()
+    """Only new rows of 0 %, while the GPU's utilization is 0."""
+    WORTHLESS_ROWS = enum.auto()
+    """Only rows that the driver writes for idle contexts. They never were a sign."""
+
+
 class PodWork(NamedTuple):
     """What one collection shows of a pod's work on a leaf."""
 
     worked: bool | None
     """Whether it worked since the collection before, on any engine. `None`: it may have."""
-    has_own_sign: bool
-    """It certainly worked, or the driver wrote a new row of 0 % for one of its processes."""
+    sign: Sign
     has_process: bool
     """A process of it is listed, or may be."""
     is_measured: bool
@@ -265,13 +277,18 @@ class LeafUse:
         else:
             is_unknown = by_gpm is None if self.activity is not None else bool(items) or may_be
         is_unknown = is_unknown or is_uncertain or bool(zero_rows) or has_ended_row
-        has_own_sign = worked or has_ended_row or any(pid not in worthless_rows for pid in zero_rows)
-        is_measured = self.unmeasured.isdisjoint(pids)
+        if worked or has_ended_row or (zero_rows and self.is_utilized):
+            sign = Sign.CERTAIN
+        elif any(pid not in worthless_rows for pid in zero_rows):
+            sign = Sign.ROWS
+        else:
+            sign = Sign.WORTHLESS_ROWS if zero_rows else Sign.NONE
+        is_measured = self.unmeasured.isdisjoint(pids) and not (uid is None and is_uncertain)
         if not is_measured and self.activity is not None:  # GPM measures the leaf: enough if it rests or has one user
             is_measured = not self.activity.is_busy or self.activity.is_only_of(pod, uid)
         return PodWork(
             worked=True if worked else None if is_unknown else False,
-            has_own_sign=has_own_sign,
+            sign=sign,
             has_process=bool(items) or is_uncertain,
             is_measured=is_measured,
             is_timed=self.is_timed,

@@ -162,7 +162,7 @@ def _judge_idle(use: HolderUse) -> Judged:
     if idle_seconds is not None and idle_seconds >= node.idle_after_seconds and watch.certain_pod:
         return _idle(use, watch, idle_seconds)
     if not watch.measured:
-        return Unknown("use_not_measured")
+        return _why_unmeasured(use)
     is_readable = use.readable_ratio is not None and use.readable_ratio >= READABLE_RATIO
     if is_readable and watch.worked_seconds_ago >= WITHOUT_SIGN * node.idle_after_seconds:
         return _resting(
