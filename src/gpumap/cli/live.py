@@ -153,8 +153,8 @@ class _Terminal:
         text = self._unread + self._decoder.decode(data)
         if PASTE_BEGIN not in text and _UNMARKED_PASTE.search(text):
             text = PASTE_BEGIN + text + PASTE_END
-        begin = text.rfind(PASTE_BEGIN)
-        end = begin if begin >= 0 and PASTE_END not in text[begin:] else len(text)
+        begin = text.find(PASTE_BEGIN, text.rfind(PASTE_END) + 1)
+        end = begin if begin >= 0 else len(text)
         self._unread = text[end:]
         for key in _KEY.findall(text[:end]):
             self._events.put_nowait(key)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gpumap.cli.prometheus import Server
 
-MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*+\s*+(=~|!~|!=|=)\s*+("([^"\\]|\\.)*+"|'([^'\\]|\\.)*+')"""
+MATCHER = r"""\b[a-zA-Z_][a-zA-Z0-9_]*+\s*+(=~|!~|!=|=)\s*+("([^"\\]|\\.)*+"|'([^'\\]|\\.)*+')"""
 _MATCH = re.compile(rf"\s*+{MATCHER}(\s*+,\s*+{MATCHER})*+\s*+,?\s*+", re.ASCII)
 _TIMEOUT = "1m"
 OWN_JOBS = 'job=~".*gpumap.*"'

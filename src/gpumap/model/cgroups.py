@@ -21,7 +21,7 @@ _POD = re.compile(
 )
 # A pod's directory with any other UID, such as that of a static pod whose manifest sets it. It is below `kubepods`, or
 # contains a container (the view of another container has no `kubepods` in the path).
-_PODLIKE = re.compile(r"kubepods.*[/-]pod[^/]|^/(?:\.\./)+pod[^/]+/(?:[a-z0-9-]+-)?[0-9a-f]{64}")
+_PODLIKE = re.compile(r"^/(?:\.\./)+pod[^/]+/(?:[a-z0-9-]+-)?[0-9a-f]{64}|^(?>(?P<above>.*?)kubepods).*[/-]pod[^/]")
 # A container's scope: `<64 hex>`, `crio-<id>.scope`, `…slice:cri-containerd:<id>`.
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 # A container that a CRI runtime started for a kubelet, in a pod or not.
@@ -114,12 +114,16 @@ def _kind_outside_pods(found: tuple[str, ...], own_is_root: bool, has_kubelet: b
 def _has_unparsed_pod(path: str) -> bool:
     """Whether the outermost pod of a path has a UID of an unknown form."""
     first = _POD.search(path)
-    return _PODLIKE.search(path[: first.start()] if first else path) is not None
+    return _PODLIKE.match(path, 0, first.start() if first else len(path)) is not None
 
 
 def _has_work_outside_pods(path: str) -> bool:
     """Whether a container, a job, a unit or a user is named before the first pod of a path."""
-    return workload([re.split(f"{_POD.pattern}|{_PODLIKE.pattern}", path, maxsplit=1)[0]]) is not None
+    pod, podlike = _POD.search(path), _PODLIKE.match(path)
+    above = path[: pod.start()] if pod else path
+    if podlike:
+        above = min(above, podlike["above"] or "", key=len)
+    return workload([above]) is not None
 
 
 def _agreed(named: list[tuple[PodCgroup, ...]]) -> tuple[PodCgroup, ...]:

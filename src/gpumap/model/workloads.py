@@ -19,12 +19,14 @@ _SLUID = r"s[0-9A-HJKMNP-TV-Z]{13}"
 """Slurm's lasting id of a job (slurm, src/common/sluid.c). From 26.05 the job's directory has it as its name."""
 _SLUID_FOLDER = re.compile(rf"^.*?/{_SLUID}(?=/step_[^/])")
 _STEPD = re.compile(rf"/{_SLUID}/step_[^/]+/slurm$")
+_UNIT_END = r"\.(?:service|scope)(?=/|$)"
 _PASSING_UNIT = (
-    r"(?:init|[^/]+-c?[0-9]+)\.scope|(?:run-[a-z]?[0-9a-f]+(?:-[a-z]?[0-9]+)*|[^/]+@[0-9]+-[^/]*"
-    r"|[^/]*[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}[^/]*)\.(?:service|scope)"
+    r"(?:init|[^/]+-c?[0-9]+)\.scope(?=/|$)|run-[a-z]?[0-9a-f]+(?:-[a-z]?[0-9]+)*"
+    + _UNIT_END
+    + r"|[^/]+@[0-9]+-|[^/]*[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}"
 )
-"""Scopes of sessions and those with a PID, units of `systemd-run`, units of one connection (`<counter>-<addresses or
-PID>`, systemd.socket(5)), and units with a UUID."""
+"""Scopes of sessions and those with a PID, units of `systemd-run`, and the beginnings of units of one connection
+(`<counter>-<addresses or PID>`, systemd.socket(5)) and of units with a UUID."""
 LOGIN = re.compile(r"/user(?:-([0-9]+)\.slice|@([0-9]+)\.service|/[^/]+/[0-9]+)(?=/|$)")
 """A login session. Its user may name the directories in it as they like, also like a pod or a container. The last form
 is that of cgroup v1 (lxc, src/lxc/pam/pam_cgfs.c)."""
@@ -41,8 +43,8 @@ _KINDS = {
     **_SLURM_JOB,
     "pbs_job": re.compile(r"/pbs[^/]*\.service/jobid/([^/]+)"),  # OpenPBS, pbs_cgroups.PY
     # HTCondor, vanilla_proc.cpp: `<execute directory>_<slot>@<host>`
-    "htcondor_slot": re.compile(r"(?:/[^/]*condor[^/]*\.service)?/htcondor/(?:[^/]*_)?(slot[0-9_]+@[^/]+)"),
-    "systemd_unit": re.compile(rf"/(?:(?:{_PASSING_UNIT})|([^/]+\.(?:service|scope)))(?=/|$)"),
+    "htcondor_slot": re.compile(r"(?:/(?=[^/]*condor)[^/]*\.service)?/htcondor/(?:[^/]*_)?(slot[0-9_]+@[^/]+)"),
+    "systemd_unit": re.compile(rf"/(?=[^/]+{_UNIT_END})(?:{_PASSING_UNIT}|([^/]+))"),
 }
 """What can begin at a part of a path. The first that matches counts. Without a group in the match, nothing names the
 work."""

@@ -121,7 +121,7 @@ PATTERN_CHARACTERS_MAX = 1024
 PATTERN_CHOICES_MAX = 3
 """Groups and repetitions: each may make a name take as much longer as the name or the group is long."""
 
-_LITERAL = re.compile(r"\\[^0-9A-Za-z]|\\[dDwWsSbB]|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:[aimsux-]*:|<?[=!])", re.DOTALL)
+_LITERAL = re.compile(r"\\[^0-9A-Za-z]|\\[dDwWsSbB]|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:[aimsu-]*:|<?[=!])", re.DOTALL)
 _DEFAULT = re.compile(rf"(?:(?<=\|)|^){re.escape(DEFAULT_RESOURCE_PATTERN)}(?=\||$)")
 _REPEATED_GROUP = re.compile(r"\)[*+?{]")
 _CHOICE = re.compile(r"\(|[*+?{]\??")
