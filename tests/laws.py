@@ -92,7 +92,7 @@ def inconsistent(page: Page) -> Iterator[str]:
         if leaf != gpu and gpu in parents:
             yield f"L4: {gpu} is a device beside its part {leaf}"
     if page.samples.get("gpumap_finding_judged"):
-        yield from _inconsistent_findings(page)
+        yield from _inconsistent_findings(page, parents)
     shares: defaultdict[str, float] = defaultdict(float)
     for row, value in page.rows(SHARE):
         shares[parents.get(row["uuid"], row["uuid"])] += value
@@ -109,16 +109,22 @@ def inconsistent(page: Page) -> Iterator[str]:
             yield from (f"L9: {name} has {value}" for value in page.samples[name].values() if not 0 <= value <= 1)
 
 
-def _inconsistent_findings(page: Page) -> Iterator[str]:
-    """Find findings that contradict the other series of their page."""
+def _inconsistent_findings(page: Page, parents: Mapping[str, str]) -> Iterator[str]:
+    """Find findings that contradict the other series of their page. `parents` are the GPUs of leaves."""
     found: defaultdict[str, set[tuple[ContainerName, str]]] = defaultdict(set)
     for row, _ in page.rows(SINCE):
         found[row["finding"]].add((name_of(row), row["uuid"]))
-    accused = {(name_of(row), row["uuid"]) for row, _ in page.rows(UNASSIGNED)}
+    holders = {(name_of(row), row["uuid"]) for row, _ in page.rows(ALLOCATION)}
+    holding_pods = {(name.pod_name, uuid) for name, uuid in holders}
+    users = {(name_of(row), row["uuid"]) for row, _ in page.rows(UNASSIGNED)}
+    accused = {
+        (name, uuid)
+        for name, uuid in users
+        if not holding_pods & {(name.pod_name, uuid), (name.pod_name, parents.get(uuid, uuid))}
+    }
     if found["squatter"] != accused:
         yield f"L11: the squatters are {found['squatter']}, and {accused} use what they do not hold"
-    holders = {(name_of(row), row["uuid"]) for row, _ in page.rows(ALLOCATION)}
-    for kind in ("over", "stalled", "idle", "unused"):
+    for kind in ("over", "stalled", "idle", "maybe_idle", "unused"):
         yield from (f"L11: {one} is {kind}, and holds nothing" for one in found[kind] - holders)
     down = {row["gpu_uuid"] for row, value in page.rows(UP) if value == 0}
     yield from (f"L11: {gpu} is down, and is no fault" for gpu in down - {uuid for _, uuid in found["fault"]})

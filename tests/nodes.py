@@ -510,10 +510,6 @@ def _entry(process: Process) -> ProcEntry:
     return ProcEntry(process.pid, process.start, process.comm, membership, process.work)
 
 
-TIMES_OF_USE = ("seen_seconds", "known_seconds", "worked_seconds_ago", "no_process_seconds")
-"""Fields of a use that are times, which no series has."""
-
-
 def owners(snapshot: Snapshot, leaf: Uuid) -> dict[str, int | None]:
     """Bytes of a leaf by owner."""
     uses = (use for found in snapshot.node.devices if found.uuid == leaf for use in found.owners)

@@ -88,8 +88,8 @@ def with_node(snapshot: Snapshot, **changed: object) -> Snapshot:
 
 def judged(node: Node, processes: Iterable[Process] = ()) -> Node:
     """The node with its findings."""
-    judgement = judge(with_processes(node, processes))
-    return structs.replace(node, findings=judgement.findings, judged=judgement.judged)
+    findings, judged, unjudged = judge(with_processes(node, processes))
+    return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
 
 
 def with_containers(devices: Iterable[Device], rows: Iterable[ContainerOnDevice]) -> tuple[Device, ...]:
@@ -202,6 +202,7 @@ def leaf(on: Gpu, uuid: str, mig: MigInstance | None = None, *, holders: int = 1
         holders=holders,
         owners=(*owners, OwnerUse(Owner.UNACCOUNTED, 35 * GIB, None)),
         host=(HostUse(WORK, GIB, 1, 0.25),),
+        readable_ratio=1.0,
     )
 
 

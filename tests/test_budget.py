@@ -76,7 +76,7 @@ CONTRADICTORY = {
     Process: {"work"},
     SourceHealth: {"reason", "detail"},
     Snapshot: {"expires", "hidden", "lost_driver"},
-    Node: {"interval_seconds", "collect", "stale", "finding_sums", "unjudged"},
+    Node: {"interval_seconds", "collect", "stale", "finding_sums", "unjudged_sentences"},
     Device: {"processes", "others"},
     Finding: {"pids"},
 }

@@ -30,9 +30,9 @@ from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.tables.map import map_names, map_table, map_values
 from gpumap.cli.tables.top import top_table, top_values
 from gpumap.cli.tables.waste import waste_table, waste_values
-from gpumap.model.node import ContainerOnDevice
+from gpumap.model.node import ContainerOnDevice, Watch
 from gpumap.model.snapshot import Snapshot
-from tests.nodes import TIMES_OF_USE, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.scraped import kept
 
 PAGE = (*native(GROUPS, process_metrics=False), *self_families("1", "3"))
@@ -128,18 +128,16 @@ def named(snapshot: Snapshot, name: str, address: str = "") -> Snapshot:
     return replace(snapshot, node=msgspec.structs.replace(snapshot.node, name=name, internal_ip=address))
 
 
-_NOT_IN_SERIES = (
-    *("memory_controller_busy_ratio", "encoder_ratio", "decoder_ratio"),
-    "pod_uid",
-    *TIMES_OF_USE,
-)
+_NOT_IN_SERIES = ("memory_controller_busy_ratio", "encoder_ratio", "decoder_ratio", "pod_uid")
 
 
 def container_in_series(one: ContainerOnDevice) -> ContainerOnDevice:
     """What series have of a container on a device."""
     use = one.use and msgspec.structs.replace(one.use, **dict.fromkeys(_NOT_IN_SERIES, None))
     grant = one.grant and msgspec.structs.replace(one.grant, admin_access=False)
-    return msgspec.structs.replace(one, use=use, grant=grant)
+    last_active = one.watch.last_active if one.watch and one.use else None
+    watch = None if last_active is None else Watch(last_active, 0.0, 0.0, 0.0, 0.0)
+    return msgspec.structs.replace(one, use=use, grant=grant, watch=watch)
 
 
 def node_of(name: str, first: int, namespace: str = "ml") -> Snapshot:

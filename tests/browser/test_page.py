@@ -188,7 +188,7 @@ async def test_idle_holders_say_for_how_long(site: Site, browser: Browser) -> No
     async with tab(browser, site.url) as one:
         (text,) = await one.texts(row(one, "team/busy"))
         assert re.fullmatch(
-            r"team/busy main idle · no activity for at least 2h1m, since \d\d:\d\d UTC "
+            r"team/busy main idle · no activity seen for at least 2h1m, since \d\d:\d\d UTC "
             r"1 0.1 – 20.0 GiB 20.0 GiB 0 % 2 h",
             text,
         )

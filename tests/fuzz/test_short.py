@@ -161,7 +161,6 @@ def test_no_expression_takes_for_ever() -> None:
 _SEPARATED = {
     r"(?:[a-z0-9-]+\.)*nvidia\.com/[A-Za-z0-9._-]{1,63}=[A-Za-z0-9._:-]{1,253}",
     r"([0-9]{1,10} )\((.*)\)( [A-Za-z](?: -?[0-9]+)*\s*)",
-    r"\s*x(\s*,\s*x)*\s*,?\s*",
 }
 """Each repetition of the outer one has a dot, a blank, a comma or a dash, which the inner one cannot match."""
 

@@ -23,7 +23,7 @@ from gpumap.lab.capture.format import About, Capture
 from gpumap.lab.demo import frames
 from gpumap.lab.demo.scenario import default_scenario, load_scenario, parse_scenario
 from gpumap.lab.demo.scenario_model import Scenario
-from gpumap.model.findings import SUMS
+from gpumap.model.findings import SUMS, judged_kinds
 from gpumap.model.node import encode
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import FINDINGS
@@ -112,10 +112,16 @@ def rows(findings: Iterable[Mapping[str, Any]], *more: str) -> list[str]:
 
 def summed(server: Prometheus, node: str, name: str) -> float | None:
     """The sum as a board asks for it: 0 only if the node can judge all of its kinds."""
-    kinds = f'node="{node}",finding=~"{"|".join(SUMS[name].kinds)}"'
+    there = f'node="{node}"'
+    kinds = f'{there},finding=~"{"|".join(SUMS[name].kinds)}"'
+    judged = kinds.replace("maybe_idle", "idle")
+    missing = f'gpumap_finding_unjudged{{{judged},reason!="not_supported"}}'
+    if "unused" in kinds or "over" in kinds:
+        grants = f'gpumap_finding_judged{{{there},finding="over"}} == 0'
+        missing += f' or gpumap_finding_judged{{{there},finding="idle"}} > 0 and on() {grants}'
     series = {"gpus": "gpumap_finding_gpus", "memory_bytes": "gpumap_finding_memory_bytes"}.get(SUMS[name].of)
     found = f"sum({series}{{{kinds}}})" if series else f"count(gpumap_finding_since_timestamp_seconds{{{kinds}}})"
-    answer = server.ask(f"{found} > 0 or 0 * (min(gpumap_finding_judged{{{kinds}}}) == 1)")
+    answer = server.ask(f"{found} > 0 or 0 * (count(gpumap_finding_judged{{{judged}}}) unless count({missing}))")
     return round(answer[0][1], 3) if answer else None
 
 
@@ -139,20 +145,20 @@ def test_findings_are_equal_everywhere(
     assert {name: summed(server, moment, name) for name in SUMS if name != "faults"} == without_faults
     assert mapped["judged"] == own["judged"]
     unknown = {kind for one in by_server["unjudged_sentences"] for kind in one.partition(":")[0].split(", ")}
-    assert unknown == {kind for kind in FINDINGS[1:] if not node.judged[kind]}
+    assert {kind for kind in FINDINGS if kind in unknown} == {*FINDINGS[1:]} - judged_kinds(node)
 
 
 def test_the_moments_show_what_they_are_for(nodes: dict[str, Snapshot]) -> None:
     """Otherwise equality would prove little: findings of every kind but stalled, and all unknown at some time."""
-    judged = {name: nodes[name].node.judged for name in MOMENTS}
-    assert not judged["agent-starts"]["idle"]
-    assert not judged["agent-restarts"]["unused"]
-    assert judged["agent-has-watched"]["unused"]
-    assert not judged["kubelet-is-away"]["squatter"]
-    assert not any(judged["kubelet-is-away-for-long"][kind] for kind in FINDINGS[1:])
-    assert all(judged["holders-idle"][kind] for kind in FINDINGS if kind != "stalled")
+    judged = {name: judged_kinds(nodes[name].node) for name in MOMENTS}
+    assert "idle" not in judged["agent-starts"]
+    assert "unused" not in judged["agent-restarts"]
+    assert "unused" in judged["agent-has-watched"]
+    assert "squatter" not in judged["kubelet-is-away"]
+    assert judged["kubelet-is-away-for-long"] <= {"fault"}
+    assert judged["holders-idle"] >= {*FINDINGS} - {"stalled"}
     kinds = {one.finding for snapshot in nodes.values() for one in snapshot.node.findings or ()}
-    assert kinds == {*FINDINGS} - {"stalled"}
+    assert kinds == {*FINDINGS} - {"stalled", "maybe_idle"}
 
 
 def test_the_sums_of_a_cluster_are_those_of_its_nodes(server: Prometheus, nodes: dict[str, Snapshot]) -> None:

@@ -149,24 +149,25 @@ def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
 
 
 def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
-    """Return what uses or holds each device, or each process, with the finding of its container.
+    """Return what uses or holds each device, or each process, with the worst finding of its container.
 
-    A finding without such a row has a row of its own, and so has each GPU with a fault.
+    Another finding of it, or one without such a row, has a row of its own, and so has each GPU with a fault.
     """
     findings = in_namespace(node.findings or (), namespace)
     of_rows = {_key_of(one): one for one in reversed(findings) if one.finding != "fault"}
-    seen = set()
+    owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
     for row in (process_rows if processes else container_rows)(node, namespace):
         key = row.device.uuid, row.container, row.owner is Owner.GONE
-        seen.add(key)
+        owners[key] = row.owner
         yield row._replace(finding=of_rows.get(key))
     devices = {row.uuid: row for _, row in _devices(node)}
     gpus = {gpu.uuid: DeviceRow(node.name, node.timestamp, gpu.index, str(gpu.index), gpu.uuid) for gpu in node.gpus}
     nowhere = DeviceRow(node.name, node.timestamp, len(devices), UNKNOWN, "")
-    others = [finding for finding in findings if finding.finding != "fault" and _key_of(finding) not in seen]
+    in_rows = {id(of_rows[key]) for key in owners if key in of_rows}
+    others = [finding for finding in findings if finding.finding != "fault" and id(finding) not in in_rows]
     for finding in (*faulty_gpus(findings), *others):
         device = devices.get(finding.uuid or "") or gpus.get(Uuid(finding.uuid or "")) or nowhere
-        yield ContainerRow(device, finding.name, Owner.UNKNOWN, finding=finding)
+        yield ContainerRow(device, finding.name, owners.get(_key_of(finding), Owner.UNKNOWN), finding=finding)
 
 
 def _key_of(one: Finding) -> tuple[str | None, ContainerName, bool]:

@@ -13,7 +13,14 @@ from gpumap.model.shown import ELLIPSIS, printable
 
 _LEFT_TO_RIGHT_MARK = "\u200e"
 _RESET = "\x1b[0m"
-_CODES = {"red": "\x1b[31m", "yellow": "\x1b[33m", "green": "\x1b[32m", "bold": "\x1b[1m", "reverse": "\x1b[7m"}
+_CODES = {
+    "red": "\x1b[31m",
+    "yellow": "\x1b[33m",
+    "green": "\x1b[32m",
+    "cyan": "\x1b[36m",
+    "bold": "\x1b[1m",
+    "reverse": "\x1b[7m",
+}
 
 
 @dataclass(frozen=True, slots=True)

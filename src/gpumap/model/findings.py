@@ -145,6 +145,15 @@ def judged_kinds(node: Node) -> frozenset[str]:
     return frozenset(kinds | ({"maybe_idle"} if "idle" in kinds else set()))
 
 
+def judged_holders(nodes: Iterable[Node]) -> str | None:
+    """Return "14 of 16 holders judged" for people; `None` if all were, or if none can be."""
+    judged = unjudged = 0
+    for node in nodes:
+        judged += node.judged.get("idle", 0)
+        unjudged += sum("idle" in entry.findings and entry.reason != "not_supported" for entry in node.unjudged)
+    return f"{judged} of {counted(judged + unjudged, 'holder')} judged" if judged and unjudged else None
+
+
 def sums(findings: Sequence[Finding], judged: Container[str]) -> dict[str, float | None]:
     """Return the sums of findings, such as those of one namespace. What is not known is not in them.
 

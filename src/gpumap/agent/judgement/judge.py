@@ -115,9 +115,10 @@ def _judge_devices(node: Node, tally: Tally) -> Iterator[Finding]:
                 tally.count(kind, reason, uuid=place.device.uuid)
         yield from _squatters(place)
         yield from _leftovers(place)
-    if not any(place.device.is_leaf for place in places) and "nvml" not in sources_up(node):
+    unknown = "nvml_down" if "nvml" not in sources_up(node) else _why_not_listed(node)
+    if unknown and not any(place.device.is_leaf for place in places):
         for kind in ("squatter", "leftover"):
-            tally.count(kind, "nvml_down")
+            tally.count(kind, unknown)
 
 
 def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from gpumap.model.devices import device_name, has_kubelet, sources_up
+from gpumap.model.findings import judged_holders
 from gpumap.model.gaps import invisible, unknown_of_devices, use_known
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Node, Unjudged
@@ -94,6 +95,8 @@ def sentences(node: Node) -> Iterator[str]:
     names = {device.uuid: device_name(device) for device in node.devices}
     names |= {gpu.uuid: str(gpu.index) for gpu in node.gpus}
     yield from _source_sentences(node)
+    if count := judged_holders([node]):
+        yield f"{count}."
     for reason, entries in grouped((entry.reason, entry) for entry in node.unjudged).items():
         if reason not in _SENTENCES:
             continue

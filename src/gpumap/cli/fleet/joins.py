@@ -219,7 +219,6 @@ def node_of(found: NodeSeries) -> Node:
     gpus = tuple(sorted(_gpus(devices, found), key=lambda gpu: (gpu.index, gpu.uuid)))
     unmatched = tuple(_unmatched(found))
     capabilities = {name: bool(present) for (name,), present in found.of(queries.CAPABILITY).items()}
-    unjudged = sorted(grouped((reason, kind) for kind, reason in found.of(queries.UNJUDGED)).items())
     findings = in_order(count_gpus_once([*_findings(found, {gpu.uuid: gpu.index for gpu in gpus})]))
     return Node(
         timestamp=found.target.collected_at,
@@ -237,7 +236,11 @@ def node_of(found: NodeSeries) -> Node:
         remedies=remedies.of_missing_capabilities(capabilities, gpu_answers=any(gpu.up for gpu in gpus)),
         findings=findings,
         judged={kind: int(count) for (kind,), count in found.of(queries.JUDGED).items()},
-        unjudged=tuple(Unjudged(*NO_CONTAINER, reason=reason, findings=tuple(kinds)) for reason, kinds in unjudged),
+        unjudged=tuple(
+            Unjudged(*NO_CONTAINER, reason=reason, findings=(kind,))
+            for (kind, reason), count in found.of(queries.UNJUDGED).items()
+            for _ in range(int(count))
+        ),
     )
 
 

@@ -27,7 +27,7 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet, in_namespace
-from gpumap.model.findings import by_waste, judged_kinds, sums, worst_first
+from gpumap.model.findings import by_waste, judged_holders, judged_kinds, sums, worst_first
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Node
 from gpumap.model.shown import UNKNOWN, age, counted, listed, number, ratio, size
@@ -56,6 +56,7 @@ _COLOURS = {
     "over": "red",
     "stalled": "yellow",
     "idle": "yellow",
+    "maybe_idle": "cyan",
     "unmatched": "yellow",
 }
 _IN_CAPITALS = ("squatter", "leftover")
@@ -63,7 +64,7 @@ _IN_CAPITALS = ("squatter", "leftover")
 
 def shown_finding(one: Finding) -> str:
     """Return the kind of a finding as tables show it."""
-    return one.finding.upper() if one.finding in _IN_CAPITALS else one.finding
+    return one.finding.upper() if one.finding in _IN_CAPITALS else one.finding.replace("_", " ")
 
 
 def finding_colour(one: Finding) -> str:
@@ -222,6 +223,8 @@ def _unjudged(maps: NodeMaps) -> Iterator[str]:
         found = (one for node in maps.maps for one in node.findings or () if one.finding != "leftover" and one.pod)
         yield from unlisted((one.pod_name for one in found), maps.workloads)
     yield from of_each(maps, lambda node: node.unjudged_sentences)
+    if maps.fleet and (count := judged_holders(maps.maps)):
+        yield f"{count}."
     silent = [node for node in maps.maps if maps.fleet and not node.unjudged_sentences]
     down = {
         node.name: ", ".join(f"{source.source} down" for source in node.sources if not source.up) for node in silent
@@ -238,7 +241,7 @@ def _remedy(row: FindingRow) -> str:
     """Return what to do about all findings of a kind; about slots on no device for each pod."""
     one = row.finding
     of_pod = f" of {one.pod}" if one.finding == "unmatched" else ""
-    return f"{one.finding}{of_pod}: {one.remedy}"
+    return f"{one.finding.replace('_', ' ')}{of_pod}: {one.remedy}"
 
 
 def _groups(maps: NodeMaps, by: str, shape: Shape) -> list[GroupSums]:
@@ -297,6 +300,8 @@ def _summary(found: Iterable[FindingRow], total: dict[str, float | None]) -> str
     for key, meaning in _MEANINGS.items():
         if total[key] or key == "unused_bytes":
             parts.append(f"{size(total[key])} {meaning}")
+    if total["maybe_idle_gpus"]:
+        parts.append(f"{ratio(total['maybe_idle_gpus'])} GPUs may be idle")
     if total["stalled_gpus"]:
         parts.append(f"{ratio(total['stalled_gpus'])} GPUs may be stalled")
     if total["unmatched"]:

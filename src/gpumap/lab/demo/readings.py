@@ -54,20 +54,23 @@ NVML_VERSION = "12.570.124.06"
 MAX_MIG_DEVICES = 7
 NVML_TYPES: Mapping[ProcessType, str] = {"compute": "C", "graphics": "G", "compute+graphics": "C+G", "mps": "M"}
 AMBIENT_CELSIUS = 31.0
+SAMPLED_SECONDS = 2.0
+"""NVML returns the samples since the last call: also those of a process that has just ended."""
 
 
 def gpu_readings(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[GpuReading, ...]:
     """One reading for each GPU. A faulty one has only its identity and the recovery action."""
     on: dict[int, list[ProcessLife]] = {gpu.index: [] for gpu in scenario.gpus}
     for life in processes:
-        if life.spec is not None and seconds in life.window:
+        if life.spec is not None and seconds in life.window.shifted(0.0, SAMPLED_SECONDS):
             for index in {leaf.gpu for leaf in life.spec.leaves}:
                 on[index].append(life)
     return tuple(_reading(scenario, gpu, on[gpu.index], seconds) for gpu in scenario.gpus)
 
 
-def _reading(scenario: Scenario, gpu: Gpu, lives: Sequence[ProcessLife], seconds: float) -> GpuReading:
+def _reading(scenario: Scenario, gpu: Gpu, sampled: Sequence[ProcessLife], seconds: float) -> GpuReading:
     _, moment = play_of(scenario, seconds)
+    lives = [life for life in sampled if seconds in life.window]
     reading = GpuReading(gpu.index, uuid=gpu.uuid, minor=gpu.minor, pci_bus_id=gpu.pci_bus_id, model=gpu.model)
     if fault := fault_at(gpu, moment):
         return structs.replace(reading, fault=fault.kind, recovery_action=fault.recovery)
@@ -75,6 +78,7 @@ def _reading(scenario: Scenario, gpu: Gpu, lives: Sequence[ProcessLife], seconds
     load, work = load_of_gpu(gpu, moment, specs), load_of_gpu(gpu, moment, working(specs))
     counted = counters(scenario, gpu, seconds)
     reading = _with_basics(reading, gpu, lives, load, work, seconds, moment)
+    reading = structs.replace(reading, samples=None if gpu.mig else _samples(gpu, sampled, moment))
     reading = structs.replace(reading, energy_joules=round(counted.joules, 3))
     reading = with_links(with_health(reading, gpu, load, work, counted, seconds), gpu, counted)
     reading = with_card(reading, gpu, seconds)
@@ -94,7 +98,6 @@ def _with_basics(
         max_mig_devices=None if whole else MAX_MIG_DEVICES,
         instances=tuple(_instance(gpu, n, device, lives, seconds, moment) for n, device in enumerate(gpu.devices)),
         processes=_rows(lives, Leaf(gpu.index), seconds, moment) if whole else None,
-        samples=_samples(gpu, lives, moment) if whole else None,
         samples_from=SAMPLES_NEW if whole and is_blackwell(gpu.model) else SAMPLES_OLD,
         utilization_ratio=round(load, 2) if whole else None,
         memory_controller_busy_ratio=_sum(spec.memory_controller_at(moment) for spec in specs) if whole else None,

@@ -98,5 +98,6 @@ const WASTE = {
   leftover: "Memory still in use",
   over: "Used memory above the grant",
   idle: "Granted memory that is not used",
+  maybe_idle: "Granted memory that is not used",
   unused: "Granted memory that is not used",
 };

@@ -61,9 +61,9 @@ function signsOf({ uuid }, map) {
 
 const holding = (device) => device.containers.filter((one) => one.grant);
 
-/** Return findings with their place in the agent's order. A leftover may have the name of a live container. */
+/** Return the worst finding of each row with its place in the agent's order. A leftover may have the name of a live container. */
 const findingsByRow = (map) =>
-  new Map(findingsOf(map).map((one, place) => [`${one.finding === "leftover" ? "gone " : ""}${one.uuid} ${keyOf(one)}`, { ...one, place }]));
+  new Map(findingsOf(map).map((one, place) => [`${one.finding === "leftover" ? "gone " : ""}${one.uuid} ${keyOf(one)}`, { ...one, place }]).reverse());
 
 /** Return the lines of the strip: the devices of each GPU in order. A device that NVML does not list has its own line. */
 export function gpusOf(devices) {
@@ -117,7 +117,7 @@ function containerRows(device, whole, findings) {
       key,
       granted: grant?.memory_bytes ?? null,
       used: use?.memory_bytes ?? null,
-      last: use?.last_active ?? null,
+      last: (use && one.watch?.last_active) ?? null,
       slots: grant ? Object.values(grant.slots) : null, // of different units: not to be added up
       gpus: grant?.gpus ?? null,
       peak: use?.memory_peak_bytes ?? null,

@@ -32,7 +32,7 @@ export const findingMark = (kind, href, number) =>
   h(
     href ? "a" : "span",
     { key: kind, class: `mark-finding is-${kind}`, href, title: FINDING_MEANS[kind] },
-    number > 1 ? `${number} ${kind}` : kind,
+    number > 1 ? `${number} ${kind.replace("_", " ")}` : kind.replace("_", " "),
   );
 
 /** Return a table that sorts by its heads. */

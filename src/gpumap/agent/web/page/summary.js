@@ -31,7 +31,7 @@ export function overview(map, devices) {
       all.total === null ? null : `of ${bytes(all.total)}${rest}`,
     ]),
     assigned && tile("Granted, not used", "Of idle holders, and of holders that leave more than a fifth unused", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "idle,unused"),
-    assigned && tile("Held idle", "Containers that hold a device and do no work", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
+    assigned && tile("Held idle", "Containers that hold a device and do no work", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus), sums.maybe_idle_gpus ? `${gpus(sums.maybe_idle_gpus)} may be idle` : null], "idle"),
     assigned && tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
     assigned && tile("Left over", "Still used by deleted pods", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
     tile("Faults", "GPUs that are down or need repair", known(sums.faults, String, unknown), [down ? `${count(down, "source")} down` : null], "fault"),

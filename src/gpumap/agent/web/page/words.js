@@ -91,6 +91,7 @@ export const FINDING_MEANS = {
   over: "It uses more memory than granted.",
   stalled: "Its GPU is busy, but draws next to no power. It may be stalled.",
   idle: "It holds the device, but did no work for a while.",
+  maybe_idle: "gpumap has seen no work of it for a while, but cannot prove that it rests.",
   unused: "It uses less memory than granted.",
   unmatched: "It holds slots that match no known device.",
 };
