@@ -20,6 +20,7 @@ from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.pidfds import KnownProcesses
 from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.lab.capture.recorders import RecordingProcfs
 from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
@@ -420,7 +421,7 @@ IN_POD = CgroupMembership(CgroupKind.POD, (PodCgroup(PodUid(UID), CID),))
 SHIM, DAEMON, NO_PID = 5_000_001, 5_000_002, 5_000_003  # above the largest possible PID
 
 
-def read_cgroup(source: ProcfsSource, not_after: int | None = FAR) -> CgroupMembership:
+def read_cgroup(source: ProcfsSource | RecordingProcfs, not_after: int | None = FAR) -> CgroupMembership:
     (entry,) = source.read([os.getpid()], not_after).value.entries
     return entry.cgroup
 
@@ -451,11 +452,21 @@ def docker_source(tmp_path: Path, path: str = DOCKER, *, parent: int = SHIM, has
 def test_an_ancestor_in_a_pod_decides(
     tmp_path: Path, path: str, start: int, parent: int, expected: CgroupMembership
 ) -> None:
-    """The nearest one, above a shim outside pods. If an ancestor cannot be read, the owner is unknown."""
-    source = docker_source(tmp_path)
+    """The nearest one, above a shim outside pods. If an ancestor cannot be read, the owner is unknown. A recording has
+    the ancestors that decide."""
+    docker_source(tmp_path)
     make_process(tmp_path / "proc", DAEMON, path, start=start, parent=parent)
-    assert read_cgroup(source) == expected
-    source.close()
+    recorder = RecordingProcfs(tmp_path / "proc", tmp_path / "own")
+    assert read_cgroup(recorder) == expected
+    recorder.close()
+    recorded = recorder.recorded["procfs"]
+    assert isinstance(recorded, dict)
+    assert (f"proc/{SHIM}/stat" in recorded) == (expected != HOST)
+    replay = tmp_path / "replay"
+    for name, content in recorded.items():
+        (replay / name).parent.mkdir(parents=True, exist_ok=True)
+        (replay / name).write_bytes(content)
+    assert read_cgroup(ProcfsSource(replay / "proc", replay / "own"), None) == expected
 
 
 def test_an_ancestor_that_cannot_be_read_makes_the_owner_unknown_for_now(
