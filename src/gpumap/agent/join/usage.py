@@ -269,7 +269,7 @@ class LeafUse:
         times = [*(self.times[pid] for pid in pids), *ended]
         by_gpm = self.activity.pod_worked(pod, uid) if self.activity is not None else False
         worked = by_gpm or any(time is not None and any(time) for time in times)
-        zero_rows = [pid for pid in pids if pid in self.zero_rows]
+        zero_rows = [pid for pid in pids if pid in self.zero_rows] if self.zero_rows else []
         has_ended_row = any(time is not None and not any(time) for time in ended)
         may_be = self._may_be_of(pod)
         if self.has_samples:
