@@ -23,8 +23,8 @@ P6_LIMITS = {SMALL: 0.12, LARGE: 0.05}
 P6_INTERVALS = {SMALL: 0.5, LARGE: 1.0}
 P9_LIMITS = {1: 0.12, 15: 0.30}
 JOBS_INTERVAL_SECONDS, JOBS_SECONDS = 5, 120.0
-JOBS_LIMIT = (1 / 0.75 + 1 / JOBS_INTERVAL_SECONDS) / 2 * JOBS_INTERVAL_SECONDS
-"""Each 0.75 s in half of the time."""
+JOBS_LIMIT = 3.9
+"""A collection each 0.75 s in half of the time is 3.83."""
 
 
 @dataclass(frozen=True)
