@@ -334,8 +334,8 @@ def test_without_samples_the_activity_of_a_gpu_is_no_ones(kind: str) -> None:
 
 @pytest.mark.parametrize("seed", range(examples(40)))
 def test_no_pod_that_worked_is_idle(seed: int) -> None:
-    """On a node drawn by chance, gpumap reports as idle only pods that truly did not work, and reports all of them. They
-    may be `maybe_idle` while something hides what they did."""
+    """On a node drawn by chance, gpumap reports as idle only pods that truly did not work, and reports all of them: as
+    `maybe_idle` while something hides what they did."""
     drawn = Drawn(seed)
     node = drawn.node
     for _ in drawn.live(SPAN):
