@@ -17,7 +17,7 @@ from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.lives import CARD, CASES, SLICE, Case, holder
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode
-from tests.working import INTERVAL_SECONDS, Job, WorkingNode
+from tests.working import INTERVAL_SECONDS, Job, SamplingDriver, WorkingNode
 
 SPAN = 1200.0
 SETTLED_SECONDS = RULES.idle_after_seconds + 90.0
@@ -307,6 +307,20 @@ def test_the_activity_of_a_gpu_is_its_only_users() -> None:
     assert all(shown[1000.0 + seconds] == 1 for seconds in range(5, 101, 5))
     assert not any(number for at, number in shown.items() if 1103.0 <= at <= 1106.0)
     assert all(number == 1 for at, number in shown.items() if at > 1115.0)
+
+
+def test_clients_of_an_mps_server_are_not_measured_by_gpm() -> None:
+    """The server's time explains the activity of the leaf: it may be that of any client."""
+    first, second = holder("first", f"{CARD}::0"), holder("second", f"{CARD}::1")
+    jobs = [
+        Job(99, None, CARD, 0.0, 1e9),
+        *(Job(100 + number, pod, CARD, 0.0, 1e9, sm=40, mps_server=99) for number, pod in enumerate((first, second))),
+    ]
+    node = WorkingNode([Gpu(0)], [first, second], jobs, with_gpm=frozenset({0}), driver=SamplingDriver)
+    for _snapshot in node.run(700.0):
+        assert node.findings("idle") == node.findings("maybe_idle") == []
+    unjudged = {entry.pod: entry.reason for entry in _snapshot.node.unjudged if "idle" in entry.findings}
+    assert unjudged == dict.fromkeys(("first", "second"), "use_not_measured")
 
 
 def test_activity_that_samples_do_not_explain_is_no_ones() -> None:
