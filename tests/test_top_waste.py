@@ -222,7 +222,7 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB)]
     found = published(node.collect(seconds=60))
     assert wasted(found) == {}
-    assert "gpumap has not watched these holders for long enough (idle): ml/lazy." in waste_table(found, Shape())
+    assert "gpumap has not watched these holders for long enough (idle, unused): ml/lazy." in waste_table(found, Shape())
     assert wasted(judged_again(found, idle_after_seconds=30.0)) == {"idle": ("lazy",)}
     assert wasted(published(node.watch(60.0))) == {}
     found = published(node.watch(240.0))
