@@ -151,10 +151,10 @@ def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
 def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
     """Return what uses or holds each device, or each process, with the worst finding of its container.
 
-    Another finding of it, or one without such a row, has a row of its own, and so has each GPU with a fault.
+    Another finding of it, or one without such a row, has a row of its own, and so has one of a GPU.
     """
     findings = in_namespace(node.findings or (), namespace)
-    of_rows = {_key_of(one): one for one in reversed(findings) if one.finding != "fault"}
+    of_rows = {_key_of(one): one for one in reversed(findings) if one.finding not in ("fault", "unexplained")}
     owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
     for row in (process_rows if processes else container_rows)(node, namespace):
         key = row.device.uuid, row.container, row.owner is Owner.GONE
@@ -167,7 +167,8 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     others = [finding for finding in findings if finding.finding != "fault" and id(finding) not in in_rows]
     for finding in (*faulty_gpus(findings), *others):
         device = devices.get(finding.uuid or "") or gpus.get(Uuid(finding.uuid or "")) or nowhere
-        yield ContainerRow(device, finding.name, owners.get(_key_of(finding), Owner.UNKNOWN), finding=finding)
+        owner = owners.get(_key_of(finding), Owner.UNKNOWN) if finding.pod else Owner.UNKNOWN
+        yield ContainerRow(device, finding.name, owner, finding=finding)
 
 
 def _key_of(one: Finding) -> tuple[str | None, ContainerName, bool]:

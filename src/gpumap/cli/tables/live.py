@@ -237,6 +237,8 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
         "fault": number(total["faults"]),
         "squatter": size(total["squatter_bytes"]),
         "leftover": size(total["leftover_bytes"]),
+        "unexplained": size(total["unexplained_bytes"]),
+        "busy without a process": gpus(total["unexplained_gpus"]),
         "over": size(total["over_bytes"]),
         "stalled": gpus(total["stalled_gpus"]),
         "idle": gpus(total["idle_gpus"]),
