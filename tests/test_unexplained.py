@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.lab.capture import replay
+from gpumap.lab.capture.format import About, Capture
+from gpumap.lab.demo.frames import frame
+from gpumap.lab.demo.scenario import load_scenario
 from gpumap.model.node import Finding, Unjudged
 from gpumap.model.readings import DeviceMemory, GpuProcess, ProcessSample, Uuid
 from gpumap.model.snapshot import Snapshot
+from tests import standin
 from tests.lives import CARD, holder
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, use
+from tests.nodes import GIB, Gpu, Process, TestNode, gpu_uuid, mig_uuid, use
+from tests.test_identity_sources import CID, UID, make_process, own_at
+from tests.worker import Start
 
 MEMORY, BUSY = "memory_without_process", "busy_without_process"
 WAIT_SECONDS = 600.0
@@ -150,6 +160,41 @@ def test_a_gone_pid_stops_no_judgement_once_it_is_a_leak() -> None:
     assert kinds(node.watch()) == {"unexplained", "idle"}
     (process,) = node.collect().processes
     assert (process.pid, process.owner.value) == (4711, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("mode", "word"), [(0, "none"), (3, "host_vgpu"), (4, "host_vsga"), (9, "code_9"), (None, None)]
+)
+@pytest.mark.parametrize("node_id", [None, 2, 0xFFFFFFFF])
+def test_the_driver_names_its_virtualization_and_numa_node(
+    start: Start, mode: int | None, word: str | None, node_id: int | None
+) -> None:
+    """Of a driver that does not support a call, and of a GPU that is no NUMA node, there is no value."""
+    gpu = standin.Gpu(str(CARD), virtualization_mode=mode, numa_node=node_id)
+    reading = start().read_one(standin.Driver(gpus=[gpu]))
+    assert (reading.virtualization, reading.numa_node) == (word, 2 if node_id == 2 else None)
+
+
+@pytest.mark.parametrize(("comm", "is_machine"), [("kthreadd", True), ("bash", False), (None, False)])
+def test_only_the_machines_own_namespace_has_kthreadd(tmp_path: Path, comm: str | None, *, is_machine: bool) -> None:
+    """PID 2 of a container is any process, or none."""
+    make_process(tmp_path / "proc", 1, "/init.scope")
+    if comm:
+        make_process(tmp_path / "proc", 2, "/", comm=comm)
+    source = ProcfsSource(tmp_path / "proc", own_at(tmp_path, f"/kubepods/pod{UID}/{CID}"))
+    for _ in range(2):
+        table = source.read([], None).value
+        assert (table.pid_visibility, table.is_machine) == (True, is_machine)
+
+
+def test_the_demo_has_memory_without_a_process() -> None:
+    """Its scenario `faults` shows it on GPU 1, with the processes of /proc that a machine has."""
+    scenario = load_scenario(Path("faults"))
+    frames = tuple(frame(scenario, second - 30, second) for second in range(0, 660, 30))
+    *_, last = asyncio.run(replay.snapshots(Capture(About(scenario.node), frames)))
+    (finding,) = unexplained(last)
+    assert (finding.reason, finding.uuid) == (MEMORY, scenario.gpus[1].uuid)
+    assert finding.memory_bytes == pytest.approx(LEAK, rel=0.01)
 
 
 def stuck(has_holder: bool = True, **values: Any) -> TestNode:
