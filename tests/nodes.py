@@ -246,6 +246,8 @@ class TestNode:
     kubelet_reason: str = "socket_missing"
     socket: str = "first"
     visible: bool = True
+    is_machine: bool = True
+    """/proc is of the machine's own PID namespace."""
     checkpoint_readable: bool = True
     logs_readable: bool = True
     clock: float = 1000.0
@@ -425,7 +427,14 @@ class TestNode:
         if not self.visible:
             return ProcTable((), (), pid_visibility=False, visibility_reason="not in this test")
         living = frozenset(pod.uid for pod in self.pods if pod.listed and pod.name not in self.ended)
-        return ProcTable(entries, unreadable, pid_visibility=True, visibility_reason="in this test", living_pods=living)
+        return ProcTable(
+            entries,
+            unreadable,
+            pid_visibility=True,
+            visibility_reason="in this test",
+            living_pods=living,
+            is_machine=self.is_machine,
+        )
 
     def _nvml(self) -> NvmlReading:
         gpus = (structs.replace(self._gpu(gpu), **gpu.values) for gpu in self.gpus)

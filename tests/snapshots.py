@@ -27,6 +27,7 @@ from gpumap.model.node import (
     Process,
     ReportedDeviceHealth,
     SourceHealth,
+    Unexplained,
     UnmatchedSlots,
     Use,
     Watch,
@@ -109,6 +110,8 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         minor=index,
         pci_bus_id=f"00000000:{index:02X}:00.0",
         model=MODEL,
+        virtualization="none",
+        numa_node=0,
         memory=DeviceMemory(80 * GIB, 40 * GIB, 39 * GIB, GIB),
         partitioned=partitioned,
         utilization_ratio=0.5,
@@ -203,6 +206,7 @@ def leaf(on: Gpu, uuid: str, mig: MigInstance | None = None, *, holders: int = 1
         owners=(*owners, OwnerUse(Owner.UNACCOUNTED, 35 * GIB, None)),
         host=(HostUse(WORK, GIB, 1, 0.25),),
         readable_ratio=1.0,
+        unexplained=Unexplained(),
     )
 
 

@@ -21,7 +21,7 @@ from gpumap.model.terms import Owner, Source
 from scripts.map_schema import map_schema
 from tests.examples import examples
 from tests.generated import nodes
-from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node, empty_node, gpu, instances, leaf, with_node
 
 Document = dict[str, Any]
@@ -169,6 +169,8 @@ def test_every_field_is_filled_somewhere() -> None:
     found += [check(whole.collect())]
     stalled = structs.replace(gpu(0), idle_power_watts=60.0, busy_without_work_seconds=700.0)
     found += [check(with_node(busy_node(1), gpus=(stalled,)))]
+    leaking = TestNode([Gpu(0, overhead=GIB)], processes=[Process(10, gpu_uuid(0), None, left=True)])
+    found += [check(leaking.collect()), check(leaking.watch(660.0))]
     answer = {path for one in found for path in leaves_of(one)}
     assert {".".join(path) for path in set(declared(SCHEMA_OBJECT)) - answer} == set()
 

@@ -194,6 +194,8 @@ def test_waste_is_told_worst_first() -> None:
         "over_bytes": 0,
         "squatter_bytes": GIB,
         "leftover_bytes": 9 * GIB,
+        "unexplained_bytes": 0,
+        "unexplained_gpus": 0,
         "stalled_gpus": 0,
         "unmatched": 0,
     }

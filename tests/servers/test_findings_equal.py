@@ -56,6 +56,7 @@ RUNS = (
     Run(parse_scenario(DEMO.text.replace(RESTART, OUTAGE)), 0, {"kubelet-is-away-for-long": 280}),
     Run(parse_scenario(re.sub(r"  away:\n.*\n", "", DEMO.text)), 0, {"holders-idle": 330}),
     Run(load_scenario(Path("sharing")), 0, {"sharing-starts": 5, "sharing-unused": 130}),
+    Run(load_scenario(Path("faults")), 0, {"faults-last": 605}),
 )
 MOMENTS = [name for run in RUNS for name in run.looks]
 SHOWN = ("finding", "reason", "namespace", "pod", "container", "uuid", "since", "gpus", "memory_bytes")

@@ -240,6 +240,8 @@ class Gpu:
     name: str | None = "NVIDIA A100-SXM4-80GB"
     minor: int | Literal["by index"] | None = "by index"
     pci: str | None = "by index"
+    virtualization_mode: int | None = None
+    numa_node: int | None = None
     memory_total_bytes: int | None = 80 * GIB
     memory_used_bytes: int | None = 0
     memory_reserved_bytes: int | None = 512 * MIB
@@ -516,6 +518,8 @@ def _health_lines(key: str, gpu: Gpu) -> Iterator[str]:
             f"{key}.performance_state": gpu.performance_state,
             f"{key}.vbios": gpu.vbios,
             f"{key}.compute_mode": gpu.compute_mode,
+            f"{key}.virtualization_mode": gpu.virtualization_mode,
+            f"{key}.numa_node": gpu.numa_node,
             f"{key}.power.default_limit": gpu.default_power_limit_milliwatts,
             f"{key}.fans": None if fans is None else len(fans),
             **{f"{key}.fan.{fan}": percent for fan, percent in enumerate(fans or ())},

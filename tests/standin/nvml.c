@@ -15,7 +15,8 @@
  *   holds PATH | leaks PATH                      open from the first nvmlInit to the last nvmlShutdown; or for ever
  *   abi535 1                                     _v3 process rows are 32 bytes, as drivers 535.43 to 535.98 had it
  *   gpu.N.uuid|name|pci|vbios TEXT, gpu.N.compute_capability MAJOR MINOR
- *   gpu.N.minor|temperature|power|energy|encoder|decoder|compute_mode NUMBER
+ *   gpu.N.minor|temperature|power|energy|encoder|decoder|compute_mode|numa_node NUMBER
+ *   gpu.N.virtualization_mode NUMBER
  *   gpu.N.power.limit|enforced_limit|default_limit NUMBER, gpu.N.power.limits LEAST MOST
  *   gpu.N.memory.total|used|reserved BYTES       used without reserved, as in the v2 struct
  *   gpu.N.utilization.gpu|memory PERCENT
@@ -907,6 +908,14 @@ DEVICE_NUMBER(nvmlDeviceGetComputeMode, "compute_mode", u32)
 
 #ifndef WITHOUT_nvmlDeviceGetMinorNumber
 DEVICE_NUMBER(nvmlDeviceGetMinorNumber, "minor", u32)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetVirtualizationMode
+DEVICE_NUMBER(nvmlDeviceGetVirtualizationMode, "virtualization_mode", u32)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetNumaNodeId
+DEVICE_NUMBER(nvmlDeviceGetNumaNodeId, "numa_node", u32)
 #endif
 
 #ifndef WITHOUT_nvmlDeviceGetPciInfo_v3

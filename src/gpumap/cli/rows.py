@@ -151,10 +151,10 @@ def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
 def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
     """Return what uses or holds each device, or each process, with the worst finding of its container.
 
-    Another finding of it, or one without such a row, has a row of its own, and so has each GPU with a fault.
+    Another finding of it, or one without such a row, has a row of its own, and so has one of a GPU.
     """
     findings = in_namespace(node.findings or (), namespace)
-    of_rows = {_key_of(one): one for one in reversed(findings) if one.finding != "fault"}
+    of_rows = {_key_of(one): one for one in reversed(findings) if one.finding not in ("fault", "unexplained")}
     owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
     for row in (process_rows if processes else container_rows)(node, namespace):
         key = row.device.uuid, row.container, row.owner is Owner.GONE

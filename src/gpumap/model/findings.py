@@ -67,6 +67,8 @@ _XIDS = {str(code): meaning for code, meaning in remedies.XIDS.items()}
 WHY = {
     "squatter": "uses a device that it does not hold",
     "leftover": "its pod no longer exists",
+    "memory_without_process": "unexplained memory for {age}: no process uses it",
+    "busy_without_process": "stuck at high utilization without a process for {age}",
     "over": "uses more memory than granted",
     "stalled": "may be stalled: its GPU has been busy for {age}, but does next to nothing",
     "unused": "its peak leaves memory unused",
@@ -83,7 +85,7 @@ def why_of(kind: str, reason: str, seconds: float) -> str:
         return f"may be idle: no sign of its work seen for {age(seconds)}"
     if kind == "idle":
         return f"no {reason.removeprefix('no_')} seen for {age(seconds)}"
-    return WHY[kind].format(age=age(seconds))
+    return WHY[reason if kind == "unexplained" else kind].format(age=age(seconds))
 
 
 def why_nameless(reason: str, gpus: Collection[NamelessGpu]) -> str:
@@ -122,6 +124,8 @@ SUMS = {
     "faults": _Sum(("fault",), "gpus"),
     "squatter_bytes": _Sum(("squatter",), "memory_bytes"),
     "leftover_bytes": _Sum(("leftover",), "memory_bytes"),
+    "unexplained_bytes": _Sum(("unexplained",), "memory_bytes"),
+    "unexplained_gpus": _Sum(("unexplained",), "gpus"),
     "over_bytes": _Sum(("over",), "memory_bytes"),
     "stalled_gpus": _Sum(("stalled",), "gpus"),
     "idle_gpus": _Sum(("idle",), "gpus"),

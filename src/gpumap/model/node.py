@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, MigInstance, Uuid
-from gpumap.model.terms import ContainerName, Owner, PodName, PodUid, Source
+from gpumap.model.terms import MEMORY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid, Source
 
 VERSION = 1
 """Of the JSON. A document of another version is refused."""
@@ -362,6 +362,19 @@ known are empty."""
     """Work outside pods. Null for other owners."""
 
 
+class Unexplained(Struct, frozen=True):
+    """Memory and load of a device that no living process explains."""
+
+    since: dict[str, float] = {}
+    """Since when memory_without_process and busy_without_process hold, in Unix seconds."""
+    memory_bytes: Bytes | None = None
+    """The memory. Null if memory_without_process does not hold."""
+    pids: tuple[int, ...] = ()
+    """Processes of this memory that NVML still lists, although they no longer exist."""
+    unjudged: str | None = None
+    """Why it cannot be judged, as one word. Null if it can."""
+
+
 class Device(Struct, frozen=True):
     """What a container can be assigned: a GPU that is not partitioned, or a MIG device. Also a UUID that only the \
 kubelet names while NVML does not answer, and a partitioned GPU that was assigned as a whole."""
@@ -389,6 +402,8 @@ nothing."""
     """A slot that gpumap could not place may be on the device: holders is the least."""
     readable_ratio: Ratio | None = None
     """Part of the last two --idle-after in which gpumap could read the device. Null if it cannot read it now."""
+    unexplained: Unexplained | None = None
+    """Memory and load without a process. Null if the GPU does not answer."""
     owners: tuple[OwnerUse, ...] = ()
     """Memory and processes by owner. The bytes add up to memory.used_bytes exactly."""
     containers: tuple[ContainerOnDevice, ...] = ()
@@ -404,6 +419,13 @@ nothing."""
     def is_leaf(self) -> bool:
         """NVML lists it, and the kubelet can assign it."""
         return self.gpu_uuid is not None and not self.partitioned
+
+    @property
+    def has_unowned(self) -> bool:
+        """Whether the owner of a living process on it is unknown."""
+        if self.unexplained and MEMORY_WITHOUT_PROCESS in self.unexplained.since:
+            return False
+        return any(owner.owner is Owner.UNKNOWN and owner.processes for owner in self.owners)
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -519,7 +541,7 @@ class Finding(OfContainer, frozen=True, kw_only=True):
     """Something that is wrong. Of a container that is not known, and of a GPU, the names are empty."""
 
     finding: str
-    """fault, squatter, leftover, over, stalled, idle, maybe_idle, unused or unmatched."""
+    """fault, squatter, leftover, unexplained, over, stalled, idle, maybe_idle, unused or unmatched."""
     reason: str
     """Why, as one word: docs/reference/findings.md lists them."""
     uuid: Uuid | None
@@ -540,7 +562,8 @@ several share it is a part, so that the findings add up. Null if unknown."""
     why: str = ""
     """The evidence, as a phrase. For the worst fault of a GPU it names the other reasons."""
     pids: tuple[int, ...] = ()
-    """Processes of a squatter or leftover, in the node's PID namespace."""
+    """Processes of a squatter or leftover, in the node's PID namespace; of unexplained memory those that NVML still \
+lists."""
     remedy: str | None = None
     """What to do about it."""
 
@@ -620,9 +643,9 @@ null."""
     unjudged: tuple[Unjudged, ...] = ()
     """What cannot be judged now, by reason."""
     finding_sums: dict[str, float | None] = {}
-    """Sums of the findings: faults (GPUs with one), squatter_bytes, leftover_bytes, over_bytes, stalled_gpus, \
-idle_gpus, maybe_idle_gpus, idle_holders, unused_bytes (idle and unused), unmatched. Null for 0 of which not all could \
-be judged. Empty if findings is null."""
+    """Sums of the findings: faults (GPUs with one), squatter_bytes, leftover_bytes, unexplained_bytes, \
+unexplained_gpus, over_bytes, stalled_gpus, idle_gpus, maybe_idle_gpus, idle_holders, unused_bytes (idle and unused), \
+unmatched. Null for 0 of which not all could be judged. Empty if findings is null."""
     unjudged_sentences: tuple[str, ...] = ()
     """What cannot be judged, and why, for people. Empty in the map of one namespace."""
 

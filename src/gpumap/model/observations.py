@@ -392,6 +392,8 @@ class ProcTable:
     visibility_reason: str
     living_pods: frozenset[PodUid] = frozenset()
     """Those of the UIDs asked for that a process has in its cgroup path."""
+    is_machine: bool = False
+    """The tree is of the machine's own PID namespace: it has the processes of all others."""
 
 
 # --- NVML -------------------------------------------------------------------------------------------------------------

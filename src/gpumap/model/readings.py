@@ -28,6 +28,8 @@ RECOVERY_ACTIONS: tuple[str, ...] = get_args(RecoveryAction)
 """In the order of nvml.h's NVML_GPU_RECOVERY_ACTION_*."""
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 """In the order of nvml.h's NVML_COMPUTEMODE_*."""
+VIRTUALIZATION_MODES = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
+"""In the order of nvml.h's NVML_GPU_VIRTUALIZATION_MODE_*."""
 CLOCK_EVENTS = (
     "gpu_idle",
     "applications_clocks_setting",
@@ -207,6 +209,10 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     pci_bus_id: str = ""
     model: str = ""
     """NVML's product name."""
+    virtualization: str | None = None
+    """One of VIRTUALIZATION_MODES, or code_N."""
+    numa_node: int | None = None
+    """The machine's NUMA node that the GPU's memory is. `None` if it is none."""
     memory: DeviceMemory | None = None
     """Memory of the whole GPU."""
     partitioned: bool = False

@@ -187,6 +187,8 @@ FINDINGS: dict[str, str] = {
     "squatter": "The pod uses a GPU without holding it. Find how it gets access (privileged, "
     "`NVIDIA_VISIBLE_DEVICES=all`), then ask its owner. If it needs a GPU, add a GPU request.",
     "leftover": "The pod no longer exists. End its processes on the node (`kill <PID>`).",
+    "unexplained": "No process explains it. Run `fuser -v /dev/nvidia*` on the node, and look in other PID namespaces. "
+    f"If there is no process, end all work on the GPU, and run {_RESET}.",
     "over": "The container uses more memory than granted. Request a larger share for it, or limit its memory in the "
     "application (vLLM: `--gpu-memory-utilization`).",
     "stalled": "It may wait for a failed peer. Look at its log, its stack (`py-spy dump --pid <PID>`) and NCCL's "
@@ -322,11 +324,11 @@ def of_health(problem: str, index: int) -> str | None:
 
 
 def of_finding(kind: str, reason: str, index: int | None) -> str | None:
-    """Return what to do about a finding; about a fault of the GPU with this NVML index."""
-    if kind != "fault":
-        return UNMATCHED.get(reason) if kind == "unmatched" else FINDINGS[kind]
+    """Return what to do about a finding; about one of the GPU with this NVML index."""
+    if kind == "unmatched":
+        return UNMATCHED.get(reason)
     health = HEALTH.get("xid_errors" if reason.startswith("xid_") else reason)
-    remedy = FAULTS.get(reason) or health or RECOVERY.get(reason.removeprefix("recovery_"))
+    remedy = FINDINGS.get(kind) or FAULTS.get(reason) or health or RECOVERY.get(reason.removeprefix("recovery_"))
     return remedy if index is None else _with_index(remedy, index)
 
 

@@ -58,9 +58,22 @@ class Owner(enum.StrEnum):
         return cls.UNKNOWN
 
 
-FINDINGS = ("fault", "squatter", "leftover", "over", "stalled", "idle", "maybe_idle", "unused", "unmatched")
+FINDINGS = (
+    "fault",
+    "squatter",
+    "leftover",
+    "unexplained",
+    "over",
+    "stalled",
+    "idle",
+    "maybe_idle",
+    "unused",
+    "unmatched",
+)
 """Kinds of findings, worst first: a broken GPU; use without a grant takes from others, an idle device only from its own
 budget."""
+MEMORY_WITHOUT_PROCESS, BUSY_WITHOUT_PROCESS = "memory_without_process", "busy_without_process"
+"""Reasons of `unexplained`."""
 UNJUDGED_REASONS = (
     "nvml_down",
     "gpu_down",

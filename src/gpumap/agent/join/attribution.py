@@ -69,6 +69,8 @@ class Evidence:
     """Those of `pending_before` that are old enough to report."""
     missing_before: frozenset[tuple[Uuid, int]]
     """(leaf, PID) pairs that /proc did not have in the last collection either."""
+    leaking: frozenset[Uuid]
+    """Leaves with memory that no process explains, for so long that the PIDs on them certainly do not exist."""
 
     def same_as(self, other: Evidence) -> bool:
         """Whether it leads to the same owners. Pod table and allocation stay the same objects while nothing changes."""
@@ -90,6 +92,7 @@ class Evidence:
             self.pending_before,
             self.confirmed,
             self.missing_before,
+            self.leaking,
         )
 
 
@@ -307,7 +310,11 @@ class OwnerClassifier:
                 for item in attributed
                 if item.start is not None
             },
-            users=frozenset(_user(item) for item in attributed if item.owner is not Owner.MPS_SERVER),
+            users=frozenset(
+                _user(item)
+                for item in attributed
+                if item.owner is not Owner.MPS_SERVER and leaf not in self._evidence.leaking
+            ),
             by_pod=grouped((item.pod_uid, item) for item in attributed),
         )
 
@@ -353,7 +360,8 @@ class OwnerClassifier:
         """A process that has just ended holds nothing. One that is missing twice exists, but gpumap cannot see it."""
         self._missing.add((leaf, process.pid))
         evidence = self._evidence
-        unresolved = process.pid in evidence.procs.unreadable or (leaf, process.pid) in evidence.missing_before
+        is_missing = (leaf, process.pid) in evidence.missing_before and leaf not in evidence.leaking
+        unresolved = process.pid in evidence.procs.unreadable or is_missing
         return Attributed(process, None, "", Owner.UNKNOWN, None, None, is_measured=False, unresolved=unresolved)
 
     def _pod(self, cgroup: CgroupMembership) -> PodCgroup | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from functools import partial
 from typing import NamedTuple
 
 from msgspec import structs
@@ -14,6 +15,7 @@ from gpumap.agent.join.attribution import Attributed, Attribution, PendingOwner
 from gpumap.agent.join.history import (
     History,
     LeafMemory,
+    PodMemory,
     remember_leaf,
     remember_peak,
     remember_pod,
@@ -53,7 +55,7 @@ from gpumap.model.node import (
 from gpumap.model.observations import DeviceHealth, Failed, Moment, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
-from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
+from gpumap.model.terms import BUSY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid
 
 # --- GPUs and devices -------------------------------------------------------------------------------------------------
 
@@ -132,6 +134,7 @@ def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevic
                 allocatable=_allocatable(leaf, inventory, allocation, ever_offered_by.get(leaf.uuid, frozenset())),
                 owners=owner_uses(memory, processes, siblings, inputs),
                 readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.rules),
+                unexplained=watch.unexplained(joined.rules) if (watch := joined.leaf_watches.get(leaf.uuid)) else None,
                 containers=tuple(on_device.get(leaf.uuid, ())),
                 host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
@@ -317,6 +320,7 @@ class _HistoryUpdate:
         now = self._moment.monotonic
         self._peaks = {key: peak for key, peak in self._before.peaks.items() if peak.kept_until > now}
         self._pods = {key: pod for key, pod in self._before.pods.items() if pod.kept_until > now}
+        self._at_rest: dict[tuple[PodName, Uuid], PodMemory] = {}
         self._leaves: dict[Uuid, LeafMemory] = {}
         self._updated: set[tuple[PodName, Uuid]] = set()
 
@@ -342,21 +346,29 @@ class _HistoryUpdate:
         uncertain = {name.pod_name for name in holders if name not in idle and name not in by_container}
         pods = dict.fromkeys(name.pod_name for name in (*holders, *by_container))
         rows = worthless_rows(memory, joined.rules)
+        watch = joined.leaf_watches[leaf]
+        has_lasted = watch.has_lasted(BUSY_WITHOUT_PROCESS, joined.rules)
+        is_busy = watch.seconds(BUSY_WITHOUT_PROCESS) is not None and not has_lasted
         for pod in pods:
             key, uid = (pod, leaf), joined.uids.get(pod)
             work = use.pod_work(pod, uid, rows, is_uncertain=pod in uncertain)
+            at_rest = use.without_load().pod_work(pod, uid, rows, is_uncertain=pod in uncertain) if is_busy else None
             if not memory.is_readable and work.sign not in (Sign.CERTAIN, Sign.ROWS):
                 continue
             self._updated.add(key)
-            self._pods[key] = remember_pod(
-                self._pods.get(key),
-                work,
-                uid,
-                joined.inventory.leaves[leaf].profile,
-                self._before.leaves.get(leaf),
-                self._moment,
-                joined.rules,
+            before = self._pods.get(key)
+            before_at_rest = self._before.pods_at_rest.get(key, before)
+            remember = partial(
+                remember_pod,
+                uid=uid,
+                profile=joined.inventory.leaves[leaf].profile,
+                leaf_before=self._before.leaves.get(leaf),
+                moment=self._moment,
+                rules=joined.rules,
             )
+            if at_rest is not None:
+                self._at_rest[key] = remember(before_at_rest, at_rest)
+            self._pods[key] = remember(before_at_rest if has_lasted else before, work)
             yield key, watch_of(self._pods[key], work, is_certain=_is_certain(joined, pod, uid))
 
     def use_of(self, key: Key, measured: Measured, profile: str) -> Use:
@@ -387,7 +399,7 @@ class _HistoryUpdate:
         for key, memory in self._pods.items():
             if key not in self._updated:
                 self._pods[key] = unwatched(memory, self._moment, keep=key[0] in listed)
-        return History(self._peaks, self._pods, self._leaves)
+        return History(self._peaks, self._pods, self._leaves, self._at_rest)
 
 
 def _is_certain(joined: Joined, pod: PodName, uid: PodUid | None, *, asked: bool = True) -> bool:

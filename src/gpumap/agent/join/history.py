@@ -91,6 +91,8 @@ class History:
     peaks: Mapping[tuple[ContainerName, Uuid], PeakMemory] = field(default_factory=dict)
     pods: Mapping[tuple[PodName, Uuid], PodMemory] = field(default_factory=dict)
     leaves: Mapping[Uuid, LeafMemory] = field(default_factory=dict)
+    pods_at_rest: Mapping[tuple[PodName, Uuid], PodMemory] = field(default_factory=dict)
+    """As `pods`, of leaves that are busy without a process, if that is no work of theirs."""
 
 
 # --- leaves -----------------------------------------------------------------------------------------------------------

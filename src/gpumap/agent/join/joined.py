@@ -16,10 +16,11 @@ from gpumap.agent.join.pods import PodTable, tabulate
 from gpumap.agent.join.recent_processes import RecentProcesses, update_recent
 from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.shares import Schedulers
+from gpumap.agent.join.unexplained import LeafWatch, watch_leaves
 from gpumap.agent.join.usage import LeafUse, leaf_activity, measure_leaf
 from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import PodName, PodUid
+from gpumap.model.terms import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS, PodName, PodUid
 
 NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
 
@@ -39,6 +40,7 @@ class Joined:
     attribution: Attribution
     recent_processes: Mapping[Uuid, RecentProcesses]
     leaf_uses: Mapping[Uuid, LeafUse]
+    leaf_watches: Mapping[Uuid, LeafWatch]
     rules: Rules
     uids: Mapping[PodName, PodUid]
     """UIDs of pods that have exactly one possible UID, or have measured processes."""
@@ -78,6 +80,11 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         memory.gpu_indices,
         memory.allocation,
     )
+    processes = processes_by_leaf(inventory)
+    driver_version = nvml.driver_version if nvml else ""
+    watches = watch_leaves(
+        memory.leaf_watches, inventory, processes, procs, driver_version, observations.finished, rules
+    )
     evidence = Evidence(
         pod_table=pod_table,
         allocation=allocation,
@@ -92,11 +99,13 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         pending_before=frozenset(memory.pending_owners),
         confirmed=confirmed_owners(memory.pending_owners, memory.attribution, observations),
         missing_before=memory.missing,
+        leaking=frozenset(leaf for leaf, watch in watches.items() if watch.has_lasted(MEMORY_WITHOUT_PROCESS, rules)),
     )
-    attribution = attribute(processes_by_leaf(inventory), evidence, memory.attribution)
+    attribution = attribute(processes, evidence, memory.attribution)
     recent = update_recent(
         memory.recent_processes, attribution.by_leaf, inventory.leaves, observations.finished.monotonic
     )
+    leaf_uses = _leaf_uses(inventory, attribution, memory.recent_processes, recent)
     return Joined(
         observations=observations,
         memory=memory,
@@ -108,7 +117,13 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         procs=procs,
         attribution=attribution,
         recent_processes=recent,
-        leaf_uses=_leaf_uses(inventory, attribution, memory.recent_processes, recent),
+        leaf_uses=leaf_uses
+        | {
+            leaf: leaf_uses[leaf].without_load()
+            for leaf, watch in watches.items()
+            if watch.has_lasted(BUSY_WITHOUT_PROCESS, rules)
+        },
+        leaf_watches=watches,
         rules=rules,
         uids={**attribution.measured_uids, **pod_table.uid_of},
     )

@@ -16,6 +16,7 @@ from gpumap.agent.join.pods import PodTable
 from gpumap.agent.join.recent_processes import RecentProcesses
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.stalled import StallMemory
+from gpumap.agent.join.unexplained import LeafWatch
 from gpumap.agent.join.xids import XidMemory
 from gpumap.model.node import Finding, SourceHealth, Workload
 from gpumap.model.observations import KubeletAnswer, ListedPod, Moment, Observed, PodIdentity
@@ -72,6 +73,8 @@ class Memory:
     """The counters of accounting."""
     xids: XidMemory = field(default_factory=XidMemory)
     stalls: Mapping[Uuid, StallMemory] = field(default_factory=dict)
+    leaf_watches: Mapping[Uuid, LeafWatch] = field(default_factory=dict)
+    """Memory and load without a process."""
     findings: tuple[Finding, ...] = ()
     """Those of the last snapshot: they have the time since when they hold."""
     listed_claims: bool = False

@@ -15,7 +15,6 @@ from gpumap.agent.join.rules import GPUS_AWAY_MAX, Rules
 from gpumap.model.node import Device, Gpu
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Activity, GpuReading, Uuid
-from gpumap.model.terms import Owner
 
 BUSY_RATIO = 0.95
 """Utilization of a busy GPU."""
@@ -117,7 +116,7 @@ def _others_compute(reading: GpuReading, device: Device | None) -> bool | None:
     pids = {one.pid for one in reading.processes}
     if any(one.pid not in pids and any(one.ratios) for one in reading.samples or ()):
         return True  # a process that started and ended in between
-    if any(one.owner is Owner.UNKNOWN and one.processes for one in device.owners):
+    if device.has_unowned:
         return None
     uses = [one.use for one in device.containers if one.use and one.use.processes]
     if len(uses) != 1 or uses[0].processes != len(pids):

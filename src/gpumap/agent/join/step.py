@@ -64,6 +64,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         lost_driver=lost_memory,
         ledger=account(memory.ledger, measurements, rules),
         xids=xid_memory,
+        leaf_watches=joined.leaf_watches,
     )
     node = _node(joined, after, containers, xids, container_xids)
     stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)

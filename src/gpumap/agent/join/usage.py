@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -206,6 +206,10 @@ class LeafUse:
     def is_timed(self) -> bool:
         """The driver reports the time of processes, or GPM the activity of the leaf."""
         return self.has_samples or self.activity is not None
+
+    def without_load(self) -> LeafUse:
+        """Return the use of a leaf without processes as if its GPU did not work."""
+        return replace(self, stray=(), activity=None, is_utilized=False)
 
     def by_container(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from gpumap.agent.judgement.holder_use import holder_uses, leaves_of
 from gpumap.agent.judgement.holders import Unknown, judge_holder
-from gpumap.agent.judgement.unjudged import Tally, blocked_leaf
+from gpumap.agent.judgement.unjudged import Tally, blocked_leaf, why_not_explained
 from gpumap.model import remedies
 from gpumap.model.devices import (
     NO_CONTAINER,
@@ -22,12 +22,12 @@ from gpumap.model.devices import (
     sources_up,
     sum_of,
 )
-from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_nameless
+from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_nameless, why_of
 from gpumap.model.grouping import grouped
-from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unjudged
+from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unexplained, Unjudged
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import counted, listed
-from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName
+from gpumap.model.shown import counted, listed, percent
+from gpumap.model.terms import BUSY_WITHOUT_PROCESS, FINDINGS, ContainerName, Owner, PodName
 
 ENDING_SECONDS = 10.0
 """A leftover is of a pod that has been gone for that long: after `kubectl delete --force` the kubelet still ends
@@ -113,12 +113,16 @@ def _judge_devices(node: Node, tally: Tally) -> Iterator[Finding]:
             reason = blocked_leaf(node, place.device, needs_identity=True)
             for kind in ("squatter", "leftover"):
                 tally.count(kind, reason, uuid=place.device.uuid)
+            tally.count("unexplained", why_not_explained(node, place.device), uuid=place.device.uuid)
         yield from _squatters(place)
         yield from _leftovers(place)
-    unknown = "nvml_down" if "nvml" not in sources_up(node) else _why_not_listed(node)
-    if unknown and not any(place.device.is_leaf for place in places):
-        for kind in ("squatter", "leftover"):
-            tally.count(kind, unknown)
+        yield from _unexplained(place)
+    if not any(place.device.is_leaf for place in places):
+        down = "nvml_down" if "nvml" not in sources_up(node) else None
+        unlisted = down or _why_not_listed(node)
+        for kind, unknown in (("squatter", unlisted), ("leftover", unlisted), ("unexplained", down)):
+            if unknown:
+                tally.count(kind, unknown)
 
 
 def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:
@@ -205,7 +209,7 @@ def _finding(
         memory_bytes=memory_bytes,
         why=why,
         pids=pids,
-        remedy=remedies.FINDINGS[kind],
+        remedy=remedies.of_finding(kind, reason, place.device.index),
     )
 
 
@@ -253,6 +257,23 @@ def _leftovers(place: NodeDevice) -> Iterator[Finding]:
             why = f"{WHY['leftover']}, but left {what}"
             finding = partial(_finding, place, other.name, used_bytes=used_bytes, memory_bytes=used_bytes, pids=pids)
             yield finding("leftover", "pod_gone", why, _since(left))
+
+
+def _unexplained(place: NodeDevice) -> Iterator[Finding]:
+    """Find memory and load of a leaf that no living process explains."""
+    shown = place.device.unexplained or Unexplained()
+    for reason, since in shown.since.items():
+        why = why_of("unexplained", reason, place.node.timestamp - since)
+        finding = partial(_finding, place, NO_CONTAINER, "unexplained", reason)
+        if reason == BUSY_WITHOUT_PROCESS:
+            readings = (gpu.reading for gpu in place.node.gpus if gpu.uuid == place.device.uuid and gpu.reading)
+            why = why.replace("high utilization", percent(next(readings).utilization_ratio))
+            yield finding(why, since, gpus=1.0)
+            continue
+        pids, memory_bytes = shown.pids, shown.memory_bytes
+        if pids:
+            why += f"; NVML still lists PID {listed([*map(str, pids)])}, which /proc lacks"
+        yield finding(why, since, used_bytes=memory_bytes, memory_bytes=memory_bytes, pids=pids)
 
 
 def _since(processes: Iterable[Process]) -> float:

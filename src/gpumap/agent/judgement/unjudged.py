@@ -12,7 +12,7 @@ from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Node, Unjudged
 from gpumap.model.readings import Uuid
 from gpumap.model.shown import listed
-from gpumap.model.terms import UNJUDGED_REASONS, ContainerName, Owner
+from gpumap.model.terms import UNJUDGED_REASONS, ContainerName
 
 NO_CONTAINER = ContainerName("", "", "")
 NOTHING_ASSIGNED = (
@@ -53,24 +53,32 @@ def blocked_leaf(node: Node, device: Device, *, needs_identity: bool) -> str | N
     `needs_identity`: a use without a grant is judged by the pods of processes.
     """
     up = sources_up(node)
-    gpu = next((gpu for gpu in node.gpus if gpu.uuid == device.gpu_uuid), None)
     tests = {
         "nvml_down": "nvml" not in up,
-        "gpu_down": gpu is not None and not gpu.up,
+        "gpu_down": is_down(node, device),
         "kubelet_down": has_kubelet(node) and "kubelet" not in up,
         "no_kubelet": not has_kubelet(node),
         "identity_down": needs_identity and "pod_identity" not in up,
         "no_pid_visibility": not node.capabilities.get("pid_visibility"),
-        "unknown_process": needs_identity and has_unowned(device),
+        "unknown_process": needs_identity and device.has_unowned,
         "unknown_assignment": device.holders is None,
         "use_not_measured": not use_known(device),
     }
     return next((reason for reason, applies in tests.items() if applies), None)
 
 
-def has_unowned(device: Device) -> bool:
-    """Return whether the owner of a process on the device is unknown."""
-    return any(owner.owner is Owner.UNKNOWN and owner.processes for owner in device.owners)
+def why_not_explained(node: Node, device: Device) -> str | None:
+    """Return why memory and load without a process cannot be judged on a leaf; `None` if it can."""
+    if "nvml" not in sources_up(node):
+        return "nvml_down"
+    if device.unexplained is None or is_down(node, device):
+        return "gpu_down"
+    return device.unexplained.unjudged if node.capabilities.get("pid_visibility") else "no_pid_visibility"
+
+
+def is_down(node: Node, device: Device) -> bool:
+    """Return whether the GPU of a device does not answer."""
+    return any(gpu.uuid == device.gpu_uuid and not gpu.up for gpu in node.gpus)
 
 
 # --- as sentences -----------------------------------------------------------------------------------------------------

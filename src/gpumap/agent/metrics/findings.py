@@ -31,14 +31,14 @@ FINDINGS = (
     ),
     _FOUND.gauge(
         "gpumap_finding_gpus",
-        "Share of physical GPUs that an idle, maybe_idle, unused or stalled container holds. A GPU with faults counts "
-        "once: 1 for the worst, 0 for its others.",
+        "Share of physical GPUs that an idle, maybe_idle, unused or stalled container holds. 1 for a GPU that is busy "
+        "without a process. A GPU with faults counts once: 1 for the worst, 0 for its others.",
         lambda one: one.gpus,
     ),
     _FOUND.gauge(
         "gpumap_finding_memory_bytes",
         "GPU memory that is granted but not used (idle, maybe_idle, unused), used above the grant (over), or used "
-        "without a grant (squatter, leftover).",
+        "without a grant (squatter, leftover, unexplained).",
         lambda one: one.memory_bytes,
     ),
     _JUDGED.gauge(

@@ -12,7 +12,7 @@ import pynvml
 from msgspec import structs
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
-from gpumap.agent.nvml_worker.card import CARD_FIELDS, CardOfGpu, answered, watts
+from gpumap.agent.nvml_worker.card import CARD_FIELDS, CardOfGpu, answered, watts, word_of
 from gpumap.agent.nvml_worker.codes import fault
 from gpumap.agent.nvml_worker.field_values import FieldValues, ask_field
 from gpumap.agent.nvml_worker.gpm import WHOLE_GPU, Activities
@@ -36,6 +36,7 @@ from gpumap.model.readings import (
     RECOVERY_ACTIONS,
     SAMPLES_NEW,
     SAMPLES_OLD,
+    VIRTUALIZATION_MODES,
     DeviceMemory,
     GpuReading,
     Uuid,
@@ -70,6 +71,10 @@ class _Device:
         self.minor = number("nvmlDeviceGetMinorNumber", handle, read=int)
         self.pci_bus_id = library.pci_bus_id(handle)
         self.model = library.model(handle)
+        self.virtualization = number(
+            "nvmlDeviceGetVirtualizationMode", handle, read=lambda mode: word_of(VIRTUALIZATION_MODES, mode)
+        )
+        self.numa_node = number("nvmlDeviceGetNumaNodeId", handle, read=int)
         self.identity: GpuReading | None = None
         self.identified = -1  # `NvmlCalls.forgotten` at that time
         self.mig_enabled = library.mig_enabled(handle)
@@ -239,6 +244,8 @@ class GpuReader:
             minor=self._calls.ask(device.minor),
             pci_bus_id=self._calls.ask(device.pci_bus_id) or "",
             model=self._calls.ask(device.model) or "",
+            virtualization=self._calls.ask(device.virtualization),
+            numa_node=self._calls.ask(device.numa_node),
         )
         complete = self._calls.incomplete == before
         device.identity, device.identified = identity if complete else None, self._calls.forgotten

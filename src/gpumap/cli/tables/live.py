@@ -237,6 +237,8 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
         "fault": number(total["faults"]),
         "squatter": size(total["squatter_bytes"]),
         "leftover": size(total["leftover_bytes"]),
+        "unexplained": size(total["unexplained_bytes"]),
+        "busy without a process": gpus(total["unexplained_gpus"] or 0),
         "over": size(total["over_bytes"]),
         "stalled": gpus(total["stalled_gpus"]),
         "idle": gpus(total["idle_gpus"]),
@@ -250,7 +252,7 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
     lines = list(_lines_of(parts, ", ", shape.screen.columns or 80))
     if len(lines) > most:
         lines[most - 1] = shortened(f"{lines[most - 1]}, …", shape.screen.columns or 80)
-    return [shape.screen.paint(line, "bold") for line in lines[:most]]
+    return [shape.screen.paint(shortened(line, shape.screen.columns or 80), "bold") for line in lines[:most]]
 
 
 def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[str]:

@@ -53,13 +53,14 @@ _COLOURS = {
     "fault": "red",
     "squatter": "red",
     "leftover": "red",
+    "unexplained": "red",
     "over": "red",
     "stalled": "yellow",
     "idle": "yellow",
     "maybe_idle": "cyan",
     "unmatched": "yellow",
 }
-_IN_CAPITALS = ("squatter", "leftover")
+_IN_CAPITALS = ("squatter", "leftover", "unexplained")
 
 
 def shown_finding(one: Finding) -> str:
@@ -273,7 +274,7 @@ def _sums_value(by: str, one: GroupSums) -> dict[str, object]:
 
 
 def _largest(one: GroupSums) -> tuple[float, float]:
-    in_bytes = ("unused_bytes", "over_bytes", "squatter_bytes", "leftover_bytes")
+    in_bytes = ("unused_bytes", "over_bytes", "squatter_bytes", "leftover_bytes", "unexplained_bytes")
     return one.sums["idle_gpus"] or 0.0, sum(one.sums[key] or 0.0 for key in in_bytes)
 
 
@@ -289,6 +290,7 @@ _MEANINGS = {
     "unused_bytes": "granted but not used",
     "squatter_bytes": "used by squatters",
     "leftover_bytes": "used by leftovers",
+    "unexplained_bytes": "used by no process",
     "over_bytes": "used over grants",
 }
 
@@ -302,6 +304,8 @@ def _summary(found: Iterable[FindingRow], total: dict[str, float | None]) -> str
             parts.append(f"{size(total[key])} {meaning}")
     if total["maybe_idle_gpus"]:
         parts.append(f"{ratio(total['maybe_idle_gpus'])} GPUs may be idle")
+    if total["unexplained_gpus"]:
+        parts.append(f"{ratio(total['unexplained_gpus'])} GPUs busy without a process")
     if total["stalled_gpus"]:
         parts.append(f"{ratio(total['stalled_gpus'])} GPUs may be stalled")
     if total["unmatched"]:

@@ -132,7 +132,7 @@ class RecordingNvml:
 
 class RecordingProcfs:
     """Keeps `cgroup`, a bare `stat` and the uid of the processes asked for, of one that shows PID visibility, of
-    parents that decide, and gpumap's; of slurmstepds also the title."""
+    kthreadd, of parents that decide, and gpumap's; of slurmstepds also the title."""
 
     def __init__(self, root: Path, own: Path, *, has_kubelet: bool = True) -> None:
         self._source = ProcfsSource(root, own, has_kubelet=has_kubelet)
@@ -169,6 +169,8 @@ class RecordingProcfs:
         if table.pid_visibility:
             witness = self._source.witness
             files |= {contents.OWN_PID_IN_TREE: b""} if witness is None else _process(self._root, witness)
+        if table.is_machine:
+            files |= _process(self._root, 2)
         kept = self._kept
         self._kept = {entry: kept.get(entry) or self._entry_files(entry) for entry in table.entries}
         for found in self._kept.values():

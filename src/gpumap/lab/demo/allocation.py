@@ -194,7 +194,7 @@ def check_memory(scenario: Scenario) -> None:
     users = list(_users(scenario))
     pools: dict[tuple[int, int | None], int] = {}
     for gpu in scenario.gpus:
-        pools[gpu.index, None] = gpu.memory_bytes - gpu.reserved_bytes
+        pools[gpu.index, None] = gpu.memory_bytes - gpu.reserved_bytes - gpu.leaked_bytes
         pools |= {(gpu.index, one.gpu_instance_id): one.memory_bytes for one in gpu.gpu_instances}
     for place, process in users:
         moment = process.start or 0.0

@@ -157,7 +157,7 @@ def _used(lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
 
 
 def _card_memory(gpu: Gpu, lives: Sequence[ProcessLife], seconds: float, moment: float) -> DeviceMemory:
-    used = _used(lives, seconds, moment)
+    used = _used(lives, seconds, moment) + gpu.leaked_bytes
     if gpu.mig:
         pools = {device.gpu_instance_id: _pool_used(gpu, device, lives, seconds, moment) for device in gpu.devices}
         used = overhead_bytes(0) + sum(pools.values())

@@ -247,6 +247,7 @@ class GpuEntry(Entry, frozen=True, kw_only=True):
     uuid: GpuUuid | None = None
     minor: Annotated[int, Meta(ge=0, le=255)] | None = None
     reserved_bytes: Size = field(name="reserved", default=Size(512 * MIB))
+    leaked_bytes: Size = field(name="leaked", default=Size(0))
     power_limit_watts: Watts = field(name="power_limit", default=Watts(700))
     numa: Annotated[int, Meta(ge=0, le=63)] | None = None
     resource: ResourceName | None = None
@@ -260,6 +261,8 @@ class GpuEntry(Entry, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.mig and self.replicas:
             raise ValueError('.replicas: a GPU with "mig" cannot have replicas')
+        if self.mig and self.leaked_bytes:
+            raise ValueError('.leaked: a GPU with "mig" cannot have leaked memory')
         instances = self.gpu_instances
         ids = [instance.gpu_instance_id for instance in instances]
         for number, id_ in enumerate(ids):
@@ -268,9 +271,9 @@ class GpuEntry(Entry, frozen=True, kw_only=True):
         slices = sum(instance.slices for instance in instances)
         if slices > MAX_SLICES:
             raise ValueError(f".mig: the profiles take {slices} of {MAX_SLICES} slices")
-        taken = self.reserved_bytes + sum(instance.memory_bytes for instance in instances)
+        taken = self.reserved_bytes + self.leaked_bytes + sum(instance.memory_bytes for instance in instances)
         if taken >= self.memory_bytes:
-            what = "reserved memory and MIG devices take" if self.mig else "the reserved memory takes"
+            what = "reserved memory and MIG devices take" if self.mig else "the reserved and leaked memory takes"
             raise ValueError(f"{what} {taken / GIB:.1f} GiB of {self.memory_bytes / GIB:.1f} GiB")
         self._check_xids(sum(len(instance.parts) for instance in instances))
 

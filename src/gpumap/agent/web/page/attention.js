@@ -80,8 +80,8 @@ function finding(one, gpu, advised) {
   const advice = advised ? null : one.remedy;
   if (one.finding === "fault") return fault(key, gpu ?? "GPU ?", one.uuid && `#${one.uuid}`, one.why, advice);
   const row = addressOf({ ...one, owner: one.finding === "leftover" ? "gone" : "" });
-  const href = one.uuid ? `#${one.uuid}&${new URLSearchParams({ row })}` : null;
-  const who = containerName(one) ?? "a deleted pod";
+  const href = one.uuid ? `#${one.uuid}${one.reason in SUBJECTS ? "" : `&${new URLSearchParams({ row })}`}` : null;
+  const who = containerName(one) ?? SUBJECTS[one.reason] ?? "a deleted pod";
   return h(
     "li",
     { key: `${key} ${row} ${one.why}` },
@@ -93,9 +93,12 @@ function finding(one, gpu, advised) {
   );
 }
 
+const SUBJECTS = { memory_without_process: "unexplained memory", busy_without_process: "stuck without a process" };
+
 const WASTE = {
   squatter: "Used memory without a grant",
   leftover: "Memory still in use",
+  unexplained: "Used memory without a process",
   over: "Used memory above the grant",
   idle: "Granted memory that is not used",
   maybe_idle: "Granted memory that is not used",

@@ -27,7 +27,8 @@ export function devicesOf(map) {
     const parent = map.devices.find((one) => one !== device && one.uuid === device.gpu_uuid);
     const whole = parent ? holding(parent) : [];
     const rows = [...containerRows(device, whole, findings), ...restRows(device, findings)];
-    return { ...device, gpu, whole, rows, holding: holding(device), owners: new Map(device.owners.map((use) => [use.owner, use])) };
+    const unexplained = findingsOf(map).filter((one) => one.finding === "unexplained" && one.uuid === device.uuid);
+    return { ...device, gpu, findings: unexplained, whole, rows, holding: holding(device), owners: new Map(device.owners.map((use) => [use.owner, use])) };
   });
   for (const { devices: parts } of gpusOf(devices)) tint(parts.flatMap((device) => device.rows));
   const without = [...gpus.values()].filter((gpu) => !devices.some((device) => device.gpu === gpu));
@@ -191,13 +192,14 @@ const wordsOfDevice = (device) => {
   const uuid = `${device.uuid} ${device.gpu_uuid}`.toLowerCase();
   const model = `${text(device.gpu?.model)} ${text(device.mig?.profile)}`.toLowerCase();
   const { pci_bus_id: bus, xids = [], faults = [] } = device.gpu ?? {};
-  const signs = [...xids.map((one) => one.words), ...faults.map((one) => one.why)];
+  const own = [...faults, ...(device.findings ?? [])];
+  const signs = [...xids.map((one) => one.words), ...own.map((one) => one.why)];
   return {
     uuid,
     model,
     gpu: [String(device.index)],
     xid: xids.map((one) => one.code),
-    finding: faults.length ? ["fault"] : [],
+    finding: own.map((one) => one.finding),
     all: [uuid, model, text(bus), ...signs].join("\n").toLowerCase(),
   };
 };

@@ -88,6 +88,7 @@ export const FINDING_MEANS = {
   fault: "It does not work as it should.",
   squatter: "It uses a device that it does not hold.",
   leftover: "Its pod no longer exists, but its processes still use the device.",
+  unexplained: "No living process explains this memory or load.",
   over: "It uses more memory than granted.",
   stalled: "Its GPU is busy, but draws next to no power. It may be stalled.",
   idle: "It holds the device, but did no work for a while.",
