@@ -137,6 +137,8 @@ class GpuXids(Struct, frozen=True):
     """Time of the last error of each code, in Unix seconds, if it is known."""
     meanings: dict[int, str] = {}
     """What the codes of counts mean. Without codes that gpumap does not know."""
+    before_reset: tuple[int, ...] = ()
+    """Codes without an error since the last reset of the GPU or reload of the driver: they are no fault any more."""
 
 
 class GpuAccount(Struct, frozen=True):

@@ -160,10 +160,10 @@ def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
         yield _fault(f"recovery_{action}", gpu.uuid, gpu.remedies.get("recovery_action"))
     if _recent(gpu.ecc_uncorrected_at, node):
         yield _fault("ecc_uncorrected", gpu.uuid, gpu.remedies.get("ecc_uncorrected"), since=gpu.ecc_uncorrected_at)
-    last_at = next((one.last_at for one in node.xids if one.uuid == gpu.uuid), {})
-    for code, at in sorted(last_at.items()):
-        if code in FATAL_XIDS and _recent(at, node):
-            yield _fault(f"xid_{code}", gpu.uuid, gpu.remedies.get("xid_errors"))
+    for xids in (xids for xids in node.xids if xids.uuid == gpu.uuid):
+        for code, moment in sorted(xids.last_at.items()):
+            if code in FATAL_XIDS and code not in xids.before_reset and _recent(moment, node):
+                yield _fault(f"xid_{code}", gpu.uuid, gpu.remedies.get("xid_errors"))
     if reading and reading.row_remap_pending:
         yield _fault("row_remap_pending", gpu.uuid, gpu.remedies.get("row_remap_pending"))
 
