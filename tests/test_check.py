@@ -220,7 +220,7 @@ def without(name: str, on: Gpu) -> Gpu:
         (({"energy_joules": 900.0}, {"energy_joules": 5.0}), True),
         (({}, {"recovery_action": "gpu_reset"}, {"recovery_action": "none"}), True),
         (({"fault": "lost", "recovery_action": "node_reboot"}, {"recovery_action": "none"}), True),
-        (("driver_not_loaded", {}), True),
+        (("driver_not_loaded", "deadline_exceeded", {}), True),
         (({"fault": "hung"}, {}), False),
         (({"fault": "lost"}, {"energy_joules": 901.0}), False),
         (({"recovery_action": "gpu_reset"}, {}), False),

@@ -85,7 +85,7 @@ class XidMemory:
     apart_seconds: float = 0.0
     """Time between the last two reads; during failures, the longest one since the last success."""
     is_driver_unloaded: bool = False
-    """The last read found no loaded driver."""
+    """A read found no loaded driver, and none has succeeded since."""
 
 
 def count_xids(
@@ -123,7 +123,7 @@ def count_xids(
     # A GPU with an event is shown even if there was never a listener for it: no event is hidden.
     shown = (uuid for uuid in sorted(here) if gpus[uuid].listened or gpus[uuid].errors)
     needed = still_needed(history, nvml.at.monotonic if isinstance(nvml, Observed) else None)
-    is_unloaded = isinstance(nvml, Failed) and nvml.complaints[-1].reason == "driver_not_loaded"
+    is_unloaded = isinstance(nvml, Failed) and (before.is_driver_unloaded or _has_no_driver(nvml))
     memory = XidMemory(gpus, kept, needed, present, nvml.at.monotonic, apart, is_unloaded)
     return memory, tuple(_gpu_xids(uuid, gpus[uuid]) for uuid in shown), tuple(_container_xids(kept))
 
@@ -206,6 +206,10 @@ def _listening_periods(nvml: Observed[NvmlReading] | Failed, uuid: Uuid) -> list
     listening = nvml.value.listening if isinstance(nvml, Observed) else ()
     ages = [(one.since_seconds, one.until_seconds) for one in listening if one.uuid == uuid]
     return sorted((nvml.at.monotonic - max(since, 0.0), nvml.at.monotonic - max(until, 0.0)) for since, until in ages)
+
+
+def _has_no_driver(nvml: Failed) -> bool:
+    return nvml.complaints[-1].reason == "driver_not_loaded"
 
 
 def _may_still_listen(nvml: Failed) -> bool:

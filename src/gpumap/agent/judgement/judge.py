@@ -22,7 +22,7 @@ from gpumap.model.devices import (
     sources_up,
     sum_of,
 )
-from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_nameless
+from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_missing, why_nameless
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unjudged
 from gpumap.model.readings import Uuid
@@ -148,6 +148,9 @@ def _faults(node: Node) -> Iterator[Finding]:
         yield structs.replace(
             fault, gpus=float(sum(gpu.fault == reason for gpu in gpus)), why=why_nameless(reason, gpus)
         )
+    if (missing := node.missing_gpus) and missing.count:
+        fault = _fault("not_in_nvml", None, remedies.of_finding("fault", "not_in_nvml", None), since=missing.since)
+        yield structs.replace(fault, gpus=float(missing.count), why=why_missing(missing))
 
 
 def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:

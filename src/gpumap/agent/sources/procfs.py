@@ -50,6 +50,7 @@ class ProcfsSource:
         self.pod_pids: dict[PodUid, int] = {}
         """A process of each pod that `read` was asked about."""
         self._searched_at = -math.inf
+        self._has_kthreadd = False
         self._known = KnownProcesses()
         self._held: ProcTable | None = None  # the last table, if every process in it is held by a pidfd
         self._latest_start = 0  # of a process in it
@@ -83,11 +84,18 @@ class ProcfsSource:
         if self._held and visible and not changed and (not_after is None or self._latest_start <= not_after):
             return SourceAnswer(replace(self._held, visibility_reason=reason, living_pods=living))
         answer = self._read_all(wanted, own, not_after, visible, reason)
-        answer = answer._replace(value=replace(answer.value, living_pods=living))
+        answer = answer._replace(value=replace(answer.value, living_pods=living, is_machine=self._find_kthreadd()))
         entries = answer.value.entries
         self._held = answer.value if visible and len(self._known) == len(wanted) == len(entries) else None
         self._latest_start = max((entry.start for entry in entries), default=0)
         return answer
+
+    def _find_kthreadd(self) -> bool:
+        """Return whether PID 2 is the kernel's `kthreadd`, which only the machine's own PID namespace has."""
+        if not self._has_kthreadd:
+            with contextlib.suppress(OSError, ValueError):
+                self._has_kthreadd = stat(text(f"{self._root}/2/stat")).comm == "kthreadd"
+        return self._has_kthreadd
 
     def _living_pods(self, pod_uids: frozenset[PodUid], own: cgroups.OwnCgroup) -> frozenset[PodUid]:
         """Return the pods with a process. It searches all processes for new ones, but not in each read."""
