@@ -32,6 +32,7 @@ from gpumap.model.observations import (
     NvmlReading,
     Observations,
     Observed,
+    PciFunction,
     PluginAnswer,
     PodCgroup,
     PodIdentity,
@@ -280,6 +281,10 @@ class TestNode:
     """Names of pods that the agent's List does not have."""
     xids: tuple[XidError, ...] = ()
     """For the next reading."""
+    pci: list[PciFunction] | None = None
+    """Its GPUs on PCI; `None`: not read."""
+    is_machine: bool = True
+    """gpumap is in the machine's own PID namespace."""
     given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)
 
     def collect(self, seconds: float = 5.0) -> Snapshot:
@@ -310,6 +315,7 @@ class TestNode:
             kubelet=self.observe_kubelet() if self.has_kubelet else None,
             finished=self.now,
             trigger=self.trigger,
+            pci=None if self.pci is None else self._failed("unreadable") if "pci" in self.down else self._seen(tuple(self.pci)),
         )
 
     def observe_identity(self) -> Observed[PodIdentity] | Failed:
@@ -429,7 +435,14 @@ class TestNode:
         if not self.visible:
             return ProcTable((), (), pid_visibility=False, visibility_reason="not in this test")
         living = frozenset(pod.uid for pod in self.pods if pod.listed and pod.name not in self.ended)
-        return ProcTable(entries, unreadable, pid_visibility=True, visibility_reason="in this test", living_pods=living)
+        return ProcTable(
+            entries,
+            unreadable,
+            pid_visibility=True,
+            visibility_reason="in this test",
+            living_pods=living,
+            is_machine=self.is_machine,
+        )
 
     def _nvml(self) -> NvmlReading:
         gpus = (structs.replace(self._gpu(gpu), **gpu.values) for gpu in self.gpus)
