@@ -315,7 +315,11 @@ class TestNode:
             kubelet=self.observe_kubelet() if self.has_kubelet else None,
             finished=self.now,
             trigger=self.trigger,
-            pci=None if self.pci is None else self._failed("unreadable") if "pci" in self.down else self._seen(tuple(self.pci)),
+            pci=None
+            if self.pci is None
+            else self._failed("unreadable")
+            if "pci" in self.down
+            else self._seen(tuple(self.pci)),
         )
 
     def observe_identity(self) -> Observed[PodIdentity] | Failed:

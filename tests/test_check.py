@@ -214,6 +214,7 @@ def without(name: str, on: Gpu) -> Gpu:
         return changed_in(on, "reading", ecc_errors={})
     return changed_in(on, "reading", **{name: None})
 
+
 @pytest.mark.parametrize(
     ("life", "ends"),
     [

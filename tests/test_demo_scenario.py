@@ -204,7 +204,8 @@ def test_a_bare_name_is_a_scenario_that_ships(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ScenarioError) as caught:
         load_scenario(Path("shering"))
     assert (
-        str(caught.value) == "shering: no such file, nor a scenario that comes with gpumap (default, sharing, stalled)"
+        str(caught.value)
+        == "shering: no such file, nor a scenario that comes with gpumap (default, faults, sharing, stalled)"
     )
     with pytest.raises(ScenarioError, match=r"^a+: File name too long$"):
         load_scenario(Path("a" * 300))

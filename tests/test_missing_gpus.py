@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from gpumap.agent.flags import add_flags
+from gpumap.agent.service import rules_of
+from gpumap.agent.settings import resolve
 from gpumap.agent.sources.pci import RELIST_SECONDS, PciSource
 from gpumap.cli.doctor.checks import examine
+from gpumap.lab.capture import replay
+from gpumap.lab.capture.format import About, Capture
+from gpumap.lab.demo.frames import frame
+from gpumap.lab.demo.scenario import load_scenario
+from gpumap.lab.demo.texts import cgroup_text, stat_text
 from gpumap.model.check import check
 from gpumap.model.node import Finding
 from gpumap.model.observations import PciFunction, SourceError
 from gpumap.model.pci import pci_address
 from gpumap.model.snapshot import Snapshot
-from tests.agent import PATIENCE_SECONDS
-from tests.nodes import Gpu, TestNode, gpu_uuid
+from tests.agent import PATIENCE_SECONDS, Agent, serve, until
+from tests.node import Node
+from tests.nodes import GIB, Gpu, TestNode, gpu_uuid
+from tests.pci import H100, add_function
 
-H100 = "0x2330"
 GRACE = 120.0
 
 
@@ -45,7 +56,7 @@ def watch(node: TestNode) -> Snapshot:
 
 
 def test_a_gpu_that_nvml_never_listed() -> None:
-    """After --grace it is a fault with its address. It holds since NVML did not list it, and is in no count of judged."""
+    """After --grace it is a fault with its address, since NVML did not list it. It is in no count of judged."""
     node = machine()
     first = node.collect(30.0)
     while node.clock < 1030.0 + GRACE - 1:
@@ -55,7 +66,7 @@ def test_a_gpu_that_nvml_never_listed() -> None:
     (fault,) = missing(snapshot)
     assert (fault.finding, fault.uuid, fault.gpus) == ("fault", None, 1.0)
     assert fault.why == "1 GPU: on PCI, not in NVML: see NVRM in dmesg (0000:03:00.0)"
-    assert fault.remedy is not None and "RmInitAdapter" in fault.remedy
+    assert "RmInitAdapter" in (fault.remedy or "")
     assert fault.since == first.node.timestamp
     assert snapshot.node.judged["fault"] == 3
     assert check(snapshot.node) == check(snapshot.node, ["down"]) == (1, fault.why)
@@ -211,6 +222,49 @@ def test_addresses(text: str, address: str) -> None:
     assert pci_address(text) == address
 
 
+async def test_the_agent_finds_it(node: Node) -> None:
+    """On the stand-in driver: NVML has three of four GPUs."""
+    for index in range(4):
+        add_function(node.sys, f"0000:{0x3B + index:02x}:00.0")
+    pod = node.admit("trainer", main=[f"GPU-00000000-0000-0000-0000-{1:012d}"])
+    node.run(pod.cgroup("main"), 1, GIB)
+    kernel = node.processes.root / "2"
+    kernel.mkdir()
+    (kernel / "stat").write_text(stat_text(2, "kthreadd", 1))
+    (kernel / "cgroup").write_text(cgroup_text("v1-cgroupfs", "/"))
+
+    async def line(agent: Agent) -> str:
+        return (await agent.get("/api/v1/check")).text
+
+    async with serve(node, "--grace", "1s", library=node.library) as agent:
+        await until(lambda: line(agent), lambda text: "(0000:3e:00.0)" in text, "the GPU was not found")
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "can_judge"),
+    [
+        ((), {}, True),
+        ((), {"NVIDIA_VISIBLE_DEVICES": "all"}, True),
+        ((), {"NVIDIA_VISIBLE_DEVICES": "0,1"}, False),
+        ((), {"NVIDIA_VISIBLE_DEVICES": "void"}, False),
+        (("--nvml-release",), {}, False),
+    ],
+)
+def test_what_hides_gpus_by_choice(flags: tuple[str, ...], variables: dict[str, str], can_judge: bool) -> None:
+    """A container that has only some GPUs, and a driver that is released between collections."""
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert (rules_of(resolve(parser.parse_args(flags), variables)).why_not_on_pci == "") == can_judge
+
+
+async def test_the_demo_shows_it(directory: Path) -> None:
+    """The scenario `faults` has one, and so has a capture of it."""
+    scenario = load_scenario(Path("faults"))
+    frames = tuple(replace(frame(scenario, at - 5.0, at), offset_seconds=at) for at in range(0, 130, 5))
+    found = (await replay.snapshots(Capture(About("faulty-node"), frames)))[-1]
+    assert [fault.why.rpartition(" ")[2] for fault in missing(found)] == ["(0000:29:00.0)"]
+
+
 # --- the source -------------------------------------------------------------------------------------------------------
 
 
@@ -222,18 +276,7 @@ class Tree:
         self.seconds = 0.0
         self.source = PciSource(root, lambda: self.seconds)
         self.folder = root / "bus/pci/devices"
-
-    def add(self, address: str, driver: str = "nvidia", physfn: str = "", **files: str) -> None:
-        real = self.root / "devices" / address
-        real.mkdir(parents=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / address).symlink_to(real)
-        values = {"vendor": "0x10de", "device": H100, "class": "0x030200", "driver_override": "(null)", **files}
-        for name, value in values.items():
-            (real / name).write_text(f"{value}\n")
-        for name, link in {"driver": driver, "physfn": physfn}.items():
-            if link:
-                (real / name).symlink_to(f"../../bus/pci/drivers/{link}")
+        self.add = partial(add_function, root)
 
     def read(self, *in_nvml: str) -> tuple[PciFunction, ...]:
         return asyncio.run(self.source.read(frozenset(in_nvml), 10.0)).value

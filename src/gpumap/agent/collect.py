@@ -79,9 +79,7 @@ class Procfs(Protocol):
 
 
 class Pci(Protocol):
-    async def read(
-        self, in_nvml: frozenset[str], timeout_seconds: float
-    ) -> SourceAnswer[tuple[PciFunction, ...]]: ...
+    async def read(self, in_nvml: frozenset[str], timeout_seconds: float) -> SourceAnswer[tuple[PciFunction, ...]]: ...
 
 
 class CollectionTrigger(Protocol):
@@ -140,8 +138,8 @@ def now() -> Moment:
 class Sources:
     """The sources of one node, and what starts a collection before the interval is over.
 
-    A machine without a kubelet has neither pod identity nor a kubelet. Without `pci`, gpumap does not look for GPUs that
-    NVML does not list.
+    A machine without a kubelet has neither pod identity nor a kubelet. Without `pci`, gpumap finds no GPUs that NVML
+    does not list.
     """
 
     nvml: Nvml

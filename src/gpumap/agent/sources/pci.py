@@ -1,8 +1,8 @@
-"""NVIDIA's GPUs on PCI, below /sys: those that a driver may have lost from birth are there, and not in NVML.
+"""NVIDIA's GPUs on PCI, below /sys: also those that NVML does not list, because their driver could not start them.
 
-It lists names at most once a minute, and reads what never changes of a new function once. It reads which driver has a
-function only if NVML does not list it, in each collection: a virtual machine may get it at any time. A read may wait for
-a lock of the kernel (driver_override): it has a thread of its own, and no collection waits for an earlier one's read.
+It lists names at most once a minute, and reads what never changes of a new function once. The driver of a function
+that NVML does not list is read each time, because a virtual machine may get it. A read of `driver_override` may wait
+for a lock of the kernel: it has a thread of its own, and no collection waits for the read of an earlier one.
 """
 
 from __future__ import annotations

@@ -175,8 +175,9 @@ def _logs(pods: Iterable[PodLife], seconds: float) -> Iterator[LogEntry]:
 
 def _procs(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[Proc, ...]:
     init = Proc(1, stat_text(1, "systemd", 1), cgroup_text(scenario.cgroups, "/init.scope"))
+    kernel = Proc(2, stat_text(2, "kthreadd", 1), cgroup_text(scenario.cgroups, "/"))
     alive = (life for life in processes if seconds in life.window.shifted(-PROC_LEAD, PROC_LEAD))
-    return (init, *sorted((_proc(scenario, life) for life in alive), key=lambda proc: proc.pid))
+    return (init, kernel, *sorted((_proc(scenario, life) for life in alive), key=lambda proc: proc.pid))
 
 
 def _proc(scenario: Scenario, life: ProcessLife) -> Proc:
