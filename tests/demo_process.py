@@ -27,7 +27,7 @@ END_SECONDS = 60.0
 
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment without what would steer gpumap or its Python, and with `variables`."""
-    steering = ("GPUMAP_", "NODE_", "PYTHON")
+    steering = ("GPUMAP_", "NODE_", "NVIDIA_", "PYTHON")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
     return inherited | variables
 

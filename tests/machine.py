@@ -78,6 +78,7 @@ class Machine:
         self.directory = directory
         self.kubelet_root = directory / "kubelet"
         self.logs = directory / "log"
+        self.sys = directory / "sys"
         self.checkpoint = self.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint"
         self.kubelet = FakeKubelet(self.kubelet_root / "pod-resources" / "kubelet.sock")
         for folder in (self.checkpoint.parent, self.logs / "pods", self.logs / "containers"):
@@ -90,6 +91,7 @@ class Machine:
             *("--device-checkpoint", str(self.checkpoint)),  # else that of a kubelet of this machine may be taken too
             *("--pod-log-root", str(self.logs)),
             *("--proc", str(proc)),
+            *("--sys", str(self.sys)),
         ]
 
     def write_kubelet(self, pods: Iterable[Pod], offered: Sequence[ResourceDevices]) -> None:

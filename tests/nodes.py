@@ -32,6 +32,7 @@ from gpumap.model.observations import (
     NvmlReading,
     Observations,
     Observed,
+    PciFunction,
     PluginAnswer,
     PodCgroup,
     PodIdentity,
@@ -54,6 +55,7 @@ from gpumap.model.readings import (
     MigInstance,
     ProcessSample,
     Uuid,
+    XidError,
 )
 from gpumap.model.resources import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
 from gpumap.model.snapshot import Snapshot
@@ -244,6 +246,7 @@ class TestNode:
     down: set[str] = field(default_factory=set)
     has_kubelet: bool = True
     kubelet_reason: str = "socket_missing"
+    nvml_reason: str = "no driver"
     socket: str = "first"
     visible: bool = True
     is_machine: bool = True
@@ -278,6 +281,12 @@ class TestNode:
     Its source is `second`."""
     unknown_to_agent: set[str] = field(default_factory=set)
     """Names of pods that the agent's List does not have."""
+    xids: tuple[XidError, ...] = ()
+    """For the next reading."""
+    pci: list[PciFunction] | None = None
+    """Its GPUs on PCI; `None`: not read."""
+    is_machine: bool = True
+    """gpumap is in the machine's own PID namespace."""
     given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)
 
     def collect(self, seconds: float = 5.0) -> Snapshot:
@@ -302,12 +311,17 @@ class TestNode:
 
     def observe(self) -> Observations:
         return Observations(
-            nvml=self._failed("no driver") if "nvml" in self.down else self._seen(self._nvml()),
+            nvml=self._failed(self.nvml_reason) if "nvml" in self.down else self._seen(self._nvml()),
             procfs=self._failed("unreadable") if "procfs" in self.down else self._seen(self._proc()),
             pod_identity=self.observe_identity() if self.has_kubelet else None,
             kubelet=self.observe_kubelet() if self.has_kubelet else None,
             finished=self.now,
             trigger=self.trigger,
+            pci=None
+            if self.pci is None
+            else self._failed("unreadable")
+            if "pci" in self.down
+            else self._seen(tuple(self.pci)),
         )
 
     def observe_identity(self) -> Observed[PodIdentity] | Failed:
@@ -438,7 +452,8 @@ class TestNode:
 
     def _nvml(self) -> NvmlReading:
         gpus = (structs.replace(self._gpu(gpu), **gpu.values) for gpu in self.gpus)
-        return NvmlReading("550.54", "12.4", "12.550", tuple(gpus))
+        xids, self.xids = self.xids, ()
+        return NvmlReading("550.54", "12.4", "12.550", tuple(gpus), xids)
 
     def _gpu(self, gpu: Gpu) -> GpuReading:
         if gpu.fault is not None:

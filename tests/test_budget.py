@@ -83,7 +83,7 @@ CONTRADICTORY = {
 }
 """Fields that a healthy GPU of today, source or node, or a container's process, does not have with its other fields;
 and those that only clients get."""
-WITHOUT_SERIES = {"remedy", "remedies", "samples_from"}
+WITHOUT_SERIES = {"remedy", "remedies", "samples_from", "before_reset", "missing_gpus", "missing_gpus_reason"}
 
 
 def values_of(value: object) -> Iterator[object]:

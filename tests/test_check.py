@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,14 @@ from gpumap.model.devices import NO_CONTAINER
 from gpumap.model.findings import in_order
 from gpumap.model.node import Finding, Gpu, GpuXids, NamelessGpu, Node
 from gpumap.model.observations import NvmlReading
-from gpumap.model.readings import GpuReading, Uuid
+from gpumap.model.readings import GpuReading, Uuid, XidError
+from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
 from tests.command import run_command, run_command_in_loop
 from tests.demo_process import GPUMAP
+from tests.nodes import Gpu as Card
+from tests.nodes import TestNode, gpu_uuid
 from tests.shown import changed, changed_in, judged_again, map_table, top_table, with_gpus
 from tests.snapshots import busy_node, empty_node, gpu, with_node
 
@@ -209,6 +213,52 @@ def without(name: str, on: Gpu) -> Gpu:
     if name == "ecc_uncorrected":
         return changed_in(on, "reading", ecc_errors={})
     return changed_in(on, "reading", **{name: None})
+
+
+@pytest.mark.parametrize(
+    ("life", "ends"),
+    [
+        (({"energy_joules": 900.0}, {"energy_joules": 5.0}), True),
+        (({}, {"recovery_action": "gpu_reset"}, {"recovery_action": "none"}), True),
+        (({"fault": "lost", "recovery_action": "node_reboot"}, {"recovery_action": "none"}), True),
+        (("driver_not_loaded", "deadline_exceeded", {}), True),
+        (({"fault": "hung"}, {}), False),
+        (({"fault": "lost"}, {"energy_joules": 901.0}), False),
+        (({"recovery_action": "gpu_reset"}, {}), False),
+        (({"recovery_action": "none"}, {"recovery_action": "gpu_reset"}), False),
+        (("library_not_found", {}), False),
+    ],
+    ids=str,
+)
+def test_a_fatal_xid_ends_with_a_reset(life: tuple[dict[str, Any] | str, ...], ends: bool) -> None:
+    """Evidence of a reset or of a reload of the driver ends it. That a GPU answers again is none, and an error that
+    comes with the evidence may be after it."""
+    node = TestNode([Card(0, values={"energy_joules": 900.0}), Card(1)])
+    node.collect()
+    node.xids = (XidError(gpu_uuid(0), 79, None, None, 1.0),)
+    assert _xid_faults(node.collect()) == {"xid_79": gpu_uuid(0)}
+    for state in life:
+        node.down, node.nvml_reason = ({"nvml"}, state) if isinstance(state, str) else (set(), "")
+        values = {} if isinstance(state, str) else state
+        node.gpus[0].values = values if "fault" in values else {"energy_joules": 900.0, **values}
+        node.gpus[0].fault = values.get("fault")
+        snapshot = node.collect()
+    assert _xid_faults(snapshot) == ({} if ends else {"xid_79": gpu_uuid(0)})
+    assert snapshot.node.xids[0].last_code == 79, "counters and the last error stay"
+    node.xids = (XidError(gpu_uuid(0), 79, None, None, 1.0),)
+    assert _xid_faults(node.collect()).keys() == {"xid_79"}
+
+
+def test_an_xid_error_in_the_reading_that_shows_a_reset_is_a_fault() -> None:
+    """It may have come after the reset."""
+    node = TestNode([Card(0, values={"energy_joules": 900.0})])
+    node.collect()
+    node.gpus[0].values, node.xids = {"energy_joules": 5.0}, (XidError(gpu_uuid(0), 79, None, None, 1.0),)
+    assert _xid_faults(node.collect()) == {"xid_79": gpu_uuid(0)}
+
+
+def _xid_faults(snapshot: Snapshot) -> dict[str, str | None]:
+    return {fault.reason: fault.uuid for fault in snapshot.node.findings or () if fault.reason.startswith("xid_")}
 
 
 @pytest.mark.parametrize("name", ["row_remap_failure", "recovery_action", "ecc_uncorrected", "row_remap_pending"])

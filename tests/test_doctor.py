@@ -52,6 +52,7 @@ LADDER = [
     "push",
     "proc",
     "pid_visibility",
+    "pci",
     "process_utilization",
     "gpm",
     "xid_events",
@@ -76,6 +77,7 @@ def well() -> TestNode:
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(made_uuid(0))]}})
     node = TestNode([Gpu(0), Gpu(1)], [pod], [Process(10, made_uuid(0), pod)])
     node.allocatable = {"nvidia.com/gpu": [str(made_uuid(0)), str(made_uuid(1))]}
+    node.pci = []
     node.collect()
     return node
 
@@ -548,11 +550,12 @@ async def test_doctor_where_nothing_is(directory: Path) -> None:
         "push": "missing",
         "proc": "failed",
         "pid_visibility": "missing",
+        "pci": "unknown",
         "process_utilization": "unknown",
         "gpm": "unknown",
         "xid_events": "unknown",
     }
-    of_gpus = {"process_utilization", "gpm", "xid_events"}
+    of_gpus = {"pci", "process_utilization", "gpm", "xid_events"}
     assert {name for name in LADDER if not found[name]["remedy"]} == of_gpus
 
 

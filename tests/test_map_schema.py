@@ -15,7 +15,7 @@ from msgspec import structs
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.published import published
 from gpumap.model import remedies
-from gpumap.model.node import VERSION, GpuXids, decode, encode
+from gpumap.model.node import VERSION, GpuXids, MissingGpus, decode, encode
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner, Source
 from scripts.map_schema import map_schema
@@ -158,7 +158,7 @@ def test_every_field_is_filled_somewhere() -> None:
     left = Pod("ml", "left", {"main": {}}, listed=False)
     thief.processes.append(Process(11, gpu_uuid(0), left))
     found += [check(thief.collect())]
-    xids = GpuXids(gpu(0).uuid, {79: 1}, 0.0, last_at={79: 1.8e9}, meanings={79: "off the bus"})
+    xids = GpuXids(gpu(0).uuid, {79: 1}, 0.0, None, {79: 1.8e9}, {79: "off the bus"}, before_reset=(79,))
     well = gpu(0).reading
     assert well is not None
     refusing = structs.replace(well, refusals={"nvmlDeviceGetFanSpeed_v2": 3}, mig_unknown=True, sampled_seconds=5.0)
@@ -171,6 +171,8 @@ def test_every_field_is_filled_somewhere() -> None:
     found += [check(with_node(busy_node(1), gpus=(stalled,)))]
     leaking = TestNode([Gpu(0, overhead=GIB)], processes=[Process(10, gpu_uuid(0), None, left=True)])
     found += [check(leaking.collect()), check(leaking.watch(660.0))]
+    missing = MissingGpus(1, ("0000:3b:00.0",), 1.8e9)
+    found += [check(with_node(busy_node(1), gpus=(stalled,), missing_gpus=missing))]
     answer = {path for one in found for path in leaves_of(one)}
     assert {".".join(path) for path in set(declared(SCHEMA_OBJECT)) - answer} == set()
 

@@ -36,6 +36,7 @@ from gpumap.lab.capture import checkpoints, contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.record import Recorder
 from gpumap.lab.capture.recorders import RecordingIdentity
+from gpumap.lab.demo.texts import stat_text
 from gpumap.model import plugins
 from gpumap.model.node import SourceHealth
 from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PreparedDevice
@@ -50,6 +51,7 @@ from tests.exposed import Page
 from tests.koordlet import FakeKoordlet
 from tests.kubelet import Hang, Raw, Slow
 from tests.node import GIB, Node, gpu_uuid
+from tests.pci import add_function
 from tests.processes import PlainProcesses
 
 PATIENCE_SECONDS = 300.0
@@ -106,6 +108,11 @@ async def run_record(node: Node, *arguments: str, stop: asyncio.Event | None = N
 @pytest.mark.parametrize("flags", [(), ("--anonymize",)], ids=["plain", "anonymized"])
 async def test_a_recording_is_a_test_without_changes(node: Node, directory: Path, flags: tuple[str, ...]) -> None:
     """Record, copy the folder, replay it: the page is the one that is in it."""
+    for index in range(4):  # NVML has three
+        add_function(node.sys, f"0000:{0x3B + index:02x}:00.0", driver_override="private-driver" if index == 0 else "")
+    (directory / "n/proc/2").mkdir()
+    (directory / "n/proc/2/stat").write_text(stat_text(2, "kthreadd", 1))
+    (directory / "n/proc/2/cgroup").write_text("0::/\n")
     code, out, errors = await run_record(node, str(directory / "new"), *flags)
     assert (code, errors) == (0, "")
     assert f"gpumap demo --capture {directory}/new" in out
@@ -114,6 +121,9 @@ async def test_a_recording_is_a_test_without_changes(node: Node, directory: Path
     page = await replay.page(on_disk.load(copied))
     assert page == (copied / on_disk.EXPECTED).read_bytes()
     assert b"gpumap_container_unassigned_use{" in page
+    reason = (await replay.snapshots(on_disk.load(copied)))[-1].node.missing_gpus_reason
+    assert reason == "1 GPU on PCI is not in NVML, for less than 2m"
+    assert "private" not in (copied / contents.PCI).read_text()
     hosts = Page(page.decode()).by("gpumap_host_gpu_memory_used_bytes", "workload_kind")
     assert hosts == {"systemd_unit": GIB}, "docker in a pod is not of the host"
 

@@ -26,11 +26,13 @@ from gpumap.model.observations import (
     NvmlReading,
     Observations,
     Observed,
+    PciFunction,
     PodIdentity,
     ProcTable,
     SourceAnswer,
     SourceError,
 )
+from gpumap.model.pci import pci_address
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import PodName, PodUid
 
@@ -74,6 +76,10 @@ class Procfs(Protocol):
     def is_real(self) -> bool: ...
     def clock_ticks(self) -> int | None: ...
     def read(self, pids: list[int], not_after: int | None, pod_uids: frozenset[PodUid]) -> SourceAnswer[ProcTable]: ...
+
+
+class Pci(Protocol):
+    async def read(self, in_nvml: frozenset[str], timeout_seconds: float) -> SourceAnswer[tuple[PciFunction, ...]]: ...
 
 
 class CollectionTrigger(Protocol):
@@ -132,7 +138,8 @@ def now() -> Moment:
 class Sources:
     """The sources of one node, and what starts a collection before the interval is over.
 
-    A machine without a kubelet has neither pod identity nor a kubelet.
+    A machine without a kubelet has neither pod identity nor a kubelet. Without `pci`, gpumap finds no GPUs that NVML
+    does not list.
     """
 
     nvml: Nvml
@@ -140,6 +147,7 @@ class Sources:
     read_identity: Callable[[], SourceAnswer[PodIdentity]] | None
     kubelet: Kubelet | None
     trigger: CollectionTrigger = field(default_factory=IntervalOnly)
+    pci: Pci | None = None
 
 
 class Collector:
@@ -162,6 +170,7 @@ class Collector:
         self._read_identity = sources.read_identity
         self._kubelet = sources.kubelet
         self._trigger = sources.trigger
+        self._pci = sources.pci
         self._rules = rules
         self._interval_seconds = interval_seconds
         self._deadline_seconds = deadline_seconds(interval_seconds)
@@ -222,7 +231,11 @@ class Collector:
         self._log_push()
         if self._kubelet is not None:
             kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
-        observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on)
+        pci = None
+        if self._pci is not None and isinstance(nvml, Observed):
+            in_nvml = frozenset(pci_address(gpu.pci_bus_id) for gpu in nvml.value.gpus)
+            pci = await self._observe(self._pci.read(in_nvml, self._deadline_seconds))
+        observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on, pci)
         memory = self._memory
         self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
         log_changes(log, self._last, snapshot, observations)

@@ -142,6 +142,7 @@ FLAGS = (
         of_kubelet=True,
     ),
     Flag("--proc", "DIR", "/proc", "Process tree.", about="sources"),
+    Flag("--sys", "DIR", "/sys", "Tree with PCI functions, to find GPUs that NVML does not list.", about="sources"),
     Flag(
         "--nvml-library",
         "PATH",

@@ -31,6 +31,7 @@ from gpumap.agent.signals import release_by_signal, stop_by_signal
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.inotify import Place, Watcher, places
 from gpumap.agent.sources.nvml import NvmlSource
+from gpumap.agent.sources.pci import PciSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.server_only import without_client
@@ -131,9 +132,11 @@ async def collector(
     pods = _pods_api(settings, lambda: clock().monotonic)
     procfs = ProcfsSource(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
     watcher = Watcher(watched(settings)) if settings.push else None
+    rules = rules_of(settings, restart_after_seconds)
+    pci = None if rules.why_not_on_pci else PciSource(settings.sys, lambda: clock().monotonic)
     loop = Collector(
-        Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher or IntervalOnly()),
-        rules_of(settings, restart_after_seconds),
+        Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher or IntervalOnly(), pci),
+        rules,
         interval_seconds=settings.interval_seconds,
         publish=publish,
         clock=clock,
@@ -149,6 +152,8 @@ async def collector(
         if watcher is not None:
             watcher.close()
         procfs.close()
+        if pci is not None:
+            pci.close()
         await asyncio.gather(*(source.close() for source in (nvml, kubelet) if source is not None))
 
 
@@ -164,7 +169,15 @@ def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SE
         idle_after_seconds=settings.idle_after_seconds,
         grace_seconds=settings.grace_seconds,
         restart_after_seconds=restart_after_seconds,
+        why_not_on_pci=_why_not_on_pci(settings),
     )
+
+
+def _why_not_on_pci(settings: Settings) -> str:
+    """Return why NVML lists not all GPUs on PCI, by the user's choice."""
+    if settings.nvml_release:
+        return "with --nvml-release, a GPU may be unbound from the driver at any time"
+    return "" if settings.visible_devices == "all" else "NVIDIA_VISIBLE_DEVICES gives gpumap only some GPUs"
 
 
 def _matcher(pattern: re.Pattern[str]) -> Callable[[str], bool]:

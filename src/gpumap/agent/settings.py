@@ -63,6 +63,7 @@ class Settings:
     gpu_fractioning_map: Path | None
     pod_log_root: Path
     proc: Path
+    sys: Path
     nvml_library: str
     nvml_release: bool
     push: bool
@@ -77,6 +78,8 @@ class Settings:
     log_format: str
     log_level: str
     web_config: Path | None = None
+    visible_devices: str = "all"
+    """The GPUs that gpumap's container has, of NVIDIA's runtime."""
     own: Path = Path("/proc/self")
     """gpumap's own entry of the process tree. A capture has another."""
 
@@ -118,6 +121,7 @@ def resolve(
         gpu_fractioning_map=_optional(values, "--gpu-fractioning-map", _directory),
         pod_log_root=values.parse("--pod-log-root", _directory),
         proc=values.parse("--proc", _directory),
+        sys=values.parse("--sys", _directory),
         nvml_library=str(values.parse("--nvml-library", _file)) if values.word("--nvml-library") else "",
         nvml_release=values.parse("--nvml-release", _boolean),
         push=values.parse("--push", _boolean) and has_kubelet,
@@ -131,6 +135,7 @@ def resolve(
         log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
         log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
         web_config=_optional(values, "--web-config", _file),
+        visible_devices=environment.get("NVIDIA_VISIBLE_DEVICES", "all"),
     )
 
 

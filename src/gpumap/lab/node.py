@@ -41,6 +41,7 @@ DRA_STATE = "kubelet/dra_manager_state"
 DRA_CHECKPOINT = "kubelet/plugins/gpu.nvidia.com/checkpoint.json"
 LOGS = "var/log"
 PROC = "proc"
+SYS = "sys"
 OWN = "own"
 
 Play = Iterator[tuple[float, Frame]]
@@ -85,6 +86,8 @@ class PlayedNode:
             gpu_fractioning_map=self._directory / FOLDER if self._has(f"{FOLDER}/", "gpu_fractioning") else None,
             pod_log_root=self._directory / LOGS,
             proc=self._directory / PROC,
+            sys=self._directory / SYS,
+            visible_devices="all",
             own=self._directory / OWN,
             resource=re.compile(self._capture.about.resource),
         )
@@ -215,6 +218,7 @@ def files_of(frame: Mapping[str, bytes]) -> dict[str, Content]:
     elif down["pod_logs"].reason != "pod_logs_missing":
         found |= {**dict.fromkeys(parents(LOGS)), LOGS: None, f"{LOGS}/pods": b""}  # no directory, and so unreadable
     found |= _sharing_files(frame, down)
+    found |= _pci_files(frame)
     found[PROC] = None
     if "procfs" not in down:  # without its own entry gpumap cannot judge any other
         found |= {OWN: None, f"{OWN}/cgroup": frame[contents.OWN_CGROUP]}
@@ -236,6 +240,25 @@ def _sharing_files(frame: Mapping[str, bytes], down: Mapping[str, contents.Down]
     if why:
         files[f"{FOLDER}/{'0' * 64}.json"] = b"" if why == "gpu_fractioning_corrupt" else None
     return {FOLDER: None, **files}
+
+
+def _pci_files(frame: Mapping[str, bytes]) -> dict[str, Content]:
+    """Return the GPUs on PCI as the kernel shows them, if they are known."""
+    functions = contents.pci_functions(frame)
+    folder = f"{SYS}/bus/pci/devices"
+    files: dict[str, Content] = {} if functions is None else {**dict.fromkeys(parents(folder)), folder: None}
+    for function in functions or ():
+        path = f"{folder}/{function.address}"
+        files |= {
+            path: None,
+            f"{path}/vendor": b"0x10de\n",
+            f"{path}/device": f"{function.device_id}\n".encode(),
+            f"{path}/class": f"{function.class_code}00\n".encode(),
+            f"{path}/driver_override": f"{function.driver_override or '(null)'}\n".encode(),
+        }
+        if function.driver:
+            files[f"{path}/driver"] = f"../../../../bus/pci/drivers/{function.driver}"
+    return files
 
 
 _DOWN_CHECKPOINTS: Mapping[str, dict[str, Content]] = {

@@ -9,13 +9,13 @@ from msgspec import structs
 
 from gpumap.model import remedies
 from gpumap.model.grouping import grouped
-from gpumap.model.node import Finding, NamelessGpu, Node
+from gpumap.model.node import Finding, MissingGpus, NamelessGpu, Node
 from gpumap.model.shown import age, counted
 from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, ContainerName
 
 _STARTS = (
     *remedies.FAULTS,
-    *("not_in_nvml", "row_remap_failure", "recovery_", "ecc_uncorrected", "xid_", "row_remap_pending"),
+    *("row_remap_failure", "recovery_", "ecc_uncorrected", "xid_", "row_remap_pending"),
 )
 """How the reasons of faults begin, worst first."""
 
@@ -93,6 +93,12 @@ def why_nameless(reason: str, gpus: Collection[NamelessGpu]) -> str:
     others = dict.fromkeys(other for gpu in gpus if gpu.fault == reason for other in gpu.reasons[1:])
     addresses = ", ".join(gpu.pci_bus_id or f"index {gpu.index}" for gpu in gpus)
     return f"{counted(len(gpus), 'GPU')}: {why_broken(reason)}{_also(others)} ({addresses})"
+
+
+def why_missing(gpus: MissingGpus) -> str:
+    """Return what is wrong with GPUs that NVML does not list, with their number and addresses."""
+    some = "of " if len(gpus.pci_bus_ids) > gpus.count else ""
+    return f"{counted(gpus.count, 'GPU')}: {why_broken('not_in_nvml')} ({some}{', '.join(gpus.pci_bus_ids)})"
 
 
 def _also(reasons: Collection[str]) -> str:

@@ -122,6 +122,17 @@ class NamelessGpu(Struct, frozen=True):
         return (self.fault,) if action in (None, "none") else (self.fault, f"recovery_{action}")
 
 
+class MissingGpus(Struct, frozen=True):
+    """GPUs that are on PCI, and that NVML has not listed for --grace."""
+
+    count: Count = 0
+    """Their number."""
+    pci_bus_ids: tuple[str, ...] = ()
+    """Their addresses. More than count if NVML lists GPUs without an address: some of these are theirs."""
+    since: float | None = None
+    """Since when the first of them is missing, in Unix seconds. Null if there is none."""
+
+
 class GpuXids(Struct, frozen=True):
     """XID errors of a GPU that gpumap received, and how long there was no listener for them."""
 
@@ -137,6 +148,8 @@ class GpuXids(Struct, frozen=True):
     """Time of the last error of each code, in Unix seconds, if it is known."""
     meanings: dict[int, str] = {}
     """What the codes of counts mean. Without codes that gpumap does not know."""
+    before_reset: tuple[int, ...] = ()
+    """Codes without an error since the last reset of the GPU or reload of the driver: they are no fault any more."""
 
 
 class GpuAccount(Struct, frozen=True):
@@ -605,6 +618,10 @@ capabilities are those of the last collection."""
     """Physical GPUs, by index."""
     nameless_gpus: tuple[NamelessGpu, ...] = ()
     """GPUs that NVML counts and that have not reported their UUID since gpumap's start."""
+    missing_gpus: MissingGpus | None = None
+    """GPUs that NVML does not list. Null if that cannot be judged."""
+    missing_gpus_reason: str = ""
+    """Why missing_gpus cannot be judged."""
     devices: tuple[Device, ...] = ()
     """What containers can be assigned, with holders, users and owners."""
     unmatched: tuple[UnmatchedSlots, ...] = ()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, NewType, TypeVar
+from typing import Annotated, Generic, NamedTuple, NewType, TypeVar
+
+from msgspec import Meta
 
 from gpumap.model.node import Workload
 from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
@@ -412,6 +414,24 @@ class NvmlReading:
     listening: tuple[Listening, ...] = ()
 
 
+# --- PCI --------------------------------------------------------------------------------------------------------------
+
+
+class PciFunction(NamedTuple):
+    """A GPU of NVIDIA's on PCI. Its driver is not known while NVML lists it."""
+
+    address: Annotated[str, Meta(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")]
+    """As the kernel writes it."""
+    device_id: Annotated[str, Meta(pattern=r"^0x[0-9a-f]{4}\Z")]
+    """What kind of GPU it is, as 0x2330."""
+    class_code: Annotated[str, Meta(pattern=r"^0x030[02]\Z")]
+    """0x0300 (display) or 0x0302 (3D)."""
+    driver: Annotated[str, Meta(pattern=r"^[\w-]{0,64}\Z")] = ""
+    """The kernel's driver. Empty if none is bound."""
+    driver_override: Annotated[str, Meta(pattern=r"^[\w-]{0,64}\Z")] = ""
+    """The only driver that may be bound. Empty for any."""
+
+
 @dataclass(frozen=True, slots=True)
 class Observations:
     """The answers of one collection. `finished` is when the last one arrived.
@@ -427,3 +447,5 @@ class Observations:
     trigger: str = "interval"
     push: bool = False
     """Whether an allocation starts a collection at once."""
+    pci: Observed[tuple[PciFunction, ...]] | Failed | None = None
+    """`None` if gpumap did not ask, such as while NVML does not answer."""

@@ -151,6 +151,8 @@ FAULTS: dict[str, str] = {
     "hung": SOURCES[Source.NVML]["hung"],
     "worker_crashed": SOURCES[Source.NVML]["worker_crashed"],
     "unknown": "NVML gives no reason. Run `nvidia-smi -q -i <index>` and `dmesg` on the node.",
+    "not_in_nvml": "NVML does not list this GPU. Run `dmesg | grep NVRM` on the node. After `RmInitAdapter failed`, "
+    "drain the node and reboot it. If it happens again, reseat the card or replace it.",
 }
 """By fault reason of a GPU, worst first."""
 
@@ -238,6 +240,7 @@ IN_SHORT: dict[str, str] = {
     "insufficient_power": "lacks power: check its power cables",
     "irq_issue": "has no interrupt: check the firmware, drain and reboot",
     "hung": "hangs: cordon the node, then reset the GPU",
+    "not_in_nvml": "on PCI, not in NVML: see NVRM in dmesg",
     "gpu_reset": "requires a reset: end its work, then reset it",
     "drain_and_reset": "has reduced capacity: drain and reset it",
     "drain_p2p": "requires that NVLink and P2P work ends",

@@ -10,6 +10,7 @@ from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
 from gpumap.agent.join.attribution import Attribution, PendingOwner
 from gpumap.agent.join.history import History
 from gpumap.agent.join.inventory import KnownGpu
+from gpumap.agent.join.missing_gpus import MissingMemory
 from gpumap.agent.join.needs_restart import HiddenMemory, LostDriverMemory
 from gpumap.agent.join.pcie import PcieCount
 from gpumap.agent.join.pods import PodTable
@@ -68,6 +69,7 @@ class Memory:
     gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]] = field(default_factory=dict)
     """For each plugin answer: the GPU of each NVML index at the time gpumap first saw the answer."""
     hidden: HiddenMemory = field(default_factory=HiddenMemory)
+    missing_gpus: MissingMemory = field(default_factory=MissingMemory)
     lost_driver: LostDriverMemory = field(default_factory=LostDriverMemory)
     ledger: Ledger = field(default_factory=Ledger)
     """The counters of accounting."""

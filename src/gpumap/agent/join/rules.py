@@ -40,6 +40,8 @@ class Rules:
     grace_seconds: float
     """How long gpumap watches a holder before it is idle, and before it is unused."""
     restart_after_seconds: float = RESTART_AFTER_SECONDS
+    why_not_on_pci: str = ""
+    """Why GPUs on PCI that NVML does not list show nothing here; empty if they do."""
 
     def if_young(self, answer: Observed[_Answer] | None, now: Moment) -> Observed[_Answer] | None:
         """Return an answer that is young enough to serve."""

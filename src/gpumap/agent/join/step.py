@@ -13,6 +13,7 @@ from gpumap.agent.join.accounting import Measurements, account, container_accoun
 from gpumap.agent.join.history import clock_step_seconds
 from gpumap.agent.join.joined import Joined, join_sources
 from gpumap.agent.join.memory import Memory
+from gpumap.agent.join.missing_gpus import find_missing
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
 from gpumap.agent.join.pcie import count_pcie
 from gpumap.agent.join.rules import Rules
@@ -52,6 +53,9 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     lost_memory, lost_driver = find_lost_driver(
         memory.lost_driver, observations.nvml, observations.finished, rules.restart_after_seconds
     )
+    missing_memory, missing, why_not_missing = find_missing(
+        memory.missing_gpus, observations, joined.inventory, joined.procs, memory.finished, rules
+    )
     after = replace(
         _remember(joined),
         health=record_health(memory.health, observations),
@@ -62,11 +66,13 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         pcie=pcie,
         hidden=hidden_memory,
         lost_driver=lost_memory,
+        missing_gpus=missing_memory,
         ledger=account(memory.ledger, measurements, rules),
         xids=xid_memory,
         leaf_watches=joined.leaf_watches,
     )
     node = _node(joined, after, containers, xids, container_xids)
+    node = structs.replace(node, missing_gpus=missing, missing_gpus_reason=why_not_missing)
     stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners))
     clock_step = clock_step_seconds(memory.finished, observations.finished) if memory.finished else 0.0

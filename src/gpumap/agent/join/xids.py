@@ -22,7 +22,7 @@ from gpumap.agent.join.xid_containers import (
     still_needed,
 )
 from gpumap.model.grouping import grouped
-from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids
+from gpumap.model.node import ContainerOnDevice, ContainerXids, Gpu, GpuXids
 from gpumap.model.observations import Failed, NvmlReading, Observed
 from gpumap.model.readings import Uuid, XidError
 from gpumap.model.remedies import XIDS
@@ -51,6 +51,12 @@ class GpuXidMemory(NamedTuple):
     """XID code of the last event."""
     last_at: Mapping[int, float] = MappingProxyType({})
     """Time of the last event of each code, in Unix seconds."""
+    before_reset: frozenset[int] = frozenset()
+    """Codes without an event since the last reset of the GPU or reload of the driver."""
+    energy_joules: float | None = None
+    """The driver's last count."""
+    recovery_action: str | None = None
+    """The last one that the driver reported."""
 
 
 class ContainerXidMemory(NamedTuple):
@@ -78,6 +84,8 @@ class XidMemory:
     """Monotonic time of the last read of NVML, also if it failed."""
     apart_seconds: float = 0.0
     """Time between the last two reads; during failures, the longest one since the last success."""
+    is_driver_unloaded: bool = False
+    """A read found no loaded driver, and none has succeeded since."""
 
 
 def count_xids(
@@ -96,9 +104,12 @@ def count_xids(
     events = grouped((event.uuid, event) for event in nvml.value.xids) if isinstance(nvml, Observed) else {}
     apart = _apart(before, nvml)
     here = {gpu.uuid for gpu in inventory.known}
+    is_reloaded = before.is_driver_unloaded and inventory.up
+    readings = {gpu.uuid: gpu for gpu in inventory.gpus}
     gpus: dict[Uuid, GpuXidMemory] = {}
     for uuid in _gpus_to_keep(before, {*here, *events}):
-        counted = _add_events(before.gpus.get(uuid, _UNSEEN), events.get(uuid, []), nvml.at.wall)
+        counted = _note_reset(before.gpus.get(uuid, _UNSEEN), readings.get(uuid), is_reloaded=is_reloaded)
+        counted = _add_events(counted, events.get(uuid, []), nvml.at.wall)
         if uuid in here:
             counted = _settle(counted, uuid, nvml, before.read_at, OPEN_SECONDS + apart)
         elif inventory.up and not inventory.nameless:
@@ -112,7 +123,8 @@ def count_xids(
     # A GPU with an event is shown even if there was never a listener for it: no event is hidden.
     shown = (uuid for uuid in sorted(here) if gpus[uuid].listened or gpus[uuid].errors)
     needed = still_needed(history, nvml.at.monotonic if isinstance(nvml, Observed) else None)
-    memory = XidMemory(gpus, kept, needed, present, nvml.at.monotonic, apart)
+    is_unloaded = isinstance(nvml, Failed) and (before.is_driver_unloaded or _has_no_driver(nvml))
+    memory = XidMemory(gpus, kept, needed, present, nvml.at.monotonic, apart, is_unloaded)
     return memory, tuple(_gpu_xids(uuid, gpus[uuid]) for uuid in shown), tuple(_container_xids(kept))
 
 
@@ -141,6 +153,20 @@ def _add_events(gpu: GpuXidMemory, events: list[XidError], now: float) -> GpuXid
         errors=_add(gpu.errors, events),
         last_code=oldest_first[-1].code,
         last_at={**gpu.last_at, **{event.code: now - event.age_seconds for event in oldest_first}},
+        before_reset=gpu.before_reset - {event.code for event in events},
+    )
+
+
+def _note_reset(memory: GpuXidMemory, gpu: Gpu | None, *, is_reloaded: bool) -> GpuXidMemory:
+    """Note which errors were before a reset or a reload of the driver. That the GPU answers again is no sign of it."""
+    joules = gpu.reading.energy_joules if gpu and gpu.reading else None
+    action = gpu.recovery_action if gpu else None
+    went_back = joules is not None and memory.energy_joules is not None and joules < memory.energy_joules
+    recovered = action == "none" and memory.recovery_action not in (None, "none")
+    return memory._replace(
+        before_reset=frozenset(memory.errors) if is_reloaded or went_back or recovered else memory.before_reset,
+        energy_joules=memory.energy_joules if joules is None else joules,
+        recovery_action=action or memory.recovery_action,
     )
 
 
@@ -180,6 +206,10 @@ def _listening_periods(nvml: Observed[NvmlReading] | Failed, uuid: Uuid) -> list
     listening = nvml.value.listening if isinstance(nvml, Observed) else ()
     ages = [(one.since_seconds, one.until_seconds) for one in listening if one.uuid == uuid]
     return sorted((nvml.at.monotonic - max(since, 0.0), nvml.at.monotonic - max(until, 0.0)) for since, until in ages)
+
+
+def _has_no_driver(nvml: Failed) -> bool:
+    return nvml.complaints[-1].reason == "driver_not_loaded"
 
 
 def _may_still_listen(nvml: Failed) -> bool:
@@ -232,7 +262,8 @@ _NO_ERRORS = ContainerXidMemory({}, 0.0, 0.0)
 def _gpu_xids(uuid: Uuid, gpu: GpuXidMemory) -> GpuXids:
     counts = dict(sorted(gpu.errors.items()))
     meanings = {code: XIDS[code] for code in counts if code in XIDS}
-    return GpuXids(uuid, counts, gpu.blind_seconds, gpu.last_code, dict(sorted(gpu.last_at.items())), meanings)
+    last_at = dict(sorted(gpu.last_at.items()))
+    return GpuXids(uuid, counts, gpu.blind_seconds, gpu.last_code, last_at, meanings, tuple(sorted(gpu.before_reset)))
 
 
 def _container_xids(kept: Mapping[Key, ContainerXidMemory]) -> Iterator[ContainerXids]:

@@ -22,7 +22,7 @@ from gpumap.model.devices import (
     sources_up,
     sum_of,
 )
-from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_nameless, why_of
+from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_missing, why_nameless, why_of
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unexplained, Unjudged
 from gpumap.model.readings import Uuid
@@ -153,6 +153,9 @@ def _faults(node: Node) -> Iterator[Finding]:
         yield structs.replace(
             fault, gpus=float(sum(gpu.fault == reason for gpu in gpus)), why=why_nameless(reason, gpus)
         )
+    if (missing := node.missing_gpus) and missing.count:
+        fault = _fault("not_in_nvml", None, remedies.of_finding("fault", "not_in_nvml", None), since=missing.since)
+        yield structs.replace(fault, gpus=float(missing.count), why=why_missing(missing))
 
 
 def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
@@ -165,10 +168,10 @@ def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
         yield _fault(f"recovery_{action}", gpu.uuid, gpu.remedies.get("recovery_action"))
     if _recent(gpu.ecc_uncorrected_at, node):
         yield _fault("ecc_uncorrected", gpu.uuid, gpu.remedies.get("ecc_uncorrected"), since=gpu.ecc_uncorrected_at)
-    last_at = next((one.last_at for one in node.xids if one.uuid == gpu.uuid), {})
-    for code, at in sorted(last_at.items()):
-        if code in FATAL_XIDS and _recent(at, node):
-            yield _fault(f"xid_{code}", gpu.uuid, gpu.remedies.get("xid_errors"))
+    for xids in (xids for xids in node.xids if xids.uuid == gpu.uuid):
+        for code, moment in sorted(xids.last_at.items()):
+            if code in FATAL_XIDS and code not in xids.before_reset and _recent(moment, node):
+                yield _fault(f"xid_{code}", gpu.uuid, gpu.remedies.get("xid_errors"))
     if reading and reading.row_remap_pending:
         yield _fault("row_remap_pending", gpu.uuid, gpu.remedies.get("row_remap_pending"))
 

@@ -193,6 +193,13 @@ def _pid_visibility(node_map: Node, _: Facts | None) -> Result:
     return Result("missing", "", reason or "processes of other containers are not visible", remedy)
 
 
+def _pci(node_map: Node, _: Facts | None) -> Result | None:
+    """Judge whether NVML lists the GPUs on PCI. Those that it does not list have a line of their own."""
+    if node_map.missing_gpus is None:
+        return Result("unknown", "", node_map.missing_gpus_reason) if node_map.missing_gpus_reason else None
+    return None if node_map.missing_gpus.count else Result("ok", "NVML lists every GPU on PCI")
+
+
 def _process_utilization(node_map: Node, _: Facts | None) -> Result:
     """Say which call of the driver gives SM time, on which GPUs."""
     by_call = grouped((gpu.samples_from, gpu.index) for gpu in _readable(node_map) if not gpu.partitioned)
@@ -309,6 +316,7 @@ OPTIONAL_CHECKS = (
     Check("push", _push, of_kubelet=True),
     Check("proc", _proc),
     Check("pid_visibility", _pid_visibility),
+    Check("pci", _pci),
     Check("process_utilization", _process_utilization),
     Check("gpm", _gpm),
     Check("xid_events", _xid_events),

@@ -78,6 +78,8 @@ def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGp
         return contents.log_text(_log_entries(content, names))
     if name == contents.NVML:
         return contents.reading_text(_reading(contents.reading({name: content}), names))
+    if name == contents.PCI:
+        return contents.pci_text(contents.pci_functions({name: content}) or ())
     if name == contents.DOWN:
         whys = contents.down({name: content})
         return contents.down_text({source: _reason_alone(why) for source, why in whys.items()})

@@ -18,7 +18,7 @@ from gpumap.lab.capture import answers
 from gpumap.lab.decoding import from_json
 from gpumap.lab.node_files import parents
 from gpumap.model import remedies
-from gpumap.model.observations import NvmlReading
+from gpumap.model.observations import NvmlReading, PciFunction
 from gpumap.model.readings import GpuReading, Listening, XidError
 
 LIST, ALLOCATABLE = "kubelet/list", "kubelet/allocatable"
@@ -34,6 +34,8 @@ DRA_CHECKPOINT = "dra_checkpoint.json"
 """NVIDIA's DRA driver's `plugins/gpu.nvidia.com/checkpoint.json`. Both files are optional."""
 LOG_TREE = "log.tree"
 NVML = "nvml.json"
+PCI = "pci.json"
+"""GPUs of NVIDIA's on PCI. Optional."""
 DOWN = "down.json"
 OWN_CGROUP = "own/cgroup"
 OWN_PID_IN_TREE = "own/pid_in_tree"
@@ -47,6 +49,10 @@ NAME_BYTES_MAX = 255
 
 MAX_XIDS = 10_000
 """Of one reading."""
+
+MAX_FUNCTIONS = 1024
+_DRIVERS = ("", "nvidia", "nouveau", "vfio-pci")
+"""Of GPUs on PCI. A capture names no others."""
 
 _LOG_ROOT = "var/log/"
 _LINKS = "var/log/containers/"
@@ -97,6 +103,8 @@ def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None,
         reading(files)
     if is_new(LOG_TREE):
         log_entries(files)
+    if is_new(PCI):
+        pci_functions(files)
     missing_sources = down(files)
     listed = [f"{LIST}.pb", f"{LIST}.json"]
     is_asked = has_kubelet and "kubelet" not in missing_sources
@@ -148,6 +156,17 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
     if [gpu.index for gpu in gpus] != list(range(len(gpus))):
         raise ValueError(f"{NVML}: the GPUs' indices are not 0, 1, …")
     return NvmlReading(file.driver_version, file.cuda_version, file.nvml_version, gpus, file.xids, file.listening)
+
+
+class _PciFile(Struct, frozen=True):
+    functions: Annotated[tuple[PciFunction, ...], Meta(max_length=MAX_FUNCTIONS)]
+
+
+def pci_functions(files: Mapping[str, bytes]) -> tuple[PciFunction, ...] | None:
+    """Return the GPUs on PCI; `None` if they are not known."""
+    if PCI not in files:
+        return None
+    return from_json(files[PCI], _PciFile, PCI).functions
 
 
 def down(files: Mapping[str, bytes]) -> dict[str, Down]:
@@ -242,6 +261,19 @@ def _plain(gpu: GpuReading) -> GpuReading:
 def _rows_text(name: str, rows: Iterable[object]) -> str:
     lines = ",\n".join(f"  {json.dumps(row, separators=(',', ':'))}" for row in rows)
     return f' "{name}": [\n{lines}\n]'
+
+
+def pci_text(functions: Iterable[PciFunction]) -> bytes:
+    """Return `pci.json`: one line for each function."""
+    rows = (
+        function._replace(driver=_driver(function.driver), driver_override=_driver(function.driver_override))
+        for function in functions
+    )
+    return f"{{{_rows_text('functions', rows)}}}\n".encode()
+
+
+def _driver(name: str) -> str:
+    return name if name in _DRIVERS else "other"
 
 
 def down_text(reasons: Mapping[str, Down]) -> bytes:

@@ -32,7 +32,7 @@ EXPECTED = "expected.prom"
 
 _FILE = re.compile(
     r"kubelet/(?:list|allocatable|second_list)\.(?:pb|json)|kubelet/socket|pods_api\.json|kubelet_internal_checkpoint"
-    r"|log\.tree|nvml\.json|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)"
+    r"|log\.tree|nvml\.json|pci\.json|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)"
     r"|proc/[1-9]\d{0,9}/(?:cgroup|stat|status|cmdline)"
     rf"|{sharing.PATH.pattern}",
     re.ASCII,

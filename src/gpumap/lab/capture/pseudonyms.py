@@ -32,10 +32,10 @@ KEPT_WORDS = frozenset(
 """Words of ids, cgroups and plugins that identify no one."""
 KEPT_COMMS = re.compile(
     r"nvidia-(?:smi|persiste|cuda-mps|modeset/|powerd|imex|settings)|nv-fabricmanage|python[0-9]?(?:\.[0-9]{1,2})?|Xorg"
-    r"|slurmstepd"
+    r"|slurmstepd|kthreadd"
 )
 """Programs of NVIDIA's driver, as the kernel cuts their names at 15 characters (nvidia-persistenced, nv-fabricmanager,
-nvidia-cuda-mps-control and -server), and three that are everywhere.
+nvidia-cuda-mps-control and -server), three that are everywhere, and PID 2 of a machine.
 """
 KEPT_CONTROLLERS = frozenset(
     re.findall(

@@ -12,6 +12,7 @@ from gpumap.agent.collect import Collector, Sources
 from gpumap.agent.service import asked_groups, rules_of
 from gpumap.agent.settings import Settings, with_everything
 from gpumap.agent.sources.nvml import NvmlSource
+from gpumap.agent.sources.pci import PciSource
 from gpumap.lab.capture import contents
 from gpumap.lab.capture.contents import Down
 from gpumap.lab.capture.format import About, Capture, Frame
@@ -22,6 +23,7 @@ from gpumap.lab.capture.recorders import (
     RecordingIdentity,
     RecordingKubelet,
     RecordingNvml,
+    RecordingPci,
     RecordingProcfs,
 )
 from gpumap.model.snapshot import Snapshot
@@ -46,6 +48,7 @@ class Recorder:
         self._procfs = RecordingProcfs(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
         self._kubelet = RecordingKubelet(settings.kubelet_socket, settings.pod_resources_socket)
         rules = rules_of(settings)
+        self._pci = None if rules.why_not_on_pci else RecordingPci(PciSource(settings.sys))
         kubelet = self._kubelet if settings.has_kubelet else None
         self._identity = RecordingIdentity(
             settings.checkpoint_candidates,
@@ -55,7 +58,7 @@ class Recorder:
             settings.gpu_fractioning_map,
         )
         self._loop = Collector(
-            Sources(self._nvml, self._procfs, self._identity.read if kubelet else None, kubelet),
+            Sources(self._nvml, self._procfs, self._identity.read if kubelet else None, kubelet, pci=self._pci),
             rules,
             interval_seconds=max(settings.interval_seconds, SM_SECONDS),
             publish=lambda snapshot: None,
@@ -64,6 +67,8 @@ class Recorder:
     async def frame(self) -> tuple[Files, Snapshot]:
         """Collect once: the files of the answers, and the snapshot that the service makes of them."""
         self._nvml.recorded, self._procfs.recorded, self._kubelet.recorded, self._identity.recorded = {}, {}, {}, {}
+        if self._pci is not None:
+            self._pci.recorded = {}
         snapshot = await self._loop.collect()
         asked = ("procfs", *(("kubelet", "checkpoint", "pod_logs") if self._settings.has_kubelet else ()))
         recorded: Recorded = {**dict.fromkeys(asked, _NO_ANSWER), **self._kubelet.recorded}
@@ -73,6 +78,7 @@ class Recorder:
         recorded |= {} if Source.PROCFS in late else self._procfs.recorded
         recorded |= {} if Source.POD_IDENTITY in late else self._identity.recorded
         files: Files = {contents.NVML: contents.reading_text(_NO_ANSWER), **self._nvml.recorded}
+        files |= self._pci.recorded if self._pci is not None else {}
         down: dict[str, Down] = {}
         for source, answer in recorded.items():
             if isinstance(answer, Down):
@@ -95,6 +101,8 @@ class Recorder:
     async def close(self) -> None:
         self._loop.close()
         self._procfs.close()
+        if self._pci is not None:
+            self._pci.close()
         await asyncio.gather(self._nvml_source.close(), self._kubelet.close())
 
 

@@ -12,11 +12,12 @@ from gpumap.lab.capture import contents
 from gpumap.lab.capture.format import Frame
 from gpumap.lab.demo.kubelet import allocatable_answer, list_answer
 from gpumap.lab.demo.readings import CUDA_VERSION, DRIVER_VERSION, NVML_VERSION
-from gpumap.lab.demo.scenario_model import Scenario
+from gpumap.lab.demo.scenario_model import Scenario, nth_bus_id
 from gpumap.lab.demo.schedule import cues
 from gpumap.lab.demo.texts import cgroup_text
 from gpumap.lab.demo.world import World, world
-from gpumap.model.observations import NvmlReading
+from gpumap.model.observations import NvmlReading, PciFunction
+from gpumap.model.pci import pci_address
 from gpumap.model.readings import Listening, XidError
 
 TICK_SECONDS = 0.25
@@ -54,12 +55,19 @@ def frame(scenario: Scenario, before: float, seconds: float) -> Frame:
         contents.LOG_TREE: contents.log_text(now.logs),
         contents.OWN_CGROUP: cgroup_text(scenario.cgroups, OWN_CGROUP).encode(),
         contents.NVML: contents.reading_text(reading),
+        contents.PCI: contents.pci_text(_pci_functions(scenario)),
     }
     if now.notes:
         files[contents.DRA_CHECKPOINT] = now.notes.encode()
     for proc in now.procs:
         files |= {f"proc/{proc.pid}/stat": proc.stat.encode(), f"proc/{proc.pid}/cgroup": proc.cgroup.encode()}
     return Frame(seconds, files | _kubelet(now))
+
+
+def _pci_functions(scenario: Scenario) -> Iterator[PciFunction]:
+    """Return the GPUs of NVML, and those that NVML does not list."""
+    for index in range(len(scenario.gpus) + scenario.missing_gpus):
+        yield PciFunction(pci_address(nth_bus_id(index)), "0x2330", "0x0302", "nvidia")
 
 
 def _kubelet(now: World) -> dict[str, bytes]:

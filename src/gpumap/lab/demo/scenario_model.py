@@ -295,6 +295,10 @@ class GpuEntry(Entry, frozen=True, kw_only=True):
                 raise ValueError(f'{at}: expected a whole number from 0 to {devices - 1}, found "{xid.instance}"')
 
 
+def nth_bus_id(index: int) -> str:
+    return f"00000000:{0x18 + 0x11 * index & 0xFF:02X}:00.0"
+
+
 class Gpu(GpuEntry, frozen=True, kw_only=True, dict=True):
     """A GPU of the node, at its NVML index."""
 
@@ -305,7 +309,7 @@ class Gpu(GpuEntry, frozen=True, kw_only=True, dict=True):
 
     @property
     def pci_bus_id(self) -> str:
-        return f"00000000:{0x18 + 0x11 * self.index & 0xFF:02X}:00.0"
+        return nth_bus_id(self.index)
 
     @cached_property
     def devices(self) -> tuple[MigInstance, ...]:
@@ -589,6 +593,7 @@ class ScenarioFile(Entry, frozen=True, kw_only=True):
     repeat_seconds: Duration = field(name="repeat", default=Duration(300))
     cgroups: Cgroups = "v2-systemd"
     gpus: Annotated[tuple[GpuEntry, ...], Meta(max_length=GPUS_MAX)]
+    missing_gpus: Annotated[int, Meta(ge=0, le=GPUS_MAX)] = 0
     kubelet: Kubelet = Kubelet()
     pods: tuple[Pod, ...] = ()
     host_processes: tuple[HostProcess, ...] = ()
