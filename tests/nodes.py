@@ -285,8 +285,6 @@ class TestNode:
     """For the next reading."""
     pci: list[PciFunction] | None = None
     """Its GPUs on PCI; `None`: not read."""
-    is_machine: bool = True
-    """gpumap is in the machine's own PID namespace."""
     given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)
 
     def collect(self, seconds: float = 5.0) -> Snapshot:
