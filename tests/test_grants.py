@@ -107,12 +107,49 @@ def hami_answer(cores: int, *cards: Uuid) -> PluginAnswer:
     return answer(NVIDIA_VISIBLE_DEVICES=",".join(cards), CUDA_DEVICE_SM_LIMIT=str(cores), **limits)
 
 
-def test_hami_without_an_sm_limit_is_one_of_the_splits() -> None:
-    """0 says that nothing was asked for: one share of those that the card has."""
-    resource = "nvidia.com/gpu"
-    pod = pod_of({resource: [f"{A}-0"]}, {resource: hami_answer(0, B)})
+@pytest.mark.parametrize("cores", ["0", None])
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (["81920m"], {B: (1, 1.0, 80 * GIB)}),
+        (["20g"], {B: (1, 0.25, 20 * GIB)}),
+        (["0m"], {B: (1, 0.1, None)}),
+        ([], {B: (1, 0.1, None)}),
+        (["40g", "20g"], {B: (1, 0.5, 40 * GIB), A: (1, 0.25, 20 * GIB)}),
+    ],
+)
+def test_hami_without_an_sm_limit_is_shared_by_memory(cores: str | None, limits: list[str], expected: Granted) -> None:
+    """Each device by its own memory limit. Without a limit of both it is one share of those that the card has."""
+    resource, cards = "nvidia.com/gpu", [B, A][: max(len(limits), 1)]
+    envs = {f"CUDA_DEVICE_MEMORY_LIMIT_{place}": limit for place, limit in enumerate(limits)}
+    envs |= {} if cores is None else {"CUDA_DEVICE_SM_LIMIT": cores}
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=",".join(cards), **envs)
+    pod = pod_of({resource: ids(f"{A}-{{}}", len(cards))}, {resource: plugin_answer})
     snapshot = node_of(pod, offered={resource: [*ids(f"{A}-{{}}", 10), *ids(f"{B}-{{}}", 10)]}).collect()
-    assert granted(snapshot, pod) == {B: (1, 0.1, 3000 * MIB)}
+    assert granted(snapshot, pod) == expected
+
+
+@pytest.mark.parametrize(
+    ("envs", "shares"),
+    [
+        ([{"CUDA_DEVICE_MEMORY_LIMIT_0": "120g"}], [1.0]),
+        ([{"CUDA_DEVICE_MEMORY_LIMIT_0": "120g"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "40g"}], [0.75, 0.25]),
+        ([{"CUDA_DEVICE_SM_LIMIT": "60"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "80g"}], [0.375, 0.625]),
+        ([{"CUDA_DEVICE_SM_LIMIT": "50"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "40g"}], [0.5, 0.5]),
+    ],
+)
+def test_hami_shares_beyond_the_card_are_scaled(envs: list[dict[str, str]], shares: list[float]) -> None:
+    """With scaled memory, or cores beside memory, the shares of a card may be more than it. Bytes are not scaled."""
+    resource = "nvidia.com/gpu"
+    pods = [
+        pod_of({resource: [f"{A}-{number}"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=B, **one)}, f"p{number}")
+        for number, one in enumerate(envs)
+    ]
+    snapshot = node_of(*pods).collect()
+    rows = [granted(snapshot, pod)[B] for pod in pods]
+    assert [gpus for _, gpus, _ in rows] == pytest.approx(shares)
+    limits = [one.get("CUDA_DEVICE_MEMORY_LIMIT_0", "") for one in envs]
+    assert [memory for _, _, memory in rows] == [int(limit[:-1]) * GIB if limit else None for limit in limits]
 
 
 def test_hami_mig_is_the_instance_that_was_made() -> None:
@@ -122,7 +159,7 @@ def test_hami_mig_is_the_instance_that_was_made() -> None:
     assert granted(node_of(pod, mig=True).collect(), pod) == {LARGE: (1, 3 / 7, 10 * GIB)}
     for device, limit, expected in (
         (LARGE, {"CUDA_DEVICE_SM_LIMIT": "50"}, (1, 3 / 14, None)),
-        (LARGE, {"CUDA_DEVICE_MEMORY_LIMIT_0": "3000m"}, (1, None, 3000 * MIB)),
+        (LARGE, {"CUDA_DEVICE_MEMORY_LIMIT_0": "5g"}, (1, 3 / 14, 5 * GIB)),
         (B, {}, (1, None, None)),
     ):
         pod = pod_of({resource: [f"{A}-4"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=device, **limit)})
@@ -492,7 +529,7 @@ def test_limits_count_devices_that_are_down(faults: tuple[int, ...]) -> None:
     pod = pod_of({resource: [f"{uuids[0]}-{number}" for number in range(3)]}, {resource: hami_answer(0, *uuids)})
     gpus = [Gpu(number, fault="lost" if number in faults else None) for number in range(3)]
     snapshot = TestNode(gpus, [pod]).collect()
-    assert granted(snapshot, pod)[uuids[2]] == (1, None, 3002 * MIB)
+    assert granted(snapshot, pod)[uuids[2]] == (1, 3002 / 81920, 3002 * MIB)
     assert sum(one.slots for one in snapshot.node.unmatched) == len(faults)
 
 
