@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpumap.agent.join import Memory, step
+from gpumap.cli.doctor.checks import examine
 from gpumap.model.observations import ClaimDevice, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
@@ -572,3 +573,75 @@ def test_an_id_on_no_device_of_the_answer_is_on_one_without_an_id() -> None:
     assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 1, B: 1}
     pod = pod_of({resource: [str(A), str(other)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=str(A))})
     assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 2}
+
+
+# --- ids that two pods hold -------------------------------------------------------------------------------------------
+
+
+def assigned_twice(snapshot: Snapshot) -> dict[str, tuple[str | None, str]]:
+    """By pod: the device, and why."""
+    findings = snapshot.node.findings or ()
+    return {one.pod: (one.uuid, one.why) for one in findings if one.reason == "assigned_twice"}
+
+
+@pytest.mark.parametrize(
+    ("id_", "uuid"),
+    [(str(B), B), (f"{B}::3", B), ("nvidia0/vgpu1", B), (str(SMALL), SMALL), ("nvidia1/gi2", LARGE)],
+)
+def test_an_exclusive_id_of_two_pods_is_assigned_twice(id_: str, uuid: Uuid) -> None:
+    """After `--grace` each of them has a finding, which names the other one and began when both first had the id."""
+    first, second = (pod_of({"nvidia.com/gpu": [id_]}, name=name) for name in ("p", "q"))
+    node = node_of(first, mig=True)
+    node.collect()
+    node.pods.append(second)
+    since = node.collect().node.timestamp
+    assert assigned_twice(node.collect(RULES.grace_seconds - 1)) == {}
+    node.down = {"procfs"}
+    assert assigned_twice(node.collect(0.5)) == {}
+    node.down = set()
+    snapshot = node.collect(0.5)
+    why = "1 slot of nvidia.com/gpu also assigned to ml/"
+    assert assigned_twice(snapshot) == {"p": (uuid, f"{why}q"), "q": (uuid, f"{why}p")}
+    assert {one.since for one in snapshot.node.findings or () if one.reason == "assigned_twice"} == {since}
+    checks = {result.check: result.why for result in examine(snapshot.node, None)}
+    assert checks["unmatched_slots/assigned_twice"] == "assigned_twice: ml/p, ml/q"
+    assert "unmatched_slots" not in checks, "it says that every slot matches"
+    first.listed = False
+    assert assigned_twice(node.collect()) == {}
+
+
+@pytest.mark.parametrize(
+    ("id_", "mig"), [(str(A), True), (f"{A}-_-1", False), (f"{A}-1", False), ("0000:3b:00.0", False)]
+)
+def test_what_several_pods_may_hold_is_not_assigned_twice(id_: str, mig: bool) -> None:
+    """A partitioned GPU, and ids that name no device."""
+    pods = [pod_of({"nvidia.com/gpu": [id_]}, {"nvidia.com/gpu": hami_answer(0, A)}, name) for name in ("p", "q")]
+    node = node_of(*pods, mig=mig)
+    node.collect()
+    assert assigned_twice(node.collect(RULES.grace_seconds)) == {}
+
+
+def test_a_shared_claim_is_not_assigned_twice() -> None:
+    """Containers of several pods may use one claim."""
+    node = node_of(claimant("p", claim_of("gpu-0")), claimant("q", claim_of("gpu-0")))
+    node.collect()
+    assert assigned_twice(node.collect(RULES.grace_seconds)) == {}
+
+
+@pytest.mark.parametrize("hidden", ["ended", "no PIDs", "unknown UID"])
+def test_only_pods_that_certainly_exist_are_assigned_one_id(hidden: str) -> None:
+    """Kubelets before 1.34 list pods that have ended. A process in the pod's cgroup is the evidence."""
+    pods = [pod_of({"nvidia.com/gpu": [str(A)]}, name=name) for name in ("p", "q")]
+    node = node_of(*pods)
+    node.ended = {"p"} if hidden == "ended" else set()
+    node.visible = hidden != "no PIDs"
+    pods[0].in_checkpoint = pods[0].has_tree = hidden != "unknown UID"
+    node.collect()
+    assert assigned_twice(node.collect(RULES.grace_seconds)) == {}
+    assert node.collect().uncertain_pods == {pod.uid for pod in pods if pod.has_tree}, (
+        "gpumap looks for their processes"
+    )
+    if hidden == "ended":
+        node.processes = [Process(10, A, pods[0])]
+        node.collect()
+        assert assigned_twice(node.collect(RULES.grace_seconds)).keys() == {"p", "q"}

@@ -78,7 +78,9 @@ def why_of(kind: str, reason: str, seconds: float) -> str:
     if kind == "fault":
         return why_broken(reason)
     if kind == "unmatched":
-        return f"slots without a device: {reason}"
+        return (
+            "slots also assigned to another pod" if reason == "assigned_twice" else f"slots without a device: {reason}"
+        )
     if kind == "maybe_idle":
         return f"may be idle: no sign of its work seen for {age(seconds)}"
     if kind == "idle":

@@ -180,8 +180,10 @@ UNMATCHED: dict[str, str] = {
     "device_down": "A GPU has not reported its identity. Find the GPU that does not answer. When it reports its uuid "
     "and minor number, gpumap finds the device of the slots.",
     "nvml_down": "The driver does not answer. Repair it first. Then gpumap finds the device of the slots.",
+    "assigned_twice": "Two pods hold the same device. Delete one of them. The kubelet assigned the device again, "
+    "usually because it lost its checkpoint.",
 }
-"""By reason of slots that match no device."""
+"""By reason of slots that match no device, or that another pod holds too."""
 
 FINDINGS: dict[str, str] = {
     "squatter": "The pod uses a GPU without holding it. Find how it gets access (privileged, "

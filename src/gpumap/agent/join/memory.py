@@ -17,6 +17,7 @@ from gpumap.agent.join.recent_processes import RecentProcesses
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.stalled import StallMemory
 from gpumap.agent.join.xids import XidMemory
+from gpumap.agent.judgement.assigned_twice import AssignedTwice
 from gpumap.model.node import Finding, SourceHealth, Workload
 from gpumap.model.observations import KubeletAnswer, ListedPod, Moment, Observed, PodIdentity
 from gpumap.model.readings import Uuid
@@ -72,6 +73,7 @@ class Memory:
     """The counters of accounting."""
     xids: XidMemory = field(default_factory=XidMemory)
     stalls: Mapping[Uuid, StallMemory] = field(default_factory=dict)
+    assigned_twice: tuple[AssignedTwice, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Those of the last snapshot: they have the time since when they hold."""
     listed_claims: bool = False

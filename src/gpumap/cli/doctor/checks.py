@@ -17,7 +17,7 @@ from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
 from gpumap.model.gaps import use_known
 from gpumap.model.grouping import grouped
-from gpumap.model.node import Gpu, Node, SourceHealth
+from gpumap.model.node import Finding, Gpu, Node, SourceHealth
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.shown import counted, listed
 from gpumap.model.terms import Source
@@ -239,7 +239,7 @@ def _not_collected(node_map: Node, group: str) -> Result | None:
 
 def _unmatched_slots(node_map: Node, _: Facts | None) -> Result | None:
     """Slots on no device have a line for each reason instead."""
-    if node_map.unmatched:
+    if node_map.unmatched or _assigned_twice(node_map):
         return None
     if not _source(node_map, Source.KUBELET).up:
         return Result("unknown", "", "the kubelet does not answer: the assignments are not known")
@@ -254,6 +254,14 @@ def _unmatched_by_reason(node_map: Node) -> Iterator[Result]:
         why = f"{reason}: {listed(sorted({f'{entry.namespace}/{entry.pod}' for entry in of_reason}))}"
         check = UNMATCHED_BY_REASON.replace("<reason>", reason)
         yield Result("degraded", f"{slots} of {resources}", why, of_reason[0].remedy, check)
+    if twice := _assigned_twice(node_map):
+        why = f"assigned_twice: {listed(sorted({'/'.join(finding.name.pod_name) for finding in twice}))}"
+        check = UNMATCHED_BY_REASON.replace("<reason>", "assigned_twice")
+        yield Result("degraded", counted(len(twice), "finding"), why, twice[0].remedy, check)
+
+
+def _assigned_twice(node_map: Node) -> list[Finding]:
+    return [finding for finding in node_map.findings or () if finding.reason == "assigned_twice"]
 
 
 # --- more privileges than gpumap needs: a warning in a container; a shell has the rights of its user ------------------
