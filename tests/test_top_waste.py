@@ -418,6 +418,15 @@ def test_a_sum_of_unknown_values_is_unknown() -> None:
     assert row == "No waste found in the known data."
 
 
+def test_waste_of_processes_without_known_memory_is_unknown() -> None:
+    """An idle holder of whose process the driver does not report the memory: how much it wastes is unknown, not 0."""
+    pod = holder("rests", CARD)
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, memory=None)])
+    found = published(node.watch())
+    assert (found.finding_sums["idle_gpus"], found.finding_sums["unused_bytes"]) == (1, None)
+    assert "1 GPUs held idle, - granted but not used" in waste_table(found, Shape())
+
+
 def test_a_process_of_unknown_owner_may_be_a_squatter() -> None:
     """As after a restart of the kubelet: then nothing is 0, and a sentence says on which GPU."""
     node = TestNode([Gpu(0)], [], [Process(21, gpu_uuid(0), None, memory=GIB, readable=False)])
