@@ -25,6 +25,9 @@ from gpumap.model.readings import Uuid
 from gpumap.model.shown import UNKNOWN, age
 from gpumap.model.terms import ContainerName, Owner
 
+_REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
+"""A larger remainder, or a larger part of the device, has a row."""
+
 
 class DeviceRow(NamedTuple):
     """A device of a node. `at` is the Unix time of its collection, `number` its place among the node's devices.
@@ -109,6 +112,15 @@ class ContainerRow(NamedTuple):
         """The part of the device's memory."""
         total_bytes = self.device.total_bytes
         return self.memory_bytes / total_bytes if total_bytes and self.memory_bytes is not None else None
+
+    @property
+    def is_small_remainder(self) -> bool:
+        """Whether it is memory without a process that is too little for a row of its own: the device's row has it."""
+        return (
+            self.owner is Owner.UNACCOUNTED
+            and abs(self.memory_bytes or 0) < _REMAINDER_BYTES
+            and abs(self.memory_ratio or 0) < _REMAINDER_RATIO
+        )
 
     @property
     def busy_ratio(self) -> float | None:
