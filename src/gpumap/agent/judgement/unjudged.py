@@ -83,7 +83,7 @@ _SENTENCES = {
     "unknown_work": "It is not known whether these holders work, because an unknown process did: {pods}.",
     "idle_power_unknown": "It is not known whether the work of these holders hangs. gpumap has not seen their GPUs "
     "without a process: {pods}.",
-    "just_started": "gpumap has not watched these holders for long enough: {pods}.",
+    "just_started": "gpumap has not watched these holders for long enough ({kinds}): {pods}.",
 }
 
 
@@ -102,8 +102,9 @@ def sentences(node: Node) -> Iterator[str]:
             continue
         pods = sorted({"/".join(entry.pod_name) for entry in entries if entry.pod})
         devices = sorted({names.get(entry.uuid, entry.uuid) for entry in entries if entry.uuid})
+        kinds = listed(sorted({kind for entry in entries for kind in entry.findings}))
         yield _SENTENCES[reason].format(
-            devices=f"GPU {listed(devices)}", are="is" if len(devices) == 1 else "are", pods=listed(pods)
+            kinds=kinds, devices=f"GPU {listed(devices)}", are="is" if len(devices) == 1 else "are", pods=listed(pods)
         )
     yield from (f"{sentence[0].upper()}{sentence[1:]}." for sentence in unknown_of_devices(node))
 

@@ -131,8 +131,8 @@ class RecordingNvml:
 
 
 class RecordingProcfs:
-    """Keeps `cgroup`, a bare `stat` and the uid of the processes asked for, of one that shows PID visibility, and
-    gpumap's; of slurmstepds also the title."""
+    """Keeps `cgroup`, a bare `stat` and the uid of the processes asked for, of one that shows PID visibility, of
+    parents that decide, and gpumap's; of slurmstepds also the title."""
 
     def __init__(self, root: Path, own: Path, *, has_kubelet: bool = True) -> None:
         self._source = ProcfsSource(root, own, has_kubelet=has_kubelet)
@@ -170,14 +170,7 @@ class RecordingProcfs:
             witness = self._source.witness
             files |= {contents.OWN_PID_IN_TREE: b""} if witness is None else _process(self._root, witness)
         kept = self._kept
-        self._kept = {
-            entry: kept.get(entry)
-            # The uid names the work of a user.
-            or _process(
-                self._root, entry.pid, *(["status"] if entry.workload and entry.workload.kind == "user" else [])
-            )
-            for entry in table.entries
-        }
+        self._kept = {entry: kept.get(entry) or self._entry_files(entry) for entry in table.entries}
         for found in self._kept.values():
             files |= found
         for pid in self._source.pod_pids.values():
@@ -187,8 +180,20 @@ class RecordingProcfs:
             for pid in job.parents:
                 files |= _process(self._root, pid)
         for pid in table.unreadable:
-            files |= {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}  # must not be read there either
+            files |= _unreadable(pid)
         return files
+
+    def _entry_files(self, entry: ProcEntry) -> Files:
+        is_user = entry.workload is not None and entry.workload.kind == "user"  # the uid names it
+        files: Files = {}
+        for pid in self._source.ancestors.pids(entry.pid):
+            files |= _process(self._root, pid) or _unreadable(pid)
+        return files | _process(self._root, entry.pid, *(["status"] if is_user else []))
+
+
+def _unreadable(pid: int) -> Files:
+    """Record a process that a replay must not read either."""
+    return {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}
 
 
 def _process(root: Path, pid: int, *more: str) -> Files:
