@@ -136,6 +136,7 @@ def test_claim_that_may_be_for_administrators_is_named() -> None:
     (finding,) = shown["findings"]
     assert (finding["finding"], finding["reason"]) == ("maybe_idle", "admin_access_unknown")
     assert "`privileges.dra`" in finding["why"]
+    assert "`privileges.dra=true`" in finding["remedy"]
     assert (shown["sums"]["idle_gpus"], shown["sums"]["unused_bytes"]) == (0, None)
 
 

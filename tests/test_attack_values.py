@@ -185,6 +185,35 @@ async def test_utilization_is_no_more_than_all(tmp_path: Path) -> None:
     assert gpu.memory_controller_busy_ratio is None or gpu.memory_controller_busy_ratio <= 1
 
 
+@pytest.mark.parametrize(
+    ("celsius", "memory_celsius", "milliwatts", "plausible"),
+    [
+        (2000, 2000, 4_000_000_000, False),
+        (151, 151, 5_000_001, False),
+        (-51, 151, 5_000_001, False),
+        (150, 150, 5_000_000, True),
+        (-50, 1, 0, True),
+    ],
+)
+async def test_value_that_no_sensor_has_is_absent(
+    tmp_path: Path, celsius: int, memory_celsius: int, milliwatts: int, plausible: bool
+) -> None:
+    """Temperatures from -50 to 150 °C and power up to 5 kW are passed on, power limits too."""
+    said = standin.Gpu(
+        CARD,
+        temperature_celsius=celsius,
+        memory_temperature_celsius=memory_celsius,
+        power_milliwatts=milliwatts,
+        enforced_power_limit_milliwatts=milliwatts,
+        power_limit_milliwatts=milliwatts,
+        power_limits_milliwatts=(milliwatts, milliwatts),
+    )
+    gpu = (await measure(Driver(gpus=[said]), tmp_path)).gpus[0]
+    assert gpu.temperatures_celsius == ({"gpu": float(celsius), "memory": float(memory_celsius)} if plausible else {})
+    watts = milliwatts / 1000 if plausible else None
+    assert (gpu.power_watts, gpu.power_limit_watts) == (watts, watts)
+
+
 # --- rows and values that cannot be ----------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from gpumap.model import remedies
 from gpumap.model.node import GpuXids, decode
 from gpumap.model.node import Node as SeenNode
 from gpumap.model.node_facts import Answer, Facts, Privileges
+from gpumap.model.observations import ClaimDevice, PreparedDevice
 from gpumap.model.readings import SAMPLES_NEW
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Source
@@ -369,6 +370,25 @@ def test_unmatched_slots() -> None:
         assert one.state == "degraded"
         assert one.why == f"{reason}: ml/odd"
         assert one.remedy == remedies.UNMATCHED[reason]
+
+
+def test_node_with_claims_only() -> None:
+    """With the DRA driver alone and the chart's defaults, the missing checkpoint is no fault. The value that shows
+    which claims have admin access is named. With the driver's notes that is known."""
+    claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "one")]}
+    node = TestNode([Gpu(0), Gpu(1)], [Pod("ml", "train", claims=claims)], checkpoint_readable=False)
+    found = examined(node, replace(ALL_WELL, checkpoint=Answer(reason="checkpoint_missing")))
+    assert (found["device_checkpoint"].state, found["device_checkpoint"].remedy) == ("not needed", None)
+    assert found["kubelet"].seen.endswith("1 pod with GPUs, GPUs assigned by claims")
+    assert (found["dra_claims"].state, found["dra_claims"].why) == (
+        "missing",
+        "1 of 1 holder by claims may have admin access",
+    )
+    assert "`privileges.dra=true`" in (found["dra_claims"].remedy or "")
+    node.prepared = (PreparedDevice("ml", "one", "gpu-0", "", made_uuid(0), admin_access=False, memory_bytes=None),)
+    assert examined(node)["dra_claims"].state == "ok"
+    node.pods.append(Pod("ml", "slot", {"main": {"nvidia.com/gpu": [str(made_uuid(1))]}}))
+    assert examined(node)["device_checkpoint"].state == "missing", "a device plugin is here too"
 
 
 def test_too_much_privilege_is_a_warning() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpumap.agent.join import Memory, step
+from gpumap.cli.doctor.checks import examine
 from gpumap.model.observations import ClaimDevice, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
@@ -107,12 +108,49 @@ def hami_answer(cores: int, *cards: Uuid) -> PluginAnswer:
     return answer(NVIDIA_VISIBLE_DEVICES=",".join(cards), CUDA_DEVICE_SM_LIMIT=str(cores), **limits)
 
 
-def test_hami_without_an_sm_limit_is_one_of_the_splits() -> None:
-    """0 says that nothing was asked for: one share of those that the card has."""
-    resource = "nvidia.com/gpu"
-    pod = pod_of({resource: [f"{A}-0"]}, {resource: hami_answer(0, B)})
+@pytest.mark.parametrize("cores", ["0", None])
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (["81920m"], {B: (1, 1.0, 80 * GIB)}),
+        (["20g"], {B: (1, 0.25, 20 * GIB)}),
+        (["0m"], {B: (1, 0.1, None)}),
+        ([], {B: (1, 0.1, None)}),
+        (["40g", "20g"], {B: (1, 0.5, 40 * GIB), A: (1, 0.25, 20 * GIB)}),
+    ],
+)
+def test_hami_without_an_sm_limit_is_shared_by_memory(cores: str | None, limits: list[str], expected: Granted) -> None:
+    """Each device by its own memory limit. Without a limit of both it is one share of those that the card has."""
+    resource, cards = "nvidia.com/gpu", [B, A][: max(len(limits), 1)]
+    envs = {f"CUDA_DEVICE_MEMORY_LIMIT_{place}": limit for place, limit in enumerate(limits)}
+    envs |= {} if cores is None else {"CUDA_DEVICE_SM_LIMIT": cores}
+    plugin_answer = answer(NVIDIA_VISIBLE_DEVICES=",".join(cards), **envs)
+    pod = pod_of({resource: ids(f"{A}-{{}}", len(cards))}, {resource: plugin_answer})
     snapshot = node_of(pod, offered={resource: [*ids(f"{A}-{{}}", 10), *ids(f"{B}-{{}}", 10)]}).collect()
-    assert granted(snapshot, pod) == {B: (1, 0.1, 3000 * MIB)}
+    assert granted(snapshot, pod) == expected
+
+
+@pytest.mark.parametrize(
+    ("envs", "shares"),
+    [
+        ([{"CUDA_DEVICE_MEMORY_LIMIT_0": "120g"}], [1.0]),
+        ([{"CUDA_DEVICE_MEMORY_LIMIT_0": "120g"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "40g"}], [0.75, 0.25]),
+        ([{"CUDA_DEVICE_SM_LIMIT": "60"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "80g"}], [0.375, 0.625]),
+        ([{"CUDA_DEVICE_SM_LIMIT": "50"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "40g"}], [0.5, 0.5]),
+    ],
+)
+def test_hami_shares_beyond_the_card_are_scaled(envs: list[dict[str, str]], shares: list[float]) -> None:
+    """With scaled memory, or cores beside memory, the shares of a card may be more than it. Bytes are not scaled."""
+    resource = "nvidia.com/gpu"
+    pods = [
+        pod_of({resource: [f"{A}-{number}"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=B, **one)}, f"p{number}")
+        for number, one in enumerate(envs)
+    ]
+    snapshot = node_of(*pods).collect()
+    rows = [granted(snapshot, pod)[B] for pod in pods]
+    assert [gpus for _, gpus, _ in rows] == pytest.approx(shares)
+    limits = [one.get("CUDA_DEVICE_MEMORY_LIMIT_0", "") for one in envs]
+    assert [memory for _, _, memory in rows] == [int(limit[:-1]) * GIB if limit else None for limit in limits]
 
 
 def test_hami_mig_is_the_instance_that_was_made() -> None:
@@ -122,7 +160,7 @@ def test_hami_mig_is_the_instance_that_was_made() -> None:
     assert granted(node_of(pod, mig=True).collect(), pod) == {LARGE: (1, 3 / 7, 10 * GIB)}
     for device, limit, expected in (
         (LARGE, {"CUDA_DEVICE_SM_LIMIT": "50"}, (1, 3 / 14, None)),
-        (LARGE, {"CUDA_DEVICE_MEMORY_LIMIT_0": "3000m"}, (1, None, 3000 * MIB)),
+        (LARGE, {"CUDA_DEVICE_MEMORY_LIMIT_0": "5g"}, (1, 3 / 14, 5 * GIB)),
         (B, {}, (1, None, None)),
     ):
         pod = pod_of({resource: [f"{A}-4"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=device, **limit)})
@@ -492,7 +530,7 @@ def test_limits_count_devices_that_are_down(faults: tuple[int, ...]) -> None:
     pod = pod_of({resource: [f"{uuids[0]}-{number}" for number in range(3)]}, {resource: hami_answer(0, *uuids)})
     gpus = [Gpu(number, fault="lost" if number in faults else None) for number in range(3)]
     snapshot = TestNode(gpus, [pod]).collect()
-    assert granted(snapshot, pod)[uuids[2]] == (1, None, 3002 * MIB)
+    assert granted(snapshot, pod)[uuids[2]] == (1, 3002 / 81920, 3002 * MIB)
     assert sum(one.slots for one in snapshot.node.unmatched) == len(faults)
 
 
@@ -535,3 +573,75 @@ def test_an_id_on_no_device_of_the_answer_is_on_one_without_an_id() -> None:
     assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 1, B: 1}
     pod = pod_of({resource: [str(A), str(other)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=str(A))})
     assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 2}
+
+
+# --- ids that two pods hold -------------------------------------------------------------------------------------------
+
+
+def assigned_twice(snapshot: Snapshot) -> dict[str, tuple[str | None, str]]:
+    """By pod: the device, and why."""
+    findings = snapshot.node.findings or ()
+    return {one.pod: (one.uuid, one.why) for one in findings if one.reason == "assigned_twice"}
+
+
+@pytest.mark.parametrize(
+    ("id_", "uuid"),
+    [(str(B), B), (f"{B}::3", B), ("nvidia0/vgpu1", B), (str(SMALL), SMALL), ("nvidia1/gi2", LARGE)],
+)
+def test_an_exclusive_id_of_two_pods_is_assigned_twice(id_: str, uuid: Uuid) -> None:
+    """After `--grace` each of them has a finding, which names the other one and began when both first had the id."""
+    first, second = (pod_of({"nvidia.com/gpu": [id_]}, name=name) for name in ("p", "q"))
+    node = node_of(first, mig=True)
+    node.collect()
+    node.pods.append(second)
+    since = node.collect().node.timestamp
+    assert assigned_twice(node.collect(RULES.grace_seconds - 1)) == {}
+    node.down = {"procfs"}
+    assert assigned_twice(node.collect(0.5)) == {}
+    node.down = set()
+    snapshot = node.collect(0.5)
+    why = "1 slot of nvidia.com/gpu also assigned to ml/"
+    assert assigned_twice(snapshot) == {"p": (uuid, f"{why}q"), "q": (uuid, f"{why}p")}
+    assert {one.since for one in snapshot.node.findings or () if one.reason == "assigned_twice"} == {since}
+    checks = {result.check: result.why for result in examine(snapshot.node, None)}
+    assert checks["unmatched_slots/assigned_twice"] == "assigned_twice: ml/p, ml/q"
+    assert "unmatched_slots" not in checks, "it says that every slot matches"
+    first.listed = False
+    assert assigned_twice(node.collect()) == {}
+
+
+@pytest.mark.parametrize(
+    ("id_", "mig"), [(str(A), True), (f"{A}-_-1", False), (f"{A}-1", False), ("0000:3b:00.0", False)]
+)
+def test_what_several_pods_may_hold_is_not_assigned_twice(id_: str, mig: bool) -> None:
+    """A partitioned GPU, and ids that name no device."""
+    pods = [pod_of({"nvidia.com/gpu": [id_]}, {"nvidia.com/gpu": hami_answer(0, A)}, name) for name in ("p", "q")]
+    node = node_of(*pods, mig=mig)
+    node.collect()
+    assert assigned_twice(node.collect(RULES.grace_seconds)) == {}
+
+
+def test_a_shared_claim_is_not_assigned_twice() -> None:
+    """Containers of several pods may use one claim."""
+    node = node_of(claimant("p", claim_of("gpu-0")), claimant("q", claim_of("gpu-0")))
+    node.collect()
+    assert assigned_twice(node.collect(RULES.grace_seconds)) == {}
+
+
+@pytest.mark.parametrize("hidden", ["ended", "no PIDs", "unknown UID"])
+def test_only_pods_that_certainly_exist_are_assigned_one_id(hidden: str) -> None:
+    """Kubelets before 1.34 list pods that have ended. A process in the pod's cgroup is the evidence."""
+    pods = [pod_of({"nvidia.com/gpu": [str(A)]}, name=name) for name in ("p", "q")]
+    node = node_of(*pods)
+    node.ended = {"p"} if hidden == "ended" else set()
+    node.visible = hidden != "no PIDs"
+    pods[0].in_checkpoint = pods[0].has_tree = hidden != "unknown UID"
+    node.collect()
+    assert assigned_twice(node.collect(RULES.grace_seconds)) == {}
+    assert node.collect().uncertain_pods == {pod.uid for pod in pods if pod.has_tree}, (
+        "gpumap looks for their processes"
+    )
+    if hidden == "ended":
+        node.processes = [Process(10, A, pods[0])]
+        node.collect()
+        assert assigned_twice(node.collect(RULES.grace_seconds)).keys() == {"p", "q"}

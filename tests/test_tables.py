@@ -15,7 +15,7 @@ from gpumap.model.node import Grant, Node
 from gpumap.model.shown import age, printable
 from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.shown import changed, map_table, top_table, waste_table, with_devices
+from tests.shown import changed, map_table, top_table, top_values, waste_table, with_devices
 from tests.snapshots import busy_node, empty_node
 
 CARD = gpu_uuid(0)
@@ -73,7 +73,24 @@ def test_holder_user_and_squatter() -> None:
     node.pods.remove(squatter)
     node.collect()
     assert line_of(node.collect(), "gone") == ["ml", "squat", "1.0GiB", "0%", "gone"]
-    assert line_of(snapshot, "unaccounted") == ["100MiB", "unaccounted"]
+    assert "unaccounted" not in map_table(published(snapshot), Shape())
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "remainder_mib", "is_row"),
+    [(80, 511, False), (80, -511, False), (80, 512, True), (80, -512, True), (8, 81, False), (8, 82, True)],
+)
+def test_small_remainder_is_part_of_the_line_of_its_device(total_gib: int, remainder_mib: int, is_row: bool) -> None:
+    """Memory without a process has no row below 512 MiB and 1 % of the device. JSON and -o wide keep it."""
+    holder = Pod("ml", "holder", {"main": {"nvidia.com/gpu": [str(CARD)]}})
+    node = TestNode([Gpu(0, total=total_gib * GIB, overhead=remainder_mib << 20)], [holder])
+    node.processes = [Process(10, CARD, holder, memory=2 * GIB)]
+    found = published(node.collect())
+    for show in (map_table, top_table):
+        assert ("unaccounted" in show(found, Shape())) == is_row
+        assert ("unaccounted" in show(found, Shape(processes=True))) == is_row
+        assert "unaccounted" in show(found, Shape(wide=True))
+    assert [row["owner"] for row in top_values(found, Shape())["rows"]].count("unaccounted") == 1
 
 
 def test_slots_of_several_resources_are_not_added_up() -> None:

@@ -101,8 +101,8 @@ def test_top_has_a_row_for_each_container_and_device() -> None:
     assert rows[1] == ["ml", "work", "main", "0", "40.0GiB", "50%", "40.0GiB", "75%", "2", "assigned"]
     assert rows[2] == ["ml", "squat", "main", "0", "9.0GiB", "11%", "9.0GiB", "0%", "1", "UNASSIGNED"]
     assert rows[3] == ["-", "-", "-", "1", "2.0GiB", "2%", "-", "0%", "1", "host"]
-    assert [row[9] for row in rows[4:]] == ["unaccounted", "unaccounted", "assigned"]
-    assert rows[6][:5] == ["ml", "idle", "main", "1", "0"]
+    assert rows[4][:5] == ["ml", "idle", "main", "1", "0"]
+    assert [row[9] for row in rows[4:]] == ["assigned"], "the small remainders have no rows"
 
 
 def test_top_accounts_for_all_memory() -> None:
@@ -420,6 +420,15 @@ def test_a_sum_of_unknown_values_is_unknown() -> None:
         assert "- granted but not used" in waste_table(found, shape)
     row = waste_table(found, Shape(sums_by="namespace")).splitlines()[0]
     assert row == "No waste found in the known data."
+
+
+def test_waste_of_processes_without_known_memory_is_unknown() -> None:
+    """An idle holder of whose process the driver does not report the memory: how much it wastes is unknown, not 0."""
+    pod = holder("rests", CARD)
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, memory=None)])
+    found = published(node.watch())
+    assert (found.finding_sums["idle_gpus"], found.finding_sums["unused_bytes"]) == (1, None)
+    assert "1 GPUs held idle, - granted but not used" in waste_table(found, Shape())
 
 
 def test_a_process_of_unknown_owner_may_be_a_squatter() -> None:

@@ -10,6 +10,7 @@ from gpumap.agent.metrics import GROUPS
 from gpumap.agent.published import published
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.rows import gpu_rows
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables.map import map_table
 from gpumap.cli.tables.top import top_table
@@ -18,6 +19,9 @@ from gpumap.model.node import Node
 from gpumap.model.readings import GpuProcess
 from gpumap.model.terms import Owner
 from tests import golden
+from tests.nodes import Gpu as NodeGpu
+from tests.nodes import Pod, TestNode, gpu_uuid
+from tests.nodes import Process as NodeProcess
 from tests.standin import Driver, Gpu, Process
 from tests.worker import Start
 
@@ -91,6 +95,19 @@ def test_the_sum_of_the_processes_is_shown(capture: str, listed: str) -> None:
     assert "unaccounted" not in top_table(maps, Shape())
     nvml = next(one for one in examine(maps.maps[0], None) if one.check == "nvml")
     assert (nvml.state, nvml.seen.rpartition(", ")[2]) == ("ok", "1 device readable")
+
+
+@pytest.mark.parametrize("memory", [None, "no process"])
+def test_memory_that_neither_device_nor_process_reports_is_unknown(memory: str | None) -> None:
+    """A device that does not report its memory, with a process without memory, or without a process: not 0."""
+    pod = Pod("ml", "train", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
+    node = TestNode([NodeGpu(0, values={"memory": None})], [pod])
+    node.processes = [] if memory else [NodeProcess(10, gpu_uuid(0), pod, memory=None)]
+    maps = NodeMaps((published(node.collect()),))
+    head, device, *_ = map_table(maps, Shape()).splitlines()
+    assert device[head.index("USED") :].split() == ["-"]
+    (row,) = gpu_rows(maps.maps[0])
+    assert row.used_bytes is None
 
 
 def test_waste_is_looked_for_without_the_devices_memory() -> None:

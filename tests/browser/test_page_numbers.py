@@ -248,6 +248,19 @@ async def test_a_gpu_that_shares_the_machines_memory(site: Site, browser: Browse
         await expect(one.page.locator(".facts").first).to_contain_text("used by processes")
 
 
+@pytest.mark.parametrize("count", [0, 1])
+async def test_memory_and_load_that_no_source_reports_are_not_0(site: Site, browser: Browser, count: int) -> None:
+    """A device without its memory and utilization; its process, if there is one, has no memory either."""
+    pod = Pod("team", "train", {"main": {"nvidia.com/gpu": [str(UUID)]}})
+    processes = [Process(10, UUID, pod, memory=None)][:count]
+    site.collect(TestNode([Gpu(0, values={"memory": None})], [pod], processes))
+    async with tab(browser, site.url) as one:
+        shown = await tiles(one)
+        assert (shown["GPUs"], shown["Memory used"]) == ("1", "–")
+        assert await one.texts(".used") == ["–"]
+        assert "0 busy" not in await one.page.locator(".tiles").inner_text()
+
+
 async def test_no_more_is_granted_than_there_is(site: Site, browser: Browser) -> None:
     """A device that its plugin oversubscribes is not granted twice over."""
     said = answer(NVIDIA_VISIBLE_DEVICES=UUID, CUDA_DEVICE_MEMORY_LIMIT_0="60000m", CUDA_DEVICE_SM_LIMIT="0")

@@ -229,7 +229,8 @@ NO_NODES = "DESIRED 0"
         (("serviceMonitor.enabled=true", "serviceMonitor.serviceDiscoveryRole=EndpointSlice"), (), ("1000",)),
         (("serviceMonitor.labels.release=a", "prometheusRule.labels.release=a"), (), ("kube-prometheus-stack",)),
         (VARIATIONS["rather on some nodes"], (NO_NODES,), ("your nodeSelector",)),
-        (("privileges.hostPID=false",), ("hostPath",), ("hostPID",)),
+        (("privileges.hostPID=false",), ("hostPath", "privileges.dra=true"), ("hostPID",)),
+        (("privileges.dra=true",), (), ("privileges.dra",)),
     ],
 )
 def test_the_notes_tell_what_is_next(values: tuple[str, ...], said: tuple[str, ...], not_said: tuple[str, ...]) -> None:

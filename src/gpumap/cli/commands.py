@@ -50,8 +50,9 @@ _MORE = {
     "  over         uses more memory than granted\n"
     "  stalled      keeps its GPU busy, but the GPU draws next to no power: it may hang\n"
     "  idle         holds a device, but did no work on any engine for five minutes (--idle-after of serve)\n"
+    "  maybe idle   may be idle, but gpumap cannot prove that it rests\n"
     "  unused       even its peak left more than 20% and 1 GiB of its grant unused\n"
-    "  unmatched    holds slots that match no device\n"
+    "  unmatched    holds slots that match no device, or that another pod holds\n"
     "gpumap reports only what it can prove. Below the table it lists what it could not check, with the reason.",
     "inspect": "For GPUs that gpushare shares, the columns and numbers are those of `kubectl inspect gpushare`\n"
     "and `kubectl inspect cgpu`. For other GPUs they show the granted memory in GiB.",

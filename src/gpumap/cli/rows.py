@@ -5,7 +5,7 @@ This is the only file of the tables that reads devices and GPUs of a node: a col
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,10 +20,13 @@ from gpumap.model.devices import (
 )
 from gpumap.model.findings import faulty_gpus
 from gpumap.model.gaps import use_known
-from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, OtherUse, Process, Workload
+from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, OtherUse, OwnerUse, Process, Workload
 from gpumap.model.readings import Uuid
 from gpumap.model.shown import UNKNOWN, age
 from gpumap.model.terms import ContainerName, Owner
+
+_REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
+"""A larger remainder, or a larger part of the device, has a row."""
 
 
 class DeviceRow(NamedTuple):
@@ -111,6 +114,15 @@ class ContainerRow(NamedTuple):
         return self.memory_bytes / total_bytes if total_bytes and self.memory_bytes is not None else None
 
     @property
+    def is_small_remainder(self) -> bool:
+        """Whether it is memory without a process that is too little for a row of its own: the device's row has it."""
+        return (
+            self.owner is Owner.UNACCOUNTED
+            and abs(self.memory_bytes or 0) < _REMAINDER_BYTES
+            and abs(self.memory_ratio or 0) < _REMAINDER_RATIO
+        )
+
+    @property
     def busy_ratio(self) -> float | None:
         """SM time, or SM activity on a MIG device."""
         return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
@@ -191,11 +203,16 @@ def _gpu(gpu: Gpu, broken: bool, node: Node) -> GpuRow:
         model=gpu.model,
         broken=broken,
         utilization_ratio=reading.utilization_ratio if reading and not gpu.partitioned else None,
-        used_bytes=memory.used_bytes if memory else sum_of(one.memory_bytes for one in owners),
+        used_bytes=memory.used_bytes if memory else _process_bytes(owners),
         total_bytes=memory.total_bytes if memory else None,
         temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
         power_watts=reading.power_watts if reading else None,
     )
+
+
+def _process_bytes(owners: Iterable[OwnerUse]) -> int | None:
+    """Return the memory of the processes of a device that does not report its own. 0 is not all of it: `None`."""
+    return sum_of(owner.memory_bytes for owner in owners) or None
 
 
 def _devices(node: Node) -> Iterator[tuple[Device, DeviceRow]]:
@@ -215,7 +232,7 @@ def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
         is_gpu=device.uuid == device.gpu_uuid,
         model=gpu.model or None if gpu else None,
         total_bytes=memory.total_bytes if memory else None,
-        used_bytes=memory.used_bytes if memory else sum_of(one.memory_bytes for one in device.owners),
+        used_bytes=memory.used_bytes if memory else _process_bytes(device.owners),
         use_known=use_known(device),
         partitioned=device.partitioned,
     )

@@ -80,7 +80,9 @@ def why_of(kind: str, reason: str, seconds: float) -> str:
     if kind == "fault":
         return why_broken(reason)
     if kind == "unmatched":
-        return f"slots without a device: {reason}"
+        return (
+            "slots also assigned to another pod" if reason == "assigned_twice" else f"slots without a device: {reason}"
+        )
     if kind == "maybe_idle":
         return f"may be idle: no sign of its work seen for {age(seconds)}"
     if kind == "idle":
@@ -167,7 +169,7 @@ def judged_holders(nodes: Iterable[Node]) -> str | None:
 def sums(findings: Sequence[Finding], judged: Container[str]) -> dict[str, float | None]:
     """Return the sums of findings, such as those of one namespace. What is not known is not in them.
 
-    `None`: 0, but not all of the kind is `judged`.
+    `None`: 0, but an amount is unknown, or not all of the kind is `judged`.
     """
     return {name: _added(findings, summed, judged) for name, summed in SUMS.items()}
 
@@ -176,4 +178,5 @@ def _added(findings: Iterable[Finding], summed: _Sum, judged: Container[str]) ->
     of_kinds = [finding for finding in findings if finding.finding in summed.kinds]
     values = [getattr(finding, summed.of) for finding in of_kinds] if summed.of else [1] * len(of_kinds)
     total = sum(value for value in values if value is not None)
-    return round(total, 3) if total or all(kind in judged for kind in summed.kinds) else None
+    is_known = None not in values and all(kind in judged for kind in summed.kinds)
+    return round(total, 3) if total or is_known else None

@@ -182,8 +182,10 @@ UNMATCHED: dict[str, str] = {
     "device_down": "A GPU has not reported its identity. Find the GPU that does not answer. When it reports its uuid "
     "and minor number, gpumap finds the device of the slots.",
     "nvml_down": "The driver does not answer. Repair it first. Then gpumap finds the device of the slots.",
+    "assigned_twice": "Two pods hold the same device. Delete one of them. The kubelet assigned the device again, "
+    "usually because it lost its checkpoint.",
 }
-"""By reason of slots that match no device."""
+"""By reason of slots that match no device, or that another pod holds too."""
 
 FINDINGS: dict[str, str] = {
     "squatter": "The pod uses a GPU without holding it. Find how it gets access (privileged, "
@@ -199,17 +201,19 @@ FINDINGS: dict[str, str] = {
     "workload.",
     "maybe_idle": "The pod may not use its GPU. Ask its owner whether it still works: gpumap cannot prove that it "
     "rests.",
+    "admin_access_unknown": "Its claim may have admin access. Mount the DRA driver's directory "
+    "`plugins/gpu.nvidia.com` (`privileges.dra=true`). Until then, no holder of a claim is certainly idle.",
     "unused": "The container needs less than its grant. If the peak stays low, request a smaller share or MIG device, "
     "or let several pods share the GPU.",
 }
-"""By kind of finding. Faults and unmatched slots have the remedy of their reason."""
+"""By kind or reason of a finding. Faults and unmatched slots have the remedy of their reason."""
 
 CAPABILITIES: dict[str, str] = {
     "pid_visibility": "gpumap measures no use of containers. Set `hostPID: true` for gpumap's pod "
     "(`privileges.hostPID=true`), or run its Docker container with `--pid=host`.",
     "device_checkpoint": "Pod UIDs are not certain. Mount the kubelet's directory `device-plugins` "
-    "(`privileges.checkpoint=true`). The kubelet writes the file when the node's first device plugin registers. "
-    "Without it, gpumap does not see init containers.",
+    "(`privileges.checkpoint=true`). The kubelet writes the file when the node's first device plugin registers: "
+    "with DRA alone there is none. Without it, gpumap does not see init containers.",
     "pod_logs": "gpumap cannot name the containers of processes. Mount `/var/log/pods` and `/var/log/containers` "
     "(`privileges.podLogs=true`). Without them, gpumap has no use of containers, and finds no squatters and leftovers.",
     "process_utilization": "gpumap measures no SM time of containers. Do nothing: the driver does not report it on MIG "
@@ -331,7 +335,13 @@ def of_finding(kind: str, reason: str, index: int | None) -> str | None:
     if kind == "unmatched":
         return UNMATCHED.get(reason)
     health = HEALTH.get("xid_errors" if reason.startswith("xid_") else reason)
-    remedy = FINDINGS.get(kind) or FAULTS.get(reason) or health or RECOVERY.get(reason.removeprefix("recovery_"))
+    remedy = (
+        FINDINGS.get(reason)
+        or FINDINGS.get(kind)
+        or FAULTS.get(reason)
+        or health
+        or RECOVERY.get(reason.removeprefix("recovery_"))
+    )
     return remedy if index is None else _with_index(remedy, index)
 
 

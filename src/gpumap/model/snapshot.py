@@ -86,7 +86,7 @@ class Snapshot:
     has_short_process: bool = False
     """A process that began and ended between two collections worked on a leaf that a container holds."""
     uncertain_pods: frozenset[PodUid] = frozenset()
-    """Pods of holders that would be idle if gpumap knew that these pods still exist."""
+    """Pods that gpumap must know to exist: of holders that would then be idle, or that hold an id of another pod."""
     hidden: tuple[HiddenDevice, ...] = ()
     """Only a new container solves it: the service exits to get one."""
     lost_driver: str = ""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpumap.agent.join.assigned_twice import SharedId, find_shared_ids
 from gpumap.agent.join.grants import Holding, grants
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
@@ -78,6 +79,8 @@ class Allocation:
     may_be_shared: bool
     """A scheduler's file could not be read, or the second List that gpumap serves lacks a pod, which may hold any
     device."""
+    shared_ids: tuple[SharedId, ...]
+    """Ids that several pods hold, although only one may."""
     named: frozenset[tuple[Uuid, str]]
     """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
     init_containers: Mapping[tuple[PodUid, str], RowAllocation]
@@ -154,6 +157,7 @@ def allocate(
         sharers=frozenset((one.container.pod_name, one.uuid) for one in scheduled),
         may_hold_more=uncovered if schedulers.read_now else frozenset(pod.pod_name for pod in pods),
         may_be_shared=bool(uncovered) or not schedulers.noted_all,
+        shared_ids=find_shared_ids(holdings, inventory),
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         init_containers=init_containers,
         left_out=left_out,

@@ -415,19 +415,32 @@ def _is_certain(joined: Joined, pod: PodName, uid: PodUid | None, *, asked: bool
         pod in table.written
         or uid in table.reported_names
         or (asked and uid in joined.procs.living_pods)
-        or any(uid in processes.by_pod for processes in joined.attribution.by_leaf.values())
+        or _uses_gpu(joined, uid)
     )
 
 
+def _uses_gpu(joined: Joined, uid: PodUid) -> bool:
+    return any(uid in processes.by_pod for processes in joined.attribution.by_leaf.values())
+
+
+def pod_exists(joined: Joined, pod: PodName) -> bool:
+    """Return whether a process of the pod exists: one that uses a GPU, or one that gpumap has asked for."""
+    uid = joined.pod_table.uid_of.get(pod)
+    return uid is not None and (uid in joined.procs.living_pods or _uses_gpu(joined, uid))
+
+
 def uncertain_pods(joined: Joined, containers: Iterable[ContainerOnDevice], timestamp: float) -> frozenset[PodUid]:
-    """Return the pods that only a log tree shows, of holders that would be idle if these pods certainly exist."""
+    """Return the pods of which a process must be found: those that only a log tree shows, of holders that would be idle
+    if these pods certainly exist; and those that hold an id of another pod."""
     rest_until = timestamp - joined.rules.idle_after_seconds
-    return frozenset(
+    resting = {
         uid
         for row in containers
         if (watch := row.watch) and watch.last_active is not None and watch.last_active <= rest_until
         if (uid := joined.uids.get(row.pod_name)) and not _is_certain(joined, row.pod_name, uid, asked=False)
-    )
+    }
+    sharing = {name.pod_name for shared in joined.allocation.shared_ids for name in shared.containers}
+    return frozenset(resting | {uid for pod in sharing if (uid := joined.pod_table.uid_of.get(pod))})
 
 
 def has_short_process(joined: Joined) -> bool:

@@ -181,21 +181,27 @@ class _NodeHoldings:
         return GrantInputs((share,), (slots * gpushare_slot_bytes(count, total),))
 
     def _split(self, holding: Holding) -> GrantInputs:
-        """By limits of each device, in the answer's order. Only the first has an SM limit (HAMi, plugin/server.go)."""
-        own = _own_share(holding.uuid, self._inventory)
+        """By limits of each device, in the answer's order. Only the first has an SM limit (HAMi, plugin/server.go).
+
+        Without an SM limit by memory, which may be scaled beyond that of the card; without both one of the splits.
+        """
+        own, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
         envs = _envs(holding)
         limit = _LIMIT.fullmatch(envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{holding.position}", ""))
-        cores = _digits(envs.get("CUDA_DEVICE_SM_LIMIT"))
-        if not is_gpu(holding.uuid) and limit is None and not envs.get("CUDA_DEVICE_SM_LIMIT"):
+        cores = _digits(envs.get("CUDA_DEVICE_SM_LIMIT") or "0")
+        if not is_gpu(holding.uuid) and limit is None and cores == 0:
             return GrantInputs((own,), is_whole=True)  # a MIG device that was made for this container
         # 0 is no limit: no memory is granted.
         memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] or None) if limit else None
-        if cores is None or own is None:
-            return GrantInputs((None,), (memory,))
-        if cores == 0:
+        part: float | None
+        if cores != 0:
+            part = cores / 100 if cores is not None and holding.position == 0 else None
+        elif memory is not None:
+            part = memory / total if total else None
+        else:
             count = self._count((holding.uuid, holding.resource))
-            return GrantInputs((own * len(holding.ids) / count if count else None,), (memory,))
-        return GrantInputs((own * cores / 100 if holding.position == 0 else None,), (memory,))
+            part = len(holding.ids) / count if count else None
+        return GrantInputs((None if own is None or part is None else own * part,), (memory,))
 
     def _count(self, key: tuple[Uuid, str], held: Collection[DeviceId] = ()) -> int | None:
         """Return how many slots of a resource a device has in total.
@@ -291,9 +297,9 @@ def _slots(of_holder: Iterable[Holding]) -> dict[str, int]:
 
 
 def _share(shares: Sequence[float | None]) -> float | None:
-    """Return the sum of shares, at most 1; `None` if there are none or one of them is unknown."""
+    """Return the sum of shares; `None` if there are none or one of them is unknown. It may exceed 1, and is scaled."""
     known = [share for share in shares if share is not None]
-    return min(math.fsum(known), 1.0) if known and len(known) == len(shares) else None
+    return math.fsum(known) if known and len(known) == len(shares) else None
 
 
 def _bytes(amounts: Sequence[int | None]) -> int | None:

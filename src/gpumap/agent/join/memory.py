@@ -19,6 +19,7 @@ from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.stalled import StallMemory
 from gpumap.agent.join.unexplained import LeafWatch
 from gpumap.agent.join.xids import XidMemory
+from gpumap.agent.judgement.assigned_twice import AssignedTwice
 from gpumap.model.node import Finding, SourceHealth, Workload
 from gpumap.model.observations import KubeletAnswer, ListedPod, Moment, Observed, PodIdentity
 from gpumap.model.readings import Uuid
@@ -77,6 +78,7 @@ class Memory:
     stalls: Mapping[Uuid, StallMemory] = field(default_factory=dict)
     leaf_watches: Mapping[Uuid, LeafWatch] = field(default_factory=dict)
     """Memory and load without a process."""
+    assigned_twice: tuple[AssignedTwice, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Those of the last snapshot: they have the time since when they hold."""
     listed_claims: bool = False

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
+from gpumap.agent.join.assigned_twice import watch_shared_ids
 from gpumap.agent.join.history import clock_step_seconds
 from gpumap.agent.join.joined import Joined, join_sources
 from gpumap.agent.join.memory import Memory
@@ -20,6 +21,7 @@ from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.source_health import answers, record_health
 from gpumap.agent.join.stalled import watch_for_stalls
 from gpumap.agent.join.xids import count_xids
+from gpumap.agent.judgement.assigned_twice import AssignedTwice
 from gpumap.agent.judgement.judge import judge
 from gpumap.model import remedies
 from gpumap.model.devices import with_processes
@@ -76,8 +78,9 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners))
     clock_step = clock_step_seconds(memory.finished, observations.finished) if memory.finished else 0.0
-    node = _with_findings(structs.replace(node, gpus=gpus), processes, memory.findings, clock_step)
-    after = replace(after, stalls=stalls, findings=node.findings or ())
+    twice, lasting = _watch_shared_ids(joined)
+    node = _with_findings(structs.replace(node, gpus=gpus), processes, memory.findings, clock_step, lasting)
+    after = replace(after, stalls=stalls, assigned_twice=twice, findings=node.findings or ())
     snapshot = Snapshot(
         at=observations.finished,
         node=node,
@@ -127,10 +130,28 @@ def _node(
     )
 
 
-def _with_findings(node: Node, processes: Sequence[Process], before: tuple[Finding, ...], clock_step: float) -> Node:
+def _watch_shared_ids(joined: Joined) -> tuple[tuple[AssignedTwice, ...], tuple[AssignedTwice, ...]]:
+    """Return the ids that two pods hold, and those that they have held for `--grace`.
+
+    While a source is down it is not known whether both pods exist: then there is none of the second kind.
+    """
+    before, now = joined.memory.assigned_twice, joined.observations.finished
+    if not joined.listing.current or not joined.procs.pid_visibility:
+        return before, ()
+    twice = watch_shared_ids(before, joined.allocation.shared_ids, partial(describe.pod_exists, joined), now)
+    return twice, tuple(entry for entry in twice if now.since(entry.since) >= joined.rules.grace_seconds)
+
+
+def _with_findings(
+    node: Node,
+    processes: Sequence[Process],
+    before: tuple[Finding, ...],
+    clock_step: float,
+    twice: Sequence[AssignedTwice],
+) -> Node:
     """Return the node with its findings. Their evidence are the processes of pods without a grant."""
     accused = any(one.owner in _ACCUSED and one.processes for device in node.devices for one in device.owners)
-    findings, judged, unjudged = judge(with_processes(node, processes) if accused else node, before, clock_step)
+    findings, judged, unjudged = judge(with_processes(node, processes) if accused else node, before, clock_step, twice)
     return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
 
 

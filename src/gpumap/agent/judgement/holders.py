@@ -69,7 +69,7 @@ def _finding(
         used_bytes=use.memory_bytes,
         memory_bytes=memory_bytes,
         why=why,
-        remedy=remedies.FINDINGS[kind],
+        remedy=remedies.of_finding(kind, reason, None),
     )
 
 

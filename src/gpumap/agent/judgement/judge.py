@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from gpumap.agent.judgement.assigned_twice import AssignedTwice, judge_assigned_twice
 from gpumap.agent.judgement.holder_use import holder_uses, leaves_of
 from gpumap.agent.judgement.holders import Unknown, judge_holder
 from gpumap.agent.judgement.unjudged import Tally, blocked_leaf, why_not_explained
@@ -55,15 +56,26 @@ class Judgement(NamedTuple):
     unjudged: tuple[Unjudged, ...]
 
 
-def judge(node: Node, before: Sequence[Finding] = (), clock_step_seconds: float = 0.0) -> Judgement:
+def judge(
+    node: Node,
+    before: Sequence[Finding] = (),
+    clock_step_seconds: float = 0.0,
+    twice: Sequence[AssignedTwice] = (),
+) -> Judgement:
     """Judge a node. `before` are the findings of the last snapshot: they know since when they hold.
 
     The node's devices have the processes of squatters and leftovers. `clock_step_seconds`: by how much the wall clock
-    was set since the last snapshot.
+    was set since the last snapshot. `twice`: ids that several pods have held for `--grace`.
     """
     tally = Tally(kind for kind in FINDINGS if kind != "maybe_idle")
     faults = count_gpus_once([*_faults(node)])
-    findings = [*faults, *_judge_devices(node, tally), *_judge_holders(node, tally), *_unmatched(node)]
+    findings = [
+        *faults,
+        *_judge_devices(node, tally),
+        *_judge_holders(node, tally),
+        *_unmatched(node),
+        *judge_assigned_twice(twice),
+    ]
     _count_gpus(node, tally)
     _count_containers(node, tally)
     since = {_key(finding): finding.since + clock_step_seconds for finding in before}

@@ -42,8 +42,12 @@ def hertz(megahertz: int) -> float:
     return megahertz * 1e6
 
 
-def watts(milliwatts: int) -> float:
-    return milliwatts / 1000
+_MILLIWATTS_MAX = 5_000_000
+"""No GPU uses that much. A larger value is not of a sensor."""
+
+
+def watts(milliwatts: int) -> float | None:
+    return milliwatts / 1000 if milliwatts <= _MILLIWATTS_MAX else None
 
 
 def answered(found: Iterable[tuple[str, float | None]]) -> dict[str, float]:
@@ -114,7 +118,8 @@ class CardOfGpu:
         self._forgotten, before = self._calls.forgotten, self._calls.incomplete
         vbios_version, capability = ask(self._vbios_version), ask(self._compute_capability)
         max_clocks = answered([(domain, ask(call)) for domain, call in self._max_clocks])
-        default, (least, most) = ask(self._default_limit), ask(self._limits) or (None, None)
+        default, limits = ask(self._default_limit), ask(self._limits)
+        least, most = limits or (None, None)
         self._last = _Made(
             vbios_version or self._last.vbios_version,
             capability or self._last.compute_capability,

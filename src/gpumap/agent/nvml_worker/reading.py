@@ -336,11 +336,17 @@ class GpuReader:
         }
 
 
+_COLDEST, _HOTTEST = -50.0, 150.0
+"""A value outside is not of a sensor."""
+
+
 def _celsius(info: Any) -> float | None:
     celsius: int = _TEMPERATURE.unpack_from(info)[2]
     return None if celsius == -1 else float(celsius)  # nvml.h, NVML_VALUE_NOT_AVAILABLE
 
 
 def _temperatures(gpu: float | None, memory: float | None) -> dict[str, float]:
-    """Return temperatures by sensor. Drivers return 0 for the memory of cards without its sensor (T4, GeForce)."""
-    return answered([("gpu", gpu), ("memory", float(memory) if memory else None)])
+    """Return plausible temperatures by sensor. Drivers return 0 for the memory of cards without its sensor (T4,
+    GeForce)."""
+    found = answered([("gpu", gpu), ("memory", float(memory) if memory else None)])
+    return {sensor: celsius for sensor, celsius in found.items() if _COLDEST <= celsius <= _HOTTEST}

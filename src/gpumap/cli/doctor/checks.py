@@ -17,8 +17,9 @@ from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
 from gpumap.model.gaps import use_known
 from gpumap.model.grouping import grouped
-from gpumap.model.node import Gpu, Node, SourceHealth
+from gpumap.model.node import Finding, Gpu, Node, SourceHealth
 from gpumap.model.node_facts import Answer, Facts, Privileges
+from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.shown import counted, listed
 from gpumap.model.terms import Source
 
@@ -98,7 +99,8 @@ def _kubelet(node_map: Node, facts: Facts | None) -> Result:
     offered = [slots for device in node_map.devices for slots in device.allocatable.values()]
     seen = [facts.kubelet.seen] if facts and facts.kubelet.seen else []
     seen += [f"{counted(pods, 'pod')} with GPUs"]
-    seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else "slots offered on devices: unknown"]
+    no_slots = "GPUs assigned by claims" if _has_only_claims(node_map) else "slots offered on devices: unknown"
+    seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else no_slots]
     if source.reason.startswith(SECOND_LIST):
         return Result("ok", ", ".join(seen))
     return _answered(source, ", ".join(seen))
@@ -139,6 +141,8 @@ def _pod_identity(capability: str, prefix: str, node_map: Node, facts: Facts | N
         if not reason:
             return Result("ok", answer.seen or "read")
         return Result("degraded", answer.seen, _words(reason, detail), _identity_remedy(node_map, capability, reason))
+    if capability == "device_checkpoint" and reason in ("", "checkpoint_missing") and _has_only_claims(node_map):
+        return Result("not needed", answer.seen, "DRA claims assign the GPUs of this node, and no device plugin does")
     remedy = _identity_remedy(node_map, capability, reason)
     if reported and not reason and not source.up and not reported.startswith(("checkpoint_", "pod_logs_")):
         reason, detail = reported, source.detail
@@ -149,6 +153,23 @@ def _identity_remedy(node_map: Node, capability: str, reason: str) -> str | None
     """Return the remedy of the reason, or of the missing capability if the source does not exist."""
     of_reason = remedies.SOURCES[Source.POD_IDENTITY].get(reason) if not reason.endswith(_ABSENT) else None
     return of_reason or node_map.remedies.get(capability) or remedies.CAPABILITIES.get(capability)
+
+
+def _has_only_claims(node_map: Node) -> bool:
+    rows = [row for device in node_map.devices for row in device.containers]
+    is_offered = any(device.allocatable for device in node_map.devices)
+    return not is_offered and {resource for row in rows for resource in row.slots} == {DRA_DRIVER}
+
+
+def _dra_claims(node_map: Node, _: Facts | None) -> Result | None:
+    """Judge whether gpumap knows which claims have admin access. Without claims there is nothing to know."""
+    rows = [row for device in node_map.devices for row in device.containers]
+    grants = [row.grant for row in rows if row.grant and DRA_DRIVER in row.grant.slots]
+    unknown = sum(grant.admin_access is None for grant in grants)
+    if not unknown:
+        return Result("ok", f"{counted(len(grants), 'holder')} by claims") if grants else None
+    why = f"{unknown} of {counted(len(grants), 'holder')} by claims may have admin access"
+    return Result("missing", "", why, remedies.FINDINGS["admin_access_unknown"])
 
 
 def _requested(source: Source, prefix: str, fact: Callable[[Facts], Answer | None]) -> Judge:
@@ -246,7 +267,7 @@ def _not_collected(node_map: Node, group: str) -> Result | None:
 
 def _unmatched_slots(node_map: Node, _: Facts | None) -> Result | None:
     """Slots on no device have a line for each reason instead."""
-    if node_map.unmatched:
+    if node_map.unmatched or _assigned_twice(node_map):
         return None
     if not _source(node_map, Source.KUBELET).up:
         return Result("unknown", "", "the kubelet does not answer: the assignments are not known")
@@ -261,6 +282,14 @@ def _unmatched_by_reason(node_map: Node) -> Iterator[Result]:
         why = f"{reason}: {listed(sorted({f'{entry.namespace}/{entry.pod}' for entry in of_reason}))}"
         check = UNMATCHED_BY_REASON.replace("<reason>", reason)
         yield Result("degraded", f"{slots} of {resources}", why, of_reason[0].remedy, check)
+    if twice := _assigned_twice(node_map):
+        why = f"assigned_twice: {listed(sorted({'/'.join(finding.name.pod_name) for finding in twice}))}"
+        check = UNMATCHED_BY_REASON.replace("<reason>", "assigned_twice")
+        yield Result("degraded", counted(len(twice), "finding"), why, twice[0].remedy, check)
+
+
+def _assigned_twice(node_map: Node) -> list[Finding]:
+    return [finding for finding in node_map.findings or () if finding.reason == "assigned_twice"]
 
 
 # --- more privileges than gpumap needs: a warning in a container; a shell has the rights of its user ------------------
@@ -326,8 +355,9 @@ REQUESTED_CHECKS = (
     Check("second_list", _requested(Source.KUBELET, SECOND_LIST, lambda facts: facts.second_list)),
     Check("gpu_fractioning", _requested(Source.POD_IDENTITY, "gpu_fractioning_", lambda facts: facts.gpu_fractioning)),
     Check("pods_api", _requested(Source.POD_IDENTITY, "pods_api_", lambda facts: facts.pods_api)),
+    Check("dra_claims", _dra_claims, of_kubelet=True),
 )
-"""Of sources that a flag turns on. They have no row without it."""
+"""Of sources that a flag turns on, and of claims. They have no row without it."""
 UNMATCHED_BY_REASON = "unmatched_slots/<reason>"
 PRIVILEGE_CHECKS = (
     Check("capabilities", _capabilities),

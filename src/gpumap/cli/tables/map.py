@@ -218,4 +218,4 @@ def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:
     for device, found in rows(node_map, shape.namespace):
         yield device
         yield from in_order((row for row in found if row.listed), order, reverse=shape.reverse)
-        yield from (row for row in found if not row.listed)
+        yield from (row for row in found if not row.listed and (shape.wide or not row.is_small_remainder))

@@ -10,7 +10,7 @@ from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.cli.tables.layout import Column, Shape, SortKey, amount, in_order, joined, name, notes, sort_keys, table
 from gpumap.cli.tables.unknowns import few
 from gpumap.model.node import VERSION
-from gpumap.model.shown import age, counted, number, percent, ratio, size
+from gpumap.model.shown import UNKNOWN, age, counted, number, percent, ratio, size
 
 NODE, NAMESPACE = "node", "namespace"
 _SHOWN_MAX = 40
@@ -67,8 +67,12 @@ _TOP = (
 # --- last lines -------------------------------------------------------------------------------------------------------
 
 
+def _counted(value: float | None, noun: str) -> str:
+    return f"{UNKNOWN} {noun}s" if value is None else counted(round(value), noun)
+
+
 def _of_map(whole: Values) -> Iterator[str]:
-    yield f"{number(whole.get('devices_free'))} of {counted(round(whole.get('devices', 0)), 'device')} free"
+    yield f"{number(whole.get('devices_free'))} of {_counted(whole.get('devices'), 'device')} free"
     yield f"{ratio(whole.get('held_gpus'))} GPUs held"
     yield f"{size(whole.get('memory_used_bytes'))} of {size(whole.get('memory_total_bytes'))} used"
 
@@ -167,7 +171,7 @@ def _sorted(command: str, sums: FleetSums, shape: Shape) -> list[Sums]:
 
 
 def _head(sums: FleetSums) -> str:
-    gpus = counted(round(sums.whole.get("gpus", 0)), "GPU")
+    gpus = _counted(sums.whole.get("gpus"), "GPU")
     down = round(sums.whole.get("gpus_down", 0))
     parts = [f"{counted(sums.nodes, 'node')}, {gpus}" + (f" ({down} down)" if down else "")]
     if sums.lost:

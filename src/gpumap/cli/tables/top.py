@@ -79,7 +79,7 @@ SORT_KEYS = sort_keys((NODE, *COLUMNS, *PROCESS_COLUMNS))
 
 def top_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the rows, then what keeps them from being whole."""
-    found = top_rows(maps, shape)
+    found = [row for row in top_rows(maps, shape) if shape.wide or not row.is_small_remainder]
     if found:
         columns = spare_containers(PROCESS_COLUMNS if shape.processes else COLUMNS, (row.container for row in found))
         block = table(with_node(columns, fleet=maps.fleet), found, shape)

@@ -309,7 +309,7 @@ def _summary(found: Iterable[FindingRow], total: dict[str, float | None]) -> str
     if total["stalled_gpus"]:
         parts.append(f"{ratio(total['stalled_gpus'])} GPUs may be stalled")
     if total["unmatched"]:
-        parts.append(f"{counted(int(total['unmatched']), 'container')} with slots on no device")
+        parts.append(f"{counted(int(total['unmatched']), 'container')} with unmatched slots")
     return f"Sum of the findings: {', '.join(parts)}."
 
 

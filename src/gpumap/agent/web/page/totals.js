@@ -3,9 +3,9 @@
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 const NOT_OWN = new Set(["unaccounted", "sibling", "unknown"]);
 
-/** Return the memory of all processes of a device that does not report its own memory; null if it is not known. */
+/** Return the memory of all processes of a device that does not report its own memory; null if none is known. */
 export const listedBytes = (device) =>
-  device.memory || !device.owners.size ? null : sum([...device.owners.values()].map((use) => use.memory_bytes ?? 0));
+  device.memory ? null : sum([...device.owners.values()].map((use) => use.memory_bytes ?? 0)) || null;
 
 /** Return whether certainly no container holds the device, as in `gpumap_device_holders`. */
 export const isFree = (device) => device.holders === 0 && !device.may_have_more;
@@ -18,7 +18,7 @@ export function totals(map, devices) {
   const unified = leaves.map(listedBytes).filter((one) => one !== null);
   const known = leaves.filter((one) => Number.isInteger(one.holders));
   const listed = known.filter((one) => one.gpu);
-  const ratios = map.gpus.map((gpu) => gpu.reading?.utilization_ratio).filter((ratio) => ratio !== undefined);
+  const ratios = map.gpus.map((gpu) => gpu.reading?.utilization_ratio).filter(Number.isFinite);
   return {
     gpus: up.has("nvml") ? map.gpus.length + map.nameless_gpus.length : null,
     busy: ratios.length ? ratios.filter((ratio) => ratio > 0).length : null,

@@ -94,7 +94,7 @@ export const FINDING_MEANS = {
   idle: "It holds the device, but did no work for a while.",
   maybe_idle: "gpumap has seen no work of it for a while, but cannot prove that it rests.",
   unused: "It uses less memory than granted.",
-  unmatched: "It holds slots that match no known device.",
+  unmatched: "It holds slots that match no known device, or that another pod holds too.",
 };
 
 /** The throttle reasons of clocks. */
