@@ -430,8 +430,10 @@ def pod_exists(joined: Joined, pod: PodName) -> bool:
 
 
 def uncertain_pods(joined: Joined, containers: Iterable[ContainerOnDevice], timestamp: float) -> frozenset[PodUid]:
-    """Return the pods of which a process must be found: those that only a log tree shows, of holders that would be idle
-    if these pods certainly exist; and those that hold an id of another pod."""
+    """Return the pods of which a process must be found.
+
+    Only a log tree shows the pod of a holder that would be idle, or it holds an id of another pod.
+    """
     rest_until = timestamp - joined.rules.idle_after_seconds
     resting = {
         uid
