@@ -44,13 +44,14 @@ _MORE = {
     "On a terminal, the table updates until you press q. There, findings come first; keys sort and filter the rows,\n"
     "Enter opens the details of one (press ?). Only the GPUs above them show memory that no process explains.",
     "waste": "Findings, worst first:\n"
-    "  squatter   uses a device that it does not hold\n"
-    "  leftover   a process of a pod that no longer exists\n"
-    "  over       uses more memory than granted\n"
-    "  stalled    keeps its GPU busy, but the GPU draws next to no power: it may hang\n"
-    "  idle       holds a device, but did no work on any engine for five minutes (--idle-after of serve)\n"
-    "  unused     even its peak left more than 20% and 1 GiB of its grant unused\n"
-    "  unmatched  holds slots that match no device\n"
+    "  not offered  a GPU that no container can be assigned\n"
+    "  squatter     uses a device that it does not hold\n"
+    "  leftover     a process of a pod that no longer exists\n"
+    "  over         uses more memory than granted\n"
+    "  stalled      keeps its GPU busy, but the GPU draws next to no power: it may hang\n"
+    "  idle         holds a device, but did no work on any engine for five minutes (serve --idle-after)\n"
+    "  unused       even its peak left more than 20% and 1 GiB of its grant unused\n"
+    "  unmatched    holds slots that match no device\n"
     "gpumap reports only what it can prove. Below the table it lists what it could not check, with the reason.",
     "inspect": "For GPUs that gpushare shares, the columns and numbers are those of `kubectl inspect gpushare`\n"
     "and `kubectl inspect cgpu`. For other GPUs they show the granted memory in GiB.",

@@ -18,12 +18,12 @@ from gpumap.model.devices import (
     node_devices,
     sum_of,
 )
-from gpumap.model.findings import faulty_gpus
+from gpumap.model.findings import faulty_gpus, findings_of_gpus
 from gpumap.model.gaps import use_known
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, OtherUse, Process, Workload
 from gpumap.model.readings import Uuid
 from gpumap.model.shown import UNKNOWN, age
-from gpumap.model.terms import ContainerName, Owner
+from gpumap.model.terms import GPU_FINDINGS, ContainerName, Owner
 
 
 class DeviceRow(NamedTuple):
@@ -151,10 +151,10 @@ def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
 def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
     """Return what uses or holds each device, or each process, with the worst finding of its container.
 
-    Another finding of it, or one without such a row, has a row of its own, and so has each GPU with a fault.
+    Another finding of it, or one without such a row, has a row of its own, and so has each GPU with a fault, or that is not offered.
     """
     findings = in_namespace(node.findings or (), namespace)
-    of_rows = {_key_of(one): one for one in reversed(findings) if one.finding != "fault"}
+    of_rows = {_key_of(one): one for one in reversed(findings) if one.finding not in GPU_FINDINGS}
     owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
     for row in (process_rows if processes else container_rows)(node, namespace):
         key = row.device.uuid, row.container, row.owner is Owner.GONE
@@ -164,8 +164,8 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     gpus = {gpu.uuid: DeviceRow(node.name, node.timestamp, gpu.index, str(gpu.index), gpu.uuid) for gpu in node.gpus}
     nowhere = DeviceRow(node.name, node.timestamp, len(devices), UNKNOWN, "")
     in_rows = {id(of_rows[key]) for key in owners if key in of_rows}
-    others = [finding for finding in findings if finding.finding != "fault" and id(finding) not in in_rows]
-    for finding in (*faulty_gpus(findings), *others):
+    others = [finding for finding in findings if finding.finding not in GPU_FINDINGS and id(finding) not in in_rows]
+    for finding in (*findings_of_gpus(findings), *others):
         device = devices.get(finding.uuid or "") or gpus.get(Uuid(finding.uuid or "")) or nowhere
         yield ContainerRow(device, finding.name, owners.get(_key_of(finding), Owner.UNKNOWN), finding=finding)
 

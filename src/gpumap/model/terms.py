@@ -58,9 +58,22 @@ class Owner(enum.StrEnum):
         return cls.UNKNOWN
 
 
-FINDINGS = ("fault", "squatter", "leftover", "over", "stalled", "idle", "maybe_idle", "unused", "unmatched")
-"""Kinds of findings, worst first: a broken GPU; use without a grant takes from others, an idle device only from its own
-budget."""
+FINDINGS = (
+    "fault",
+    "not_offered",
+    "squatter",
+    "leftover",
+    "over",
+    "stalled",
+    "idle",
+    "maybe_idle",
+    "unused",
+    "unmatched",
+)
+"""Kinds of findings, worst first: a broken GPU; one that no container can be assigned; use without a grant takes from
+others, an idle device only from its own budget."""
+GPU_FINDINGS = ("fault", "not_offered")
+"""Those of a GPU, not of a container or a device."""
 UNJUDGED_REASONS = (
     "nvml_down",
     "gpu_down",
@@ -78,5 +91,13 @@ UNJUDGED_REASONS = (
     "just_started",
 )
 """Why a GPU, leaf or holder cannot be judged. If several apply, the first one counts."""
-GPU_CONDITIONS = ("down", "row_remap_failure", "recovery_action", "ecc_uncorrected", "xid", "row_remap_pending")
+GPU_CONDITIONS = (
+    "down",
+    "row_remap_failure",
+    "recovery_action",
+    "ecc_uncorrected",
+    "xid",
+    "row_remap_pending",
+    "not_offered",
+)
 """Problems of a GPU that `gpumap check` reports, worst first. The names are those of the checks of `gpumap doctor`."""

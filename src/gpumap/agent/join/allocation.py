@@ -34,7 +34,7 @@ from gpumap.model.observations import (
     PreparedDevice,
     ResourceDevices,
 )
-from gpumap.model.plugins import Plugin, Trust, family, named_devices, recognise
+from gpumap.model.plugins import Plugin, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.remedies import UNMATCHED
 from gpumap.model.terms import ContainerName, PodName, PodUid
@@ -78,8 +78,6 @@ class Allocation:
     may_be_shared: bool
     """A scheduler's file could not be read, or the second List that gpumap serves lacks a pod, which may hold any
     device."""
-    named: frozenset[tuple[Uuid, str]]
-    """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
     init_containers: Mapping[tuple[PodUid, str], RowAllocation]
     """Init containers, which the List does not contain, by pod and container."""
     left_out: Mapping[tuple[PodUid, str], RowAllocation]
@@ -154,7 +152,6 @@ def allocate(
         sharers=frozenset((one.container.pod_name, one.uuid) for one in scheduled),
         may_hold_more=uncovered if schedulers.read_now else frozenset(pod.pod_name for pod in pods),
         may_be_shared=bool(uncovered) or not schedulers.noted_all,
-        named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         init_containers=init_containers,
         left_out=left_out,
         # Only kubelets before 1.23 leave devices of live pods out. Later ones do so for pods that have ended.

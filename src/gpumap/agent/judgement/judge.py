@@ -22,7 +22,7 @@ from gpumap.model.devices import (
     sources_up,
     sum_of,
 )
-from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_nameless
+from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_nameless, why_of
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unjudged
 from gpumap.model.readings import Uuid
@@ -63,7 +63,13 @@ def judge(node: Node, before: Sequence[Finding] = (), clock_step_seconds: float 
     """
     tally = Tally(kind for kind in FINDINGS if kind != "maybe_idle")
     faults = count_gpus_once([*_faults(node)])
-    findings = [*faults, *_judge_devices(node, tally), *_judge_holders(node, tally), *_unmatched(node)]
+    findings = [
+        *faults,
+        *_judge_offers(node, tally),
+        *_judge_devices(node, tally),
+        *_judge_holders(node, tally),
+        *_unmatched(node),
+    ]
     _count_gpus(node, tally)
     _count_containers(node, tally)
     since = {_key(finding): finding.since + clock_step_seconds for finding in before}
@@ -135,6 +141,33 @@ def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:
     for uuid in [None] if reason else unheld:
         for kind in ("over", "stalled", "idle", "unused"):
             tally.count(kind, reason or "unknown_assignment", uuid=uuid)
+
+
+# --- GPUs that no container can be assigned ---------------------------------------------------------------------------
+
+
+def _judge_offers(node: Node, tally: Tally) -> Iterator[Finding]:
+    is_any_offered = any(slots for device in node.devices for slots in device.allocatable.values())
+    unknown = "nvml_down" if "nvml" not in sources_up(node) else None
+    for nameless in node.nameless_gpus or ((None,) if unknown else ()):
+        tally.count("not_offered", unknown or "gpu_down")
+    for gpu in node.gpus:
+        seconds = gpu.not_offered_seconds
+        reason = unknown or (None if gpu.up else "gpu_down") or _why_not_listed(node)
+        reason = reason or ("offers_unknown" if seconds is None else None)
+        tally.count("not_offered", reason, uuid=gpu.uuid)
+        if reason is None and seconds is not None and seconds >= node.grace_seconds:
+            reason = "left_out" if is_any_offered else "no_resource"
+            yield Finding(
+                *NO_CONTAINER,
+                finding="not_offered",
+                reason=reason,
+                uuid=gpu.uuid,
+                since=node.timestamp - seconds,
+                gpus=1.0,
+                why=why_of("not_offered", reason, seconds),
+                remedy=remedies.FINDINGS["not_offered"],
+            )
 
 
 # --- faults of GPUs ---------------------------------------------------------------------------------------------------
