@@ -151,7 +151,8 @@ def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
 def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
     """Return what uses or holds each device, or each process, with the worst finding of its container.
 
-    Another finding of it, or one without such a row, has a row of its own, and so has each GPU with a fault, or that is not offered.
+    Another finding of it, or one without such a row, has a row of its own. So has each GPU that has a fault or is not
+    offered.
     """
     findings = in_namespace(node.findings or (), namespace)
     of_rows = {_key_of(one): one for one in reversed(findings) if one.finding not in GPU_FINDINGS}

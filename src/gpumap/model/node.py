@@ -95,8 +95,8 @@ gpumap's start."""
     """For how long the GPU has been busy with the processes of one container, although it does next to nothing. 0 if \
 it works or is not busy. Null if that is not known."""
     not_offered_seconds: Seconds | None = None
-    """For how long the kubelet has offered it to no container, although a container should get it. 0 if it is offered, \
-or if nothing shows that it should be. Null if that is not known."""
+    """For how long no container could be assigned it, although something shows that containers should get it. 0 if one \
+can be, or if nothing shows it. Null if that is not known."""
     remedies: dict[str, str] = {}
     """What to do about its problems: fault, recovery_action, ecc_uncorrected, row_remap_pending, row_remap_failure, \
 xid_errors."""
@@ -531,8 +531,9 @@ without a known UUID."""
     since: float
     """Since when it holds, as far as gpumap has seen it, in Unix seconds."""
     gpus: Share | None = None
-    """Share of a physical GPU that an idle, unused or stalled holder has; 1 for a GPU that is not offered; 1 for the \
-worst fault of a GPU and 0 for its other faults; for GPUs without a known UUID their number. Null if the share is unknown, and for other findings."""
+    """Share of a physical GPU that an idle, unused or stalled holder has; 1 for the worst fault of a GPU and 0 for \
+its other faults; 1 for a GPU that is not offered; for GPUs without a known UUID their number. Null if the share is \
+unknown, and for other findings."""
     granted_bytes: Bytes | None = None
     """Granted memory. Null if none is granted."""
     used_bytes: Bytes | None = None

@@ -62,14 +62,8 @@ def judge(node: Node, before: Sequence[Finding] = (), clock_step_seconds: float 
     was set since the last snapshot.
     """
     tally = Tally(kind for kind in FINDINGS if kind != "maybe_idle")
-    faults = count_gpus_once([*_faults(node)])
-    findings = [
-        *faults,
-        *_judge_offers(node, tally),
-        *_judge_devices(node, tally),
-        *_judge_holders(node, tally),
-        *_unmatched(node),
-    ]
+    of_gpus = [*count_gpus_once([*_faults(node)]), *_judge_offers(node, tally)]
+    findings = [*of_gpus, *_judge_devices(node, tally), *_judge_holders(node, tally), *_unmatched(node)]
     _count_gpus(node, tally)
     _count_containers(node, tally)
     since = {_key(finding): finding.since + clock_step_seconds for finding in before}
@@ -148,12 +142,14 @@ def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:
 
 def _judge_offers(node: Node, tally: Tally) -> Iterator[Finding]:
     is_any_offered = any(slots for device in node.devices for slots in device.allocatable.values())
-    unknown = "nvml_down" if "nvml" not in sources_up(node) else None
-    for nameless in node.nameless_gpus or ((None,) if unknown else ()):
-        tally.count("not_offered", unknown or "gpu_down")
+    if "nvml" not in sources_up(node):
+        tally.count("not_offered", "nvml_down")
+        return
+    for _ in node.nameless_gpus:
+        tally.count("not_offered", "gpu_down")
     for gpu in node.gpus:
         seconds = gpu.not_offered_seconds
-        reason = unknown or (None if gpu.up else "gpu_down") or _why_not_listed(node)
+        reason = _why_not_listed(node) if gpu.up else "gpu_down"
         reason = reason or ("offers_unknown" if seconds is None else None)
         tally.count("not_offered", reason, uuid=gpu.uuid)
         if reason is None and seconds is not None and seconds >= node.grace_seconds:

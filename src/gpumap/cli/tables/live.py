@@ -21,6 +21,7 @@ from gpumap.cli.terminal import cells, shortened
 from gpumap.model.findings import judged_kinds, sums, worst_first
 from gpumap.model.node import Finding
 from gpumap.model.shown import UNKNOWN, counted, gpus, number, percent, printable, size
+from gpumap.model.terms import GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""
