@@ -95,8 +95,8 @@ gpumap's start."""
     """For how long the GPU has been busy with the processes of one container, although it does next to nothing. 0 if \
 it works or is not busy. Null if that is not known."""
     not_offered_seconds: Seconds | None = None
-    """For how long no container could be assigned it, although something shows that containers should get it. 0 if one \
-can be, or if nothing shows it. Null if that is not known."""
+    """For how long no container could be assigned it, although something shows that containers should get it. 0 if \
+one can be, or if nothing shows it. Null if that is not known."""
     remedies: dict[str, str] = {}
     """What to do about its problems: fault, recovery_action, ecc_uncorrected, row_remap_pending, row_remap_failure, \
 xid_errors."""

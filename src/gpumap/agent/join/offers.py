@@ -7,7 +7,7 @@ another way. A plugin that stops and a move to DRA look the same until then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
@@ -22,7 +22,7 @@ from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
 
 MissingOffers = Mapping[Uuid, Mapping[Uuid, frozenset[str]]]
-"""For each GPU that no container can be assigned: the resources that each of its leaves should offer."""
+"""For each GPU that no container can be assigned: the resources that each of its leaves should have, if known."""
 
 
 def has_seen_claim(joined: Joined) -> bool:
@@ -48,13 +48,8 @@ def missing_offers(joined: Joined, after: Memory) -> MissingOffers | None:
         return None
     known_by_uuid = {known.uuid: known for known in joined.inventory.known}
     evidence = _Evidence(joined, after)
-    found = {}
-    for gpu in joined.inventory.gpus:
-        known = known_by_uuid[gpu.uuid]
-        resources = evidence.missing(known) if gpu.reading is not None else {}
-        if any(resources.values()):
-            found[gpu.uuid] = resources
-    return found
+    readable = [known_by_uuid[gpu.uuid] for gpu in joined.inventory.gpus if gpu.reading is not None]
+    return {gpu.uuid: evidence.resources(gpu) for gpu in readable if evidence.is_missing(gpu)}
 
 
 def watch_offers(
@@ -84,20 +79,34 @@ class _Evidence:
         pairs += [(uuid, resource) for (_, uuid), grant in grants.items() for resource in grant.slots]
         self._shown = grouped(pairs)
 
-    def missing(self, gpu: KnownGpu) -> dict[Uuid, frozenset[str]]:
-        """Return the resources that the GPU's leaves should offer; nothing if it is offered or reserved."""
+    def is_missing(self, gpu: KnownGpu) -> bool:
+        """Return whether the GPU should be offered, and is neither offered nor reserved."""
         if self._is_offered(gpu) or self._reserved & {gpu.uuid, *(leaf.uuid for leaf in gpu.leaves)}:
-            return {}
-        return {leaf.uuid: next(filter(None, self._resources(gpu, leaf)), frozenset()) for leaf in gpu.leaves}
+            return False
+        others = self._alike(gpu)
+        is_exception = bool(gpu.leaves and others) and all(map(self._is_offered, others))
+        return is_exception or any(leaf.uuid in self._shown for leaf in gpu.leaves)
+
+    def resources(self, gpu: KnownGpu) -> dict[Uuid, frozenset[str]]:
+        """Return what shows for each leaf: for itself, else for its GPU, else for such leaves of other GPUs."""
+        of_gpu = self._resources_of(self._shown, gpu.leaves)
+        return {
+            leaf.uuid: self._resources_of(self._shown, [leaf])
+            or of_gpu
+            or self._resources_of(
+                self._offered,
+                (one for other in self._alike(gpu) for one in other.leaves if one.profile == leaf.profile),
+            )
+            for leaf in gpu.leaves
+        }
 
     def _is_offered(self, gpu: KnownGpu) -> bool:
         return any(uuid in self._offered for uuid in (gpu.uuid, *(leaf.uuid for leaf in gpu.leaves)))
 
-    def _resources(self, gpu: KnownGpu, leaf: KnownLeaf) -> Iterator[frozenset[str]]:
-        """Yield the resources that this leaf offered, then those of its GPU, then those of all GPUs of this model."""
-        yield frozenset(self._shown.get(leaf.uuid, ()))
-        yield frozenset(resource for other in gpu.leaves for resource in self._shown.get(other.uuid, ()))
-        alike = [known for known in self._inventory.known if known.model == gpu.model and known is not gpu]
-        if gpu.model and all(map(self._is_offered, alike)):
-            uuids = (uuid for known in alike for uuid in (known.uuid, *(one.uuid for one in known.leaves)))
-            yield frozenset(resource for uuid in uuids for resource in self._offered.get(uuid, ()))
+    def _alike(self, gpu: KnownGpu) -> list[KnownGpu]:
+        """Return the other GPUs of its model."""
+        return [known for known in self._inventory.known if gpu.model and known.model == gpu.model and known is not gpu]
+
+    @staticmethod
+    def _resources_of(resources: Mapping[Uuid, list[str]], leaves: Iterable[KnownLeaf]) -> frozenset[str]:
+        return frozenset(resource for leaf in leaves for resource in resources.get(leaf.uuid, ()))
