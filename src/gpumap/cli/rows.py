@@ -168,7 +168,8 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     others = [finding for finding in findings if finding.finding not in GPU_FINDINGS and id(finding) not in in_rows]
     for finding in (*findings_of_gpus(findings), *others):
         device = devices.get(finding.uuid or "") or gpus.get(Uuid(finding.uuid or "")) or nowhere
-        yield ContainerRow(device, finding.name, owners.get(_key_of(finding), Owner.UNKNOWN), finding=finding)
+        owner = Owner.UNKNOWN if finding.finding in GPU_FINDINGS else owners.get(_key_of(finding), Owner.UNKNOWN)
+        yield ContainerRow(device, finding.name, owner, finding=finding)
 
 
 def _key_of(one: Finding) -> tuple[str | None, ContainerName, bool]:

@@ -81,8 +81,8 @@ WHY = {
 
 
 _NOT_OFFERED = {
-    "left_out": "not offered: its device plugin leaves it out",
-    "no_resource": "not offered: device plugin stopped or removed, for example for DRA",
+    "left_out": "is not offered: its device plugin leaves it out",
+    "no_resource": "is not offered: device plugin stopped or removed, for example for DRA",
 }
 
 
@@ -91,7 +91,7 @@ def why_of(kind: str, reason: str, seconds: float) -> str:
     if kind == "fault":
         return why_broken(reason)
     if kind == "not_offered":
-        return _NOT_OFFERED.get(reason, "not offered")
+        return _NOT_OFFERED.get(reason, "is not offered")
     if kind == "unmatched":
         return f"slots without a device: {reason}"
     if kind == "maybe_idle":
