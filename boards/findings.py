@@ -9,10 +9,11 @@ from gpumap.model.terms import FINDINGS
 
 ABOUT = "docs/how-to/find-waste.md explains the kinds."
 COLORS = {"stalled": YELLOW, "idle": YELLOW, "maybe_idle": BLUE, "unused": GREY, "unmatched": GREY}
+WORDS = {"not_offered": "not offered", "maybe_idle": "may be idle"}
 FINDING_KEY = Key(
     "finding",
     "Finding",
-    words=tuple((kind, "may be idle" if kind == "maybe_idle" else kind, COLORS.get(kind, RED)) for kind in FINDINGS),
+    words=tuple((kind, WORDS.get(kind, kind), COLORS.get(kind, RED)) for kind in FINDINGS),
 )
 
 

@@ -10,6 +10,7 @@ Every selector comes from `series`: a job without honorLabels, which has gpumap'
 from __future__ import annotations
 
 from gpumap.agent.metrics import GROUPS, PROCESSES
+from gpumap.model.terms import GPU_FINDINGS
 
 JOBS = 'job=~".*gpumap.*"'
 RECORDS = 'job=~"|.*gpumap.*"'
@@ -156,15 +157,17 @@ def grants(where: str, there: str = NODE) -> str:
 def finding(name: str, where: str) -> str:
     """A value of each finding; of the faults of a GPU, of the worst one.
 
-    A fault has no pod, but a scrape without honorLabels gives it that of gpumap.
+    A finding of a GPU has no pod, but a scrape without honorLabels gives it that of gpumap.
     """
-    of_pods = most(f"gpumap_finding_{name}", f"{BY_HOLDER}, finding, reason", f'{where}, finding!="fault"')
-    return f"({of_pods} or {worst_faults(name, where, f'{BY_DEVICE}, finding, reason')})"
+    kinds = "|".join(GPU_FINDINGS)
+    of_pods = most(f"gpumap_finding_{name}", f"{BY_HOLDER}, finding, reason", f'{where}, finding!~"{kinds}"')
+    of_gpus = worst_faults(name, where, f"{BY_DEVICE}, finding, reason", f'finding=~"{kinds}"')
+    return f"({of_pods} or {of_gpus})"
 
 
-def worst_faults(name: str, where: str, by: str) -> str:
-    """A value of the worst fault of each GPU: the one that counts the GPU."""
-    values, gpus = (most(f"gpumap_finding_{of}", by, f'{where}, finding="fault"') for of in (name, "gpus"))
+def worst_faults(name: str, where: str, by: str, kinds: str = 'finding="fault"') -> str:
+    """A value of the worst fault of each GPU, or of these kinds of findings of GPUs: those that count the GPU."""
+    values, gpus = (most(f"gpumap_finding_{of}", by, f"{where}, {kinds}") for of in (name, "gpus"))
     return f"{gpus} > 0" if name == "gpus" else f"{values} and {gpus} > 0"
 
 

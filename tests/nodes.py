@@ -345,7 +345,7 @@ class TestNode:
 
     def _kubelet(self) -> KubeletAnswer:
         pods = tuple(sorted({pod.as_listed(self.left_out) for pod in self.pods if pod.listed}))
-        allocatable = tuple(resources(self.allocatable)) if self.allocatable else None
+        allocatable = None if self.allocatable is None else tuple(resources(self.allocatable))
         is_old = bool(self.left_out)
         second = None if self.second is None else SecondList(None if "second" in self.down else self._corrected(pods))
         return KubeletAnswer(self._same(pods), self._same(allocatable), self.socket, is_old, not is_old, second)

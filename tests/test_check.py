@@ -36,7 +36,7 @@ BUSY = published(with_node(busy_node(4), nameless_gpus=(), gpus=tuple(map(gpu, r
 WELL = judged_again(
     BUSY,
     capabilities={**BUSY.capabilities, "xid_events": True},
-    gpus=tuple(changed(one, last_success=BUSY.timestamp) for one in BUSY.gpus),
+    gpus=tuple(changed(one, last_success=BUSY.timestamp, not_offered_seconds=0.0) for one in BUSY.gpus),
     xids=tuple(GpuXids(one.uuid, {}, 0.0) for one in BUSY.gpus),
 )
 """Four GPUs of which everything is known and well."""
@@ -81,7 +81,7 @@ PROBLEMS = {
 
 def test_the_conditions() -> None:
     of_doctor = [one.removeprefix("gpu/<index>").removeprefix("/") or "down" for one in GPU_CHECKS]
-    assert sorted(GPU_CONDITIONS) == sorted(of_doctor) == sorted(PROBLEMS)
+    assert sorted(GPU_CONDITIONS) == sorted(of_doctor) == sorted([*PROBLEMS, "not_offered"])
 
 
 def test_a_healthy_node() -> None:
@@ -89,7 +89,7 @@ def test_a_healthy_node() -> None:
     assert [check(WELL, [name]) for name in GPU_CONDITIONS] == [(0, f"4 GPUs well ({name})") for name in GPU_CONDITIONS]
 
 
-@pytest.mark.parametrize("name", GPU_CONDITIONS)
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_a_problem(name: str) -> None:
     """1 with all conditions and with its own, naming the GPU; the other conditions do not report it."""
     node = PROBLEMS[name]

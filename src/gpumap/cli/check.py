@@ -37,7 +37,8 @@ def add_check(commands: Commands) -> None:
         "  recovery_action    the driver requests a reset or reboot\n"
         "  ecc_uncorrected    uncorrectable memory errors in the last hour\n"
         "  xid                a fatal XID error in the last hour, and no reset since\n"
-        "  row_remap_pending  it replaces bad memory at its next reset",
+        "  row_remap_pending  it replaces bad memory at its next reset\n"
+        "  not_offered        no container can be assigned it (only with --only)",
         examples=[
             ("the agent of this node", "gpumap check"),
             ("one condition", "gpumap check --only row_remap_failure"),
@@ -52,7 +53,7 @@ def add_check(commands: Commands) -> None:
         type=one_of(*GPU_CONDITIONS),
         default=[],
         help="Check only this condition; repeatable. Then an unknown value is exit code 2. (default: all conditions "
-        "that the driver reports)",
+        "that the driver reports, without not_offered)",
     )
     where = parser.add_argument_group("source")
     where.add_argument("--url", metavar="URL", default=DEFAULT_URL, help=f"A running gpumap. (default: {DEFAULT_URL})")

@@ -18,12 +18,12 @@ from gpumap.model.devices import (
     node_devices,
     sum_of,
 )
-from gpumap.model.findings import faulty_gpus
+from gpumap.model.findings import faulty_gpus, findings_of_gpus
 from gpumap.model.gaps import use_known
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, OtherUse, OwnerUse, Process, Workload
 from gpumap.model.readings import Uuid
 from gpumap.model.shown import UNKNOWN, age
-from gpumap.model.terms import ContainerName, Owner
+from gpumap.model.terms import GPU_FINDINGS, ContainerName, Owner
 
 _REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
 """A larger remainder, or a larger part of the device, has a row."""
@@ -166,7 +166,7 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     Another finding of it, or one without such a row, has a row of its own, and so has one of a GPU.
     """
     findings = in_namespace(node.findings or (), namespace)
-    of_rows = {_key_of(one): one for one in reversed(findings) if one.finding not in ("fault", "unexplained")}
+    of_rows = {_key_of(one): one for one in reversed(findings) if one.finding not in (*GPU_FINDINGS, "unexplained")}
     owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
     for row in (process_rows if processes else container_rows)(node, namespace):
         key = row.device.uuid, row.container, row.owner is Owner.GONE
@@ -176,8 +176,8 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     gpus = {gpu.uuid: DeviceRow(node.name, node.timestamp, gpu.index, str(gpu.index), gpu.uuid) for gpu in node.gpus}
     nowhere = DeviceRow(node.name, node.timestamp, len(devices), UNKNOWN, "")
     in_rows = {id(of_rows[key]) for key in owners if key in of_rows}
-    others = [finding for finding in findings if finding.finding != "fault" and id(finding) not in in_rows]
-    for finding in (*faulty_gpus(findings), *others):
+    others = [finding for finding in findings if finding.finding not in GPU_FINDINGS and id(finding) not in in_rows]
+    for finding in (*findings_of_gpus(findings), *others):
         device = devices.get(finding.uuid or "") or gpus.get(Uuid(finding.uuid or "")) or nowhere
         owner = owners.get(_key_of(finding), Owner.UNKNOWN) if finding.pod else Owner.UNKNOWN
         yield ContainerRow(device, finding.name, owner, finding=finding)

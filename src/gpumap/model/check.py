@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 from gpumap.model import remedies
 from gpumap.model.findings import condition_of
-from gpumap.model.node import Finding, Gpu, Node
+from gpumap.model.node import Finding, Gpu, Node, Unjudged
 from gpumap.model.shown import counted, printable
-from gpumap.model.terms import Source
+from gpumap.model.terms import GPU_CONDITIONS, GPU_FINDINGS, Source
 
 LINE_BYTES = 80
 """node-problem-detector cuts a longer line (max_output_length)."""
@@ -52,8 +52,8 @@ def check(node: Node, only: Collection[str] = ()) -> Verdict:
     count = len(node.gpus) + len(node.nameless_gpus)
     if not count:
         return _line(2, "the driver lists no GPU")
-    faults = [finding for finding in node.findings or () if finding.finding == "fault"]
-    faults = [fault for fault in faults if not only or condition_of(fault) in only]
+    faults = [finding for finding in node.findings or () if finding.finding in GPU_FINDINGS]
+    faults = [fault for fault in faults if condition_of(fault) in (only or GPU_CONDITIONS[:-1])]
     proved = [fault for fault in faults if _is_proved(fault, node)]
     if proved:
         gpus = {fault.uuid or fault.reason: 1.0 if fault.uuid else fault.gpus or 0.0 for fault in proved}
@@ -62,7 +62,9 @@ def check(node: Node, only: Collection[str] = ()) -> Verdict:
     unknown = [*(fault_of_gpu(fault, node) for fault in faults), *_unknown(node, only)]
     if unknown:
         return _line(2, unknown[0])
-    return _line(0, f"{counted(count, 'GPU')} well" + (f" ({', '.join(only)})" if only else ""))
+    not_offered = sum(finding.finding == "not_offered" for finding in node.findings or ()) if not only else 0
+    words = f"{counted(count, 'GPU')} well" + (f", {not_offered} not offered" if not_offered else "")
+    return _line(0, words + (f" ({', '.join(only)})" if only else ""))
 
 
 def _is_proved(fault: Finding, node: Node) -> bool:
@@ -78,8 +80,8 @@ def fault_of_gpu(fault: Finding, node: Node) -> str:
     return f"{gpu_name(fault, node)} {fault.why}" if fault.uuid else fault.why
 
 
-def gpu_name(fault: Finding, node: Node) -> str:
-    index = next((gpu.index for gpu in node.gpus if gpu.uuid == fault.uuid), None)
+def gpu_name(entry: Finding | Unjudged, node: Node) -> str:
+    index = next((gpu.index for gpu in node.gpus if gpu.uuid == entry.uuid), None)
     return "A GPU" if index is None else f"GPU {index}"
 
 
@@ -87,6 +89,10 @@ def _unknown(node: Node, only: Collection[str]) -> Iterator[str]:
     """Return what was asked for and is not known of a GPU. One that answers without a value does not support it, unless
     no GPU reports it."""
     for name in only:
+        if name == "not_offered":
+            entries = (entry for entry in node.unjudged if name in entry.findings)
+            yield from (f"{gpu_name(entry, node)}: {name} is unknown: {entry.reason}" for entry in entries)
+            continue
         reported = any(_REPORTED[name](gpu, node) for gpu in node.gpus)
         for gpu in node.gpus:
             if name != "down" and not gpu.up:

@@ -11,7 +11,7 @@ from gpumap.model import remedies
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Finding, MissingGpus, NamelessGpu, Node
 from gpumap.model.shown import age, counted
-from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, ContainerName
+from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, GPU_FINDINGS, ContainerName
 
 _STARTS = (
     *remedies.FAULTS,
@@ -32,9 +32,11 @@ def worst_first(finding: Finding) -> tuple[int, int, int, float, ContainerName]:
     return FINDINGS.index(finding.finding), rank * (finding.finding == "fault"), *by_waste(finding), finding.name
 
 
-def condition_of(fault: Finding) -> str:
-    """Return the condition of `gpumap check` that a fault belongs to."""
-    return next((name for name in GPU_CONDITIONS if fault.reason.startswith(name.removesuffix("action"))), "down")
+def condition_of(finding: Finding) -> str:
+    """Return the condition of `gpumap check` that a fault, or a GPU that is not offered, belongs to."""
+    if finding.finding == "not_offered":
+        return "not_offered"
+    return next((name for name in GPU_CONDITIONS if finding.reason.startswith(name.removesuffix("action"))), "down")
 
 
 def by_waste(one: Finding) -> tuple[int, float]:
@@ -59,6 +61,11 @@ def faulty_gpus(findings: Iterable[Finding] | None) -> list[Finding]:
     return [finding for finding in findings or () if finding.finding == "fault" and finding.gpus != 0]
 
 
+def findings_of_gpus(findings: Iterable[Finding] | None) -> list[Finding]:
+    """Return the lines of GPUs for people: the worst fault of each, and those that are not offered."""
+    return [finding for finding in findings or () if finding.finding in GPU_FINDINGS and finding.gpus != 0]
+
+
 # --- why --------------------------------------------------------------------------------------------------------------
 
 _XIDS = {str(code): meaning for code, meaning in remedies.XIDS.items()}
@@ -75,10 +82,18 @@ WHY = {
 }
 
 
+_NOT_OFFERED = {
+    "left_out": "is not offered: its device plugin leaves it out",
+    "no_resource": "is not offered: device plugin stopped or removed, for example for DRA",
+}
+
+
 def why_of(kind: str, reason: str, seconds: float) -> str:
     """Return why, as far as the reason and the time for which a finding has held show it."""
     if kind == "fault":
         return why_broken(reason)
+    if kind == "not_offered":
+        return _NOT_OFFERED.get(reason, "is not offered")
     if kind == "unmatched":
         return (
             "slots also assigned to another pod" if reason == "assigned_twice" else f"slots without a device: {reason}"
@@ -130,6 +145,7 @@ class _Sum(NamedTuple):
 
 SUMS = {
     "faults": _Sum(("fault",), "gpus"),
+    "not_offered_gpus": _Sum(("not_offered",), "gpus"),
     "squatter_bytes": _Sum(("squatter",), "memory_bytes"),
     "leftover_bytes": _Sum(("leftover",), "memory_bytes"),
     "unexplained_bytes": _Sum(("unexplained",), "memory_bytes"),

@@ -94,6 +94,9 @@ gpumap's start."""
     busy_without_work_seconds: Seconds | None = None
     """For how long the GPU has been busy with the processes of one container, although it does next to nothing. 0 if \
 it works or is not busy. Null if that is not known."""
+    not_offered_seconds: Seconds | None = None
+    """For how long no container could be assigned it, although something shows that containers should get it. 0 if \
+one can be, or if nothing shows it. Null if that is not known."""
     remedies: dict[str, str] = {}
     """What to do about its problems: fault, recovery_action, ecc_uncorrected, row_remap_pending, row_remap_failure, \
 xid_errors."""
@@ -554,17 +557,18 @@ class Finding(OfContainer, frozen=True, kw_only=True):
     """Something that is wrong. Of a container that is not known, and of a GPU, the names are empty."""
 
     finding: str
-    """fault, squatter, leftover, unexplained, over, stalled, idle, maybe_idle, unused or unmatched."""
+    """fault, not_offered, squatter, leftover, unexplained, over, stalled, idle, maybe_idle, unused or unmatched."""
     reason: str
     """Why, as one word: docs/reference/findings.md lists them."""
     uuid: Uuid | None
-    """UUID of the device; of a fault, that of the GPU. Null for slots on no device, and for GPUs without a known \
-UUID."""
+    """UUID of the device; of fault and not_offered, that of the GPU. Null for slots on no device, and for GPUs \
+without a known UUID."""
     since: float
     """Since when it holds, as far as gpumap has seen it, in Unix seconds."""
     gpus: Share | None = None
     """Share of a physical GPU that an idle, unused or stalled holder has; 1 for the worst fault of a GPU and 0 for \
-its other faults; for GPUs without a known UUID their number. Null if the share is unknown, and for other findings."""
+its other faults; 1 for a GPU that is not offered; for GPUs without a known UUID their number. Null if the share is \
+unknown, and for other findings."""
     granted_bytes: Bytes | None = None
     """Granted memory. Null if none is granted."""
     used_bytes: Bytes | None = None
@@ -590,7 +594,7 @@ while the number of them is not known."""
     findings: tuple[str, ...]
     """Kinds of findings."""
     uuid: Uuid | None = None
-    """UUID of the device, or of the GPU for a fault."""
+    """UUID of the device, or of the GPU for fault and not_offered."""
 
 
 class Node(Struct, frozen=True, kw_only=True):
@@ -660,9 +664,9 @@ null."""
     unjudged: tuple[Unjudged, ...] = ()
     """What cannot be judged now, by reason."""
     finding_sums: dict[str, float | None] = {}
-    """Sums of the findings: faults (GPUs with one), squatter_bytes, leftover_bytes, unexplained_bytes, \
-unexplained_gpus, over_bytes, stalled_gpus, idle_gpus, maybe_idle_gpus, idle_holders, unused_bytes (idle and unused), \
-unmatched. Null for 0 of which not all could be judged, or an amount is unknown. Empty if findings is null."""
+    """Sums of the findings: faults (GPUs with one), not_offered_gpus, squatter_bytes, leftover_bytes, \
+unexplained_bytes, unexplained_gpus, over_bytes, stalled_gpus, idle_gpus, maybe_idle_gpus, idle_holders, unused_bytes \
+(idle and unused), unmatched. Null for 0 of which not all could be judged, or an amount is unknown. Empty if findings is null."""
     unjudged_sentences: tuple[str, ...] = ()
     """What cannot be judged, and why, for people. Empty in the map of one namespace."""
 

@@ -137,8 +137,8 @@ class SecondList:
 class KubeletAnswer:
     """List and GetAllocatableResources of one kubelet.
 
-    `allocatable` is `None` if the kubelet does not support it, or has no registered plugin yet. `socket` changes when
-    the kubelet restarts and makes a new socket.
+    `allocatable` is `None` if the kubelet does not support it, and empty while no plugin is registered. `socket`
+    changes when the kubelet restarts and makes a new socket.
     """
 
     pods: tuple[ListedPod, ...]

@@ -60,6 +60,7 @@ class Owner(enum.StrEnum):
 
 FINDINGS = (
     "fault",
+    "not_offered",
     "squatter",
     "leftover",
     "unexplained",
@@ -70,10 +71,12 @@ FINDINGS = (
     "unused",
     "unmatched",
 )
-"""Kinds of findings, worst first: a broken GPU; use without a grant takes from others, an idle device only from its own
-budget."""
+"""Kinds of findings, worst first: a broken GPU; one that no container can be assigned; use without a grant takes from
+others, an idle device only from its own budget."""
 MEMORY_WITHOUT_PROCESS, BUSY_WITHOUT_PROCESS = "memory_without_process", "busy_without_process"
 """Reasons of `unexplained`."""
+GPU_FINDINGS = ("fault", "not_offered")
+"""Those of a GPU, not of a container or a device."""
 UNJUDGED_REASONS = (
     "nvml_down",
     "gpu_down",
@@ -91,5 +94,13 @@ UNJUDGED_REASONS = (
     "just_started",
 )
 """Why a GPU, leaf or holder cannot be judged. If several apply, the first one counts."""
-GPU_CONDITIONS = ("down", "row_remap_failure", "recovery_action", "ecc_uncorrected", "xid", "row_remap_pending")
+GPU_CONDITIONS = (
+    "down",
+    "row_remap_failure",
+    "recovery_action",
+    "ecc_uncorrected",
+    "xid",
+    "row_remap_pending",
+    "not_offered",
+)
 """Problems of a GPU that `gpumap check` reports, worst first. The names are those of the checks of `gpumap doctor`."""

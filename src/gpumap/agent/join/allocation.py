@@ -35,7 +35,7 @@ from gpumap.model.observations import (
     PreparedDevice,
     ResourceDevices,
 )
-from gpumap.model.plugins import Plugin, Trust, family, named_devices, recognise
+from gpumap.model.plugins import Plugin, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.remedies import UNMATCHED
 from gpumap.model.terms import ContainerName, PodName, PodUid
@@ -81,8 +81,6 @@ class Allocation:
     device."""
     shared_ids: tuple[SharedId, ...]
     """Ids that several pods hold, although only one may."""
-    named: frozenset[tuple[Uuid, str]]
-    """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
     init_containers: Mapping[tuple[PodUid, str], RowAllocation]
     """Init containers, which the List does not contain, by pod and container."""
     left_out: Mapping[tuple[PodUid, str], RowAllocation]
@@ -158,7 +156,6 @@ def allocate(
         may_hold_more=uncovered if schedulers.read_now else frozenset(pod.pod_name for pod in pods),
         may_be_shared=bool(uncovered) or not schedulers.noted_all,
         shared_ids=find_shared_ids(holdings, inventory),
-        named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         init_containers=init_containers,
         left_out=left_out,
         # Only kubelets before 1.23 leave devices of live pods out. Later ones do so for pods that have ended.

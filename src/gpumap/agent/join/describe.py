@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from gpumap.agent.join.history import (
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
+from gpumap.agent.join.offers import MissingOffers
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.usage import (
     UNKNOWN_TIMES,
@@ -85,15 +86,17 @@ def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
 def ever_offered(
     before: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
 ) -> frozenset[tuple[Uuid, str]]:
-    """Add what the kubelet offers or assigns now to what it ever offered, while the device is present."""
+    """Add what the kubelet offers now to what it ever offered, while the device is present."""
     now = {(uuid, resource) for uuid, slots in allocation.offer.slots.items() for resource in slots}
-    everything = before | now | allocation.named
+    everything = before | now
     if not inventory.up or everything == before:
         return before if everything == before else frozenset(everything)
     return frozenset(pair for pair in everything if pair[0] in inventory.leaves or pair[0] in inventory.parents)
 
 
-def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevice]) -> tuple[Device, ...]:
+def devices(
+    joined: Joined, after: Memory, containers: Iterable[ContainerOnDevice], missing: MissingOffers | None
+) -> tuple[Device, ...]:
     """Return every leaf of the node, and the devices that only the kubelet names."""
     inventory, allocation, attribution = joined.inventory, joined.allocation, joined.attribution
     inputs = OwnerInputs(
@@ -108,9 +111,7 @@ def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevic
     may_be_on_answering = _doubtful([one for one in allocation.unmatched if one.reason != DEVICE_DOWN], allocation)
     some_gpu_is_unnamed = any(one.reason == DEVICE_DOWN for one in allocation.unmatched)
     known_by_uuid = {known.uuid: known for known in inventory.known}
-    ever_offered_by: dict[Uuid, set[str]] = {}
-    for uuid, resource in after.offered:
-        ever_offered_by.setdefault(uuid, set()).add(resource)
+    offered_now = allocation.offer.slots
     for gpu in inventory.gpus:
         known = known_by_uuid[gpu.uuid]
         for leaf in known.leaves:
@@ -131,14 +132,13 @@ def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevic
                 may_have_more=may_be_on(leaf.uuid)
                 or (some_gpu_is_unnamed and gpu.minor is None)
                 or _may_be_held(allocation, leaf.uuid),
-                allocatable=_allocatable(leaf, inventory, allocation, ever_offered_by.get(leaf.uuid, frozenset())),
+                allocatable=offered_now.get(leaf.uuid) or _zeros(missing, gpu.uuid, leaf.uuid),
                 owners=owner_uses(memory, processes, siblings, inputs),
                 readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.rules),
                 unexplained=watch.unexplained(joined.rules) if (watch := joined.leaf_watches.get(leaf.uuid)) else None,
                 containers=tuple(on_device.get(leaf.uuid, ())),
                 host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
-    offered_now = allocation.offer.slots
     whole = {gpu.uuid: gpu for gpu in inventory.gpus}
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
         holders = _holders(joined, uuid, None)
@@ -155,6 +155,12 @@ def devices(joined: Joined, after: Memory, containers: Iterable[ContainerOnDevic
             containers=tuple(on_device.get(uuid, ())),
         )
     return tuple(sorted(rows.values(), key=_place))
+
+
+def _zeros(missing: MissingOffers | None, gpu_uuid: Uuid, leaf: Uuid) -> dict[str, int]:
+    """Return 0 slots of each resource that the leaf should offer, if no container can be assigned its GPU."""
+    resources = (missing or {}).get(gpu_uuid, {}).get(leaf, ())
+    return dict.fromkeys(sorted(resources), 0)
 
 
 def _place(device: Device) -> tuple[float, Uuid]:
@@ -229,38 +235,6 @@ def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple
         if (processes := attribution.by_leaf.get(other.uuid))
         for item in processes.attributed
     )
-
-
-def _allocatable(leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: Set[str]) -> dict[str, int]:
-    """Return slots by resource. `offered` are the resources that this leaf ever offered.
-
-    A resource that is missing now counts 0 if this leaf offered it before, or if all other leaves of its kind offer
-    it. Its plugin then reports the device as unhealthy.
-    """
-    slots = allocation.offer.slots
-    if not slots:
-        return {}
-    rows = slots.get(leaf.uuid, {})
-    expected = offered or _resources_of_all_others(leaf, inventory, allocation, slots)
-    missing = [resource for resource in expected - rows.keys() if any(resource in one for one in slots.values())]
-    return dict(sorted({**dict.fromkeys(missing, 0), **rows}.items()))
-
-
-def _resources_of_all_others(
-    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, slots: Mapping[Uuid, dict[str, int]]
-) -> frozenset[str]:
-    """Return the resources that all leaves of this kind are offered as, if they agree.
-
-    Nothing is returned if this node also assigns devices in another way: the leaf may then belong to another plugin, or
-    to DRA, which does not offer devices here. Nor if the GPU's minor is unknown: the offer may name it by its minor.
-    """
-    if inventory.gpu_of_leaf[leaf.uuid].minor is None:
-        return frozenset()
-    alike = {one.uuid for one in inventory.leaves.values() if one.profile == leaf.profile}
-    kinds = {frozenset(found) for uuid, found in slots.items() if uuid in alike}
-    offered = {resource for found in slots.values() for resource in found}
-    otherwise = {resource for grant in allocation.grants.values() for resource in grant.slots} - offered
-    return next(iter(kinds)) if len(kinds) == 1 and not otherwise else frozenset()
 
 
 # --- containers, processes, pods --------------------------------------------------------------------------------------

@@ -56,7 +56,11 @@ class Memory:
     gpus: tuple[KnownGpu, ...] = ()
     gpu_count: int = 0
     offered: frozenset[tuple[Uuid, str]] = frozenset()
-    """(leaf, resource) pairs that the kubelet has offered. If one is missing later, the device is unhealthy."""
+    """(device, resource) pairs that the kubelet has offered."""
+    not_offered_since: Mapping[Uuid, Moment] = field(default_factory=dict)
+    """Since when no container can be assigned each of these GPUs."""
+    claimed: bool = False
+    """gpumap has seen a DRA claim of GPUs."""
     pending_owners: Mapping[PendingOwner, Moment] = field(default_factory=dict)
     """Owners of the last snapshot that need confirmation, with the time of the first snapshot that had them."""
     workloads: tuple[Workload, ...] = ()

@@ -16,6 +16,7 @@ from gpumap.agent.join.joined import Joined, join_sources
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.missing_gpus import find_missing
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
+from gpumap.agent.join.offers import MissingOffers, has_seen_claim, missing_offers, watch_offers
 from gpumap.agent.join.pcie import count_pcie
 from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.source_health import answers, record_health
@@ -64,6 +65,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         answered={**memory.answered, **_answered(observations)},
         collections=_count_collection(memory.collections, observations),
         offered=describe.ever_offered(memory.offered, joined.allocation, joined.inventory),
+        claimed=has_seen_claim(joined),
         history=history,
         pcie=pcie,
         hidden=hidden_memory,
@@ -73,14 +75,22 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         xids=xid_memory,
         leaf_watches=joined.leaf_watches,
     )
-    node = _node(joined, after, containers, xids, container_xids)
+    offers = missing_offers(joined, after)
+    node = _node(joined, after, containers, offers, xids, container_xids)
     node = structs.replace(node, missing_gpus=missing, missing_gpus_reason=why_not_missing)
     stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)
+    not_offered_since, gpus = watch_offers(memory, gpus, offers, observations.finished, rules)
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners))
     clock_step = clock_step_seconds(memory.finished, observations.finished) if memory.finished else 0.0
     twice, lasting = _watch_shared_ids(joined)
     node = _with_findings(structs.replace(node, gpus=gpus), processes, memory.findings, clock_step, lasting)
-    after = replace(after, stalls=stalls, assigned_twice=twice, findings=node.findings or ())
+    after = replace(
+        after,
+        stalls=stalls,
+        not_offered_since=not_offered_since,
+        assigned_twice=twice,
+        findings=node.findings or (),
+    )
     snapshot = Snapshot(
         at=observations.finished,
         node=node,
@@ -101,6 +111,7 @@ def _node(
     joined: Joined,
     after: Memory,
     containers: tuple[ContainerOnDevice, ...],
+    missing: MissingOffers | None,
     xids: tuple[GpuXids, ...],
     container_xids: tuple[ContainerXids, ...],
 ) -> Node:
@@ -113,7 +124,7 @@ def _node(
         driver=_driver(observations),
         gpus=describe.gpus(inventory.gpus, xids),
         nameless_gpus=inventory.nameless,
-        devices=describe.devices(joined, after, containers),
+        devices=describe.devices(joined, after, containers, missing),
         unmatched=joined.allocation.unmatched,
         pods=describe.pods(joined, containers),
         accounts=tuple(container_accounts(after.ledger)),

@@ -71,6 +71,7 @@ def judge(
     faults = count_gpus_once([*_faults(node)])
     findings = [
         *faults,
+        *_judge_offers(node, tally),
         *_judge_devices(node, tally),
         *_judge_holders(node, tally),
         *_unmatched(node),
@@ -152,6 +153,35 @@ def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:
     for uuid in [None] if reason else unheld:
         for kind in ("over", "stalled", "idle", "unused"):
             tally.count(kind, reason or "unknown_assignment", uuid=uuid)
+
+
+# --- GPUs that no container can be assigned ---------------------------------------------------------------------------
+
+
+def _judge_offers(node: Node, tally: Tally) -> Iterator[Finding]:
+    is_any_offered = any(slots for device in node.devices for slots in device.allocatable.values())
+    if "nvml" not in sources_up(node):
+        tally.count("not_offered", "nvml_down")
+        return
+    for _ in node.nameless_gpus:
+        tally.count("not_offered", "gpu_down")
+    for gpu in node.gpus:
+        seconds = gpu.not_offered_seconds
+        reason = _why_not_listed(node) if gpu.up else "gpu_down"
+        reason = reason or ("offers_unknown" if seconds is None else None)
+        tally.count("not_offered", reason, uuid=gpu.uuid)
+        if reason is None and seconds is not None and seconds >= node.grace_seconds:
+            reason = "left_out" if is_any_offered else "no_resource"
+            yield Finding(
+                *NO_CONTAINER,
+                finding="not_offered",
+                reason=reason,
+                uuid=gpu.uuid,
+                since=node.timestamp - seconds,
+                gpus=1.0,
+                why=why_of("not_offered", reason, seconds),
+                remedy=remedies.FINDINGS["not_offered"],
+            )
 
 
 # --- faults of GPUs ---------------------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ _SENTENCES = {
     "gpu_down": "{devices} {are} down: gpumap cannot check anything there.",
     "identity_down": "gpumap cannot name the pods of processes, so it cannot detect squatters and leftovers.",
     "unknown_process": "The owner of some processes on {devices} is not known: each may be a squatter or a leftover.",
+    "offers_unknown": "It is not known whether containers can be assigned {devices}: the kubelet does not report its "
+    "offers, their ids do not name a GPU, or DRA offers GPUs.",
     "use_not_measured": "The driver cannot measure these holders, so it is not known whether they work: {pods}.",
     "unknown_work": "It is not known whether these holders work, because an unknown process did: {pods}.",
     "idle_power_unknown": "It is not known whether the work of these holders hangs. gpumap has not seen their GPUs "

@@ -48,7 +48,7 @@ ALLOCATION = (
     DEVICES.by(
         "resource",
         "gpumap_device_slots_allocatable",
-        "Slots that the kubelet offers on the device. 0: the kubelet offers the resource without this device.",
+        "Slots that the kubelet offers on the device. 0: it should, but offers no slot of its GPU.",
         lambda device: device.allocatable,
     ),
     DEVICES.gauge(

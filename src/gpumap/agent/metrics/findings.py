@@ -25,14 +25,14 @@ def _unjudged(node: Node) -> Counter[tuple[str, str]]:
 FINDINGS = (
     _FOUND.gauge(
         "gpumap_finding_since_timestamp_seconds",
-        "Unix time since when the finding holds, as far as gpumap has seen it. It exists as long as the finding. For a "
-        "fault, uuid is the GPU.",
+        "Unix time since when the finding holds, as far as gpumap has seen it. It exists as long as the finding. Of "
+        "fault and not_offered, uuid is the GPU.",
         lambda one: one.since,
     ),
     _FOUND.gauge(
         "gpumap_finding_gpus",
-        "Share of physical GPUs that an idle, maybe_idle, unused or stalled container holds. 1 for a GPU that is busy "
-        "without a process. A GPU with faults counts once: 1 for the worst, 0 for its others.",
+        "Share of physical GPUs that an idle, maybe_idle, unused or stalled container holds. 1 for a GPU that is not "
+        "offered, or busy without a process. A GPU with faults counts once: 1 for the worst, 0 for its others.",
         lambda one: one.gpus,
     ),
     _FOUND.gauge(

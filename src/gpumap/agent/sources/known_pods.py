@@ -30,7 +30,7 @@ class KnownPods:
         self._pods: Pods = ()
         self._oddities: tuple[Complaint, ...] = ()
         self._entries: frozenset[bytes] = frozenset()
-        self._offer: Offer | None = None
+        self._offer: Offer = ()
 
     def read_list(self, answer: bytes) -> tuple[Pods, tuple[Complaint, ...]]:
         """Return a List's pods and its complaints: a complaint lasts as long as its cause is in the List.
@@ -43,15 +43,15 @@ class KnownPods:
             self._answer_key = key
         return self._pods, self._oddities
 
-    def read_offer(self, answer: bytes) -> Offer | None:
-        """Return what plugins offer; `None` if they offer nothing. Raises DecodeError."""
+    def read_offer(self, answer: bytes) -> Offer:
+        """Return what plugins offer. Raises DecodeError."""
         entries = frozenset(map(_key, parts(answer)))
         if entries != self._entries:
             offer = decode_offer(answer)
             self._entries = entries
             if offer != self._offer:
                 self._offer = offer
-        return self._offer or None
+        return self._offer
 
     def _take(self, answer: bytes) -> None:
         chunks = parts(answer)

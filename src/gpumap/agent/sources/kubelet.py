@@ -166,8 +166,7 @@ class KubeletSource:
         return pods
 
     async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> Offer | None:
-        """Return what plugins offer; `None` if this kubelet does not support it, or if plugins are about to
-        register."""
+        """Return what plugins offer; `None` if this kubelet does not support it, or the call failed."""
         if self._list_only or not self._reports_allocatable or self._list_method == _LIST_V1ALPHA1:
             return None
         try:

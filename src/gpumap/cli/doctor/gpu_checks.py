@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpumap.model.findings import condition_of, faulty_gpus
+from gpumap.model.findings import condition_of, findings_of_gpus
 from gpumap.model.node import Node
 from gpumap.model.readings import Uuid
 
@@ -32,14 +32,15 @@ GPU_CHECKS = {
     "gpu/<index>/row_remap_pending": "degraded",
     "gpu/<index>/ecc_uncorrected": "warning",
     "gpu/<index>/xid": "warning",
+    "gpu/<index>/not_offered": "degraded",
 }
-"""The state of each kind of fault. `<index>` is NVML's index."""
+"""The state of each condition. `<index>` is NVML's index."""
 
 
 def gpu_results(node_map: Node) -> Iterator[Result]:
-    """Return a line for each GPU with a fault, with its worst one."""
+    """Return a line for each GPU with a fault, with its worst one, and for each that is not offered."""
     gpus = {gpu.uuid: gpu for gpu in node_map.gpus}
-    for fault in faulty_gpus(node_map.findings):
+    for fault in findings_of_gpus(node_map.findings):
         condition, gpu = condition_of(fault), gpus.get(Uuid(fault.uuid or ""))
         name = "gpu/<index>" if condition == "down" else f"gpu/<index>/{condition}"
         seen = " ".join(filter(None, (gpu.uuid, gpu.pci_bus_id, gpu.model))) if gpu else ""

@@ -44,7 +44,7 @@ from gpumap.model.node import (
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
 from gpumap.model.shown import listed
-from gpumap.model.terms import FINDINGS, ContainerName, Owner, PodName, Source
+from gpumap.model.terms import FINDINGS, GPU_FINDINGS, ContainerName, Owner, PodName, Source
 
 Slots = dict[str, int]
 """By resource."""
@@ -258,7 +258,7 @@ def faults_without_device(found: NodeSeries) -> Iterator[str]:
 def _uuids(found: NodeSeries) -> set[str]:
     """Return the devices that any series is about. NVML does not report all of them."""
     counted = (labels[0] for family in (queries.HOLDER_COUNT, queries.ALLOCATABLE) for labels in found.of(family))
-    wasted = (uuid for kind, *_, uuid in found.of(queries.FINDING_SINCE) if kind != "fault" and uuid)
+    wasted = (uuid for kind, *_, uuid in found.of(queries.FINDING_SINCE) if kind not in GPU_FINDINGS and uuid)
     infos = (labels[0] for labels in found.of(queries.DEVICE_INFO))
     return {*infos, *counted, *wasted, *found.holders, *found.users}
 
@@ -402,10 +402,10 @@ def _sorted(found: NodeSeries, family: AskedFamily) -> list[tuple[Labels, Value]
 
 def _gpus(devices: Iterable[Device], found: NodeSeries) -> Iterator[Gpu]:
     """Return the physical GPUs of these devices, and those without a device; if only findings were asked for, those
-    with a fault."""
+    with a fault, or that are not offered."""
     infos = {device.gpu_uuid: found.infos[device.uuid] for device in reversed([*devices]) if device.gpu_uuid}
     infos |= {Uuid(gpu.gpu_uuid): found.infos[gpu.gpu_uuid] for gpu in found.deviceless if gpu.gpu_uuid not in infos}
-    faulty = {uuid for kind, *_, uuid in found.of(queries.FINDING_SINCE) if kind == "fault"}
+    faulty = {uuid for kind, *_, uuid in found.of(queries.FINDING_SINCE) if kind in GPU_FINDINGS}
     for uuid, info in infos.items():
         if found.only_findings and uuid not in faulty:
             continue

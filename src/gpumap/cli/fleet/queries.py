@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gpumap.model.terms import FINDINGS as KINDS
+from gpumap.model.terms import GPU_FINDINGS
 
 FINDINGS = "findings"
 """What the agents find wrong. If only this is asked for, devices without a finding are left out."""
@@ -142,7 +143,7 @@ UTILIZATION = AskedFamily("gpumap_gpu_utilization_ratio", ("gpu_uuid",), HEALTH)
 STUCK = AskedFamily("gpumap_nvml_stuck_seconds", ("gpu_uuid",), HEALTH, kept="> 0")
 POD_INFO = AskedFamily("gpumap_pod_info", ("namespace", "pod", "uid"), HEALTH)
 _OF_FINDING = ("finding", "reason", *_ON_DEVICE)
-_KNOWN, _OF_GPUS = f'finding=~"{"|".join(KINDS)}"', 'finding="fault"'
+_KNOWN, _OF_GPUS = (f'finding=~"{"|".join(kinds)}"' for kinds in (KINDS, GPU_FINDINGS))
 FINDING_SINCE = AskedFamily("gpumap_finding_since_timestamp_seconds", _OF_FINDING, only=_OF_GPUS)
 """It exists for each finding."""
 FINDING_GPUS = AskedFamily("gpumap_finding_gpus", _OF_FINDING, FINDINGS, only=_KNOWN)

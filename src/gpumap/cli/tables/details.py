@@ -13,13 +13,14 @@ from gpumap.cli.tables.top import PROCESS_COLUMNS
 from gpumap.cli.tables.waste import finding_colour, shown_finding
 from gpumap.cli.terminal import shortened, wrapped
 from gpumap.model.shown import UNKNOWN, age, counted, gpus, percent, printable, size
+from gpumap.model.terms import GPU_FINDINGS
 
 
 def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
     """Return what is known of a row: what is wrong, since when, what to do; grant, use and processes."""
     columns, screen = shape.screen.columns or 80, shape.screen
     who = "/".join(filter(None, (*row.container[:2], row.container.container))) or row.pod or shown_owner(row)
-    fault = row.finding is not None and row.finding.finding == "fault"
+    fault = row.finding is not None and row.finding.finding in GPU_FINDINGS
     place = f" on {row.device.name}" if row.device.uuid else ""
     yield screen.paint(shortened(f"GPU {row.device.name}" if fault else f"{printable(who)}{place}", columns), "bold")
     if one := row.finding:

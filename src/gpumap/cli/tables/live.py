@@ -21,6 +21,7 @@ from gpumap.cli.terminal import cells, shortened
 from gpumap.model.findings import judged_kinds, sums, worst_first
 from gpumap.model.node import Finding
 from gpumap.model.shown import UNKNOWN, counted, gpus, number, percent, printable, size
+from gpumap.model.terms import GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""
@@ -235,6 +236,7 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
     total = sums(found, judged)
     shown = {
         "fault": number(total["faults"]),
+        "not offered": number(total["not_offered_gpus"]),
         "squatter": size(total["squatter_bytes"]),
         "leftover": size(total["leftover_bytes"]),
         "unexplained": size(total["unexplained_bytes"]),
@@ -387,7 +389,7 @@ def _row_lines(
     titles, *lines = table(with_node(columns, fleet=fleet), found or every, plain).splitlines()
     shown = []
     for place, (row, line) in enumerate(zip(found, lines, strict=False)):
-        if row.finding and row.finding.finding == "fault":
+        if row.finding and row.finding.finding in GPU_FINDINGS:
             line = _fault_line(row.finding, line, titles, _beside_cursor(shape))
         at_cursor = place == live.cursor
         colour = "reverse" if at_cursor else finding_colour(row.finding) if row.finding else ""

@@ -8,7 +8,7 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
 from gpumap.model.check import fault_of_gpu, gpu_name
 from gpumap.model.devices import has_kubelet, sources_up
-from gpumap.model.findings import faulty_gpus
+from gpumap.model.findings import faulty_gpus, findings_of_gpus
 from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
 from gpumap.model.node import Node
 from gpumap.model.shown import by_reason, printable
@@ -61,7 +61,7 @@ def troubles(maps: NodeMaps) -> Iterator[str]:
 def _troubles(node_map: Node) -> Iterator[str]:
     if node_map.stale:
         yield node_map.stale
-    for fault in faulty_gpus(node_map.findings):
+    for fault in findings_of_gpus(node_map.findings):
         yield f"{fault_of_gpu(fault, node_map)}. {fault.remedy or ''}".rstrip()
     for source in node_map.sources:
         if not source.up:

@@ -51,6 +51,7 @@ class FindingRow(NamedTuple):
 
 _COLOURS = {
     "fault": "red",
+    "not_offered": "red",
     "squatter": "red",
     "leftover": "red",
     "unexplained": "red",
@@ -209,13 +210,11 @@ _ORDERS = {
 
 
 def _rows_of(node: Node, namespace: str) -> Iterator[FindingRow]:
-    devices: dict[str | None, Device] = {device.uuid: device for device in node.devices}
+    names: dict[str | None, str] = {gpu.uuid: str(gpu.index) for gpu in node.gpus}
+    names |= {device.uuid: device_name(device) for device in node.devices}
     for one in in_namespace(node.findings or (), namespace):
         if one.finding in _KINDS:
-            device = devices.get(one.uuid)
-            yield FindingRow(
-                node.name, device_name(device) if device else UNKNOWN, max(node.timestamp - one.since, 0.0), one
-            )
+            yield FindingRow(node.name, names.get(one.uuid, UNKNOWN), max(node.timestamp - one.since, 0.0), one)
 
 
 def _unjudged(maps: NodeMaps) -> Iterator[str]:
@@ -302,6 +301,8 @@ def _summary(found: Iterable[FindingRow], total: dict[str, float | None]) -> str
     for key, meaning in _MEANINGS.items():
         if total[key] or key == "unused_bytes":
             parts.append(f"{size(total[key])} {meaning}")
+    if total["not_offered_gpus"]:
+        parts.append(f"{counted(int(total['not_offered_gpus']), 'GPU')} not offered")
     if total["maybe_idle_gpus"]:
         parts.append(f"{ratio(total['maybe_idle_gpus'])} GPUs may be idle")
     if total["unexplained_gpus"]:

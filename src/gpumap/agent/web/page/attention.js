@@ -1,7 +1,7 @@
 // The list of problems: sources that are down, then the agent's findings in their order, or the largest waste first.
 
 import { h } from "./dom.js";
-import { addressOf, filteredFindings, findingsOf, sorted } from "./model.js";
+import { addressOf, filteredFindings, findingsOf, GPU_FINDINGS, sorted } from "./model.js";
 import { containerName, deviceName, findingMark, more, remedy } from "./parts.js";
 import { bytes, duration, moment, printable, prose } from "./words.js";
 
@@ -61,11 +61,11 @@ function sourceDown(source, map) {
   return fault(`source ${source.source}`, `${source.source} is down`, "#health", why, source.remedy);
 }
 
-const fault = (key, subject, href, why, advice) =>
+const fault = (key, subject, href, why, advice, kind = "fault") =>
   h(
     "li",
     { key, class: "fault" },
-    findingMark("fault"),
+    findingMark(kind),
     h("span", { class: "what" }, href ? h("a", { href }, printable(subject)) : printable(subject)),
     because(why, advice),
   );
@@ -78,7 +78,7 @@ const because = (why, advice, title) =>
 function finding(one, gpu, advised) {
   const key = `${one.finding} ${one.reason} ${one.uuid}`;
   const advice = advised ? null : one.remedy;
-  if (one.finding === "fault") return fault(key, gpu ?? "GPU ?", one.uuid && `#${one.uuid}`, one.why, advice);
+  if (GPU_FINDINGS.includes(one.finding)) return fault(key, gpu ?? "GPU ?", one.uuid && `#${one.uuid}`, one.why, advice, one.finding);
   const row = addressOf({ ...one, owner: one.finding === "leftover" ? "gone" : "" });
   const href = one.uuid ? `#${one.uuid}${one.reason in SUBJECTS ? "" : `&${new URLSearchParams({ row })}`}` : null;
   const who = containerName(one) ?? SUBJECTS[one.reason] ?? "a deleted pod";

@@ -49,13 +49,16 @@ export const oneModel = (gpus) => (new Set(gpus.map(modelOf)).size === 1 ? model
 /** Return the findings that people see: of the faults of a GPU only the worst. It counts the GPU and names the others. */
 export const findingsOf = (map) => (map.findings ?? []).filter((one) => one.finding !== "fault" || one.gpus !== 0);
 
-/** Return the faults of a GPU, and its XID errors: each code with its words, whether it is a fault, the number and the last time. */
+/** Kinds of findings of a GPU, not of a container or a device. */
+export const GPU_FINDINGS = ["fault", "not_offered"];
+
+/** Return the findings of a GPU, and its XID errors: each code with its words, whether it is a fault, the number and the last time. */
 function signsOf({ uuid }, map) {
   const { counts = {}, meanings = {}, last_at = {} } = map.xids.find((one) => one.uuid === uuid) ?? {};
   const words = (code) => `XID ${code}${meanings[code] ? `: ${meanings[code]}` : ""}`;
   const isFatal = (code) => map.findings?.some((one) => one.uuid === uuid && one.reason === `xid_${code}`) ?? false;
   return {
-    faults: findingsOf(map).filter((one) => one.finding === "fault" && one.uuid === uuid),
+    faults: findingsOf(map).filter((one) => GPU_FINDINGS.includes(one.finding) && one.uuid === uuid),
     xids: Object.entries(counts).map(([code, errors]) => ({ code, errors, words: words(code), fatal: isFatal(code), at: last_at[code] })),
   };
 }

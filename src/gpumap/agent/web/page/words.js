@@ -86,6 +86,7 @@ export const OWNER_MEANS = {
 
 export const FINDING_MEANS = {
   fault: "It does not work as it should.",
+  not_offered: "No container can be assigned this GPU.",
   squatter: "It uses a device that it does not hold.",
   leftover: "Its pod no longer exists, but its processes still use the device.",
   unexplained: "No living process explains this memory or load.",
