@@ -666,7 +666,8 @@ null."""
     finding_sums: dict[str, float | None] = {}
     """Sums of the findings: faults (GPUs with one), not_offered_gpus, squatter_bytes, leftover_bytes, \
 unexplained_bytes, unexplained_gpus, over_bytes, stalled_gpus, idle_gpus, maybe_idle_gpus, idle_holders, unused_bytes \
-(idle and unused), unmatched. Null for 0 of which not all could be judged, or an amount is unknown. Empty if findings is null."""
+(idle and unused), unmatched. Null for 0 of which not all could be judged, or an amount is unknown. Empty if findings \
+is null."""
     unjudged_sentences: tuple[str, ...] = ()
     """What cannot be judged, and why, for people. Empty in the map of one namespace."""
 

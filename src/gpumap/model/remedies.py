@@ -189,7 +189,7 @@ UNMATCHED: dict[str, str] = {
 
 FINDINGS: dict[str, str] = {
     "not_offered": "No container can be assigned this GPU. Read the log of the device plugin: it stopped, or reports "
-    "the GPU as unhealthy. If it leaves the GPU out on purpose, or DRA replaces it, silence the alert.",
+    "the GPU as unhealthy. If it leaves the GPU out on purpose, or DRA replaces it, mute the alert.",
     "squatter": "The pod uses a GPU without holding it. Find how it gets access (privileged, "
     "`NVIDIA_VISIBLE_DEVICES=all`), then ask its owner. If it needs a GPU, add a GPU request.",
     "leftover": "The pod no longer exists. End its processes on the node (`kill <PID>`).",
