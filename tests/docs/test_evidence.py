@@ -57,7 +57,7 @@ LOST: Mapping[str, Callable[[TestNode], object]] = {
 def lived(lose: Callable[[TestNode], object]) -> Snapshot:
     """A node with every owner and every finding, without one source."""
     pods = [HOLDER, TRAINER, NOTEBOOK, SQUATTER, GONE, SHARER, ODD, KEEPER]
-    node = TestNode([Gpu(0), Gpu(1), Gpu(2), Gpu(3), Gpu(4)], pods, [*PROCESSES.values(), CLIENT])
+    node = TestNode([Gpu(0), Gpu(1), Gpu(2), Gpu(3), Gpu(4), Gpu(5)], pods, [*PROCESSES.values(), CLIENT])
     node.allocatable = {
         "nvidia.com/gpu": [str(uuid) for uuid in (IDLE, BUSY, FREE, RESERVED)],
         "aliyun.com/gpu-mem": [f"{CROWDED}-_-{number}" for number in range(80)],
