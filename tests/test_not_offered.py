@@ -121,6 +121,15 @@ def test_an_agent_that_starts_later(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("resource", "id_"), [(WHOLE, str(gpu_uuid(99))), ("nvidia.com/GH100", "0000:65:00.0"), (WHOLE, "nvidia9")]
+)
+def test_slots_of_gpus_that_nvml_does_not_list(resource: str, id_: str) -> None:
+    """They are certainly on none of the others: what cannot be judged hides nothing."""
+    node = offered_before(two_gpus(), allocatable=offer(id_, resource=resource))
+    assert set(reasons(watch(node))) == {CARD, OTHER}
+
+
+@pytest.mark.parametrize(
     ("resource", "names"),
     [(SHARED, [f"{CARD}::0", f"{CARD}::1"]), ("nvidia.com/vgpu", [f"{CARD}-0"]), (WHOLE, ["nvidia0"])],
 )
@@ -198,6 +207,10 @@ QUIET: dict[str, tuple[Callable[[], TestNode], list[str]]] = {
         lambda: offered_before(
             two_gpus(), allocatable=offer("tencent.com/vcuda-core-1", resource="tencent.com/vcuda-core")
         ),
+        ["offers_unknown"] * 2,
+    ),
+    "no known minor": (
+        lambda: TestNode([Gpu(0), Gpu(1, has_minor=False)], allocatable=offer("nvidia0", "nvidia7")),
         ["offers_unknown"] * 2,
     ),
     "claim": (lambda: offered_before(two_gpus(), pods=[CLAIMING]), ["offers_unknown"] * 2),

@@ -43,6 +43,7 @@ class Run(NamedTuple):
 
 DEMO = default_scenario()
 RESTART, OUTAGE = "{from: 3m, until: 3m10s}", "{from: 3m, until: 4m55s}"
+NOBODYS = "  - {model: NVIDIA H100 80GB HBM3, memory: 81559MiB, resource: none} # of no plugin\n\nkubelet:"
 RUNS = (
     Run(
         DEMO,
@@ -53,6 +54,7 @@ RUNS = (
         },
     ),
     Run(DEMO, 200, {"agent-restarts": 205, "agent-has-watched": 330}),
+    Run(parse_scenario(DEMO.text.replace("\nkubelet:", NOBODYS)), 200, {"gpu-is-left-out": 330}),
     Run(parse_scenario(DEMO.text.replace(RESTART, OUTAGE)), 0, {"kubelet-is-away-for-long": 280}),
     Run(parse_scenario(re.sub(r"  away:\n.*\n", "", DEMO.text)), 0, {"holders-idle": 330}),
     Run(load_scenario(Path("sharing")), 0, {"sharing-starts": 5, "sharing-unused": 130}),

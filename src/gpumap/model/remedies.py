@@ -188,8 +188,8 @@ UNMATCHED: dict[str, str] = {
 """By reason of slots that match no device, or that another pod holds too."""
 
 FINDINGS: dict[str, str] = {
-    "not_offered": "No container can be assigned this GPU. Read the log of the device plugin: it stopped, or reports "
-    "the GPU as unhealthy. If it leaves the GPU out on purpose, or DRA replaces it, mute the alert.",
+    "not_offered": "No container can be assigned this GPU. Check the device plugin's pod, then its log: it may report "
+    "the GPU as unhealthy. If that is on purpose, do nothing.",
     "squatter": "The pod uses a GPU without holding it. Find how it gets access (privileged, "
     "`NVIDIA_VISIBLE_DEVICES=all`), then ask its owner. If it needs a GPU, add a GPU request.",
     "leftover": "The pod no longer exists. End its processes on the node (`kill <PID>`).",

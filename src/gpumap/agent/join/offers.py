@@ -44,7 +44,7 @@ def has_seen_claim(joined: Joined) -> bool:
 
 def missing_offers(joined: Joined, after: Memory) -> MissingOffers | None:
     """Return the GPUs that no container can be assigned; `None` if that cannot be known."""
-    if joined.listing.allocatable is None or after.claimed or joined.allocation.offer.names_no_device:
+    if joined.listing.allocatable is None or after.claimed or joined.allocation.offer.unplaced:
         return None
     known_by_uuid = {known.uuid: known for known in joined.inventory.known}
     evidence = _Evidence(joined, after)

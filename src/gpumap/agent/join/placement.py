@@ -243,6 +243,8 @@ class PlacedOffer:
     """Allocatable slots by device and resource; empty while the kubelet does not report them."""
     names_no_device: bool
     """A plugin offers GPU slots whose ids name no device of this node: they may be of any device."""
+    unplaced: bool
+    """A GPU slot that the kubelet offers may be on any device: nothing shows its device, nor that NVML lacks it."""
 
 
 def place_offer(
@@ -265,7 +267,21 @@ def place_offer(
         if is_gpu_resource(one.resource)
         for id_ in one.ids
     )
-    return PlacedOffer(basis, allocatable, registered, _counts(allocatable), names_no_device)
+    unplaced = any(
+        _is_unplaced(one.resource, id_, inventory)
+        for one in offer.allocatable or ()
+        if is_gpu_resource(one.resource)
+        for id_ in one.ids
+    )
+    return PlacedOffer(basis, allocatable, registered, _counts(allocatable), names_no_device, unplaced)
+
+
+def _is_unplaced(resource: str, device_id: DeviceId, inventory: Inventory) -> bool:
+    recognised = recognise(resource, device_id)
+    if recognised is None or recognised.device is None:
+        return recognised is None or recognised.plugin.trust is Trust.ANSWER
+    located = locate(recognised.device, inventory)
+    return not located.devices and located.reason != NOT_IN_NVML
 
 
 def _by_device(
