@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +166,20 @@ class BenchNode(Machine):
 
     def write_driver(self) -> None:
         self.driver.write(self.state)
+
+    def run_job(self, seconds: float) -> None:
+        """Let a pod's new process work on the first GPU for so long. The driver has a sample of it after its end."""
+        place, gpu = next(place for place in self._places if place.gpu == 0), self.driver.gpus[0]
+        processes = gpu.processes or []
+        samples = [sample for sample in gpu.samples or () if sample.timestamp_us is None]
+        pid = self.processes.start(self._cgroups + place.pod.cgroup("main"))
+        gpu.processes, gpu.samples = [*processes, standin.Process(pid, GIB)], [*samples, standin.Sample(pid, sm=20)]
+        self.write_driver()
+        time.sleep(seconds)
+        self.processes.end(pid)
+        last_sample = standin.Sample(pid, sm=20, timestamp_us=time.time_ns() // 1000)
+        gpu.processes, gpu.samples = processes, [*samples, last_sample]
+        self.write_driver()
 
     def churn(self, pods: int) -> None:
         """So many GPU pods end, the oldest first, and others with processes of their own take their slots."""

@@ -128,11 +128,11 @@ def _beside_jobs(length: float, every: float, plan: Plan) -> Life:
     return plan.node(), START
 
 
-def _beside_light_server(plan: Plan) -> Life:
+def _beside_light_server(length: float, every: float, plan: Plan) -> Life:
     plan.notebooks()
     server, pid = plan.hold("server", f"{CARD}::3"), plan.new_pid()
     plan.jobs.append(Job(pid, server, CARD, START - 500.0, FOREVER))
-    plan.repeat(server, CARD, 0.012, 4.0, sm=100, pid=pid, jitter=1.0)
+    plan.repeat(server, CARD, length, every, sm=100, pid=pid, jitter=1.0)
     return plan.node(), START
 
 
@@ -383,7 +383,9 @@ CASES = (
     Case("beside jobs of 1 s each 2 s", partial(_beside_jobs, 1.0, 2.0), FOUND, _finds),
     Case("beside jobs of 0.75 s each 20 s", partial(_beside_jobs, 0.75, 20.0), FOUND, _finds),
     Case("beside jobs of 1 s each 60 s", partial(_beside_jobs, 1.0, 60.0), FOUND, _finds, workers_may_rest=True),
-    Case("beside a light server", _beside_light_server, FOUND, _finds),
+    Case("beside a light server, 12 ms each 4 s", partial(_beside_light_server, 0.012, 4.0), FOUND, _finds),
+    Case("beside a light server, 3 ms each 1 s", partial(_beside_light_server, 0.003, 1.0), FOUND, _finds),
+    Case("beside a light server, 1 ms each 1 s", partial(_beside_light_server, 0.001, 1.0), FOUND, _finds),
     Case("beside a trainer", _beside_trainer, FOUND, _finds),
     Case("quiet card", _quiet_card, "rest ≥ 99 % idle, never maybe_idle", _is_certain),
     Case("a stray sample every 4 minutes", _beside_strays, FOUND, _finds),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ class Processes(Protocol):
     root: Path
 
     def start(self, cgroup: str) -> int: ...
+    def start_child(self, cgroup: str, parent_cgroup: str) -> int: ...
     def end(self, pid: int) -> None: ...
     def close(self) -> None: ...
 
@@ -38,11 +41,18 @@ class PlainProcesses:
         self.write(self._pid, texts.cgroup_text("v1-cgroupfs", cgroup))
         return self._pid
 
-    def write(self, pid: int, cgroup_text: str) -> None:
+    def start_child(self, cgroup: str, parent_cgroup: str) -> int:
+        """Start a process whose parent is in another cgroup, as docker in a privileged pod does."""
+        parent = self.start(parent_cgroup)
+        self._pid += 1
+        self.write(self._pid, texts.cgroup_text("v1-cgroupfs", cgroup), parent)
+        return self._pid
+
+    def write(self, pid: int, cgroup_text: str, parent: int = 1) -> None:
         folder = self.root / f"new-{pid}"
         folder.mkdir()
         (folder / "cgroup").write_text(cgroup_text)
-        (folder / "stat").write_text(texts.stat_text(pid, "python3", 4711))
+        (folder / "stat").write_text(texts.stat_text(pid, "python3", 4711).replace(" S 1 ", f" S {parent} "))
         (folder / "comm").write_text("python3\n")
         folder.rename(self.root / str(pid))
 
@@ -63,6 +73,7 @@ class RealProcesses:
     def __init__(self) -> None:
         self.root = Path("/proc")
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: list[int] = []  # pidfds of processes of which another one is the parent
         self._made: list[Path] = []
         mounts = Path("/sys/fs/cgroup")
         found = [mounts] if (mounts / "cgroup.procs").exists() else [mounts / "pids", mounts / "unified"]
@@ -75,6 +86,16 @@ class RealProcesses:
         self._running[process.pid] = process
         self.move(process.pid, cgroup)
         return process.pid
+
+    def start_child(self, cgroup: str, parent_cgroup: str) -> int:
+        parent = subprocess.Popen(["sh", "-c", "sleep 300 & echo $!; wait"], stdout=subprocess.PIPE)
+        self._running[parent.pid] = parent
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        self._children.append(os.pidfd_open(child))
+        self.move(parent.pid, parent_cgroup)
+        self.move(child, cgroup)
+        return child
 
     def move(self, pid: int, cgroup: str) -> None:
         for hierarchy in self._hierarchies:
@@ -94,10 +115,16 @@ class RealProcesses:
 
     def end(self, pid: int) -> None:
         process = self._running.pop(pid)
+        if process.stdout is not None:
+            process.stdout.close()
         process.kill()
         process.wait()
 
     def close(self) -> None:
+        for pidfd in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
         for pid in list(self._running):
             self.end(pid)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -115,6 +142,9 @@ class HostProcesses:
     root = Path("/proc")
 
     def start(self, cgroup: str) -> int:
+        raise NotImplementedError
+
+    def start_child(self, cgroup: str, parent_cgroup: str) -> int:
         raise NotImplementedError
 
     def end(self, pid: int) -> None:

@@ -600,8 +600,8 @@ async def test_a_value_that_no_counter_has(value: str, arguments: tuple[str, ...
     """One line says so: no sum overflows, and no number of 300 digits is printed."""
     point = [START + 60, value]
     labels = ("a", "b") if "label" in arguments else ("a",)
-    value_of_row = [START, "60"] if "label" in arguments else point
-    rows = [row for label in labels for row in vector(value_of_row, label_team=label)]
+    value_now = [START, "60"] if "label" in arguments else point
+    rows = [row for label in labels for row in vector(value_now, label_team=label)]
     matrix = [{"metric": row["metric"], "values": [point]} for row in rows]
     async with serving(api(rows, matrix)) as url:
         assert await bill(url, *arguments) == f'answered "{value}", which is not a value of a counter'

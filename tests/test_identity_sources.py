@@ -14,17 +14,20 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.sources import pidfds
+from gpumap.agent.sources.ancestors import ANCESTORS_MAX
 from gpumap.agent.sources.checkpoint import CheckpointSource, parse
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.pidfds import KnownProcesses
 from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.lab.capture.recorders import RecordingProcfs
 from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
     ClaimPods,
     Complaint,
     DraState,
+    PodCgroup,
     ProcEntry,
     SourceError,
 )
@@ -185,11 +188,11 @@ def test_every_files_complaints_are_reported(tmp_path: Path) -> None:
     assert answer.value.dra == DraState()
 
 
-def make_process(root: Path, pid: int, path: str, *, start: int = 77, comm: str = "python3") -> None:
+def make_process(root: Path, pid: int, path: str, *, start: int = 77, comm: str = "python3", parent: int = 1) -> None:
     """A process of a plain-file tree."""
-    (root / str(pid)).mkdir(parents=True)
+    (root / str(pid)).mkdir(parents=True, exist_ok=True)
     (root / str(pid) / "cgroup").write_text(f"0::{path}\n")
-    (root / str(pid) / "stat").write_text(f"{pid} ({comm}) S {' '.join(['1'] * 18)} {start} 0 0\n")
+    (root / str(pid) / "stat").write_text(f"{pid} ({comm}) S {parent} {' '.join(['1'] * 17)} {start} 0 0\n")
 
 
 def own_at(tmp_path: Path, path: str) -> Path:
@@ -403,3 +406,119 @@ def test_process_that_outlives_its_cgroup_keeps_its_pod(tmp_path: Path) -> None:
     make_process(root, 40, f"/kubepods/pod{UID}/{CID} (deleted)")
     answer = ProcfsSource(root, own_at(tmp_path, "/")).read([40], None).value
     assert [(pod.pod_uid, pod.container_id) for pod in answer.entries[0].cgroup.pods] == [(UID, CID)]
+
+
+# --- docker in a pod: the parents of its processes decide ------------------------------------------------------------
+
+FAR = 1 << 60
+DOCKER = f"/docker/{'d' * 64}"
+POD = f"/kubepods/pod{UID}/{CID}"
+OTHER_UID = PodUid(UID.replace("2", "3"))
+OTHER_POD = f"/kubepods/pod{OTHER_UID}/{CID}"
+HOST = CgroupMembership(CgroupKind.HOST, (), "d" * 64)
+UNKNOWN = CgroupMembership(CgroupKind.UNKNOWN)
+IN_POD = CgroupMembership(CgroupKind.POD, (PodCgroup(PodUid(UID), CID),))
+SHIM, DAEMON, NO_PID = 5_000_001, 5_000_002, 5_000_003  # above the largest possible PID
+
+
+def read_cgroup(source: ProcfsSource | RecordingProcfs, not_after: int | None = FAR) -> CgroupMembership:
+    (entry,) = source.read([os.getpid()], not_after).value.entries
+    return entry.cgroup
+
+
+def docker_source(tmp_path: Path, path: str = DOCKER, *, parent: int = SHIM, has_kubelet: bool = True) -> ProcfsSource:
+    """A tree with a process of docker, which uses a GPU, and its shim. It has the PID of a process that runs."""
+    make_process(tmp_path / "proc", os.getpid(), path, start=9, parent=parent)
+    (tmp_path / "proc" / str(os.getpid()) / "comm").write_text("python3\n")
+    make_process(tmp_path / "proc", SHIM, "/system.slice/docker.service", start=8, parent=DAEMON)
+    return ProcfsSource(tmp_path / "proc", own_at(tmp_path, "/system.slice/gpumap.service"), has_kubelet=has_kubelet)
+
+
+@pytest.mark.parametrize(
+    ("path", "start", "parent", "expected"),
+    [
+        (POD, 7, 1, IN_POD),
+        (POD, 7, NO_PID, IN_POD),  # its own parents do not count
+        ("/system.slice/docker.service", 7, 1, HOST),
+        ("/system.slice/docker.service", 7, 0, HOST),  # started from outside the PID namespace
+        ("/system.slice/docker.service", 7, NO_PID, UNKNOWN),  # hidden, or it has just ended
+        ("/system.slice/docker.service", 7, SHIM, UNKNOWN),  # a circle
+        (POD, 99, 1, UNKNOWN),  # a later process with the PID of the parent
+        (f"{POD}\n1:pids:{OTHER_POD}", 7, 1, UNKNOWN),
+        ("/kubepods/podX", 7, 1, UNKNOWN),
+        (f"/k8s.io/{CID}", 7, 1, CgroupMembership(CgroupKind.UNKNOWN, (), CID)),  # a link may name its pod
+    ],
+)
+def test_an_ancestor_in_a_pod_decides(
+    tmp_path: Path, path: str, start: int, parent: int, expected: CgroupMembership
+) -> None:
+    """The nearest one, above a shim outside pods. If an ancestor cannot be read, the owner is unknown. A recording has
+    the ancestors that decide."""
+    docker_source(tmp_path)
+    make_process(tmp_path / "proc", DAEMON, path, start=start, parent=parent)
+    recorder = RecordingProcfs(tmp_path / "proc", tmp_path / "own")
+    assert read_cgroup(recorder) == expected
+    recorder.close()
+    recorded = recorder.recorded["procfs"]
+    assert isinstance(recorded, dict)
+    assert (f"proc/{SHIM}/stat" in recorded) == (expected != HOST)
+    replay = tmp_path / "replay"
+    for name, content in recorded.items():
+        (replay / name).parent.mkdir(parents=True, exist_ok=True)
+        (replay / name).write_bytes(content)
+    assert read_cgroup(ProcfsSource(replay / "proc", replay / "own"), None) == expected
+
+
+def test_an_ancestor_that_cannot_be_read_makes_the_owner_unknown_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gpumap tries again. In a tree of plain files, a capture, ancestors that did not decide are missing."""
+    monkeypatch.setattr(pidfds, "REREAD_SECONDS", 1e-9)
+    source = docker_source(tmp_path)
+    assert (read_cgroup(source), read_cgroup(source, None)) == (UNKNOWN, HOST)
+    (tmp_path / "proc" / str(DAEMON)).mkdir()
+    (tmp_path / "proc" / str(DAEMON) / "stat").write_text("")
+    source = docker_source(tmp_path)
+    assert (read_cgroup(source), read_cgroup(source, None)) == (UNKNOWN, UNKNOWN)
+    make_process(tmp_path / "proc", DAEMON, POD, start=7)
+    assert read_cgroup(source) == IN_POD
+    source.close()
+
+
+@pytest.mark.parametrize(("path", "has_kubelet", "expected"), [(OTHER_POD, True, OTHER_UID), (DOCKER, False, None)])
+def test_parents_count_only_outside_pods_and_with_a_kubelet(
+    tmp_path: Path, path: str, has_kubelet: bool, expected: PodUid | None
+) -> None:
+    """The cgroup of the process itself comes first."""
+    source = docker_source(tmp_path, path, has_kubelet=has_kubelet)
+    make_process(tmp_path / "proc", DAEMON, POD, start=7)
+    assert [pod.pod_uid for pod in read_cgroup(source).pods] == ([expected] if expected else [])
+    source.close()
+
+
+@pytest.mark.parametrize(("path", "expected"), [(POD, IN_POD), ("/init.scope", HOST)])
+@pytest.mark.parametrize("not_after", [None, FAR])
+def test_parents_are_read_once_for_each_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, expected: CgroupMembership, not_after: int | None
+) -> None:
+    """If a parent ends, its children get another one. A new process with the same PID has its own parents."""
+    monkeypatch.setattr(pidfds, "REREAD_SECONDS", 1e-9)
+    source = docker_source(tmp_path)
+    make_process(tmp_path / "proc", DAEMON, path, start=7)
+    assert read_cgroup(source, not_after) == expected
+    make_process(tmp_path / "proc", NO_PID, OTHER_POD, start=1)
+    for start, last in ((9, expected), (10, CgroupMembership(CgroupKind.POD, (PodCgroup(OTHER_UID, CID),)))):
+        make_process(tmp_path / "proc", os.getpid(), f"{DOCKER}/{start}", start=start, parent=NO_PID)
+        assert read_cgroup(source, not_after) == last
+    source.close()
+
+
+def test_the_number_of_ancestors_to_read_is_limited(tmp_path: Path) -> None:
+    """A pod above more of them is not found: the owner is unknown."""
+    for count, expected in ((ANCESTORS_MAX, IN_POD), (ANCESTORS_MAX + 1, UNKNOWN)):
+        source = docker_source(tmp_path, parent=NO_PID)
+        for pid in range(NO_PID, NO_PID + count):
+            make_process(tmp_path / "proc", pid, DOCKER, start=9, parent=pid + 1)
+        make_process(tmp_path / "proc", NO_PID + count - 1, POD, start=9)
+        assert read_cgroup(source) == expected
+        source.close()

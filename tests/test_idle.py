@@ -17,7 +17,7 @@ from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.lives import CARD, CASES, SLICE, Case, holder
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode
-from tests.working import INTERVAL_SECONDS, Job, WorkingNode
+from tests.working import INTERVAL_SECONDS, Job, SamplingDriver, WorkingNode
 
 SPAN = 1200.0
 SETTLED_SECONDS = RULES.idle_after_seconds + 90.0
@@ -309,6 +309,20 @@ def test_the_activity_of_a_gpu_is_its_only_users() -> None:
     assert all(number == 1 for at, number in shown.items() if at > 1115.0)
 
 
+def test_clients_of_an_mps_server_are_not_measured_by_gpm() -> None:
+    """The server's time explains the activity of the leaf: it may be that of any client."""
+    first, second = holder("first", f"{CARD}::0"), holder("second", f"{CARD}::1")
+    jobs = [
+        Job(99, None, CARD, 0.0, 1e9),
+        *(Job(100 + number, pod, CARD, 0.0, 1e9, sm=40, mps_server=99) for number, pod in enumerate((first, second))),
+    ]
+    node = WorkingNode([Gpu(0)], [first, second], jobs, with_gpm=frozenset({0}), driver=SamplingDriver)
+    for _snapshot in node.run(700.0):
+        assert node.findings("idle") == node.findings("maybe_idle") == []
+    unjudged = {entry.pod: entry.reason for entry in _snapshot.node.unjudged if "idle" in entry.findings}
+    assert unjudged == dict.fromkeys(("first", "second"), "use_not_measured")
+
+
 def test_activity_that_samples_do_not_explain_is_no_ones() -> None:
     """The driver's newest sample lags: it does not have the short process yet, and that of the list rests."""
     resting, short = holder("resting", f"{CARD}::0"), holder("short", f"{CARD}::1")
@@ -334,7 +348,8 @@ def test_without_samples_the_activity_of_a_gpu_is_no_ones(kind: str) -> None:
 
 @pytest.mark.parametrize("seed", range(examples(40)))
 def test_no_pod_that_worked_is_idle(seed: int) -> None:
-    """On a node drawn by chance, gpumap reports as idle only pods that truly did not work, and reports all of them."""
+    """On a node drawn by chance, gpumap reports as idle only pods that truly did not work, and reports all of them: as
+    `maybe_idle` while something hides what they did."""
     drawn = Drawn(seed)
     node = drawn.node
     for _ in drawn.live(SPAN):
@@ -353,7 +368,9 @@ def test_no_pod_that_worked_is_idle(seed: int) -> None:
             assert watched >= RULES.grace_seconds
             assert node.had_process(one.pod, one.uuid or "", node.started)
         judged = "idle" in judged_kinds(node.snapshot.node)
-        assert {one.pod for one in idle} >= drawn.certainly_idle(judged=judged)
+        idle_pods = {one.pod for one in idle}
+        assert idle_pods >= drawn.certainly_idle()
+        assert idle_pods | {one.pod for one in node.findings("maybe_idle")} >= drawn.certainly_idle(judged=judged)
 
 
 def test_drawn_nodes_have_idle_holders() -> None:

@@ -213,6 +213,7 @@ def test_accounts_exist_without_their_container() -> None:
         "gpumap_container_allocated_gpu_seconds_total",
         "gpumap_accounting_gap_seconds_total",
         "gpumap_finding_judged",
+        "gpumap_finding_unjudged",
     }
     assert sample("gpumap_container_allocated_gpu_seconds_total", snapshot) == {(*name, "GPU-x"): 1.5}
     assert "estimate" in next(one.help for one in GROUPS["accounting"] if "container_energy" in one.name)

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from gpumap.agent.metrics import GROUPS, native
+from gpumap.agent.sources import pidfds
+from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.model import cgroups
+from gpumap.model.observations import PodCgroup
 from tests.agent import serve
 from tests.command import run_command_in_loop
 from tests.demo_process import GPUMAP
 from tests.exposed import Page
-from tests.machine import Pod
+from tests.machine import Pod, new_container_id, new_uid
 from tests.node import GIB, MIB, Node, gpu_uuid
 from tests.processes import HostProcesses, NoCgroupsError, PlainProcesses, Processes, RealProcesses
 from tests.standin import Code
@@ -115,6 +118,51 @@ async def test_a_shared_card_is_reported_by_container(node: Node) -> None:
             "its time on the SMs is not reported",
         )
         assert on_shared_card(page, "gpumap_container_sm_utilization_ratio")["idle", "main"] == 0
+
+
+async def test_docker_in_a_pod_is_use_of_the_pod(plain: Node) -> None:
+    """Its containers are at the host's root, also those of GitLab's and GitHub's runners, but their parents are in the
+    pod: its container has their memory, processes and SM time and is not idle, and nothing is of the host."""
+    runner = plain.admit("runner", dind=[WHOLE], build=[])
+    plain.admit("resting", main=[OTHER])
+    pid = plain.processes.start_child(f"/docker/{'d' * 64}", runner.cgroup("dind"))
+    plain.use(pid, 1, 2 * GIB, sm_percent=40)
+    labels = {"pod": "runner", "container": "dind", "uuid": WHOLE}
+
+    def pods_with_findings(page: Page) -> set[str]:
+        return set(page.by("gpumap_finding_since_timestamp_seconds", "pod"))
+
+    async with serve(plain, "--idle-after", "600ms") as agent:
+        page = await agent.until(
+            lambda page: (
+                "resting" in pods_with_findings(page)
+                and page.value("gpumap_container_sm_utilization_ratio", **labels) == 0.4
+            ),
+            "no pod is idle, or the other one has no SM time",
+        )
+        assert pods_with_findings(page) == {"resting"}
+        assert page.value(USED, **labels) == 2 * GIB
+        assert page.value("gpumap_container_gpu_processes", **labels) == 1
+        assert page.by(OWNED, "owner", uuid=WHOLE)["host"] == 0
+        assert page.rows("gpumap_host_gpu_memory_used_bytes") == []
+
+
+def test_a_real_parent_in_a_pods_cgroup_decides(real: RealProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent is read once for each process. When it ends, its child gets another one, and stays in the pod."""
+    uid, container_id = new_uid(), new_container_id()
+    docker = f"/gpumap-{container_id[:8]}"
+    child = real.start_child(f"{docker}/{container_id}", f"/kubepods/besteffort/pod{uid}/{container_id}")
+    source = ProcfsSource(real.root)
+    if not source.read([], None).value.pid_visibility:
+        pytest.skip("processes of others are not visible here")
+    monkeypatch.setattr(pidfds, "REREAD_SECONDS", 1e-9)
+    pods = [PodCgroup(uid, container_id)]
+    assert [list(entry.cgroup.pods) for entry in source.read([child], 1 << 60).value.entries] == [pods]
+    (parent,) = source.ancestors.pids(child)
+    real.end(parent)
+    real.move(child, docker)
+    assert [list(entry.cgroup.pods) for entry in source.read([child], 1 << 60).value.entries] == [pods]
+    source.close()
 
 
 async def test_a_blackwell_gpu_has_sm_time(plain: Node) -> None:

@@ -224,7 +224,9 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB)]
     found = published(node.collect(seconds=60))
     assert wasted(found) == {}
-    assert "gpumap has not watched these holders for long enough: ml/lazy." in waste_table(found, Shape())
+    assert "gpumap has not watched these holders for long enough (idle, unused): ml/lazy." in waste_table(
+        found, Shape()
+    )
     assert wasted(judged_again(found, idle_after_seconds=30.0)) == {"idle": ("lazy",)}
     assert wasted(published(node.watch(60.0))) == {}
     found = published(node.watch(240.0))
@@ -541,7 +543,7 @@ def test_after_an_outage_of_the_kubelet_idle_is_unknown(outage_seconds: float) -
         assert kinds == ({"idle"} if seconds >= 270 else {"maybe_idle"} if has_watched else set())
         assert ("idle" in judged_kinds(found)) == bool(kinds)
         assert waste_values(found, Shape())["sums"]["idle_gpus"] == (1.0 if "idle" in kinds else 0 if kinds else None)
-        said = "gpumap has not watched these holders for long enough: ml/idle"
+        said = "gpumap has not watched these holders for long enough (idle"
         assert any(said in sentence for sentence in found.unjudged_sentences) != bool(kinds)
 
 
@@ -827,11 +829,14 @@ def claims_no_more_than_there_is(found: Node) -> None:
     total = sum(memory.total_bytes for memory in memories if memory)
     assert (values["sums"]["unused_bytes"] or 0) <= total
     assert (values["sums"]["idle_gpus"] or 0) <= len(found.gpus) + 1e-3
+    rows = [(device, row) for device in found.devices for row in device.containers]
+    holding_pods = {(row.pod_name, device.uuid) for device, row in rows if row.holds}
     users = {
-        (one.name, device.uuid)
-        for device in found.devices
-        for one in device.containers
-        if one.owner is Owner.UNASSIGNED and one.use
+        (row.name, device.uuid)
+        for device, row in rows
+        if row.owner is Owner.UNASSIGNED
+        and row.use
+        and not holding_pods & {(row.pod_name, device.uuid), (row.pod_name, device.gpu_uuid)}
     }
     squatters = {
         ((one["namespace"], one["pod"], one["container"] or ""), one["uuid"])

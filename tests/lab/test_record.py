@@ -59,13 +59,14 @@ INTEGRALS = frozenset(family.name for family in GROUPS["accounting"])
 
 @pytest.fixture(name="node")
 async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
-    """A node with a holder at work, an idle one, a squatter and a process of the host."""
+    """A node with a holder at work, an idle one, a squatter, docker in a pod and a process of the host."""
     node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
     trainer = node.admit("trainer", main=[gpu_uuid(1)], sidecar=[])
     node.admit("notebook", namespace="research", main=[f"{gpu_uuid(0)}::0"])
     node.run(trainer.cgroup("main"), 1, 8 * GIB, sm_percent=70)
     node.run(trainer.cgroup("sidecar"), 2, GIB)
     node.run("/system.slice/monitor.service", 2, GIB)
+    node.use(node.processes.start_child(f"/docker/{'d' * 64}", trainer.cgroup("main")), 1, GIB)
     async with node.kubelet:
         yield node
 
@@ -113,6 +114,8 @@ async def test_a_recording_is_a_test_without_changes(node: Node, directory: Path
     page = await replay.page(on_disk.load(copied))
     assert page == (copied / on_disk.EXPECTED).read_bytes()
     assert b"gpumap_container_unassigned_use{" in page
+    hosts = Page(page.decode()).by("gpumap_host_gpu_memory_used_bytes", "workload_kind")
+    assert hosts == {"systemd_unit": GIB}, "docker in a pod is not of the host"
 
 
 @pytest.mark.parametrize("flags", [(), ("--anonymize",)], ids=["plain", "anonymized"])

@@ -199,6 +199,8 @@ class LeafUse:
     """PIDs of processes of which the driver reports no time."""
     is_utilized: bool = False
     """The GPU's utilization is not 0."""
+    rests: bool = False
+    """GPM shows that no process worked."""
 
     @property
     def is_timed(self) -> bool:
@@ -273,7 +275,7 @@ class LeafUse:
         times = [*(self.times[pid] for pid in pids), *ended]
         by_gpm = self.activity.pod_worked(pod, uid) if self.activity is not None else False
         worked = by_gpm or any(time is not None and any(time) for time in times)
-        zero_rows = [pid for pid in pids if pid in self.zero_rows]
+        zero_rows = [pid for pid in pids if pid in self.zero_rows] if self.zero_rows else []
         has_ended_row = any(time is not None and not any(time) for time in ended)
         may_be = self._may_be_of(pod)
         if self.has_samples:
@@ -289,7 +291,7 @@ class LeafUse:
             sign = Sign.WORTHLESS_ROWS if zero_rows else Sign.NONE
         is_measured = self.unmeasured.isdisjoint(pids) and not (uid is None and is_uncertain)
         if not is_measured and self.activity is not None:  # GPM measures the leaf: enough if it rests or has one user
-            is_measured = not self.activity.is_busy or self.activity.is_only_of(pod, uid)
+            is_measured = self.rests or self.activity.is_only_of(pod, uid)
         return PodWork(
             worked=True if worked else None if is_unknown else False,
             sign=sign,
@@ -315,6 +317,7 @@ def measure_leaf(
     Samples may contain the time of processes that have `ended`.
     """
     samples = reading.samples if reading is not None else None
+    rests = activity is not None and not activity.is_busy
     if reading is None or samples is None:
         unknown = dict.fromkeys((item.process.pid for item in processes.attributed), None)
         if activity is not None:
@@ -332,6 +335,7 @@ def measure_leaf(
             activity=activity,
             unmeasured=frozenset(unknown),
             is_utilized=reading is not None and bool(reading.utilization_ratio),
+            rests=rests,
         )
     sampled = {sample.pid: sample.ratios for sample in samples}
     if activity is not None:  # samples show which processes did the work that GPM measured
@@ -394,6 +398,7 @@ def measure_leaf(
             if "M" in item.process.types and item.process.pid not in by_pid
         ),
         is_utilized=bool(reading.utilization_ratio),
+        rests=rests,
     )
 
 

@@ -209,7 +209,7 @@ def _why_maybe_idle(watch: Watch) -> str:
     seconds = watch.worked_seconds_ago
     what = "process" if watch.no_process_seconds > seconds - _ROUNDING_SECONDS else "sign of its work"
     why = f"may be idle: no {what} seen for {age(seconds)}"
-    if watch.unknown_seconds:
+    if watch.unknown_seconds >= _ROUNDING_SECONDS:
         why += f"; for {age(watch.unknown_seconds)} of it gpumap cannot say who worked on this GPU"
     if not watch.certain_pod:
         why += "; its pod's UID is not certain (`privileges.checkpoint` and `privileges.podLogs` show it)"

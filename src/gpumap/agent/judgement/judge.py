@@ -127,9 +127,10 @@ def _judge_devices(node: Node, tally: Tally) -> Iterator[Finding]:
 
 def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:
     uses = holder_uses(node)
+    blocked = {device.uuid: blocked_leaf(node, device, needs_identity=False) for device in node.devices} if uses else {}
     for use in uses:
-        blocked = [blocked_leaf(node, leaf, needs_identity=False) for leaf in leaves_of(use.place)]
-        for kind, judgement in judge_holder(use, next(filter(None, blocked), None)):
+        reasons = (blocked[leaf.uuid] for leaf in leaves_of(use.place))
+        for kind, judgement in judge_holder(use, next(filter(None, reasons), None)):
             reason = judgement.reason if isinstance(judgement, Unknown) else None
             tally.count(kind, reason, use.holder.name, use.place.device.uuid)
             if isinstance(judgement, Finding):

@@ -1,8 +1,8 @@
 """The /proc entries of GPU processes, and whether PIDs of other containers are visible.
 
 It reads `cgroup` and `stat`, which need no right over the process; never `environ` or `ns/`. `sources/workloads.py`
-reads two more files of some. The tree may consist of plain files. What it remembers only saves reads: one PID to ask
-first, and processes that still run.
+reads two more files of some. The tree may consist of plain files. What it remembers saves reads: one PID to ask first,
+and processes that still run. `sources/ancestors.py` remembers what the parents of a process showed.
 """
 
 import contextlib
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from gpumap.agent.sources.ancestors import Ancestors
 from gpumap.agent.sources.pidfds import Basis, KnownProcesses
-from gpumap.agent.sources.proc_files import opened, stat, text
+from gpumap.agent.sources.proc_files import Stat, opened, stat, text
 from gpumap.agent.sources.workloads import SEARCH_SECONDS, JobIds, WorkloadReader, is_named_by_paths
 from gpumap.model import cgroups
 from gpumap.model.observations import (
@@ -47,6 +48,8 @@ class ProcfsSource:
         """The process that showed in the last read that PIDs of other containers are visible."""
         self.job_ids = JobIds(root, self._pids)
         """The Slurm jobs of processes without a job id in their cgroup path."""
+        self.ancestors = Ancestors(self._ancestor)
+        """The parents of processes outside pods."""
         self.pod_pids: dict[PodUid, int] = {}
         """A process of each pod that `read` was asked about."""
         self._searched_at = -math.inf
@@ -79,6 +82,7 @@ class ProcfsSource:
         if wanted != self._wanted:
             now = self.clock_ticks() if not_after is not None else None
             self._asked_since = {pid: self._asked_since.get(pid) or now for pid in wanted}
+            self.ancestors.forget_others(wanted)
             self._wanted = wanted if not_after is not None else frozenset()  # without a clock, the next read notes it
             self._held = None
         if self._held and visible and not changed and (not_after is None or self._latest_start <= not_after):
@@ -179,19 +183,29 @@ class ProcfsSource:
         try:
             with opened(self._root / str(pid)) as folder:
                 now, cgroup = stat(text("stat", folder)), text("cgroup", folder)
-                member = cgroups.parse(cgroup, own, has_kubelet=self._has_kubelet)
-                if now.is_ending and member.kind is CgroupKind.HOST:
-                    member = self._of_threads(folder, own)
+                member = path_member = self._membership(now, cgroup, folder, own)
+                if path_member.kind is CgroupKind.HOST and self._has_kubelet:
+                    member = self.ancestors.membership(pid, now, own, is_real=is_real) or path_member
                 work = None if now.is_ending else workloads.read(pid, member.kind, cgroups.paths(cgroup), folder)
             entry = ProcEntry(pid, now.start, now.comm, member, work)
             if not now.is_ending and pidfd is not None:
-                basis = Basis(own, cgroup, f"{now.comm}\n") if is_named_by_paths(member.kind, work) else None
-                self._known.keep(pidfd, entry, basis)
+                is_settled = member is path_member or member.kind is CgroupKind.POD
+                basis = Basis(own, cgroup, f"{now.comm}\n")
+                self._known.keep(pidfd, entry, basis if is_settled and is_named_by_paths(member.kind, work) else None)
                 kept = True
             return entry
         finally:
             if pidfd is not None and not kept:
                 os.close(pidfd)
+
+    def _ancestor(self, pid: int, own: cgroups.OwnCgroup) -> tuple[Stat, CgroupMembership]:
+        with opened(self._root / str(pid)) as folder:
+            now = stat(text("stat", folder))
+            return now, self._membership(now, text("cgroup", folder), folder, own)
+
+    def _membership(self, now: Stat, cgroup: str, folder: int, own: cgroups.OwnCgroup) -> CgroupMembership:
+        member = cgroups.parse(cgroup, own, has_kubelet=self._has_kubelet)
+        return self._of_threads(folder, own) if now.is_ending and member.kind is CgroupKind.HOST else member
 
     def _of_threads(self, folder: int, own: cgroups.OwnCgroup) -> CgroupMembership:
         """Return the cgroup of a process without a main thread: that of its first thread that runs.

@@ -132,7 +132,7 @@ class RecordingNvml:
 
 class RecordingProcfs:
     """Keeps `cgroup`, a bare `stat` and the uid of the processes asked for, of one that shows PID visibility, of
-    kthreadd, and gpumap's; of slurmstepds also the title."""
+    parents that decide, of kthreadd, and gpumap's; of slurmstepds also the title."""
 
     def __init__(self, root: Path, own: Path, *, has_kubelet: bool = True) -> None:
         self._source = ProcfsSource(root, own, has_kubelet=has_kubelet)
@@ -172,14 +172,7 @@ class RecordingProcfs:
         if table.is_machine:
             files |= _process(self._root, 2)
         kept = self._kept
-        self._kept = {
-            entry: kept.get(entry)
-            # The uid names the work of a user.
-            or _process(
-                self._root, entry.pid, *(["status"] if entry.workload and entry.workload.kind == "user" else [])
-            )
-            for entry in table.entries
-        }
+        self._kept = {entry: kept.get(entry) or self._entry_files(entry) for entry in table.entries}
         for found in self._kept.values():
             files |= found
         for pid in self._source.pod_pids.values():
@@ -189,8 +182,20 @@ class RecordingProcfs:
             for pid in job.parents:
                 files |= _process(self._root, pid)
         for pid in table.unreadable:
-            files |= {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}  # must not be read there either
+            files |= _unreadable(pid)
         return files
+
+    def _entry_files(self, entry: ProcEntry) -> Files:
+        is_user = entry.workload is not None and entry.workload.kind == "user"  # the uid names it
+        files: Files = {}
+        for pid in self._source.ancestors.pids(entry.pid):
+            files |= _process(self._root, pid) or _unreadable(pid)
+        return files | _process(self._root, entry.pid, *(["status"] if is_user else []))
+
+
+def _unreadable(pid: int) -> Files:
+    """Record a process that a replay must not read either."""
+    return {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}
 
 
 def _process(root: Path, pid: int, *more: str) -> Files:
