@@ -94,6 +94,8 @@ _SENTENCES = {
     "idle_power_unknown": "It is not known whether the work of these holders hangs. gpumap has not seen their GPUs "
     "without a process: {pods}.",
     "just_started": "gpumap has not watched these holders for long enough ({kinds}): {pods}.",
+    "just_started of a leaf": "gpumap has not watched {devices} for long enough: it has memory or load without a "
+    "process.",
 }
 
 
@@ -107,7 +109,7 @@ def sentences(node: Node) -> Iterator[str]:
     yield from _source_sentences(node)
     if count := judged_holders([node]):
         yield f"{count}."
-    for reason, entries in grouped((entry.reason, entry) for entry in node.unjudged).items():
+    for reason, entries in grouped((_sentence_of(entry), entry) for entry in node.unjudged).items():
         if reason not in _SENTENCES:
             continue
         pods = sorted({"/".join(entry.pod_name) for entry in entries if entry.pod})
@@ -117,6 +119,11 @@ def sentences(node: Node) -> Iterator[str]:
             kinds=kinds, devices=f"GPU {listed(devices)}", are="is" if len(devices) == 1 else "are", pods=listed(pods)
         )
     yield from (f"{sentence[0].upper()}{sentence[1:]}." for sentence in unknown_of_devices(node))
+
+
+def _sentence_of(entry: Unjudged) -> str:
+    is_of_holder = entry.pod or entry.reason not in ("just_started", "use_not_measured")
+    return entry.reason if is_of_holder else f"{entry.reason} of a leaf"
 
 
 def _source_sentences(node: Node) -> Iterator[str]:

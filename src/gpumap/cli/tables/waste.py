@@ -137,13 +137,13 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block = no_rows(maps, shape)
         if shape.namespace:
             return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen)
+    elif not any(map(has_kubelet, maps.maps)):
+        return notes([*doubts, *of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
     elif any(judged_kinds(node) & {*_KINDS} for node in maps.maps):
         is_whole = not maps.missing and all(judged_kinds(node) >= {*_KINDS} for node in maps.maps)
         block = "No waste found." if is_whole else "No waste found in the known data."
-    elif any(map(has_kubelet, maps.maps)):
-        block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
     else:
-        return notes([*doubts, *of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
+        block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
     what = f"more {shape.sums_by if groups else 'finding'}"
     more = [f"{counted(unseen, what)}: -o wide shows all."] if unseen else []
     more += [] if groups else of_each(maps, lambda node: _sharing(node, shape.namespace))
