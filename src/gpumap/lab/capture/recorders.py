@@ -149,15 +149,10 @@ class RecordingPci:
 
 
 class RecordingProcfs:
-<<<<<<< HEAD
     """Keeps `cgroup`, a bare `stat` and the uid of the processes asked for, of parents that decide, and gpumap's.
 
     Also those of kthreadd and of a process that shows PID visibility; of slurmstepds also the title.
     """
-=======
-    """Keeps `cgroup`, a bare `stat` and the uid of the processes asked for, of one that shows PID visibility, of
-    parents that decide, of kthreadd, and gpumap's; of slurmstepds also the title."""
->>>>>>> unexplained
 
     def __init__(self, root: Path, own: Path, *, has_kubelet: bool = True) -> None:
         self._source = ProcfsSource(root, own, has_kubelet=has_kubelet)
