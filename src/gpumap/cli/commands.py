@@ -49,7 +49,7 @@ _MORE = {
     "  unexplained  memory or load of a GPU without a process\n"
     "  over         uses more memory than granted\n"
     "  stalled      keeps its GPU busy, but the GPU draws next to no power: it may hang\n"
-    "  idle         holds a device, but did no work on any engine for five minutes (--idle-after of serve)\n"
+    "  idle         holds a device, but did no work for five minutes (--idle-after of serve)\n"
     "  unused       even its peak left more than 20% and 1 GiB of its grant unused\n"
     "  unmatched    holds slots that match no device\n"
     "gpumap reports only what it can prove. Below the table it lists what it could not check, with the reason.",

@@ -131,8 +131,10 @@ class RecordingNvml:
 
 
 class RecordingProcfs:
-    """Keeps `cgroup`, a bare `stat` and the uid of the processes asked for, of one that shows PID visibility, of
-    parents that decide, of kthreadd, and gpumap's; of slurmstepds also the title."""
+    """Keeps `cgroup`, a bare `stat` and the uid of processes; of slurmstepds also the title.
+
+    These are the processes asked for, parents that decide, one that shows PID visibility, kthreadd, and gpumap.
+    """
 
     def __init__(self, root: Path, own: Path, *, has_kubelet: bool = True) -> None:
         self._source = ProcfsSource(root, own, has_kubelet=has_kubelet)
