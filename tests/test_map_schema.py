@@ -48,6 +48,7 @@ LISTS_OF_WORDS = (
     "allocatable",
     "counts",
     "last_at",
+    "since",
     "meanings",
     "ecc_errors",
     "ecc_totals",

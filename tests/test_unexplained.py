@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
+from gpumap.agent.published import published
 from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.tables import Shape
+from gpumap.cli.tables.live import Live
+from gpumap.cli.tables.live import frame as live_frame
+from gpumap.cli.tables.waste import waste_table
+from gpumap.cli.terminal import Screen
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.format import About, Capture
 from gpumap.lab.demo.frames import frame
@@ -198,6 +205,23 @@ def test_the_demo_has_memory_without_a_process() -> None:
     assert finding.memory_bytes == pytest.approx(LEAK, rel=0.01)
 
 
+def test_people_see_it_on_the_gpu() -> None:
+    """In the table of waste with its sums, in `top` above the rows of use, and what leaks on a card with a fault."""
+    node = leaking([GONE])
+    node.gpus[0].values = {"row_remap_pending": True}
+    node.watch(630.0)
+    shown = published(node.collect())
+    table = waste_table(NodeMaps((shown,)), Shape())
+    (line,) = (line for line in table.splitlines() if line.startswith("UNEXPLAINED"))
+    assert "23.0GiB" in line
+    assert "unexplained memory" in line
+    assert "23.0GiB used by no process" in table
+    lines = live_frame(NodeMaps((shown,)), Live(), Shape(screen=Screen(columns=200)), (), 40).lines
+    assert "unexplained 23.0GiB" in lines[0]
+    rows = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in ("fault", "UNEXPLAINED")]
+    assert rows == ["fault", "UNEXPLAINED"]
+
+
 def stuck(has_holder: bool = True, **values: Any) -> TestNode:
     """A node with a card that is busy without a process. gpumap has watched it at rest before."""
     node = TestNode([Gpu(0, utilization=0.0, activities={(-1, -1): 0.0})], [HOLDER] if has_holder else [], **values)
@@ -338,6 +362,8 @@ def test_what_leaked_before_gpumap_started_is_not_judged_until_it_has_lasted() -
     node = TestNode([Gpu(0, overhead=LEAK), Gpu(1)])
     assert [why_unjudged(node.collect(), uuid) for uuid in (CARD, OTHER)] == ["just_started", None]
     node.gpus[1].overhead = LEAK
+    (sentence,) = (text for text in published(node.collect(1.0)).unjudged_sentences if "watched" in text)
+    assert sentence == "gpumap has not watched GPU 0 for long enough: it has memory or load without a process."
     snapshot = node.watch(WAIT_SECONDS - 30.0)
     assert [why_unjudged(snapshot, uuid) for uuid in (CARD, OTHER)] == ["just_started", None]
     snapshot = node.watch(90.0)

@@ -158,7 +158,7 @@ def test_the_moments_show_what_they_are_for(nodes: dict[str, Snapshot]) -> None:
     assert "unused" not in judged["agent-restarts"]
     assert "unused" in judged["agent-has-watched"]
     assert "squatter" not in judged["kubelet-is-away"]
-    assert judged["kubelet-is-away-for-long"] <= {"fault"}
+    assert judged["kubelet-is-away-for-long"] <= {"fault", "unexplained"}
     assert judged["holders-idle"] >= {*FINDINGS} - {"stalled"}
     kinds = {one.finding for snapshot in nodes.values() for one in snapshot.node.findings or ()}
     assert kinds == {*FINDINGS} - {"stalled", "maybe_idle"}

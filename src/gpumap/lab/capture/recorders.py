@@ -149,9 +149,9 @@ class RecordingPci:
 
 
 class RecordingProcfs:
-    """Keeps `cgroup`, a bare `stat` and the uid of the processes asked for, of parents that decide, and gpumap's.
+    """Keeps `cgroup`, a bare `stat` and the uid of processes; of slurmstepds also the title.
 
-    Also those of kthreadd and of a process that shows PID visibility; of slurmstepds also the title.
+    These are the processes asked for, parents that decide, one that shows PID visibility, kthreadd, and gpumap.
     """
 
     def __init__(self, root: Path, own: Path, *, has_kubelet: bool = True) -> None:

@@ -34,8 +34,6 @@ export function overview(map, devices) {
     assigned && tile("Held idle", "Containers that hold a device and do no work", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus), sums.maybe_idle_gpus ? `${gpus(sums.maybe_idle_gpus)} may be idle` : null], "idle"),
     assigned && tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
     assigned && tile("Left over", "Still used by deleted pods", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
-    (sums.unexplained_bytes > 0 || sums.unexplained_gpus > 0) &&
-      tile("Unexplained", "Memory and load that no process explains", size(sums.unexplained_bytes), [sums.unexplained_gpus ? `${gpus(sums.unexplained_gpus)} stuck` : null], "unexplained"),
     tile("Faults", "GPUs that are down or need repair", known(sums.faults, String, unknown), [down ? `${count(down, "source")} down` : null], "fault"),
   );
 }
