@@ -222,7 +222,9 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB)]
     found = published(node.collect(seconds=60))
     assert wasted(found) == {}
-    assert "gpumap has not watched these holders for long enough (idle): ml/lazy." in waste_table(found, Shape())
+    assert "gpumap has not watched these holders for long enough (idle, unused): ml/lazy." in waste_table(
+        found, Shape()
+    )
     assert wasted(judged_again(found, idle_after_seconds=30.0)) == {"idle": ("lazy",)}
     assert wasted(published(node.watch(60.0))) == {}
     found = published(node.watch(240.0))
@@ -825,11 +827,14 @@ def claims_no_more_than_there_is(found: Node) -> None:
     total = sum(memory.total_bytes for memory in memories if memory)
     assert (values["sums"]["unused_bytes"] or 0) <= total
     assert (values["sums"]["idle_gpus"] or 0) <= len(found.gpus) + 1e-3
+    rows = [(device, row) for device in found.devices for row in device.containers]
+    holding_pods = {(row.pod_name, device.uuid) for device, row in rows if row.holds}
     users = {
-        (one.name, device.uuid)
-        for device in found.devices
-        for one in device.containers
-        if one.owner is Owner.UNASSIGNED and one.use
+        (row.name, device.uuid)
+        for device, row in rows
+        if row.owner is Owner.UNASSIGNED
+        and row.use
+        and not holding_pods & {(row.pod_name, device.uuid), (row.pod_name, device.gpu_uuid)}
     }
     squatters = {
         ((one["namespace"], one["pod"], one["container"] or ""), one["uuid"])

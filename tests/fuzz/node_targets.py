@@ -212,6 +212,9 @@ def _proc_seeds() -> Iterator[bytes]:
             f"{path.removesuffix('stat')}status": b"Name:\tx\nUid:\t1000\t1000\n" for path in [*files] if "stat" in path
         }
         files[f"proc/{os.getpid()}/cgroup"] = files.get("own/cgroup", b"0::/\n")
+        parent = next((path.split("/")[1] for path in files if path.endswith("/stat")), "1")
+        child = f"9 (python3) S {parent}{' 1' * 17} 999999999\n".encode()  # docker in a pod, if its parent is in one
+        files |= {"proc/9/cgroup": b"0::/docker/9\n", "proc/9/stat": child}
         yield pack(files | {"own/root/etc/passwd": passwd})
 
 
@@ -567,7 +570,7 @@ TARGETS = (
         _read_proc,
         _proc_seeds,
         of_files(lambda path: mutate_text),
-        (f"{_LINE}procfs", f"{_LINE}proc_files", f"{_LINE}workloads", f"{_LINE}pidfds"),
+        tuple(f"{_LINE}{name}" for name in ("procfs", "proc_files", "ancestors", "workloads", "pidfds")),
         (SourceError,),
     ),
     Target("pod-logs", _read_logs, _log_seeds, mutate_text, (f"{_LINE}identity",), (SourceError,)),
