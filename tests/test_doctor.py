@@ -536,7 +536,7 @@ async def diagnose(node: Node, *, code: int, library: str | None = None, **state
 
 async def test_doctor_of_a_healthy_node(node: Node) -> None:
     """Everything works, with what each source was seen to say; the same as a table. GPM is not on every GPU."""
-    well = {**dict.fromkeys(LADDER, "ok"), "gpm": "not needed"}
+    well = {**dict.fromkeys(LADDER, "ok"), "pci": "unknown", "gpm": "not needed"}
     found = await diagnose(node, code=0, **well)
     assert found["xid_events"]["seen"] == "registered on 3 GPUs"
     assert found["kubelet"]["seen"] == (

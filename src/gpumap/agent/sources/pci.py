@@ -31,15 +31,19 @@ class PciSource:
         self._monotonic = monotonic
         self._executor = SerialExecutor("gpumap-pci")
         self._is_reading = False
+        self.answer: tuple[PciFunction, ...] | None = None
+        """That of the last read; `None` if it failed."""
         self._listed_at: float | None = None
         self._functions: dict[str, PciFunction | None] = {}
         """By name; `None` is no GPU of NVIDIA's."""
 
     async def read(self, in_nvml: Collection[str], timeout_seconds: float) -> SourceAnswer[tuple[PciFunction, ...]]:
         """Return the GPUs, with the drivers of those whose address is not `in_nvml`. Raises SourceError."""
+        self.answer = None
         if self._is_reading:
             raise SourceError("deadline_exceeded", f"{self._folder}: an earlier read has not ended")
-        return SourceAnswer(await self._executor.run(partial(self._read, in_nvml), timeout_seconds))
+        self.answer = await self._executor.run(partial(self._read, in_nvml), timeout_seconds)
+        return SourceAnswer(self.answer)
 
     def close(self) -> None:
         self._executor.close()

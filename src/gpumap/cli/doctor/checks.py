@@ -217,7 +217,7 @@ def _pid_visibility(node_map: Node, _: Facts | None) -> Result:
 def _pci(node_map: Node, _: Facts | None) -> Result | None:
     """Judge whether NVML lists the GPUs on PCI. Those that it does not list have a line of their own."""
     if node_map.missing_gpus is None:
-        return Result("unknown", "", node_map.missing_gpus_reason) if node_map.missing_gpus_reason else None
+        return Result("unknown", "", node_map.missing_gpus_reason or "the agent does not report it")
     return None if node_map.missing_gpus.count else Result("ok", "NVML lists every GPU on PCI")
 
 

@@ -23,7 +23,6 @@ from gpumap.lab.capture.recorders import (
     RecordingIdentity,
     RecordingKubelet,
     RecordingNvml,
-    RecordingPci,
     RecordingProcfs,
 )
 from gpumap.model.snapshot import Snapshot
@@ -48,7 +47,7 @@ class Recorder:
         self._procfs = RecordingProcfs(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
         self._kubelet = RecordingKubelet(settings.kubelet_socket, settings.pod_resources_socket)
         rules = rules_of(settings)
-        self._pci = None if rules.why_not_on_pci else RecordingPci(PciSource(settings.sys))
+        self._pci = None if rules.why_not_on_pci else PciSource(settings.sys)
         kubelet = self._kubelet if settings.has_kubelet else None
         self._identity = RecordingIdentity(
             settings.checkpoint_candidates,
@@ -67,8 +66,6 @@ class Recorder:
     async def frame(self) -> tuple[Files, Snapshot]:
         """Collect once: the files of the answers, and the snapshot that the service makes of them."""
         self._nvml.recorded, self._procfs.recorded, self._kubelet.recorded, self._identity.recorded = {}, {}, {}, {}
-        if self._pci is not None:
-            self._pci.recorded = {}
         snapshot = await self._loop.collect()
         asked = ("procfs", *(("kubelet", "checkpoint", "pod_logs") if self._settings.has_kubelet else ()))
         recorded: Recorded = {**dict.fromkeys(asked, _NO_ANSWER), **self._kubelet.recorded}
@@ -78,7 +75,8 @@ class Recorder:
         recorded |= {} if Source.PROCFS in late else self._procfs.recorded
         recorded |= {} if Source.POD_IDENTITY in late else self._identity.recorded
         files: Files = {contents.NVML: contents.reading_text(_NO_ANSWER), **self._nvml.recorded}
-        files |= self._pci.recorded if self._pci is not None else {}
+        if self._pci is not None and self._pci.answer is not None:
+            files[contents.PCI] = contents.pci_text(self._pci.answer)
         down: dict[str, Down] = {}
         for source, answer in recorded.items():
             if isinstance(answer, Down):

@@ -18,7 +18,6 @@ from gpumap.agent.sources.fractioning import FractioningSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, no_sharing
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.nvml import NvmlSource
-from gpumap.agent.sources.pci import PciSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.sources.second_list import PREFIX, CorrectedKubelet
 from gpumap.lab.capture import checkpoints, contents
@@ -29,7 +28,6 @@ from gpumap.model.observations import (
     DraState,
     KubeletAnswer,
     NvmlReading,
-    PciFunction,
     PodIdentity,
     ProcEntry,
     ProcTable,
@@ -130,22 +128,6 @@ class RecordingNvml:
 
     async def close(self) -> bool:
         return await self._source.close()
-
-
-class RecordingPci:
-    """Keeps the GPUs on PCI."""
-
-    def __init__(self, source: PciSource) -> None:
-        self._source = source
-        self.recorded: Files = {}
-
-    async def read(self, in_nvml: frozenset[str], timeout_seconds: float) -> SourceAnswer[tuple[PciFunction, ...]]:
-        answer = await self._source.read(in_nvml, timeout_seconds)
-        self.recorded = {contents.PCI: contents.pci_text(answer.value)}
-        return answer
-
-    def close(self) -> None:
-        self._source.close()
 
 
 class RecordingProcfs:
