@@ -10,6 +10,7 @@ from msgspec import structs
 
 from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
+from gpumap.agent.join.accused import remember_accused
 from gpumap.agent.join.assigned_twice import watch_shared_ids
 from gpumap.agent.join.history import clock_step_seconds
 from gpumap.agent.join.joined import Joined, join_sources
@@ -69,7 +70,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     )
     node = _node(joined, after, containers, xids, container_xids)
     stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)
-    processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners))
+    processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.accused))
     clock_step = clock_step_seconds(memory.finished, observations.finished) if memory.finished else 0.0
     twice, lasting = _watch_shared_ids(joined)
     node = _with_findings(structs.replace(node, gpus=gpus), processes, memory.findings, clock_step, lasting)
@@ -242,6 +243,9 @@ def _remember(joined: Joined) -> Memory:
         gpus=joined.inventory.known,
         gpu_count=joined.inventory.count,
         pending_owners={one: memory.pending_owners.get(one, now) for one in attribution.pending_owners},
+        accused=remember_accused(
+            memory.accused, attribution, now, sees_processes=sees_processes and joined.procs.pid_visibility
+        ),
         recent_processes=joined.recent_processes,
         workloads=remember_workloads(memory.workloads, attribution.workloads())
         if joined.inventory.up
