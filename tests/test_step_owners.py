@@ -6,6 +6,7 @@ import pytest
 
 from gpumap.agent.published import published
 from gpumap.cli.tables.layout import Shape
+from gpumap.model import remedies
 from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, PodCgroup
 from gpumap.model.readings import ProcessSample
 from gpumap.model.snapshot import Snapshot
@@ -467,6 +468,18 @@ def accused_node() -> TestNode:
     node.collect()
     node.collect(60.0)
     return node
+
+
+def test_remedy_of_a_leftover_names_its_processes() -> None:
+    """`kill` with each PID, to be copied."""
+    node = accused_node()
+    node.processes.append(replace(node.processes[1], pid=13))
+    node.collect()
+    node.collect()
+    (leftover,) = (one for one in node.collect(20.0).node.findings or () if one.finding == "leftover")
+    assert leftover.pids == (11, 13)
+    assert "`kill 11 13`" in (leftover.remedy or "")
+    assert "<PID>" in (remedies.of_finding("leftover", "pod_gone", None) or ""), "of series, which have no PIDs"
 
 
 def since(snapshot: Snapshot) -> dict[str, float]:

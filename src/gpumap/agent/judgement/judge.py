@@ -217,7 +217,7 @@ def _finding(
         memory_bytes=memory_bytes,
         why=why,
         pids=pids,
-        remedy=remedies.FINDINGS[kind],
+        remedy=remedies.of_finding(kind, reason, None, pids),
     )
 
 
