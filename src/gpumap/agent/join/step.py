@@ -85,6 +85,11 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         expires=_expiry(joined),
         has_short_process=describe.has_short_process(joined),
         uncertain_pods=describe.uncertain_pods(joined, containers, observations.finished.wall),
+        complaints={
+            (source, complaint.reason): complaint.detail
+            for source, answer in answers(observations).items()
+            for complaint in answer.complaints
+        },
         hidden=hidden,
         lost_driver=lost_driver,
     )
