@@ -278,7 +278,11 @@ def test_security_contexts_are_merged() -> None:
         {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
         {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
     )
-    values = ("podSecurityContext.runAsUser=0", "podSecurityContext.fsGroup=1000660000", "securityContext.capabilities.add={SYS_PTRACE}")
+    values = (
+        "podSecurityContext.runAsUser=0",
+        "podSecurityContext.fsGroup=1000660000",
+        "securityContext.capabilities.add={SYS_PTRACE}",
+    )
     made = render(*values, "openshift.securityContextConstraints=true", "securityContext.readOnlyRootFilesystem=false")
     openshifts = {"seLinuxOptions": {"type": "spc_t"}}
     assert pod_of(made)["securityContext"] == own[0] | openshifts | {"fsGroup": 1000660000}
