@@ -502,6 +502,16 @@ def test_finding_of_the_same_process_is_as_old_after_an_outage(outage: str) -> N
     assert since(snapshot) == before
 
 
+def test_finding_of_processes_that_follow_each_other_is_one() -> None:
+    """Without an outage, a container whose process is another one in each collection was never without one."""
+    node = accused_node()
+    before = since(node.collect())["squatter"]
+    for pid in (20, 21):
+        node.processes[0].pid = pid
+        snapshot = node.collect()
+    assert since(snapshot)["squatter"] == before
+
+
 @pytest.mark.parametrize(("pid", "start"), [(12, 1000), (10, 2000)])
 def test_finding_of_another_process_begins_again(pid: int, start: int) -> None:
     """After an outage of NVML, the container has another process. Whether it had one in between is unknown."""

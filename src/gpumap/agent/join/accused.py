@@ -24,20 +24,20 @@ class Accused:
 def remember_accused(
     before: Mapping[PendingOwner, Accused], attribution: Attribution, moment: Moment, *, sees_processes: bool
 ) -> dict[PendingOwner, Accused]:
-    """Return the owners of now with their times. While nothing shows the owner of a process, its time is kept.
+    """Return the owners of now with their times. After an outage, the time of the same process counts.
 
     `sees_processes`: NVML and /proc answered in this collection.
     """
     if not sees_processes:
         return dict(before)
-    accused = {}
+    accused, evidence = {}, attribution.evidence
     for key in attribution.pending_owners:
         items = attribution.by_leaf[key.leaf].attributed
         processes = frozenset((item.process.pid, item.start) for item in items if item.pod_uid == key.pod_uid)
         known = before.get(key)
-        is_same = known is not None and not known.processes.isdisjoint(processes)
+        is_same = known and (key in evidence.pending_before or known.processes & processes)
         accused[key] = Accused(known.since if known and is_same else moment, processes)
-    known_leaves = attribution.evidence.inventory.leaves
+    known_leaves = evidence.inventory.leaves
     others = {key: known for key, known in before.items() if key not in accused and key.leaf in known_leaves}
     return accused | {key: known for key, known in others.items() if _may_remain(key, known, attribution)}
 
