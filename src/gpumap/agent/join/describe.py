@@ -419,8 +419,10 @@ def pod_exists(joined: Joined, pod: PodName) -> bool:
 
 
 def uncertain_pods(joined: Joined, containers: Iterable[ContainerOnDevice], timestamp: float) -> frozenset[PodUid]:
-    """Return the pods of which a process must be found: those that only a log tree shows, of holders that would be idle
-    if these pods certainly exist; and those that hold an id of another pod."""
+    """Return the pods of which gpumap must find a process.
+
+    A holder would be idle, but only a log tree shows its pod. Or two pods hold one id.
+    """
     rest_until = timestamp - joined.rules.idle_after_seconds
     resting = {
         uid
