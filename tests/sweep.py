@@ -192,7 +192,7 @@ def swept_node() -> tuple[MeasuredNode, standin.Driver]:
     }
     node = MeasuredNode(pods=pods, processes=processes, allocatable=allocatable)
     node.rules = replace(node.rules, idle_after_seconds=1e9, grace_seconds=5.0)  # a refusal restarts these times
-    return node, standin.Driver(gpus=gpus)
+    return node, standin.Driver(gpus=gpus, gpm_apart_milliseconds=0)
 
 
 def series(snapshot: Snapshot) -> Series:
@@ -311,7 +311,6 @@ async def sweeping(tmp_path: Path, library: Path, changed: dict[str, object] | N
     source = NvmlSource(command, (*GROUPS, CARD))
     try:
         await source.read(0.1, 60.0)
-        await asyncio.sleep(0.12)
         truth = (await source.read(0.1, 60.0)).value
         sweep = Sweep(source, state, node, driver, twin, truth)
         sweep.truth = sweep._settled(truth)

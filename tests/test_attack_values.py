@@ -373,6 +373,14 @@ SAYS_THAT_THERE_IS_NONE = {
 """Calls with codes that are answers: the slot has no MIG device (go-nvlib), and the GPU is idle (nvml-wrapper#56)."""
 
 
+async def test_sweep_has_activity_however_fast_it_reads(sweep: Sweep) -> None:
+    """A reading that follows the last one at once has GPM's values. Each series is there on a fast machine, too."""
+    for _ in range(3):
+        answer = await sweep.source.read(0.1, 60.0)
+    activities = [gpu.activity for gpu in answer.value.gpus if gpu.uuid == HOPPER]
+    assert [activity.dram_ratio for activity in activities if activity] == [0.4]
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("code", CODES)
 async def test_no_refusal_makes_a_value_lie(sweep: Sweep, code: int) -> None:

@@ -10,12 +10,13 @@ import pytest
 from msgspec import structs
 
 from gpumap.agent.changes import log_changes
+from gpumap.agent.join import step
 from gpumap.model.node import ContainerXids, Gpu
-from gpumap.model.observations import NvmlReading, Observations, Observed
+from gpumap.model.observations import Complaint, NvmlReading, Observations, Observed
 from gpumap.model.readings import XidError
 from gpumap.model.snapshot import Snapshot
+from tests.nodes import RULES, Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.nodes import Gpu as MadeGpu
-from tests.nodes import Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.snapshots import empty_node, gpu, with_node
 
 Logged = Callable[..., list[str]]
@@ -81,3 +82,31 @@ def test_xid_errors_are_logged_with_their_containers(caplog: pytest.LogCaptureFi
         f"xid gpu={gpu_uuid(0)} code=79 errors=1 containers='ml/job/main'",
     ]
     assert lines(snapshot, before)[0] == f"xid gpu={gpu_uuid(0)} code=31 errors=2 containers='ml/job/main'"
+
+
+def test_each_reason_of_a_source_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A source may complain of several things in one collection. Each new one is a line, and none is logged again."""
+    node = TestNode()
+
+    def lines(*reasons: str) -> list[str]:
+        complaints = tuple(Complaint(reason, f"of {reason}") for reason in reasons)
+        observations = node.observe()
+        assert isinstance(observations.nvml, Observed)
+        observations = replace(observations, nvml=replace(observations.nvml, complaints=complaints))
+        before, (node.memory, snapshot) = snapshots[-1], step(node.memory, observations, RULES)
+        snapshots.append(snapshot)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            log_changes(logging.getLogger("test"), before, snapshot, observations)
+        return [line for line in caplog.messages if "source=nvml" in line]
+
+    def line(reason: str) -> str:
+        return f"source complains source=nvml reason={reason} detail='of {reason}'"
+
+    snapshots = [node.collect()]
+    assert lines() == []
+    assert lines("lost", "hung") == [line("hung"), line("lost")]
+    assert lines("lost", "hung") == []
+    assert lines("lost", "lost", "unknown", "hung") == [line("unknown")]
+    assert lines("hung") == []
+    assert lines("lost", "hung") == [line("lost")], "it is back"

@@ -110,6 +110,7 @@ def test_a_holder_that_hangs_is_found_after_ten_minutes(*, has_gpm: bool) -> Non
     assert one.why == "may be stalled: busy for 10m, but draws 118 of 700 W (idle 71 W)"
     assert one.remedy is not None
     assert "may" in one.remedy
+    assert f"`py-spy dump --pid {one.pids[0]}`" in one.remedy
 
 
 def test_since_does_not_move_with_the_length_of_a_collection() -> None:

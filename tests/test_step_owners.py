@@ -6,8 +6,10 @@ import pytest
 
 from gpumap.agent.published import published
 from gpumap.cli.tables.layout import Shape
+from gpumap.model import remedies
 from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, PodCgroup
 from gpumap.model.readings import ProcessSample
+from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import ContainerName, Owner
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 from tests.shown import waste_table
@@ -435,6 +437,92 @@ def test_ended_pod_keeps_the_name_that_any_source_gave(source: str) -> None:
         assert held is None or held.memory_bytes == 0, "the memory is the ended pod's"
     assert owners(snapshot, CARD)["gone"] == GIB
     assert snapshot.processes[0].name == old.full("")
+
+
+def have_outage(node: TestNode, outage: str, *, is_down: bool) -> None:
+    if outage == "log directories":
+        node.logs_readable = not is_down
+    elif outage == "PID visibility":
+        node.visible = not is_down
+    elif outage == "GPU":
+        for gpu in node.gpus:
+            gpu.fault = "hung" if is_down else None
+    elif outage == "/proc entries":
+        for process in node.processes:
+            process.readable = not is_down
+    else:
+        node.down = {outage} if is_down else set()
+
+
+def accused_node() -> TestNode:
+    """A squatter with PID 10, and with PID 11 the leftover of a pod that is gone, both found for a minute."""
+    squatter = Pod("ml", "squat", {"main": {}})
+    other, gone = (
+        Pod("ml", name, {"main": {"nvidia.com/gpu": [str(gpu_uuid(index))]}})
+        for index, name in enumerate(("other", "gone"))
+    )
+    node = TestNode([Gpu(0), Gpu(1)], [squatter, gone, other])
+    node.processes = [Process(10, CARD, squatter), Process(11, gpu_uuid(1), gone)]
+    node.collect()
+    gone.listed = False
+    node.collect()
+    node.collect(60.0)
+    return node
+
+
+def test_remedy_of_a_leftover_names_its_processes() -> None:
+    """`kill` with each PID, to be copied."""
+    node = accused_node()
+    node.processes.append(replace(node.processes[1], pid=13))
+    node.collect()
+    node.collect()
+    (leftover,) = (one for one in node.collect(20.0).node.findings or () if one.finding == "leftover")
+    assert leftover.pids == (11, 13)
+    assert "`kill 11 13`" in (leftover.remedy or "")
+    assert "<PID>" in (remedies.of_finding("leftover", "pod_gone", None) or ""), "of series, which have no PIDs"
+
+
+def since(snapshot: Snapshot) -> dict[str, float]:
+    findings = snapshot.node.findings or ()
+    return {one.finding: one.since for one in findings if one.finding in ("squatter", "leftover")}
+
+
+@pytest.mark.parametrize(
+    "outage",
+    ["nvml", "procfs", "kubelet", "pod_identity", "log directories", "PID visibility", "GPU", "/proc entries"],
+)
+def test_finding_of_the_same_process_is_as_old_after_an_outage(outage: str) -> None:
+    """Whatever could not be read in between: the process has its PID and start, so the finding has its time."""
+    node = accused_node()
+    before = since(node.collect())
+    assert before.keys() == {"squatter", "leftover"}
+    for is_down in (True, True, False, False):
+        have_outage(node, outage, is_down=is_down)
+        snapshot = node.collect()
+    assert since(snapshot) == before
+
+
+def test_finding_of_processes_that_follow_each_other_is_one() -> None:
+    """Without an outage, a container whose process is another one in each collection was never without one."""
+    node = accused_node()
+    before = since(node.collect())["squatter"]
+    for pid in (20, 21):
+        node.processes[0].pid = pid
+        snapshot = node.collect()
+    assert since(snapshot)["squatter"] == before
+
+
+@pytest.mark.parametrize(("pid", "start"), [(12, 1000), (10, 2000)])
+def test_finding_of_another_process_begins_again(pid: int, start: int) -> None:
+    """After an outage of NVML, the container has another process. Whether it had one in between is unknown."""
+    node = accused_node()
+    before = since(node.collect())["squatter"]
+    node.down = {"nvml"}
+    node.collect()
+    node.down = set()
+    node.processes[0] = replace(node.processes[0], pid=pid, start=start)
+    node.collect()
+    assert since(node.collect())["squatter"] > before
 
 
 def test_leftover_is_found_after_the_kubelet_had_time_to_end_it() -> None:

@@ -174,6 +174,12 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
         (("tls.minVersion=TLS13",), "tls.minVersion is set, and there is no TLS"),
         (("updateStrategy.rollingUpdate.maxSurge=1",), "updateStrategy.rollingUpdate.maxSurge is 1"),
         (("updateStrategy.rollingUpdate.maxSurge=10%",), "updateStrategy.rollingUpdate.maxSurge is 10%"),
+        *(((f"interval={value}",), f"interval is {value}") for value in ("1ms", "99ms")),
+        *(
+            ((f"{context}.{value}",), f"{context}: another user than 0 cannot read")
+            for context in ("podSecurityContext", "securityContext")
+            for value in ("runAsUser=1000", "runAsUser=1000660000", "runAsNonRoot=true")
+        ),
         (("dialects={none,native}",), "dialects: none"),
         (("dialects={dcgm,dcgm49}",), "dialects: dcgm and dcgm49 share metric names"),
         (("dialects={dcgm49,all}",), "dialects: all and dcgm49 share metric names"),
@@ -266,7 +272,7 @@ def test_a_password_is_not_shown() -> None:
     assert "open-sesame" not in said
 
 
-@pytest.mark.parametrize("value", ["1m30s", "1h1ms", "500ms", "90s"])
+@pytest.mark.parametrize("value", ["1m30s", "1h1ms", "100ms", "90s"])
 def test_gpumap_and_prometheus_take_the_durations_that_the_schema_takes(value: str) -> None:
     render(f"interval={value}", "serviceMonitor.enabled=true", f"serviceMonitor.interval={value}")
     assert parse_duration(value) > 0

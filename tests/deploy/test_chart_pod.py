@@ -278,14 +278,18 @@ def test_security_contexts_are_merged() -> None:
         {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
         {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
     )
-    values = ("podSecurityContext.runAsUser=1000660000", "securityContext.capabilities.add={SYS_PTRACE}")
+    values = (
+        "podSecurityContext.runAsUser=0",
+        "podSecurityContext.fsGroup=1000660000",
+        "securityContext.capabilities.add={SYS_PTRACE}",
+    )
     made = render(*values, "openshift.securityContextConstraints=true", "securityContext.readOnlyRootFilesystem=false")
     openshifts = {"seLinuxOptions": {"type": "spc_t"}}
-    assert pod_of(made)["securityContext"] == own[0] | openshifts | {"runAsUser": 1000660000}
+    assert pod_of(made)["securityContext"] == own[0] | openshifts | {"fsGroup": 1000660000}
     expected = {"capabilities": {"drop": ["ALL"], "add": ["SYS_PTRACE"]}, "readOnlyRootFilesystem": False}
     assert container_of(made)["securityContext"] == own[1] | expected
     constraints = made["SecurityContextConstraints"]
-    assert (constraints["runAsUser"]["uid"], constraints["readOnlyRootFilesystem"]) == (1000660000, False)
+    assert (constraints["runAsUser"]["uid"], constraints["readOnlyRootFilesystem"]) == (0, False)
 
 
 def test_a_claim_is_the_containers() -> None:

@@ -307,6 +307,7 @@ class Driver:
     driver, which takes this one's place as soon as a call that its key matches is answered. `holds` is open while NVML
     is initialised, `leaks` also after that. With `one_queue` each of the `xids` is reported once, to the first event
     set that waits. `count`: NVML's count of GPUs, if it is wrong.
+    `gpm_apart_milliseconds`: how far apart two samples of GPM must be; 100 if it is `None`.
     """
 
     version: str | None = "550.54.15"
@@ -324,6 +325,7 @@ class Driver:
     leaks: Path | None = None
     abi535: bool = False
     one_queue: bool = False
+    gpm_apart_milliseconds: int | None = None
 
     def write(self, path: Path) -> None:
         """Replace the state file at `path`, so that the library sees either the old or the new one."""
@@ -361,6 +363,7 @@ def _driver_lines(driver: Driver) -> Iterator[str]:
             "leaks": None if driver.leaks is None else str(driver.leaks),
             "abi535": driver.abi535,
             "one_queue": driver.one_queue,
+            "gpm_apart_ms": driver.gpm_apart_milliseconds,
         }
     )
     for serial, xid in enumerate(driver.xids, start=1):

@@ -50,6 +50,7 @@
  *   gpu.N.events MASK                            the types of events that it tells
  *   xid SERIAL N CODE GI CI                      an event of GPU N, told once in each event set that N was registered in
  *                                                when the line came; serials grow; GI and CI may be "-"
+ *   gpm_apart_ms NUMBER                          GPM's samples must be further apart; without the line 100
  *   one_queue 1                                  each event is told once, to whichever set is asked first, as NVIDIA's
  *                                                mock driver does (k8s-test-infra, pkg/gpu/mocknvml/bridge/events.go)
  *
@@ -1285,6 +1286,11 @@ static void answer_metric(const GpmSample *sample, GpmMetric *metric)
 
 /* nvml.h asks for samples more than 100 ms apart, and does not say what happens otherwise: here INVALID_ARGUMENT. */
 #ifndef WITHOUT_nvmlGpmMetricsGet
+static bool far_apart(const GpmSample *first, const GpmSample *second)
+{
+    return second->at - first->at > number_or(first_line("gpm_apart_ms"), 100) / 1000.0;
+}
+
 Return nvmlGpmMetricsGet(GpmMetrics *get)
 {
     BEGIN(THE_SYSTEM, 0);
@@ -1292,7 +1298,7 @@ Return nvmlGpmMetricsGet(GpmMetrics *get)
     if (get->version != 1)
         return ARGUMENT_VERSION_MISMATCH;
     REQUIRE(get->first && get->second && get->first->taken && get->second->taken);
-    REQUIRE(get->first->of == get->second->of && get->second->at - get->first->at > 0.1);
+    REQUIRE(get->first->of == get->second->of && far_apart(get->first, get->second));
     for (u32 i = 0; i < get->count; i++)
         answer_metric(get->second, &get->metrics[i]);
     for (u32 i = 0; i < get->count && get->second->strict; i++)

@@ -57,6 +57,15 @@ part of the values and stops at the first mistake, with one line.
   {{- if and .hostNetwork .hostPort (ne (int .hostPort) (int .port)) }}
     {{- fail (printf "hostPort is %d and port is %d: with hostNetwork both are the same port. Set port, and leave hostPort 0." (int .hostPort) (int .port)) }}
   {{- end }}
+  {{- if and .interval (lt (include "gpumap.milliseconds" .interval | atoi) 100) }}
+    {{- fail (printf "interval is %s: the agent would only collect. Set at least 100ms." .interval) }}
+  {{- end }}
+  {{- range $place := list "podSecurityContext" "securityContext" }}
+    {{- $context := index $.Values $place | default dict }}
+    {{- if or (ne (int64 (get $context "runAsUser" | default 0)) 0) (get $context "runAsNonRoot") }}
+      {{- fail (printf "%s: another user than 0 cannot read the kubelet's socket and files. Remove runAsUser and runAsNonRoot." $place) }}
+    {{- end }}
+  {{- end }}
   {{- if and (has "none" .dialects) (gt (len .dialects) 1) }}
     {{- fail "dialects: none cannot be combined with other names." }}
   {{- end }}

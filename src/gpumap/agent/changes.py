@@ -18,6 +18,7 @@ def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, o
     known = {health.source: health for health in before.node.sources} if before else {}
     for health in after.node.sources:
         _log_source(log, known.get(health.source), health)
+    _log_other_complaints(log, before, after)
     _log_visibility(log, before, after, observations)
     if before is None or _optional(before) != _optional(after):
         log.info("capabilities %s", _optional(after))
@@ -58,6 +59,14 @@ def _log_source(log: logging.Logger, before: SourceHealth | None, after: SourceH
         log.warning("source complains source=%s reason=%s detail=%r", after.source, after.reason, after.detail)
     else:
         log.info("source up source=%s", after.source)
+
+
+def _log_other_complaints(log: logging.Logger, before: Snapshot | None, after: Snapshot) -> None:
+    """Log the new complaints of sources beside their last ones."""
+    logged = {(health.source, health.reason) for health in after.node.sources}
+    new = after.complaints.keys() - (before.complaints if before else {}).keys() - logged
+    for key in sorted(new):
+        log.warning("source complains source=%s reason=%s detail=%r", *key, after.complaints[key])
 
 
 def _log_gpu(log: logging.Logger, before: Gpu | None, after: Gpu) -> None:

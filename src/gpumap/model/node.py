@@ -579,8 +579,8 @@ several share it is a part, so that the findings add up. Null if unknown."""
     why: str = ""
     """The evidence, as a phrase. For the worst fault of a GPU it names the other reasons."""
     pids: tuple[int, ...] = ()
-    """Processes of a squatter or leftover, in the node's PID namespace; of unexplained memory those that NVML still \
-lists."""
+    """Processes of a squatter, leftover or stalled holder, in the node's PID namespace; of unexplained memory \
+those that NVML still lists."""
     remedy: str | None = None
     """What to do about it."""
 

@@ -6,7 +6,7 @@ Each text first says what is wrong, in at most eight words, and then the first t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpumap.model.terms import Source
 
@@ -332,8 +332,8 @@ def of_health(problem: str, index: int) -> str | None:
     return _with_index(HEALTH[problem], index)
 
 
-def of_finding(kind: str, reason: str, index: int | None) -> str | None:
-    """Return what to do about a finding; about one of the GPU with this NVML index."""
+def of_finding(kind: str, reason: str, index: int | None, pids: Sequence[int] = ()) -> str | None:
+    """Return what to do about a finding with these PIDs; about one of the GPU with this NVML index."""
     if kind == "unmatched":
         return UNMATCHED.get(reason)
     health = HEALTH.get("xid_errors" if reason.startswith("xid_") else reason)
@@ -344,13 +344,19 @@ def of_finding(kind: str, reason: str, index: int | None) -> str | None:
         or health
         or RECOVERY.get(reason.removeprefix("recovery_"))
     )
-    return remedy if index is None else _with_index(remedy, index)
+    if remedy and index is not None:
+        remedy = _with_index(remedy, index)
+    return _with_pids(remedy, pids) if remedy and pids else remedy
 
 
 def of_missing_capabilities(capabilities: Mapping[str, bool], gpu_answers: bool) -> dict[str, str]:
     """Return what to do about missing capabilities. Those of a GPU count only if a GPU answers."""
     missing = [name for name, present in capabilities.items() if not present and name in CAPABILITIES]
     return {name: CAPABILITIES[name] for name in missing if gpu_answers or name not in OF_GPUS}
+
+
+def _with_pids(remedy: str, pids: Sequence[int]) -> str:
+    return remedy.replace("kill <PID>", f"kill {' '.join(map(str, pids))}").replace("<PID>", str(pids[0]))
 
 
 def _with_index(remedy: str | None, index: int) -> str | None:

@@ -87,6 +87,8 @@ class Snapshot:
     """A process that began and ended between two collections worked on a leaf that a container holds."""
     uncertain_pods: frozenset[PodUid] = frozenset()
     """Pods that gpumap must know to exist: of holders that would then be idle, or that hold an id of another pod."""
+    complaints: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Details of all complaints of this collection, by source and reason. `node.sources` have only the last ones."""
     hidden: tuple[HiddenDevice, ...] = ()
     """Only a new container solves it: the service exits to get one."""
     lost_driver: str = ""

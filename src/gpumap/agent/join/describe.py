@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from gpumap.agent.join.accounting import Key
+from gpumap.agent.join.accused import Accused
 from gpumap.agent.join.allocation import Allocation
 from gpumap.agent.join.attribution import Attributed, Attribution, PendingOwner
 from gpumap.agent.join.history import (
@@ -53,7 +54,7 @@ from gpumap.model.node import (
     Use,
     Watch,
 )
-from gpumap.model.observations import DeviceHealth, Failed, Moment, Observed, PodIdentity
+from gpumap.model.observations import DeviceHealth, Failed, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid
@@ -404,9 +405,9 @@ def pod_exists(joined: Joined, pod: PodName) -> bool:
 
 
 def uncertain_pods(joined: Joined, containers: Iterable[ContainerOnDevice], timestamp: float) -> frozenset[PodUid]:
-    """Return the pods of which a process must be found.
+    """Return the pods of which gpumap must find a process.
 
-    Only a log tree shows the pod of a holder that would be idle, or it holds an id of another pod.
+    A holder would be idle, but only a log tree shows its pod. Or two pods hold one id.
     """
     rest_until = timestamp - joined.rules.idle_after_seconds
     resting = {
@@ -454,9 +455,9 @@ def _idle(joined: Joined, leaf: Uuid, use: LeafUse) -> Iterable[ContainerName]:
     return certainly_idle(listed, use.processes.attributed, pod_table.uid_of, certain)
 
 
-def processes(leaf_uses: Mapping[Uuid, LeafUse], pending_owners: Mapping[PendingOwner, Moment]) -> Iterator[Process]:
-    by_time = sorted(pending_owners.items(), key=lambda pair: pair[1])  # of several containers, the latest counts
-    since = {(one.pod_uid, one.leaf, one.owner): at.wall for one, at in by_time}
+def processes(leaf_uses: Mapping[Uuid, LeafUse], accused: Mapping[PendingOwner, Accused]) -> Iterator[Process]:
+    by_time = sorted(accused.items(), key=lambda pair: pair[1].since)  # of several containers, the latest counts
+    since = {(one.pod_uid, one.leaf, one.owner): known.since.wall for one, known in by_time}
     for leaf, use in sorted(leaf_uses.items()):
         for item in use.processes.attributed:
             process = item.process

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpumap.agent.join.accounting import Ledger
+from gpumap.agent.join.accused import Accused
 from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
 from gpumap.agent.join.attribution import Attribution, PendingOwner
 from gpumap.agent.join.history import History
@@ -63,6 +64,8 @@ class Memory:
     """gpumap has seen a DRA claim of GPUs."""
     pending_owners: Mapping[PendingOwner, Moment] = field(default_factory=dict)
     """Owners of the last snapshot that need confirmation, with the time of the first snapshot that had them."""
+    accused: Mapping[PendingOwner, Accused] = field(default_factory=dict)
+    """The same owners, also those that an outage hides."""
     workloads: tuple[Workload, ...] = ()
     """Work outside pods that has a name of its own, oldest first, at most `NAMES_MAX`."""
     history: History = field(default_factory=History)

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
+from gpumap.agent.join.accused import remember_accused
 from gpumap.agent.join.assigned_twice import watch_shared_ids
 from gpumap.agent.join.history import clock_step_seconds
 from gpumap.agent.join.joined import Joined, join_sources
@@ -80,7 +81,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     node = structs.replace(node, missing_gpus=missing, missing_gpus_reason=why_not_missing)
     stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)
     not_offered_since, gpus = watch_offers(memory, gpus, offers, observations.finished, rules)
-    processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.pending_owners))
+    processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.accused))
     clock_step = clock_step_seconds(memory.finished, observations.finished) if memory.finished else 0.0
     twice, lasting = _watch_shared_ids(joined)
     node = _with_findings(structs.replace(node, gpus=gpus), processes, memory.findings, clock_step, lasting)
@@ -101,6 +102,11 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         expires=_expiry(joined),
         has_short_process=describe.has_short_process(joined),
         uncertain_pods=describe.uncertain_pods(joined, containers, observations.finished.wall),
+        complaints={
+            (source, complaint.reason): complaint.detail
+            for source, answer in answers(observations).items()
+            for complaint in answer.complaints
+        },
         hidden=hidden,
         lost_driver=lost_driver,
     )
@@ -160,8 +166,9 @@ def _with_findings(
     clock_step: float,
     twice: Sequence[AssignedTwice],
 ) -> Node:
-    """Return the node with its findings. Their evidence are the processes of pods without a grant."""
+    """Return the node with its findings. Their evidence are the processes of pods without a grant, or that may hang."""
     accused = any(one.owner in _ACCUSED and one.processes for device in node.devices for one in device.owners)
+    accused = accused or any(gpu.busy_without_work_seconds for gpu in node.gpus)
     findings, judged, unjudged = judge(with_processes(node, processes) if accused else node, before, clock_step, twice)
     return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
 
@@ -260,6 +267,9 @@ def _remember(joined: Joined) -> Memory:
         gpus=joined.inventory.known,
         gpu_count=joined.inventory.count,
         pending_owners={one: memory.pending_owners.get(one, now) for one in attribution.pending_owners},
+        accused=remember_accused(
+            memory.accused, attribution, now, sees_processes=sees_processes and joined.procs.pid_visibility
+        ),
         recent_processes=joined.recent_processes,
         workloads=remember_workloads(memory.workloads, attribution.workloads())
         if joined.inventory.up

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gpumap.agent.judgement.holder_use import HolderUse
 from gpumap.model import remedies
+from gpumap.model.devices import container_of
 from gpumap.model.node import Finding, Gpu, Watch
 from gpumap.model.shown import age, size
 
@@ -56,7 +57,15 @@ def judge_holder(use: HolderUse, blocked: str | None) -> Iterator[tuple[str, Jud
 
 
 def _finding(
-    use: HolderUse, kind: str, reason: str, why: str, since: float = 0.0, *, memory_bytes: int | None, gpus: bool = True
+    use: HolderUse,
+    kind: str,
+    reason: str,
+    why: str,
+    since: float = 0.0,
+    *,
+    memory_bytes: int | None,
+    gpus: bool = True,
+    pids: tuple[int, ...] = (),
 ) -> Finding:
     return Finding(
         *use.holder.name,
@@ -69,7 +78,8 @@ def _finding(
         used_bytes=use.memory_bytes,
         memory_bytes=memory_bytes,
         why=why,
-        remedy=remedies.of_finding(kind, reason, None),
+        pids=pids,
+        remedy=remedies.of_finding(kind, reason, None, pids),
     )
 
 
@@ -125,6 +135,7 @@ def _judge_stalled(use: HolderUse) -> Judged:
             _why_stalled(gpu, seconds),
             place.node.timestamp - seconds,
             memory_bytes=None,
+            pids=tuple(one.pid for one in place.device.processes if container_of(one) == use.holder.name),
         )
     is_watched = use.watch is None or use.watch.appeared or use.watch.known_seconds >= STALLED_SECONDS
     return None if is_watched or not seconds else Unknown("just_started")

@@ -254,7 +254,7 @@ def _finding(
         memory_bytes=memory_bytes,
         why=why,
         pids=pids,
-        remedy=remedies.of_finding(kind, reason, place.device.index),
+        remedy=remedies.of_finding(kind, reason, place.device.index, pids),
     )
 
 
