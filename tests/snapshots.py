@@ -165,6 +165,7 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         None if fault else reading,
         samples_from=SAMPLES_OLD if reading.samples and not fault else None,
         recovery_action="gpu_reset" if fault else "none",
+        not_offered_seconds=None if fault else 0.0,
         ecc_uncorrected_at=1.7e9,
         remedies={"fault": remedies.FAULTS[fault]} if fault else {},
     )

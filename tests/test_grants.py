@@ -359,7 +359,7 @@ def test_a_renamed_resource_keeps_its_slots_without_the_answer() -> None:
 
 
 def test_a_card_that_no_plugin_offers_is_not_unhealthy() -> None:
-    """0 is said of a card among others that are all offered alike; not where something else shares cards out."""
+    """0 is said of a card among others that are all offered; not where a DRA claim was seen."""
     node = node_of(offered={"nvidia.com/gpu": [str(A)]})
     assert {leaf.uuid: leaf.allocatable for leaf in node.collect().node.devices}[B] == {"nvidia.com/gpu": 0}
     node = node_of(claimant("p", claim_of("gpu-0")), offered={"nvidia.com/gpu": [str(A)]})
@@ -367,7 +367,8 @@ def test_a_card_that_no_plugin_offers_is_not_unhealthy() -> None:
     node = TestNode(
         [Gpu(0), Gpu(1), Gpu(2)], allocatable={"nvidia.com/gpu": [str(A)], "aliyun.com/gpu-mem": [f"{B}-_-1"]}
     )
-    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().node.devices}[gpu_uuid(2)] == {}
+    zeros = {"nvidia.com/gpu": 0, "aliyun.com/gpu-mem": 0}
+    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().node.devices}[gpu_uuid(2)] == zeros
 
 
 def test_a_card_that_was_offered_is_unhealthy_among_cards_of_another_plugin() -> None:

@@ -190,6 +190,7 @@ def test_waste_is_told_worst_first() -> None:
         "idle_gpus": 1,
         "idle_holders": 1,
         "maybe_idle_gpus": 0,
+        "not_offered_gpus": None,
         "unused_bytes": 120 * GIB,
         "over_bytes": 0,
         "squatter_bytes": GIB,

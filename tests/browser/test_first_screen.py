@@ -265,6 +265,24 @@ async def test_nothing_is_wrong(site: Site, browser: Browser) -> None:
         await expect(one.page.locator("#attention .empty")).to_have_text("The known data shows no fault and no waste.")
 
 
+async def test_gpus_that_no_container_can_be_assigned(site: Site, browser: Browser) -> None:
+    """Each has a line with a mark and what to do. It leads to the GPU, which says the same."""
+    node = cards(2, 2)
+    node.allocatable = {"nvidia.com/gpu": [str(gpu_uuid(0)), str(gpu_uuid(1))]}
+    site.collect(node)
+    node.allocatable = {}
+    site.collect(node, 8, 30.0)
+    async with tab(browser, site.url) as one:
+        lines = one.page.locator("#attention ol li", has_text="not offered")
+        await expect(lines).to_have_count(2)
+        await expect(lines.first).to_contain_text(
+            "Is not offered: device plugin stopped or removed, for example for DRA."
+        )
+        await expect(lines.first).to_contain_text("Check the device plugin's pod")
+        await lines.first.get_by_role("link").click()
+        await expect(one.page.locator(".ills").first).to_contain_text("This GPU is not offered")
+
+
 async def test_curves_begin_with_what_there_is(site: Site, browser: Browser) -> None:
     """After some minutes a curve fills its width, and says of how long it is; before that there is none."""
     node = shared_card()

@@ -250,7 +250,7 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
     }
     parts = [f"{kind} {value}" for kind, value in shown.items() if value not in ("0", UNKNOWN)] or ["no findings"]
     unknown = [kind for kind, value in shown.items() if value == UNKNOWN]
-    parts += [f"not known: {', '.join(unknown)}"] if unknown else []
+    parts += [f"not known: {kind}" if kind == unknown[0] else kind for kind in unknown]
     lines = list(_lines_of(parts, ", ", shape.screen.columns or 80))
     if len(lines) > most:
         lines[most - 1] = shortened(f"{lines[most - 1]}, …", shape.screen.columns or 80)
