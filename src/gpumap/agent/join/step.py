@@ -120,10 +120,10 @@ def _node(
     )
 
 
-def _with_findings(node: Node, processes: Sequence[Process], before: tuple[Finding, ...], clock_step: float) -> Node:
+def _with_findings(node: Node, processes: Sequence[Process], last: tuple[Finding, ...], clock_step: float) -> Node:
     """Return the node with its findings. Their evidence are the processes of pods without a grant."""
     accused = any(one.owner in _ACCUSED and one.processes for device in node.devices for one in device.owners)
-    findings, judged, unjudged = judge(with_processes(node, processes) if accused else node, before, clock_step)
+    findings, judged, unjudged = judge(with_processes(node, processes) if accused else node, last, clock_step)
     return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
 
 

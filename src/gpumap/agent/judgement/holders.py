@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpumap.agent.judgement.holder_use import HolderUse
+from gpumap.agent.judgement.unjudged import has_unowned
 from gpumap.model import remedies
 from gpumap.model.node import Finding, Gpu, Watch
 from gpumap.model.shown import age, size
-from gpumap.model.terms import Owner
 
 UNUSED_RATIO, UNUSED_BYTES = 0.2, 1 << 30
 """A holder is `unused` if its peak leaves more than this part of its granted memory, and more than these bytes."""
@@ -102,11 +102,7 @@ def _judge_unused(use: HolderUse) -> Judged:
 
 
 def _why_unmeasured(use: HolderUse) -> Unknown:
-    return Unknown("unknown_process" if _has_unknown_process(use) else "use_not_measured")
-
-
-def _has_unknown_process(use: HolderUse) -> bool:
-    return any(owner.owner is Owner.UNKNOWN and owner.processes for owner in use.place.device.owners)
+    return Unknown("unknown_process" if has_unowned(use.place.device) else "use_not_measured")
 
 
 # --- work that hangs --------------------------------------------------------------------------------------------------
@@ -136,7 +132,7 @@ def _judge_stalled(use: HolderUse) -> Judged:
 
 
 def _why_stall_unknown(use: HolderUse, gpu: Gpu | None) -> Unknown:
-    if _has_unknown_process(use):
+    if has_unowned(use.place.device):
         return Unknown("unknown_process")
     reading = gpu.reading if gpu else None
     if reading is None or reading.utilization_ratio is None or reading.power_watts is None:
