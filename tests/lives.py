@@ -420,7 +420,7 @@ CASES = (
     Case(
         "NVML away for 15 minutes in training",
         _nvml_away,
-        "nobody maybe_idle at its return",
+        "no holder maybe_idle at its return",
         lambda result: result.working.total() > 0 and not result.working["maybe_idle"],
     ),
     Case(

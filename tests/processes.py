@@ -42,7 +42,7 @@ class PlainProcesses:
         return self._pid
 
     def start_child(self, cgroup: str, parent_cgroup: str) -> int:
-        """Start a process whose parent is in another cgroup, as docker in a privileged pod does."""
+        """Start a process with a parent in another cgroup, as docker in a privileged pod does."""
         parent = self.start(parent_cgroup)
         self._pid += 1
         self.write(self._pid, texts.cgroup_text("v1-cgroupfs", cgroup), parent)

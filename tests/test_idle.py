@@ -118,7 +118,7 @@ def test_holders_that_rest_are_found_and_those_that_work_are_not(case: Case) -> 
     assert case.is_reached(result), result
 
 
-# --- whose work it is -------------------------------------------------------------------------------------------------
+# --- the pod that worked ----------------------------------------------------------------------------------------------
 
 
 def rest_kinds(snapshot: Snapshot) -> list[str]:

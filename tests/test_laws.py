@@ -157,7 +157,9 @@ def activity_is_a_sole_users(node: TestNode, snapshot: Snapshot) -> None:
         if row.use is None or row.use.sm_activity_ratio is None:
             continue
         there = [one for one in node.processes if one.leaf == row.uuid and one.comm != MPS_SERVER_COMM]
+        uids = {row.use.pod_uid, None}
         own = [one for one in there if one.pod and one.pod.full(one.container) == row.name]
+        own = [one for one in own if uids == {None} or (one.pod and one.pod.uid in uids)]
         if row.uuid in gpus:
             assert row.use.sm_activity_ratio == measured[row.uuid], "L4"
             assert own, "L10: it has no process"

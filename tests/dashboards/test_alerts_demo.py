@@ -122,7 +122,7 @@ def test_texts_name_what_a_person_looks_for(watching: Prometheus) -> None:
     leftover = (
         r"A process of a deleted pod \(batch/nightly-eval\) uses 18\S*GiB of memory on GPU 4 of node demo-node\. .*"
     )
-    assert any(re.fullmatch(leftover, one) for one in descriptions())
+    eventually(lambda: any(re.fullmatch(leftover, one) for one in descriptions()), 60, about=descriptions)
 
 
 def test_rules_evaluate(watching: Prometheus) -> None:

@@ -249,7 +249,7 @@ def _container(device: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
         slots=one.slots,
         gpus=one.allocated_gpus,
         granted_bytes=one.allocated_memory_bytes,
-        last_active=one.watch.last_active if one.watch and one.use else None,
+        last_active=one.last_active,
     )
     use = one.use
     if use is None:

@@ -276,6 +276,11 @@ class ContainerOnDevice(OfContainer, frozen=True):
     def reservation(self) -> bool:
         return self.grant is not None and self.grant.reservation
 
+    @property
+    def last_active(self) -> float | None:
+        """Return when its pod last worked on the device, if its use is known."""
+        return self.watch.last_active if self.watch and self.use else None
+
 
 class Workload(Struct, frozen=True, order=True):
     """Work outside pods."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gpumap.agent.join.allocation import Allocation, RowAllocation
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable, PodUidState
+from gpumap.model.devices import NO_CONTAINER
 from gpumap.model.grouping import grouped
 from gpumap.model.node import OTHER, Workload
 from gpumap.model.observations import (
@@ -240,7 +241,7 @@ def _of_container(items: Iterable[Attributed]) -> ContainerProcesses:
     return ContainerProcesses(tuple(items), memory_of_all(items), next(one for one in _OWNERS if one in owners))
 
 
-_OUTSIDE: User = ContainerName("", "", ""), None
+_OUTSIDE: User = NO_CONTAINER, None
 """Processes of the host, and of pods that no longer exist: they are certainly not a living pod's."""
 
 

@@ -10,14 +10,11 @@ from msgspec import Struct, structs
 
 from gpumap.agent.join.rules import CLOCKS_APART_SECONDS, KEPT_SECONDS, Rules
 from gpumap.agent.join.usage import LeafUse, PodWork, Sign
+from gpumap.agent.judgement.holders import WITHOUT_SIGN
 from gpumap.model.node import Watch
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, PodName, PodUid
-
-WINDOW = 2.0
-"""A holder may be idle if gpumap saw no sign of its work for so many times `--idle-after`, and could read the leaf for
-three quarters of this time."""
 
 
 class PeakMemory(Struct, frozen=True):
@@ -81,7 +78,7 @@ class LeafMemory(Struct, frozen=True):
         """Return the part of the last time in which gpumap could read the leaf; `None` if it cannot now."""
         if not self.is_readable:
             return None
-        return 1.0 - sum(end - begin for begin, end in self.gaps) / (WINDOW * rules.idle_after_seconds)
+        return 1.0 - sum(end - begin for begin, end in self.gaps) / (WITHOUT_SIGN * rules.idle_after_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,38 +95,38 @@ class History:
 # --- leaves -----------------------------------------------------------------------------------------------------------
 
 
-def remember_leaf(before: LeafMemory | None, use: LeafUse | None, moment: Moment, rules: Rules) -> LeafMemory:
+def remember_leaf(previous: LeafMemory | None, use: LeafUse | None, moment: Moment, rules: Rules) -> LeafMemory:
     """Note whether gpumap can read a leaf now. `use` is `None` if a source that it needs does not answer.
 
-    A driver that reported the time of processes before, and refuses it now, leaves a gap.
+    A driver that reported the time of processes, and refuses it now, leaves a gap.
     """
-    window_seconds = WINDOW * rules.idle_after_seconds
+    window_seconds = WITHOUT_SIGN * rules.idle_after_seconds
     is_timed = use is not None and use.is_timed
-    is_readable = use is not None and (is_timed or before is None or not before.is_timed)
-    if before is None:
+    is_readable = use is not None and (is_timed or previous is None or not previous.is_timed)
+    if previous is None:
         return LeafMemory(moment, is_readable, is_timed, (), _idle_rows({}, use, moment))
-    gaps = before.gaps
-    if not is_readable or rules.is_gap(before.moment, moment):
-        gap = _seconds(before.moment), _seconds(moment)
+    gaps = previous.gaps
+    if not is_readable or rules.is_gap(previous.moment, moment):
+        gap = _seconds(previous.moment), _seconds(moment)
         gaps = (*gaps[:-1], (gaps[-1][0], gap[1])) if gaps and gaps[-1][1] == gap[0] else (*gaps, gap)
     start = _seconds(moment) - window_seconds
     return LeafMemory(
         moment,
         is_readable,
-        before.is_timed or is_timed,
+        previous.is_timed or is_timed,
         tuple((max(begin, start), end) for begin, end in gaps if end > start) if gaps else (),
-        _idle_rows(before.idle_rows, use, moment),
+        _idle_rows(previous.idle_rows, use, moment),
     )
 
 
-def _idle_rows(before: Mapping[int, Moment], use: LeafUse | None, moment: Moment) -> dict[int, Moment]:
+def _idle_rows(previous: Mapping[int, Moment], use: LeafUse | None, moment: Moment) -> dict[int, Moment]:
     if use is None or not use.zero_rows or use.is_utilized:
         return {}
-    return {pid: before.get(pid, moment) for pid in use.zero_rows}
+    return {pid: previous.get(pid, moment) for pid in use.zero_rows}
 
 
 def worthless_rows(leaf: LeafMemory, rules: Rules) -> frozenset[int]:
-    """Return the PIDs whose rows of 0 % are no sign of work: the driver writes them for each idle context."""
+    """Return the PIDs with rows of 0 % that are no sign of work: the driver writes such rows for each idle context."""
     pids = leaf.idle_rows.items()
     return frozenset(pid for pid, since in pids if leaf.moment.since(since) >= rules.idle_after_seconds)
 
@@ -142,7 +139,7 @@ def _seconds(moment: Moment) -> float:
 
 
 def remember_pod(
-    before: PodMemory | None,
+    previous: PodMemory | None,
     work: PodWork,
     uid: PodUid | None,
     profile: str,
@@ -156,19 +153,20 @@ def remember_pod(
     pod's UID is unknown, and it was known before, the pod may be another one: its time without a sign starts again. A
     long time without a collection is time that gpumap did not watch.
     """
-    if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
-        appeared = before is not None or (leaf_before is not None and leaf_before.is_readable)
-        before = PodMemory(
+    if previous is None or _differ(previous.pod_uid, uid) or _differ(previous.profile, profile):
+        appeared = previous is not None or (leaf_before is not None and leaf_before.is_readable)
+        previous = PodMemory(
             *(uid, uid is not None, profile, moment, moment.monotonic, appeared),
             *(moment, moment, moment.wall, moment, moment, moment),
         )
-    elif rules.is_gap(before.moment, moment):
-        before = unwatched(before, moment, keep=True)
+    elif rules.is_gap(previous.moment, moment):
+        previous = unwatched(previous, moment, keep=True)
     worked = work.worked
-    if worked is False and not work.is_timed and before.has_process:
+    if worked is False and not work.is_timed and previous.has_process:
         worked = None  # the lists do not show what happened between them
-    is_certain = work.sign is Sign.CERTAIN or not work.is_measured or (uid is None and before.is_uid_known)
-    last_sign, sign_before_rows, unknown_seconds = before.last_sign, before.sign_before_rows, before.unknown_seconds
+    is_certain = work.sign is Sign.CERTAIN or not work.is_measured or (uid is None and previous.is_uid_known)
+    last_sign, sign_before_rows = previous.last_sign, previous.sign_before_rows
+    unknown_seconds = previous.unknown_seconds
     if is_certain:
         last_sign = sign_before_rows = moment
     elif work.sign is Sign.ROWS:
@@ -180,38 +178,38 @@ def remember_pod(
     if is_certain:
         unknown_seconds = 0.0
     elif worked is None:
-        unknown_seconds += moment.since(before.moment)
+        unknown_seconds += moment.since(previous.moment)
     return PodMemory(
-        pod_uid=uid or before.pod_uid,
+        pod_uid=uid or previous.pod_uid,
         is_uid_known=uid is not None,
-        profile=profile or before.profile,
+        profile=profile or previous.profile,
         moment=moment,
         kept_until=moment.monotonic + KEPT_SECONDS,
-        appeared=before.appeared,
-        first_seen=before.first_seen,
-        watched_since=before.watched_since,
+        appeared=previous.appeared,
+        first_seen=previous.first_seen,
+        watched_since=previous.watched_since,
         last_active=moment.wall
         if worked is not False
-        else before.last_active + clock_step_seconds(before.moment, moment),
+        else previous.last_active + clock_step_seconds(previous.moment, moment),
         last_sign=last_sign,
         sign_before_rows=sign_before_rows,
-        last_process=moment if work.has_process else before.last_process,
+        last_process=moment if work.has_process else previous.last_process,
         unknown_seconds=unknown_seconds,
         is_known=worked is not None,
         has_process=work.has_process,
     )
 
 
-def unwatched(before: PodMemory, moment: Moment, *, keep: bool) -> PodMemory:
+def unwatched(previous: PodMemory, moment: Moment, *, keep: bool) -> PodMemory:
     """Return the history of a pod that this collection did not measure. It may have done anything.
 
     `keep`: it is present, or may be.
     """
     return structs.replace(
-        before,
+        previous,
         last_active=moment.wall,
         moment=moment,
-        kept_until=moment.monotonic + KEPT_SECONDS if keep else before.kept_until,
+        kept_until=moment.monotonic + KEPT_SECONDS if keep else previous.kept_until,
         watched_since=moment,
         last_process=moment,
         is_known=False,
@@ -235,29 +233,29 @@ def watch_of(memory: PodMemory, work: PodWork, *, is_certain: bool) -> Watch:
     )
 
 
-def clock_step_seconds(before: Moment, moment: Moment) -> float:
+def clock_step_seconds(previous: Moment, moment: Moment) -> float:
     """Return by how much the wall clock was set between two collections."""
-    step = moment.wall - before.wall - moment.since(before)
+    step = moment.wall - previous.wall - moment.since(previous)
     return step if abs(step) > CLOCKS_APART_SECONDS else 0.0
 
 
-def _differ(before: str | None, now: str | None) -> bool:
-    return bool(before and now and before != now)
+def _differ(previous: str | None, now: str | None) -> bool:
+    return bool(previous and now and previous != now)
 
 
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
 def remember_peak(
-    before: PeakMemory | None, memory_bytes: int | None, uid: PodUid | None, profile: str, moment: Moment
+    previous: PeakMemory | None, memory_bytes: int | None, uid: PodUid | None, profile: str, moment: Moment
 ) -> PeakMemory:
     """Return the largest memory of a container. Another pod of its name starts again."""
-    if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
-        before = PeakMemory(uid, profile, None, 0.0)
-    peaks = [peak for peak in (before.peak_bytes, memory_bytes) if peak is not None]
+    if previous is None or _differ(previous.pod_uid, uid) or _differ(previous.profile, profile):
+        previous = PeakMemory(uid, profile, None, 0.0)
+    peaks = [peak for peak in (previous.peak_bytes, memory_bytes) if peak is not None]
     return PeakMemory(
-        uid or before.pod_uid,
-        profile or before.profile,
+        uid or previous.pod_uid,
+        profile or previous.profile,
         max(peaks, default=None),
         moment.monotonic + KEPT_SECONDS,
     )

@@ -53,7 +53,7 @@ class PlacedShare(NamedTuple):
 
 
 def find_reservations(pods: Iterable[ListedPod], is_reserving: Callable[[str], bool]) -> frozenset[PodName]:
-    """Return the listed pods whose devices are a scheduler's reservations: only their namespace shows it."""
+    """Return the listed pods whose devices are a scheduler's reservations. Only a namespace makes a reservation."""
     return frozenset(pod.pod_name for pod in pods if is_reserving(pod.namespace))
 
 

@@ -162,14 +162,14 @@ def _watch_shared_ids(joined: Joined) -> tuple[tuple[AssignedTwice, ...], tuple[
 def _with_findings(
     node: Node,
     processes: Sequence[Process],
-    before: tuple[Finding, ...],
+    last: tuple[Finding, ...],
     clock_step: float,
     twice: Sequence[AssignedTwice],
 ) -> Node:
     """Return the node with its findings. Their evidence are the processes of pods without a grant, or that may hang."""
     accused = any(one.owner in _ACCUSED and one.processes for device in node.devices for one in device.owners)
     accused = accused or any(gpu.busy_without_work_seconds for gpu in node.gpus)
-    findings, judged, unjudged = judge(with_processes(node, processes) if accused else node, before, clock_step, twice)
+    findings, judged, unjudged = judge(with_processes(node, processes) if accused else node, last, clock_step, twice)
     return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
 
 

@@ -266,8 +266,8 @@ class LeafUse:
     ) -> PodWork:
         """Return what this collection shows of a pod's work.
 
-        `worthless_rows` are PIDs whose rows of 0 % are no sign. `is_uncertain`: the pod may have a process that gpumap
-        cannot resolve.
+        `worthless_rows` are PIDs with rows of 0 % that are no sign. `is_uncertain`: the pod may have a process that
+        gpumap cannot resolve.
         """
         items = self.processes.by_pod.get(uid, ()) if uid is not None else ()
         pids = [item.process.pid for item in items]

@@ -51,9 +51,8 @@ def _uses_of(place: NodeDevice) -> Iterator[HolderUse]:
             place,
             holder,
             _sum([use.memory_bytes for use in uses]) if is_complete else None,
-            _sum([use.memory_peak_bytes for use in uses])
-            if is_complete
-            else None,  # the peaks may be at different times
+            # The peaks may be at different times.
+            _sum([use.memory_peak_bytes for use in uses]) if is_complete else None,
             _watch_of_all(watches) if leaves and len(watches) == len(leaves) else None,
             _least([leaf.readable_ratio for leaf in leaves]),
         )

@@ -264,21 +264,21 @@ def _finding(
 def _squatters(place: NodeDevice) -> Iterator[Finding]:
     """Find containers that use a leaf that no container of their pod holds. A debug container in the holder's pod is
     none."""
-    processes = place.device.processes
+    users = [(row, row.use) for row in place.device.containers if row.owner is Owner.UNASSIGNED and row.use]
+    if not users:
+        return
+    processes = [process for process in place.device.processes if process.owner is Owner.UNASSIGNED]
     holding_pods = {row.pod_name for row in place.device.containers if row.holds} | _pods_of_gpu(place)
-    for one in place.device.containers:
-        if one.owner is Owner.UNASSIGNED and one.use and one.pod_name not in holding_pods:
-            of_one = [
-                process
-                for process in processes
-                if process.owner is Owner.UNASSIGNED and container_of(process) == one.name
-            ]
-            pids = tuple(process.pid for process in of_one)
-            what = _named_pids(place.device, pids) if pids or processes else _counted(one.use.processes)
+    for row, use in users:
+        if row.pod_name not in holding_pods:
+            own = [process for process in processes if container_of(process) == row.name]
+            pids = tuple(process.pid for process in own)
+            is_listed = bool(pids or place.device.processes)
+            what = _named_pids(place.device, pids) if is_listed else _counted(use.processes)
             why = f"{WHY['squatter']}: {what}"
-            used_bytes = one.use.memory_bytes
-            finding = partial(_finding, place, one.name, used_bytes=used_bytes, memory_bytes=used_bytes, pids=pids)
-            yield finding("squatter", "not_assigned", why, _since(of_one))
+            bytes_ = use.memory_bytes
+            finding = partial(_finding, place, row.name, used_bytes=bytes_, memory_bytes=bytes_, pids=pids)
+            yield finding("squatter", "not_assigned", why, _since(own))
 
 
 def _pods_of_gpu(place: NodeDevice) -> set[PodName]:
@@ -357,7 +357,7 @@ def _unmatched(node: Node) -> Iterator[Finding]:
 # --- bytes that add up ------------------------------------------------------------------------------------------------
 
 
-def _counted_once(found: Sequence[Finding], node: Node) -> list[Finding]:
+def _counted_once(findings: Sequence[Finding], node: Node) -> list[Finding]:
     """Return findings with parts of the unused memory that add up.
 
     Compute instances share the memory of their GPU instance, claims that of a device, and plugins may assign a GPU
@@ -365,24 +365,28 @@ def _counted_once(found: Sequence[Finding], node: Node) -> list[Finding]:
     """
     by_uuid = {device.uuid: device for device in node.devices}
     totals = {gpu.uuid: gpu.reading.memory.total_bytes for gpu in node.gpus if gpu.reading and gpu.reading.memory}
-    parts = [one.memory_bytes if one.finding in ("idle", "maybe_idle", "unused") else None for one in found]
+    parts = [
+        finding.memory_bytes if finding.finding in ("idle", "maybe_idle", "unused") else None for finding in findings
+    ]
     pools: dict[object, list[int]] = {}
     gpus: dict[Uuid, list[int]] = {}
-    for at, one in enumerate(found):
-        if parts[at] is not None:
-            device = by_uuid[Uuid(one.uuid or "")]
-            pools.setdefault((device.gpu_uuid, device.mig.gpu_instance_id) if device.mig else one.uuid, []).append(at)
-            gpus.setdefault(device.gpu_uuid or device.uuid, []).append(at)
+    for number, finding in enumerate(findings):
+        if parts[number] is not None:
+            device = by_uuid[Uuid(finding.uuid or "")]
+            pool = (device.gpu_uuid, device.mig.gpu_instance_id) if device.mig else finding.uuid
+            pools.setdefault(pool, []).append(number)
+            gpus.setdefault(device.gpu_uuid or device.uuid, []).append(number)
     for of_pool in pools.values():
-        memory = by_uuid[Uuid(found[of_pool[0]].uuid or "")].memory
+        memory = by_uuid[Uuid(findings[of_pool[0]].uuid or "")].memory
         if memory is not None:
-            _share(parts, of_pool, max(memory.total_bytes - sum(found[at].used_bytes or 0 for at in of_pool), 0))
+            used_bytes = sum(findings[number].used_bytes or 0 for number in of_pool)
+            _share(parts, of_pool, max(memory.total_bytes - used_bytes, 0))
     for uuid, of_gpu in gpus.items():
         if uuid in totals:
             _share(parts, of_gpu, totals[uuid])
     return [
-        one if part is None or part == one.memory_bytes else structs.replace(one, memory_bytes=part)
-        for one, part in zip(found, parts, strict=True)
+        finding if part is None or part == finding.memory_bytes else structs.replace(finding, memory_bytes=part)
+        for finding, part in zip(findings, parts, strict=True)
     ]
 
 

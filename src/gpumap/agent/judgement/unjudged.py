@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from gpumap.model.devices import device_name, has_kubelet, sources_up
+from gpumap.model.devices import NO_CONTAINER, device_name, has_kubelet, sources_up
 from gpumap.model.findings import judged_holders
 from gpumap.model.gaps import invisible, unknown_of_devices, use_known
 from gpumap.model.grouping import grouped
@@ -14,7 +14,6 @@ from gpumap.model.readings import Uuid
 from gpumap.model.shown import listed
 from gpumap.model.terms import UNJUDGED_REASONS, ContainerName
 
-NO_CONTAINER = ContainerName("", "", "")
 NOTHING_ASSIGNED = (
     "This machine has no kubelet (--no-kubelet), so nothing is assigned and gpumap looks for no waste. `gpumap top` "
     "shows the use."

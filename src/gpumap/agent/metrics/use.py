@@ -11,12 +11,7 @@ USES = Rows(
     CONTAINER_LABELS,
     lambda snapshot: ((container_labels(row), row.use) for row in snapshot.containers if row.use is not None),
 )
-_WATCHES = Rows(
-    CONTAINER_LABELS,
-    lambda snapshot: (
-        (container_labels(row), row.watch) for row in snapshot.containers if row.use is not None and row.watch
-    ),
-)
+_CONTAINERS = Rows(CONTAINER_LABELS, lambda snapshot: ((container_labels(row), row) for row in snapshot.containers))
 _OWNERS = Rows(
     ("uuid", "owner"),
     lambda snapshot: (
@@ -60,11 +55,11 @@ USE = (
     _UNASSIGNED.gauge(
         "gpumap_container_unassigned_use", "1: the container uses a device that it does not hold.", lambda row: 1
     ),
-    _WATCHES.gauge(
+    _CONTAINERS.gauge(
         "gpumap_container_last_active_timestamp_seconds",
         "Unix time at which the container's pod last worked on any engine of the device, or may have worked. Until "
         "then, when gpumap first saw it. Absent if it is unknown whether it works now.",
-        lambda watch: watch.last_active,
+        lambda row: row.last_active,
     ),
     _OWNERS.gauge(
         "gpumap_device_memory_used_by_owner_bytes",

@@ -148,7 +148,7 @@ def one_for_each_node(agents: Sequence[Agent]) -> tuple[list[Agent], list[str]]:
     Of several that run, the newest that is ready is asked. One that does not run is not named if another one of its
     node does.
     """
-    agents, notices = _of_one_namespace(agents)
+    agents, notices = _choose_namespace(agents)
     chosen = []
     for node, members in sorted(grouped((agent.node, agent) for agent in agents).items()):
         best = max(members, key=lambda agent: (not agent.why_not, agent.ready, agent.created, agent.pod))
@@ -161,7 +161,7 @@ def one_for_each_node(agents: Sequence[Agent]) -> tuple[list[Agent], list[str]]:
     return chosen, notices
 
 
-def _of_one_namespace(agents: Sequence[Agent]) -> tuple[Sequence[Agent], list[str]]:
+def _choose_namespace(agents: Sequence[Agent]) -> tuple[Sequence[Agent], list[str]]:
     """Return the agents of the namespace in which they run on most nodes, and a sentence about each other one.
 
     Any user who may create a pod can give it the agents' label. If two namespaces have equally many, none is asked.
