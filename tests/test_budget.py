@@ -75,7 +75,7 @@ CONTRADICTORY = {
     Gpu: {"fault", "idle_power_watts", "busy_without_work_seconds"},
     Process: {"work"},
     SourceHealth: {"reason", "detail"},
-    Snapshot: {"expires", "hidden", "lost_driver"},
+    Snapshot: {"expires", "complaints", "hidden", "lost_driver"},
     Node: {"interval_seconds", "collect", "stale", "finding_sums", "unjudged_sentences"},
     Device: {"processes", "others"},
     Finding: {"pids"},

@@ -57,7 +57,7 @@ def facts_in_series(found: Node) -> dict[str, Any]:
 
 def _finding(one: Finding) -> str:
     """What series have of a finding: not its evidence."""
-    return repr(msgspec.structs.replace(one, why="", pids=(), granted_bytes=None, used_bytes=None))
+    return repr(msgspec.structs.replace(one, why="", remedy=None, pids=(), granted_bytes=None, used_bytes=None))
 
 
 def _has_series(device: Device) -> bool:

@@ -122,9 +122,9 @@ def test_doctor_finds_nothing() -> None:
     """Only NVML is required. The checks of the kubelet's files do not exist."""
     checks = examine(mapped(workstation()), None)
     names = [one.check for one in checks]
-    assert names == ["nvml", "proc", "pid_visibility", "process_utilization", "gpm", "xid_events"]
+    assert names == ["nvml", "proc", "pid_visibility", "pci", "process_utilization", "gpm", "xid_events"]
     assert [one.check for one in checks if one.required] == ["nvml"]
-    assert {one.state for one in checks if one.check not in ("gpm", "xid_events")} == {"ok"}
+    assert {one.state for one in checks if one.check not in ("gpm", "pci", "xid_events")} == {"ok"}
     assert works(checks)
     broken = workstation()
     broken.down = {"nvml"}

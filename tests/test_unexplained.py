@@ -164,7 +164,7 @@ def test_a_gone_pid_stops_no_judgement_once_it_is_a_leak() -> None:
     holder_use = use(late, HOLDER.full(), CARD)
     assert holder_use is not None
     assert (holder_use.memory_bytes, holder_use.processes, holder_use.sm_ratio) == (0, 0, 0.0)
-    assert not unjudged(late)
+    assert unjudged(late) == {("not_offered", "offers_unknown")}
     assert kinds(node.watch()) == {"unexplained", "idle"}
     (process,) = node.collect().processes
     assert (process.pid, process.owner.value) == (4711, "unknown")
@@ -247,7 +247,7 @@ def test_a_card_that_is_busy_without_a_process_is_found(utilization: float) -> N
     assert finding.why == f"stuck at {utilization * 100:.0f}% without a process for 10m"
     (idle,) = (finding for finding in snapshot.node.findings or () if finding.finding == "idle")
     assert (idle.pod, idle.why) == ("trainer", "no process seen for at least 10m")
-    assert not unjudged(snapshot)
+    assert unjudged(snapshot) == {("not_offered", "offers_unknown")}
     holder_use = use(snapshot, HOLDER.full(), CARD)
     assert holder_use is not None
     assert holder_use.sm_ratio == 0.0

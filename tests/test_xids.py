@@ -153,12 +153,12 @@ def test_a_gpu_without_event_support_has_no_series() -> None:
 
 
 def test_a_gpu_without_a_uuid_since_a_restart_may_be_a_known_one() -> None:
-    """What was remembered before goes on when it answers: the time between was blind."""
+    """What was remembered goes on when it answers: the time between was blind, and the driver was loaded again."""
     node = XidNode()
     node.memory = XidNode().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)]).memory
     node.fail(20.0).collect(30.0, gpus=(GpuReading(0, fault="lost"),))
     assert node.gpus == ()
-    assert node.collect(40.0, [(A, 40.0, 40.0)]).gpus == (GpuXids(A, {31: 1}, 30.0, 31),)
+    assert node.collect(40.0, [(A, 40.0, 40.0)]).gpus == (GpuXids(A, {31: 1}, 30.0, 31, before_reset=(31,)),)
 
 
 # --- blind time -------------------------------------------------------------------------------------------------------

@@ -446,8 +446,7 @@ LIES = (
 
 # --- what plugins offer -----------------------------------------------------------------------------------------------
 
-NO_OFFER = (
-    "gpumap_device_slots_allocatable absent",
+SAME_BUT_OFFER = (
     "gpumap_allocation_info unchanged",
     "gpumap_container_gpu_memory_used_bytes unchanged",
     "gpumap_container_unassigned_use unchanged",
@@ -457,7 +456,7 @@ OFFER = (
         PART,
         "GetAllocatableResources never answers",
         misbehaves(Hang(), methods=(fake.ALLOCATABLE,)),
-        NO_OFFER,
+        ("gpumap_device_slots_allocatable absent", *SAME_BUT_OFFER),
         (UP, counts("kubelet", "allocatable_deadline_exceeded")),
         ("source complains source=kubelet reason=allocatable_deadline_exceeded",),
         start=IMPATIENT,
@@ -466,7 +465,7 @@ OFFER = (
         PART,
         "GetAllocatableResources answers bytes that are no protobuf",
         misbehaves(Raw(b"\xff" * 64), methods=(fake.ALLOCATABLE,)),
-        NO_OFFER,
+        ("gpumap_device_slots_allocatable absent", *SAME_BUT_OFFER),
         (UP, counts("kubelet", "allocatable_decode")),
         ("source complains source=kubelet reason=allocatable_decode",),
     ),
@@ -474,7 +473,7 @@ OFFER = (
         PART,
         "GetAllocatableResources is refused for an internal error",
         misbehaves(Refuse(grpc.StatusCode.INTERNAL, "panic"), methods=(fake.ALLOCATABLE,)),
-        NO_OFFER,
+        ("gpumap_device_slots_allocatable absent", *SAME_BUT_OFFER),
         (UP, counts("kubelet", "allocatable_internal")),
         ("source complains source=kubelet reason=allocatable_internal",),
     ),
@@ -482,7 +481,7 @@ OFFER = (
         PART,
         "GetAllocatableResources is empty: no plugin has registered",
         misbehaves(Raw(b""), methods=(fake.ALLOCATABLE,)),
-        NO_OFFER,
+        ("gpumap_device_slots_allocatable 0", *SAME_BUT_OFFER),
         (UP,),
         (),
     ),

@@ -34,6 +34,7 @@ from gpumap.agent.sources.fractioning import FractioningSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.known_pods import KnownPods
 from gpumap.agent.sources.nvml import NvmlSource
+from gpumap.agent.sources.pci import PciSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.lab import node as captured_node
 from gpumap.lab.capture import answers, contents
@@ -236,6 +237,24 @@ def _read_logs(data: bytes) -> object:
                 else:
                     os.makedirs(path, exist_ok=True)
         return PodLogsSource(place).read(0.0).value
+
+
+def _read_pci(data: bytes) -> object:
+    """Files of a PCI function below /sys: a line with its name, then a line for each file. Raises SourceError."""
+    files = ("vendor", "class", "device", "driver_override")
+    name, *lines = data.split(b"\n")
+    if b"/" in name or b"\0" in name or not 0 < len(name) <= 200 or name in (b".", b".."):
+        return None
+    with folder() as place:
+        function = os.fsencode(place / "bus/pci/devices") + b"/" + name
+        os.makedirs(function)
+        for file, line in zip(files, lines, strict=False):
+            Path(os.fsdecode(function), file).write_bytes(line)
+        source = PciSource(place)
+        try:
+            return source._read(())
+        finally:
+            source.close()
 
 
 def _log_seeds() -> Iterator[bytes]:
@@ -574,6 +593,14 @@ TARGETS = (
         (SourceError,),
     ),
     Target("pod-logs", _read_logs, _log_seeds, mutate_text, (f"{_LINE}identity",), (SourceError,)),
+    Target(
+        "pci",
+        _read_pci,
+        lambda: iter((b"0000:3b:00.0\n0x10de\n0x030200\n0x2330\n(null)",)),
+        mutate_raw,
+        (f"{_LINE}pci", "gpumap.model.pci"),
+        (SourceError,),
+    ),
     Target("inotify", _read_inotify, _inotify_seeds, mutate_raw, (f"{_LINE}inotify",)),
     Target("nvml-wire", _read_wire, _wire_seeds, mutate_json, ("gpumap.agent.nvml_worker.wire",)),
     Target("nvml-request", _read_request, _request_seeds, mutate_json, ("gpumap.agent.nvml_worker.wire",)),
@@ -601,6 +628,7 @@ TARGETS = (
             "gpumap.agent.published",
             "gpumap.agent.join.grants",
             "gpumap.agent.join.shares",
+            "gpumap.agent.join.unexplained",
             "gpumap.agent.dialects.dcgm_entities",
         ),
         lines_per_byte=400,

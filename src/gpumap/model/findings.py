@@ -11,7 +11,14 @@ from gpumap.model import remedies
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Finding, MissingGpus, NamelessGpu, Node
 from gpumap.model.shown import age, counted
-from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, GPU_FINDINGS, ContainerName
+from gpumap.model.terms import (
+    BUSY_WITHOUT_PROCESS,
+    FINDINGS,
+    GPU_CONDITIONS,
+    GPU_FINDINGS,
+    MEMORY_WITHOUT_PROCESS,
+    ContainerName,
+)
 
 _STARTS = (
     *remedies.FAULTS,
@@ -141,6 +148,8 @@ class _Sum(NamedTuple):
 
     kinds: tuple[str, ...]
     of: str = ""
+    reason: str = ""
+    """Only findings of this reason; empty: of any."""
 
 
 SUMS = {
@@ -148,8 +157,8 @@ SUMS = {
     "not_offered_gpus": _Sum(("not_offered",), "gpus"),
     "squatter_bytes": _Sum(("squatter",), "memory_bytes"),
     "leftover_bytes": _Sum(("leftover",), "memory_bytes"),
-    "unexplained_bytes": _Sum(("unexplained",), "memory_bytes"),
-    "unexplained_gpus": _Sum(("unexplained",), "gpus"),
+    "unexplained_bytes": _Sum(("unexplained",), "memory_bytes", MEMORY_WITHOUT_PROCESS),
+    "unexplained_gpus": _Sum(("unexplained",), "gpus", BUSY_WITHOUT_PROCESS),
     "over_bytes": _Sum(("over",), "memory_bytes"),
     "stalled_gpus": _Sum(("stalled",), "gpus"),
     "idle_gpus": _Sum(("idle",), "gpus"),
@@ -191,7 +200,9 @@ def sums(findings: Sequence[Finding], judged: Container[str]) -> dict[str, float
 
 
 def _added(findings: Iterable[Finding], summed: _Sum, judged: Container[str]) -> float | None:
-    of_kinds = [finding for finding in findings if finding.finding in summed.kinds]
+    of_kinds = [
+        finding for finding in findings if finding.finding in summed.kinds and summed.reason in ("", finding.reason)
+    ]
     values = [getattr(finding, summed.of) for finding in of_kinds] if summed.of else [1] * len(of_kinds)
     total = sum(value for value in values if value is not None)
     is_known = None not in values and all(kind in judged for kind in summed.kinds)
