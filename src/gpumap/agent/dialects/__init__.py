@@ -6,16 +6,7 @@ A dialect is one file with its `FAMILIES` and one row in `DIALECTS`. `common` ha
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from gpumap.agent.dialects import (
-    arms,
-    cadvisor,
-    dcgm,
-    dcgm_join,
-    gpu_manager,
-    gpu_mem_monitor,
-    nvidia_smi,
-    pod_gpu_map,
-)
+from gpumap.agent.dialects import arms, cadvisor, dcgm, dcgm_join, gpu_manager, gpu_mem_monitor, nvidia_smi, pod_gpu_map
 from gpumap.model.families import Family, NumberedFamilies
 
 

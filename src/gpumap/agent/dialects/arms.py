@@ -63,7 +63,7 @@ def _processes(
             if (values := all_known(map(value, rows))) is not None:
                 yield Series(labels, shown(sum(values)))
 
-    return Family(name, "gauge", help, _PROCESS_LABELS, read)
+    return Family(f"DCGM_CUSTOM_PROCESS_{name}", "gauge", help, _PROCESS_LABELS, read)
 
 
 @once_per_snapshot
@@ -103,7 +103,7 @@ def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leave
                 owner = _owner(modes[container, uuid], container, snapshot.node.name)
                 yield Series((*owner, *_card(uuid, gpus.get(uuid))), number)
 
-    return Family(name, "gauge", help, _CONTAINER_LABELS, read)
+    return Family(f"DCGM_CUSTOM_CONTAINER_{name}", "gauge", help, _CONTAINER_LABELS, read)
 
 
 @once_per_snapshot
@@ -141,7 +141,7 @@ def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float |
             if memory is not None and (number := value(snapshot, gpu, memory.total_bytes)) is not None:
                 yield Series((driver_version(snapshot), snapshot.node.name, *_card(gpu.uuid, gpu)), number)
 
-    return Family(name, "gauge", help, _DEVICE_LABELS, read)
+    return Family(f"DCGM_CUSTOM_DEV_{name}", "gauge", help, _DEVICE_LABELS, read)
 
 
 def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | None:
@@ -178,47 +178,30 @@ FAMILIES = (
         ("NodeName",),
         _node_mode,
     ),
-    _held(
-        "DCGM_CUSTOM_CONTAINER_CP_ALLOCATED",
-        "Allocated compute ratio(0~1) of one gpu of container,0 is not limited",
-        _compute_limit,
-    ),
-    _held("DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", granted_mib),
+    _held("CP_ALLOCATED", "Allocated compute ratio(0~1) of one gpu of container,0 is not limited", _compute_limit),
+    _held("MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", granted_mib),
     _devices(
-        "DCGM_CUSTOM_DEV_FB_ALLOCATED",
+        "FB_ALLOCATED",
         "Allocated framebuffer memory ratio(0~1) of device,it is a custom metric created by ack",
         _allocated_ratio,
     ),
     _devices(
-        "DCGM_CUSTOM_DEV_FB_TOTAL",
+        "FB_TOTAL",
         "Total framebuffer memory of device(in MiB),it is a custom metric created by ack",
         lambda snapshot, gpu, total_bytes: mib(total_bytes),
     ),
     _processes(
-        "DCGM_CUSTOM_PROCESS_DECODE_UTIL",
-        "Decode utilization of gpu process(in %)",
-        lambda process: process.decoder_ratio,
-        percent,
+        "DECODE_UTIL", "Decode utilization of gpu process(in %)", lambda process: process.decoder_ratio, percent
     ),
     _processes(
-        "DCGM_CUSTOM_PROCESS_ENCODE_UTIL",
-        "Encode utilization of gpu process(in %)",
-        lambda process: process.encoder_ratio,
-        percent,
+        "ENCODE_UTIL", "Encode utilization of gpu process(in %)", lambda process: process.encoder_ratio, percent
     ),
     _processes(
-        "DCGM_CUSTOM_PROCESS_MEM_COPY_UTIL",
+        "MEM_COPY_UTIL",
         "Memory copy utilization of gpu process(in %)",
         lambda process: process.memory_controller_busy_ratio,
         percent,
     ),
-    _processes(
-        "DCGM_CUSTOM_PROCESS_MEM_USED",
-        "Used memory(in MiB) of gpu process",
-        lambda process: process.memory_bytes,
-        lambda used_bytes: mib(int(used_bytes)),
-    ),
-    _processes(
-        "DCGM_CUSTOM_PROCESS_SM_UTIL", "SM utilization of gpu process(in %)", lambda process: process.sm_ratio, percent
-    ),
+    _processes("MEM_USED", "Used memory(in MiB) of gpu process", lambda process: process.memory_bytes, mib),
+    _processes("SM_UTIL", "SM utilization of gpu process(in %)", lambda process: process.sm_ratio, percent),
 )

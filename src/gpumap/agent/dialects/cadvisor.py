@@ -55,16 +55,8 @@ FAMILIES = (
         "Percent of time over the past sample period during which the accelerator was actively processing.",
         lambda use: None if use.sm_ratio is None else percent(use.sm_ratio),
     ),
-    Family(
-        "container_accelerator_memory_total_bytes",
-        "gauge",
-        "Total accelerator memory.",
-        _LABELS,
-        _total,
-    ),
+    Family("container_accelerator_memory_total_bytes", "gauge", "Total accelerator memory.", _LABELS, _total),
     _USES.gauge(
-        "container_accelerator_memory_used_bytes",
-        "Total accelerator memory allocated.",
-        lambda use: use.memory_bytes,
+        "container_accelerator_memory_used_bytes", "Total accelerator memory allocated.", lambda use: use.memory_bytes
     ),
 )

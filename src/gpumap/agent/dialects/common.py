@@ -16,9 +16,9 @@ ON_SOME_CARD = frozenset({"untrusted_id", "unparsed"})
 """Reasons of unmatched slots that may be on any card that NVML lists. The other slots are on none of them."""
 
 
-def mib(number_bytes: int) -> int:
+def mib(number_bytes: float) -> int:
     """Return whole MiB, rounded down as in nvidia-smi and DCGM."""
-    return number_bytes >> 20
+    return int(number_bytes) >> 20
 
 
 def percent(ratio: float) -> float:

@@ -115,13 +115,7 @@ def _granted_gpus(held: _Rows, leaves: Mapping[Uuid, Device]) -> float | None:
 
 
 FAMILIES = (
-    _used(
-        "container_gpu_memory_total",
-        "gpu memory usage in MiB",
-        "gpu_memory",
-        lambda use: use.memory_bytes,
-        lambda used_bytes: mib(int(used_bytes)),
-    ),
+    _used("container_gpu_memory_total", "gpu memory usage in MiB", "gpu_memory", lambda use: use.memory_bytes, mib),
     _used("container_gpu_utilization", "gpu utilization", "gpu", lambda use: use.sm_ratio, percent),
     _requested("container_request_gpu_memory", "request of gpu memory in MiB", "req_of_gpu_memory", granted_mib),
     _requested("container_request_gpu_utilization", "request of gpu utilization", "req_of_gpu", _granted_gpus),

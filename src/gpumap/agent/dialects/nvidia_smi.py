@@ -2,9 +2,6 @@
 
 Names, labels and units are those of its 1.14 (internal/exporter, docs/METRICS.md). Values are NVML's own, where the
 original reads what nvidia-smi has rounded.
-
-A field's name becomes the family's, `[W]` `_watts`, `[MHz]` `_clock_hz`, `[MiB]` `_bytes`, `[%]` `_ratio`, `[us]`
-`_seconds`, in base units. Its HELP is the field, and each is a gauge.
 """
 
 from __future__ import annotations
@@ -31,8 +28,8 @@ from gpumap.agent.dialects.nvidia_smi_readers import (
     COMPUTE_APPS,
     GPUS,
     XIDS,
+    field,
     on_gpu_instances,
-    on_gpus,
 )
 from gpumap.model.families import Family, whether
 from gpumap.model.readings import COMPUTE_MODES, ECC_LOCATIONS, ECC_TYPES, Activity, DeviceMemory, GpuReading
@@ -47,13 +44,7 @@ EVENTS = (
     "sw_thermal_slowdown",
     "sync_boost",
 )
-COUNTED_EVENTS = (
-    "hw_power_brake_slowdown",
-    "hw_thermal_slowdown",
-    "sw_power_cap",
-    "sw_thermal_slowdown",
-    "sync_boost",
-)
+COUNTED_EVENTS = ("hw_power_brake_slowdown", "hw_thermal_slowdown", "sw_power_cap", "sw_thermal_slowdown", "sync_boost")
 """Both in nvidia-smi's order; words of `CLOCK_EVENTS` and of `CLOCK_EVENT_TIMES`."""
 
 
@@ -69,99 +60,52 @@ def _compute_mode(reading: GpuReading) -> int | None:
     return COMPUTE_MODES.index(reading.compute_mode) if reading.compute_mode in COMPUTE_MODES else None
 
 
-_STATES = (
-    on_gpus("compute_mode", "compute_mode", _compute_mode),
-    on_gpus("pstate", "pstate", lambda reading: reading.performance_state),
-)
-
-_LOAD = (
-    on_gpus("utilization_gpu_ratio", "utilization.gpu [%]", lambda reading: reading.utilization_ratio),
-    on_gpus("utilization_memory_ratio", "utilization.memory [%]", lambda reading: reading.memory_controller_busy_ratio),
-    on_gpus("utilization_encoder_ratio", "utilization.encoder [%]", lambda reading: reading.encoder_ratio),
-    on_gpus("utilization_decoder_ratio", "utilization.decoder [%]", lambda reading: reading.decoder_ratio),
-    on_gpus("memory_total_bytes", "memory.total [MiB]", _of_memory(lambda memory: memory.total_bytes)),
-    on_gpus("memory_reserved_bytes", "memory.reserved [MiB]", _of_memory(lambda memory: memory.reserved_bytes)),
-    on_gpus("memory_used_bytes", "memory.used [MiB]", _of_memory(lambda memory: memory.used_bytes)),
-    on_gpus("memory_free_bytes", "memory.free [MiB]", _of_memory(lambda memory: memory.free_bytes)),
-)
-
-
-_POWER_AND_HEAT = (
-    on_gpus("power_draw_watts", "power.draw [W]", lambda reading: reading.power_watts),
-    on_gpus("power_limit_watts", "power.limit [W]", power_limit("requested")),
-    on_gpus("enforced_power_limit_watts", "enforced.power.limit [W]", lambda reading: reading.power_limit_watts),
-    on_gpus("power_default_limit_watts", "power.default_limit [W]", power_limit("default")),
-    on_gpus("power_min_limit_watts", "power.min_limit [W]", power_limit("min")),
-    on_gpus("power_max_limit_watts", "power.max_limit [W]", power_limit("max")),
-    on_gpus("temperature_gpu", "temperature.gpu", temperature("gpu")),
-    on_gpus("temperature_memory", "temperature.memory", temperature("memory")),
-    on_gpus("fan_speed_ratio", "fan.speed [%]", lambda reading: next(iter(reading.fan_speed_ratios.values()), None)),
-)
-
-_CLOCKS = (
-    *(
-        on_gpus(f"clocks_current_{domain}_clock_hz", f"clocks.current.{domain} [MHz]", clock(domain))
-        for domain in ("graphics", "sm", "memory", "video")
-    ),
-    *(
-        on_gpus(f"clocks_max_{domain}_clock_hz", f"clocks.max.{domain} [MHz]", max_clock(domain))
-        for domain in ("graphics", "sm", "memory")
-    ),
+FIELDS = (
+    field("compute_mode", _compute_mode),
+    field("pstate", lambda reading: reading.performance_state),
+    field("utilization.gpu [%]", lambda reading: reading.utilization_ratio),
+    field("utilization.memory [%]", lambda reading: reading.memory_controller_busy_ratio),
+    field("utilization.encoder [%]", lambda reading: reading.encoder_ratio),
+    field("utilization.decoder [%]", lambda reading: reading.decoder_ratio),
+    field("memory.total [MiB]", _of_memory(lambda memory: memory.total_bytes)),
+    field("memory.reserved [MiB]", _of_memory(lambda memory: memory.reserved_bytes)),
+    field("memory.used [MiB]", _of_memory(lambda memory: memory.used_bytes)),
+    field("memory.free [MiB]", _of_memory(lambda memory: memory.free_bytes)),
+    field("power.draw [W]", lambda reading: reading.power_watts),
+    field("power.limit [W]", power_limit("requested")),
+    field("enforced.power.limit [W]", lambda reading: reading.power_limit_watts),
+    field("power.default_limit [W]", power_limit("default")),
+    field("power.min_limit [W]", power_limit("min")),
+    field("power.max_limit [W]", power_limit("max")),
+    field("temperature.gpu", temperature("gpu")),
+    field("temperature.memory", temperature("memory")),
+    field("fan.speed [%]", lambda reading: next(iter(reading.fan_speed_ratios.values()), None)),
+    *(field(f"clocks.current.{domain} [MHz]", clock(domain)) for domain in ("graphics", "sm", "memory", "video")),
+    *(field(f"clocks.max.{domain} [MHz]", max_clock(domain)) for domain in ("graphics", "sm", "memory")),
     # Drivers from 535 on have the first name, those before it the second; the original has the one that it finds.
     *(
-        on_gpus(f"clocks_{generation}_reasons_{reason}", f"clocks_{generation}_reasons.{reason}", _clock_event(reason))
+        field(f"clocks_{generation}_reasons.{reason}", _clock_event(reason))
         for generation in ("event", "throttle")
         for reason in EVENTS
     ),
+    *(field(f"clocks_event_reasons_counters.{reason} [us]", event_seconds(reason)) for reason in COUNTED_EVENTS),
     *(
-        on_gpus(
-            f"clocks_event_reasons_counters_{reason}_seconds",
-            f"clocks_event_reasons_counters.{reason} [us]",
-            event_seconds(reason),
-        )
-        for reason in COUNTED_EVENTS
-    ),
-)
-
-_MEMORY_ERRORS = (
-    *(
-        on_gpus(f"ecc_errors_{kind}_{since}_total", f"ecc.errors.{kind}.{since}.total", ecc_total(kind, since))
+        field(f"ecc.errors.{kind}.{since}.total", ecc_total(kind, since))
         for kind in ECC_TYPES
         for since in ("aggregate", "volatile")
     ),
     *(
-        on_gpus(
-            f"ecc_errors_{kind}_aggregate_{location}",
-            f"ecc.errors.{kind}.aggregate.{location}",
-            ecc_errors(kind, location),
-        )
+        field(f"ecc.errors.{kind}.aggregate.{location}", ecc_errors(kind, location))
         for kind in ECC_TYPES
         for location in sorted(ECC_LOCATIONS)
     ),
-    *(
-        on_gpus(
-            f"remapped_rows_{kind}",
-            f"remapped_rows.{kind}",
-            remapped_rows(kind),
-        )
-        for kind in ("correctable", "uncorrectable")
-    ),
-    on_gpus("remapped_rows_pending", "remapped_rows.pending", lambda reading: whether(reading.row_remap_pending)),
-    on_gpus("remapped_rows_failure", "remapped_rows.failure", lambda reading: whether(reading.row_remap_failure)),
-    on_gpus(
-        "retired_pages_single_bit_ecc_count",
-        "retired_pages.single_bit_ecc.count",
-        retired_pages("single_bit_ecc"),
-    ),
-    on_gpus(
-        "retired_pages_double_bit_count",
-        "retired_pages.double_bit.count",
-        retired_pages("double_bit_ecc"),
-    ),
-    on_gpus("retired_pages_pending", "retired_pages.pending", lambda reading: whether(reading.retired_pages_pending)),
+    *(field(f"remapped_rows.{kind}", remapped_rows(kind)) for kind in ("correctable", "uncorrectable")),
+    field("remapped_rows.pending", lambda reading: whether(reading.row_remap_pending)),
+    field("remapped_rows.failure", lambda reading: whether(reading.row_remap_failure)),
+    field("retired_pages.single_bit_ecc.count", retired_pages("single_bit_ecc")),
+    field("retired_pages.double_bit.count", retired_pages("double_bit_ecc")),
+    field("retired_pages.pending", lambda reading: whether(reading.retired_pages_pending)),
 )
-
-FIELDS = (*_STATES, *_LOAD, *_POWER_AND_HEAT, *_CLOCKS, *_MEMORY_ERRORS)
 
 
 NEEDS = ("codec", "health", "gpm", "card")
@@ -210,7 +154,7 @@ _CARD = (
         _INFO,
         readers.info,
     ),
-    on_gpus("index", "index", lambda reading: reading.index),
+    field("index", lambda reading: reading.index),
     GPUS.gauge("nvidia_smi_gpu_recovery_action", "gpu_recovery_action", readers.recovery_action),
     CARDS.counter(
         "nvidia_smi_energy_joules_total",
@@ -300,11 +244,4 @@ _MIG = (
     ),
 )
 
-FAMILIES: tuple[Family, ...] = (
-    *_COLLECTION,
-    *_CARD,
-    *FIELDS,
-    *_XIDS,
-    *_PROCESSES,
-    *_MIG,
-)
+FAMILIES: tuple[Family, ...] = (*_COLLECTION, *_CARD, *FIELDS, *_XIDS, *_PROCESSES, *_MIG)

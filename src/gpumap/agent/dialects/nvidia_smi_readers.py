@@ -47,8 +47,16 @@ GPUS = Rows(("uuid",), lambda snapshot: (((plain(gpu.uuid),), gpu) for gpu in sn
 XIDS = Rows(("uuid",), lambda snapshot: (((plain(xids.uuid),), xids) for xids in snapshot.node.xids))
 
 
-def on_gpus(name: str, help: str, value: Reading) -> Family:
-    return CARDS.gauge(f"nvidia_smi_{name}", help, value)
+_UNITS = {"[W]": "watts", "[MHz]": "clock_hz", "[MiB]": "bytes", "[%]": "ratio", "[us]": "seconds"}
+
+
+def field(name: str, value: Reading) -> Family:
+    """Return a gauge of a field of nvidia-smi, in base units: `power.draw [W]` is `nvidia_smi_power_draw_watts`.
+
+    Its help text is the field.
+    """
+    words = [_UNITS.get(word, word) for word in name.replace(".", "_").split()]
+    return CARDS.gauge(f"nvidia_smi_{'_'.join(words)}", name, value)
 
 
 def info(snapshot: Snapshot) -> Iterator[Series]:

@@ -68,9 +68,7 @@ USE = (
         lambda use: use.memory_bytes,
     ),
     _OWNERS.gauge(
-        "gpumap_device_processes",
-        "Processes on the device, by category of their owner.",
-        lambda use: use.processes,
+        "gpumap_device_processes", "Processes on the device, by category of their owner.", lambda use: use.processes
     ),
 )
 
