@@ -10,21 +10,21 @@ Reading order. `step` shows the whole:
 | `step` | how does one collection become a snapshot? |
 | `joined` | in which order are the parts computed? |
 | `inventory` | which devices does the node have? |
-| `listing` | which List of the kubelet counts? |
+| `listing` | which List of the kubelet counts, and what does an old one leave out? |
 | `pods` | which UID and which name does each pod have? |
 | `placement`, `grants`, `shares`, `allocation` | which container holds which device, and how much of it? |
 | `attribution` | which pod owns each process on each device? |
-| `usage`, `recent_processes`, `history` | how much does each container use, and when did it last work? |
+| `usage`, `history` | how much does each container use, and when did it last work? |
 | `describe` | how do these results become the nouns of the node? |
 | `rules`, `memory` | what did the user decide? what does gpumap remember? |
 
 | read when needed | what it has |
 |---|---|
 | `accounting`, `pcie` | seconds and joules for each container; bytes over PCIe |
-| `xids`, `xid_containers` | XID errors |
+| `xids` | XID errors |
 | `stalled` | GPUs that are busy without work |
-| `left_out` | devices that old kubelets do not list |
-| `needs_restart`, `source_health` | what only a new container solves; the record of each source |
+| `missing_gpus`, `offers`, `unexplained` | GPUs that NVML or the kubelet leaves out; use without a process |
+| `needs_restart` | what only a new container solves |
 """
 
 from gpumap.agent.join.memory import Memory

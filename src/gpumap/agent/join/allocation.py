@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.agent.join.assigned_twice import SharedId, find_shared_ids
 from gpumap.agent.join.grants import Holding, grants
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
@@ -22,6 +21,7 @@ from gpumap.agent.join.shares import (
     only_in_second,
     place_shares,
 )
+from gpumap.agent.judgement.judge import AssignedTwice
 from gpumap.model.device_ids import ByIndex, DeviceRef
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Grant, UnmatchedSlots
@@ -31,11 +31,12 @@ from gpumap.model.observations import (
     DeviceId,
     ListedContainer,
     ListedPod,
+    Moment,
     PluginAnswer,
     PreparedDevice,
     ResourceDevices,
 )
-from gpumap.model.plugins import Plugin, family, named_devices, recognise
+from gpumap.model.plugins import Plugin, Unit, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.remedies import UNMATCHED
 from gpumap.model.terms import ContainerName, PodName, PodUid
@@ -386,3 +387,46 @@ def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tup
 def first_device_refs(answers: Iterable[PluginAnswer]) -> tuple[DeviceRef, ...]:
     """Return the devices of the first answer that names devices."""
     return next((refs for answer in answers if (refs := named_devices(answer))), ())
+
+
+# --- ids that two pods hold -------------------------------------------------------------------------------------------
+
+
+class SharedId(NamedTuple):
+    """An id that containers of several pods hold."""
+
+    resource: str
+    device_id: DeviceId
+    uuid: Uuid
+    containers: tuple[ContainerName, ...]
+
+
+def find_shared_ids(holdings: Iterable[Holding], inventory: Inventory) -> tuple[SharedId, ...]:
+    """Return the ids of whole GPUs, MIG devices and replicas that several pods hold. Claims may be shared."""
+    exclusive = (
+        holding
+        for holding in holdings
+        if holding.plugin.unit in (Unit.DEVICE, Unit.REPLICA)
+        if holding.claim is None and holding.uuid not in inventory.parents
+    )
+    containers = grouped(((one.resource, id_, one.uuid), one.container) for one in exclusive for id_ in one.ids)
+    return tuple(
+        SharedId(*key, tuple(sorted(names)))
+        for key, names in sorted(containers.items())
+        if len({name.pod_name for name in names}) > 1
+    )
+
+
+def watch_shared_ids(
+    before: Iterable[AssignedTwice], shared_ids: Iterable[SharedId], exists: Callable[[PodName], bool], moment: Moment
+) -> tuple[AssignedTwice, ...]:
+    """Return the shared ids of which at least two pods certainly exist."""
+    since = {entry[:4]: entry.since for entry in before}
+    twice: list[AssignedTwice] = []
+    for resource, device_id, uuid, containers in shared_ids:
+        pods = {container.pod_name for container in containers if exists(container.pod_name)}
+        for container in containers if len(pods) > 1 else ():
+            key, others = (container, resource, device_id, uuid), pods - {container.pod_name}
+            if others < pods:
+                twice.append(AssignedTwice(*key, since.get(key, moment), tuple(sorted(others))))
+    return tuple(twice)

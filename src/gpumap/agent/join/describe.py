@@ -10,9 +10,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from gpumap.agent.join.accounting import Key
-from gpumap.agent.join.accused import Accused
 from gpumap.agent.join.allocation import Allocation
-from gpumap.agent.join.attribution import Attributed, Attribution, PendingOwner
+from gpumap.agent.join.attribution import Accused, Attributed, Attribution, PendingOwner
 from gpumap.agent.join.history import (
     History,
     LeafMemory,

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from gpumap.agent.join.allocation import Allocation, allocate
 from gpumap.agent.join.attribution import Attribution, Evidence, attribute, confirmed_owners
 from gpumap.agent.join.inventory import Inventory, processes_by_leaf, take_inventory
-from gpumap.agent.join.left_out import add_left_out
-from gpumap.agent.join.listing import Listing, choose_listing
+from gpumap.agent.join.listing import Listing, add_left_out, choose_listing
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import Offer
 from gpumap.agent.join.pods import PodTable, tabulate
-from gpumap.agent.join.recent_processes import RecentProcesses, update_recent
 from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.shares import Schedulers
 from gpumap.agent.join.unexplained import LeafWatch, watch_leaves
-from gpumap.agent.join.usage import LeafUse, leaf_activity, measure_leaf
+from gpumap.agent.join.usage import LeafUse, RecentProcesses, leaf_activity, measure_leaf, update_recent
 from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS, PodName, PodUid

@@ -10,21 +10,19 @@ from msgspec import structs
 
 from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
-from gpumap.agent.join.accused import remember_accused
-from gpumap.agent.join.assigned_twice import watch_shared_ids
+from gpumap.agent.join.allocation import watch_shared_ids
+from gpumap.agent.join.attribution import remember_accused
 from gpumap.agent.join.history import clock_step_seconds
 from gpumap.agent.join.joined import Joined, join_sources
-from gpumap.agent.join.memory import Memory
+from gpumap.agent.join.memory import Memory, answers, record_health
 from gpumap.agent.join.missing_gpus import find_missing
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
 from gpumap.agent.join.offers import MissingOffers, has_seen_claim, missing_offers, watch_offers
 from gpumap.agent.join.pcie import count_pcie
 from gpumap.agent.join.rules import Rules
-from gpumap.agent.join.source_health import answers, record_health
 from gpumap.agent.join.stalled import watch_for_stalls
 from gpumap.agent.join.xids import count_xids
-from gpumap.agent.judgement.assigned_twice import AssignedTwice
-from gpumap.agent.judgement.judge import judge
+from gpumap.agent.judgement.judge import AssignedTwice, judge
 from gpumap.model import remedies
 from gpumap.model.devices import with_processes
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Driver, Finding, GpuXids, Node, Process

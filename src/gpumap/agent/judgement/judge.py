@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.judgement.assigned_twice import AssignedTwice, judge_assigned_twice
-from gpumap.agent.judgement.holder_use import holder_uses, leaves_of
-from gpumap.agent.judgement.holders import Unknown, judge_holder
+from gpumap.agent.judgement.holders import Unknown, holder_uses, judge_holder, leaves_of
 from gpumap.agent.judgement.unjudged import Tally, blocked_leaf, why_not_explained
 from gpumap.model import remedies
 from gpumap.model.devices import (
@@ -26,6 +24,7 @@ from gpumap.model.devices import (
 from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_missing, why_nameless, why_of
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unexplained, Unjudged
+from gpumap.model.observations import DeviceId, Moment
 from gpumap.model.readings import Uuid
 from gpumap.model.shown import counted, listed, percent
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, FINDINGS, ContainerName, Owner, PodName
@@ -45,6 +44,20 @@ for replacement, and work continues. NVIDIA's device plugin counts 109 as an err
 
 
 _Key = tuple[str, str, ContainerName, str | None]
+
+
+# --- ids that two pods hold -------------------------------------------------------------------------------------------
+
+
+class AssignedTwice(NamedTuple):
+    """A shared id of one of its containers, since when, and the other pods that hold it and exist."""
+
+    container: ContainerName
+    resource: str
+    device_id: DeviceId
+    uuid: Uuid
+    since: Moment
+    pods: tuple[PodName, ...]
 
 
 class Judgement(NamedTuple):
@@ -75,7 +88,7 @@ def judge(
         *_judge_devices(node, tally),
         *_judge_holders(node, tally),
         *_unmatched(node),
-        *judge_assigned_twice(twice),
+        *_assigned_twice(twice),
     ]
     _count_gpus(node, tally)
     _count_containers(node, tally)
@@ -182,6 +195,28 @@ def _judge_offers(node: Node, tally: Tally) -> Iterator[Finding]:
                 why=why_of("not_offered", reason, seconds),
                 remedy=remedies.FINDINGS["not_offered"],
             )
+
+
+# --- ids that two pods hold -------------------------------------------------------------------------------------------
+
+
+def _assigned_twice(twice: Iterable[AssignedTwice]) -> Iterator[Finding]:
+    """Yield a finding for each container and device."""
+    for (name, uuid), entries in grouped(((entry.container, entry.uuid), entry) for entry in twice).items():
+        pods = sorted({"/".join(pod) for entry in entries for pod in entry.pods})
+        slots = [
+            counted(len(ids), f"slot of {resource}", f"slots of {resource}")
+            for resource, ids in grouped((entry.resource, entry.device_id) for entry in entries).items()
+        ]
+        yield Finding(
+            *name,
+            finding="unmatched",
+            reason="assigned_twice",
+            uuid=uuid,
+            since=min(entry.since.wall for entry in entries),
+            why=f"{listed(slots)} also assigned to {listed(pods)}",
+            remedy=remedies.UNMATCHED["assigned_twice"],
+        )
 
 
 # --- faults of GPUs ---------------------------------------------------------------------------------------------------
