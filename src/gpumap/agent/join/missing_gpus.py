@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.rules import Rules
+from gpumap.model.device_ids import pci_address
 from gpumap.model.node import MissingGpus
 from gpumap.model.observations import Failed, Moment, Observations, Observed, PciFunction, ProcTable
-from gpumap.model.pci import pci_address
 from gpumap.model.shown import age, counted
 
 CONTROLLER_3D, DRIVER = "0x0302", "nvidia"
