@@ -1,5 +1,7 @@
-"""The terms of sources, owners, pods, containers and GPU resources. Every command reads this file, so it imports next to
-nothing."""
+"""The terms of sources, owners, pods, containers and GPU resources.
+
+Every command reads this file, so it imports next to nothing.
+"""
 
 from __future__ import annotations
 
