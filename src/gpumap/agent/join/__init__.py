@@ -10,7 +10,7 @@ Reading order. `step` shows the whole:
 | `step` | how does one collection become a snapshot? |
 | `joined` | in which order are the parts computed? |
 | `inventory` | which devices does the node have? |
-| `listing` | which List of the kubelet counts, and what does an old one leave out? |
+| `listing` | which List of the kubelet counts? |
 | `pods` | which UID and which name does each pod have? |
 | `placement`, `grants`, `shares`, `allocation` | which container holds which device, and how much of it? |
 | `attribution` | which pod owns each process on each device? |

@@ -6,7 +6,7 @@ A slot is one device id. Only the kubelet and the device plugins decide an alloc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpumap.agent.join.grants import Holding, grants
@@ -34,6 +34,7 @@ from gpumap.model.observations import (
     Moment,
     PluginAnswer,
     PreparedDevice,
+    ProcTable,
     ResourceDevices,
 )
 from gpumap.model.plugins import Plugin, Unit, family, named_devices, recognise
@@ -59,7 +60,7 @@ class PluginGpuRefs(NamedTuple):
     refs: tuple[DeviceRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
     """The kubelet's assignments of this node's devices. `basis` are the inputs: equal inputs give an equal result."""
 
@@ -109,18 +110,18 @@ def allocate(
     inventory: Inventory,
     is_gpu_resource: Callable[[str], bool],
     schedulers: Schedulers,
-    gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
     before: Allocation | None,
 ) -> Allocation:
     """Place every id of the List on a device. Returns `before` itself while its inputs are the same.
 
-    `pod_table` has the plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the
-    last allocation. `schedulers` add their own shares of devices, with unknown amounts for the ids of a second List.
+    `pod_table` has the plugins' answers, and `prepared` the notes of NVIDIA's DRA driver. `schedulers` add their own
+    shares of devices, with unknown amounts for the ids of a second List.
     """
     placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
     basis = (pod_table, placed_offer, pods, prepared, schedulers[1:], inventory.shape)
-    if before is not None and _same(before.basis, basis):
+    if before is not None and before.basis == basis:
         return before
+    gpu_indices = before.gpu_indices if before is not None else {}
     placer = _Placer(PluginAnswers(pod_table), prepared, inventory, is_gpu_resource, gpu_indices)
     for pod in pods:
         for container in pod.containers:
@@ -140,7 +141,7 @@ def allocate(
         *(place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()),
     )
     granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
-    lists_claims = offer.listed_claims or any(one.driver for _, one in _claims(pods))
+    lists_claims = (before is not None and before.lists_claims) or any(one.driver for _, one in _claims(pods))
     return Allocation(
         basis=basis,
         grants=granted,
@@ -261,11 +262,6 @@ class _Placer:
         return placed.located.devices
 
 
-def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """Compare two bases. The first two parts must be the same objects: they are while nothing in them changes."""
-    return one[0] is other[0] and one[1] is other[1] and all(a is b or a == b for a, b in zip(one, other, strict=True))
-
-
 def _holders(held: Iterable[tuple[ContainerName, Uuid]]) -> dict[Uuid, tuple[ContainerName, ...]]:
     holders = grouped((uuid, name) for name, uuid in held)
     return {uuid: tuple(sorted(set(names))) for uuid, names in holders.items()}
@@ -304,6 +300,28 @@ def _left_out(pods: Iterable[ListedPod], pod_table: PodTable) -> dict[tuple[PodU
     rows = pod_table.checkpoint.entries if pod_table.checkpoint else ()
     with_key = (((row.pod_uid, row.container), row) for row in rows)
     return grouped((key, row) for key, row in with_key if key in listed and row.resource not in listed[key])
+
+
+def add_left_out(pods: tuple[ListedPod, ...], pod_table: PodTable, procs: ProcTable) -> tuple[ListedPod, ...]:
+    """Return the List with the rows that it leaves out, of pods that have a process on a GPU (`procs`).
+
+    Kubelets 1.20 to 1.22 leave out devices without NUMA topology (kubernetes/kubernetes#103289). The rows of an ended
+    pod stay, so a row is taken only with a running process. If the List has a device of a resource, it has all of them.
+    """
+    running = {pod.pod_uid for entry in procs.entries for pod in entry.cgroup.pods}
+    left_out = _left_out(pods, pod_table)
+    completed = []
+    for pod in pods:
+        uid = pod_table.uid_of.get(pod.pod_name)
+        if uid in running:
+            containers = []
+            for container in pod.containers:
+                rows = left_out.get((uid, container.name), ())
+                devices = (ResourceDevices(row.resource, tuple(sorted(row.ids))) for row in rows)
+                containers.append(replace(container, devices=tuple(sorted((*container.devices, *devices)))))
+            pod = replace(pod, containers=tuple(containers))
+        completed.append(pod)
+    return tuple(completed)
 
 
 def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> frozenset[Uuid]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.agent.join.allocation import Allocation, RowAllocation
@@ -47,20 +47,22 @@ class PendingOwner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All inputs of the attribution. `*_current`: young enough to serve, but possibly of an earlier collection.
+    """All inputs of the attribution: equal ones lead to the same owners. Pod table and allocation stay the same objects
+    while nothing changes. `*_current`: young enough to serve, but possibly of an earlier collection.
 
     `can_report_unassigned`: List and identity are both of this collection. Older ones lack a pod that has just started.
     """
 
     pod_table: PodTable
     allocation: Allocation
-    inventory: Inventory
+    inventory: Inventory = field(compare=False)
+    """The basis of `allocation` contains the devices."""
     procs: ProcTable
     identity_current: bool
     identity_read_now: bool
     list_current: bool
     can_report_unassigned: bool
-    is_trusted: Callable[[str], bool]
+    is_trusted: Callable[[str], bool] = field(compare=False)
     """Whether pods of a namespace may use devices that a scheduler granted in its own way."""
     older_than_pods: frozenset[PodUid]
     """UIDs with processes that gpumap knew before it asked the Pods API. The answer has their pods, if they exist."""
@@ -72,29 +74,6 @@ class Evidence:
     """(leaf, PID) pairs that /proc did not have in the last collection either."""
     leaking: frozenset[Uuid]
     """Leaves with memory that no process explains, for so long that the PIDs on them certainly do not exist."""
-
-    def same_as(self, other: Evidence) -> bool:
-        """Whether it leads to the same owners. Pod table and allocation stay the same objects while nothing changes."""
-        # The basis of an allocation contains the devices.
-        if self.pod_table is not other.pod_table or self.allocation is not other.allocation:
-            return False
-        return self._rest == other._rest
-
-    @property
-    def _rest(self) -> tuple[object, ...]:
-        return (
-            self.procs.entries,
-            self.procs.unreadable,
-            self.identity_current,
-            self.identity_read_now,
-            self.list_current,
-            self.can_report_unassigned,
-            self.older_than_pods,
-            self.pending_before,
-            self.confirmed,
-            self.missing_before,
-            self.leaking,
-        )
 
 
 class Attributed(NamedTuple):
@@ -211,7 +190,7 @@ def attribute(
     processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence: Evidence, before: Attribution | None
 ) -> Attribution:
     """Find the owner of every process. With the same evidence as `before`, only changed leaves are classified."""
-    if before is not None and not evidence.same_as(before.evidence):
+    if before is not None and evidence != before.evidence:
         before = None
     by_leaf_before = before.by_leaf if before is not None else {}
     classifier = OwnerClassifier(evidence)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpumap.agent.join.allocation import Allocation, allocate
+from gpumap.agent.join.allocation import Allocation, add_left_out, allocate
 from gpumap.agent.join.attribution import Attribution, Evidence, attribute, confirmed_owners
 from gpumap.agent.join.inventory import Inventory, processes_by_leaf, take_inventory
-from gpumap.agent.join.listing import Listing, add_left_out, choose_listing
+from gpumap.agent.join.listing import Listing, choose_listing
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import Offer
 from gpumap.agent.join.pods import PodTable, tabulate
@@ -69,13 +69,11 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
             listing.allocatable,
             pod_table.checkpoint.registered if pod_table.checkpoint else (),
             may_have_claims=listing.answer is None or listing.answer.value.may_have_claims,
-            listed_claims=memory.listed_claims,
             may_leave_out_devices=listing.answer is not None and listing.answer.value.may_leave_out_devices,
         ),
         inventory,
         rules.is_gpu_resource,
         Schedulers(rules.is_reserving, files.shares if files else (), files is None or files.noted_all, listing.second),
-        memory.gpu_indices,
         memory.allocation,
     )
     processes = processes_by_leaf(inventory)
@@ -96,7 +94,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         older_than_pods=frozenset(uid for uid, at in memory.first_seen.items() if files and at <= files.pods_at),
         pending_before=frozenset(memory.pending_owners),
         confirmed=confirmed_owners(memory.pending_owners, memory.attribution, observations),
-        missing_before=memory.missing,
+        missing_before=memory.attribution.missing if memory.attribution else frozenset(),
         leaking=frozenset(leaf for leaf, watch in watches.items() if watch.has_lasted(MEMORY_WITHOUT_PROCESS, rules)),
     )
     attribution = attribute(processes, evidence, memory.attribution)

@@ -57,9 +57,10 @@ class CheckpointRows:
         return [row for row in with_first if listed <= row.ids]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PodTable:
-    """The join of one List with one identity reading. The first eight fields are its inputs."""
+    """The join of one List with one identity reading. The first eight fields are its inputs. While they are the same,
+    it stays the same object, which is all that is compared."""
 
     pods: tuple[ListedPod, ...]
     kept: Mapping[PodName, PodUid]
