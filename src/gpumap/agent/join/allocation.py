@@ -110,18 +110,18 @@ def allocate(
     inventory: Inventory,
     is_gpu_resource: Callable[[str], bool],
     schedulers: Schedulers,
+    gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
     before: Allocation | None,
 ) -> Allocation:
     """Place every id of the List on a device. Returns `before` itself while its inputs are the same.
 
-    `pod_table` has the plugins' answers, and `prepared` the notes of NVIDIA's DRA driver. `schedulers` add their own
-    shares of devices, with unknown amounts for the ids of a second List.
+    `pod_table` has the plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the
+    last allocation. `schedulers` add their own shares of devices, with unknown amounts for the ids of a second List.
     """
     placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
     basis = (pod_table, placed_offer, pods, prepared, schedulers[1:], inventory.shape)
     if before is not None and before.basis == basis:
         return before
-    gpu_indices = before.gpu_indices if before is not None else {}
     placer = _Placer(PluginAnswers(pod_table), prepared, inventory, is_gpu_resource, gpu_indices)
     for pod in pods:
         for container in pod.containers:
@@ -141,7 +141,7 @@ def allocate(
         *(place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()),
     )
     granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
-    lists_claims = (before is not None and before.lists_claims) or any(one.driver for _, one in _claims(pods))
+    lists_claims = offer.listed_claims or any(one.driver for _, one in _claims(pods))
     return Allocation(
         basis=basis,
         grants=granted,

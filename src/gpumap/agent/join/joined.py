@@ -69,11 +69,13 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
             listing.allocatable,
             pod_table.checkpoint.registered if pod_table.checkpoint else (),
             may_have_claims=listing.answer is None or listing.answer.value.may_have_claims,
+            listed_claims=memory.listed_claims,
             may_leave_out_devices=listing.answer is not None and listing.answer.value.may_leave_out_devices,
         ),
         inventory,
         rules.is_gpu_resource,
         Schedulers(rules.is_reserving, files.shares if files else (), files is None or files.noted_all, listing.second),
+        memory.gpu_indices,
         memory.allocation,
     )
     processes = processes_by_leaf(inventory)
@@ -94,7 +96,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         older_than_pods=frozenset(uid for uid, at in memory.first_seen.items() if files and at <= files.pods_at),
         pending_before=frozenset(memory.pending_owners),
         confirmed=confirmed_owners(memory.pending_owners, memory.attribution, observations),
-        missing_before=memory.attribution.missing if memory.attribution else frozenset(),
+        missing_before=memory.missing,
         leaking=frozenset(leaf for leaf, watch in watches.items() if watch.has_lasted(MEMORY_WITHOUT_PROCESS, rules)),
     )
     attribution = attribute(processes, evidence, memory.attribution)

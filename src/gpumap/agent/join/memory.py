@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from gpumap.agent.join.accounting import Ledger
-from gpumap.agent.join.allocation import Allocation
+from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
 from gpumap.agent.join.attribution import Accused, Attribution, PendingOwner
 from gpumap.agent.join.history import History
 from gpumap.agent.join.inventory import KnownGpu
@@ -148,6 +148,10 @@ class Memory:
     pcie: Mapping[Uuid, PcieCount] = field(default_factory=dict)
     recent_processes: Mapping[Uuid, RecentProcesses] = field(default_factory=dict)
     """The processes of each leaf at its last reading."""
+    missing: frozenset[tuple[Uuid, int]] = frozenset()
+    """(leaf, PID) pairs that NVML listed and /proc did not have."""
+    gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]] = field(default_factory=dict)
+    """For each plugin answer: the GPU of each NVML index at the time gpumap first saw the answer."""
     hidden: HiddenMemory = field(default_factory=HiddenMemory)
     missing_gpus: MissingMemory = field(default_factory=MissingMemory)
     lost_driver: LostDriverMemory = field(default_factory=LostDriverMemory)
@@ -160,6 +164,8 @@ class Memory:
     assigned_twice: tuple[AssignedTwice, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Those of the last snapshot: they have the time since when they hold."""
+    listed_claims: bool = False
+    """The kubelet listed the device of a claim: it lists claims."""
     pod_table: PodTable | None = None
     allocation: Allocation | None = None
     attribution: Attribution | None = None

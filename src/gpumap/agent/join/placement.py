@@ -226,6 +226,8 @@ class Offer:
     registered: tuple[ResourceDevices, ...]
     may_have_claims: bool = True
     """The kubelet is not too old for DRA."""
+    listed_claims: bool = False
+    """The kubelet listed the device of a claim since gpumap started."""
     may_leave_out_devices: bool = False
     """The kubelet may list a container without its devices (1.20 to 1.22)."""
 

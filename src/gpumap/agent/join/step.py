@@ -272,6 +272,9 @@ def _remember(joined: Joined) -> Memory:
         workloads=remember_workloads(memory.workloads, attribution.workloads())
         if joined.inventory.up
         else memory.workloads,
+        missing=attribution.missing,
+        gpu_indices=joined.allocation.gpu_indices,
+        listed_claims=joined.allocation.lists_claims,
         pod_table=joined.pod_table,
         allocation=joined.allocation,
         attribution=attribution,

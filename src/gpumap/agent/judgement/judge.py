@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from gpumap.agent.judgement.holders import Unknown, holder_uses, judge_holder, leaves_of
-from gpumap.agent.judgement.unjudged import Tally, blocked_leaf, why_not_explained
+from gpumap.agent.judgement.unjudged import Blocked, Tally, blocked_leaves
 from gpumap.model import remedies
 from gpumap.model.devices import (
     NO_CONTAINER,
@@ -82,11 +82,12 @@ def judge(
     """
     tally = Tally(kind for kind in FINDINGS if kind != "maybe_idle")
     faults = count_gpus_once([*_faults(node)])
+    blocked = blocked_leaves(node)
     findings = [
         *faults,
         *_judge_offers(node, tally),
-        *_judge_devices(node, tally),
-        *_judge_holders(node, tally),
+        *_judge_devices(node, blocked, tally),
+        *_judge_holders(node, blocked, tally),
         *_unmatched(node),
         *_assigned_twice(twice),
     ]
@@ -131,15 +132,15 @@ def _why_not_listed(node: Node) -> str | None:
     return None if "kubelet" in sources_up(node) else "kubelet_down"
 
 
-def _judge_devices(node: Node, tally: Tally) -> Iterator[Finding]:
+def _judge_devices(node: Node, blocked: Mapping[Uuid, Blocked], tally: Tally) -> Iterator[Finding]:
     """Find use without a grant, leaf by leaf."""
     places = list(node_devices(node))
     for place in places:
         if place.device.is_leaf:
-            reason = blocked_leaf(node, place.device, needs_identity=True)
+            uuid = place.device.uuid
             for kind in ("squatter", "leftover"):
-                tally.count(kind, reason, uuid=place.device.uuid)
-            tally.count("unexplained", why_not_explained(node, place.device), uuid=place.device.uuid)
+                tally.count(kind, blocked[uuid].owners, uuid=uuid)
+            tally.count("unexplained", blocked[uuid].unexplained, uuid=uuid)
         yield from _squatters(place)
         yield from _leftovers(place)
         yield from _unexplained(place)
@@ -151,11 +152,10 @@ def _judge_devices(node: Node, tally: Tally) -> Iterator[Finding]:
                 tally.count(kind, unknown)
 
 
-def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:
+def _judge_holders(node: Node, blocked: Mapping[Uuid, Blocked], tally: Tally) -> Iterator[Finding]:
     uses = holder_uses(node)
-    blocked = {device.uuid: blocked_leaf(node, device, needs_identity=False) for device in node.devices} if uses else {}
     for use in uses:
-        reasons = (blocked[leaf.uuid] for leaf in leaves_of(use.place))
+        reasons = (blocked[leaf.uuid].use for leaf in leaves_of(use.place))
         for kind, judgement in judge_holder(use, next(filter(None, reasons), None)):
             reason = judgement.reason if isinstance(judgement, Unknown) else None
             tally.count(kind, reason, use.holder.name, use.place.device.uuid)
