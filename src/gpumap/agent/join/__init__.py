@@ -23,7 +23,7 @@ Reading order. `step` shows the whole:
 | `accounting`, `pcie` | seconds and joules for each container; bytes over PCIe |
 | `xids` | XID errors |
 | `stalled` | GPUs that are busy without work |
-| `missing_gpus`, `offers`, `unexplained` | GPUs that NVML or the kubelet leaves out; use without a process |
+| `unavailable`, `unexplained` | GPUs that NVML or the kubelet leaves out; use without a process |
 | `needs_restart` | what only a new container solves |
 """
 

@@ -26,8 +26,8 @@ from gpumap.agent.join.history import (
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.offers import MissingOffers
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
+from gpumap.agent.join.unavailable import MissingOffers
 from gpumap.agent.join.usage import (
     UNKNOWN_TIMES,
     LeafUse,

@@ -40,6 +40,8 @@ class Joined:
     leaf_uses: Mapping[Uuid, LeafUse]
     leaf_watches: Mapping[Uuid, LeafWatch]
     rules: Rules
+    is_gap: bool
+    """gpumap did not watch the time between the last collection and this one."""
     uids: Mapping[PodName, PodUid]
     """UIDs of pods that have exactly one possible UID, or have measured processes."""
 
@@ -123,6 +125,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         },
         leaf_watches=watches,
         rules=rules,
+        is_gap=memory.finished is not None and rules.is_gap(memory.finished, observations.finished),
         uids={**attribution.measured_uids, **pod_table.uid_of},
     )
 

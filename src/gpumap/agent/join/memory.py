@@ -12,7 +12,6 @@ from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
 from gpumap.agent.join.attribution import Accused, Attribution, PendingOwner
 from gpumap.agent.join.history import History
 from gpumap.agent.join.inventory import KnownGpu
-from gpumap.agent.join.missing_gpus import MissingMemory
 from gpumap.agent.join.needs_restart import HiddenMemory, LostDriverMemory
 from gpumap.agent.join.pcie import PcieCount
 from gpumap.agent.join.pods import PodTable
@@ -101,6 +100,18 @@ def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHe
         failures=before.failures + isinstance(answer, Failed),
         last_seconds=answer.seconds,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MissingMemory:
+    """What gpumap remembers of GPUs that are on PCI and that NVML does not list."""
+
+    listed_ids: frozenset[str] = frozenset()
+    """PCI device ids of the GPUs that NVML listed."""
+    since: Mapping[str, Moment] = field(default_factory=dict)
+    """By address: since when NVML does not list a function."""
+    levels: tuple[Moment, ...] = ()
+    """Since when at least one GPU is missing, at least two, and so on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from gpumap.model.observations import Moment, Observed
 
 _Answer = TypeVar("_Answer")
+_Key = TypeVar("_Key")
 
 KEPT_SECONDS = 300.0
 """How long gpumap keeps the peak, accounts and XIDs of a container after it was last present (accounting.md)."""
@@ -50,3 +51,10 @@ class Rules:
     def is_gap(self, before: Moment, at: Moment) -> bool:
         """Whether two collections are so far apart that gpumap did not watch the time between them."""
         return at.since(before) > self.stale_after_seconds + LATE_SECONDS
+
+
+def remember_since(
+    before: Mapping[_Key, Moment], keys: Iterable[_Key], now: Moment, *, is_gap: bool = False
+) -> dict[_Key, Moment]:
+    """Return since when each key holds without a break. A gap between two collections is a break."""
+    return {key: now if is_gap else before.get(key, now) for key in keys}

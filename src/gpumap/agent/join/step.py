@@ -15,12 +15,11 @@ from gpumap.agent.join.attribution import remember_accused
 from gpumap.agent.join.history import clock_step_seconds
 from gpumap.agent.join.joined import Joined, join_sources
 from gpumap.agent.join.memory import Memory, answers, record_health
-from gpumap.agent.join.missing_gpus import find_missing
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
-from gpumap.agent.join.offers import MissingOffers, has_seen_claim, missing_offers, watch_offers
 from gpumap.agent.join.pcie import count_pcie
-from gpumap.agent.join.rules import Rules
+from gpumap.agent.join.rules import Rules, remember_since
 from gpumap.agent.join.stalled import watch_for_stalls
+from gpumap.agent.join.unavailable import MissingOffers, find_missing, has_seen_claim, missing_offers, watch_offers
 from gpumap.agent.join.xids import count_xids
 from gpumap.agent.judgement.judge import AssignedTwice, judge
 from gpumap.model import remedies
@@ -55,9 +54,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     lost_memory, lost_driver = find_lost_driver(
         memory.lost_driver, observations.nvml, observations.finished, rules.restart_after_seconds
     )
-    missing_memory, missing, why_not_missing = find_missing(
-        memory.missing_gpus, observations, joined.inventory, joined.procs, memory.finished, rules
-    )
+    missing_memory, missing, why_not_missing = find_missing(joined)
     after = replace(
         _remember(joined),
         health=record_health(memory.health, observations),
@@ -78,7 +75,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     node = _node(joined, after, containers, offers, xids, container_xids)
     node = structs.replace(node, missing_gpus=missing, missing_gpus_reason=why_not_missing)
     stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)
-    not_offered_since, gpus = watch_offers(memory, gpus, offers, observations.finished, rules)
+    not_offered_since, gpus = watch_offers(joined, gpus, offers)
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.accused))
     clock_step = clock_step_seconds(memory.finished, observations.finished) if memory.finished else 0.0
     twice, lasting = _watch_shared_ids(joined)
@@ -264,7 +261,7 @@ def _remember(joined: Joined) -> Memory:
         finished=now,
         gpus=joined.inventory.known,
         gpu_count=joined.inventory.count,
-        pending_owners={one: memory.pending_owners.get(one, now) for one in attribution.pending_owners},
+        pending_owners=remember_since(memory.pending_owners, attribution.pending_owners, now),
         accused=remember_accused(
             memory.accused, attribution, now, sees_processes=sees_processes and joined.procs.pid_visibility
         ),

@@ -13,13 +13,15 @@ from msgspec import structs
 
 from gpumap.agent.join.inventory import KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
-from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.rules import Rules
+from gpumap.agent.join.memory import Memory, MissingMemory
+from gpumap.agent.join.rules import remember_since
+from gpumap.model.device_ids import pci_address
 from gpumap.model.grouping import grouped
-from gpumap.model.node import Gpu
-from gpumap.model.observations import Moment
+from gpumap.model.node import Gpu, MissingGpus
+from gpumap.model.observations import Failed, Moment, Observations, Observed, PciFunction, ProcTable
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
+from gpumap.model.shown import age, counted
 
 MissingOffers = Mapping[Uuid, Mapping[Uuid, frozenset[str]]]
 """For each GPU that no container can be assigned: the resources that each of its leaves should have, if known."""
@@ -53,11 +55,11 @@ def missing_offers(joined: Joined, after: Memory) -> MissingOffers | None:
 
 
 def watch_offers(
-    memory: Memory, gpus: Iterable[Gpu], missing: MissingOffers | None, now: Moment, rules: Rules
+    joined: Joined, gpus: Iterable[Gpu], missing: MissingOffers | None
 ) -> tuple[dict[Uuid, Moment], tuple[Gpu, ...]]:
-    """Return since when no container can be assigned each GPU, and the GPUs with the time. A gap ends it."""
-    is_gap = memory.finished is not None and rules.is_gap(memory.finished, now)
-    since = {uuid: now if is_gap else memory.not_offered_since.get(uuid, now) for uuid in missing or ()}
+    """Return since when no container can be assigned each GPU, and the GPUs with the time."""
+    now = joined.observations.finished
+    since = remember_since(joined.memory.not_offered_since, missing or (), now, is_gap=joined.is_gap)
     return since, tuple(
         gpu
         if missing is None or gpu.reading is None
@@ -110,3 +112,57 @@ class _Evidence:
     @staticmethod
     def _resources_of(resources: Mapping[Uuid, list[str]], leaves: Iterable[KnownLeaf]) -> frozenset[str]:
         return frozenset(resource for leaf in leaves for resource in resources.get(leaf.uuid, ()))
+
+
+# --- GPUs on PCI that NVML does not list ------------------------------------------------------------------------------
+
+
+CONTROLLER_3D, DRIVER = "0x0302", "nvidia"
+
+
+def find_missing(joined: Joined) -> tuple[MissingMemory, MissingGpus | None, str]:
+    """Return what to remember, and the missing GPUs; or `None` and why they cannot be judged."""
+    before, observations, inventory, rules = (
+        joined.memory.missing_gpus,
+        joined.observations,
+        joined.inventory,
+        joined.rules,
+    )
+    why = rules.why_not_on_pci or _why_unjudged(observations, joined.procs)
+    if why or not isinstance(observations.pci, Observed):
+        return MissingMemory(before.listed_ids), None, why
+    now, functions = observations.finished, observations.pci.value
+    bus_ids = [*(gpu.pci_bus_id for gpu in inventory.gpus), *(gpu.pci_bus_id for gpu in inventory.nameless)]
+    listed = {pci_address(bus_id) for bus_id in bus_ids} & {function.address for function in functions}
+    listed_ids = before.listed_ids | {function.device_id for function in functions if function.address in listed}
+    missing = [one.address for one in functions if one.address not in listed and _is_gpu(one, listed_ids)]
+    # A GPU of NVML's whose address is not on PCI, or not known, may be any of them.
+    count = max(len(missing) - (len(bus_ids) - len(listed)), 0)
+    since = remember_since(before.since, missing if count else (), now, is_gap=joined.is_gap)
+    levels = (*(() if joined.is_gap else before.levels[:count]), *[now] * count)[:count]
+    memory = MissingMemory(listed_ids, since, levels)
+    lasting = tuple(address for address, moment in since.items() if now.since(moment) >= rules.grace_seconds)
+    sure = min(len(lasting), sum(now.since(moment) >= rules.grace_seconds for moment in levels))
+    if sure:
+        return memory, MissingGpus(sure, lasting, now.wall - now.since(levels[0])), ""
+    if count:
+        what = f"{counted(count, 'GPU')} on PCI {'is' if count == 1 else 'are'} not in NVML"
+        return memory, None, f"{what}, for less than {age(rules.grace_seconds)}"
+    return memory, MissingGpus(), ""
+
+
+def _why_unjudged(observations: Observations, procs: ProcTable) -> str:
+    if isinstance(observations.nvml, Failed):
+        return "NVML does not answer"
+    if not (procs.pid_visibility and procs.is_machine):
+        return "gpumap is not in the machine's own PID namespace: NVML may list only some of the GPUs"
+    if isinstance(observations.pci, Failed):
+        return observations.pci.complaints[-1].detail
+    return "" if observations.pci else "PCI was not read"
+
+
+def _is_gpu(function: PciFunction, listed_ids: frozenset[str]) -> bool:
+    """Return whether NVML should list a function: the driver has it, or it is a GPU of a kind that NVML listed."""
+    is_taken = function.driver not in ("", DRIVER) or function.driver_override
+    is_of_driver = function.class_code == CONTROLLER_3D and function.driver == DRIVER
+    return not is_taken and (is_of_driver or function.device_id in listed_ids)
