@@ -167,8 +167,8 @@ def _first(shapes: tuple[_Shape, ...], text: str) -> Meaning | None:
     return None
 
 
-def _device(shape: str, found: dict[str, str | None]) -> DeviceRef | None:
-    match found:
+def _device(shape: str, fields: dict[str, str | None]) -> DeviceRef | None:
+    match fields:
         case {"uuid": str(uuid)}:
             return ByUuid(Uuid(uuid))
         case {"index": str(index)}:

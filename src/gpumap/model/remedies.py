@@ -131,8 +131,8 @@ FAULTS: dict[str, str] = {
     "hung": SOURCES[Source.NVML]["hung"],
     "worker_crashed": SOURCES[Source.NVML]["worker_crashed"],
     "unknown": "NVML gives no reason. Run `nvidia-smi -q -i <index>` and `dmesg` on the node.",
-    "not_in_nvml": "NVML does not list this GPU. Run `dmesg | grep NVRM` on the node. Then drain the node and reboot "
-    "it.",
+    "not_in_nvml": "NVML does not list this GPU. Run `dmesg | grep NVRM` on the node. After `RmInitAdapter failed`, drain "
+    "the node and reboot it.",
 }
 """By fault reason of a GPU, worst first."""
 

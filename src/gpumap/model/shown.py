@@ -48,24 +48,24 @@ def number(value: float | None) -> str:
 
 def age(seconds: float) -> str:
     """A duration as kubectl writes it: its largest part or two, as `45s`, `5m30s`, `3h`, `2d4h`."""
-    left = int(max(seconds, 0))
-    if left < 120 and left != 60:
-        return f"{left}s"
+    amount = int(max(seconds, 0))
+    if amount < 120 and amount != 60:
+        return f"{amount}s"
     for small, large, many in (("s", "m", 60), ("m", "h", 60)):
-        whole, rest = divmod(left, many)
-        if whole < (10 if large == "m" else 8) and rest:
-            return f"{whole}{large}{rest}{small}"
-        if whole < (60 if large == "m" else 48):
-            return f"{whole}{large}"
-        left = whole
-    days, hours = divmod(left, 24)
+        large_count, small_count = divmod(amount, many)
+        if large_count < (10 if large == "m" else 8) and small_count:
+            return f"{large_count}{large}{small_count}{small}"
+        if large_count < (60 if large == "m" else 48):
+            return f"{large_count}{large}"
+        amount = large_count
+    days, hours = divmod(amount, 24)
     return f"{days}d{hours}h" if days < 8 and hours else f"{days}d"
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def listed(names: Sequence[str], max_names: int = 3) -> str:
     """`a, b, c and 4 more`."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    more_names = len(names) - max_names
+    return ", ".join(names[:max_names]) + (f" and {more_names} more" if more_names > 0 else "")
 
 
 def of_nodes(names: Sequence[str]) -> str:
@@ -79,9 +79,9 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{of_nodes(names)}: {reason}" for reason, names in nodes.items()]
 
 
-def and_more(first: str, more: int, one: str, many: str = "") -> str:
+def and_more(first: str, number: int, one: str, many: str = "") -> str:
     """Return `the first, and 2 more rows`; only the first if there is only one."""
-    return f"{first}, and {counted(more, one, many)}" if more else first
+    return f"{first}, and {counted(number, one, many)}" if number else first
 
 
 def counted(number: int, one: str, many: str = "") -> str:
@@ -102,10 +102,10 @@ def one_line(text: str | Exception) -> str:
     return printable(" ".join(str(text).split()))
 
 
-def cut_off(text: str, most: int) -> str:
-    """Return the text in one line, cut after `most` characters."""
+def cut_off(text: str, max_length: int) -> str:
+    """Return the text in one line, cut after `max_length` characters."""
     text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[:most]}{ELLIPSIS}"
+    return text if len(text) <= max_length else f"{text[:max_length]}{ELLIPSIS}"
 
 
 # --- durations and quantities, read -----------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ def parse_quantity(text: str) -> int:
     match = _QUANTITY.fullmatch(text.removeprefix("+"))
     if match is None or not (match[1] or match[2]):
         raise ValueError(f'"{text:.40}" is not a quantity such as 10Gi or 500M')
-    whole, fraction, binary, decimal, exponent = match.groups(default="")
-    amount = int(whole + fraction) << (10 * ("KMGTPE".index(binary) + 1) if binary else 0)
+    integer, fraction, binary, decimal, exponent = match.groups(default="")
+    amount = int(integer + fraction) << (10 * ("KMGTPE".index(binary) + 1) if binary else 0)
     tens = (_DECIMAL_EXPONENTS[decimal] if decimal else int(exponent or 0)) - len(fraction)
     scale: int = 10 ** abs(tens)
     amount = amount * scale if tens >= 0 else -(-amount // scale)

@@ -54,14 +54,14 @@ def _owner(mode: Mode | None, name: ContainerName | None, node: str) -> tuple[st
 
 
 def _processes(
-    name: str, help: str, value: Callable[[Process], float | None], shown: Callable[[float], float]
+    name: str, help: str, value: Callable[[Process], float | None], convert: Callable[[float], float]
 ) -> Family:
     """Return a family with a value for each process on a card."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for labels, rows in _processes_on_cards(snapshot):
             if (values := all_known(map(value, rows))) is not None:
-                yield Series(labels, shown(sum(values)))
+                yield Series(labels, convert(sum(values)))
 
     return Family(f"DCGM_CUSTOM_PROCESS_{name}", "gauge", help, _PROCESS_LABELS, read)
 
@@ -72,25 +72,25 @@ def _processes_on_cards(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[
     if not sees_processes(snapshot):
         return []  # the PIDs may be of another PID namespace
     gpus, modes = gpus_by_uuid(snapshot), modes_by_device(snapshot)
-    processes = sorted(snapshot.processes, key=lambda one: (one.uuid, one.pid))
-    on_card = grouped(((card_of(one.uuid, gpus), one.pid), one) for one in processes)
-    found = []
+    processes = sorted(snapshot.processes, key=lambda process: (process.uuid, process.pid))
+    on_card = grouped(((card_of(process.uuid, gpus), process.pid), process) for process in processes)
+    labelled = []
     for (uuid, pid), rows in sorted(on_card.items()):
         owner = _owner(_mode_of(rows, uuid, modes), rows[0].name, snapshot.node.name)
         types = "+".join(sorted({row.type for row in rows}))
-        found.append(((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), rows))
-    return found
+        labelled.append(((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), rows))
+    return labelled
 
 
 def _mode_of(rows: Iterable[Process], card: Uuid, modes: _Modes) -> Mode | None:
     """Return how its container holds the devices of a process; `NONE` if one is certainly not assigned to it."""
-    found: list[Mode | None] = []
+    holder_modes: list[Mode | None] = []
     for row in rows:
         if row.owner in _NOT_ASSIGNED:
             return Mode.NONE
         name = row.name if row.owner is Owner.ASSIGNED else None
-        found.append(None if name is None else modes.get((name, row.uuid), modes.get((name, card))))
-    return combine(found)
+        holder_modes.append(None if name is None else modes.get((name, row.uuid), modes.get((name, card))))
+    return combine(holder_modes)
 
 
 def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leaves], float | None]) -> Family:
@@ -151,8 +151,8 @@ def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | 
         return None
     if any(_may_be_on(gpu, slots, snapshot.node.devices) for slots in snapshot.node.unmatched):
         return None
-    held = [row for (_, card), rows in _held_rows(snapshot).items() if card == gpu.uuid for row in rows]
-    granted = granted_bytes(held, leaves_by_uuid(snapshot))
+    held_rows = [row for (_, card), rows in _held_rows(snapshot).items() if card == gpu.uuid for row in rows]
+    granted = granted_bytes(held_rows, leaves_by_uuid(snapshot))
     return granted / total_bytes if granted is not None and total_bytes else None
 
 

@@ -40,7 +40,7 @@ class Value(NamedTuple):
     entity: Entity
     container: ContainerName | None
     value: float
-    more: tuple[str, ...] = ()
+    field_labels: tuple[str, ...] = ()
     """Labels of the field, between `container` and `namespace`."""
 
 
@@ -65,7 +65,7 @@ class Field(NamedTuple):
     unit: Unit | None = None
     kind: Kind = "gauge"
     labels: tuple[str, ...] = ()
-    """The names of the labels `more`."""
+    """The names of the labels `field_labels`."""
 
 
 def _family(field: Field, *, since_4_9: bool) -> Family:
@@ -75,11 +75,11 @@ def _family(field: Field, *, since_4_9: bool) -> Family:
     entity_labels = (*_ENTITY_LABELS, "DCGM_FI_SYSTEM_DRIVER_VERSION" if since_4_9 else "DCGM_FI_DRIVER_VERSION")
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for entity, container, value, more in field.values(snapshot):
+        for entity, container, value, field_labels in field.values(snapshot):
             if unit is not None:
                 value = value if since_4_9 else unit.to_before(value)
                 value = int(value) if value == int(value) else value
-            yield Series(_labels(snapshot, entity, container, more), value)
+            yield Series(_labels(snapshot, entity, container, field_labels), value)
 
     return Family(
         f"DCGM_FI_{field.since if since_4_9 else field.before}",
@@ -93,7 +93,9 @@ def _family(field: Field, *, since_4_9: bool) -> Family:
     )
 
 
-def _labels(snapshot: Snapshot, entity: Entity, name: ContainerName | None, more: tuple[str, ...]) -> tuple[str, ...]:
+def _labels(
+    snapshot: Snapshot, entity: Entity, name: ContainerName | None, field_labels: tuple[str, ...]
+) -> tuple[str, ...]:
     gpu = entity.gpu
     namespace, pod, container = name or ("", "", "")
     return (
@@ -107,7 +109,7 @@ def _labels(snapshot: Snapshot, entity: Entity, name: ContainerName | None, more
         snapshot.node.name,
         driver_version(snapshot),
         container,
-        *more,
+        *field_labels,
         namespace,
         pod,
     )

@@ -129,12 +129,12 @@ def _on_gpu_instances(name: str, help: str, value: Callable[[Device], float | No
     """Return a family with one value for each GPU instance: that of its first compute instance with a value."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        shown: set[tuple[str, ...]] = set()
+        written: set[tuple[str, ...]] = set()
         for leaf, gpu in _mig_devices(snapshot):
             labels = str(leaf.mig.gpu_instance_id if leaf.mig else ""), plain(gpu.uuid)
-            if labels not in shown and (found := value(leaf)) is not None:
-                shown.add(labels)
-                yield Series(labels, found)
+            if labels not in written and (number := value(leaf)) is not None:
+                written.add(labels)
+                yield Series(labels, number)
 
     return Family(f"nvidia_smi_{name}", "gauge", help, ("gpu_instance_id", "uuid"), read)
 
@@ -143,8 +143,8 @@ def _on_gpu_instances(name: str, help: str, value: Callable[[Device], float | No
 def _mig_devices(snapshot: Snapshot) -> list[tuple[Device, Gpu]]:
     """Return the MIG devices of GPUs that answer."""
     gpus = gpus_by_uuid(snapshot)
-    found = ((leaf, gpus.get(leaf.uuid)) for leaf in snapshot.node.devices if leaf.mig is not None)
-    return [(leaf, gpu) for leaf, gpu in found if gpu is not None and gpu.reading is not None]
+    devices = ((leaf, gpus.get(leaf.uuid)) for leaf in snapshot.node.devices if leaf.mig is not None)
+    return [(leaf, gpu) for leaf, gpu in devices if gpu is not None and gpu.reading is not None]
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -156,12 +156,12 @@ def _compute_apps(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[int | 
     if not sees_processes(snapshot):
         return []
     gpus = gpus_by_uuid(snapshot)
-    found = grouped(
-        ((str(one.pid), one.comm, plain(gpus[one.uuid].uuid)), one.memory_bytes)
-        for one in snapshot.processes
-        if one.uuid in gpus and "C" in one.type.split("+")
+    memory = grouped(
+        ((str(process.pid), process.comm, plain(gpus[process.uuid].uuid)), process.memory_bytes)
+        for process in snapshot.processes
+        if process.uuid in gpus and "C" in process.type.split("+")
     )
-    return sorted(found.items())
+    return sorted(memory.items())
 
 
 _COMPUTE_APPS = Rows(("pid", "process_name", "uuid"), _compute_apps)

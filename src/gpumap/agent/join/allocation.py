@@ -134,14 +134,14 @@ def allocate(
     uncovered = not_in_second(pods, second) if schedulers.second else frozenset()
     init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
     left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
-    holders = _holders((one.container, one.uuid) for one in holdings)
+    holders = _holders((holding.container, holding.uuid) for holding in holdings)
     reservations = find_reservations(pods, schedulers.is_reserving)
     scheduled = (
-        *(PlacedShare(one.container, one.uuid, None, None) for one in agents_placer.holdings()),
+        *(PlacedShare(holding.container, holding.uuid, None, None) for holding in agents_placer.holdings()),
         *(place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()),
     )
     granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
-    lists_claims = offer.listed_claims or any(one.driver for _, one in _claims(pods))
+    lists_claims = offer.listed_claims or any(claim.driver for _, claim in _claims(pods))
     return Allocation(
         basis=basis,
         grants=granted,
@@ -150,11 +150,11 @@ def allocate(
             for (name, resource, reason), slots in sorted(unmatched.items())
         ),
         incomplete=frozenset(
-            (*(key[0] for key in unmatched), *(name for name, one in _claims(pods) if not one.driver))
+            (*(key[0] for key in unmatched), *(name for name, claim in _claims(pods) if not claim.driver))
         ),
         holders=_holders(granted),
         reservations=reservations,
-        sharers=frozenset((one.container.pod_name, one.uuid) for one in scheduled),
+        sharers=frozenset((share.container.pod_name, share.uuid) for share in scheduled),
         may_hold_more=uncovered if schedulers.read_now else frozenset(pod.pod_name for pod in pods),
         may_be_shared=bool(uncovered) or not schedulers.noted_all,
         shared_ids=find_shared_ids(holdings, inventory),
@@ -210,7 +210,7 @@ class _Placer:
         self._answers = answers
         self._inventory = inventory
         self._is_gpu_resource = is_gpu_resource
-        self._prepared = grouped((one.device, one) for one in prepared)
+        self._prepared = grouped((device.device, device) for device in prepared)
 
     def holdings(self) -> list[Holding]:
         return [self._firsts[key]._replace(ids=tuple(ids)) for key, ids in self._ids.items()]
@@ -223,27 +223,27 @@ class _Placer:
             refs = first_device_refs(answers)
             indices = self._indices(PluginGpuRefs(name, self._answers.uid(name), devices.resource, refs))
             placed = place(devices.resource, devices.ids, refs, self._inventory, indices)
-            for one in placed:
-                for uuid in self._devices(name, devices.resource, one):
-                    if one.plugin is not None:
-                        held = name, devices.resource, uuid, one.plugin
-                        self._add(_HoldingKey(*held), one, Holding(*held, (), len(placed), answer, one.position))
+            for slot in placed:
+                for uuid in self._devices(name, devices.resource, slot):
+                    if slot.plugin is not None:
+                        key = name, devices.resource, uuid, slot.plugin
+                        self._add(_HoldingKey(*key), slot, Holding(*key, (), len(placed), answer, slot.position))
         for device in container.claims:
-            found, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
-            for uuid in self._devices(name, device.driver, found, device.share_id):
-                if found.plugin is not None:
-                    held = name, device.driver, uuid, found.plugin
-                    holding = Holding(*held, (), 1, claim=device, prepared=prepared)
-                    self._add(_HoldingKey(*held, device), found, holding)
+            placed_claim, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
+            for uuid in self._devices(name, device.driver, placed_claim, device.share_id):
+                if placed_claim.plugin is not None:
+                    key = name, device.driver, uuid, placed_claim.plugin
+                    holding = Holding(*key, (), 1, claim=device, prepared=prepared)
+                    self._add(_HoldingKey(*key, device), placed_claim, holding)
 
     def _indices(self, answer: PluginGpuRefs) -> Mapping[int, Uuid]:
         """Return the GPU of each NVML index in an answer, at the time gpumap first saw the answer."""
         by_index = [ref for ref in answer.refs if isinstance(ref, ByIndex)]
-        now = {ref.nvml_index: uuid for ref in by_index for uuid in self._inventory.resolve(ref)}
-        found = {**now, **self._indices_before.get(answer, NO_INDICES)}
-        if found:
-            self.gpu_indices[answer] = found
-        return found
+        current = {ref.nvml_index: uuid for ref in by_index for uuid in self._inventory.resolve(ref)}
+        by_number = {**current, **self._indices_before.get(answer, NO_INDICES)}
+        if by_number:
+            self.gpu_indices[answer] = by_number
+        return by_number
 
     def _add(self, key: _HoldingKey, placed: Placed, holding: Holding) -> None:
         self._firsts.setdefault(key, holding)
@@ -262,8 +262,8 @@ class _Placer:
         return placed.located.devices
 
 
-def _holders(held: Iterable[tuple[ContainerName, Uuid]]) -> dict[Uuid, tuple[ContainerName, ...]]:
-    holders = grouped((uuid, name) for name, uuid in held)
+def _holders(holdings: Iterable[tuple[ContainerName, Uuid]]) -> dict[Uuid, tuple[ContainerName, ...]]:
+    holders = grouped((uuid, name) for name, uuid in holdings)
     return {uuid: tuple(sorted(set(names))) for uuid, names in holders.items()}
 
 
@@ -284,8 +284,8 @@ def _offered_by_no_plugin(
     if offer.names_no_device:
         return frozenset()
     offered = {uuid for uuid, _ in offer.allocatable}
-    offered.update(one.uuid for one in holdings if one.claim is None)
-    offered.update(one.uuid for one in scheduled)
+    offered.update(holding.uuid for holding in holdings if holding.claim is None)
+    offered.update(share.uuid for share in scheduled)
     return frozenset(inventory.leaves) - {leaf for uuid in offered for leaf in inventory.leaves_of(uuid)}
 
 
@@ -327,9 +327,11 @@ def add_left_out(pods: tuple[ListedPod, ...], pod_table: PodTable, procs: ProcTa
 def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> frozenset[Uuid]:
     """Return the leaves that rows may assign: all leaves if one of their ids matches no device."""
     allocations = tuple(allocations)
-    if not all(one.complete for one in allocations):
+    if not all(allocation.complete for allocation in allocations):
         return frozenset(inventory.leaves)
-    return frozenset(leaf for one in allocations for uuid in one.devices for leaf in inventory.leaves_of(uuid))
+    return frozenset(
+        leaf for allocation in allocations for uuid in allocation.devices for leaf in inventory.leaves_of(uuid)
+    )
 
 
 def _by_rows(
@@ -339,10 +341,10 @@ def _by_rows(
     devices: set[Uuid] = set()
     complete = True
     for row in rows:
-        for one in place(row.resource, row.ids, first_device_refs(answers_of_row(row, rows)), inventory):
-            if is_gpu_resource(row.resource) or _has_own_uuid(row.resource, one.device_id, inventory):
-                devices.update(one.located.devices)
-                complete = complete and bool(one.located.devices)
+        for slot in place(row.resource, row.ids, first_device_refs(answers_of_row(row, rows)), inventory):
+            if is_gpu_resource(row.resource) or _has_own_uuid(row.resource, slot.device_id, inventory):
+                devices.update(slot.located.devices)
+                complete = complete and bool(slot.located.devices)
     return RowAllocation(frozenset(devices), complete)
 
 
@@ -370,13 +372,13 @@ class PluginAnswers:
     ) -> tuple[PluginAnswer, ...]:
         """Return the answers about these ids: first for their resource, then for the plugin's other resources."""
         own_family = family(devices.resource)
-        others = [
-            other
-            for other in container.devices
-            if own_family and other is not devices and family(other.resource) == own_family
+        siblings = [
+            sibling
+            for sibling in container.devices
+            if own_family and sibling is not devices and family(sibling.resource) == own_family
         ]
-        found = (self._one(name, one) for one in (devices, *others))
-        return tuple(answer for answer in found if answer is not None)
+        answers = (self._one(name, listed) for listed in (devices, *siblings))
+        return tuple(answer for answer in answers if answer is not None)
 
     def _one(self, name: ContainerName, devices: ResourceDevices) -> PluginAnswer | None:
         """Return the answer in the pod's rows with these ids. If the pod's UID is unknown, all such rows must agree."""
@@ -398,8 +400,8 @@ class PluginAnswers:
 def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tuple[PluginAnswer, ...]:
     """Return the answers about one row's ids: first its own, then those of all of its plugin's rows among `rows`."""
     own_family = family(row.resource)
-    of_plugin = (one for one in rows if own_family and family(one.resource) == own_family)
-    return tuple(one.answer for one in (row, *of_plugin) if one.answer is not None)
+    of_plugin = (other_row for other_row in rows if own_family and family(other_row.resource) == own_family)
+    return tuple(plugin_row.answer for plugin_row in (row, *of_plugin) if plugin_row.answer is not None)
 
 
 def first_device_refs(answers: Iterable[PluginAnswer]) -> tuple[DeviceRef, ...]:
@@ -427,7 +429,9 @@ def find_shared_ids(holdings: Iterable[Holding], inventory: Inventory) -> tuple[
         if holding.plugin.unit in (Unit.DEVICE, Unit.REPLICA)
         if holding.claim is None and holding.uuid not in inventory.parents
     )
-    containers = grouped(((one.resource, id_, one.uuid), one.container) for one in exclusive for id_ in one.ids)
+    containers = grouped(
+        ((holding.resource, id_, holding.uuid), holding.container) for holding in exclusive for id_ in holding.ids
+    )
     return tuple(
         SharedId(*key, tuple(sorted(names)))
         for key, names in sorted(containers.items())
@@ -444,7 +448,7 @@ def watch_shared_ids(
     for resource, device_id, uuid, containers in shared_ids:
         pods = {container.pod_name for container in containers if exists(container.pod_name)}
         for container in containers if len(pods) > 1 else ():
-            key, others = (container, resource, device_id, uuid), pods - {container.pod_name}
-            if others < pods:
-                twice.append(AssignedTwice(*key, since.get(key, moment), tuple(sorted(others))))
+            key, other_pods = (container, resource, device_id, uuid), pods - {container.pod_name}
+            if other_pods < pods:
+                twice.append(AssignedTwice(*key, since.get(key, moment), tuple(sorted(other_pods))))
     return tuple(twice)

@@ -95,7 +95,9 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         list_current=listing.current,
         can_report_unassigned=can_report_unassigned,
         is_trusted=rules.is_trusted,
-        older_than_pods=frozenset(uid for uid, at in memory.first_seen.items() if files and at <= files.pods_at),
+        older_than_pods=frozenset(
+            uid for uid, first_seen in memory.first_seen.items() if files and first_seen <= files.pods_at
+        ),
         pending_before=frozenset(memory.pending_owners),
         confirmed=confirmed_owners(memory.pending_owners, memory.attribution, observations),
         missing_before=memory.missing,
@@ -135,14 +137,19 @@ def _pod_table(
 ) -> PodTable:
     """Join names and UIDs, unless neither the List nor the files changed."""
     before = memory.pod_table
-    is_same = before and before.pods is listing.pods and before.kept == listing.kept and before.is_made_from(identity)
+    is_same = (
+        before
+        and before.pods is listing.pods
+        and before.kept_uids == listing.kept_uids
+        and before.is_made_from(identity)
+    )
     if before and is_same and (before.read_together or not read_together):
         return before
     return tabulate(
         listing.pods,
         identity,
         before,
-        kept=listing.kept,
+        kept_uids=listing.kept_uids,
         read_together=read_together,
         node_name=node_name,
         last_names=memory.names,

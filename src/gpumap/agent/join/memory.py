@@ -67,32 +67,32 @@ def untried() -> tuple[SourceHealth, ...]:
 
 def answers(observations: Observations) -> dict[str, Observed[object] | Failed]:
     """Return the answers and failures of one collection, by source."""
-    found: dict[str, Observed[object] | Failed | None] = {
+    by_source: dict[str, Observed[object] | Failed | None] = {
         Source.KUBELET: observations.kubelet,
         Source.NVML: observations.nvml,
         Source.PROCFS: observations.procfs,
         Source.POD_IDENTITY: observations.pod_identity,
     }
-    return {source: answer for source, answer in found.items() if answer is not None}
+    return {source: answer for source, answer in by_source.items() if answer is not None}
 
 
 def record_health(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
     """Add the answers and failures of one collection. A source that this machine does not have has no record."""
-    now = answers(observations)
-    return tuple(_record(before, now[before.source]) for before in health if before.source in now)
+    by_source = answers(observations)
+    return tuple(_record(before, by_source[before.source]) for before in health if before.source in by_source)
 
 
 def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHealth:
     errors = dict(before.errors)
     for complaint in answer.complaints:
         errors[complaint.reason] = errors.get(complaint.reason, 0) + 1
-    last = answer.complaints[-1] if answer.complaints else Complaint("", "")
+    last_complaint = answer.complaints[-1] if answer.complaints else Complaint("", "")
     return structs.replace(
         before,
         up=isinstance(answer, Observed),
-        reason=last.reason,
-        detail=last.detail,
-        remedy=remedies.SOURCES[Source(before.source)].get(last.reason),
+        reason=last_complaint.reason,
+        detail=last_complaint.detail,
+        remedy=remedies.SOURCES[Source(before.source)].get(last_complaint.reason),
         last_success=answer.at.wall if isinstance(answer, Observed) else before.last_success,
         attempts=before.attempts + 1,
         seconds=before.seconds + answer.seconds,

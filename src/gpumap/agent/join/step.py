@@ -147,24 +147,26 @@ def _watch_shared_ids(joined: Joined) -> tuple[tuple[AssignedTwice, ...], tuple[
 
     While a source is down it is not known whether both pods exist: then there is none of the second kind.
     """
-    before, now = joined.memory.assigned_twice, joined.observations.finished
+    before, moment = joined.memory.assigned_twice, joined.observations.finished
     if not joined.listing.current or not joined.procs.pid_visibility:
         return before, ()
-    twice = watch_shared_ids(before, joined.allocation.shared_ids, partial(describe.pod_exists, joined), now)
-    return twice, tuple(entry for entry in twice if now.since(entry.since) >= joined.rules.grace_seconds)
+    twice = watch_shared_ids(before, joined.allocation.shared_ids, partial(describe.pod_exists, joined), moment)
+    return twice, tuple(entry for entry in twice if moment.since(entry.since) >= joined.rules.grace_seconds)
 
 
 def _with_findings(
     node: Node,
     processes: Sequence[Process],
-    last: tuple[Finding, ...],
+    last_findings: tuple[Finding, ...],
     clock_step: float,
     twice: Sequence[AssignedTwice],
 ) -> Node:
     """Return the node with its findings. Their evidence are the processes of pods without a grant, or that may hang."""
-    accused = any(one.owner in _ACCUSED and one.processes for device in node.devices for one in device.owners)
+    accused = any(use.owner in _ACCUSED and use.processes for device in node.devices for use in device.owners)
     accused = accused or any(gpu.busy_without_work_seconds for gpu in node.gpus)
-    findings, judged, unjudged = judge(with_processes(node, processes) if accused else node, last, clock_step, twice)
+    findings, judged, unjudged = judge(
+        with_processes(node, processes) if accused else node, last_findings, clock_step, twice
+    )
     return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
 
 
@@ -222,24 +224,24 @@ def _capabilities(joined: Joined) -> dict[str, bool]:
     identity = joined.identity.value if joined.identity else None
     readings = [gpu.reading for gpu in joined.inventory.gpus if gpu.reading]
     nvml = joined.observations.nvml
-    found = {
+    capabilities = {
         "gpm": any(map(_has_activity, readings)),
         "pid_visibility": joined.procs.pid_visibility,
         "process_utilization": any(reading.samples is not None for reading in readings),
-        "xid_events": isinstance(nvml, Observed) and any(one.since_seconds for one in nvml.value.listening),
+        "xid_events": isinstance(nvml, Observed) and any(listener.since_seconds for listener in nvml.value.listening),
     }
     if joined.observations.kubelet is not None:
-        found |= {
+        capabilities |= {
             "device_checkpoint": identity is not None and identity.checkpoint is not None,
             "pod_logs": identity is not None and identity.logs is not None,
             "push": joined.observations.push,
         }
-    return dict(sorted(found.items()))
+    return dict(sorted(capabilities.items()))
 
 
 def _remember(joined: Joined) -> Memory:
     """Return what the next collection needs of this one. `step` adds the counters."""
-    memory, listing, now = joined.memory, joined.listing, joined.observations.finished
+    memory, listing, moment = joined.memory, joined.listing, joined.observations.finished
     identity = joined.observations.pod_identity
     sees_processes = joined.inventory.up and isinstance(joined.observations.procfs, Observed)
     uids = {**memory.pod_uids, **joined.pod_table.uid_of}
@@ -255,15 +257,15 @@ def _remember(joined: Joined) -> Memory:
         pod_uids={name: uids[name] for name in (*joined.pod_table.listed, *awaited) if name in uids},
         pod_identity=identity if isinstance(identity, Observed) else memory.pod_identity,
         names=attribution.names if sees_processes else memory.names,
-        first_seen={uid: memory.first_seen.get(uid, now.monotonic) for uid in attribution.uids()}
+        first_seen={uid: memory.first_seen.get(uid, moment.monotonic) for uid in attribution.uids()}
         if sees_processes
         else memory.first_seen,
-        finished=now,
+        finished=moment,
         gpus=joined.inventory.known,
         gpu_count=joined.inventory.count,
-        pending_owners=remember_since(memory.pending_owners, attribution.pending_owners, now),
+        pending_owners=remember_since(memory.pending_owners, attribution.pending_owners, moment),
         accused=remember_accused(
-            memory.accused, attribution, now, sees_processes=sees_processes and joined.procs.pid_visibility
+            memory.accused, attribution, moment, sees_processes=sees_processes and joined.procs.pid_visibility
         ),
         recent_processes=joined.recent_processes,
         workloads=remember_workloads(memory.workloads, attribution.workloads())

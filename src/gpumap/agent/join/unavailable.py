@@ -58,12 +58,12 @@ def watch_offers(
     joined: Joined, gpus: Iterable[Gpu], missing: MissingOffers | None
 ) -> tuple[dict[Uuid, Moment], tuple[Gpu, ...]]:
     """Return since when no container can be assigned each GPU, and the GPUs with the time."""
-    now = joined.observations.finished
-    since = remember_since(joined.memory.not_offered_since, missing or (), now, is_gap=joined.is_gap)
+    moment = joined.observations.finished
+    since = remember_since(joined.memory.not_offered_since, missing or (), moment, is_gap=joined.is_gap)
     return since, tuple(
         gpu
         if missing is None or gpu.reading is None
-        else structs.replace(gpu, not_offered_seconds=now.since(since.get(gpu.uuid, now)))
+        else structs.replace(gpu, not_offered_seconds=moment.since(since.get(gpu.uuid, moment)))
         for gpu in gpus
     )
 
@@ -74,7 +74,9 @@ class _Evidence:
     def __init__(self, joined: Joined, after: Memory) -> None:
         allocation = joined.allocation
         self._inventory = joined.inventory
-        self._offered = grouped((uuid, resource) for uuid, of in allocation.offer.slots.items() for resource in of)
+        self._offered = grouped(
+            (uuid, resource) for uuid, slots in allocation.offer.slots.items() for resource in slots
+        )
         grants = allocation.grants
         self._reserved = {uuid for (_, uuid), grant in grants.items() if grant.reservation}
         pairs = [*after.offered, *allocation.offer.registered]
@@ -85,8 +87,8 @@ class _Evidence:
         """Return whether the GPU should be offered, and is neither offered nor reserved."""
         if self._is_offered(gpu) or self._reserved & {gpu.uuid, *(leaf.uuid for leaf in gpu.leaves)}:
             return False
-        others = self._alike(gpu)
-        is_exception = bool(gpu.leaves and others) and all(map(self._is_offered, others))
+        alike = self._alike(gpu)
+        is_exception = bool(gpu.leaves and alike) and all(map(self._is_offered, alike))
         return is_exception or any(leaf.uuid in self._shown for leaf in gpu.leaves)
 
     def resources(self, gpu: KnownGpu) -> dict[Uuid, frozenset[str]]:
@@ -97,7 +99,7 @@ class _Evidence:
             or of_gpu
             or self._resources_of(
                 self._offered,
-                (one for other in self._alike(gpu) for one in other.leaves if one.profile == leaf.profile),
+                (twin for alike in self._alike(gpu) for twin in alike.leaves if twin.profile == leaf.profile),
             )
             for leaf in gpu.leaves
         }
@@ -131,23 +133,25 @@ def find_missing(joined: Joined) -> tuple[MissingMemory, MissingGpus | None, str
     why = rules.why_not_on_pci or _why_unjudged(observations, joined.procs)
     if why or not isinstance(observations.pci, Observed):
         return MissingMemory(before.listed_ids), None, why
-    now, functions = observations.finished, observations.pci.value
+    finished, functions = observations.finished, observations.pci.value
     bus_ids = [*(gpu.pci_bus_id for gpu in inventory.gpus), *(gpu.pci_bus_id for gpu in inventory.nameless)]
     listed = {pci_address(bus_id) for bus_id in bus_ids} & {function.address for function in functions}
     listed_ids = before.listed_ids | {function.device_id for function in functions if function.address in listed}
-    missing = [one.address for one in functions if one.address not in listed and _is_gpu(one, listed_ids)]
+    missing = [
+        function.address for function in functions if function.address not in listed and _is_gpu(function, listed_ids)
+    ]
     # A GPU of NVML's whose address is not on PCI, or not known, may be any of them.
     count = max(len(missing) - (len(bus_ids) - len(listed)), 0)
-    since = remember_since(before.since, missing if count else (), now, is_gap=joined.is_gap)
-    levels = (*(() if joined.is_gap else before.levels[:count]), *[now] * count)[:count]
+    since = remember_since(before.since, missing if count else (), finished, is_gap=joined.is_gap)
+    levels = (*(() if joined.is_gap else before.levels[:count]), *[finished] * count)[:count]
     memory = MissingMemory(listed_ids, since, levels)
-    lasting = tuple(address for address, moment in since.items() if now.since(moment) >= rules.grace_seconds)
-    sure = min(len(lasting), sum(now.since(moment) >= rules.grace_seconds for moment in levels))
+    lasting = tuple(address for address, moment in since.items() if finished.since(moment) >= rules.grace_seconds)
+    sure = min(len(lasting), sum(finished.since(moment) >= rules.grace_seconds for moment in levels))
     if sure:
-        return memory, MissingGpus(sure, lasting, now.wall - now.since(levels[0])), ""
+        return memory, MissingGpus(sure, lasting, finished.wall - finished.since(levels[0])), ""
     if count:
-        what = f"{counted(count, 'GPU')} on PCI {'is' if count == 1 else 'are'} not in NVML"
-        return memory, None, f"{what}, for less than {age(rules.grace_seconds)}"
+        problem = f"{counted(count, 'GPU')} on PCI {'is' if count == 1 else 'are'} not in NVML"
+        return memory, None, f"{problem}, for less than {age(rules.grace_seconds)}"
     return memory, MissingGpus(), ""
 
 

@@ -84,12 +84,12 @@ def _watch_of_all(watches: Sequence[Watch]) -> Watch:
         return watches[0]
     last_active = [watch.last_active for watch in watches]
     seconds = zip(*map(_SECONDS, watches), strict=True)
-    seen, known, worked_ago, no_process = map(min, seconds)
+    seen_seconds, known, worked_ago, no_process = map(min, seconds)
     known_times = [moment for moment in last_active if moment is not None]
     return structs.replace(
         watches[0],
         last_active=max(known_times) if len(known_times) == len(watches) else None,
-        seen_seconds=seen,
+        seen_seconds=seen_seconds,
         known_seconds=known,
         worked_seconds_ago=worked_ago,
         no_process_seconds=no_process,
@@ -232,7 +232,7 @@ def _judge_stalled(use: HolderUse) -> Judged:
             _why_stalled(gpu, seconds),
             place.node.timestamp - seconds,
             memory_bytes=None,
-            pids=tuple(one.pid for one in place.device.processes if container_of(one) == use.holder.name),
+            pids=tuple(process.pid for process in place.device.processes if container_of(process) == use.holder.name),
         )
     is_watched = use.watch is None or use.watch.appeared or use.watch.known_seconds >= STALLED_SECONDS
     return None if is_watched or not seconds else Unknown("just_started")
@@ -304,19 +304,19 @@ _ROUNDING_SECONDS = 1.0
 
 def _why_idle(watch: Watch, idle_seconds: float) -> tuple[str, str]:
     """Return the reason, and its evidence as a phrase."""
-    what = "process" if watch.no_process_seconds > idle_seconds - _ROUNDING_SECONDS else "activity"
+    sign = "process" if watch.no_process_seconds > idle_seconds - _ROUNDING_SECONDS else "activity"
     # It worked before, or gpumap has watched it only since then.
     is_start_seen = watch.known_seconds - idle_seconds > _ROUNDING_SECONDS
-    why = f"no {what} seen for {'' if is_start_seen else 'at least '}{age(idle_seconds)}"
+    why = f"no {sign} seen for {'' if is_start_seen else 'at least '}{age(idle_seconds)}"
     if watch.worked_seconds_ago - idle_seconds > _ROUNDING_SECONDS:
         why += f", no sign of its own work for {age(watch.worked_seconds_ago)}"
-    return f"no_{what}", why
+    return f"no_{sign}", why
 
 
 def _why_maybe_idle(watch: Watch) -> str:
     seconds = watch.worked_seconds_ago
-    what = "process" if watch.no_process_seconds > seconds - _ROUNDING_SECONDS else "sign of its work"
-    why = f"may be idle: no {what} seen for {age(seconds)}"
+    sign = "process" if watch.no_process_seconds > seconds - _ROUNDING_SECONDS else "sign of its work"
+    why = f"may be idle: no {sign} seen for {age(seconds)}"
     if watch.unknown_seconds >= _ROUNDING_SECONDS:
         why += f"; for {age(watch.unknown_seconds)} of it gpumap cannot say who worked on this GPU"
     if not watch.certain_pod:

@@ -141,5 +141,5 @@ def _source_sentences(node: Node) -> Iterator[str]:
     if not has_kubelet(node):
         yield NOTHING_ASSIGNED
     elif "kubelet" not in up:
-        what = "may be old" if any(device.holders is not None for device in node.devices) else "are not known"
-        yield f"The kubelet does not answer. The assignments {what}; gpumap cannot detect squatters and leftovers."
+        state = "may be old" if any(device.holders is not None for device in node.devices) else "are not known"
+        yield f"The kubelet does not answer. The assignments {state}; gpumap cannot detect squatters and leftovers."

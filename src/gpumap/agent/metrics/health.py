@@ -111,7 +111,7 @@ XIDS = (
         "XID errors of the device while the container held or used it, by code.",
         (*CONTAINER_LABELS, "xid"),
         lambda snapshot: [
-            Series((*one.name, one.uuid, str(one.code)), one.errors) for one in snapshot.node.container_xids
+            Series((*row.name, row.uuid, str(row.code)), row.errors) for row in snapshot.node.container_xids
         ],
     ),
     _XIDS_OF_GPUS.counter(
@@ -140,7 +140,8 @@ HEALTH = (
 _FOUND = Rows(
     ("finding", "reason", "namespace", "pod", "container", "uuid"),
     lambda snapshot: (
-        ((one.finding, one.reason, *one.name, one.uuid or ""), one) for one in snapshot.node.findings or ()
+        ((finding.finding, finding.reason, *finding.name, finding.uuid or ""), finding)
+        for finding in snapshot.node.findings or ()
     ),
 )
 _JUDGED = Rows(("finding",), lambda snapshot: (((kind,), count) for kind, count in snapshot.node.judged.items()))
@@ -157,19 +158,19 @@ FINDINGS = (
         "gpumap_finding_since_timestamp_seconds",
         "Unix time since when the finding holds, as far as gpumap has seen it. It exists as long as the finding. Of "
         "fault and not_offered, uuid is the GPU.",
-        lambda one: one.since,
+        lambda finding: finding.since,
     ),
     _FOUND.gauge(
         "gpumap_finding_gpus",
         "Share of physical GPUs that an idle, maybe_idle, unused or stalled container holds. 1 for a GPU that is not "
         "offered, or busy without a process. A GPU with faults counts once: 1 for the worst, 0 for its others.",
-        lambda one: one.gpus,
+        lambda finding: finding.gpus,
     ),
     _FOUND.gauge(
         "gpumap_finding_memory_bytes",
         "GPU memory that is granted but not used (idle, maybe_idle, unused), used above the grant (over), or used "
         "without a grant (squatter, leftover, unexplained).",
-        lambda one: one.memory_bytes,
+        lambda finding: finding.memory_bytes,
     ),
     _JUDGED.gauge(
         "gpumap_finding_judged",

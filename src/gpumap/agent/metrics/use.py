@@ -24,7 +24,10 @@ _UNASSIGNED = Rows(
 )
 _PROCESSES = Rows(
     (*CONTAINER_LABELS, "pid", "type"),
-    lambda snapshot: (((*container_of(one), one.uuid, str(one.pid), one.type), one) for one in snapshot.processes),
+    lambda snapshot: (
+        ((*container_of(process), process.uuid, str(process.pid), process.type), process)
+        for process in snapshot.processes
+    ),
 )
 
 USE = (
@@ -89,7 +92,7 @@ PROCESSES = (
     _PROCESSES.gauge(
         "gpumap_process_gpu_memory_used_bytes",
         "Used GPU memory of one process. The pod is empty if the process is in no pod or its pod is unknown.",
-        lambda one: one.memory_bytes,
+        lambda process: process.memory_bytes,
     ),
 )
 
