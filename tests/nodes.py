@@ -57,9 +57,8 @@ from gpumap.model.readings import (
     Uuid,
     XidError,
 )
-from gpumap.model.resources import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName, PodUid
+from gpumap.model.terms import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN, ContainerName, PodUid
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 
-from gpumap.agent.dialects.cadvisor import FAMILIES
+from gpumap.agent.dialects.small import CADVISOR as FAMILIES
 from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import (
     ALONE,

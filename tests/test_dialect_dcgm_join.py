@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumap.agent.dialects.dcgm_join import FAMILIES
+from gpumap.agent.dialects.small import DCGM_JOIN as FAMILIES
 from gpumap.agent.exposition import Exposition
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from gpumap.agent.dialects.gpu_mem_monitor import FAMILIES
+from gpumap.agent.dialects.small import GPU_MEM_MONITOR as FAMILIES
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
 from tests.dialect_pages import TITAN, Rows, card, node, process, rows

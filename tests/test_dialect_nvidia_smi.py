@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gpumap.agent.dialects.nvidia_smi import COUNTED_EVENTS, EVENTS, FAMILIES
-from gpumap.agent.dialects.nvidia_smi_readers import plain
+from gpumap.agent.dialects.nvidia_smi import COUNTED_EVENTS, EVENTS, FAMILIES, plain
 from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, GpuProcess, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import ESCAPED, TITAN, card, node, page, process, rows

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.agent.dialects.pod_gpu_map import node_family
+from gpumap.agent.dialects.small import node_family
 from gpumap.model.node import ContainerOnDevice
 from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import card, holder, lints, node, page

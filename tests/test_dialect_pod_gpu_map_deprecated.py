@@ -3,8 +3,8 @@
 from hypothesis import given
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.agent.dialects import pod_gpu_map
-from gpumap.agent.dialects.pod_gpu_map import DEPRECATED_FAMILIES as FAMILIES
+from gpumap.agent.dialects.small import POD_GPU_MAP
+from gpumap.agent.dialects.small import POD_GPU_MAP_DEPRECATED as FAMILIES
 from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import page, rows
 from tests.generated import nodes
@@ -28,4 +28,4 @@ def test_each_row_of_the_map_has_a_number(truth: TestNode) -> None:
     """On generated nodes the numbers count the rows of pod_and_gpu_map_info."""
     snapshot = truth.collect()
     found = numbered(snapshot)
-    assert sorted(found) == sorted(rows(pod_gpu_map.FAMILIES, snapshot, "pod_and_gpu_map_info", *LABELS))
+    assert sorted(found) == sorted(rows(POD_GPU_MAP, snapshot, "pod_and_gpu_map_info", *LABELS))

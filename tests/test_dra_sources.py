@@ -29,8 +29,8 @@ from gpumap.model.observations import (
     PreparedDevice,
     ResourceDevices,
 )
-from gpumap.model.parsing import parse_quantity
 from gpumap.model.readings import Uuid
+from gpumap.model.shown import parse_quantity
 from gpumap.model.terms import PodName, PodUid
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid

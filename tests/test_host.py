@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.metrics import native
-from gpumap.agent.metrics.host import HOST
+from gpumap.agent.metrics.use import HOST
 from gpumap.agent.published import published
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.sources.workloads import JOBS_MAX, SEARCH_SECONDS, JobIds

@@ -12,7 +12,7 @@ import jsonschema
 from hypothesis import given, settings
 from msgspec import structs
 
-from gpumap.agent.join.source_health import untried
+from gpumap.agent.join.memory import untried
 from gpumap.agent.published import published
 from gpumap.model import remedies
 from gpumap.model.node import VERSION, GpuXids, MissingGpus, decode, encode

@@ -23,9 +23,9 @@ from gpumap.lab.demo.frames import frame
 from gpumap.lab.demo.scenario import load_scenario
 from gpumap.lab.demo.texts import cgroup_text, stat_text
 from gpumap.model.check import check
+from gpumap.model.device_ids import pci_address
 from gpumap.model.node import Finding
 from gpumap.model.observations import PciFunction, SourceError
-from gpumap.model.pci import pci_address
 from gpumap.model.snapshot import Snapshot
 from tests.agent import PATIENCE_SECONDS, Agent, serve, until
 from tests.node import Node

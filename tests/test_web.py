@@ -19,8 +19,7 @@ import aiohttp
 import jsonschema
 import pytest
 
-from gpumap.agent.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
-from gpumap.agent.dialects.pod_gpu_map import node_family
+from gpumap.agent.dialects.small import POD_GPU_MAP, node_family
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.web.app import application

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.agent.dialects import dcgm_join
+from gpumap.agent.dialects.small import DCGM_JOIN
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import GROUPS, native
 from gpumap.model.readings import Uuid
@@ -121,7 +121,7 @@ def whole_node() -> Snapshot:
 
 
 def gpumap_rows() -> Iterator[tuple[str, dict[str, str], Decimal]]:
-    text = Exposition((*native(GROUPS, process_metrics=False), *dcgm_join.FAMILIES)).render(whole_node()).decode()
+    text = Exposition((*native(GROUPS, process_metrics=False), *DCGM_JOIN)).render(whole_node()).decode()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             yield sample.name, sample.labels, Decimal(sample.value)

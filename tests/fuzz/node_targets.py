@@ -57,9 +57,9 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.parsing import parse_quantity
 from gpumap.model.plugins import named_devices, recognise, recognise_dra
 from gpumap.model.readings import Uuid
+from gpumap.model.shown import parse_quantity
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.workloads import slurm_job, workload
 from tests import laws
@@ -549,7 +549,7 @@ TARGETS = (
         _read_device_ids,
         lambda: ["\n".join(corpus.device_ids()).encode()],
         mutate_text,
-        ("gpumap.model.device_ids", "gpumap.model.plugins", "gpumap.model.parsing"),
+        ("gpumap.model.device_ids", "gpumap.model.plugins", "gpumap.model.shown"),
         (),
     ),
     Target(

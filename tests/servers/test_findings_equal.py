@@ -122,7 +122,7 @@ def summed(server: Prometheus, node: str, name: str) -> float | None:
     if "unused" in kinds or "over" in kinds:
         grants = f'gpumap_finding_judged{{{there},finding="over"}} == 0'
         missing += f' or gpumap_finding_judged{{{there},finding="idle"}} > 0 and on() {grants}'
-    series = {"gpus": "gpumap_finding_gpus", "memory_bytes": "gpumap_finding_memory_bytes"}.get(SUMS[name].of)
+    series = {"gpus": "gpumap_finding_gpus", "memory_bytes": "gpumap_finding_memory_bytes"}.get(SUMS[name].field)
     found = f"sum({series}{{{kinds}}})" if series else f"count(gpumap_finding_since_timestamp_seconds{{{kinds}}})"
     answer = server.ask(f"{found} > 0 or 0 * (count(gpumap_finding_judged{{{judged}}}) unless count({missing}))")
     return round(answer[0][1], 3) if answer else None

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 from gpumap.agent.changes import log_changes
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.join import Memory, Rules, step
+from gpumap.model.device_ids import pci_address
 from gpumap.model.observations import (
     Complaint,
     Failed,
@@ -32,7 +33,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.pci import pci_address
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import PodName, PodUid
 

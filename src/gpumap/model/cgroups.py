@@ -48,16 +48,16 @@ def paths(text: str) -> tuple[str, ...]:
 
     Only a line feed ends a line. The kernel refuses it in a name, but not the other breaks that `splitlines` knows.
     """
-    found = (line.split(":", 2)[2] for line in text.split("\n") if line.count(":") >= 2)
+    listed_paths = (line.split(":", 2)[2] for line in text.split("\n") if line.count(":") >= 2)
     # A process that outlives its cgroup keeps its path (cgroup v2, kernel/cgroup/cgroup.c: proc_cgroup_show).
-    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in found))
+    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in listed_paths))
 
 
 @functools.lru_cache(1)
 def own(text: str) -> OwnCgroup:
     """Read gpumap's own /proc/self/cgroup."""
-    found = paths(text)
-    return OwnCgroup(found, _membership(found, found, own_is_root=False))
+    own_paths = paths(text)
+    return OwnCgroup(own_paths, _membership(own_paths, own_paths, own_is_root=False))
 
 
 @functools.lru_cache(TEXTS_KEPT)
@@ -72,17 +72,17 @@ def parse(text: str, own_cgroup: OwnCgroup, *, has_kubelet: bool = True) -> Cgro
 
     A pod in a login session is `UNKNOWN`, unless gpumap is in the same session (a rootless kubelet).
     """
-    found = _membership(paths(text), own_cgroup.paths, own_is_root=own_cgroup.is_root, has_kubelet=has_kubelet)
+    membership = _membership(paths(text), own_cgroup.paths, own_is_root=own_cgroup.is_root, has_kubelet=has_kubelet)
     outer = {pod.pod_uid for pod in own_cgroup.membership.pods[:-1]}
-    skipped = sum(1 for _ in itertools.takewhile(lambda pod: pod.pod_uid in outer, found.pods[:-1]))
-    return replace(found, pods=found.pods[skipped:]) if skipped else found
+    skipped = sum(1 for _ in itertools.takewhile(lambda pod: pod.pod_uid in outer, membership.pods[:-1]))
+    return replace(membership, pods=membership.pods[skipped:]) if skipped else membership
 
 
 def _membership(
-    found: tuple[str, ...], own_paths: tuple[str, ...], *, own_is_root: bool, has_kubelet: bool = True
+    all_paths: tuple[str, ...], own_paths: tuple[str, ...], *, own_is_root: bool, has_kubelet: bool = True
 ) -> CgroupMembership:
-    believed = [path for path in found if not _is_in_session_of_others(path, own_paths)]
-    possible = found if has_kubelet else [path for path in found if not _has_work_outside_pods(path)]
+    believed = [path for path in all_paths if not _is_in_session_of_others(path, own_paths)]
+    possible = all_paths if has_kubelet else [path for path in all_paths if not _has_work_outside_pods(path)]
     if any(_has_unparsed_pod(path) or (path not in believed and _pods(path)) for path in possible):
         return CgroupMembership(CgroupKind.UNKNOWN)
     named = [pods for path in possible if (pods := _pods(path))]
@@ -90,19 +90,19 @@ def _membership(
         pods = _agreed(named)
         return CgroupMembership(CgroupKind.POD, pods) if pods else CgroupMembership(CgroupKind.UNKNOWN)
     container_id = next((match[1] for path in believed if (match := _CONTAINER.search(path))), "")
-    return CgroupMembership(_kind_outside_pods(found, own_is_root, has_kubelet), (), container_id)
+    return CgroupMembership(_kind_outside_pods(all_paths, own_is_root, has_kubelet), (), container_id)
 
 
 def _is_in_session_of_others(path: str, own_paths: tuple[str, ...]) -> bool:
     login = LOGIN.search(path)
     if login is None or _POD.search(path, 0, login.start()) or _CONTAINER.search(path, 0, login.start()):
         return False  # in a container there may be sessions, too
-    return not any(own.startswith(path[: login.end()]) for own in own_paths)
+    return not any(own_path.startswith(path[: login.end()]) for own_path in own_paths)
 
 
-def _kind_outside_pods(found: tuple[str, ...], own_is_root: bool, has_kubelet: bool) -> CgroupKind:
-    placed = [path for path in found if path != "/"]
-    if not placed and (own_is_root or not found):
+def _kind_outside_pods(all_paths: tuple[str, ...], own_is_root: bool, has_kubelet: bool) -> CgroupKind:
+    placed = [path for path in all_paths if path != "/"]
+    if not placed and (own_is_root or not all_paths):
         return CgroupKind.UNKNOWN
     if not has_kubelet:
         return CgroupKind.HOST
@@ -168,15 +168,15 @@ def is_outside(text: str, own_cgroup: OwnCgroup) -> bool:
     This needs no rights over the process. One such process that is not ending proves that gpumap sees the PIDs of other
     containers.
     """
-    found = paths(text)
-    member = _membership(found, found, own_is_root=False)
+    all_paths = paths(text)
+    member = _membership(all_paths, all_paths, own_is_root=False)
     own_uids = {pod.pod_uid for pod in own_cgroup.membership.pods}
-    if any(_POD.search(path) for path in found):
+    if any(_POD.search(path) for path in all_paths):
         return bool(member.pods) and member.pods[-1].pod_uid not in own_uids
     own_in_pod = bool(own_uids)
     return any(
         (path.startswith("/..") and not _is_own_sibling(path)) or (own_in_pod and not path.startswith("/.."))
-        for path in found
+        for path in all_paths
     )
 
 

@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
 
 
 def _reports_xids(gpu: Gpu, node: Node) -> bool:
-    return bool(node.capabilities.get("xid_events")) and any(one.uuid == gpu.uuid for one in node.xids)
+    return bool(node.capabilities.get("xid_events")) and any(gpu_xids.uuid == gpu.uuid for gpu_xids in node.xids)
 
 
 _REPORTED: Mapping[str, Callable[[Gpu, Node], bool]] = {
@@ -46,7 +46,7 @@ def check(node: Node, only: Collection[str] = ()) -> Verdict:
     """Judge the GPUs by these conditions. By default by all that their driver reports."""
     if node.stale:
         return _line(2, f"no current data: {node.stale}")
-    nvml = next((one for one in node.sources if one.source == Source.NVML.value), None)
+    nvml = next((source for source in node.sources if source.source == Source.NVML.value), None)
     if nvml is None or not nvml.up:
         return _line(2, f"NVML does not answer: {nvml.reason if nvml else 'unknown'}")
     count = len(node.gpus) + len(node.nameless_gpus)
@@ -57,8 +57,8 @@ def check(node: Node, only: Collection[str] = ()) -> Verdict:
     proved = [fault for fault in faults if _is_proved(fault, node)]
     if proved:
         gpus = {fault.uuid or fault.reason: 1.0 if fault.uuid else fault.gpus or 0.0 for fault in proved}
-        others = round(sum(gpus.values()) - gpus[proved[0].uuid or proved[0].reason])
-        return _line(1, fault_of_gpu(proved[0], node), f" (+{counted(others, 'GPU')})" if others else "")
+        other_gpus = round(sum(gpus.values()) - gpus[proved[0].uuid or proved[0].reason])
+        return _line(1, fault_of_gpu(proved[0], node), f" (+{counted(other_gpus, 'GPU')})" if other_gpus else "")
     unknown = [*(fault_of_gpu(fault, node) for fault in faults), *_unknown(node, only)]
     if unknown:
         return _line(2, unknown[0])
@@ -100,14 +100,14 @@ def _unknown(node: Node, only: Collection[str]) -> Iterator[str]:
             elif gpu.up and not reported:
                 yield f"GPU {gpu.index}: {name} is not reported (driver, GPU or --collect)"
         if name != "down":
-            yield from (f"GPU {one.index}: {name} is unknown: {one.fault}" for one in node.nameless_gpus)
+            yield from (f"GPU {gpu.index}: {name} is unknown: {gpu.fault}" for gpu in node.nameless_gpus)
 
 
 def _line(code: Literal[0, 1, 2], words: str, end: str = "") -> Verdict:
     return Verdict(code, short_line(words, LINE_BYTES - len(end)) + end)
 
 
-def short_line(words: str, most: int = LINE_BYTES) -> str:
+def short_line(words: str, max_bytes: int = LINE_BYTES) -> str:
     """Return the words as one line of printable ASCII, cut at so many bytes. They may be of another agent's answer."""
-    line = " ".join(printable(part) for part in words.encode("ascii", "replace").decode().split())
-    return line if len(line) <= most else f"{line[: most - 3]}..."
+    line = " ".join(printable(word) for word in words.encode("ascii", "replace").decode().split())
+    return line if len(line) <= max_bytes else f"{line[: max_bytes - 3]}..."

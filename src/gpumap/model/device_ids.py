@@ -167,8 +167,8 @@ def _first(shapes: tuple[_Shape, ...], text: str) -> Meaning | None:
     return None
 
 
-def _device(shape: str, found: dict[str, str | None]) -> DeviceRef | None:
-    match found:
+def _device(shape: str, fields: dict[str, str | None]) -> DeviceRef | None:
+    match fields:
         case {"uuid": str(uuid)}:
             return ByUuid(Uuid(uuid))
         case {"index": str(index)}:
@@ -180,3 +180,15 @@ def _device(shape: str, found: dict[str, str | None]) -> DeviceRef | None:
         case {"minor": str(minor)}:
             return ByMinor(int(minor))
     return EveryGpu() if shape.startswith("every") else None
+
+
+# --- addresses of PCI functions ---------------------------------------------------------------------------------------
+
+
+_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE | re.ASCII)
+
+
+def pci_address(text: str) -> str:
+    """Return an address as the kernel names it: `0000:3b:00.0` for NVML's `00000000:3B:00.0`; empty if it is none."""
+    match = _ADDRESS.fullmatch(text)
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else ""

@@ -58,10 +58,10 @@ def node_devices(node: Node) -> Iterator[NodeDevice]:
     return (NodeDevice(node, number, device) for number, device in enumerate(node.devices))
 
 
-def with_processes(node: Node, found: Iterable[Process]) -> Node:
+def with_processes(node: Node, processes: Iterable[Process]) -> Node:
     """Return the node with the processes of its devices."""
-    on_device = grouped((one.uuid, one) for one in found)
-    devices = (structs.replace(one, processes=tuple(on_device.get(one.uuid, ()))) for one in node.devices)
+    on_device = grouped((process.uuid, process) for process in processes)
+    devices = (structs.replace(device, processes=tuple(on_device.get(device.uuid, ()))) for device in node.devices)
     return structs.replace(node, devices=tuple(devices))
 
 
@@ -84,7 +84,7 @@ def device_name(device: Device) -> str:
 
 def grantees(device: Device) -> list[ContainerOnDevice]:
     """Return the holders with a grant of their own: those that are no scheduler's reservation."""
-    return [one for one in device.containers if one.holds and not one.reservation]
+    return [row for row in device.containers if row.holds and not row.reservation]
 
 
 def with_others(device: Device) -> Device:
@@ -94,11 +94,13 @@ def with_others(device: Device) -> Device:
 
 def other_uses(device: Device) -> Iterator[OtherUse]:
     """Return other use by owner, then by container. Leaves out owners without memory and processes."""
-    users = {one.name: one for one in device.containers if one.use}
+    users = {row.name: row for row in device.containers if row.use}
     for owner in device.owners:
-        of_owner = (one for one in device.processes if one.owner == owner.owner and not _is_in_row(one, users))
-        rest = grouped((container_of(one), one) for one in of_owner)
-        if owner.owner is Owner.UNACCOUNTED or (owner.owner is Owner.SIBLING and not rest):
+        of_owner = (
+            process for process in device.processes if process.owner == owner.owner and not _is_in_row(process, users)
+        )
+        by_container = grouped((container_of(process), process) for process in of_owner)
+        if owner.owner is Owner.UNACCOUNTED or (owner.owner is Owner.SIBLING and not by_container):
             if owner.memory_bytes:
                 yield OtherUse(*NO_CONTAINER, owner.owner, owner.memory_bytes)
             continue
@@ -107,38 +109,40 @@ def other_uses(device: Device) -> Iterator[OtherUse]:
             continue
         if not device.processes and owner.owner not in (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.SCHEDULED):
             yield from _without_processes(device, owner)
-        for name, processes in sorted(rest.items(), key=lambda pair: pair[0]):
+        for name, processes in sorted(by_container.items(), key=lambda pair: pair[0]):
             yield _of_processes(owner.owner, name, processes)
 
 
 def _of_processes(owner: Owner, name: ContainerName, processes: Sequence[Process]) -> OtherUse:
-    ratios = [one.sm_ratio for one in processes if one.sm_ratio is not None]
-    uids = {one.pod_uid for one in processes}
+    ratios = [process.sm_ratio for process in processes if process.sm_ratio is not None]
+    uids = {process.pod_uid for process in processes}
     return OtherUse(
         *name,
         owner,
-        sum_of(one.memory_bytes for one in processes),
+        sum_of(process.memory_bytes for process in processes),
         sm_ratio=min(sum(ratios), 1.0) if len(ratios) == len(processes) else None,
         processes=len(processes),
-        pids=tuple(one.pid for one in processes),
+        pids=tuple(process.pid for process in processes),
         pod_uid=uids.pop() if len(uids) == 1 else None,
     )
 
 
 def _host_uses(device: Device) -> Iterator[OtherUse]:
     """Return the work outside pods. Processes without a name in the map belong to `other`."""
-    named = {one.work for one in device.host}
-    of_host = (one for one in device.processes if one.owner is Owner.HOST)
-    pids = grouped((one.work if one.work and one.work in named else OTHER, one.pid) for one in of_host)
-    for one in device.host:
+    named = {use.work for use in device.host}
+    of_host = (process for process in device.processes if process.owner is Owner.HOST)
+    pids = grouped(
+        (process.work if process.work and process.work in named else OTHER, process.pid) for process in of_host
+    )
+    for use in device.host:
         yield OtherUse(
             *NO_CONTAINER,
             Owner.HOST,
-            one.memory_bytes,
-            sm_ratio=one.sm_ratio,
-            processes=one.processes,
-            pids=tuple(pids.get(one.work, ())),
-            work=one.work,
+            use.memory_bytes,
+            sm_ratio=use.sm_ratio,
+            processes=use.processes,
+            pids=tuple(pids.get(use.work, ())),
+            work=use.work,
         )
 
 
@@ -151,7 +155,7 @@ def _is_in_row(process: Process, users: Mapping[ContainerName, ContainerOnDevice
 
 def _without_processes(device: Device, owner: OwnerUse) -> Iterator[OtherUse]:
     """Return an owner's use in a map without processes, less the containers that have rows of their own."""
-    uses = [one.use for one in device.containers if one.use and one.owner is owner.owner]
+    uses = [row.use for row in device.containers if row.use and row.owner is owner.owner]
     memory_bytes, count = owner.memory_bytes, owner.processes
     of_users = [use.memory_bytes for use in uses]
     if memory_bytes is not None:
@@ -183,14 +187,14 @@ def has_kubelet(node: Node) -> bool:
 
 def in_namespace(entries: Iterable[Owned], namespace: str) -> tuple[Owned, ...]:
     """Return the entries of this namespace; all of them if it is empty."""
-    return tuple(one for one in entries if not namespace or one.namespace == namespace)
+    return tuple(entry for entry in entries if not namespace or entry.namespace == namespace)
 
 
 def node_of_namespace(node: Node, namespace: str) -> Node:
     devices = [_device_of_namespace(device, namespace) for device in node.devices]
     return structs.replace(
         node,
-        devices=tuple(one for one in devices if one.containers or one.processes),
+        devices=tuple(device for device in devices if device.containers or device.processes),
         unmatched=in_namespace(node.unmatched, namespace),
         pods=in_namespace(node.pods, namespace),
         accounts=in_namespace(node.accounts, namespace),

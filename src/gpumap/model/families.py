@@ -57,8 +57,8 @@ class Rows(Generic[_Row]):
     def _family(self, name: str, kind: Kind, help: str, value: Callable[[_Row], float | None]) -> Family:
         def read(snapshot: Snapshot) -> Iterator[Series]:
             for labels, row in self.read(snapshot):
-                if (found := value(row)) is not None:
-                    yield Series(labels, found)
+                if (number := value(row)) is not None:
+                    yield Series(labels, number)
 
         return Family(name, kind, help, self.labels, read)
 
@@ -81,8 +81,8 @@ class Rows(Generic[_Row]):
 
         def read(snapshot: Snapshot) -> Iterator[Series]:
             for labels, row in self.read(snapshot):
-                if (found := value(row)) is not None:
-                    yield Series((*labels, *found), 1)
+                if (labels_found := value(row)) is not None:
+                    yield Series((*labels, *labels_found), 1)
 
         return Family(name, "gauge", help, (*self.labels, *more), read)
 

@@ -27,9 +27,9 @@ _STARTS = (
 """How the reasons of faults begin, worst first."""
 
 
-def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings, the worst first."""
-    return tuple(sorted(found, key=worst_first))
+    return tuple(sorted(findings, key=worst_first))
 
 
 def worst_first(finding: Finding) -> tuple[int, int, int, float, ContainerName]:
@@ -46,9 +46,9 @@ def condition_of(finding: Finding) -> str:
     return next((name for name in GPU_CONDITIONS if finding.reason.startswith(name.removesuffix("action"))), "down")
 
 
-def by_waste(one: Finding) -> tuple[int, float]:
+def by_waste(finding: Finding) -> tuple[int, float]:
     """Sort key: the larger waste first."""
-    return -(one.memory_bytes or 0), -(one.gpus or 0.0)
+    return -(finding.memory_bytes or 0), -(finding.gpus or 0.0)
 
 
 def count_gpus_once(findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -114,15 +114,15 @@ def why_of(kind: str, reason: str, seconds: float) -> str:
 
 def why_nameless(reason: str, gpus: Collection[NamelessGpu]) -> str:
     """Return what is wrong with GPUs without a uuid, with their number and addresses."""
-    others = dict.fromkeys(other for gpu in gpus if gpu.fault == reason for other in gpu.reasons[1:])
+    other_reasons = dict.fromkeys(word for gpu in gpus if gpu.fault == reason for word in gpu.reasons[1:])
     addresses = ", ".join(gpu.pci_bus_id or f"index {gpu.index}" for gpu in gpus)
-    return f"{counted(len(gpus), 'GPU')}: {why_broken(reason)}{_also(others)} ({addresses})"
+    return f"{counted(len(gpus), 'GPU')}: {why_broken(reason)}{_also(other_reasons)} ({addresses})"
 
 
 def why_missing(gpus: MissingGpus) -> str:
     """Return what is wrong with GPUs that NVML does not list, with their number and addresses."""
-    some = "of " if len(gpus.pci_bus_ids) > gpus.count else ""
-    return f"{counted(gpus.count, 'GPU')}: {why_broken('not_in_nvml')} ({some}{', '.join(gpus.pci_bus_ids)})"
+    quantifier = "of " if len(gpus.pci_bus_ids) > gpus.count else ""
+    return f"{counted(gpus.count, 'GPU')}: {why_broken('not_in_nvml')} ({quantifier}{', '.join(gpus.pci_bus_ids)})"
 
 
 def _also(reasons: Collection[str]) -> str:
@@ -147,7 +147,7 @@ class _Sum(NamedTuple):
     """What a sum adds up: GPUs or bytes of findings of these kinds, or their number."""
 
     kinds: tuple[str, ...]
-    of: str = ""
+    field: str = ""
     reason: str = ""
     """Only findings of this reason; empty: of any."""
 
@@ -203,7 +203,7 @@ def _added(findings: Iterable[Finding], summed: _Sum, judged: Container[str]) ->
     of_kinds = [
         finding for finding in findings if finding.finding in summed.kinds and summed.reason in ("", finding.reason)
     ]
-    values = [getattr(finding, summed.of) for finding in of_kinds] if summed.of else [1] * len(of_kinds)
+    values = [getattr(finding, summed.field) for finding in of_kinds] if summed.field else [1] * len(of_kinds)
     total = sum(value for value in values if value is not None)
     is_known = None not in values and all(kind in judged for kind in summed.kinds)
     return round(total, 3) if total or is_known else None

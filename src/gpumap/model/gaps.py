@@ -32,8 +32,8 @@ def unknown_of_devices(node: Node, *, use: bool = True) -> Iterator[str]:
     gaps = gaps_of(node)
     if gaps.nowhere and not (by_series and not node.gpus):
         yield f"the GPU of {_which(gaps.nowhere, node)} is not known"
-    whole = by_series and "kubelet" in sources_up(node) and len(gaps.unheld) == len(node.devices)
-    if gaps.unheld and not whole:
+    is_node_wide = by_series and "kubelet" in sources_up(node) and len(gaps.unheld) == len(node.devices)
+    if gaps.unheld and not is_node_wide:
         yield f"the holders of {_which(gaps.unheld, node)} are not known"
     if use and gaps.unused and not (by_series and len(gaps.unused) == len(gaps.measurable)):
         yield f"the use of {_which(gaps.unused, node)} is not known"
@@ -81,5 +81,7 @@ def _which(devices: Sequence[Device], node: Node) -> str:
 
 def named(devices: Sequence[Device]) -> str:
     """Return `GPU 0, 1`: some devices by their index, or by UUID if that is not known."""
-    gpu = "" if all(one.index is None for one in devices) else "GPU "
-    return gpu + listed([one.uuid if one.index is None else device_name(one) for one in devices], _NAMES_MAX)
+    gpu = "" if all(device.index is None for device in devices) else "GPU "
+    return gpu + listed(
+        [device.uuid if device.index is None else device_name(device) for device in devices], _NAMES_MAX
+    )

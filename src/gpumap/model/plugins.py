@@ -107,7 +107,7 @@ PLUGINS = (
 DRA = _plugin("nvidia-dra", re.escape(DRA_DRIVER), "dra dra-passed-through", Unit.DEVICE, Trust.ID)
 
 
-_LIMITS = {one.called: one.limits for one in PLUGINS}
+_LIMITS = {plugin.called: plugin.limits for plugin in PLUGINS}
 
 
 def limit_of(resource: str) -> Limit | None:
@@ -141,7 +141,9 @@ def recognise(resource: str, device_id: DeviceId) -> Recognised | None:
 @lru_cache(maxsize=256)
 def _by_shape(resource: str) -> dict[str, Plugin]:
     """Return the plugin of each shape of id for one resource: the first one in the table."""
-    return {shape: one for one in reversed(PLUGINS) if one.resource.fullmatch(resource) for shape in one.shapes}
+    return {
+        shape: plugin for plugin in reversed(PLUGINS) if plugin.resource.fullmatch(resource) for shape in plugin.shapes
+    }
 
 
 def recognise_dra(driver: str, device_name: str) -> Recognised | None:
@@ -166,8 +168,8 @@ def named_devices(answer: PluginAnswer) -> tuple[DeviceRef, ...]:
         (parse_node(f"/dev/nvidia{index}"),),
         tuple(map(parse_node, answer.device_paths)),
     )
-    found = (tuple(dict.fromkeys(ref for ref in refs if ref is not None)) for refs in candidates)
-    return next((refs for refs in found if refs), ())
+    named = (tuple(dict.fromkeys(ref for ref in refs if ref is not None)) for refs in candidates)
+    return next((refs for refs in named if refs), ())
 
 
 def _visible(answer: PluginAnswer) -> Iterator[DeviceRef]:

@@ -13,10 +13,7 @@ from gpumap.model.terms import Source
 OF_GPUS = ("process_utilization", "gpm", "xid_events")
 """Capabilities that depend on the GPUs."""
 
-_BY_MOUNT = (
-    "If it already has them: the runtime may ignore `NVIDIA_VISIBLE_DEVICES` of unprivileged containers (Bottlerocket, "
-    "hardened clusters). Request the GPUs by a mount instead (docs/how-to/install)."
-)
+_BY_MOUNT = "If it is already set, request the GPUs by a mount instead (docs/how-to/install)."
 _RESET = "`pkill -USR1 -x gpumap; sleep 2; nvidia-smi --gpu-reset -i <index>` on the node"
 _FROM_FILES = "Until then, gpumap takes names from files."
 _NO_SQUATTER = "Until it answers, gpumap reports no squatter."
@@ -24,28 +21,22 @@ _ALLOW = "Run as user 0. If SELinux denies the connection, allow it."
 
 SOURCES: dict[Source, dict[str, str]] = {
     Source.KUBELET: {
-        "socket_missing": "The kubelet's socket is missing. Mount the kubelet's directory `pod-resources`, not the "
-        "socket itself. If the kubelet has another root, set `kubelet.rootDir` or `--kubelet-root` (microk8s: "
-        "`/var/snap/microk8s/common/var/lib/kubelet`, k0s: `/var/lib/k0s/kubelet`).",
+        "socket_missing": "The kubelet's socket is missing. Mount its directory `pod-resources`; for another root, set "
+        "`kubelet.rootDir` or `--kubelet-root`.",
         "connection_refused": "The kubelet is down or restarting. If it stays down, run `systemctl status kubelet` on "
-        "the node. gpumap connects again within two seconds of its start.",
+        "the node.",
         "permission_denied": f"gpumap may not connect to the kubelet. {_ALLOW}",
-        "rate_limited": "The kubelet gets too many calls. Find the other client on this node: the limit is 100 calls a "
-        "second.",
+        "rate_limited": "The kubelet gets too many calls. Find the other client on this node.",
         "deadline_exceeded": "The kubelet hangs or is overloaded. Check its log and the load of the node.",
         "message_too_large": "The answer is larger than 24 MiB. Update the kubelet (kubernetes/kubernetes#141335).",
         "unimplemented": "This kubelet has no PodResources API. Use Kubernetes 1.15 or later.",
         "unavailable": "The kubelet drops the connection. Check its log.",
-        "decode": "gpumap cannot read the kubelet's answer. Report it with `gpumap record`. The kubelet may be newer "
-        "than gpumap supports.",
+        "decode": "gpumap cannot read the kubelet's answer. Report it with `gpumap record`.",
         "no_descriptors": "gpumap cannot open more files. Raise its limit (`ulimit -n`, `fs.file-max`).",
-        "no_threads": "gpumap cannot start more threads. Raise its limit (`ulimit -u`, the cgroup's `pids.max`, the "
-        "kubelet's `podPidsLimit`).",
+        "no_threads": "gpumap cannot start more threads. Raise its limit (`ulimit -u`, `pids.max`, `podPidsLimit`).",
         "duplicate_claims": "The kubelet lists a claim's devices repeatedly. Find out why that pod does not start, and "
-        "update the kubelet (kubernetes/kubernetes#141335) before its answer becomes too large. gpumap counts each "
-        "device once.",
-        "odd_name": "The kubelet lists an invalid name. Do nothing: gpumap escapes characters that are not printable, "
-        "and cuts names of more than 4096 characters.",
+        "update the kubelet (kubernetes/kubernetes#141335).",
+        "odd_name": "The kubelet lists an invalid name. Do nothing: gpumap escapes and cuts such names.",
         "pod_resources_socket_missing": "The scheduler's agent has no socket. Start it (koordlet: feature gate "
         f"`PodResourcesProxy`), and mount the socket's directory, not the socket. {_NO_SQUATTER}",
         "pod_resources_connection_refused": f"The scheduler's agent is down. Check its pod. {_NO_SQUATTER}",
@@ -57,31 +48,25 @@ SOURCES: dict[Source, dict[str, str]] = {
         "pod_resources_decode": "The answer is no List of PodResources. Check `--pod-resources-socket`.",
     },
     Source.NVML: {
-        "library_not_found": "The driver's library is missing. In Kubernetes, set `runtimeClassName: nvidia` or "
-        "`nvml.hostPath`. On other machines, install the driver, or name its library with `--nvml-library`. "
-        f"{_BY_MOUNT}",
-        "driver_not_loaded": "The driver is not loaded. Load it on the node (`nvidia-smi` must work there). gpumap "
-        "then finds it without a restart.",
-        "driver_version_mismatch": "Library and kernel module of the driver differ. Wait a minute: gpumap loads the "
-        "new library, or exits and its next container gets it. If the error remains, drain the node and reboot it.",
+        "library_not_found": "The driver's library is missing. Set `runtimeClassName: nvidia` or `nvml.hostPath`; "
+        f"outside Kubernetes, install the driver or set `--nvml-library`. {_BY_MOUNT}",
+        "driver_not_loaded": "The driver is not loaded. Load it on the node: `nvidia-smi` must work there.",
+        "driver_version_mismatch": "Library and kernel module of the driver differ. Wait a minute. If the error "
+        "remains, drain the node and reboot it.",
         "unknown": "NVML cannot be initialized. Run `nvidia-smi` on the node. If it works there, gpumap's container "
-        "lost its device nodes, for example after `systemctl daemon-reload`: gpumap exits, and its next container gets "
-        "them. With NVIDIA's CDI, containers do not lose them.",
+        "lost its device nodes: gpumap exits, and its next container gets them.",
         "no_permission": "gpumap lacks the GPU's device nodes. Use `runtimeClassName: nvidia` or NVIDIA's CDI. "
         f"{_BY_MOUNT}",
-        "hung": "A driver call on this GPU hangs. Cordon the node, and look for Xid lines in `dmesg`. Reset the GPU. "
-        "If that fails, drain the node and reboot it.",
+        "hung": "A driver call on this GPU hangs. Cordon the node, then reset the GPU. If that fails, drain the node "
+        "and reboot it.",
         "deadline_exceeded": "The whole driver does not answer. Look for Xid lines in `dmesg`. Then drain the node and "
         "reboot it.",
-        "lost": "The GPU fell off the bus. Cordon the node. When the work on its other GPUs can end, drain it and "
-        "reboot it. If it happens again, check the hardware.",
+        "lost": "The GPU fell off the bus. Cordon the node, drain it and reboot it. If it happens again, check the "
+        "hardware.",
         "reset_required": f"The GPU requires a reset. Drain the node, then run {_RESET}.",
-        "worker_crashed": "The driver's library crashed gpumap's worker. Report it to NVIDIA with the driver's "
-        "version. gpumap reads the GPU that caused it less often.",
-        "worker_oom_killed": "gpumap's container reached its memory limit. Raise the limit "
-        "(`resources.limits.memory`). The driver is healthy.",
-        "not_supported": "The driver refuses a value that it reported. Wait: the value is absent until the driver "
-        "reports it again. If the error remains, report it to NVIDIA with the driver's version.",
+        "worker_crashed": "The driver's library crashed gpumap's worker. Report it to NVIDIA with its version.",
+        "worker_oom_killed": "gpumap's container reached its memory limit. Raise it (`resources.limits.memory`).",
+        "not_supported": "The driver refuses a value that it reported. Wait. If it remains, report it to NVIDIA.",
         "worker_start": "gpumap cannot start its worker process. Check the limits of memory, processes and open files.",
         "protocol": "gpumap's worker sent an invalid message. Report it as a bug of gpumap.",
     },
@@ -91,19 +76,17 @@ SOURCES: dict[Source, dict[str, str]] = {
     },
     Source.POD_IDENTITY: {
         "checkpoint_missing": "The kubelet's device checkpoint is missing. Mount the kubelet's directory "
-        "`device-plugins` (`privileges.checkpoint=true`). The kubelet writes the file when the node's first device "
-        "plugin registers.",
-        "checkpoint_corrupt": "The kubelet's device checkpoint is damaged. Wait: the kubelet writes it again at the "
-        "next allocation.",
+        "`device-plugins` (`privileges.checkpoint=true`).",
+        "checkpoint_corrupt": "The kubelet's device checkpoint is damaged. Wait: the kubelet writes it at the next "
+        "allocation.",
         "checkpoint_unreadable": "gpumap cannot read the kubelet's device checkpoint. Run as user 0, and mount its "
-        "directory instead of the file, because the kubelet replaces the file. Its maximum size is 24 MiB.",
+        "directory, not the file.",
         "checkpoint_row": "Rows of the device checkpoint are incomplete. Do nothing: gpumap reads the others.",
-        "plugin_answer": "gpumap cannot read a device plugin's answer. Report it with `gpumap record --anonymize`. "
-        "Until then the GPU is unknown, unless the device ids name it.",
+        "plugin_answer": "gpumap cannot read a device plugin's answer. Report it with `gpumap record --anonymize`.",
         "pod_logs_missing": "The log directories of pods are missing. Mount `/var/log/pods` "
         "(`privileges.podLogs=true`) or set `--pod-log-root`.",
-        "pod_logs_unreadable": "gpumap cannot read the log directories. Run as user 0. If there are more than 16384 of "
-        "them, delete ended pods, or the directories that they left.",
+        "pod_logs_unreadable": "gpumap cannot read the log directories. Run as user 0. If there are more than 16384, "
+        "delete ended pods.",
         "pods_api_socket_missing": "The kubelet's Pods API is missing. Use Kubernetes 1.37 or the gate `PodsAPI`, and "
         f"mount the directory `pods-api` (`privileges.podsApi=true`). {_FROM_FILES}",
         "pods_api_connection_refused": f"The kubelet is down or restarting. Wait until it returns. {_FROM_FILES}",
@@ -117,22 +100,19 @@ SOURCES: dict[Source, dict[str, str]] = {
         "gpu_fractioning_missing": "KAI-Scheduler's fractiond does not run here. Start it (0.18 and later, "
         "`global.gpuSharingMode: NvFractions`), and mount its directory (`privileges.gpuFractioning=true`). "
         f"{_NO_SQUATTER}",
-        "gpu_fractioning_unreadable": "gpumap cannot read a file of fractiond. Run as user 0. The file must be a plain "
-        "one of at most 64 KiB. gpumap reads the others, and reports no squatter.",
-        "gpu_fractioning_corrupt": "gpumap cannot parse a file of fractiond. Report it with `gpumap record`: it is "
-        "damaged, or newer than gpumap supports. gpumap reads the others, and reports no squatter.",
+        "gpu_fractioning_unreadable": "gpumap cannot read a file of fractiond. Run as user 0. Each file has at most 64 "
+        "KiB.",
+        "gpu_fractioning_corrupt": "gpumap cannot parse a file of fractiond. Report it with `gpumap record`.",
         "dra_state_unreadable": "gpumap cannot read the kubelet's `dra_manager_state`. Run as user 0. Its maximum size "
         "is 24 MiB.",
-        "dra_state_corrupt": "gpumap cannot parse the kubelet's `dra_manager_state`. Report it with `gpumap record`: "
-        "it is damaged, or newer than gpumap supports. gpumap takes UIDs from the other files.",
+        "dra_state_corrupt": "gpumap cannot parse the kubelet's `dra_manager_state`. Report it with `gpumap record`.",
         "dra_state_row": "Claims in the kubelet's `dra_manager_state` are incomplete. Do nothing: gpumap reads the "
         "others.",
-        "dra_state_stale_mount": "The mounted `dra_manager_state` is an old one. Mount its directory or nothing, not "
-        "the file: the kubelet replaces it.",
+        "dra_state_stale_mount": "The mounted `dra_manager_state` is an old one. Mount its directory, not the file.",
         "dra_checkpoint_unreadable": "gpumap cannot read the DRA driver's `checkpoint.json`. Run as user 0. Its "
         "maximum size is 24 MiB.",
         "dra_checkpoint_corrupt": "gpumap cannot parse the DRA driver's `checkpoint.json`. Report it with `gpumap "
-        "record`: it is damaged, or newer than gpumap supports. gpumap finds devices by their names.",
+        "record`.",
         "dra_checkpoint_row": "Devices in the DRA driver's `checkpoint.json` are incomplete. Do nothing: gpumap reads "
         "the others.",
         "dra_checkpoint_stale_mount": "The mounted `checkpoint.json` is an old one. Mount the DRA driver's directory "
@@ -145,14 +125,14 @@ FAULTS: dict[str, str] = {
     "lost": SOURCES[Source.NVML]["lost"],
     "reset_required": SOURCES[Source.NVML]["reset_required"],
     "insufficient_power": "The GPU lacks power. Check its power cables.",
-    "irq_issue": "The kernel has no interrupt for this GPU. Check the settings of the firmware. Then drain the node "
-    "and reboot it.",
+    "irq_issue": "The kernel has no interrupt for this GPU. Check the firmware's settings. Then drain the node and "
+    "reboot it.",
     "no_permission": SOURCES[Source.NVML]["no_permission"],
     "hung": SOURCES[Source.NVML]["hung"],
     "worker_crashed": SOURCES[Source.NVML]["worker_crashed"],
     "unknown": "NVML gives no reason. Run `nvidia-smi -q -i <index>` and `dmesg` on the node.",
-    "not_in_nvml": "NVML does not list this GPU. Run `dmesg | grep NVRM` on the node. After `RmInitAdapter failed`, "
-    "drain the node and reboot it. If it happens again, reseat the card or replace it.",
+    "not_in_nvml": "NVML does not list this GPU. Run `dmesg | grep NVRM` on the node. After `RmInitAdapter failed`, drain "
+    "the node and reboot it.",
 }
 """By fault reason of a GPU, worst first."""
 
@@ -160,72 +140,58 @@ RECOVERY: dict[str, str] = {
     "gpu_reset": f"The driver requests a reset. End all work on the GPU, then run {_RESET}.",
     "drain_and_reset": "The GPU works with reduced capacity. Start no new work on it. When its work has ended, run "
     f"{_RESET}.",
-    "drain_p2p": "The driver requests an end of P2P. End work with transfers between GPUs (NVLink, P2P). Then the "
-    "driver reports the next action.",
+    "drain_p2p": "The driver requests an end of P2P. End work with transfers between GPUs (NVLink, P2P).",
     "bus_reset": "The driver requests a PCIe bus reset. Drain the node, and reset the bus from the host.",
-    "recover_imex_domain": "The driver requests recovery of the IMEX domain. Check `nvidia-imex` on all nodes of the "
-    "NVLink fabric.",
+    "recover_imex_domain": "The driver requests recovery of the IMEX domain. Check `nvidia-imex` on all its nodes.",
     "node_reboot": "The driver requests a reboot. Drain the node and reboot it. A reset of the GPU is not enough.",
-    "system_reboot": "The driver requests a reboot of the system. Drain all nodes of the system that contains the GPU. "
-    "Then reboot the system.",
+    "system_reboot": "The driver requests a reboot of the system. Drain all nodes of the system, then reboot it.",
 }
 """By the recovery action that the driver requests."""
 
 UNMATCHED: dict[str, str] = {
-    "unparsed": "gpumap cannot parse this device plugin's ids. Report them with `gpumap record --anonymize`. gpumap "
-    "still measures the use of its pods.",
+    "unparsed": "gpumap cannot parse this device plugin's ids. Report them with `gpumap record --anonymize`.",
     "untrusted_id": "These ids do not name the GPU. Mount the kubelet's directory `device-plugins` "
-    "(`privileges.checkpoint=true`). For MIG devices of NVIDIA's DRA driver, mount its checkpoint "
-    "(`privileges.dra=true`). If it is already mounted, the plugin assigned no GPU.",
+    "(`privileges.checkpoint=true`); for MIG devices of NVIDIA's DRA driver its checkpoint (`privileges.dra=true`).",
     "not_in_nvml": "The driver does not list this GPU. If it was re-partitioned or removed, restart the device plugin, "
-    "then the pod. A GPU that is passed through to a virtual machine is correct.",
-    "device_down": "A GPU has not reported its identity. Find the GPU that does not answer. When it reports its uuid "
-    "and minor number, gpumap finds the device of the slots.",
-    "nvml_down": "The driver does not answer. Repair it first. Then gpumap finds the device of the slots.",
-    "assigned_twice": "Two pods hold the same device. Delete one of them. The kubelet assigned the device again, "
-    "usually because it lost its checkpoint.",
+    "then the pod.",
+    "device_down": "A GPU has not reported its identity. Find the GPU that does not answer.",
+    "nvml_down": "The driver does not answer. Repair it first.",
+    "assigned_twice": "Two pods hold the same device. Delete one of them. The kubelet may have lost its checkpoint.",
 }
 """By reason of slots that match no device, or that another pod holds too."""
 
 FINDINGS: dict[str, str] = {
-    "not_offered": "No container can be assigned this GPU. Check the device plugin's pod, then its log: it may report "
-    "the GPU as unhealthy. If that is on purpose, do nothing.",
+    "not_offered": "No container can be assigned this GPU. Check the device plugin's pod and its log. If that is on "
+    "purpose, do nothing.",
     "squatter": "The pod uses a GPU without holding it. Find how it gets access (privileged, "
-    "`NVIDIA_VISIBLE_DEVICES=all`), then ask its owner. If it needs a GPU, add a GPU request.",
+    "`NVIDIA_VISIBLE_DEVICES=all`), then ask its owner.",
     "leftover": "The pod no longer exists. End its processes on the node (`kill <PID>`).",
     "unexplained": "No process explains it. Run `fuser -v /dev/nvidia*` on the node, and look in other PID namespaces. "
     f"If there is no process, end all work on the GPU, and run {_RESET}.",
-    "over": "The container uses more memory than granted. Request a larger share for it, or limit its memory in the "
-    "application (vLLM: `--gpu-memory-utilization`).",
-    "stalled": "It may wait for a failed peer. Look at its log, its stack (`py-spy dump --pid <PID>`) and NCCL's "
-    "flight recorder.",
-    "idle": "The pod does not use its GPU. Ask its owner whether it still needs it. If not, delete the pod or stop its "
-    "workload.",
-    "maybe_idle": "The pod may not use its GPU. Ask its owner whether it still works: gpumap cannot prove that it "
-    "rests.",
+    "over": "The container uses more memory than granted. Request a larger share, or limit its memory (vLLM: "
+    "`--gpu-memory-utilization`).",
+    "stalled": "It may wait for a failed peer. Look at its log and its stack (`py-spy dump --pid <PID>`).",
+    "idle": "The pod does not use its GPU. Ask its owner whether it still needs it.",
+    "maybe_idle": "The pod may not use its GPU. Ask its owner whether it still works.",
     "admin_access_unknown": "Its claim may have admin access. Mount the DRA driver's directory "
-    "`plugins/gpu.nvidia.com` (`privileges.dra=true`). Until then, no holder of a claim is certainly idle.",
-    "unused": "The container needs less than its grant. If the peak stays low, request a smaller share or MIG device, "
-    "or let several pods share the GPU.",
+    "`plugins/gpu.nvidia.com` (`privileges.dra=true`).",
+    "unused": "The container needs less than its grant. Request a smaller share or MIG device, or share the GPU.",
 }
 """By kind or reason of a finding. Faults and unmatched slots have the remedy of their reason."""
 
 CAPABILITIES: dict[str, str] = {
-    "pid_visibility": "gpumap measures no use of containers. Set `hostPID: true` for gpumap's pod "
-    "(`privileges.hostPID=true`), or run its Docker container with `--pid=host`.",
+    "pid_visibility": "gpumap measures no use of containers. Set `privileges.hostPID=true` (`hostPID: true`); with "
+    "Docker, `--pid=host`.",
     "device_checkpoint": "Pod UIDs are not certain. Mount the kubelet's directory `device-plugins` "
-    "(`privileges.checkpoint=true`). The kubelet writes the file when the node's first device plugin registers: "
-    "with DRA alone there is none. Without it, gpumap does not see init containers.",
+    "(`privileges.checkpoint=true`).",
     "pod_logs": "gpumap cannot name the containers of processes. Mount `/var/log/pods` and `/var/log/containers` "
-    "(`privileges.podLogs=true`). Without them, gpumap has no use of containers, and finds no squatters and leftovers.",
+    "(`privileges.podLogs=true`).",
     "process_utilization": "gpumap measures no SM time of containers. Do nothing: the driver does not report it on MIG "
-    "devices, vGPU guests and WSL. It still reports memory.",
-    "gpm": "gpumap measures no activity of SMs. Check `--nvml-release` and `--collect`. Before Hopper, and in most "
-    "vGPU guests, the driver does not report it.",
+    "devices, vGPU guests and WSL.",
+    "gpm": "gpumap measures no activity of SMs. Check `--nvml-release` and `--collect`. It needs Hopper or later.",
     "push": "gpumap sees new pods only at intervals. Mount the kubelet's directory `device-plugins` "
-    "(`privileges.checkpoint=true`), and do not set `--no-push`. gpumap's log shows other reasons.",
-    "xid_events": "gpumap counts no XID errors. See `dmesg` for them. NVML does not answer, or the driver or GPU does "
-    "not report them (WSL, vGPU guests), or `--nvml-release` or `--collect` turns them off.",
+    "(`privileges.checkpoint=true`), without `--no-push`.",
+    "xid_events": "gpumap counts no XID errors. See `dmesg` for them, and check `--nvml-release` and `--collect`.",
 }
 """By capability that is 0."""
 
@@ -233,10 +199,8 @@ HEALTH: dict[str, str] = {
     "ecc_uncorrected": "Memory errors of this GPU destroyed data. Check the jobs that ran on it. If the number grows, "
     "run NVIDIA's field diagnostic.",
     "row_remap_pending": f"Bad memory rows wait for a reset. When it suits, drain the node, and run {_RESET}.",
-    "row_remap_failure": "The GPU cannot replace bad memory rows. Drain the node, and run NVIDIA's field diagnostic. "
-    "Usually the GPU must be exchanged.",
-    "xid_errors": "The GPU had XID errors. Read `dmesg` on the node, and NVIDIA's catalog of XID errors. Usually an "
-    "application causes 13, 31, 43, 45, 68 and 109, and the GPU causes other codes.",
+    "row_remap_failure": "The GPU cannot replace bad memory rows. Drain the node, and run NVIDIA's field diagnostic.",
+    "xid_errors": "The GPU had XID errors. Read `dmesg` on the node, and NVIDIA's catalog of XID errors.",
 }
 """By what is wrong with a GPU that answers. The application's codes: health.go of NVIDIA's k8s-device-plugin."""
 
@@ -309,8 +273,7 @@ https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"""
 PUSH: dict[str, str] = {
     "directory_missing": CAPABILITIES["push"],
     "permission_denied": "gpumap may not read the kubelet's directories. Run as user 0.",
-    "inotify_instances": "All inotify instances are in use. Raise `fs.inotify.max_user_instances` on the node (the "
-    "kernel's default is 128).",
+    "inotify_instances": "All inotify instances are in use. Raise `fs.inotify.max_user_instances` on the node.",
     "inotify_watches": "All inotify watches are in use. Raise `fs.inotify.max_user_watches` on the node.",
     "inotify_not_supported": "This kernel or sandbox has no inotify. Do nothing: gpumap collects at each interval.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from gpumap.model.grouping import grouped
@@ -47,24 +48,24 @@ def number(value: float | None) -> str:
 
 def age(seconds: float) -> str:
     """A duration as kubectl writes it: its largest part or two, as `45s`, `5m30s`, `3h`, `2d4h`."""
-    left = int(max(seconds, 0))
-    if left < 120 and left != 60:
-        return f"{left}s"
+    amount = int(max(seconds, 0))
+    if amount < 120 and amount != 60:
+        return f"{amount}s"
     for small, large, many in (("s", "m", 60), ("m", "h", 60)):
-        whole, rest = divmod(left, many)
-        if whole < (10 if large == "m" else 8) and rest:
-            return f"{whole}{large}{rest}{small}"
-        if whole < (60 if large == "m" else 48):
-            return f"{whole}{large}"
-        left = whole
-    days, hours = divmod(left, 24)
+        large_count, small_count = divmod(amount, many)
+        if large_count < (10 if large == "m" else 8) and small_count:
+            return f"{large_count}{large}{small_count}{small}"
+        if large_count < (60 if large == "m" else 48):
+            return f"{large_count}{large}"
+        amount = large_count
+    days, hours = divmod(amount, 24)
     return f"{days}d{hours}h" if days < 8 and hours else f"{days}d"
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def listed(names: Sequence[str], max_names: int = 3) -> str:
     """`a, b, c and 4 more`."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    more_names = len(names) - max_names
+    return ", ".join(names[:max_names]) + (f" and {more_names} more" if more_names > 0 else "")
 
 
 def of_nodes(names: Sequence[str]) -> str:
@@ -78,9 +79,9 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{of_nodes(names)}: {reason}" for reason, names in nodes.items()]
 
 
-def and_more(first: str, more: int, one: str, many: str = "") -> str:
+def and_more(first: str, number: int, one: str, many: str = "") -> str:
     """Return `the first, and 2 more rows`; only the first if there is only one."""
-    return f"{first}, and {counted(more, one, many)}" if more else first
+    return f"{first}, and {counted(number, one, many)}" if number else first
 
 
 def counted(number: int, one: str, many: str = "") -> str:
@@ -101,7 +102,54 @@ def one_line(text: str | Exception) -> str:
     return printable(" ".join(str(text).split()))
 
 
-def cut_off(text: str, most: int) -> str:
-    """Return the text in one line, cut after `most` characters."""
+def cut_off(text: str, max_length: int) -> str:
+    """Return the text in one line, cut after `max_length` characters."""
     text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[:most]}{ELLIPSIS}"
+    return text if len(text) <= max_length else f"{text[:max_length]}{ELLIPSIS}"
+
+
+# --- durations and quantities, read -----------------------------------------------------------------------------------
+
+
+_DURATION = re.compile(
+    r"(?:(\d{1,3})y)?(?:(\d{1,4})w)?(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m(?!s))?(?:(\d{1,9})s)?(?:(\d{1,9})ms)?",
+    re.ASCII,
+)
+_SECONDS = (365 * 86400.0, 7 * 86400.0, 86400.0, 3600.0, 60.0, 1.0, 0.001)
+
+
+def parse_duration(text: str) -> float:
+    """Give a duration in seconds. Raises ValueError where `text` is none, or is zero."""
+    if text.strip("0") == "" != text:
+        raise ValueError("must be longer than zero")
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise ValueError(f'"{text}" is not a duration such as 500ms, 5s or 1m30s')
+    seconds = sum(int(digits or 0) * unit for digits, unit in zip(match.groups(), _SECONDS, strict=True))
+    if seconds == 0:
+        raise ValueError("must be longer than zero")
+    return seconds
+
+
+_QUANTITY = re.compile(
+    r"([0-9]{0,40})(?:\.([0-9]{0,40}))?(?:([KMGTPE])i|([numkMGTPE])|[eE]([+-]?[0-9]{1,2}))?", re.ASCII
+)
+_DECIMAL_EXPONENTS = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+
+
+def parse_quantity(text: str) -> int:
+    """Read an amount as Kubernetes writes it (`10Gi`, `500M`, `1e9`), exactly; a part of one counts as one.
+
+    Raises ValueError where it is none, is below zero, or does not fit in 63 bits.
+    """
+    match = _QUANTITY.fullmatch(text.removeprefix("+"))
+    if match is None or not (match[1] or match[2]):
+        raise ValueError(f'"{text:.40}" is not a quantity such as 10Gi or 500M')
+    integer, fraction, binary, decimal, exponent = match.groups(default="")
+    amount = int(integer + fraction) << (10 * ("KMGTPE".index(binary) + 1) if binary else 0)
+    tens = (_DECIMAL_EXPONENTS[decimal] if decimal else int(exponent or 0)) - len(fraction)
+    scale: int = 10 ** abs(tens)
+    amount = amount * scale if tens >= 0 else -(-amount // scale)
+    if amount >> 63:
+        raise ValueError(f'"{text:.40}" does not fit in 63 bits')
+    return amount

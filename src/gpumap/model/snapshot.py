@@ -50,11 +50,11 @@ class LazyRows(Sequence[_Row]):
         return iter(self._made())
 
     @overload
-    def __getitem__(self, at: int) -> _Row: ...
+    def __getitem__(self, index: int) -> _Row: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[_Row, ...]: ...
-    def __getitem__(self, at: int | slice) -> _Row | tuple[_Row, ...]:
-        return self._made()[at]
+    def __getitem__(self, index: slice) -> tuple[_Row, ...]: ...
+    def __getitem__(self, index: int | slice) -> _Row | tuple[_Row, ...]:
+        return self._made()[index]
 
     def __eq__(self, other: object) -> bool:
         return self._made() == (other._made() if isinstance(other, LazyRows) else other)

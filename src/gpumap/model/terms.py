@@ -1,4 +1,7 @@
-"""The terms of sources, owners, pods and containers. Every command reads this file, so it imports next to nothing."""
+"""The terms of sources, owners, pods, containers and GPU resources.
+
+Every command reads this file, so it imports next to nothing.
+"""
 
 from __future__ import annotations
 
@@ -104,3 +107,15 @@ GPU_CONDITIONS = (
     "not_offered",
 )
 """Problems of a GPU that `gpumap check` reports, worst first. The names are those of the checks of `gpumap doctor`."""
+
+
+# --- names of GPU resources and of namespaces -------------------------------------------------------------------------
+
+
+DEFAULT_RESOURCE_PATTERN = (
+    r"nvidia\.com/(?!.*(mps-control|imex)).+|aliyun\.com/gpu-mem|tencent\.com/vcuda-(core|memory)"
+    r"|volcano\.sh/(gpu-memory|gpu-number|vgpu-number|vgpu-memory|vgpu-cores)|k8s\.amazonaws\.com/vgpu|gpu\.nvidia\.com"
+)
+"""The resources of every known GPU plugin; the whole name must match."""
+DEFAULT_RESERVATION_NAMESPACES = "kai-resource-reservation|runai-reservation"
+"""Where KAI-Scheduler since 0.6, and Run:ai, keep GPUs that they share; the whole name must match."""

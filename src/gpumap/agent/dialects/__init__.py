@@ -1,21 +1,13 @@
 """Metric names that existing dashboards query. Each dialect is a table over the snapshot (docs/reference/dialects.md).
 
-A dialect is one file with its `FAMILIES` and one row in `DIALECTS`. `common` has what several dialects need.
+A dialect is one file with its `FAMILIES`, or a part of `small`, and one row in `DIALECTS`. `common` has what several
+dialects need.
 """
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from gpumap.agent.dialects import (
-    arms,
-    cadvisor,
-    dcgm,
-    dcgm_join,
-    gpu_manager,
-    gpu_mem_monitor,
-    nvidia_smi,
-    pod_gpu_map,
-)
+from gpumap.agent.dialects import arms, dcgm, gpu_manager, nvidia_smi, small
 from gpumap.model.families import Family, NumberedFamilies
 
 
@@ -29,17 +21,15 @@ class Dialect(NamedTuple):
 
 
 DIALECTS: Mapping[str, Dialect] = {
-    "pod-gpu-map": Dialect(
-        pod_gpu_map.FAMILIES, pages=lambda node: {"/metrics/nodes": (pod_gpu_map.node_family(node),)}
-    ),
-    "pod-gpu-map-deprecated": Dialect(pod_gpu_map.DEPRECATED_FAMILIES),
-    "gpu-mem-monitor": Dialect(gpu_mem_monitor.FAMILIES),
-    "cadvisor": Dialect(cadvisor.FAMILIES),
+    "pod-gpu-map": Dialect(small.POD_GPU_MAP, pages=lambda node: {"/metrics/nodes": (small.node_family(node),)}),
+    "pod-gpu-map-deprecated": Dialect(small.POD_GPU_MAP_DEPRECATED),
+    "gpu-mem-monitor": Dialect(small.GPU_MEM_MONITOR),
+    "cadvisor": Dialect(small.CADVISOR),
     "gpu-manager": Dialect(gpu_manager.FAMILIES, pages=lambda node: {"/metric": gpu_manager.FAMILIES}),
     "nvidia-smi": Dialect(nvidia_smi.FAMILIES, nvidia_smi.NEEDS),
     "dcgm": Dialect(dcgm.BEFORE_4_9, dcgm.NEEDS),
     "dcgm49": Dialect(dcgm.SINCE_4_9, dcgm.NEEDS),
-    "dcgm-join": Dialect(dcgm_join.FAMILIES),
+    "dcgm-join": Dialect(small.DCGM_JOIN),
     "arms": Dialect(arms.FAMILIES),
 }
 """By `--dialect` name. gpumap's own metrics are in `gpumap.agent.metrics`."""

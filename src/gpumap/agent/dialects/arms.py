@@ -54,16 +54,16 @@ def _owner(mode: Mode | None, name: ContainerName | None, node: str) -> tuple[st
 
 
 def _processes(
-    name: str, help: str, value: Callable[[Process], float | None], shown: Callable[[float], float]
+    name: str, help: str, value: Callable[[Process], float | None], convert: Callable[[float], float]
 ) -> Family:
     """Return a family with a value for each process on a card."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for labels, rows in _processes_on_cards(snapshot):
             if (values := all_known(map(value, rows))) is not None:
-                yield Series(labels, shown(sum(values)))
+                yield Series(labels, convert(sum(values)))
 
-    return Family(name, "gauge", help, _PROCESS_LABELS, read)
+    return Family(f"DCGM_CUSTOM_PROCESS_{name}", "gauge", help, _PROCESS_LABELS, read)
 
 
 @once_per_snapshot
@@ -72,25 +72,25 @@ def _processes_on_cards(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[
     if not sees_processes(snapshot):
         return []  # the PIDs may be of another PID namespace
     gpus, modes = gpus_by_uuid(snapshot), modes_by_device(snapshot)
-    processes = sorted(snapshot.processes, key=lambda one: (one.uuid, one.pid))
-    on_card = grouped(((card_of(one.uuid, gpus), one.pid), one) for one in processes)
-    found = []
+    processes = sorted(snapshot.processes, key=lambda process: (process.uuid, process.pid))
+    on_card = grouped(((card_of(process.uuid, gpus), process.pid), process) for process in processes)
+    labelled = []
     for (uuid, pid), rows in sorted(on_card.items()):
         owner = _owner(_mode_of(rows, uuid, modes), rows[0].name, snapshot.node.name)
         types = "+".join(sorted({row.type for row in rows}))
-        found.append(((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), rows))
-    return found
+        labelled.append(((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), rows))
+    return labelled
 
 
 def _mode_of(rows: Iterable[Process], card: Uuid, modes: _Modes) -> Mode | None:
     """Return how its container holds the devices of a process; `NONE` if one is certainly not assigned to it."""
-    found: list[Mode | None] = []
+    holder_modes: list[Mode | None] = []
     for row in rows:
         if row.owner in _NOT_ASSIGNED:
             return Mode.NONE
         name = row.name if row.owner is Owner.ASSIGNED else None
-        found.append(None if name is None else modes.get((name, row.uuid), modes.get((name, card))))
-    return combine(found)
+        holder_modes.append(None if name is None else modes.get((name, row.uuid), modes.get((name, card))))
+    return combine(holder_modes)
 
 
 def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leaves], float | None]) -> Family:
@@ -103,7 +103,7 @@ def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leave
                 owner = _owner(modes[container, uuid], container, snapshot.node.name)
                 yield Series((*owner, *_card(uuid, gpus.get(uuid))), number)
 
-    return Family(name, "gauge", help, _CONTAINER_LABELS, read)
+    return Family(f"DCGM_CUSTOM_CONTAINER_{name}", "gauge", help, _CONTAINER_LABELS, read)
 
 
 @once_per_snapshot
@@ -141,7 +141,7 @@ def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float |
             if memory is not None and (number := value(snapshot, gpu, memory.total_bytes)) is not None:
                 yield Series((driver_version(snapshot), snapshot.node.name, *_card(gpu.uuid, gpu)), number)
 
-    return Family(name, "gauge", help, _DEVICE_LABELS, read)
+    return Family(f"DCGM_CUSTOM_DEV_{name}", "gauge", help, _DEVICE_LABELS, read)
 
 
 def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | None:
@@ -151,8 +151,8 @@ def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | 
         return None
     if any(_may_be_on(gpu, slots, snapshot.node.devices) for slots in snapshot.node.unmatched):
         return None
-    held = [row for (_, card), rows in _held_rows(snapshot).items() if card == gpu.uuid for row in rows]
-    granted = granted_bytes(held, leaves_by_uuid(snapshot))
+    held_rows = [row for (_, card), rows in _held_rows(snapshot).items() if card == gpu.uuid for row in rows]
+    granted = granted_bytes(held_rows, leaves_by_uuid(snapshot))
     return granted / total_bytes if granted is not None and total_bytes else None
 
 
@@ -178,47 +178,30 @@ FAMILIES = (
         ("NodeName",),
         _node_mode,
     ),
-    _held(
-        "DCGM_CUSTOM_CONTAINER_CP_ALLOCATED",
-        "Allocated compute ratio(0~1) of one gpu of container,0 is not limited",
-        _compute_limit,
-    ),
-    _held("DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", granted_mib),
+    _held("CP_ALLOCATED", "Allocated compute ratio(0~1) of one gpu of container,0 is not limited", _compute_limit),
+    _held("MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", granted_mib),
     _devices(
-        "DCGM_CUSTOM_DEV_FB_ALLOCATED",
+        "FB_ALLOCATED",
         "Allocated framebuffer memory ratio(0~1) of device,it is a custom metric created by ack",
         _allocated_ratio,
     ),
     _devices(
-        "DCGM_CUSTOM_DEV_FB_TOTAL",
+        "FB_TOTAL",
         "Total framebuffer memory of device(in MiB),it is a custom metric created by ack",
         lambda snapshot, gpu, total_bytes: mib(total_bytes),
     ),
     _processes(
-        "DCGM_CUSTOM_PROCESS_DECODE_UTIL",
-        "Decode utilization of gpu process(in %)",
-        lambda process: process.decoder_ratio,
-        percent,
+        "DECODE_UTIL", "Decode utilization of gpu process(in %)", lambda process: process.decoder_ratio, percent
     ),
     _processes(
-        "DCGM_CUSTOM_PROCESS_ENCODE_UTIL",
-        "Encode utilization of gpu process(in %)",
-        lambda process: process.encoder_ratio,
-        percent,
+        "ENCODE_UTIL", "Encode utilization of gpu process(in %)", lambda process: process.encoder_ratio, percent
     ),
     _processes(
-        "DCGM_CUSTOM_PROCESS_MEM_COPY_UTIL",
+        "MEM_COPY_UTIL",
         "Memory copy utilization of gpu process(in %)",
         lambda process: process.memory_controller_busy_ratio,
         percent,
     ),
-    _processes(
-        "DCGM_CUSTOM_PROCESS_MEM_USED",
-        "Used memory(in MiB) of gpu process",
-        lambda process: process.memory_bytes,
-        lambda used_bytes: mib(int(used_bytes)),
-    ),
-    _processes(
-        "DCGM_CUSTOM_PROCESS_SM_UTIL", "SM utilization of gpu process(in %)", lambda process: process.sm_ratio, percent
-    ),
+    _processes("MEM_USED", "Used memory(in MiB) of gpu process", lambda process: process.memory_bytes, mib),
+    _processes("SM_UTIL", "SM utilization of gpu process(in %)", lambda process: process.sm_ratio, percent),
 )

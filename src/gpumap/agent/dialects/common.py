@@ -16,9 +16,9 @@ ON_SOME_CARD = frozenset({"untrusted_id", "unparsed"})
 """Reasons of unmatched slots that may be on any card that NVML lists. The other slots are on none of them."""
 
 
-def mib(number_bytes: int) -> int:
+def mib(number_bytes: float) -> int:
     """Return whole MiB, rounded down as in nvidia-smi and DCGM."""
-    return number_bytes >> 20
+    return int(number_bytes) >> 20
 
 
 def percent(ratio: float) -> float:
@@ -30,8 +30,8 @@ def percent(ratio: float) -> float:
 def gpus_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Gpu]:
     """Return the GPU of every device that NVML lists: of a MIG device its parent, of a GPU itself."""
     gpus = {gpu.uuid: gpu for gpu in snapshot.node.gpus}
-    found = {device.uuid: gpus[device.gpu_uuid] for device in snapshot.node.devices if device.gpu_uuid in gpus}
-    return {**found, **gpus}
+    device_gpus = {device.uuid: gpus[device.gpu_uuid] for device in snapshot.node.devices if device.gpu_uuid in gpus}
+    return {**device_gpus, **gpus}
 
 
 def card_of(uuid: Uuid, gpus: Mapping[Uuid, Gpu]) -> Uuid:

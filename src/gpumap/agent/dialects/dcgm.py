@@ -7,7 +7,7 @@ internal/pkg/rendermetrics), the label `hostname` as from 4.6.0-4.8.3 on. `dcgm4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gpumap.agent.dialects.common import (
@@ -26,7 +26,7 @@ from gpumap.agent.dialects.common import (
 from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
 from gpumap.model.families import Family, Kind, Series, whether
 from gpumap.model.node import Use
-from gpumap.model.readings import Activity, DeviceMemory
+from gpumap.model.readings import Activity, DeviceMemory, GpuReading
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import ContainerName
 
@@ -40,7 +40,7 @@ class Value(NamedTuple):
     entity: Entity
     container: ContainerName | None
     value: float
-    more: tuple[str, ...] = ()
+    field_labels: tuple[str, ...] = ()
     """Labels of the field, between `container` and `namespace`."""
 
 
@@ -65,24 +65,21 @@ class Field(NamedTuple):
     unit: Unit | None = None
     kind: Kind = "gauge"
     labels: tuple[str, ...] = ()
-    """The names of the labels `more`."""
-
-
-def families(fields: Iterable[Field], *, since_4_9: bool) -> tuple[Family, ...]:
-    """Return the fields under the names, labels and units of dcgm-exporter before or since 4.9."""
-    return tuple(_family(field, since_4_9=since_4_9) for field in fields)
+    """The names of the labels `field_labels`."""
 
 
 def _family(field: Field, *, since_4_9: bool) -> Family:
+    """Return the field under the name, labels and unit of dcgm-exporter before or since 4.9."""
     unit = field.unit
     # In the original's order: those of the entity, those that are the same on all, then the pod's by their names.
     entity_labels = (*_ENTITY_LABELS, "DCGM_FI_SYSTEM_DRIVER_VERSION" if since_4_9 else "DCGM_FI_DRIVER_VERSION")
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for entity, container, value, more in field.values(snapshot):
+        for entity, container, value, field_labels in field.values(snapshot):
             if unit is not None:
-                value = _tidy(value if since_4_9 else unit.to_before(value))
-            yield Series(_labels(snapshot, entity, container, more), value)
+                value = value if since_4_9 else unit.to_before(value)
+                value = int(value) if value == int(value) else value
+            yield Series(_labels(snapshot, entity, container, field_labels), value)
 
     return Family(
         f"DCGM_FI_{field.since if since_4_9 else field.before}",
@@ -96,7 +93,9 @@ def _family(field: Field, *, since_4_9: bool) -> Family:
     )
 
 
-def _labels(snapshot: Snapshot, entity: Entity, name: ContainerName | None, more: tuple[str, ...]) -> tuple[str, ...]:
+def _labels(
+    snapshot: Snapshot, entity: Entity, name: ContainerName | None, field_labels: tuple[str, ...]
+) -> tuple[str, ...]:
     gpu = entity.gpu
     namespace, pod, container = name or ("", "", "")
     return (
@@ -110,44 +109,26 @@ def _labels(snapshot: Snapshot, entity: Entity, name: ContainerName | None, more
         snapshot.node.name,
         driver_version(snapshot),
         container,
-        *more,
+        *field_labels,
         namespace,
         pod,
     )
 
 
-def on_cards(value: Reading) -> Values:
-    """Return one value for each card, also if it is partitioned."""
+def _entity_values(value: Callable[[Entity], float | None]) -> Values:
+    """Return a value of each GPU or GPU instance."""
 
-    def read(snapshot: Snapshot) -> Iterator[Value]:
-        for card in cards(snapshot):
-            reading = card.gpu.reading
-            if reading is not None and (found := value(reading)) is not None:
-                yield Value(card, card.sole, found)
-
-    return read
-
-
-def of_memory(value: Callable[[DeviceMemory], float | None]) -> Values:
-    """Return a value of the memory of each GPU or GPU instance."""
-    return _on_entities(lambda entity: None if entity.memory is None else value(entity.memory))
-
-
-def of_activity(value: Callable[[Activity], float | None]) -> Values:
-    """Return a value that GPM measured of each GPU or GPU instance."""
-    return _on_entities(lambda entity: None if entity.activity is None else value(entity.activity))
-
-
-def _on_entities(value: Callable[[Entity], float | None]) -> Values:
     def read(snapshot: Snapshot) -> Iterator[Value]:
         for entity in entities(snapshot):
-            if (found := value(entity)) is not None:
-                yield Value(entity, entity.sole, found)
+            if (number := value(entity)) is not None:
+                yield Value(entity, entity.sole, number)
 
     return read
 
 
-def of_containers(whole: Callable[[Entity], float | None], own: Callable[[Use], float | None]) -> Values:
+def _container_values(
+    entity_value: Callable[[Entity], float | None], use_value: Callable[[Use], float | None]
+) -> Values:
     """Return values of containers.
 
     A container that is the only one on a device gets the device's value. A device without containers keeps its own
@@ -160,12 +141,12 @@ def of_containers(whole: Callable[[Entity], float | None], own: Callable[[Use], 
                 continue  # a grant of all of its memory shows that no other container holds it
             sole = entity.sole
             if sole is not None or not entity.containers:
-                if (found := whole(entity)) is not None:
-                    yield Value(entity, sole, found)
+                if (value := entity_value(entity)) is not None:
+                    yield Value(entity, sole, value)
                 continue
             for container in entity.containers:
-                if (found := entity.own(container, own)) is not None:
-                    yield Value(entity, container, found)
+                if (value := entity.own(container, use_value)) is not None:
+                    yield Value(entity, container, value)
 
     return read
 
@@ -188,18 +169,18 @@ def _xids(snapshot: Snapshot) -> Iterator[Value]:
 
 def _affected(snapshot: Snapshot, card: Entity, code: int) -> set[ContainerName]:
     """Return the containers that errors of a code affected, on the card or on a part of it."""
-    devices = {card.gpu.uuid, *(leaf.uuid for leaf in card.leaves)}
-    return {one.name for one in snapshot.node.container_xids if one.code == code and one.uuid in devices}
+    uuids = {card.gpu.uuid, *(leaf.uuid for leaf in card.leaves)}
+    return {row.name for row in snapshot.node.container_xids if row.code == code and row.uuid in uuids}
 
 
-def _whole_utilization(entity: Entity) -> float | None:
+def _gpu_utilization(entity: Entity) -> float | None:
     """NVML has none for a partitioned GPU or a GPU instance."""
     reading = entity.gpu.reading
     return None if reading is None or entity.gpu.partitioned else reading.utilization_ratio
 
 
-def _tidy(value: float) -> float:
-    return int(value) if value == int(value) else value
+def _used_bytes(entity: Entity) -> float | None:
+    return None if entity.memory is None else entity.memory.used_bytes
 
 
 def _times(factor: float) -> Callable[[float], float]:
@@ -207,247 +188,166 @@ def _times(factor: float) -> Callable[[float], float]:
     return lambda value: round(value * factor, 6)
 
 
-def _throttled_nanoseconds(reason: str) -> Reading:
-    seconds = event_seconds(reason)
-    return lambda reading: None if (found := seconds(reading)) is None else found * 1e9
+# --- the table --------------------------------------------------------------------------------------------------------
 
+_HERTZ = Unit("in MHz", "in Hz", _times(1e-6))
+_JOULES = Unit("in mJ", "in J", _times(1000))
+_RATIO = Unit("in %", "0-1", _times(100))
+_BYTES = Unit("in MiB", "in bytes", mib)
+_CELSIUS = Unit("in C", "in C")
+_NANOSECONDS = Unit("in ns", "in ns", _times(1))
+
+
+def _card(before: str, since: str, help: str, value: Reading, unit: Unit | None = None, kind: Kind = "gauge") -> Field:
+    """A value of each card, also if it is partitioned."""
+
+    def read(snapshot: Snapshot) -> Iterator[Value]:
+        for card in cards(snapshot):
+            reading = card.gpu.reading
+            if reading is not None and (number := value(reading)) is not None:
+                yield Value(card, card.sole, number)
+
+    return Field(f"DEV_{before}", f"DEV_{since}", help, read, unit, kind)
+
+
+def _counter(before: str, since: str, help: str, value: Reading, unit: Unit | None = None) -> Field:
+    return _card(before, since, help, value, unit, "counter")
+
+
+def _throttled(name: str, cause: str, reason: str) -> Field:
+    seconds = event_seconds(reason)
+
+    def nanoseconds(reading: GpuReading) -> float | None:
+        return None if (duration := seconds(reading)) is None else duration * 1e9
+
+    name = f"{name}_VIOLATION"
+    return _counter(name, name, f"Throttling duration due to {cause} ({{}}).", nanoseconds, _NANOSECONDS)
+
+
+def _ecc(name: str, words: str, kind: str, since: str) -> Field:
+    name = f"ECC_{name}_TOTAL"
+    return _counter(name, name, f"Total number of {words} ECC errors.", ecc_total(kind, since))
+
+
+def _retired(bits: str, words: str, cause: str) -> Field:
+    help = f"Total number of retired pages due to {words} errors."
+    return _counter(f"RETIRED_{bits}", f"PAGE_RETIRED_{bits}_TOTAL", help, retired_pages(cause))
+
+
+def _remapped(cause: str) -> Field:
+    help, word = f"Number of remapped rows for {cause} errors", cause.upper()
+    return _counter(f"{word}_REMAPPED_ROWS", f"ROW_REMAP_{word}_TOTAL", help, remapped_rows(cause))
+
+
+def _memory(before: str, since: str, help: str, value: Callable[[DeviceMemory], float | None]) -> Field:
+    """A value of the memory of each GPU or GPU instance."""
+    values = _entity_values(lambda entity: None if entity.memory is None else value(entity.memory))
+    return Field(f"DEV_FB_{before}", f"DEV_FB_{since}", f"Framebuffer memory {help} ({{}}).", values, _BYTES)
+
+
+def _gpm(name: str, help: str, value: Callable[[Activity], float | None]) -> Field:
+    """A value that GPM measured of each GPU or GPU instance. `PIPE_X_ACTIVE` is `X_UTIL_RATIO` since 4.9."""
+    values = _entity_values(lambda entity: None if entity.activity is None else value(entity.activity))
+    since = name.removeprefix("PIPE_").replace("ACTIVE", "UTIL")
+    return Field(f"PROF_{name}", f"PROF_{since}_RATIO", help, values)
+
+
+_UTILIZATION = _container_values(_gpu_utilization, lambda use: use.sm_ratio)
+_USED = _container_values(_used_bytes, lambda use: use.memory_bytes)
 
 NEEDS = ("codec", "health", "links", "gpm", "card")
-
-_FREQUENCY = Unit("in MHz", "in Hz", _times(1e-6))
-_ENERGY = Unit("in mJ", "in J", _times(1000))
-_RATIO = Unit("in %", "0-1", _times(100))
-_MEMORY = Unit("in MiB", "in bytes", lambda number_bytes: mib(int(number_bytes)))
-_TEMPERATURE = Unit("in C", "in C")
-_DURATION = Unit("in ns", "in ns", _times(1))
-
 FIELDS: tuple[Field, ...] = (
-    Field("DEV_SM_CLOCK", "DEV_SM_CLOCK_HERTZ", "SM clock frequency ({}).", on_cards(clock("sm")), _FREQUENCY),
-    Field(
-        "DEV_MEM_CLOCK",
-        "DEV_MEMORY_CLOCK_HERTZ",
-        "Memory clock frequency ({}).",
-        on_cards(clock("memory")),
-        _FREQUENCY,
-    ),
-    Field(
-        "DEV_MEMORY_TEMP",
-        "DEV_MEMORY_TEMP_CELSIUS",
-        "Memory temperature ({}).",
-        on_cards(temperature("memory")),
-        _TEMPERATURE,
-    ),
-    Field("DEV_GPU_TEMP", "DEV_GPU_TEMP_CELSIUS", "GPU temperature ({}).", on_cards(temperature("gpu")), _TEMPERATURE),
-    Field(
-        "DEV_POWER_USAGE",
-        "DEV_BOARD_POWER_WATTS",
-        "Power draw (in W).",
-        on_cards(lambda reading: reading.power_watts),
-    ),
-    Field(
-        "DEV_TOTAL_ENERGY_CONSUMPTION",
-        "DEV_GPU_ENERGY_JOULES_TOTAL",
+    _card("SM_CLOCK", "SM_CLOCK_HERTZ", "SM clock frequency ({}).", clock("sm"), _HERTZ),
+    _card("MEM_CLOCK", "MEMORY_CLOCK_HERTZ", "Memory clock frequency ({}).", clock("memory"), _HERTZ),
+    _card("MEMORY_TEMP", "MEMORY_TEMP_CELSIUS", "Memory temperature ({}).", temperature("memory"), _CELSIUS),
+    _card("GPU_TEMP", "GPU_TEMP_CELSIUS", "GPU temperature ({}).", temperature("gpu"), _CELSIUS),
+    _card("POWER_USAGE", "BOARD_POWER_WATTS", "Power draw (in W).", lambda reading: reading.power_watts),
+    _counter(
+        "TOTAL_ENERGY_CONSUMPTION",
+        "GPU_ENERGY_JOULES_TOTAL",
         "Total energy consumption since boot ({}).",
-        on_cards(lambda reading: reading.energy_joules),
-        _ENERGY,
-        "counter",
+        lambda reading: reading.energy_joules,
+        _JOULES,
     ),
-    Field(
-        "DEV_POWER_MGMT_LIMIT",
-        "DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS",
+    _card(
+        "POWER_MGMT_LIMIT",
+        "BOARD_POWER_LIMIT_REQUESTED_WATTS",
         "Power management limit (in W).",
-        on_cards(power_limit("requested")),
+        power_limit("requested"),
     ),
-    Field(
-        "DEV_ENFORCED_POWER_LIMIT",
-        "DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS",
+    _card(
+        "ENFORCED_POWER_LIMIT",
+        "BOARD_POWER_LIMIT_ENFORCED_WATTS",
         "Enforced power limit (in W).",
-        on_cards(lambda reading: reading.power_limit_watts),
+        lambda reading: reading.power_limit_watts,
     ),
-    Field(
-        "DEV_PCIE_REPLAY_COUNTER",
-        "DEV_PCIE_REPLAY_TOTAL",
+    _counter(
+        "PCIE_REPLAY_COUNTER",
+        "PCIE_REPLAY_TOTAL",
         "Total number of PCIe retries.",
-        on_cards(lambda reading: reading.pcie_replays),
-        kind="counter",
+        lambda reading: reading.pcie_replays,
     ),
-    Field(
-        "DEV_GPU_UTIL",
-        "DEV_GPU_UTIL_RATIO",
-        "GPU utilization ({}).",
-        of_containers(_whole_utilization, lambda use: use.sm_ratio),
-        _RATIO,
-    ),
-    Field(
-        "DEV_MEM_COPY_UTIL",
-        "DEV_MEMORY_UTIL_RATIO",
+    Field("DEV_GPU_UTIL", "DEV_GPU_UTIL_RATIO", "GPU utilization ({}).", _UTILIZATION, _RATIO),
+    _card(
+        "MEM_COPY_UTIL",
+        "MEMORY_UTIL_RATIO",
         "Memory utilization ({}).",
-        on_cards(lambda reading: reading.memory_controller_busy_ratio),
+        lambda reading: reading.memory_controller_busy_ratio,
         _RATIO,
     ),
-    Field(
-        "DEV_ENC_UTIL",
-        "DEV_ENC_UTIL_RATIO",
-        "Encoder utilization ({}).",
-        on_cards(lambda reading: reading.encoder_ratio),
-        _RATIO,
-    ),
-    Field(
-        "DEV_DEC_UTIL",
-        "DEV_DEC_UTIL_RATIO",
-        "Decoder utilization ({}).",
-        on_cards(lambda reading: reading.decoder_ratio),
-        _RATIO,
-    ),
-    Field(
-        "DEV_XID_ERRORS",
-        "DEV_XID_ERROR",
-        "Value of the last XID error encountered.",
-        _xids,
-        labels=("err_code",),
-    ),
-    *(
-        Field(
-            f"DEV_{name}_VIOLATION",
-            f"DEV_{name}_VIOLATION",
-            f"Throttling duration due to {why} ({{}}).",
-            on_cards(_throttled_nanoseconds(reason)),
-            _DURATION,
-            "counter",
-        )
-        for name, why, reason in (
-            ("POWER", "power constraints", "sw_power_cap"),
-            ("THERMAL", "thermal constraints", "thermal"),
-            ("SYNC_BOOST", "sync-boost constraints", "sync_boost"),
-            ("BOARD_LIMIT", "board limit constraints", "board_limit"),
-            ("LOW_UTIL", "low utilization", "low_utilization"),
-            ("RELIABILITY", "reliability constraints", "reliability"),
-        )
-    ),
-    Field(
-        "DEV_FB_FREE",
-        "DEV_FB_FREE_BYTES",
-        "Framebuffer memory free ({}).",
-        of_memory(lambda memory: memory.free_bytes),
-        _MEMORY,
-    ),
-    Field(
-        "DEV_FB_USED",
-        "DEV_FB_USED_BYTES",
-        "Framebuffer memory used ({}).",
-        of_containers(
-            lambda entity: None if entity.memory is None else entity.memory.used_bytes, lambda use: use.memory_bytes
-        ),
-        _MEMORY,
-    ),
-    Field(
-        "DEV_FB_RESERVED",
-        "DEV_FB_RESERVED_BYTES",
-        "Framebuffer memory reserved ({}).",
-        of_memory(lambda memory: memory.reserved_bytes),
-        _MEMORY,
-    ),
-    Field(
-        "DEV_FB_TOTAL",
-        "DEV_FB_CAPACITY_BYTES",
-        "Framebuffer memory total ({}).",
-        of_memory(lambda memory: memory.total_bytes),
-        _MEMORY,
-    ),
-    *(
-        Field(
-            f"DEV_ECC_{bits}_{short}_TOTAL",
-            f"DEV_ECC_{bits}_{short}_TOTAL",
-            f"Total number of {words} {lasting} ECC errors.",
-            on_cards(ecc_total(kind, since)),
-            kind="counter",
-        )
-        for short, lasting, since in (("VOL", "volatile", "volatile"), ("AGG", "persistent", "aggregate"))
-        for bits, words, kind in (("SBE", "single-bit", "corrected"), ("DBE", "double-bit", "uncorrected"))
-    ),
-    *(
-        Field(
-            f"DEV_RETIRED_{bits}",
-            f"DEV_PAGE_RETIRED_{bits}_TOTAL",
-            f"Total number of retired pages due to {words} errors.",
-            on_cards(retired_pages(cause)),
-            kind="counter",
-        )
-        for bits, words, cause in (("SBE", "single-bit", "single_bit_ecc"), ("DBE", "double-bit", "double_bit_ecc"))
-    ),
-    Field(
-        "DEV_RETIRED_PENDING",
-        "DEV_PAGE_RETIRED_PENDING",
+    _card("ENC_UTIL", "ENC_UTIL_RATIO", "Encoder utilization ({}).", lambda reading: reading.encoder_ratio, _RATIO),
+    _card("DEC_UTIL", "DEC_UTIL_RATIO", "Decoder utilization ({}).", lambda reading: reading.decoder_ratio, _RATIO),
+    Field("DEV_XID_ERRORS", "DEV_XID_ERROR", "Value of the last XID error encountered.", _xids, labels=("err_code",)),
+    _throttled("POWER", "power constraints", "sw_power_cap"),
+    _throttled("THERMAL", "thermal constraints", "thermal"),
+    _throttled("SYNC_BOOST", "sync-boost constraints", "sync_boost"),
+    _throttled("BOARD_LIMIT", "board limit constraints", "board_limit"),
+    _throttled("LOW_UTIL", "low utilization", "low_utilization"),
+    _throttled("RELIABILITY", "reliability constraints", "reliability"),
+    _memory("FREE", "FREE_BYTES", "free", lambda memory: memory.free_bytes),
+    Field("DEV_FB_USED", "DEV_FB_USED_BYTES", "Framebuffer memory used ({}).", _USED, _BYTES),
+    _memory("RESERVED", "RESERVED_BYTES", "reserved", lambda memory: memory.reserved_bytes),
+    _memory("TOTAL", "CAPACITY_BYTES", "total", lambda memory: memory.total_bytes),
+    _ecc("SBE_VOL", "single-bit volatile", "corrected", "volatile"),
+    _ecc("DBE_VOL", "double-bit volatile", "uncorrected", "volatile"),
+    _ecc("SBE_AGG", "single-bit persistent", "corrected", "aggregate"),
+    _ecc("DBE_AGG", "double-bit persistent", "uncorrected", "aggregate"),
+    _retired("SBE", "single-bit", "single_bit_ecc"),
+    _retired("DBE", "double-bit", "double_bit_ecc"),
+    _counter(
+        "RETIRED_PENDING",
+        "PAGE_RETIRED_PENDING",
         "Total number of pages pending retirement.",
-        on_cards(lambda reading: whether(reading.retired_pages_pending)),
-        kind="counter",
+        lambda reading: whether(reading.retired_pages_pending),
     ),
-    *(
-        Field(
-            f"DEV_{cause.upper()}_REMAPPED_ROWS",
-            f"DEV_ROW_REMAP_{cause.upper()}_TOTAL",
-            f"Number of remapped rows for {cause} errors",
-            on_cards(remapped_rows(cause)),
-            kind="counter",
-        )
-        for cause in ("uncorrectable", "correctable")
-    ),
-    Field(
-        "DEV_ROW_REMAP_FAILURE",
-        "DEV_ROW_REMAP_FAILED",
+    _remapped("uncorrectable"),
+    _remapped("correctable"),
+    _card(
+        "ROW_REMAP_FAILURE",
+        "ROW_REMAP_FAILED",
         "Whether remapping of rows has failed",
-        on_cards(lambda reading: whether(reading.row_remap_failure)),
+        lambda reading: whether(reading.row_remap_failure),
     ),
-    Field(
-        "PROF_GR_ENGINE_ACTIVE",
-        "PROF_GR_ENGINE_UTIL_RATIO",
-        "Ratio of time the graphics engine is active.",
-        of_activity(lambda activity: activity.graphics_ratio),
+    _gpm("GR_ENGINE_ACTIVE", "Ratio of time the graphics engine is active.", lambda activity: activity.graphics_ratio),
+    _gpm("SM_ACTIVE", "The ratio of cycles an SM has at least 1 warp assigned.", lambda activity: activity.sm_ratio),
+    _gpm(
+        "SM_OCCUPANCY", "The ratio of number of warps resident on an SM.", lambda activity: activity.sm_occupancy_ratio
     ),
-    Field(
-        "PROF_SM_ACTIVE",
-        "PROF_SM_UTIL_RATIO",
-        "The ratio of cycles an SM has at least 1 warp assigned.",
-        of_activity(lambda activity: activity.sm_ratio),
-    ),
-    Field(
-        "PROF_SM_OCCUPANCY",
-        "PROF_SM_OCCUPANCY_RATIO",
-        "The ratio of number of warps resident on an SM.",
-        of_activity(lambda activity: activity.sm_occupancy_ratio),
-    ),
-    Field(
-        "PROF_PIPE_TENSOR_ACTIVE",
-        "PROF_TENSOR_UTIL_RATIO",
+    _gpm(
+        "PIPE_TENSOR_ACTIVE",
         "Ratio of cycles the tensor (HMMA) pipe is active.",
-        of_activity(lambda activity: activity.tensor_ratio),
+        lambda activity: activity.tensor_ratio,
     ),
-    Field(
-        "PROF_DRAM_ACTIVE",
-        "PROF_DRAM_UTIL_RATIO",
+    _gpm(
+        "DRAM_ACTIVE",
         "Ratio of cycles the device memory interface is active sending or receiving data.",
-        of_activity(lambda activity: activity.dram_ratio),
+        lambda activity: activity.dram_ratio,
     ),
-    Field(
-        "PROF_PIPE_FP64_ACTIVE",
-        "PROF_FP64_UTIL_RATIO",
-        "Ratio of cycles the fp64 pipes are active.",
-        of_activity(lambda activity: activity.fp64_ratio),
-    ),
-    Field(
-        "PROF_PIPE_FP32_ACTIVE",
-        "PROF_FP32_UTIL_RATIO",
-        "Ratio of cycles the fp32 pipes are active.",
-        of_activity(lambda activity: activity.fp32_ratio),
-    ),
-    Field(
-        "PROF_PIPE_FP16_ACTIVE",
-        "PROF_FP16_UTIL_RATIO",
-        "Ratio of cycles the fp16 pipes are active.",
-        of_activity(lambda activity: activity.fp16_ratio),
-    ),
+    _gpm("PIPE_FP64_ACTIVE", "Ratio of cycles the fp64 pipes are active.", lambda activity: activity.fp64_ratio),
+    _gpm("PIPE_FP32_ACTIVE", "Ratio of cycles the fp32 pipes are active.", lambda activity: activity.fp32_ratio),
+    _gpm("PIPE_FP16_ACTIVE", "Ratio of cycles the fp16 pipes are active.", lambda activity: activity.fp16_ratio),
 )
 """The fields of ECC and the times of throttling have the same names before and since 4.9."""
 
-BEFORE_4_9 = families(FIELDS, since_4_9=False)
-SINCE_4_9 = families(FIELDS, since_4_9=True)
+BEFORE_4_9 = tuple(_family(field, since_4_9=False) for field in FIELDS)
+SINCE_4_9 = tuple(_family(field, since_4_9=True) for field in FIELDS)

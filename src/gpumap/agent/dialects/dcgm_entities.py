@@ -34,7 +34,7 @@ class Entity:
     profile: str
     rows: tuple[ContainerOnDevice, ...]
     """Rows of the containers that own or use its leaves, in the snapshot's order."""
-    whole: tuple[ContainerName, ...]
+    gpu_owners: tuple[ContainerName, ...]
     """Containers that own the whole partitioned GPU that it is, or is on."""
     sole: ContainerName | None
     """The container that owns all of it, if no process on it may belong to another one."""
@@ -43,13 +43,13 @@ class Entity:
     def owners(self) -> tuple[ContainerName, ...]:
         """The containers that own it. Only the owners of the whole GPU own a partitioned GPU's card."""
         if self.gpu.partitioned and self.gpu_instance_id is None:
-            return self.whole
-        return tuple(sorted({*self.whole, *(row.name for row in self.rows if owns(row))}))
+            return self.gpu_owners
+        return tuple(sorted({*self.gpu_owners, *(row.name for row in self.rows if owns(row))}))
 
     @cached_property
     def containers(self) -> tuple[ContainerName, ...]:
         """All containers that own or use it."""
-        return tuple(sorted({*self.whole, *(row.name for row in self.rows)}))
+        return tuple(sorted({*self.gpu_owners, *(row.name for row in self.rows)}))
 
     @cached_property
     def memory(self) -> DeviceMemory | None:
@@ -63,7 +63,7 @@ class Entity:
     def own(self, name: ContainerName, value: Callable[[Use], float | None]) -> float | None:
         """Return the measured value of a container here; `None` if a part of it is unknown."""
         uses = {row.uuid: row.use for row in self.rows if row.name == name}
-        if name in self.whole:
+        if name in self.gpu_owners:
             uses = {leaf.uuid: uses.get(leaf.uuid) for leaf in self.leaves}
         values = all_known(None if use is None else value(use) for use in uses.values())
         return sum(values) if values else None
@@ -129,7 +129,8 @@ def _view(snapshot: Snapshot) -> DcgmView:
     processes = grouped((process.uuid, process) for process in snapshot.processes)
     sees: bool | None = sees_processes(snapshot)
     if not sees and any(
-        one.source == Source.PROCFS and not one.up and one.last_success is not None for one in snapshot.node.sources
+        source.source == Source.PROCFS and not source.up and source.last_success is not None
+        for source in snapshot.node.sources
     ):
         sees = None
     return DcgmView(rows, processes, modes_by_device(snapshot), sees)
@@ -139,13 +140,13 @@ def _entity(gpu: Gpu, leaves: Iterable[Device], view: DcgmView, gpu_instance_id:
     leaves = tuple(leaves)
     rows = tuple(row for leaf in leaves for row in view.rows.get(leaf.uuid, ()))
     of_card = view.rows.get(gpu.uuid, ()) if gpu.partitioned else ()
-    whole = tuple(sorted({row.name for row in of_card if owns(row)}))
+    gpu_owners = tuple(sorted({row.name for row in of_card if owns(row)}))
     devices = [leaf.uuid for leaf in leaves]
     if gpu.partitioned and gpu_instance_id is None:
         devices = []  # the owner of all instances of a card does not own the card
-    owners = {*whole, *(row.name for row in rows if owns(row))}
-    sole = _sole(owners, [gpu.uuid] if whole else devices, leaves, view)
-    return Entity(gpu, leaves, gpu_instance_id, profile, rows, whole, sole)
+    owners = {*gpu_owners, *(row.name for row in rows if owns(row))}
+    sole = _sole(owners, [gpu.uuid] if gpu_owners else devices, leaves, view)
+    return Entity(gpu, leaves, gpu_instance_id, profile, rows, gpu_owners, sole)
 
 
 def _sole(

@@ -48,27 +48,27 @@ def _parts(
 ) -> Iterator[_Part]:
     """Return what a container uses of each device. The holder of a partitioned GPU has all of its MIG devices."""
     uses = {row.uuid: row.use for row in rows}
-    whole = {uuid for uuid in uses if (gpu := gpus.get(uuid)) and gpu.partitioned and gpu.uuid == uuid}
-    parts = {leaf.uuid for leaf in leaves if leaf.is_leaf and leaf.gpu_uuid in whole} if whole else set()
-    for uuid in sorted((uses.keys() - whole) | parts):
+    partitioned = {uuid for uuid in uses if (gpu := gpus.get(uuid)) and gpu.partitioned and gpu.uuid == uuid}
+    parts = {leaf.uuid for leaf in leaves if leaf.is_leaf and leaf.gpu_uuid in partitioned} if partitioned else set()
+    for uuid in sorted((uses.keys() - partitioned) | parts):
         gpu, use = gpus.get(uuid), uses.get(uuid)
         yield _Part(gpu.index if gpu is not None else None, value(use) if use is not None else None)
 
 
-def _cards(parts: Iterable[_Part], shown: Callable[[float], float], is_all: bool) -> Iterator[tuple[str, float]]:
+def _cards(parts: Iterable[_Part], convert: Callable[[float], float], is_all: bool) -> Iterator[tuple[str, float]]:
     """Return the number of each card, and the sum of the shown numbers as `total` if these are all cards."""
-    of_card = grouped((part.card, part.value) for part in parts)
+    of_card = grouped((use.card, use.value) for use in parts)
     numbers = {}
     for card, values in of_card.items():
         if card is not None and (known := all_known(values)) is not None:
-            numbers[f"gpu{card}"] = shown(sum(known))
+            numbers[f"gpu{card}"] = convert(sum(known))
     yield from sorted(numbers.items())
     if numbers and is_all and len(numbers) == len(of_card):
         yield _TOTAL, round(sum(numbers.values()), 9)
 
 
 def _used(
-    name: str, help: str, label: str, value: Callable[[Use], float | None], shown: Callable[[float], float]
+    name: str, help: str, label: str, value: Callable[[Use], float | None], convert: Callable[[float], float]
 ) -> Family:
     """Return a family on what containers use, by card. `label` names the card."""
 
@@ -77,7 +77,7 @@ def _used(
         elsewhere = {slots.name for slots in snapshot.node.unmatched if slots.reason not in ON_SOME_CARD}
         for container, rows in _by_container(snapshot):
             parts = _parts(rows, gpus, snapshot.node.devices, value)
-            for card, number in _cards(parts, shown, container not in elsewhere):
+            for card, number in _cards(parts, convert, container not in elsewhere):
                 labels = (container.container, card, container.namespace, snapshot.node.name, container.pod)
                 yield Series(labels, number)
 
@@ -95,8 +95,8 @@ def _requested(
         for container, rows in _by_container(snapshot):
             if container in elsewhere:
                 continue
-            held = [row for row in rows if row.holds]
-            number = value(held, leaves) if held else _nothing(rows)
+            held_rows = [row for row in rows if row.holds]
+            number = value(held_rows, leaves) if held_rows else _nothing(rows)
             if number is not None:
                 labels = (container.container, container.namespace, snapshot.node.name, container.pod, _TOTAL)
                 yield Series(labels, number)
@@ -109,19 +109,13 @@ def _nothing(rows: _Rows) -> int | None:
     return 0 if any(row.owner is Owner.UNASSIGNED for row in rows) else None
 
 
-def _granted_gpus(held: _Rows, leaves: Mapping[Uuid, Device]) -> float | None:
-    shares = all_known(row.allocated_gpus for row in held)
+def _granted_gpus(held_rows: _Rows, leaves: Mapping[Uuid, Device]) -> float | None:
+    shares = all_known(row.allocated_gpus for row in held_rows)
     return math.fsum(shares) if shares is not None else None
 
 
 FAMILIES = (
-    _used(
-        "container_gpu_memory_total",
-        "gpu memory usage in MiB",
-        "gpu_memory",
-        lambda use: use.memory_bytes,
-        lambda used_bytes: mib(int(used_bytes)),
-    ),
+    _used("container_gpu_memory_total", "gpu memory usage in MiB", "gpu_memory", lambda use: use.memory_bytes, mib),
     _used("container_gpu_utilization", "gpu utilization", "gpu", lambda use: use.sm_ratio, percent),
     _requested("container_request_gpu_memory", "request of gpu memory in MiB", "req_of_gpu_memory", granted_mib),
     _requested("container_request_gpu_utilization", "request of gpu utilization", "req_of_gpu", _granted_gpus),

@@ -1,41 +1,206 @@
 """The dialect of nvidia_gpu_exporter: `nvidia_smi_*` as far as its board 14574, its alerts and usual ones query them.
 
 Names, labels and units are those of its 1.14 (internal/exporter, docs/METRICS.md). Values are NVML's own, where the
-original reads what nvidia-smi has rounded.
-
-A field's name becomes the family's, `[W]` `_watts`, `[MHz]` `_clock_hz`, `[MiB]` `_bytes`, `[%]` `_ratio`, `[us]`
-`_seconds`, in base units. Its HELP is the field, and each is a gauge.
+original reads what nvidia-smi has rounded. The label `uuid` is always the GPU's, in lower case and without
+NVML's prefix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
-from gpumap.agent.dialects import nvidia_smi_readers as readers
 from gpumap.agent.dialects.common import (
     Reading,
     all_known,
     clock,
+    driver_version,
     ecc_errors,
     ecc_total,
     event_seconds,
+    gpus_by_uuid,
     max_clock,
     power_limit,
     remapped_rows,
     retired_pages,
+    sees_processes,
     temperature,
 )
-from gpumap.agent.dialects.nvidia_smi_readers import (
-    CARDS,
-    COLLECTION,
-    COMPUTE_APPS,
-    GPUS,
-    XIDS,
-    on_gpu_instances,
-    on_gpus,
+from gpumap.model.families import Family, Rows, Series, whether
+from gpumap.model.grouping import grouped
+from gpumap.model.node import Device, Gpu, SourceHealth
+from gpumap.model.readings import (
+    COMPUTE_MODES,
+    ECC_LOCATIONS,
+    ECC_TYPES,
+    RECOVERY_ACTIONS,
+    Activity,
+    DeviceMemory,
+    GpuReading,
+    Uuid,
 )
-from gpumap.model.families import Family, whether
-from gpumap.model.readings import COMPUTE_MODES, ECC_LOCATIONS, ECC_TYPES, Activity, DeviceMemory, GpuReading
+from gpumap.model.snapshot import Snapshot, once_per_snapshot
+from gpumap.model.terms import Source
+
+_EXIT_CODES = {
+    "no_permission": 4,
+    "insufficient_power": 8,
+    "driver_not_loaded": 9,
+    "irq_issue": 10,
+    "library_not_found": 12,
+    "function_not_found": 13,
+    "corrupted_inforom": 14,
+    "lost": 15,
+    "gpu_is_lost": 15,
+}
+"""nvidia-smi(1), RETURN VALUE, by what gpumap calls the reason why NVML does not answer."""
+_OTHER_ERROR = 255
+
+
+def plain(uuid: Uuid) -> str:
+    """Return a uuid as the original writes it."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+_CARDS = Rows(
+    ("uuid",), lambda snapshot: (((plain(gpu.uuid),), gpu.reading) for gpu in snapshot.node.gpus if gpu.reading)
+)
+"""The GPUs that answer."""
+_GPUS = Rows(("uuid",), lambda snapshot: (((plain(gpu.uuid),), gpu) for gpu in snapshot.node.gpus))
+_XIDS = Rows(("uuid",), lambda snapshot: (((plain(xids.uuid),), xids) for xids in snapshot.node.xids))
+
+
+_UNITS = {"[W]": "watts", "[MHz]": "clock_hz", "[MiB]": "bytes", "[%]": "ratio", "[us]": "seconds"}
+
+
+def _field(name: str, value: Reading) -> Family:
+    """Return a gauge of a field of nvidia-smi, in base units: `power.draw [W]` is `nvidia_smi_power_draw_watts`.
+
+    Its help text is the field.
+    """
+    words = [_UNITS.get(word, word) for word in name.replace(".", "_").split()]
+    return _CARDS.gauge(f"nvidia_smi_{'_'.join(words)}", name, value)
+
+
+def _read_info(snapshot: Snapshot) -> Iterator[Series]:
+    """Only for GPUs that answer: the original drops the others."""
+    driver = snapshot.node.driver
+    for gpu in snapshot.node.gpus:
+        if gpu.reading is not None:
+            labels = (
+                gpu.reading.compute_capability,
+                driver.cuda_version if driver is not None else "",
+                "[N/A]",  # driver models exist on Windows; elsewhere nvidia-smi prints this
+                "[N/A]",
+                driver_version(snapshot),
+                str(gpu.index),
+                gpu.model,
+                gpu.pci_bus_id,
+                plain(gpu.uuid),
+                gpu.reading.vbios_version,
+            )
+            yield Series(labels, 1)
+
+
+def _read_recovery_action(gpu: Gpu) -> int | None:
+    """Return nvml.h's number; also of a GPU that answers nothing else until it is reset."""
+    action = gpu.recovery_action or ""
+    if action in RECOVERY_ACTIONS:
+        return RECOVERY_ACTIONS.index(action)
+    number = action.removeprefix("code_")  # one that nvml.h has not had yet
+    return int(number) if number.isascii() and number.isdecimal() else None
+
+
+# --- GPU instances ----------------------------------------------------------------------------------------------------
+
+
+def _read_mig_info(snapshot: Snapshot) -> Iterator[Series]:
+    for leaf, gpu in _mig_devices(snapshot):
+        mig = leaf.mig
+        if mig is not None:
+            ids = str(mig.compute_instance_id), str(mig.gpu_instance_id)
+            yield Series((*ids, plain(leaf.uuid), mig.profile, plain(gpu.uuid)), 1)
+
+
+def _on_gpu_instances(name: str, help: str, value: Callable[[Device], float | None]) -> Family:
+    """Return a family with one value for each GPU instance: that of its first compute instance with a value."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        written: set[tuple[str, ...]] = set()
+        for leaf, gpu in _mig_devices(snapshot):
+            labels = str(leaf.mig.gpu_instance_id if leaf.mig else ""), plain(gpu.uuid)
+            if labels not in written and (number := value(leaf)) is not None:
+                written.add(labels)
+                yield Series(labels, number)
+
+    return Family(f"nvidia_smi_{name}", "gauge", help, ("gpu_instance_id", "uuid"), read)
+
+
+@once_per_snapshot
+def _mig_devices(snapshot: Snapshot) -> list[tuple[Device, Gpu]]:
+    """Return the MIG devices of GPUs that answer."""
+    gpus = gpus_by_uuid(snapshot)
+    devices = ((leaf, gpus.get(leaf.uuid)) for leaf in snapshot.node.devices if leaf.mig is not None)
+    return [(leaf, gpu) for leaf, gpu in devices if gpu is not None and gpu.reading is not None]
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@once_per_snapshot
+def _compute_apps(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[int | None]]]:
+    """Return the memory of each process with a compute context, on each device of the GPU."""
+    if not sees_processes(snapshot):
+        return []
+    gpus = gpus_by_uuid(snapshot)
+    memory = grouped(
+        ((str(process.pid), process.comm, plain(gpus[process.uuid].uuid)), process.memory_bytes)
+        for process in snapshot.processes
+        if process.uuid in gpus and "C" in process.type.split("+")
+    )
+    return sorted(memory.items())
+
+
+_COMPUTE_APPS = Rows(("pid", "process_name", "uuid"), _compute_apps)
+
+
+def _read_compute_apps(snapshot: Snapshot) -> Iterator[Series]:
+    """0 if there is none; absent if NVML does not list the GPU's processes."""
+    if not sees_processes(snapshot):
+        return
+    counts = Counter(uuid for (_, _, uuid), _ in _compute_apps(snapshot))
+    for gpu in snapshot.node.gpus:
+        if gpu.reading is not None and _lists_processes(gpu.reading):
+            yield Series((plain(gpu.uuid),), counts[plain(gpu.uuid)])
+
+
+def _lists_processes(reading: GpuReading) -> bool:
+    if not reading.partitioned:
+        return reading.processes is not None
+    return not reading.mig_unknown and all(instance.processes is not None for instance in reading.instances)
+
+
+# --- the collection ---------------------------------------------------------------------------------------------------
+
+_COLLECTION = Rows(
+    (),
+    lambda snapshot: (
+        ((), health) for health in snapshot.node.sources if health.source == Source.NVML and health.attempts
+    ),
+)
+"""NVML's record after the first attempt."""
+
+
+def _read_exit_code(health: SourceHealth) -> int:
+    return 0 if health.up else _EXIT_CODES.get(health.reason, _OTHER_ERROR)
+
+
+def _read_compute_apps_success(snapshot: Snapshot) -> Iterator[Series]:
+    return (Series((), int(health.up and sees_processes(snapshot))) for _, health in _COLLECTION.read(snapshot))
+
 
 EVENTS = (
     "gpu_idle",
@@ -47,13 +212,7 @@ EVENTS = (
     "sw_thermal_slowdown",
     "sync_boost",
 )
-COUNTED_EVENTS = (
-    "hw_power_brake_slowdown",
-    "hw_thermal_slowdown",
-    "sw_power_cap",
-    "sw_thermal_slowdown",
-    "sync_boost",
-)
+COUNTED_EVENTS = ("hw_power_brake_slowdown", "hw_thermal_slowdown", "sw_power_cap", "sw_thermal_slowdown", "sync_boost")
 """Both in nvidia-smi's order; words of `CLOCK_EVENTS` and of `CLOCK_EVENT_TIMES`."""
 
 
@@ -67,101 +226,6 @@ def _clock_event(reason: str) -> Reading:
 
 def _compute_mode(reading: GpuReading) -> int | None:
     return COMPUTE_MODES.index(reading.compute_mode) if reading.compute_mode in COMPUTE_MODES else None
-
-
-_STATES = (
-    on_gpus("compute_mode", "compute_mode", _compute_mode),
-    on_gpus("pstate", "pstate", lambda reading: reading.performance_state),
-)
-
-_LOAD = (
-    on_gpus("utilization_gpu_ratio", "utilization.gpu [%]", lambda reading: reading.utilization_ratio),
-    on_gpus("utilization_memory_ratio", "utilization.memory [%]", lambda reading: reading.memory_controller_busy_ratio),
-    on_gpus("utilization_encoder_ratio", "utilization.encoder [%]", lambda reading: reading.encoder_ratio),
-    on_gpus("utilization_decoder_ratio", "utilization.decoder [%]", lambda reading: reading.decoder_ratio),
-    on_gpus("memory_total_bytes", "memory.total [MiB]", _of_memory(lambda memory: memory.total_bytes)),
-    on_gpus("memory_reserved_bytes", "memory.reserved [MiB]", _of_memory(lambda memory: memory.reserved_bytes)),
-    on_gpus("memory_used_bytes", "memory.used [MiB]", _of_memory(lambda memory: memory.used_bytes)),
-    on_gpus("memory_free_bytes", "memory.free [MiB]", _of_memory(lambda memory: memory.free_bytes)),
-)
-
-
-_POWER_AND_HEAT = (
-    on_gpus("power_draw_watts", "power.draw [W]", lambda reading: reading.power_watts),
-    on_gpus("power_limit_watts", "power.limit [W]", power_limit("requested")),
-    on_gpus("enforced_power_limit_watts", "enforced.power.limit [W]", lambda reading: reading.power_limit_watts),
-    on_gpus("power_default_limit_watts", "power.default_limit [W]", power_limit("default")),
-    on_gpus("power_min_limit_watts", "power.min_limit [W]", power_limit("min")),
-    on_gpus("power_max_limit_watts", "power.max_limit [W]", power_limit("max")),
-    on_gpus("temperature_gpu", "temperature.gpu", temperature("gpu")),
-    on_gpus("temperature_memory", "temperature.memory", temperature("memory")),
-    on_gpus("fan_speed_ratio", "fan.speed [%]", lambda reading: next(iter(reading.fan_speed_ratios.values()), None)),
-)
-
-_CLOCKS = (
-    *(
-        on_gpus(f"clocks_current_{domain}_clock_hz", f"clocks.current.{domain} [MHz]", clock(domain))
-        for domain in ("graphics", "sm", "memory", "video")
-    ),
-    *(
-        on_gpus(f"clocks_max_{domain}_clock_hz", f"clocks.max.{domain} [MHz]", max_clock(domain))
-        for domain in ("graphics", "sm", "memory")
-    ),
-    # Drivers from 535 on have the first name, those before it the second; the original has the one that it finds.
-    *(
-        on_gpus(f"clocks_{generation}_reasons_{reason}", f"clocks_{generation}_reasons.{reason}", _clock_event(reason))
-        for generation in ("event", "throttle")
-        for reason in EVENTS
-    ),
-    *(
-        on_gpus(
-            f"clocks_event_reasons_counters_{reason}_seconds",
-            f"clocks_event_reasons_counters.{reason} [us]",
-            event_seconds(reason),
-        )
-        for reason in COUNTED_EVENTS
-    ),
-)
-
-_MEMORY_ERRORS = (
-    *(
-        on_gpus(f"ecc_errors_{kind}_{since}_total", f"ecc.errors.{kind}.{since}.total", ecc_total(kind, since))
-        for kind in ECC_TYPES
-        for since in ("aggregate", "volatile")
-    ),
-    *(
-        on_gpus(
-            f"ecc_errors_{kind}_aggregate_{location}",
-            f"ecc.errors.{kind}.aggregate.{location}",
-            ecc_errors(kind, location),
-        )
-        for kind in ECC_TYPES
-        for location in sorted(ECC_LOCATIONS)
-    ),
-    *(
-        on_gpus(
-            f"remapped_rows_{kind}",
-            f"remapped_rows.{kind}",
-            remapped_rows(kind),
-        )
-        for kind in ("correctable", "uncorrectable")
-    ),
-    on_gpus("remapped_rows_pending", "remapped_rows.pending", lambda reading: whether(reading.row_remap_pending)),
-    on_gpus("remapped_rows_failure", "remapped_rows.failure", lambda reading: whether(reading.row_remap_failure)),
-    on_gpus(
-        "retired_pages_single_bit_ecc_count",
-        "retired_pages.single_bit_ecc.count",
-        retired_pages("single_bit_ecc"),
-    ),
-    on_gpus(
-        "retired_pages_double_bit_count",
-        "retired_pages.double_bit.count",
-        retired_pages("double_bit_ecc"),
-    ),
-    on_gpus("retired_pages_pending", "retired_pages.pending", lambda reading: whether(reading.retired_pages_pending)),
-)
-
-FIELDS = (*_STATES, *_LOAD, *_POWER_AND_HEAT, *_CLOCKS, *_MEMORY_ERRORS)
 
 
 NEEDS = ("codec", "health", "gpm", "card")
@@ -179,69 +243,115 @@ _INFO = (
     "vbios_version",
 )
 """In the order in which client_golang writes them; the original's `serial` and `pci_sub_device_id` are not asked."""
-_COLLECTION = (
-    COLLECTION.gauge("nvidia_smi_command_exit_code", "Exit code of the most recent nvidia-smi run", readers.exit_code),
-    COLLECTION.counter(
+
+
+def _mig_memory(kind: str, value: Callable[[DeviceMemory], int | None]) -> Family:
+    help = f"Memory of the GPU instance ({kind}), which its compute instances share."
+    return _on_gpu_instances(f"mig_memory_{kind}_bytes", help, lambda leaf: value(leaf.memory) if leaf.memory else None)
+
+
+def _mig_activity(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
+    return _on_gpu_instances(f"mig_{name}_ratio", help, lambda leaf: value(leaf.activity) if leaf.activity else None)
+
+
+FAMILIES: tuple[Family, ...] = (
+    _COLLECTION.gauge("nvidia_smi_command_exit_code", "Exit code of the most recent nvidia-smi run", _read_exit_code),
+    _COLLECTION.counter(
         "nvidia_smi_failed_scrapes_total", "Number of failed collections", lambda health: health.failures
     ),
-    COLLECTION.gauge(
+    _COLLECTION.gauge(
         "nvidia_smi_last_collect_success",
         "Whether the most recent collection succeeded (1) or not (0)",
         lambda health: int(health.up),
     ),
-    COLLECTION.gauge(
+    _COLLECTION.gauge(
         "nvidia_smi_last_collect_success_timestamp_seconds",
         "Unix timestamp of the most recent successful collection",
         lambda health: health.last_success,
     ),
-    COLLECTION.gauge(
+    _COLLECTION.gauge(
         "nvidia_smi_last_collect_duration_seconds",
         "Duration of the most recent collection",
         lambda health: health.last_seconds,
     ),
-)
-
-_CARD = (
     Family(
         "nvidia_smi_gpu_info",
         "gauge",
         "A metric with a constant '1' value labeled by gpu uuid, name, driver_model_current, driver_model_pending, "
         "vbios_version, driver_version, pci_bus_id, compute_cap, index, cuda_version.",
         _INFO,
-        readers.info,
+        _read_info,
     ),
-    on_gpus("index", "index", lambda reading: reading.index),
-    GPUS.gauge("nvidia_smi_gpu_recovery_action", "gpu_recovery_action", readers.recovery_action),
-    CARDS.counter(
+    _field("index", lambda reading: reading.index),
+    _GPUS.gauge("nvidia_smi_gpu_recovery_action", "gpu_recovery_action", _read_recovery_action),
+    _CARDS.counter(
         "nvidia_smi_energy_joules_total",
         "Total energy consumed by the GPU in joules since the driver was last loaded.",
         lambda reading: reading.energy_joules,
     ),
-)
-
-_XIDS = (
-    XIDS.by(
+    _field("compute_mode", _compute_mode),
+    _field("pstate", lambda reading: reading.performance_state),
+    _field("utilization.gpu [%]", lambda reading: reading.utilization_ratio),
+    _field("utilization.memory [%]", lambda reading: reading.memory_controller_busy_ratio),
+    _field("utilization.encoder [%]", lambda reading: reading.encoder_ratio),
+    _field("utilization.decoder [%]", lambda reading: reading.decoder_ratio),
+    _field("memory.total [MiB]", _of_memory(lambda memory: memory.total_bytes)),
+    _field("memory.reserved [MiB]", _of_memory(lambda memory: memory.reserved_bytes)),
+    _field("memory.used [MiB]", _of_memory(lambda memory: memory.used_bytes)),
+    _field("memory.free [MiB]", _of_memory(lambda memory: memory.free_bytes)),
+    _field("power.draw [W]", lambda reading: reading.power_watts),
+    _field("power.limit [W]", power_limit("requested")),
+    _field("enforced.power.limit [W]", lambda reading: reading.power_limit_watts),
+    _field("power.default_limit [W]", power_limit("default")),
+    _field("power.min_limit [W]", power_limit("min")),
+    _field("power.max_limit [W]", power_limit("max")),
+    _field("temperature.gpu", temperature("gpu")),
+    _field("temperature.memory", temperature("memory")),
+    _field("fan.speed [%]", lambda reading: next(iter(reading.fan_speed_ratios.values()), None)),
+    *(_field(f"clocks.current.{domain} [MHz]", clock(domain)) for domain in ("graphics", "sm", "memory", "video")),
+    *(_field(f"clocks.max.{domain} [MHz]", max_clock(domain)) for domain in ("graphics", "sm", "memory")),
+    # Drivers from 535 on have the first name, those before it the second; the original has the one that it finds.
+    *(
+        _field(f"clocks_{generation}_reasons.{reason}", _clock_event(reason))
+        for generation in ("event", "throttle")
+        for reason in EVENTS
+    ),
+    *(_field(f"clocks_event_reasons_counters.{reason} [us]", event_seconds(reason)) for reason in COUNTED_EVENTS),
+    *(
+        _field(f"ecc.errors.{kind}.{since}.total", ecc_total(kind, since))
+        for kind in ECC_TYPES
+        for since in ("aggregate", "volatile")
+    ),
+    *(
+        _field(f"ecc.errors.{kind}.aggregate.{location}", ecc_errors(kind, location))
+        for kind in ECC_TYPES
+        for location in sorted(ECC_LOCATIONS)
+    ),
+    *(_field(f"remapped_rows.{kind}", remapped_rows(kind)) for kind in ("correctable", "uncorrectable")),
+    _field("remapped_rows.pending", lambda reading: whether(reading.row_remap_pending)),
+    _field("remapped_rows.failure", lambda reading: whether(reading.row_remap_failure)),
+    _field("retired_pages.single_bit_ecc.count", retired_pages("single_bit_ecc")),
+    _field("retired_pages.double_bit.count", retired_pages("double_bit_ecc")),
+    _field("retired_pages.pending", lambda reading: whether(reading.retired_pages_pending)),
+    _XIDS.by(
         "xid",
         "nvidia_smi_xid_errors_total",
         "Number of XID errors observed on the GPU, by code.",
         lambda xids: {str(code): count for code, count in xids.counts.items()},
         "counter",
     ),
-    XIDS.by(
+    _XIDS.by(
         "xid",
         "nvidia_smi_xid_last_timestamp_seconds",
         "Unix timestamp of the most recently observed XID error, by code.",
         lambda xids: {str(code): moment for code, moment in xids.last_at.items()},
     ),
-)
-
-_PROCESSES = (
-    COMPUTE_APPS.gauge(
+    _COMPUTE_APPS.gauge(
         "nvidia_smi_compute_app_info",
         "A metric with a constant '1' value labeled by the identity of a process with a compute context on a GPU.",
         lambda memory: 1,
     ),
-    COMPUTE_APPS.gauge(
+    _COMPUTE_APPS.gauge(
         "nvidia_smi_compute_app_used_memory_bytes",
         "GPU memory used by the process. Absent when the driver cannot report it (e.g. Windows WDDM).",
         lambda memory: None if (known := all_known(memory)) is None else sum(known),
@@ -251,35 +361,22 @@ _PROCESSES = (
         "gauge",
         "Number of processes with a compute context on the GPU.",
         ("uuid",),
-        readers.compute_apps,
+        _read_compute_apps,
     ),
     Family(
         "nvidia_smi_compute_apps_last_collect_success",
         "gauge",
         "Whether the most recent per-process collection succeeded (1) or not (0)",
         (),
-        readers.compute_apps_success,
+        _read_compute_apps_success,
     ),
-)
-
-
-def _mig_memory(kind: str, value: Callable[[DeviceMemory], int | None]) -> Family:
-    help = f"Memory of the GPU instance ({kind}), which its compute instances share."
-    return on_gpu_instances(f"mig_memory_{kind}_bytes", help, lambda leaf: value(leaf.memory) if leaf.memory else None)
-
-
-def _mig_activity(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
-    return on_gpu_instances(f"mig_{name}_ratio", help, lambda leaf: value(leaf.activity) if leaf.activity else None)
-
-
-_MIG = (
     Family(
         "nvidia_smi_mig_info",
         "gauge",
         "A metric with a constant '1' value labeled by the identity of a MIG device: the parent GPU's uuid, the MIG "
         "device's own uuid, its GPU instance and compute instance ids, and its profile.",
         ("compute_instance_id", "gpu_instance_id", "mig_uuid", "profile", "uuid"),
-        readers.mig_info,
+        _read_mig_info,
     ),
     _mig_memory("total", lambda memory: memory.total_bytes),
     _mig_memory("used", lambda memory: memory.used_bytes),
@@ -298,13 +395,4 @@ _MIG = (
         "Fraction of time the GPU instance's tensor pipes were active.",
         lambda activity: activity.tensor_ratio,
     ),
-)
-
-FAMILIES: tuple[Family, ...] = (
-    *_COLLECTION,
-    *_CARD,
-    *FIELDS,
-    *_XIDS,
-    *_PROCESSES,
-    *_MIG,
 )

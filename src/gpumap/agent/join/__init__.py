@@ -14,17 +14,17 @@ Reading order. `step` shows the whole:
 | `pods` | which UID and which name does each pod have? |
 | `placement`, `grants`, `shares`, `allocation` | which container holds which device, and how much of it? |
 | `attribution` | which pod owns each process on each device? |
-| `usage`, `recent_processes`, `history` | how much does each container use, and when did it last work? |
+| `usage`, `history` | how much does each container use, and when did it last work? |
 | `describe` | how do these results become the nouns of the node? |
 | `rules`, `memory` | what did the user decide? what does gpumap remember? |
 
 | read when needed | what it has |
 |---|---|
 | `accounting`, `pcie` | seconds and joules for each container; bytes over PCIe |
-| `xids`, `xid_containers` | XID errors |
+| `xids` | XID errors |
 | `stalled` | GPUs that are busy without work |
-| `left_out` | devices that old kubelets do not list |
-| `needs_restart`, `source_health` | what only a new container solves; the record of each source |
+| `unavailable`, `unexplained` | GPUs that NVML or the kubelet leaves out; use without a process |
+| `needs_restart` | what only a new container solves |
 """
 
 from gpumap.agent.join.memory import Memory

@@ -70,9 +70,9 @@ class GpuCounters(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All counters of accounting. Time until `at` is charged or a gap; `None` before the first collection."""
+    """All counters of accounting. Time until `moment` is charged or a gap; `None` before the first collection."""
 
-    at: Moment | None = None
+    moment: Moment | None = None
     charges: Mapping[Key, Charge] = field(default_factory=dict)
     gpus: Mapping[Uuid, GpuCounters] = field(default_factory=dict)
     away: Mapping[Uuid, GpuCounters] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Measurements(NamedTuple):
     """The inputs of one collection. `sm_ratios` are the known SM ratios of containers, which may exceed 1.
     `sm_activities` are their known SM activities, as shares of the GPU."""
 
-    at: Moment
+    moment: Moment
     """When NVML's answer or failure arrived."""
     inventory: Inventory
     containers: tuple[ContainerOnDevice, ...]
@@ -141,10 +141,10 @@ class ChargedPeriod(NamedTuple):
 
 def account(before: Ledger, measured: Measurements, rules: Rules) -> Ledger:
     """Charge the time and energy since the last collection."""
-    at = measured.at
-    passed = max(at.since(before.at or at), 0.0)
-    has_slept = before.at is not None and at.asleep - before.at.asleep > CLOCKS_APART_SECONDS
-    is_chargeable = before.at is not None and not has_slept and not rules.is_gap(before.at, at)
+    moment = measured.moment
+    passed = max(moment.since(before.moment or moment), 0.0)
+    has_slept = before.moment is not None and moment.asleep - before.moment.asleep > CLOCKS_APART_SECONDS
+    is_chargeable = before.moment is not None and not has_slept and not rules.is_gap(before.moment, moment)
     readings = {gpu.uuid: gpu.reading for gpu in measured.inventory.gpus}
     gpus: dict[Uuid, GpuCounters] = {}
     periods: dict[Uuid, ChargedPeriod] = {}
@@ -160,14 +160,14 @@ def account(before: Ledger, measured: Measurements, rules: Rules) -> Ledger:
         gpus[uuid], energies[uuid] = _read_energy(counters, reading, periods.get(uuid))
     shares = _energy_shares(before.charges, measured, energies)
     for (_, uuid), millijoules in shares.items():
-        left = (gpus[uuid].unattributed_millijoules or 0) - millijoules
-        gpus[uuid] = structs.replace(gpus[uuid], unattributed_millijoules=left)
-    gone = {uuid: counters for uuid, counters in {**before.away, **before.gpus}.items() if uuid not in gpus}
+        remaining_millijoules = (gpus[uuid].unattributed_millijoules or 0) - millijoules
+        gpus[uuid] = structs.replace(gpus[uuid], unattributed_millijoules=remaining_millijoules)
+    away = {uuid: counters for uuid, counters in {**before.away, **before.gpus}.items() if uuid not in gpus}
     return Ledger(
-        at=at,
+        moment=moment,
         charges=_charge_all(before.charges, measured, periods, shares, gpus),
         gpus=gpus,
-        away=dict(itertools.islice(gone.items(), max(len(gone) - GPUS_AWAY_MAX, 0), None)),
+        away=dict(itertools.islice(away.items(), max(len(away) - GPUS_AWAY_MAX, 0), None)),
     )
 
 
@@ -218,7 +218,7 @@ class _Sharer(NamedTuple):
 
     key: Key
     sm_ratio: float
-    held: float
+    share: float
 
 
 def _energy_shares(
@@ -240,8 +240,8 @@ def _sharers(charges: Mapping[Key, Charge], measured: Measurements) -> dict[Uuid
         before, sm_ratio = charges.get(key), measured.sm_ratios.get(key)
         if before is None or not before.present or before.energy_millijoules is None or sm_ratio is None:
             continue
-        held = before.allocated_gpus if row.grant and row.grant.gpus is not None else None
-        by_gpu.setdefault(row.uuid, []).append(_Sharer(key, sm_ratio, held or 0.0))
+        allocated_gpus = before.allocated_gpus if row.grant and row.grant.gpus is not None else None
+        by_gpu.setdefault(row.uuid, []).append(_Sharer(key, sm_ratio, allocated_gpus or 0.0))
     return by_gpu
 
 
@@ -249,11 +249,11 @@ def _divide(millijoules: int, reading: GpuReading, sharers: Iterable[_Sharer]) -
     """Divide the busy part by SM time, and the idle part by the shares held. Together at most all of it."""
     total = sum(sample.sm_ratio for sample in reading.samples or ())
     idle = max(1.0 - total, 0.0) if _all_sm_known(reading, total) else 0.0
-    left = millijoules
-    for key, sm_ratio, held in sharers:
-        share = min(int(millijoules * (sm_ratio / max(total, 1.0) + idle * held)), left)
+    remaining_millijoules = millijoules
+    for key, sm_ratio, allocated in sharers:
+        share = min(int(millijoules * (sm_ratio / max(total, 1.0) + idle * allocated)), remaining_millijoules)
         yield key, share
-        left -= share
+        remaining_millijoules -= share
 
 
 def _all_sm_known(reading: GpuReading, total: float) -> bool:
@@ -287,17 +287,17 @@ def _charge_all(
             charge = Charge(gpu)
         sm_ratio, sm_activity = measured.sm_ratios.get(key), measured.sm_activities.get(key)
         charge = _charge(charge, periods.get(charge.gpu), sm_ratio, sm_activity, shares.get(key, 0))
-        after[key] = _with_state(charge, row, sm_ratio, sm_activity, gpus.get(charge.gpu), measured.at.monotonic)
+        after[key] = _with_state(charge, row, sm_ratio, sm_activity, gpus.get(charge.gpu), measured.moment.monotonic)
     known = {gpu.uuid for gpu in measured.inventory.known}
     for key, charge in before.items():
         if key in after:
             continue
         charge = _charge(charge, periods.get(charge.gpu), None, None, 0)
         # Without NVML, the List shows the holders of known GPUs, but no containers that only use one.
-        gone = measured.list_current and (
+        ended = measured.list_current and (
             measured.inventory.up or (charge.allocated_gpu_seconds is not None and charge.gpu in known)
         )
-        if measured.at.monotonic - charge.seen_at < (KEPT_SECONDS if gone else UNSEEN_SECONDS):
+        if measured.moment.monotonic - charge.seen_at < (KEPT_SECONDS if ended else UNSEEN_SECONDS):
             after[key] = structs.replace(
                 charge, present=False, allocated_gpus=None, memory_bytes=None, unsettled_seconds=0.0
             )

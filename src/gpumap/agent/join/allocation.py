@@ -6,10 +6,9 @@ A slot is one device id. Only the kubelet and the device plugins decide an alloc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gpumap.agent.join.assigned_twice import SharedId, find_shared_ids
 from gpumap.agent.join.grants import Holding, grants
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
@@ -22,6 +21,7 @@ from gpumap.agent.join.shares import (
     only_in_second,
     place_shares,
 )
+from gpumap.agent.judgement.judge import AssignedTwice
 from gpumap.model.device_ids import ByIndex, DeviceRef
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Grant, UnmatchedSlots
@@ -31,11 +31,13 @@ from gpumap.model.observations import (
     DeviceId,
     ListedContainer,
     ListedPod,
+    Moment,
     PluginAnswer,
     PreparedDevice,
+    ProcTable,
     ResourceDevices,
 )
-from gpumap.model.plugins import Plugin, family, named_devices, recognise
+from gpumap.model.plugins import Plugin, Unit, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.remedies import UNMATCHED
 from gpumap.model.terms import ContainerName, PodName, PodUid
@@ -58,7 +60,7 @@ class PluginGpuRefs(NamedTuple):
     refs: tuple[DeviceRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
     """The kubelet's assignments of this node's devices. `basis` are the inputs: equal inputs give an equal result."""
 
@@ -118,7 +120,7 @@ def allocate(
     """
     placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
     basis = (pod_table, placed_offer, pods, prepared, schedulers[1:], inventory.shape)
-    if before is not None and _same(before.basis, basis):
+    if before is not None and before.basis == basis:
         return before
     placer = _Placer(PluginAnswers(pod_table), prepared, inventory, is_gpu_resource, gpu_indices)
     for pod in pods:
@@ -132,14 +134,14 @@ def allocate(
     uncovered = not_in_second(pods, second) if schedulers.second else frozenset()
     init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
     left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
-    holders = _holders((one.container, one.uuid) for one in holdings)
+    holders = _holders((holding.container, holding.uuid) for holding in holdings)
     reservations = find_reservations(pods, schedulers.is_reserving)
     scheduled = (
-        *(PlacedShare(one.container, one.uuid, None, None) for one in agents_placer.holdings()),
+        *(PlacedShare(holding.container, holding.uuid, None, None) for holding in agents_placer.holdings()),
         *(place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()),
     )
     granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
-    lists_claims = offer.listed_claims or any(one.driver for _, one in _claims(pods))
+    lists_claims = offer.listed_claims or any(claim.driver for _, claim in _claims(pods))
     return Allocation(
         basis=basis,
         grants=granted,
@@ -148,11 +150,11 @@ def allocate(
             for (name, resource, reason), slots in sorted(unmatched.items())
         ),
         incomplete=frozenset(
-            (*(key[0] for key in unmatched), *(name for name, one in _claims(pods) if not one.driver))
+            (*(key[0] for key in unmatched), *(name for name, claim in _claims(pods) if not claim.driver))
         ),
         holders=_holders(granted),
         reservations=reservations,
-        sharers=frozenset((one.container.pod_name, one.uuid) for one in scheduled),
+        sharers=frozenset((share.container.pod_name, share.uuid) for share in scheduled),
         may_hold_more=uncovered if schedulers.read_now else frozenset(pod.pod_name for pod in pods),
         may_be_shared=bool(uncovered) or not schedulers.noted_all,
         shared_ids=find_shared_ids(holdings, inventory),
@@ -208,7 +210,7 @@ class _Placer:
         self._answers = answers
         self._inventory = inventory
         self._is_gpu_resource = is_gpu_resource
-        self._prepared = grouped((one.device, one) for one in prepared)
+        self._prepared = grouped((device.device, device) for device in prepared)
 
     def holdings(self) -> list[Holding]:
         return [self._firsts[key]._replace(ids=tuple(ids)) for key, ids in self._ids.items()]
@@ -221,27 +223,27 @@ class _Placer:
             refs = first_device_refs(answers)
             indices = self._indices(PluginGpuRefs(name, self._answers.uid(name), devices.resource, refs))
             placed = place(devices.resource, devices.ids, refs, self._inventory, indices)
-            for one in placed:
-                for uuid in self._devices(name, devices.resource, one):
-                    if one.plugin is not None:
-                        held = name, devices.resource, uuid, one.plugin
-                        self._add(_HoldingKey(*held), one, Holding(*held, (), len(placed), answer, one.position))
+            for slot in placed:
+                for uuid in self._devices(name, devices.resource, slot):
+                    if slot.plugin is not None:
+                        key = name, devices.resource, uuid, slot.plugin
+                        self._add(_HoldingKey(*key), slot, Holding(*key, (), len(placed), answer, slot.position))
         for device in container.claims:
-            found, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
-            for uuid in self._devices(name, device.driver, found, device.share_id):
-                if found.plugin is not None:
-                    held = name, device.driver, uuid, found.plugin
-                    holding = Holding(*held, (), 1, claim=device, prepared=prepared)
-                    self._add(_HoldingKey(*held, device), found, holding)
+            placed_claim, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
+            for uuid in self._devices(name, device.driver, placed_claim, device.share_id):
+                if placed_claim.plugin is not None:
+                    key = name, device.driver, uuid, placed_claim.plugin
+                    holding = Holding(*key, (), 1, claim=device, prepared=prepared)
+                    self._add(_HoldingKey(*key, device), placed_claim, holding)
 
     def _indices(self, answer: PluginGpuRefs) -> Mapping[int, Uuid]:
         """Return the GPU of each NVML index in an answer, at the time gpumap first saw the answer."""
         by_index = [ref for ref in answer.refs if isinstance(ref, ByIndex)]
-        now = {ref.nvml_index: uuid for ref in by_index for uuid in self._inventory.resolve(ref)}
-        found = {**now, **self._indices_before.get(answer, NO_INDICES)}
-        if found:
-            self.gpu_indices[answer] = found
-        return found
+        current = {ref.nvml_index: uuid for ref in by_index for uuid in self._inventory.resolve(ref)}
+        by_number = {**current, **self._indices_before.get(answer, NO_INDICES)}
+        if by_number:
+            self.gpu_indices[answer] = by_number
+        return by_number
 
     def _add(self, key: _HoldingKey, placed: Placed, holding: Holding) -> None:
         self._firsts.setdefault(key, holding)
@@ -260,13 +262,8 @@ class _Placer:
         return placed.located.devices
 
 
-def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """Compare two bases. The first two parts must be the same objects: they are while nothing in them changes."""
-    return one[0] is other[0] and one[1] is other[1] and all(a is b or a == b for a, b in zip(one, other, strict=True))
-
-
-def _holders(held: Iterable[tuple[ContainerName, Uuid]]) -> dict[Uuid, tuple[ContainerName, ...]]:
-    holders = grouped((uuid, name) for name, uuid in held)
+def _holders(holdings: Iterable[tuple[ContainerName, Uuid]]) -> dict[Uuid, tuple[ContainerName, ...]]:
+    holders = grouped((uuid, name) for name, uuid in holdings)
     return {uuid: tuple(sorted(set(names))) for uuid, names in holders.items()}
 
 
@@ -287,8 +284,8 @@ def _offered_by_no_plugin(
     if offer.names_no_device:
         return frozenset()
     offered = {uuid for uuid, _ in offer.allocatable}
-    offered.update(one.uuid for one in holdings if one.claim is None)
-    offered.update(one.uuid for one in scheduled)
+    offered.update(holding.uuid for holding in holdings if holding.claim is None)
+    offered.update(share.uuid for share in scheduled)
     return frozenset(inventory.leaves) - {leaf for uuid in offered for leaf in inventory.leaves_of(uuid)}
 
 
@@ -305,12 +302,36 @@ def _left_out(pods: Iterable[ListedPod], pod_table: PodTable) -> dict[tuple[PodU
     return grouped((key, row) for key, row in with_key if key in listed and row.resource not in listed[key])
 
 
+def add_left_out(pods: tuple[ListedPod, ...], pod_table: PodTable, procs: ProcTable) -> tuple[ListedPod, ...]:
+    """Return the List with the rows that it leaves out, of pods that have a process on a GPU (`procs`).
+
+    Kubelets 1.20 to 1.22 leave out devices without NUMA topology (kubernetes/kubernetes#103289). The rows of an ended
+    pod stay, so a row is taken only with a running process. If the List has a device of a resource, it has all of them.
+    """
+    running = {pod.pod_uid for entry in procs.entries for pod in entry.cgroup.pods}
+    left_out = _left_out(pods, pod_table)
+    completed = []
+    for pod in pods:
+        uid = pod_table.uid_of.get(pod.pod_name)
+        if uid in running:
+            containers = []
+            for container in pod.containers:
+                rows = left_out.get((uid, container.name), ())
+                devices = (ResourceDevices(row.resource, tuple(sorted(row.ids))) for row in rows)
+                containers.append(replace(container, devices=tuple(sorted((*container.devices, *devices)))))
+            pod = replace(pod, containers=tuple(containers))
+        completed.append(pod)
+    return tuple(completed)
+
+
 def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> frozenset[Uuid]:
     """Return the leaves that rows may assign: all leaves if one of their ids matches no device."""
     allocations = tuple(allocations)
-    if not all(one.complete for one in allocations):
+    if not all(allocation.complete for allocation in allocations):
         return frozenset(inventory.leaves)
-    return frozenset(leaf for one in allocations for uuid in one.devices for leaf in inventory.leaves_of(uuid))
+    return frozenset(
+        leaf for allocation in allocations for uuid in allocation.devices for leaf in inventory.leaves_of(uuid)
+    )
 
 
 def _by_rows(
@@ -320,10 +341,10 @@ def _by_rows(
     devices: set[Uuid] = set()
     complete = True
     for row in rows:
-        for one in place(row.resource, row.ids, first_device_refs(answers_of_row(row, rows)), inventory):
-            if is_gpu_resource(row.resource) or _has_own_uuid(row.resource, one.device_id, inventory):
-                devices.update(one.located.devices)
-                complete = complete and bool(one.located.devices)
+        for slot in place(row.resource, row.ids, first_device_refs(answers_of_row(row, rows)), inventory):
+            if is_gpu_resource(row.resource) or _has_own_uuid(row.resource, slot.device_id, inventory):
+                devices.update(slot.located.devices)
+                complete = complete and bool(slot.located.devices)
     return RowAllocation(frozenset(devices), complete)
 
 
@@ -351,13 +372,13 @@ class PluginAnswers:
     ) -> tuple[PluginAnswer, ...]:
         """Return the answers about these ids: first for their resource, then for the plugin's other resources."""
         own_family = family(devices.resource)
-        others = [
-            other
-            for other in container.devices
-            if own_family and other is not devices and family(other.resource) == own_family
+        siblings = [
+            sibling
+            for sibling in container.devices
+            if own_family and sibling is not devices and family(sibling.resource) == own_family
         ]
-        found = (self._one(name, one) for one in (devices, *others))
-        return tuple(answer for answer in found if answer is not None)
+        answers = (self._one(name, listed) for listed in (devices, *siblings))
+        return tuple(answer for answer in answers if answer is not None)
 
     def _one(self, name: ContainerName, devices: ResourceDevices) -> PluginAnswer | None:
         """Return the answer in the pod's rows with these ids. If the pod's UID is unknown, all such rows must agree."""
@@ -379,10 +400,55 @@ class PluginAnswers:
 def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tuple[PluginAnswer, ...]:
     """Return the answers about one row's ids: first its own, then those of all of its plugin's rows among `rows`."""
     own_family = family(row.resource)
-    of_plugin = (one for one in rows if own_family and family(one.resource) == own_family)
-    return tuple(one.answer for one in (row, *of_plugin) if one.answer is not None)
+    of_plugin = (other_row for other_row in rows if own_family and family(other_row.resource) == own_family)
+    return tuple(plugin_row.answer for plugin_row in (row, *of_plugin) if plugin_row.answer is not None)
 
 
 def first_device_refs(answers: Iterable[PluginAnswer]) -> tuple[DeviceRef, ...]:
     """Return the devices of the first answer that names devices."""
     return next((refs for answer in answers if (refs := named_devices(answer))), ())
+
+
+# --- ids that two pods hold -------------------------------------------------------------------------------------------
+
+
+class SharedId(NamedTuple):
+    """An id that containers of several pods hold."""
+
+    resource: str
+    device_id: DeviceId
+    uuid: Uuid
+    containers: tuple[ContainerName, ...]
+
+
+def find_shared_ids(holdings: Iterable[Holding], inventory: Inventory) -> tuple[SharedId, ...]:
+    """Return the ids of whole GPUs, MIG devices and replicas that several pods hold. Claims may be shared."""
+    exclusive = (
+        holding
+        for holding in holdings
+        if holding.plugin.unit in (Unit.DEVICE, Unit.REPLICA)
+        if holding.claim is None and holding.uuid not in inventory.parents
+    )
+    containers = grouped(
+        ((holding.resource, id_, holding.uuid), holding.container) for holding in exclusive for id_ in holding.ids
+    )
+    return tuple(
+        SharedId(*key, tuple(sorted(names)))
+        for key, names in sorted(containers.items())
+        if len({name.pod_name for name in names}) > 1
+    )
+
+
+def watch_shared_ids(
+    before: Iterable[AssignedTwice], shared_ids: Iterable[SharedId], exists: Callable[[PodName], bool], moment: Moment
+) -> tuple[AssignedTwice, ...]:
+    """Return the shared ids of which at least two pods certainly exist."""
+    since = {entry[:4]: entry.since for entry in before}
+    twice: list[AssignedTwice] = []
+    for resource, device_id, uuid, containers in shared_ids:
+        pods = {container.pod_name for container in containers if exists(container.pod_name)}
+        for container in containers if len(pods) > 1 else ():
+            key, other_pods = (container, resource, device_id, uuid), pods - {container.pod_name}
+            if other_pods < pods:
+                twice.append(AssignedTwice(*key, since.get(key, moment), tuple(sorted(other_pods))))
+    return tuple(twice)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.agent.join.allocation import Allocation, RowAllocation
@@ -47,20 +47,22 @@ class PendingOwner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All inputs of the attribution. `*_current`: young enough to serve, but possibly of an earlier collection.
+    """All inputs of the attribution: equal ones lead to the same owners. Pod table and allocation stay the same objects
+    while nothing changes. `*_current`: young enough to serve, but possibly of an earlier collection.
 
     `can_report_unassigned`: List and identity are both of this collection. Older ones lack a pod that has just started.
     """
 
     pod_table: PodTable
     allocation: Allocation
-    inventory: Inventory
+    inventory: Inventory = field(compare=False)
+    """The basis of `allocation` contains the devices."""
     procs: ProcTable
     identity_current: bool
     identity_read_now: bool
     list_current: bool
     can_report_unassigned: bool
-    is_trusted: Callable[[str], bool]
+    is_trusted: Callable[[str], bool] = field(compare=False)
     """Whether pods of a namespace may use devices that a scheduler granted in its own way."""
     older_than_pods: frozenset[PodUid]
     """UIDs with processes that gpumap knew before it asked the Pods API. The answer has their pods, if they exist."""
@@ -72,29 +74,6 @@ class Evidence:
     """(leaf, PID) pairs that /proc did not have in the last collection either."""
     leaking: frozenset[Uuid]
     """Leaves with memory that no process explains, for so long that the PIDs on them certainly do not exist."""
-
-    def same_as(self, other: Evidence) -> bool:
-        """Whether it leads to the same owners. Pod table and allocation stay the same objects while nothing changes."""
-        # The basis of an allocation contains the devices.
-        if self.pod_table is not other.pod_table or self.allocation is not other.allocation:
-            return False
-        return self._rest == other._rest
-
-    @property
-    def _rest(self) -> tuple[object, ...]:
-        return (
-            self.procs.entries,
-            self.procs.unreadable,
-            self.identity_current,
-            self.identity_read_now,
-            self.list_current,
-            self.can_report_unassigned,
-            self.older_than_pods,
-            self.pending_before,
-            self.confirmed,
-            self.missing_before,
-            self.leaking,
-        )
 
 
 class Attributed(NamedTuple):
@@ -163,7 +142,7 @@ class LeafProcesses:
     missing: frozenset[tuple[Uuid, int]]
     by_container: Mapping[ContainerName, ContainerProcesses]
     by_owner: Mapping[Owner, tuple[Attributed, ...]]
-    last: Mapping[int, LastProcess]
+    last_processes: Mapping[int, LastProcess]
     """What the next collection needs of each process, by PID."""
     users: frozenset[User | None]
     """Containers with processes that may compute. `None`: one that no container is known to own. Without MPS servers,
@@ -183,8 +162,8 @@ class Attribution:
 
     def uids(self) -> set[PodUid]:
         """Return the UIDs of pods with processes."""
-        found = (item.pod_uid for processes in self.by_leaf.values() for item in processes.attributed)
-        return {uid for uid in found if uid is not None}
+        uids = (item.pod_uid for processes in self.by_leaf.values() for item in processes.attributed)
+        return {uid for uid in uids if uid is not None}
 
     def workloads(self) -> Iterator[Workload]:
         """Yield the work outside pods on all leaves."""
@@ -204,14 +183,14 @@ def confirmed_owners(
         return frozenset(pending)
     latest = observations.finished.monotonic - CONFIRM_SECONDS
     confirmed = before.evidence.confirmed if before is not None else frozenset[PendingOwner]()
-    return frozenset(one for one, since in pending.items() if since.monotonic <= latest or one in confirmed)
+    return frozenset(owner for owner, since in pending.items() if since.monotonic <= latest or owner in confirmed)
 
 
 def attribute(
     processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence: Evidence, before: Attribution | None
 ) -> Attribution:
     """Find the owner of every process. With the same evidence as `before`, only changed leaves are classified."""
-    if before is not None and not evidence.same_as(before.evidence):
+    if before is not None and evidence != before.evidence:
         before = None
     by_leaf_before = before.by_leaf if before is not None else {}
     classifier = OwnerClassifier(evidence)
@@ -238,7 +217,7 @@ _OWNERS = (Owner.UNASSIGNED, Owner.UNKNOWN, Owner.SCHEDULED, Owner.ASSIGNED)
 
 def _of_container(items: Iterable[Attributed]) -> ContainerProcesses:
     owners = {item.owner for item in items}
-    return ContainerProcesses(tuple(items), memory_of_all(items), next(one for one in _OWNERS if one in owners))
+    return ContainerProcesses(tuple(items), memory_of_all(items), next(owner for owner in _OWNERS if owner in owners))
 
 
 _OUTSIDE: User = NO_CONTAINER, None
@@ -289,7 +268,7 @@ class OwnerClassifier:
         self._has_mps_clients = any("M" in process.types for process in listed)
         decide = functools.cache(functools.partial(self._decide_pod, leaf=leaf))  # a container has many processes
         attributed = tuple(
-            self._attributed(process, leaf, decide) for process in sorted(listed, key=lambda one: one.pid)
+            self._attributed(process, leaf, decide) for process in sorted(listed, key=lambda process: process.pid)
         )
         by_container = grouped((item.name, item) for item in attributed if item.is_measured and item.name is not None)
         by_owner = grouped((item.owner, item) for item in attributed)
@@ -301,7 +280,7 @@ class OwnerClassifier:
             frozenset(self._missing),
             {name: _of_container(items) for name, items in by_container.items()},
             {owner: tuple(items) for owner, items in by_owner.items()},
-            last={
+            last_processes={
                 item.process.pid: LastProcess(
                     item.start,
                     item.name if item.is_measured else None,
@@ -404,7 +383,7 @@ class OwnerClassifier:
             owner = Owner.SCHEDULED
         elif name.pod_name in evidence.allocation.may_hold_more or self._may_be_init_container(name):
             owner = Owner.UNKNOWN
-        elif name.pod_name in evidence.pod_table.kept:  # the List of this collection does not have it
+        elif name.pod_name in evidence.pod_table.kept_uids:  # the List of this collection does not have it
             self._keep_pending(pod, leaf, Owner.UNASSIGNED)
             owner = Owner.UNKNOWN
         else:
@@ -442,8 +421,8 @@ class OwnerClassifier:
         init_containers = self._evidence.allocation.init_containers
         if name.container:
             return name in holders or self._row_holds(init_containers.get((uid, name.container)), leaf)
-        listed = {one in holders for one in self._listed_containers.get(name.pod_name, ())}
-        init = {self._row_holds(one, leaf) for (pod, _), one in init_containers.items() if pod == uid}
+        listed = {container in holders for container in self._listed_containers.get(name.pod_name, ())}
+        init = {self._row_holds(row, leaf) for (pod, _), row in init_containers.items() if pod == uid}
         return None if len(listed | init) > 1 else True in listed | init
 
     def _is_scheduled(self, uid: PodUid, pod: PodName, leaf: Uuid) -> bool:
@@ -477,9 +456,9 @@ class OwnerClassifier:
     def _listed_containers(self) -> Mapping[PodName, Iterable[ContainerName]]:
         return grouped((name.pod_name, name) for name in self._evidence.pod_table.containers)
 
-    def _row_holds(self, one: RowAllocation | None, leaf: Uuid) -> bool:
+    def _row_holds(self, row: RowAllocation | None, leaf: Uuid) -> bool:
         leaves_of = self._evidence.inventory.leaves_of
-        return one is not None and any(leaf in leaves_of(device) for device in one.devices)
+        return row is not None and any(leaf in leaves_of(device) for device in row.devices)
 
     def _allocation_is_incomplete(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:
         """Whether gpumap does not know all devices of the container; if its name is unknown: of one of its pod.
@@ -490,12 +469,12 @@ class OwnerClassifier:
         if leaf in allocation.may_be_claimed or allocation.lacks_devices:
             return True
         rows = [*allocation.init_containers.items(), *allocation.left_out.items()]
-        own = [one for key, one in rows if key[0] == uid and key[1] == (name.container or key[1])]
-        if any(not one.complete or self._row_holds(one, leaf) for one in own):
+        own_rows = [row for key, row in rows if key[0] == uid and key[1] == (name.container or key[1])]
+        if any(not row.complete or self._row_holds(row, leaf) for row in own_rows):
             return True
         return any(
-            other.pod_name == name.pod_name and name.container in ("", other.container)
-            for other in allocation.incomplete
+            container.pod_name == name.pod_name and name.container in ("", container.container)
+            for container in allocation.incomplete
         )
 
     def _may_be_init_container(self, name: ContainerName) -> bool:
@@ -522,3 +501,54 @@ def _holders_by_leaf(allocation: Allocation, inventory: Inventory) -> dict[Uuid,
     with_slots = (holder for holder, grant in allocation.grants.items() if grant.slots)
     holders = grouped((leaf, name) for name, uuid in with_slots for leaf in inventory.leaves_of(uuid))
     return {leaf: set(names) for leaf, names in holders.items()}
+
+
+# --- since when an owner has been accused -----------------------------------------------------------------------------
+
+
+_Process = tuple[int, int | None]
+"""PID and start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """Since when gpumap has found an owner, and the processes that have it."""
+
+    since: Moment
+    processes: frozenset[_Process]
+
+
+def remember_accused(
+    before: Mapping[PendingOwner, Accused], attribution: Attribution, moment: Moment, *, sees_processes: bool
+) -> dict[PendingOwner, Accused]:
+    """Return the owners of now with their times. After an outage, the time of the same process counts.
+
+    `sees_processes`: NVML and /proc answered in this collection.
+    """
+    if not sees_processes:
+        return dict(before)
+    accused, evidence = {}, attribution.evidence
+    for key in attribution.pending_owners:
+        items = attribution.by_leaf[key.leaf].attributed
+        processes = frozenset((item.process.pid, item.start) for item in items if item.pod_uid == key.pod_uid)
+        known = before.get(key)
+        is_same = known and (key in evidence.pending_before or known.processes & processes)
+        accused[key] = Accused(known.since if known and is_same else moment, processes)
+    known_leaves = evidence.inventory.leaves
+    hidden = {key: known for key, known in before.items() if key not in accused and key.leaf in known_leaves}
+    return accused | {key: known for key, known in hidden.items() if _may_remain(key, known, attribution)}
+
+
+def _may_remain(key: PendingOwner, known: Accused, attribution: Attribution) -> bool:
+    """Return whether one of the processes may still have its owner: its leaf or its /proc entry cannot be read, or
+    nothing shows its owner."""
+    leaf = attribution.by_leaf.get(key.leaf)
+    if leaf is None:
+        return True
+    pids = {pid for pid, _ in known.processes}
+    return any(
+        item.process.pid in pids
+        if item.start is None
+        else item.owner is Owner.UNKNOWN and (item.process.pid, item.start) in known.processes
+        for item in leaf.attributed
+    )

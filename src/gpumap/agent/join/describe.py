@@ -10,9 +10,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from gpumap.agent.join.accounting import Key
-from gpumap.agent.join.accused import Accused
 from gpumap.agent.join.allocation import Allocation
-from gpumap.agent.join.attribution import Attributed, Attribution, PendingOwner
+from gpumap.agent.join.attribution import Accused, Attributed, Attribution, PendingOwner
 from gpumap.agent.join.history import (
     History,
     LeafMemory,
@@ -27,8 +26,8 @@ from gpumap.agent.join.history import (
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.offers import MissingOffers
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
+from gpumap.agent.join.unavailable import MissingOffers
 from gpumap.agent.join.usage import (
     UNKNOWN_TIMES,
     LeafUse,
@@ -62,10 +61,10 @@ from gpumap.model.terms import BUSY_WITHOUT_PROCESS, ContainerName, Owner, PodNa
 # --- GPUs and devices -------------------------------------------------------------------------------------------------
 
 
-def gpus(found: Iterable[Gpu], xids: Iterable[GpuXids]) -> tuple[Gpu, ...]:
+def gpus(node_gpus: Iterable[Gpu], xids: Iterable[GpuXids]) -> tuple[Gpu, ...]:
     """Return the GPUs with what to do about their problems."""
-    with_errors = {one.uuid for one in xids if one.counts}
-    return tuple(structs.replace(gpu, remedies=_remedies(gpu, gpu.uuid in with_errors)) for gpu in found)
+    with_errors = {gpu_xids.uuid for gpu_xids in xids if gpu_xids.counts}
+    return tuple(structs.replace(gpu, remedies=_remedies(gpu, gpu.uuid in with_errors)) for gpu in node_gpus)
 
 
 def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
@@ -76,20 +75,20 @@ def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
         "row_remap_failure": reading and reading.row_remap_failure,
         "xid_errors": has_xids,
     }
-    found = {
+    texts = {
         "fault": remedies.of_fault(gpu.fault, gpu.index),
         "recovery_action": remedies.of_recovery_action(gpu.recovery_action, gpu.index),
         **{name: remedies.of_health(name, gpu.index) for name in problems if problems[name]},
     }
-    return {name: remedy for name, remedy in found.items() if remedy}
+    return {name: remedy for name, remedy in texts.items() if remedy}
 
 
 def ever_offered(
     before: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
 ) -> frozenset[tuple[Uuid, str]]:
     """Add what the kubelet offers now to what it ever offered, while the device is present."""
-    now = {(uuid, resource) for uuid, slots in allocation.offer.slots.items() for resource in slots}
-    everything = before | now
+    offered = {(uuid, resource) for uuid, slots in allocation.offer.slots.items() for resource in slots}
+    everything = before | offered
     if not inventory.up or everything == before:
         return before if everything == before else frozenset(everything)
     return frozenset(pair for pair in everything if pair[0] in inventory.leaves or pair[0] in inventory.parents)
@@ -109,8 +108,10 @@ def devices(
     rows: dict[Uuid, Device] = {}
     may_be_on_any = _doubtful(allocation.unmatched, allocation)
     # A slot of a GPU that has not reported its uuid or its minor is on no GPU that reports both.
-    may_be_on_answering = _doubtful([one for one in allocation.unmatched if one.reason != DEVICE_DOWN], allocation)
-    some_gpu_is_unnamed = any(one.reason == DEVICE_DOWN for one in allocation.unmatched)
+    may_be_on_answering = _doubtful(
+        [slots for slots in allocation.unmatched if slots.reason != DEVICE_DOWN], allocation
+    )
+    some_gpu_is_unnamed = any(slots.reason == DEVICE_DOWN for slots in allocation.unmatched)
     known_by_uuid = {known.uuid: known for known in inventory.known}
     offered_now = allocation.offer.slots
     for gpu in inventory.gpus:
@@ -140,10 +141,10 @@ def devices(
                 containers=tuple(on_device.get(leaf.uuid, ())),
                 host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
-    whole = {gpu.uuid: gpu for gpu in inventory.gpus}
+    gpus_by_uuid = {gpu.uuid: gpu for gpu in inventory.gpus}
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
         holders = _holders(joined, uuid, None)
-        partitioned = whole.get(uuid)
+        partitioned = gpus_by_uuid.get(uuid)
         rows[uuid] = Device(
             uuid=uuid,
             gpu_uuid=uuid if partitioned else None,
@@ -206,7 +207,7 @@ def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Ca
     """Return whether one of the unmatched slots may be on a device: on one that offers their resource, or on any device
     if none offers it."""
     offers = allocation.offer.slots
-    resources = {one.resource for one in unmatched if one.reason != NOT_IN_NVML}
+    resources = {slots.resource for slots in unmatched if slots.reason != NOT_IN_NVML}
     offering = {name: {leaf for leaf, slots in offers.items() if name in slots} for name in resources}
     anywhere = not all(offering.values())
     return lambda uuid: anywhere or any(uuid in leaves for leaves in offering.values())
@@ -231,9 +232,9 @@ def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple
         return ()
     return tuple(
         item
-        for other in gpu.leaves
-        if other.gpu_instance_id == leaf.gpu_instance_id and other.uuid != leaf.uuid
-        if (processes := attribution.by_leaf.get(other.uuid))
+        for sibling in gpu.leaves
+        if sibling.gpu_instance_id == leaf.gpu_instance_id and sibling.uuid != leaf.uuid
+        if (processes := attribution.by_leaf.get(sibling.uuid))
         for item in processes.attributed
     )
 
@@ -277,10 +278,10 @@ def containers(joined: Joined) -> Containers:
         name, uuid = key
         owner, used_now = uses.get(key, (Owner.ASSIGNED, None))
         grant = joined.allocation.grants.get(key)
-        whole = joined.inventory.gpu_of_leaf.get(uuid)
-        held = grant or (joined.allocation.grants.get((name, whole.uuid)) if whole else None)
-        if held is not None:
-            owner = Owner.ASSIGNED if held.slots else Owner.SCHEDULED
+        gpu = joined.inventory.gpu_of_leaf.get(uuid)
+        held_grant = grant or (joined.allocation.grants.get((name, gpu.uuid)) if gpu else None)
+        if held_grant is not None:
+            owner = Owner.ASSIGNED if held_grant.slots else Owner.SCHEDULED
         rows.append(ContainerOnDevice(*name, uuid, owner, grant, used_now, watches.get((name.pod_name, uuid))))
     return Containers(tuple(rows), history.finish(), sm_ratios, sm_activities)
 
@@ -292,9 +293,9 @@ class _HistoryUpdate:
         self._joined = joined
         self._moment = joined.observations.finished
         self._before = joined.memory.history
-        now = self._moment.monotonic
-        self._peaks = {key: peak for key, peak in self._before.peaks.items() if peak.kept_until > now}
-        self._pods = {key: pod for key, pod in self._before.pods.items() if pod.kept_until > now}
+        timestamp = self._moment.monotonic
+        self._peaks = {key: peak for key, peak in self._before.peaks.items() if peak.kept_until > timestamp}
+        self._pods = {key: pod for key, pod in self._before.pods.items() if pod.kept_until > timestamp}
         self._at_rest: dict[tuple[PodName, Uuid], PodMemory] = {}
         self._leaves: dict[Uuid, LeafMemory] = {}
         self._updated: set[tuple[PodName, Uuid]] = set()
@@ -377,11 +378,11 @@ class _HistoryUpdate:
         return History(self._peaks, self._pods, self._leaves, self._at_rest)
 
 
-def _is_certain(joined: Joined, pod: PodName, uid: PodUid | None, *, asked: bool = True) -> bool:
+def _is_certain(joined: Joined, pod: PodName, uid: PodUid | None, *, may_ask: bool = True) -> bool:
     """Return whether a pod's UID is known, and its pod exists.
 
     A log tree may be that of an earlier pod of the same name. It counts if a process has its UID in its cgroup: one
-    that uses a GPU, or one that gpumap has `asked` for.
+    that uses a GPU, or one that gpumap has asked for (`may_ask`).
     """
     if uid is None:
         return False
@@ -389,7 +390,7 @@ def _is_certain(joined: Joined, pod: PodName, uid: PodUid | None, *, asked: bool
     return (
         pod in table.written
         or uid in table.reported_names
-        or (asked and uid in joined.procs.living_pods)
+        or (may_ask and uid in joined.procs.living_pods)
         or _uses_gpu(joined, uid)
     )
 
@@ -414,7 +415,7 @@ def uncertain_pods(joined: Joined, containers: Iterable[ContainerOnDevice], time
         uid
         for row in containers
         if (watch := row.watch) and watch.last_active is not None and watch.last_active <= rest_until
-        if (uid := joined.uids.get(row.pod_name)) and not _is_certain(joined, row.pod_name, uid, asked=False)
+        if (uid := joined.uids.get(row.pod_name)) and not _is_certain(joined, row.pod_name, uid, may_ask=False)
     }
     sharing = {name.pod_name for shared in joined.allocation.shared_ids for name in shared.containers}
     return frozenset(resting | {uid for pod in sharing if (uid := joined.pod_table.uid_of.get(pod))})
@@ -434,7 +435,7 @@ def _holders_of(joined: Joined, leaf: Uuid) -> tuple[ContainerName, ...]:
 
 def _is_shared(joined: Joined, leaf: Uuid) -> bool:
     reservations = joined.allocation.reservations
-    return sum(one.pod_name not in reservations for one in _holders_of(joined, leaf)) > 1
+    return sum(holder.pod_name not in reservations for holder in _holders_of(joined, leaf)) > 1
 
 
 def _idle(joined: Joined, leaf: Uuid, use: LeafUse) -> Iterable[ContainerName]:
@@ -451,13 +452,13 @@ def _idle(joined: Joined, leaf: Uuid, use: LeafUse) -> Iterable[ContainerName]:
     pods_current = strangers <= evidence.older_than_pods
     certain = pod_table.confirmed(pods_current=pods_current) if is_read_now else frozenset[PodName]()
     # No List has the pods that the grace period keeps: they may have ended.
-    listed = (holder for holder in holders if holder.pod_name not in pod_table.kept)
+    listed = (holder for holder in holders if holder.pod_name not in pod_table.kept_uids)
     return certainly_idle(listed, use.processes.attributed, pod_table.uid_of, certain)
 
 
 def processes(leaf_uses: Mapping[Uuid, LeafUse], accused: Mapping[PendingOwner, Accused]) -> Iterator[Process]:
     by_time = sorted(accused.items(), key=lambda pair: pair[1].since)  # of several containers, the latest counts
-    since = {(one.pod_uid, one.leaf, one.owner): known.since.wall for one, known in by_time}
+    since = {(owner.pod_uid, owner.leaf, owner.owner): known.since.wall for owner, known in by_time}
     for leaf, use in sorted(leaf_uses.items()):
         for item in use.processes.attributed:
             process = item.process
@@ -505,14 +506,14 @@ def device_health(
     pods = identity.value.pods if isinstance(identity, Observed) else None
     if pods is None:
         return None
-    found = {
+    reports = {
         ReportedDeviceHealth(pod.namespace, pod.pod, container.name, *health)
         for pod in pods
         for container in pod.containers
         for health in container.health
         if is_gpu_resource(health.resource) or _is_gpu_claim(health)
     }
-    return tuple(sorted(found))
+    return tuple(sorted(reports))
 
 
 def _is_gpu_claim(health: DeviceHealth) -> bool:

@@ -68,18 +68,18 @@ def grants(
     """Compute every container's grant of every device that it holds: of the kubelet, or of a scheduler beside it."""
     by_holder = grouped(((holding.container, holding.uuid), holding) for holding in holdings)
     node = _NodeHoldings(holdings, offered, registered, inventory)
-    found = {
+    by_kubelet = {
         holder: Grant(_slots(of_holder), reservation=True)
         if holder[0].pod_name in reservations
         else node.grant(holder[1], of_holder)
         for holder, of_holder in by_holder.items()
     }
-    by_scheduler = {one[:2]: _scheduled(one, inventory) for one in scheduled if one.container.container}
-    found = {**by_scheduler, **found}
-    totals = _overcommitment(found, inventory)
+    by_scheduler = {share[:2]: _scheduled(share, inventory) for share in scheduled if share.container.container}
+    by_kubelet = {**by_scheduler, **by_kubelet}
+    totals = _overcommitment(by_kubelet, inventory)
     return {
         holder: structs.replace(grant, gpus=_scaled(grant.gpus, totals.get(_gpu_uuid(holder[1], inventory), 1.0)))
-        for holder, grant in found.items()
+        for holder, grant in by_kubelet.items()
     }
 
 
@@ -98,20 +98,20 @@ class _NodeHoldings:
         self._leaves_held: set[Uuid] = set()
         """Partitioned GPUs with a MIG device that a container holds."""
         self._claims: dict[Uuid, set[tuple[str, str]]] = {}
-        for one in holdings:
-            self._leaves_held.update({_gpu_uuid(one.uuid, inventory)} - {one.uuid})
-            if one.plugin.unit is Unit.REPLICA:
-                self._held.setdefault((one.uuid, one.resource), set()).update(one.ids)
-                for id_ in one.ids:
-                    key = (one.uuid, one.resource, id_)
+        for holding in holdings:
+            self._leaves_held.update({_gpu_uuid(holding.uuid, inventory)} - {holding.uuid})
+            if holding.plugin.unit is Unit.REPLICA:
+                self._held.setdefault((holding.uuid, holding.resource), set()).update(holding.ids)
+                for id_ in holding.ids:
+                    key = (holding.uuid, holding.resource, id_)
                     self._listed[key] = self._listed.get(key, 0) + 1
-            elif one.plugin.unit is Unit.DEVICE and not _is_admin(one) and not _is_share(one):
-                of_device = self._exclusive.setdefault(one.uuid, {})
-                of_device[one.container] = of_device.get(one.container, 0) + 1
-                if one.claim is not None:
-                    claim = (one.claim.claim_namespace, one.claim.claim)
-                    self._claims.setdefault(one.uuid, set()).add(claim)
-        self._counts = {key: self._count(key, held) for key, held in self._held.items()}
+            elif holding.plugin.unit is Unit.DEVICE and not _is_admin(holding) and not _is_share(holding):
+                of_device = self._exclusive.setdefault(holding.uuid, {})
+                of_device[holding.container] = of_device.get(holding.container, 0) + 1
+                if holding.claim is not None:
+                    claim = (holding.claim.claim_namespace, holding.claim.claim)
+                    self._claims.setdefault(holding.uuid, set()).add(claim)
+        self._counts = {key: self._count(key, held_ids) for key, held_ids in self._held.items()}
         self._by_unit: dict[Unit, Callable[[Holding], GrantInputs]] = {
             Unit.DEVICE: self._device,
             Unit.REPLICA: self._replicas,
@@ -128,10 +128,10 @@ class _NodeHoldings:
         inputs = [self._by_unit[holding.plugin.unit](holding) for holding in of_holder]
         return Grant(
             slots=_slots(of_holder),
-            gpus=_share([gpus for one in inputs for gpus in one.gpus]),
+            gpus=_share([gpus for granted in inputs for gpus in granted.gpus]),
             memory_bytes=_total_bytes(uuid, self._inventory)
-            if any(one.is_whole for one in inputs)
-            else _bytes([memory for one in inputs for memory in one.memory]),
+            if any(granted.is_whole for granted in inputs)
+            else _bytes([memory for granted in inputs for memory in granted.memory]),
             admin_access=_admin_access(of_holder),
         )
 
@@ -147,19 +147,19 @@ class _NodeHoldings:
             # All but one of these claims have admin access. Only the API server knows which.
             return GrantInputs((None,))
         sharers = self._exclusive[holding.uuid]
-        own = _own_share(holding.uuid, self._inventory)
-        part = own / len(sharers) / sharers[holding.container] if own is not None else None
+        own_share = _own_share(holding.uuid, self._inventory)
+        part_share = own_share / len(sharers) / sharers[holding.container] if own_share is not None else None
         if len(sharers) > 1 or is_twice:
-            return GrantInputs((part,))  # a shared device grants its memory to none of its holders
-        return GrantInputs((part,), is_whole=True)
+            return GrantInputs((part_share,))  # a shared device grants its memory to none of its holders
+        return GrantInputs((part_share,), is_whole=True)
 
     def _replicas(self, holding: Holding) -> GrantInputs:
         """Their part of all replicas. With MPS also that part of the memory, unless the plugin set a limit (GKE)."""
         key = (holding.uuid, holding.resource)
         count = self._counts[key]
-        own, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
-        part = math.fsum(1 / self._listed[(*key, id_)] for id_ in holding.ids)
-        share = own * part / count if own is not None and count else None
+        own_share, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
+        replicas = math.fsum(1 / self._listed[(*key, id_)] for id_ in holding.ids)
+        share = own_share * replicas / count if own_share is not None and count else None
         envs = _envs(holding)
         memory: tuple[int | None, ...] = ()
         pinned = envs.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
@@ -167,7 +167,7 @@ class _NodeHoldings:
             limit = _PINNED.fullmatch(pinned)
             memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] if limit else None,)
         elif "CUDA_MPS_PIPE_DIRECTORY" in envs:
-            memory = (int(total * part / count) if total is not None and count else None,)
+            memory = (int(total * replicas / count) if total is not None and count else None,)
         return GrantInputs((share,), memory)
 
     def _gpushare(self, holding: Holding) -> GrantInputs:
@@ -185,31 +185,31 @@ class _NodeHoldings:
 
         Without an SM limit by memory, which may be scaled beyond that of the card; without both one of the splits.
         """
-        own, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
+        own_share, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
         envs = _envs(holding)
         limit = _LIMIT.fullmatch(envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{holding.position}", ""))
         cores = _digits(envs.get("CUDA_DEVICE_SM_LIMIT") or "0")
         if not is_gpu(holding.uuid) and limit is None and cores == 0:
-            return GrantInputs((own,), is_whole=True)  # a MIG device that was made for this container
+            return GrantInputs((own_share,), is_whole=True)  # a MIG device that was made for this container
         # 0 is no limit: no memory is granted.
         memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] or None) if limit else None
-        part: float | None
+        part_share: float | None
         if cores != 0:
-            part = cores / 100 if cores is not None and holding.position == 0 else None
+            part_share = cores / 100 if cores is not None and holding.position == 0 else None
         elif memory is not None:
-            part = memory / total if total else None
+            part_share = memory / total if total else None
         else:
             count = self._count((holding.uuid, holding.resource))
-            part = len(holding.ids) / count if count else None
-        return GrantInputs((None if own is None or part is None else own * part,), (memory,))
+            part_share = len(holding.ids) / count if count else None
+        return GrantInputs((None if own_share is None or part_share is None else own_share * part_share,), (memory,))
 
-    def _count(self, key: tuple[Uuid, str], held: Collection[DeviceId] = ()) -> int | None:
+    def _count(self, key: tuple[Uuid, str], held_ids: Collection[DeviceId] = ()) -> int | None:
         """Return how many slots of a resource a device has in total.
 
         If one that is held is not offered, the plugin reports it as unhealthy: there may be more of them.
         """
         known = self._offered.get(key) or self._registered.get(key)
-        return len(known) if known and known.issuperset(held) else None
+        return len(known) if known and known.issuperset(held_ids) else None
 
 
 def _scheduled(share: PlacedShare, inventory: Inventory) -> Grant:
@@ -217,7 +217,7 @@ def _scheduled(share: PlacedShare, inventory: Inventory) -> Grant:
 
     More memory than the device has is no scheduler's amount, and counts as unknown.
     """
-    own, total = _own_share(share.uuid, inventory), _total_bytes(share.uuid, inventory)
+    own_share, total = _own_share(share.uuid, inventory), _total_bytes(share.uuid, inventory)
     gpus, memory = share.gpus, share.memory_bytes
     if memory is not None and total is not None and memory > total:
         memory = None
@@ -225,7 +225,7 @@ def _scheduled(share: PlacedShare, inventory: Inventory) -> Grant:
         gpus = memory / total
     if memory is None and gpus is not None and total is not None:
         memory = int(gpus * total)
-    return Grant({}, None if gpus is None or own is None else own * gpus, memory)
+    return Grant({}, None if gpus is None or own_share is None else own_share * gpus, memory)
 
 
 def _cores(holding: Holding) -> GrantInputs:
@@ -265,8 +265,8 @@ def _is_admin(holding: Holding) -> bool:
 def _admin_access(of_holder: Iterable[Holding]) -> bool | None:
     """Only the checkpoint of the DRA driver shows whether a claim has admin access."""
     known = {
-        (None if one.prepared is None else one.prepared.admin_access) if one.claim is not None else False
-        for one in of_holder
+        (None if holding.prepared is None else holding.prepared.admin_access) if holding.claim is not None else False
+        for holding in of_holder
     }
     return False if False in known else (None if None in known else True)
 
@@ -277,9 +277,9 @@ def _is_share(holding: Holding) -> bool:
     return bool(share_id) or (holding.claim is not None and bool(holding.claim.share_id))
 
 
-def _overcommitment(found: Mapping[tuple[ContainerName, Uuid], Grant], inventory: Inventory) -> dict[Uuid, float]:
+def _overcommitment(all_grants: Mapping[tuple[ContainerName, Uuid], Grant], inventory: Inventory) -> dict[Uuid, float]:
     """Return the sum of a GPU's shares, for each GPU with a sum over 1: its devices are offered twice."""
-    by_gpu = grouped((_gpu_uuid(uuid, inventory), grant.gpus or 0.0) for (_, uuid), grant in found.items())
+    by_gpu = grouped((_gpu_uuid(uuid, inventory), grant.gpus or 0.0) for (_, uuid), grant in all_grants.items())
     # fsum is exact: ten tenths are 1 in any order.
     return {gpu: total for gpu, of_gpu in by_gpu.items() if (total := math.fsum(of_gpu)) > 1.0}
 
@@ -290,9 +290,9 @@ def _scaled(share: float | None, total: float) -> float | None:
 
 def _slots(of_holder: Iterable[Holding]) -> dict[str, int]:
     counts: dict[str, set[tuple[DeviceId, str]]] = {}
-    for one in of_holder:
-        share = one.claim.share_id if one.claim else ""
-        counts.setdefault(one.resource, set()).update((id_, share) for id_ in one.ids)
+    for holding in of_holder:
+        share = holding.claim.share_id if holding.claim else ""
+        counts.setdefault(holding.resource, set()).update((id_, share) for id_ in holding.ids)
     return {resource: len(ids) for resource, ids in sorted(counts.items())}
 
 

@@ -239,8 +239,8 @@ def clock_step_seconds(previous: Moment, moment: Moment) -> float:
     return step if abs(step) > CLOCKS_APART_SECONDS else 0.0
 
 
-def _differ(previous: str | None, now: str | None) -> bool:
-    return bool(previous and now and previous != now)
+def _differ(previous: str | None, current: str | None) -> bool:
+    return bool(previous and current and previous != current)
 
 
 # --- containers -------------------------------------------------------------------------------------------------------

@@ -91,17 +91,18 @@ class Inventory:
         parent = self.parents.get(place.gpu) if place else None
         if place is None or parent is None:
             return None
-        wanted = (place.gpu_instance_id, place.compute_instance_id)
+        instance_ids = (place.gpu_instance_id, place.compute_instance_id)
         return next(
-            (leaf.uuid for leaf in parent.leaves if (leaf.gpu_instance_id, leaf.compute_instance_id) == wanted), None
+            (leaf.uuid for leaf in parent.leaves if (leaf.gpu_instance_id, leaf.compute_instance_id) == instance_ids),
+            None,
         )
 
     def resolve(self, ref: DeviceRef) -> tuple[Uuid, ...]:
         """Return the devices that a reference names; empty if none of them is present."""
         match ref:
             case ByUuid(uuid):
-                found = self.find(uuid)
-                return (found,) if found is not None else ()
+                device = self.find(uuid)
+                return (device,) if device is not None else ()
             case ByMinor():
                 return self._with_minor(ref)
             case ByIndex(nvml_index):
@@ -120,8 +121,10 @@ class Inventory:
         return tuple(leaf.uuid for leaf in leaves if leaf.compute_instance_id == 0)
 
     def _with_placement(self, ref: ByPlacement) -> tuple[Uuid, ...]:
-        wanted = (ref.profile_id, ref.start)
-        leaves = [leaf.uuid for leaf in self._leaves_of_minor(ref) if (leaf.profile_id, leaf.placement_start) == wanted]
+        placement = (ref.profile_id, ref.start)
+        leaves = [
+            leaf.uuid for leaf in self._leaves_of_minor(ref) if (leaf.profile_id, leaf.placement_start) == placement
+        ]
         return tuple(leaves) if len(leaves) == 1 else ()
 
     def is_ambiguous(self, ref: DeviceRef) -> bool:
@@ -197,15 +200,21 @@ def _identified(
 
 def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]]:
     """Return the processes of each leaf for which NVML lists them."""
-    found: dict[Uuid, tuple[GpuProcess, ...]] = {}
+    processes: dict[Uuid, tuple[GpuProcess, ...]] = {}
     for gpu in inventory.gpus:
         if gpu.reading is None:
             continue
         if gpu.partitioned:
-            found.update({one.uuid: one.processes for one in gpu.reading.instances if one.processes is not None})
+            processes.update(
+                {
+                    instance.uuid: instance.processes
+                    for instance in gpu.reading.instances
+                    if instance.processes is not None
+                }
+            )
         elif gpu.reading.processes is not None:
-            found[gpu.uuid] = gpu.reading.processes
-    return found
+            processes[gpu.uuid] = gpu.reading.processes
+    return processes
 
 
 def _as_partitioned(reading: GpuReading) -> GpuReading:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpumap.agent.join.allocation import Allocation, allocate
+from gpumap.agent.join.allocation import Allocation, add_left_out, allocate
 from gpumap.agent.join.attribution import Attribution, Evidence, attribute, confirmed_owners
 from gpumap.agent.join.inventory import Inventory, processes_by_leaf, take_inventory
-from gpumap.agent.join.left_out import add_left_out
 from gpumap.agent.join.listing import Listing, choose_listing
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import Offer
 from gpumap.agent.join.pods import PodTable, tabulate
-from gpumap.agent.join.recent_processes import RecentProcesses, update_recent
 from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.shares import Schedulers
 from gpumap.agent.join.unexplained import LeafWatch, watch_leaves
-from gpumap.agent.join.usage import LeafUse, leaf_activity, measure_leaf
+from gpumap.agent.join.usage import LeafUse, RecentProcesses, leaf_activity, measure_leaf, update_recent
 from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS, PodName, PodUid
@@ -42,6 +40,8 @@ class Joined:
     leaf_uses: Mapping[Uuid, LeafUse]
     leaf_watches: Mapping[Uuid, LeafWatch]
     rules: Rules
+    is_gap: bool
+    """gpumap did not watch the time between the last collection and this one."""
     uids: Mapping[PodName, PodUid]
     """UIDs of pods that have exactly one possible UID, or have measured processes."""
 
@@ -95,7 +95,9 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         list_current=listing.current,
         can_report_unassigned=can_report_unassigned,
         is_trusted=rules.is_trusted,
-        older_than_pods=frozenset(uid for uid, at in memory.first_seen.items() if files and at <= files.pods_at),
+        older_than_pods=frozenset(
+            uid for uid, first_seen in memory.first_seen.items() if files and first_seen <= files.pods_at
+        ),
         pending_before=frozenset(memory.pending_owners),
         confirmed=confirmed_owners(memory.pending_owners, memory.attribution, observations),
         missing_before=memory.missing,
@@ -125,6 +127,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         },
         leaf_watches=watches,
         rules=rules,
+        is_gap=memory.finished is not None and rules.is_gap(memory.finished, observations.finished),
         uids={**attribution.measured_uids, **pod_table.uid_of},
     )
 
@@ -134,14 +137,19 @@ def _pod_table(
 ) -> PodTable:
     """Join names and UIDs, unless neither the List nor the files changed."""
     before = memory.pod_table
-    is_same = before and before.pods is listing.pods and before.kept == listing.kept and before.is_made_from(identity)
+    is_same = (
+        before
+        and before.pods is listing.pods
+        and before.kept_uids == listing.kept_uids
+        and before.is_made_from(identity)
+    )
     if before and is_same and (before.read_together or not read_together):
         return before
     return tabulate(
         listing.pods,
         identity,
         before,
-        kept=listing.kept,
+        kept_uids=listing.kept_uids,
         read_together=read_together,
         node_name=node_name,
         last_names=memory.names,

@@ -48,7 +48,7 @@ class Listing:
     away: bool
     awaited: tuple[ListedPod, ...]
     """Pods from before a restart that the kubelet has not listed again."""
-    kept: Mapping[PodName, PodUid]
+    kept_uids: Mapping[PodName, PodUid]
     """Those of `pods` that the grace period keeps, with the UIDs from before the restart."""
     second: SecondListing | None
     """`None` without --pod-resources-socket."""
@@ -64,17 +64,17 @@ def choose_listing(
     rules: Rules,
 ) -> Listing:
     """Choose between the new List and the remembered one, and apply the grace period after a restart."""
-    now = observations.finished
+    moment = observations.finished
     answer = observations.kubelet
     if not isinstance(answer, Observed):
-        return _remembered_listing(memory, answer, now, rules)
-    back_at, awaited = _after_restart(memory, answer, now.monotonic)
-    kept = _still_present(memory, awaited, identity, procs) if awaited else {}
+        return _remembered_listing(memory, answer, moment, rules)
+    back_at, awaited = _after_restart(memory, answer, moment.monotonic)
+    kept_uids = _still_present(memory, awaited, identity, procs) if awaited else {}
     pods = answer.value.pods
-    second_answer = _second_answer(memory, answer, kept)
+    second_answer = _second_answer(memory, answer, kept_uids)
     has_second = answer.value.second is not None and answer.value.second.pods is not None
     return Listing(
-        pods=tuple(sorted((*pods, *(pod for pod in awaited if pod.pod_name in kept)))) if kept else pods,
+        pods=tuple(sorted((*pods, *(pod for pod in awaited if pod.pod_name in kept_uids)))) if kept_uids else pods,
         allocatable=answer.value.allocatable,
         read_now=True,
         current=True,
@@ -82,15 +82,15 @@ def choose_listing(
         back_at=back_at,
         away=False,
         awaited=awaited,
-        kept=kept,
-        second=_second(answer, rules.if_young(second_answer, now), read_now=has_second),
+        kept_uids=kept_uids,
+        second=_second(answer, rules.if_young(second_answer, moment), read_now=has_second),
         second_answer=second_answer,
     )
 
 
-def _remembered_listing(memory: Memory, failed: Failed | None, now: Moment, rules: Rules) -> Listing:
+def _remembered_listing(memory: Memory, failed: Failed | None, moment: Moment, rules: Rules) -> Listing:
     before = memory.kubelet
-    young = rules.if_young(before, now)
+    young = rules.if_young(before, moment)
     return Listing(
         pods=memory.pods,
         allocatable=young.value.allocatable if young else None,
@@ -99,15 +99,15 @@ def _remembered_listing(memory: Memory, failed: Failed | None, now: Moment, rule
         answer=before,
         back_at=memory.kubelet_back_at,
         awaited=memory.awaited,
-        kept=memory.pod_table.kept if memory.pod_table else {},
+        kept_uids=memory.pod_table.kept_uids if memory.pod_table else {},
         away=memory.kubelet_away or (failed is not None and failed.complaints[-1].reason in REASONS_OF_RESTART),
-        second=_second(before, rules.if_young(memory.second, now), read_now=False),
+        second=_second(before, rules.if_young(memory.second, moment), read_now=False),
         second_answer=memory.second,
     )
 
 
 def _second_answer(
-    memory: Memory, answer: Observed[KubeletAnswer], kept: Mapping[PodName, PodUid]
+    memory: Memory, answer: Observed[KubeletAnswer], kept_uids: Mapping[PodName, PodUid]
 ) -> Observed[Pods] | None:
     """Return the newest second List. A kubelet that has restarted also shortens the List that its agent forwards."""
     pods = answer.value.second.pods if answer.value.second else None
@@ -115,7 +115,7 @@ def _second_answer(
         return memory.second
     listed = {pod.pod_name for pod in pods}
     before = memory.second.value if memory.second else ()
-    kept_pods = [pod for pod in before if pod.pod_name in kept and pod.pod_name not in listed]
+    kept_pods = [pod for pod in before if pod.pod_name in kept_uids and pod.pod_name not in listed]
     return Observed(tuple(sorted((*pods, *kept_pods))) if kept_pods else pods, answer.at, 0.0)
 
 
@@ -128,13 +128,13 @@ def _second(
 
 
 def _after_restart(
-    memory: Memory, answer: Observed[KubeletAnswer], now: float
+    memory: Memory, answer: Observed[KubeletAnswer], timestamp: float
 ) -> tuple[float | None, tuple[ListedPod, ...]]:
     """Return when the kubelet came back, and the pods that it has not listed since. After the grace period none."""
     back_at, awaited = memory.kubelet_back_at, memory.awaited
     if memory.kubelet is not None and (memory.kubelet_away or memory.kubelet.value.socket != answer.value.socket):
         back_at, awaited = answer.at.monotonic, memory.pods
-    if back_at is None or now - back_at >= RELIST_SECONDS:
+    if back_at is None or timestamp - back_at >= RELIST_SECONDS:
         return back_at, ()
     listed = {pod.pod_name for pod in answer.value.pods}
     assigned = _device_ids(answer.value.pods)

@@ -5,26 +5,113 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from gpumap.agent.join.accounting import Ledger
-from gpumap.agent.join.accused import Accused
 from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
-from gpumap.agent.join.attribution import Attribution, PendingOwner
+from gpumap.agent.join.attribution import Accused, Attribution, PendingOwner
 from gpumap.agent.join.history import History
 from gpumap.agent.join.inventory import KnownGpu
-from gpumap.agent.join.missing_gpus import MissingMemory
 from gpumap.agent.join.needs_restart import HiddenMemory, LostDriverMemory
 from gpumap.agent.join.pcie import PcieCount
 from gpumap.agent.join.pods import PodTable
-from gpumap.agent.join.recent_processes import RecentProcesses
-from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.stalled import StallMemory
 from gpumap.agent.join.unexplained import LeafWatch
+from gpumap.agent.join.usage import RecentProcesses
 from gpumap.agent.join.xids import XidMemory
-from gpumap.agent.judgement.assigned_twice import AssignedTwice
+from gpumap.agent.judgement.judge import AssignedTwice
+from gpumap.model import remedies
 from gpumap.model.node import Finding, SourceHealth, Workload
-from gpumap.model.observations import KubeletAnswer, ListedPod, Moment, Observed, PodIdentity
+from gpumap.model.observations import (
+    Complaint,
+    Failed,
+    KubeletAnswer,
+    ListedPod,
+    Moment,
+    Observations,
+    Observed,
+    PodIdentity,
+)
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import PodName, PodUid
+from gpumap.model.terms import PodName, PodUid, Source
+
+# --- the record of each source ----------------------------------------------------------------------------------------
+
+
+_REASONS = {
+    Source.KUBELET: (
+        "connection_refused",
+        "deadline_exceeded",
+        "permission_denied",
+        "rate_limited",
+        "socket_missing",
+    ),
+    Source.NVML: (
+        "deadline_exceeded",
+        "driver_not_loaded",
+        "hung",
+        "library_not_found",
+        "lost",
+        "worker_crashed",
+    ),
+    Source.PROCFS: ("unreadable",),
+    Source.POD_IDENTITY: ("checkpoint_corrupt", "checkpoint_unreadable", "pod_logs_unreadable"),
+}
+"""Reasons that are counted from 0: increase() then shows their first error. Other reasons are added when they occur."""
+
+
+def untried() -> tuple[SourceHealth, ...]:
+    """Return the record of sources before their first attempt."""
+    return tuple(SourceHealth(source.value, errors=dict.fromkeys(_REASONS[source], 0)) for source in Source)
+
+
+def answers(observations: Observations) -> dict[str, Observed[object] | Failed]:
+    """Return the answers and failures of one collection, by source."""
+    by_source: dict[str, Observed[object] | Failed | None] = {
+        Source.KUBELET: observations.kubelet,
+        Source.NVML: observations.nvml,
+        Source.PROCFS: observations.procfs,
+        Source.POD_IDENTITY: observations.pod_identity,
+    }
+    return {source: answer for source, answer in by_source.items() if answer is not None}
+
+
+def record_health(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
+    """Add the answers and failures of one collection. A source that this machine does not have has no record."""
+    by_source = answers(observations)
+    return tuple(_record(before, by_source[before.source]) for before in health if before.source in by_source)
+
+
+def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHealth:
+    errors = dict(before.errors)
+    for complaint in answer.complaints:
+        errors[complaint.reason] = errors.get(complaint.reason, 0) + 1
+    last_complaint = answer.complaints[-1] if answer.complaints else Complaint("", "")
+    return structs.replace(
+        before,
+        up=isinstance(answer, Observed),
+        reason=last_complaint.reason,
+        detail=last_complaint.detail,
+        remedy=remedies.SOURCES[Source(before.source)].get(last_complaint.reason),
+        last_success=answer.at.wall if isinstance(answer, Observed) else before.last_success,
+        attempts=before.attempts + 1,
+        seconds=before.seconds + answer.seconds,
+        errors=errors,
+        failures=before.failures + isinstance(answer, Failed),
+        last_seconds=answer.seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MissingMemory:
+    """What gpumap remembers of GPUs that are on PCI and that NVML does not list."""
+
+    listed_ids: frozenset[str] = frozenset()
+    """PCI device ids of the GPUs that NVML listed."""
+    since: Mapping[str, Moment] = field(default_factory=dict)
+    """By address: since when NVML does not list a function."""
+    levels: tuple[Moment, ...] = ()
+    """Since when at least one GPU is missing, at least two, and so on."""
 
 
 @dataclass(frozen=True, slots=True)

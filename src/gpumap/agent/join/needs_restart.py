@@ -71,7 +71,7 @@ class HiddenMemory:
 def find_hidden(
     before: HiddenMemory,
     visible: VisibleMigDevices | None,
-    at: Moment,
+    moment: Moment,
     after_seconds: float,
 ) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
     """Return the devices that are hidden, and since when.
@@ -87,26 +87,26 @@ def find_hidden(
     # The start lasts until plugins that start together with gpumap offer their devices, while the layout is the same.
     if before.first_layout is None or (not before.offer_known and visible.layout == first_layout):
         excused |= missing
-    passed = 0.0 if before.checked_at is None else at.monotonic - before.checked_at
-    missed = {uuid: _missed(before.missed.get(uuid), passed, at) for uuid in sorted(missing - excused)}
+    passed = 0.0 if before.checked_at is None else moment.monotonic - before.checked_at
+    missed = {uuid: _missed(before.missed.get(uuid), passed, moment) for uuid in sorted(missing - excused)}
     offer_known = before.offer_known or visible.named is not None
-    memory = HiddenMemory(first_layout, offer_known, excused, missed, at.monotonic)
+    memory = HiddenMemory(first_layout, offer_known, excused, missed, moment.monotonic)
     return memory, tuple(_hidden(missed, visible, after_seconds))
 
 
-def _missed(before: Missed | None, passed: float, at: Moment) -> Missed:
+def _missed(before: Missed | None, passed: float, moment: Moment) -> Missed:
     if before is None:
-        return Missed(at.wall, 0.0, 1)
+        return Missed(moment.wall, 0.0, 1)
     return Missed(before.since, before.seconds + passed, before.collections + 1)
 
 
 def _hidden(missed: Mapping[Uuid, Missed], visible: VisibleMigDevices, after_seconds: float) -> Iterator[HiddenDevice]:
     """Return the devices that are missing for long enough."""
-    for uuid, one in missed.items():
+    for uuid, missing in missed.items():
         is_named = visible.named is not None and uuid in visible.named
         seconds = after_seconds if is_named else UNNAMED_TIMES * after_seconds
-        if one.collections >= COLLECTIONS and one.seconds >= seconds:
-            yield HiddenDevice(uuid, one.since)
+        if missing.collections >= COLLECTIONS and missing.seconds >= seconds:
+            yield HiddenDevice(uuid, missing.since)
 
 
 def visible_mig_devices(
@@ -122,15 +122,15 @@ def visible_mig_devices(
         or any(gpu.reading is None or gpu.reading.mig_unknown for gpu in inventory.gpus)
     ):
         return None
-    instances = [one for gpu in inventory.gpus if gpu.reading for one in gpu.reading.instances]
-    denied = frozenset(one.uuid for one in instances if one.denied)
-    held = (devices for pod in pods for container in pod.containers for devices in container.devices)
-    rows = (*(allocatable or ()), *held)
+    instances = [instance for gpu in inventory.gpus if gpu.reading for instance in gpu.reading.instances]
+    denied = frozenset(instance.uuid for instance in instances if instance.denied)
+    assigned = (devices for pod in pods for container in pod.containers for devices in container.devices)
+    rows = (*(allocatable or ()), *assigned)
     return VisibleMigDevices(
-        readable=frozenset(one.uuid for one in instances) - denied,
+        readable=frozenset(instance.uuid for instance in instances) - denied,
         denied=denied,
         named=frozenset(_named(inventory, rows, is_gpu_resource)) if allocatable else None,
-        layout=frozenset((*inventory.parents, *(one.uuid for one in instances))),
+        layout=frozenset((*inventory.parents, *(instance.uuid for instance in instances))),
     )
 
 
@@ -139,7 +139,7 @@ def _named(
 ) -> Iterator[Uuid]:
     """Return MIG devices by NVML's uuid; if NVML does not list them, by the uuid in the id."""
     for row in rows:
-        ids = [one for one in row.ids if one.startswith("MIG-")]
+        ids = [device_id for device_id in row.ids if device_id.startswith("MIG-")]
         for meaning in map(parse, ids) if ids and is_gpu_resource(row.resource) else ():
             if meaning is not None and isinstance(meaning.device, ByUuid):
                 yield inventory.find(meaning.device.uuid) or meaning.device.uuid
@@ -167,7 +167,7 @@ class LostDriverMemory(NamedTuple):
 
 
 def find_lost_driver(
-    before: LostDriverMemory, nvml: Observed[NvmlReading] | Failed, at: Moment, after_seconds: float
+    before: LostDriverMemory, nvml: Observed[NvmlReading] | Failed, moment: Moment, after_seconds: float
 ) -> tuple[LostDriverMemory, str]:
     """Return why NVML is lost, after it failed for the same reason for long enough; otherwise an empty text."""
     if isinstance(nvml, Observed):
@@ -178,7 +178,7 @@ def find_lost_driver(
     if not before.has_answered or reason not in _WHY:
         return LostDriverMemory(before.has_answered), ""
     if reason != before.reason:
-        return LostDriverMemory(True, reason, at.monotonic, 1), ""
-    now = before._replace(collections=before.collections + 1)
-    lost = now.collections >= COLLECTIONS and at.monotonic - now.since >= after_seconds
-    return now, f"{_WHY[reason]} ({nvml.complaints[-1].detail})" if lost else ""
+        return LostDriverMemory(True, reason, moment.monotonic, 1), ""
+    after = before._replace(collections=before.collections + 1)
+    lost = after.collections >= COLLECTIONS and moment.monotonic - after.since >= after_seconds
+    return after, f"{_WHY[reason]} ({nvml.complaints[-1].detail})" if lost else ""

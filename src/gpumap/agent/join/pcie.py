@@ -34,19 +34,19 @@ def count_pcie(
     """Return the observations with continuous counters, and what to remember of them."""
     if not isinstance(observations.nvml, Observed):
         return before, observations
-    now: dict[Uuid, PcieCount] = {}
+    counts_now: dict[Uuid, PcieCount] = {}
     readings = []
     for reading in observations.nvml.value.gpus:
         count = _count(before, reading)
         if count is not None and reading.uuid is not None:
-            now[reading.uuid] = count
+            counts_now[reading.uuid] = count
             reading = structs.replace(reading, pcie_transmit_bytes=count.values[0], pcie_receive_bytes=count.values[1])
         readings.append(reading)
-    if not now:
+    if not counts_now:
         return before, observations
     nvml = replace(observations.nvml, value=replace(observations.nvml.value, gpus=tuple(readings)))
-    absent = [(uuid, count) for uuid, count in before.items() if uuid not in now]
-    return dict(absent[-GPUS_AWAY_MAX:]) | now, replace(observations, nvml=nvml)
+    absent = [(uuid, count) for uuid, count in before.items() if uuid not in counts_now]
+    return dict(absent[-GPUS_AWAY_MAX:]) | counts_now, replace(observations, nvml=nvml)
 
 
 def _count(before: Mapping[Uuid, PcieCount], reading: GpuReading) -> PcieCount | None:
@@ -60,13 +60,13 @@ def _count(before: Mapping[Uuid, PcieCount], reading: GpuReading) -> PcieCount |
     if reading.pcie_transmit_bytes is None or reading.pcie_receive_bytes is None:
         return None
     source, counts = reading.pcie_source, (reading.pcie_transmit_bytes, reading.pcie_receive_bytes)
-    last = before.get(reading.uuid)
-    restarted = last is not None and (counts[0] < last.counts[0] or counts[1] < last.counts[1])
-    if last is None or last.source != source:
-        value = last.values if last else counts if source == PCIE_TOTALS else (0, 0)
+    last_count = before.get(reading.uuid)
+    restarted = last_count is not None and (counts[0] < last_count.counts[0] or counts[1] < last_count.counts[1])
+    if last_count is None or last_count.source != source:
+        value = last_count.values if last_count else counts if source == PCIE_TOTALS else (0, 0)
         added = value[0] - counts[0], value[1] - counts[1]
     elif restarted:
-        added = (0, 0) if source == PCIE_TOTALS else last.values
+        added = (0, 0) if source == PCIE_TOTALS else last_count.values
     else:
-        added = last.added
+        added = last_count.added
     return PcieCount(source, counts, added)

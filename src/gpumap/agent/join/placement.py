@@ -54,9 +54,9 @@ def locate(ref: DeviceRef | None, inventory: Inventory) -> Located:
     While NVML is down, a reference by uuid is its own result.
     """
     if ref is not None:
-        found = inventory.resolve(ref)
-        if found:
-            return Located(found)
+        devices = inventory.resolve(ref)
+        if devices:
+            return Located(devices)
         if isinstance(ref, ByUuid) and not inventory.up:
             return Located((ref.uuid,))
     if not inventory.up:
@@ -92,9 +92,9 @@ def place(
             by_plugin.setdefault(recognised.plugin, []).append((device_id, recognised.device))
     targets = _targets(refs, inventory, indices)
     # First the ids that can be trusted. The others get the devices that remain.
-    for plugin in sorted(by_plugin, key=lambda one: one.trust is Trust.ANSWER):
+    for plugin in sorted(by_plugin, key=lambda plugin: plugin.trust is Trust.ANSWER):
         if plugin.trust is Trust.ANSWER:
-            covered = {one.located.devices for one in placed if one.located.devices}
+            covered = {slot.located.devices for slot in placed if slot.located.devices}
             unknown = _Target(0, Located((), UNTRUSTED if inventory.up else NVML_DOWN))
             ids_of_plugin = [device_id for device_id, _ in by_plugin[plugin]]
             placed += _spread(plugin, ids_of_plugin, _uncovered(targets, covered) or [unknown])
@@ -112,7 +112,7 @@ def _targets(refs: Sequence[DeviceRef], inventory: Inventory, indices: Mapping[i
         located = locate(ref if known is None else ByUuid(known), inventory)
         if isinstance(ref, EveryGpu) and len(located.devices) != 1:
             continue  # "all" does not select one of several GPUs
-        if not located.devices or located.devices not in {one.located.devices for one in targets}:
+        if not located.devices or located.devices not in {target.located.devices for target in targets}:
             targets.append(_Target(number, located))
     return targets
 
@@ -136,18 +136,18 @@ def _place_by_id(
     position in the plugin's order.
     """
     by_devices = {target.located.devices: target for target in targets if target.located.devices}
-    others: list[DeviceId] = []
+    unplaced: list[DeviceId] = []
     covered = set()
     for device_id, ref in ids:
-        own = locate(ref, inventory)
-        target = by_devices.get(own.devices)
+        by_id = locate(ref, inventory)
+        target = by_devices.get(by_id.devices)
         if target is not None:
-            covered.add(own.devices)
+            covered.add(by_id.devices)
         if not is_exact or target is not None:
-            yield Placed(device_id, plugin, own, target.position if target else 0)
+            yield Placed(device_id, plugin, by_id, target.position if target else 0)
         else:
-            others.append(device_id)
-    yield from _spread(plugin, others, _uncovered(targets, covered))
+            unplaced.append(device_id)
+    yield from _spread(plugin, unplaced, _uncovered(targets, covered))
 
 
 def _spread(plugin: Plugin, ids: Sequence[DeviceId], targets: Sequence[_Target]) -> Iterator[Placed]:
@@ -157,9 +157,9 @@ def _spread(plugin: Plugin, ids: Sequence[DeviceId], targets: Sequence[_Target])
     """
     if not ids:
         return
-    many, few = max(len(ids), len(targets)), min(len(ids), len(targets))
-    each, more = divmod(many, few)
-    runs = [number for number in range(few) for _ in range(each + (number < more))]
+    many, fewer = max(len(ids), len(targets)), min(len(ids), len(targets))
+    each, remainder = divmod(many, fewer)
+    runs = [number for number in range(fewer) for _ in range(each + (number < remainder))]
     for number, run in enumerate(runs):
         device_id, target = (ids[number], targets[run]) if len(ids) == many else (ids[run], targets[number])
         yield Placed(device_id, plugin, target.located, target.position)
@@ -182,32 +182,32 @@ def place_claim(device: ClaimDevice, same_name: Sequence[PreparedDevice], invent
     device_id = DeviceId(device.device)
     if recognised is None:
         return PlacedClaim(Placed(device_id, None, Located((), UNPARSED)), None)
-    own = _note_of_claim(device, same_name)
-    if own is not None:
-        return PlacedClaim(Placed(device_id, recognised.plugin, locate(ByUuid(own.uuid), inventory)), own)
+    own_note = _note_of_claim(device, same_name)
+    if own_note is not None:
+        return PlacedClaim(Placed(device_id, recognised.plugin, locate(ByUuid(own_note.uuid), inventory)), own_note)
     located = locate(recognised.device, inventory)
     if located.reason == UNTRUSTED:
-        others = {found for one in same_name if (found := inventory.find(one.uuid))}
-        located = Located(tuple(others)) if len(others) == 1 else located
+        other_devices = {found_uuid for note in same_name if (found_uuid := inventory.find(note.uuid))}
+        located = Located(tuple(other_devices)) if len(other_devices) == 1 else located
     return PlacedClaim(Placed(device_id, recognised.plugin, located), None)
 
 
 def _note_of_claim(device: ClaimDevice, same_name: Sequence[PreparedDevice]) -> PreparedDevice | None:
     """Return the driver's note about a claim's device. Kubelets before 1.35 list its shares as one, without ids."""
     notes = [
-        one
-        for one in same_name
-        if (one.claim_namespace, one.claim) == (device.claim_namespace, device.claim)
-        and device.share_id in ("", one.share_id)
+        note
+        for note in same_name
+        if (note.claim_namespace, note.claim) == (device.claim_namespace, device.claim)
+        and device.share_id in ("", note.share_id)
     ]
-    if len({one.uuid for one in notes}) != 1:
+    if len({note.uuid for note in notes}) != 1:
         return None
-    amounts = [one.memory_bytes for one in notes]
-    known = sum(one for one in amounts if one is not None)
+    amounts = [note.memory_bytes for note in notes]
+    known = sum(amount for amount in amounts if amount is not None)
     return replace(
         notes[0],
         memory_bytes=None if None in amounts else known,
-        admin_access=all(one.admin_access for one in notes),
+        admin_access=all(note.admin_access for note in notes),
     )
 
 
@@ -232,7 +232,7 @@ class Offer:
     """The kubelet may list a container without its devices (1.20 to 1.22)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlacedOffer:
     """An offer by device. It stays the same object while the offer and the devices are the same."""
 
@@ -262,16 +262,16 @@ def place_offer(
     registered = allocatable if is_same else _by_device(offer.registered, inventory, is_gpu_resource)
     named = {(resource, id_) for (_, resource), ids in allocatable.items() for id_ in ids}
     names_no_device = any(
-        (one.resource, id_) not in named
-        for one in offer.allocatable or ()
-        if is_gpu_resource(one.resource)
-        for id_ in one.ids
+        (offered.resource, id_) not in named
+        for offered in offer.allocatable or ()
+        if is_gpu_resource(offered.resource)
+        for id_ in offered.ids
     )
     unplaced = any(
-        _is_unplaced(one.resource, id_, inventory)
-        for one in offer.allocatable or ()
-        if is_gpu_resource(one.resource)
-        for id_ in one.ids
+        _is_unplaced(offered.resource, id_, inventory)
+        for offered in offer.allocatable or ()
+        if is_gpu_resource(offered.resource)
+        for id_ in offered.ids
     )
     return PlacedOffer(basis, allocatable, registered, _counts(allocatable), names_no_device, unplaced)
 
@@ -287,7 +287,7 @@ def _is_unplaced(resource: str, device_id: DeviceId, inventory: Inventory) -> bo
 def _by_device(
     resources: Iterable[ResourceDevices], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
 ) -> IdsByDevice:
-    found: dict[tuple[Uuid, str], set[DeviceId]] = {}
+    by_device: dict[tuple[Uuid, str], set[DeviceId]] = {}
     for devices in resources:
         is_gpu = is_gpu_resource(devices.resource)
         for device_id in devices.ids:
@@ -296,8 +296,8 @@ def _by_device(
                 continue
             if is_gpu or inventory.has_uuid_of(recognised.device):
                 for uuid in locate(recognised.device, inventory).devices:
-                    found.setdefault((uuid, devices.resource), set()).add(device_id)
-    return found
+                    by_device.setdefault((uuid, devices.resource), set()).add(device_id)
+    return by_device
 
 
 def _counts(offered: IdsByDevice) -> dict[Uuid, dict[str, int]]:

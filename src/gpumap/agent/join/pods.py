@@ -57,12 +57,13 @@ class CheckpointRows:
         return [row for row in with_first if listed <= row.ids]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PodTable:
-    """The join of one List with one identity reading. The first eight fields are its inputs."""
+    """The join of one List with one identity reading. The first eight fields are its inputs. While they are the same,
+    it stays the same object, which is all that is compared."""
 
     pods: tuple[ListedPod, ...]
-    kept: Mapping[PodName, PodUid]
+    kept_uids: Mapping[PodName, PodUid]
     """Those of `pods` that the kubelet has not listed since its restart, with their UIDs."""
     read_together: bool
     """List and identity reading are of one collection."""
@@ -140,8 +141,10 @@ class PodTable:
         if uid in self.name_of:
             return True
         name = self.name(uid)
-        reported = {other for other, reported_name in self.reported_names.items() if reported_name == name}
-        trees = {other for other, tree in self.trees.items() if tree.pod_name == name}
+        reported = {
+            reported_uid for reported_uid, reported_name in self.reported_names.items() if reported_name == name
+        }
+        trees = {tree_uid for tree_uid, tree in self.trees.items() if tree.pod_name == name}
         # If both have UIDs and none in common, one of them is out of date.
         possible = reported & trees if reported and trees else reported | trees
         return name not in self.uid_of and len(reported) <= 1 and possible == {uid}
@@ -156,7 +159,7 @@ class PodTable:
             return ""
         # The kubelet makes the directory before the container starts. With one directory, no other container has run,
         # unless a disk cleaner removed its directory: so the List must have no other container either.
-        listed = {one.container for one in self.containers if one.pod_name == name}
+        listed = {container_name.container for container_name in self.containers if container_name.pod_name == name}
         return tree.containers[0] if listed == set(tree.containers) else ""
 
     def pod_of(self, container_id: str) -> PodUid | None:
@@ -208,7 +211,7 @@ def tabulate(
     identity: PodIdentity | None,
     before: PodTable | None,
     *,
-    kept: Mapping[PodName, PodUid] = _NONE_KEPT,
+    kept_uids: Mapping[PodName, PodUid] = _NONE_KEPT,
     read_together: bool = True,
     node_name: str = "",
     last_names: Mapping[PodUid, PodName] = _NO_NAMES,
@@ -230,16 +233,16 @@ def tabulate(
     uid_of = _fix_uids(pods, index)
     if not read_together:
         uid_of = _still_valid(uid_of, pods, before)
-    uid_of |= {name: uid for name, uid in kept.items() if uid not in uid_of.values()}
+    uid_of |= {name: uid for name, uid in kept_uids.items() if uid not in uid_of.values()}
     name_of = {uid: name for name, uid in uid_of.items()}
-    single = frozenset(uid_of.keys() - kept.keys())
+    single = frozenset(uid_of.keys() - kept_uids.keys())
     known_uids = _known_uids(files)
     listed, containers = frozenset(pod.pod_name for pod in pods), _container_names(pods)
     reports_all = files.pods is not None and listed <= frozenset(reported_names.values())
     links = _links(files)
     return PodTable(
         pods=pods,
-        kept=kept,
+        kept_uids=kept_uids,
         read_together=read_together,
         checkpoint=files.checkpoint,
         logs=files.logs,
@@ -264,8 +267,8 @@ def tabulate(
         reports_all=reports_all,
         cut_links=tuple(link for link in links if len(link.container_id) < _CONTAINER_ID_DIGITS),
         known_uids=known_uids,
-        may_be_incomplete=not _has_pod_of_api_server(uid_of, trees, listed - kept.keys(), node_name),
-        only_static=all(_may_be_static(name, node_name) for name in listed - kept.keys()),
+        may_be_incomplete=not _has_pod_of_api_server(uid_of, trees, listed - kept_uids.keys(), node_name),
+        only_static=all(_may_be_static(name, node_name) for name in listed - kept_uids.keys()),
     )
 
 
@@ -275,15 +278,15 @@ def _trees(files: PodIdentity, fixed_names: Mapping[PodUid, PodName]) -> dict[Po
     Such a file may remain after its container, and a log tree is newer: it counts alone for its name. A UID has one
     name. If it has trees of several names, one of them lies: only the tree of its fixed name counts.
     """
-    found = files.logs.trees if files.logs else ()
-    names = grouped((tree.pod_uid, tree.pod_name) for tree in found)
+    log_trees = files.logs.trees if files.logs else ()
+    names = grouped((tree.pod_uid, tree.pod_name) for tree in log_trees)
     trees = {
         tree.pod_uid: tree
-        for tree in found
+        for tree in log_trees
         if len(set(names[tree.pod_uid])) == 1 or fixed_names.get(tree.pod_uid) == tree.pod_name
     }
     with_tree = {tree.pod_name for tree in trees.values()}
-    noted = (LogTree(one.pod_uid, one.name.namespace, one.name.pod, ()) for one in files.noted)
+    noted = (LogTree(link.pod_uid, link.name.namespace, link.name.pod, ()) for link in files.noted)
     return {**trees, **{tree.pod_uid: tree for tree in noted if tree.pod_name not in with_tree}}
 
 
@@ -295,7 +298,7 @@ def _known_uids(files: PodIdentity) -> frozenset[PodUid]:
             *(uid for claim in files.dra.claims or () for uid in claim.pod_uids),
             *(tree.pod_uid for tree in (files.logs.trees if files.logs else ())),
             *(pod.pod_uid for pod in files.pods or ()),
-            *(one.pod_uid for one in files.noted),
+            *(link.pod_uid for link in files.noted),
         )
     )
 
@@ -402,9 +405,9 @@ def _unlisted(
 def _fix_uids(pods: tuple[ListedPod, ...], index: UidIndex) -> dict[PodName, PodUid]:
     """Assign a UID to each listed pod that has exactly one possible UID."""
     candidates = {name: index.candidates(name, namesakes) for name, namesakes in _by_name(pods).items()}
-    found = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
-    taken = Counter(found.values())
-    return {name: uid for name, uid in found.items() if taken[uid] == 1}
+    single = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
+    uses = Counter(single.values())
+    return {name: uid for name, uid in single.items() if uses[uid] == 1}
 
 
 class UidIndex:
@@ -420,7 +423,9 @@ class UidIndex:
         superseded: frozenset[PodUid] = frozenset(),
     ) -> None:
         self._rows = rows
-        self._claims = None if claims is None else {(one.namespace, one.claim): set(one.pod_uids) for one in claims}
+        self._claims = (
+            None if claims is None else {(claim.namespace, claim.claim): set(claim.pod_uids) for claim in claims}
+        )
         self._trees = trees
         self._superseded = superseded
         self._in_logs = grouped((tree.pod_name, tree.pod_uid) for tree in trees.values())
@@ -460,19 +465,21 @@ class UidIndex:
 
         Log trees only choose among these UIDs.
         """
-        found = [uids for uids in (self._by_rows(pod), self._by_claims(pod)) if uids is not None]
-        return set.intersection(*found) if found else None
+        candidates = [uids for uids in (self._by_rows(pod), self._by_claims(pod)) if uids is not None]
+        return set.intersection(*candidates) if candidates else None
 
     def _by_rows(self, pod: ListedPod) -> set[PodUid] | None:
         """Return the UIDs with rows that have all listed devices of this pod."""
-        listed = [(one.name, devices) for one in pod.containers for devices in one.devices if devices.ids]
+        listed = [
+            (container.name, devices) for container in pod.containers for devices in container.devices if devices.ids
+        ]
         if self._rows is None or not listed:
             return None
-        return set.intersection(*({row.pod_uid for row in self._rows.matching(*one)} for one in listed))
+        return set.intersection(*({row.pod_uid for row in self._rows.matching(*row_key)} for row_key in listed))
 
     def _by_claims(self, pod: ListedPod) -> set[PodUid] | None:
         """A claim is in the file from before the first container starts until the last one has ended."""
-        claims = {(one.claim_namespace, one.claim) for container in pod.containers for one in container.claims}
+        claims = {(claim.claim_namespace, claim.claim) for container in pod.containers for claim in container.claims}
         named = [claim for claim in claims if claim[1]]
         if self._claims is None or not named:
             return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from gpumap.model.observations import Moment, Observed
 
 _Answer = TypeVar("_Answer")
+_Key = TypeVar("_Key")
 
 KEPT_SECONDS = 300.0
 """How long gpumap keeps the peak, accounts and XIDs of a container after it was last present (accounting.md)."""
@@ -43,10 +44,17 @@ class Rules:
     why_not_on_pci: str = ""
     """Why GPUs on PCI that NVML does not list show nothing here; empty if they do."""
 
-    def if_young(self, answer: Observed[_Answer] | None, now: Moment) -> Observed[_Answer] | None:
+    def if_young(self, answer: Observed[_Answer] | None, moment: Moment) -> Observed[_Answer] | None:
         """Return an answer that is young enough to serve."""
-        return answer if answer and now.monotonic - answer.at.monotonic < self.stale_after_seconds else None
+        return answer if answer and moment.monotonic - answer.at.monotonic < self.stale_after_seconds else None
 
-    def is_gap(self, before: Moment, at: Moment) -> bool:
+    def is_gap(self, before: Moment, moment: Moment) -> bool:
         """Whether two collections are so far apart that gpumap did not watch the time between them."""
-        return at.since(before) > self.stale_after_seconds + LATE_SECONDS
+        return moment.since(before) > self.stale_after_seconds + LATE_SECONDS
+
+
+def remember_since(
+    before: Mapping[_Key, Moment], keys: Iterable[_Key], moment: Moment, *, is_gap: bool = False
+) -> dict[_Key, Moment]:
+    """Return since when each key holds without a break. A gap between two collections is a break."""
+    return {key: moment if is_gap else before.get(key, moment) for key in keys}

@@ -73,20 +73,22 @@ def place_shares(
     """
     reserved = {uuid for uuid, names in holders.items() if any(name.pod_name in reservations for name in names)}
     groups = _devices_by_group(reservations, holders, pod_table)
-    containers = grouped((one.pod_name, one) for one in pod_table.containers)
+    containers = grouped((container.pod_name, container) for container in pod_table.containers)
     placed: dict[tuple[ContainerName, Uuid], PlacedShare] = {}
-    in_pods = (one for pod in pod_table.reported or () for one in pod.shares if one.group or one.uuid in reserved)
+    in_pods = (
+        share for pod in pod_table.reported or () for share in pod.shares if share.group or share.uuid in reserved
+    )
     for share in (*shares, *in_pods):
         pod = pod_table.name_of.get(share.pod_uid)
         devices = groups.get(share.group, ()) if share.group else _devices(share, inventory)
         if pod is None or pod in reservations or len(devices) != 1:
             continue
         (uuid,) = devices
-        one = PlacedShare(
+        placed_share = PlacedShare(
             _container(share, pod, containers.get(pod, ()), pod_table), uuid, share.gpus, share.memory_bytes
         )
-        before = placed.get(one[:2])
-        placed[one[:2]] = one if before is None else _merged(before, one)
+        before = placed.get(placed_share[:2])
+        placed[placed_share[:2]] = placed_share if before is None else _merged(before, placed_share)
     return tuple(placed.values())
 
 
@@ -101,10 +103,12 @@ def only_in_second(
             if name in known and container.devices != known[name].devices:
                 listed = {(devices.resource, id_) for devices in known[name].devices for id_ in devices.ids}
                 added = (
-                    ResourceDevices(one.resource, tuple(id_ for id_ in one.ids if (one.resource, id_) not in listed))
-                    for one in container.devices
+                    ResourceDevices(
+                        devices.resource, tuple(id_ for id_ in devices.ids if (devices.resource, id_) not in listed)
+                    )
+                    for devices in container.devices
                 )
-                yield name, ListedContainer(container.name, tuple(one for one in added if one.ids))
+                yield name, ListedContainer(container.name, tuple(devices for devices in added if devices.ids))
 
 
 def not_in_second(pods: Iterable[ListedPod], second: Iterable[ListedPod]) -> frozenset[PodName]:
@@ -122,8 +126,10 @@ def _devices_by_group(
 ) -> dict[str, set[Uuid]]:
     """Return the devices that the reservations of each group hold: one, unless a scheduler made two reservations."""
     groups_of = {pod.pod_uid: pod.gpu_groups for pod in pod_table.reported or () if pod.gpu_groups}
-    held = ((pod, uuid) for uuid, names in holders.items() for pod in {one.pod_name for one in names} & reservations)
-    with_uid = ((uid, uuid) for pod, uuid in held if (uid := pod_table.uid_of.get(pod)) is not None)
+    devices_held = (
+        (pod, uuid) for uuid, names in holders.items() for pod in {name.pod_name for name in names} & reservations
+    )
+    with_uid = ((uid, uuid) for pod, uuid in devices_held if (uid := pod_table.uid_of.get(pod)) is not None)
     devices = grouped((group, uuid) for uid, uuid in with_uid for group in groups_of.get(uid, ()))
     return {group: set(uuids) for group, uuids in devices.items()}
 
@@ -139,12 +145,12 @@ def _container(
 ) -> ContainerName:
     """Return the listed container of a share. If no source names it, it is the only one of the pod."""
     named = share.container or pod_table.container(share.pod_uid, share.container_id, read_now=False)
-    listed = [one for one in containers if one.container == (named or one.container)]
+    listed = [container for container in containers if container.container == (named or container.container)]
     return listed[0] if len(listed) == 1 else ContainerName(*pod, "")
 
 
-def _merged(one: PlacedShare, other: PlacedShare) -> PlacedShare:
-    return one._replace(
-        gpus=other.gpus if one.gpus is None else one.gpus,
-        memory_bytes=other.memory_bytes if one.memory_bytes is None else one.memory_bytes,
+def _merged(share: PlacedShare, other_share: PlacedShare) -> PlacedShare:
+    return share._replace(
+        gpus=other_share.gpus if share.gpus is None else share.gpus,
+        memory_bytes=other_share.memory_bytes if share.memory_bytes is None else share.memory_bytes,
     )

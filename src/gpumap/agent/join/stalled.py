@@ -33,9 +33,9 @@ MEASURED_SECONDS = 2.0
 class StallMemory(NamedTuple):
     """What gpumap remembers of a GPU."""
 
-    at: Moment
+    moment: Moment
     reading: GpuReading | None = None
-    """Of the time `at`. None after a gap."""
+    """Of the time `moment`. None after a gap."""
     idle_watts: float | None = None
     """The lowest power without a process."""
     free_since: Moment | None = None
@@ -48,7 +48,7 @@ def watch_for_stalls(
     before: Mapping[Uuid, StallMemory],
     gpus: Iterable[Gpu],
     devices: Iterable[Device],
-    at: Moment,
+    moment: Moment,
     rules: Rules,
 ) -> tuple[dict[Uuid, StallMemory], tuple[Gpu, ...]]:
     """Return what to remember, and the GPUs with their idle power and for how long they have been busy without work."""
@@ -56,33 +56,37 @@ def watch_for_stalls(
     after: dict[Uuid, StallMemory] = {}
     watched = []
     for gpu in gpus:
-        last = before.get(gpu.uuid, StallMemory(at))
-        if gpu.reading is None or rules.is_gap(last.at, at):
-            last = StallMemory(at, idle_watts=last.idle_watts)
-        memory, seconds = last, None
+        last_memory = before.get(gpu.uuid, StallMemory(moment))
+        if gpu.reading is None or rules.is_gap(last_memory.moment, moment):
+            last_memory = StallMemory(moment, idle_watts=last_memory.idle_watts)
+        memory, seconds = last_memory, None
         if gpu.reading is not None:
-            memory, seconds = _watch(last, gpu.reading, by_uuid.get(gpu.uuid), at)
+            memory, seconds = _watch(last_memory, gpu.reading, by_uuid.get(gpu.uuid), moment)
         after[gpu.uuid] = memory
         watched.append(structs.replace(gpu, idle_power_watts=memory.idle_watts, busy_without_work_seconds=seconds))
-    away = [(uuid, StallMemory(at, idle_watts=one.idle_watts)) for uuid, one in before.items() if uuid not in after]
+    away = [
+        (uuid, StallMemory(moment, idle_watts=memory.idle_watts))
+        for uuid, memory in before.items()
+        if uuid not in after
+    ]
     return dict(away[-GPUS_AWAY_MAX:]) | after, tuple(watched)
 
 
 def _watch(
-    before: StallMemory, reading: GpuReading, device: Device | None, at: Moment
+    before: StallMemory, reading: GpuReading, device: Device | None, moment: Moment
 ) -> tuple[StallMemory, float | None]:
     """Return what to remember, and for how long it has been busy without work, if that is known."""
-    free_since = (before.free_since or at) if reading.processes == () and reading.utilization_ratio == 0 else None
+    free_since = (before.free_since or moment) if reading.processes == () and reading.utilization_ratio == 0 else None
     idle_watts = before.idle_watts
-    if free_since and at.since(free_since) >= FREE_SECONDS and reading.power_watts:
+    if free_since and moment.since(free_since) >= FREE_SECONDS and reading.power_watts:
         idle_watts = min(reading.power_watts, idle_watts or reading.power_watts)
-    seconds = at.since(before.at)
+    seconds = moment.since(before.moment)
     works = _works(before.reading, reading, seconds, idle_watts, device)
-    since = (before.since or at) if works is False else None
-    busy_seconds = at.since(since) if since else None if works is None else 0.0
+    since = (before.since or moment) if works is False else None
+    busy_seconds = moment.since(since) if since else None if works is None else 0.0
     if before.reading and seconds < MEASURED_SECONDS:  # measure from that reading the next time, too
-        at, reading = before.at, before.reading
-    return StallMemory(at, reading, idle_watts, free_since, since), busy_seconds
+        moment, reading = before.moment, before.reading
+    return StallMemory(moment, reading, idle_watts, free_since, since), busy_seconds
 
 
 def _works(
@@ -100,8 +104,14 @@ def _works(
         *_draws(before, reading, seconds, idle_watts),
         _is_throttled(reading),
         _is_active(before, reading),
-        _exceeds(lambda one: _sum(one.pcie_transmit_bytes, one.pcie_receive_bytes), PCIE_BYTES_PER_SECOND, *span),
-        _exceeds(lambda one: _sum(one.nvlink_transmit_bytes, one.nvlink_receive_bytes), NVLINK_BYTES_PER_SECOND, *span),
+        _exceeds(
+            lambda sample: _sum(sample.pcie_transmit_bytes, sample.pcie_receive_bytes), PCIE_BYTES_PER_SECOND, *span
+        ),
+        _exceeds(
+            lambda sample: _sum(sample.nvlink_transmit_bytes, sample.nvlink_receive_bytes),
+            NVLINK_BYTES_PER_SECOND,
+            *span,
+        ),
     ]
     return None if None in signs and not any(signs) else any(signs)
 
@@ -113,12 +123,12 @@ def _others_compute(reading: GpuReading, device: Device | None) -> bool | None:
     """Return whether more than one container computes, or something outside containers."""
     if device is None or not reading.processes:
         return None
-    pids = {one.pid for one in reading.processes}
-    if any(one.pid not in pids and any(one.ratios) for one in reading.samples or ()):
+    pids = {process.pid for process in reading.processes}
+    if any(sample.pid not in pids and any(sample.ratios) for sample in reading.samples or ()):
         return True  # a process that started and ended in between
     if device.has_unowned:
         return None
-    uses = [one.use for one in device.containers if one.use and one.use.processes]
+    uses = [row.use for row in device.containers if row.use and row.use.processes]
     if len(uses) != 1 or uses[0].processes != len(pids):
         return True
     return False if reading.samples is None or uses[0].sm_ratio else None
@@ -132,9 +142,9 @@ def _draws(
     if watts is None or limit is None or idle_watts is None:
         yield None
         return
-    most = idle_watts + POWER_PART * (limit - idle_watts)
-    yield None if watts < idle_watts else watts > most  # a kernel draws more than none
-    yield _exceeds(lambda one: one.energy_joules, most, before, reading, seconds)
+    max_watts = idle_watts + POWER_PART * (limit - idle_watts)
+    yield None if watts < idle_watts else watts > max_watts  # a kernel draws more than none
+    yield _exceeds(lambda sample: sample.energy_joules, max_watts, before, reading, seconds)
 
 
 def _is_throttled(reading: GpuReading) -> bool | None:
@@ -149,7 +159,7 @@ def _is_active(before: GpuReading | None, reading: GpuReading) -> bool | None:
     controller, activity = reading.memory_controller_busy_ratio, reading.activity
     if controller is not None and controller > ACTIVITY_RATIO:
         return True
-    if reading.encoder_ratio or reading.decoder_ratio or any(one.uses_video for one in reading.samples or ()):
+    if reading.encoder_ratio or reading.decoder_ratio or any(sample.uses_video for sample in reading.samples or ()):
         return True
     if activity is None:
         return None if controller is None or (before is not None and before.activity is not None) else False
@@ -158,8 +168,15 @@ def _is_active(before: GpuReading | None, reading: GpuReading) -> bool | None:
     return None if None in (controller, activity.tensor_ratio, activity.dram_ratio) else False
 
 
-def _pipes(one: Activity) -> tuple[float | None, ...]:
-    return one.tensor_ratio, one.dram_ratio, one.fp64_ratio, one.fp32_ratio, one.fp16_ratio, one.video_ratio
+def _pipes(activity: Activity) -> tuple[float | None, ...]:
+    return (
+        activity.tensor_ratio,
+        activity.dram_ratio,
+        activity.fp64_ratio,
+        activity.fp32_ratio,
+        activity.fp16_ratio,
+        activity.video_ratio,
+    )
 
 
 def _sum(sent: int | None, received: int | None) -> int | None:
@@ -168,13 +185,13 @@ def _sum(sent: int | None, received: int | None) -> int | None:
 
 def _exceeds(
     count: Callable[[GpuReading], float | None],
-    most: float,
+    max_rate: float,
     before: GpuReading | None,
     reading: GpuReading,
     seconds: float,
 ) -> bool | None:
-    """Return whether a counter grew by more than `most` a second. A GPU without the counter has no such sign."""
+    """Return whether a counter grew by more than `max_rate` a second. A GPU without the counter has no such sign."""
     old, new = count(before) if before else None, count(reading)
     if old is None or seconds < MEASURED_SECONDS:
         return False
-    return None if new is None or new < old else new - old > most * seconds
+    return None if new is None or new < old else new - old > max_rate * seconds

@@ -10,21 +10,18 @@ from msgspec import structs
 
 from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
-from gpumap.agent.join.accused import remember_accused
-from gpumap.agent.join.assigned_twice import watch_shared_ids
+from gpumap.agent.join.allocation import watch_shared_ids
+from gpumap.agent.join.attribution import remember_accused
 from gpumap.agent.join.history import clock_step_seconds
 from gpumap.agent.join.joined import Joined, join_sources
-from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.missing_gpus import find_missing
+from gpumap.agent.join.memory import Memory, answers, record_health
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
-from gpumap.agent.join.offers import MissingOffers, has_seen_claim, missing_offers, watch_offers
 from gpumap.agent.join.pcie import count_pcie
-from gpumap.agent.join.rules import Rules
-from gpumap.agent.join.source_health import answers, record_health
+from gpumap.agent.join.rules import Rules, remember_since
 from gpumap.agent.join.stalled import watch_for_stalls
+from gpumap.agent.join.unavailable import MissingOffers, find_missing, has_seen_claim, missing_offers, watch_offers
 from gpumap.agent.join.xids import count_xids
-from gpumap.agent.judgement.assigned_twice import AssignedTwice
-from gpumap.agent.judgement.judge import judge
+from gpumap.agent.judgement.judge import AssignedTwice, judge
 from gpumap.model import remedies
 from gpumap.model.devices import with_processes
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Driver, Finding, GpuXids, Node, Process
@@ -57,9 +54,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     lost_memory, lost_driver = find_lost_driver(
         memory.lost_driver, observations.nvml, observations.finished, rules.restart_after_seconds
     )
-    missing_memory, missing, why_not_missing = find_missing(
-        memory.missing_gpus, observations, joined.inventory, joined.procs, memory.finished, rules
-    )
+    missing_memory, missing, why_not_missing = find_missing(joined)
     after = replace(
         _remember(joined),
         health=record_health(memory.health, observations),
@@ -80,7 +75,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     node = _node(joined, after, containers, offers, xids, container_xids)
     node = structs.replace(node, missing_gpus=missing, missing_gpus_reason=why_not_missing)
     stalls, gpus = watch_for_stalls(memory.stalls, node.gpus, node.devices, observations.nvml.at, rules)
-    not_offered_since, gpus = watch_offers(memory, gpus, offers, observations.finished, rules)
+    not_offered_since, gpus = watch_offers(joined, gpus, offers)
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.accused))
     clock_step = clock_step_seconds(memory.finished, observations.finished) if memory.finished else 0.0
     twice, lasting = _watch_shared_ids(joined)
@@ -152,24 +147,26 @@ def _watch_shared_ids(joined: Joined) -> tuple[tuple[AssignedTwice, ...], tuple[
 
     While a source is down it is not known whether both pods exist: then there is none of the second kind.
     """
-    before, now = joined.memory.assigned_twice, joined.observations.finished
+    before, moment = joined.memory.assigned_twice, joined.observations.finished
     if not joined.listing.current or not joined.procs.pid_visibility:
         return before, ()
-    twice = watch_shared_ids(before, joined.allocation.shared_ids, partial(describe.pod_exists, joined), now)
-    return twice, tuple(entry for entry in twice if now.since(entry.since) >= joined.rules.grace_seconds)
+    twice = watch_shared_ids(before, joined.allocation.shared_ids, partial(describe.pod_exists, joined), moment)
+    return twice, tuple(entry for entry in twice if moment.since(entry.since) >= joined.rules.grace_seconds)
 
 
 def _with_findings(
     node: Node,
     processes: Sequence[Process],
-    last: tuple[Finding, ...],
+    last_findings: tuple[Finding, ...],
     clock_step: float,
     twice: Sequence[AssignedTwice],
 ) -> Node:
     """Return the node with its findings. Their evidence are the processes of pods without a grant, or that may hang."""
-    accused = any(one.owner in _ACCUSED and one.processes for device in node.devices for one in device.owners)
+    accused = any(use.owner in _ACCUSED and use.processes for device in node.devices for use in device.owners)
     accused = accused or any(gpu.busy_without_work_seconds for gpu in node.gpus)
-    findings, judged, unjudged = judge(with_processes(node, processes) if accused else node, last, clock_step, twice)
+    findings, judged, unjudged = judge(
+        with_processes(node, processes) if accused else node, last_findings, clock_step, twice
+    )
     return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
 
 
@@ -227,24 +224,24 @@ def _capabilities(joined: Joined) -> dict[str, bool]:
     identity = joined.identity.value if joined.identity else None
     readings = [gpu.reading for gpu in joined.inventory.gpus if gpu.reading]
     nvml = joined.observations.nvml
-    found = {
+    capabilities = {
         "gpm": any(map(_has_activity, readings)),
         "pid_visibility": joined.procs.pid_visibility,
         "process_utilization": any(reading.samples is not None for reading in readings),
-        "xid_events": isinstance(nvml, Observed) and any(one.since_seconds for one in nvml.value.listening),
+        "xid_events": isinstance(nvml, Observed) and any(listener.since_seconds for listener in nvml.value.listening),
     }
     if joined.observations.kubelet is not None:
-        found |= {
+        capabilities |= {
             "device_checkpoint": identity is not None and identity.checkpoint is not None,
             "pod_logs": identity is not None and identity.logs is not None,
             "push": joined.observations.push,
         }
-    return dict(sorted(found.items()))
+    return dict(sorted(capabilities.items()))
 
 
 def _remember(joined: Joined) -> Memory:
     """Return what the next collection needs of this one. `step` adds the counters."""
-    memory, listing, now = joined.memory, joined.listing, joined.observations.finished
+    memory, listing, moment = joined.memory, joined.listing, joined.observations.finished
     identity = joined.observations.pod_identity
     sees_processes = joined.inventory.up and isinstance(joined.observations.procfs, Observed)
     uids = {**memory.pod_uids, **joined.pod_table.uid_of}
@@ -260,15 +257,15 @@ def _remember(joined: Joined) -> Memory:
         pod_uids={name: uids[name] for name in (*joined.pod_table.listed, *awaited) if name in uids},
         pod_identity=identity if isinstance(identity, Observed) else memory.pod_identity,
         names=attribution.names if sees_processes else memory.names,
-        first_seen={uid: memory.first_seen.get(uid, now.monotonic) for uid in attribution.uids()}
+        first_seen={uid: memory.first_seen.get(uid, moment.monotonic) for uid in attribution.uids()}
         if sees_processes
         else memory.first_seen,
-        finished=now,
+        finished=moment,
         gpus=joined.inventory.known,
         gpu_count=joined.inventory.count,
-        pending_owners={one: memory.pending_owners.get(one, now) for one in attribution.pending_owners},
+        pending_owners=remember_since(memory.pending_owners, attribution.pending_owners, moment),
         accused=remember_accused(
-            memory.accused, attribution, now, sees_processes=sees_processes and joined.procs.pid_visibility
+            memory.accused, attribution, moment, sees_processes=sees_processes and joined.procs.pid_visibility
         ),
         recent_processes=joined.recent_processes,
         workloads=remember_workloads(memory.workloads, attribution.workloads())

@@ -92,9 +92,11 @@ def watch_leaves(
             uuid, siblings = gpu.uuid, [gpu.uuid]
             if isinstance(leaf, MigInstance):
                 uuid = leaf.uuid
-                siblings = [one.uuid for one in reading.instances if one.gpu_instance_id == leaf.gpu_instance_id]
-            last = before.get(uuid)
-            spans = last.spans if last and not rules.is_gap(last.moment, moment) else {}
+                siblings = [
+                    sibling.uuid for sibling in reading.instances if sibling.gpu_instance_id == leaf.gpu_instance_id
+                ]
+            last_watch = before.get(uuid)
+            spans = last_watch.spans if last_watch and not rules.is_gap(last_watch.moment, moment) else {}
             listed = processes.get(uuid) if procs.pid_visibility else None
             pids = {process.pid for process in listed or ()}
             memory_bytes = _unexplained_bytes(leaf.memory, [processes.get(sibling) for sibling in siblings], living)

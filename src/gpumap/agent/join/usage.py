@@ -17,14 +17,14 @@ from msgspec import Struct
 from gpumap.agent.join.attribution import (
     Attributed,
     ContainerProcesses,
+    LastProcess,
     LeafProcesses,
     User,
     memory_of_all,
 )
-from gpumap.agent.join.recent_processes import EndedProcess
 from gpumap.model.grouping import grouped
 from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
-from gpumap.model.readings import Activity, DeviceMemory, GpuReading
+from gpumap.model.readings import Activity, DeviceMemory, GpuReading, Uuid
 from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
 ACTIVE_RATIO, RESTING_RATIO = 0.01, 0.001
@@ -221,7 +221,7 @@ class LeafUse:
         of_all = {**dict.fromkeys(idle, _NO_PROCESSES), **self.processes.by_container}
         for name, (items, memory_bytes, owner) in of_all.items():
             uid = uid_of.get(name.pod_name)
-            ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
+            ended = [ended_time.for_pod(uid) for ended_time in self.ended_times.get(name, ())]
             times = self._known(*self._sum(items, ended))
             yield name, Measured(memory_bytes, len(items), times, owner, uid, self._sm_activity(name, uid))
 
@@ -356,27 +356,29 @@ def measure_leaf(
     ended_work_times: dict[Workload, list[Ratios | None]] = {}
     ended_pod_times: dict[PodUid, list[Ratios | None]] = {}
     reused = _reused_pids(processes, ended)
-    for one in ended:
-        if one.pid not in by_pid:
+    for entry in ended:
+        if entry.pid not in by_pid:
             continue
-        sample = by_pid[one.pid]
-        if one.pid in reused:
-            sample = times[one.pid] = None  # a sample has only a PID, which several processes had
-        if one.process.pod_uid is not None:
-            ended_pod_times.setdefault(one.process.pod_uid, []).append(sample)
-        if one.process.container is not None:
-            ended_times.setdefault(one.process.container, []).append(_EndedTime(one.process.pod_uid, sample))
-        elif one.process.workload is not None:
-            ended_work_times.setdefault(one.process.workload, []).append(sample)
+        sample = by_pid[entry.pid]
+        if entry.pid in reused:
+            sample = times[entry.pid] = None  # a sample has only a PID, which several processes had
+        if entry.process.pod_uid is not None:
+            ended_pod_times.setdefault(entry.process.pod_uid, []).append(sample)
+        if entry.process.container is not None:
+            ended_times.setdefault(entry.process.container, []).append(_EndedTime(entry.process.pod_uid, sample))
+        elif entry.process.workload is not None:
+            ended_work_times.setdefault(entry.process.workload, []).append(sample)
     # A listed process that /proc does not have has just ended. Without an earlier list, its container is unknown.
-    named = {one.pid for one in ended} | {item.process.pid for item in processes.attributed if item.start is not None}
+    named = {entry.pid for entry in ended} | {
+        item.process.pid for item in processes.attributed if item.start is not None
+    }
     unlisted = sampled.keys() - named
     stray = tuple(map(any, zip(*(sampled[pid] for pid in unlisted), strict=True)))
     unresolved = {item.process.pid for item in processes.attributed if item.unresolved}
     works_unseen = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
     of_users = {item.process.pid for item in processes.attributed}
     of_users |= {
-        one.pid for one in ended if activity and (one.process.container, one.process.pod_uid) in activity.users
+        entry.pid for entry in ended if activity and (entry.process.container, entry.process.pod_uid) in activity.users
     }
     has_no_rest = activity is not None and not activity.computes and not works_unseen
     return LeafUse(
@@ -388,7 +390,8 @@ def measure_leaf(
         has_short_process=any(any(sampled[pid]) for pid in unlisted - unresolved),
         may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
         activity=activity,
-        only_users_worked=has_no_rest and all(pid in of_users or not _is_busy(one) for pid, one in by_pid.items()),
+        only_users_worked=has_no_rest
+        and all(pid in of_users or not _is_busy(sample) for pid, sample in by_pid.items()),
         ended_work_times=ended_work_times,
         ended_pod_times=ended_pod_times,
         zero_rows=frozenset(pid for pid, ratios in sampled.items() if not any(ratios)),
@@ -409,8 +412,12 @@ def _uncertain_pods(
     for item in processes.attributed:
         if item.unresolved and not item.is_measured and _is_busy(by_pid.get(item.process.pid, _NO_TIME)):
             yield item.name.pod_name if item.name else None
-    for one in ended:
-        if one.process.container is None and one.process.workload is None and _is_busy(by_pid.get(one.pid, _NO_TIME)):
+    for entry in ended:
+        if (
+            entry.process.container is None
+            and entry.process.workload is None
+            and _is_busy(by_pid.get(entry.pid, _NO_TIME))
+        ):
             yield None
 
 
@@ -430,7 +437,7 @@ def _reused_pids(processes: LeafProcesses, ended: tuple[EndedProcess, ...]) -> f
     """
     if not ended:
         return frozenset()
-    counts = Counter(one.pid for one in ended)
+    counts = Counter(entry.pid for entry in ended)
     counts.update(item.process.pid for item in processes.attributed if item.start is not None or item.unresolved)
     return frozenset(pid for pid, count in counts.items() if count > 1)
 
@@ -512,3 +519,64 @@ def _known_owners(inputs: OwnerInputs) -> Iterator[Owner]:
 def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
     known = [memory for item in items if (memory := item.process.used_memory_bytes) is not None]
     return sum(known) if known or not items else None
+
+
+# --- processes that ended recently ------------------------------------------------------------------------------------
+
+
+SAMPLED_SECONDS = 90.0
+"""Longer than any sample is kept: a driver has the last 72, of at most a second each (open-gpu-kernel-modules,
+NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL; nvml.h, nvmlUtilization_t)."""
+
+
+class EndedProcess(NamedTuple):
+    """A process that ended. It used no SM time after `ended_by` (monotonic clock)."""
+
+    pid: int
+    process: LastProcess
+    ended_by: float
+
+
+class RecentProcesses(NamedTuple):
+    """The processes of a leaf's last reading, by PID, and those that ended recently: samples may contain them."""
+
+    last_processes: Mapping[int, LastProcess]
+    users: frozenset[User | None]
+    """Of the last reading."""
+    ended: tuple[EndedProcess, ...] = ()
+
+
+def update_recent(
+    before: Mapping[Uuid, RecentProcesses],
+    by_leaf: Mapping[Uuid, LeafProcesses],
+    known: Container[Uuid],
+    timestamp: float,
+) -> dict[Uuid, RecentProcesses]:
+    """Find the processes that ended since the last collection. A leaf that does not answer keeps its processes."""
+    recent = {leaf: recent_processes for leaf, recent_processes in before.items() if leaf in known}
+    recent.update((leaf, _update_leaf(recent.get(leaf), processes, timestamp)) for leaf, processes in by_leaf.items())
+    return recent
+
+
+def _update_leaf(before: RecentProcesses | None, processes: LeafProcesses, timestamp: float) -> RecentProcesses:
+    present = processes.last_processes
+    if before is None:
+        return RecentProcesses(present, processes.users)
+    if present is before.last_processes and not before.ended:
+        return before
+    # NVML lists it and /proc does not have it: it may be one of the ended ones, and still compute.
+    unseen = {process.pid for process in processes.listed} - present.keys()
+    ended = [entry._replace(ended_by=timestamp) if entry.pid in unseen else entry for entry in before.ended]
+    ended += [EndedProcess(pid, process, timestamp) for pid, process in before.last_processes.items()]
+    return RecentProcesses(
+        present,
+        processes.users,
+        tuple(
+            entry for entry in ended if timestamp - entry.ended_by < SAMPLED_SECONDS and not _is_present(entry, present)
+        ),
+    )
+
+
+def _is_present(entry: EndedProcess, present: Mapping[int, LastProcess]) -> bool:
+    last_process = present.get(entry.pid)
+    return last_process is not None and last_process.start == entry.process.start

@@ -14,18 +14,12 @@ from typing import NamedTuple
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.rules import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
-from gpumap.agent.join.xid_containers import (
-    ContainersOnDevices,
-    LastPresent,
-    events_by_container,
-    present_containers,
-    still_needed,
-)
 from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Gpu, GpuXids
 from gpumap.model.observations import Failed, NvmlReading, Observed
 from gpumap.model.readings import Uuid, XidError
 from gpumap.model.remedies import XIDS
+from gpumap.model.terms import ContainerName
 
 OPEN_SECONDS = 60.0
 """How long a second may stay open in addition to the time between two reads. It is longer than gpumap waits for a
@@ -119,13 +113,13 @@ def count_xids(
     present = present_containers(before.present, containers, inventory, complete=complete, finished=finished)
     history = (*before.history, ContainersOnDevices(finished, frozenset(present)))
     new_events = events_by_container(events, nvml.at.monotonic, history)
-    kept = _keep(before.containers, new_events, present, complete=complete, finished=finished)
+    kept_errors = _keep(before.containers, new_events, present, complete=complete, finished=finished)
     # A GPU with an event is shown even if there was never a listener for it: no event is hidden.
-    shown = (uuid for uuid in sorted(here) if gpus[uuid].listened or gpus[uuid].errors)
-    needed = still_needed(history, nvml.at.monotonic if isinstance(nvml, Observed) else None)
+    shown_uuids = (uuid for uuid in sorted(here) if gpus[uuid].listened or gpus[uuid].errors)
+    needed_history = still_needed(history, nvml.at.monotonic if isinstance(nvml, Observed) else None)
     is_unloaded = isinstance(nvml, Failed) and (before.is_driver_unloaded or _has_no_driver(nvml))
-    memory = XidMemory(gpus, kept, needed, present, nvml.at.monotonic, apart, is_unloaded)
-    return memory, tuple(_gpu_xids(uuid, gpus[uuid]) for uuid in shown), tuple(_container_xids(kept))
+    memory = XidMemory(gpus, kept_errors, needed_history, present, nvml.at.monotonic, apart, is_unloaded)
+    return memory, tuple(_gpu_xids(uuid, gpus[uuid]) for uuid in shown_uuids), tuple(_container_xids(kept_errors))
 
 
 _UNSEEN = GpuXidMemory({}, 0.0, None, listened=False)
@@ -144,7 +138,7 @@ def _add(errors: Mapping[int, int], events: Iterable[XidError]) -> Mapping[int, 
     return sums
 
 
-def _add_events(gpu: GpuXidMemory, events: list[XidError], now: float) -> GpuXidMemory:
+def _add_events(gpu: GpuXidMemory, events: list[XidError], timestamp: float) -> GpuXidMemory:
     """Add events. Of several at the same moment, the last one in the reading is the last event."""
     if not events:
         return gpu
@@ -152,7 +146,7 @@ def _add_events(gpu: GpuXidMemory, events: list[XidError], now: float) -> GpuXid
     return gpu._replace(
         errors=_add(gpu.errors, events),
         last_code=oldest_first[-1].code,
-        last_at={**gpu.last_at, **{event.code: now - event.age_seconds for event in oldest_first}},
+        last_at={**gpu.last_at, **{event.code: timestamp - event.age_seconds for event in oldest_first}},
         before_reset=gpu.before_reset - {event.code for event in events},
     )
 
@@ -189,22 +183,22 @@ def _settle(
 
     While reads fail, only up to the previous read: the next successful read reports the events since then.
     """
-    at = nvml.at.monotonic
+    timestamp = nvml.at.monotonic
     periods = _listening_periods(nvml, uuid)
     for since, until in periods:
         gpu = _blind_until(since, gpu)
         gpu = gpu._replace(listened=True, settled_until=max(until, gpu.settled_until or until))
-    if gpu.settled_until is None or at - gpu.settled_until > open_seconds:
-        return _blind_until(at, gpu)
+    if gpu.settled_until is None or timestamp - gpu.settled_until > open_seconds:
+        return _blind_until(timestamp, gpu)
     if isinstance(nvml, Observed):
-        return gpu if periods else _blind_until(at, gpu)
+        return gpu if periods else _blind_until(timestamp, gpu)
     return gpu if _may_still_listen(nvml) or before is None else _blind_until(before, gpu)
 
 
 def _listening_periods(nvml: Observed[NvmlReading] | Failed, uuid: Uuid) -> list[tuple[float, float]]:
     """Return start and end (monotonic) of the periods with a listener for a GPU, oldest first."""
     listening = nvml.value.listening if isinstance(nvml, Observed) else ()
-    ages = [(one.since_seconds, one.until_seconds) for one in listening if one.uuid == uuid]
+    ages = [(listener.since_seconds, listener.until_seconds) for listener in listening if listener.uuid == uuid]
     return sorted((nvml.at.monotonic - max(since, 0.0), nvml.at.monotonic - max(until, 0.0)) for since, until in ages)
 
 
@@ -220,10 +214,12 @@ def _blind_until(moment: float, gpu: GpuXidMemory) -> GpuXidMemory:
     """Settle the open seconds before this moment as blind time."""
     if gpu.settled_until is None:
         return gpu._replace(settled_until=moment)
-    more = moment - gpu.settled_until
-    if more < JITTER_SECONDS:
+    blind_seconds = moment - gpu.settled_until
+    if blind_seconds < JITTER_SECONDS:
         return gpu
-    return gpu._replace(blind_seconds=gpu.blind_seconds + more, settled_until=gpu.settled_until + more)
+    return gpu._replace(
+        blind_seconds=gpu.blind_seconds + blind_seconds, settled_until=gpu.settled_until + blind_seconds
+    )
 
 
 # --- containers -------------------------------------------------------------------------------------------------------
@@ -238,19 +234,24 @@ def _keep(
     finished: float,
 ) -> dict[Key, ContainerXidMemory]:
     """Keep present containers, and for a while those that are gone: longer if an outage hides whether they are gone."""
-    kept: dict[Key, ContainerXidMemory] = {}
+    kept_errors: dict[Key, ContainerXidMemory] = {}
     if not before and not new_events:
-        return kept
-    here = {(one.name, uuid) for one, at in present.items() if at == finished for uuid in (one.uuid, one.gpu)}
+        return kept_errors
+    here = {
+        (container.name, uuid)
+        for container, seen in present.items()
+        if seen == finished
+        for uuid in (container.uuid, container.gpu)
+    }
     for key in {*before, *new_events}:
-        one = before.get(key, _NO_ERRORS)
+        memory = before.get(key, _NO_ERRORS)
         if key in here or key in new_events:
-            one = ContainerXidMemory(_add(one.errors, new_events.get(key, ())), finished + KEPT_SECONDS, finished)
+            memory = ContainerXidMemory(_add(memory.errors, new_events.get(key, ())), finished + KEPT_SECONDS, finished)
         elif not complete:
-            one = one._replace(kept_until=min(finished + KEPT_SECONDS, one.seen_at + UNSEEN_SECONDS))
-        if one.kept_until > finished:
-            kept[key] = one
-    return kept
+            memory = memory._replace(kept_until=min(finished + KEPT_SECONDS, memory.seen_at + UNSEEN_SECONDS))
+        if memory.kept_until > finished:
+            kept_errors[key] = memory
+    return kept_errors
 
 
 _NO_ERRORS = ContainerXidMemory({}, 0.0, 0.0)
@@ -266,7 +267,129 @@ def _gpu_xids(uuid: Uuid, gpu: GpuXidMemory) -> GpuXids:
     return GpuXids(uuid, counts, gpu.blind_seconds, gpu.last_code, last_at, meanings, tuple(sorted(gpu.before_reset)))
 
 
-def _container_xids(kept: Mapping[Key, ContainerXidMemory]) -> Iterator[ContainerXids]:
-    for (name, uuid), remembered in sorted(kept.items()):
+def _container_xids(kept_errors: Mapping[Key, ContainerXidMemory]) -> Iterator[ContainerXids]:
+    for (name, uuid), remembered in sorted(kept_errors.items()):
         for code, errors in sorted(remembered.errors.items()):
             yield ContainerXids(*name, uuid, code, errors)
+
+
+# --- containers of an error -------------------------------------------------------------------------------------------
+
+
+CARRIED_SECONDS = 60.0
+"""During an outage, a container is taken as present for so long. A restart of the kubelet then loses no event, and a
+long outage does not count an event for every container that was ever present."""
+REPORTED_LATE_SECONDS = 5.0
+"""Longer than an event waits in a listener that does not hang."""
+HISTORY_MAX = 64
+
+
+class DeviceContainer(NamedTuple):
+    """A container that holds or uses a device, and its part of the GPU; without ids the whole GPU."""
+
+    name: ContainerName
+    uuid: Uuid
+    gpu: Uuid
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+
+
+class ContainersOnDevices(NamedTuple):
+    """The containers on all devices from the end of one collection (`since`, monotonic) to the next change."""
+
+    since: float
+    containers: frozenset[DeviceContainer]
+
+
+LastPresent = Mapping[DeviceContainer, float]
+"""When a container was last present (monotonic)."""
+
+
+def present_containers(
+    before: LastPresent,
+    containers: Iterable[ContainerOnDevice],
+    inventory: Inventory,
+    *,
+    complete: bool,
+    finished: float,
+) -> LastPresent:
+    """Return the containers on the devices now; during an outage also those that were recently present."""
+    present = dict.fromkeys(_device_containers(containers, inventory), finished)
+    if not complete:
+        present |= {
+            container: seen
+            for container, seen in before.items()
+            if container not in present and finished - seen <= CARRIED_SECONDS
+        }
+    return present
+
+
+def _device_containers(containers: Iterable[ContainerOnDevice], inventory: Inventory) -> Iterator[DeviceContainer]:
+    for row in containers:
+        leaf, gpu = inventory.leaves.get(row.uuid), inventory.gpu_of_leaf.get(row.uuid)
+        if leaf is not None and gpu is not None:
+            yield DeviceContainer(row.name, row.uuid, gpu.uuid, leaf.gpu_instance_id, leaf.compute_instance_id)
+        else:  # a partitioned GPU, or one that only the kubelet lists
+            yield DeviceContainer(row.name, row.uuid, row.uuid, None, None)
+
+
+def events_by_container(
+    events: Mapping[Uuid, Iterable[XidError]], read_at: float, history: tuple[ContainersOnDevices, ...]
+) -> dict[Key, list[XidError]]:
+    """Return the events of each container that was on the device at that moment, each event once per container."""
+    return grouped(
+        (key, event)
+        for of_gpu in events.values()
+        for event in of_gpu
+        for key in _affected(event, containers_at(read_at - event.age_seconds, history)).items()
+    )
+
+
+def _affected(event: XidError, on_devices: ContainersOnDevices) -> dict[ContainerName, Uuid]:
+    """Return each container that an event affects, and the device under which the event counts for it.
+
+    That is the part of the GPU that the event names, if the container has it; otherwise the GPU.
+    """
+    containers: dict[ContainerName, Uuid] = {}
+    for container in sorted(
+        filter(lambda container: _affects(event, container), on_devices.containers), key=_parts_first
+    ):
+        containers.setdefault(container.name, event.uuid if event.gpu_instance_id is None else container.uuid)
+    return containers
+
+
+def _affects(event: XidError, container: DeviceContainer) -> bool:
+    """An event without ids affects the whole GPU, and every event affects a container that has the whole GPU."""
+    if event.uuid != container.gpu:
+        return False
+    pairs = (
+        (event.gpu_instance_id, container.gpu_instance_id),
+        (event.compute_instance_id, container.compute_instance_id),
+    )
+    return all(of_event is None or own_instance is None or of_event == own_instance for of_event, own_instance in pairs)
+
+
+def _parts_first(container: DeviceContainer) -> tuple[bool, int, int]:
+    """Sort by instance ids: an event of several compute instances counts under the first."""
+    return container.gpu_instance_id is None, container.gpu_instance_id or 0, container.compute_instance_id or 0
+
+
+def containers_at(moment: float, history: tuple[ContainersOnDevices, ...]) -> ContainersOnDevices:
+    """Return the containers after the last collection before that moment; if there is none, after the first one."""
+    return next((earlier for earlier in reversed(history) if earlier.since <= moment), history[0])
+
+
+def still_needed(history: tuple[ContainersOnDevices, ...], read_at: float | None) -> tuple[ContainersOnDevices, ...]:
+    """Drop entries that are too old for any new event, and entries without a change.
+
+    `read_at` is when NVML answered, and reported all events until then; `None` if it did not answer.
+    """
+    distinct = [state for state, earlier in zip(history, (None, *history), strict=False) if not _same(state, earlier)]
+    if read_at is not None:
+        oldest = containers_at(read_at - REPORTED_LATE_SECONDS, tuple(distinct))
+        distinct = distinct[distinct.index(oldest) :]
+    return tuple(distinct[-HISTORY_MAX:])
+
+
+def _same(state: ContainersOnDevices, earlier: ContainersOnDevices | None) -> bool:
+    return earlier is not None and state.containers == earlier.containers

@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.judgement.assigned_twice import AssignedTwice, judge_assigned_twice
-from gpumap.agent.judgement.holder_use import holder_uses, leaves_of
-from gpumap.agent.judgement.holders import Unknown, judge_holder
-from gpumap.agent.judgement.unjudged import Tally, blocked_leaf, why_not_explained
+from gpumap.agent.judgement.holders import Unknown, holder_uses, judge_holder, leaves_of
+from gpumap.agent.judgement.unjudged import Blocked, Tally, blocked_leaves
 from gpumap.model import remedies
 from gpumap.model.devices import (
     NO_CONTAINER,
@@ -26,6 +24,7 @@ from gpumap.model.devices import (
 from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_missing, why_nameless, why_of
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unexplained, Unjudged
+from gpumap.model.observations import DeviceId, Moment
 from gpumap.model.readings import Uuid
 from gpumap.model.shown import counted, listed, percent
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, FINDINGS, ContainerName, Owner, PodName
@@ -45,6 +44,20 @@ for replacement, and work continues. NVIDIA's device plugin counts 109 as an err
 
 
 _Key = tuple[str, str, ContainerName, str | None]
+
+
+# --- ids that two pods hold -------------------------------------------------------------------------------------------
+
+
+class AssignedTwice(NamedTuple):
+    """A shared id of one of its containers, since when, and the other pods that hold it and exist."""
+
+    container: ContainerName
+    resource: str
+    device_id: DeviceId
+    uuid: Uuid
+    since: Moment
+    pods: tuple[PodName, ...]
 
 
 class Judgement(NamedTuple):
@@ -69,13 +82,14 @@ def judge(
     """
     tally = Tally(kind for kind in FINDINGS if kind != "maybe_idle")
     faults = count_gpus_once([*_faults(node)])
+    blocked = blocked_leaves(node)
     findings = [
         *faults,
         *_judge_offers(node, tally),
-        *_judge_devices(node, tally),
-        *_judge_holders(node, tally),
+        *_judge_devices(node, blocked, tally),
+        *_judge_holders(node, blocked, tally),
         *_unmatched(node),
-        *judge_assigned_twice(twice),
+        *_assigned_twice(twice),
     ]
     _count_gpus(node, tally)
     _count_containers(node, tally)
@@ -84,13 +98,13 @@ def judge(
     return Judgement(in_order(dated), dict(tally.judged), tally.unjudged())
 
 
-def _key(one: Finding) -> _Key:
-    return one.finding, one.reason, one.name, one.uuid
+def _key(finding: Finding) -> _Key:
+    return finding.finding, finding.reason, finding.name, finding.uuid
 
 
-def _dated(finding: Finding, since: Mapping[_Key, float], now: float) -> Finding:
+def _dated(finding: Finding, since: Mapping[_Key, float], timestamp: float) -> Finding:
     """Return the finding with the time since when it holds, which is never in the future."""
-    return structs.replace(finding, since=min(since.get(_key(finding), finding.since or now), now))
+    return structs.replace(finding, since=min(since.get(_key(finding), finding.since or timestamp), timestamp))
 
 
 def _count_gpus(node: Node, tally: Tally) -> None:
@@ -118,15 +132,15 @@ def _why_not_listed(node: Node) -> str | None:
     return None if "kubelet" in sources_up(node) else "kubelet_down"
 
 
-def _judge_devices(node: Node, tally: Tally) -> Iterator[Finding]:
+def _judge_devices(node: Node, blocked: Mapping[Uuid, Blocked], tally: Tally) -> Iterator[Finding]:
     """Find use without a grant, leaf by leaf."""
     places = list(node_devices(node))
     for place in places:
         if place.device.is_leaf:
-            reason = blocked_leaf(node, place.device, needs_identity=True)
+            uuid = place.device.uuid
             for kind in ("squatter", "leftover"):
-                tally.count(kind, reason, uuid=place.device.uuid)
-            tally.count("unexplained", why_not_explained(node, place.device), uuid=place.device.uuid)
+                tally.count(kind, blocked[uuid].owners, uuid=uuid)
+            tally.count("unexplained", blocked[uuid].unexplained, uuid=uuid)
         yield from _squatters(place)
         yield from _leftovers(place)
         yield from _unexplained(place)
@@ -138,11 +152,10 @@ def _judge_devices(node: Node, tally: Tally) -> Iterator[Finding]:
                 tally.count(kind, unknown)
 
 
-def _judge_holders(node: Node, tally: Tally) -> Iterator[Finding]:
+def _judge_holders(node: Node, blocked: Mapping[Uuid, Blocked], tally: Tally) -> Iterator[Finding]:
     uses = holder_uses(node)
-    blocked = {device.uuid: blocked_leaf(node, device, needs_identity=False) for device in node.devices} if uses else {}
     for use in uses:
-        reasons = (blocked[leaf.uuid] for leaf in leaves_of(use.place))
+        reasons = (blocked[leaf.uuid].use for leaf in leaves_of(use.place))
         for kind, judgement in judge_holder(use, next(filter(None, reasons), None)):
             reason = judgement.reason if isinstance(judgement, Unknown) else None
             tally.count(kind, reason, use.holder.name, use.place.device.uuid)
@@ -182,6 +195,28 @@ def _judge_offers(node: Node, tally: Tally) -> Iterator[Finding]:
                 why=why_of("not_offered", reason, seconds),
                 remedy=remedies.FINDINGS["not_offered"],
             )
+
+
+# --- ids that two pods hold -------------------------------------------------------------------------------------------
+
+
+def _assigned_twice(twice: Iterable[AssignedTwice]) -> Iterator[Finding]:
+    """Yield a finding for each container and device."""
+    for (name, uuid), entries in grouped(((entry.container, entry.uuid), entry) for entry in twice).items():
+        pods = sorted({"/".join(pod) for entry in entries for pod in entry.pods})
+        slots = [
+            counted(len(ids), f"slot of {resource}", f"slots of {resource}")
+            for resource, ids in grouped((entry.resource, entry.device_id) for entry in entries).items()
+        ]
+        yield Finding(
+            *name,
+            finding="unmatched",
+            reason="assigned_twice",
+            uuid=uuid,
+            since=min(entry.since.wall for entry in entries),
+            why=f"{listed(slots)} also assigned to {listed(pods)}",
+            remedy=remedies.UNMATCHED["assigned_twice"],
+        )
 
 
 # --- faults of GPUs ---------------------------------------------------------------------------------------------------
@@ -271,14 +306,14 @@ def _squatters(place: NodeDevice) -> Iterator[Finding]:
     holding_pods = {row.pod_name for row in place.device.containers if row.holds} | _pods_of_gpu(place)
     for row, use in users:
         if row.pod_name not in holding_pods:
-            own = [process for process in processes if container_of(process) == row.name]
-            pids = tuple(process.pid for process in own)
+            own_processes = [process for process in processes if container_of(process) == row.name]
+            pids = tuple(process.pid for process in own_processes)
             is_listed = bool(pids or place.device.processes)
-            what = _named_pids(place.device, pids) if is_listed else _counted(use.processes)
-            why = f"{WHY['squatter']}: {what}"
+            evidence = _named_pids(place.device, pids) if is_listed else _counted(use.processes)
+            why = f"{WHY['squatter']}: {evidence}"
             bytes_ = use.memory_bytes
             finding = partial(_finding, place, row.name, used_bytes=bytes_, memory_bytes=bytes_, pids=pids)
-            yield finding("squatter", "not_assigned", why, _since(own))
+            yield finding("squatter", "not_assigned", why, _since(own_processes))
 
 
 def _pods_of_gpu(place: NodeDevice) -> set[PodName]:
@@ -289,25 +324,27 @@ def _pods_of_gpu(place: NodeDevice) -> set[PodName]:
 
 
 def _leftovers(place: NodeDevice) -> Iterator[Finding]:
-    if not any(one.owner is Owner.GONE and one.processes for one in place.device.owners):
+    if not any(use.owner is Owner.GONE and use.processes for use in place.device.owners):
         return
     latest = place.node.timestamp - ENDING_SECONDS
-    for other in other_uses(place.device):
-        processes = [one for one in place.device.processes if one.pid in other.pids]
-        left = [one for one in processes if one.owner_since is None or one.owner_since <= latest]
-        if other.owner is Owner.GONE and (left or not processes):
-            pids = tuple(one.pid for one in left)
-            what = _named_pids(place.device, pids) if pids else _counted(other.processes)
-            used_bytes = sum_of(one.memory_bytes for one in left) if left else other.memory_bytes
-            why = f"{WHY['leftover']}, but left {what}"
-            finding = partial(_finding, place, other.name, used_bytes=used_bytes, memory_bytes=used_bytes, pids=pids)
-            yield finding("leftover", "pod_gone", why, _since(left))
+    for other_use in other_uses(place.device):
+        processes = [process for process in place.device.processes if process.pid in other_use.pids]
+        leftovers = [process for process in processes if process.owner_since is None or process.owner_since <= latest]
+        if other_use.owner is Owner.GONE and (leftovers or not processes):
+            pids = tuple(process.pid for process in leftovers)
+            evidence = _named_pids(place.device, pids) if pids else _counted(other_use.processes)
+            used_bytes = sum_of(process.memory_bytes for process in leftovers) if leftovers else other_use.memory_bytes
+            why = f"{WHY['leftover']}, but left {evidence}"
+            finding = partial(
+                _finding, place, other_use.name, used_bytes=used_bytes, memory_bytes=used_bytes, pids=pids
+            )
+            yield finding("leftover", "pod_gone", why, _since(leftovers))
 
 
 def _unexplained(place: NodeDevice) -> Iterator[Finding]:
     """Find memory and load of a leaf that no living process explains."""
-    shown = place.device.unexplained or Unexplained()
-    for reason, since in shown.since.items():
+    unexplained = place.device.unexplained or Unexplained()
+    for reason, since in unexplained.since.items():
         why = why_of("unexplained", reason, place.node.timestamp - since)
         finding = partial(_finding, place, NO_CONTAINER, "unexplained", reason)
         if reason == BUSY_WITHOUT_PROCESS:
@@ -315,7 +352,7 @@ def _unexplained(place: NodeDevice) -> Iterator[Finding]:
             why = why.replace("high utilization", percent(next(readings).utilization_ratio))
             yield finding(why, since, gpus=1.0)
             continue
-        pids, memory_bytes = shown.pids, shown.memory_bytes
+        pids, memory_bytes = unexplained.pids, unexplained.memory_bytes
         if pids:
             why += f"; NVML still lists PID {listed([*map(str, pids)])}, which /proc lacks"
         yield finding(why, since, used_bytes=memory_bytes, memory_bytes=memory_bytes, pids=pids)
@@ -323,11 +360,11 @@ def _unexplained(place: NodeDevice) -> Iterator[Finding]:
 
 def _since(processes: Iterable[Process]) -> float:
     """Return since when the first of them has had its owner; 0 if that is unknown."""
-    return min((at for one in processes if (at := one.owner_since) is not None), default=0.0)
+    return min((timestamp for process in processes if (timestamp := process.owner_since) is not None), default=0.0)
 
 
 def _named_pids(device: Device, pids: tuple[int, ...]) -> str:
-    names = {one.pid: one.comm for one in device.processes}
+    names = {process.pid: process.comm for process in device.processes}
     return f"PID {listed([f'{pid} {names[pid]}'.strip() for pid in pids])}"
 
 
@@ -385,18 +422,20 @@ def _counted_once(findings: Sequence[Finding], node: Node) -> list[Finding]:
         if uuid in totals:
             _share(parts, of_gpu, totals[uuid])
     return [
-        finding if part is None or part == finding.memory_bytes else structs.replace(finding, memory_bytes=part)
-        for finding, part in zip(findings, parts, strict=True)
+        finding
+        if part_size is None or part_size == finding.memory_bytes
+        else structs.replace(finding, memory_bytes=part_size)
+        for finding, part_size in zip(findings, parts, strict=True)
     ]
 
 
-def _share(parts: list[int | None], members: Sequence[int], most: int) -> None:
-    """Reduce the parts of these members in proportion, so that they add up to `most`, if they are more."""
-    whole = sum(parts[at] or 0 for at in members)
-    if whole <= most:
+def _share(parts: list[int | None], members: Sequence[int], max_bytes: int) -> None:
+    """Reduce the parts of these members in proportion, so that they add up to `max_bytes`, if they are more."""
+    total = sum(parts[position] or 0 for position in members)
+    if total <= max_bytes:
         return
-    left = most
-    for at in members:
-        part = parts[at] or 0
-        parts[at] = left * part // whole if whole else 0
-        left, whole = left - (parts[at] or 0), whole - part
+    remaining_bytes = max_bytes
+    for position in members:
+        part_size = parts[position] or 0
+        parts[position] = remaining_bytes * part_size // total if total else 0
+        remaining_bytes, total = remaining_bytes - (parts[position] or 0), total - part_size

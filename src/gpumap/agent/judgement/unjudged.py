@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from gpumap.model.devices import NO_CONTAINER, device_name, has_kubelet, sources_up
 from gpumap.model.findings import judged_holders
 from gpumap.model.gaps import invisible, unknown_of_devices, use_known
 from gpumap.model.grouping import grouped
-from gpumap.model.node import Device, Node, Unjudged
+from gpumap.model.node import Node, Unjudged
 from gpumap.model.readings import Uuid
 from gpumap.model.shown import listed
 from gpumap.model.terms import UNJUDGED_REASONS, ContainerName
@@ -46,38 +47,44 @@ class Tally:
         )
 
 
-def blocked_leaf(node: Node, device: Device, *, needs_identity: bool) -> str | None:
-    """Return why nothing that processes show can be judged on a leaf; `None` if it can.
+class Blocked(NamedTuple):
+    """Why something cannot be judged on a leaf; `None` if it can."""
 
-    `needs_identity`: a use without a grant is judged by the pods of processes.
-    """
-    up = sources_up(node)
-    tests = {
-        "nvml_down": "nvml" not in up,
-        "gpu_down": is_down(node, device),
-        "kubelet_down": has_kubelet(node) and "kubelet" not in up,
-        "no_kubelet": not has_kubelet(node),
-        "identity_down": needs_identity and "pod_identity" not in up,
-        "no_pid_visibility": not node.capabilities.get("pid_visibility"),
-        "unknown_process": needs_identity and device.has_unowned,
-        "unknown_assignment": device.holders is None,
-        "use_not_measured": not use_known(device),
-    }
-    return next((reason for reason, applies in tests.items() if applies), None)
+    use: str | None
+    """What processes show."""
+    owners: str | None
+    """A use without a grant. It is judged by the pods of processes."""
+    unexplained: str | None
+    """Memory and load without a process."""
 
 
-def why_not_explained(node: Node, device: Device) -> str | None:
-    """Return why memory and load without a process cannot be judged on a leaf; `None` if it can."""
-    if "nvml" not in sources_up(node):
-        return "nvml_down"
-    if device.unexplained is None or is_down(node, device):
-        return "gpu_down"
-    return device.unexplained.unjudged if node.capabilities.get("pid_visibility") else "no_pid_visibility"
-
-
-def is_down(node: Node, device: Device) -> bool:
-    """Return whether the GPU of a device does not answer."""
-    return any(gpu.uuid == device.gpu_uuid and not gpu.up for gpu in node.gpus)
+def blocked_leaves(node: Node) -> dict[Uuid, Blocked]:
+    """Return what cannot be judged on each device, and why."""
+    up, down = sources_up(node), {gpu.uuid for gpu in node.gpus if not gpu.up}
+    sees_processes = node.capabilities.get("pid_visibility")
+    blocked = {}
+    for device in node.devices:
+        is_down = device.gpu_uuid in down
+        reasons = {
+            "nvml_down": "nvml" not in up,
+            "gpu_down": is_down,
+            "kubelet_down": has_kubelet(node) and "kubelet" not in up,
+            "no_kubelet": not has_kubelet(node),
+            "identity_down": "pod_identity" not in up,
+            "no_pid_visibility": not sees_processes,
+            "unknown_process": device.has_unowned,
+            "unknown_assignment": device.holders is None,
+            "use_not_measured": not use_known(device),
+        }
+        owners = [reason for reason, applies in reasons.items() if applies]
+        use = [reason for reason in owners if reason not in ("identity_down", "unknown_process")]
+        unexplained = "gpu_down" if device.unexplained is None or is_down else device.unexplained.unjudged
+        if not is_down and device.unexplained is not None and not sees_processes:
+            unexplained = "no_pid_visibility"
+        if "nvml" not in up:
+            unexplained = "nvml_down"
+        blocked[device.uuid] = Blocked(next(iter(use), None), next(iter(owners), None), unexplained)
+    return blocked
 
 
 # --- as sentences -----------------------------------------------------------------------------------------------------
@@ -134,5 +141,5 @@ def _source_sentences(node: Node) -> Iterator[str]:
     if not has_kubelet(node):
         yield NOTHING_ASSIGNED
     elif "kubelet" not in up:
-        what = "may be old" if any(device.holders is not None for device in node.devices) else "are not known"
-        yield f"The kubelet does not answer. The assignments {what}; gpumap cannot detect squatters and leftovers."
+        state = "may be old" if any(device.holders is not None for device in node.devices) else "are not known"
+        yield f"The kubelet does not answer. The assignments {state}; gpumap cannot detect squatters and leftovers."

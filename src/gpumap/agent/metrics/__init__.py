@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpumap.agent.metrics import device, use
-from gpumap.agent.metrics.accounting import ACCOUNTING
 from gpumap.agent.metrics.allocation import ALLOCATION
 from gpumap.agent.metrics.device import DEVICE, GPM, LINKS
-from gpumap.agent.metrics.findings import FINDINGS
-from gpumap.agent.metrics.health import HEALTH
-from gpumap.agent.metrics.host import HOST
+from gpumap.agent.metrics.health import FINDINGS, HEALTH
 from gpumap.agent.metrics.itself import self_families
-from gpumap.agent.metrics.use import PROCESSES, USE
+from gpumap.agent.metrics.use import ACCOUNTING, HOST, PROCESSES, USE
 from gpumap.model.families import Family
 
 __all__ = ["GROUPS", "PROCESSES", "native", "self_families"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import structs
 
@@ -10,6 +10,7 @@ from gpumap.agent.metrics.allocation import NODE
 from gpumap.agent.metrics.use import USES
 from gpumap.model.families import Family, Rows, Series
 from gpumap.model.node import Device, Gpu
+from gpumap.model.readings import Activity
 from gpumap.model.snapshot import Snapshot
 
 GPUS = Rows(("gpu_uuid",), lambda snapshot: (((gpu.uuid,), gpu) for gpu in snapshot.node.gpus))
@@ -212,6 +213,11 @@ LINKS = (
 # --- the group gpm ----------------------------------------------------------------------------------------------------
 
 
+def _busy(name: str, words: str, value: Callable[[Activity], float | None]) -> Family:
+    help = f"Share of time in which {words}, mean over the interval."
+    return _ACTIVITY.gauge(f"gpumap_device_{name}_activity_ratio", help, value)
+
+
 GPM = (
     _ACTIVITY.gauge(
         "gpumap_device_sm_activity_ratio",
@@ -223,35 +229,23 @@ GPM = (
         "Warps on the device's SMs as a ratio of their maximum (0-1), mean over the interval.",
         lambda activity: activity.sm_occupancy_ratio,
     ),
-    _ACTIVITY.gauge(
-        "gpumap_device_tensor_activity_ratio",
-        "Share of time in which the device's tensor cores were busy (0-1), mean over the interval.",
-        lambda activity: activity.tensor_ratio,
-    ),
+    _busy("tensor", "the device's tensor cores were busy (0-1)", lambda activity: activity.tensor_ratio),
     _ACTIVITY.gauge(
         "gpumap_device_dram_activity_ratio",
         "Used share of the device's memory bandwidth (0-1), mean over the interval.",
         lambda activity: activity.dram_ratio,
     ),
-    _ACTIVITY.gauge(
-        "gpumap_device_graphics_activity_ratio",
-        "Share of time in which a graphics or compute engine of the device was busy (0-1), mean over the interval.",
+    _busy(
+        "graphics",
+        "a graphics or compute engine of the device was busy (0-1)",
         lambda activity: activity.graphics_ratio,
     ),
-    _ACTIVITY.gauge(
-        "gpumap_device_fp64_activity_ratio",
-        "Share of time in which the device's FP64 pipes were busy (0-1), without tensor cores, mean over the interval.",
-        lambda activity: activity.fp64_ratio,
+    _busy(
+        "fp64", "the device's FP64 pipes were busy (0-1), without tensor cores", lambda activity: activity.fp64_ratio
     ),
-    _ACTIVITY.gauge(
-        "gpumap_device_fp32_activity_ratio",
-        "Share of time in which the device's FP32 pipes were busy (0-1), mean over the interval.",
-        lambda activity: activity.fp32_ratio,
-    ),
-    _ACTIVITY.gauge(
-        "gpumap_device_fp16_activity_ratio",
-        "Share of time in which the device's FP16 pipes were busy (0-1), without tensor cores, mean over the interval.",
-        lambda activity: activity.fp16_ratio,
+    _busy("fp32", "the device's FP32 pipes were busy (0-1)", lambda activity: activity.fp32_ratio),
+    _busy(
+        "fp16", "the device's FP16 pipes were busy (0-1), without tensor cores", lambda activity: activity.fp16_ratio
     ),
     USES.gauge(
         "gpumap_container_sm_activity_ratio",

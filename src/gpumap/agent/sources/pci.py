@@ -15,8 +15,8 @@ from pathlib import Path
 
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.sources.proc_files import opened, text
+from gpumap.model.device_ids import pci_address
 from gpumap.model.observations import PciFunction, SourceAnswer, SourceError
-from gpumap.model.pci import pci_address
 
 RELIST_SECONDS = 60.0
 _NVIDIA, _CLASSES = "0x10de", ("0x0300", "0x0302")

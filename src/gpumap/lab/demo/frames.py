@@ -16,8 +16,8 @@ from gpumap.lab.demo.scenario_model import Scenario, nth_bus_id
 from gpumap.lab.demo.schedule import cues
 from gpumap.lab.demo.texts import cgroup_text
 from gpumap.lab.demo.world import World, world
+from gpumap.model.device_ids import pci_address
 from gpumap.model.observations import NvmlReading, PciFunction
-from gpumap.model.pci import pci_address
 from gpumap.model.readings import Listening, XidError
 
 TICK_SECONDS = 0.25

@@ -19,9 +19,9 @@ from gpumap.lab import decoding
 from gpumap.lab.demo.names import derived_uuid
 from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.observations import ClaimDevice, DeviceId, PreparedDevice, ResourceDevices
-from gpumap.model.parsing import parse_duration
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, MigInstance, RecoveryAction, Uuid
+from gpumap.model.shown import parse_duration
 
 T = TypeVar("T")
 

@@ -13,13 +13,15 @@ from msgspec import structs
 
 from gpumap.agent.join.inventory import KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
-from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.rules import Rules
+from gpumap.agent.join.memory import Memory, MissingMemory
+from gpumap.agent.join.rules import remember_since
+from gpumap.model.device_ids import pci_address
 from gpumap.model.grouping import grouped
-from gpumap.model.node import Gpu
-from gpumap.model.observations import Moment
+from gpumap.model.node import Gpu, MissingGpus
+from gpumap.model.observations import Failed, Moment, Observations, Observed, PciFunction, ProcTable
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
+from gpumap.model.shown import age, counted
 
 MissingOffers = Mapping[Uuid, Mapping[Uuid, frozenset[str]]]
 """For each GPU that no container can be assigned: the resources that each of its leaves should have, if known."""
@@ -53,15 +55,15 @@ def missing_offers(joined: Joined, after: Memory) -> MissingOffers | None:
 
 
 def watch_offers(
-    memory: Memory, gpus: Iterable[Gpu], missing: MissingOffers | None, now: Moment, rules: Rules
+    joined: Joined, gpus: Iterable[Gpu], missing: MissingOffers | None
 ) -> tuple[dict[Uuid, Moment], tuple[Gpu, ...]]:
-    """Return since when no container can be assigned each GPU, and the GPUs with the time. A gap ends it."""
-    is_gap = memory.finished is not None and rules.is_gap(memory.finished, now)
-    since = {uuid: now if is_gap else memory.not_offered_since.get(uuid, now) for uuid in missing or ()}
+    """Return since when no container can be assigned each GPU, and the GPUs with the time."""
+    moment = joined.observations.finished
+    since = remember_since(joined.memory.not_offered_since, missing or (), moment, is_gap=joined.is_gap)
     return since, tuple(
         gpu
         if missing is None or gpu.reading is None
-        else structs.replace(gpu, not_offered_seconds=now.since(since.get(gpu.uuid, now)))
+        else structs.replace(gpu, not_offered_seconds=moment.since(since.get(gpu.uuid, moment)))
         for gpu in gpus
     )
 
@@ -72,7 +74,9 @@ class _Evidence:
     def __init__(self, joined: Joined, after: Memory) -> None:
         allocation = joined.allocation
         self._inventory = joined.inventory
-        self._offered = grouped((uuid, resource) for uuid, of in allocation.offer.slots.items() for resource in of)
+        self._offered = grouped(
+            (uuid, resource) for uuid, slots in allocation.offer.slots.items() for resource in slots
+        )
         grants = allocation.grants
         self._reserved = {uuid for (_, uuid), grant in grants.items() if grant.reservation}
         pairs = [*after.offered, *allocation.offer.registered]
@@ -83,8 +87,8 @@ class _Evidence:
         """Return whether the GPU should be offered, and is neither offered nor reserved."""
         if self._is_offered(gpu) or self._reserved & {gpu.uuid, *(leaf.uuid for leaf in gpu.leaves)}:
             return False
-        others = self._alike(gpu)
-        is_exception = bool(gpu.leaves and others) and all(map(self._is_offered, others))
+        alike = self._alike(gpu)
+        is_exception = bool(gpu.leaves and alike) and all(map(self._is_offered, alike))
         return is_exception or any(leaf.uuid in self._shown for leaf in gpu.leaves)
 
     def resources(self, gpu: KnownGpu) -> dict[Uuid, frozenset[str]]:
@@ -95,7 +99,7 @@ class _Evidence:
             or of_gpu
             or self._resources_of(
                 self._offered,
-                (one for other in self._alike(gpu) for one in other.leaves if one.profile == leaf.profile),
+                (twin for alike in self._alike(gpu) for twin in alike.leaves if twin.profile == leaf.profile),
             )
             for leaf in gpu.leaves
         }
@@ -110,3 +114,59 @@ class _Evidence:
     @staticmethod
     def _resources_of(resources: Mapping[Uuid, list[str]], leaves: Iterable[KnownLeaf]) -> frozenset[str]:
         return frozenset(resource for leaf in leaves for resource in resources.get(leaf.uuid, ()))
+
+
+# --- GPUs on PCI that NVML does not list ------------------------------------------------------------------------------
+
+
+CONTROLLER_3D, DRIVER = "0x0302", "nvidia"
+
+
+def find_missing(joined: Joined) -> tuple[MissingMemory, MissingGpus | None, str]:
+    """Return what to remember, and the missing GPUs; or `None` and why they cannot be judged."""
+    before, observations, inventory, rules = (
+        joined.memory.missing_gpus,
+        joined.observations,
+        joined.inventory,
+        joined.rules,
+    )
+    why = rules.why_not_on_pci or _why_unjudged(observations, joined.procs)
+    if why or not isinstance(observations.pci, Observed):
+        return MissingMemory(before.listed_ids), None, why
+    finished, functions = observations.finished, observations.pci.value
+    bus_ids = [*(gpu.pci_bus_id for gpu in inventory.gpus), *(gpu.pci_bus_id for gpu in inventory.nameless)]
+    listed = {pci_address(bus_id) for bus_id in bus_ids} & {function.address for function in functions}
+    listed_ids = before.listed_ids | {function.device_id for function in functions if function.address in listed}
+    missing = [
+        function.address for function in functions if function.address not in listed and _is_gpu(function, listed_ids)
+    ]
+    # A GPU of NVML's whose address is not on PCI, or not known, may be any of them.
+    count = max(len(missing) - (len(bus_ids) - len(listed)), 0)
+    since = remember_since(before.since, missing if count else (), finished, is_gap=joined.is_gap)
+    levels = (*(() if joined.is_gap else before.levels[:count]), *[finished] * count)[:count]
+    memory = MissingMemory(listed_ids, since, levels)
+    lasting = tuple(address for address, moment in since.items() if finished.since(moment) >= rules.grace_seconds)
+    sure = min(len(lasting), sum(finished.since(moment) >= rules.grace_seconds for moment in levels))
+    if sure:
+        return memory, MissingGpus(sure, lasting, finished.wall - finished.since(levels[0])), ""
+    if count:
+        problem = f"{counted(count, 'GPU')} on PCI {'is' if count == 1 else 'are'} not in NVML"
+        return memory, None, f"{problem}, for less than {age(rules.grace_seconds)}"
+    return memory, MissingGpus(), ""
+
+
+def _why_unjudged(observations: Observations, procs: ProcTable) -> str:
+    if isinstance(observations.nvml, Failed):
+        return "NVML does not answer"
+    if not (procs.pid_visibility and procs.is_machine):
+        return "gpumap is not in the machine's own PID namespace: NVML may list only some of the GPUs"
+    if isinstance(observations.pci, Failed):
+        return observations.pci.complaints[-1].detail
+    return "" if observations.pci else "PCI was not read"
+
+
+def _is_gpu(function: PciFunction, listed_ids: frozenset[str]) -> bool:
+    """Return whether NVML should list a function: the driver has it, or it is a GPU of a kind that NVML listed."""
+    is_taken = function.driver not in ("", DRIVER) or function.driver_override
+    is_of_driver = function.class_code == CONTROLLER_3D and function.driver == DRIVER
+    return not is_taken and (is_of_driver or function.device_id in listed_ids)
