@@ -52,7 +52,6 @@ from gpumap.model.observations import (
     Observations,
     Observed,
     ReportedPod,
-    SecondList,
     SourceAnswer,
     SourceError,
 )
@@ -345,7 +344,7 @@ def _read_node(data: bytes) -> object:
 
 
 def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
-    kubelet, second = KnownPods(), KnownPods()
+    kubelet = KnownPods()
     procfs = ProcfsSource(place / captured_node.PROC, place / captured_node.OWN)
     identity = PodIdentitySource(
         CheckpointSource((place / captured_node.CHECKPOINT,)),
@@ -362,7 +361,7 @@ def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
             now = Moment(1000.0 + 5 * number, 1.7e9 + 5 * number)
             nvml = _observed(partial(_reading, files), now)
             pids = sorted(_pids(nvml.value)) if isinstance(nvml, Observed) else []
-            listed = _observed(partial(_kubelet_answer, files, kubelet, second), now)
+            listed = _observed(partial(_kubelet_answer, files, kubelet), now)
             seen = Observations(
                 nvml,
                 _observed(partial(procfs.read, pids, None), now),
@@ -419,7 +418,7 @@ def _observed(read: Callable[[], SourceAnswer[T]], now: Moment) -> Observed[T] |
     return Observed(answer.value, now, 0.0, answer.complaints)
 
 
-def _kubelet_answer(files: dict[str, bytes], kubelet: KnownPods, second: KnownPods) -> SourceAnswer[KubeletAnswer]:
+def _kubelet_answer(files: dict[str, bytes], kubelet: KnownPods) -> SourceAnswer[KubeletAnswer]:
     try:
         raw = answers.answer(files, contents.LIST)
         if raw is None:
@@ -427,11 +426,9 @@ def _kubelet_answer(files: dict[str, bytes], kubelet: KnownPods, second: KnownPo
         pods, complaints = kubelet.read_list(raw)
         offer = answers.answer(files, contents.ALLOCATABLE)
         allocatable = kubelet.read_offer(offer) if offer is not None else None
-        more = answers.answer(files, contents.SECOND_LIST)
-        agent = SecondList(second.read_list(more)[0]) if more is not None else None
     except (DecodeError, ValueError) as error:
         raise SourceError("decode", str(error)) from error
-    return SourceAnswer(KubeletAnswer(pods, allocatable, "first", False, True, agent), complaints)
+    return SourceAnswer(KubeletAnswer(pods, allocatable, "first", False, True), complaints)
 
 
 def _pods_of(files: dict[str, bytes]) -> SourceAnswer[tuple[ReportedPod, ...] | None]:

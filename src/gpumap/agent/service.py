@@ -43,7 +43,6 @@ from gpumap.model.snapshot import HiddenDevice, Snapshot
 if TYPE_CHECKING:
     from gpumap.agent.sources.kubelet import KubeletSource
     from gpumap.agent.sources.pods_api import PodsApiSource
-    from gpumap.agent.sources.second_list import CorrectedKubelet
     from gpumap.agent.web.guard import Guard
 
 SHUTDOWN_SECONDS = 1.0
@@ -200,16 +199,12 @@ def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, .
     return tuple(group for group in (*GROUPS, CARD) if group in wanted)
 
 
-def _kubelet(settings: Settings) -> KubeletSource | CorrectedKubelet | None:
+def _kubelet(settings: Settings) -> KubeletSource | None:
     if not settings.has_kubelet:
         return None
     from gpumap.agent.sources.kubelet import KubeletSource
-    from gpumap.agent.sources.second_list import CorrectedKubelet
 
-    kubelet = KubeletSource(settings.kubelet_socket)
-    if settings.pod_resources_socket is None:
-        return kubelet
-    return CorrectedKubelet(kubelet, KubeletSource(settings.pod_resources_socket, list_only=True))
+    return KubeletSource(settings.kubelet_socket)
 
 
 def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[], SourceAnswer[PodIdentity]] | None:

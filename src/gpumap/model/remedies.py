@@ -46,15 +46,6 @@ SOURCES: dict[Source, dict[str, str]] = {
         "device once.",
         "odd_name": "The kubelet lists an invalid name. Do nothing: gpumap escapes characters that are not printable, "
         "and cuts names of more than 4096 characters.",
-        "pod_resources_socket_missing": "The scheduler's agent has no socket. Start it (koordlet: feature gate "
-        f"`PodResourcesProxy`), and mount the socket's directory, not the socket. {_NO_SQUATTER}",
-        "pod_resources_connection_refused": f"The scheduler's agent is down. Check its pod. {_NO_SQUATTER}",
-        "pod_resources_permission_denied": f"gpumap may not connect to the scheduler's agent. {_ALLOW}",
-        "pod_resources_deadline_exceeded": "The scheduler's agent hangs or is overloaded. Check its log.",
-        "pod_resources_unimplemented": "The server has no PodResources API. Check the path `--pod-resources-socket`.",
-        "pod_resources_unknown": "The scheduler's agent cannot read the kubelet. Check its log.",
-        "pod_resources_unavailable": "The scheduler's agent drops the connection. Check its log.",
-        "pod_resources_decode": "The answer is no List of PodResources. Check `--pod-resources-socket`.",
     },
     Source.NVML: {
         "library_not_found": "The driver's library is missing. In Kubernetes, set `runtimeClassName: nvidia` or "

@@ -60,15 +60,9 @@ class KubeletSource:
         socket_path: Path,
         on_answer: Callable[[str, bytes], None] = lambda method, answer: None,
         idle_seconds: float = IDLE_SECONDS,
-        *,
-        list_only: bool = False,
     ) -> None:
-        """`on_answer` gets each answer as it came, for recordings. Reads that are further apart keep no channel.
-
-        With `list_only` it never calls GetAllocatableResources.
-        """
+        """`on_answer` gets each answer as it came, for recordings. Reads that are further apart keep no channel."""
         self._path = socket_path
-        self._list_only = list_only
         self._on_answer = on_answer
         self._idle_seconds = idle_seconds
         self._channel: grpc.aio.Channel | None = None
@@ -167,7 +161,7 @@ class KubeletSource:
 
     async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> Offer | None:
         """Return what plugins offer; `None` if this kubelet does not support it, or the call failed."""
-        if self._list_only or not self._reports_allocatable or self._list_method == _LIST_V1ALPHA1:
+        if not self._reports_allocatable or self._list_method == _LIST_V1ALPHA1:
             return None
         try:
             answer = await self._call(_ALLOCATABLE_V1, v1_pb2.AllocatableResourcesRequest(), deadline, complaints)
