@@ -33,8 +33,8 @@ from gpumap.agent.sources.inotify import Place, Watcher, places
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.pci import PciSource
 from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.agent.web import aiohttp_server_only
 from gpumap.agent.web.pages import Pages
-from gpumap.agent.web.server_only import without_client
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import Moment, PodIdentity, SharingContainers, SourceAnswer
 from gpumap.model.readings import CARD
@@ -243,7 +243,7 @@ def _guard(web_config: Path | None) -> Guard | None:
     """Raises UsageError."""
     if web_config is None:
         return None
-    with without_client():
+    with aiohttp_server_only():
         from gpumap.agent.web.guard import Guard
 
     return Guard(web_config)
@@ -275,7 +275,7 @@ def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
 
 async def _open(pages: Pages, listener: socket.socket, guard: Guard | None, settings: Settings) -> None:
     """Serve the pages for ever, with the web configuration if there is one."""
-    with without_client():
+    with aiohttp_server_only():
         from gpumap.agent.web.app import application
         from gpumap.agent.web.port import MAX_CONNECTIONS, open_port
 
