@@ -486,7 +486,7 @@ def test_a_reading_survives_the_wire() -> None:
 def test_a_culprit_is_left_out_for_longer_each_time() -> None:
     """1, 2, 4 … 64 reads, as long as it crashes whenever it is asked."""
     suspects = CrashSuspects()
-    suspects.crashed([0, 1], last=())  # both at the same time: each is asked last
+    suspects.crashed([0, 1], last_gpus=())  # both at the same time: each is asked last
     pauses: list[int] = []
     left_out = 0
     while len(pauses) < 9:
@@ -503,7 +503,7 @@ def test_a_culprit_is_left_out_for_longer_each_time() -> None:
 def test_a_suspect_that_answers_is_cleared_by_and_by() -> None:
     """Each answer halves the pause that its next crash would cost, and the last one clears it."""
     suspects = CrashSuspects()
-    suspects.crashed([3], last=())
+    suspects.crashed([3], last_gpus=())
     assert suspects.plan() == ((), (3,))
     for expected in ((3,), (3,), ()):
         assert suspects.plan() == (expected, ())

@@ -28,7 +28,7 @@ from gpumap.agent.flags import add_flags
 from gpumap.agent.join import grants
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.settings import Settings, resolve
-from gpumap.agent.sources import plugin_answers
+from gpumap.agent.sources import checkpoint
 from gpumap.agent.sources.checkpoint import parse as parse_checkpoint
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.nvml import worker_command
@@ -519,7 +519,7 @@ def test_each_kept_name_is_used() -> None:
     modules = (plugins, grants)
     source = "".join(map(inspect.getsource, modules))
     for name in READ_NAMES:
-        assert plugin_answers.ENVS.fullmatch(name)
+        assert checkpoint.ENVS.fullmatch(name)
         assert name.removesuffix("_0") in source
     for name in UNREAD_NAMES:
         message = _pair(name, "0")
