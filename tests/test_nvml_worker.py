@@ -8,7 +8,7 @@ import pynvml
 import pytest
 from msgspec import structs
 
-from gpumap.agent.nvml_worker import codes, library, wire
+from gpumap.agent.nvml_worker import library, wire
 from gpumap.agent.sources.nvml_state import LONGEST_PAUSE_READS, CrashSuspects
 from gpumap.model.readings import SAMPLES_NEW, SAMPLES_OLD, DeviceMemory, GpuProcess, GpuReading, ProcessSample, Uuid
 from tests import standin
@@ -449,7 +449,7 @@ def test_the_functions_that_are_called_are_in_the_library() -> None:
 def test_every_code_of_nvml_has_a_reason() -> None:
     """A code that nvidia-ml-py names has a word of gpumap's for labels and messages."""
     codes_of_nvidia = {code for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
-    assert {code for code in codes_of_nvidia if codes.word(code) == f"code_{code}"} == set()
+    assert {code for code in codes_of_nvidia if wire.word(code) == f"code_{code}"} == set()
 
 
 @pytest.mark.parametrize("hung", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo_v2"])

@@ -19,7 +19,6 @@ if __name__ == "__main__":
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.library import Library
-from gpumap.agent.nvml_worker.output import Output
 from gpumap.agent.nvml_worker.read_scheduler import ReadScheduler
 
 DESCRIPTORS = 1024
@@ -38,7 +37,7 @@ def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the same
     threading.excepthook = _die
     gc.freeze()  # a reading leaves no cycles behind, and imported modules stay
-    scheduler = ReadScheduler(Library(library), Output(), os._exit)
+    scheduler = ReadScheduler(Library(library), wire.Output(), os._exit)
     threading.Thread(target=scheduler.run, name="scheduler", daemon=True).start()
     for line in sys.stdin.buffer:
         try:

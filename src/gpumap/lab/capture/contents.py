@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from gpumap.agent.nvml_worker import codes, wire
+from gpumap.agent.nvml_worker import wire
 from gpumap.lab.capture import answers
 from gpumap.lab.decoding import from_json
 from gpumap.lab.node_files import parents
@@ -64,7 +64,7 @@ _GRPC = """
 REASONS = frozenset(
     {*_GRPC.split(), "internal_error", *remedies.FAULTS}
     | {reason for of_source in remedies.SOURCES.values() for reason in of_source}
-    | {codes.word(code) for code in range(1000)}
+    | {wire.word(code) for code in range(1000)}
 )
 """gpumap's words for the reasons why a source or a GPU is down, among them a gRPC status and NVML's codes."""
 
