@@ -16,7 +16,7 @@ from gpumap.agent.exposition import TEXT_TYPE
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.nvml_worker.gpm import METRICS
 from gpumap.agent.nvml_worker.health import CLOCK_EVENT_FIELDS, LINK_FIELDS
-from gpumap.agent.nvml_worker.reading import fields_of
+from gpumap.agent.nvml_worker.reading import field_numbers
 from gpumap.agent.service import asked_groups
 from gpumap.model.readings import RECOVERY_ACTIONS, GpuReading
 
@@ -32,7 +32,8 @@ class Card:
 
     def __init__(self, index: int) -> None:
         self._device = pynvml.nvmlDeviceGetHandleByIndex(index)
-        wanted = [(field, ALL_LINKS if field in LINK_FIELDS else 0) for field in fields_of(GROUPS)]
+        link_fields = {field.number for field in LINK_FIELDS}
+        wanted = [(number, ALL_LINKS if number in link_fields else 0) for number in field_numbers(GROUPS)]
         answers = pynvml.nvmlDeviceGetFieldValues(self._device, wanted)
         self._fields = [one for one, answer in zip(wanted, answers, strict=True) if not answer.nvmlReturn]
         self._ecc = [(kind, place) for kind in (0, 1) for place in range(8) if self._counts(kind, place)]
@@ -91,7 +92,7 @@ def values_of(reading: GpuReading) -> Values:
     """The same of gpumap's reading, to see that both read the same."""
     temperatures, remapped = reading.temperatures_celsius, reading.remapped_rows
     events = sum(1 << bit for bit, active in enumerate(reading.clock_events.values()) if active)
-    fields_of_events = dict(CLOCK_EVENT_FIELDS)
+    fields_of_events = {field.key: field.number for field in CLOCK_EVENT_FIELDS}
     fields = {fields_of_events[word]: round(seconds * 1e9) for word, seconds in reading.clock_event_seconds.items()}
     fields |= {
         pynvml.NVML_FI_DEV_MEMORY_TEMP: temperatures["memory"],

@@ -44,7 +44,6 @@ from gpumap.model.observations import (
     ReportedPod,
     ResourceDevices,
     ScheduledShare,
-    SecondList,
 )
 from gpumap.model.readings import (
     SAMPLES_OLD,
@@ -275,11 +274,6 @@ class TestNode:
     trigger: str = "interval"
     left_out: set[str] = field(default_factory=set)
     """Resources with devices that an old kubelet does not list."""
-    second: dict[str, list[str]] | None = None
-    """Ids that a scheduler's agent adds to the first container of a pod, by the pod's name; `None`: there is no agent.
-    Its source is `second`."""
-    unknown_to_agent: set[str] = field(default_factory=set)
-    """Names of pods that the agent's List does not have."""
     xids: tuple[XidError, ...] = ()
     """For the next reading."""
     pci: list[PciFunction] | None = None
@@ -346,22 +340,7 @@ class TestNode:
         pods = tuple(sorted({pod.as_listed(self.left_out) for pod in self.pods if pod.listed}))
         allocatable = None if self.allocatable is None else tuple(resources(self.allocatable))
         is_old = bool(self.left_out)
-        second = None if self.second is None else SecondList(None if "second" in self.down else self._corrected(pods))
-        return KubeletAnswer(self._same(pods), self._same(allocatable), self.socket, is_old, not is_old, second)
-
-    def _corrected(self, pods: tuple[ListedPod, ...]) -> tuple[ListedPod, ...]:
-        """As Koordinator's koordlet does it: the kubelet's List, and ids for the first container of pods that share."""
-        found = []
-        for pod in pods:
-            added = (self.second or {}).get(pod.name, ())
-            first, *others = pod.containers
-            if added:
-                known = {one.resource: list(one.ids) for one in first.devices}
-                both = {**known, "nvidia.com/gpu": [*known.get("nvidia.com/gpu", ()), *added]}
-                first = replace(first, devices=tuple(resources(both)))
-            if pod.name not in self.unknown_to_agent:
-                found.append(replace(pod, containers=(first, *others)))
-        return self._same(tuple(found))
+        return KubeletAnswer(self._same(pods), self._same(allocatable), self.socket, is_old, not is_old)
 
     def _identity(self) -> PodIdentity:
         checkpoint = None

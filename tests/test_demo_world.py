@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpumap.agent.sources import plugin_answers
+from gpumap.agent.sources.checkpoint import parse_plugin_answer
 from gpumap.agent.sources.dra import parse_prepared
 from gpumap.lab.demo.scenario import Scenario, default_scenario, parse_scenario
 from gpumap.lab.demo.world import World, world
@@ -174,7 +174,7 @@ def test_answers_are_as_plugins_write_them() -> None:
     scenario = parse_scenario(text)
     (row,) = json.loads(world(scenario, 0.0).checkpoint)["Data"]["PodDeviceEntries"]
     name = f"nvidia.com/gpu={scenario.gpus[0].uuid}"
-    assert plugin_answers.parse(base64.b64decode(row["AllocResp"])) == PluginAnswer(
+    assert parse_plugin_answer(base64.b64decode(row["AllocResp"])) == PluginAnswer(
         envs=(("CUDA_MPS_PIPE_DIRECTORY", "/mps"),),
         annotations=(("cdi.k8s.io/nvidia-device-plugin_x", name),),
         device_paths=("/dev/nvidia0",),

@@ -13,8 +13,8 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS
-from gpumap.agent.nvml_worker.card import CARD_FIELDS
-from gpumap.agent.nvml_worker.reading import fields_of
+from gpumap.agent.nvml_worker.health import CARD_FIELDS
+from gpumap.agent.nvml_worker.reading import field_numbers
 from gpumap.agent.settings import Settings, resolve, with_everything
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.record import record
@@ -91,7 +91,7 @@ def test_a_dialect_without_needs_costs_no_call(start: Start, tmp_path: Path, nam
     groups = asked(settled(name))
     assert groups == asked(settled())
     assert not calls(start, tmp_path / "calls", groups).keys() & (CALLS_OF_THE_CARD.keys() | CALLS_OF_CODEC)
-    assert not set(fields_of(groups)) & set(CARD_FIELDS)
+    assert not set(field_numbers(groups)) & {field.number for field in CARD_FIELDS}
 
 
 @pytest.mark.parametrize("name", sorted(OF_THE_CARD))
@@ -103,7 +103,8 @@ def test_calls_of_a_dialect_are_made_while_it_is_on(start: Start, tmp_path: Path
     assert {call: times for call, times in more.items() if times} == CALLS_OF_THE_CARD | dict.fromkeys(
         CALLS_OF_CODEC, 3
     )
-    assert sorted(set(fields_of(groups)) - set(fields_of(before))) == sorted(CARD_FIELDS)
+    added = set(field_numbers(groups)) - set(field_numbers(before))
+    assert added == {field.number for field in CARD_FIELDS}
     assert (len(CARD_FIELDS), sum(times == 3 for times in CALLS_OF_THE_CARD.values())) == (6, 2)
     assert sum(times for times in CALLS_OF_THE_CARD.values() if times != 3) == 8
 

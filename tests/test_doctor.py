@@ -159,32 +159,13 @@ def test_kubelet_away(reason: str, state: str) -> None:
     assert "kubelet does not work, but is required." in doctor_table(tuple(found.values()), Shape())
 
 
-def test_second_list_has_a_row_of_its_own() -> None:
-    """With the flag, here or in an agent's map while it fails; the kubelet's row is not affected."""
-    node = well()
-    assert "second_list" not in examined(node)
-    node.second = {}
-    ok = examined(node, replace(ALL_WELL, second_list=Answer("7 pods listed")))["second_list"]
-    assert (ok.state, ok.seen, ok.required) == ("ok", "7 pods listed", False)
-    reason = "pod_resources_connection_refused"
-    failed = replace(ALL_WELL, second_list=Answer(reason=reason, detail="no process"))
-    remote = by_name(examine(failing(node, Source.KUBELET, reason, "no process"), None))
-    for found in (examined(node, failed), remote):
-        assert found["kubelet"].state == "ok"
-        assert (found["second_list"].state, found["second_list"].why) == ("failed", f"{reason}: no process")
-        assert found["second_list"].remedy == remedies.SOURCES[Source.KUBELET][reason]
-        assert works(tuple(found.values()))
-
-
 async def test_facts_of_each_flag(tmp_path: Path) -> None:
     """What this node's own sockets and files show: None without a flag, a reason while they are missing."""
     here = resolve(command_parser().parse_args(["doctor"]), {})
     facts = await look(here)
-    assert (facts.second_list, facts.gpu_fractioning, facts.pods_api) == (None, None, None)
+    assert (facts.gpu_fractioning, facts.pods_api) == (None, None)
     none = tmp_path / "none"
-    facts = await look(replace(here, pod_resources_socket=none, gpu_fractioning_map=tmp_path, pods_api_socket=none))
-    assert facts.second_list is not None
-    assert facts.second_list.reason == "pod_resources_socket_missing"
+    facts = await look(replace(here, gpu_fractioning_map=tmp_path, pods_api_socket=none))
     assert facts.gpu_fractioning == Answer("files of 0 containers")
     assert facts.pods_api is not None
     assert facts.pods_api.reason == "pods_api_socket_missing"

@@ -7,20 +7,17 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.sources import fractioning
 from gpumap.agent.sources.fractioning import FractioningSource
-from gpumap.lab.demo.kubelet import Refuse
 from gpumap.model.observations import ContainerLink, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, Owner, PodUid
 from tests import agent
 from tests.examples import examples
-from tests.koordlet import FakeKoordlet
 from tests.node import Node
 from tests.node import gpu_uuid as driver_uuid
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, hex_of, owners, row
@@ -262,32 +259,25 @@ def test_a_file_that_cannot_be_read_accuses_no_pod() -> None:
     assert snapshot.node.devices[0].holders is None
 
 
-async def test_agent_with_mapping_files_and_koordlets_proxy(directory: Path, library: Path) -> None:
-    """The whole service: both sharers hold their GPUs on the page. Failures are counted, and no pod is accused."""
+async def test_agent_with_mapping_files(directory: Path, library: Path) -> None:
+    """The whole service: the sharer holds its GPU. A damaged file is counted, and then no pod is accused."""
     node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
-    sharer, half = node.admit("sharer", main=[]), node.admit("half", main=[])
-    for pod, gpu in ((sharer, 1), (half, 2)):
-        node.run(pod.cgroup("main"), gpu, 8 * GIB, sm_percent=70)
+    sharer = node.admit("sharer", main=[])
+    node.run(sharer.cgroup("main"), 1, 8 * GIB, sm_percent=70)
     folder = directory / "map"
     record = {**RECORD, "pod": "sharer", "podUID": sharer.uid, "gpuDevices": [{"uuid": str(driver_uuid(1))}]}
     put(folder, record, sharer.containers["main"])
-    koordlet = FakeKoordlet(directory / "koordlet.sock", node.kubelet.socket_path)
-    koordlet.allocations = {("ml", "half"): {"nvidia.com/gpu": [str(driver_uuid(2))]}}
-    sources = ("--gpu-fractioning-map", str(folder), "--pod-resources-socket", str(koordlet.socket_path))
-    async with node.kubelet, koordlet, agent.serve(node, *sources, "--interval", "200ms", library=library) as running:
+    flags = ("--gpu-fractioning-map", str(folder), "--interval", "200ms")
+    async with node.kubelet, agent.serve(node, *flags, library=library) as running:
         page = await running.later(3)
         assert page.by("gpumap_container_allocated_gpu_memory_bytes", "pod") == {"sharer": 4 * GIB}
-        assert page.by("gpumap_allocation_info", "pod") == {"sharer": 1, "half": 1}
+        assert page.by("gpumap_allocation_info", "pod") == {"sharer": 1}
         assert page.by("gpumap_allocation_slots", "pod") == {}
-        for gpu in (1, 2):
-            used = page.by("gpumap_device_memory_used_by_owner_bytes", "owner", uuid=driver_uuid(gpu))
-            assert used["scheduled"] == 8 * GIB
+        used = page.by("gpumap_device_memory_used_by_owner_bytes", "owner", uuid=driver_uuid(1))
+        assert used["scheduled"] == 8 * GIB
         put(folder, b"{", hex_of("damaged"))
-        koordlet.refusal = Refuse(grpc.StatusCode.UNKNOWN, "no")
         page = await running.later(3)
-        assert page.by("gpumap_source_errors_total", "reason", source="kubelet")["pod_resources_unknown"] > 0
         assert page.by("gpumap_source_errors_total", "reason", source="pod_identity")["gpu_fractioning_corrupt"] > 0
-        assert page.up("kubelet")
         assert page.up("pod_identity")
         assert page.by("gpumap_container_unassigned_use", "pod") == {}
         assert page.by("gpumap_container_allocated_gpu_memory_bytes", "pod") == {"sharer": 4 * GIB}

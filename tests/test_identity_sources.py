@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.agent.sources import pidfds
-from gpumap.agent.sources.ancestors import ANCESTORS_MAX
+from gpumap.agent.sources import processes
 from gpumap.agent.sources.checkpoint import CheckpointSource, parse
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
-from gpumap.agent.sources.pidfds import KnownProcesses
+from gpumap.agent.sources.processes import KnownProcesses
 from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.agent.sources.workloads import ANCESTORS_MAX
 from gpumap.lab.capture.recorders import RecordingProcfs
 from gpumap.model.observations import (
     CgroupKind,
@@ -234,7 +234,7 @@ def test_reused_pid_is_of_no_container_also_if_the_clock_failed_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVML lists a dead process, and its PID is another process's now. The first read did not know what time it was."""
-    monkeypatch.setattr(pidfds, "SHARE_OF_DESCRIPTORS", 0)
+    monkeypatch.setattr(processes, "SHARE_OF_DESCRIPTORS", 0)
     root, pid, far = tmp_path / "proc", os.getpid(), 1 << 60
     make_process(root, pid, f"/kubepods/pod{UID}/{CID}", start=1)
     (root / "self").symlink_to(str(pid))
@@ -334,7 +334,7 @@ def test_pid_visibility_that_is_lost_is_noticed(tmp_path: Path) -> None:
 
 def test_descriptors_are_left_for_others() -> None:
     """No more processes are held than may be; the others are read each time, and are reported all the same."""
-    known = KnownProcesses(most=2)
+    known = KnownProcesses(processes_max=2)
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(subprocess.Popen(["sleep", "60"])) for _ in range(3)]
         for child in children[:2]:
@@ -473,7 +473,7 @@ def test_an_ancestor_that_cannot_be_read_makes_the_owner_unknown_for_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gpumap tries again. In a tree of plain files, a capture, ancestors that did not decide are missing."""
-    monkeypatch.setattr(pidfds, "REREAD_SECONDS", 1e-9)
+    monkeypatch.setattr(processes, "REREAD_SECONDS", 1e-9)
     source = docker_source(tmp_path)
     assert (read_cgroup(source), read_cgroup(source, None)) == (UNKNOWN, HOST)
     (tmp_path / "proc" / str(DAEMON)).mkdir()
@@ -502,7 +502,7 @@ def test_parents_are_read_once_for_each_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, expected: CgroupMembership, not_after: int | None
 ) -> None:
     """If a parent ends, its children get another one. A new process with the same PID has its own parents."""
-    monkeypatch.setattr(pidfds, "REREAD_SECONDS", 1e-9)
+    monkeypatch.setattr(processes, "REREAD_SECONDS", 1e-9)
     source = docker_source(tmp_path)
     make_process(tmp_path / "proc", DAEMON, path, start=7)
     assert read_cgroup(source, not_after) == expected

@@ -260,7 +260,7 @@ said_fields = st.none() | st.one_of(
     st.tuples(st.just("double"), st.sampled_from([0.0, 7.5, float("nan"), float("inf"), float("-inf")])),
     st.tuples(st.just("error"), st.sampled_from([2, 3, 4, 6, 13, 21, 25, 26, 999])),
 )
-FIELD_IDS = (82, 29, 30, 142, 143, 144, 145, 230, *(field for _, field in health.CLOCK_EVENT_FIELDS))
+FIELD_IDS = (82, 29, 30, 142, 143, 144, 145, 230, *(field.number for field in health.CLOCK_EVENT_FIELDS))
 
 
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -279,7 +279,8 @@ def test_each_field_is_independent(
             for field, value in said.items()
             if value and value[0] != "error" and 0 <= value[1] < 1e9 and value != ("ushort", 0xFFFF)
         }
-        assert reading.clock_event_seconds.keys() == {w for w, f in health.CLOCK_EVENT_FIELDS if f in answer}
+        reasons = {field.key for field in health.CLOCK_EVENT_FIELDS if field.number in answer}
+        assert reading.clock_event_seconds.keys() == reasons
         assert len(reading.remapped_rows) == len({142, 143} & answer)
         assert len(reading.retired_pages) == len({29, 30} & answer)
         assert [reading.row_remap_pending is None, reading.row_remap_failure is None] == [

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 from msgspec import structs
 
-from gpumap.agent.nvml_worker import codes, library, wire
+from gpumap.agent.nvml_worker import library, wire
 from gpumap.agent.sources.nvml_state import LONGEST_PAUSE_READS, CrashSuspects
 from gpumap.model.readings import SAMPLES_NEW, SAMPLES_OLD, DeviceMemory, GpuProcess, GpuReading, ProcessSample, Uuid
 from tests import standin
@@ -449,7 +449,7 @@ def test_the_functions_that_are_called_are_in_the_library() -> None:
 def test_every_code_of_nvml_has_a_reason() -> None:
     """A code that nvidia-ml-py names has a word of gpumap's for labels and messages."""
     codes_of_nvidia = {code for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
-    assert {code for code in codes_of_nvidia if codes.word(code) == f"code_{code}"} == set()
+    assert {code for code in codes_of_nvidia if wire.word(code) == f"code_{code}"} == set()
 
 
 @pytest.mark.parametrize("hung", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo_v2"])
@@ -486,7 +486,7 @@ def test_a_reading_survives_the_wire() -> None:
 def test_a_culprit_is_left_out_for_longer_each_time() -> None:
     """1, 2, 4 … 64 reads, as long as it crashes whenever it is asked."""
     suspects = CrashSuspects()
-    suspects.crashed([0, 1], last=())  # both at the same time: each is asked last
+    suspects.crashed([0, 1], last_gpus=())  # both at the same time: each is asked last
     pauses: list[int] = []
     left_out = 0
     while len(pauses) < 9:
@@ -503,7 +503,7 @@ def test_a_culprit_is_left_out_for_longer_each_time() -> None:
 def test_a_suspect_that_answers_is_cleared_by_and_by() -> None:
     """Each answer halves the pause that its next crash would cost, and the last one clears it."""
     suspects = CrashSuspects()
-    suspects.crashed([3], last=())
+    suspects.crashed([3], last_gpus=())
     assert suspects.plan() == ((), (3,))
     for expected in ((3,), (3,), ()):
         assert suspects.plan() == (expected, ())

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.agent.sources import pidfds
-from gpumap.agent.sources.pidfds import REREAD_SECONDS, KnownProcesses
+from gpumap.agent.sources import processes
+from gpumap.agent.sources.processes import REREAD_SECONDS, KnownProcesses
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.model.node import Workload
 from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup, ProcEntry
@@ -45,15 +45,15 @@ def children(count: int) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize(("apart", "most"), [(0.2, 1), (1.0, 1), (5.0, 3), (15.0, 7), (60.0, 7)])
 def test_each_process_is_read_again_in_its_time_and_few_at_once(apart: float, most: int) -> None:
-    known = KnownProcesses(most=7)
+    known = KnownProcesses(processes_max=7)
     with children(7) as pids:
         for pid in pids:
             pidfd = known.open(pid)
             assert pidfd is not None
             known.keep(pidfd, ProcEntry(pid, 1, "sleep", CgroupMembership(CgroupKind.HOST)), None)
-        assert known.to_reread(100.0) == []
+        assert known.next_to_read(100.0) == []
         rounds = max(round(REREAD_SECONDS / apart), 1)
-        turns = [[pid for pid, _ in known.to_reread(100.0 + apart * (turn + 1))] for turn in range(3 * rounds)]
+        turns = [[pid for pid, _ in known.next_to_read(100.0 + apart * (turn + 1))] for turn in range(3 * rounds)]
         known.close()
     assert max(map(len, turns)) == most
     counts = Counter(pid for turn in turns for pid in turn)
@@ -90,7 +90,7 @@ def test_what_changes_of_a_running_process_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     """Its cgroup, its name, its user if that names its work, and gpumap's own cgroup, on which the meaning depends."""
-    monkeypatch.setattr(pidfds, "REREAD_SECONDS", 1e-9)
+    monkeypatch.setattr(processes, "REREAD_SECONDS", 1e-9)
     root, pid = tmp_path / "proc", os.getpid()
     make_process(root, pid, "/init.scope" if field == "status" else NESTED)
     for name, written in (("comm", "python3\n"), ("status", "Uid:\t1000\t1000\n")):

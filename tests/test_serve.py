@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpumap.agent.metrics import GROUPS, native
-from gpumap.agent.sources import pidfds
+from gpumap.agent.sources import processes
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.model import cgroups
 from gpumap.model.observations import PodCgroup
@@ -155,7 +155,7 @@ def test_a_real_parent_in_a_pods_cgroup_decides(real: RealProcesses, monkeypatch
     source = ProcfsSource(real.root)
     if not source.read([], None).value.pid_visibility:
         pytest.skip("processes of others are not visible here")
-    monkeypatch.setattr(pidfds, "REREAD_SECONDS", 1e-9)
+    monkeypatch.setattr(processes, "REREAD_SECONDS", 1e-9)
     pods = [PodCgroup(uid, container_id)]
     assert [list(entry.cgroup.pods) for entry in source.read([child], 1 << 60).value.entries] == [pods]
     (parent,) = source.ancestors.pids(child)

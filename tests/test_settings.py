@@ -79,7 +79,6 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
         Path("/b/pod-resources/kubelet.sock"),
     ),
     "--kubelet-socket": ("/a.sock", "/b.sock", "kubelet_socket", Path("/a.sock"), Path("/b.sock")),
-    "--pod-resources-socket": ("/a.sock", "/b.sock", "pod_resources_socket", Path("/a.sock"), Path("/b.sock")),
     "--device-checkpoint": ("/a", "/b", "checkpoint_candidates", (Path("/a"),), (Path("/b"),)),
     "--pods-api-socket": ("/a.sock", "/b.sock", "pods_api_socket", Path("/a.sock"), Path("/b.sock")),
     "--gpu-fractioning-map": ("/a", "/b", "gpu_fractioning_map", Path("/a"), Path("/b")),
@@ -140,7 +139,6 @@ def test_defaults() -> None:
     assert settings.dra_state == Path("/var/lib/kubelet/dra_manager_state")
     assert settings.dra_driver_checkpoint == Path("/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json")
     assert settings.pods_api_socket is None, "it is asked only where a user asks for it"
-    assert settings.pod_resources_socket is None, "it is asked only where a user asks for it"
     assert settings.gpu_fractioning_map is None, "it is read only where a user asks for it"
     assert settings.resource.fullmatch("nvidia.com/gpu.shared")
     assert settings.reservation_namespace.pattern == "kai-resource-reservation|runai-reservation"
@@ -307,7 +305,6 @@ def test_no_push_is_the_opposite_of_push() -> None:
         ("--kubelet-socket", "folder", "is a directory, not a socket"),
         ("--kubelet-socket", "file", "is not a socket"),
         ("--pods-api-socket", "file", "is not a socket"),
-        ("--pod-resources-socket", "folder", "is a directory, not a socket"),
         ("--proc", "file", "is not a directory"),
         ("--sys", "file", "is not a directory"),
         ("--gpu-fractioning-map", "file", "is not a directory"),

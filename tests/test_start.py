@@ -107,8 +107,8 @@ def fetched(url: str) -> str | None:
 
 
 AFTER_THE_SERVER = """
-from gpumap.agent.web.server_only import without_client
-with without_client():
+from gpumap.agent.web import aiohttp_server_only
+with aiohttp_server_only():
     from gpumap.agent.web.app import web
 from aiohttp import ClientSession, web as again
 assert again is web, "the server is imported twice"

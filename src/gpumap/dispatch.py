@@ -149,7 +149,7 @@ def _serve(given: argparse.Namespace) -> int:
     from gpumap.agent import service
     from gpumap.agent.limits import check_limits
     from gpumap.agent.sources.nvml import worker_command
-    from gpumap.agent.sources.pidfds import raise_limit
+    from gpumap.agent.sources.processes import raise_limit
 
     raise_limit()
     check_limits()

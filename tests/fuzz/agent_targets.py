@@ -15,10 +15,9 @@ from gpumap.agent.dialects import gpu_manager
 from gpumap.agent.metrics import self_families
 from gpumap.agent.web.app import application
 from gpumap.agent.web.guard import Guard, _credentials
-from gpumap.agent.web.negotiation import accepts_gzip, has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.port import open_port
-from gpumap.agent.web.rebinding import is_foreign
+from gpumap.agent.web.requests import accepts_gzip, has_already, is_foreign, prefers_openmetrics, quality
 from gpumap.model.errors import UsageError
 from tests.fuzz.folders import folder, lay_out
 from tests.fuzz.mutators import mutate_text, of_files, pack, unpack
@@ -190,8 +189,7 @@ TARGETS = (
         ],
         mutate_text,
         (
-            "gpumap.agent.web.negotiation",
-            "gpumap.agent.web.rebinding",
+            "gpumap.agent.web.requests",
             "gpumap.agent.web.guard",
         ),
         (),

@@ -66,7 +66,7 @@ def nodes() -> Iterator[dict[str, bytes]]:
     """Return frames with the kubelet's answers as bytes: mutations of protobuf reach what JSON cannot say."""
     for found in frames():
         node = dict(found)
-        for stem in (contents.LIST, contents.ALLOCATABLE, contents.SECOND_LIST):
+        for stem in (contents.LIST, contents.ALLOCATABLE):
             answer = answers.answer(found, stem)
             if answer is not None:
                 node.pop(f"{stem}.json", None)

@@ -27,14 +27,14 @@ from gpumap.agent.join.step import step
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.published import published
-from gpumap.agent.sources import checkpoint, dra, fractioning, inotify, plugin_answers, pods_api, proc_files
+from gpumap.agent.sources import checkpoint, dra, fractioning, inotify, pods_api, processes
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.fractioning import FractioningSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
-from gpumap.agent.sources.known_pods import KnownPods
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.pci import PciSource
+from gpumap.agent.sources.podresources import KnownPods
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.lab import node as captured_node
 from gpumap.lab.capture import answers, contents
@@ -53,7 +53,6 @@ from gpumap.model.observations import (
     Observations,
     Observed,
     ReportedPod,
-    SecondList,
     SourceAnswer,
     SourceError,
 )
@@ -115,7 +114,7 @@ def _read_checkpoint(data: bytes) -> object:
 
 def _read_plugin_answer(data: bytes) -> object:
     """A device plugin's ContainerAllocateResponse (NVIDIA, MPS, HAMi, volcano, gpushare). Raises ValueError."""
-    answer = plugin_answers.parse(data)
+    answer = checkpoint.parse_plugin_answer(data)
     return answer, named_devices(answer)
 
 
@@ -180,7 +179,7 @@ def _read_cgroup(data: bytes) -> object:
 
 def _read_stat(data: bytes) -> object:
     """/proc/PID/stat; the name in it is any text of the process. Raises ValueError."""
-    return proc_files.stat(data.decode(errors="replace"))
+    return processes.parse_stat(data.decode(errors="replace"))
 
 
 _PROC_FILES = re.compile(r"proc/[^/]+/(?:cgroup|stat|status|comm|cmdline)|own/cgroup|own/root/etc/passwd")
@@ -269,7 +268,7 @@ def _read_inotify(data: bytes) -> object:
     import struct
 
     try:
-        return [inotify._pod_of_link(event.name) for event in inotify.events(data)]
+        return list(inotify.events(data))
     except struct.error as error:
         raise ValueError(str(error)) from error
 
@@ -364,7 +363,7 @@ def _read_node(data: bytes) -> object:
 
 
 def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
-    kubelet, second = KnownPods(), KnownPods()
+    kubelet = KnownPods()
     procfs = ProcfsSource(place / captured_node.PROC, place / captured_node.OWN)
     identity = PodIdentitySource(
         CheckpointSource((place / captured_node.CHECKPOINT,)),
@@ -381,7 +380,7 @@ def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
             now = Moment(1000.0 + 5 * number, 1.7e9 + 5 * number)
             nvml = _observed(partial(_reading, files), now)
             pids = sorted(_pids(nvml.value)) if isinstance(nvml, Observed) else []
-            listed = _observed(partial(_kubelet_answer, files, kubelet, second), now)
+            listed = _observed(partial(_kubelet_answer, files, kubelet), now)
             seen = Observations(
                 nvml,
                 _observed(partial(procfs.read, pids, None), now),
@@ -438,7 +437,7 @@ def _observed(read: Callable[[], SourceAnswer[T]], now: Moment) -> Observed[T] |
     return Observed(answer.value, now, 0.0, answer.complaints)
 
 
-def _kubelet_answer(files: dict[str, bytes], kubelet: KnownPods, second: KnownPods) -> SourceAnswer[KubeletAnswer]:
+def _kubelet_answer(files: dict[str, bytes], kubelet: KnownPods) -> SourceAnswer[KubeletAnswer]:
     try:
         raw = answers.answer(files, contents.LIST)
         if raw is None:
@@ -446,11 +445,9 @@ def _kubelet_answer(files: dict[str, bytes], kubelet: KnownPods, second: KnownPo
         pods, complaints = kubelet.read_list(raw)
         offer = answers.answer(files, contents.ALLOCATABLE)
         allocatable = kubelet.read_offer(offer) if offer is not None else None
-        more = answers.answer(files, contents.SECOND_LIST)
-        agent = SecondList(second.read_list(more)[0]) if more is not None else None
     except (DecodeError, ValueError) as error:
         raise SourceError("decode", str(error)) from error
-    return SourceAnswer(KubeletAnswer(pods, allocatable, "first", False, True, agent), complaints)
+    return SourceAnswer(KubeletAnswer(pods, allocatable, "first", False, True), complaints)
 
 
 def _pods_of(files: dict[str, bytes]) -> SourceAnswer[tuple[ReportedPod, ...] | None]:
@@ -511,7 +508,7 @@ TARGETS = (
         _read_list,
         lambda: [*corpus.lists(), b"\x0a\x08\x0a\x03a\xffb\x12\x01c"],  # a name that is not UTF-8
         mutate_protobuf,
-        (f"{_LINE}podresources", f"{_LINE}messages", f"{_LINE}known_pods", f"{_LINE}names"),
+        (f"{_LINE}podresources", f"{_LINE}messages"),
         (DecodeError,),
     ),
     Target(
@@ -535,14 +532,14 @@ TARGETS = (
         _read_checkpoint,
         lambda: [*corpus.files(contents.CHECKPOINT), _ODD_CHECKPOINT],
         mutate_json,
-        (f"{_LINE}checkpoint", f"{_LINE}json_files", f"{_LINE}plugin_answers"),
+        (f"{_LINE}checkpoint", f"{_LINE}json_files"),
     ),
     Target(
         "plugin-answer",
         _read_plugin_answer,
         _plugin_answer_seeds,
         mutate_protobuf,
-        (f"{_LINE}plugin_answers", "gpumap.model.plugins"),
+        (f"{_LINE}checkpoint", "gpumap.model.plugins"),
     ),
     Target(
         "device-ids",
@@ -583,13 +580,13 @@ TARGETS = (
         ("gpumap.model.cgroups", "gpumap.model.workloads"),
         (),
     ),
-    Target("proc-stat", _read_stat, lambda: corpus.files("stat"), mutate_text, (f"{_LINE}proc_files",)),
+    Target("proc-stat", _read_stat, lambda: corpus.files("stat"), mutate_text, (f"{_LINE}processes",)),
     Target(
         "proc-tree",
         _read_proc,
         _proc_seeds,
         of_files(lambda path: mutate_text),
-        tuple(f"{_LINE}{name}" for name in ("procfs", "proc_files", "ancestors", "workloads", "pidfds")),
+        tuple(f"{_LINE}{name}" for name in ("procfs", "processes", "workloads")),
         (SourceError,),
     ),
     Target("pod-logs", _read_logs, _log_seeds, mutate_text, (f"{_LINE}identity",), (SourceError,)),

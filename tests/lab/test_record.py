@@ -28,7 +28,7 @@ from gpumap.agent.flags import add_flags
 from gpumap.agent.join import grants
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.settings import Settings, resolve
-from gpumap.agent.sources import plugin_answers
+from gpumap.agent.sources import checkpoint
 from gpumap.agent.sources.checkpoint import parse as parse_checkpoint
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.nvml import worker_command
@@ -48,7 +48,6 @@ from tests.captured import found_in
 from tests.command import run_command
 from tests.demo_process import GPUMAP, environment
 from tests.exposed import Page
-from tests.koordlet import FakeKoordlet
 from tests.kubelet import Hang, Raw, Slow
 from tests.node import GIB, Node, gpu_uuid
 from tests.pci import add_function
@@ -130,7 +129,7 @@ async def test_a_recording_is_a_test_without_changes(node: Node, directory: Path
 
 @pytest.mark.parametrize("flags", [(), ("--anonymize",)], ids=["plain", "anonymized"])
 async def test_what_schedulers_share_is_recorded(node: Node, directory: Path, flags: tuple[str, ...]) -> None:
-    """The second List and the mapping files: a replay gives the page again, a damaged file is a complaint there too."""
+    """A scheduler's mapping files: a replay gives the page again, a damaged file is a complaint there too."""
     one, other = node.admit("one", main=[]), node.admit("other", main=[])
     node.run(one.cgroup("main"), 1, GIB)
     node.run(other.cgroup("main"), 1, GIB)
@@ -140,15 +139,12 @@ async def test_what_schedulers_share_is_recorded(node: Node, directory: Path, fl
     file = folder / f"{one.containers['main']}.json"
     file.write_text(json.dumps({**record, "gpuDevices": [{"index": 0, "minorNumber": 1, "uuid": ""}], "secret": "x"}))
     (folder / f"{'f' * 64}.json").write_text("{")
-    async with FakeKoordlet(directory / "koordlet.sock", node.kubelet.socket_path) as koordlet:
-        koordlet.allocations = {("ml", "other"): {"nvidia.com/gpu": [str(gpu_uuid(1))]}}
-        sources = ("--pod-resources-socket", str(koordlet.socket_path), "--gpu-fractioning-map", str(folder))
-        code, _, errors = await run_record(node, str(directory / "new"), *flags, *sources)
+    code, _, errors = await run_record(node, str(directory / "new"), *flags, "--gpu-fractioning-map", str(folder))
     assert (code, errors) == (0, "")
     capture = on_disk.load(directory / "new")
     page = (directory / "new" / on_disk.EXPECTED).read_text()
     assert page == (await replay.page(capture)).decode()
-    assert page.count("gpumap_allocation_info{") == 4, "two of the kubelet, and two that share a GPU"
+    assert page.count("gpumap_allocation_info{") == 3, "two of the kubelet, and one that shares a GPU"
     assert f'uuid="{gpu_uuid(1)}"}} {2 * GIB}\n' in page or flags
     assert re.search(r'gpumap_source_errors_total{source="pod_identity",reason="gpu_fractioning_corrupt"} [1-9]', page)
     assert "secret" not in "".join(text.decode(errors="replace") for text in capture.frames[0].files.values())
@@ -523,7 +519,7 @@ def test_each_kept_name_is_used() -> None:
     modules = (plugins, grants)
     source = "".join(map(inspect.getsource, modules))
     for name in READ_NAMES:
-        assert plugin_answers.ENVS.fullmatch(name)
+        assert checkpoint.ENVS.fullmatch(name)
         assert name.removesuffix("_0") in source
     for name in UNREAD_NAMES:
         message = _pair(name, "0")

@@ -1,13 +1,15 @@
-"""One thread that runs blocking calls for the event loop, one at a time, each with a deadline.
+"""Calls that may block: one thread runs them for the event loop, one at a time, each with a deadline.
 
 A call that hangs is abandoned: no file and no library can block the service or its shutdown.
 """
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 T = TypeVar("T")
 _Job = tuple[Callable[[], object], "asyncio.Future[object]", asyncio.AbstractEventLoop]
@@ -57,3 +59,8 @@ def _settle(done: "asyncio.Future[object]", result: object, error: Exception | N
         done.set_exception(error)
     else:
         done.set_result(result)
+
+
+def open_at_once(path: Path, more_flags: int = 0) -> BinaryIO:
+    """Open a file to read bytes. A pipe without a writer does not block. Raises OSError; then no file stays open."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | more_flags))

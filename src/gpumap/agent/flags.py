@@ -99,14 +99,6 @@ FLAGS = (
         of_kubelet=True,
     ),
     Flag(
-        "--pod-resources-socket",
-        "PATH",
-        "",
-        "PodResources socket of a scheduler's agent that corrects the kubelet's List (Koordinator). Default: not used.",
-        about="sources",
-        of_kubelet=True,
-    ),
-    Flag(
         "--device-checkpoint",
         "PATH",
         "",

@@ -14,7 +14,7 @@ from gpumap.model.observations import Complaint
 
 DESCRIPTORS = 64
 OWN_DESCRIPTORS = 26
-"""gpumap has about 20 open files, and more at times. Half of all files are for processes on GPUs (`sources.pidfds`)."""
+"""gpumap has about 20 open files, and more at times. `sources.processes` has half of all files."""
 THREADS = 40
 """gpumap has 14 threads, and its NVML worker 5: more while a GPU hangs, and on a machine with more than 4 CPUs."""
 GRPC_DESCRIPTORS, GRPC_THREADS = 16, 20

@@ -22,7 +22,6 @@ from gpumap.agent.sources.identity import PodLogsSource
 from gpumap.agent.sources.inotify import Watcher
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.pods_api import PodsApiSource
-from gpumap.agent.sources.second_list import PREFIX
 from gpumap.model import cgroups
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import KubeletAnswer, SourceError
@@ -70,7 +69,6 @@ async def look(settings: Settings) -> Facts:
             _push(settings),
         ),
         asyncio.gather(
-            _second_list(settings.pod_resources_socket),
             _gpu_fractioning(settings.gpu_fractioning_map),
             _pods_api(settings.pods_api_socket),
         ),
@@ -111,25 +109,15 @@ def _read(path: Path) -> str:
 
 
 async def _kubelet(settings: Settings) -> Answer:
-    return await _ask(KubeletSource(settings.kubelet_socket), lambda answer: _listed(answer, settings))
-
-
-async def _second_list(socket: Path | None) -> Answer | None:
-    if socket is None:
-        return None
-    source = KubeletSource(socket, list_only=True)
-    return await _ask(source, lambda answer: f"{counted(len(answer.pods), 'pod')} listed", PREFIX)
-
-
-async def _ask(source: KubeletSource, words: Callable[[KubeletAnswer], str], prefix: str = "") -> Answer:
+    source = KubeletSource(settings.kubelet_socket)
     try:
         answer = await source.read(DEADLINE_SECONDS)
     except SourceError as error:
         last = error.complaints[-1]
-        return Answer(reason=f"{prefix}{last.reason}", detail=last.detail)
+        return Answer(reason=last.reason, detail=last.detail)
     finally:
         await source.close()
-    return Answer(words(answer.value))
+    return Answer(_listed(answer.value, settings))
 
 
 async def _pods_api(socket: Path | None) -> Answer | None:

@@ -33,8 +33,8 @@ from gpumap.agent.sources.inotify import Place, Watcher, places
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.pci import PciSource
 from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.agent.web import aiohttp_server_only
 from gpumap.agent.web.pages import Pages
-from gpumap.agent.web.server_only import without_client
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import Moment, PodIdentity, SharingContainers, SourceAnswer
 from gpumap.model.readings import CARD
@@ -43,7 +43,6 @@ from gpumap.model.snapshot import HiddenDevice, Snapshot
 if TYPE_CHECKING:
     from gpumap.agent.sources.kubelet import KubeletSource
     from gpumap.agent.sources.pods_api import PodsApiSource
-    from gpumap.agent.sources.second_list import CorrectedKubelet
     from gpumap.agent.web.guard import Guard
 
 SHUTDOWN_SECONDS = 1.0
@@ -200,16 +199,12 @@ def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, .
     return tuple(group for group in (*GROUPS, CARD) if group in wanted)
 
 
-def _kubelet(settings: Settings) -> KubeletSource | CorrectedKubelet | None:
+def _kubelet(settings: Settings) -> KubeletSource | None:
     if not settings.has_kubelet:
         return None
     from gpumap.agent.sources.kubelet import KubeletSource
-    from gpumap.agent.sources.second_list import CorrectedKubelet
 
-    kubelet = KubeletSource(settings.kubelet_socket)
-    if settings.pod_resources_socket is None:
-        return kubelet
-    return CorrectedKubelet(kubelet, KubeletSource(settings.pod_resources_socket, list_only=True))
+    return KubeletSource(settings.kubelet_socket)
 
 
 def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[], SourceAnswer[PodIdentity]] | None:
@@ -248,7 +243,7 @@ def _guard(web_config: Path | None) -> Guard | None:
     """Raises UsageError."""
     if web_config is None:
         return None
-    with without_client():
+    with aiohttp_server_only():
         from gpumap.agent.web.guard import Guard
 
     return Guard(web_config)
@@ -280,7 +275,7 @@ def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
 
 async def _open(pages: Pages, listener: socket.socket, guard: Guard | None, settings: Settings) -> None:
     """Serve the pages for ever, with the web configuration if there is one."""
-    with without_client():
+    with aiohttp_server_only():
         from gpumap.agent.web.app import application
         from gpumap.agent.web.port import MAX_CONNECTIONS, open_port
 

@@ -55,7 +55,6 @@ class Settings:
     has_kubelet: bool
     """With --no-kubelet, neither the kubelet nor its files are a source, and the next six are not used."""
     kubelet_socket: Path
-    pod_resources_socket: Path | None
     checkpoint_candidates: tuple[Path, ...]
     dra_state: Path
     dra_driver_checkpoint: Path
@@ -113,7 +112,6 @@ def resolve(
         node_ip=values.word("--node-ip") or environment.get("NODE_IP", ""),
         has_kubelet=has_kubelet,
         kubelet_socket=values.parse("--kubelet-socket", _socket) if kubelet_socket else _socket_below(root, values),
-        pod_resources_socket=_optional(values, "--pod-resources-socket", _socket),
         checkpoint_candidates=(values.parse("--device-checkpoint", _file),) if checkpoint else tuple(candidates),
         dra_state=root / "dra_manager_state",
         dra_driver_checkpoint=root / "plugins" / "gpu.nvidia.com" / "checkpoint.json",

@@ -59,7 +59,6 @@ class PlayedNode:
         self._kubelet = fake.PlayedKubelet(socket, {"v1alpha1", capture.about.podresources})
         self._pods = capture.frames[0].files.get(contents.PODS)
         self._pods_api = FakePodsApi(directory / "kubelet" / "pods.sock")
-        self._agent = fake.PlayedKubelet(directory / "agent" / "kubelet.sock", ("v1",))
         self._starts = 0
         self._hangs = hangs
         self._nvml = b""
@@ -82,8 +81,7 @@ class PlayedNode:
             dra_state=self._directory / DRA_STATE,
             dra_driver_checkpoint=self._directory / DRA_CHECKPOINT,
             pods_api_socket=None if self._pods is None else self._pods_api.socket_path,
-            pod_resources_socket=self._agent.socket_path if self._has(contents.SECOND_LIST, "second_list") else None,
-            gpu_fractioning_map=self._directory / FOLDER if self._has(f"{FOLDER}/", "gpu_fractioning") else None,
+            gpu_fractioning_map=self._directory / FOLDER if self._has_sharing_files() else None,
             pod_log_root=self._directory / LOGS,
             proc=self._directory / PROC,
             sys=self._directory / SYS,
@@ -92,10 +90,10 @@ class PlayedNode:
             resource=re.compile(self._capture.about.resource),
         )
 
-    def _has(self, prefix: str, source: str) -> bool:
-        """Whether gpumap asked for an optional source: a frame has files of it, or the reason why it was down."""
+    def _has_sharing_files(self) -> bool:
+        """Whether a frame has a scheduler's files, or the reason why they could not be read."""
         return any(
-            source in contents.down(frame.files) or any(name.startswith(prefix) for name in frame.files)
+            "gpu_fractioning" in contents.down(frame.files) or any(map(sharing.container_id, frame.files))
             for frame in self._capture.frames
         )
 
@@ -105,10 +103,6 @@ class PlayedNode:
         if self._pods is not None and not self._pods_api.running:
             self._pods_api.set_pods(answers.pods(self._pods))
             await self._pods_api.start()
-        down = contents.down(frame.files).get("second_list")
-        listed = answers.answer(frame.files, contents.SECOND_LIST)
-        if down or listed is not None:
-            await _show_list(self._agent, down, listed)
         await asyncio.to_thread(self._files.show, files_of(frame.files))
         self._show_xids(frame)
 
@@ -134,7 +128,6 @@ class PlayedNode:
     async def stop(self) -> None:
         await self._kubelet.stop()
         await self._pods_api.stop()
-        await self._agent.stop()
 
     async def _play(self, play: Play, over: asyncio.Event) -> None:
         trouble = ""

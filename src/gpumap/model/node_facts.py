@@ -34,8 +34,6 @@ class Facts:
     pod_logs: Answer
     push: Answer
     privileges: Privileges
-    second_list: Answer | None = None
-    """`None` without --pod-resources-socket."""
     gpu_fractioning: Answer | None = None
     """`None` without --gpu-fractioning-map."""
     pods_api: Answer | None = None

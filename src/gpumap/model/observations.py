@@ -127,13 +127,6 @@ class ListedPod:
 
 
 @dataclass(frozen=True, slots=True)
-class SecondList:
-    """The List of a scheduler's agent that corrects the kubelet's. `pods` is `None` if the agent did not answer."""
-
-    pods: tuple[ListedPod, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
 class KubeletAnswer:
     """List and GetAllocatableResources of one kubelet.
 
@@ -149,8 +142,6 @@ class KubeletAnswer:
     1.22 do not list devices without NUMA topology (kubernetes/kubernetes#103289)."""
     may_have_claims: bool = True
     """The kubelet is not older than 1.23: it may have DRA claims, which kubelets before 1.34 do not list."""
-    second: SecondList | None = None
-    """Read after the kubelet's List; `None` without --pod-resources-socket."""
 
 
 # --- pod identity: local files that connect UIDs, names and container ids ---------------------------------------------

@@ -37,15 +37,6 @@ SOURCES: dict[Source, dict[str, str]] = {
         "duplicate_claims": "The kubelet lists a claim's devices repeatedly. Find out why that pod does not start, and "
         "update the kubelet (kubernetes/kubernetes#141335).",
         "odd_name": "The kubelet lists an invalid name. Do nothing: gpumap escapes and cuts such names.",
-        "pod_resources_socket_missing": "The scheduler's agent has no socket. Start it (koordlet: feature gate "
-        f"`PodResourcesProxy`), and mount the socket's directory, not the socket. {_NO_SQUATTER}",
-        "pod_resources_connection_refused": f"The scheduler's agent is down. Check its pod. {_NO_SQUATTER}",
-        "pod_resources_permission_denied": f"gpumap may not connect to the scheduler's agent. {_ALLOW}",
-        "pod_resources_deadline_exceeded": "The scheduler's agent hangs or is overloaded. Check its log.",
-        "pod_resources_unimplemented": "The server has no PodResources API. Check the path `--pod-resources-socket`.",
-        "pod_resources_unknown": "The scheduler's agent cannot read the kubelet. Check its log.",
-        "pod_resources_unavailable": "The scheduler's agent drops the connection. Check its log.",
-        "pod_resources_decode": "The answer is no List of PodResources. Check `--pod-resources-socket`.",
     },
     Source.NVML: {
         "library_not_found": "The driver's library is missing. Set `runtimeClassName: nvidia` or `nvml.hostPath`; "
@@ -131,8 +122,8 @@ FAULTS: dict[str, str] = {
     "hung": SOURCES[Source.NVML]["hung"],
     "worker_crashed": SOURCES[Source.NVML]["worker_crashed"],
     "unknown": "NVML gives no reason. Run `nvidia-smi -q -i <index>` and `dmesg` on the node.",
-    "not_in_nvml": "NVML does not list this GPU. Run `dmesg | grep NVRM` on the node. After `RmInitAdapter failed`, drain "
-    "the node and reboot it.",
+    "not_in_nvml": "NVML does not list this GPU. Run `dmesg | grep NVRM` on the node. After `RmInitAdapter failed`, "
+    "drain the node and reboot it.",
 }
 """By fault reason of a GPU, worst first."""
 

@@ -13,14 +13,7 @@ from gpumap.agent.join.grants import Holding, grants
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
 from gpumap.agent.join.pods import PodTable
-from gpumap.agent.join.shares import (
-    PlacedShare,
-    Schedulers,
-    find_reservations,
-    not_in_second,
-    only_in_second,
-    place_shares,
-)
+from gpumap.agent.join.shares import PlacedShare, Schedulers, find_reservations, place_shares
 from gpumap.agent.judgement.judge import AssignedTwice
 from gpumap.model.device_ids import ByIndex, DeviceRef
 from gpumap.model.grouping import grouped
@@ -75,12 +68,8 @@ class Allocation:
     """Pods that hold their devices for a scheduler."""
     sharers: frozenset[tuple[PodName, Uuid]]
     """(pod, device) pairs of scheduled shares. The kubelet assigned no slot."""
-    may_hold_more: frozenset[PodName]
-    """Pods that may have more devices: a scheduler's files or its second List could not be read in this collection, or
-    the second List lacks them."""
     may_be_shared: bool
-    """A scheduler's file could not be read, or the second List that gpumap serves lacks a pod, which may hold any
-    device."""
+    """A scheduler's file could not be read: any pod may hold any device."""
     shared_ids: tuple[SharedId, ...]
     """Ids that several pods hold, although only one may."""
     init_containers: Mapping[tuple[PodUid, str], RowAllocation]
@@ -116,7 +105,7 @@ def allocate(
     """Place every id of the List on a device. Returns `before` itself while its inputs are the same.
 
     `pod_table` has the plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the
-    last allocation. `schedulers` add their own shares of devices, with unknown amounts for the ids of a second List.
+    last allocation. `schedulers` add their own shares of devices.
     """
     placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
     basis = (pod_table, placed_offer, pods, prepared, schedulers[1:], inventory.shape)
@@ -127,19 +116,11 @@ def allocate(
         for container in pod.containers:
             placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
     holdings, unmatched = placer.holdings(), placer.unmatched
-    second = schedulers.second.pods if schedulers.second else ()
-    agents_placer = _Placer(PluginAnswers(pod_table), (), inventory, is_gpu_resource, {}, unmatched)
-    for name, container in only_in_second(pods, second):
-        agents_placer.place(name, container)
-    uncovered = not_in_second(pods, second) if schedulers.second else frozenset()
     init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
     left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
     holders = _holders((holding.container, holding.uuid) for holding in holdings)
     reservations = find_reservations(pods, schedulers.is_reserving)
-    scheduled = (
-        *(PlacedShare(holding.container, holding.uuid, None, None) for holding in agents_placer.holdings()),
-        *(place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()),
-    )
+    scheduled = place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()
     granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
     lists_claims = offer.listed_claims or any(claim.driver for _, claim in _claims(pods))
     return Allocation(
@@ -155,8 +136,7 @@ def allocate(
         holders=_holders(granted),
         reservations=reservations,
         sharers=frozenset((share.container.pod_name, share.uuid) for share in scheduled),
-        may_hold_more=uncovered if schedulers.read_now else frozenset(pod.pod_name for pod in pods),
-        may_be_shared=bool(uncovered) or not schedulers.noted_all,
+        may_be_shared=not schedulers.noted_all,
         shared_ids=find_shared_ids(holdings, inventory),
         init_containers=init_containers,
         left_out=left_out,
@@ -199,10 +179,8 @@ class _Placer:
         inventory: Inventory,
         is_gpu_resource: Callable[[str], bool],
         indices_before: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
-        unmatched: Unmatched | None = None,
     ) -> None:
-        """`unmatched` is what another placer found."""
-        self.unmatched: Unmatched = {} if unmatched is None else unmatched
+        self.unmatched: Unmatched = {}
         self.gpu_indices: dict[PluginGpuRefs, Mapping[int, Uuid]] = {}
         self._indices_before = indices_before
         self._ids: dict[_HoldingKey, dict[DeviceId, None]] = {}

@@ -381,7 +381,7 @@ class OwnerClassifier:
             owner = Owner.UNKNOWN
         elif self._is_scheduled(pod.pod_uid, name.pod_name, leaf):
             owner = Owner.SCHEDULED
-        elif name.pod_name in evidence.allocation.may_hold_more or self._may_be_init_container(name):
+        elif evidence.allocation.may_be_shared or self._may_be_init_container(name):
             owner = Owner.UNKNOWN
         elif name.pod_name in evidence.pod_table.kept_uids:  # the List of this collection does not have it
             self._keep_pending(pod, leaf, Owner.UNASSIGNED)

@@ -195,8 +195,8 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
 
 
 def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
-    """Whether a device without holders may be assigned: by an unlisted claim, by a List that leaves devices out (the
-    checkpoint may have them), or by a scheduler. Its agent may not answer, or the container of its share is unknown."""
+    """Whether a device without holders may be assigned: by an unlisted claim, or by a List that leaves devices out (the
+    checkpoint may have them). Or by a scheduler, if its files cannot be read or do not name the container."""
     if allocation.holders.get(uuid):
         return False
     is_shared = allocation.may_be_shared or any(device == uuid for _, device in allocation.sharers)

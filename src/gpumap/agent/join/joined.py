@@ -76,7 +76,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         ),
         inventory,
         rules.is_gpu_resource,
-        Schedulers(rules.is_reserving, files.shares if files else (), files is None or files.noted_all, listing.second),
+        Schedulers(rules.is_reserving, files.shares if files else (), files is None or files.noted_all),
         memory.gpu_indices,
         memory.allocation,
     )

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.rules import Rules
-from gpumap.agent.join.shares import SecondListing
 from gpumap.model.observations import (
     DeviceId,
     Failed,
@@ -26,8 +25,6 @@ from gpumap.model.observations import (
     ResourceDevices,
 )
 from gpumap.model.terms import PodName, PodUid
-
-Pods = tuple[ListedPod, ...]
 
 RELIST_SECONDS = 60.0
 """The grace period: how long a restarted kubelet may take to list all of its pods."""
@@ -50,10 +47,6 @@ class Listing:
     """Pods from before a restart that the kubelet has not listed again."""
     kept_uids: Mapping[PodName, PodUid]
     """Those of `pods` that the grace period keeps, with the UIDs from before the restart."""
-    second: SecondListing | None
-    """`None` without --pod-resources-socket."""
-    second_answer: Observed[Pods] | None
-    """The last second List, with pods that the grace period keeps."""
 
 
 def choose_listing(
@@ -71,8 +64,6 @@ def choose_listing(
     back_at, awaited = _after_restart(memory, answer, moment.monotonic)
     kept_uids = _still_present(memory, awaited, identity, procs) if awaited else {}
     pods = answer.value.pods
-    second_answer = _second_answer(memory, answer, kept_uids)
-    has_second = answer.value.second is not None and answer.value.second.pods is not None
     return Listing(
         pods=tuple(sorted((*pods, *(pod for pod in awaited if pod.pod_name in kept_uids)))) if kept_uids else pods,
         allocatable=answer.value.allocatable,
@@ -83,8 +74,6 @@ def choose_listing(
         away=False,
         awaited=awaited,
         kept_uids=kept_uids,
-        second=_second(answer, rules.if_young(second_answer, moment), read_now=has_second),
-        second_answer=second_answer,
     )
 
 
@@ -101,30 +90,7 @@ def _remembered_listing(memory: Memory, failed: Failed | None, moment: Moment, r
         awaited=memory.awaited,
         kept_uids=memory.pod_table.kept_uids if memory.pod_table else {},
         away=memory.kubelet_away or (failed is not None and failed.complaints[-1].reason in REASONS_OF_RESTART),
-        second=_second(before, rules.if_young(memory.second, moment), read_now=False),
-        second_answer=memory.second,
     )
-
-
-def _second_answer(
-    memory: Memory, answer: Observed[KubeletAnswer], kept_uids: Mapping[PodName, PodUid]
-) -> Observed[Pods] | None:
-    """Return the newest second List. A kubelet that has restarted also shortens the List that its agent forwards."""
-    pods = answer.value.second.pods if answer.value.second else None
-    if pods is None:
-        return memory.second
-    listed = {pod.pod_name for pod in pods}
-    before = memory.second.value if memory.second else ()
-    kept_pods = [pod for pod in before if pod.pod_name in kept_uids and pod.pod_name not in listed]
-    return Observed(tuple(sorted((*pods, *kept_pods))) if kept_pods else pods, answer.at, 0.0)
-
-
-def _second(
-    kubelet: Observed[KubeletAnswer] | None, young: Observed[Pods] | None, *, read_now: bool
-) -> SecondListing | None:
-    if kubelet is None or kubelet.value.second is None:
-        return None
-    return SecondListing(young.value if young else (), read_now)
 
 
 def _after_restart(

@@ -131,8 +131,6 @@ class Memory:
     """The last attempts found no kubelet at the socket."""
     pods: tuple[ListedPod, ...] = ()
     """The last List, with the pods that the grace period after a restart keeps."""
-    second: Observed[tuple[ListedPod, ...]] | None = None
-    """The last answer of the scheduler's agent that corrects the kubelet's List."""
     awaited: tuple[ListedPod, ...] = ()
     """Pods from before the kubelet's restart that it has not listed again, during the grace period."""
     pod_uids: Mapping[PodName, PodUid] = field(default_factory=dict)

@@ -1,45 +1,30 @@
-"""GPUs that a scheduler shares among pods beside the kubelet (KAI-Scheduler, Run:ai, Koordinator).
+"""GPUs that a scheduler shares among pods beside the kubelet (KAI-Scheduler, Run:ai).
 
 The kubelet assigns such a GPU to a reservation, a pod that keeps it for the scheduler, or to none, and nothing to the
-pods that share it. Their shares come from the scheduler's own notes, or from the List of its agent.
+pods that share it. Their shares come from the scheduler's own notes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable
 from gpumap.model.device_ids import ByMinor, ByUuid
 from gpumap.model.grouping import grouped
-from gpumap.model.observations import ListedContainer, ListedPod, ResourceDevices, ScheduledShare
+from gpumap.model.observations import ListedPod, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, PodName
 
 
-@dataclass(frozen=True, slots=True)
-class SecondListing:
-    """The List of a scheduler's agent, with its pods that are young enough to serve. `read_now`: in this collection."""
-
-    pods: tuple[ListedPod, ...]
-    read_now: bool
-
-
 class Schedulers(NamedTuple):
-    """Schedulers beside the kubelet: the namespaces of their reservations, the shares in their files, whether gpumap
-    could read all files, and the List of their agent. `second` is `None` without --pod-resources-socket."""
+    """Schedulers beside the kubelet: the namespaces of their reservations, the shares in their files, and whether all
+    files could be read."""
 
     is_reserving: Callable[[str], bool]
     shares: tuple[ScheduledShare, ...] = ()
     noted_all: bool = True
-    second: SecondListing | None = None
-
-    @property
-    def read_now(self) -> bool:
-        """Whether all that they add was read in this collection."""
-        return self.noted_all and (self.second is None or self.second.read_now)
 
 
 class PlacedShare(NamedTuple):
@@ -90,35 +75,6 @@ def place_shares(
         before = placed.get(placed_share[:2])
         placed[placed_share[:2]] = placed_share if before is None else _merged(before, placed_share)
     return tuple(placed.values())
-
-
-def only_in_second(
-    pods: Iterable[ListedPod], second: Iterable[ListedPod]
-) -> Iterator[tuple[ContainerName, ListedContainer]]:
-    """Return the kubelet's containers with the ids that only the second List gives to them."""
-    known = {ContainerName(*pod.pod_name, container.name): container for pod in pods for container in pod.containers}
-    for pod in second:
-        for container in pod.containers:
-            name = ContainerName(*pod.pod_name, container.name)
-            if name in known and container.devices != known[name].devices:
-                listed = {(devices.resource, id_) for devices in known[name].devices for id_ in devices.ids}
-                added = (
-                    ResourceDevices(
-                        devices.resource, tuple(id_ for id_ in devices.ids if (devices.resource, id_) not in listed)
-                    )
-                    for devices in container.devices
-                )
-                yield name, ListedContainer(container.name, tuple(devices for devices in added if devices.ids))
-
-
-def not_in_second(pods: Iterable[ListedPod], second: Iterable[ListedPod]) -> frozenset[PodName]:
-    """Return the kubelet's pods that the second List does not have, or has with other containers."""
-    covered, listed = _containers(second), _containers(pods)
-    return frozenset(name for name, containers in listed.items() if covered.get(name) != containers)
-
-
-def _containers(pods: Iterable[ListedPod]) -> dict[PodName, set[str]]:
-    return {pod.pod_name: {container.name for container in pod.containers} for pod in pods}
 
 
 def _devices_by_group(

@@ -199,9 +199,6 @@ def _expiry(joined: Joined) -> float | None:
     served = []
     if isinstance(observations.kubelet, Failed) and joined.listing.current and answer is not None:
         served.append(answer.at.monotonic)
-    second = joined.listing.second_answer
-    if joined.listing.second and joined.listing.second.pods and not joined.listing.second.read_now and second:
-        served.append(second.at.monotonic)
     if isinstance(observations.pod_identity, Failed) and joined.identity is not None:
         served.append(joined.identity.at.monotonic)
     return min(served) + joined.rules.stale_after_seconds if served else None
@@ -252,7 +249,6 @@ def _remember(joined: Joined) -> Memory:
         kubelet_back_at=listing.back_at,
         kubelet_away=listing.away,
         pods=listing.pods,
-        second=listing.second_answer,
         awaited=listing.awaited,
         pod_uids={name: uids[name] for name in (*joined.pod_table.listed, *awaited) if name in uids},
         pod_identity=identity if isinstance(identity, Observed) else memory.pod_identity,

@@ -19,7 +19,6 @@ if __name__ == "__main__":
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.library import Library
-from gpumap.agent.nvml_worker.output import Output
 from gpumap.agent.nvml_worker.read_scheduler import ReadScheduler
 
 DESCRIPTORS = 1024
@@ -32,13 +31,13 @@ def main(arguments: list[str]) -> NoReturn:
     # With it, NVML counts MPS locality domains instead of GPUs (nvml.h 13.5), and most calls are not supported.
     os.environ.pop("NVML_MPS_DEVICE_ENUMERATION", None)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # refused: see `sources.pidfds.raise_limit`
+    with contextlib.suppress(OSError, ValueError):  # refused: see `sources.processes.raise_limit`
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends the worker
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the same
     threading.excepthook = _die
     gc.freeze()  # a reading leaves no cycles behind, and imported modules stay
-    scheduler = ReadScheduler(Library(library), Output(), os._exit)
+    scheduler = ReadScheduler(Library(library), wire.Output(), os._exit)
     threading.Thread(target=scheduler.run, name="scheduler", daemon=True).start()
     for line in sys.stdin.buffer:
         try:

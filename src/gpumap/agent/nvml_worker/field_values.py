@@ -54,14 +54,6 @@ _NARROW_TYPES = frozenset(
 )
 
 
-def flag(number: float | None) -> bool | None:
-    return None if number is None else bool(number)
-
-
-def whole(number: float | None) -> int | None:
-    return None if number is None else int(number)
-
-
 class FieldValues:
     """Field values of one GPU. The next call leaves out unsupported fields, until `NvmlCalls.forget`.
 

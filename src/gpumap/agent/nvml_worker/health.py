@@ -1,33 +1,94 @@
-"""Reads the health and the links of a GPU: clocks and throttle reasons, fans, ECC errors, repairs, bytes.
+"""Reads the health, the links and the properties of a GPU: clocks and throttle reasons, fans, ECC errors, settings.
 
-All calls are on the card, also if it is partitioned.
+All calls are on the card, also if it is partitioned. A table names the field values of each group. Properties that do
+not change while the handle is valid are read once and kept with it. Only dialects show them.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from ctypes import c_ulonglong
 from functools import partial
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import pynvml
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
-from gpumap.agent.nvml_worker.card import CLOCKS, answered, counted, hertz, word_of
-from gpumap.agent.nvml_worker.codes import word
-from gpumap.agent.nvml_worker.field_values import Values, flag
+from gpumap.agent.nvml_worker.field_values import Values
 from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall
+from gpumap.agent.nvml_worker.wire import word
+from gpumap.model.grouping import grouped
 from gpumap.model.readings import (
     CLOCK_EVENT_TIMES,
     CLOCK_EVENTS,
+    COMPUTE_MODES,
     ECC_LOCATIONS,
     ECC_TYPES,
     FABRIC_STATES,
-    NVLINK_ERRORS,
     RECOVERY_ACTIONS,
     Fabric,
 )
 
-_EVENT_BITS = tuple([(word, 1 << bit) for bit, word in enumerate(CLOCK_EVENTS)])
-"""Reasons and their bits."""
-_CLOCK_EVENT_TIME_FIELDS = (
+CLOCKS = (
+    ("graphics", pynvml.NVML_CLOCK_GRAPHICS),
+    ("sm", pynvml.NVML_CLOCK_SM),
+    ("memory", pynvml.NVML_CLOCK_MEM),
+    ("video", pynvml.NVML_CLOCK_VIDEO),
+)
+_EVENT_BITS = tuple([(reason, 1 << bit) for bit, reason in enumerate(CLOCK_EVENTS)])
+_EVENTS = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
+"""The second is the name before driver 535. CUDA 14 removes it."""
+_KNOWN_EVENTS = "nvmlDeviceGetSupportedClocksEventReasons", "nvmlDeviceGetSupportedClocksThrottleReasons"
+_MILLIWATTS_MAX = 5_000_000
+"""No GPU uses that much. A larger value is not of a sensor."""
+
+
+def word_of(words: tuple[str, ...], number: int) -> str:
+    return words[number] if 0 <= number < len(words) else f"code_{number}"
+
+
+def recovery_word(action: float) -> str:
+    return word_of(RECOVERY_ACTIONS, int(action))
+
+
+def hertz(megahertz: int) -> float:
+    return megahertz * 1e6
+
+
+def watts(milliwatts: int) -> float | None:
+    return milliwatts / 1000 if milliwatts <= _MILLIWATTS_MAX else None
+
+
+def known_values(values: Iterable[tuple[str, float | None]]) -> dict[str, float]:
+    """Return the named values without those that the driver does not report."""
+    return {name: value for name, value in values if value is not None}
+
+
+def known_counts(counts: Iterable[tuple[str, str, int | None]]) -> dict[str, dict[str, int]]:
+    """Return counts of errors by type and location, without those that the driver does not report."""
+    by_type = grouped((type_, (location, count)) for type_, location, count in counts if count is not None)
+    return {type_: dict(known) for type_, known in by_type.items()}
+
+
+# --- field values -----------------------------------------------------------------------------------------------------
+
+
+class Field(NamedTuple):
+    """A field value: its place in a `GpuReading`, its number in NVML, and how to convert it.
+
+    `key` is that in a mapping; empty for a single value.
+    """
+
+    name: str
+    key: str
+    number: int
+    convert: Callable[[float], Any] = int
+
+
+def _kib(number: float) -> int:
+    return int(number) << 10
+
+
+_CLOCK_EVENT_TIMES = (
     pynvml.NVML_FI_DEV_PERF_POLICY_POWER,
     pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL,
     pynvml.NVML_FI_DEV_PERF_POLICY_SYNC_BOOST,
@@ -40,70 +101,75 @@ _CLOCK_EVENT_TIME_FIELDS = (
     # nvidia-ml-py 12.570 does not have yet.
     *(269, 270, 271),
 )
-CLOCK_EVENT_FIELDS = tuple(zip(CLOCK_EVENT_TIMES, _CLOCK_EVENT_TIME_FIELDS, strict=True))
-"""Reasons and the field values of their times, in nanoseconds."""
-_REMAPPED = (("correctable", pynvml.NVML_FI_DEV_REMAPPED_COR), ("uncorrectable", pynvml.NVML_FI_DEV_REMAPPED_UNC))
-_RETIRED = (("single_bit_ecc", pynvml.NVML_FI_DEV_RETIRED_SBE), ("double_bit_ecc", pynvml.NVML_FI_DEV_RETIRED_DBE))
-HEALTH_FIELDS = (*(field for _, field in CLOCK_EVENT_FIELDS), pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+"""In nanoseconds."""
+CLOCK_EVENT_FIELDS = tuple(
+    [
+        Field("clock_event_seconds", reason, number, lambda nanoseconds: nanoseconds / 1e9)
+        for reason, number in zip(CLOCK_EVENT_TIMES, _CLOCK_EVENT_TIMES, strict=True)
+    ]
+)
+HEALTH_FIELDS = (
+    *CLOCK_EVENT_FIELDS,
+    Field("recovery_action", "", pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, recovery_word),
+)
 SLOW_HEALTH_FIELDS = (
-    *(field for _, field in (*_REMAPPED, *_RETIRED)),
-    pynvml.NVML_FI_DEV_REMAPPED_PENDING,
-    pynvml.NVML_FI_DEV_REMAPPED_FAILURE,
+    Field("remapped_rows", "correctable", pynvml.NVML_FI_DEV_REMAPPED_COR),
+    Field("remapped_rows", "uncorrectable", pynvml.NVML_FI_DEV_REMAPPED_UNC),
+    Field("row_remap_pending", "", pynvml.NVML_FI_DEV_REMAPPED_PENDING, bool),
+    Field("row_remap_failure", "", pynvml.NVML_FI_DEV_REMAPPED_FAILURE, bool),
+    Field("retired_pages", "single_bit_ecc", pynvml.NVML_FI_DEV_RETIRED_SBE),
+    Field("retired_pages", "double_bit_ecc", pynvml.NVML_FI_DEV_RETIRED_DBE),
 )
 LINK_FIELDS = (
-    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
-    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+    Field("nvlink_transmit_bytes", "", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _kib),
+    Field("nvlink_receive_bytes", "", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _kib),
 )
-_NVLINK_ERRORS = tuple(
-    zip(
-        NVLINK_ERRORS,
-        (
-            pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
-            pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
-            pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
-            pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
-        ),
-        strict=True,
-    )
+SLOW_LINK_FIELDS = (  # Blackwell has none of these counters
+    Field("nvlink_errors", "replay", pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL),
+    Field("nvlink_errors", "recovery", pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL),
+    Field("nvlink_errors", "crc_flit", pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL),
+    Field("nvlink_errors", "crc_data", pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL),
 )
-SLOW_LINK_FIELDS = tuple(field for _, field in _NVLINK_ERRORS)
-_EVENTS = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
-"""The second is the name before driver 535. CUDA 14 removes it."""
-_KNOWN_EVENTS = "nvmlDeviceGetSupportedClocksEventReasons", "nvmlDeviceGetSupportedClocksThrottleReasons"
+_ECC_TOTALS = (
+    Field("corrected", "volatile", pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL),
+    Field("uncorrected", "volatile", pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL),
+    Field("corrected", "aggregate", pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL),
+    Field("uncorrected", "aggregate", pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL),
+)
+"""By the keys of `ecc_totals`."""
+_CARD_FIELDS = (
+    Field("retired_pages_pending", "", pynvml.NVML_FI_DEV_RETIRED_PENDING, bool),
+    Field("pcie_replays", "", pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER),
+)
+CARD_FIELDS = _ECC_TOTALS + _CARD_FIELDS
 
 
-def recovery_word(action: float) -> str:
-    return word_of(RECOVERY_ACTIONS, int(action))
+def convert_fields(fields: Iterable[Field], values: Values) -> dict[str, Any]:
+    """Return the parts of a `GpuReading`. A value that the driver does not report is `None`; a mapping lacks it."""
+    columns: dict[str, Any] = {}
+    for name, key, number, convert in fields:
+        value = convert(values[number]) if number in values else None
+        if not key:
+            columns[name] = value
+        elif value is not None:
+            columns.setdefault(name, {})[key] = value
+        else:
+            columns.setdefault(name, {})
+    return columns
 
 
-def link_errors(values: Values) -> dict[str, int]:
-    """Return the errors of NVLinks by type, from its field values. Blackwell has no such counters."""
-    return {word: int(values[field]) for word, field in _NVLINK_ERRORS if field in values}
+# --- health -----------------------------------------------------------------------------------------------------------
 
 
-def fabric(library: Library, gpu: Handle) -> PreparedCall[Fabric | None]:
-    out = pynvml.c_nvmlGpuFabricInfo_v2_t()
-    return library.structure("nvmlDeviceGetGpuFabricInfoV", gpu, out=out, read=_fabric)
-
-
-def links(values: Values) -> dict[str, Any]:
-    """Return the NVLinks of the group `links`, from its field values."""
-    transmit, receive = (values.get(field) for field in LINK_FIELDS)
-    return {
-        "nvlink_transmit_bytes": None if transmit is None else int(transmit) << 10,
-        "nvlink_receive_bytes": None if receive is None else int(receive) << 10,
-    }
-
-
-class HealthOfGpu:
+class HealthReader:
     """Reads the health of one handle. One thread at a time uses it."""
 
     def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         number = library.number
         self._calls = calls
         self._clocks = [
-            (domain, number("nvmlDeviceGetClockInfo", gpu, place, read=hertz, on=f"clock {domain}"))
-            for domain, place in CLOCKS
+            (domain, number("nvmlDeviceGetClockInfo", gpu, clock, read=hertz, on=f"clock {domain}"))
+            for domain, clock in CLOCKS
         ]
         self._events = [number(name, gpu, read=int, kind=c_ulonglong) for name in _EVENTS]
         self._supported_events = [number(name, gpu, read=int, kind=c_ulonglong) for name in _KNOWN_EVENTS]
@@ -111,22 +177,7 @@ class HealthOfGpu:
         self._fan_count = number("nvmlDeviceGetNumFans", gpu, read=int)
         self._fan = partial(number, "nvmlDeviceGetFanSpeed_v2", gpu, read=_fan_ratio)
         self._only_fan = number("nvmlDeviceGetFanSpeed", gpu, read=_fan_ratio)
-        self._all_ecc = [
-            # Unlike the volatile counts, the aggregate ones survive a reload of the driver.
-            (
-                kind,
-                location,
-                number(
-                    "nvmlDeviceGetMemoryErrorCounter",
-                    *(gpu, type_, pynvml.NVML_AGGREGATE_ECC, place),
-                    read=int,
-                    kind=c_ulonglong,
-                    on=f"ecc {kind} {location}",
-                ),
-            )
-            for type_, kind in enumerate(ECC_TYPES)
-            for place, location in enumerate(ECC_LOCATIONS)
-        ]
+        self._all_ecc = list(_ecc_calls(library, gpu))
         self._ecc = self._all_ecc
         self._known_events: tuple[tuple[str, int], ...] | None = None
         self._last_events: tuple[int, dict[str, bool]] = (-1, {})
@@ -138,38 +189,29 @@ class HealthOfGpu:
 
         Raises `RefusedError` if the GPU is gone.
         """
-        action = values.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
-        ask = self._calls.ask
-        return {
-            "clocks_hertz": answered([(domain, ask(call)) for domain, call in self._clocks]),
+        return convert_fields(HEALTH_FIELDS, values) | {
+            "clocks_hertz": known_values([(domain, self._calls.ask(call)) for domain, call in self._clocks]),
             "clock_events": self._read_clock_events(),
-            "clock_event_seconds": {word: values[field] / 1e9 for word, field in CLOCK_EVENT_FIELDS if field in values},
-            "performance_state": ask(self._performance_state),
+            "performance_state": self._calls.ask(self._performance_state),
             "fan_speed_ratios": self._read_fans(),
-            "recovery_action": None if action is None else recovery_word(action),
         }
 
     def read_slow(self, values: Values) -> dict[str, Any]:
         """Return the other fields of the group. Raises `RefusedError` if the GPU is gone."""
-        return {
-            "ecc_errors": self._read_ecc_errors(),
-            "remapped_rows": {word: int(values[field]) for word, field in _REMAPPED if field in values},
-            "row_remap_pending": flag(values.get(pynvml.NVML_FI_DEV_REMAPPED_PENDING)),
-            "row_remap_failure": flag(values.get(pynvml.NVML_FI_DEV_REMAPPED_FAILURE)),
-            "retired_pages": {word: int(values[field]) for word, field in _RETIRED if field in values},
-        }
+        return convert_fields(SLOW_HEALTH_FIELDS, values) | {"ecc_errors": self._read_ecc_errors()}
 
     def _read_clock_events(self) -> dict[str, bool]:
-        now = self._calls.ask_first(self._events)
-        if now is None:
+        events = self._calls.ask_first(self._events)
+        if events is None:
             return {}
         if self._known_events is None:
             mask = self._calls.ask_first(self._supported_events)
             if mask is None and self._calls.refused_with not in (0, *UNSUPPORTED):
-                return {word: True for word, bit in _EVENT_BITS if now & bit}  # the driver may not know the others
-            self._known_events = tuple([one for one in _EVENT_BITS if mask is None or mask & one[1]])
-        if now != self._last_events[0]:
-            self._last_events = now, {word: bool(now & bit) for word, bit in self._known_events}
+                # The driver may not know the others.
+                return {reason: True for reason, bit in _EVENT_BITS if events & bit}
+            self._known_events = tuple([row for row in _EVENT_BITS if mask is None or mask & row[1]])
+        if events != self._last_events[0]:
+            self._last_events = events, {reason: bool(events & bit) for reason, bit in self._known_events}
         return self._last_events[1]
 
     def _read_fans(self) -> dict[str, float]:
@@ -179,17 +221,38 @@ class HealthOfGpu:
             count = ask(self._fan_count)
             if count is not None:
                 self._fans = [(str(fan), self._fan(fan, on=f"fan {fan}")) for fan in range(min(count, 64))]
-        fans = answered([(fan, ask(call)) for fan, call in self._fans or ()])
-        return fans or answered([("0", ask(self._only_fan))])
+        fans = known_values([(fan, ask(call)) for fan, call in self._fans or ()])
+        return fans or known_values([("0", ask(self._only_fan))])
 
     def _read_ecc_errors(self) -> dict[str, dict[str, int]]:
         """Return the ECC counts. Most cards count at few locations; the other locations are read once."""
         if self._forgotten != self._calls.forgotten:
             self._forgotten, self._ecc = self._calls.forgotten, self._all_ecc
-        found = [(kind, location, self._calls.ask(call)) for kind, location, call in self._ecc]
-        if any(count is None for _, _, count in found):
+        counts = [(type_, location, self._calls.ask(call)) for type_, location, call in self._ecc]
+        if any(count is None for _, _, count in counts):
             self._ecc = [row for row in self._ecc if self._calls.is_supported(row[2].key)]
-        return counted(found)
+        return known_counts(counts)
+
+
+def _ecc_calls(library: Library, gpu: Handle) -> Iterator[tuple[str, str, PreparedCall[int | None]]]:
+    """Unlike the volatile counts, the aggregate ones survive a reload of the driver."""
+    for (code, type_), (place, location) in product(enumerate(ECC_TYPES), enumerate(ECC_LOCATIONS)):
+        arguments = gpu, code, pynvml.NVML_AGGREGATE_ECC, place
+        name, key = "nvmlDeviceGetMemoryErrorCounter", f"ecc {type_} {location}"
+        yield type_, location, library.number(name, *arguments, read=int, kind=c_ulonglong, on=key)
+
+
+def _fan_ratio(percent: int) -> float:
+    return percent / 100
+
+
+def _state(number: int) -> int | None:
+    return None if number == pynvml.NVML_PSTATE_UNKNOWN else number
+
+
+def fabric(library: Library, gpu: Handle) -> PreparedCall[Fabric | None]:
+    out = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    return library.structure("nvmlDeviceGetGpuFabricInfoV", gpu, out=out, read=_fabric)
 
 
 def _fabric(info: Any) -> Fabric | None:
@@ -201,9 +264,63 @@ def _fabric(info: Any) -> Fabric | None:
     return Fabric(word_of(FABRIC_STATES, state), word(info.status) if completed else "")
 
 
-def _fan_ratio(percent: int) -> float:
-    return percent / 100
+# --- the group `card` -------------------------------------------------------------------------------------------------
 
 
-def _state(number: int) -> int | None:
-    return None if number == pynvml.NVML_PSTATE_UNKNOWN else number
+class CardReader:
+    """Reads the properties of the card of one handle. One thread at a time uses it."""
+
+    def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
+        number = library.number
+        self._calls = calls
+        self._vbios_version = library.text("nvmlDeviceGetVbiosVersion", gpu)
+        self._compute_capability = library.compute_capability(gpu)
+        self._max_clocks = [
+            (domain, number("nvmlDeviceGetMaxClockInfo", gpu, clock, read=hertz, on=f"max clock {domain}"))
+            for domain, clock in CLOCKS
+        ]
+        self._compute_mode = number("nvmlDeviceGetComputeMode", gpu, read=lambda mode: word_of(COMPUTE_MODES, mode))
+        self._requested_limit = number("nvmlDeviceGetPowerManagementLimit", gpu, read=watts)
+        self._default_limit = number("nvmlDeviceGetPowerManagementDefaultLimit", gpu, read=watts)
+        self._limits = library.pair(
+            "nvmlDeviceGetPowerManagementLimitConstraints", gpu, lambda least, most: (watts(least), watts(most))
+        )
+        self._constants: dict[str, Any] = {"vbios_version": "", "compute_capability": ""}
+        """Also the power limits that a user cannot set."""
+        self._has_constants = False
+        self._forgotten = calls.forgotten
+
+    def read(self, values: Values) -> dict[str, Any]:
+        """Return the fields of the group `card`. `values` are the field values.
+
+        Raises `RefusedError` if the GPU is gone.
+        """
+        constants = self._read_constants()
+        totals = convert_fields(_ECC_TOTALS, values)
+        requested = known_values([("requested", self._calls.ask(self._requested_limit))])
+        return {
+            **convert_fields(_CARD_FIELDS, values),
+            **constants,
+            "ecc_totals": {type_: counts for type_, counts in totals.items() if counts},
+            "compute_mode": self._calls.ask(self._compute_mode),
+            "power_limits_watts": requested | constants["power_limits_watts"],
+        }
+
+    def _read_constants(self) -> dict[str, Any]:
+        """Keep the values once the driver has reported every part, or does not support it."""
+        if self._has_constants and self._forgotten == self._calls.forgotten:
+            return self._constants
+        ask = self._calls.ask
+        self._forgotten, incomplete = self._calls.forgotten, self._calls.incomplete
+        vbios_version, capability = ask(self._vbios_version), ask(self._compute_capability)
+        max_clocks = known_values([(domain, ask(call)) for domain, call in self._max_clocks])
+        default, limits = ask(self._default_limit), ask(self._limits)
+        least, largest = limits or (None, None)
+        self._constants = {
+            "vbios_version": vbios_version or self._constants["vbios_version"],
+            "compute_capability": capability or self._constants["compute_capability"],
+            "max_clocks_hertz": max_clocks,
+            "power_limits_watts": known_values([("default", default), ("min", least), ("max", largest)]),
+        }
+        self._has_constants = self._calls.incomplete == incomplete
+        return self._constants

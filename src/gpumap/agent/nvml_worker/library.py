@@ -13,8 +13,7 @@ from typing import Any, Generic, NewType, TypeVar
 
 import pynvml
 
-from gpumap.agent.nvml_worker.codes import word
-from gpumap.agent.nvml_worker.wire import MAX_GPUS
+from gpumap.agent.nvml_worker.wire import MAX_GPUS, word
 from gpumap.model.readings import DeviceMemory
 
 T = TypeVar("T")

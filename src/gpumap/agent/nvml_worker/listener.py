@@ -19,8 +19,8 @@ from msgspec import structs
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.calls import RETRY_SECONDS, UNSUPPORTED
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
-from gpumap.agent.nvml_worker.output import Output
 from gpumap.agent.nvml_worker.processes import NO_ID
+from gpumap.agent.nvml_worker.wire import Output
 from gpumap.model.readings import GpuReading, Uuid
 
 LISTEN_SECONDS = 10.0

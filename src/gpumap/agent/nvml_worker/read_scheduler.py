@@ -16,13 +16,12 @@ import pynvml
 
 from gpumap.agent.nvml_worker import driver, wire
 from gpumap.agent.nvml_worker.calls import GONE, LOST_TOUCH, UNINITIALIZED
-from gpumap.agent.nvml_worker.codes import word
 from gpumap.agent.nvml_worker.driver import ReinitBackoff, Shutdown
 from gpumap.agent.nvml_worker.library import Library, LibraryError, RefusedError
 from gpumap.agent.nvml_worker.listener import Listener
-from gpumap.agent.nvml_worker.output import Output
 from gpumap.agent.nvml_worker.processes import KEPT_SECONDS
 from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
+from gpumap.agent.nvml_worker.wire import Output, word
 
 NEEDS_NEW_PROCESS = frozenset({pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 """The library does not match the driver, and a process that has loaded one of this name never gets another."""

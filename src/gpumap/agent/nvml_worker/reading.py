@@ -12,25 +12,28 @@ import pynvml
 from msgspec import structs
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
-from gpumap.agent.nvml_worker.card import CARD_FIELDS, CardOfGpu, answered, watts, word_of
-from gpumap.agent.nvml_worker.codes import fault
 from gpumap.agent.nvml_worker.field_values import FieldValues, ask_field
 from gpumap.agent.nvml_worker.gpm import WHOLE_GPU, Activities
 from gpumap.agent.nvml_worker.health import (
+    CARD_FIELDS,
     HEALTH_FIELDS,
     LINK_FIELDS,
     SLOW_HEALTH_FIELDS,
     SLOW_LINK_FIELDS,
-    HealthOfGpu,
+    CardReader,
+    HealthReader,
+    convert_fields,
     fabric,
-    link_errors,
-    links,
+    known_values,
     recovery_word,
+    watts,
+    word_of,
 )
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError, key_of, layout, ratio
 from gpumap.agent.nvml_worker.mig import MigDevices
 from gpumap.agent.nvml_worker.processes import Lists, ProcessesOfGpu, Sampler
 from gpumap.agent.nvml_worker.slow_values import SlowValues
+from gpumap.agent.nvml_worker.wire import fault_word
 from gpumap.model.readings import (
     CARD,
     RECOVERY_ACTIONS,
@@ -44,12 +47,12 @@ from gpumap.model.readings import (
 
 _TEMPERATURE = layout(pynvml.c_nvmlTemperature_v1_t)
 _FIELDS = {"health": HEALTH_FIELDS + SLOW_HEALTH_FIELDS, "links": LINK_FIELDS + SLOW_LINK_FIELDS, CARD: CARD_FIELDS}
-_SLOW_FIELDS = frozenset(SLOW_HEALTH_FIELDS + SLOW_LINK_FIELDS + CARD_FIELDS)
+_SLOW_NUMBERS = frozenset([field.number for field in SLOW_HEALTH_FIELDS + SLOW_LINK_FIELDS + CARD_FIELDS])
 
 
-def fields_of(groups: tuple[str, ...]) -> tuple[int, ...]:
-    """The field values of these groups, and the memory's temperature, which every reading has."""
-    return pynvml.NVML_FI_DEV_MEMORY_TEMP, *(field for group in groups for field in _FIELDS.get(group, ()))
+def field_numbers(groups: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the field values of these groups, and the memory's temperature, which every reading has."""
+    return pynvml.NVML_FI_DEV_MEMORY_TEMP, *(field.number for group in groups for field in _FIELDS.get(group, ()))
 
 
 class HandleGeneration(NamedTuple):
@@ -106,9 +109,9 @@ class _Device:
         self.mig_devices = MigDevices(library, calls, lists, handle)
         self.field_values, self.slow_field_values = (FieldValues(library, calls, handle) for _ in range(2))
         self.slow_values = SlowValues(calls)
-        self.health = HealthOfGpu(library, calls, handle)
+        self.health = HealthReader(library, calls, handle)
         self.fabric = fabric(library, handle)
-        self.card = CardOfGpu(library, calls, handle)
+        self.card = CardReader(library, calls, handle)
         self.activities = Activities(library, calls, handle)
 
 
@@ -131,7 +134,7 @@ class GpuReader:
         self._identity = GpuReading(index)
         self._partitioned: bool | None = None  # not reported yet
         self._groups: tuple[str, ...] = ()
-        self._fields: tuple[int, ...] = fields_of(())
+        self._fields: tuple[int, ...] = field_numbers(())
         self._slow_fields: tuple[int, ...] = ()
 
     @property
@@ -149,9 +152,9 @@ class GpuReader:
         """Read the GPU with the calls of these `groups` of the wire. `hold_seconds` is the highest age of slow
         values."""
         if groups != self._groups:
-            self._groups, fields = groups, fields_of(groups)
-            self._fields = tuple(field for field in fields if field not in _SLOW_FIELDS)
-            self._slow_fields = tuple(field for field in fields if field in _SLOW_FIELDS)
+            self._groups, numbers = groups, field_numbers(groups)
+            self._fields = tuple(number for number in numbers if number not in _SLOW_NUMBERS)
+            self._slow_fields = tuple(number for number in numbers if number in _SLOW_NUMBERS)
         if generation != self._generation:
             self._drop_device()
             if generation.gpus != self._generation.gpus:
@@ -186,7 +189,7 @@ class GpuReader:
     def _faulted(self, refused: RefusedError) -> GpuReading:
         return structs.replace(
             self._identity,
-            fault=fault(refused.code),
+            fault=fault_word(refused.code),
             refusals={refused.call: refused.code},
             recovery_action=self._recovery_action() if refused.code == pynvml.NVML_ERROR_RESET_REQUIRED else None,
         )
@@ -237,7 +240,7 @@ class GpuReader:
     def _identify(self, device: _Device) -> GpuReading:
         """Return a reading with only the identity. It is kept with the handle after NVML has answered for every part
         of it."""
-        before = self._calls.incomplete
+        incomplete = self._calls.incomplete
         identity = GpuReading(
             self._index,
             uuid=Uuid(device.uuid),
@@ -247,7 +250,7 @@ class GpuReader:
             virtualization=self._calls.ask(device.virtualization),
             numa_node=self._calls.ask(device.numa_node),
         )
-        complete = self._calls.incomplete == before
+        complete = self._calls.incomplete == incomplete
         device.identity, device.identified = identity if complete else None, self._calls.forgotten
         self._identity = identity
         return identity
@@ -312,7 +315,7 @@ class GpuReader:
             "power_watts": ask(device.power),
             "energy_joules": ask(device.energy),
             **(device.health.read(values) if "health" in self._groups else {}),
-            **(links(values) if "links" in self._groups else {}),
+            **(convert_fields(LINK_FIELDS, values) if "links" in self._groups else {}),
         }
         action = fields.get("recovery_action")
         slow = device.slow_values.read(
@@ -327,10 +330,11 @@ class GpuReader:
 
     def _slow_values(self, device: _Device) -> dict[str, Any]:
         ask, values = self._calls.ask, device.slow_field_values.read(self._slow_fields)
-        links = {"nvlink_errors": link_errors(values), "fabric": ask(device.fabric)} if "links" in self._groups else {}
+        links = convert_fields(SLOW_LINK_FIELDS, values) if "links" in self._groups else {}
         return {
             "power_limit_watts": ask(device.power_limit),
             **links,
+            **({"fabric": ask(device.fabric)} if "links" in self._groups else {}),
             **(device.health.read_slow(values) if "health" in self._groups else {}),
             **(device.card.read(values) if CARD in self._groups else {}),
         }
@@ -348,5 +352,5 @@ def _celsius(info: Any) -> float | None:
 def _temperatures(gpu: float | None, memory: float | None) -> dict[str, float]:
     """Return plausible temperatures by sensor. Drivers return 0 for the memory of cards without its sensor (T4,
     GeForce)."""
-    found = answered([("gpu", gpu), ("memory", float(memory) if memory else None)])
-    return {sensor: celsius for sensor, celsius in found.items() if _COLDEST <= celsius <= _HOTTEST}
+    known = known_values([("gpu", gpu), ("memory", float(memory) if memory else None)])
+    return {sensor: celsius for sensor, celsius in known.items() if _COLDEST <= celsius <= _HOTTEST}

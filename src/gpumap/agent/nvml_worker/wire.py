@@ -19,10 +19,14 @@ before each driver's line, and when it begins or ends to listen to a GPU. The ev
 Both messages belong to no read. Their times are of the monotonic clock, which all processes of a machine share.
 
 The types below and in `gpumap.model.readings` are the only declaration of a message: encoder and decoder follow them.
+`word` names NVML's return codes for both ends: the service does not have nvidia-ml-py. The worker compares with its
+numbers (`calls`).
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -121,3 +125,90 @@ def decode(line: bytes) -> Answer:
         return _ANSWERS.decode(line)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+class Output:
+    """The worker's end of the pipe: whole lines from any thread. One write carries many lines.
+
+    From now on, prints of a library go to stderr; only these lines go to stdout.
+    """
+
+    def __init__(self) -> None:
+        self._pipe = os.dup(1)
+        os.dup2(2, 1)
+        self._lines: list[bytes] = []
+        self._adding = threading.Lock()
+        self._writing = threading.Lock()  # its own lock: a full pipe must not stop threads that add lines
+
+    def add(self, line: bytes) -> None:
+        """Keep a line until `flush`."""
+        with self._adding:
+            self._lines.append(line)
+
+    def flush(self) -> None:
+        """Write the added lines. End the process if no process reads them."""
+        with self._writing:
+            with self._adding:
+                lines, self._lines = self._lines, []
+            data = memoryview(b"".join(lines))
+            try:
+                while data:
+                    data = data[os.write(self._pipe, data) :]
+            except OSError:
+                os._exit(0)
+
+    def close(self) -> None:
+        """Write the added lines and close the pipe. Later writers wait for ever."""
+        self.flush()
+        self._writing.acquire()
+        os.close(self._pipe)
+
+
+# --- NVML's return codes (nvml.h, nvmlReturn_t) -----------------------------------------------------------------------
+
+_WORDS = {
+    0: "success",
+    1: "uninitialized",
+    2: "invalid_argument",
+    3: "not_supported",
+    4: "no_permission",
+    5: "already_initialized",
+    6: "not_found",
+    7: "insufficient_size",
+    8: "insufficient_power",
+    9: "driver_not_loaded",
+    10: "timeout",
+    11: "irq_issue",
+    12: "library_not_found",
+    13: "function_not_found",
+    14: "corrupted_inforom",
+    15: "gpu_is_lost",
+    16: "reset_required",
+    17: "operating_system",
+    18: "driver_version_mismatch",
+    19: "in_use",
+    20: "memory",
+    21: "no_data",
+    22: "vgpu_ecc_not_supported",
+    23: "insufficient_resources",
+    24: "freq_not_supported",
+    25: "argument_version_mismatch",
+    26: "deprecated",
+    27: "not_ready",
+    28: "gpu_not_found",
+    29: "invalid_state",
+    30: "reset_type_not_supported",
+    999: "unknown",
+}
+
+_FAULTS = {4: "no_permission", 8: "insufficient_power", 11: "irq_issue", 15: "lost", 16: "reset_required", 28: "lost"}
+
+
+def word(code: int) -> str:
+    """Return a code's name as a label value."""
+    return _WORDS.get(code, f"code_{code}")
+
+
+def fault_word(code: int) -> str:
+    """Return the fault reason (docs/how-to/troubleshoot.md) of a GPU whose essential call returned this code."""
+    return _FAULTS.get(code, "unknown")

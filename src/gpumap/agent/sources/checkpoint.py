@@ -2,6 +2,9 @@
 
 Read-only and best effort: the kubelet calls the file internal. The kubelet rewrites it whole (temporary file, then
 rename) at each allocation, but not when a pod ends. So a row does not prove that its pod lives.
+
+A row has the device plugin's answer (ContainerAllocateResponse). A plugin may put anything into a container: the
+environment may contain a password. This module keeps only the entries of the lists below.
 """
 
 from __future__ import annotations
@@ -9,14 +12,16 @@ from __future__ import annotations
 import base64
 import functools
 import math
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
+from google.protobuf.message import DecodeError
 
-from gpumap.agent.sources import plugin_answers
+from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import ContainerAllocateResponse
 from gpumap.agent.sources.json_files import ReplacedFile, StaleMountError, decode, each
-from gpumap.agent.sources.names import fit
+from gpumap.agent.sources.messages import fit
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -29,6 +34,19 @@ from gpumap.model.observations import (
 )
 from gpumap.model.shown import and_more
 from gpumap.model.terms import PodUid
+
+ENVS = re.compile(
+    r"NVIDIA_VISIBLE_DEVICES|CUDA_MPS_(?:PIPE_DIRECTORY|PINNED_DEVICE_MEM_LIMIT)"
+    r"|CUDA_DEVICE_MEMORY_LIMIT_[0-9]{1,3}|CUDA_DEVICE_SM_LIMIT"
+    r"|VOLCANO_GPU_(?:ALLOCATED|FACTOR)|ALIYUN_COM_GPU_MEM_(?:IDX|DEV)"
+)
+"""Environment of NVIDIA's plugin, MPS, HAMi, volcano and gpushare."""
+ANNOTATIONS = re.compile(r"tencent\.com/vcuda-device|(?:nvidia\.)?cdi\.k8s\.io/nvidia-device-plugin[A-Za-z0-9._-]*")
+VALUE = re.compile(r"[A-Za-z0-9_.,:;=/+ -]{0,4096}")
+DEVICE_PATH = re.compile(r"/dev/(?:nvidia|dri/)[A-Za-z0-9/_-]{0,80}")
+MOUNT_PATH = re.compile(r"/var/run/nvidia-container-devices/[A-Za-z0-9:/-]{1,120}")
+"""NVIDIA's plugin names devices by mounts with --device-list-strategy=volume-mounts."""
+CDI_DEVICE = re.compile(r"(?:[a-z0-9-]+\.)*nvidia\.com/[A-Za-z0-9._-]{1,63}=[A-Za-z0-9._:-]{1,253}")
 
 
 class CheckpointRow(msgspec.Struct, frozen=True):
@@ -114,8 +132,8 @@ def parse(text: bytes) -> SourceAnswer[Checkpoint]:
         ResourceDevices(fit(resource), tuple(sorted(set(ids_in(value))))) for resource, value in registered.items()
     )
     complaints = (
-        Complaint(reason, and_more(f"PodDeviceEntries{first}", more, "more row"))
-        for reason, (first, more) in broken.items()
+        Complaint(reason, and_more(f"PodDeviceEntries{first}", count, "more row"))
+        for reason, (first, count) in broken.items()
     )
     return SourceAnswer(Checkpoint(entries, tuple(sorted(devices))), tuple(complaints))
 
@@ -141,14 +159,16 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
     """
     texts: dict[str, str] = {}
     sets: dict[frozenset[DeviceId], frozenset[DeviceId]] = {}
-    read_answer = functools.cache(_answer)
+    decode_answer = functools.cache(_decode_answer)
     for number, row in enumerate(rows):
         if row is None:
             _note(broken, "checkpoint_row", f"[{number}]: incomplete")
             continue
         answer = None
         try:
-            answer = read_answer(_string(row.answer))
+            if not isinstance(row.answer, str | None):
+                raise ValueError("no text")
+            answer = decode_answer(row.answer or "")
         except ValueError as error:
             _note(broken, "plugin_answer", f"[{number}].AllocResp: {error}")
         ids = frozenset(ids_in(row.ids))
@@ -157,19 +177,35 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
 
 
 def _note(broken: dict[str, tuple[str, int]], reason: str, detail: str) -> None:
-    first, more = broken.get(reason, (detail, -1))
-    broken[reason] = first, more + 1
+    first, count = broken.get(reason, (detail, -1))
+    broken[reason] = first, count + 1
 
 
-def _string(value: object) -> str:
-    if not isinstance(value, str | None):
-        raise ValueError("no text")
-    return value or ""
-
-
-def _answer(text: str) -> PluginAnswer | None:
+def _decode_answer(text: str) -> PluginAnswer | None:
     """Return the plugin's answer to the allocation. Raises ValueError."""
-    return plugin_answers.parse(base64.b64decode(text, validate=True)) if text else None
+    return parse_plugin_answer(base64.b64decode(text, validate=True)) if text else None
+
+
+def parse_plugin_answer(message: bytes) -> PluginAnswer:
+    """Read the GPU part of an answer. Raises ValueError if the bytes are not an answer."""
+    try:
+        answer = ContainerAllocateResponse.FromString(message)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    mounts = (mount.container_path for mount in answer.mounts)
+    devices = (device.host_path for device in answer.devices)
+    names = (device.name for device in answer.cdi_devices)
+    return PluginAnswer(
+        envs=_allowed(answer.envs.items(), ENVS),
+        annotations=_allowed(answer.annotations.items(), ANNOTATIONS),
+        device_paths=tuple(path for path in devices if DEVICE_PATH.fullmatch(path)),
+        mount_paths=tuple(path for path in mounts if MOUNT_PATH.fullmatch(path)),
+        cdi_devices=tuple(name for name in names if CDI_DEVICE.fullmatch(name)),
+    )
+
+
+def _allowed(entries: Iterable[tuple[str, str]], keys: re.Pattern[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, value) for key, value in entries if keys.fullmatch(key) and VALUE.fullmatch(value)))
 
 
 def _order(entry: CheckpointEntry) -> tuple[str, str, str, list[DeviceId]]:

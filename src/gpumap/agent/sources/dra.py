@@ -104,11 +104,11 @@ def parse_state(text: bytes) -> tuple[tuple[ClaimPods, ...], int]:
     document = decode(text, dict[str, msgspec.Raw])
     if "Data" in document:
         data = document["Data"]
-        document = decode(decode(data, str) if _begins(data) == b'"' else data, dict[str, msgspec.Raw])
+        document = decode(decode(data, str) if _first_byte(data) == b'"' else data, dict[str, msgspec.Raw])
     elif _OUTERMOST.isdisjoint(document):
         raise ValueError("does not contain a list of claims")
     entries = next((document[name] for name in _ENTRIES if name in document), msgspec.Raw(b"null"))
-    rows = () if _begins(entries) == b"n" else decode(entries, list[msgspec.Raw])
+    rows = () if _first_byte(entries) == b"n" else decode(entries, list[msgspec.Raw])
     skipped = 0
     pods: dict[tuple[str, str], set[PodUid]] = {}
     for entry in each(rows, _Claim):
@@ -123,8 +123,8 @@ def parse_state(text: bytes) -> tuple[tuple[ClaimPods, ...], int]:
     return tuple(sorted(claims)), skipped
 
 
-def _begins(part: msgspec.Raw) -> bytes:
-    return bytes(memoryview(part)[:1])
+def _first_byte(value: msgspec.Raw) -> bytes:
+    return bytes(memoryview(value)[:1])
 
 
 # --- the driver's checkpoint ------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class _Named(msgspec.Struct):
     share_id: str | None = msgspec.field(name="shareid", default=None)
 
 
-class _Part(msgspec.Struct):
+class _Form(msgspec.Struct):
     """A GPU or a MIG device. A MIG device has `concrete`, before v25.12 `info`, as whole GPUs have."""
 
     device: _Named
@@ -176,8 +176,8 @@ class _Part(msgspec.Struct):
 
 
 class _Device(msgspec.Struct):
-    gpu: _Part | None = None
-    mig: _Part | None = None
+    gpu: _Form | None = None
+    mig: _Form | None = None
     vfio: object = None
     """A device that is passed through to a virtual machine. NVML does not list it."""
 
@@ -203,11 +203,11 @@ def parse_prepared(text: bytes) -> tuple[tuple[PreparedDevice, ...], int]:
     passed through to a virtual machine are left out. Raises ValueError if it is no such file.
     """
     version, claims = _newest(lower_case(decode(text, dict[str, msgspec.Raw]).items()))
-    found: set[PreparedDevice] = set()
+    prepared: set[PreparedDevice] = set()
     skipped = 0
     # A bare list of devices is the form of the first drivers.
-    found_in = map(decode_lower_case, claims.values())
-    bodies = (claim if isinstance(claim, dict) else {"prepareddevices": claim} for claim in found_in)
+    contents = map(decode_lower_case, claims.values())
+    bodies = (claim if isinstance(claim, dict) else {"prepareddevices": claim} for claim in contents)
     for claim in each_converted(bodies, _PreparedClaim):
         if claim is None:
             skipped += 1
@@ -216,9 +216,9 @@ def parse_prepared(text: bytes) -> tuple[tuple[PreparedDevice, ...], int]:
             for group in each_converted(claim.prepareddevices or (), _Group):
                 for device in each_converted((group.devices if group else None) or (), _Device):
                     rows = list(_rows(device, claim, results)) if device else []
-                    found.update(rows)
+                    prepared.update(rows)
                     skipped += not rows and not (device and device.vfio)
-    return tuple(sorted(found, key=_order)), skipped
+    return tuple(sorted(prepared, key=_order)), skipped
 
 
 def _newest(document: Mapping[str, msgspec.Raw]) -> tuple[int, Mapping[str, msgspec.Raw]]:
@@ -238,20 +238,20 @@ def _results(claim: _PreparedClaim) -> dict[str, list[_Result]]:
     allocation = claim.status.allocation if claim.status else None
     results = allocation.devices.results if allocation and allocation.devices else None
     return grouped(
-        (one.device, one)
-        for one in each_converted(results or (), _Result)
-        if one and one.device is not None and one.driver in (None, DRA_DRIVER)
+        (result.device, result)
+        for result in each_converted(results or (), _Result)
+        if result and result.device is not None and result.driver in (None, DRA_DRIVER)
     )
 
 
 def _rows(device: _Device, claim: _PreparedClaim, allocated: Mapping[str, list[_Result]]) -> Iterator[PreparedDevice]:
     """Return a device as its claim got it: once, or once for each share of it."""
-    for part in (device.gpu, device.mig):
-        identity = (part.concrete or part.info) if part else None
-        if part is None or identity is None:
+    for form in (device.gpu, device.mig):
+        identity = (form.concrete or form.info) if form else None
+        if form is None or identity is None:
             continue
-        name, share = part.device.name, part.device.share_id
-        results = [one for one in allocated.get(name, ()) if not share or one.shareid == share]
+        name, share = form.device.name, form.device.share_id
+        results = [result for result in allocated.get(name, ()) if not share or result.shareid == share]
         for result in results or (_Result(),):
             yield PreparedDevice(
                 claim_namespace=claim.namespace or "",
@@ -267,12 +267,13 @@ def _rows(device: _Device, claim: _PreparedClaim, allocated: Mapping[str, list[_
 def _memory(capacity: Mapping[str, object]) -> int | None:
     """Return the memory that a share consumes; `None` if it is missing or unreadable."""
     amounts = (capacity.get(name) for name in _MEMORY)
-    amount = next((one for one in amounts if isinstance(one, str)), None)
+    amount = next((amount for amount in amounts if isinstance(amount, str)), None)
     try:
         return parse_quantity(amount) if amount is not None else None
     except ValueError:
         return None
 
 
-def _order(one: PreparedDevice) -> tuple[str, ...]:
-    return one.claim_namespace, one.claim, one.device, one.share_id, one.uuid, str(one.memory_bytes)
+def _order(prepared: PreparedDevice) -> tuple[str, ...]:
+    names = prepared.claim_namespace, prepared.claim, prepared.device, prepared.share_id
+    return *names, prepared.uuid, str(prepared.memory_bytes)

@@ -17,9 +17,9 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from gpumap.agent.files import open_at_once
+from gpumap.agent.executors import open_at_once
 from gpumap.agent.sources.json_files import Name, decode
-from gpumap.agent.sources.names import fit
+from gpumap.agent.sources.messages import fit
 from gpumap.model.device_ids import ByUuid, parse
 from gpumap.model.observations import (
     Complaint,
@@ -65,7 +65,7 @@ class FractioningSource:
             return self._answer({}, [Complaint(UNREADABLE, f"{self._directory}: {error.strerror}")])
         if len(names) > FILES_MAX:
             return self._answer({}, [Complaint(UNREADABLE, f"{self._directory}: more than {FILES_MAX} files")])
-        found: dict[str, tuple[_Stamp, Record]] = {}
+        files: dict[str, tuple[_Stamp, Record]] = {}
         unreadable: list[str] = []
         corrupt: list[str] = []
         for name in sorted(names):
@@ -73,20 +73,20 @@ class FractioningSource:
             if match is None:
                 continue  # a temporary name of the writer
             try:
-                found[match[1]] = self._file(match[1], self._directory / name)
+                files[match[1]] = self._file(match[1], self._directory / name)
             except FileNotFoundError:
                 continue  # removed between two reads
             except OSError as error:
                 unreadable.append(f"{name}: {error.strerror}")
             except ValueError as error:
                 corrupt.append(f"{name}: {error}")
-        return self._answer(found, [*_complaint(UNREADABLE, unreadable), *_complaint(CORRUPT, corrupt)])
+        return self._answer(files, [*_complaint(UNREADABLE, unreadable), *_complaint(CORRUPT, corrupt)])
 
     def _answer(
-        self, found: dict[str, tuple[_Stamp, Record]], complaints: list[Complaint]
+        self, files: dict[str, tuple[_Stamp, Record]], complaints: list[Complaint]
     ) -> SourceAnswer[SharingContainers]:
-        self._known = found
-        records = [record for _, (_, record) in sorted(found.items())]
+        self._known = files
+        records = [record for _, (_, record) in sorted(files.items())]
         value = SharingContainers(
             tuple(record.link for record in records),
             tuple(share for record in records for share in record.shares),
@@ -99,12 +99,12 @@ class FractioningSource:
     def _file(self, container_id: str, path: Path) -> tuple[_Stamp, Record]:
         """Raises OSError and ValueError."""
         with open_at_once(path, os.O_NOFOLLOW) as file:
-            seen = os.fstat(file.fileno())
-            if not stat.S_ISREG(seen.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(0, "not a regular file")
-            if seen.st_size > FILE_BYTES_MAX:
+            if status.st_size > FILE_BYTES_MAX:
                 raise OSError(0, f"larger than {FILE_BYTES_MAX >> 10} KiB")
-            stamp = seen.st_ino, seen.st_mtime_ns, seen.st_size
+            stamp = status.st_ino, status.st_mtime_ns, status.st_size
             known = self._known.get(container_id)
             if known is not None and known[0] == stamp:
                 return known

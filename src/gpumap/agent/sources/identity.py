@@ -82,21 +82,21 @@ class PodIdentitySource:
         complaints: list[Complaint] = [*complaints_of_pods, *complaints_of_dra, *complaints_of_sharing]
         checkpoint = logs = None
         try:
-            checkpoint, partly = self._checkpoint.read()
-            complaints.extend(partly)
+            checkpoint, complaints_of_checkpoint = self._checkpoint.read()
+            complaints.extend(complaints_of_checkpoint)
         except SourceError as error:
             complaints.extend(error.complaints)
         try:
-            logs, partly = self._logs.read(self._wall())
-            complaints.extend(partly)
+            logs, complaints_of_logs = self._logs.read(self._wall())
+            complaints.extend(complaints_of_logs)
         except SourceError as error:
             complaints.extend(error.complaints)
         if checkpoint is None and logs is None and pods is None:
-            last = complaints[-1]
-            raise SourceError(last.reason, last.detail, tuple(complaints[:-1]))
-        broken = tuple(one for one in complaints if one.reason not in _NOT_TAKEN)
-        noted = sharing.shares, sharing.links, sharing.complete
-        return SourceAnswer(PodIdentity(checkpoint, logs, dra, pods, *noted, pods_at), broken)
+            reason, detail = complaints.pop()
+            raise SourceError(reason, detail, tuple(complaints))
+        identity = PodIdentity(checkpoint, logs, dra, pods, sharing.shares, sharing.links, sharing.complete, pods_at)
+        complaints = [complaint for complaint in complaints if complaint.reason not in _NOT_TAKEN]
+        return SourceAnswer(identity, tuple(complaints))
 
 
 # --- the names of log directories and links ---------------------------------------------------------------------------
@@ -117,15 +117,15 @@ class PodLogsSource:
         self._links: tuple[int | None, tuple[ContainerLink, ...]] | None = None
         self._logs = PodLogs((), ())
 
-    def read(self, now: float) -> SourceAnswer[PodLogs]:
-        """Return all names, the very same object while nothing changed. `now` is the wall clock.
+    def read(self, wall: float) -> SourceAnswer[PodLogs]:
+        """Return all names, the very same object while nothing changed. `wall` is the time of the wall clock.
 
         Raises SourceError: `pod_logs_missing`, `pod_logs_unreadable`. Links may be missing: the trees are enough to
         name pods.
         """
         complaints: list[Complaint] = []
         try:
-            trees, links = self._read_trees(now, complaints), self._read_links(now, complaints)
+            trees, links = self._read_trees(wall, complaints), self._read_links(wall, complaints)
         except FileNotFoundError as error:
             raise SourceError("pod_logs_missing", f"no directory {self._root / 'pods'}") from error
         except OSError as error:
@@ -134,43 +134,43 @@ class PodLogsSource:
             self._logs = PodLogs(trees, links)
         return SourceAnswer(self._logs, tuple(complaints))
 
-    def _read_trees(self, now: float, complaints: list[Complaint]) -> tuple[LogTree, ...]:
+    def _read_trees(self, wall: float, complaints: list[Complaint]) -> tuple[LogTree, ...]:
         root = str(self._root / "pods")
         names = _names(root)
         known, self._trees_of = self._trees_of, {}
         trees: list[LogTree] = []
         unreadable: list[str] = []
         for name in names:
-            parts, before = name.split("_"), known.get(name)
-            if not before and (len(parts) != 3 or not all(parts) or not name.isprintable()):
+            words, entry = name.split("_"), known.get(name)
+            if not entry and (len(words) != 3 or not all(words) or not name.isprintable()):
                 continue
             path = f"{root}/{name}"
             try:
-                changed_ns = _settled_ns(path, now)
-                if before is None or changed_ns is None or before[0] != changed_ns:
-                    tree = _tree(path, parts)
-                    before = changed_ns, before[1] if before and before[1] == tree else tree
-                self._trees_of[name] = before
-                trees.append(before[1])
+                changed_ns = _settled_ns(path, wall)
+                if entry is None or changed_ns is None or entry[0] != changed_ns:
+                    tree = _tree(path, words)
+                    entry = changed_ns, entry[1] if entry and entry[1] == tree else tree
+                self._trees_of[name] = entry
+                trees.append(entry[1])
             except (FileNotFoundError, NotADirectoryError):
                 continue  # removed between two reads, or not a directory
             except OSError as error:
                 # Its name identifies its pod; only its content stays unknown.
                 unreadable.append(f"{path}: {error.strerror}")
-                trees.append(LogTree(PodUid(parts[2]), parts[0], parts[1], ()))
+                trees.append(LogTree(PodUid(words[2]), words[0], words[1], ()))
         if unreadable:
             detail = and_more(unreadable[0], len(unreadable) - 1, "more directory", "more directories")
             complaints.append(Complaint("pod_logs_unreadable", detail))
         if set(map(id, trees)) != set(map(id, self._trees)):
-            found = tuple(sorted(trees))
-            self._trees = self._trees if found == self._trees else found
+            sorted_trees = tuple(sorted(trees))
+            self._trees = self._trees if sorted_trees == self._trees else sorted_trees
         return self._trees
 
-    def _read_links(self, now: float, complaints: list[Complaint]) -> tuple[ContainerLink, ...]:
+    def _read_links(self, wall: float, complaints: list[Complaint]) -> tuple[ContainerLink, ...]:
         folder = self._root / "containers"
         known = self._links
         try:
-            changed_ns = _settled_ns(str(folder), now)
+            changed_ns = _settled_ns(str(folder), wall)
             if known is not None and changed_ns is not None and known[0] == changed_ns:
                 return known[1]
             names = _names(str(folder))
@@ -178,8 +178,8 @@ class PodLogsSource:
             if error.errno == errno.EFBIG:
                 complaints.append(Complaint("pod_logs_unreadable", f"{folder}: {error.strerror}"))
             return ()  # an optional source: not mounted, or a runtime that makes no links
-        found = {name: self._link_of.get(name) or _link(folder / name) for name in names}
-        self._link_of = {name: link for name, link in found.items() if link is not None}
+        entries = ((name, self._link_of.get(name) or _link(folder / name)) for name in names)
+        self._link_of = {name: link for name, link in entries if link is not None}
         links = tuple(sorted(self._link_of.values()))
         self._links = (changed_ns, known[1] if known is not None and links == known[1] else links)
         return self._links[1]
@@ -192,20 +192,20 @@ def _names(folder: str) -> list[str]:
     return names
 
 
-def _tree(path: str, parts: list[str]) -> LogTree:
+def _tree(path: str, words: list[str]) -> LogTree:
     """Read the containers of a pod's directory."""
-    namespace, pod, uid = parts
+    namespace, pod, uid = words
     # A link to itself would raise an error if it was followed.
     folders = (entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
     return LogTree(PodUid(uid), namespace, pod, tuple(sorted(name for name in folders if name.isprintable())))
 
 
-def _settled_ns(path: str, now: float) -> int | None:
+def _settled_ns(path: str, wall: float) -> int | None:
     """Return the time stamp of a directory; `None` if the directory may still change within it."""
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError
-    return found.st_mtime_ns if abs(now - found.st_mtime) > SETTLED_SECONDS else None
+    return status.st_mtime_ns if abs(wall - status.st_mtime) > SETTLED_SECONDS else None
 
 
 def _link(path: Path) -> ContainerLink | None:

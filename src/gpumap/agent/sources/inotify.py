@@ -77,7 +77,7 @@ def places(
         # Renamed into place at each allocation, before the container is created, and when a plugin's devices change
         # (k/k pkg/kubelet/cm/devicemanager). Each plugin, and the kubelet, makes a socket there when it starts.
         *(
-            Place(path.parent, CREATE | MOVED_TO, _is_or_socket(path.name), allocations=True)
+            Place(path.parent, CREATE | MOVED_TO, _is(path.name, or_ends=".sock"), allocations=True)
             for path in dict.fromkeys(checkpoints)
         ),
         # Written when a claim is prepared, before the container is created, and when it is unprepared. Only if the file
@@ -94,18 +94,8 @@ def places(
     )
 
 
-def _is(wanted: str) -> Callable[[str], bool]:
-    return lambda name: name == wanted
-
-
-def _is_or_socket(wanted: str) -> Callable[[str], bool]:
-    return lambda name: name == wanted or name.endswith(".sock")
-
-
-def _pod_of_link(name: str) -> PodName | None:
-    """`<pod>_<namespace>_<container>-<id>.log`; Kubernetes names have no underscore."""
-    parts = name.split("_")
-    return PodName(parts[1], parts[0]) if len(parts) == 3 else None
+def _is(expected: str, or_ends: str = "/") -> Callable[[str], bool]:
+    return lambda name: name == expected or name.endswith(or_ends)
 
 
 class Event(NamedTuple):
@@ -132,13 +122,13 @@ class Watcher:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._inotify: int | None = None
-        self._standing: dict[int, tuple[Place, ...]] = {}
+        self._watches: dict[int, tuple[Place, ...]] = {}
         self._closed = False
 
     @property
     def directories(self) -> tuple[Path, ...]:
         """Return the watched places."""
-        return tuple(place.directory for standing in self._standing.values() for place in standing)
+        return tuple(place.directory for watch_places in self._watches.values() for place in watch_places)
 
     def watch(self) -> None:
         """Watch each place that exists now, also one that was created again. Never raises.
@@ -147,7 +137,7 @@ class Watcher:
         """
         if self._closed:
             return
-        standing: dict[int, tuple[Place, ...]] = {}
+        watches: dict[int, tuple[Place, ...]] = {}
         failed: list[tuple[Place, Complaint]] = []
         for place in self._places:
             try:
@@ -155,14 +145,14 @@ class Watcher:
             except OSError as error:
                 failed.append((place, _complaint(error, place)))
             else:
-                standing[watch] = (*standing.get(watch, ()), place)
-        left = self._standing.keys() - standing.keys()
-        self._standing = standing
-        for watch in left:
+                watches[watch] = (*watches.get(watch, ()), place)
+        lost = self._watches.keys() - watches.keys()
+        self._watches = watches
+        for watch in lost:
             # Refused if its directory no longer exists; then the watch does not exist either.
             _libc.inotify_rm_watch(self._inotify, watch)
-        self.is_on = any(place.allocations for of_watch in standing.values() for place in of_watch)
-        self.trouble = _worst(failed, self.is_on)
+        self.is_on = any(place.allocations for watch_places in watches.values() for place in watch_places)
+        self.trouble = _first_trouble(failed, self.is_on)
 
     def follow(self, pods: frozenset[PodName]) -> None:
         """From now on, starts and ends of these pods' containers are news."""
@@ -204,16 +194,18 @@ class Watcher:
     def _matters(self, event: Event) -> bool:
         if event.mask & QUEUE_OVERFLOW:
             return True  # some events were lost, unknown which
-        of_watch = self._standing.get(event.watch)
-        if of_watch is None:
+        watch_places = self._watches.get(event.watch)
+        if watch_places is None:
             return not event.mask & IGNORED  # another thread has just begun, or stopped, to watch it
-        return bool(event.mask & LOST) or any(self._is_news(event, place) for place in of_watch)
+        return bool(event.mask & LOST) or any(self._is_news(event, place) for place in watch_places)
 
     def _is_news(self, event: Event, place: Place) -> bool:
         if not event.mask & place.mask or not place.matters(event.name):
             return False
         if place.containers:
-            if _pod_of_link(event.name) not in self._followed:
+            # `<pod>_<namespace>_<container>-<id>.log`: Kubernetes names have no underscore.
+            words = event.name.split("_")
+            if len(words) != 3 or PodName(words[1], words[0]) not in self._followed:
                 return False
             if event.mask & CREATE:
                 self.started_at = time.monotonic()
@@ -252,8 +244,8 @@ def _complaint(error: OSError, place: Place) -> Complaint:
     return Complaint(reason, f"{place.directory}: {_CAUSES.get(reason, error.strerror)}")
 
 
-def _worst(failed: list[tuple[Place, Complaint]], is_on: bool) -> Complaint | None:
+def _first_trouble(failed: list[tuple[Place, Complaint]], is_on: bool) -> Complaint | None:
     """Return what a user must know: why nothing reports allocations, or which existing place gpumap cannot watch."""
-    found = [complaint for place, complaint in failed if is_on or place.allocations]
-    there = [complaint for complaint in found if complaint.reason != "directory_missing"]
-    return next(iter(there if is_on else there + found), None)
+    complaints = [complaint for place, complaint in failed if is_on or place.allocations]
+    existing = [complaint for complaint in complaints if complaint.reason != "directory_missing"]
+    return next(iter(existing if is_on else existing + complaints), None)

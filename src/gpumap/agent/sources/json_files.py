@@ -36,20 +36,20 @@ class ReplacedFile(Generic[T]):
     def __init__(self, path: Path, parse: Callable[[bytes], T]) -> None:
         self.path = path
         self._parse = parse
-        self._seen: tuple[int, int, int] | None = None
+        self._key: tuple[int, int, int] | None = None
         self._value: T | None = None
 
     def read(self) -> T:
         """Return the content, the very same object while it is unchanged. Raises OSError and ValueError."""
-        found = self.path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = self.path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(0, "not a regular file")
-        if not found.st_nlink:
+        if not status.st_nlink:
             raise StaleMountError
-        key = (found.st_ino, found.st_mtime_ns, found.st_size)
-        if self._value is None or key != self._seen:
+        key = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if self._value is None or key != self._key:
             value = self._parse(_read(self.path))
-            self._seen = key
+            self._key = key
             if value != self._value:
                 self._value = value
                 return value
@@ -67,8 +67,9 @@ def decode(text: bytes | str | msgspec.Raw, kind: type[T]) -> T:
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
-            whole = _SURROGATES.sub(_replace_half, text.encode() if isinstance(text, str) else bytes(text))
-            return msgspec.json.decode(whole, type=kind)
+            data = text.encode() if isinstance(text, str) else bytes(text)
+            data = _SURROGATES.sub(lambda match: match[0] if len(match[0]) != _HALF_BYTES else rb"\ufffd", data)
+            return msgspec.json.decode(data, type=kind)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -119,7 +120,4 @@ _SURROGATES = re.compile(
     rb"\\(?:\\|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
 """A backslash, a whole character of two halves, or half a character."""
-
-
-def _replace_half(found: re.Match[bytes]) -> bytes:
-    return rb"\ufffd" if len(found[0]) == len(rb"\ufffd") else found[0]
+_HALF_BYTES = len(rb"\ufffd")

@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError, Message
 from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.limits import GRPC_DESCRIPTORS, GRPC_THREADS, lack
-from gpumap.agent.sources.known_pods import KnownPods, Offer, Pods
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX
+from gpumap.agent.sources.podresources import KnownPods, Offer, Pods
 from gpumap.model.observations import Complaint, KubeletAnswer, SourceAnswer, SourceError
 
 T = TypeVar("T")
@@ -60,15 +60,9 @@ class KubeletSource:
         socket_path: Path,
         on_answer: Callable[[str, bytes], None] = lambda method, answer: None,
         idle_seconds: float = IDLE_SECONDS,
-        *,
-        list_only: bool = False,
     ) -> None:
-        """`on_answer` gets each answer as it came, for recordings. Reads that are further apart keep no channel.
-
-        With `list_only` it never calls GetAllocatableResources.
-        """
+        """`on_answer` gets each answer as it came, for recordings. Reads that are further apart keep no channel."""
         self._path = socket_path
-        self._list_only = list_only
         self._on_answer = on_answer
         self._idle_seconds = idle_seconds
         self._channel: grpc.aio.Channel | None = None
@@ -167,7 +161,7 @@ class KubeletSource:
 
     async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> Offer | None:
         """Return what plugins offer; `None` if this kubelet does not support it, or the call failed."""
-        if self._list_only or not self._reports_allocatable or self._list_method == _LIST_V1ALPHA1:
+        if not self._reports_allocatable or self._list_method == _LIST_V1ALPHA1:
             return None
         try:
             answer = await self._call(_ALLOCATABLE_V1, v1_pb2.AllocatableResourcesRequest(), deadline, complaints)
@@ -215,8 +209,7 @@ class KubeletSource:
                 self._on_answer(method, answer)
                 return answer
             except grpc.aio.AioRpcError as error:
-                left = deadline - time.monotonic()
-                if reason_of(error, self._path) != "rate_limited" or left <= pause:
+                if reason_of(error, self._path) != "rate_limited" or deadline - time.monotonic() <= pause:
                     raise
                 complaints.append(Complaint("rate_limited", detail_of(error)))
             await asyncio.sleep(pause)
@@ -259,10 +252,10 @@ def _identity(path: Path) -> str:
     """Return the identity of the socket, which changes if the kubelet creates it again. Its inode number may be
     reused."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return ""
-    return f"{found.st_ino}-{found.st_ctime_ns}"
+    return f"{status.st_ino}-{status.st_ctime_ns}"
 
 
 def _accepts(path: Path) -> bool:

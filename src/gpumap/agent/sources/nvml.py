@@ -15,7 +15,7 @@ from msgspec import structs
 
 from gpumap.agent.limits import WORKER_DESCRIPTORS, WORKER_THREADS, lack
 from gpumap.agent.nvml_worker import wire
-from gpumap.agent.nvml_worker.codes import word
+from gpumap.agent.nvml_worker.wire import word
 from gpumap.agent.sources.nvml_process import END_SECONDS, Worker
 from gpumap.agent.sources.nvml_state import CrashSuspects, ReplacementPolicy, SampleRing, XidEvents
 from gpumap.model.grouping import grouped
@@ -40,8 +40,8 @@ class _Read:
     """One read: the requested GPUs, and the answers so far, possibly of several workers."""
 
     number: int
-    asked: float
-    last: tuple[int, ...]
+    asked_at: float
+    last_gpus: tuple[int, ...]
     skip: tuple[int, ...]
     driver: wire.DriverMessage | None = None
     busy: set[int] = field(default_factory=set)
@@ -64,6 +64,11 @@ class _Read:
     @property
     def complete(self) -> bool:
         return self.driver is not None and not self.missing
+
+    def has_later_turn(self, index: int) -> bool:
+        """Return whether a GPU is under suspicion, and another one before it has not answered."""
+        turns = sorted(self.missing, key=lambda gpu: self.last_gpus.index(gpu) if gpu in self.last_gpus else -1)
+        return index in self.last_gpus and turns[0] != index
 
 
 class NvmlSource:
@@ -105,19 +110,19 @@ class NvmlSource:
     async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
         """Return the reading. Raises `SourceError` if there is none: with the library's reason, or with the
         worker's end."""
-        asked = asyncio.get_running_loop().time()
-        if self._replacement.is_over(asked, self._unanswered, self._worker.started if self._worker else None):
+        asked_at = asyncio.get_running_loop().time()
+        if self._replacement.is_over(asked_at, self._unanswered, self._worker.started if self._worker else None):
             self._end_worker()
         self._reads += 1
-        read = _Read(self._reads, asked, *self._suspects.plan(), busy=set(self._replacement.skipped))
+        read = _Read(self._reads, asked_at, *self._suspects.plan(), busy=set(self._replacement.skipped))
         try:
-            async with asyncio.timeout_at(asked + timeout_seconds):
+            async with asyncio.timeout_at(asked_at + timeout_seconds):
                 if DRIVER not in read.busy:
                     await self._ask(read, interval_seconds, timeout_seconds)
         except TimeoutError:
             pass  # answers so far remain
         if read.driver is None:
-            since = self._unanswered.setdefault(DRIVER, asked)
+            since = self._unanswered.setdefault(DRIVER, asked_at)
             waited = asyncio.get_running_loop().time() - since
             raise SourceError("deadline_exceeded", f"NVML has not answered for {waited:.1f} s")
         return self._answer(read, read.driver)
@@ -125,13 +130,13 @@ class NvmlSource:
     async def close(self) -> bool:
         """Kill the worker and wait a moment. Return whether it ended, and holds nothing of the driver."""
         self._end_worker()
-        left: set[asyncio.Task[None]] = set()
+        hanging: set[asyncio.Task[None]] = set()
         if self._ending:
-            _, left = await asyncio.wait(self._ending, timeout=END_SECONDS)
+            _, hanging = await asyncio.wait(self._ending, timeout=END_SECONDS)
         for task in self._ending:
             task.cancel()  # it hangs in the driver, and gpumap cannot change that
         await asyncio.gather(*self._ending, return_exceptions=True)
-        return not left
+        return not hanging
 
     # --- the worker ---
 
@@ -144,17 +149,17 @@ class NvmlSource:
                 self._record_crash(worker, await worker.reason_of_end())
             if worker is None or fresh:
                 worker = await self._start()
-            asked = wire.Request(
+            request = wire.Request(
                 read.number,
                 interval_seconds,
                 timeout_seconds,
-                read.last,
+                read.last_gpus,
                 tuple(sorted(read.settled)),
                 self._groups,
                 self._release,
                 self._hold_seconds,
             )
-            worker.send(wire.encode(asked))
+            worker.send(wire.encode(request))
             has_driver = await self._listen(worker, read)
             if read.complete:
                 return
@@ -174,10 +179,11 @@ class NvmlSource:
             self._earlier_crashes[reason] = None
 
     def _find_crashed_gpu(self, read: _Read) -> None:
-        index = self._suspects.crashed(read.missing, read.last)
+        index = self._suspects.crashed(read.missing, read.last_gpus)
         if index is not None:
             read.crashed.add(index)
-        read.last = tuple(sorted(read.missing, key=lambda index: index in read.last))  # the last GPUs, after the others
+        # The GPUs that were last come after the others again.
+        read.last_gpus = tuple(sorted(read.missing, key=lambda index: index in read.last_gpus))
 
     async def _start(self) -> Worker:
         self._end_worker()
@@ -254,8 +260,8 @@ class NvmlSource:
     # --- the answer ---
 
     def _answer(self, read: _Read, driver: wire.DriverMessage) -> SourceAnswer[NvmlReading]:
-        now = asyncio.get_running_loop().time()
-        pairs = [self._gpu(index, read, now) for index in range(driver.gpus)]
+        seconds = asyncio.get_running_loop().time()
+        pairs = [self._gpu(index, read, seconds) for index in range(driver.gpus)]
         gpus = tuple(gpu for gpu, _ in pairs)
         if not self._ring.is_drained():
             gpus = tuple(structs.replace(gpu, samples=None, sampled_seconds=None, unsampled=()) for gpu in gpus)
@@ -264,31 +270,24 @@ class NvmlSource:
         complaints += [complaint for _, complaint in pairs if complaint is not None]
         complaints += _refusals(gpus)
         versions = driver.driver_version, driver.cuda_version, driver.nvml_version
-        xids, listening = self._xid_news.take(now)
+        xids, listening = self._xid_news.take(seconds)
         if self._release:  # no listener; the GPU supports XID events, so this is blind time
-            listening = tuple(Listening(uuid, 0.0, 0.0) for uuid in sorted({one.uuid for one in listening}))
+            listening = tuple(Listening(uuid, 0.0, 0.0) for uuid in sorted({period.uuid for period in listening}))
         reading = NvmlReading(*versions, gpus, xids, listening)
         return SourceAnswer(reading, tuple(dict.fromkeys(complaints)))
 
-    def _gpu(self, index: int, read: _Read, now: float) -> tuple[GpuReading, Complaint | None]:
+    def _gpu(self, index: int, read: _Read, seconds: float) -> tuple[GpuReading, Complaint | None]:
         gpu = read.gpus.get(index)
         if gpu is not None:
             return gpu, _fault(gpu) if gpu.fault else None
         if index in read.skip or index in read.crashed:
             return _crashed(index, f"gpu {index} crashed the worker; gpumap skips it for a while")
-        if index not in self._unanswered and index not in read.late and (read.crashes or _not_its_turn(index, read)):
+        if index not in self._unanswered and index not in read.late and (read.crashes or read.has_later_turn(index)):
             return _crashed(index, f"gpu {index} may have crashed the worker; gpumap did not read it")
-        since = read.late.get(index) or self._unanswered.setdefault(index, read.asked)
-        stuck = now - since
+        since = read.late.get(index) or self._unanswered.setdefault(index, read.asked_at)
+        stuck = seconds - since
         detail = f"gpu {index} has not answered for {stuck:.1f} s"
         return GpuReading(index, fault="hung", stuck_seconds=stuck), Complaint("hung", detail)
-
-
-def _not_its_turn(index: int, read: _Read) -> bool:
-    """Return whether it is under suspicion, and a GPU before it has not answered."""
-    before = [other for other in read.missing if other not in read.last]
-    before += [other for other in read.last if other in read.missing]
-    return index in read.last and before[0] != index
 
 
 def _crashed(index: int, detail: str) -> tuple[GpuReading, Complaint]:

@@ -74,13 +74,11 @@ class Worker:
             pass
         lines = self._last_words.decode(errors="replace").strip().splitlines()
         detail = f"the worker {self._manner()}" + (f": {lines[-1][:400]}" if lines else "")
-        if self._killed_for_memory():
+        kills_at_start, kills = self._oom_kills, _oom_kills()
+        is_new_kill = None not in (kills_at_start, kills) and kills_at_start != kills
+        if self._process.returncode == -signal.SIGKILL and is_new_kill:
             return Complaint("worker_oom_killed", f"{detail}; gpumap's cgroup is out of memory")
         return Complaint("worker_crashed", detail)
-
-    def _killed_for_memory(self) -> bool:
-        before, now = self._oom_kills, _oom_kills()
-        return self._process.returncode == -signal.SIGKILL and None not in (before, now) and before != now
 
     def kill(self) -> None:
         """Kill it. Call `end` afterwards."""

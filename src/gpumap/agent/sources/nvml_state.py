@@ -44,31 +44,31 @@ class ReplacementPolicy:
         self._skips_hung = skips_hung
         self._skip_ends = self._skip_ended = 0.0
 
-    def is_over(self, now: float, unanswered: Mapping[int, float], started: float | None) -> bool:
+    def is_over(self, seconds: float, unanswered: Mapping[int, float], started: float | None) -> bool:
         """Return whether to end the worker that was started then. `unanswered`: since when GPUs have not answered, by
-        index."""
+        index. `seconds` is the current time."""
         if not unanswered:
             self._seconds = self._first
-        if self.skipped and (now >= self._skip_ends or not unanswered):
-            self.skipped, self._skip_ended = frozenset(), now
+        if self.skipped and (seconds >= self._skip_ends or not unanswered):
+            self.skipped, self._skip_ended = frozenset(), seconds
         waiting = [since for index, since in unanswered.items() if index not in self.skipped]
         if started is None or not waiting:
             return False
         limit = self._first if self._skips_hung else self._seconds
-        if now - max(started, self._skip_ended, min(waiting)) < limit:
+        if seconds - max(started, self._skip_ended, min(waiting)) < limit:
             return False
         if self._skips_hung:
-            self.skipped, self._skip_ends = frozenset(unanswered), now + self._seconds
+            self.skipped, self._skip_ends = frozenset(unanswered), seconds + self._seconds
         self._seconds = min(2 * self._seconds, LONGEST_SECONDS)
         return True
 
 
 @dataclass(slots=True)
 class _Suspect:
-    """`pause`: number of reads to leave it out after its next crash. `left`: number of those that still follow."""
+    """`pause`: number of reads to leave it out after its next crash. `pending`: number of those that still follow."""
 
     pause: int = 1
-    left: int = 0
+    pending: int = 0
 
 
 class CrashSuspects:
@@ -82,11 +82,11 @@ class CrashSuspects:
 
     def plan(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """For one more read: return the GPUs to read last, in this order, and those to leave out."""
-        skip = tuple(sorted(index for index, suspect in self._suspects.items() if suspect.left))
-        last = sorted(index for index, suspect in self._suspects.items() if not suspect.left)
+        skip = tuple(sorted(index for index, suspect in self._suspects.items() if suspect.pending))
+        last_gpus = sorted(index for index, suspect in self._suspects.items() if not suspect.pending)
         for index in skip:
-            self._suspects[index].left -= 1
-        return tuple(sorted(last, key=lambda index: self._suspects[index].pause)), skip
+            self._suspects[index].pending -= 1
+        return tuple(sorted(last_gpus, key=lambda index: self._suspects[index].pause)), skip
 
     def answered(self, index: int) -> None:
         suspect = self._suspects.get(index)
@@ -95,20 +95,20 @@ class CrashSuspects:
             if not suspect.pause:
                 del self._suspects[index]
 
-    def crashed(self, unanswered: Collection[int], last: Sequence[int]) -> int | None:
-        """The worker died in a read: `unanswered` were asked and did not answer, `last` of them at the end.
+    def crashed(self, unanswered: Collection[int], last_gpus: Sequence[int]) -> int | None:
+        """The worker died in a read: `unanswered` were asked and did not answer, `last_gpus` of them at the end.
 
         Return the GPU that caused it, if that is clear; it is left out from now on. Otherwise all are suspects.
         """
-        together = [index for index in unanswered if index not in last]
+        together = [index for index in unanswered if index not in last_gpus]
         if len(together) > 1:  # at the same time: it is unknown which of them
             for index in together:
                 self._suspects.setdefault(index, _Suspect())
             return None
-        crashed = together[0] if together else next((index for index in last if index in unanswered), None)
+        crashed = together[0] if together else next((index for index in last_gpus if index in unanswered), None)
         if crashed is not None:
             suspect = self._suspects.setdefault(crashed, _Suspect())
-            suspect.left, suspect.pause = suspect.pause, min(suspect.pause * 2, LONGEST_PAUSE_READS)
+            suspect.pending, suspect.pause = suspect.pause, min(suspect.pause * 2, LONGEST_PAUSE_READS)
         return crashed
 
 
@@ -132,21 +132,24 @@ class XidEvents:
         while len(self._until) > MOST_STRETCHES:
             del self._until[next(iter(self._until))]
 
-    def take(self, now: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
-        """Return the listening periods so far (monotonic) and forget them: a worker that still listens reports at
-        each read."""
-        events = tuple(XidError(*_content(event), now - event.at, event.times) for event in self._events)
-        listening = tuple(Listening(uuid, now - since, now - until) for (uuid, since), until in self._until.items())
+    def take(self, seconds: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
+        """Return the events and listening periods until `seconds` (monotonic) and forget them: a worker that still
+        listens reports at each read."""
+        events = tuple(XidError(*_content(event), seconds - event.at, event.times) for event in self._events)
+        listening = tuple(
+            Listening(uuid, seconds - since, seconds - until) for (uuid, since), until in self._until.items()
+        )
         self._events, self._until, self._most_events = [], {}, MOST_EVENTS
         return events, listening
 
 
 def _together(events: Iterable[XidMessage]) -> list[XidMessage]:
-    found: dict[tuple[object, ...], XidMessage] = {}
+    by_content: dict[tuple[object, ...], XidMessage] = {}
     for event in events:
-        before = found.get(_content(event))
-        found[_content(event)] = event if before is None else structs.replace(event, times=before.times + event.times)
-    return list(found.values())
+        known = by_content.get(_content(event))
+        times = event.times + (known.times if known else 0)
+        by_content[_content(event)] = structs.replace(event, times=times)
+    return list(by_content.values())
 
 
 def _content(event: XidMessage) -> tuple[Uuid, int, int | None, int | None]:
@@ -170,8 +173,8 @@ class SampleRing:
 
     def is_drained(self) -> bool:
         """Return whether all its samples are from after the last time that the wall clock was set back."""
-        before, wall, after = self._clock(), self._wall_clock(), self._clock()
-        if wall - before < self._wall_ahead - SET_BACK_SECONDS:
-            self._drained_at = after + RING_SECONDS
-        self._wall_ahead = wall - after
-        return after >= self._drained_at
+        earlier, wall, later = self._clock(), self._wall_clock(), self._clock()
+        if wall - earlier < self._wall_ahead - SET_BACK_SECONDS:
+            self._drained_at = later + RING_SECONDS
+        self._wall_ahead = wall - later
+        return later >= self._drained_at

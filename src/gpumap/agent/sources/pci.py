@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from gpumap.agent.executors import SerialExecutor
-from gpumap.agent.sources.proc_files import opened, text
+from gpumap.agent.sources.processes import open_folder, read_text
 from gpumap.model.device_ids import pci_address
 from gpumap.model.observations import PciFunction, SourceAnswer, SourceError
 
@@ -51,16 +51,16 @@ class PciSource:
     def _read(self, in_nvml: Collection[str]) -> tuple[PciFunction, ...]:
         self._is_reading = True
         try:
-            now = self._monotonic()
-            if self._listed_at is None or now - self._listed_at >= RELIST_SECONDS:
+            seconds = self._monotonic()
+            if self._listed_at is None or seconds - self._listed_at >= RELIST_SECONDS:
                 self._functions = {
                     name: self._functions[name] if name in self._functions else self._identify(name)
                     for name in sorted(os.listdir(self._folder))
                 }
-                self._listed_at = now
+                self._listed_at = seconds
             functions = [function for function in self._functions.values() if function]
-            bound = (one if one.address in in_nvml else self._with_driver(one) for one in functions)
-            return tuple(function for function in bound if function)
+            known = (gpu if gpu.address in in_nvml else self._read_driver(gpu) for gpu in functions)
+            return tuple(function for function in known if function)
         except OSError as error:
             raise SourceError("unreadable", f"{error.filename or self._folder}: {error.strerror}") from error
         finally:
@@ -69,23 +69,23 @@ class PciSource:
     def _identify(self, name: str) -> PciFunction | None:
         """Return a GPU of NVIDIA's; `None` for other functions, virtual ones, and one that is gone."""
         try:
-            with opened(self._folder / name) as folder:
-                if text("vendor", folder).strip() != _NVIDIA:
+            with open_folder(self._folder / name) as folder:
+                if read_text("vendor", folder).strip() != _NVIDIA:
                     return None
-                class_code = text("class", folder).strip()[:6]
+                class_code = read_text("class", folder).strip()[:6]
                 if class_code not in _CLASSES or _linked("physfn", folder):
                     return None
                 address = pci_address(name)
-                return PciFunction(address, text("device", folder).strip(), class_code) if address else None
+                return PciFunction(address, read_text("device", folder).strip(), class_code) if address else None
         except FileNotFoundError:
             return None
 
-    def _with_driver(self, function: PciFunction) -> PciFunction | None:
+    def _read_driver(self, function: PciFunction) -> PciFunction | None:
         """Return a function with its driver; `None` if it is gone."""
         try:
-            with opened(self._folder / function.address) as folder:
+            with open_folder(self._folder / function.address) as folder:
                 driver = _linked("driver", folder)
-                override = "" if driver not in ("", "nvidia") else text("driver_override", folder).strip()
+                override = "" if driver not in ("", "nvidia") else read_text("driver_override", folder).strip()
         except FileNotFoundError:
             return None
         return function._replace(driver=driver, driver_override=override.replace("(null)", ""))

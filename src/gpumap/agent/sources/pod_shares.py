@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
 
-from gpumap.agent.sources.names import fit
+from gpumap.agent.sources.messages import fit
 from gpumap.model.device_ids import UUID
 from gpumap.model.observations import ScheduledShare
 from gpumap.model.plugins import GIB, MIB
@@ -61,21 +61,22 @@ def pod_shares(
     uid: PodUid, groups: Sequence[str], annotations: Mapping[str, str], containers: Sequence[str]
 ) -> tuple[ScheduledShare, ...]:
     """Return the shares of a pod's containers. `containers` are in the order of the specification."""
-    shares = list(islice(_of_containers(uid, annotations), SHARES_MAX))
-    gpus, memory = _ratio(annotations.get(FRACTION, "")), _mib(annotations.get(MEMORY, ""))
+    shares = list(islice(_container_shares(uid, annotations), SHARES_MAX))
+    gpus, mib = _ratio(annotations.get(FRACTION, "")), annotations.get(MEMORY, "")
+    memory = (int(mib) if _MIB.fullmatch(mib) else 0) * MIB or None
     container = fit(annotations.get(CONTAINER, "") or next(iter(containers), ""))
     if container and (gpus is not None or memory is not None):
         shares += [ScheduledShare(uid, container, group=group, gpus=gpus, memory_bytes=memory) for group in groups]
     return tuple(shares)
 
 
-def _of_containers(uid: PodUid, annotations: Mapping[str, str]) -> Iterator[ScheduledShare]:
-    found: dict[str, dict[str, str]] = {}
+def _container_shares(uid: PodUid, annotations: Mapping[str, str]) -> Iterator[ScheduledShare]:
+    by_container: dict[str, dict[str, str]] = {}
     for key, value in sorted(annotations.items()):
         match = OF_CONTAINER.fullmatch(key)
         if match is not None:
-            found.setdefault(match[1], {})[match[2]] = value
-    for container, values in found.items():
+            by_container.setdefault(match[1], {})[match[2]] = value
+    for container, values in by_container.items():
         memory = _quantity(values.get("gpu-memory.limit", values.get("gpu-memory.request", "")))
         if memory is None:
             continue
@@ -88,10 +89,6 @@ def _ratio(text: str) -> float | None:
     """Return a share above 0, at most a whole device."""
     value = float(text) if _RATIO.fullmatch(text) else 0.0
     return value if 0.0 < value <= 1.0 else None
-
-
-def _mib(text: str) -> int | None:
-    return (int(text) if _MIB.fullmatch(text) else 0) * MIB or None
 
 
 def _quantity(text: str) -> int | None:

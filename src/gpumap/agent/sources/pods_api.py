@@ -22,8 +22,7 @@ from google.protobuf.message import DecodeError
 from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.limits import GRPC_DESCRIPTORS, GRPC_THREADS, lack
 from gpumap.agent.sources.kubelet import detail_of, reason_of
-from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX, decode
-from gpumap.agent.sources.names import fit
+from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX, decode, fit
 from gpumap.agent.sources.pod_shares import gpu_groups, may_share, pod_shares
 from gpumap.model.observations import Complaint, DeviceHealth, ReportedContainer, ReportedPod, SourceAnswer
 from gpumap.model.terms import PodUid
@@ -119,14 +118,14 @@ class PodsApiSource:
                     changed.clear()
                     earliest = time.monotonic() + LIST_PAUSE_SECONDS
                     await self._list(channel)
-                    await self._change(watching, changed)
+                    await self._wait_for_change(watching, changed)
                     await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
                 await watching
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
 
-    async def _change(self, watching: asyncio.Task[None], changed: asyncio.Event) -> None:
+    async def _wait_for_change(self, watching: asyncio.Task[None], changed: asyncio.Event) -> None:
         """Wait for a change, for the end of the stream, or for the next List without an event."""
         change = asyncio.create_task(changed.wait())
         try:
@@ -174,9 +173,9 @@ def decode_pod(chunk: bytes) -> ReportedPod:
     pod, _ = decode(v1alpha1_pb2.Pod, chunk)
     metadata = pod.metadata
     uid = PodUid(fit(metadata.uid))
-    labels = {one.key: one.value for one in metadata.labels}
+    labels = {label.key: label.value for label in metadata.labels}
     groups = gpu_groups(labels)
-    annotations = {one.key: one.value for one in metadata.annotations}
+    annotations = {annotation.key: annotation.value for annotation in metadata.annotations}
     return ReportedPod(
         uid,
         fit(metadata.namespace),
@@ -194,12 +193,12 @@ def _containers(status: v1alpha1_pb2.PodStatus) -> Iterator[ReportedContainer]:
         status.init_container_statuses,
         status.ephemeral_container_statuses,
     ):
-        for one in statuses:
+        for container in statuses:
             health = (
                 DeviceHealth(fit(resource.name), fit(device.resource_id), fit(device.health))
-                for resource in one.allocated_resources_status
+                for resource in container.allocated_resources_status
                 for device in resource.resources
             )
             # "containerd://<id>"
-            container_id = one.container_id.rpartition("://")[2]
-            yield ReportedContainer(fit(one.name), fit(container_id), tuple(sorted(health)))
+            container_id = container.container_id.rpartition("://")[2]
+            yield ReportedContainer(fit(container.name), fit(container_id), tuple(sorted(health)))

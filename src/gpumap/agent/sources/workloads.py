@@ -1,4 +1,7 @@
-"""Name the work of processes outside pods: their cgroup paths, then their users, and the job ids of Slurm 26.05.
+"""Processes outside pods: the pod of their parents, or else a name for their work.
+
+Docker in a privileged pod puts its containers at the host's root on cgroup v2, but their parents stay in the pod. Other
+work is named by cgroup paths, then by users, and by the job ids of Slurm 26.05.
 
 It reads `status` for the uid, only if the paths name nothing. Of slurmstepd, and of no other process, it reads
 `cmdline`: Slurm 26.05 has no job id in the path.
@@ -17,12 +20,16 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.sources.proc_files import Stat, opened, stat, text
+from gpumap.agent.sources.processes import Stat, open_folder, parse_stat, read_text
 from gpumap.model import cgroups
 from gpumap.model.node import Workload
-from gpumap.model.observations import CgroupKind
+from gpumap.model.observations import CgroupKind, CgroupMembership
 from gpumap.model.workloads import is_sluid, sluid_folder, slurm_job, stepd_folder, workload
 
+INIT = 1
+"""It has no parent, and is in no pod."""
+ANCESTORS_MAX = 64
+_UNKNOWN = CgroupMembership(CgroupKind.UNKNOWN)
 PASSWD_BYTES_MAX = 1 << 20
 SEARCH_SECONDS = 15.0
 """The shortest time between two searches of all processes."""
@@ -33,6 +40,67 @@ JOBS_MAX = 1024
 _STEPD = "slurmstepd"
 _STEPD_TITLE = re.compile(r"slurmstepd: \[(\d+)\b", re.ASCII)
 """`slurmstepd: [3385.0]` (slurm, src/slurmd/slurmstepd/slurmstepd.c, _set_job_log_prefix)."""
+
+
+class Lineage(NamedTuple):
+    """The ancestors of a process, nearest first, up to the one that is not of the host: its cgroup decides.
+
+    Without such an ancestor, both are empty.
+    """
+
+    membership: CgroupMembership | None
+    pids: tuple[int, ...]
+
+
+class Ancestors:
+    """Reads the ancestors of each process once: if a parent ends, its children get another one.
+
+    `read` returns `stat` and cgroup of a process. If the tree consists of plain files, a missing parent is of the host.
+    """
+
+    def __init__(self, read: Callable[[int], tuple[Stat, CgroupMembership]]) -> None:
+        self._read = read
+        self._lineages: dict[int, tuple[int, cgroups.OwnCgroup, Lineage]] = {}
+        """By PID, with the start time of the process."""
+
+    def membership(
+        self, pid: int, process: Stat, own_cgroup: cgroups.OwnCgroup, *, is_real: bool
+    ) -> CgroupMembership | None:
+        """Return the cgroup of the ancestor that decides; `None` if all are of the host.
+
+        It is `UNKNOWN` if an ancestor cannot be read. The next call then tries again.
+        """
+        start, last_own, lineage = self._lineages.get(pid, (-1, own_cgroup, Lineage(_UNKNOWN, ())))
+        is_known = lineage.membership is None or lineage.membership.kind is CgroupKind.POD
+        if not is_known or (start, last_own) != (process.start, own_cgroup):
+            lineage = self._walk(process, is_real=is_real)
+            self._lineages[pid] = process.start, own_cgroup, lineage
+        return lineage.membership
+
+    def pids(self, pid: int) -> tuple[int, ...]:
+        """Return the ancestors that decided about a process, and those between."""
+        return self._lineages[pid][2].pids if pid in self._lineages else ()
+
+    def forget_others(self, pids: frozenset[int]) -> None:
+        """Remember only the ancestors of `pids`."""
+        self._lineages = {pid: known for pid, known in self._lineages.items() if pid in pids}
+
+    def _walk(self, process: Stat, *, is_real: bool) -> Lineage:
+        pids: list[int] = []
+        while process.parent > INIT:
+            pids.append(process.parent)
+            try:
+                parent, membership = self._read(process.parent)
+            except FileNotFoundError:
+                return Lineage(_UNKNOWN, tuple(pids)) if is_real else Lineage(None, ())
+            except (OSError, ValueError):
+                return Lineage(_UNKNOWN, tuple(pids))
+            if parent.start > process.start or len(pids) > ANCESTORS_MAX:  # the first is another process with its PID
+                return Lineage(_UNKNOWN, tuple(pids))
+            if membership.kind is not CgroupKind.HOST:
+                return Lineage(membership, tuple(pids))
+            process = parent
+        return Lineage(None, ())
 
 
 class Job(NamedTuple):
@@ -69,7 +137,7 @@ class JobIds:
         """Return the job id of a process in the job's directory `folder`."""
         if folder in self._jobs:
             self._jobs[folder] = self._jobs.pop(folder)
-        elif job := self._by_parents(pid, folder):
+        elif job := self._find_stepd(pid, folder):
             self._jobs[folder] = job
         elif not in_pod and self._clock() >= self._search_at:
             self._search_at = self._clock() + SEARCH_SECONDS
@@ -80,42 +148,43 @@ class JobIds:
         job = self._jobs.get(folder)
         return job.job_id if job else None
 
-    def _by_parents(self, pid: int, folder: str) -> Job | None:
+    def _find_stepd(self, pid: int, folder: str) -> Job | None:
         parents: list[int] = []
         with contextlib.suppress(OSError, ValueError):
             while len(parents) < PARENTS_MAX:
-                with opened(self._root / str(pid)) as process:
-                    now, paths = stat(text("stat", process)), cgroups.paths(text("cgroup", process))
+                with open_folder(self._root / str(pid)) as process:
+                    process_stat = parse_stat(read_text("stat", process))
+                    paths = cgroups.paths(read_text("cgroup", process))
                     if sluid_folder(paths) != folder:
                         return None
-                    if job_id := _title(now, paths, process):
+                    if job_id := _job_id_in_title(process_stat, paths, process):
                         return Job(job_id, pid, tuple(parents[1:]))
                 parents.append(pid)
-                pid = now.parent
+                pid = process_stat.parent
         return None
 
     def _search(self) -> dict[str, Job | None]:
-        found: dict[str, Job | None] = {}
+        jobs: dict[str, Job | None] = {}
         for pid in self._pids():
             try:
-                with opened(self._root / str(pid)) as process:
-                    now = stat(text("stat", process))
-                    if now.comm != _STEPD:
+                with open_folder(self._root / str(pid)) as process:
+                    process_stat = parse_stat(read_text("stat", process))
+                    if process_stat.comm != _STEPD:
                         continue
-                    paths = cgroups.paths(text("cgroup", process))
-                    folder, job_id = stepd_folder(paths), _title(now, paths, process)
+                    paths = cgroups.paths(read_text("cgroup", process))
+                    folder, job_id = stepd_folder(paths), _job_id_in_title(process_stat, paths, process)
             except (OSError, ValueError):
                 continue
             if folder and job_id:
-                found[folder] = Job(job_id, pid, ())
-        return found
+                jobs[folder] = Job(job_id, pid, ())
+        return jobs
 
 
-def _title(now: Stat, paths: tuple[str, ...], process: int) -> str | None:
+def _job_id_in_title(process_stat: Stat, paths: tuple[str, ...], process: int) -> str | None:
     """Return the job id in the title of a slurmstepd."""
-    if now.comm != _STEPD or not stepd_folder(paths):
+    if process_stat.comm != _STEPD or not stepd_folder(paths):
         return None
-    match = _STEPD_TITLE.match(text("cmdline", process))
+    match = _STEPD_TITLE.match(read_text("cmdline", process))
     return match[1] if match else None
 
 
@@ -148,15 +217,15 @@ class WorkloadReader:
     def _users(self) -> Mapping[str, str]:
         """User names by uid. An unreadable or huge file has none. A name of digits could be another user's uid."""
         try:
-            lines = text(str(self._passwd), None, PASSWD_BYTES_MAX).split("\n") if self._passwd else []
+            lines = read_text(str(self._passwd), None, PASSWD_BYTES_MAX).split("\n") if self._passwd else []
         except OSError:
             return {}
-        found: dict[str, str] = {}
+        users: dict[str, str] = {}
         for line in lines:
             name, *fields = line.split(":", 3)
             if len(fields) > 1 and name and not name.isdigit():
-                found.setdefault(fields[1], name)  # of two names, the first counts, as in getpwuid(3)
-        return found
+                users.setdefault(fields[1], name)  # of two names, the first counts, as in getpwuid(3)
+        return users
 
 
 def is_named_by_paths(kind: CgroupKind, work: Workload | None) -> bool:
@@ -167,7 +236,7 @@ def is_named_by_paths(kind: CgroupKind, work: Workload | None) -> bool:
 def _user(folder: int) -> Workload | None:
     """Return the real user of a process; `None` if it cannot be read."""
     try:
-        match = re.search(r"^Uid:\s+(\d+)", text("status", folder), re.MULTILINE | re.ASCII)
+        match = re.search(r"^Uid:\s+(\d+)", read_text("status", folder), re.MULTILINE | re.ASCII)
     except OSError:
         return None
     return Workload("user", match[1]) if match else None

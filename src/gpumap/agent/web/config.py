@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from gpumap.agent.files import open_at_once
+from gpumap.agent.executors import open_at_once
 from gpumap.model.shown import cut_off, printable
 
 REQUIRED, IF_GIVEN, NONE = "RequireAndVerifyClientCert", "VerifyClientCertIfGiven", "NoClientCert"

@@ -67,17 +67,16 @@ class _Series:
         self.sm_sum, self.sm_count = 0.0, 0
 
     def add(self, bucket: int, memory_bytes: int | None, sm_ratio: float | None) -> None:
-        place = bucket % BUCKETS
+        index = bucket % BUCKETS
         if bucket != self.newest:
             self._go_to(bucket)
         if memory_bytes is not None:
             mib = min(-(-memory_bytes // _MIB), _MOST_MIB)  # rounded up: 0 only for nothing
-            if mib > self.memory[place]:
-                self.memory[place] = mib
+            self.memory[index] = max(self.memory[index], mib)
         if sm_ratio is not None:
             self.sm_sum += min(max(sm_ratio, 0.0), 1.0)
             self.sm_count += 1
-            self.sm[place] = round(_PER_ONE * self.sm_sum / self.sm_count)
+            self.sm[index] = round(_PER_ONE * self.sm_sum / self.sm_count)
 
     def _go_to(self, bucket: int) -> None:
         for skipped in range(max(self.newest + 1, bucket - BUCKETS + 1), bucket + 1):
@@ -100,7 +99,7 @@ class History:
         """Add the newest snapshot."""
         bucket = int(snapshot.at.monotonic // BUCKET_SECONDS)
         if bucket != self._bucket:
-            self._series = {key: one for key, one in self._series.items() if one.newest > bucket - BUCKETS}
+            self._series = {key: series for key, series in self._series.items() if series.newest > bucket - BUCKETS}
         if self._newest is not None:
             passed = snapshot.at.monotonic - self._newest.monotonic
             # Pushed collections are early: a short time between two does not predict the next.
@@ -113,18 +112,20 @@ class History:
 
     def curves(self) -> Curves:
         """Return a copy of all curves, which another thread may read."""
-        found = self._series.items()
-        copies = (Curve(*key, one.newest, one.memory[:], one.sm[:]) for key, one in found)
+        copies = tuple(
+            Curve(*key, series.newest, series.memory[:], series.sm[:]) for key, series in self._series.items()
+        )
         timestamp = self._newest.wall if self._newest else 0.0
-        return Curves(timestamp, self._interval_seconds, self._bucket, tuple(copies))
+        return Curves(timestamp, self._interval_seconds, self._bucket, copies)
 
     def _begin(self, key: _Key, bucket: int) -> _Series | None:
         if len(self._series) >= self._max_series:
-            gone = sorted((one.newest, at) for at, one in enumerate(self._series.values()) if one.newest < bucket)
-            oldest = {at for _, at in gone[: max(1, self._max_series // 16)]}
-            if not oldest:
+            ended_keys = [key for key, series in self._series.items() if series.newest < bucket]
+            ended_keys.sort(key=lambda key: self._series[key].newest)
+            if not ended_keys:
                 return None
-            self._series = {key: one for at, (key, one) in enumerate(self._series.items()) if at not in oldest}
+            for ended_key in ended_keys[: max(1, self._max_series // 16)]:
+                del self._series[ended_key]
         series = self._series[key] = _Series(bucket)
         return series
 
@@ -143,7 +144,7 @@ def _measured(snapshot: Snapshot) -> Iterator[tuple[_Key, int | None, float | No
 
 
 class SeriesDocument(msgspec.Struct, frozen=True):
-    """Return a curve in JSON: the oldest value first, the last one is of the newest bucket; null is a gap."""
+    """A curve in JSON: the oldest value first, the last one is of the newest bucket; null is a gap."""
 
     uuid: Uuid
     namespace: str | None
@@ -154,7 +155,7 @@ class SeriesDocument(msgspec.Struct, frozen=True):
 
 
 class HistoryDocument(msgspec.Struct, frozen=True):
-    """Return the JSON of /api/v1/history."""
+    """The JSON of /api/v1/history."""
 
     version: int
     timestamp: float
@@ -172,17 +173,17 @@ def history_document(curves: Curves) -> HistoryDocument:
             curve.name.namespace if curve.name else None,
             curve.name.pod if curve.name else None,
             curve.name.container if curve.name else None,
-            memory_mib=_by_age(curve.memory, curve.newest, curves.bucket),
-            sm_permille=_by_age(curve.sm, curve.newest, curves.bucket),
+            memory_mib=_values(curve.memory, curve.newest, curves.bucket),
+            sm_permille=_values(curve.sm, curve.newest, curves.bucket),
         )
         for curve in curves.curves
     ]
     return HistoryDocument(VERSION, curves.timestamp, curves.interval_seconds, BUCKET_SECONDS, BUCKETS, series)
 
 
-def _by_age(ring: array[int], newest: int, bucket: int) -> list[int | None]:
+def _values(ring: array[int], newest: int, bucket: int) -> list[int | None]:
     """Return a ring's values up to `bucket`, without the gaps before the first; empty if there are only gaps."""
     values = [ring[number % BUCKETS] for number in range(bucket - BUCKETS + 1, newest + 1)]
     values += [_GAP] * (bucket - newest)
-    first = next((at for at, value in enumerate(values) if value != _GAP), len(values))
+    first = next((index for index, value in enumerate(values) if value != _GAP), len(values))
     return [None if value == _GAP else value for value in values[first:]]

@@ -26,13 +26,13 @@ from gpumap.model.node import Node, encode, json_bytes
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Source
 
-Form = Literal["text", "openmetrics", "map", "history"]
-Wanted = Form | tuple[Literal["path"], str]
+Format = Literal["text", "openmetrics", "map", "history"] | tuple[Literal["path"], str]
 """A format of the snapshot, or a dialect's own page by its path."""
+_Rendered = dict[tuple[Format, bool], bytes]
+"""Pages by format, and whether they are compressed."""
 _GZIP_LEVEL = 1
 _GZIP_LEVEL_OF_MAP = 4
 """A map repeats itself: at level 4 it is 13 % smaller, and takes no longer."""
-
 
 LATE = "collections are late, fail or hang: see gpumap's log"
 """The reason if no other is known."""
@@ -64,7 +64,7 @@ class Pages:
         collect: Sequence[str] | None = None,
     ) -> None:
         everything = (*families, *self_families)
-        self._pages: dict[Wanted, Exposition] = {
+        self._pages: dict[Format, Exposition] = {
             "text": Exposition(everything),
             "openmetrics": Exposition(everything, openmetrics=True),
             **{("path", path): Exposition(families) for path, families in by_path.items()},
@@ -80,7 +80,7 @@ class Pages:
         self._thread = SerialExecutor("gpumap-pages")
         self._snapshot: Snapshot | None = None
         self._stale = ""
-        self._rendered: dict[tuple[Wanted, bool], bytes] = {}
+        self._rendered: _Rendered = {}
         self._judged: list[Node] = []
         """The map that `check` judges: of this snapshot, or none yet."""
         self._history = History()
@@ -98,7 +98,7 @@ class Pages:
         snapshot = self._snapshot
         if snapshot is not None and self._is_too_old(snapshot) and not self._stale:
             stale = f"no collection for more than {self._stale_after_seconds:g} s: {self.why_late() or LATE}"
-            self._snapshot, self._stale, self._rendered, self._judged = _without_data(snapshot), stale, {}, []
+            self._snapshot, self._stale, self._rendered, self._judged = _strip_data(snapshot), stale, {}, []
             self._versions += 1
         return self._snapshot
 
@@ -113,7 +113,7 @@ class Pages:
         first snapshot."""
         return f"{self._process_name}-{self._versions}" if self.current() else None
 
-    async def page(self, form: Wanted, *, gzipped: bool) -> bytes | None:
+    async def page(self, form: Format, *, gzipped: bool) -> bytes | None:
         """Return a page's bytes; `None` before the first snapshot."""
         snapshot = self.current()
         if snapshot is None:
@@ -140,8 +140,13 @@ class Pages:
         if node not in ("", snapshot.node.name):
             return Verdict(2, short_line(f"the gpumap of node {snapshot.node.name} answers, not of {node}"))
         judged, stale = self._judged, self._stale
+
+        def make_map() -> None:
+            if not judged:
+                judged.append(self._map(snapshot, stale))
+
         if not judged:
-            await self._thread.run(lambda: self._make_map(snapshot, stale, judged))
+            await self._thread.run(make_map)
         return check(judged[0], only)
 
     def not_ready(self) -> str | None:
@@ -149,14 +154,19 @@ class Pages:
         snapshot = self._snapshot
         if snapshot is None:
             return "the first collection is not finished"
-        now = self._monotonic()
-        asked = [health for health in snapshot.node.sources if health.source in (Source.KUBELET, Source.NVML)]
-        answers = [snapshot.answered[one.source] for one in asked if one.source in snapshot.answered]
-        if any(now - at <= self._stale_after_seconds for at in answers):
+        current_seconds = self._monotonic()
+        sources = [source for source in snapshot.node.sources if source.source in (Source.KUBELET, Source.NVML)]
+        answered = [snapshot.answered[source.source] for source in sources if source.source in snapshot.answered]
+        if any(current_seconds - seconds <= self._stale_after_seconds for seconds in answered):
             return None
-        reasons = [f"{one.source}: {one.reason or 'no answer'} {one.detail}".strip() for one in asked if not one.up]
+        reasons = [
+            f"{source.source}: {source.reason or 'no answer'} {source.detail}".strip()
+            for source in sources
+            if not source.up
+        ]
         if not reasons or self._is_too_old(snapshot):  # old reasons may still apply
-            reasons.insert(0, f"no collection for {now - snapshot.at.monotonic:.0f} s: {self.why_late() or LATE}")
+            age_seconds = current_seconds - snapshot.at.monotonic
+            reasons.insert(0, f"no collection for {age_seconds:.0f} s: {self.why_late() or LATE}")
         return "; ".join(reasons)
 
     def close(self) -> None:
@@ -166,13 +176,10 @@ class Pages:
     def _is_too_old(self, snapshot: Snapshot) -> bool:
         return self._monotonic() - snapshot.at.monotonic > self._stale_after_seconds
 
-    def _make_map(self, snapshot: Snapshot, stale: str, made: list[Node]) -> None:
-        if not made:
-            made.append(published(snapshot, self._interval_seconds, self._collect, stale))
+    def _map(self, snapshot: Snapshot, stale: str) -> Node:
+        return published(snapshot, self._interval_seconds, self._collect, stale)
 
-    def _render(
-        self, form: Wanted, gzipped: bool, inputs: _Inputs, rendered: dict[tuple[Wanted, bool], bytes]
-    ) -> bytes:
+    def _render(self, form: Format, gzipped: bool, inputs: _Inputs, rendered: _Rendered) -> bytes:
         if gzipped:
             plain = rendered.get((form, False)) or self._render(form, False, inputs, rendered)
             rendered[form, False] = plain
@@ -180,17 +187,17 @@ class Pages:
         if inputs.curves is not None:
             return json_bytes(history_document(inputs.curves))
         if form == "map":
-            return encode(published(inputs.snapshot, self._interval_seconds, self._collect, inputs.stale))
+            return encode(self._map(inputs.snapshot, inputs.stale))
         page = self._pages[form].render(inputs.snapshot)
         if form == "text":
             return page + prometheus_client.generate_latest(self._process)
         if form == "openmetrics":
-            own: bytes = openmetrics.generate_latest(self._process)  # type: ignore[no-untyped-call]
-            return page.removesuffix(b"# EOF\n") + own
+            process: bytes = openmetrics.generate_latest(self._process)  # type: ignore[no-untyped-call]
+            return page.removesuffix(b"# EOF\n") + process
         return page
 
 
-def _without_data(snapshot: Snapshot) -> Snapshot:
+def _strip_data(snapshot: Snapshot) -> Snapshot:
     """Return a snapshot with only what gpumap knows of itself."""
     node = snapshot.node
     bare = Node(

@@ -13,7 +13,7 @@ import logging
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 from aiohttp import http_exceptions, web
@@ -91,31 +91,20 @@ class Clients:
         self._quiet_until: dict[tuple[object, ...], float] = {}
 
     def admit(self, client: Client, *, over_tls: bool) -> int:
-        """Return the number of clients, with this one. If all places, or those of its address, are taken, abort the one
-        that was idle longest.
-
-        One address gets half of the places: all scrapers of a cluster may have the same address (address translation).
-        """
-        places = min(self._max_connections, MAX_TLS_CONNECTIONS) if over_tls else self._max_connections
-        places_of_address = max(1, places // 2)
-        neighbours = [other for other in self._clients if other.address == client.address]
-        if len(neighbours) >= places_of_address:
-            self._make_room(neighbours, f"address={client.address} max={places_of_address}")
-        elif len(self._clients) >= places:
-            self._make_room(self._clients, f"max={places}")
-        self._clients.add(client)
-        return len(self._clients)
-
-    def _make_room(self, clients: Collection[Client], reason: str) -> None:
-        """Abort the client that was idle longest.
+        """Return the number of clients, with this one. If all places are taken, abort the client that was idle longest.
 
         A client that waits for its page keeps its place while another one does not. A part of a request does not count:
         clients that send a byte now and then take no place from a scraper.
         """
-        self.log_seldom(logging.WARNING, "too many connections, closing the one that was idle longest %s", reason)
-        idlest = min(clients, key=lambda client: (client.is_waiting(), client.last_heard))
-        idlest.abort()
-        self._clients.discard(idlest)
+        places = min(self._max_connections, MAX_TLS_CONNECTIONS) if over_tls else self._max_connections
+        if len(self._clients) >= places:
+            text = "too many connections, closing the one that was idle longest max=%d"
+            self.log_seldom(logging.WARNING, text, places)
+            idlest = min(self._clients, key=lambda rival: (rival.is_waiting(), rival.last_heard))
+            idlest.abort()
+            self._clients.discard(idlest)
+        self._clients.add(client)
+        return len(self._clients)
 
     def handle_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log a failure of the event loop. If gpumap cannot accept, asyncio tries again every second."""
@@ -128,13 +117,13 @@ class Clients:
 
     def log_seldom(self, level: int, message: str, *args: object) -> None:
         """Log the same line once a minute."""
-        now = asyncio.get_running_loop().time()
-        self._quiet_until = {line: until for line, until in self._quiet_until.items() if now < until}
+        seconds = asyncio.get_running_loop().time()
+        self._quiet_until = {line: until for line, until in self._quiet_until.items() if seconds < until}
         if (message, *args) not in self._quiet_until and len(self._quiet_until) < _LOGGED_MAX:
-            self._quiet_until[message, *args] = now + _QUIET_SECONDS
+            self._quiet_until[message, *args] = seconds + _QUIET_SECONDS
             log.log(level, message, *args)
 
-    def leave(self, client: Client) -> None:
+    def drop(self, client: Client) -> None:
         self._clients.discard(client)
 
     def close_idle(self) -> None:
@@ -149,7 +138,7 @@ class Clients:
 
 
 class _BadRequest(web.Response):
-    """The answer to bytes that are no request. Other answers lose this header in `app.application`."""
+    """The answer to bytes that are no request, without aiohttp's version. `app.application` removes it elsewhere."""
 
     async def _prepare_headers(self) -> None:
         await super()._prepare_headers()
@@ -222,7 +211,7 @@ class Client(web.RequestHandler):
         finally:
             self._handshake = None
             if secured is None:
-                self._clients.leave(self)
+                self._clients.drop(self)
         if secured is None or secured.is_closing():
             return
         if self._tls is None or self._tls() is not context:  # it changed since the start of the handshake
@@ -295,7 +284,7 @@ class Client(web.RequestHandler):
         super().resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._clients.leave(self)
+        self._clients.drop(self)
         if self._handshake is not None:
             self._handshake.cancel()
         if self._unread is not None:

@@ -25,8 +25,6 @@ from gpumap.model.terms import Source
 
 _ABSENT = ("_missing", "_not_found", "_not_loaded")
 """Endings of the reasons of something that does not exist. What fails with another reason exists."""
-SECOND_LIST = "pod_resources_"
-"""Beginning of the reasons of the second List, which are the kubelet's: the kubelet itself answers."""
 _NO_ANSWER = SourceHealth("")
 """A source that the node does not have."""
 _NO_GPU_ANSWERS = Result("unknown", "", "no GPU answers")
@@ -101,8 +99,6 @@ def _kubelet(node_map: Node, facts: Facts | None) -> Result:
     seen += [f"{counted(pods, 'pod')} with GPUs"]
     no_slots = "GPUs assigned by claims" if _has_only_claims(node_map) else "slots offered on devices: unknown"
     seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else no_slots]
-    if source.reason.startswith(SECOND_LIST):
-        return Result("ok", ", ".join(seen))
     return _answered(source, ", ".join(seen))
 
 
@@ -352,7 +348,6 @@ OPTIONAL_CHECKS = (
     Check("unmatched_slots", _unmatched_slots, of_kubelet=True),
 )
 REQUESTED_CHECKS = (
-    Check("second_list", _requested(Source.KUBELET, SECOND_LIST, lambda facts: facts.second_list)),
     Check("gpu_fractioning", _requested(Source.POD_IDENTITY, "gpu_fractioning_", lambda facts: facts.gpu_fractioning)),
     Check("pods_api", _requested(Source.POD_IDENTITY, "pods_api_", lambda facts: facts.pods_api)),
     Check("dra_claims", _dra_claims, of_kubelet=True),

@@ -56,7 +56,7 @@ def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGp
     """Return one file with new names; `None` if that is not possible."""
     try:
         stem = name.rpartition(".")[0]
-        if stem in (contents.LIST, contents.SECOND_LIST):
+        if stem == contents.LIST:
             return answers.renamed_list(answers.answer({name: content}, stem) or b"", names, is_gpu_resource)
         if stem == contents.ALLOCATABLE:
             return answers.renamed_allocatable(answers.answer({name: content}, stem) or b"", names, is_gpu_resource)
@@ -108,7 +108,6 @@ def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[
     whys = contents.down(out)
     for source, name, reason in (
         ("kubelet", contents.LIST, "decode"),
-        ("second_list", contents.SECOND_LIST, "decode"),
         ("checkpoint", contents.CHECKPOINT, "checkpoint_corrupt"),
     ):
         if any(one.startswith(name) for one in before) and not any(one.startswith(name) for one in out):

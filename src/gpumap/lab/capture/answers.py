@@ -21,7 +21,6 @@ from gpumap.model.device_ids import ByUuid, parse
 from gpumap.model.observations import DeviceId
 
 _MESSAGES = {
-    "kubelet/second_list": v1_pb2.ListPodResourcesResponse,
     "kubelet/list": v1_pb2.ListPodResourcesResponse,
     "kubelet/allocatable": v1_pb2.AllocatableResourcesResponse,
 }

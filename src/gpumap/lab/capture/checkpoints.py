@@ -14,8 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 
-from gpumap.agent.sources import plugin_answers
-from gpumap.agent.sources.checkpoint import ids_in, read
+from gpumap.agent.sources.checkpoint import ids_in, parse_plugin_answer, read
 from gpumap.agent.sources.dra import parse_prepared, parse_state
 from gpumap.lab.capture.answers import is_gpus
 from gpumap.lab.capture.pseudonyms import Pseudonyms
@@ -91,7 +90,7 @@ def _alloc_resp(text: object, rename: Rename) -> str:
 def cut_answer(message: bytes, rename: Rename = str) -> bytes:
     """Return the message with only its GPU part; empty if it cannot be read. `rename` changes values and paths."""
     try:
-        answer = plugin_answers.parse(message)
+        answer = parse_plugin_answer(message)
     except ValueError:
         return b""
     renamed = PluginAnswer(

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from gpumap.agent.nvml_worker import codes, wire
+from gpumap.agent.nvml_worker import wire
 from gpumap.lab.capture import answers
 from gpumap.lab.decoding import from_json
 from gpumap.lab.node_files import parents
@@ -24,8 +24,6 @@ from gpumap.model.readings import GpuReading, Listening, XidError
 LIST, ALLOCATABLE = "kubelet/list", "kubelet/allocatable"
 PODS = "pods_api.json"
 """Pods of the Pods API, of the whole capture. Optional; a recording has none."""
-SECOND_LIST = "kubelet/second_list"
-"""Of a scheduler's agent (--pod-resources-socket). Optional."""
 SOCKET = "kubelet/socket"
 """Counts the kubelet's starts; without it, 1."""
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -40,7 +38,7 @@ DOWN = "down.json"
 OWN_CGROUP = "own/cgroup"
 OWN_PID_IN_TREE = "own/pid_in_tree"
 """gpumap ran on the bare host: its own PID is in the process tree."""
-_SOURCES = ("kubelet", "second_list", "checkpoint", "pod_logs", "gpu_fractioning", "procfs")
+_SOURCES = ("kubelet", "checkpoint", "pod_logs", "gpu_fractioning", "procfs")
 Source = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(_SOURCES)})\Z", description=f"one of {', '.join(_SOURCES)}")]
 """The sources that can be down by `down.json`; NVML's errors are in `nvml.json`, in the worker's words."""
 
@@ -66,7 +64,7 @@ _GRPC = """
 REASONS = frozenset(
     {*_GRPC.split(), "internal_error", *remedies.FAULTS}
     | {reason for of_source in remedies.SOURCES.values() for reason in of_source}
-    | {codes.word(code) for code in range(1000)}
+    | {wire.word(code) for code in range(1000)}
 )
 """gpumap's words for the reasons why a source or a GPU is down, among them a gRPC status and NVML's codes."""
 
@@ -116,8 +114,6 @@ def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None,
         answers.answer(files, ALLOCATABLE)
     if PODS in files and is_new(PODS):
         answers.pods(files[PODS])
-    if is_new(f"{SECOND_LIST}.pb", f"{SECOND_LIST}.json"):
-        answers.answer(files, SECOND_LIST)
     starts(files)
     if "procfs" not in missing_sources and OWN_CGROUP not in files:
         raise ValueError(f"no {OWN_CGROUP}, and {DOWN} does not say that procfs is down")

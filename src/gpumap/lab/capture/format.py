@@ -31,7 +31,7 @@ VERSION = 1
 EXPECTED = "expected.prom"
 
 _FILE = re.compile(
-    r"kubelet/(?:list|allocatable|second_list)\.(?:pb|json)|kubelet/socket|pods_api\.json|kubelet_internal_checkpoint"
+    r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/socket|pods_api\.json|kubelet_internal_checkpoint"
     r"|log\.tree|nvml\.json|pci\.json|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)"
     r"|proc/[1-9]\d{0,9}/(?:cgroup|stat|status|cmdline)"
     rf"|{sharing.PATH.pattern}",

@@ -45,7 +45,7 @@ class Recorder:
         self._nvml_source = NvmlSource(driver_command, asked_groups(everything.groups, everything.dialects))
         self._nvml = RecordingNvml(self._nvml_source)
         self._procfs = RecordingProcfs(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
-        self._kubelet = RecordingKubelet(settings.kubelet_socket, settings.pod_resources_socket)
+        self._kubelet = RecordingKubelet(settings.kubelet_socket)
         rules = rules_of(settings)
         self._pci = None if rules.why_not_on_pci else PciSource(settings.sys)
         kubelet = self._kubelet if settings.has_kubelet else None

@@ -19,7 +19,6 @@ from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, no_s
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
-from gpumap.agent.sources.second_list import PREFIX, CorrectedKubelet
 from gpumap.lab.capture import checkpoints, contents
 from gpumap.lab.capture.contents import Down, LogEntry
 from gpumap.lab.capture.sharing import sharing_files
@@ -44,15 +43,9 @@ Recorded = dict[str, Files | Down]
 class RecordingKubelet:
     """Keeps the answers' own bytes. Those of an unchanged List stay, although kubelets shuffle each answer."""
 
-    def __init__(self, socket_path: Path, agent_socket: Path | None = None) -> None:
-        """`agent_socket` is that of a scheduler's agent, with a second List."""
-        kubelet = KubeletSource(socket_path, on_answer=self._keep_raw)
-        self._source: KubeletSource | CorrectedKubelet = kubelet
-        if agent_socket is not None:
-            agent = KubeletSource(agent_socket, on_answer=self._keep_second, list_only=True)
-            self._source = CorrectedKubelet(kubelet, agent)
+    def __init__(self, socket_path: Path) -> None:
+        self._source = KubeletSource(socket_path, on_answer=self._keep_raw)
         self.recorded: Recorded = {}
-        self._second = self._kept_second = b""
         self.version = "v1"
         self._raw: Files = {}
         self._last_answer: KubeletAnswer | None = None
@@ -77,8 +70,6 @@ class RecordingKubelet:
         if not self._starts or self._starts[-1] != answer.value.socket:
             self._starts.append(answer.value.socket)
         self.recorded = {"kubelet": self._with_starts(self._kept)}
-        if answer.value.second is not None:
-            self.recorded["second_list"] = self._second_files(answer, before)
         return answer
 
     async def wait_until_back(self) -> None:
@@ -86,19 +77,6 @@ class RecordingKubelet:
 
     async def close(self) -> None:
         await self._source.close()
-
-    def _second_files(self, answer: SourceAnswer[KubeletAnswer], before: KubeletAnswer | None) -> Files | Down:
-        """Keep the bytes of an unchanged List, as those of the kubelet's."""
-        name, second = f"{contents.SECOND_LIST}.pb", answer.value.second
-        if second is None or second.pods is None:
-            why = answer.complaints[-1]
-            return Down(why.reason.removeprefix(PREFIX), why.detail)
-        is_same = before is not None and before.second is not None and before.second.pods == second.pods
-        self._kept_second = self._kept_second if is_same and self._kept_second else self._second
-        return {name: self._kept_second}
-
-    def _keep_second(self, _method: str, answer: bytes) -> None:
-        self._second = answer
 
     def _with_starts(self, files: Files) -> Files:
         return {**files, contents.SOCKET: b"%d\n" % len(self._starts)} if len(self._starts) > 1 else files
