@@ -58,7 +58,6 @@ NOT_FOREIGN: Mapping[str, str] = {
     ),
     "gpumap.agent.sources.second_list": "asks a scheduler's agent by `kubelet`, and decodes nothing itself",
     "gpumap.agent.service": "matches names against the expressions of flags",
-    "gpumap.agent.self_check": "the kernel's status of gpumap itself",
     "gpumap.cli.live": "the keys of the person at the terminal",
     **dict.fromkeys(
         (
