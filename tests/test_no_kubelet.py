@@ -15,7 +15,7 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.judgement.unjudged import NOTHING_ASSIGNED
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.published import published
-from gpumap.cli.inspect.report import inspect_report
+from gpumap.cli.inspect import inspect_report
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables.doctor import doctor_checks, works
