@@ -12,8 +12,8 @@ import pytest
 from gpumap.agent.join.inventory import KnownGpu, take_inventory
 from gpumap.agent.judgement.judge import FATAL_XIDS, RECENT_SECONDS
 from gpumap.agent.published import published
-from gpumap.cli.doctor.gpu_checks import GPU_CHECKS, gpu_results
 from gpumap.cli.tables import Shape
+from gpumap.cli.tables.doctor import GPU_CHECKS, doctor_checks
 from gpumap.model import remedies
 from gpumap.model.check import HUNG_SECONDS, LINE_BYTES, check, short_line
 from gpumap.model.devices import NO_CONTAINER
@@ -153,7 +153,7 @@ def test_a_gpu_counts_once() -> None:
     said = "GPU 1 fell off the bus: drain the node, then reboot it; also recovery_node_reboot, xid_79"
     for show in (map_table, top_table):
         assert [line for line in show(BROKEN, Shape()).splitlines() if line.startswith("GPU 1 ")] == [f"{said}."]
-    assert [check.check for check in gpu_results(BROKEN)] == ["gpu/1"]
+    assert [check.check for check in doctor_checks(BROKEN) if check.check.startswith("gpu/")] == ["gpu/1"]
     assert check(BROKEN).code == 1
     assert check(BROKEN).line == f"{said[:77]}..."
     assert check(BROKEN, ["xid"]).line == "GPU 1 had XID 79: GPU has fallen off the bus"

@@ -18,15 +18,13 @@ import yaml
 from hypothesis import given, settings
 
 from gpumap.agent.published import published
-from gpumap.cli.inspect import report
-from gpumap.cli.inspect.gpu_grants import GPU_MEM, Amount
-from gpumap.cli.inspect.grants import NodeGrants, grants
-from gpumap.cli.inspect.report import only
-from gpumap.cli.inspect.table import LEGEND, inspect_table, inspect_values
+from gpumap.cli.inspect import select_node, unknown_sentences
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
+from gpumap.cli.tables.inspect import LEGEND, Amount, InspectedNode, inspect_nodes, inspect_table, inspect_values
 from gpumap.model.errors import FatalError
 from gpumap.model.node import Device, Node
+from gpumap.model.plugins import GPU_MEM
 from gpumap.model.snapshot import Snapshot
 from tests.command import run_command
 from tests.demo_process import demo
@@ -79,11 +77,11 @@ def named(snapshot: Snapshot, name: str, address: str | None = None) -> Node:
 
 
 def table(*documents: Node, details: bool = False, used: bool = False) -> str:
-    return inspect_table(grants(NodeMaps(documents)), (), Shape(), details=details, used=used)
+    return inspect_table(inspect_nodes(documents), (), Shape(), details=details, used=used)
 
 
 def notes(maps: NodeMaps, *, used: bool) -> list[str]:
-    return report.notes(maps, grants(maps), used=used)
+    return unknown_sentences(maps, inspect_nodes(maps.maps), used=used)
 
 
 def rows(*documents: Node, details: bool = False, used: bool = False) -> list[list[str]]:
@@ -335,25 +333,24 @@ def test_every_node_can_be_inspected(run: list[Snapshot | TestNode]) -> None:
             assert table(found, details=details, used=used)
         assert isinstance(notes(NodeMaps((found,)), used=True), list)
         holders = {(one.namespace, one.pod) for device in found.devices for one in device.containers if one.holds}
-        (counted,) = grants(NodeMaps((found,))).nodes or (None,)
-        assert holders <= ({(pod.namespace, pod.pod) for pod in counted.pods} if counted else set())
+        (counted,) = inspect_nodes([found]) or (None,)
+        assert holders <= (counted.pods.keys() if counted else set())
         if counted is not None:
             nothing_is_made_up(found, counted)
 
 
-def nothing_is_made_up(found: Node, node: NodeGrants) -> None:
-    shares = [share for pod in node.pods for share in pod.shares]
-    for gpu in node.gpus:
-        on_gpu = [share for share in shares if share.index == gpu.index]
-        assert sum(share.allocated.bytes for share in on_gpu) >= gpu.allocated.bytes
-        assert gpu.over == any(share.over for share in on_gpu)
-        assert gpu.total.whole or gpu.total.bytes == 0
-    for share in shares:
-        assert share.used.bytes > share.allocated.bytes or not share.over
-    assert node.allocated.bytes == sum(one.allocated.bytes for one in node.gpus) + (node.pending or Amount()).bytes
-    assert node.used.bytes == sum(
-        gpu.reading.memory.used_bytes for gpu in found.gpus if gpu.reading and gpu.reading.memory
-    )
+def nothing_is_made_up(seen: Node, node: InspectedNode) -> None:
+    for index, gpu in enumerate(node.gpus):
+        on_gpu = [shares[index] for shares in node.pods.values() if index in shares]
+        assert sum(share.granted.bytes for share in on_gpu) >= gpu.amounts.granted.bytes
+        assert gpu.is_over == any(share.is_over for share in on_gpu)
+        assert gpu.amounts.total.exact or gpu.amounts.total.bytes == 0
+    for shares in node.pods.values():
+        for share in shares.values():
+            assert share.used.bytes > share.granted.bytes or not share.is_over
+    used, granted, _ = node.amounts
+    assert granted.bytes == sum(gpu.amounts.granted.bytes for gpu in node.gpus) + (node.pending or Amount()).bytes
+    assert used.bytes == sum(gpu.reading.memory.used_bytes for gpu in seen.gpus if gpu.reading and gpu.reading.memory)
 
 
 # --- real use ---------------------------------------------------------------------------------------------------------
@@ -398,7 +395,7 @@ def test_unknown_use_is_a_dash() -> None:
 def test_values() -> None:
     """Bytes, with pods and use; what is not known, or in part, is null; and what is missing."""
     maps = NodeMaps((*uneven(), on_cards(down={"nvml"})), missing=("node-7 does not answer",))
-    found = values(inspect_values(grants(maps), maps.missing))
+    found = values(inspect_values(inspect_nodes(maps.maps), maps.missing))
     assert [node["node"] for node in found["nodes"]] == ["node", "node-9", "node-10"]
     assert found["missing"] == ["node-7 does not answer"]
     dark, nine, _ = found["nodes"]
@@ -412,10 +409,10 @@ def test_values() -> None:
 def test_one_node_of_many() -> None:
     """Only its table; an unknown name is an error, with the one that was probably meant."""
     maps = NodeMaps(tuple(uneven()))
-    assert [node.name for node in grants(only(maps, "node-9")).nodes] == ["node-9"]
-    assert only(maps, None) is maps
+    assert [node.name for node in inspect_nodes(select_node(maps, "node-9").maps)] == ["node-9"]
+    assert select_node(maps, None) is maps
     with pytest.raises(FatalError, match='unknown node "nod-9"; did you mean node-9'):
-        only(maps, "nod-9")
+        select_node(maps, "nod-9")
 
 
 def test_the_sample_of_the_documentation() -> None:

@@ -15,10 +15,10 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.judgement.unjudged import NOTHING_ASSIGNED
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.published import published
-from gpumap.cli.doctor.checks import examine, works
-from gpumap.cli.inspect.report import inspect_report
+from gpumap.cli.inspect import inspect_report
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
+from gpumap.cli.tables.doctor import doctor_checks, works
 from gpumap.cli.tables.map import map_table
 from gpumap.cli.tables.top import top_table
 from gpumap.cli.tables.waste import waste_table
@@ -119,16 +119,16 @@ def test_a_server_shows_the_same(node: TestNode) -> None:
 
 
 def test_doctor_finds_nothing() -> None:
-    """Only NVML is required. The checks of the kubelet's files do not exist."""
-    checks = examine(mapped(workstation()), None)
+    """Only NVML is required. There is nothing of the kubelet and its files."""
+    checks = doctor_checks(mapped(workstation()))
     names = [one.check for one in checks]
-    assert names == ["nvml", "proc", "pid_visibility", "pci", "process_utilization", "gpm", "xid_events"]
+    assert names == ["nvml", "procfs", "gpm", "pid_visibility", "process_utilization", "xid_events", "pci"]
     assert [one.check for one in checks if one.required] == ["nvml"]
-    assert {one.state for one in checks if one.check not in ("gpm", "pci", "xid_events")} == {"ok"}
+    assert {one.state for one in checks if one.check not in ("gpm", "xid_events", "pci")} == {"ok"}
     assert works(checks)
     broken = workstation()
     broken.down = {"nvml"}
-    assert not works(examine(mapped(broken), None))
+    assert not works(doctor_checks(mapped(broken)))
 
 
 def test_tables_have_nothing_that_is_assigned() -> None:

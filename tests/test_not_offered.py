@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gpumap.agent.published import published
-from gpumap.cli.doctor.gpu_checks import gpu_results
 from gpumap.cli.tables import Shape
+from gpumap.cli.tables.doctor import doctor_checks
 from gpumap.cli.tables.live import Live, frame
 from gpumap.cli.terminal import Screen
 from gpumap.model.check import LINE_BYTES, check
@@ -307,7 +307,7 @@ def test_every_command_shows_it() -> None:
     snapshot = watch(offered_before(node))
     shown = published(snapshot)
     assert shown.finding_sums["not_offered_gpus"] == 2
-    results = [result for result in gpu_results(shown) if result.check.endswith("not_offered")]
+    results = [result for result in doctor_checks(shown) if result.check.endswith("not_offered")]
     assert [(result.check, result.state) for result in results] == [
         ("gpu/0/not_offered", "degraded"),
         ("gpu/1/not_offered", "degraded"),

@@ -85,8 +85,7 @@ def test_kubectl_gpumap_imports_no_part_of_the_agent() -> None:
 
 NOT_OF_SERVE = {
     *("aiohttp.client", "aiohttp.connector", "google.protobuf.descriptor_pb2", "pynvml", "yaml"),
-    *("gpumap.agent.self_check", "gpumap.agent.web.config", "gpumap.agent.web.guard"),
-    *("gpumap.cli.doctor.run", "gpumap.cli.tables", "gpumap.lab"),
+    *("gpumap.agent.web.config", "gpumap.agent.web.guard", "gpumap.cli.tables", "gpumap.lab"),
 }
 
 

@@ -13,14 +13,13 @@ from hypothesis import given, settings
 
 from gpumap.agent.join import Memory
 from gpumap.agent.published import published
-from gpumap.cli.doctor.checks import examine
-from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import View, text_of
 from gpumap.cli.reports import REPORTS
 from gpumap.cli.show import _show
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables import waste as waste_report
+from gpumap.cli.tables.doctor import doctor_table
 from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.tables.live import Live, frame, pressed
 from gpumap.cli.tables.top import top_names
@@ -807,7 +806,7 @@ def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
             assert map_table(found, shape)
             assert top_table(found, shape)
             assert waste_table(found, shape)
-            assert doctor_table(examine(found, None), shape)
+            assert doctor_table(found, shape)
         accounts_for_memory(found)
         served_as_waste(found)
         claims_no_more_than_there_is(found)

@@ -8,10 +8,10 @@ import pytest
 
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.published import published
-from gpumap.cli.doctor.checks import examine
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.rows import gpu_rows
 from gpumap.cli.tables import Shape
+from gpumap.cli.tables.doctor import doctor_checks
 from gpumap.cli.tables.map import map_table
 from gpumap.cli.tables.top import top_table
 from gpumap.cli.tables.waste import waste_table
@@ -93,7 +93,7 @@ def test_the_sum_of_the_processes_is_shown(capture: str, listed: str) -> None:
     head, device, *_ = map_table(maps, Shape()).splitlines()
     assert device[head.index("USED") :].split() == [listed]
     assert "unaccounted" not in top_table(maps, Shape())
-    nvml = next(one for one in examine(maps.maps[0], None) if one.check == "nvml")
+    nvml = next(check for check in doctor_checks(maps.maps[0]) if check.check == "nvml")
     assert (nvml.state, nvml.seen.rpartition(", ")[2]) == ("ok", "1 device readable")
 
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gpumap.cli.doctor.checks import examine
-from gpumap.cli.doctor.table import doctor_table
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
+from gpumap.cli.tables.doctor import doctor_table
 from gpumap.cli.tables.live import Live, frame
 from gpumap.cli.tables.map import map_table
 from gpumap.cli.tables.top import top_table
@@ -42,7 +41,7 @@ def processes(found: NodeMaps, shape: Shape) -> str:
 
 
 def doctor(found: NodeMaps, shape: Shape) -> str:
-    return doctor_table(examine(found.maps[0], None), shape)
+    return doctor_table(found.maps[0], shape)
 
 
 def live(found: NodeMaps, shape: Shape) -> str:

@@ -24,7 +24,7 @@ from gpumap.cli.check import add_check
 from gpumap.cli.command_line import Parser, add_command, parse, top_parser
 from gpumap.cli.commands import add_tables
 from gpumap.cli.credentials import VARIABLES
-from gpumap.cli.doctor.command import add_doctor
+from gpumap.cli.doctor import add_doctor
 from gpumap.cli.entry import print_notices
 from gpumap.cli.where import HERE
 from gpumap.model.errors import UsageError

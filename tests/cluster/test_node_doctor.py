@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 
 def examine(node: LiveNode, library: Path) -> dict[str, tuple[str, str, str | None]]:
-    """State, what was seen, and remedy of each check."""
+    """State, what works, and remedy of each check."""
     state = node.folder / "driver"
     standin.Driver(gpus=[standin.Gpu(gpu_uuid(0))]).write(state)
     variables = (f"GPUMAP_NVML_LIBRARY={library}", f"STANDIN_STATE={state}")
@@ -43,5 +43,5 @@ def test_doctor_on_a_live_node(live_node: LiveNode, library: Path) -> None:
         live_node.wait_running("holder")
         found = examine(live_node, library)
     assert "1 pod with GPUs" in found["kubelet"][1]
-    for check in ("kubelet", "nvml", "device_checkpoint", "pod_logs", "push", "proc", "pid_visibility"):
+    for check in ("kubelet", "nvml", "procfs", "device_checkpoint", "pod_logs", "push", "pid_visibility"):
         assert found[check][0] == "ok", found

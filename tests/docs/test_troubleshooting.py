@@ -6,38 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.cli.doctor.checks import (
-    DRIVER_CHECKS,
-    OPTIONAL_CHECKS,
-    PRIVILEGE_CHECKS,
-    REQUESTED_CHECKS,
-    UNMATCHED_BY_REASON,
-)
-from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
+from gpumap.agent.sources import inotify
+from gpumap.cli.tables.doctor import GPU_CHECKS, STATES
 from gpumap.model import remedies
+from gpumap.model.terms import Source
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "troubleshoot.md").read_text(encoding="utf-8")
 COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
-DOCTOR = ROOT / "src" / "gpumap" / "cli" / "doctor"
-SOURCES = "".join((DOCTOR / name).read_text(encoding="utf-8") for name in ("checks.py", "gpu_checks.py"))
-STATES = ("ok", "degraded", "missing", "failed", "warning", "not needed", "unknown")
 TABLES = (
     *remedies.SOURCES.values(),
-    *(remedies.FAULTS, remedies.RECOVERY, remedies.UNMATCHED, remedies.CAPABILITIES, remedies.HEALTH, remedies.PUSH),
+    *(remedies.FAULTS, remedies.RECOVERY, remedies.UNMATCHED, remedies.CAPABILITIES, remedies.HEALTH),
 )
-REASONS = {*chain.from_iterable(TABLES)}
-
-
-LISTED = (*DRIVER_CHECKS, *OPTIONAL_CHECKS, *REQUESTED_CHECKS, *PRIVILEGE_CHECKS)
-CHECKS = sorted({UNMATCHED_BY_REASON, *GPU_CHECKS, *(one.name for one in LISTED)})
-
-
-def test_checks_are_found() -> None:
-    """The names are those of the lists: the best known of them are among them."""
-    known = {"kubelet", "nvml", "device_checkpoint", "pod_logs", "push", "proc", "api_token"}
-    assert known <= {*CHECKS}
-    assert {"pid_visibility", "gpu/<index>", "gpu/<index>/xid", "unmatched_slots/<reason>", "gpm"} <= {*CHECKS}
+REASONS = {*chain.from_iterable(TABLES), *inotify.REASONS.values()}
+CHECKS = (*Source, *remedies.CAPABILITIES, *GPU_CHECKS, "pci", "unmatched_slots/<reason>", "dra_claims")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -50,7 +32,6 @@ def test_every_check_is_named(check: str) -> None:
 def test_every_state_is_explained(state: str) -> None:
     """docs/reference/commands.md has a row for each word of the second column."""
     assert f"| `{state}` |" in COMMANDS.partition("## doctor")[2]
-    assert f'"{state}"' in SOURCES
 
 
 @pytest.mark.parametrize("reason", sorted(REASONS))

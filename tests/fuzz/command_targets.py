@@ -25,7 +25,7 @@ from gpumap.agent.published import published
 from gpumap.cli import http_get, prometheus
 from gpumap.cli.agent_client import map_in
 from gpumap.cli.bill.window import window_of
-from gpumap.cli.inspect.report import inspect_report
+from gpumap.cli.inspect import inspect_report
 from gpumap.cli.kubectl.agents import agents_of, one_for_each_node, pod_list
 from gpumap.cli.kubectl.source import _no_list, _no_map
 from gpumap.cli.node_maps import NodeMaps
@@ -339,7 +339,7 @@ TARGETS = (
             "gpumap.model.would_fit",
             "gpumap.cli.agent_client",
             "gpumap.cli.terminal",
-            "gpumap.cli.inspect.grants",
+            "gpumap.cli.tables.inspect",
         ),
         (FatalError,),
         lines_per_byte=600,

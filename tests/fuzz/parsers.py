@@ -57,7 +57,6 @@ NOT_FOREIGN: Mapping[str, str] = {
         _FLAGS,
     ),
     "gpumap.agent.service": "matches names against the expressions of flags",
-    "gpumap.agent.self_check": "the kernel's status of gpumap itself",
     "gpumap.cli.live": "the keys of the person at the terminal",
     **dict.fromkeys(
         (

@@ -18,7 +18,6 @@ from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
     from gpumap.cli.node_maps import NodeMapStream
-    from gpumap.model.node_facts import Facts
 
 LOOK_SECONDS = 1.0
 """Between the two collections of a command."""
@@ -57,7 +56,7 @@ def _prepare(given: argparse.Namespace, about: tuple[str, ...]) -> Settings:
     return settings
 
 
-async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStream:
+async def from_node(settings: Settings, interval_seconds: float, *, watch_allocations: bool = False) -> NodeMapStream:
     """Collect here. The first collection is not shown: SM time and unassigned use need two."""
     import asyncio
 
@@ -68,7 +67,12 @@ async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStrea
 
     sm_seconds = max(interval_seconds, SM_SECONDS)
     stale_after_seconds = max(settings.stale_after_seconds, interval_seconds)
-    settings = replace(settings, interval_seconds=sm_seconds, stale_after_seconds=stale_after_seconds, push=False)
+    settings = replace(
+        settings,
+        interval_seconds=sm_seconds,
+        stale_after_seconds=stale_after_seconds,
+        push=settings.push and watch_allocations,
+    )
     command = worker_command(settings.nvml_library or None)
     async with service.collector(settings, command, lambda snapshot: None) as loop:
         await loop.collect()
@@ -76,10 +80,3 @@ async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStrea
         while True:
             yield NodeMaps((published(await loop.collect(), collect=settings.groups),))
             await asyncio.sleep(interval_seconds)
-
-
-async def node_facts(settings: Settings) -> Facts:
-    """Collect what only this node's own files and privileges show."""
-    from gpumap.agent import self_check
-
-    return await self_check.look(settings)

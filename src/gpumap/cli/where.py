@@ -114,7 +114,7 @@ def _show(given: argparse.Namespace) -> int:
 
 
 def _inspect(given: argparse.Namespace) -> int:
-    from gpumap.cli.inspect.report import inspect_report
+    from gpumap.cli.inspect import inspect_report
     from gpumap.cli.tables import Shape
 
     if given.only_node == "":

@@ -261,15 +261,6 @@ XIDS: dict[int, str] = {
 """What an XID code means, in few words. NVIDIA's catalog for Ampere and later has the rest:
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"""
 
-PUSH: dict[str, str] = {
-    "directory_missing": CAPABILITIES["push"],
-    "permission_denied": "gpumap may not read the kubelet's directories. Run as user 0.",
-    "inotify_instances": "All inotify instances are in use. Raise `fs.inotify.max_user_instances` on the node.",
-    "inotify_watches": "All inotify watches are in use. Raise `fs.inotify.max_user_watches` on the node.",
-    "inotify_not_supported": "This kernel or sandbox has no inotify. Do nothing: gpumap collects at each interval.",
-}
-"""By the reason that the log gives with `push=0`."""
-
 
 def of_fault(fault: str | None, index: int) -> str | None:
     """Return what to do about the fault of the GPU with this NVML index."""

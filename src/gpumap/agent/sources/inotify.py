@@ -37,7 +37,7 @@ _libc.inotify_rm_watch.argtypes = (ctypes.c_int, ctypes.c_int)
 
 _HEAD = struct.Struct("iIII")
 _READ_BYTES = 1 << 16
-_REASONS = {
+REASONS = {
     errno.ENOENT: "directory_missing",
     errno.ENOTDIR: "directory_missing",
     errno.EACCES: "permission_denied",
@@ -124,11 +124,6 @@ class Watcher:
         self._inotify: int | None = None
         self._watches: dict[int, tuple[Place, ...]] = {}
         self._closed = False
-
-    @property
-    def directories(self) -> tuple[Path, ...]:
-        """Return the watched places."""
-        return tuple(place.directory for watch_places in self._watches.values() for place in watch_places)
 
     def watch(self) -> None:
         """Watch each place that exists now, also one that was created again. Never raises.
@@ -240,7 +235,7 @@ def _result(returned: int) -> int:
 
 
 def _complaint(error: OSError, place: Place) -> Complaint:
-    reason = _REASONS.get(error.errno or 0, "inotify_failed")
+    reason = REASONS.get(error.errno or 0, "inotify_failed")
     return Complaint(reason, f"{place.directory}: {_CAUSES.get(reason, error.strerror)}")
 
 

@@ -92,7 +92,7 @@ def _add_flags(parser: Parser, output: argparse._ArgumentGroup, command: str) ->
 
 def _show(given: argparse.Namespace) -> int:
     if given.command == "inspect":
-        from gpumap.cli.inspect.report import inspect_report
+        from gpumap.cli.inspect import inspect_report
         from gpumap.cli.tables import Shape
 
         return _run(given, inspect_report(details=given.details, used=given.used), Shape())
