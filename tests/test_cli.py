@@ -109,10 +109,9 @@ def test_help_lists_each_flag(command: str, takes: set[str]) -> None:
 
 
 def test_help_names_the_sums_that_require_a_server() -> None:
-    top, waste = (" ".join(run_command(command, "--help").stdout.split()) for command in ("top", "waste"))
-    assert "--by WHAT With --prometheus: show sums by namespace, by node or by workload." in top
-    assert "--by WHAT Show sums by namespace, by node or by workload." in waste
-    assert "workload: needs --prometheus and" in waste
+    maps, waste = (" ".join(run_command(command, "--help").stdout.split()) for command in ("map", "waste"))
+    assert "--by WHAT With --prometheus: show sums by namespace or by node." in maps
+    assert "--by WHAT Show sums by namespace or by node." in waste
 
 
 def test_without_a_command_help_is_shown() -> None:
@@ -148,6 +147,9 @@ async def test_the_installed_commands(demo_url: str) -> None:
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
+_SUMS = ("map", "--prometheus", "http://127.0.0.1:9")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -162,6 +164,18 @@ async def test_the_installed_commands(demo_url: str) -> None:
         (("map", "--sort-by", "pid"), 'unknown value "pid"; valid values: namespace, memory, '),
         (("doctor", "-o", "yaml"), '-o/--output: unknown value "yaml"; valid values: table, json'),
         (("map", "--interval", "0s"), "--interval 0s: must be longer than zero"),
+        (("top", "--prometheus", "http://a"), "unknown flag --prometheus"),
+        (("waste", "--would-fit"), "unknown flag --would-fit"),
+        (("map", "--all"), "unknown flag --all; did you mean"),
+        (("waste", "--node", "a"), "unknown flag --node"),
+        (("waste", "--label-match", "a"), "unknown flag --label-match"),
+        (("waste", "--by", "workload"), '--by: unknown value "workload"; valid values: namespace, node'),
+        (("map", "--by", "node"), "--by requires --prometheus"),
+        ((*_SUMS, "-n", "ml"), "--namespace ml: map --prometheus shows sums (--by namespace)"),
+        ((*_SUMS, "-o", "name"), "-o name: map --prometheus shows sums"),
+        ((*_SUMS, "--by", "node", "-o", "name"), "--by node: prints sums, but -o name prints pods"),
+        ((*_SUMS, "--sort-by", "peak"), "--sort-by peak: not a column of sums by node; valid values: node, all, gpus"),
+        (("waste", *_SUMS[1:], "--by", "node", "--sort-by", "gpus"), "--sort-by sorts findings, but --by prints no"),
         (("serve", "--grace", "-5m"), '--grace -5m: "-5m" is not a duration'),
         (("waste", "--by", "namespace", "-o", "name"), "--by namespace: prints sums, but -o name prints pods"),
         (("map", "-n", "-A"), "-n/--namespace: requires a value"),

@@ -25,12 +25,6 @@ EVERY_RECORD = '{__name__=~"cluster.*:gpumap_.*"}'
 SAME = {
     "cluster_namespace:gpumap_container_allocated_gpus:sum": "cluster_node:gpumap_container_allocated_gpus:sum",
     "cluster_namespace:gpumap_container_sm_seconds:rate5m": "cluster_node:gpumap_container_sm_seconds:rate5m",
-    "cluster_namespace:gpumap_container_gpu_memory_used_bytes:sum": (
-        "cluster_node:gpumap_container_gpu_memory_used_bytes:sum"
-    ),
-    "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes:sum": (
-        "cluster_node:gpumap_container_allocated_gpu_memory_bytes:sum"
-    ),
     "cluster_model:gpumap_gpu:count": "cluster_node:gpumap_gpu_up:count",
 }
 """Two ways to add up the same things."""
@@ -173,7 +167,6 @@ def test_what_the_rules_add_up_is_what_the_pages_say(fleet: Prometheus) -> None:
     instances = f"* on (node, uuid) group_left (gpu_uuid, gpu_instance_id) {scraped('gpumap_device_info')}"
     for name, each in (
         ("gpumap_container_allocated_gpus", ""),
-        ("gpumap_container_gpu_memory_used_bytes", ""),
         ("gpumap_device_memory_total_bytes", instances),
         ("gpumap_device_memory_used_bytes", instances),
     ):

@@ -50,7 +50,6 @@ NOT_FOREIGN: Mapping[str, str] = {
             "gpumap.cli.bill.pod_labels",
             "gpumap.cli.command_line",
             "gpumap.cli.credentials",
-            "gpumap.cli.fleet.summary",
             "gpumap.cli.kubectl.commands",
             "gpumap.cli.server_flags",
         ),

@@ -132,21 +132,18 @@ def summed(server: Prometheus, node: str, name: str) -> float | None:
 def test_findings_are_equal_everywhere(
     moment: str, nodes: dict[str, Snapshot], agents: str, server: Prometheus
 ) -> None:
-    """Those of the map, of `waste` of the agent, of `waste` and `map` of the server, and PromQL over the series."""
+    """Those of the map, of `waste` of the agent, of `waste` of the server, and PromQL over the series."""
     node = published(nodes[moment])
     own = msgspec.to_builtins(node)
     of_server = ("--prometheus", server.url, "--match", f'node="{moment}"')
     by_agent = printed("waste", "--url", f"{agents}/{moment}")
     by_server = printed("waste", *of_server)
-    (mapped,) = printed("map", "--all", *of_server)["nodes"]
-    assert {one["timestamp"] for one in (by_agent, *by_server["nodes"], mapped)} == {node.timestamp}
+    assert {one["timestamp"] for one in (by_agent, *by_server["nodes"])} == {node.timestamp}
     assert rows(by_server["findings"]) == rows(by_agent["findings"]) == rows(own["findings"])
     assert rows(by_server["findings"], "device") == rows(by_agent["findings"], "device")
-    assert rows(mapped["findings"]) == rows(own["findings"])
     without_faults = {name: value for name, value in own["finding_sums"].items() if name != "faults"}
     assert by_server["sums"] == by_agent["sums"] == without_faults
     assert {name: summed(server, moment, name) for name in SUMS if name != "faults"} == without_faults
-    assert mapped["judged"] == own["judged"]
     unknown = {kind for one in by_server["unjudged_sentences"] for kind in one.partition(":")[0].split(", ")}
     assert {kind for kind in FINDINGS if kind in unknown} == {*FINDINGS[1:]} - judged_kinds(node)
 

@@ -1,4 +1,4 @@
-"""`gpumap map`, `top` and `waste` ask a real Prometheus that scrapes nodes: its answers are what the agents serve."""
+"""`gpumap map` and `waste` ask a real Prometheus that scrapes nodes: its answers are what the agents serve."""
 
 from __future__ import annotations
 
@@ -71,53 +71,56 @@ def run_server(agents: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
         yield server.url
 
 
-def names(document: dict[str, Any]) -> set[tuple[str, str, str, str]]:
-    """Who holds or uses what."""
-    return {
-        (device["uuid"], row["namespace"], row["pod"], row["container"])
-        for device in document["devices"]
-        for row in device["containers"]
-    }
+MISSING = "node gpu-3: Prometheus cannot scrape its gpumap (up is 0)"
 
 
-def test_the_map_of_a_cluster(server: str, agents: dict[str, str]) -> None:
-    """It is the agents' own; the node that cannot be scraped is named, and the exit code says that it is missing."""
+def test_the_findings_of_a_cluster(server: str, agents: dict[str, str]) -> None:
+    """They are the agents' own; the node that cannot be scraped is named, and the exit code says that it is missing."""
 
     def agrees() -> bool:
-        done = run_command("map", "--all", "--prometheus", server, "-o", "json")
+        done = run_command("waste", "--prometheus", server, "-o", "json")
         assert (done.returncode, done.stderr) == (1, f"gpumap: missing: {MISSING}\n")
-        found = json.loads(done.stdout)
-        assert found["missing"] == [MISSING]
-        shown = {one["name"]: names(one) for one in found["nodes"]}
-        served = {name: names(json.loads(fetch(f"{url}/api/v1/map")[0])) for name, url in agents.items()}
-        return shown == served
+        values = json.loads(done.stdout)
+        assert values["missing"] == [MISSING]
+        keys = ("finding", "reason", "uuid", "namespace", "pod", "container")
+        shown = {(row["node"], *(row[key] for key in keys)) for row in values["findings"]}
+        maps = {name: json.loads(fetch(f"{url}/api/v1/map")[0]) for name, url in agents.items()}
+        return shown == {
+            (name, *(row[key] or None for key in keys))
+            for name, node in maps.items()
+            for row in node["findings"]
+            if row["finding"] != "fault"
+        }
 
     eventually(agrees)
 
 
-MISSING = "node gpu-3: Prometheus cannot scrape its gpumap (up is 0)"
-
-
-@pytest.mark.parametrize("command", ["map", "top", "waste"])
+@pytest.mark.parametrize("command", ["map", "waste"])
 def test_tables_of_a_cluster(server: str, command: str) -> None:
-    done = run_command(command, *([] if command == "waste" else ["--all"]), "--prometheus", server)
+    done = run_command(command, "--prometheus", server)
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("NODE ")
     assert {line.split()[0] for line in lines[1:] if "GiB" in line and ":" not in line} >= {"gpu-1", "gpu-2"}
     assert MISSING in lines
-    assert "PID" not in done.stdout
+
+
+def test_sums_by_namespace(server: str) -> None:
+    """They are the same with honorLabels and without."""
+    done = run_command("map", "--prometheus", server, "--by", "namespace", "-o", "json")
+    rows = {row.pop("namespace"): row for row in json.loads(done.stdout)["rows"]}
+    assert "gpumap" not in rows
+    assert rows["research"]["held_gpus"] > 0
+    assert rows["research"].keys() == {"held_gpus", "idle_gpus", "granted_bytes", "used_bytes", "sm_gpus"}
 
 
 def test_one_cluster_of_several_and_a_namespace(server: str) -> None:
     """--match chooses targets, -n rows; what is whole ends with 0."""
-    done = run_command("top", "--prometheus", server, "--match", 'node="gpu-1"', "-n", "research", "-o", "json")
+    of_node = ("--prometheus", server, "--match", 'node="gpu-1"', "-n", "research")
+    done = run_command("waste", *of_node, "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert {row["namespace"] for row in found["rows"]} == {"research"}
-    assert {row["node"] for row in found["rows"]} == {"gpu-1"}
-    of_node = ("--prometheus", server, "--match", 'node="gpu-1"', "-n", "research", "-o", "name")
-    pods = run_command("waste", *of_node)
+    assert {(row["node"], row["namespace"]) for row in json.loads(done.stdout)["findings"]} == {("gpu-1", "research")}
+    pods = run_command("waste", *of_node, "-o", "name")
     assert "pod/notebook-idle" in pods.stdout.splitlines()
     assert all(line.startswith("pod/") for line in pods.stdout.splitlines())
 

@@ -92,11 +92,11 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
     )
     if "by" not in given:
         return shape
-    by = getattr(given, "by", None) or ""
+    by = given.by or ""
     if by and given.sort_by and given.command == "waste":
         raise UsageError("--sort-by sorts findings, but --by prints no findings")
-    if given.by and given.output == "name":
-        raise UsageError(f"--by {given.by}: prints sums, but -o name prints pods")
+    if by and given.output == "name":
+        raise UsageError(f"--by {by}: prints sums, but -o name prints pods")
     return replace(shape, sums_by=by)
 
 
@@ -106,13 +106,11 @@ def view_of(
     shape: Shape,
     head: str,
     often: str = WATCH_INTERVAL,
-    *,
-    keys: bool = True,
 ) -> View:
-    """Read how the report is shown, and how often. `keys`: it may be shown on a screen for keys. Raises UsageError."""
+    """Read how the report is shown, and how often. Raises UsageError."""
     from gpumap.cli.painting import View, is_interactive
 
-    once = getattr(given, "once", True) or not keys  # only `top` has a screen for keys
+    once = getattr(given, "once", True)  # only `top` has a screen for keys
     live = not once and given.output in ("table", "wide") and is_interactive()
     interval_seconds = seconds_of("--interval", given.interval or often)
     if given.interval is not None and not (given.watch or live):

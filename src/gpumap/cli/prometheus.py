@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.model.errors import FatalError
 from gpumap.model.shown import cut_off
 
@@ -239,6 +240,22 @@ async def connect(server: Server) -> AsyncGenerator[Prometheus, None]:
     connector = aiohttp.TCPConnector(ssl=True if server.tls is None else server.tls)
     async with aiohttp.ClientSession(timeout=timeout, headers=server.headers, connector=connector) as session:
         yield Prometheus(session, URL(server.url), server.timeout_seconds, server.server_name)
+
+
+Ask = Callable[[Prometheus], Awaitable[NodeMaps]]
+
+
+async def answers_of(server: Server, interval_seconds: float, ask: Ask) -> NodeMapStream:
+    """Ask again and again. A failed attempt is returned in the place of an answer."""
+    async with connect(server) as prometheus:
+        while True:
+            answer: NodeMaps | FatalError
+            try:
+                answer = await ask(prometheus)
+            except FatalError as error:
+                answer = error
+            yield answer
+            await asyncio.sleep(interval_seconds)
 
 
 async def together(questions: Sequence[Awaitable[T]]) -> list[T]:

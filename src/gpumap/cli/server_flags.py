@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, one_of
 from gpumap.cli.credentials import CREDENTIALS, add_credentials, credentials_of, is_host
-from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.model.errors import UsageError
 from gpumap.model.shown import parse_duration
 
@@ -31,7 +30,7 @@ choose its job."""
 KUBE_STATE_METRICS_JOBS = 'job=~".*kube-state-metrics.*"'
 """The same for kube-state-metrics and `--label-match`."""
 LABEL_MATCH_HELP = "Like --match, for series of jobs whose name contains kube-state-metrics. (default: --match)"
-_DETAILS = ("match", "timeout", "node", "all", "label_match")
+_DETAILS = ("match", "timeout")
 """Flags that require --prometheus."""
 
 
@@ -68,8 +67,6 @@ def add_by(group: argparse._ArgumentGroup, by: Sequence[str], *, cluster: bool =
     """Add the flag for sums instead of rows. `cluster`: the command has sums only of a cluster."""
     *first, last = by
     help_ = f"{'With --prometheus: show' if cluster else 'Show'} sums by {', by '.join(first)} or by {last}."
-    if WORKLOAD in by:
-        help_ += f" {WORKLOAD}: needs {'' if cluster else '--prometheus and '}kube-state-metrics."
     group.add_argument("--by", metavar="WHAT", type=one_of(*by), help=help_)
 
 

@@ -16,7 +16,4 @@ WASTE_ORDERS = (
 BY_NAME = "name"
 BILL_ORDERS = ("held", "cost", "used", "idle", "kwh", "memory", BY_NAME)
 SUMS_BY = ("namespace", "node")
-"""What --by adds up by; the first is the default of a cluster's summary."""
-WORKLOAD = "workload"
-CLUSTER_SUMS_BY = (*SUMS_BY, WORKLOAD)
-"""The same with --prometheus."""
+"""What --by adds up by."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gpumap.cli.kube_state import unlisted, workload_of
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.rows import rows
-from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS, WORKLOAD
+from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS
 from gpumap.cli.tables.fleets import pods_in, values_of
 from gpumap.cli.tables.layout import (
     NODE,
@@ -96,9 +95,8 @@ _BY_SEVERITY = WASTE_ORDERS[0]
 
 
 class GroupSums(NamedTuple):
-    """What is wasted by the pods of a namespace or workload, or on a node. `namespace` is that of a workload."""
+    """What is wasted by the pods of a namespace, or on a node."""
 
-    namespace: str
     name: str
     sums: dict[str, float | None]
 
@@ -115,7 +113,7 @@ GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
     _summed("SQUATTERS", size, "squatter_bytes"),
     _summed("LEFTOVERS", size, "leftover_bytes"),
 )
-"""The first column is the name, by what the sums are, after the namespace of a workload."""
+"""After the name of the namespace or node."""
 
 
 def waste_table(maps: NodeMaps, shape: Shape) -> str:
@@ -126,10 +124,8 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     most = _SHOWN_MAX if maps.fleet and not shape.wide else len(groups or found)
     unseen = max(len(groups or found) - most, 0)
     if groups:
-        namespace: Column[GroupSums] = name("NAMESPACE", lambda one: one.namespace)
-        first: Column[GroupSums] = name(shape.sums_by.upper(), lambda one: one.name)
-        names = (namespace, first) if shape.sums_by == WORKLOAD else (first,)
-        block = table((*names, *GROUP_COLUMNS), groups[:most], shape)
+        first: Column[GroupSums] = name(shape.sums_by.upper(), lambda group: group.name)
+        block = table((first, *GROUP_COLUMNS), groups[:most], shape)
     elif found:
         columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in found[:most]))
         block = table(with_node(columns_of_rows, fleet=maps.fleet), found[:most], shape)
@@ -180,12 +176,12 @@ def _sharing(node: Node, namespace: str) -> Iterator[str]:
 def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     """Return the same for scripts: findings, sums, also by namespace, and sentences on what is not known."""
     found = _rows(maps, shape)
-    by = (*(SUMS_BY if maps.fleet else SUMS_BY[:1]), *([WORKLOAD] if maps.workloads is not None else []))
+    by = SUMS_BY if maps.fleet else SUMS_BY[:1]
     return values_of(
         maps,
         findings=[_value(row, fleet=maps.fleet) for row in found],
         sums=_sums(found, _judged_by_all(maps.maps)),
-        **{f"by_{what}": [_sums_value(what, one) for one in _groups(maps, what, shape)] for what in by},
+        **{f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(maps, what, shape)] for what in by},
         unjudged_sentences=list(_unjudged(maps)),
     )
 
@@ -219,9 +215,6 @@ def _rows_of(node: Node, namespace: str) -> Iterator[FindingRow]:
 
 def _unjudged(maps: NodeMaps) -> Iterator[str]:
     """Return what the agents say, or, of a Prometheus, which nodes cannot judge which kinds."""
-    if maps.workloads is not None:
-        found = (one for node in maps.maps for one in node.findings or () if one.finding != "leftover" and one.pod)
-        yield from unlisted((one.pod_name for one in found), maps.workloads)
     yield from of_each(maps, lambda node: node.unjudged_sentences)
     if maps.fleet and (count := judged_holders(maps.maps)):
         yield f"{count}."
@@ -245,31 +238,18 @@ def _remedy(row: FindingRow) -> str:
 
 
 def _groups(maps: NodeMaps, by: str, shape: Shape) -> list[GroupSums]:
-    """Return the sums of each namespace, node or workload that has a finding, and of nodes that cannot be judged; the
-    largest first."""
-    groups = grouped((_group_of(row, by, maps.workloads or {}), row) for row in _rows(maps, shape))
+    """Return the sums of each namespace or node that has a finding, and of nodes that cannot be judged; the largest
+    first."""
+    groups = grouped((row.node if by == "node" else row.finding.namespace, row) for row in _rows(maps, shape))
     if by == "node":
-        unjudged = (node for node in maps.maps if not judged_kinds(node) >= {*_KINDS})
-        groups = {("", node.name): [] for node in unjudged} | groups
+        groups = {node.name: [] for node in maps.maps if not judged_kinds(node) >= {*_KINDS}} | groups
     judged = {node.name: judged_kinds(node) for node in maps.maps}
     by_all = _judged_by_all(maps.maps)
     made = [
-        GroupSums(*group, _sums(of_group, judged[group[1]] if by == "node" else by_all))
+        GroupSums(group, _sums(of_group, judged[group] if by == "node" else by_all))
         for group, of_group in groups.items()
     ]
     return sorted(sorted(made, key=lambda one: one.name), key=_largest, reverse=not shape.reverse)
-
-
-def _group_of(row: FindingRow, by: str, workloads: Mapping[tuple[str, str], str]) -> tuple[str, str]:
-    one = row.finding
-    if by == WORKLOAD:
-        return one.namespace, workload_of(one.pod_name, workloads) if one.pod else ""
-    return "", row.node if by == "node" else one.namespace
-
-
-def _sums_value(by: str, one: GroupSums) -> dict[str, object]:
-    names = {"namespace": one.namespace or None} if by == WORKLOAD else {}
-    return {**names, by: one.name or None, **one.sums}
 
 
 def _largest(one: GroupSums) -> tuple[float, float]:
