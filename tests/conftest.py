@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import standin
+from tests import golden, standin
 from tests.demo_process import demo, fetch
 from tests.examples import FULL
 from tests.node import Node, short_directory
@@ -22,6 +23,13 @@ _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, 
 settings.register_profile("full", _PATIENT, max_examples=FULL)
 settings.register_profile("quick", _PATIENT, max_examples=FULL // 4)
 settings.load_profile("quick")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def share_snapshots(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let the processes of pytest-xdist share the snapshots of captures, in the folder of this run."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ[golden.SNAPSHOTS_FOLDER] = str(tmp_path_factory.getbasetemp().parent)
 
 
 @pytest.fixture(name="demo_url", scope="module")

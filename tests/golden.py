@@ -7,6 +7,9 @@ review. The format of a capture is reported in docs/dev/captures.md.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import pickle
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +23,8 @@ from tests import dialect_samples
 
 CAPTURES = Path(__file__).parent / "captures"
 DIALECTS_PAGE = "dialects.prom"
+SNAPSHOTS_FOLDER = "TEST_SNAPSHOTS_FOLDER"
+"""Environment variable: the folder in which the processes of one test run share the snapshots of captures."""
 
 
 def captures() -> list[Path]:
@@ -29,8 +34,19 @@ def captures() -> list[Path]:
 
 @cache
 def snapshots(capture: Path) -> tuple[Snapshot, ...]:
-    """What the real sources make of a capture, frame by frame; once for all tests of a process."""
-    return tuple(asyncio.run(replay.snapshots(on_disk.load(capture))))
+    """Return what the real sources make of a capture, frame by frame. The processes of a test run replay it once."""
+    run = os.environ.get(SNAPSHOTS_FOLDER)
+    if run is None:
+        return tuple(asyncio.run(replay.snapshots(on_disk.load(capture))))
+    with (Path(run) / f"{capture.name}.pickle").open("ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if content := file.read():
+            stored: tuple[Snapshot, ...] = pickle.loads(content)
+            return stored
+        replayed = tuple(asyncio.run(replay.snapshots(on_disk.load(capture))))
+        file.write(pickle.dumps(replayed))
+        return replayed
 
 
 def page(capture: Path) -> bytes:
