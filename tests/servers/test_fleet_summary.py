@@ -16,7 +16,7 @@ import yaml
 
 from gpumap.agent.exposition import Exposition
 from gpumap.cli.fleet.quantities import QUANTITIES
-from gpumap.model.shown import of_nodes
+from gpumap.model.shown import reason_sentences
 from tests import golden
 from tests.command import one_line, run_command
 from tests.pages import Page, serving_pages
@@ -337,7 +337,7 @@ def test_a_node_that_is_not_in_the_records_yet(tmp_path: Path, recorded: Sequenc
         assert settled(differences, {}) == {}
         by_rules, by_sums = (asked("map", "--prometheus", server.url, *FLAGS[one]) for one in FLAGS)
         assert by_rules["rows"] == by_sums["rows"]
-        late = of_nodes(sorted({*FEW} - {*recorded}))
+        late = reason_sentences((name, "") for name in sorted({*FEW} - {*recorded}))[0].removesuffix(": ")
         message = asked("top", "--prometheus", server.url)["unknown"]
         assert message == [f"{late}: the recorded sums by namespace do not contain it yet"]
 

@@ -14,8 +14,8 @@ from gpumap.model.devices import (
     NodeDevice,
     container_of,
     device_name,
-    in_namespace,
     node_devices,
+    select_namespace,
     sum_of,
 )
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
@@ -165,7 +165,7 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
 
     Another finding of it, or one without such a row, has a row of its own, and so has one of a GPU.
     """
-    findings = in_namespace(node.findings or (), namespace)
+    findings = select_namespace(node.findings or (), namespace)
     of_rows = {_key_of(one): one for one in reversed(findings) if one.finding not in (*GPU_FINDINGS, "unexplained")}
     owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
     for row in (process_rows if processes else container_rows)(node, namespace):

@@ -121,18 +121,18 @@ def sees_processes(snapshot: Snapshot) -> bool:
 Reading = Callable[[GpuReading], float | None]
 
 
-def _by_word(values: Callable[[GpuReading], Mapping[str, float]]) -> Callable[[str], Reading]:
+def _reader_by_word(values: Callable[[GpuReading], Mapping[str, float]]) -> Callable[[str], Reading]:
     return lambda word: lambda reading: values(reading).get(word)
 
 
-clock = _by_word(lambda reading: reading.clocks_hertz)
-max_clock = _by_word(lambda reading: reading.max_clocks_hertz)
-temperature = _by_word(lambda reading: reading.temperatures_celsius)
-power_limit = _by_word(lambda reading: reading.power_limits_watts)
-event_seconds = _by_word(lambda reading: reading.clock_event_seconds)
+clock = _reader_by_word(lambda reading: reading.clocks_hertz)
+max_clock = _reader_by_word(lambda reading: reading.max_clocks_hertz)
+temperature = _reader_by_word(lambda reading: reading.temperatures_celsius)
+power_limit = _reader_by_word(lambda reading: reading.power_limits_watts)
+event_seconds = _reader_by_word(lambda reading: reading.clock_event_seconds)
 """How long the driver lowered the clocks for a reason."""
-remapped_rows = _by_word(lambda reading: reading.remapped_rows)
-retired_pages = _by_word(lambda reading: reading.retired_pages)
+remapped_rows = _reader_by_word(lambda reading: reading.remapped_rows)
+retired_pages = _reader_by_word(lambda reading: reading.retired_pages)
 
 
 def ecc_errors(kind: str, location: str) -> Reading:

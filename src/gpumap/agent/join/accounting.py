@@ -287,7 +287,7 @@ def _charge_all(
             charge = Charge(gpu)
         sm_ratio, sm_activity = measured.sm_ratios.get(key), measured.sm_activities.get(key)
         charge = _charge(charge, periods.get(charge.gpu), sm_ratio, sm_activity, shares.get(key, 0))
-        after[key] = _with_state(charge, row, sm_ratio, sm_activity, gpus.get(charge.gpu), measured.moment.monotonic)
+        after[key] = _update_state(charge, row, sm_ratio, sm_activity, gpus.get(charge.gpu), measured.moment.monotonic)
     known = {gpu.uuid for gpu in measured.inventory.known}
     for key, charge in before.items():
         if key in after:
@@ -351,7 +351,7 @@ def _add(total: float | None, rate: float | None, seconds: float) -> float | Non
     return total if total is None or rate is None else total + rate * seconds
 
 
-def _with_state(
+def _update_state(
     charge: Charge,
     row: ContainerOnDevice,
     sm_ratio: float | None,

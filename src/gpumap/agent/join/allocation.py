@@ -132,8 +132,12 @@ def allocate(
     for name, container in only_in_second(pods, second):
         agents_placer.place(name, container)
     uncovered = not_in_second(pods, second) if schedulers.second else frozenset()
-    init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
-    left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
+    init_containers = {
+        key: _allocate_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()
+    }
+    left_out = {
+        key: _allocate_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()
+    }
     holders = _holders((holding.container, holding.uuid) for holding in holdings)
     reservations = find_reservations(pods, schedulers.is_reserving)
     scheduled = (
@@ -218,7 +222,7 @@ class _Placer:
     def place(self, name: ContainerName, container: ListedContainer) -> None:
         """Place all devices of one listed container."""
         for devices in container.devices:
-            answers = self._answers.for_devices(name, devices, container)
+            answers = self._answers.find_answers(name, devices, container)
             answer = next(iter(answers), None)
             refs = first_device_refs(answers)
             indices = self._indices(PluginGpuRefs(name, self._answers.uid(name), devices.resource, refs))
@@ -334,7 +338,7 @@ def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> froze
     )
 
 
-def _by_rows(
+def _allocate_rows(
     rows: Iterable[CheckpointEntry], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
 ) -> RowAllocation:
     rows = tuple(rows)
@@ -367,7 +371,7 @@ class PluginAnswers:
         """Return the UID of a container's pod, if exactly one is possible."""
         return self._pod_table.uid_of.get(name.pod_name)
 
-    def for_devices(
+    def find_answers(
         self, name: ContainerName, devices: ResourceDevices, container: ListedContainer
     ) -> tuple[PluginAnswer, ...]:
         """Return the answers about these ids: first for their resource, then for the plugin's other resources."""

@@ -215,7 +215,7 @@ _OWNERS = (Owner.UNASSIGNED, Owner.UNKNOWN, Owner.SCHEDULED, Owner.ASSIGNED)
 """The owners of measured processes of a container."""
 
 
-def _of_container(items: Iterable[Attributed]) -> ContainerProcesses:
+def _container_processes(items: Iterable[Attributed]) -> ContainerProcesses:
     owners = {item.owner for item in items}
     return ContainerProcesses(tuple(items), memory_of_all(items), next(owner for owner in _OWNERS if owner in owners))
 
@@ -278,7 +278,7 @@ class OwnerClassifier:
             frozenset(self._pending),
             self._names,
             frozenset(self._missing),
-            {name: _of_container(items) for name, items in by_container.items()},
+            {name: _container_processes(items) for name, items in by_container.items()},
             {owner: tuple(items) for owner, items in by_owner.items()},
             last_processes={
                 item.process.pid: LastProcess(
@@ -435,10 +435,10 @@ class OwnerClassifier:
             return True
         reserved_by = {name.pod_name for name in self._holders.get(leaf, ())} & reservations
         # Only of a scheduler with groups, gpumap knows the signs that its pods have.
-        return bool(reserved_by) and not (reserved_by <= self._with_group and uid in self._unscheduled)
+        return bool(reserved_by) and not (reserved_by <= self._grouped_pods and uid in self._unscheduled)
 
     @functools.cached_property
-    def _with_group(self) -> frozenset[PodName]:
+    def _grouped_pods(self) -> frozenset[PodName]:
         return frozenset(pod.pod_name for pod in self._evidence.pod_table.reported or () if pod.gpu_groups)
 
     @functools.cached_property

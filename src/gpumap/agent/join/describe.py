@@ -76,9 +76,9 @@ def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
         "xid_errors": has_xids,
     }
     texts = {
-        "fault": remedies.of_fault(gpu.fault, gpu.index),
-        "recovery_action": remedies.of_recovery_action(gpu.recovery_action, gpu.index),
-        **{name: remedies.of_health(name, gpu.index) for name in problems if problems[name]},
+        "fault": remedies.fault_remedy(gpu.fault, gpu.index),
+        "recovery_action": remedies.recovery_remedy(gpu.recovery_action, gpu.index),
+        **{name: remedies.health_remedy(name, gpu.index) for name in problems if problems[name]},
     }
     return {name: remedy for name, remedy in texts.items() if remedy}
 
@@ -139,7 +139,7 @@ def devices(
                 readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.rules),
                 unexplained=watch.unexplained(joined.rules) if (watch := joined.leaf_watches.get(leaf.uuid)) else None,
                 containers=tuple(on_device.get(leaf.uuid, ())),
-                host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
+                host=use.host_uses(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
     gpus_by_uuid = {gpu.uuid: gpu for gpu in inventory.gpus}
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
@@ -264,7 +264,7 @@ def containers(joined: Joined) -> Containers:
         known = joined.inventory.leaves[leaf]
         idle = tuple(_idle(joined, leaf, use))
         watches |= history.watch_pods(leaf, use, idle)
-        for name, measured in use.by_container(idle, joined.uids):
+        for name, measured in use.container_uses(idle, joined.uids):
             key = name, leaf
             uses[key] = measured.owner, history.use_of(key, measured, known.profile)
             if measured.times.sm_ratio is not None:
@@ -328,7 +328,7 @@ class _HistoryUpdate:
         for pod in pods:
             key, uid = (pod, leaf), joined.uids.get(pod)
             work = use.pod_work(pod, uid, rows, is_uncertain=pod in uncertain)
-            at_rest = use.without_load().pod_work(pod, uid, rows, is_uncertain=pod in uncertain) if is_busy else None
+            at_rest = use.drop_load().pod_work(pod, uid, rows, is_uncertain=pod in uncertain) if is_busy else None
             if not memory.is_readable and work.sign not in (Sign.CERTAIN, Sign.ROWS):
                 continue
             self._updated.add(key)

@@ -104,15 +104,15 @@ class Inventory:
                 device = self.find(uuid)
                 return (device,) if device is not None else ()
             case ByMinor():
-                return self._with_minor(ref)
+                return self._find_minor(ref)
             case ByIndex(nvml_index):
                 return tuple(gpu.uuid for gpu in self.known if gpu.index == nvml_index)
             case ByPlacement():
-                return self._with_placement(ref)
+                return self._find_placement(ref)
             case _:
                 return tuple(gpu.uuid for gpu in self.known)
 
-    def _with_minor(self, ref: ByMinor) -> tuple[Uuid, ...]:
+    def _find_minor(self, ref: ByMinor) -> tuple[Uuid, ...]:
         gpus = [gpu for gpu in self.known if gpu.minor == ref.minor]
         if ref.gpu_instance_id is None:
             return tuple(gpu.uuid for gpu in gpus)
@@ -120,7 +120,7 @@ class Inventory:
         # GKE's plugin uses this name, and makes one compute instance in each GPU instance (pkg/gpu/nvidia/mig).
         return tuple(leaf.uuid for leaf in leaves if leaf.compute_instance_id == 0)
 
-    def _with_placement(self, ref: ByPlacement) -> tuple[Uuid, ...]:
+    def _find_placement(self, ref: ByPlacement) -> tuple[Uuid, ...]:
         placement = (ref.profile_id, ref.start)
         leaves = [
             leaf.uuid for leaf in self._leaves_of_minor(ref) if (leaf.profile_id, leaf.placement_start) == placement

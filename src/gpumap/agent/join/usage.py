@@ -101,7 +101,7 @@ class _EndedTime(NamedTuple):
     pod_uid: PodUid | None
     time: Ratios | None
 
-    def for_pod(self, uid: PodUid | None) -> Ratios | None:
+    def pod_ratios(self, uid: PodUid | None) -> Ratios | None:
         """Return the time that belongs to a pod of the same name: all or nothing; `None` if unknown."""
         if uid is None:
             return None
@@ -207,11 +207,11 @@ class LeafUse:
         """The driver reports the time of processes, or GPM the activity of the leaf."""
         return self.has_samples or self.activity is not None
 
-    def without_load(self) -> LeafUse:
+    def drop_load(self) -> LeafUse:
         """Return the use of a leaf without processes as if its GPU did not work."""
         return replace(self, stray=(), activity=None, is_utilized=False)
 
-    def by_container(
+    def container_uses(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
     ) -> Iterator[tuple[ContainerName, Measured]]:
         """Return the sums of each container; 0 for the `idle` holders.
@@ -221,11 +221,11 @@ class LeafUse:
         of_all = {**dict.fromkeys(idle, _NO_PROCESSES), **self.processes.by_container}
         for name, (items, memory_bytes, owner) in of_all.items():
             uid = uid_of.get(name.pod_name)
-            ended = [ended_time.for_pod(uid) for ended_time in self.ended_times.get(name, ())]
+            ended = [ended_time.pod_ratios(uid) for ended_time in self.ended_times.get(name, ())]
             times = self._known(*self._sum(items, ended))
             yield name, Measured(memory_bytes, len(items), times, owner, uid, self._sm_activity(name, uid))
 
-    def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
+    def host_uses(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
         processes = self.processes.by_owner.get(Owner.HOST, ())
         of_work = grouped((_shown_work(item.workload, names), item) for item in processes)

@@ -176,7 +176,7 @@ def _finding(
         memory_bytes=memory_bytes,
         why=why,
         pids=pids,
-        remedy=remedies.of_finding(kind, reason, None, pids),
+        remedy=remedies.finding_remedy(kind, reason, None, pids),
     )
 
 

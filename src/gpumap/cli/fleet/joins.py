@@ -18,8 +18,8 @@ from gpumap.cli.fleet.queries import AskedFamily, DeviceInfo, DevicelessGpu
 from gpumap.cli.fleet.targets import Key, Labels, Name, Target, TargetsOfNode, nodes_of
 from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
-from gpumap.model.devices import NO_CONTAINER, place_of, sources_up, with_others
-from gpumap.model.findings import count_gpus_once, in_order, why_nameless, why_of
+from gpumap.model.devices import NO_CONTAINER, add_others, place_of, sources_up
+from gpumap.model.findings import count_gpus_once, sort_findings, why_nameless, why_of
 from gpumap.model.gaps import gaps_of
 from gpumap.model.grouping import grouped
 from gpumap.model.node import (
@@ -219,7 +219,7 @@ def node_of(found: NodeSeries) -> Node:
     gpus = tuple(sorted(_gpus(devices, found), key=lambda gpu: (gpu.index, gpu.uuid)))
     unmatched = tuple(_unmatched(found))
     capabilities = {name: bool(present) for (name,), present in found.of(queries.CAPABILITY).items()}
-    findings = in_order(count_gpus_once([*_findings(found, {gpu.uuid: gpu.index for gpu in gpus})]))
+    findings = sort_findings(count_gpus_once([*_findings(found, {gpu.uuid: gpu.index for gpu in gpus})]))
     return Node(
         timestamp=found.target.collected_at,
         interval_seconds=found.target.interval_seconds,
@@ -233,7 +233,7 @@ def node_of(found: NodeSeries) -> Node:
         pods=tuple(_pods(devices, unmatched, found)),
         sources=tuple(_sources(found)),
         capabilities=capabilities,
-        remedies=remedies.of_missing_capabilities(capabilities, gpu_answers=any(gpu.up for gpu in gpus)),
+        remedies=remedies.capability_remedies(capabilities, gpu_answers=any(gpu.up for gpu in gpus)),
         findings=findings,
         judged={kind: int(count) for (kind,), count in found.of(queries.JUDGED).items()},
         unjudged=tuple(
@@ -296,7 +296,7 @@ def _device(found: NodeSeries, uuid: str) -> Device:
             if of == uuid
         ),
     )
-    return with_others(device)
+    return add_others(device)
 
 
 def _owners_of_containers(
@@ -416,7 +416,7 @@ def _gpus(devices: Iterable[Device], found: NodeSeries) -> Iterator[Gpu]:
 def _gpu(uuid: Uuid, index: int, info: DeviceInfo, found: NodeSeries) -> Gpu:
     """Return a GPU. Its other measurements are in series that are not asked for."""
     fault = found.faults.get(uuid)
-    remedy = remedies.of_fault(fault, index)
+    remedy = remedies.fault_remedy(fault, index)
     memory = _memory(found, uuid) or _memory(found, uuid, of_gpu=True)
     reading = GpuReading(index, memory=memory, utilization_ratio=found.value(queries.UTILIZATION, uuid))
     return Gpu(
@@ -480,7 +480,7 @@ def _findings(found: NodeSeries, indices: Mapping[str, int]) -> Iterator[Finding
             gpus=found.value(queries.FINDING_GPUS, *labels),
             memory_bytes=found.whole(queries.FINDING_MEMORY, *labels),
             why=why_nameless(reason, nameless) if nameless else why_of(kind, reason, max(now - since, 0.0)),
-            remedy=remedies.of_finding(kind, reason, indices.get(uuid)),
+            remedy=remedies.finding_remedy(kind, reason, indices.get(uuid)),
         )
 
 

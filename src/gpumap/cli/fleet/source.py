@@ -45,7 +45,7 @@ from gpumap.cli.prometheus import Prometheus, Row, Server, connect, together
 from gpumap.model.errors import FatalError
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Node
-from gpumap.model.shown import age, by_reason, listed
+from gpumap.model.shown import age, listed, reason_sentences
 
 OLD_SECONDS = 60.0
 """A gpumap serves nothing older than its --stale-after, which is a minute by default."""
@@ -109,13 +109,15 @@ async def maps_of(
     slots_served = any(one.of(queries.SLOTS) for one in nodes)
     current = [(one, of) for one, of in zip(maps, nodes, strict=True) if not _is_old(one, moment)]
     missing = (
-        *by_reason((name, "Prometheus cannot scrape its gpumap (up is 0)") for name in _down(agents, nodes, node)),
-        *by_reason(
+        *reason_sentences(
+            (name, "Prometheus cannot scrape its gpumap (up is 0)") for name in _down(agents, nodes, node)
+        ),
+        *reason_sentences(
             (one.name, f"its gpumap has not collected for {age(moment - one.timestamp)}")
             for one in maps
             if _is_old(one, moment)
         ),
-        *by_reason(
+        *reason_sentences(
             (one.name, why) for one, of in current for why in gaps(of, one, parts, namespace, slots_served=slots_served)
         ),
         *(sentence for one in nodes for sentence in faults_without_device(one)),

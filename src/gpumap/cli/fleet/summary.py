@@ -34,7 +34,7 @@ from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
 from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.model.errors import FatalError
 from gpumap.model.grouping import grouped
-from gpumap.model.shown import age, by_reason, counted
+from gpumap.model.shown import age, counted, reason_sentences
 
 NODE, NAMESPACE = "node", "namespace"
 _NAMES = {NAMESPACE: (NAMESPACE,), WORKLOAD: (NAMESPACE, "pod")}
@@ -353,14 +353,14 @@ def _answer(
         whole=_total(of_nodes.values()) | _total(shown.values()),
         nodes=len(current),
         lost=len(old) + len(down),
-        unknown=(*by_reason(failing), *doubts),
+        unknown=(*reason_sentences(failing), *doubts),
         collected_seconds=max((ages[node] for node in current), default=0.0),
         recorded_seconds=None if fleet.records is None else fleet.records.age_seconds,
     )
     missing = (
-        *by_reason((node, "Prometheus cannot scrape its gpumap (up is 0)") for node in down),
-        *by_reason((node, f"its gpumap has not collected for {age(ages[node])}") for node in sorted(old)),
-        *by_reason(gaps),
+        *reason_sentences((node, "Prometheus cannot scrape its gpumap (up is 0)") for node in down),
+        *reason_sentences((node, f"its gpumap has not collected for {age(ages[node])}") for node in sorted(old)),
+        *reason_sentences(gaps),
         *left_out([*fleet.agents.odd, *sorted({*chain(*fleet.odd.values())})]),
     )
     return NodeMaps((), missing, fleet=True, sums=sums)
