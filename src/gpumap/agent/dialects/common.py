@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+from gpumap.model.grouping import all_known
 from gpumap.model.node import ContainerOnDevice, Device, Gpu
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
@@ -52,16 +53,6 @@ def device_node(gpu: Gpu) -> str:
 
 def driver_version(snapshot: Snapshot) -> str:
     return snapshot.node.driver.driver_version if snapshot.node.driver is not None else ""
-
-
-def all_known(values: Iterable[_Value | None]) -> list[_Value] | None:
-    """Return the values, or `None` if one of them is unknown: then their sum is unknown too."""
-    known: list[_Value] = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return known
 
 
 def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Device]) -> int | None:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from gpumap.agent.dialects.common import (
     ON_SOME_CARD,
-    all_known,
     gpus_by_uuid,
     granted_mib,
     leaves_by_uuid,
@@ -20,7 +19,7 @@ from gpumap.agent.dialects.common import (
     percent,
 )
 from gpumap.model.families import Family, Series
-from gpumap.model.grouping import grouped
+from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Use
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 from gpumap.agent.dialects.common import (
     Reading,
-    all_known,
     clock,
     driver_version,
     ecc_errors,
@@ -27,7 +26,7 @@ from gpumap.agent.dialects.common import (
     temperature,
 )
 from gpumap.model.families import Family, Rows, Series, whether
-from gpumap.model.grouping import grouped
+from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import Device, Gpu, SourceHealth
 from gpumap.model.readings import (
     COMPUTE_MODES,

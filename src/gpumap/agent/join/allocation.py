@@ -393,12 +393,11 @@ class PluginAnswers:
         if uid is not None:
             rows = [row for row in rows if row.pod_uid == uid]
         else:  # a row of an ended pod stays until the next write, and its ids may have another owner by then
-            rows = [row for row in rows if self._name(row.pod_uid) in (None, name.pod_name)]
+            table = self._pod_table
+            names = [table.fixed_names.get(row.pod_uid) or table.name(row.pod_uid) for row in rows]
+            rows = [row for row, known in zip(rows, names, strict=True) if known in (None, name.pod_name)]
         answers = {row.answer for row in rows}
         return answers.pop() if len(answers) == 1 else None
-
-    def _name(self, uid: PodUid) -> PodName | None:
-        return self._pod_table.fixed_names.get(uid) or self._pod_table.name(uid)
 
 
 def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tuple[PluginAnswer, ...]:

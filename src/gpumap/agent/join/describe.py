@@ -53,7 +53,7 @@ from gpumap.model.node import (
     Use,
     Watch,
 )
-from gpumap.model.observations import DeviceHealth, Failed, Observed, PodIdentity
+from gpumap.model.observations import Failed, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid
@@ -116,6 +116,7 @@ def devices(
     offered_now = allocation.offer.slots
     for gpu in inventory.gpus:
         known = known_by_uuid[gpu.uuid]
+        zeros = (missing or {}).get(gpu.uuid, {})  # resources of which no container can be assigned a slot
         for leaf in known.leaves:
             if inventory.gpu_of_leaf[leaf.uuid] is not known or leaf.uuid in rows:
                 continue  # the driver gives two devices one uuid: only one series can have it
@@ -134,7 +135,7 @@ def devices(
                 may_have_more=may_be_on(leaf.uuid)
                 or (some_gpu_is_unnamed and gpu.minor is None)
                 or _may_be_held(allocation, leaf.uuid),
-                allocatable=offered_now.get(leaf.uuid) or _zeros(missing, gpu.uuid, leaf.uuid),
+                allocatable=offered_now.get(leaf.uuid) or dict.fromkeys(sorted(zeros.get(leaf.uuid, ())), 0),
                 owners=owner_uses(memory, processes, siblings, inputs),
                 readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.rules),
                 unexplained=watch.unexplained(joined.rules) if (watch := joined.leaf_watches.get(leaf.uuid)) else None,
@@ -157,12 +158,6 @@ def devices(
             containers=tuple(on_device.get(uuid, ())),
         )
     return tuple(sorted(rows.values(), key=_place))
-
-
-def _zeros(missing: MissingOffers | None, gpu_uuid: Uuid, leaf: Uuid) -> dict[str, int]:
-    """Return 0 slots of each resource that the leaf should offer, if no container can be assigned its GPU."""
-    resources = (missing or {}).get(gpu_uuid, {}).get(leaf, ())
-    return dict.fromkeys(sorted(resources), 0)
 
 
 def _place(device: Device) -> tuple[float, Uuid]:
@@ -511,12 +506,8 @@ def device_health(
         for pod in pods
         for container in pod.containers
         for health in container.health
-        if is_gpu_resource(health.resource) or _is_gpu_claim(health)
+        # A claim's device has the name `<driver>/<pool>/<device>`, or that of CDI, which has the driver's in it
+        # (kubernetes/kubernetes, pkg/kubelet/cm/dra/manager.go, UpdateAllocatedResourcesStatus).
+        if is_gpu_resource(health.resource) or (health.resource.startswith("claim:") and DRA_DRIVER in health.device_id)
     }
     return tuple(sorted(reports))
-
-
-def _is_gpu_claim(health: DeviceHealth) -> bool:
-    """A claim's device has the name `<driver>/<pool>/<device>`, or that of CDI, which has the driver's in it
-    (kubernetes/kubernetes, pkg/kubelet/cm/dra/manager.go, UpdateAllocatedResourcesStatus)."""
-    return health.resource.startswith("claim:") and DRA_DRIVER in health.device_id

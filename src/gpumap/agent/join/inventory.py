@@ -190,9 +190,12 @@ def _identified(
     by_uuid = {known.uuid: known for known in remembered}
     for reading in sorted(answer.gpus, key=lambda reading: reading.fault is not None):
         if reading.fault is None and reading.uuid is not None:
-            before = by_uuid.get(reading.uuid)
-            known = _as_partitioned(reading) if before and before.partitioned and reading.mig_unknown else reading
-            yield _known_gpu(known, reading.uuid, wall, before), known
+            uuid = reading.uuid
+            before = by_uuid.get(uuid)
+            if before and before.partitioned and reading.mig_unknown:
+                # It does not report its mode now: values of the whole GPU are not valid for a partitioned one.
+                reading = structs.replace(reading, partitioned=True, processes=None, samples=None)
+            yield _known_gpu(reading, uuid, wall, before), reading
         else:
             faulty = reading if reading.fault else structs.replace(reading, fault=_NO_NAME)
             yield _remembered_gpu(faulty, by_uuid, by_index), faulty
@@ -215,11 +218,6 @@ def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]
         elif gpu.reading.processes is not None:
             processes[gpu.uuid] = gpu.reading.processes
     return processes
-
-
-def _as_partitioned(reading: GpuReading) -> GpuReading:
-    """A GPU that was partitioned and does not report its mode now: values of the whole GPU are not valid for it."""
-    return structs.replace(reading, partitioned=True, processes=None, samples=None)
 
 
 def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, before: KnownGpu | None = None) -> KnownGpu:

@@ -237,7 +237,8 @@ def tabulate(
     name_of = {uid: name for name, uid in uid_of.items()}
     single = frozenset(uid_of.keys() - kept_uids.keys())
     known_uids = _known_uids(files)
-    listed, containers = frozenset(pod.pod_name for pod in pods), _container_names(pods)
+    listed = frozenset(pod.pod_name for pod in pods)
+    containers = frozenset(ContainerName(*pod.pod_name, container.name) for pod in pods for container in pod.containers)
     reports_all = files.pods is not None and listed <= frozenset(reported_names.values())
     links = _links(files)
     return PodTable(
@@ -313,12 +314,6 @@ def _links(files: PodIdentity) -> tuple[ContainerLink, ...]:
         if len(container.container_id) == _CONTAINER_ID_DIGITS
     )
     return (*files.noted, *(files.logs.links if files.logs else ()), *reported)
-
-
-def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
-    return frozenset(
-        ContainerName(pod.namespace, pod.name, container.name) for pod in pods for container in pod.containers
-    )
 
 
 def _superseded(

@@ -58,7 +58,8 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     after = replace(
         _remember(joined),
         health=record_health(memory.health, observations),
-        answered={**memory.answered, **_answered(observations)},
+        answered={**memory.answered}
+        | {key: answer.at.monotonic for key, answer in answers(observations).items() if isinstance(answer, Observed)},
         collections=_count_collection(memory.collections, observations),
         offered=describe.ever_offered(memory.offered, joined.allocation, joined.inventory),
         claimed=has_seen_claim(joined),
@@ -175,13 +176,6 @@ def _driver(observations: Observations) -> Driver | None:
         return None
     nvml = observations.nvml.value
     return Driver(nvml.driver_version, nvml.cuda_version, nvml.nvml_version)
-
-
-def _answered(observations: Observations) -> dict[str, float]:
-    """Return when each source answered in this collection, on the monotonic clock."""
-    return {
-        source: answer.at.monotonic for source, answer in answers(observations).items() if isinstance(answer, Observed)
-    }
 
 
 def _count_collection(before: Mapping[str, int], observations: Observations) -> dict[str, int]:

@@ -131,7 +131,7 @@ class LeafActivity(NamedTuple):
         0."""
         if self.users == {(name, uid)}:
             return self.sm_ratio
-        if self._may_use(name):
+        if None in self.users or any(user and user[0] == name for user in self.users):
             return None
         return 0.0 if self.users or not self.is_busy else None
 
@@ -147,9 +147,6 @@ class LeafActivity(NamedTuple):
     def is_only_of(self, pod: PodName, uid: PodUid | None) -> bool:
         """Return whether only this pod used the leaf."""
         return bool(self.users) and all(user and (user[0].pod_name, user[1]) == (pod, uid) for user in self.users)
-
-    def _may_use(self, name: ContainerName) -> bool:
-        return None in self.users or any(user and user[0] == name for user in self.users)
 
 
 def leaf_activity(activity: Activity | None, users: frozenset[User | None]) -> LeafActivity | None:
@@ -277,7 +274,7 @@ class LeafUse:
         worked = by_gpm or any(time is not None and any(time) for time in times)
         zero_rows = [pid for pid in pids if pid in self.zero_rows] if self.zero_rows else []
         has_ended_row = any(time is not None and not any(time) for time in ended)
-        may_be = self._may_be_of(pod)
+        may_be = bool(self.stray) or not self.may_work.isdisjoint((pod, None))
         if self.has_samples:
             is_unknown = by_gpm is None or may_be or None in times
         else:
@@ -299,10 +296,6 @@ class LeafUse:
             is_measured=is_measured,
             is_timed=self.is_timed,
         )
-
-    def _may_be_of(self, pod: PodName) -> bool:
-        """Whether work on the leaf that has no known container may be that of a container of this pod."""
-        return bool(self.stray) or not self.may_work.isdisjoint((pod, None))
 
 
 def measure_leaf(

@@ -94,17 +94,16 @@ def judge(
     _count_gpus(node, tally)
     _count_containers(node, tally)
     since = {_key(finding): finding.since + clock_step_seconds for finding in before}
-    dated = [_dated(finding, since, node.timestamp) for finding in _counted_once(findings, node)]
+    dated = [
+        # It is never in the future.
+        structs.replace(finding, since=min(since.get(_key(finding), finding.since or node.timestamp), node.timestamp))
+        for finding in _counted_once(findings, node)
+    ]
     return Judgement(sort_findings(dated), dict(tally.judged), tally.unjudged())
 
 
 def _key(finding: Finding) -> _Key:
     return finding.finding, finding.reason, finding.name, finding.uuid
-
-
-def _dated(finding: Finding, since: Mapping[_Key, float], timestamp: float) -> Finding:
-    """Return the finding with the time since when it holds, which is never in the future."""
-    return structs.replace(finding, since=min(since.get(_key(finding), finding.since or timestamp), timestamp))
 
 
 def _count_gpus(node: Node, tally: Tally) -> None:
