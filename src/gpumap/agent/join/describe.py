@@ -12,6 +12,7 @@ from msgspec import structs
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.allocation import Allocation
 from gpumap.agent.join.attribution import Accused, Attributed, Attribution, PendingOwner
+from gpumap.agent.join.collection import Joined
 from gpumap.agent.join.history import (
     History,
     LeafMemory,
@@ -24,7 +25,6 @@ from gpumap.agent.join.history import (
     worthless_rows,
 )
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
-from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.unavailable import MissingOffers

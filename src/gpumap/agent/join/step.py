@@ -12,8 +12,8 @@ from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
 from gpumap.agent.join.allocation import watch_shared_ids
 from gpumap.agent.join.attribution import remember_accused
+from gpumap.agent.join.collection import Joined, join_sources
 from gpumap.agent.join.history import clock_step_seconds
-from gpumap.agent.join.joined import Joined, join_sources
 from gpumap.agent.join.memory import Memory, answers, record_health
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
 from gpumap.agent.join.pcie import count_pcie

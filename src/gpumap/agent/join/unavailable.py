@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
+from gpumap.agent.join.collection import Joined
 from gpumap.agent.join.inventory import KnownGpu, KnownLeaf
-from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory, MissingMemory
 from gpumap.agent.join.rules import remember_since
 from gpumap.model.device_ids import pci_address
