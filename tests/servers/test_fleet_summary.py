@@ -16,7 +16,7 @@ import yaml
 
 from gpumap.agent.exposition import Exposition
 from gpumap.cli.fleet.quantities import QUANTITIES
-from gpumap.model.shown import reason_sentences
+from gpumap.model.formatting import reason_sentences
 from tests import golden
 from tests.command import one_line, run_command
 from tests.pages import Page, serving_pages

@@ -24,9 +24,9 @@ from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.pods_api import PodsApiSource
 from gpumap.agent.sources.second_list import PREFIX
 from gpumap.model import cgroups
+from gpumap.model.formatting import counted
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import KubeletAnswer, SourceError
-from gpumap.model.shown import counted
 
 DEADLINE_SECONDS = 2.0
 PROC_SELF = Path("/proc/self")

@@ -20,7 +20,7 @@ import msgspec
 from yarl import URL
 
 from gpumap.model.errors import FatalError
-from gpumap.model.shown import cut_off
+from gpumap.model.formatting import cut_off
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from msgspec import structs
 
 from gpumap.model import remedies
+from gpumap.model.formatting import age, counted
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Finding, MissingGpus, NamelessGpu, Node
-from gpumap.model.shown import age, counted
 from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, GPU_FINDINGS, ContainerName
 
 _STARTS = (

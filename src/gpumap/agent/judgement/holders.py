@@ -13,9 +13,9 @@ from msgspec import structs
 
 from gpumap.model import remedies
 from gpumap.model.devices import NodeDevice, container_of, grantees, node_devices
+from gpumap.model.formatting import age, size
 from gpumap.model.grouping import all_known, grouped, sum_all
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Watch
-from gpumap.model.shown import age, size
 
 UNUSED_RATIO, UNUSED_BYTES = 0.2, 1 << 30
 """A holder is `unused` if its peak leaves more than this part of its granted memory, and more than these bytes."""

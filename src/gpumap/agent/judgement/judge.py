@@ -22,11 +22,11 @@ from gpumap.model.devices import (
     sum_of,
 )
 from gpumap.model.findings import WHY, count_gpus_once, sort_findings, why_broken, why_missing, why_nameless, why_of
+from gpumap.model.formatting import counted, listed, percent
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unexplained, Unjudged
 from gpumap.model.observations import DeviceId, Moment
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import counted, listed, percent
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, FINDINGS, ContainerName, Owner, PodName
 
 ENDING_SECONDS = 10.0

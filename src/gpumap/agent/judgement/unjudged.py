@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from gpumap.model.devices import NO_CONTAINER, device_name, has_kubelet, sources_up
 from gpumap.model.findings import judged_holders
+from gpumap.model.formatting import listed
 from gpumap.model.gaps import invisible, unknown_of_devices, use_known
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Node, Unjudged
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import listed
 from gpumap.model.terms import UNJUDGED_REASONS, ContainerName
 
 NOTHING_ASSIGNED = (

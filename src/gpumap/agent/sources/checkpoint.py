@@ -17,6 +17,7 @@ import msgspec
 from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.json_files import ReplacedFile, StaleMountError, decode, each
 from gpumap.agent.sources.names import fit
+from gpumap.model.formatting import and_more
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -27,7 +28,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.shown import and_more
 from gpumap.model.terms import PodUid
 
 

@@ -15,12 +15,12 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.fleets import values_of
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
+from gpumap.model.formatting import counted, listed
 from gpumap.model.gaps import use_known
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Finding, Gpu, Node, SourceHealth
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.shown import counted, listed
 from gpumap.model.terms import Source
 
 _ABSENT = ("_missing", "_not_found", "_not_loaded")

@@ -20,6 +20,7 @@ from gpumap.cli.fleet.values import FamilyValues, Value, uuid_label
 from gpumap.model import remedies
 from gpumap.model.devices import NO_CONTAINER, add_others, place_of, sources_up
 from gpumap.model.findings import count_gpus_once, sort_findings, why_nameless, why_of
+from gpumap.model.formatting import listed
 from gpumap.model.gaps import gaps_of
 from gpumap.model.grouping import grouped
 from gpumap.model.node import (
@@ -43,7 +44,6 @@ from gpumap.model.node import (
 )
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
-from gpumap.model.shown import listed
 from gpumap.model.terms import FINDINGS, GPU_FINDINGS, ContainerName, Owner, PodName, Source
 
 Slots = dict[str, int]

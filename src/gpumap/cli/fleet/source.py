@@ -43,9 +43,9 @@ from gpumap.cli.fleet.values import ANY, FamilyValues, Limits, number, odd_row, 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.prometheus import Prometheus, Row, Server, connect, together
 from gpumap.model.errors import FatalError
+from gpumap.model.formatting import age, listed, reason_sentences
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Node
-from gpumap.model.shown import age, listed, reason_sentences
 
 OLD_SECONDS = 60.0
 """A gpumap serves nothing older than its --stale-after, which is a minute by default."""

@@ -33,8 +33,8 @@ from gpumap.cli.prometheus import Prometheus, Row, together
 from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
 from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.model.errors import FatalError
+from gpumap.model.formatting import age, counted, reason_sentences
 from gpumap.model.grouping import grouped
-from gpumap.model.shown import age, counted, reason_sentences
 
 NODE, NAMESPACE = "node", "namespace"
 _NAMES = {NAMESPACE: (NAMESPACE,), WORKLOAD: (NAMESPACE, "pod")}

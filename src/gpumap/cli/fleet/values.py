@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gpumap.cli.fleet.queries import DEVICELESS, FINDING_SINCE, AskedFamily, Selection
 from gpumap.cli.fleet.targets import Labels, by_targets
-from gpumap.model.shown import cut_off
+from gpumap.model.formatting import cut_off
 
 Value = int | float
 Answer = tuple[Mapping[str, str], tuple[float, str]]

@@ -19,8 +19,8 @@ from gpumap.cli.kubectl.agents import Agent, PodList, agents_of, one_for_each_no
 from gpumap.cli.kubectl.proxy import has_context, proxying
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.model.errors import FatalError
+from gpumap.model.formatting import cut_off, reason_sentences
 from gpumap.model.node import Node
-from gpumap.model.shown import cut_off, reason_sentences
 
 SELECTOR = "app.kubernetes.io/name=gpumap"
 """The label of the chart's pods."""

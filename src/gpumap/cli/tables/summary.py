@@ -9,8 +9,8 @@ from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
 from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.cli.tables.layout import Column, Shape, SortKey, amount, in_order, joined, name, notes, sort_keys, table
 from gpumap.cli.tables.unknowns import few
+from gpumap.model.formatting import UNKNOWN, age, counted, number, percent, ratio, size
 from gpumap.model.node import VERSION
-from gpumap.model.shown import UNKNOWN, age, counted, number, percent, ratio, size
 
 NODE, NAMESPACE = "node", "namespace"
 _SHOWN_MAX = 40

@@ -9,9 +9,9 @@ from gpumap.cli.tables.layout import Shape
 from gpumap.model.check import fault_of_gpu, gpu_name
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
+from gpumap.model.formatting import printable, reason_sentences
 from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
 from gpumap.model.node import Node
-from gpumap.model.shown import printable, reason_sentences
 
 _SENTENCES_MAX, _BLIND_MAX = 20, 5
 _JUDGE_BY = frozenset({"nvml", "kubelet", "pod_identity"})

@@ -28,9 +28,9 @@ from gpumap.cli.tables.layout import (
 from gpumap.cli.tables.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet, select_namespace
 from gpumap.model.findings import judged_holders, judged_kinds, sums, waste_rank, worst_first
+from gpumap.model.formatting import UNKNOWN, age, counted, listed, number, ratio, size
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Node
-from gpumap.model.shown import UNKNOWN, age, counted, listed, number, ratio, size
 from gpumap.model.terms import FINDINGS
 
 _KINDS = FINDINGS[1:]
