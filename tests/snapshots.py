@@ -8,7 +8,7 @@ from msgspec import structs
 from gpumap.agent.join import describe
 from gpumap.agent.judgement.judge import judge
 from gpumap.model import remedies
-from gpumap.model.devices import with_processes
+from gpumap.model.devices import add_processes
 from gpumap.model.node import (
     ContainerAccount,
     ContainerOnDevice,
@@ -79,7 +79,7 @@ def empty_node(name: str = "node-1") -> Snapshot:
 def with_node(snapshot: Snapshot, **changed: object) -> Snapshot:
     """The snapshot with other parts of its node; its containers are those of the node's devices. Remedies follow."""
     node = structs.replace(snapshot.node, **changed)
-    missing = remedies.of_missing_capabilities(node.capabilities, gpu_answers=any(gpu.reading for gpu in node.gpus))
+    missing = remedies.capability_remedies(node.capabilities, gpu_answers=any(gpu.reading for gpu in node.gpus))
     node = structs.replace(node, gpus=describe.gpus(node.gpus, node.xids), remedies=missing)
     if "judged" not in changed:
         node = judged(node, snapshot.processes)
@@ -89,7 +89,7 @@ def with_node(snapshot: Snapshot, **changed: object) -> Snapshot:
 
 def judged(node: Node, processes: Iterable[Process] = ()) -> Node:
     """The node with its findings."""
-    findings, judged, unjudged = judge(with_processes(node, processes))
+    findings, judged, unjudged = judge(add_processes(node, processes))
     return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
 
 

@@ -17,7 +17,7 @@ from gpumap.cli.tables.doctor import GPU_CHECKS, doctor_checks
 from gpumap.model import remedies
 from gpumap.model.check import HUNG_SECONDS, LINE_BYTES, check, short_line
 from gpumap.model.devices import NO_CONTAINER
-from gpumap.model.findings import in_order
+from gpumap.model.findings import sort_findings
 from gpumap.model.node import Finding, Gpu, GpuXids, NamelessGpu, Node
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid, XidError
@@ -131,7 +131,7 @@ def test_the_worst_reason_comes_first() -> None:
     """The order of reasons is fixed. A word of another version counts as unknown."""
     words = (*WORST_FIRST, "word")
     faults = [Finding(*NO_CONTAINER, finding="fault", reason=word, uuid=None, since=0.0) for word in reversed(words)]
-    reasons = [fault.reason for fault in in_order(faults)]
+    reasons = [fault.reason for fault in sort_findings(faults)]
     assert [word for word in reasons if word != "word"] == [*WORST_FIRST]
     assert abs(reasons.index("word") - reasons.index("unknown")) == 1
 

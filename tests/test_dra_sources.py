@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources.dra import DraSource, parse_prepared, parse_state
+from gpumap.model.formatting import parse_quantity
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -30,7 +31,6 @@ from gpumap.model.observations import (
     ResourceDevices,
 )
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import parse_quantity
 from gpumap.model.terms import PodName, PodUid
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid

@@ -23,8 +23,8 @@ from gpumap.cli.tables.live import Frame, Live, frame, pressed, remembered
 from gpumap.cli.terminal import Screen, cells
 from gpumap.model import remedies
 from gpumap.model.findings import faulty_gpus
+from gpumap.model.formatting import ELLIPSIS
 from gpumap.model.node import decode
-from gpumap.model.shown import ELLIPSIS
 from gpumap.model.terms import FINDINGS
 from tests import golden
 from tests.demo_process import GPUMAP, demo, fetch

@@ -17,7 +17,7 @@ from gpumap.agent.metrics import GROUPS
 from gpumap.agent.service import rules_of
 from gpumap.agent.settings import Listen, Settings, parse_listen, resolve
 from gpumap.model.errors import UsageError
-from gpumap.model.shown import parse_duration
+from gpumap.model.formatting import parse_duration
 from tests.node import short_directory
 
 

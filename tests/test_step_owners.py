@@ -479,7 +479,7 @@ def test_remedy_of_a_leftover_names_its_processes() -> None:
     (leftover,) = (one for one in node.collect(20.0).node.findings or () if one.finding == "leftover")
     assert leftover.pids == (11, 13)
     assert "`kill 11 13`" in (leftover.remedy or "")
-    assert "<PID>" in (remedies.of_finding("leftover", "pod_gone", None) or ""), "of series, which have no PIDs"
+    assert "<PID>" in (remedies.finding_remedy("leftover", "pod_gone", None) or ""), "of series, which have no PIDs"
 
 
 def since(snapshot: Snapshot) -> dict[str, float]:

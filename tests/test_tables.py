@@ -11,8 +11,8 @@ from gpumap.cli.tables import map as map_columns
 from gpumap.cli.tables import top as top_columns
 from gpumap.cli.tables import waste as waste_columns
 from gpumap.cli.terminal import Screen, cells, contained, shortened, wrapped
+from gpumap.model.formatting import age, printable
 from gpumap.model.node import Grant, Node
-from gpumap.model.shown import age, printable
 from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import changed, map_table, top_table, top_values, waste_table, with_devices

@@ -28,7 +28,7 @@ from gpumap.cli.doctor import add_doctor
 from gpumap.cli.entry import print_notices
 from gpumap.cli.where import HERE
 from gpumap.model.errors import UsageError
-from gpumap.model.shown import parse_duration
+from gpumap.model.formatting import parse_duration
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]

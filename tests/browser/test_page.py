@@ -12,7 +12,7 @@ from msgspec import structs
 from playwright.async_api import Browser, Route, expect
 
 from gpumap.agent.judgement.judge import judge
-from gpumap.model.devices import with_processes
+from gpumap.model.devices import add_processes
 from gpumap.model.node import ContainerXids, GpuXids, Workload
 from gpumap.model.snapshot import Snapshot
 from tests.browser.browser import PATIENCE_MS, STALE_AFTER_SECONDS, WATCHED, Site, Tab, chromium, tab
@@ -542,7 +542,7 @@ def show(site: Site, node: TestNode, *changes: Callable[[Snapshot], Snapshot]) -
     snapshot = node.collect()
     for change in changes:
         snapshot = change(snapshot)
-    findings, judged, unjudged = judge(with_processes(snapshot.node, snapshot.processes))
+    findings, judged, unjudged = judge(add_processes(snapshot.node, snapshot.processes))
     site.pages.publish(with_node(snapshot, findings=findings, judged=judged, unjudged=unjudged))
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gpumap.model.shown import parse_duration
+from gpumap.model.formatting import parse_duration
 from tests.deploy.chart import refusal, render
 
 HASH = "$2y$10$" + 53 * "a"

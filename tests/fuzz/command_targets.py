@@ -353,7 +353,7 @@ TARGETS = (
         _read_time,
         lambda: [b"30d\nnow\n1m", b"2023-01-01T08:00:00+01:00\n2023-02-01\n5m", b"1690000000.5\n1d\n1m30s"],
         mutate_text,
-        ("gpumap.cli.bill.window", "gpumap.model.shown"),
+        ("gpumap.cli.bill.window", "gpumap.model.formatting"),
         (UsageError,),
     ),
     Target("http-answer", _read_answer, _answer_seeds, mutate_text, ("gpumap.cli.http_get",), (OSError, FatalError)),

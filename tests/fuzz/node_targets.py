@@ -42,6 +42,7 @@ from gpumap.lab.capture.sharing import FOLDER
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model import cgroups
 from gpumap.model.device_ids import parse, parse_dra, parse_node, parse_visible
+from gpumap.model.formatting import parse_quantity
 from gpumap.model.node import decode, encode
 from gpumap.model.observations import (
     Complaint,
@@ -58,7 +59,6 @@ from gpumap.model.observations import (
 )
 from gpumap.model.plugins import named_devices, recognise, recognise_dra
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import parse_quantity
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.workloads import slurm_job, workload
 from tests import laws
@@ -546,7 +546,7 @@ TARGETS = (
         _read_device_ids,
         lambda: ["\n".join(corpus.device_ids()).encode()],
         mutate_text,
-        ("gpumap.model.device_ids", "gpumap.model.plugins", "gpumap.model.shown"),
+        ("gpumap.model.device_ids", "gpumap.model.plugins", "gpumap.model.formatting"),
         (),
     ),
     Target(

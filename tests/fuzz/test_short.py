@@ -101,9 +101,9 @@ def test_a_broken_parser_is_found(run: Any) -> None:
 
 def test_work_beyond_the_limit_is_found(tmp_path: Path) -> None:
     """A parser with work that grows with the square of the input."""
-    from gpumap.model import shown
+    from gpumap.model import formatting
 
-    target = _target(lambda data: [shown.counted(1, "a") for _ in data for _ in data])
+    target = _target(lambda data: [formatting.counted(1, "a") for _ in data for _ in data])
     assert measured(target, b"x" * 10).lines >= 100
     with pytest.raises(FoundError, match="lines for 2000 bytes"):
         measured(target, b"x" * 2000)

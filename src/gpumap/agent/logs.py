@@ -11,7 +11,7 @@ import select
 import sys
 import time
 
-from gpumap.model.shown import printable
+from gpumap.model.formatting import printable
 
 
 class _Text(logging.Formatter):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from gpumap.agent.judgement.unjudged import sentences
-from gpumap.model.devices import place_of, with_others, with_processes
+from gpumap.model.devices import add_others, add_processes, place_of
 from gpumap.model.findings import judged_kinds, sums
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.readings import GpuReading, MigInstance
@@ -46,7 +46,7 @@ def published(
     `interval_seconds` is the configured time between collections; `None` if a command collected once. `collect` are the
     collected groups of families. `stale` says why there is no current data; the snapshot is empty then.
     """
-    node = with_processes(snapshot.node, snapshot.processes)
+    node = add_processes(snapshot.node, snapshot.processes)
     return structs.replace(
         node,
         interval_seconds=interval_seconds,
@@ -68,7 +68,7 @@ def _gpu(gpu: Gpu) -> Gpu:
 
 def _device(device: Device) -> Device:
     """Return a device with its other use, and without what it has in a better form."""
-    device = with_others(device)
+    device = add_others(device)
     if device.mig is None:
         return device
     return structs.replace(device, mig=structs.replace(device.mig, **NOT_PUBLISHED[MigInstance]))

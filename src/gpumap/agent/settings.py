@@ -26,7 +26,7 @@ from gpumap.agent.flags import (
     Flag,
 )
 from gpumap.model.errors import UsageError
-from gpumap.model.shown import parse_duration
+from gpumap.model.formatting import parse_duration
 
 T = TypeVar("T")
 NATIVE = "native"

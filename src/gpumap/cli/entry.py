@@ -72,7 +72,7 @@ def leave(*_: object) -> None:
 
 def print_notices(sentences: Iterable[str]) -> None:
     """Print what a command reports beside its output: a line each on stderr, printable whatever names it contains."""
-    from gpumap.model.shown import one_line
+    from gpumap.model.formatting import one_line
 
     for sentence in sentences if sys.stderr is not None else ():  # print would take standard output instead
         try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap import __version__
 from gpumap.model.errors import FatalError
-from gpumap.model.shown import cut_off
+from gpumap.model.formatting import cut_off
 
 if TYPE_CHECKING:
     from socket import socket

@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gpumap.model.shown import listed
+from gpumap.model.formatting import listed
 
 Object = tuple[str, str]
 """Namespace and name."""

@@ -23,7 +23,7 @@ from gpumap.cli.painting import Painter, View, collected_long_ago, lines_above, 
 from gpumap.cli.tables.live import PASTE_BEGIN, PASTE_END, Live, frame, pressed, remembered, scrolled
 from gpumap.cli.terminal import repainted, wrapped
 from gpumap.model.errors import FatalError
-from gpumap.model.shown import one_line, printable
+from gpumap.model.formatting import one_line, printable
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The terminal's second screen, without a cursor. The first one stays as it was."""

@@ -21,7 +21,7 @@ from gpumap.cli.tables import Shape
 from gpumap.cli.tables.unknowns import blind, few
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls, is_printable, repainted, wrapped
 from gpumap.model.errors import FatalError
-from gpumap.model.shown import age, one_line, printable
+from gpumap.model.formatting import age, one_line, printable
 
 _OLD_SECONDS = 60.0
 """Older data gets a warning, unless it is younger than two collections."""

@@ -21,7 +21,7 @@ from yarl import URL
 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.model.errors import FatalError
-from gpumap.model.shown import cut_off
+from gpumap.model.formatting import cut_off
 
 T = TypeVar("T")
 

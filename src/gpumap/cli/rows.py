@@ -14,15 +14,15 @@ from gpumap.model.devices import (
     NodeDevice,
     container_of,
     device_name,
-    in_namespace,
     node_devices,
+    select_namespace,
     sum_of,
 )
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
+from gpumap.model.formatting import UNKNOWN, age
 from gpumap.model.gaps import use_known
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, OtherUse, OwnerUse, Process, Workload
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import UNKNOWN, age
 from gpumap.model.terms import GPU_FINDINGS, ContainerName, Owner
 
 _REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
@@ -165,7 +165,7 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
 
     Another finding of it, or one without such a row, has a row of its own, and so has one of a GPU.
     """
-    findings = in_namespace(node.findings or (), namespace)
+    findings = select_namespace(node.findings or (), namespace)
     of_rows = {_key_of(one): one for one in reversed(findings) if one.finding not in (*GPU_FINDINGS, "unexplained")}
     owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
     for row in (process_rows if processes else container_rows)(node, namespace):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpumap.cli.command_line import Parser, one_of
 from gpumap.cli.credentials import CREDENTIALS, add_credentials, credentials_of, is_host
 from gpumap.model.errors import UsageError
-from gpumap.model.shown import parse_duration
+from gpumap.model.formatting import parse_duration
 
 if TYPE_CHECKING:
     from yarl import URL

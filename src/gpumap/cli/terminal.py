@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumap.model.shown import ELLIPSIS, printable
+from gpumap.model.formatting import ELLIPSIS, printable
 
 _LEFT_TO_RIGHT_MARK = "\u200e"
 _RESET = "\x1b[0m"

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from gpumap.model import remedies
 from gpumap.model.findings import condition_of
+from gpumap.model.formatting import counted, printable
 from gpumap.model.node import Finding, Gpu, Node, Unjudged
-from gpumap.model.shown import counted, printable
 from gpumap.model.terms import GPU_CONDITIONS, GPU_FINDINGS, Source
 
 LINE_BYTES = 80

@@ -58,7 +58,7 @@ def node_devices(node: Node) -> Iterator[NodeDevice]:
     return (NodeDevice(node, number, device) for number, device in enumerate(node.devices))
 
 
-def with_processes(node: Node, processes: Iterable[Process]) -> Node:
+def add_processes(node: Node, processes: Iterable[Process]) -> Node:
     """Return the node with the processes of its devices."""
     on_device = grouped((process.uuid, process) for process in processes)
     devices = (structs.replace(device, processes=tuple(on_device.get(device.uuid, ()))) for device in node.devices)
@@ -87,7 +87,7 @@ def grantees(device: Device) -> list[ContainerOnDevice]:
     return [row for row in device.containers if row.holds and not row.reservation]
 
 
-def with_others(device: Device) -> Device:
+def add_others(device: Device) -> Device:
     """Return the device with its other use: `others`."""
     return structs.replace(device, others=tuple(other_uses(device)))
 
@@ -108,12 +108,12 @@ def other_uses(device: Device) -> Iterator[OtherUse]:
             yield from _host_uses(device)
             continue
         if not device.processes and owner.owner not in (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.SCHEDULED):
-            yield from _without_processes(device, owner)
+            yield from _unlisted_use(device, owner)
         for name, processes in sorted(by_container.items(), key=lambda pair: pair[0]):
-            yield _of_processes(owner.owner, name, processes)
+            yield _process_use(owner.owner, name, processes)
 
 
-def _of_processes(owner: Owner, name: ContainerName, processes: Sequence[Process]) -> OtherUse:
+def _process_use(owner: Owner, name: ContainerName, processes: Sequence[Process]) -> OtherUse:
     ratios = [process.sm_ratio for process in processes if process.sm_ratio is not None]
     uids = {process.pod_uid for process in processes}
     return OtherUse(
@@ -153,7 +153,7 @@ def _is_in_row(process: Process, users: Mapping[ContainerName, ContainerOnDevice
     return user is not None and process.owner not in _NO_USERS and uid in (process.pod_uid, None)
 
 
-def _without_processes(device: Device, owner: OwnerUse) -> Iterator[OtherUse]:
+def _unlisted_use(device: Device, owner: OwnerUse) -> Iterator[OtherUse]:
     """Return an owner's use in a map without processes, less the containers that have rows of their own."""
     uses = [row.use for row in device.containers if row.use and row.owner is owner.owner]
     memory_bytes, count = owner.memory_bytes, owner.processes
@@ -185,7 +185,7 @@ def has_kubelet(node: Node) -> bool:
 # --- one namespace ----------------------------------------------------------------------------------------------------
 
 
-def in_namespace(entries: Iterable[Owned], namespace: str) -> tuple[Owned, ...]:
+def select_namespace(entries: Iterable[Owned], namespace: str) -> tuple[Owned, ...]:
     """Return the entries of this namespace; all of them if it is empty."""
     return tuple(entry for entry in entries if not namespace or entry.namespace == namespace)
 
@@ -195,12 +195,12 @@ def node_of_namespace(node: Node, namespace: str) -> Node:
     return structs.replace(
         node,
         devices=tuple(device for device in devices if device.containers or device.processes),
-        unmatched=in_namespace(node.unmatched, namespace),
-        pods=in_namespace(node.pods, namespace),
-        accounts=in_namespace(node.accounts, namespace),
-        container_xids=in_namespace(node.container_xids, namespace),
-        device_health=in_namespace(node.device_health, namespace) if node.device_health is not None else None,
-        findings=in_namespace(node.findings, namespace) if node.findings is not None else None,
+        unmatched=select_namespace(node.unmatched, namespace),
+        pods=select_namespace(node.pods, namespace),
+        accounts=select_namespace(node.accounts, namespace),
+        container_xids=select_namespace(node.container_xids, namespace),
+        device_health=select_namespace(node.device_health, namespace) if node.device_health is not None else None,
+        findings=select_namespace(node.findings, namespace) if node.findings is not None else None,
         finding_sums={},
         unjudged=(),
         unjudged_sentences=(),
@@ -208,13 +208,13 @@ def node_of_namespace(node: Node, namespace: str) -> Node:
 
 
 def _device_of_namespace(device: Device, namespace: str) -> Device:
-    processes = in_namespace(device.processes, namespace)
+    processes = select_namespace(device.processes, namespace)
     remaining = {process.owner for process in processes}
     return structs.replace(
         device,
         owners=tuple(owner for owner in device.owners if owner.owner in remaining),
-        containers=in_namespace(device.containers, namespace),
+        containers=select_namespace(device.containers, namespace),
         host=(),
         processes=processes,
-        others=in_namespace(device.others, namespace),
+        others=select_namespace(device.others, namespace),
     )

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from msgspec import structs
 
 from gpumap.model import remedies
+from gpumap.model.formatting import age, counted
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Finding, MissingGpus, NamelessGpu, Node
-from gpumap.model.shown import age, counted
 from gpumap.model.terms import (
     BUSY_WITHOUT_PROCESS,
     FINDINGS,
@@ -27,7 +27,7 @@ _STARTS = (
 """How the reasons of faults begin, worst first."""
 
 
-def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings, the worst first."""
     return tuple(sorted(findings, key=worst_first))
 
@@ -36,7 +36,7 @@ def worst_first(finding: Finding) -> tuple[int, int, int, float, ContainerName]:
     """Sort key: the worst kind first; of faults the worst reason, of other kinds the larger waste."""
     unknown = _STARTS.index("unknown")
     rank = next((rank for rank, start in enumerate(_STARTS) if finding.reason.startswith(start)), unknown)
-    return FINDINGS.index(finding.finding), rank * (finding.finding == "fault"), *by_waste(finding), finding.name
+    return FINDINGS.index(finding.finding), rank * (finding.finding == "fault"), *waste_rank(finding), finding.name
 
 
 def condition_of(finding: Finding) -> str:
@@ -46,14 +46,16 @@ def condition_of(finding: Finding) -> str:
     return next((name for name in GPU_CONDITIONS if finding.reason.startswith(name.removesuffix("action"))), "down")
 
 
-def by_waste(finding: Finding) -> tuple[int, float]:
+def waste_rank(finding: Finding) -> tuple[int, float]:
     """Sort key: the larger waste first."""
     return -(finding.memory_bytes or 0), -(finding.gpus or 0.0)
 
 
 def count_gpus_once(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Return findings of which only the worst fault counts its GPU. Its `why` names the other reasons."""
-    reasons = grouped((finding.uuid, finding.reason) for finding in in_order(findings) if finding.finding == "fault")
+    reasons = grouped(
+        (finding.uuid, finding.reason) for finding in sort_findings(findings) if finding.finding == "fault"
+    )
     for finding in findings:
         if finding.finding != "fault" or not finding.uuid:
             yield finding

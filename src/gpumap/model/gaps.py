@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpumap.model.devices import device_name, has_kubelet, sources_up
+from gpumap.model.formatting import listed
 from gpumap.model.node import Device, Node
-from gpumap.model.shown import listed
 
 _NAMES_MAX = 8
 

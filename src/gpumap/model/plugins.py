@@ -135,11 +135,11 @@ def family(resource: str) -> str:
 def recognise(resource: str, device_id: DeviceId) -> Recognised | None:
     """Return the plugin and the device of an id; `None` if no known plugin makes such ids."""
     meaning = parse(device_id)
-    return Recognised(_by_shape(resource)[meaning.shape], meaning.device) if meaning else None
+    return Recognised(_plugins_by_shape(resource)[meaning.shape], meaning.device) if meaning else None
 
 
 @lru_cache(maxsize=256)
-def _by_shape(resource: str) -> dict[str, Plugin]:
+def _plugins_by_shape(resource: str) -> dict[str, Plugin]:
     """Return the plugin of each shape of id for one resource: the first one in the table."""
     return {
         shape: plugin for plugin in reversed(PLUGINS) if plugin.resource.fullmatch(resource) for shape in plugin.shapes

@@ -262,22 +262,22 @@ XIDS: dict[int, str] = {
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"""
 
 
-def of_fault(fault: str | None, index: int) -> str | None:
+def fault_remedy(fault: str | None, index: int) -> str | None:
     """Return what to do about the fault of the GPU with this NVML index."""
-    return _with_index(FAULTS.get(fault), index) if fault else None
+    return _fill_index(FAULTS.get(fault), index) if fault else None
 
 
-def of_recovery_action(action: str | None, index: int) -> str | None:
+def recovery_remedy(action: str | None, index: int) -> str | None:
     """Return what to do about the recovery action that the driver requests for this GPU."""
-    return _with_index(RECOVERY.get(action), index) if action else None
+    return _fill_index(RECOVERY.get(action), index) if action else None
 
 
-def of_health(problem: str, index: int) -> str | None:
+def health_remedy(problem: str, index: int) -> str | None:
     """Return what to do about a problem of a GPU that answers."""
-    return _with_index(HEALTH[problem], index)
+    return _fill_index(HEALTH[problem], index)
 
 
-def of_finding(kind: str, reason: str, index: int | None, pids: Sequence[int] = ()) -> str | None:
+def finding_remedy(kind: str, reason: str, index: int | None, pids: Sequence[int] = ()) -> str | None:
     """Return what to do about a finding with these PIDs; about one of the GPU with this NVML index."""
     if kind == "unmatched":
         return UNMATCHED.get(reason)
@@ -290,19 +290,19 @@ def of_finding(kind: str, reason: str, index: int | None, pids: Sequence[int] = 
         or RECOVERY.get(reason.removeprefix("recovery_"))
     )
     if remedy and index is not None:
-        remedy = _with_index(remedy, index)
-    return _with_pids(remedy, pids) if remedy and pids else remedy
+        remedy = _fill_index(remedy, index)
+    return _fill_pids(remedy, pids) if remedy and pids else remedy
 
 
-def of_missing_capabilities(capabilities: Mapping[str, bool], gpu_answers: bool) -> dict[str, str]:
+def capability_remedies(capabilities: Mapping[str, bool], gpu_answers: bool) -> dict[str, str]:
     """Return what to do about missing capabilities. Those of a GPU count only if a GPU answers."""
     missing = [name for name, present in capabilities.items() if not present and name in CAPABILITIES]
     return {name: CAPABILITIES[name] for name in missing if gpu_answers or name not in OF_GPUS}
 
 
-def _with_pids(remedy: str, pids: Sequence[int]) -> str:
+def _fill_pids(remedy: str, pids: Sequence[int]) -> str:
     return remedy.replace("kill <PID>", f"kill {' '.join(map(str, pids))}").replace("<PID>", str(pids[0]))
 
 
-def _with_index(remedy: str | None, index: int) -> str | None:
+def _fill_index(remedy: str | None, index: int) -> str | None:
     return remedy.replace("<index>", str(index)) if remedy else None

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from gpumap.agent.dialects.allocate_mode import Mode, combine, mode_of_node, modes_by_device, modes_by_holder
 from gpumap.agent.dialects.common import (
     ON_SOME_CARD,
-    all_known,
     card_of,
     device_node,
     driver_version,
@@ -24,7 +23,7 @@ from gpumap.agent.dialects.common import (
     sees_processes,
 )
 from gpumap.model.families import Family, Series
-from gpumap.model.grouping import grouped
+from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, UnmatchedSlots
 from gpumap.model.plugins import Limit, limit_of
 from gpumap.model.readings import Uuid

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+from gpumap.model.grouping import all_known
 from gpumap.model.node import ContainerOnDevice, Device, Gpu
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
@@ -52,16 +53,6 @@ def device_node(gpu: Gpu) -> str:
 
 def driver_version(snapshot: Snapshot) -> str:
     return snapshot.node.driver.driver_version if snapshot.node.driver is not None else ""
-
-
-def all_known(values: Iterable[_Value | None]) -> list[_Value] | None:
-    """Return the values, or `None` if one of them is unknown: then their sum is unknown too."""
-    known: list[_Value] = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return known
 
 
 def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Device]) -> int | None:
@@ -121,18 +112,18 @@ def sees_processes(snapshot: Snapshot) -> bool:
 Reading = Callable[[GpuReading], float | None]
 
 
-def _by_word(values: Callable[[GpuReading], Mapping[str, float]]) -> Callable[[str], Reading]:
+def _reader_by_word(values: Callable[[GpuReading], Mapping[str, float]]) -> Callable[[str], Reading]:
     return lambda word: lambda reading: values(reading).get(word)
 
 
-clock = _by_word(lambda reading: reading.clocks_hertz)
-max_clock = _by_word(lambda reading: reading.max_clocks_hertz)
-temperature = _by_word(lambda reading: reading.temperatures_celsius)
-power_limit = _by_word(lambda reading: reading.power_limits_watts)
-event_seconds = _by_word(lambda reading: reading.clock_event_seconds)
+clock = _reader_by_word(lambda reading: reading.clocks_hertz)
+max_clock = _reader_by_word(lambda reading: reading.max_clocks_hertz)
+temperature = _reader_by_word(lambda reading: reading.temperatures_celsius)
+power_limit = _reader_by_word(lambda reading: reading.power_limits_watts)
+event_seconds = _reader_by_word(lambda reading: reading.clock_event_seconds)
 """How long the driver lowered the clocks for a reason."""
-remapped_rows = _by_word(lambda reading: reading.remapped_rows)
-retired_pages = _by_word(lambda reading: reading.retired_pages)
+remapped_rows = _reader_by_word(lambda reading: reading.remapped_rows)
+retired_pages = _reader_by_word(lambda reading: reading.retired_pages)
 
 
 def ecc_errors(kind: str, location: str) -> Reading:

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gpumap.agent.dialects.allocate_mode import Mode, modes_by_device
-from gpumap.agent.dialects.common import all_known, owns, sees_processes
+from gpumap.agent.dialects.common import owns, sees_processes
 from gpumap.model.devices import place_of
-from gpumap.model.grouping import grouped
+from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, Use
 from gpumap.model.readings import Activity, DeviceMemory, Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot

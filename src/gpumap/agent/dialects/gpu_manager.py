@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from gpumap.agent.dialects.common import (
     ON_SOME_CARD,
-    all_known,
     gpus_by_uuid,
     granted_mib,
     leaves_by_uuid,
@@ -20,7 +19,7 @@ from gpumap.agent.dialects.common import (
     percent,
 )
 from gpumap.model.families import Family, Series
-from gpumap.model.grouping import grouped
+from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Use
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
@@ -38,7 +37,7 @@ class _Part(NamedTuple):
 
 
 @once_per_snapshot
-def _by_container(snapshot: Snapshot) -> list[tuple[ContainerName, _Rows]]:
+def _container_rows(snapshot: Snapshot) -> list[tuple[ContainerName, _Rows]]:
     rows = grouped((row.name, row) for row in snapshot.containers)
     return sorted(rows.items(), key=lambda item: (item[0].container, item[0]))
 
@@ -75,7 +74,7 @@ def _used(
     def read(snapshot: Snapshot) -> Iterator[Series]:
         gpus = gpus_by_uuid(snapshot)
         elsewhere = {slots.name for slots in snapshot.node.unmatched if slots.reason not in ON_SOME_CARD}
-        for container, rows in _by_container(snapshot):
+        for container, rows in _container_rows(snapshot):
             parts = _parts(rows, gpus, snapshot.node.devices, value)
             for card, number in _cards(parts, convert, container not in elsewhere):
                 labels = (container.container, card, container.namespace, snapshot.node.name, container.pod)
@@ -92,7 +91,7 @@ def _requested(
     def read(snapshot: Snapshot) -> Iterator[Series]:
         leaves = leaves_by_uuid(snapshot)
         elsewhere = {slots.name for slots in snapshot.node.unmatched}
-        for container, rows in _by_container(snapshot):
+        for container, rows in _container_rows(snapshot):
             if container in elsewhere:
                 continue
             held_rows = [row for row in rows if row.holds]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 from gpumap.agent.dialects.common import (
     Reading,
-    all_known,
     clock,
     driver_version,
     ecc_errors,
@@ -27,7 +26,7 @@ from gpumap.agent.dialects.common import (
     temperature,
 )
 from gpumap.model.families import Family, Rows, Series, whether
-from gpumap.model.grouping import grouped
+from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import Device, Gpu, SourceHealth
 from gpumap.model.readings import (
     COMPUTE_MODES,
@@ -125,7 +124,7 @@ def _read_mig_info(snapshot: Snapshot) -> Iterator[Series]:
             yield Series((*ids, plain(leaf.uuid), mig.profile, plain(gpu.uuid)), 1)
 
 
-def _on_gpu_instances(name: str, help: str, value: Callable[[Device], float | None]) -> Family:
+def _instance_family(name: str, help: str, value: Callable[[Device], float | None]) -> Family:
     """Return a family with one value for each GPU instance: that of its first compute instance with a value."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
@@ -216,7 +215,7 @@ COUNTED_EVENTS = ("hw_power_brake_slowdown", "hw_thermal_slowdown", "sw_power_ca
 """Both in nvidia-smi's order; words of `CLOCK_EVENTS` and of `CLOCK_EVENT_TIMES`."""
 
 
-def _of_memory(value: Callable[[DeviceMemory], int | None]) -> Reading:
+def _memory_value(value: Callable[[DeviceMemory], int | None]) -> Reading:
     return lambda reading: value(reading.memory) if reading.memory is not None else None
 
 
@@ -247,11 +246,11 @@ _INFO = (
 
 def _mig_memory(kind: str, value: Callable[[DeviceMemory], int | None]) -> Family:
     help = f"Memory of the GPU instance ({kind}), which its compute instances share."
-    return _on_gpu_instances(f"mig_memory_{kind}_bytes", help, lambda leaf: value(leaf.memory) if leaf.memory else None)
+    return _instance_family(f"mig_memory_{kind}_bytes", help, lambda leaf: value(leaf.memory) if leaf.memory else None)
 
 
 def _mig_activity(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
-    return _on_gpu_instances(f"mig_{name}_ratio", help, lambda leaf: value(leaf.activity) if leaf.activity else None)
+    return _instance_family(f"mig_{name}_ratio", help, lambda leaf: value(leaf.activity) if leaf.activity else None)
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -295,10 +294,10 @@ FAMILIES: tuple[Family, ...] = (
     _field("utilization.memory [%]", lambda reading: reading.memory_controller_busy_ratio),
     _field("utilization.encoder [%]", lambda reading: reading.encoder_ratio),
     _field("utilization.decoder [%]", lambda reading: reading.decoder_ratio),
-    _field("memory.total [MiB]", _of_memory(lambda memory: memory.total_bytes)),
-    _field("memory.reserved [MiB]", _of_memory(lambda memory: memory.reserved_bytes)),
-    _field("memory.used [MiB]", _of_memory(lambda memory: memory.used_bytes)),
-    _field("memory.free [MiB]", _of_memory(lambda memory: memory.free_bytes)),
+    _field("memory.total [MiB]", _memory_value(lambda memory: memory.total_bytes)),
+    _field("memory.reserved [MiB]", _memory_value(lambda memory: memory.reserved_bytes)),
+    _field("memory.used [MiB]", _memory_value(lambda memory: memory.used_bytes)),
+    _field("memory.free [MiB]", _memory_value(lambda memory: memory.free_bytes)),
     _field("power.draw [W]", lambda reading: reading.power_watts),
     _field("power.limit [W]", power_limit("requested")),
     _field("enforced.power.limit [W]", lambda reading: reading.power_limit_watts),

@@ -8,7 +8,7 @@ Reading order. `step` shows the whole:
 | file | question |
 |---|---|
 | `step` | how does one collection become a snapshot? |
-| `joined` | in which order are the parts computed? |
+| `collection` | in which order are the parts computed? |
 | `inventory` | which devices does the node have? |
 | `listing` | which List of the kubelet counts? |
 | `pods` | which UID and which name does each pod have? |

@@ -281,13 +281,13 @@ def _charge_all(
         key = row.name, row.uuid
         charge = before.get(key)
         if charge is None:
-            gpu = _gpu_of(row.uuid, measured.inventory)
-            if gpu is None:
+            known_gpu = measured.inventory.gpu_of_leaf.get(row.uuid) or measured.inventory.parents.get(row.uuid)
+            if known_gpu is None:
                 continue  # NVML never listed this GPU: there is nothing to charge
-            charge = Charge(gpu)
+            charge = Charge(known_gpu.uuid)
         sm_ratio, sm_activity = measured.sm_ratios.get(key), measured.sm_activities.get(key)
         charge = _charge(charge, periods.get(charge.gpu), sm_ratio, sm_activity, shares.get(key, 0))
-        after[key] = _with_state(charge, row, sm_ratio, sm_activity, gpus.get(charge.gpu), measured.moment.monotonic)
+        after[key] = _update_state(charge, row, sm_ratio, sm_activity, gpus.get(charge.gpu), measured.moment.monotonic)
     known = {gpu.uuid for gpu in measured.inventory.known}
     for key, charge in before.items():
         if key in after:
@@ -302,11 +302,6 @@ def _charge_all(
                 charge, present=False, allocated_gpus=None, memory_bytes=None, unsettled_seconds=0.0
             )
     return after
-
-
-def _gpu_of(uuid: Uuid, inventory: Inventory) -> Uuid | None:
-    gpu = inventory.gpu_of_leaf.get(uuid) or inventory.parents.get(uuid)
-    return gpu.uuid if gpu else None
 
 
 def _charge(
@@ -351,7 +346,7 @@ def _add(total: float | None, rate: float | None, seconds: float) -> float | Non
     return total if total is None or rate is None else total + rate * seconds
 
 
-def _with_state(
+def _update_state(
     charge: Charge,
     row: ContainerOnDevice,
     sm_ratio: float | None,

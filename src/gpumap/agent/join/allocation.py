@@ -116,8 +116,12 @@ def allocate(
         for container in pod.containers:
             placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
     holdings, unmatched = placer.holdings(), placer.unmatched
-    init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
-    left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
+    init_containers = {
+        key: _allocate_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()
+    }
+    left_out = {
+        key: _allocate_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()
+    }
     holders = _holders((holding.container, holding.uuid) for holding in holdings)
     reservations = find_reservations(pods, schedulers.is_reserving)
     scheduled = place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()
@@ -196,7 +200,7 @@ class _Placer:
     def place(self, name: ContainerName, container: ListedContainer) -> None:
         """Place all devices of one listed container."""
         for devices in container.devices:
-            answers = self._answers.for_devices(name, devices, container)
+            answers = self._answers.find_answers(name, devices, container)
             answer = next(iter(answers), None)
             refs = first_device_refs(answers)
             indices = self._indices(PluginGpuRefs(name, self._answers.uid(name), devices.resource, refs))
@@ -312,7 +316,7 @@ def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> froze
     )
 
 
-def _by_rows(
+def _allocate_rows(
     rows: Iterable[CheckpointEntry], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
 ) -> RowAllocation:
     rows = tuple(rows)
@@ -345,7 +349,7 @@ class PluginAnswers:
         """Return the UID of a container's pod, if exactly one is possible."""
         return self._pod_table.uid_of.get(name.pod_name)
 
-    def for_devices(
+    def find_answers(
         self, name: ContainerName, devices: ResourceDevices, container: ListedContainer
     ) -> tuple[PluginAnswer, ...]:
         """Return the answers about these ids: first for their resource, then for the plugin's other resources."""
@@ -367,12 +371,11 @@ class PluginAnswers:
         if uid is not None:
             rows = [row for row in rows if row.pod_uid == uid]
         else:  # a row of an ended pod stays until the next write, and its ids may have another owner by then
-            rows = [row for row in rows if self._name(row.pod_uid) in (None, name.pod_name)]
+            table = self._pod_table
+            names = [table.fixed_names.get(row.pod_uid) or table.name(row.pod_uid) for row in rows]
+            rows = [row for row, known in zip(rows, names, strict=True) if known in (None, name.pod_name)]
         answers = {row.answer for row in rows}
         return answers.pop() if len(answers) == 1 else None
-
-    def _name(self, uid: PodUid) -> PodName | None:
-        return self._pod_table.fixed_names.get(uid) or self._pod_table.name(uid)
 
 
 def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tuple[PluginAnswer, ...]:

@@ -201,13 +201,14 @@ def attribute(
     if before is not None and list(map(id, by_leaf.values())) == list(map(id, by_leaf_before.values())):
         return before
     leaves = by_leaf.values()
+    measured = [item for leaf in leaves for processes in leaf.by_container.values() for item in processes.items]
     return Attribution(
         evidence,
         by_leaf,
         pending_owners=frozenset().union(*(leaf.pending_owners for leaf in leaves)),
         names={uid: name for leaf in leaves for uid, name in leaf.names.items()},
         missing=frozenset().union(*(leaf.missing for leaf in leaves)),
-        measured_uids=_measured_uids(leaves),
+        measured_uids={item.name.pod_name: item.pod_uid for item in measured if item.name and item.pod_uid},
     )
 
 
@@ -215,7 +216,7 @@ _OWNERS = (Owner.UNASSIGNED, Owner.UNKNOWN, Owner.SCHEDULED, Owner.ASSIGNED)
 """The owners of measured processes of a container."""
 
 
-def _of_container(items: Iterable[Attributed]) -> ContainerProcesses:
+def _container_processes(items: Iterable[Attributed]) -> ContainerProcesses:
     owners = {item.owner for item in items}
     return ContainerProcesses(tuple(items), memory_of_all(items), next(owner for owner in _OWNERS if owner in owners))
 
@@ -229,11 +230,6 @@ def _user(item: Attributed) -> User | None:
         return _OUTSIDE
     name = item.name
     return (name, item.pod_uid) if name is not None and name.container and item.is_measured else None
-
-
-def _measured_uids(leaves: Iterable[LeafProcesses]) -> dict[PodName, PodUid]:
-    measured = (item for leaf in leaves for of_one in leaf.by_container.values() for item in of_one.items)
-    return {item.name.pod_name: item.pod_uid for item in measured if item.name and item.pod_uid}
 
 
 class OwnerDecision(NamedTuple):
@@ -260,7 +256,11 @@ class OwnerClassifier:
 
     @functools.cached_property
     def _holders(self) -> Mapping[Uuid, set[ContainerName]]:
-        return _holders_by_leaf(self._evidence.allocation, self._evidence.inventory)
+        """The containers with a slot of each leaf. Those of a partitioned GPU hold all of its leaves."""
+        with_slots = (holder for holder, grant in self._evidence.allocation.grants.items() if grant.slots)
+        leaves_of = self._evidence.inventory.leaves_of
+        holders = grouped((leaf, name) for name, uuid in with_slots for leaf in leaves_of(uuid))
+        return {leaf: set(names) for leaf, names in holders.items()}
 
     def classify(self, leaf: Uuid, listed: tuple[GpuProcess, ...]) -> LeafProcesses:
         """Find the owners of the processes on one leaf."""
@@ -278,7 +278,7 @@ class OwnerClassifier:
             frozenset(self._pending),
             self._names,
             frozenset(self._missing),
-            {name: _of_container(items) for name, items in by_container.items()},
+            {name: _container_processes(items) for name, items in by_container.items()},
             {owner: tuple(items) for owner, items in by_owner.items()},
             last_processes={
                 item.process.pid: LastProcess(
@@ -435,10 +435,10 @@ class OwnerClassifier:
             return True
         reserved_by = {name.pod_name for name in self._holders.get(leaf, ())} & reservations
         # Only of a scheduler with groups, gpumap knows the signs that its pods have.
-        return bool(reserved_by) and not (reserved_by <= self._with_group and uid in self._unscheduled)
+        return bool(reserved_by) and not (reserved_by <= self._grouped_pods and uid in self._unscheduled)
 
     @functools.cached_property
-    def _with_group(self) -> frozenset[PodName]:
+    def _grouped_pods(self) -> frozenset[PodName]:
         return frozenset(pod.pod_name for pod in self._evidence.pod_table.reported or () if pod.gpu_groups)
 
     @functools.cached_property
@@ -494,13 +494,6 @@ def _workload(entry: ProcEntry, owner: Owner) -> Workload | None:
     if owner is Owner.HOST:
         return entry.workload or OTHER
     return entry.workload if entry.cgroup.kind is CgroupKind.POD else None
-
-
-def _holders_by_leaf(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:
-    """Return the containers with a slot of each leaf. Those of a partitioned GPU hold all of its leaves."""
-    with_slots = (holder for holder, grant in allocation.grants.items() if grant.slots)
-    holders = grouped((leaf, name) for name, uuid in with_slots for leaf in inventory.leaves_of(uuid))
-    return {leaf: set(names) for leaf, names in holders.items()}
 
 
 # --- since when an owner has been accused -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from msgspec import structs
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.allocation import Allocation
 from gpumap.agent.join.attribution import Accused, Attributed, Attribution, PendingOwner
+from gpumap.agent.join.collection import Joined
 from gpumap.agent.join.history import (
     History,
     LeafMemory,
@@ -24,7 +25,6 @@ from gpumap.agent.join.history import (
     worthless_rows,
 )
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
-from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.unavailable import MissingOffers
@@ -53,7 +53,7 @@ from gpumap.model.node import (
     Use,
     Watch,
 )
-from gpumap.model.observations import DeviceHealth, Failed, Observed, PodIdentity
+from gpumap.model.observations import Failed, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid
@@ -76,9 +76,9 @@ def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
         "xid_errors": has_xids,
     }
     texts = {
-        "fault": remedies.of_fault(gpu.fault, gpu.index),
-        "recovery_action": remedies.of_recovery_action(gpu.recovery_action, gpu.index),
-        **{name: remedies.of_health(name, gpu.index) for name in problems if problems[name]},
+        "fault": remedies.fault_remedy(gpu.fault, gpu.index),
+        "recovery_action": remedies.recovery_remedy(gpu.recovery_action, gpu.index),
+        **{name: remedies.health_remedy(name, gpu.index) for name in problems if problems[name]},
     }
     return {name: remedy for name, remedy in texts.items() if remedy}
 
@@ -116,6 +116,7 @@ def devices(
     offered_now = allocation.offer.slots
     for gpu in inventory.gpus:
         known = known_by_uuid[gpu.uuid]
+        zeros = (missing or {}).get(gpu.uuid, {})  # resources of which no container can be assigned a slot
         for leaf in known.leaves:
             if inventory.gpu_of_leaf[leaf.uuid] is not known or leaf.uuid in rows:
                 continue  # the driver gives two devices one uuid: only one series can have it
@@ -134,12 +135,12 @@ def devices(
                 may_have_more=may_be_on(leaf.uuid)
                 or (some_gpu_is_unnamed and gpu.minor is None)
                 or _may_be_held(allocation, leaf.uuid),
-                allocatable=offered_now.get(leaf.uuid) or _zeros(missing, gpu.uuid, leaf.uuid),
+                allocatable=offered_now.get(leaf.uuid) or dict.fromkeys(sorted(zeros.get(leaf.uuid, ())), 0),
                 owners=owner_uses(memory, processes, siblings, inputs),
                 readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.rules),
                 unexplained=watch.unexplained(joined.rules) if (watch := joined.leaf_watches.get(leaf.uuid)) else None,
                 containers=tuple(on_device.get(leaf.uuid, ())),
-                host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
+                host=use.host_uses(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
     gpus_by_uuid = {gpu.uuid: gpu for gpu in inventory.gpus}
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
@@ -157,12 +158,6 @@ def devices(
             containers=tuple(on_device.get(uuid, ())),
         )
     return tuple(sorted(rows.values(), key=_place))
-
-
-def _zeros(missing: MissingOffers | None, gpu_uuid: Uuid, leaf: Uuid) -> dict[str, int]:
-    """Return 0 slots of each resource that the leaf should offer, if no container can be assigned its GPU."""
-    resources = (missing or {}).get(gpu_uuid, {}).get(leaf, ())
-    return dict.fromkeys(sorted(resources), 0)
 
 
 def _place(device: Device) -> tuple[float, Uuid]:
@@ -264,7 +259,7 @@ def containers(joined: Joined) -> Containers:
         known = joined.inventory.leaves[leaf]
         idle = tuple(_idle(joined, leaf, use))
         watches |= history.watch_pods(leaf, use, idle)
-        for name, measured in use.by_container(idle, joined.uids):
+        for name, measured in use.container_uses(idle, joined.uids):
             key = name, leaf
             uses[key] = measured.owner, history.use_of(key, measured, known.profile)
             if measured.times.sm_ratio is not None:
@@ -328,7 +323,7 @@ class _HistoryUpdate:
         for pod in pods:
             key, uid = (pod, leaf), joined.uids.get(pod)
             work = use.pod_work(pod, uid, rows, is_uncertain=pod in uncertain)
-            at_rest = use.without_load().pod_work(pod, uid, rows, is_uncertain=pod in uncertain) if is_busy else None
+            at_rest = use.drop_load().pod_work(pod, uid, rows, is_uncertain=pod in uncertain) if is_busy else None
             if not memory.is_readable and work.sign not in (Sign.CERTAIN, Sign.ROWS):
                 continue
             self._updated.add(key)
@@ -511,12 +506,8 @@ def device_health(
         for pod in pods
         for container in pod.containers
         for health in container.health
-        if is_gpu_resource(health.resource) or _is_gpu_claim(health)
+        # A claim's device has the name `<driver>/<pool>/<device>`, or that of CDI, which has the driver's in it
+        # (kubernetes/kubernetes, pkg/kubelet/cm/dra/manager.go, UpdateAllocatedResourcesStatus).
+        if is_gpu_resource(health.resource) or (health.resource.startswith("claim:") and DRA_DRIVER in health.device_id)
     }
     return tuple(sorted(reports))
-
-
-def _is_gpu_claim(health: DeviceHealth) -> bool:
-    """A claim's device has the name `<driver>/<pool>/<device>`, or that of CDI, which has the driver's in it
-    (kubernetes/kubernetes, pkg/kubelet/cm/dra/manager.go, UpdateAllocatedResourcesStatus)."""
-    return health.resource.startswith("claim:") and DRA_DRIVER in health.device_id

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -16,7 +16,7 @@ from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import IdsByDevice
 from gpumap.agent.join.shares import PlacedShare
 from gpumap.model.device_ids import is_gpu
-from gpumap.model.grouping import grouped
+from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import Grant
 from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice
 from gpumap.model.plugins import GIB, MIB, Plugin, Unit, gpushare_slot_bytes
@@ -76,10 +76,14 @@ def grants(
     }
     by_scheduler = {share[:2]: _scheduled(share, inventory) for share in scheduled if share.container.container}
     by_kubelet = {**by_scheduler, **by_kubelet}
-    totals = _overcommitment(by_kubelet, inventory)
+    by_gpu = grouped((_gpu_uuid(uuid, inventory), grant.gpus or 0.0) for (_, uuid), grant in by_kubelet.items())
+    # A sum over 1: the devices of the GPU are offered twice. fsum is exact: ten tenths are 1 in any order.
+    totals = {gpu: max(math.fsum(shares), 1.0) for gpu, shares in by_gpu.items()}
     return {
-        holder: structs.replace(grant, gpus=_scaled(grant.gpus, totals.get(_gpu_uuid(holder[1], inventory), 1.0)))
-        for holder, grant in by_kubelet.items()
+        (name, uuid): grant
+        if grant.gpus is None
+        else structs.replace(grant, gpus=grant.gpus / totals[_gpu_uuid(uuid, inventory)])
+        for (name, uuid), grant in by_kubelet.items()
     }
 
 
@@ -117,7 +121,7 @@ class _NodeHoldings:
             Unit.REPLICA: self._replicas,
             Unit.GPUSHARE: self._gpushare,
             Unit.SPLIT: self._split,
-            Unit.CORE: _cores,
+            Unit.CORE: lambda holding: GrantInputs((len(holding.ids) / 100,)),
             Unit.VCUDA_MEMORY: _vcuda_memory,
             Unit.VOLCANO_MEMORY: _volcano_memory,
             Unit.UNKNOWN: lambda _: GrantInputs(),
@@ -126,12 +130,15 @@ class _NodeHoldings:
     def grant(self, uuid: Uuid, of_holder: Sequence[Holding]) -> Grant:
         """Add up what the holdings of one container contribute to its grant of a device."""
         inputs = [self._by_unit[holding.plugin.unit](holding) for holding in of_holder]
+        shares = all_known(gpus for granted in inputs for gpus in granted.gpus)
+        amounts = all_known(memory for granted in inputs for memory in granted.memory)
+        memory_bytes = sum(amounts) if amounts else None  # more than the device has, if the plugin oversubscribes
+        if any(granted.is_whole for granted in inputs):
+            memory_bytes = _total_bytes(uuid, self._inventory)
         return Grant(
             slots=_slots(of_holder),
-            gpus=_share([gpus for granted in inputs for gpus in granted.gpus]),
-            memory_bytes=_total_bytes(uuid, self._inventory)
-            if any(granted.is_whole for granted in inputs)
-            else _bytes([memory for granted in inputs for memory in granted.memory]),
+            gpus=math.fsum(shares) if shares else None,
+            memory_bytes=memory_bytes,
             admin_access=_admin_access(of_holder),
         )
 
@@ -228,10 +235,6 @@ def _scheduled(share: PlacedShare, inventory: Inventory) -> Grant:
     return Grant({}, None if gpus is None or own_share is None else own_share * gpus, memory)
 
 
-def _cores(holding: Holding) -> GrantInputs:
-    return GrantInputs((len(holding.ids) / 100,))
-
-
 def _vcuda_memory(holding: Holding) -> GrantInputs:
     block = _VCUDA_BLOCK.search(holding.ids[0])
     return GrantInputs((), (len(holding.ids) * (int(block[1]) if block else _VCUDA_BLOCK_BYTES),))
@@ -277,35 +280,12 @@ def _is_share(holding: Holding) -> bool:
     return bool(share_id) or (holding.claim is not None and bool(holding.claim.share_id))
 
 
-def _overcommitment(all_grants: Mapping[tuple[ContainerName, Uuid], Grant], inventory: Inventory) -> dict[Uuid, float]:
-    """Return the sum of a GPU's shares, for each GPU with a sum over 1: its devices are offered twice."""
-    by_gpu = grouped((_gpu_uuid(uuid, inventory), grant.gpus or 0.0) for (_, uuid), grant in all_grants.items())
-    # fsum is exact: ten tenths are 1 in any order.
-    return {gpu: total for gpu, of_gpu in by_gpu.items() if (total := math.fsum(of_gpu)) > 1.0}
-
-
-def _scaled(share: float | None, total: float) -> float | None:
-    return None if share is None else share / total
-
-
 def _slots(of_holder: Iterable[Holding]) -> dict[str, int]:
     counts: dict[str, set[tuple[DeviceId, str]]] = {}
     for holding in of_holder:
         share = holding.claim.share_id if holding.claim else ""
         counts.setdefault(holding.resource, set()).update((id_, share) for id_ in holding.ids)
     return {resource: len(ids) for resource, ids in sorted(counts.items())}
-
-
-def _share(shares: Sequence[float | None]) -> float | None:
-    """Return the sum of shares; `None` if there are none or one of them is unknown. It may exceed 1, and is scaled."""
-    known = [share for share in shares if share is not None]
-    return math.fsum(known) if known and len(known) == len(shares) else None
-
-
-def _bytes(amounts: Sequence[int | None]) -> int | None:
-    """Return the sum of bytes; `None` as for shares. It may exceed the device's memory if the plugin oversubscribes."""
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if known and len(known) == len(amounts) else None
 
 
 def _own_share(uuid: Uuid, inventory: Inventory) -> float | None:

@@ -104,15 +104,15 @@ class Inventory:
                 device = self.find(uuid)
                 return (device,) if device is not None else ()
             case ByMinor():
-                return self._with_minor(ref)
+                return self._find_minor(ref)
             case ByIndex(nvml_index):
                 return tuple(gpu.uuid for gpu in self.known if gpu.index == nvml_index)
             case ByPlacement():
-                return self._with_placement(ref)
+                return self._find_placement(ref)
             case _:
                 return tuple(gpu.uuid for gpu in self.known)
 
-    def _with_minor(self, ref: ByMinor) -> tuple[Uuid, ...]:
+    def _find_minor(self, ref: ByMinor) -> tuple[Uuid, ...]:
         gpus = [gpu for gpu in self.known if gpu.minor == ref.minor]
         if ref.gpu_instance_id is None:
             return tuple(gpu.uuid for gpu in gpus)
@@ -120,7 +120,7 @@ class Inventory:
         # GKE's plugin uses this name, and makes one compute instance in each GPU instance (pkg/gpu/nvidia/mig).
         return tuple(leaf.uuid for leaf in leaves if leaf.compute_instance_id == 0)
 
-    def _with_placement(self, ref: ByPlacement) -> tuple[Uuid, ...]:
+    def _find_placement(self, ref: ByPlacement) -> tuple[Uuid, ...]:
         placement = (ref.profile_id, ref.start)
         leaves = [
             leaf.uuid for leaf in self._leaves_of_minor(ref) if (leaf.profile_id, leaf.placement_start) == placement
@@ -190,9 +190,12 @@ def _identified(
     by_uuid = {known.uuid: known for known in remembered}
     for reading in sorted(answer.gpus, key=lambda reading: reading.fault is not None):
         if reading.fault is None and reading.uuid is not None:
-            before = by_uuid.get(reading.uuid)
-            known = _as_partitioned(reading) if before and before.partitioned and reading.mig_unknown else reading
-            yield _known_gpu(known, reading.uuid, wall, before), known
+            uuid = reading.uuid
+            before = by_uuid.get(uuid)
+            if before and before.partitioned and reading.mig_unknown:
+                # It does not report its mode now: values of the whole GPU are not valid for a partitioned one.
+                reading = structs.replace(reading, partitioned=True, processes=None, samples=None)
+            yield _known_gpu(reading, uuid, wall, before), reading
         else:
             faulty = reading if reading.fault else structs.replace(reading, fault=_NO_NAME)
             yield _remembered_gpu(faulty, by_uuid, by_index), faulty
@@ -215,11 +218,6 @@ def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]
         elif gpu.reading.processes is not None:
             processes[gpu.uuid] = gpu.reading.processes
     return processes
-
-
-def _as_partitioned(reading: GpuReading) -> GpuReading:
-    """A GPU that was partitioned and does not report its mode now: values of the whole GPU are not valid for it."""
-    return structs.replace(reading, partitioned=True, processes=None, samples=None)
 
 
 def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, before: KnownGpu | None = None) -> KnownGpu:

@@ -61,7 +61,7 @@ def choose_listing(
     answer = observations.kubelet
     if not isinstance(answer, Observed):
         return _remembered_listing(memory, answer, moment, rules)
-    back_at, awaited = _after_restart(memory, answer, moment.monotonic)
+    back_at, awaited = _awaited_pods(memory, answer, moment.monotonic)
     kept_uids = _still_present(memory, awaited, identity, procs) if awaited else {}
     pods = answer.value.pods
     return Listing(
@@ -93,7 +93,7 @@ def _remembered_listing(memory: Memory, failed: Failed | None, moment: Moment, r
     )
 
 
-def _after_restart(
+def _awaited_pods(
     memory: Memory, answer: Observed[KubeletAnswer], timestamp: float
 ) -> tuple[float | None, tuple[ListedPod, ...]]:
     """Return when the kubelet came back, and the pods that it has not listed since. After the grace period none."""

@@ -257,9 +257,9 @@ def place_offer(
     basis = (offer, inventory.shape)
     if before is not None and before.basis == basis:
         return before
-    allocatable = _by_device(offer.allocatable or (), inventory, is_gpu_resource)
+    allocatable = _ids_by_device(offer.allocatable or (), inventory, is_gpu_resource)
     is_same = offer.registered == offer.allocatable
-    registered = allocatable if is_same else _by_device(offer.registered, inventory, is_gpu_resource)
+    registered = allocatable if is_same else _ids_by_device(offer.registered, inventory, is_gpu_resource)
     named = {(resource, id_) for (_, resource), ids in allocatable.items() for id_ in ids}
     names_no_device = any(
         (offered.resource, id_) not in named
@@ -284,7 +284,7 @@ def _is_unplaced(resource: str, device_id: DeviceId, inventory: Inventory) -> bo
     return not located.devices and located.reason != NOT_IN_NVML
 
 
-def _by_device(
+def _ids_by_device(
     resources: Iterable[ResourceDevices], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
 ) -> IdsByDevice:
     by_device: dict[tuple[Uuid, str], set[DeviceId]] = {}

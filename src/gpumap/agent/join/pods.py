@@ -237,7 +237,8 @@ def tabulate(
     name_of = {uid: name for name, uid in uid_of.items()}
     single = frozenset(uid_of.keys() - kept_uids.keys())
     known_uids = _known_uids(files)
-    listed, containers = frozenset(pod.pod_name for pod in pods), _container_names(pods)
+    listed = frozenset(pod.pod_name for pod in pods)
+    containers = frozenset(ContainerName(*pod.pod_name, container.name) for pod in pods for container in pod.containers)
     reports_all = files.pods is not None and listed <= frozenset(reported_names.values())
     links = _links(files)
     return PodTable(
@@ -315,12 +316,6 @@ def _links(files: PodIdentity) -> tuple[ContainerLink, ...]:
     return (*files.noted, *(files.logs.links if files.logs else ()), *reported)
 
 
-def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
-    return frozenset(
-        ContainerName(pod.namespace, pod.name, container.name) for pod in pods for container in pod.containers
-    )
-
-
 def _superseded(
     pods: Iterable[ListedPod], trees: Mapping[PodUid, LogTree] | None, before: PodTable
 ) -> frozenset[PodUid]:
@@ -332,7 +327,7 @@ def _superseded(
     """
     if trees is None:
         return before.superseded
-    listed, listed_before = _by_name(pods), _by_name(before.pods)
+    listed, listed_before = _group_by_name(pods), _group_by_name(before.pods)
     changed = {name for name in listed.keys() & listed_before.keys() if listed[name] != listed_before[name]}
     if before.logs:
         changed |= {tree.pod_name for uid, tree in trees.items() if uid not in before.trees}
@@ -344,7 +339,7 @@ def _superseded(
     return frozenset((ended | before.superseded) & trees.keys())
 
 
-def _by_name(pods: Iterable[ListedPod]) -> dict[PodName, list[ListedPod]]:
+def _group_by_name(pods: Iterable[ListedPod]) -> dict[PodName, list[ListedPod]]:
     """Kubelets before 1.34 may list an ended pod together with its successor of the same name."""
     return grouped((pod.pod_name, pod) for pod in pods)
 
@@ -404,7 +399,7 @@ def _unlisted(
 
 def _fix_uids(pods: tuple[ListedPod, ...], index: UidIndex) -> dict[PodName, PodUid]:
     """Assign a UID to each listed pod that has exactly one possible UID."""
-    candidates = {name: index.candidates(name, namesakes) for name, namesakes in _by_name(pods).items()}
+    candidates = {name: index.candidates(name, namesakes) for name, namesakes in _group_by_name(pods).items()}
     single = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
     uses = Counter(single.values())
     return {name: uid for name, uid in single.items() if uses[uid] == 1}
@@ -437,12 +432,12 @@ class UidIndex:
 
         The Pods API may be late and report a predecessor. If files have UIDs, it only chooses among them.
         """
-        reported, in_files = set(self._reported.get(name, ())), self._in_files(name, namesakes)
+        reported, in_files = set(self._reported.get(name, ())), self._uids_in_files(name, namesakes)
         if not reported or in_files is None:
             return in_files or reported
         return in_files & reported
 
-    def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
+    def _uids_in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""
         in_logs = set(self._in_logs.get(name, ()))
         current = in_logs - self._superseded
@@ -465,10 +460,10 @@ class UidIndex:
 
         Log trees only choose among these UIDs.
         """
-        candidates = [uids for uids in (self._by_rows(pod), self._by_claims(pod)) if uids is not None]
+        candidates = [uids for uids in (self._uids_of_rows(pod), self._uids_of_claims(pod)) if uids is not None]
         return set.intersection(*candidates) if candidates else None
 
-    def _by_rows(self, pod: ListedPod) -> set[PodUid] | None:
+    def _uids_of_rows(self, pod: ListedPod) -> set[PodUid] | None:
         """Return the UIDs with rows that have all listed devices of this pod."""
         listed = [
             (container.name, devices) for container in pod.containers for devices in container.devices if devices.ids
@@ -477,7 +472,7 @@ class UidIndex:
             return None
         return set.intersection(*({row.pod_uid for row in self._rows.matching(*row_key)} for row_key in listed))
 
-    def _by_claims(self, pod: ListedPod) -> set[PodUid] | None:
+    def _uids_of_claims(self, pod: ListedPod) -> set[PodUid] | None:
         """A claim is in the file from before the first container starts until the last one has ended."""
         claims = {(claim.claim_namespace, claim.claim) for container in pod.containers for claim in container.claims}
         named = [claim for claim in claims if claim[1]]

@@ -12,8 +12,8 @@ from gpumap.agent.join import describe
 from gpumap.agent.join.accounting import Measurements, account, container_accounts, gpu_accounts
 from gpumap.agent.join.allocation import watch_shared_ids
 from gpumap.agent.join.attribution import remember_accused
+from gpumap.agent.join.collection import Joined, join_sources
 from gpumap.agent.join.history import clock_step_seconds
-from gpumap.agent.join.joined import Joined, join_sources
 from gpumap.agent.join.memory import Memory, answers, record_health
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
 from gpumap.agent.join.pcie import count_pcie
@@ -23,7 +23,7 @@ from gpumap.agent.join.unavailable import MissingOffers, find_missing, has_seen_
 from gpumap.agent.join.xids import count_xids
 from gpumap.agent.judgement.judge import AssignedTwice, judge
 from gpumap.model import remedies
-from gpumap.model.devices import with_processes
+from gpumap.model.devices import add_processes
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Driver, Finding, GpuXids, Node, Process
 from gpumap.model.observations import Failed, Observations, Observed
 from gpumap.model.readings import GpuReading
@@ -58,7 +58,8 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     after = replace(
         _remember(joined),
         health=record_health(memory.health, observations),
-        answered={**memory.answered, **_answered(observations)},
+        answered={**memory.answered}
+        | {key: answer.at.monotonic for key, answer in answers(observations).items() if isinstance(answer, Observed)},
         collections=_count_collection(memory.collections, observations),
         offered=describe.ever_offered(memory.offered, joined.allocation, joined.inventory),
         claimed=has_seen_claim(joined),
@@ -79,7 +80,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.accused))
     clock_step = clock_step_seconds(memory.finished, observations.finished) if memory.finished else 0.0
     twice, lasting = _watch_shared_ids(joined)
-    node = _with_findings(structs.replace(node, gpus=gpus), processes, memory.findings, clock_step, lasting)
+    node = _add_findings(structs.replace(node, gpus=gpus), processes, memory.findings, clock_step, lasting)
     after = replace(
         after,
         stalls=stalls,
@@ -136,7 +137,7 @@ def _node(
         sources=after.health,
         capabilities=capabilities,
         pid_visibility_reason=joined.procs.visibility_reason,
-        remedies=remedies.of_missing_capabilities(capabilities, gpu_answers=any(gpu.reading for gpu in inventory.gpus)),
+        remedies=remedies.capability_remedies(capabilities, gpu_answers=any(gpu.reading for gpu in inventory.gpus)),
         idle_after_seconds=rules.idle_after_seconds,
         grace_seconds=rules.grace_seconds,
     )
@@ -154,7 +155,7 @@ def _watch_shared_ids(joined: Joined) -> tuple[tuple[AssignedTwice, ...], tuple[
     return twice, tuple(entry for entry in twice if moment.since(entry.since) >= joined.rules.grace_seconds)
 
 
-def _with_findings(
+def _add_findings(
     node: Node,
     processes: Sequence[Process],
     last_findings: tuple[Finding, ...],
@@ -165,7 +166,7 @@ def _with_findings(
     accused = any(use.owner in _ACCUSED and use.processes for device in node.devices for use in device.owners)
     accused = accused or any(gpu.busy_without_work_seconds for gpu in node.gpus)
     findings, judged, unjudged = judge(
-        with_processes(node, processes) if accused else node, last_findings, clock_step, twice
+        add_processes(node, processes) if accused else node, last_findings, clock_step, twice
     )
     return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
 
@@ -175,13 +176,6 @@ def _driver(observations: Observations) -> Driver | None:
         return None
     nvml = observations.nvml.value
     return Driver(nvml.driver_version, nvml.cuda_version, nvml.nvml_version)
-
-
-def _answered(observations: Observations) -> dict[str, float]:
-    """Return when each source answered in this collection, on the monotonic clock."""
-    return {
-        source: answer.at.monotonic for source, answer in answers(observations).items() if isinstance(answer, Observed)
-    }
 
 
 def _count_collection(before: Mapping[str, int], observations: Observations) -> dict[str, int]:

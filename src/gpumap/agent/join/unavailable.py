@@ -11,17 +11,17 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
+from gpumap.agent.join.collection import Joined
 from gpumap.agent.join.inventory import KnownGpu, KnownLeaf
-from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.memory import Memory, MissingMemory
 from gpumap.agent.join.rules import remember_since
 from gpumap.model.device_ids import pci_address
+from gpumap.model.formatting import age, counted
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Gpu, MissingGpus
 from gpumap.model.observations import Failed, Moment, Observations, Observed, PciFunction, ProcTable
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import age, counted
 
 MissingOffers = Mapping[Uuid, Mapping[Uuid, frozenset[str]]]
 """For each GPU that no container can be assigned: the resources that each of its leaves should have, if known."""

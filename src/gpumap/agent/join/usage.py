@@ -101,7 +101,7 @@ class _EndedTime(NamedTuple):
     pod_uid: PodUid | None
     time: Ratios | None
 
-    def for_pod(self, uid: PodUid | None) -> Ratios | None:
+    def pod_ratios(self, uid: PodUid | None) -> Ratios | None:
         """Return the time that belongs to a pod of the same name: all or nothing; `None` if unknown."""
         if uid is None:
             return None
@@ -131,7 +131,7 @@ class LeafActivity(NamedTuple):
         0."""
         if self.users == {(name, uid)}:
             return self.sm_ratio
-        if self._may_use(name):
+        if None in self.users or any(user and user[0] == name for user in self.users):
             return None
         return 0.0 if self.users or not self.is_busy else None
 
@@ -147,9 +147,6 @@ class LeafActivity(NamedTuple):
     def is_only_of(self, pod: PodName, uid: PodUid | None) -> bool:
         """Return whether only this pod used the leaf."""
         return bool(self.users) and all(user and (user[0].pod_name, user[1]) == (pod, uid) for user in self.users)
-
-    def _may_use(self, name: ContainerName) -> bool:
-        return None in self.users or any(user and user[0] == name for user in self.users)
 
 
 def leaf_activity(activity: Activity | None, users: frozenset[User | None]) -> LeafActivity | None:
@@ -207,11 +204,11 @@ class LeafUse:
         """The driver reports the time of processes, or GPM the activity of the leaf."""
         return self.has_samples or self.activity is not None
 
-    def without_load(self) -> LeafUse:
+    def drop_load(self) -> LeafUse:
         """Return the use of a leaf without processes as if its GPU did not work."""
         return replace(self, stray=(), activity=None, is_utilized=False)
 
-    def by_container(
+    def container_uses(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
     ) -> Iterator[tuple[ContainerName, Measured]]:
         """Return the sums of each container; 0 for the `idle` holders.
@@ -221,11 +218,11 @@ class LeafUse:
         of_all = {**dict.fromkeys(idle, _NO_PROCESSES), **self.processes.by_container}
         for name, (items, memory_bytes, owner) in of_all.items():
             uid = uid_of.get(name.pod_name)
-            ended = [ended_time.for_pod(uid) for ended_time in self.ended_times.get(name, ())]
+            ended = [ended_time.pod_ratios(uid) for ended_time in self.ended_times.get(name, ())]
             times = self._known(*self._sum(items, ended))
             yield name, Measured(memory_bytes, len(items), times, owner, uid, self._sm_activity(name, uid))
 
-    def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
+    def host_uses(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
         processes = self.processes.by_owner.get(Owner.HOST, ())
         of_work = grouped((_shown_work(item.workload, names), item) for item in processes)
@@ -277,7 +274,7 @@ class LeafUse:
         worked = by_gpm or any(time is not None and any(time) for time in times)
         zero_rows = [pid for pid in pids if pid in self.zero_rows] if self.zero_rows else []
         has_ended_row = any(time is not None and not any(time) for time in ended)
-        may_be = self._may_be_of(pod)
+        may_be = bool(self.stray) or not self.may_work.isdisjoint((pod, None))
         if self.has_samples:
             is_unknown = by_gpm is None or may_be or None in times
         else:
@@ -299,10 +296,6 @@ class LeafUse:
             is_measured=is_measured,
             is_timed=self.is_timed,
         )
-
-    def _may_be_of(self, pod: PodName) -> bool:
-        """Whether work on the leaf that has no known container may be that of a container of this pod."""
-        return bool(self.stray) or not self.may_work.isdisjoint((pod, None))
 
 
 def measure_leaf(

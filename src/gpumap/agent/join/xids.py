@@ -101,7 +101,9 @@ def count_xids(
     is_reloaded = before.is_driver_unloaded and inventory.up
     readings = {gpu.uuid: gpu for gpu in inventory.gpus}
     gpus: dict[Uuid, GpuXidMemory] = {}
-    for uuid in _gpus_to_keep(before, {*here, *events}):
+    present_gpus = {*here, *events}
+    away = [uuid for uuid in before.gpus if uuid not in present_gpus]  # the longest absent first
+    for uuid in (*away[-GPUS_AWAY_MAX:], *sorted(present_gpus)):
         counted = _note_reset(before.gpus.get(uuid, _UNSEEN), readings.get(uuid), is_reloaded=is_reloaded)
         counted = _add_events(counted, events.get(uuid, []), nvml.at.wall)
         if uuid in here:
@@ -117,18 +119,14 @@ def count_xids(
     # A GPU with an event is shown even if there was never a listener for it: no event is hidden.
     shown_uuids = (uuid for uuid in sorted(here) if gpus[uuid].listened or gpus[uuid].errors)
     needed_history = still_needed(history, nvml.at.monotonic if isinstance(nvml, Observed) else None)
-    is_unloaded = isinstance(nvml, Failed) and (before.is_driver_unloaded or _has_no_driver(nvml))
+    is_unloaded = isinstance(nvml, Failed) and (
+        before.is_driver_unloaded or nvml.complaints[-1].reason == "driver_not_loaded"
+    )
     memory = XidMemory(gpus, kept_errors, needed_history, present, nvml.at.monotonic, apart, is_unloaded)
     return memory, tuple(_gpu_xids(uuid, gpus[uuid]) for uuid in shown_uuids), tuple(_container_xids(kept_errors))
 
 
 _UNSEEN = GpuXidMemory({}, 0.0, None, listened=False)
-
-
-def _gpus_to_keep(before: XidMemory, here: set[Uuid]) -> list[Uuid]:
-    """Return the remembered GPUs that are not present, the longest absent first, then those that are present."""
-    away = [uuid for uuid in before.gpus if uuid not in here]
-    return away[-GPUS_AWAY_MAX:] + sorted(here)
 
 
 def _add(errors: Mapping[int, int], events: Iterable[XidError]) -> Mapping[int, int]:
@@ -192,7 +190,7 @@ def _settle(
         return _blind_until(timestamp, gpu)
     if isinstance(nvml, Observed):
         return gpu if periods else _blind_until(timestamp, gpu)
-    return gpu if _may_still_listen(nvml) or before is None else _blind_until(before, gpu)
+    return gpu if nvml.complaints[-1].reason in _MAY_STILL_LISTEN or before is None else _blind_until(before, gpu)
 
 
 def _listening_periods(nvml: Observed[NvmlReading] | Failed, uuid: Uuid) -> list[tuple[float, float]]:
@@ -200,14 +198,6 @@ def _listening_periods(nvml: Observed[NvmlReading] | Failed, uuid: Uuid) -> list
     listening = nvml.value.listening if isinstance(nvml, Observed) else ()
     ages = [(listener.since_seconds, listener.until_seconds) for listener in listening if listener.uuid == uuid]
     return sorted((nvml.at.monotonic - max(since, 0.0), nvml.at.monotonic - max(until, 0.0)) for since, until in ages)
-
-
-def _has_no_driver(nvml: Failed) -> bool:
-    return nvml.complaints[-1].reason == "driver_not_loaded"
-
-
-def _may_still_listen(nvml: Failed) -> bool:
-    return nvml.complaints[-1].reason in _MAY_STILL_LISTEN
 
 
 def _blind_until(moment: float, gpu: GpuXidMemory) -> GpuXidMemory:

@@ -5,7 +5,7 @@ Each judgement is a finding, `None` (nothing is wrong), or the reason why the ho
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -13,9 +13,9 @@ from msgspec import structs
 
 from gpumap.model import remedies
 from gpumap.model.devices import NodeDevice, container_of, grantees, node_devices
-from gpumap.model.grouping import grouped
+from gpumap.model.formatting import age, size
+from gpumap.model.grouping import all_known, grouped, sum_all
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Watch
-from gpumap.model.shown import age, size
 
 UNUSED_RATIO, UNUSED_BYTES = 0.2, 1 << 30
 """A holder is `unused` if its peak leaves more than this part of its granted memory, and more than these bytes."""
@@ -70,11 +70,11 @@ def _uses_of(place: NodeDevice) -> Iterator[HolderUse]:
         yield HolderUse(
             place,
             holder,
-            _sum([use.memory_bytes for use in uses]) if is_complete else None,
+            sum_all(use.memory_bytes for use in uses) if is_complete else None,
             # The peaks may be at different times.
-            _sum([use.memory_peak_bytes for use in uses]) if is_complete else None,
+            sum_all(use.memory_peak_bytes for use in uses) if is_complete else None,
             _watch_of_all(watches) if leaves and len(watches) == len(leaves) else None,
-            _least([leaf.readable_ratio for leaf in leaves]),
+            min(ratios) if (ratios := all_known(leaf.readable_ratio for leaf in leaves)) else None,
         )
 
 
@@ -102,16 +102,6 @@ def _watch_of_all(watches: Sequence[Watch]) -> Watch:
 
 _SECONDS = attrgetter("seen_seconds", "known_seconds", "worked_seconds_ago", "no_process_seconds")
 """Fields of `Watch`."""
-
-
-def _sum(values: Collection[T | None]) -> T | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _least(values: Collection[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return min(known) if known and len(known) == len(values) else None
 
 
 def leaves_of(place: NodeDevice) -> Sequence[Device]:
@@ -176,7 +166,7 @@ def _finding(
         memory_bytes=memory_bytes,
         why=why,
         pids=pids,
-        remedy=remedies.of_finding(kind, reason, None, pids),
+        remedy=remedies.finding_remedy(kind, reason, None, pids),
     )
 
 

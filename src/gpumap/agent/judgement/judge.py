@@ -21,12 +21,12 @@ from gpumap.model.devices import (
     sources_up,
     sum_of,
 )
-from gpumap.model.findings import WHY, count_gpus_once, in_order, why_broken, why_missing, why_nameless, why_of
+from gpumap.model.findings import WHY, count_gpus_once, sort_findings, why_broken, why_missing, why_nameless, why_of
+from gpumap.model.formatting import counted, listed, percent
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unexplained, Unjudged
 from gpumap.model.observations import DeviceId, Moment
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import counted, listed, percent
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, FINDINGS, ContainerName, Owner, PodName
 
 ENDING_SECONDS = 10.0
@@ -94,17 +94,16 @@ def judge(
     _count_gpus(node, tally)
     _count_containers(node, tally)
     since = {_key(finding): finding.since + clock_step_seconds for finding in before}
-    dated = [_dated(finding, since, node.timestamp) for finding in _counted_once(findings, node)]
-    return Judgement(in_order(dated), dict(tally.judged), tally.unjudged())
+    dated = [
+        # It is never in the future.
+        structs.replace(finding, since=min(since.get(_key(finding), finding.since or node.timestamp), node.timestamp))
+        for finding in _counted_once(findings, node)
+    ]
+    return Judgement(sort_findings(dated), dict(tally.judged), tally.unjudged())
 
 
 def _key(finding: Finding) -> _Key:
     return finding.finding, finding.reason, finding.name, finding.uuid
-
-
-def _dated(finding: Finding, since: Mapping[_Key, float], timestamp: float) -> Finding:
-    """Return the finding with the time since when it holds, which is never in the future."""
-    return structs.replace(finding, since=min(since.get(_key(finding), finding.since or timestamp), timestamp))
 
 
 def _count_gpus(node: Node, tally: Tally) -> None:
@@ -226,12 +225,12 @@ def _faults(node: Node) -> Iterator[Finding]:
     for gpu in node.gpus:
         yield from _faults_of(gpu, node)
     for reason, gpus in grouped((reason, gpu) for gpu in node.nameless_gpus for reason in gpu.reasons).items():
-        fault = _fault(reason, None, remedies.of_finding("fault", reason, gpus[0].index))
+        fault = _fault(reason, None, remedies.finding_remedy("fault", reason, gpus[0].index))
         yield structs.replace(
             fault, gpus=float(sum(gpu.fault == reason for gpu in gpus)), why=why_nameless(reason, gpus)
         )
     if (missing := node.missing_gpus) and missing.count:
-        fault = _fault("not_in_nvml", None, remedies.of_finding("fault", "not_in_nvml", None), since=missing.since)
+        fault = _fault("not_in_nvml", None, remedies.finding_remedy("fault", "not_in_nvml", None), since=missing.since)
         yield structs.replace(fault, gpus=float(missing.count), why=why_missing(missing))
 
 
@@ -289,7 +288,7 @@ def _finding(
         memory_bytes=memory_bytes,
         why=why,
         pids=pids,
-        remedy=remedies.of_finding(kind, reason, place.device.index, pids),
+        remedy=remedies.finding_remedy(kind, reason, place.device.index, pids),
     )
 
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from gpumap.model.devices import NO_CONTAINER, device_name, has_kubelet, sources_up
 from gpumap.model.findings import judged_holders
+from gpumap.model.formatting import listed
 from gpumap.model.gaps import invisible, unknown_of_devices, use_known
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Node, Unjudged
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import listed
 from gpumap.model.terms import UNJUDGED_REASONS, ContainerName
 
 NOTHING_ASSIGNED = (
@@ -115,7 +115,7 @@ def sentences(node: Node) -> Iterator[str]:
     yield from _source_sentences(node)
     if count := judged_holders([node]):
         yield f"{count}."
-    for reason, entries in grouped((_sentence_of(entry), entry) for entry in node.unjudged).items():
+    for reason, entries in grouped((_sentence_key(entry), entry) for entry in node.unjudged).items():
         if reason not in _SENTENCES:
             continue
         pods = sorted({"/".join(entry.pod_name) for entry in entries if entry.pod})
@@ -127,7 +127,7 @@ def sentences(node: Node) -> Iterator[str]:
     yield from (f"{sentence[0].upper()}{sentence[1:]}." for sentence in unknown_of_devices(node))
 
 
-def _sentence_of(entry: Unjudged) -> str:
+def _sentence_key(entry: Unjudged) -> str:
     is_of_holder = entry.pod or entry.reason not in ("just_started", "use_not_measured")
     return entry.reason if is_of_holder else f"{entry.reason} of a leaf"
 

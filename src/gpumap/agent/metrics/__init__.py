@@ -12,7 +12,7 @@ from gpumap.agent.metrics import device, use
 from gpumap.agent.metrics.allocation import ALLOCATION
 from gpumap.agent.metrics.device import DEVICE, GPM, LINKS
 from gpumap.agent.metrics.health import FINDINGS, HEALTH
-from gpumap.agent.metrics.itself import self_families
+from gpumap.agent.metrics.self_metrics import self_families
 from gpumap.agent.metrics.use import ACCOUNTING, HOST, PROCESSES, USE
 from gpumap.model.families import Family
 

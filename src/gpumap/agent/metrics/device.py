@@ -52,7 +52,7 @@ def _device_info(snapshot: Snapshot) -> Iterator[Series]:
             yield Series(_device_info_labels(device, gpus[device.gpu_uuid]), 1)
 
 
-def _without_device(snapshot: Snapshot) -> Iterator[Series]:
+def _missing_devices(snapshot: Snapshot) -> Iterator[Series]:
     """Yield the GPUs without gpumap_device_info. With them, a count of the node's GPUs is complete."""
     with_device = {device.gpu_uuid for device in snapshot.node.devices if device.is_leaf}
     for gpu in snapshot.node.gpus:
@@ -105,7 +105,7 @@ DEVICE = (
         "gauge",
         "A GPU without gpumap_device_info: it has no MIG devices, or has not reported its uuid. `reason` is its fault.",
         ("gpu_uuid", "index", "minor", "pci_bus_id", "model", "reason"),
-        _without_device,
+        _missing_devices,
     ),
     GPUS.gauge(
         "gpumap_gpu_last_success_timestamp_seconds", "Unix time of the GPU's last answer.", lambda gpu: gpu.last_success

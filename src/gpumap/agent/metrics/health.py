@@ -7,8 +7,8 @@ from collections import Counter
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.agent.metrics.device import GPUS, READINGS
 from gpumap.model.families import Family, Rows, Series, whether
-from gpumap.model.node import Node
 from gpumap.model.readings import GpuReading
+from gpumap.model.snapshot import Snapshot
 
 _ECC_ERRORS = Rows(
     ("gpu_uuid", "type"),
@@ -145,12 +145,15 @@ _FOUND = Rows(
     ),
 )
 _JUDGED = Rows(("finding",), lambda snapshot: (((kind,), count) for kind, count in snapshot.node.judged.items()))
-_UNJUDGED = Rows(("finding", "reason"), lambda snapshot: sorted(_unjudged(snapshot.node).items()))
 
 
-def _unjudged(node: Node) -> Counter[tuple[str, str]]:
+def _unjudged(snapshot: Snapshot) -> list[tuple[tuple[str, str], int]]:
     """Count what cannot be judged, by kind of finding and reason."""
-    return Counter((kind, entry.reason) for entry in node.unjudged for kind in entry.findings)
+    counts = Counter((kind, entry.reason) for entry in snapshot.node.unjudged for kind in entry.findings)
+    return sorted(counts.items())
+
+
+_UNJUDGED = Rows(("finding", "reason"), _unjudged)
 
 
 FINDINGS = (

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import ContainerAllocateResponse
 from gpumap.agent.sources.json_files import ReplacedFile, StaleMountError, decode, each
 from gpumap.agent.sources.messages import fit
+from gpumap.model.formatting import and_more
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -32,7 +33,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.shown import and_more
 from gpumap.model.terms import PodUid
 
 ENVS = re.compile(

@@ -25,11 +25,11 @@ from gpumap.agent.sources.json_files import (
     each_converted,
     lower_case,
 )
+from gpumap.model.formatting import parse_quantity
 from gpumap.model.grouping import grouped
 from gpumap.model.observations import ClaimPods, Complaint, DraState, PreparedDevice, SourceAnswer
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import parse_quantity
 from gpumap.model.terms import PodUid
 
 _STALE_MOUNT = "was replaced, and this is the old file: mount its directory instead of the file"

@@ -21,6 +21,7 @@ from gpumap.agent.executors import open_at_once
 from gpumap.agent.sources.json_files import Name, decode
 from gpumap.agent.sources.messages import fit
 from gpumap.model.device_ids import ByUuid, parse
+from gpumap.model.formatting import and_more
 from gpumap.model.observations import (
     Complaint,
     ContainerLink,
@@ -30,7 +31,6 @@ from gpumap.model.observations import (
     SourceAnswer,
 )
 from gpumap.model.plugins import MIB
-from gpumap.model.shown import and_more
 from gpumap.model.terms import ContainerName, PodUid
 
 MISSING, UNREADABLE, CORRUPT = "gpu_fractioning_missing", "gpu_fractioning_unreadable", "gpu_fractioning_corrupt"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
+from gpumap.model.formatting import and_more
 from gpumap.model.observations import (
     Complaint,
     ContainerLink,
@@ -27,7 +28,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.shown import and_more
 from gpumap.model.terms import ContainerName, PodUid
 
 _NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from gpumap.agent._proto.podresources import envelope_pb2, v1_pb2
 from gpumap.agent.sources.messages import decode, fit, show
+from gpumap.model.formatting import counted
 from gpumap.model.observations import ClaimDevice, Complaint, DeviceId, ListedContainer, ListedPod, ResourceDevices
-from gpumap.model.shown import counted
 
 NAME_CHARACTERS_MAX = 253
 """Kubernetes' limit for names of pods, claims, pools and, for want of another, of device ids."""

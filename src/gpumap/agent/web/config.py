@@ -19,7 +19,7 @@ import msgspec
 import yaml
 
 from gpumap.agent.executors import open_at_once
-from gpumap.model.shown import cut_off, printable
+from gpumap.model.formatting import cut_off, printable
 
 REQUIRED, IF_GIVEN, NONE = "RequireAndVerifyClientCert", "VerifyClientCertIfGiven", "NoClientCert"
 _TLS, _CLIENT_AUTH, _USERS = "tls_server_config", "client_auth_type", "basic_auth_users"

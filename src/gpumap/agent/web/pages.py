@@ -207,6 +207,6 @@ def _strip_data(snapshot: Snapshot) -> Snapshot:
         sources=node.sources,
         capabilities=node.capabilities,
         pid_visibility_reason=node.pid_visibility_reason,
-        remedies=remedies.of_missing_capabilities(node.capabilities, gpu_answers=False),
+        remedies=remedies.capability_remedies(node.capabilities, gpu_answers=False),
     )
     return replace(snapshot, node=bare, containers=(), processes=(), hidden=())

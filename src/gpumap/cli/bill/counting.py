@@ -28,8 +28,8 @@ from gpumap.cli.bill.promql import (
 from gpumap.cli.kube_state import unlisted, workload_of
 from gpumap.cli.sort_keys import BILL_ORDERS, BY_NAME
 from gpumap.cli.tables.layout import SortKey, in_order
+from gpumap.model.formatting import listed
 from gpumap.model.grouping import grouped
-from gpumap.model.shown import listed
 
 Pod = tuple[str, str]
 """Namespace and name."""

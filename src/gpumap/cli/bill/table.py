@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpumap.cli.bill.counting import LABEL, Amounts, Bill, Line
 from gpumap.cli.tables.layout import Column, Shape, joined, notes, table
-from gpumap.model.shown import UNKNOWN, percent, printable
+from gpumap.model.formatting import UNKNOWN, percent, printable
 
 VERSION = 1
 NO_LABEL = "(none)"

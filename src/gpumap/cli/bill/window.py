@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from gpumap.model.errors import UsageError
-from gpumap.model.shown import parse_duration
+from gpumap.model.formatting import parse_duration
 
 SETTLED_SECONDS = 60
 """Later samples may not have arrived yet: `now` means this long ago, and a duration counts from there."""

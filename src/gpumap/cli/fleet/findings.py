@@ -26,11 +26,11 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.prometheus import Prometheus, Row, together
 from gpumap.model import remedies
 from gpumap.model.devices import NO_CONTAINER, sources_up
-from gpumap.model.findings import in_order, why_of
+from gpumap.model.findings import sort_findings, why_of
+from gpumap.model.formatting import age, reason_sentences
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, SourceHealth, Unjudged
 from gpumap.model.readings import MigInstance, Uuid
-from gpumap.model.shown import age, by_reason
 from gpumap.model.terms import FINDINGS, Source
 
 OLD_SECONDS = 60.0
@@ -98,8 +98,8 @@ def findings_of_nodes(cluster: Cluster, answers: Mapping[Family, list[Row]]) -> 
     nodes = [_node(node, series) for node in cluster.nodes]
     reasons = [(node.name, _missing(node, cluster.moment)) for node in nodes]
     missing = (
-        *by_reason((name, "Prometheus cannot scrape its gpumap (up is 0)") for name in cluster.down),
-        *by_reason((name, reason) for name, reason in reasons if reason),
+        *reason_sentences((name, "Prometheus cannot scrape its gpumap (up is 0)") for name in cluster.down),
+        *reason_sentences((name, reason) for name, reason in reasons if reason),
         *left_out(invalid),
     )
     current = tuple(node for node in nodes if not _is_old(node, cluster.moment))
@@ -161,7 +161,7 @@ def _node(node: ScrapedNode, series: Series) -> Node:
                 gpus=gpus.get(labels),
                 memory_bytes=int(memory[labels]) if labels in memory else None,
                 why=why_of(kind, reason, max(target.collected_at - since, 0.0)),
-                remedy=remedies.of_finding(kind, reason, indices.get(uuid)),
+                remedy=remedies.finding_remedy(kind, reason, indices.get(uuid)),
             )
         )
     sources = {source: value for (source,), value in rows(SOURCE_UP)}
@@ -173,7 +173,7 @@ def _node(node: ScrapedNode, series: Series) -> Node:
         gpus=tuple(Gpu(Uuid(uuid), index, None, "", "", False, None) for uuid, index in indices.items()),
         devices=tuple(_device(*labels) for labels in infos),
         sources=tuple(SourceHealth(name, up=bool(sources[name])) for name in Source if name in sources),
-        findings=in_order(findings),
+        findings=sort_findings(findings),
         judged={kind: int(count) for (kind,), count in rows(JUDGED)},
         unjudged=tuple(
             Unjudged(*NO_CONTAINER, reason=reason, findings=(kind,))

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from gpumap.cli.prometheus import Prometheus, Row, together
 from gpumap.model.errors import FatalError
+from gpumap.model.formatting import cut_off
 from gpumap.model.grouping import grouped
-from gpumap.model.shown import cut_off
 
 SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
 """Each gpumap has exactly one, whose labels are those of its target."""

@@ -22,11 +22,11 @@ from gpumap.cli.fleet.nodes import (
 )
 from gpumap.cli.node_maps import ClusterSums, NodeMaps, SumRow
 from gpumap.cli.prometheus import Prometheus, together
-from gpumap.cli.tables.layout import Column, Shape, amount, in_order, joined, name, notes, sort_keys, table
+from gpumap.cli.tables.layout import Column, Shape, amount, joined, name, notes, sort_findings, sort_keys, table
 from gpumap.cli.tables.unknowns import few
 from gpumap.model.errors import UsageError
+from gpumap.model.formatting import counted, number, ratio, reason_sentences, size
 from gpumap.model.node import VERSION
-from gpumap.model.shown import by_reason, counted, number, ratio, size
 
 NODE, NAMESPACE = "node", "namespace"
 _ON_DEVICE = (*CONTAINER, "uuid")
@@ -169,7 +169,7 @@ async def cluster_sums(server: Prometheus, match: str, by: str) -> NodeMaps:
                 invalid.append(invalid_row(column.key, row))
             elif group:
                 values.setdefault(group, {})[column.key] = value
-    missing = by_reason((name, "Prometheus cannot scrape its gpumap (up is 0)") for name in cluster.down)
+    missing = reason_sentences((name, "Prometheus cannot scrape its gpumap (up is 0)") for name in cluster.down)
     sums = ClusterSums(by, tuple(SumRow(name, values[name]) for name in sorted(values)))
     return NodeMaps((), (*missing, *left_out(invalid)), fleet=True, sums=sums)
 
@@ -210,7 +210,7 @@ def _sums(maps: NodeMaps) -> ClusterSums:
 def _sorted(maps: NodeMaps, shape: Shape) -> list[SumRow]:
     sums = _sums(maps)
     key = sort_keys(_table_columns(sums.by))[shape.order or "gpus"]
-    return in_order(sums.rows, key, reverse=shape.reverse)
+    return sort_findings(sums.rows, key, reverse=shape.reverse)
 
 
 def _totals(sums: ClusterSums) -> dict[str, float]:

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from gpumap.model.formatting import counted, listed
 from gpumap.model.grouping import grouped
-from gpumap.model.shown import counted, listed
 
 CONTAINER_NAME, PORT_NAME = "gpumap", "metrics"
 """The chart's names of the agent's container and its port."""

@@ -17,7 +17,7 @@ from gpumap.cli.output_flags import WATCH_INTERVAL, shape_of, sorted_by, view_of
 from gpumap.cli.server_flags import add_by
 from gpumap.cli.sort_keys import SUMS_BY
 from gpumap.model.errors import UsageError
-from gpumap.model.shown import parse_duration
+from gpumap.model.formatting import parse_duration
 
 if TYPE_CHECKING:
     from gpumap.cli.kubectl.source import Scope

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpumap.model.errors import FatalError
-from gpumap.model.shown import cut_off
+from gpumap.model.formatting import cut_off
 
 START_SECONDS = 15.0
 _END_SECONDS = 2.0

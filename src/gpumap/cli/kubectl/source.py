@@ -19,8 +19,8 @@ from gpumap.cli.kubectl.agents import Agent, PodList, agents_of, one_for_each_no
 from gpumap.cli.kubectl.proxy import has_context, proxying
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.model.errors import FatalError
+from gpumap.model.formatting import cut_off, reason_sentences
 from gpumap.model.node import Node
-from gpumap.model.shown import by_reason, cut_off
 
 SELECTOR = "app.kubernetes.io/name=gpumap"
 """The label of the chart's pods."""
@@ -75,7 +75,7 @@ async def _ask_all(place: Endpoint, scope: Scope) -> NodeMaps:
     answers = await asyncio.gather(*(_map_of(place, agent, scope, slots) for agent in agents))
     maps = [one for one in answers if not isinstance(one, str)]
     reasons = [(agent.node, one) for agent, one in zip(agents, answers, strict=True) if isinstance(one, str)]
-    missing = tuple(by_reason(reasons))
+    missing = tuple(reason_sentences(reasons))
     if not maps:
         more = f" (and {len(missing) - 1} more reasons)" if len(missing) > 1 else ""
         raise FatalError(f"no agent answered: {missing[0]}{more}")

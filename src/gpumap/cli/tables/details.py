@@ -12,7 +12,7 @@ from gpumap.cli.tables.map import shown_owner
 from gpumap.cli.tables.top import PROCESS_COLUMNS
 from gpumap.cli.tables.waste import finding_colour, shown_finding
 from gpumap.cli.terminal import shortened, wrapped
-from gpumap.model.shown import UNKNOWN, age, counted, gpus, percent, printable, size
+from gpumap.model.formatting import UNKNOWN, age, counted, gpus, percent, printable, size
 from gpumap.model.terms import GPU_FINDINGS
 
 

@@ -15,11 +15,11 @@ from gpumap.cli.tables.layout import Column, Shape, joined, notes, table
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
 from gpumap.model.findings import condition_of, findings_of_gpus
+from gpumap.model.formatting import counted, listed
 from gpumap.model.gaps import use_known
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Node, SourceHealth
 from gpumap.model.readings import Uuid
-from gpumap.model.shown import counted, listed
 from gpumap.model.terms import Source
 
 GPU_CHECKS = {

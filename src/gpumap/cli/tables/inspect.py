@@ -14,12 +14,12 @@ from typing import NamedTuple
 from gpumap.cli.tables.layout import Column, Shape, joined, notes, refuse_huge, table
 from gpumap.model.devices import sources_up
 from gpumap.model.errors import FatalError
+from gpumap.model.formatting import UNKNOWN
 from gpumap.model.gaps import use_known
 from gpumap.model.grouping import grouped
 from gpumap.model.node import VERSION, ContainerOnDevice, Device, Node
 from gpumap.model.plugins import GPU_MEM, gpushare_slot_bytes
 from gpumap.model.readings import DeviceMemory
-from gpumap.model.shown import UNKNOWN
 from gpumap.model.terms import Owner, PodName
 
 GPUS_MAX = 1024

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
 from gpumap.model.errors import FatalError
-from gpumap.model.shown import UNKNOWN, printable
+from gpumap.model.formatting import UNKNOWN, printable
 from gpumap.model.terms import ContainerName
 
 R = TypeVar("R")

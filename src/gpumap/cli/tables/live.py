@@ -19,8 +19,8 @@ from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
 from gpumap.cli.tables.waste import finding_colour, shown_finding
 from gpumap.cli.terminal import cells, shortened
 from gpumap.model.findings import judged_kinds, sums, worst_first
+from gpumap.model.formatting import UNKNOWN, counted, gpus, number, percent, printable, size
 from gpumap.model.node import Finding
-from gpumap.model.shown import UNKNOWN, counted, gpus, number, percent, printable, size
 from gpumap.model.terms import GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}

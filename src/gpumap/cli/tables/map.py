@@ -22,9 +22,9 @@ from gpumap.cli.tables.layout import (
     with_node,
 )
 from gpumap.cli.tables.unknowns import no_rows, troubles
-from gpumap.model.devices import container_of, has_kubelet, in_namespace
+from gpumap.model.devices import container_of, has_kubelet, select_namespace
+from gpumap.model.formatting import UNKNOWN, number, percent, ratio, size
 from gpumap.model.node import VERSION, Node, UnmatchedSlots
-from gpumap.model.shown import UNKNOWN, number, percent, ratio, size
 from gpumap.model.terms import ContainerName
 
 _COLOURS = {"UNASSIGNED": "red", "gone": "yellow", "unknown": "yellow"}
@@ -174,7 +174,7 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
     if not any(map(has_kubelet, maps.maps)):
         columns = tuple(column for column in columns if column.title not in _ASSIGNED)
     unmatched = [
-        UnmatchedRow(one.name, entry) for one in maps.maps for entry in in_namespace(one.unmatched, shape.namespace)
+        UnmatchedRow(one.name, entry) for one in maps.maps for entry in select_namespace(one.unmatched, shape.namespace)
     ]
     return joined(
         [
@@ -207,7 +207,7 @@ def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
                 for row in sorted(found, key=lambda row: not row.holds)
                 if row.listed
             ),
-            map(container_of, in_namespace(node_map.unmatched, namespace)),
+            map(container_of, select_namespace(node_map.unmatched, namespace)),
         )
         for one in names
     )

@@ -22,7 +22,7 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.map import owner_colour, shown_owner
 from gpumap.cli.tables.unknowns import all_known, no_rows, troubles
-from gpumap.model.shown import UNKNOWN, age, number, percent, size
+from gpumap.model.formatting import UNKNOWN, age, number, percent, size
 
 # --- columns ----------------------------------------------------------------------------------------------------------
 

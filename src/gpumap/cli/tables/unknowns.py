@@ -9,9 +9,9 @@ from gpumap.cli.tables.layout import Shape
 from gpumap.model.check import fault_of_gpu, gpu_name
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
+from gpumap.model.formatting import printable, reason_sentences
 from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
 from gpumap.model.node import Node
-from gpumap.model.shown import by_reason, printable
 
 _SENTENCES_MAX, _BLIND_MAX = 20, 5
 _JUDGE_BY = frozenset({"nvml", "kubelet", "pod_identity"})
@@ -34,7 +34,7 @@ def of_each(maps: NodeMaps, sentences: Callable[[Node], Iterable[str]]) -> Itera
         for one in maps.maps:
             yield from sentences(one)
         return
-    yield from by_reason((one.name, sentence) for one in maps.maps for sentence in dict.fromkeys(sentences(one)))
+    yield from reason_sentences((one.name, sentence) for one in maps.maps for sentence in dict.fromkeys(sentences(one)))
 
 
 def is_blind(node_map: Node) -> bool:

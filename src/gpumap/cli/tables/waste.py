@@ -25,11 +25,11 @@ from gpumap.cli.tables.layout import (
     with_node,
 )
 from gpumap.cli.tables.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
-from gpumap.model.devices import device_name, has_kubelet, in_namespace
-from gpumap.model.findings import by_waste, judged_holders, judged_kinds, sums, worst_first
+from gpumap.model.devices import device_name, has_kubelet, select_namespace
+from gpumap.model.findings import judged_holders, judged_kinds, sums, waste_rank, worst_first
+from gpumap.model.formatting import UNKNOWN, age, counted, listed, number, ratio, size
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Node
-from gpumap.model.shown import UNKNOWN, age, counted, listed, number, ratio, size
 from gpumap.model.terms import FINDINGS
 
 _KINDS = FINDINGS[1:]
@@ -160,7 +160,7 @@ def _sharing(node: Node, namespace: str) -> Iterator[str]:
     devices: dict[str | None, Device] = {device.uuid: device for device in node.devices}
     pools = grouped(
         ((device.gpu_uuid or device.uuid, device.mig and device.mig.gpu_instance_id, device.memory.total_bytes), one)
-        for one in in_namespace(node.findings or (), namespace)
+        for one in select_namespace(node.findings or (), namespace)
         if one.finding in ("idle", "maybe_idle", "unused") and (device := devices.get(one.uuid)) and device.memory
     )
     sharers = [
@@ -201,14 +201,14 @@ def _rows(maps: NodeMaps, shape: Shape) -> list[FindingRow]:
 
 _ORDERS = {
     _BY_SEVERITY: lambda row: (worst_first(row.finding), row.node),
-    "waste": lambda row: (by_waste(row.finding), row.node, row.finding.name),
+    "waste": lambda row: (waste_rank(row.finding), row.node, row.finding.name),
 }
 
 
 def _rows_of(node: Node, namespace: str) -> Iterator[FindingRow]:
     names: dict[str | None, str] = {gpu.uuid: str(gpu.index) for gpu in node.gpus}
     names |= {device.uuid: device_name(device) for device in node.devices}
-    for one in in_namespace(node.findings or (), namespace):
+    for one in select_namespace(node.findings or (), namespace):
         if one.finding in _KINDS:
             yield FindingRow(node.name, names.get(one.uuid, UNKNOWN), max(node.timestamp - one.since, 0.0), one)
 

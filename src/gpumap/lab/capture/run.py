@@ -21,7 +21,7 @@ from gpumap.lab.capture.record import record
 from gpumap.lab.node_files import temporary_folder
 from gpumap.lab.serve import serve_node
 from gpumap.model.errors import UsageError
-from gpumap.model.shown import counted, printable
+from gpumap.model.formatting import counted, printable
 from gpumap.model.snapshot import Snapshot
 
 KEY_BYTES = 32

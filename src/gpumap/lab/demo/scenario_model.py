@@ -18,10 +18,10 @@ from msgspec import Meta, Struct, field, structs
 from gpumap.lab import decoding
 from gpumap.lab.demo.names import derived_uuid
 from gpumap.lab.demo.yaml_reading import ScenarioError
+from gpumap.model.formatting import parse_duration
 from gpumap.model.observations import ClaimDevice, DeviceId, PreparedDevice, ResourceDevices
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, MigInstance, RecoveryAction, Uuid
-from gpumap.model.shown import parse_duration
 
 T = TypeVar("T")
 

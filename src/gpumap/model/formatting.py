@@ -68,15 +68,13 @@ def listed(names: Sequence[str], max_names: int = 3) -> str:
     return ", ".join(names[:max_names]) + (f" and {more_names} more" if more_names > 0 else "")
 
 
-def of_nodes(names: Sequence[str]) -> str:
-    """The nodes that a sentence is about: `node a`, or `3 nodes, a, b, c`."""
-    return f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes, {listed(names, _NODES_LISTED)}"
-
-
-def by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
+def reason_sentences(reasons: Iterable[tuple[str, str]]) -> list[str]:
     """Return a sentence for each reason, with the nodes that have it. Takes pairs of node and reason."""
-    nodes = grouped((reason, node) for node, reason in reasons)
-    return [f"{of_nodes(names)}: {reason}" for reason, names in nodes.items()]
+    sentences = []
+    for reason, names in grouped((reason, node) for node, reason in reasons).items():
+        nodes = f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes, {listed(names, _NODES_LISTED)}"
+        sentences.append(f"{nodes}: {reason}")
+    return sentences
 
 
 def and_more(first: str, number: int, one: str, many: str = "") -> str:

@@ -121,7 +121,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         recent_processes=recent,
         leaf_uses=leaf_uses
         | {
-            leaf: leaf_uses[leaf].without_load()
+            leaf: leaf_uses[leaf].drop_load()
             for leaf, watch in watches.items()
             if watch.has_lasted(BUSY_WITHOUT_PROCESS, rules)
         },
