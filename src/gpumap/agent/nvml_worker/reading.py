@@ -81,7 +81,7 @@ class _Device:
         self.identity: GpuReading | None = None
         self.identified = -1  # `NvmlCalls.forgotten` at that time
         self.mig_enabled = library.mig_enabled(handle)
-        self.max_mig_devices = number("nvmlDeviceGetMaxMigDeviceCount", handle, read=int, on="mig")
+        self.max_mig_devices = number("nvmlDeviceGetMaxMigDeviceCount", handle, read=int, subject="mig")
         self.memory = library.memory(handle)
         self.utilization_ratios = library.utilization_ratios(handle)
         self.codec = [
@@ -104,7 +104,7 @@ class _Device:
             "nvmlDeviceGetTotalEnergyConsumption", handle, read=lambda millijoules: millijoules / 1000, kind=c_ulonglong
         )
         lists = Lists(library)
-        self.lists = lists.of(handle)
+        self.lists = lists.prepare(handle)
         self.samples = lists.samples(calls, handle)
         self.mig_devices = MigDevices(library, calls, lists, handle)
         self.field_values, self.slow_field_values = (FieldValues(library, calls, handle) for _ in range(2))
