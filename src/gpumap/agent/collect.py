@@ -185,7 +185,7 @@ class Collector:
         self._identity_executor = SerialExecutor("gpumap-identity")
         self._step_executor = SerialExecutor("gpumap-step")
         self._memory = Memory()
-        self._last: Snapshot | None = None
+        self._last_snapshot: Snapshot | None = None
         self._follow_from = -math.inf
 
     def set_deadline(self, seconds: float) -> None:
@@ -210,7 +210,9 @@ class Collector:
             # Data of an earlier collection is dropped when it becomes too old, not an interval later.
             ended = time.monotonic()
             earliest = max(started + PUSH_PAUSE_SECONDS, ended + (ended - started))
-            follow = max(started + FOLLOW_SECONDS, earliest) if self._expects_processes(ended) else math.inf
+            quiet_seconds = ended - max(self._trigger.started_at, self._follow_from)
+            expects_processes = self._trigger.is_on and quiet_seconds < FOLLOW_FOR_SECONDS
+            follow = max(started + FOLLOW_SECONDS, earliest) if expects_processes else math.inf
             trigger = await self._wait(earliest, due if expires is None else min(due, expires), follow)
             if self._release.is_set():
                 trigger = await self._release_driver()
@@ -220,7 +222,7 @@ class Collector:
         ticks = await self._clock_ticks()
         nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
-        uncertain = self._last.uncertain_pods if self._last else frozenset[PodUid]()
+        uncertain = self._last_snapshot.uncertain_pods if self._last_snapshot else frozenset[PodUid]()
         procfs = await self._observe(
             self._proc_executor.run(lambda: self._procfs.read(pids, ticks, uncertain), self._deadline_seconds)
         )
@@ -238,9 +240,9 @@ class Collector:
         observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on, pci)
         memory = self._memory
         self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
-        log_changes(log, self._last, snapshot, observations)
-        self._follow(self._last, snapshot)
-        self._last = snapshot
+        log_changes(log, self._last_snapshot, snapshot, observations)
+        self._follow(self._last_snapshot, snapshot)
+        self._last_snapshot = snapshot
         self._publish(snapshot)
         return snapshot
 
@@ -255,16 +257,13 @@ class Collector:
 
     def _follow(self, before: Snapshot | None, after: Snapshot) -> None:
         """Pass the pods with a GPU to the trigger, and note when a pod gets one, or has run a short process."""
-        pods = frozenset(one.name.pod_name for one in after.containers)
+        pods = frozenset(row.name.pod_name for row in after.containers)
         # The container of a new pod may have started before gpumap knew its pod.
-        is_new = before is not None and not pods <= {one.name.pod_name for one in before.containers}
+        is_new = before is not None and not pods <= {row.name.pod_name for row in before.containers}
         self._follow_from = follow_start(
             self._follow_from, time.monotonic(), is_new=is_new, has_short_process=after.has_short_process
         )
         self._trigger.follow(pods)
-
-    def _expects_processes(self, now: float) -> bool:
-        return self._trigger.is_on and now - max(self._trigger.started_at, self._follow_from) < FOLLOW_FOR_SECONDS
 
     async def _wait(self, earliest: float, until: float, follow: float) -> str:
         """Wait until the earlier of the two, or until the trigger fires (not before `earliest`), or a missing kubelet
@@ -288,9 +287,9 @@ class Collector:
         self.is_released = True
         while self._release.is_set():
             self._release.clear()
-            gone = await self._nvml.close()
+            is_closed = await self._nvml.close()
             until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self._interval_seconds))
-            if gone:
+            if is_closed:
                 log.info("driver released until=%s", until)
             else:
                 log.warning("driver not released: the worker hangs in the driver and does not exit until=%s", until)
@@ -324,12 +323,12 @@ class Collector:
         if state == self._logged_push:
             return
         self._logged_push = state
-        what = "allocations start a collection" if is_on else "allocations start no collection"
+        sentence = "allocations start a collection" if is_on else "allocations start no collection"
         if trouble is None:
-            log.info("%s push=%d", what, is_on)
+            log.info("%s push=%d", sentence, is_on)
         else:
             level = logging.INFO if trouble.reason.endswith("_missing") else logging.WARNING
-            log.log(level, "%s push=%d reason=%s detail=%r", what, is_on, trouble.reason, trouble.detail)
+            log.log(level, "%s push=%d reason=%s detail=%r", sentence, is_on, trouble.reason, trouble.detail)
 
     async def _clock_ticks(self) -> int | None:
         if self._procfs.is_real:

@@ -24,10 +24,9 @@ from gpumap.agent.collect import Collector, IntervalOnly, Sources, deadline_seco
 from gpumap.agent.dialects import DIALECTS, Dialect
 from gpumap.agent.join import Rules
 from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
-from gpumap.agent.limits import most_clients
 from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.agent.own_process import clients_max, release_by_signal, stop_by_signal
 from gpumap.agent.settings import Listen, Settings
-from gpumap.agent.signals import release_by_signal, stop_by_signal
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.inotify import Place, Watcher, places
 from gpumap.agent.sources.nvml import NvmlSource
@@ -129,7 +128,7 @@ async def collector(
     await nvml.start()
     kubelet = _kubelet(settings)
     pods = _pods_api(settings, lambda: clock().monotonic)
-    procfs = ProcfsSource(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
+    procfs = ProcfsSource(settings.proc, settings.own_entry, has_kubelet=settings.has_kubelet)
     watcher = Watcher(watched(settings)) if settings.push else None
     rules = rules_of(settings, restart_after_seconds)
     pci = None if rules.why_not_on_pci else PciSource(settings.sys, lambda: clock().monotonic)
@@ -195,8 +194,8 @@ def chosen_dialects(names: Iterable[str]) -> list[Dialect]:
 
 def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, ...]:
     """Return what gpumap asks NVML for: the chosen native groups, and what the dialects need."""
-    wanted = {*groups, *(group for dialect in chosen_dialects(dialects) for group in dialect.needs)}
-    return tuple(group for group in (*GROUPS, CARD) if group in wanted)
+    needs = {*groups, *(group for dialect in chosen_dialects(dialects) for group in dialect.needs)}
+    return tuple(group for group in (*GROUPS, CARD) if group in needs)
 
 
 def _kubelet(settings: Settings) -> KubeletSource | None:
@@ -266,9 +265,9 @@ class _NeedsRestart:
 
 
 def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
-    others = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
+    more = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
     return (
-        f"{hidden[0].uuid}{others} appeared after gpumap's start, and this container does not have its device nodes: "
+        f"{hidden[0].uuid}{more} appeared after gpumap's start, and this container does not have its device nodes: "
         "restarting to get them"
     )
 
@@ -291,7 +290,7 @@ async def _open(pages: Pages, listener: socket.socket, guard: Guard | None, sett
         app,
         listener,
         tls=guard.context if guard is not None else None,
-        max_connections=min(MAX_CONNECTIONS, most_clients()),
+        max_connections=min(MAX_CONNECTIONS, clients_max()),
         shutdown_seconds=SHUTDOWN_SECONDS,
     ) as close_idle:
         host, port = listener.getsockname()[:2]
@@ -314,8 +313,8 @@ async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> No
             if task.done():
                 task.result()
     finally:
-        for one in tasks:
-            one.cancel()
+        for running in tasks:
+            running.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -337,9 +336,9 @@ def bind(listen: Listen) -> socket.socket:
         return socket.create_server(("", listen.port), backlog=128)
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # asyncio's and socket's own words
-        raise UsageError(f"{listen.given}: {reason}") from error
+        raise UsageError(f"{listen.notation}: {reason}") from error
     except (UnicodeError, TypeError) as error:  # socket raises TypeError for a name that IDNA cannot encode
-        raise UsageError(f"{listen.given}: is not a host name") from error
+        raise UsageError(f"{listen.notation}: is not a host name") from error
 
 
 def _address(host: str, port: int) -> str:

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
 from gpumap.agent.executors import SerialExecutor
-from gpumap.agent.limits import GRPC_DESCRIPTORS, GRPC_THREADS, lack
+from gpumap.agent.own_process import GRPC_DESCRIPTORS, GRPC_THREADS, lack
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX
 from gpumap.agent.sources.podresources import KnownPods, Offer, Pods
 from gpumap.model.observations import Complaint, KubeletAnswer, SourceAnswer, SourceError

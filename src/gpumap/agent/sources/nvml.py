@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from gpumap.agent.limits import WORKER_DESCRIPTORS, WORKER_THREADS, lack
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.wire import word
+from gpumap.agent.own_process import WORKER_DESCRIPTORS, WORKER_THREADS, lack
 from gpumap.agent.sources.nvml_process import END_SECONDS, Worker
 from gpumap.agent.sources.nvml_state import CrashSuspects, ReplacementPolicy, SampleRing, XidEvents
 from gpumap.model.grouping import grouped

@@ -20,7 +20,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.limits import GRPC_DESCRIPTORS, GRPC_THREADS, lack
+from gpumap.agent.own_process import GRPC_DESCRIPTORS, GRPC_THREADS, lack
 from gpumap.agent.sources.kubelet import detail_of, reason_of
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX, decode, fit
 from gpumap.agent.sources.pod_shares import gpu_groups, may_share, pod_shares
