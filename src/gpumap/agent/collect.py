@@ -7,7 +7,6 @@ every owner. The loop itself remembers nothing about the node; `Memory` does.
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import time
@@ -228,7 +227,12 @@ class Collector:
         )
         pod_identity = kubelet = None
         if (read_identity := self._read_identity) is not None:
-            watch_and_read = functools.partial(self._watch_and_read, read_identity)
+
+            def watch_and_read() -> SourceAnswer[PodIdentity]:
+                # Watch first: a change after the reading must fire the trigger. Both may hang in the same directories.
+                self._trigger.watch()
+                return read_identity()
+
             pod_identity = await self._observe(self._identity_executor.run(watch_and_read, self._deadline_seconds))
         self._log_push()
         if self._kubelet is not None:
@@ -302,11 +306,6 @@ class Collector:
         """Return when the trigger fires, but not before `earliest`: all changes until then need one collection."""
         await self._trigger.wait()
         await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
-
-    def _watch_and_read(self, read: Callable[[], SourceAnswer[PodIdentity]]) -> SourceAnswer[PodIdentity]:
-        # Watch first: a change after the reading must fire the trigger. Both may hang in the same directories.
-        self._trigger.watch()
-        return read()
 
     def _log_failure(self, failure: str) -> None:
         """Log that collections fail, and that they succeed again, whenever it changes."""

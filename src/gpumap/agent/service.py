@@ -157,6 +157,10 @@ async def collector(
 
 def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SECONDS) -> Rules:
     """Return the decisions of the user that a collection needs."""
+    has_all_gpus = settings.visible_devices == "all"
+    why_not_on_pci = "" if has_all_gpus else "NVIDIA_VISIBLE_DEVICES gives gpumap only some GPUs"
+    if settings.nvml_release:
+        why_not_on_pci = "with --nvml-release, a GPU may be unbound from the driver at any time"
     return Rules(
         node_name=settings.node_name,
         internal_ip=settings.node_ip,
@@ -167,15 +171,8 @@ def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SE
         idle_after_seconds=settings.idle_after_seconds,
         grace_seconds=settings.grace_seconds,
         restart_after_seconds=restart_after_seconds,
-        why_not_on_pci=_why_not_on_pci(settings),
+        why_not_on_pci=why_not_on_pci,
     )
-
-
-def _why_not_on_pci(settings: Settings) -> str:
-    """Return why NVML lists not all GPUs on PCI, by the user's choice."""
-    if settings.nvml_release:
-        return "with --nvml-release, a GPU may be unbound from the driver at any time"
-    return "" if settings.visible_devices == "all" else "NVIDIA_VISIBLE_DEVICES gives gpumap only some GPUs"
 
 
 def _matcher(pattern: re.Pattern[str]) -> Callable[[str], bool]:
@@ -265,9 +262,9 @@ class _NeedsRestart:
 
 
 def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
-    more = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
+    names = f"{hidden[0].uuid} and {len(hidden) - 1} more" if len(hidden) > 1 else hidden[0].uuid
     return (
-        f"{hidden[0].uuid}{more} appeared after gpumap's start, and this container does not have its device nodes: "
+        f"{names} appeared after gpumap's start, and this container does not have its device nodes: "
         "restarting to get them"
     )
 

@@ -116,7 +116,13 @@ class MigDevices:
         device_counts = Counter(reading.instance.gpu_instance_id for reading in readings)
         shared = frozenset(gpu_instance for gpu_instance, count in device_counts.items() if count > 1)
         self._shared = shared if self.complete else shared | self._shared
-        readings = [self._drop_shared_activity(reading) for reading in readings]
+        # The activity of a GPU instance with several compute instances belongs to an unknown one of them.
+        readings = [
+            reading._replace(instance=structs.replace(reading.instance, activity=None))
+            if reading.instance.gpu_instance_id in self._shared
+            else reading
+            for reading in readings
+        ]
         return tuple(_add_processes(readings, gpu_memory.total_bytes if gpu_memory else None))
 
     def _ask_handle(self, call: PreparedCall[int | None]) -> int | None:
@@ -155,13 +161,6 @@ class MigDevices:
         being = instance.uuid, instance.profile, instance.profile_id, instance.placement_start
         activity = activities.read(Measured(instance.gpu_instance_id, being)).activity
         return reading._replace(instance=structs.replace(instance, activity=activity))
-
-    def _drop_shared_activity(self, reading: MigDeviceReading) -> MigDeviceReading:
-        """GPU instances with several compute instances. Their activity belongs to an unknown one of them, so it must
-        not count."""
-        if reading.instance.activity is None or reading.instance.gpu_instance_id not in self._shared:
-            return reading
-        return reading._replace(instance=structs.replace(reading.instance, activity=None))
 
     def _ask_device(
         self, uuid: str, calls: _Calls, gpu_memory: DeviceMemory | None, parents: "_ParentRows"

@@ -165,11 +165,11 @@ class Lists:
             return code
 
         def read_new() -> Iterable[SampleRow]:
-            rows = SAMPLE_NEW.iter_unpack(array.read(SAMPLE_NEW))
+            rows = SAMPLE_NEW.iter_unpack(array.written_rows(SAMPLE_NEW))
             return ((pid, timestamp_us, *percents) for timestamp_us, pid, *percents in rows)
 
         ways: tuple[PreparedCall[Iterable[SampleRow]], ...] = (
-            PreparedCall(SAMPLES_OLD, array.fill, (ask_old,), lambda: SAMPLE.iter_unpack(array.read(SAMPLE))),
+            PreparedCall(SAMPLES_OLD, array.fill, (ask_old,), lambda: SAMPLE.iter_unpack(array.written_rows(SAMPLE))),
             PreparedCall(SAMPLES_NEW, array.fill, (ask_new,), read_new),
         )
 
@@ -186,7 +186,7 @@ class Lists:
         def ask(rows: object, count: object) -> int:
             return function(device, count, rows)
 
-        return PreparedCall(name, array.fill, (ask,), lambda: RawList(kind, array.read(row), row), subject)
+        return PreparedCall(name, array.fill, (ask,), lambda: RawList(kind, array.written_rows(row), row), subject)
 
     def _newest(self, base: str) -> tuple[str, Struct]:
         for suffix, row in (("_v3", self._row_of_v3()), ("_v2", ROW_V2)):
@@ -222,7 +222,7 @@ class _Array:
             self._make_room(max(self.count.value, self._slots) * 2)
         return code
 
-    def read(self, row: Struct) -> bytes:
+    def written_rows(self, row: Struct) -> bytes:
         """Return the rows that a call wrote."""
         return self._view[: min(self.count.value, self._slots) * row.size].tobytes()
 
@@ -235,7 +235,7 @@ class _Array:
         self._count_pointer = byref(self.count)
 
 
-class ProcessesOfGpu:
+class GpuProcesses:
     """The processes of a GPU without partitions: the same tuple while its lists stay the same.
 
     A GPU that has never reported its memory shares that of the machine (unified memory). Some of their drivers write
@@ -339,7 +339,7 @@ class Sampler:
             self.keep(ask)
         # An early reading, after an allocation by the kubelet, also covers the interval. Otherwise a process without a
         # sample since the last reading would look idle.
-        rows = self._ask(ask, seconds, window)
+        rows = self._ask_rows(ask, seconds, window)
         return Sampled(None, None) if rows is None else Sampled(rows.samples, 0.0, rows.unsampled)
 
     def keep(self, ask: AskSamples) -> None:
@@ -351,7 +351,7 @@ class Sampler:
     def _take(self, ask: AskSamples, taken_at: float, first_seconds: float) -> Sampled:
         """Return the samples since the last ones."""
         seconds = first_seconds if self._taken_at is None else taken_at - self._taken_at
-        rows = self._ask(ask, taken_at, max(seconds, SAMPLING_SECONDS))
+        rows = self._ask_rows(ask, taken_at, max(seconds, SAMPLING_SECONDS))
         self._taken_at = taken_at
         if rows is None:
             return Sampled(None, None)
@@ -359,7 +359,7 @@ class Sampler:
             self._newest_us, self._newest_at = rows.newest_us, taken_at
         return Sampled(rows.samples, round(seconds, 3), rows.unsampled)
 
-    def _ask(self, ask: AskSamples, asked_at: float, window: float) -> _Rows | None:
+    def _ask_rows(self, ask: AskSamples, asked_at: float, window: float) -> _Rows | None:
         since = self._since(asked_at, window, busy=self._busy)
         rows = ask(since)
         if rows is None:

@@ -86,7 +86,7 @@ class Guard:
         while True:
             await asyncio.sleep(self._look_seconds)
             try:
-                state = await self._thread.run(self._read, _DEADLINE_SECONDS)
+                state = await self._thread.run(self._read_files, _DEADLINE_SECONDS)
             except TimeoutError:
                 continue  # a file system hangs: the active configuration stays
             except Exception as error:  # no file may end the service, whatever error it causes in a library
@@ -95,7 +95,7 @@ class Guard:
             if is_settled:
                 self._apply(*state, close_idle)
 
-    def _read(self) -> tuple[Loaded, str]:
+    def _read_files(self) -> tuple[Loaded, str]:
         """Return what the files say, and their mistake. With one, the active configuration stays, with its renewed
         certificates."""
         try:
@@ -158,10 +158,10 @@ class Guard:
 
     def watch_over(self, application: web.Application) -> None:
         """Check every request to an application."""
-        application.middlewares.append(self._answer)
+        application.middlewares.append(self._check_request)
 
     @web.middleware
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _check_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         # By the route, not by the path: the page is open, however its address is written.
         resource = request.match_info.route.resource
         is_open = resource is not None and resource.canonical in _OPEN_PATHS
