@@ -5,7 +5,7 @@ not change while the handle is valid are read once and kept with it. Only dialec
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from ctypes import c_ulonglong
+from ctypes import c_int, c_ulonglong
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -274,7 +274,7 @@ class CardReader:
         number = library.number
         self._calls = calls
         self._vbios_version = library.text("nvmlDeviceGetVbiosVersion", gpu)
-        self._compute_capability = library.compute_capability(gpu)
+        self._compute_capability = library.pair("nvmlDeviceGetCudaComputeCapability", gpu, "{}.{}".format, c_int)
         self._max_clocks = [
             (domain, number("nvmlDeviceGetMaxClockInfo", gpu, clock, read=hertz, subject=f"max clock {domain}"))
             for domain, clock in CLOCKS

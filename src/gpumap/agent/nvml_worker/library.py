@@ -251,15 +251,9 @@ class Library:
             "nvmlDeviceGetPciInfo_v3", (device, byref(info)), lambda: bytes(info)[start:].partition(b"\0")[0]
         )
 
-    def compute_capability(self, device: Handle) -> PreparedCall[str | None]:
-        return self.pair("nvmlDeviceGetCudaComputeCapability", device, "{}.{}".format, c_int)
-
     def mig_enabled(self, device: Handle) -> PreparedCall[bool | None]:
         """Whether the GPU is partitioned now, without pending changes."""
         return self.pair("nvmlDeviceGetMigMode", device, lambda mode, _: mode == int(pynvml.NVML_DEVICE_MIG_ENABLE))
-
-    def gpu_instance_id(self, instance: Handle) -> PreparedCall[int | None]:
-        return self.number("nvmlDeviceGetGpuInstanceId", instance, read=int, subject="mig")
 
     def memory(self, device: Handle, subject: str = "gpu") -> tuple[PreparedCall[DeviceMemory | None], ...]:
         """The newest call first. No memory if the total is 0: some drivers of unified memory answer so, others refuse

@@ -42,6 +42,10 @@ class Attributes(NamedTuple):
     compute_slices: int
     memory_mib: int
 
+    @classmethod
+    def parse(cls, info: Any) -> "Attributes":
+        return cls(info.gpuInstanceSliceCount, info.computeInstanceSliceCount, info.memorySizeMB)
+
 
 class Placement(NamedTuple):
     """nvmlGpuInstanceInfo_t. `profile_id` is the number in `nvidia-smi mig -lgip`, without an NVML constant."""
@@ -56,11 +60,15 @@ class _Calls:
 
     def __init__(self, library: Library, lists: Lists, handle: Handle) -> None:
         self.uuid = library.uuid(handle, "mig")
-        self.gpu_instance_id = library.gpu_instance_id(handle)
+        self.gpu_instance_id = library.number("nvmlDeviceGetGpuInstanceId", handle, read=int, subject="mig")
         self.compute_instance_id = library.number("nvmlDeviceGetComputeInstanceId", handle, read=int, subject="mig")
         self.model = library.model(handle, "mig")
         self.attributes = library.structure(
-            "nvmlDeviceGetAttributes_v2", handle, out=pynvml.c_nvmlDeviceAttributes(), read=_attributes, subject="mig"
+            "nvmlDeviceGetAttributes_v2",
+            handle,
+            out=pynvml.c_nvmlDeviceAttributes(),
+            read=Attributes.parse,
+            subject="mig",
         )
         self.memory = library.memory(handle, "mig")
         self.lists = lists.prepare(handle, "mig")
@@ -251,10 +259,6 @@ def _add_processes(readings: list[MigDeviceReading], bytes_max: int | None) -> I
 
 def _pids_without_place(rows: list[Row] | tuple[()]) -> set[int]:
     return {row.pid for row in rows if row.compute_instance_id is None}
-
-
-def _attributes(info: Any) -> Attributes:
-    return Attributes(info.gpuInstanceSliceCount, info.computeInstanceSliceCount, info.memorySizeMB)
 
 
 def profile_name(name: str, attributes: Attributes | None, gpu_memory: DeviceMemory | None) -> str:
