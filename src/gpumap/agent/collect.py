@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 from gpumap.agent.changes import log_changes
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.join import Memory, Rules, step
+from gpumap.agent.sources.inotify import Watcher
 from gpumap.model.observations import (
     Complaint,
     Failed,
@@ -33,7 +34,7 @@ from gpumap.model.observations import (
 )
 from gpumap.model.pci import pci_address
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import PodName, PodUid
+from gpumap.model.terms import PodUid
 
 T = TypeVar("T")
 DEADLINE_SECONDS_MIN, DEADLINE_SECONDS_MAX = 1.0, 5.0
@@ -81,41 +82,6 @@ class Pci(Protocol):
     async def read(self, in_nvml: frozenset[str], timeout_seconds: float) -> SourceAnswer[tuple[PciFunction, ...]]: ...
 
 
-class CollectionTrigger(Protocol):
-    """Starts a collection before the interval is over."""
-
-    @property
-    def is_on(self) -> bool: ...
-    @property
-    def trouble(self) -> Complaint | None: ...
-    @property
-    def started_at(self) -> float: ...
-    def follow(self, pods: frozenset[PodName]) -> None: ...
-    def watch(self) -> None: ...
-    async def wait(self) -> None: ...
-    def clear(self) -> None: ...
-
-
-class IntervalOnly:
-    """Only the interval starts collections."""
-
-    is_on = False
-    trouble: Complaint | None = None
-    started_at = -math.inf
-
-    def follow(self, pods: frozenset[PodName]) -> None:
-        pass
-
-    def watch(self) -> None:
-        pass
-
-    async def wait(self) -> None:
-        await _never()
-
-    def clear(self) -> None:
-        pass
-
-
 def follow_start(last_start: float, moment: float, *, is_new: bool, has_short_process: bool) -> float:
     """Return since when gpumap collects faster, to see new processes."""
     has_paused = moment - last_start >= 2 * FOLLOW_FOR_SECONDS
@@ -145,7 +111,8 @@ class Sources:
     procfs: Procfs
     read_identity: Callable[[], SourceAnswer[PodIdentity]] | None
     kubelet: Kubelet | None
-    trigger: CollectionTrigger = field(default_factory=IntervalOnly)
+    trigger: Watcher = field(default_factory=lambda: Watcher(()))
+    """By default, only the interval starts collections."""
     pci: Pci | None = None
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpumap import __version__
-from gpumap.agent.collect import Collector, IntervalOnly, Sources, deadline_seconds, now
+from gpumap.agent.collect import Collector, Sources, deadline_seconds, now
 from gpumap.agent.dialects import DIALECTS, Dialect
 from gpumap.agent.join import Rules
 from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
@@ -129,11 +129,11 @@ async def collector(
     kubelet = _kubelet(settings)
     pods = _pods_api(settings, lambda: clock().monotonic)
     procfs = ProcfsSource(settings.proc, settings.own_entry, has_kubelet=settings.has_kubelet)
-    watcher = Watcher(watched(settings)) if settings.push else None
+    watcher = Watcher(watched(settings) if settings.push else ())
     rules = rules_of(settings, restart_after_seconds)
     pci = None if rules.why_not_on_pci else PciSource(settings.sys, lambda: clock().monotonic)
     loop = Collector(
-        Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher or IntervalOnly(), pci),
+        Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher, pci),
         rules,
         interval_seconds=settings.interval_seconds,
         publish=publish,
@@ -147,8 +147,7 @@ async def collector(
         loop.close()
         if pods is not None:
             await pods.close()
-        if watcher is not None:
-            watcher.close()
+        watcher.close()
         procfs.close()
         if pci is not None:
             pci.close()
