@@ -281,7 +281,7 @@ async def _end_while_it_starts(command: str, temporary: Path, delay_seconds: flo
 
 COMPUTING = """
 import asyncio, re
-from gpumap.agent.signals import stop_by_signal
+from gpumap.agent.own_process import stop_by_signal
 from gpumap.cli import signals
 async def compute(prepare=lambda: None):
     prepare()

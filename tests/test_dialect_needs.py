@@ -15,7 +15,7 @@ from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.nvml_worker.health import CARD_FIELDS
 from gpumap.agent.nvml_worker.reading import field_numbers
-from gpumap.agent.settings import Settings, resolve, with_everything
+from gpumap.agent.settings import Settings, collect_everything, resolve
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.record import record
 from gpumap.lab.demo.scenario import parse_scenario
@@ -67,7 +67,7 @@ def test_a_dialect_that_is_on_is_given_what_it_needs(name: str) -> None:
 
 def test_a_capture_has_all_groups() -> None:
     """It can be played with any group and any dialect."""
-    everything = with_everything(settled(collect=("use",)))
+    everything = collect_everything(settled(collect=("use",)))
     assert asked(everything) == (*GROUPS, CARD)
 
 
@@ -130,7 +130,7 @@ async def collected(node: PlayedNode, settings: Settings) -> Snapshot:
 async def test_each_dialect_has_its_values_whatever_is_collected(directory: Path) -> None:
     """Over a demo's node: with only its needs each has the series that it has when NVML is asked for everything."""
     async with demo_node(parse_scenario(STEADY), directory) as node:
-        everything = await collected(node, with_everything(settled()))
+        everything = await collected(node, collect_everything(settled()))
         for name in DIALECTS:
             reduced = await collected(node, settled(name, collect=("allocation",)))
             whole = series(everything, name)
@@ -144,7 +144,7 @@ async def test_each_dialect_has_its_values_whatever_is_collected(directory: Path
 async def test_what_dialects_show_is_recorded_and_played(directory: Path) -> None:
     """Whatever was collected on the node that was recorded: a capture can be played with each dialect."""
     async with demo_node(parse_scenario(STEADY), directory) as node:
-        everything = await collected(node, with_everything(settled()))
+        everything = await collected(node, collect_everything(settled()))
         settings = node.settings(settled(collect=("allocation",)))
         recorded = await record(settings, node.driver_command, None, asyncio.Event())
     assert recorded is not None

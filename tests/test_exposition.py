@@ -232,7 +232,7 @@ def test_nothing_stale_is_left_after_churn() -> None:
         pods = tuple(Pod(*one.pod_name, "") for one in containers)
         now = replace(with_node(full, pods=pods, unmatched=()), containers=tuple(containers), processes=())
         assert kept.render(now) == Exposition(EVERYTHING).render(now)
-        assert sum(len(lines.labels) for lines in kept._kept) == len(expected(now))
+        assert sum(len(lines.labels) for lines in kept._last_lines) == len(expected(now))
 
 
 @both_formats

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent import collect
-from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector, IntervalOnly
+from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector
 from gpumap.agent.sources.inotify import CREATE, Place, Watcher
 from gpumap.lab.demo import texts
 from gpumap.model.observations import (
@@ -57,11 +57,11 @@ class Sources:
         self.snapshots: list[Snapshot] = []
 
     @contextlib.asynccontextmanager
-    async def running(self, watcher: Watcher | Started | None, interval_seconds: float = 3600.0) -> AsyncIterator[None]:
+    async def running(self, watcher: Watcher | None, interval_seconds: float = 3600.0) -> AsyncIterator[None]:
         """The loop over them, its first collection done, and long enough ago that news is taken at once."""
         rules = replace(RULES, stale_after_seconds=3600.0)
         loop = Collector(
-            collect.Sources(_Nvml(self.started), NoProcfs(), self.identity, self, watcher or IntervalOnly()),
+            collect.Sources(_Nvml(self.started), NoProcfs(), self.identity, self, watcher or Watcher(())),
             rules,
             interval_seconds=interval_seconds,
             publish=self._publish,
@@ -218,13 +218,16 @@ async def test_a_lost_directory_is_looked_for_at_the_interval(tmp_path: Path, ca
     assert f"reason=directory_missing detail='{folder}: No such file or directory'" in lines[1]
 
 
-class Started(IntervalOnly):
+class Started(Watcher):
     """A trigger by which a container has just started."""
 
-    is_on = True
-
     def __init__(self) -> None:
+        super().__init__(())
+        self.is_on = True
         self.started_at = time.monotonic()
+
+    def watch(self) -> None:
+        """Stay as it is."""
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2 * collect.FOLLOW_SECONDS])

@@ -147,9 +147,8 @@ def _serve(given: argparse.Namespace) -> int:
         logging.getLogger("gpumap").warning("unknown variable ignored variable=%s nearest=%s", name, nearest)
     gc.disable()  # during the imports, which leave hardly any garbage; the service enables it again
     from gpumap.agent import service
-    from gpumap.agent.limits import check_limits
+    from gpumap.agent.own_process import check_limits, raise_limit
     from gpumap.agent.sources.nvml import worker_command
-    from gpumap.agent.sources.processes import raise_limit
 
     raise_limit()
     check_limits()

@@ -26,15 +26,10 @@ def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, o
     for gpu in after.node.gpus:
         _log_gpu(log, known_gpus.get(gpu.uuid), gpu)
     _log_xids(log, before, after, observations)
-    if before is not None:
-        _log_gpu_count(log, before, after)
-    _log_hidden(log, before, after)
-
-
-def _log_gpu_count(log: logging.Logger, before: Snapshot, after: Snapshot) -> None:
-    both_up = before.node.driver is not None and after.node.driver is not None
-    if both_up and {gpu.uuid for gpu in before.node.gpus} != {gpu.uuid for gpu in after.node.gpus}:
+    both_up = before is not None and before.node.driver is not None and after.node.driver is not None
+    if before is not None and both_up and known_gpus.keys() != {gpu.uuid for gpu in after.node.gpus}:
         log.info("gpus changed count=%d", len(after.node.gpus))
+    _log_hidden(log, before, after)
 
 
 def _log_hidden(log: logging.Logger, before: Snapshot | None, after: Snapshot) -> None:
@@ -92,18 +87,18 @@ def _log_xids(log: logging.Logger, before: Snapshot | None, after: Snapshot, obs
     for event in observations.nvml.value.xids if isinstance(observations.nvml, Observed) else ():
         errors_by_code[event.uuid, event.code] += event.times
     gpu_of = {device.uuid: device.gpu_uuid for device in after.node.devices if device.gpu_uuid}
-    known = {_affected(one): one.errors for one in before.node.container_xids} if before else {}
+    known = {_key(xids): xids.errors for xids in before.node.container_xids} if before else {}
     for (uuid, code), errors in sorted(errors_by_code.items()):
         affected = [
-            "/".join(one.name)
-            for one in after.node.container_xids
-            if one.code == code and gpu_of.get(one.uuid, one.uuid) == uuid and one.errors > known.get(_affected(one), 0)
+            "/".join(xids.name)
+            for xids in after.node.container_xids
+            if xids.code == code and gpu_of.get(xids.uuid, xids.uuid) == uuid and xids.errors > known.get(_key(xids), 0)
         ]
         log.warning("xid gpu=%s code=%d errors=%d containers=%r", uuid, code, errors, ",".join(affected))
 
 
-def _affected(one: ContainerXids) -> tuple[ContainerName, Uuid, int]:
-    return one.name, one.uuid, one.code
+def _key(xids: ContainerXids) -> tuple[ContainerName, Uuid, int]:
+    return xids.name, xids.uuid, xids.code
 
 
 def _log_visibility(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:

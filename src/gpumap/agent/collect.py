@@ -7,7 +7,6 @@ every owner. The loop itself remembers nothing about the node; `Memory` does.
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import time
@@ -18,6 +17,7 @@ from typing import Protocol, TypeVar
 from gpumap.agent.changes import log_changes
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.join import Memory, Rules, step
+from gpumap.agent.sources.inotify import Watcher
 from gpumap.model.device_ids import pci_address
 from gpumap.model.observations import (
     Complaint,
@@ -34,7 +34,7 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import PodName, PodUid
+from gpumap.model.terms import PodUid
 
 T = TypeVar("T")
 DEADLINE_SECONDS_MIN, DEADLINE_SECONDS_MAX = 1.0, 5.0
@@ -82,41 +82,6 @@ class Pci(Protocol):
     async def read(self, in_nvml: frozenset[str], timeout_seconds: float) -> SourceAnswer[tuple[PciFunction, ...]]: ...
 
 
-class CollectionTrigger(Protocol):
-    """Starts a collection before the interval is over."""
-
-    @property
-    def is_on(self) -> bool: ...
-    @property
-    def trouble(self) -> Complaint | None: ...
-    @property
-    def started_at(self) -> float: ...
-    def follow(self, pods: frozenset[PodName]) -> None: ...
-    def watch(self) -> None: ...
-    async def wait(self) -> None: ...
-    def clear(self) -> None: ...
-
-
-class IntervalOnly:
-    """Only the interval starts collections."""
-
-    is_on = False
-    trouble: Complaint | None = None
-    started_at = -math.inf
-
-    def follow(self, pods: frozenset[PodName]) -> None:
-        pass
-
-    def watch(self) -> None:
-        pass
-
-    async def wait(self) -> None:
-        await _never()
-
-    def clear(self) -> None:
-        pass
-
-
 def follow_start(last_start: float, moment: float, *, is_new: bool, has_short_process: bool) -> float:
     """Return since when gpumap collects faster, to see new processes."""
     has_paused = moment - last_start >= 2 * FOLLOW_FOR_SECONDS
@@ -146,7 +111,8 @@ class Sources:
     procfs: Procfs
     read_identity: Callable[[], SourceAnswer[PodIdentity]] | None
     kubelet: Kubelet | None
-    trigger: CollectionTrigger = field(default_factory=IntervalOnly)
+    trigger: Watcher = field(default_factory=lambda: Watcher(()))
+    """By default, only the interval starts collections."""
     pci: Pci | None = None
 
 
@@ -185,7 +151,7 @@ class Collector:
         self._identity_executor = SerialExecutor("gpumap-identity")
         self._step_executor = SerialExecutor("gpumap-step")
         self._memory = Memory()
-        self._last: Snapshot | None = None
+        self._last_snapshot: Snapshot | None = None
         self._follow_from = -math.inf
 
     def set_deadline(self, seconds: float) -> None:
@@ -210,7 +176,9 @@ class Collector:
             # Data of an earlier collection is dropped when it becomes too old, not an interval later.
             ended = time.monotonic()
             earliest = max(started + PUSH_PAUSE_SECONDS, ended + (ended - started))
-            follow = max(started + FOLLOW_SECONDS, earliest) if self._expects_processes(ended) else math.inf
+            quiet_seconds = ended - max(self._trigger.started_at, self._follow_from)
+            expects_processes = self._trigger.is_on and quiet_seconds < FOLLOW_FOR_SECONDS
+            follow = max(started + FOLLOW_SECONDS, earliest) if expects_processes else math.inf
             trigger = await self._wait(earliest, due if expires is None else min(due, expires), follow)
             if self._release.is_set():
                 trigger = await self._release_driver()
@@ -220,13 +188,18 @@ class Collector:
         ticks = await self._clock_ticks()
         nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
-        uncertain = self._last.uncertain_pods if self._last else frozenset[PodUid]()
+        uncertain = self._last_snapshot.uncertain_pods if self._last_snapshot else frozenset[PodUid]()
         procfs = await self._observe(
             self._proc_executor.run(lambda: self._procfs.read(pids, ticks, uncertain), self._deadline_seconds)
         )
         pod_identity = kubelet = None
         if (read_identity := self._read_identity) is not None:
-            watch_and_read = functools.partial(self._watch_and_read, read_identity)
+
+            def watch_and_read() -> SourceAnswer[PodIdentity]:
+                # Watch first: a change after the reading must fire the trigger. Both may hang in the same directories.
+                self._trigger.watch()
+                return read_identity()
+
             pod_identity = await self._observe(self._identity_executor.run(watch_and_read, self._deadline_seconds))
         self._log_push()
         if self._kubelet is not None:
@@ -238,9 +211,9 @@ class Collector:
         observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on, pci)
         memory = self._memory
         self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
-        log_changes(log, self._last, snapshot, observations)
-        self._follow(self._last, snapshot)
-        self._last = snapshot
+        log_changes(log, self._last_snapshot, snapshot, observations)
+        self._follow(self._last_snapshot, snapshot)
+        self._last_snapshot = snapshot
         self._publish(snapshot)
         return snapshot
 
@@ -255,16 +228,13 @@ class Collector:
 
     def _follow(self, before: Snapshot | None, after: Snapshot) -> None:
         """Pass the pods with a GPU to the trigger, and note when a pod gets one, or has run a short process."""
-        pods = frozenset(one.name.pod_name for one in after.containers)
+        pods = frozenset(row.name.pod_name for row in after.containers)
         # The container of a new pod may have started before gpumap knew its pod.
-        is_new = before is not None and not pods <= {one.name.pod_name for one in before.containers}
+        is_new = before is not None and not pods <= {row.name.pod_name for row in before.containers}
         self._follow_from = follow_start(
             self._follow_from, time.monotonic(), is_new=is_new, has_short_process=after.has_short_process
         )
         self._trigger.follow(pods)
-
-    def _expects_processes(self, now: float) -> bool:
-        return self._trigger.is_on and now - max(self._trigger.started_at, self._follow_from) < FOLLOW_FOR_SECONDS
 
     async def _wait(self, earliest: float, until: float, follow: float) -> str:
         """Wait until the earlier of the two, or until the trigger fires (not before `earliest`), or a missing kubelet
@@ -288,9 +258,9 @@ class Collector:
         self.is_released = True
         while self._release.is_set():
             self._release.clear()
-            gone = await self._nvml.close()
+            is_closed = await self._nvml.close()
             until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self._interval_seconds))
-            if gone:
+            if is_closed:
                 log.info("driver released until=%s", until)
             else:
                 log.warning("driver not released: the worker hangs in the driver and does not exit until=%s", until)
@@ -303,11 +273,6 @@ class Collector:
         """Return when the trigger fires, but not before `earliest`: all changes until then need one collection."""
         await self._trigger.wait()
         await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
-
-    def _watch_and_read(self, read: Callable[[], SourceAnswer[PodIdentity]]) -> SourceAnswer[PodIdentity]:
-        # Watch first: a change after the reading must fire the trigger. Both may hang in the same directories.
-        self._trigger.watch()
-        return read()
 
     def _log_failure(self, failure: str) -> None:
         """Log that collections fail, and that they succeed again, whenever it changes."""
@@ -324,12 +289,12 @@ class Collector:
         if state == self._logged_push:
             return
         self._logged_push = state
-        what = "allocations start a collection" if is_on else "allocations start no collection"
+        sentence = "allocations start a collection" if is_on else "allocations start no collection"
         if trouble is None:
-            log.info("%s push=%d", what, is_on)
+            log.info("%s push=%d", sentence, is_on)
         else:
             level = logging.INFO if trouble.reason.endswith("_missing") else logging.WARNING
-            log.log(level, "%s push=%d reason=%s detail=%r", what, is_on, trouble.reason, trouble.detail)
+            log.log(level, "%s push=%d reason=%s detail=%r", sentence, is_on, trouble.reason, trouble.detail)
 
     async def _clock_ticks(self) -> int | None:
         if self._procfs.is_real:

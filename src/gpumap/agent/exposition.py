@@ -40,7 +40,7 @@ class Exposition:
         families = tuple(families)
         fixed = [family for family in families if isinstance(family, Family)]
         self._families = [(family, self._head(family)) for family in fixed]
-        self._kept = [_NO_LINES for _ in self._families]
+        self._last_lines = [_NO_LINES for _ in self._families]
         self._numbered = [family for family in families if isinstance(family, NumberedFamilies)]
 
     def render(self, snapshot: Snapshot) -> bytes:
@@ -48,7 +48,7 @@ class Exposition:
         parts: list[bytes] = []
         for number, (family, head) in enumerate(self._families):
             series = list(family.read(snapshot))
-            lines = self._kept[number] = _lines(family, series, self._kept[number])
+            lines = self._last_lines[number] = _lines(family, series, self._last_lines[number])
             parts += (head, lines.template % _numbers(series)) if series else ()
         for numbered in self._numbered:
             for family in numbered.families(snapshot):
@@ -69,12 +69,13 @@ class Exposition:
         return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n".encode()
 
 
-def _lines(family: Family, series: Iterable[Series], kept: _Lines) -> _Lines:
-    """Return the lines that were kept; if series were added or removed, new lines for those."""
-    labels, suffixes = [one.labels for one in series], [one.suffix for one in series]
-    if labels == kept.labels and suffixes == kept.suffixes:
-        return kept
-    known = dict(zip(zip(kept.labels, kept.suffixes, strict=True), kept.template.split(_PLACE), strict=False))
+def _lines(family: Family, series: Iterable[Series], last_lines: _Lines) -> _Lines:
+    """Return `last_lines`; if series were added or removed, new lines for those."""
+    labels, suffixes = [sample.labels for sample in series], [sample.suffix for sample in series]
+    if labels == last_lines.labels and suffixes == last_lines.suffixes:
+        return last_lines
+    keys = zip(last_lines.labels, last_lines.suffixes, strict=True)
+    known = dict(zip(keys, last_lines.template.split(_PLACE), strict=False))
     lines = (known.get(key) or _line(family, *key) for key in zip(labels, suffixes, strict=True))
     return _Lines(labels, suffixes, b"".join(line + _PLACE for line in lines))
 
@@ -82,7 +83,7 @@ def _lines(family: Family, series: Iterable[Series], kept: _Lines) -> _Lines:
 def _numbers(series: Iterable[Series]) -> tuple[bytes, ...]:
     """Return the text of each value. msgspec writes the same text as `_value`, up to seven times as fast, except for
     exponents, numbers below 0.0001, and what JSON does not have."""
-    values = [one.value for one in series]
+    values = [sample.value for sample in series]
     text = msgspec.json.encode(values)
     if text.translate(None, b"0123456789.,-") == b"[]" and b"0.0000" not in text:
         return tuple(text[1:-1].split(b","))
@@ -99,8 +100,8 @@ def _value(value: float) -> str:
 
 def _line(family: Family, labels: tuple[str, ...], suffix: str) -> bytes:
     """Return a line up to its number, as a part of a template."""
-    shown = "{" + ",".join(_pairs(family, labels)) + "}" if family.labels else ""
-    return f"{family.name}{suffix}{shown} ".encode().replace(b"%", b"%%")
+    pairs = "{" + ",".join(_pairs(family, labels)) + "}" if family.labels else ""
+    return f"{family.name}{suffix}{pairs} ".encode().replace(b"%", b"%%")
 
 
 def _pairs(family: Family, labels: tuple[str, ...]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
+from functools import partial
 from typing import NamedTuple
 
 from gpumap.model.terms import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
@@ -59,145 +60,72 @@ class Flag(NamedTuple):
         return PREFIX + self.name.removeprefix("--").upper().replace("-", "_")
 
 
+_SourceFlag = partial(Flag, about="sources")
+_KubeletFlag = partial(Flag, about="sources", of_kubelet=True)
+
+_PUSH = "Start a collection when the kubelet allocates a device. With --no-push, collect only at the interval."
+_NO_KUBELET = "This machine has no kubelet (workstation, Slurm, Docker): read only NVML and the process tree."
+_CHECKPOINT = (
+    "Device checkpoint. Default: the newer device-plugins/kubelet_internal_checkpoint of the kubelet root and "
+    "/var/lib/kubelet."
+)
+_PODS_API = (
+    "Socket of the kubelet's Pods API (1.37 and later): UIDs, container ids, device health and granted shares. "
+    "Default: not used."
+)
+_FRACTIONING = (
+    "Directory with the files of KAI-Scheduler (0.18 and later) about containers that share GPUs, such as "
+    "/var/run/gpu-fractioning/map. Default: not used."
+)
+_LIBRARY = "NVML library of the driver. Default: libnvidia-ml.so.1, found by the dynamic loader."
+_RESOURCE = "Regular expression that matches the whole name of each GPU resource."
+_RESERVATION = "Regular expression that matches the whole namespace of pods that reserve GPUs for a scheduler."
+_TRUST = (
+    "Regular expression that matches the whole namespace of pods that may use GPUs without a grant of the kubelet. "
+    "Default: none."
+)
+_COLLECT = f"Group of metrics to measure and serve: {', '.join(GROUPS)}, or all."
+_DIALECT = (
+    f"Names to serve in addition to the native families: {', '.join(DIALECTS)}, all (with dcgm, "
+    "without dcgm49), none, or native, which adds nothing."
+)
+_PROCESSES = "Serve gpumap_process_gpu_memory_used_bytes, one series for each process."
+_WEB_CONFIG = "Prometheus web-config.yml with TLS, client certificates and basic auth. Default: plain HTTP."
+
 FLAGS = (
     Flag("--listen", "ADDR", ":9401", "Address to serve on, such as :9401, [::1]:9401 or 127.0.0.1:0."),
     Flag("--interval", "DURATION", "5s", "Time between two collections, such as 500ms or 1m."),
-    Flag(
-        "--push",
-        "",
-        "true",
-        "Start a collection when the kubelet allocates a device. With --no-push, collect only at the interval.",
-        of_kubelet=True,
-    ),
+    Flag("--push", "", "true", _PUSH, of_kubelet=True),
     Flag("--nvml-release", "", "false", "Release the driver between collections. SIGUSR1 releases it once."),
     Flag("--stale-after", "DURATION", "60s", "Maximum age of the data that gpumap serves; at least --interval."),
     Flag("--idle-after", "DURATION", "5m", "A container is idle if it did not use its GPU for so long."),
     Flag("--grace", "DURATION", "2m", "A container is watched for so long before its memory counts as unused."),
-    Flag("--node-name", "NAME", "", "Name of this node. Default: $NODE_NAME, or else the host name.", about="sources"),
-    Flag("--node-ip", "IP", "", "Internal IP of this node. Default: $NODE_IP.", about="sources"),
-    Flag(
-        "--no-kubelet",
-        "",
-        "false",
-        "This machine has no kubelet (workstation, Slurm, Docker): read only NVML and the process tree.",
-        about="sources",
+    _SourceFlag("--node-name", "NAME", "", "Name of this node. Default: $NODE_NAME, or else the host name."),
+    _SourceFlag("--node-ip", "IP", "", "Internal IP of this node. Default: $NODE_IP."),
+    _SourceFlag("--no-kubelet", "", "false", _NO_KUBELET),
+    _KubeletFlag("--kubelet-root", "DIR", "/var/lib/kubelet", "Root directory of the kubelet."),
+    _KubeletFlag(
+        "--kubelet-socket", "PATH", "", "PodResources socket. Default: <kubelet-root>/pod-resources/kubelet.sock."
     ),
-    Flag(
-        "--kubelet-root",
-        "DIR",
-        "/var/lib/kubelet",
-        "Root directory of the kubelet.",
-        about="sources",
-        of_kubelet=True,
+    _KubeletFlag("--device-checkpoint", "PATH", "", _CHECKPOINT),
+    _KubeletFlag("--pods-api-socket", "PATH", "", _PODS_API),
+    _KubeletFlag("--gpu-fractioning-map", "DIR", "", _FRACTIONING),
+    _KubeletFlag(
+        "--pod-log-root", "DIR", "/var/log", "Directory that contains the log directories pods and containers."
     ),
-    Flag(
-        "--kubelet-socket",
-        "PATH",
-        "",
-        "PodResources socket. Default: <kubelet-root>/pod-resources/kubelet.sock.",
-        about="sources",
-        of_kubelet=True,
-    ),
-    Flag(
-        "--device-checkpoint",
-        "PATH",
-        "",
-        "Device checkpoint. Default: the newer device-plugins/kubelet_internal_checkpoint of the kubelet root and "
-        "/var/lib/kubelet.",
-        about="sources",
-        of_kubelet=True,
-    ),
-    Flag(
-        "--pods-api-socket",
-        "PATH",
-        "",
-        "Socket of the kubelet's Pods API (1.37 and later): UIDs, container ids, device health and granted shares. "
-        "Default: not used.",
-        about="sources",
-        of_kubelet=True,
-    ),
-    Flag(
-        "--gpu-fractioning-map",
-        "DIR",
-        "",
-        "Directory with the files of KAI-Scheduler (0.18 and later) about containers that share GPUs, such as "
-        "/var/run/gpu-fractioning/map. Default: not used.",
-        about="sources",
-        of_kubelet=True,
-    ),
-    Flag(
-        "--pod-log-root",
-        "DIR",
-        "/var/log",
-        "Directory that contains the log directories pods and containers.",
-        about="sources",
-        of_kubelet=True,
-    ),
-    Flag("--proc", "DIR", "/proc", "Process tree.", about="sources"),
-    Flag("--sys", "DIR", "/sys", "Tree with PCI functions, to find GPUs that NVML does not list.", about="sources"),
-    Flag(
-        "--nvml-library",
-        "PATH",
-        "",
-        "NVML library of the driver. Default: libnvidia-ml.so.1, found by the dynamic loader.",
-        about="sources",
-    ),
-    Flag(
-        "--resource",
-        "REGEX",
-        DEFAULT_RESOURCE_PATTERN,
-        "Regular expression that matches the whole name of each GPU resource.",
-        about="sources",
-        of_kubelet=True,
-    ),
-    Flag(
-        "--reservation-namespace",
-        "REGEX",
-        DEFAULT_RESERVATION_NAMESPACES,
-        "Regular expression that matches the whole namespace of pods that reserve GPUs for a scheduler.",
-        about="sources",
-        of_kubelet=True,
-    ),
-    Flag(
-        "--trust-namespace",
-        "REGEX",
-        "",
-        "Regular expression that matches the whole namespace of pods that may use GPUs without a grant of the kubelet. "
-        "Default: none.",
-        about="sources",
-        of_kubelet=True,
-    ),
-    Flag(
-        "--collect",
-        "GROUP",
-        ",".join(DEFAULT_GROUPS),
-        f"Group of metrics to measure and serve: {', '.join(GROUPS)}, or all.",
-        repeatable=True,
-    ),
-    Flag(
-        "--dialect",
-        "NAME",
-        "none",
-        f"Names to serve in addition to the native families: {', '.join(DIALECTS)}, all (with dcgm, "
-        "without dcgm49), none, or native, which adds nothing.",
-        repeatable=True,
-    ),
+    _SourceFlag("--proc", "DIR", "/proc", "Process tree."),
+    _SourceFlag("--sys", "DIR", "/sys", "Tree with PCI functions, to find GPUs that NVML does not list."),
+    _SourceFlag("--nvml-library", "PATH", "", _LIBRARY),
+    _KubeletFlag("--resource", "REGEX", DEFAULT_RESOURCE_PATTERN, _RESOURCE),
+    _KubeletFlag("--reservation-namespace", "REGEX", DEFAULT_RESERVATION_NAMESPACES, _RESERVATION),
+    _KubeletFlag("--trust-namespace", "REGEX", "", _TRUST),
+    Flag("--collect", "GROUP", ",".join(DEFAULT_GROUPS), _COLLECT, repeatable=True),
+    Flag("--dialect", "NAME", "none", _DIALECT, repeatable=True),
     Flag("--no-native", "", "false", "Serve only the dialects and the self-metrics."),
-    Flag("--process-metrics", "", "false", "Serve gpumap_process_gpu_memory_used_bytes, one series for each process."),
-    Flag(
-        "--web-config",
-        "FILE",
-        "",
-        "Prometheus web-config.yml with TLS, client certificates and basic auth. Default: plain HTTP.",
-    ),
+    Flag("--process-metrics", "", "false", _PROCESSES),
+    Flag("--web-config", "FILE", "", _WEB_CONFIG),
     Flag("--log-format", "text|json", "text", "Format of the log.", about="log"),
-    Flag(
-        "--log-level",
-        "LEVEL",
-        "info",
-        "Level of the log: debug, info, warning, error.",
-        about="log",
-    ),
+    Flag("--log-level", "LEVEL", "info", "Level of the log: debug, info, warning, error.", about="log"),
 )
 
 
@@ -208,11 +136,11 @@ def add_flags(
 
     The command line accepts the `hidden` parts, but --help does not show them.
     """
-    for part in about:
-        group = parser.add_argument_group(ABOUT[part])
+    for topic in about:
+        group = parser.add_argument_group(ABOUT[topic])
         for flag in FLAGS:
-            if flag.about == part:
-                _add_flag(group, flag, hidden=part in hidden)
+            if flag.about == topic:
+                _add_flag(group, flag, hidden=topic in hidden)
 
 
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag, *, hidden: bool) -> None:

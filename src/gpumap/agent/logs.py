@@ -36,7 +36,7 @@ class _Json(logging.Formatter):
         return json.dumps(line)
 
 
-def _without_traceback(record: logging.LogRecord) -> bool:
+def _drop_traceback(record: logging.LogRecord) -> bool:
     """Replace a library's traceback by the name and text of the error."""
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
@@ -55,21 +55,21 @@ class _Lines(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._left = b""
+        self._unwritten = b""
         """The rest of a line that was written in part."""
         self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         self._write()
-        if self._left or not self._takes_more():
+        if self._unwritten or not self._takes_more():
             self._lost += 1
             return
         if self._lost:
             lost = logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING"})
             lost.msg, lost.args = "standard error was blocked: log lines are lost count=%d", (self._lost,)
-            self._left = self._line(lost)
+            self._unwritten = self._line(lost)
             self._lost = 0
-        self._left += self._line(record)
+        self._unwritten += self._line(record)
         self._write()
 
     def _line(self, record: logging.LogRecord) -> bytes:
@@ -84,12 +84,12 @@ class _Lines(logging.Handler):
 
     def _write(self) -> None:
         try:
-            while self._left and self._takes_more():
-                self._left = self._left[os.write(self._descriptor, self._left[: select.PIPE_BUF]) :]
+            while self._unwritten and self._takes_more():
+                self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten[: select.PIPE_BUF]) :]
         except BlockingIOError:
             pass  # another program made the descriptor non-blocking
         except OSError:
-            self._left = b""  # no reader will come back
+            self._unwritten = b""  # no reader will come back
 
 
 def set_up_log(form: str, level: str) -> None:
@@ -97,7 +97,7 @@ def set_up_log(form: str, level: str) -> None:
     logging.raiseExceptions = False  # a closed standard error must not cause a traceback
     handler = _Lines(sys.stderr.fileno()) if sys.stderr is not None else logging.NullHandler()
     if level != "debug":
-        handler.addFilter(_without_traceback)
+        handler.addFilter(_drop_traceback)
     handler.setFormatter(_Json() if form == "json" else _Text())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpumap import __version__
-from gpumap.agent.collect import Collector, IntervalOnly, Sources, deadline_seconds, now
+from gpumap.agent.collect import Collector, Sources, deadline_seconds, now
 from gpumap.agent.dialects import DIALECTS, Dialect
 from gpumap.agent.join import Rules
 from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
-from gpumap.agent.limits import most_clients
 from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.agent.own_process import clients_max, release_by_signal, stop_by_signal
 from gpumap.agent.settings import Listen, Settings
-from gpumap.agent.signals import release_by_signal, stop_by_signal
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.inotify import Place, Watcher, places
 from gpumap.agent.sources.nvml import NvmlSource
@@ -129,12 +128,12 @@ async def collector(
     await nvml.start()
     kubelet = _kubelet(settings)
     pods = _pods_api(settings, lambda: clock().monotonic)
-    procfs = ProcfsSource(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
-    watcher = Watcher(watched(settings)) if settings.push else None
+    procfs = ProcfsSource(settings.proc, settings.own_entry, has_kubelet=settings.has_kubelet)
+    watcher = Watcher(watched(settings) if settings.push else ())
     rules = rules_of(settings, restart_after_seconds)
     pci = None if rules.why_not_on_pci else PciSource(settings.sys, lambda: clock().monotonic)
     loop = Collector(
-        Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher or IntervalOnly(), pci),
+        Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher, pci),
         rules,
         interval_seconds=settings.interval_seconds,
         publish=publish,
@@ -148,8 +147,7 @@ async def collector(
         loop.close()
         if pods is not None:
             await pods.close()
-        if watcher is not None:
-            watcher.close()
+        watcher.close()
         procfs.close()
         if pci is not None:
             pci.close()
@@ -158,6 +156,10 @@ async def collector(
 
 def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SECONDS) -> Rules:
     """Return the decisions of the user that a collection needs."""
+    has_all_gpus = settings.visible_devices == "all"
+    why_not_on_pci = "" if has_all_gpus else "NVIDIA_VISIBLE_DEVICES gives gpumap only some GPUs"
+    if settings.nvml_release:
+        why_not_on_pci = "with --nvml-release, a GPU may be unbound from the driver at any time"
     return Rules(
         node_name=settings.node_name,
         internal_ip=settings.node_ip,
@@ -168,15 +170,8 @@ def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SE
         idle_after_seconds=settings.idle_after_seconds,
         grace_seconds=settings.grace_seconds,
         restart_after_seconds=restart_after_seconds,
-        why_not_on_pci=_why_not_on_pci(settings),
+        why_not_on_pci=why_not_on_pci,
     )
-
-
-def _why_not_on_pci(settings: Settings) -> str:
-    """Return why NVML lists not all GPUs on PCI, by the user's choice."""
-    if settings.nvml_release:
-        return "with --nvml-release, a GPU may be unbound from the driver at any time"
-    return "" if settings.visible_devices == "all" else "NVIDIA_VISIBLE_DEVICES gives gpumap only some GPUs"
 
 
 def _matcher(pattern: re.Pattern[str]) -> Callable[[str], bool]:
@@ -195,8 +190,8 @@ def chosen_dialects(names: Iterable[str]) -> list[Dialect]:
 
 def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, ...]:
     """Return what gpumap asks NVML for: the chosen native groups, and what the dialects need."""
-    wanted = {*groups, *(group for dialect in chosen_dialects(dialects) for group in dialect.needs)}
-    return tuple(group for group in (*GROUPS, CARD) if group in wanted)
+    needs = {*groups, *(group for dialect in chosen_dialects(dialects) for group in dialect.needs)}
+    return tuple(group for group in (*GROUPS, CARD) if group in needs)
 
 
 def _kubelet(settings: Settings) -> KubeletSource | None:
@@ -266,9 +261,9 @@ class _NeedsRestart:
 
 
 def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
-    others = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
+    names = f"{hidden[0].uuid} and {len(hidden) - 1} more" if len(hidden) > 1 else hidden[0].uuid
     return (
-        f"{hidden[0].uuid}{others} appeared after gpumap's start, and this container does not have its device nodes: "
+        f"{names} appeared after gpumap's start, and this container does not have its device nodes: "
         "restarting to get them"
     )
 
@@ -291,7 +286,7 @@ async def _open(pages: Pages, listener: socket.socket, guard: Guard | None, sett
         app,
         listener,
         tls=guard.context if guard is not None else None,
-        max_connections=min(MAX_CONNECTIONS, most_clients()),
+        max_connections=min(MAX_CONNECTIONS, clients_max()),
         shutdown_seconds=SHUTDOWN_SECONDS,
     ) as close_idle:
         host, port = listener.getsockname()[:2]
@@ -314,8 +309,8 @@ async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> No
             if task.done():
                 task.result()
     finally:
-        for one in tasks:
-            one.cancel()
+        for running in tasks:
+            running.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -337,9 +332,9 @@ def bind(listen: Listen) -> socket.socket:
         return socket.create_server(("", listen.port), backlog=128)
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # asyncio's and socket's own words
-        raise UsageError(f"{listen.given}: {reason}") from error
+        raise UsageError(f"{listen.notation}: {reason}") from error
     except (UnicodeError, TypeError) as error:  # socket raises TypeError for a name that IDNA cannot encode
-        raise UsageError(f"{listen.given}: is not a host name") from error
+        raise UsageError(f"{listen.notation}: is not a host name") from error
 
 
 def _address(host: str, port: int) -> str:

@@ -36,11 +36,11 @@ SOCKET_PATH_BYTES_MAX = 107
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """`host` is empty for all addresses of this machine. `given` is the user's notation, for messages."""
+    """`host` is empty for all addresses of this machine. `notation` is the user's, for messages."""
 
     host: str
     port: int
-    given: str = "--listen"
+    notation: str = "--listen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +79,18 @@ class Settings:
     web_config: Path | None = None
     visible_devices: str = "all"
     """The GPUs that gpumap's container has, of NVIDIA's runtime."""
-    own: Path = Path("/proc/self")
+    own_entry: Path = Path("/proc/self")
     """gpumap's own entry of the process tree. A capture has another."""
 
 
 def resolve(
-    given: argparse.Namespace, environment: Mapping[str, str], about: Collection[str] = tuple(ABOUT)
+    args: argparse.Namespace, environment: Mapping[str, str], about: Collection[str] = tuple(ABOUT)
 ) -> Settings:
     """Check every flag and variable. Raises UsageError.
 
     Flags that the command does not use (`about` does not contain them) keep their default, whatever the environment.
     """
-    values = _Values({flag.name: _read(flag, given, environment if flag.about in about else {}) for flag in FLAGS})
+    values = _Values({flag.name: _read(flag, args, environment if flag.about in about else {}) for flag in FLAGS})
     interval_seconds = values.parse("--interval", parse_duration)
     stale_after_seconds = values.parse("--stale-after", parse_duration)
     if stale_after_seconds < interval_seconds:
@@ -103,7 +103,7 @@ def resolve(
     in_root = Path("device-plugins/kubelet_internal_checkpoint")
     candidates = dict.fromkeys((root / in_root, Path("/var/lib/kubelet") / in_root))
     return Settings(
-        listen=replace(values.parse("--listen", parse_listen), given=values.origin("--listen")),
+        listen=replace(values.parse("--listen", parse_listen), notation=values.origin("--listen")),
         interval_seconds=interval_seconds,
         stale_after_seconds=stale_after_seconds,
         idle_after_seconds=values.parse("--idle-after", parse_duration),
@@ -137,15 +137,15 @@ def resolve(
     )
 
 
-def with_everything(settings: Settings) -> Settings:
+def collect_everything(settings: Settings) -> Settings:
     """Return settings for a capture: gpumap asks NVML for all that any group or dialect shows."""
     return replace(settings, groups=tuple(GROUPS), dialects=ALL_DIALECTS)
 
 
-def quiet(settings: Settings, given: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
+def quiet(settings: Settings, args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
     """Log only errors, unless the user chose a level: the output of a command is its answer."""
-    asked = given.log_level or environment.get("GPUMAP_LOG_LEVEL")
-    return settings if asked else replace(settings, log_level="error")
+    chosen_level = args.log_level or environment.get("GPUMAP_LOG_LEVEL")
+    return settings if chosen_level else replace(settings, log_level="error")
 
 
 def unknown_variables(environment: Iterable[str], known: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -155,7 +155,7 @@ def unknown_variables(environment: Iterable[str], known: Collection[str]) -> Ite
     """
     names = sorted(name for name in environment if name.startswith(PREFIX))
     services = (PREFIX, *(name.removesuffix("SERVICE_HOST") for name in names if name.endswith("_SERVICE_HOST")))
-    of_services = tuple(f"{service}{part}" for service in services for part in ("SERVICE_", "PORT"))
+    of_services = tuple(f"{service}{end}" for service in services for end in ("SERVICE_", "PORT"))
     without_prefix = [name.removeprefix(PREFIX) for name in known]
     for name in names:
         if name not in known and not name.startswith(of_services):
@@ -163,7 +163,7 @@ def unknown_variables(environment: Iterable[str], known: Collection[str]) -> Ite
             yield name, f"{PREFIX}{near[0]}" if near else ""
 
 
-class _Given(NamedTuple):
+class _FlagWords(NamedTuple):
     words: tuple[str, ...]
     origin: str
     """The user's notation, for messages."""
@@ -173,22 +173,22 @@ class _Given(NamedTuple):
 class _Values:
     """The words of each flag. Errors name the flag."""
 
-    def __init__(self, given: Mapping[str, _Given]) -> None:
-        self._given = given
+    def __init__(self, flags: Mapping[str, _FlagWords]) -> None:
+        self._flags = flags
 
     def words(self, name: str) -> tuple[str, ...]:
-        return self._given[name].words
+        return self._flags[name].words
 
     def word(self, name: str) -> str:
         words = self.words(name)
         return words[-1] if words else ""
 
     def origin(self, name: str) -> str:
-        return self._given[name].origin
+        return self._flags[name].origin
 
     def is_given(self, name: str) -> bool:
         """Whether the user gave the flag or its variable."""
-        return not self._given[name].by_default
+        return not self._flags[name].by_default
 
     def error(self, name: str, message: str) -> UsageError:
         return UsageError(f"{self.origin(name)}: {message}")
@@ -203,7 +203,7 @@ class _Values:
         self, name: str, choices: Iterable[str], *, none: bool = False, left_out: Collection[str] = ()
     ) -> tuple[str, ...]:
         """Read a repeatable choice. `all` is every choice except `left_out`; a single `none` is nothing."""
-        words, choices = self._given[name].words, tuple(choices)
+        words, choices = self._flags[name].words, tuple(choices)
         if none and "none" in words:
             if len(set(words)) > 1:
                 raise self.error(name, "none cannot be combined with other names")
@@ -212,7 +212,7 @@ class _Values:
             if word not in (*choices, "all"):
                 known = ", ".join((*choices, "all", *(("none",) if none else ())))
                 raise self.error(name, f'unknown value "{word}"; valid values: {known}')
-        return tuple(one for one in choices if one in words or ("all" in words and one not in left_out))
+        return tuple(choice for choice in choices if choice in words or ("all" in words and choice not in left_out))
 
 
 def _optional(values: _Values, name: str, parse: Callable[[str], Path]) -> Path | None:
@@ -247,17 +247,17 @@ def _has_kubelet(values: _Values) -> bool:
     return False
 
 
-def _read(flag: Flag, given: argparse.Namespace, environment: Mapping[str, str]) -> _Given:
+def _read(flag: Flag, args: argparse.Namespace, environment: Mapping[str, str]) -> _FlagWords:
     """A flag overrides its variable, and a variable the default."""
-    value = getattr(given, flag.name.removeprefix("--").replace("-", "_"), None)
+    value = getattr(args, flag.name.removeprefix("--").replace("-", "_"), None)
     if value is not None:
         if isinstance(value, list):
-            return _Given(tuple(value), flag.name)
-        return _Given((value,), f"{flag.name} {value}" if flag.metavar else flag.name)
+            return _FlagWords(tuple(value), flag.name)
+        return _FlagWords((value,), f"{flag.name} {value}" if flag.metavar else flag.name)
     text = environment.get(flag.variable)
     if text:
-        return _Given(_split(flag, text), f"{flag.name} (from ${flag.variable}={text})")
-    return _Given(_split(flag, flag.default), f"{flag.name} {flag.default}".strip(), by_default=True)
+        return _FlagWords(_split(flag, text), f"{flag.name} (from ${flag.variable}={text})")
+    return _FlagWords(_split(flag, flag.default), f"{flag.name} {flag.default}".strip(), by_default=True)
 
 
 def _split(flag: Flag, text: str) -> tuple[str, ...]:

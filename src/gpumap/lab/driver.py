@@ -71,7 +71,7 @@ class Player:
         versions = reading.driver_version, reading.cuda_version, reading.nvml_version
         busy = tuple(sorted(self._pending))
         yield wire.encode(wire.DriverMessage(asked.read, *versions, len(reading.gpus), busy))
-        for gpu in sorted(reading.gpus, key=lambda gpu: gpu.index in asked.last):
+        for gpu in sorted(reading.gpus, key=lambda gpu: gpu.index in asked.last_gpus):
             if gpu.index in asked.skip or gpu.index in busy:
                 continue
             if self._hangs and gpu.fault == "hung":

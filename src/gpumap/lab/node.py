@@ -86,7 +86,7 @@ class PlayedNode:
             proc=self._directory / PROC,
             sys=self._directory / SYS,
             visible_devices="all",
-            own=self._directory / OWN,
+            own_entry=self._directory / OWN,
             resource=re.compile(self._capture.about.resource),
         )
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from gpumap.agent import service
+from gpumap.agent.own_process import stop_by_signal
 from gpumap.agent.settings import Settings
-from gpumap.agent.signals import stop_by_signal
 from gpumap.lab.capture.format import About, Capture
 from gpumap.lab.demo import frames
 from gpumap.lab.demo.scenario_model import Scenario

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> NoReturn:
     # With it, NVML counts MPS locality domains instead of GPUs (nvml.h 13.5), and most calls are not supported.
     os.environ.pop("NVML_MPS_DEVICE_ENUMERATION", None)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # refused: see `sources.processes.raise_limit`
+    with contextlib.suppress(OSError, ValueError):  # refused: see `own_process.raise_limit`
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends the worker
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the same

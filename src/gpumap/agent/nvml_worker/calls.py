@@ -93,9 +93,9 @@ class NvmlCalls:
         """Ask MIG devices again also for what they did not support. What the card does not support stays."""
         self._unsupported = {key for key in self._unsupported if not key.startswith(_OF_MIG)}
 
-    def withdraw(self, before: dict[str, int]) -> None:
-        """Drop the refusals that came after `before`: they are of a device that no longer exists."""
-        self._refused = dict(before)
+    def withdraw(self, earlier: dict[str, int]) -> None:
+        """Drop the refusals that came after `earlier`: they are of a device that no longer exists."""
+        self._refused = dict(earlier)
 
     def ask(self, call: PreparedCall[T]) -> T | None:
         """Make the call and return its value; `None` if NVML refuses. Raises `RefusedError` if the refusal means that
@@ -146,14 +146,14 @@ class NvmlCalls:
             self._refused[refused.call] = refused.code
 
     def _do_not_ask(self, key: str) -> None:
-        now = time.monotonic()
+        seconds = time.monotonic()
         if not self._unsupported:
-            self._ask_again_at = now + RETRY_SECONDS
+            self._ask_again_at = seconds + RETRY_SECONDS
         self._unsupported.add(key)
         self.learned = True
         if key in self._known:
             self._lost = True
-            self._ask_again_at = min(self._ask_again_at, now + self._pause)
+            self._ask_again_at = min(self._ask_again_at, seconds + self._pause)
 
     def know(self, keys: Iterable[str]) -> None:
         """Record that these were answered by another call than `ask`."""

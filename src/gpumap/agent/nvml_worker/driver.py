@@ -32,7 +32,10 @@ def bound_devices() -> frozenset[str]:
 
 def holds_devices() -> bool:
     """Return whether this process has a device of the driver open, or mapped, which also keeps it open."""
-    return any(_link(name).startswith(DEVICES) for name in os.listdir("/proc/self/fd")) or _maps_devices()
+    if any(_link(name).startswith(DEVICES) for name in os.listdir("/proc/self/fd")):
+        return True
+    with open("/proc/self/maps", errors="replace") as maps:
+        return any(line.rpartition(" ")[2].startswith(DEVICES) for line in maps)
 
 
 def _link(descriptor: str) -> str:
@@ -40,11 +43,6 @@ def _link(descriptor: str) -> str:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
         return ""  # the descriptor of the listing itself
-
-
-def _maps_devices() -> bool:
-    with open("/proc/self/maps", errors="replace") as maps:
-        return any(line.rpartition(" ")[2].startswith(DEVICES) for line in maps)
 
 
 class ReinitBackoff:
@@ -59,13 +57,13 @@ class ReinitBackoff:
         self._lost: frozenset[int] = frozenset()
         self._since = 0.0
 
-    def is_due(self, lost: frozenset[int], now: float) -> bool:
-        """Return whether to do it now. If True, the caller does it. `lost` are indices."""
+    def is_due(self, lost: frozenset[int], seconds: float) -> bool:
+        """Return whether to do it now; then the caller does it. `lost` are indices, `seconds` is the current time."""
         if lost != self._lost:
-            self._lost, self._since, self._pause = lost, now, self._first
-        if not lost or now - self._since < self._pause:
+            self._lost, self._since, self._pause = lost, seconds, self._first
+        if not lost or seconds - self._since < self._pause:
             return False
-        self._since = now
+        self._since = seconds
         self._pause = min(2 * self._pause, LONGEST_TIMES * self._first)
         return True
 

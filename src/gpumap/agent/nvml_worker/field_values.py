@@ -66,10 +66,10 @@ class FieldValues:
         self._gpu = gpu
         self._lay_out(())
 
-    def read(self, wanted: tuple[int, ...]) -> Values:
+    def read(self, fields: tuple[int, ...]) -> Values:
         """Return the values. A refused value affects only itself. Raises `RefusedError` if the GPU is gone."""
-        if wanted is not self._wanted or self._calls.forgotten != self._forgotten:
-            self._lay_out(wanted)
+        if fields is not self._fields or self._calls.forgotten != self._forgotten:
+            self._lay_out(fields)
         if not self._asked:
             return {}
         self._bytes[:] = self._unwritten
@@ -82,31 +82,31 @@ class FieldValues:
         numbers = row[2::3]
         if self._known and not any(row[1::3]) and _MAYBE_NOT_AVAILABLE.isdisjoint(numbers):
             return dict(zip(self._asked, numbers, strict=True))
-        return self._look_at_each(row[1::3], numbers)
+        return self._check_values(row[1::3], numbers)
 
-    def _look_at_each(self, codes: Sequence[int], numbers: Sequence[int]) -> Values:
+    def _check_values(self, codes: Sequence[int], numbers: Sequence[int]) -> Values:
         """Return the values if one is new, was refused, is not available or has a rarer type."""
         values: Values = {}
         learned = False
-        for place, field in enumerate(self._asked):
-            kind, number = self._types[place], numbers[place]
-            if codes[place] == 0 and kind in _UNSIGNED and number != _NOT_AVAILABLE[kind] and not _misfit(field, kind):
+        for index, field in enumerate(self._asked):
+            kind, number = self._types[index], numbers[index]
+            if codes[index] == 0 and kind in _UNSIGNED and number != _NOT_AVAILABLE[kind] and not _misfit(field, kind):
                 values[field] = number
                 continue
             try:
-                values[field] = _value(field, self._array[place])
+                values[field] = _value(field, self._array[index])
             except RefusedError as refused:
                 self._calls.take(refused, _key(field))
                 learned = learned or refused.code in UNSUPPORTED
         self._calls.know([_key(field) for field in values])
         self._known = len(values) == len(self._asked) and _UNSIGNED.keys() >= set(self._types)
         if learned:
-            self._lay_out(self._wanted)
+            self._lay_out(self._fields)
         return values
 
-    def _lay_out(self, wanted: tuple[int, ...]) -> None:
-        self._wanted, self._forgotten = wanted, self._calls.forgotten
-        self._asked = [field for field in wanted if self._calls.is_supported(_key(field))]
+    def _lay_out(self, fields: tuple[int, ...]) -> None:
+        self._fields, self._forgotten = fields, self._calls.forgotten
+        self._asked = [field for field in fields if self._calls.is_supported(_key(field))]
         self._array = _array(self._asked)
         self._bytes = memoryview(self._array).cast("B")
         for row in self._array:

@@ -155,8 +155,9 @@ class Activities:
             return NOTHING
         meter = self._meters.get(measured)
         if meter is None:
-            on = "gpu" if measured.gpu_instance_id is None else f"gpu instance {measured.gpu_instance_id}"
-            meter = self._meters[measured] = _Meter(key_of("nvmlGpmSampleGet", on))
+            instance_id = measured.gpu_instance_id
+            subject = "gpu" if instance_id is None else f"gpu instance {instance_id}"
+            meter = self._meters[measured] = _Meter(key_of("nvmlGpmSampleGet", subject))
         meter.used = True
         if not self._calls.is_supported(meter.key):
             return NOTHING
@@ -174,7 +175,7 @@ class Activities:
         if meter.spare is None:
             meter.spare = self._allocate(measured)
         meter.spare.take.once()
-        before, meter.taken_at = meter.taken_at, time.monotonic()
+        taken_before, meter.taken_at = meter.taken_at, time.monotonic()
         older, newer = meter.older, meter.spare
         meter.older, meter.spare = newer, older
         if older is None:
@@ -185,14 +186,14 @@ class Activities:
         if measured != WHOLE_GPU:
             return GpmReading(activity)
         rates = self._values(rows[len(METRICS) :], _MIB_PER_SECOND_MAX)
-        return GpmReading(activity, self._traffic(meter, rates, meter.taken_at - before, older, newer))
+        return GpmReading(activity, self._traffic(meter, rates, meter.taken_at - taken_before, older, newer))
 
     def _video_percent(self, meter: _Meter, older: Sample, newer: Sample) -> float | None:
         """Return the time of the busiest engine. Engines that the device lacks are not asked for again."""
         values: list[float] = []
-        for part, metrics in enumerate(self._video):
+        for index, metrics in enumerate(self._video):
             ask = partial(self._ask_apart, metrics, _ROUNDING_PERCENT, older, newer)
-            answer = self._calls.attempt(f"{meter.key}: video {part}", ask)
+            answer = self._calls.attempt(f"{meter.key}: video {index}", ask)
             values += [value for value in answer or () if value is not None]
         return max(values, default=None)
 
@@ -217,7 +218,7 @@ class Activities:
             raise RefusedError(_GET_METRICS, pynvml.NVML_ERROR_NOT_SUPPORTED)
         return Traffic(PCIE_TOTALS, int(transmit), int(receive))
 
-    def _ask_apart(self, metrics: "_Metrics", most: float, older: Sample, newer: Sample) -> list[float | None]:
+    def _ask_apart(self, metrics: "_Metrics", maximum: float, older: Sample, newer: Sample) -> list[float | None]:
         """Return the values of metrics that a driver may not know: it may refuse the whole call for that."""
         try:
             rows = metrics.between(older, newer)
@@ -227,15 +228,15 @@ class Activities:
             rows = []
         if all(code in _UNKNOWN_METRIC for _, code, _ in rows):
             raise RefusedError(_GET_METRICS, pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return self._values(rows, most)
+        return self._values(rows, maximum)
 
-    def _values(self, rows: list[MetricRow], most: float) -> list[float | None]:
+    def _values(self, rows: list[MetricRow], maximum: float) -> list[float | None]:
         """Return the values. A refused metric affects only itself. A value that is not possible is absent."""
         for metric, code, _ in rows:
             if code and code not in _UNKNOWN_METRIC:
                 call = f"{_GET_METRICS}({metric})"
                 self._calls.take(RefusedError(call, code), key_of(call, "gpu"))
-        return [value if not code and 0.0 <= value <= most else None for _, code, value in rows]
+        return [value if not code and 0.0 <= value <= maximum else None for _, code, value in rows]
 
     def _allocate(self, measured: Measured) -> Sample:
         pointer = c_void_p()
@@ -258,13 +259,13 @@ class _Metrics:
 
     def __init__(self, library: Library, metrics: tuple[int, ...]) -> None:
         get: Any = pynvml.c_nvmlGpmMetricsGet_t(pynvml.NVML_GPM_METRICS_GET_VERSION, len(metrics))
-        for metric, wanted in zip(get.metrics, metrics, strict=False):
-            metric.metricId = wanted
+        for row, metric in zip(get.metrics, metrics, strict=False):
+            row.metricId = metric
         rows = Struct("@" + _ROW * len(metrics))
 
         def read() -> list[MetricRow]:
-            found = rows.unpack_from(get, type(get).metrics.offset)
-            return list(zip(metrics, found[::2], found[1::2], strict=True))
+            columns = rows.unpack_from(get, type(get).metrics.offset)
+            return list(zip(metrics, columns[::2], columns[1::2], strict=True))
 
         self._get = get
         self._call = PreparedCall(_GET_METRICS, library.function(_GET_METRICS), (byref(get),), read)

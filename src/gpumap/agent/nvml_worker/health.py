@@ -5,7 +5,7 @@ not change while the handle is valid are read once and kept with it. Only dialec
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from ctypes import c_ulonglong
+from ctypes import c_int, c_ulonglong
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -168,7 +168,7 @@ class HealthReader:
         number = library.number
         self._calls = calls
         self._clocks = [
-            (domain, number("nvmlDeviceGetClockInfo", gpu, clock, read=hertz, on=f"clock {domain}"))
+            (domain, number("nvmlDeviceGetClockInfo", gpu, clock, read=hertz, subject=f"clock {domain}"))
             for domain, clock in CLOCKS
         ]
         self._events = [number(name, gpu, read=int, kind=c_ulonglong) for name in _EVENTS]
@@ -220,7 +220,7 @@ class HealthReader:
         if self._fans is None:
             count = ask(self._fan_count)
             if count is not None:
-                self._fans = [(str(fan), self._fan(fan, on=f"fan {fan}")) for fan in range(min(count, 64))]
+                self._fans = [(str(fan), self._fan(fan, subject=f"fan {fan}")) for fan in range(min(count, 64))]
         fans = known_values([(fan, ask(call)) for fan, call in self._fans or ()])
         return fans or known_values([("0", ask(self._only_fan))])
 
@@ -239,7 +239,7 @@ def _ecc_calls(library: Library, gpu: Handle) -> Iterator[tuple[str, str, Prepar
     for (code, type_), (place, location) in product(enumerate(ECC_TYPES), enumerate(ECC_LOCATIONS)):
         arguments = gpu, code, pynvml.NVML_AGGREGATE_ECC, place
         name, key = "nvmlDeviceGetMemoryErrorCounter", f"ecc {type_} {location}"
-        yield type_, location, library.number(name, *arguments, read=int, kind=c_ulonglong, on=key)
+        yield type_, location, library.number(name, *arguments, read=int, kind=c_ulonglong, subject=key)
 
 
 def _fan_ratio(percent: int) -> float:
@@ -274,16 +274,16 @@ class CardReader:
         number = library.number
         self._calls = calls
         self._vbios_version = library.text("nvmlDeviceGetVbiosVersion", gpu)
-        self._compute_capability = library.compute_capability(gpu)
+        self._compute_capability = library.pair("nvmlDeviceGetCudaComputeCapability", gpu, "{}.{}".format, c_int)
         self._max_clocks = [
-            (domain, number("nvmlDeviceGetMaxClockInfo", gpu, clock, read=hertz, on=f"max clock {domain}"))
+            (domain, number("nvmlDeviceGetMaxClockInfo", gpu, clock, read=hertz, subject=f"max clock {domain}"))
             for domain, clock in CLOCKS
         ]
         self._compute_mode = number("nvmlDeviceGetComputeMode", gpu, read=lambda mode: word_of(COMPUTE_MODES, mode))
         self._requested_limit = number("nvmlDeviceGetPowerManagementLimit", gpu, read=watts)
         self._default_limit = number("nvmlDeviceGetPowerManagementDefaultLimit", gpu, read=watts)
         self._limits = library.pair(
-            "nvmlDeviceGetPowerManagementLimitConstraints", gpu, lambda least, most: (watts(least), watts(most))
+            "nvmlDeviceGetPowerManagementLimitConstraints", gpu, lambda lowest, highest: (watts(lowest), watts(highest))
         )
         self._constants: dict[str, Any] = {"vbios_version": "", "compute_capability": ""}
         """Also the power limits that a user cannot set."""
@@ -315,12 +315,12 @@ class CardReader:
         vbios_version, capability = ask(self._vbios_version), ask(self._compute_capability)
         max_clocks = known_values([(domain, ask(call)) for domain, call in self._max_clocks])
         default, limits = ask(self._default_limit), ask(self._limits)
-        least, largest = limits or (None, None)
+        lowest, highest = limits or (None, None)
         self._constants = {
             "vbios_version": vbios_version or self._constants["vbios_version"],
             "compute_capability": capability or self._constants["compute_capability"],
             "max_clocks_hertz": max_clocks,
-            "power_limits_watts": known_values([("default", default), ("min", least), ("max", largest)]),
+            "power_limits_watts": known_values([("default", default), ("min", lowest), ("max", highest)]),
         }
         self._has_constants = self._calls.incomplete == incomplete
         return self._constants

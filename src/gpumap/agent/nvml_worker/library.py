@@ -70,13 +70,13 @@ class PreparedCall(Generic[T]):
         function: Callable[..., int],
         arguments: tuple[object, ...],
         read: Callable[[], T],
-        on: str = "gpu",
+        subject: str = "gpu",
     ) -> None:
         self.name = name
         self.function = function
         self.arguments = arguments
         self.read = read
-        self.key = key_of(name, on)
+        self.key = key_of(name, subject)
 
     def once(self) -> T:
         """Make the call. Raises `RefusedError`."""
@@ -86,9 +86,9 @@ class PreparedCall(Generic[T]):
         return self.read()
 
 
-def key_of(name: str, on: str) -> str:
-    """Return the key of a call. `on` separates MIG devices from GPUs, and the parts of a GPU from each other."""
-    return f"{on}: {name}"
+def key_of(name: str, subject: str) -> str:
+    """Return the key of a call. `subject` separates MIG devices from GPUs, and the parts of a GPU from each other."""
+    return f"{subject}: {name}"
 
 
 class Library:
@@ -157,7 +157,7 @@ class Library:
             raise RefusedError(name, code)
 
     def number(
-        self, name: str, *arguments: object, read: Callable[[int], T | None], kind: Any = c_uint, on: str = "gpu"
+        self, name: str, *arguments: object, read: Callable[[int], T | None], kind: Any = c_uint, subject: str = "gpu"
     ) -> PreparedCall[T | None]:
         """Prepare a call with a number of this `kind` as the last parameter. `read` converts it. -1 of the kind is no
         value (nvml.h, NVML_VALUE_NOT_AVAILABLE)."""
@@ -166,7 +166,7 @@ class Library:
         def value() -> T | None:
             return None if number.value == nothing else read(number.value)
 
-        return PreparedCall(name, self.function(name), (*arguments, byref(number)), value, on)
+        return PreparedCall(name, self.function(name), (*arguments, byref(number)), value, subject)
 
     def pair(
         self, name: str, device: Handle, read: Callable[[int, int], T | None], kind: Any = c_uint
@@ -179,7 +179,7 @@ class Library:
         )
 
     def structure(
-        self, name: str, *arguments: object, out: Any, read: Callable[[Any], T], on: str = "gpu"
+        self, name: str, *arguments: object, out: Any, read: Callable[[Any], T], subject: str = "gpu"
     ) -> PreparedCall[T]:
         """Prepare a call with a structure as the last parameter. Before each call it is as it was given: with its
         version, and without values of an earlier answer. Also a call that is refused may have written to it."""
@@ -190,19 +190,19 @@ class Library:
             view[:] = empty
             return function(*arguments)
 
-        return PreparedCall(name, ask, (*arguments, byref(out)), partial(read, out), on)
+        return PreparedCall(name, ask, (*arguments, byref(out)), partial(read, out), subject)
 
-    def address(self, name: str, *arguments: object, on: str) -> PreparedCall[int | None]:
+    def address(self, name: str, *arguments: object, subject: str) -> PreparedCall[int | None]:
         """Prepare a call with a handle as the last parameter. It returns the address in it."""
-        return self.number(name, *arguments, read=lambda address: address or 0, kind=c_void_p, on=on)
+        return self.number(name, *arguments, read=lambda address: address or 0, kind=c_void_p, subject=subject)
 
-    def text(self, name: str, *device: Handle, on: str = "gpu") -> PreparedCall[str]:
+    def text(self, name: str, *device: Handle, subject: str = "gpu") -> PreparedCall[str]:
         """Prepare a call that writes a text."""
         text = create_string_buffer(TEXT_BYTES)
-        return self._decoded(name, (*device, text, TEXT_BYTES), lambda: text.value, on)
+        return self._decoded(name, (*device, text, TEXT_BYTES), lambda: text.value, subject)
 
     def _decoded(
-        self, name: str, arguments: tuple[object, ...], text: Callable[[], bytes], on: str = "gpu"
+        self, name: str, arguments: tuple[object, ...], text: Callable[[], bytes], subject: str = "gpu"
     ) -> PreparedCall[str]:
         """Prepare a call that answers with a text. One that is not UTF-8 is an unknown error."""
         function = self.function(name)
@@ -210,7 +210,7 @@ class Library:
         def ask(*arguments: object) -> int:
             return function(*arguments) or (0 if _is_utf8(text()) else int(pynvml.NVML_ERROR_UNKNOWN))
 
-        return PreparedCall(name, ask, arguments, lambda: text().decode(), on)
+        return PreparedCall(name, ask, arguments, lambda: text().decode(), subject)
 
     # --- the driver ---
 
@@ -238,11 +238,11 @@ class Library:
 
     # --- calls on GPUs and MIG devices ---
 
-    def uuid(self, device: Handle, on: str = "gpu") -> PreparedCall[str]:
-        return self.text("nvmlDeviceGetUUID", device, on=on)
+    def uuid(self, device: Handle, subject: str = "gpu") -> PreparedCall[str]:
+        return self.text("nvmlDeviceGetUUID", device, subject=subject)
 
-    def model(self, device: Handle, on: str = "gpu") -> PreparedCall[str]:
-        return self.text("nvmlDeviceGetName", device, on=on)
+    def model(self, device: Handle, subject: str = "gpu") -> PreparedCall[str]:
+        return self.text("nvmlDeviceGetName", device, subject=subject)
 
     def pci_bus_id(self, device: Handle) -> PreparedCall[str]:
         info: Any = pynvml.nvmlPciInfo_t()
@@ -251,23 +251,17 @@ class Library:
             "nvmlDeviceGetPciInfo_v3", (device, byref(info)), lambda: bytes(info)[start:].partition(b"\0")[0]
         )
 
-    def compute_capability(self, device: Handle) -> PreparedCall[str | None]:
-        return self.pair("nvmlDeviceGetCudaComputeCapability", device, "{}.{}".format, c_int)
-
     def mig_enabled(self, device: Handle) -> PreparedCall[bool | None]:
         """Whether the GPU is partitioned now, without pending changes."""
-        return self.pair("nvmlDeviceGetMigMode", device, lambda now, _: now == int(pynvml.NVML_DEVICE_MIG_ENABLE))
+        return self.pair("nvmlDeviceGetMigMode", device, lambda mode, _: mode == int(pynvml.NVML_DEVICE_MIG_ENABLE))
 
-    def gpu_instance_id(self, instance: Handle) -> PreparedCall[int | None]:
-        return self.number("nvmlDeviceGetGpuInstanceId", instance, read=int, on="mig")
-
-    def memory(self, device: Handle, on: str = "gpu") -> tuple[PreparedCall[DeviceMemory | None], ...]:
+    def memory(self, device: Handle, subject: str = "gpu") -> tuple[PreparedCall[DeviceMemory | None], ...]:
         """The newest call first. No memory if the total is 0: some drivers of unified memory answer so, others refuse
         (NVIDIA Jetson). No memory either if a part is larger than the total."""
         v2, v1 = pynvml.c_nvmlMemory_v2_t(pynvml.nvmlMemory_v2), pynvml.c_nvmlMemory_t()
         return (
-            self.structure("nvmlDeviceGetMemoryInfo_v2", device, out=v2, read=_memory_v2, on=on),
-            self.structure("nvmlDeviceGetMemoryInfo", device, out=v1, read=_memory_v1, on=on),
+            self.structure("nvmlDeviceGetMemoryInfo_v2", device, out=v2, read=_memory_v2, subject=subject),
+            self.structure("nvmlDeviceGetMemoryInfo", device, out=v1, read=_memory_v1, subject=subject),
         )
 
     def utilization_ratios(self, device: Handle) -> PreparedCall[tuple[float | None, float | None]]:
@@ -294,8 +288,8 @@ def _memory_v1(info: Any) -> DeviceMemory | None:
     return DeviceMemory(total, used, free) if _is_memory(total, used, free) else None
 
 
-def _is_memory(total: int, *parts: int) -> bool:
-    return 0 < total < NOT_AVAILABLE and max(parts) <= total
+def _is_memory(total: int, *shares: int) -> bool:
+    return 0 < total < NOT_AVAILABLE and max(shares) <= total
 
 
 def _utilization(rates: Any) -> tuple[float | None, float | None]:

@@ -164,9 +164,9 @@ class Listener:
         """Add the listening periods to the output. Before them, add all events until now, if that takes no time."""
         with self._changing:
             if self._listeners:
-                wanted = self._ask_for_a_round()
-                if not self._wait_for(wanted) and self._replace_if_hung():
-                    self._wait_for(wanted)
+                number = self._ask_for_a_round()
+                if not self._wait_for(number) and self._replace_if_hung():
+                    self._wait_for(number)
             listeners = [listener for listener in self._listeners.values() if not listener.closed]
         self._report(listeners)
 
@@ -183,17 +183,17 @@ class Listener:
             return
         with contextlib.suppress(RefusedError):
             if self._events.tells_xids(handle):
-                now = time.monotonic()
-                period = wire.ListeningPeriod(reading.uuid, now, now)
+                seconds = time.monotonic()
+                period = wire.ListeningPeriod(reading.uuid, seconds, seconds)
                 self._output.add(wire.encode(wire.ListeningMessage((period,))))
 
     def stop(self) -> bool:
         """Release all GPUs before a shutdown of NVML. Return whether it succeeded: a call that hangs prevents it."""
         self._unsupported.clear()
-        gone = [self._release(listener) for listener in list(self._listeners.values())]
+        released = [self._release(listener) for listener in list(self._listeners.values())]
         self._output.flush()
         self._uuids.clear()
-        return all(gone)
+        return all(released)
 
     # --- a GPU ---
 
@@ -246,11 +246,12 @@ class Listener:
                 until = begun
                 break
             events[event] += 1
-        now = time.monotonic()
+        seconds = time.monotonic()
         for event, times in events.items():
             uuid = self._uuid_of(event, listener)
             if event.xid is not None and uuid is not None:
-                message = wire.XidMessage(uuid, event.xid, event.gpu_instance_id, event.compute_instance_id, now, times)
+                instances = event.gpu_instance_id, event.compute_instance_id
+                message = wire.XidMessage(uuid, event.xid, *instances, seconds, times)
                 self._xids[uuid] += times
                 self._output.add(wire.encode(message))
         listener.until = until  # not before its events are sent

@@ -42,6 +42,10 @@ class Attributes(NamedTuple):
     compute_slices: int
     memory_mib: int
 
+    @classmethod
+    def parse(cls, info: Any) -> "Attributes":
+        return cls(info.gpuInstanceSliceCount, info.computeInstanceSliceCount, info.memorySizeMB)
+
 
 class Placement(NamedTuple):
     """nvmlGpuInstanceInfo_t. `profile_id` is the number in `nvidia-smi mig -lgip`, without an NVML constant."""
@@ -56,14 +60,18 @@ class _Calls:
 
     def __init__(self, library: Library, lists: Lists, handle: Handle) -> None:
         self.uuid = library.uuid(handle, "mig")
-        self.gpu_instance_id = library.gpu_instance_id(handle)
-        self.compute_instance_id = library.number("nvmlDeviceGetComputeInstanceId", handle, read=int, on="mig")
+        self.gpu_instance_id = library.number("nvmlDeviceGetGpuInstanceId", handle, read=int, subject="mig")
+        self.compute_instance_id = library.number("nvmlDeviceGetComputeInstanceId", handle, read=int, subject="mig")
         self.model = library.model(handle, "mig")
         self.attributes = library.structure(
-            "nvmlDeviceGetAttributes_v2", handle, out=pynvml.c_nvmlDeviceAttributes(), read=_attributes, on="mig"
+            "nvmlDeviceGetAttributes_v2",
+            handle,
+            out=pynvml.c_nvmlDeviceAttributes(),
+            read=Attributes.parse,
+            subject="mig",
         )
         self.memory = library.memory(handle, "mig")
-        self.lists = lists.of(handle, "mig")
+        self.lists = lists.prepare(handle, "mig")
 
 
 class MigDevices:
@@ -75,12 +83,12 @@ class MigDevices:
         self._library = library
         self._calls = calls
         self._lists = lists
-        self._gpu_lists = lists.of(gpu)
+        self._gpu_lists = lists.prepare(gpu)
         self._gpu = gpu
         self._slots: list[PreparedCall[int | None]] = []
         self._devices: dict[int, _Calls] = {}
         """By the handle. They serve another device with the same handle as well: they keep no answers."""
-        self._before: list[str] = []
+        self._last_uuids: list[str] = []
         self._changing = False
         self._shared: frozenset[int] = frozenset()
 
@@ -92,31 +100,38 @@ class MigDevices:
         self.complete = slots is not None and slots <= MOST_SLOTS
         slots = min(slots or 0, MOST_SLOTS)
         parents = _ParentRows(self._calls, self._gpu_lists)
+        name = "nvmlDeviceGetMigDeviceHandleByIndex"
         for slot in range(len(self._slots), slots):
-            self._slots.append(self._library.address("nvmlDeviceGetMigDeviceHandleByIndex", self._gpu, slot, on="mig"))
-        before, self._devices = self._devices, {}
-        found: list[MigDeviceReading] = []
+            self._slots.append(self._library.address(name, self._gpu, slot, subject="mig"))
+        known_devices, self._devices = self._devices, {}
+        readings: list[MigDeviceReading] = []
         for call in self._slots[:slots]:
             handle = self._ask_handle(call)
             if handle is None:
                 continue
-            calls = before.get(handle) or _Calls(self._library, self._lists, Handle(c_void_p(handle)))
+            calls = known_devices.get(handle) or _Calls(self._library, self._lists, Handle(c_void_p(handle)))
             self._devices[handle] = calls
             if (reading := self._read_device(calls, gpu_memory, parents, activities)) is not None:
-                found.append(reading)
-        uuids = [reading.instance.uuid for reading in found]
-        if self._changing or uuids != self._before:
+                readings.append(reading)
+        uuids = [reading.instance.uuid for reading in readings]
+        if self._changing or uuids != self._last_uuids:
             self._calls.forget()  # what a device did not support while it was removed, the next one may support
         elif not uuids:
             self._calls.forget_mig_devices()  # for the same reason
         if self._changing and activities:
             activities.free()  # a sample may be of another device
-        self._before = [*uuids]
-        in_each = Counter(reading.instance.gpu_instance_id for reading in found)
-        shared = frozenset(gpu_instance for gpu_instance, devices in in_each.items() if devices > 1)
+        self._last_uuids = [*uuids]
+        device_counts = Counter(reading.instance.gpu_instance_id for reading in readings)
+        shared = frozenset(gpu_instance for gpu_instance, count in device_counts.items() if count > 1)
         self._shared = shared if self.complete else shared | self._shared
-        most = gpu_memory.total_bytes if gpu_memory else None
-        return tuple(_with_processes([self._without_shared_activity(reading) for reading in found], most))
+        # The activity of a GPU instance with several compute instances belongs to an unknown one of them.
+        readings = [
+            reading._replace(instance=structs.replace(reading.instance, activity=None))
+            if reading.instance.gpu_instance_id in self._shared
+            else reading
+            for reading in readings
+        ]
+        return tuple(_add_processes(readings, gpu_memory.total_bytes if gpu_memory else None))
 
     def _ask_handle(self, call: PreparedCall[int | None]) -> int | None:
         """Return the handle. `None` also for a gap, after which more may follow: go-nvlib treats both codes alike."""
@@ -134,19 +149,19 @@ class MigDevices:
         uuid = self._calls.ask(calls.uuid)
         reading = self._ask_device(uuid, calls, gpu_memory, parents) if uuid else None
         if reading and activities:
-            reading = self._with_activity(reading, activities)
-        still = self._calls.ask(calls.uuid) if uuid else None
-        if uuid and still == uuid:
+            reading = self._add_activity(reading, activities)
+        uuid_afterwards = self._calls.ask(calls.uuid) if uuid else None
+        if uuid and uuid_afterwards == uuid:
             self.complete = self.complete and reading is not None
             return reading
         self._changing = True  # the answers may be of another device
-        if still or self._calls.refused_with in STALE:
+        if uuid_afterwards or self._calls.refused_with in STALE:
             self._calls.withdraw(refusals)
         else:
             self.complete = False
         return None
 
-    def _with_activity(self, reading: MigDeviceReading, activities: Activities) -> MigDeviceReading:
+    def _add_activity(self, reading: MigDeviceReading, activities: Activities) -> MigDeviceReading:
         """Return the measured GPU instance. `profile` and place separate it from the next one with its id."""
         instance = reading.instance
         if instance.gpu_instance_id in self._shared:
@@ -154,13 +169,6 @@ class MigDevices:
         being = instance.uuid, instance.profile, instance.profile_id, instance.placement_start
         activity = activities.read(Measured(instance.gpu_instance_id, being)).activity
         return reading._replace(instance=structs.replace(instance, activity=activity))
-
-    def _without_shared_activity(self, reading: MigDeviceReading) -> MigDeviceReading:
-        """GPU instances with several compute instances. Their activity belongs to an unknown one of them, so it must
-        not count."""
-        if reading.instance.activity is None or reading.instance.gpu_instance_id not in self._shared:
-            return reading
-        return reading._replace(instance=structs.replace(reading.instance, activity=None))
 
     def _ask_device(
         self, uuid: str, calls: _Calls, gpu_memory: DeviceMemory | None, parents: "_ParentRows"
@@ -177,7 +185,7 @@ class MigDevices:
         memory = self._calls.ask_first(calls.memory)
         denied = self._calls.refused_with == pynvml.NVML_ERROR_NO_PERMISSION
         rows = calls.lists.read_rows(self._calls)
-        rows = parents.of_instances() if rows is None else rows
+        rows = parents.instance_rows() if rows is None else rows
         instance = MigInstance(
             uuid=Uuid(uuid),
             gpu_instance_id=gpu_instance,
@@ -210,7 +218,7 @@ class _ParentRows:
         self._asked = False
         self._rows: list[Row] | None = None
 
-    def of_instances(self) -> list[Row] | None:
+    def instance_rows(self) -> list[Row] | None:
         """Return the instance of a row; `None` also if NVML does not report it without privilege."""
         if not self._asked:
             self._asked = True
@@ -230,29 +238,27 @@ def _own(rows: list[Row], instance: MigInstance) -> list[Row]:
     ]
 
 
-def _with_processes(found: list[MigDeviceReading], most: int | None) -> Iterator[MigInstance]:
+def _add_processes(readings: list[MigDeviceReading], bytes_max: int | None) -> Iterator[MigInstance]:
     """Give each device its processes.
 
     A row without ids may be in the lists of several devices of one GPU instance. It is unknown in which of them it
     runs, so it must not count in each.
     """
-    seen = Counter(
-        (reading.instance.gpu_instance_id, pid) for reading in found for pid in _pids_without_place(reading.rows or ())
+    listed = Counter(
+        (reading.instance.gpu_instance_id, pid)
+        for reading in readings
+        for pid in _pids_without_place(reading.rows or ())
     )
-    for reading in found:
+    for reading in readings:
         gpu_instance = reading.instance.gpu_instance_id
-        if reading.rows is None or any(seen[gpu_instance, pid] > 1 for pid in _pids_without_place(reading.rows)):
+        if reading.rows is None or any(listed[gpu_instance, pid] > 1 for pid in _pids_without_place(reading.rows)):
             yield reading.instance
         else:
-            yield structs.replace(reading.instance, processes=merge([row[:3] for row in reading.rows], most))
+            yield structs.replace(reading.instance, processes=merge([row[:3] for row in reading.rows], bytes_max))
 
 
 def _pids_without_place(rows: list[Row] | tuple[()]) -> set[int]:
     return {row.pid for row in rows if row.compute_instance_id is None}
-
-
-def _attributes(info: Any) -> Attributes:
-    return Attributes(info.gpuInstanceSliceCount, info.computeInstanceSliceCount, info.memorySizeMB)
 
 
 def profile_name(name: str, attributes: Attributes | None, gpu_memory: DeviceMemory | None) -> str:
@@ -263,8 +269,8 @@ def profile_name(name: str, attributes: Attributes | None, gpu_memory: DeviceMem
     if attributes is None:
         return ""
     profile = f"{attributes.gpu_slices}g.{_gigabytes(attributes.memory_mib << 20, gpu_memory)}gb"
-    part = attributes.compute_slices < attributes.gpu_slices
-    return f"{attributes.compute_slices}c.{profile}" if part else profile
+    is_whole = attributes.compute_slices >= attributes.gpu_slices
+    return profile if is_whole else f"{attributes.compute_slices}c.{profile}"
 
 
 def _gigabytes(memory_bytes: int, gpu_memory: DeviceMemory | None) -> int:

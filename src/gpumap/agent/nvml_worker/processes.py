@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, byref, c_ubyte, c_uint, c_ulonglong, cast
-from itertools import starmap
 from operator import add
 from struct import Struct
 from typing import Any, NamedTuple
@@ -81,8 +80,8 @@ class RawList(NamedTuple):
     def memories(self) -> list[Memory]:
         """Return the first columns of `rows`, which is cheaper."""
         kind = self.kind
-        fields = self.row.iter_unpack(self.data)
-        return [(kind, one[0], None if one[1] == NOT_AVAILABLE else one[1]) for one in fields if one[0] or one[1]]
+        rows = self.row.iter_unpack(self.data)
+        return [(kind, row[0], None if row[1] == NOT_AVAILABLE else row[1]) for row in rows if row[0] or row[1]]
 
 
 def _row(kind: str, pid: int, used: int, gpu_instance: int = NO_ID, compute_instance: int = NO_ID) -> Row:
@@ -117,19 +116,19 @@ class ProcessLists(NamedTuple):
 
         A driver or a device that never supported graphics or MPS has no such processes.
         """
-        found: list[RawList] = []
+        lists: list[RawList] = []
         for call in self:
-            listed = calls.ask(call)
-            if listed is not None:
-                found.append(listed)
+            raw_list = calls.ask(call)
+            if raw_list is not None:
+                lists.append(raw_list)
             elif call is self.compute or not calls.never_supported(call):
                 return None
-        return tuple(found)
+        return tuple(lists)
 
     def read_rows(self, calls: NvmlCalls) -> list[Row] | None:
         """Return their rows."""
-        found = self.read(calls)
-        return None if found is None else [row for listed in found for row in listed.rows()]
+        lists = self.read(calls)
+        return None if lists is None else [row for raw_list in lists for row in raw_list.rows()]
 
 
 class Lists:
@@ -139,11 +138,11 @@ class Lists:
         self._library = library
         self._processes_array, self._samples_array = _Array(), _Array()
 
-    def of(self, device: Handle, on: str = "gpu") -> ProcessLists:
+    def prepare(self, device: Handle, subject: str = "gpu") -> ProcessLists:
         return ProcessLists(
-            self._prepare("M", "nvmlDeviceGetMPSComputeRunningProcesses", device, on),
-            self._prepare("C", "nvmlDeviceGetComputeRunningProcesses", device, on),
-            self._prepare("G", "nvmlDeviceGetGraphicsRunningProcesses", device, on),
+            self._prepare("M", "nvmlDeviceGetMPSComputeRunningProcesses", device, subject),
+            self._prepare("C", "nvmlDeviceGetComputeRunningProcesses", device, subject),
+            self._prepare("G", "nvmlDeviceGetGraphicsRunningProcesses", device, subject),
         )
 
     def samples(self, calls: NvmlCalls, device: Handle) -> AskSamples:
@@ -151,25 +150,26 @@ class Lists:
         old_call, new_call = map(self._library.function, (SAMPLES_OLD, SAMPLES_NEW))
 
         def ask_old(rows: object, count: object) -> int:
-            return found(old_call(device, rows, count, since))
+            return check(old_call(device, rows, count, since))
 
         def ask_new(rows: Any, count: object) -> int:
             info.version, info.processSamplesCount = pynvml.ProcessesUtilizationInfo_v1, array.count.value
             info.lastSeenTimeStamp, info.procUtilArray = since, cast(rows, _SAMPLE_POINTER)
             code = new_call(device, byref(info))
             array.count.value = info.processSamplesCount
-            return found(code)
+            return check(code)
 
-        def found(code: int) -> int:
+        def check(code: int) -> int:
             if code == pynvml.NVML_ERROR_NOT_FOUND:  # the answer of an idle GPU (nvml-wrapper#56)
                 array.count.value = code = 0
             return code
 
         def read_new() -> Iterable[SampleRow]:
-            return ((pid, at, *percents) for at, pid, *percents in SAMPLE_NEW.iter_unpack(array.read(SAMPLE_NEW)))
+            rows = SAMPLE_NEW.iter_unpack(array.written_rows(SAMPLE_NEW))
+            return ((pid, timestamp_us, *percents) for timestamp_us, pid, *percents in rows)
 
         ways: tuple[PreparedCall[Iterable[SampleRow]], ...] = (
-            PreparedCall(SAMPLES_OLD, array.fill, (ask_old,), lambda: SAMPLE.iter_unpack(array.read(SAMPLE))),
+            PreparedCall(SAMPLES_OLD, array.fill, (ask_old,), lambda: SAMPLE.iter_unpack(array.written_rows(SAMPLE))),
             PreparedCall(SAMPLES_NEW, array.fill, (ask_new,), read_new),
         )
 
@@ -179,14 +179,14 @@ class Lists:
 
         return samples
 
-    def _prepare(self, kind: str, base: str, device: Handle, on: str) -> PreparedCall[RawList]:
+    def _prepare(self, kind: str, base: str, device: Handle, subject: str) -> PreparedCall[RawList]:
         name, row = self._newest(base)
         function, array = self._library.function(name), self._processes_array
 
         def ask(rows: object, count: object) -> int:
             return function(device, count, rows)
 
-        return PreparedCall(name, array.fill, (ask,), lambda: RawList(kind, array.read(row), row), on)
+        return PreparedCall(name, array.fill, (ask,), lambda: RawList(kind, array.written_rows(row), row), subject)
 
     def _newest(self, base: str) -> tuple[str, Struct]:
         for suffix, row in (("_v3", self._row_of_v3()), ("_v2", ROW_V2)):
@@ -222,7 +222,7 @@ class _Array:
             self._make_room(max(self.count.value, self._slots) * 2)
         return code
 
-    def read(self, row: Struct) -> bytes:
+    def written_rows(self, row: Struct) -> bytes:
         """Return the rows that a call wrote."""
         return self._view[: min(self.count.value, self._slots) * row.size].tobytes()
 
@@ -235,7 +235,7 @@ class _Array:
         self._count_pointer = byref(self.count)
 
 
-class ProcessesOfGpu:
+class GpuProcesses:
     """The processes of a GPU without partitions: the same tuple while its lists stay the same.
 
     A GPU that has never reported its memory shares that of the machine (unified memory). Some of their drivers write
@@ -245,38 +245,37 @@ class ProcessesOfGpu:
 
     def __init__(self) -> None:
         self._lists: tuple[RawList, ...] = ()
-        self._most: int | None = None
+        self._bytes_max: int | None = None
         self._merged: tuple[GpuProcess, ...] = ()
 
     def read(self, calls: NvmlCalls, lists: ProcessLists, memory: DeviceMemory | None) -> tuple[GpuProcess, ...] | None:
-        found = lists.read(calls)
-        if found is None:
+        raw_lists = lists.read(calls)
+        if raw_lists is None:
             return None
-        most = memory.total_bytes if memory else self._most
-        if most is None:
-            if any(listed.is_garbage for listed in found):
+        bytes_max = memory.total_bytes if memory else self._bytes_max
+        if bytes_max is None:
+            if any(raw_list.is_garbage for raw_list in raw_lists):
                 return None
-            most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # the memory of the machine
-        if found != self._lists or most != self._most:
-            self._lists, self._most = found, most
-            self._merged = merge([row for listed in found for row in listed.memories()], most)
+            bytes_max = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # the memory of the machine
+        if raw_lists != self._lists or bytes_max != self._bytes_max:
+            self._lists, self._bytes_max = raw_lists, bytes_max
+            self._merged = merge([row for raw_list in raw_lists for row in raw_list.memories()], bytes_max)
         return self._merged
 
 
-def merge(rows: Iterable[Memory], most: int | None) -> tuple[GpuProcess, ...]:
+def merge(rows: Iterable[Memory], bytes_max: int | None) -> tuple[GpuProcess, ...]:
     """Return each PID once, sorted.
 
     Each list reports the whole memory of a PID, so a PID in several lists counts with the largest, not the sum. More
-    than `most`, the memory of the GPU or machine, is garbage and becomes unknown.
+    than `bytes_max`, the memory of the GPU or machine, is garbage and becomes unknown.
     """
     processes: dict[int, GpuProcess] = {}
     for kind, pid, used in rows:
-        if used is not None and most is not None and used > most:
+        if used is not None and bytes_max is not None and used > bytes_max:
             used = None
-        if (other := processes.get(pid)) is not None:
-            known = [one for one in (other.used_memory_bytes, used) if one is not None]
-            used = max(known, default=None)
-            kind = other.types if kind in other.types else f"{other.types}+{kind}"
+        if (process := processes.get(pid)) is not None:
+            used = max((amount for amount in (process.used_memory_bytes, used) if amount is not None), default=None)
+            kind = process.types if kind in process.types else f"{process.types}+{kind}"
         processes[pid] = GpuProcess(pid, used, kind)
     return tuple([processes[pid] for pid in sorted(processes)])
 
@@ -329,53 +328,53 @@ class Sampler:
     def read(self, ask: AskSamples, interval_seconds: float, busy: bool) -> Sampled:
         """Return the mean of each process over them. No samples, if the GPU reports none; that is not an empty list."""
         self._busy = busy
-        now = self._clock()
+        seconds = self._clock()
         window = max(interval_seconds, SAMPLING_SECONDS)
-        if self._full_at is None or now - self._full_at >= interval_seconds * FULL_RATIO:
-            sampled = _joined([*self._kept, self._take(ask, now, window)])
-            self._full_at = now
+        if self._full_at is None or seconds - self._full_at >= interval_seconds * FULL_RATIO:
+            sampled = _joined([*self._kept, self._take(ask, seconds, window)])
+            self._full_at = seconds
             self._kept.clear()
             return sampled
         if interval_seconds > KEPT_SECONDS:
             self.keep(ask)
         # An early reading, after an allocation by the kubelet, also covers the interval. Otherwise a process without a
         # sample since the last reading would look idle.
-        rows = self._ask(ask, now, window)
+        rows = self._ask_rows(ask, seconds, window)
         return Sampled(None, None) if rows is None else Sampled(rows.samples, 0.0, rows.unsampled)
 
     def keep(self, ask: AskSamples) -> None:
         """Take samples for the next full reading."""
-        now = self._clock()
-        if self._taken_at is not None and now - self._taken_at >= SAMPLING_SECONDS:
-            self._kept.append(self._take(ask, now, 0.0))
+        seconds = self._clock()
+        if self._taken_at is not None and seconds - self._taken_at >= SAMPLING_SECONDS:
+            self._kept.append(self._take(ask, seconds, 0.0))
 
-    def _take(self, ask: AskSamples, now: float, first_seconds: float) -> Sampled:
+    def _take(self, ask: AskSamples, taken_at: float, first_seconds: float) -> Sampled:
         """Return the samples since the last ones."""
-        seconds = first_seconds if self._taken_at is None else now - self._taken_at
-        rows = self._ask(ask, now, max(seconds, SAMPLING_SECONDS))
-        self._taken_at = now
+        seconds = first_seconds if self._taken_at is None else taken_at - self._taken_at
+        rows = self._ask_rows(ask, taken_at, max(seconds, SAMPLING_SECONDS))
+        self._taken_at = taken_at
         if rows is None:
             return Sampled(None, None)
         if rows.samples:
-            self._newest_us, self._newest_at = rows.newest_us, now
+            self._newest_us, self._newest_at = rows.newest_us, taken_at
         return Sampled(rows.samples, round(seconds, 3), rows.unsampled)
 
-    def _ask(self, ask: AskSamples, now: float, window: float) -> _Rows | None:
-        since = self._since(now, window, busy=self._busy)
+    def _ask_rows(self, ask: AskSamples, asked_at: float, window: float) -> _Rows | None:
+        since = self._since(asked_at, window, busy=self._busy)
         rows = ask(since)
         if rows is None:
             return None
         # The two clocks may differ by less than a sample.
-        found = _means(rows, since or self._newest_us, self._wall_clock() + int(SAMPLING_SECONDS * 1e6))
-        if found.samples:
-            self._sampled_at = now
-        return found
+        means = _means(rows, since or self._newest_us, self._wall_clock() + int(SAMPLING_SECONDS * 1e6))
+        if means.samples:
+            self._sampled_at = asked_at
+        return means
 
-    def _since(self, now: float, window: float, *, busy: bool) -> int:
+    def _since(self, asked_at: float, window: float, *, busy: bool) -> int:
         wall = self._wall_clock()
         if not busy:
-            self._sampled_at = now
-        elif now - self._sampled_at > SILENCE_SECONDS:
+            self._sampled_at = asked_at
+        elif asked_at - self._sampled_at > SILENCE_SECONDS:
             return 0  # the driver's clock and this one differ: ask for all samples
         of_window = wall - int(window * 1e6)
         since = self._newest_us
@@ -388,49 +387,40 @@ class Sampler:
 
 
 def _means(rows: Iterable[SampleRow], since_us: int, until_us: int) -> _Rows:
-    """Sum up the rows of each PID. Rows of the future or above 100 % are impossible, and older rows do not count.
-
-    It runs for each sample. Names of the columns take half the time of a list of them.
-    """
+    """Sum up the rows of each PID. Rows of the future or above 100 % are impossible, and older rows do not count."""
     sums: dict[int, tuple[int, ...]] = {}
-    newest, impossible = 0, set[int]()
-    for pid, at, sm, memory, encoder, decoder, jpeg, ofa in starmap(_with_all_engines, rows):
-        if at <= since_us:
+    newest_us, impossible = 0, set[int]()
+    for pid, timestamp_us, sm, memory, encoder, decoder, *newer_engines in rows:
+        if timestamp_us <= since_us:
             continue
-        if at > until_us or sm > 100 or memory > 100 or encoder > 100 or decoder > 100 or jpeg > 100 or ofa > 100:
+        jpeg, ofa = newer_engines or (0, 0)
+        if timestamp_us > until_us or max(sm, memory, encoder, decoder, jpeg, ofa) > 100:
             impossible.add(pid)
             continue
-        if at > newest:
-            newest = at
+        newest_us = max(newest_us, timestamp_us)
         row = 100, sm, memory, encoder, decoder, jpeg, ofa
-        before = sums.get(pid)
-        sums[pid] = row if before is None else tuple(map(add, before, row))
+        sum_of_rows = sums.get(pid)
+        sums[pid] = row if sum_of_rows is None else tuple(map(add, sum_of_rows, row))
     samples = [
-        ProcessSample(pid, sm / whole, memory / whole, encoder / whole, decoder / whole, jpeg / whole, ofa / whole)
-        for pid, (whole, sm, memory, encoder, decoder, jpeg, ofa) in sorted(sums.items())
+        ProcessSample(pid, *[percent / total for percent in percents])
+        for pid, (total, *percents) in sorted(sums.items())
     ]
-    return _Rows(tuple(samples), newest, tuple(sorted(impossible - sums.keys())))
+    return _Rows(tuple(samples), newest_us, tuple(sorted(impossible - sums.keys())))
 
 
-def _with_all_engines(
-    pid: int, at: int, sm: int, memory: int, encoder: int, decoder: int, jpeg: int = 0, ofa: int = 0
-) -> tuple[int, ...]:
-    return pid, at, sm, memory, encoder, decoder, jpeg, ofa
-
-
-def _joined(parts: Sequence[Sampled]) -> Sampled:
-    """Return the means over the time of the known parts."""
-    if len(parts) == 1:
-        return parts[0]
-    known = [(part.samples, part.seconds) for part in parts if part.samples is not None and part.seconds]
+def _joined(periods: Sequence[Sampled]) -> Sampled:
+    """Return the means over the time of the periods with known samples."""
+    if len(periods) == 1:
+        return periods[0]
+    known = [(period.samples, period.seconds) for period in periods if period.samples is not None and period.seconds]
     if not known:
-        return parts[-1]
+        return periods[-1]
     total = sum(seconds for _, seconds in known)
     ratios: dict[int, list[float]] = {}
-    for found, seconds in known:
-        for pid, *of_part in map(structs.astuple, found):
-            sums = ratios.setdefault(pid, [0.0] * len(of_part))
-            ratios[pid] = [one + ratio * seconds / total for one, ratio in zip(sums, of_part, strict=True)]
-    unsampled = {pid for part in parts for pid in part.unsampled}
-    samples = [ProcessSample(pid, *sums) for pid, sums in sorted(ratios.items()) if pid not in unsampled]
-    return Sampled(tuple(samples), round(total, 3), tuple(sorted(unsampled)))
+    for samples, seconds in known:
+        for pid, *engines in map(structs.astuple, samples):
+            sums = ratios.setdefault(pid, [0.0] * len(engines))
+            ratios[pid] = [mean + ratio * seconds / total for mean, ratio in zip(sums, engines, strict=True)]
+    unsampled = {pid for period in periods for pid in period.unsampled}
+    means = [ProcessSample(pid, *sums) for pid, sums in sorted(ratios.items()) if pid not in unsampled]
+    return Sampled(tuple(means), round(total, 3), tuple(sorted(unsampled)))

@@ -153,28 +153,28 @@ class ReadScheduler:
                 self._release_driver()
             request = self._next_after(request)
 
-    def _next_after(self, last: wire.Request) -> wire.Request:
+    def _next_after(self, request: wire.Request) -> wire.Request:
         """Return the next request. If the interval is long, take the samples until then that the driver would drop."""
-        stretches = 1 if last.release else math.ceil(last.interval_seconds / KEPT_SECONDS)
+        stretches = 1 if request.release else math.ceil(request.interval_seconds / KEPT_SECONDS)
         for _ in range(1, stretches):
             try:
-                return self._requests.get(timeout=last.interval_seconds / stretches)
+                return self._requests.get(timeout=request.interval_seconds / stretches)
             except Empty:
-                self._keep_samples(last)
+                self._keep_samples(request)
         return self._requests.get()
 
-    def _keep_samples(self, last: wire.Request) -> None:
-        left_out = {*last.skip, *last.last}
+    def _keep_samples(self, request: wire.Request) -> None:
+        left_out = {*request.skip, *request.last_gpus}
         gpus = [gpu for gpu in self._gpus[: self._generation.gpus] if not gpu.busy and gpu.index not in left_out]
         if self._open:
-            self._sweep(_Sweep(last, self._generation, gpus, keeps_samples=True))
+            self._sweep(_Sweep(request, self._generation, gpus, keeps_samples=True))
 
     def _write(self, line: bytes) -> None:
         self._output.add(line)
         self._output.flush()
 
     def _driver(self, request: wire.Request) -> wire.DriverMessage:
-        if self._open and (self._lost_touch() or self._may_find_more()):
+        if self._open and (self._has_lost_touch() or self._may_find_more()):
             self._close_unless_busy()
         if not self._open:
             self._bound = driver.bound_devices()
@@ -196,7 +196,7 @@ class ReadScheduler:
             busy=tuple(gpu.index for gpu in self._gpus[:count] if gpu.busy),
         )
 
-    def _lost_touch(self) -> bool:
+    def _has_lost_touch(self) -> bool:
         """Return whether the code of a GPU means that NVML must be initialized again, or the codes of all GPUs may
         mean it."""
         codes = [gpu.reader.refused_with for gpu in self._gpus[: self._generation.gpus] if not gpu.busy]
@@ -258,12 +258,10 @@ class ReadScheduler:
         while len(self._gpus) < message.gpus:
             self._gpus.append(_Gpu(self._library, self._listener, len(self._gpus)))
         left_out = {*message.busy, *request.skip}
-        asked = [gpu for gpu in self._gpus[: message.gpus] if gpu.index not in left_out]
-        sweep = _Sweep(request, self._generation, [gpu for gpu in asked if gpu.index not in request.last])
+        gpus = [gpu for gpu in self._gpus[: message.gpus] if gpu.index not in left_out]
+        sweep = _Sweep(request, self._generation, [gpu for gpu in gpus if gpu.index not in request.last_gpus])
         self._sweep(sweep)
-        suspects = sorted(
-            (gpu for gpu in asked if gpu.index in request.last), key=lambda g: request.last.index(g.index)
-        )
+        suspects = [gpu for index in request.last_gpus for gpu in gpus if gpu.index == index]
         self._read_suspects(sweep, suspects)
 
     def _sweep(self, sweep: _Sweep) -> None:
@@ -271,16 +269,16 @@ class ReadScheduler:
         if sweep.to_do:
             self._engage(sweep)
         while sweep.engaged:
-            left = len(sweep.to_do)
+            to_do = len(sweep.to_do)
             try:
                 sweep.ended.get(timeout=PATIENCE_SECONDS)
                 sweep.engaged -= 1
             except Empty:
-                rest = len(sweep.to_do)
+                still_to_do = len(sweep.to_do)
                 self._output.flush()  # a reading that is written survives a crash in the next one
-                if not rest:
+                if not still_to_do:
                     return  # a thread writes the line of its current GPU itself
-                if rest == left:
+                if still_to_do == to_do:
                     self._engage(sweep)
 
     def _engage(self, sweep: _Sweep) -> None:
@@ -293,15 +291,15 @@ class ReadScheduler:
         sweep.engaged += 1
         sweeper.begin.put(sweep)
 
-    def _read_suspects(self, before: _Sweep, suspects: Sequence[_Gpu]) -> None:
+    def _read_suspects(self, sweep: _Sweep, suspects: Sequence[_Gpu]) -> None:
         """Yield GPUs one after another. Stop when the next request arrives."""
         for gpu in suspects:
-            while before.engaged:
+            while sweep.engaged:
                 try:
-                    before.ended.get(timeout=PATIENCE_SECONDS)
-                    before.engaged -= 1
+                    sweep.ended.get(timeout=PATIENCE_SECONDS)
+                    sweep.engaged -= 1
                 except Empty:
                     if not self._requests.empty():
                         return
-            before = _Sweep(before.request, before.generation, [gpu])
-            self._sweep(before)
+            sweep = _Sweep(sweep.request, sweep.generation, [gpu])
+            self._sweep(sweep)

@@ -31,7 +31,7 @@ from gpumap.agent.nvml_worker.health import (
 )
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError, key_of, layout, ratio
 from gpumap.agent.nvml_worker.mig import MigDevices
-from gpumap.agent.nvml_worker.processes import Lists, ProcessesOfGpu, Sampler
+from gpumap.agent.nvml_worker.processes import GpuProcesses, Lists, Sampler
 from gpumap.agent.nvml_worker.slow_values import SlowValues
 from gpumap.agent.nvml_worker.wire import fault_word
 from gpumap.model.readings import (
@@ -81,7 +81,7 @@ class _Device:
         self.identity: GpuReading | None = None
         self.identified = -1  # `NvmlCalls.forgotten` at that time
         self.mig_enabled = library.mig_enabled(handle)
-        self.max_mig_devices = number("nvmlDeviceGetMaxMigDeviceCount", handle, read=int, on="mig")
+        self.max_mig_devices = number("nvmlDeviceGetMaxMigDeviceCount", handle, read=int, subject="mig")
         self.memory = library.memory(handle)
         self.utilization_ratios = library.utilization_ratios(handle)
         self.codec = [
@@ -104,7 +104,7 @@ class _Device:
             "nvmlDeviceGetTotalEnergyConsumption", handle, read=lambda millijoules: millijoules / 1000, kind=c_ulonglong
         )
         lists = Lists(library)
-        self.lists = lists.of(handle)
+        self.lists = lists.prepare(handle)
         self.samples = lists.samples(calls, handle)
         self.mig_devices = MigDevices(library, calls, lists, handle)
         self.field_values, self.slow_field_values = (FieldValues(library, calls, handle) for _ in range(2))
@@ -127,7 +127,7 @@ class GpuReader:
         self._library = library
         self._index = index
         self._calls = NvmlCalls()
-        self._processes = ProcessesOfGpu()
+        self._processes = GpuProcesses()
         self._sampler = Sampler()
         self._generation = HandleGeneration(0, 0)
         self._device: _Device | None = None
@@ -216,15 +216,15 @@ class GpuReader:
         mode_unknown = self._partitioned is None
         memory = self._calls.ask_first(device.memory)
         if partitioned:
-            fields = self._partitioned_gpu(device, memory)
+            fields = self._read_partitioned(device, memory)
         else:
-            fields = self._whole_gpu(device, memory, interval_seconds)
+            fields = self._read_whole(device, memory, interval_seconds)
         reading = structs.replace(
             identity,
             memory=memory,
             mig_unknown=not device.mig_devices.complete if partitioned else mode_unknown,
             **fields,
-            **self._values_of_gpu(device, interval_seconds, hold_seconds),
+            **self._read_values(device, interval_seconds, hold_seconds),
             refusals=self._calls.refusals,
         )
         device.activities.free_unused()
@@ -267,7 +267,7 @@ class GpuReader:
         self._partitioned = enabled
         return enabled
 
-    def _partitioned_gpu(self, device: _Device, memory: DeviceMemory | None) -> dict[str, Any]:
+    def _read_partitioned(self, device: _Device, memory: DeviceMemory | None) -> dict[str, Any]:
         """Read a partitioned GPU. NVML reports no utilization and no samples for it. Its MIG devices have its
         processes."""
         slots = self._calls.ask(device.max_mig_devices)
@@ -275,7 +275,7 @@ class GpuReader:
         instances = device.mig_devices.read(slots, memory, activities)
         return {"partitioned": True, "max_mig_devices": slots, "instances": instances}
 
-    def _whole_gpu(self, device: _Device, memory: DeviceMemory | None, interval_seconds: float) -> dict[str, Any]:
+    def _read_whole(self, device: _Device, memory: DeviceMemory | None, interval_seconds: float) -> dict[str, Any]:
         ask = self._calls.ask
         processes = self._processes.read(self._calls, device.lists, memory)
         busy, controller_busy = ask(device.utilization_ratios) or (None, None)
@@ -291,10 +291,10 @@ class GpuReader:
             "memory_controller_busy_ratio": controller_busy,
             "encoder_ratio": encoder,
             "decoder_ratio": decoder,
-            **self._gpm(device),
+            **self._read_gpm(device),
         }
 
-    def _gpm(self, device: _Device) -> dict[str, Any]:
+    def _read_gpm(self, device: _Device) -> dict[str, Any]:
         """Return the fields of a whole GPU that GPM measures, of two groups."""
         if "gpm" not in self._groups and "links" not in self._groups:
             return {}
@@ -305,7 +305,7 @@ class GpuReader:
             fields["pcie_transmit_bytes"], fields["pcie_receive_bytes"] = traffic.transmit_bytes, traffic.receive_bytes
         return fields
 
-    def _values_of_gpu(self, device: _Device, interval_seconds: float, hold_seconds: float) -> dict[str, Any]:
+    def _read_values(self, device: _Device, interval_seconds: float, hold_seconds: float) -> dict[str, Any]:
         """Return the values of a GPU, partitioned or not."""
         ask = self._calls.ask
         values = device.field_values.read(self._fields)
@@ -319,7 +319,7 @@ class GpuReader:
         }
         action = fields.get("recovery_action")
         slow = device.slow_values.read(
-            lambda: self._slow_values(device),
+            lambda: self._read_slow_values(device),
             key=(self._groups, self._calls.forgotten),
             signs=(self._count_xids(Uuid(device.uuid)), action),
             fault_near=action not in (None, RECOVERY_ACTIONS[0]) or self.refused_with != 0,
@@ -328,7 +328,7 @@ class GpuReader:
         )
         return fields | slow
 
-    def _slow_values(self, device: _Device) -> dict[str, Any]:
+    def _read_slow_values(self, device: _Device) -> dict[str, Any]:
         ask, values = self._calls.ask, device.slow_field_values.read(self._slow_fields)
         links = convert_fields(SLOW_LINK_FIELDS, values) if "links" in self._groups else {}
         return {

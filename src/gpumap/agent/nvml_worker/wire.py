@@ -38,11 +38,11 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_GPUS = 1024
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, rename={"last_gpus": "last"}):
     read: int
     interval_seconds: float
     deadline_seconds: float
-    last: tuple[int, ...] = ()
+    last_gpus: tuple[int, ...] = ()
     skip: tuple[int, ...] = ()
     groups: tuple[str, ...] = ()
     release: bool = False
@@ -74,14 +74,14 @@ class ErrorMessage(Struct, frozen=True, tag_field="kind", tag="error"):
     detail: str
 
 
-class XidMessage(Struct, frozen=True, tag_field="kind", tag="xid"):
+class XidMessage(Struct, frozen=True, tag_field="kind", tag="xid", rename={"seconds": "at"}):
     """One or several equal XID events, with the time of the last one (monotonic clock)."""
 
     uuid: Uuid
     code: int
     gpu_instance_id: int | None
     compute_instance_id: int | None
-    at: float
+    seconds: float
     times: Annotated[int, Meta(ge=1)] = 1
 
 

@@ -57,14 +57,14 @@ class DraSource:
         `None`), or `row` (only these rows are missing).
         """
         complaints: list[Complaint] = []
-        claims = _read(self._claims, "dra_state", complaints)
-        devices = _read(self._prepared, "dra_checkpoint", complaints)
+        claims = _read_file(self._claims, "dra_state", complaints)
+        devices = _read_file(self._prepared, "dra_checkpoint", complaints)
         if claims is not self._state.claims or devices is not self._state.prepared:
             self._state = DraState(claims, devices)
         return SourceAnswer(self._state, tuple(complaints))
 
 
-def _read(file: ReplacedFile[tuple[T, int]], name: str, complaints: list[Complaint]) -> T | None:
+def _read_file(file: ReplacedFile[tuple[T, int]], name: str, complaints: list[Complaint]) -> T | None:
     """Read a file. `None` if it is missing or damaged. The reasons of complaints begin with `name`."""
     try:
         value, skipped = file.read()

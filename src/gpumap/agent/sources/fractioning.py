@@ -60,11 +60,11 @@ class FractioningSource:
             with os.scandir(self._directory) as entries:
                 names = [entry.name for entry in itertools.islice(entries, FILES_MAX + 1)]
         except FileNotFoundError:
-            return self._answer({}, [Complaint(MISSING, f"no directory {self._directory}")])
+            return self._remember({}, [Complaint(MISSING, f"no directory {self._directory}")])
         except OSError as error:
-            return self._answer({}, [Complaint(UNREADABLE, f"{self._directory}: {error.strerror}")])
+            return self._remember({}, [Complaint(UNREADABLE, f"{self._directory}: {error.strerror}")])
         if len(names) > FILES_MAX:
-            return self._answer({}, [Complaint(UNREADABLE, f"{self._directory}: more than {FILES_MAX} files")])
+            return self._remember({}, [Complaint(UNREADABLE, f"{self._directory}: more than {FILES_MAX} files")])
         files: dict[str, tuple[_Stamp, Record]] = {}
         unreadable: list[str] = []
         corrupt: list[str] = []
@@ -73,16 +73,16 @@ class FractioningSource:
             if match is None:
                 continue  # a temporary name of the writer
             try:
-                files[match[1]] = self._file(match[1], self._directory / name)
+                files[match[1]] = self._read_record(match[1], self._directory / name)
             except FileNotFoundError:
                 continue  # removed between two reads
             except OSError as error:
                 unreadable.append(f"{name}: {error.strerror}")
             except ValueError as error:
                 corrupt.append(f"{name}: {error}")
-        return self._answer(files, [*_complaint(UNREADABLE, unreadable), *_complaint(CORRUPT, corrupt)])
+        return self._remember(files, [*_complaint(UNREADABLE, unreadable), *_complaint(CORRUPT, corrupt)])
 
-    def _answer(
+    def _remember(
         self, files: dict[str, tuple[_Stamp, Record]], complaints: list[Complaint]
     ) -> SourceAnswer[SharingContainers]:
         self._known = files
@@ -96,7 +96,7 @@ class FractioningSource:
             self._value = value
         return SourceAnswer(self._value, tuple(complaints))
 
-    def _file(self, container_id: str, path: Path) -> tuple[_Stamp, Record]:
+    def _read_record(self, container_id: str, path: Path) -> tuple[_Stamp, Record]:
         """Raises OSError and ValueError."""
         with open_at_once(path, os.O_NOFOLLOW) as file:
             status = os.fstat(file.fileno())

@@ -136,7 +136,7 @@ class Watcher:
         failed: list[tuple[Place, Complaint]] = []
         for place in self._places:
             try:
-                watch = _add(self._descriptor(), place)
+                watch = _add_watch(self._descriptor(), place)
             except OSError as error:
                 failed.append((place, _complaint(error, place)))
             else:
@@ -147,7 +147,10 @@ class Watcher:
             # Refused if its directory no longer exists; then the watch does not exist either.
             _libc.inotify_rm_watch(self._inotify, watch)
         self.is_on = any(place.allocations for watch_places in watches.values() for place in watch_places)
-        self.trouble = _first_trouble(failed, self.is_on)
+        # What a user must know: why nothing reports allocations, or which existing place gpumap cannot watch.
+        complaints = [complaint for place, complaint in failed if self.is_on or place.allocations]
+        existing = [complaint for complaint in complaints if complaint.reason != "directory_missing"]
+        self.trouble = next(iter(existing if self.is_on else existing + complaints), None)
 
     def follow(self, pods: frozenset[PodName]) -> None:
         """From now on, starts and ends of these pods' containers are news."""
@@ -175,9 +178,9 @@ class Watcher:
 
     def _listen(self, inotify: int) -> None:
         if not self._closed:
-            self._loop.add_reader(inotify, self._read, inotify)
+            self._loop.add_reader(inotify, self._read_events, inotify)
 
-    def _read(self, inotify: int) -> None:
+    def _read_events(self, inotify: int) -> None:
         try:
             data = os.read(inotify, _READ_BYTES)
         except BlockingIOError:
@@ -217,7 +220,7 @@ def events(data: bytes) -> Iterator[Event]:
         offset += length
 
 
-def _add(inotify: int, place: Place) -> int:
+def _add_watch(inotify: int, place: Place) -> int:
     """Watch a place, or confirm its watch: the same directory has the same number."""
     if place.beside and os.lstat(place.beside).st_dev != os.lstat(place.directory).st_dev:
         # The socket itself is mounted: the directory around it belongs to the container.
@@ -237,10 +240,3 @@ def _result(returned: int) -> int:
 def _complaint(error: OSError, place: Place) -> Complaint:
     reason = REASONS.get(error.errno or 0, "inotify_failed")
     return Complaint(reason, f"{place.directory}: {_CAUSES.get(reason, error.strerror)}")
-
-
-def _first_trouble(failed: list[tuple[Place, Complaint]], is_on: bool) -> Complaint | None:
-    """Return what a user must know: why nothing reports allocations, or which existing place gpumap cannot watch."""
-    complaints = [complaint for place, complaint in failed if is_on or place.allocations]
-    existing = [complaint for complaint in complaints if complaint.reason != "directory_missing"]
-    return next(iter(existing if is_on else existing + complaints), None)

@@ -48,7 +48,7 @@ class ReplacedFile(Generic[T]):
             raise StaleMountError
         key = (status.st_ino, status.st_mtime_ns, status.st_size)
         if self._value is None or key != self._key:
-            value = self._parse(_read(self.path))
+            value = self._parse(_read_bytes(self.path))
             self._key = key
             if value != self._value:
                 self._value = value
@@ -104,7 +104,7 @@ def each_converted(values: Iterable[object], kind: type[T]) -> Iterator[T | None
             yield None
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     """Read the file. Raises OSError, also for a file that would use too much memory."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

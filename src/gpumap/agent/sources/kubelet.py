@@ -18,24 +18,26 @@ from google.protobuf.message import DecodeError, Message
 
 from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
 from gpumap.agent.executors import SerialExecutor
-from gpumap.agent.limits import GRPC_DESCRIPTORS, GRPC_THREADS, lack
+from gpumap.agent.own_process import GRPC_DESCRIPTORS, GRPC_THREADS, lack
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX
 from gpumap.agent.sources.podresources import KnownPods, Offer, Pods
 from gpumap.model.observations import Complaint, KubeletAnswer, SourceAnswer, SourceError
 
 T = TypeVar("T")
 
-_OPTIONS = (
+CHANNEL_OPTIONS = (
     # Servers that are stricter than the kubelet's server refuse the path that gRPC would send (grpc/grpc#33571).
     ("grpc.default_authority", "localhost"),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # Channels of one process share their back-off, unless each has its own pool.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+_RECONNECT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     # The time that one attempt to connect may take: a busy kubelet may need a second to accept it.
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Channels of one process share their back-off, unless each has its own pool.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
 )
 _LIST_V1 = "/v1.PodResourcesLister/List"
 _LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
@@ -142,7 +144,8 @@ class KubeletSource:
         if self._channel is None:
             if (lacking := lack(GRPC_DESCRIPTORS, GRPC_THREADS)) is not None:
                 raise SourceError(lacking.reason, lacking.detail)
-            self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
+            options = CHANNEL_OPTIONS + _RECONNECT_OPTIONS
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=options)
             self._list_method = _LIST_V1
             self._reports_allocatable = True
         self._socket = identity
@@ -198,10 +201,7 @@ class KubeletSource:
         """Make one call in the remaining time. A rate limit, shared with all other clients, is waited for."""
         if self._channel is None:
             raise RuntimeError("not connected")
-        call = cast(
-            Callable[..., Awaitable[bytes]],
-            self._channel.unary_unary(method, request_serializer=None, response_deserializer=None),
-        )
+        call = raw_call(self._channel, method)
         pause = _RATE_LIMIT_PAUSE_SECONDS
         while True:
             try:
@@ -226,6 +226,14 @@ class KubeletSource:
         root = self._path.parent.parent
         hint = "" if root.exists() else f", and no {root}: if this machine has no kubelet, set --no-kubelet"
         return f"no socket at {self._path}{hint}"
+
+
+def raw_call(channel: grpc.aio.Channel, method: str) -> Callable[..., Awaitable[bytes]]:
+    """Return a call with bytes as its request and answer."""
+    return cast(
+        Callable[..., Awaitable[bytes]],
+        channel.unary_unary(method, request_serializer=None, response_deserializer=None),
+    )
 
 
 def reason_of(error: grpc.aio.AioRpcError, socket_path: Path) -> str:

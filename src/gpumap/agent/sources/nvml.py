@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from gpumap.agent.limits import WORKER_DESCRIPTORS, WORKER_THREADS, lack
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.wire import word
+from gpumap.agent.own_process import WORKER_DESCRIPTORS, WORKER_THREADS, lack
 from gpumap.agent.sources.nvml_process import END_SECONDS, Worker
 from gpumap.agent.sources.nvml_state import CrashSuspects, ReplacementPolicy, SampleRing, XidEvents
 from gpumap.model.grouping import grouped
@@ -118,14 +118,14 @@ class NvmlSource:
         try:
             async with asyncio.timeout_at(asked_at + timeout_seconds):
                 if DRIVER not in read.busy:
-                    await self._ask(read, interval_seconds, timeout_seconds)
+                    await self._ask_worker(read, interval_seconds, timeout_seconds)
         except TimeoutError:
             pass  # answers so far remain
         if read.driver is None:
             since = self._unanswered.setdefault(DRIVER, asked_at)
             waited = asyncio.get_running_loop().time() - since
             raise SourceError("deadline_exceeded", f"NVML has not answered for {waited:.1f} s")
-        return self._answer(read, read.driver)
+        return self._build_reading(read, read.driver)
 
     async def close(self) -> bool:
         """Kill the worker and wait a moment. Return whether it ended, and holds nothing of the driver."""
@@ -140,7 +140,7 @@ class NvmlSource:
 
     # --- the worker ---
 
-    async def _ask(self, read: _Read, interval_seconds: float, timeout_seconds: float) -> None:
+    async def _ask_worker(self, read: _Read, interval_seconds: float, timeout_seconds: float) -> None:
         """Wait until the read is complete. If a worker dies, another one reads the remaining GPUs."""
         while not read.complete and len(read.crashes) < MOST_CRASHES:
             worker = self._worker
@@ -160,7 +160,7 @@ class NvmlSource:
                 self._hold_seconds,
             )
             worker.send(wire.encode(request))
-            has_driver = await self._listen(worker, read)
+            has_driver = await self._await_answers(worker, read)
             if read.complete:
                 return
             read.crashes.append(Complaint("worker_crashed", "the worker closed its output"))  # if time is short
@@ -215,7 +215,7 @@ class NvmlSource:
             worker.end()
         await worker.ended()
 
-    async def _listen(self, worker: Worker, read: _Read) -> bool:
+    async def _await_answers(self, worker: Worker, read: _Read) -> bool:
         """Wait until the read is complete or the worker has ended. Return whether the driver's line came."""
         has_driver = False
         while not (has_driver and read.complete):
@@ -259,9 +259,9 @@ class NvmlSource:
 
     # --- the answer ---
 
-    def _answer(self, read: _Read, driver: wire.DriverMessage) -> SourceAnswer[NvmlReading]:
+    def _build_reading(self, read: _Read, driver: wire.DriverMessage) -> SourceAnswer[NvmlReading]:
         seconds = asyncio.get_running_loop().time()
-        pairs = [self._gpu(index, read, seconds) for index in range(driver.gpus)]
+        pairs = [self._gpu_reading(index, read, seconds) for index in range(driver.gpus)]
         gpus = tuple(gpu for gpu, _ in pairs)
         if not self._ring.is_drained():
             gpus = tuple(structs.replace(gpu, samples=None, sampled_seconds=None, unsampled=()) for gpu in gpus)
@@ -276,7 +276,7 @@ class NvmlSource:
         reading = NvmlReading(*versions, gpus, xids, listening)
         return SourceAnswer(reading, tuple(dict.fromkeys(complaints)))
 
-    def _gpu(self, index: int, read: _Read, seconds: float) -> tuple[GpuReading, Complaint | None]:
+    def _gpu_reading(self, index: int, read: _Read, seconds: float) -> tuple[GpuReading, Complaint | None]:
         gpu = read.gpus.get(index)
         if gpu is not None:
             return gpu, _fault(gpu) if gpu.fault else None

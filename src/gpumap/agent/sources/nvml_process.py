@@ -29,7 +29,7 @@ class Worker:
         self._transport = transport
         self._last_words = b""
         self._oom_kills = _oom_kills()
-        self._listening = asyncio.create_task(self._listen(), name="nvml-worker-stderr")
+        self._listening = asyncio.create_task(self._keep_last_words(), name="nvml-worker-stderr")
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
@@ -118,7 +118,7 @@ class Worker:
         except ValueError:
             return f"was killed by signal {-code}"
 
-    async def _listen(self) -> None:
+    async def _keep_last_words(self) -> None:
         assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
         while chunk := await self._process.stderr.read(LAST_WORDS_BYTES):
             self._last_words = (self._last_words + chunk)[-LAST_WORDS_BYTES:]

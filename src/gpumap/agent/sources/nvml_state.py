@@ -135,7 +135,7 @@ class XidEvents:
     def take(self, seconds: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
         """Return the events and listening periods until `seconds` (monotonic) and forget them: a worker that still
         listens reports at each read."""
-        events = tuple(XidError(*_content(event), seconds - event.at, event.times) for event in self._events)
+        events = tuple(XidError(*_content(event), seconds - event.seconds, event.times) for event in self._events)
         listening = tuple(
             Listening(uuid, seconds - since, seconds - until) for (uuid, since), until in self._until.items()
         )

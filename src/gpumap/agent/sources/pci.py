@@ -42,13 +42,13 @@ class PciSource:
         self.answer = None
         if self._is_reading:
             raise SourceError("deadline_exceeded", f"{self._folder}: an earlier read has not ended")
-        self.answer = await self._executor.run(partial(self._read, in_nvml), timeout_seconds)
+        self.answer = await self._executor.run(partial(self._read_functions, in_nvml), timeout_seconds)
         return SourceAnswer(self.answer)
 
     def close(self) -> None:
         self._executor.close()
 
-    def _read(self, in_nvml: Collection[str]) -> tuple[PciFunction, ...]:
+    def _read_functions(self, in_nvml: Collection[str]) -> tuple[PciFunction, ...]:
         self._is_reading = True
         try:
             seconds = self._monotonic()

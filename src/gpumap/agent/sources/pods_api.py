@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -20,9 +20,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.limits import GRPC_DESCRIPTORS, GRPC_THREADS, lack
-from gpumap.agent.sources.kubelet import detail_of, reason_of
-from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX, decode, fit
+from gpumap.agent.own_process import GRPC_DESCRIPTORS, GRPC_THREADS, lack
+from gpumap.agent.sources.kubelet import CHANNEL_OPTIONS, detail_of, raw_call, reason_of
+from gpumap.agent.sources.messages import decode, fit
 from gpumap.agent.sources.pod_shares import gpu_groups, may_share, pod_shares
 from gpumap.model.observations import Complaint, DeviceHealth, ReportedContainer, ReportedPod, SourceAnswer
 from gpumap.model.terms import PodUid
@@ -33,13 +33,6 @@ LIST_PAUSE_SECONDS = 0.25
 """Between two Lists: events come in bursts."""
 RESYNC_SECONDS = 60.0
 """Interval of Lists without an event: a kubelet drops events of a slow client, and one that hangs sends none."""
-
-_OPTIONS = (
-    ("grpc.default_authority", "localhost"),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
 
 Pods = tuple[ReportedPod, ...]
 
@@ -111,7 +104,7 @@ class PodsApiSource:
     async def _follow(self) -> None:
         """List at each change, as long as the kubelet reports changes."""
         changed = asyncio.Event()
-        async with grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(f"unix:{self._path}", options=CHANNEL_OPTIONS) as channel:
             watching = asyncio.create_task(_watch(channel, changed))
             try:
                 while not watching.done():
@@ -134,12 +127,8 @@ class PodsApiSource:
             change.cancel()
 
     async def _list(self, channel: grpc.aio.Channel) -> None:
-        call = cast(
-            Callable[..., Awaitable[bytes]],
-            channel.unary_unary(LIST, request_serializer=None, response_deserializer=None),
-        )
         asked_at = self._monotonic()
-        answer = await call(b"", timeout=self._deadline_seconds)
+        answer = await raw_call(channel, LIST)(b"", timeout=self._deadline_seconds)
         pods = await asyncio.to_thread(self._decode, answer)
         if pods != self._pods:
             self._pods = pods

@@ -67,17 +67,6 @@ def parse_stat(line: str) -> Stat:
     return Stat(name.partition("(")[2], is_ending=fields[0] in ("Z", "X"), parent=int(fields[1]), start=int(fields[19]))
 
 
-def raise_limit() -> None:
-    """Raise this process's soft limit of open files to the hard limit. Usual soft limits are 1,024 descriptors.
-
-    It stays as it is if the hard limit is above `fs.nr_open`, lowered since the boot: the kernel then refuses every
-    change (kernel/sys.c, do_prlimit).
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def _share() -> int:
     return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * SHARE_OF_DESCRIPTORS)
 

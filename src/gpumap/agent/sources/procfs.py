@@ -148,7 +148,7 @@ class ProcfsSource:
         workloads = WorkloadReader(self.job_ids, passwd)
         for pid in sorted(readable_pids):
             try:
-                entry = self._known.get(pid) or self._read(pid, workloads, is_real=not_after is not None)
+                entry = self._known.get(pid) or self._read_entry(pid, workloads, is_real=not_after is not None)
             except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
                 continue
             except (OSError, ValueError, OverflowError) as error:
@@ -177,7 +177,7 @@ class ProcfsSource:
         """Release every process."""
         self._known.close()
 
-    def _read(self, pid: int, workloads: WorkloadReader, *, is_real: bool) -> ProcEntry:
+    def _read_entry(self, pid: int, workloads: WorkloadReader, *, is_real: bool) -> ProcEntry:
         """Read an entry. A process of a real tree is held, so that the next read can skip it."""
         pidfd = self._known.open(pid) if is_real else None
         is_kept = False

@@ -177,7 +177,7 @@ def _load_yaml(data: bytes) -> object:
 
 def read_text(path: Path) -> bytes:
     """Return the bytes of the configuration. Raises WebConfigError."""
-    return _read(path, _TEXT_BYTES)
+    return _read_file(path, _TEXT_BYTES)
 
 
 def read_pems(tls: TlsConfig, folder: Path) -> dict[str, bytes]:
@@ -186,7 +186,7 @@ def read_pems(tls: TlsConfig, folder: Path) -> dict[str, bytes]:
     for key, kind in _PEM_KINDS.items():
         if path := getattr(tls, key):
             try:
-                pems[key] = _read(folder / path, _PEM_BYTES)
+                pems[key] = _read_file(folder / path, _PEM_BYTES)
             except WebConfigError as error:
                 raise WebConfigError(f"{tls.place(key)}: {error}") from error
             if not re.search(rf"-----BEGIN [A-Z ]*{kind}-----".encode(), pems[key]):
@@ -194,7 +194,7 @@ def read_pems(tls: TlsConfig, folder: Path) -> dict[str, bytes]:
     return pems
 
 
-def _read(path: Path, max_bytes: int) -> bytes:
+def _read_file(path: Path, max_bytes: int) -> bytes:
     """Read a regular file. Raises WebConfigError. Never waits: a pipe without a writer would block."""
     try:
         with open_at_once(path) as file:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import hmac
 import logging
 import secrets
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from aiohttp import web
 
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.web.config import REQUIRED, WebConfig, WebConfigError, make_context, parse, read_pems, read_text
+from gpumap.agent.web.requests import Handler
 from gpumap.model.errors import UsageError
 
 LOOK_SECONDS = 2.0
@@ -33,8 +33,6 @@ _NO_STORE = {"Cache-Control": "no-store"}
 _ASK = {**_NO_STORE, "WWW-Authenticate": 'Basic realm="gpumap", charset="UTF-8"'}
 _BCRYPT_BYTES = 72
 """bcrypt never reads more of a password, and the module refuses a longer one."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("gpumap.agent.web.guard")
 
@@ -86,7 +84,7 @@ class Guard:
         while True:
             await asyncio.sleep(self._look_seconds)
             try:
-                state = await self._thread.run(self._read, _DEADLINE_SECONDS)
+                state = await self._thread.run(self._read_files, _DEADLINE_SECONDS)
             except TimeoutError:
                 continue  # a file system hangs: the active configuration stays
             except Exception as error:  # no file may end the service, whatever error it causes in a library
@@ -95,7 +93,7 @@ class Guard:
             if is_settled:
                 self._apply(*state, close_idle)
 
-    def _read(self) -> tuple[Loaded, str]:
+    def _read_files(self) -> tuple[Loaded, str]:
         """Return what the files say, and their mistake. With one, the active configuration stays, with its renewed
         certificates."""
         try:
@@ -145,7 +143,7 @@ class Guard:
 
     def _use(self, loaded: Loaded) -> None:
         self._active = loaded
-        self._passwords.use(loaded.config.users)
+        self._passwords.users = loaded.config.users
 
     def _warn(self) -> None:
         config = self._active.config
@@ -158,10 +156,10 @@ class Guard:
 
     def watch_over(self, application: web.Application) -> None:
         """Check every request to an application."""
-        application.middlewares.append(self._answer)
+        application.middlewares.append(self._check_request)
 
     @web.middleware
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _check_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         # By the route, not by the path: the page is open, however its address is written.
         resource = request.match_info.route.resource
         is_open = resource is not None and resource.canonical in _OPEN_PATHS
@@ -212,40 +210,33 @@ class Passwords:
     """
 
     def __init__(self) -> None:
-        self._users: dict[str, str] = {}
-        self._right: dict[str, bytes] = {}
-        """By user: the digest of the last right password. Only this process knows the key."""
+        self.users: dict[str, str] = {}
+        """Names and hashes."""
+        self._right_answers: set[bytes] = set()
+        """Digests of user, hash and password. Only this process knows the key."""
         self._key = secrets.token_bytes(32)
         self._turn = asyncio.Lock()
         self._thread = SerialExecutor("gpumap-passwords")
-
-    def use(self, users: dict[str, str]) -> None:
-        """Set the users, names and hashes."""
-        self._users = users
-        self._right = {user: digest for user, digest in self._right.items() if user in users}
 
     def close(self) -> None:
         self._thread.close()
 
     async def are_right(self, user: str, password: str) -> bool:
         """Return whether user and password match. The result, and how long it takes, do not show which users exist."""
-        if self._is_remembered(user, password):
+        if self._digest(user, self.users.get(user, ""), password) in self._right_answers:
             return True
         async with self._turn:  # asyncio.Lock serves in order of arrival; a request that is cancelled leaves
-            # A page makes many requests at once with one password: that is one check.
-            if not self._users or self._is_remembered(user, password):
+            if not self.users:
                 return True
             # An unknown user is checked against the hash of some user, always the same.
-            hashes = list(self._users.values())
-            hashed = self._users.get(user, hashes[self._digest(user)[0] % len(hashes)])
-            is_right = await self._thread.run(partial(_matches, password, hashed)) and self._users.get(user) == hashed
-            if is_right:
-                self._right[user] = self._digest(user, hashed, password)
-            return is_right
-
-    def _is_remembered(self, user: str, password: str) -> bool:
-        digest = self._digest(user, self._users.get(user, ""), password)
-        return hmac.compare_digest(self._right.get(user, b""), digest)
+            hashes = list(self.users.values())
+            hashed = self.users.get(user, hashes[self._digest(user)[0] % len(hashes)])
+            answer = self._digest(user, hashed, password)
+            # A page makes many requests at once with one password: that is one check.
+            is_right = answer in self._right_answers or await self._thread.run(partial(_matches, password, hashed))
+            if is_right and self.users.get(user) == hashed:
+                self._right_answers.add(answer)
+            return answer in self._right_answers
 
     def _digest(self, *words: str) -> bytes:
         """Neither a name nor a hash contains a colon."""

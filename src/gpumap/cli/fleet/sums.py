@@ -22,7 +22,7 @@ from gpumap.cli.fleet.nodes import (
 )
 from gpumap.cli.node_maps import ClusterSums, NodeMaps, SumRow
 from gpumap.cli.prometheus import Prometheus, together
-from gpumap.cli.tables.layout import Column, Shape, amount, joined, name, notes, sort_findings, sort_keys, table
+from gpumap.cli.tables.layout import Column, Shape, amount, in_order, joined, name, notes, sort_keys, table
 from gpumap.cli.tables.unknowns import few
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import counted, number, ratio, reason_sentences, size
@@ -210,7 +210,7 @@ def _sums(maps: NodeMaps) -> ClusterSums:
 def _sorted(maps: NodeMaps, shape: Shape) -> list[SumRow]:
     sums = _sums(maps)
     key = sort_keys(_table_columns(sums.by))[shape.order or "gpus"]
-    return sort_findings(sums.rows, key, reverse=shape.reverse)
+    return in_order(sums.rows, key, reverse=shape.reverse)
 
 
 def _totals(sums: ClusterSums) -> dict[str, float]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpumap import __version__
 from gpumap.agent.collect import Collector, Sources
 from gpumap.agent.service import asked_groups, rules_of
-from gpumap.agent.settings import Settings, with_everything
+from gpumap.agent.settings import Settings, collect_everything
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.pci import PciSource
 from gpumap.lab.capture import contents
@@ -41,10 +41,10 @@ class Recorder:
 
     def __init__(self, settings: Settings, driver_command: Sequence[str]) -> None:
         self._settings = settings
-        everything = with_everything(settings)
+        everything = collect_everything(settings)
         self._nvml_source = NvmlSource(driver_command, asked_groups(everything.groups, everything.dialects))
         self._nvml = RecordingNvml(self._nvml_source)
-        self._procfs = RecordingProcfs(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
+        self._procfs = RecordingProcfs(settings.proc, settings.own_entry, has_kubelet=settings.has_kubelet)
         self._kubelet = RecordingKubelet(settings.kubelet_socket)
         rules = rules_of(settings)
         self._pci = None if rules.why_not_on_pci else PciSource(settings.sys)

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpumap.agent import metrics, service
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import native, self_families
-from gpumap.agent.settings import resolve, with_everything
+from gpumap.agent.settings import collect_everything, resolve
 from gpumap.lab.capture.format import Capture
 from gpumap.lab.node import PlayedNode
 from gpumap.lab.node_files import temporary_folder
@@ -74,7 +74,7 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
     with temporary_folder() as folder:
         node = PlayedNode(capture, Path(folder))
         settings = node.settings(resolve(argparse.Namespace(), {}))
-        settings = with_everything(replace(settings, interval_seconds=INTERVAL_SECONDS, push=False))
+        settings = collect_everything(replace(settings, interval_seconds=INTERVAL_SECONDS, push=False))
         try:
             await node.show(frames[0])
             async with service.collector(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpumap.agent.own_process import stop_by_signal
 from gpumap.agent.settings import Settings
-from gpumap.agent.signals import stop_by_signal
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.anonymize import anonymize
