@@ -261,7 +261,7 @@ async def test_the_demo_shows_it(directory: Path) -> None:
     scenario = load_scenario(Path("faults"))
     frames = tuple(replace(frame(scenario, at - 5.0, at), offset_seconds=at) for at in range(0, 130, 5))
     found = (await replay.snapshots(Capture(About("faulty-node"), frames)))[-1]
-    assert [fault.why.rpartition(" ")[2] for fault in missing(found)] == ["(0000:29:00.0)"]
+    assert [fault.why.rpartition(" ")[2] for fault in missing(found)] == ["(0000:3a:00.0)"]
 
 
 # --- the source -------------------------------------------------------------------------------------------------------

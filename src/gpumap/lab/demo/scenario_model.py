@@ -21,7 +21,7 @@ from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.observations import ClaimDevice, DeviceId, PreparedDevice, ResourceDevices
 from gpumap.model.parsing import parse_duration
 from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.readings import DeviceMemory, MigInstance, RecoveryAction, Uuid
+from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, RecoveryAction, Uuid
 
 T = TypeVar("T")
 
@@ -136,13 +136,14 @@ Comm = Annotated[
     str,
     _matching(r"[^\x00-\x1f/()]{1,15}", "a command name of 1 to 15 characters, no control character, /, ( or )"),
 ]
-Errors = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Rows = Annotated[int, Meta(ge=0, le=512)]
-"""As many as a card can remap."""
 
 Cgroups = Literal["v2-systemd", "v2-cgroupfs", "v1-cgroupfs"]
 FaultKind = Literal["lost", "hung", "reset_required", "insufficient_power", "irq_issue", "no_permission", "unknown"]
 """The words that NVML's worker has for them. A GPU that is `hung` answers nothing at all."""
+GrowingValue = Literal[
+    "pcie_transmit_bytes", "pcie_receive_bytes", "nvlink_transmit_bytes", "nvlink_receive_bytes", "pcie_replays"
+]
+WRITTEN_VALUES = frozenset(GpuReading.__struct_fields__) - {"index", "fault", "uuid", "minor", "pci_bus_id", "model"}
 Qos = Literal["guaranteed", "burstable", "besteffort"]
 ProcessType = Literal["compute", "graphics", "compute+graphics", "mps"]
 
@@ -172,23 +173,6 @@ class Xid(Entry, frozen=True):
     at: Instant
     code: Annotated[int, Meta(ge=1, le=999)]
     instance: Annotated[int, Meta(ge=0)] | None = None
-
-
-class EccErrors(Entry, frozen=True):
-    """`corrected` grows by one every so many seconds."""
-
-    corrected: Errors = 0
-    corrected_every: Duration | None = None
-    uncorrected: Errors = 0
-
-
-class RemappedRows(Entry, frozen=True):
-    """Rows that were remapped after correctable, and after uncorrectable errors."""
-
-    correctable: Rows = 0
-    uncorrectable: Rows = 0
-    pending: bool = False
-    failure: bool = False
 
 
 class ComputeInstance(Entry, frozen=True):
@@ -255,8 +239,10 @@ class GpuEntry(Entry, frozen=True, kw_only=True):
     mig: tuple[MigProfile | GpuInstance, ...] = ()
     faults: tuple[Fault, ...] = ()
     xids: tuple[Xid, ...] = ()
-    ecc: EccErrors = EccErrors()
-    remapped_rows: RemappedRows = RemappedRows()
+    values: dict[str, Any] = {}
+    """What NVML reports of it in addition, by the names of a capture's nvml.json."""
+    growth: dict[GrowingValue, Annotated[float, Meta(ge=0, le=1e15)]] = {}
+    """By how much counters among `values` grow in a second."""
 
     def __post_init__(self) -> None:
         if self.mig and self.replicas:
@@ -276,6 +262,10 @@ class GpuEntry(Entry, frozen=True, kw_only=True):
             what = "reserved memory and MIG devices take" if self.mig else "the reserved and leaked memory takes"
             raise ValueError(f"{what} {taken / GIB:.1f} GiB of {self.memory_bytes / GIB:.1f} GiB")
         self._check_xids(sum(len(instance.parts) for instance in instances))
+        for name in self.values:
+            if name not in WRITTEN_VALUES:
+                raise ValueError(decoding.unknown_key(name, WRITTEN_VALUES, ".values"))
+        decoding.convert({"index": 0, **self.values}, GpuReading, ".values")
 
     @property
     def gpu_instances(self) -> tuple[GpuInstance, ...]:
@@ -322,6 +312,13 @@ class Gpu(GpuEntry, frozen=True, kw_only=True, dict=True):
             devices += self._devices_of(instance, start)
             start += span
         return tuple(devices)
+
+    def written_values(self, seconds: float) -> dict[str, Any]:
+        """Return the values of the scenario, after their growth since the first play began."""
+        reading = decoding.convert({"index": 0, **self.values}, GpuReading)
+        values = {name: getattr(reading, name) for name in self.values}
+        growth = {name: int(rate * max(seconds, 0.0)) for name, rate in self.growth.items()}
+        return values | {name: (values.get(name) or 0) + grown for name, grown in growth.items()}
 
     def _devices_of(self, instance: GpuInstance, start: int) -> Iterator[MigInstance]:
         memory = DeviceMemory(instance.memory_bytes, 0, instance.memory_bytes, 0)
