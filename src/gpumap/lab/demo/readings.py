@@ -59,12 +59,12 @@ SAMPLED_SECONDS = 2.0
 
 def gpu_readings(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[GpuReading, ...]:
     """One reading for each GPU. A faulty one has only its identity and the recovery action."""
-    on: dict[int, list[ProcessLife]] = {gpu.index: [] for gpu in scenario.gpus}
+    lives_of: dict[int, list[ProcessLife]] = {gpu.index: [] for gpu in scenario.gpus}
     for life in processes:
         if life.spec is not None and seconds in life.window.shifted(0.0, SAMPLED_SECONDS):
             for index in {leaf.gpu for leaf in life.spec.leaves}:
-                on[index].append(life)
-    return tuple(_reading(scenario, gpu, on[gpu.index], seconds) for gpu in scenario.gpus)
+                lives_of[index].append(life)
+    return tuple(_reading(scenario, gpu, lives_of[gpu.index], seconds) for gpu in scenario.gpus)
 
 
 def _reading(scenario: Scenario, gpu: Gpu, sampled: Sequence[ProcessLife], seconds: float) -> GpuReading:
@@ -75,12 +75,12 @@ def _reading(scenario: Scenario, gpu: Gpu, sampled: Sequence[ProcessLife], secon
     lives = [life for life in sampled if seconds in life.window]
     reading = _with_basics(reading, gpu, lives, seconds, moment)
     joules = _joules(scenario, gpu.index)
-    step, part = divmod(moment / scenario.repeat_seconds * ENERGY_STEPS, 1.0)
+    step, fraction = divmod(moment / scenario.repeat_seconds * ENERGY_STEPS, 1.0)
     step_joules = joules[min(int(step) + 1, ENERGY_STEPS)] - joules[int(step)]
     reading = structs.replace(
         reading,
         samples=None if gpu.mig else _samples(gpu, sampled, moment),
-        energy_joules=round(play * joules[-1] + joules[int(step)] + step_joules * part, 3),
+        energy_joules=round(play * joules[-1] + joules[int(step)] + step_joules * fraction, 3),
         **gpu.written_values(seconds),
     )
     if not _HOPPER.search(gpu.model):
@@ -92,22 +92,22 @@ def _with_basics(
     reading: GpuReading, gpu: Gpu, lives: Sequence[ProcessLife], seconds: float, moment: float
 ) -> GpuReading:
     """Add what is asked of every GPU."""
-    whole = not gpu.mig
+    is_whole = not gpu.mig
     specs = [life.spec for life in lives if life.spec]
     load, work = _gpu_load(gpu, moment, specs), _gpu_load(gpu, moment, _working(specs))
     core_celsius = float(round(AMBIENT_CELSIUS + 42 * work))
     return structs.replace(
         reading,
         memory=_card_memory(gpu, lives, seconds, moment),
-        partitioned=not whole,
-        max_mig_devices=None if whole else MAX_MIG_DEVICES,
+        partitioned=not is_whole,
+        max_mig_devices=None if is_whole else MAX_MIG_DEVICES,
         instances=tuple(_instance(gpu, n, device, lives, seconds, moment) for n, device in enumerate(gpu.devices)),
-        processes=_rows(lives, Leaf(gpu.index), seconds, moment) if whole else None,
-        samples_from=SAMPLES_NEW if whole and _BLACKWELL.search(gpu.model) else SAMPLES_OLD,
-        utilization_ratio=round(load, 2) if whole else None,
-        memory_controller_busy_ratio=_sum(spec.memory_controller_at(moment) for spec in specs) if whole else None,
-        encoder_ratio=_sum(ratio_at(spec.encoder, moment) for spec in specs) if whole else None,
-        decoder_ratio=_sum(ratio_at(spec.decoder, moment) for spec in specs) if whole else None,
+        processes=_rows(lives, Leaf(gpu.index), seconds, moment) if is_whole else None,
+        samples_from=SAMPLES_NEW if is_whole and _BLACKWELL.search(gpu.model) else SAMPLES_OLD,
+        utilization_ratio=round(load, 2) if is_whole else None,
+        memory_controller_busy_ratio=_sum(spec.memory_controller_at(moment) for spec in specs) if is_whole else None,
+        encoder_ratio=_sum(ratio_at(spec.encoder, moment) for spec in specs) if is_whole else None,
+        decoder_ratio=_sum(ratio_at(spec.decoder, moment) for spec in specs) if is_whole else None,
         temperatures_celsius={"gpu": core_celsius, "memory": core_celsius + 8},
         power_watts=round(_power_watts(gpu, work), 3),
         power_limit_watts=float(gpu.power_limit_watts),
@@ -219,8 +219,8 @@ def _pool_used(gpu: Gpu, device: MigInstance, lives: Sequence[ProcessLife], seco
     """What all the compute instances of a GPU instance use together."""
     siblings = {
         Leaf(gpu.index, number)
-        for number, other in enumerate(gpu.devices)
-        if other.gpu_instance_id == device.gpu_instance_id
+        for number, sibling in enumerate(gpu.devices)
+        if sibling.gpu_instance_id == device.gpu_instance_id
     }
     users = [life for life in lives for leaf in (life.spec.leaves if life.spec else ()) if leaf in siblings]
     return _used(users, seconds, moment)
