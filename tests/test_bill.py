@@ -207,7 +207,7 @@ def test_a_bill_of_jobs() -> None:
         WORK_SM: {first: 3600.0, second: 1800.0},
         WORK_MEMORY: {first: float(7200 << 30), blind: float(1800 << 30)},
     }
-    request = REQUEST._replace(by="job", price=None)
+    request = REQUEST._replace(grouping="job", price=None)
     made = bill_of("http://prom", request, Increases(grown, 0.0, ()), {})
     lines = [re.split(r"  +", line) for line in bill_table(made, Shape()).splitlines()]
     assert lines[0] == ["KIND", "JOB", "GPU-HOURS PRESENT", "GPU-HOURS USED", "IDLE", "GIB-HOURS"]
@@ -232,7 +232,9 @@ def test_a_bill_of_jobs() -> None:
     assert bill_csv(made).splitlines()[0] == (
         "from,to,kind,job,present_gpu_hours,used_gpu_hours,idle_ratio,use_unknown_gpu_hours,memory_gib_hours"
     )
-    by_user = bill_of("http://prom", request._replace(by="user"), Increases({one: {} for one in grown}, 0.0, ()), {})
+    by_user = bill_of(
+        "http://prom", request._replace(grouping="user"), Increases({one: {} for one in grown}, 0.0, ()), {}
+    )
     assert bill_table(by_user, Shape()).startswith("There is nothing to charge.\n\nFrom 2026-10-01")
 
 
@@ -292,7 +294,7 @@ def test_gaps() -> None:
 
 MIG: Key = ("web", "mig", "main", "MIG-1")
 REQUEST = Request("namespace", "", None, 3, "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z", 60)
-BY_TEAM = REQUEST._replace(by="label", labelling=Labelling("team", ""))
+BY_TEAM = REQUEST._replace(grouping="label", labelling=Labelling("team", ""))
 GROWN = {
     HELD: {TRAINER: 7200.0, MIG: 3600.0},
     USED: {TRAINER: 1800.0},
@@ -416,7 +418,7 @@ def test_values_of_it() -> None:
 def test_what_a_bill_is_by(by: str, columns: tuple[str, ...], groups: list[tuple[str | None, ...]]) -> None:
     """A pod without the label, or without a known workload, has a line of its own; the second is also a warning."""
     labelling = Labelling("team" if by == "label" else None, "") if by in {"label", "workload"} else None
-    made = a_bill(request=REQUEST._replace(by=by, labelling=labelling), label_of={("ml", "trainer"): "blue"})
+    made = a_bill(request=REQUEST._replace(grouping=by, labelling=labelling), label_of={("ml", "trainer"): "blue"})
     assert made.columns == columns
     assert [line.group for line in made.lines] == groups
     names = ",".join(("label_value",) if by == "label" else columns)
@@ -453,7 +455,7 @@ def test_idle_is_of_what_is_known(
     assert pods.total.used_without_share == without_share
     job: Key = ("slurm_job", "42", "GPU-1")
     work = {PRESENT: {job: 7200.0}, SM_KNOWN: only(held, job), WORK_SM: only(used, job), WORK_MEMORY: {}}
-    of_job = bill_of("http://prom", REQUEST._replace(by="job"), Increases(work, 0.0, ()), {})
+    of_job = bill_of("http://prom", REQUEST._replace(grouping="job"), Increases(work, 0.0, ()), {})
     assert of_job.total.idle() == idle
 
 

@@ -47,6 +47,19 @@ MISTAKES = [
         "gpus[0].mig: the profiles take 8 of 7 slices",
     ),
     (
+        "gpus: [{model: H100, memory: 80GiB, values: {clock_hertz: {}}}]",
+        'gpus[0].values: unknown key "clock_hertz" (did you mean "clocks_hertz"?)',
+    ),
+    (
+        "gpus: [{model: H100, memory: 80GiB, values: {clocks_hertz: {sm: fast}}}]",
+        'gpus[0].values.clocks_hertz.sm: expected a number, found "fast"',
+    ),
+    (
+        "gpus: [{model: H100, memory: 80GiB, growth: {ecc_errors: 1}}]",
+        "gpus[0].growth: each key must be one of pcie_transmit_bytes, pcie_receive_bytes, nvlink_transmit_bytes, "
+        "nvlink_receive_bytes, pcie_replays",
+    ),
+    (
         "gpus: [{model: H100, memory: 80GiB, mig: [1g.10gb], replicas: 4}]",
         'gpus[0].replicas: a GPU with "mig" cannot have replicas',
     ),

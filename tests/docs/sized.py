@@ -19,6 +19,7 @@ from pathlib import Path
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.metrics import GROUPS, PROCESSES
+from gpumap.lab.demo.scenario import default_scenario
 from gpumap.model.families import Family, NumberedFamilies
 from tests.demo_process import demo, fetch
 from tests.prometheus import eventually
@@ -27,7 +28,8 @@ CONTAINER = ("namespace", "pod", "container", "uuid")
 BY_CODE = re.compile(r"gpumap_container_xid_errors_total|gpumap_gpu_xid_errors_by_code_total")
 """Beyond every budget: as many as there are codes."""
 GPUS = 8
-CARD = {"model": "NVIDIA H100 80GB HBM3", "memory": "81559MiB"}
+H100 = default_scenario().gpus[0]
+CARD = {"model": H100.model, "memory": "81559MiB", "values": H100.values, "growth": H100.growth}
 _NATIVE = re.compile(r"(?:gpumap|process)_(?!dcgm_)")
 _LINE = re.compile(r"^(\w+)(?:\{(.*)\})? \S+$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -52,7 +54,7 @@ NODES: Mapping[str, Mapping[str, object]] = {
         "pods": [_busy(f"job-{gpu}-{slot}", slots={"gpu": gpu}) for gpu in range(GPUS) for slot in range(4)],
     },
     "mig": {
-        "gpus": [{**CARD, "mig": ["1g.10gb"] * 7}] * GPUS,
+        "gpus": [{**CARD, "growth": {}, "mig": ["1g.10gb"] * 7}] * GPUS,
         "pods": [
             _busy(f"job-{gpu}-{slot}", mig={"gpu": gpu, "instance": slot}) for gpu in range(GPUS) for slot in range(7)
         ],

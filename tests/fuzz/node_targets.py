@@ -251,7 +251,7 @@ def _read_pci(data: bytes) -> object:
             Path(os.fsdecode(function), file).write_bytes(line)
         source = PciSource(place)
         try:
-            return source._read(())
+            return source._read_functions(())
         finally:
             source.close()
 

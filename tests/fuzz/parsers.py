@@ -59,7 +59,7 @@ NOT_FOREIGN: Mapping[str, str] = {
     "gpumap.cli.live": "the keys of the person at the terminal",
     **dict.fromkeys(
         (
-            "gpumap.lab.demo.gpu_state",
+            "gpumap.lab.demo.readings",
             "gpumap.lab.demo.scenario_model",
             "gpumap.lab.demo.scenario_pods",
             "gpumap.lab.demo.allocation",

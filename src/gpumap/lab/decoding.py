@@ -56,43 +56,43 @@ _STEP = re.compile(r"\.(?P<field>\w+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
 
 def _in_words(message: str, value: object, kind: object, place: str, root: str, hook: Hook) -> str:
     """Return msgspec's message as a line that begins with the place of the mistake."""
-    at = _PLACE.search(message)
-    what, path = (message[: at.start()], at[1]) if at else (message, "")
+    place_match = _PLACE.search(message)
+    problem, path = (message[: place_match.start()], place_match[1]) if place_match else (message, "")
     for step in _STEP.finditer(path):
         name, value, kind = _step_into(step, value, kind, hook)
         place += name if name.startswith("[") or not place or place.endswith(": ") else f".{name}"
     place = place.removesuffix(": ") or root
     if path.startswith("`key` in "):
-        key = next(typing.get_args(one)[0] for one in (*_members(kind), dict[str, object]) if _is(one, dict))
+        key = next(typing.get_args(member)[0] for member in (*_members(kind), dict[str, object]) if _is(member, dict))
         return f"{place}: each key must be {_expectation(key)}"
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
         return unknown_key(unknown[1], [known.encode_name for known in _fields_of(kind)], place)
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
         return f'{place}: "{missing[1]}" is missing'
-    if long := re.fullmatch(r"Expected `array` of length <= (\d+)", what):
+    if long := re.fullmatch(r"Expected `array` of length <= (\d+)", problem):
         return f"{place}: has more than {long[1]} entries"
-    if other := re.fullmatch(r"Expected `array` of length (\d+(?: to \d+)?), got (\d+)", what):
-        return f"{place}: expected a list of {other[1]} values, found {other[2]}"
-    if what.startswith(("Expected", "Invalid enum value")):
-        what = f"expected {_expectation(kind)}"
-    if what.startswith("."):  # a noun that checks itself names a place below it
-        return f"{place}{what}"
-    found = f", found {_found(value)}" if what.startswith("expected ") else ""
-    return f"{place}: {what}{found}"
+    if wrong_length := re.fullmatch(r"Expected `array` of length (\d+(?: to \d+)?), got (\d+)", problem):
+        return f"{place}: expected a list of {wrong_length[1]} values, found {wrong_length[2]}"
+    if problem.startswith(("Expected", "Invalid enum value")):
+        problem = f"expected {_expectation(kind)}"
+    if problem.startswith("."):  # a noun that checks itself names a place below it
+        return f"{place}{problem}"
+    received = f", found {_found(value)}" if problem.startswith("expected ") else ""
+    return f"{place}: {problem}{received}"
 
 
 def _step_into(step: re.Match[str], value: object, kind: object, hook: Hook) -> tuple[str, object, object]:
     """Return the name, the value and the type at a step of msgspec's path."""
     if step["field"]:
         name = step["field"]
-        of_field = next(one.type for one in _fields_of(kind) if one.encode_name == name)
+        of_field = next(known.type for known in _fields_of(kind) if known.encode_name == name)
         return name, value[name] if isinstance(value, dict) else None, of_field
     if step["index"]:
         index = int(step["index"])
-        items = (_item(one, index) for one in _members(kind))
+        items = (_item(member, index) for member in _members(kind))
         return f"[{index}]", value[index] if isinstance(value, list) else None, next(filter(None, items))
     # msgspec does not name the key of a dict: it is the first one with a value that cannot be converted.
-    item = next(typing.get_args(one)[1] for one in _members(kind) if _is(one, dict))
+    item = next(typing.get_args(member)[1] for member in _members(kind) if _is(member, dict))
     for key, entry in value.items() if isinstance(value, dict) else ():
         try:
             msgspec.convert(entry, item, dec_hook=hook)
@@ -117,12 +117,12 @@ def _members(kind: object) -> list[object]:
     if typing.get_origin(kind) is Annotated:
         return _members(typing.get_args(kind)[0])
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return [member for one in typing.get_args(kind) for member in _members(one)]
+        return [member for argument in typing.get_args(kind) for member in _members(argument)]
     return [kind]
 
 
 def _fields_of(kind: object) -> tuple[msgspec.structs.FieldInfo, ...]:
-    structs = [one for one in _members(kind) if isinstance(one, type) and issubclass(one, Struct)]
+    structs = [member for member in _members(kind) if isinstance(member, type) and issubclass(member, Struct)]
     return msgspec.structs.fields(structs[0]) if structs else ()
 
 
@@ -134,11 +134,13 @@ def _expectation(kind: object) -> str:
         if meta.description:
             return meta.description
         if meta.ge is not None:
-            most = f" to {meta.le}" if meta.le is not None else " on"
-            return f"a whole number from {meta.ge}{most}"
+            upper_limit = f" to {meta.le}" if meta.le is not None else " on"
+            return f"a whole number from {meta.ge}{upper_limit}"
         return _expectation(plain)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        words = dict.fromkeys(_expectation(one) for one in typing.get_args(kind) if one is not type(None))
+        words = dict.fromkeys(
+            _expectation(argument) for argument in typing.get_args(kind) if argument is not type(None)
+        )
         return " or ".join(words)
     if typing.get_origin(kind) is Literal:
         return f"one of {', '.join(typing.get_args(kind))}"

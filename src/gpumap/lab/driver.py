@@ -35,9 +35,9 @@ LISTENING_GROUP = "health"
 class Player:
     """Answers requests with the current files. `now` is the monotonic clock."""
 
-    def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic, *, hangs: bool = False) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, *, hangs: bool = False) -> None:
         self._folder = folder
-        self._now = now
+        self._now = clock
         self._hangs = hangs
         self._text = b""
         self._reading: NvmlReading | contents.Down = contents.Down("", "")
@@ -49,35 +49,35 @@ class Player:
     def _listens(self) -> bool:
         return LISTENING_GROUP in self._asked.groups and not self._asked.release
 
-    def read(self, asked: wire.Request) -> Iterator[bytes]:
+    def read(self, request: wire.Request) -> Iterator[bytes]:
         """Return the lines that answer a request: an error; or the listening periods, the driver, and then each GPU
         that answers now."""
-        self._asked = asked
+        self._asked = request
         self._load()
         xids = list(self._xids())
         yield from xids if self._listens else ()
-        reading, now = self._reading, self._now()
+        reading, now_seconds = self._reading, self._now()
         if isinstance(reading, contents.Down):
-            yield wire.encode(wire.ErrorMessage(asked.read, 0, reading.reason, reading.detail))
+            yield wire.encode(wire.ErrorMessage(request.read, 0, reading.reason, reading.detail))
             return
         if self._listens:
             yield wire.encode(wire.ListeningMessage(tuple(self._periods(reading))))
-        elif LISTENING_GROUP in asked.groups:  # the worker does not listen, which is blind time
+        elif LISTENING_GROUP in request.groups:  # the worker does not listen, which is blind time
             closed = (
-                wire.ListeningPeriod(uuid, now, now)
+                wire.ListeningPeriod(uuid, now_seconds, now_seconds)
                 for uuid in dict.fromkeys(period.uuid for period in reading.listening)
             )
             yield wire.encode(wire.ListeningMessage(tuple(closed)))
         versions = reading.driver_version, reading.cuda_version, reading.nvml_version
         busy = tuple(sorted(self._pending))
-        yield wire.encode(wire.DriverMessage(asked.read, *versions, len(reading.gpus), busy))
-        for gpu in sorted(reading.gpus, key=lambda gpu: gpu.index in asked.last_gpus):
-            if gpu.index in asked.skip or gpu.index in busy:
+        yield wire.encode(wire.DriverMessage(request.read, *versions, len(reading.gpus), busy))
+        for gpu in sorted(reading.gpus, key=lambda gpu: gpu.index in request.last_gpus):
+            if gpu.index in request.skip or gpu.index in busy:
                 continue
             if self._hangs and gpu.fault == "hung":
-                self._pending[gpu.index] = asked.read
+                self._pending[gpu.index] = request.read
             else:
-                yield self._answer(asked.read, gpu)
+                yield self._answer(request.read, gpu)
 
     def unasked(self) -> Iterator[bytes]:
         """The XID events that have come, if there is a listener, and GPUs that hung and no longer do."""
@@ -100,8 +100,8 @@ class Player:
             return
         self._text, self._reading = text, contents.reading({contents.NVML: text})
         if isinstance(self._reading, NvmlReading):
-            now = self._now()
-            self._since = {period.uuid: now - period.since_seconds for period in self._reading.listening}
+            now_seconds = self._now()
+            self._since = {period.uuid: now_seconds - period.since_seconds for period in self._reading.listening}
 
     def _xids(self) -> Iterator[bytes]:
         """The events that have come. An event that comes while there is no listener is lost."""
@@ -110,9 +110,9 @@ class Player:
             path.unlink()
 
     def _periods(self, reading: NvmlReading) -> Iterator[wire.ListeningPeriod]:
-        now = self._now()
+        now_seconds = self._now()
         return (
-            wire.ListeningPeriod(period.uuid, self._since[period.uuid], now - period.until_seconds)
+            wire.ListeningPeriod(period.uuid, self._since[period.uuid], now_seconds - period.until_seconds)
             for period in reading.listening
         )
 
@@ -140,7 +140,7 @@ def reading_for(gpu: GpuReading, groups: Collection[str], *, release: bool = Fal
         return gpu
     gpu = structs.replace(gpu, **{name: getattr(_BLANK, name) for group in unasked for name in GROUP_FIELDS[group]})
     return (
-        structs.replace(gpu, instances=tuple(structs.replace(one, activity=None) for one in gpu.instances))
+        structs.replace(gpu, instances=tuple(structs.replace(instance, activity=None) for instance in gpu.instances))
         if "gpm" in unasked
         else gpu
     )

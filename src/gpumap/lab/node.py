@@ -150,8 +150,8 @@ class PlayedNode:
         reading = contents.reading(frame.files) if text != self._nvml else None
         self._nvml = text
         if isinstance(reading, NvmlReading) and reading.xids:
-            now = time.monotonic()
-            messages = (wire.XidMessage(*xid[:4], now - xid.age_seconds, xid.times) for xid in reading.xids)
+            now_seconds = time.monotonic()
+            messages = (wire.XidMessage(*xid[:4], now_seconds - xid.age_seconds, xid.times) for xid in reading.xids)
             self._files.add(f"{XIDS}/{next(self._events):06}", b"".join(map(wire.encode, messages)))
 
     async def _show_kubelet(self, frame: Frame) -> None:
@@ -186,42 +186,46 @@ async def _show_list(server: fake.PlayedKubelet, down: contents.Down | None, lis
 
 def repeated(frames: Sequence[Frame]) -> Play:
     """The frames at their times, again and again."""
-    last = frames[-1].offset_seconds
-    whole = last + (last / (len(frames) - 1) if last else STILL_SECONDS)
+    last_offset = frames[-1].offset_seconds
+    play_seconds = last_offset + (last_offset / (len(frames) - 1) if last_offset else STILL_SECONDS)
     began = time.monotonic()
-    return ((began + number * whole + frame.offset_seconds, frame) for number in itertools.count() for frame in frames)
+    return (
+        (began + number * play_seconds + frame.offset_seconds, frame)
+        for number in itertools.count()
+        for frame in frames
+    )
 
 
 def files_of(frame: Mapping[str, bytes]) -> dict[str, Content]:
     """Return the content of the node, a folder before its content, in the order of appearance."""
     down = contents.down(frame)
-    found: dict[str, Content] = {}
+    files: dict[str, Content] = {}
     if "checkpoint" in down:
-        found |= _DOWN_CHECKPOINTS.get(down["checkpoint"].reason, {})
+        files |= _DOWN_CHECKPOINTS.get(down["checkpoint"].reason, {})
     elif contents.CHECKPOINT in frame:
-        found[CHECKPOINT] = frame[contents.CHECKPOINT]
+        files[CHECKPOINT] = frame[contents.CHECKPOINT]
     for place, name in ((DRA_STATE, contents.DRA_STATE), (DRA_CHECKPOINT, contents.DRA_CHECKPOINT)):
         if name in frame:
-            found[place] = frame[name]
+            files[place] = frame[name]
     if "pod_logs" not in down:
         for entry in contents.log_entries(frame) or ():
             for parent in parents(entry.path):
-                found.setdefault(parent, None)
-            found[entry.path] = entry.target if entry.kind == "l" else None if entry.kind == "d" else b""
+                files.setdefault(parent, None)
+            files[entry.path] = entry.target if entry.kind == "l" else None if entry.kind == "d" else b""
     elif down["pod_logs"].reason != "pod_logs_missing":
-        found |= {**dict.fromkeys(parents(LOGS)), LOGS: None, f"{LOGS}/pods": b""}  # no directory, and so unreadable
-    found |= _sharing_files(frame, down)
-    found |= _pci_files(frame)
-    found[PROC] = None
+        files |= {**dict.fromkeys(parents(LOGS)), LOGS: None, f"{LOGS}/pods": b""}  # no directory, and so unreadable
+    files |= _sharing_files(frame, down)
+    files |= _pci_files(frame)
+    files[PROC] = None
     if "procfs" not in down:  # without its own entry gpumap cannot judge any other
-        found |= {OWN: None, f"{OWN}/cgroup": frame[contents.OWN_CGROUP]}
+        files |= {OWN: None, f"{OWN}/cgroup": frame[contents.OWN_CGROUP]}
         if contents.OWN_PID_IN_TREE in frame:
-            found[f"{PROC}/{os.getpid()}"] = None
+            files[f"{PROC}/{os.getpid()}"] = None
         for path in sorted(frame):
             if path.startswith("proc/"):
-                found.setdefault(path.rpartition("/")[0], None)
-                found[path] = frame[path]
-    return found | {contents.NVML: frame[contents.NVML]}
+                files.setdefault(path.rpartition("/")[0], None)
+                files[path] = frame[path]
+    return files | {contents.NVML: frame[contents.NVML]}
 
 
 def _sharing_files(frame: Mapping[str, bytes], down: Mapping[str, contents.Down]) -> dict[str, Content]:

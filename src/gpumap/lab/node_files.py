@@ -44,15 +44,15 @@ class NodeFiles:
         self._shown: dict[str, Content] = {}
         self._number = 0
 
-    def show(self, wanted: Tree) -> None:
+    def show(self, tree: Tree) -> None:
         """Remove what is gone, the last of the tree first; then add what is new in the order of the tree."""
         self.staging.mkdir(exist_ok=True)
-        for path in _tops([path for path, content in self._shown.items() if not _stays(content, wanted, path)]):
+        for path in _tops([path for path, content in self._shown.items() if not _stays(content, tree, path)]):
             self._remove(path)
-        below = grouped((path.rpartition("/")[0], path) for path in wanted)  # what is in each folder
-        for path, content in wanted.items():
+        below = grouped((path.rpartition("/")[0], path) for path in tree)  # what is in each folder
+        for path, content in tree.items():
             if path not in self._shown or not _same(self._shown[path], content):
-                self._add(path, wanted, below)
+                self._add(path, tree, below)
 
     def add(self, path: str, content: bytes) -> None:
         """Add a file that its reader removes."""
@@ -62,24 +62,28 @@ class NodeFiles:
     def _remove(self, path: str) -> None:
         aside = self._aside()
         os.rename(self._root / path, aside)
-        self._shown = {one: content for one, content in self._shown.items() if not f"{one}/".startswith(f"{path}/")}
+        self._shown = {
+            shown_path: content
+            for shown_path, content in self._shown.items()
+            if not f"{shown_path}/".startswith(f"{path}/")
+        }
         if aside.is_dir() and not aside.is_symlink():
             shutil.rmtree(aside)
         else:
             aside.unlink()
 
-    def _add(self, path: str, wanted: Tree, below: Mapping[str, list[str]]) -> None:
+    def _add(self, path: str, tree: Tree, below: Mapping[str, list[str]]) -> None:
         """Make a thing, and what is below it, beside the tree; then put all of it in its place."""
         aside = self._aside()
-        made = [path]
-        for one in made:  # grows in the loop: a folder before what is in it
-            _make(aside / one.removeprefix(path).removeprefix("/"), wanted[one])
-            made += below.get(one, ())
+        added_paths = [path]
+        for added_path in added_paths:  # grows in the loop: a folder before what is in it
+            _make(aside / added_path.removeprefix(path).removeprefix("/"), tree[added_path])
+            added_paths += below.get(added_path, ())
         if path.startswith("kubelet/") and aside.is_file():
             aside.chmod(0o600)  # as the kubelet's file store does
         (self._root / path).parent.mkdir(parents=True, exist_ok=True)
         os.rename(aside, self._root / path)
-        self._shown |= {one: wanted[one] for one in made}
+        self._shown |= {added_path: tree[added_path] for added_path in added_paths}
 
     def _aside(self) -> Path:
         """A new name, of a constant length: that of a pod's directory may be as long as names can be."""
@@ -97,17 +101,17 @@ def _same(before: Content, after: Content) -> bool:
     return type(before) is type(after) and before == after
 
 
-def _stays(content: Content, wanted: Tree, path: str) -> bool:
+def _stays(content: Content, tree: Tree, path: str) -> bool:
     """Whether a path need not be removed: also a file that gets another content is only replaced."""
-    if path not in wanted:
+    if path not in tree:
         return False
-    return _same(content, wanted[path]) or (isinstance(content, bytes) and isinstance(wanted[path], bytes))
+    return _same(content, tree[path]) or (isinstance(content, bytes) and isinstance(tree[path], bytes))
 
 
 def _tops(paths: list[str]) -> list[str]:
     """Those that are not below another, the last first."""
-    gone = set(paths)
-    return [path for path in reversed(paths) if gone.isdisjoint(parents(path))]
+    gone_paths = set(paths)
+    return [path for path in reversed(paths) if gone_paths.isdisjoint(parents(path))]
 
 
 def _make(place: Path, content: Content) -> None:

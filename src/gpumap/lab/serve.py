@@ -41,7 +41,6 @@ def _announce(listener: socket.socket) -> None:
     """Print the page's address, on a terminal: a log is for programs."""
     if sys.stdout is not None and sys.stdout.isatty():
         host, port = listener.getsockname()[:2]
-        shown = "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host
-        print(
-            f"Open http://{f'[{shown}]' if ':' in shown else shown}:{port}/ in a browser. Ctrl-C ends it.", flush=True
-        )
+        shown_host = "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host
+        shown_host = f"[{shown_host}]" if ":" in shown_host else shown_host
+        print(f"Open http://{shown_host}:{port}/ in a browser. Ctrl-C ends it.", flush=True)

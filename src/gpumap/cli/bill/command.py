@@ -64,10 +64,10 @@ def add_bill(commands: Commands) -> None:
             ("one of several clusters", f"gpumap bill {_SERVER} --from 7d --match 'cluster=\"a\"'"),
         ],
     )
-    what = bill.add_argument_group("bill")
-    what.add_argument("--from", dest="start", metavar="TIME", required=True, help="Start of the bill.")
-    what.add_argument("--to", dest="end", metavar="TIME", default="now", help="End of the bill. (default: now)")
-    what.add_argument(
+    group = bill.add_argument_group("bill")
+    group.add_argument("--from", dest="start", metavar="TIME", required=True, help="Start of the bill.")
+    group.add_argument("--to", dest="end", metavar="TIME", default="now", help="End of the bill. (default: now)")
+    group.add_argument(
         "--by",
         metavar="WAY",
         type=one_of(*_WAYS),
@@ -75,8 +75,8 @@ def add_bill(commands: Commands) -> None:
         help=f"Group by {', '.join(_WAYS)}. label and workload require kube-state-metrics. job (Slurm, PBS, "
         f"HTCondor) and user charge work outside pods, by means of samples. (default: {_WAYS[0]})",
     )
-    what.add_argument("--label", metavar="NAME", help="With --by label: the label of the pods, such as team.")
-    what.add_argument(
+    group.add_argument("--label", metavar="NAME", help="With --by label: the label of the pods, such as team.")
+    group.add_argument(
         "--price-per-gpu-hour", metavar="X", help="Add the cost of the held GPU-hours, in the currency of X."
     )
     output = bill.add_argument_group("output")
@@ -95,64 +95,64 @@ def add_bill(commands: Commands) -> None:
 # --- carrying it out --------------------------------------------------------------------------------------------------
 
 
-def _bill(given: argparse.Namespace) -> int:
+def _bill(args: argparse.Namespace) -> int:
     import asyncio
 
     from gpumap.cli import painting
     from gpumap.cli.signals import until_stopped
 
-    request, window = read_request(given)
-    server = server_of(given)
+    request, window = read_request(args)
+    server = server_of(args)
     painting.take_any_text()
-    made: list[Bill] = []
+    bills: list[Bill] = []
 
     async def make() -> int:
         waiting = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, _ask_for_patience, server.url)
         try:
-            made.append(await make_bill(server, request, window))
+            bills.append(await make_bill(server, request, window))
         finally:
             waiting.cancel()
         return 0
 
     asyncio.run(until_stopped(make()))
-    if not made:
+    if not bills:
         raise FatalError("stopped before the bill was complete")
-    print(end=_output(made[0], given), flush=True)
-    if given.output == "csv":
-        print_notices(made[0].warnings)
+    print(end=_output(bills[0], args), flush=True)
+    if args.output == "csv":
+        print_notices(bills[0].warnings)
     return 0
 
 
-def read_request(given: argparse.Namespace) -> tuple[Request, Window]:
+def read_request(args: argparse.Namespace) -> tuple[Request, Window]:
     """Read what the flags ask for. Raises UsageError."""
     from gpumap.cli.bill.counting import Labelling, Request
     from gpumap.cli.bill.pod_labels import read_label
     from gpumap.cli.bill.window import rfc3339, window_of
 
-    if (given.by == "label") != (given.label is not None):
-        raise UsageError("--by label requires --label NAME" if given.label is None else "--label requires --by label")
-    match = matchers_of("--match", given.match or "")
-    label_match = kube_matchers(given)
-    joined = given.by in ("label", "workload")
-    if given.label_match is not None and not joined:
+    if (args.by == "label") != (args.label is not None):
+        raise UsageError("--by label requires --label NAME" if args.label is None else "--label requires --by label")
+    match = matchers_of("--match", args.match or "")
+    label_match = kube_matchers(args)
+    joined = args.by in ("label", "workload")
+    if args.label_match is not None and not joined:
         raise UsageError("--label-match requires --by label or --by workload")
-    price = given.price_per_gpu_hour
-    if price is not None and given.by in _OF_WORK:
-        raise UsageError(f"--price-per-gpu-hour: not with --by {given.by}, because gpumap does not know what it holds")
+    price = args.price_per_gpu_hour
+    if price is not None and args.by in _OF_WORK:
+        raise UsageError(f"--price-per-gpu-hour: not with --by {args.by}, because gpumap does not know what it holds")
     if price is not None and not _PRICE.fullmatch(price):
         raise UsageError(f"--price-per-gpu-hour {price}: must be a price such as 2 or 2.75")
-    labelling = Labelling(read_label(given.label) if given.label else None, label_match) if joined else None
-    window = window_of(given.start, given.end, given.resolution, time.time())
+    labelling = Labelling(read_label(args.label) if args.label else None, label_match) if joined else None
+    window = window_of(args.start, args.end, args.resolution, time.time())
     request = Request(
-        by=given.by,
+        grouping=args.by,
         match=match,
         labelling=labelling,
         price=None if price is None else float(price),
         start=rfc3339(window.start),
         end=rfc3339(window.end),
         step_seconds=window.step_seconds,
-        order=given.sort_by or BILL_ORDERS[0],
-        reverse=given.reverse,
+        order=args.sort_by or BILL_ORDERS[0],
+        reverse=args.reverse,
     )
     return request, window
 
@@ -165,14 +165,14 @@ async def make_bill(server: Server, request: Request, window: Window) -> Bill:
     from gpumap.cli.prometheus import connect
 
     async with connect(server) as connected:
-        if request.by in KINDS:
-            work = await work_increases(connected, request.match, KINDS[request.by], window)
+        if request.grouping in KINDS:
+            work = await work_increases(connected, request.match, KINDS[request.grouping], window)
             return bill_of(connected.url, request, work, {})
-        found = await increases(connected, request.match, window)
+        growths = await increases(connected, request.match, window)
         label_of: Mapping[Pod, str] = {}
         if request.labelling is not None:
-            label_of = await label_values(connected, request.labelling, pods_of(found.growth), window)
-        return bill_of(connected.url, request, found, label_of)
+            label_of = await label_values(connected, request.labelling, pods_of(growths.growth), window)
+        return bill_of(connected.url, request, growths, label_of)
 
 
 def _ask_for_patience(url: str) -> None:
@@ -180,7 +180,7 @@ def _ask_for_patience(url: str) -> None:
         print_notices([f"waiting for {url}; many GPUs take seconds for a day and minutes for a month"])
 
 
-def _output(bill: Bill, given: argparse.Namespace) -> str:
+def _output(bill: Bill, args: argparse.Namespace) -> str:
     import json
 
     from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
@@ -188,9 +188,9 @@ def _output(bill: Bill, given: argparse.Namespace) -> str:
     from gpumap.cli.tables.layout import Shape
     from gpumap.cli.terminal import escape_terminal_controls
 
-    match given.output:
+    match args.output:
         case "csv":
-            return bill_csv(bill, headers=not given.no_headers)
+            return bill_csv(bill, headers=not args.no_headers)
         case "json":
             return escape_terminal_controls(json.dumps(bill_values(bill), indent=2, ensure_ascii=False)) + "\n"
-    return bill_table(bill, Shape(headers=not given.no_headers, screen=screen_of_stdout()))
+    return bill_table(bill, Shape(headers=not args.no_headers, screen=screen_of_stdout()))

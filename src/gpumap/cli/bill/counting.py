@@ -73,7 +73,7 @@ class Request(NamedTuple):
     """The bill that a user wants. `match` is matchers as in PromQL; `price` is for a GPU-hour held; `start` and `end`
     are RFC 3339."""
 
-    by: str
+    grouping: str
     match: str
     labelling: Labelling | None
     price: float | None
@@ -86,14 +86,15 @@ class Request(NamedTuple):
 
 
 class Amounts(NamedTuple):
-    """GPU-seconds, joules and byte-seconds. `held` is of work outside pods the time with a process on a GPU.
+    """GPU-seconds, joules and byte-seconds. `held_seconds` is of work outside pods the time with a process on a GPU.
 
-    `held_measured` is the part of `held` on devices that report SM time. `used_of_it` is the used part of that, for
-    each container on each device: a container that uses more than its share does not reduce the idle part of others.
+    `held_measured` is the part of `held_seconds` on devices that report SM time. `used_of_it` is the used part of that,
+    for each container on each device: a container that uses more than its share does not reduce the idle part of
+    others.
     `used_without_share` is the use of containers that hold no share, or an unknown one.
     """
 
-    held: float | None = None
+    held_seconds: float | None = None
     used: float | None = None
     energy: float | None = None
     memory: float | None = None
@@ -109,7 +110,7 @@ class Amounts(NamedTuple):
 
     def held_use_unknown(self) -> float | None:
         """What was held of devices that do not report SM time."""
-        return None if self.held is None else self.held - (self.held_measured or 0.0)
+        return None if self.held_seconds is None else self.held_seconds - (self.held_measured or 0.0)
 
 
 class Line(NamedTuple):
@@ -137,24 +138,24 @@ class Bill:
     @property
     def is_of_work(self) -> bool:
         """It is of work outside pods, not of containers."""
-        return self.request.by in KINDS
+        return self.request.grouping in KINDS
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of a group's cells."""
-        by = self.request.by
-        return (self.label or "",) if by == LABEL else _COLUMNS.get(by, (by,))
+        way = self.request.grouping
+        return (self.label or "",) if way == LABEL else _COLUMNS.get(way, (way,))
 
     def cost(self, amounts: Amounts) -> float | None:
         price = self.request.price
-        return None if price is None or amounts.held is None else price * amounts.held / 3600
+        return None if price is None or amounts.held_seconds is None else price * amounts.held_seconds / 3600
 
 
-def bill_of(server: str, request: Request, found: Increases, label_of: Mapping[Pod, str]) -> Bill:
+def bill_of(server: str, request: Request, increases: Increases, label_of: Mapping[Pod, str]) -> Bill:
     """Make the bill. `label_of` has the pods' label or workload for `--by label` and `--by workload`."""
 
     def group(key: Key) -> Group:
-        match request.by:
+        match request.grouping:
             case "pod" | "job":
                 return key[:2]
             case "user":
@@ -165,17 +166,17 @@ def bill_of(server: str, request: Request, found: Increases, label_of: Mapping[P
                 return key[0], workload_of((key[0], key[1]), label_of)
         return key[:1]
 
-    charged = dict(_works(found.growth) if request.by in KINDS else _containers(found.growth))
+    charged = dict(_works(increases.growth) if request.grouping in KINDS else _containers(increases.growth))
     pods = ((key[0], key[1]) for key in charged)
     return Bill(
         server=server,
         request=request,
         lines=_in_order(_lines(charged, group), request),
         total=_total(charged.values()),
-        unattributed_energy=_sum(found.growth.get(UNATTRIBUTED, {}).values()),
-        not_measured_seconds=_sum(found.growth.get(NOT_MEASURED, {}).values()),
-        uncharged_seconds=found.uncharged_seconds,
-        warnings=(*_warnings(request, found), *(unlisted(pods, label_of) if request.by == WORKLOAD else ())),
+        unattributed_energy=_sum(increases.growth.get(UNATTRIBUTED, {}).values()),
+        not_measured_seconds=_sum(increases.growth.get(NOT_MEASURED, {}).values()),
+        uncharged_seconds=increases.uncharged_seconds,
+        warnings=(*_warnings(request, increases), *(unlisted(pods, label_of) if request.grouping == WORKLOAD else ())),
     )
 
 
@@ -188,34 +189,41 @@ def _containers(growth: Growth) -> Iterator[tuple[Key, Amounts]]:
     """What each container on a device is charged. One that ended before the window has counters that do not grow."""
     counters = [growth[HELD], {**growth[USED], **growth[USED_OF_MIG]}, growth[ENERGY], growth[MEMORY]]
     for key in dict.fromkeys(key for counter in counters for key in counter):
-        held, used, energy, memory = (counter.get(key) for counter in counters)
-        if any((held, used, energy, memory)):
-            measured, of_it = (held, min(held, used)) if held is not None and used is not None else (None, None)
-            yield key, Amounts(held, used, energy, memory, measured, of_it, used if held is None else None)
+        held_seconds, used, energy, memory = (counter.get(key) for counter in counters)
+        if any((held_seconds, used, energy, memory)):
+            measured, of_it = (
+                (held_seconds, min(held_seconds, used))
+                if held_seconds is not None and used is not None
+                else (None, None)
+            )
+            yield (
+                key,
+                Amounts(held_seconds, used, energy, memory, measured, of_it, used if held_seconds is None else None),
+            )
 
 
 def _works(growth: Growth) -> Iterator[tuple[Key, Amounts]]:
     """What each work outside pods had of a device."""
     for key, present in growth[PRESENT].items():
-        known, used, memory = (growth[one].get(key) for one in (SM_KNOWN, WORK_SM, WORK_MEMORY))
+        known, used, memory = (growth[gauge].get(key) for gauge in (SM_KNOWN, WORK_SM, WORK_MEMORY))
         of_it = min(known, used) if known is not None and used is not None else None
-        yield key, Amounts(held=present, used=used, memory=memory, held_measured=known, used_of_it=of_it)
+        yield key, Amounts(held_seconds=present, used=used, memory=memory, held_measured=known, used_of_it=of_it)
 
 
 def _lines(charged: Mapping[Key, Amounts], group: Callable[[Key], Group]) -> tuple[Line, ...]:
     """The groups by name; pods without the label are last."""
-    found = grouped((group(key), amounts) for key, amounts in charged.items())
-    order = sorted(found, key=lambda one: tuple((part is None, part or "") for part in one))
-    return tuple(Line(one, _total(found[one])) for one in order)
+    groups = grouped((group(key), amounts) for key, amounts in charged.items())
+    order = sorted(groups, key=lambda name: tuple((label is None, label or "") for label in name))
+    return tuple(Line(name, _total(groups[name])) for name in order)
 
 
 _SORTED_BY: Mapping[str, Callable[[Amounts], float | None]] = {
-    "held": lambda of: of.held,
-    "cost": lambda of: of.held,  # a bill has one price
-    "used": lambda of: of.used,
+    "held": lambda amounts: amounts.held_seconds,
+    "cost": lambda amounts: amounts.held_seconds,  # a bill has one price
+    "used": lambda amounts: amounts.used,
     "idle": Amounts.idle,
-    "kwh": lambda of: of.energy,
-    "memory": lambda of: of.memory,
+    "kwh": lambda amounts: amounts.energy,
+    "memory": lambda amounts: amounts.memory,
 }
 
 
@@ -237,24 +245,24 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return math.fsum(known) if known else None
 
 
-def _warnings(request: Request, found: Increases) -> Iterator[str]:
+def _warnings(request: Request, increases: Increases) -> Iterator[str]:
     """The parts of the window that the server does not have, and what is charged of the time before."""
-    gaps = found.gaps
+    gaps = increases.gaps
     if gaps is None:
         matching = f" that match {request.match}" if request.match else ""
         yield f"There are no counters of GPUs{matching}, so gpumap cannot check the window for gaps."
-    is_charged = "is not" if request.by in KINDS else "may not be"  # a counter that goes on contains it
+    is_charged = "is not" if request.grouping in KINDS else "may not be"  # a counter that goes on contains it
     for gap in (gaps or ())[:_GAPS_SHOWN]:
-        of = f" of {gap.instance}" if gap.instance else ""
+        instance = f" of {gap.instance}" if gap.instance else ""
         yield (
-            f"The server has no gpumap samples{of} from {gap.start} to {gap.end}. "
+            f"The server has no gpumap samples{instance} from {gap.start} to {gap.end}. "
             f"Use within this gap {is_charged} charged."
         )
-    if found.resumed:
-        pods = listed(sorted({"/".join(key[:2]) for key in found.resumed}))
+    if increases.resumed:
+        pods = listed(sorted({"/".join(key[:2]) for key in increases.resumed}))
         yield (
             f"The server did not scrape these pods just before {request.start}: {pods}. Their rows may contain use "
             "from before this time, since its last scrape."
         )
-    if (more := len(gaps or ()) - _GAPS_SHOWN) > 0:
-        yield f"Gaps that are not listed: {more}."
+    if (unlisted_gaps := len(gaps or ()) - _GAPS_SHOWN) > 0:
+        yield f"Gaps that are not listed: {unlisted_gaps}."

@@ -40,57 +40,61 @@ async def label_values(
         return await _last_values(server, values, labelling.match, objects, window)
 
     if labelling.label is None:
-        found: Mapping[Pod, str] = await workloads(find, pods)
+        value_of: Mapping[Pod, str] = await workloads(find, pods)
     else:
         listed = await find(pod_label(labelling.label), pods)
-        found = {pod: value for pod, value in listed.items() if value}
-    if pods and not found:
+        value_of = {pod: value for pod, value in listed.items() if value}
+    if pods and not value_of:
         raise FatalError(await _missing(server, labelling, window))
-    return found
+    return value_of
 
 
 async def _last_values(
     server: Prometheus, values: ObjectValues, match: str, objects: Collection[Object], window: Window
 ) -> dict[Object, str]:
     """Return the last value of each object that was listed; empty if it had none."""
-    wanted = set(objects)
+    wanted_objects = set(objects)
 
-    async def ask(part: Window) -> dict[Object, str]:
-        series = f"last_over_time({values.selector(match)}[{part.end - part.start}s])"
-        rows = await server.instant(values.question(series), part.end)
+    async def ask(day: Window) -> dict[Object, str]:
+        series = f"last_over_time({values.selector(match)}[{day.end - day.start}s])"
+        rows = await server.instant(values.question(series), day.end)
         return {
-            one: next(iter(found)) if len(found) == 1 else await _last_value(server, values, match, one, part)
-            for one, found in values.by_object(row.labels for row in rows).items()
-            if one in wanted
+            labelled: next(iter(found_values))
+            if len(found_values) == 1
+            else await _last_value(server, values, match, labelled, day)
+            for labelled, found_values in values.by_object(row.labels for row in rows).items()
+            if labelled in wanted_objects
         }
 
     since = Window(window.start - EARLIER_SECONDS, window.end, _STEP_SECONDS)
-    last: dict[Object, str] = {}
-    for part in await in_parts(since, _PART_SECONDS, EARLIER_SECONDS, ask):
-        last |= {one: value or last.get(one, "") for one, value in part.items()}
-    return last
+    last_values: dict[Object, str] = {}
+    for answer in await in_parts(since, _PART_SECONDS, EARLIER_SECONDS, ask):
+        last_values |= {labelled: value or last_values.get(labelled, "") for labelled, value in answer.items()}
+    return last_values
 
 
-async def _last_value(server: Prometheus, values: ObjectValues, match: str, one: Object, part: Window) -> str:
+async def _last_value(server: Prometheus, values: ObjectValues, match: str, labelled: Object, window: Window) -> str:
     """The value that the object had last, by the times of its samples. Raises FatalError if it had two side by side."""
-    series = " or ".join(f"timestamp({selected})" for selected in values.selectors(match, one))
+    series = " or ".join(f"timestamp({selected})" for selected in values.selectors(match, labelled))
     times: dict[str, set[float]] = {}
-    first = part.end - (part.end - part.start - 1) // _STEP_SECONDS * _STEP_SECONDS
-    for row in await server.range(values.question(series), first, part.end, _STEP_SECONDS):
+    first = window.end - (window.end - window.start - 1) // _STEP_SECONDS * _STEP_SECONDS
+    for row in await server.range(values.question(series), first, window.end, _STEP_SECONDS):
         of_value = times.setdefault(values.value_of(row.labels), set())
-        of_value.update(time for time in (counter_value(server, value) for _, value in row.points) if time > part.start)
+        of_value.update(
+            time for time in (counter_value(server, value) for _, value in row.points) if time > window.start
+        )
     order = sorted((max(of_value), value) for value, of_value in times.items() if of_value)
-    for (_, value), (_, other) in itertools.permutations(order, 2):
-        if _side_by_side(times[value], times[other]):
-            raise FatalError(two_values(server.url, values, one, (value, other)))
+    for (_, value), (_, other_value) in itertools.permutations(order, 2):
+        if _side_by_side(times[value], times[other_value]):
+            raise FatalError(two_values(server.url, values, labelled, (value, other_value)))
     return next((value for _, value in reversed(order) if value), "")
 
 
-def _side_by_side(times: Collection[float], others: Collection[float]) -> bool:
+def _side_by_side(times: Collection[float], other_times: Collection[float]) -> bool:
     """Whether another value has samples between the last samples of this one."""
-    last = max(times)
-    first = min(time for time in times if time > last - AT_ONCE_SECONDS)
-    return any(first < other < last - _GIVES_WAY_SECONDS for other in others)
+    last_time = max(times)
+    first = min(time for time in times if time > last_time - AT_ONCE_SECONDS)
+    return any(first < time < last_time - _GIVES_WAY_SECONDS for time in other_times)
 
 
 async def _missing(server: Prometheus, labelling: Labelling, window: Window) -> str:

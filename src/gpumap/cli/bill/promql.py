@@ -70,7 +70,7 @@ class Scope(NamedTuple):
 
 def selector(name: str, *matchers: str) -> str:
     """Select a metric's series by all matchers that are not empty."""
-    return f"{name}{{{','.join(one for one in matchers if one)}}}"
+    return f"{name}{{{','.join(matcher for matcher in matchers if matcher)}}}"
 
 
 def growth(counter: Counter, scope: Scope) -> str:

@@ -59,7 +59,7 @@ async def increases(server: Prometheus, match: str, window: Window) -> Increases
             _added(server, HELD, uncharged(HELD, scope), window),
         ]
     )
-    found = dict(zip(COUNTERS, grown, strict=True))
+    growths = dict(zip(COUNTERS, grown, strict=True))
     if not any(grown) and not left_out:
         matching = f" that matches {match}" if match else ""
         raise FatalError(
@@ -67,12 +67,12 @@ async def increases(server: Prometheus, match: str, window: Window) -> Increases
             f"{matching}. Check that Prometheus scraped gpumap then and that --match selects its series"
         )
     before = {_key(HELD, row) for row in await server.instant(resumed(HELD, scope), window.start)}
-    before &= {key for key, seconds in found[HELD].items() if seconds}
-    _refuse_too_much(server, found[HELD], before, window)
+    before &= {key for key, seconds in growths[HELD].items() if seconds}
+    _refuse_too_much(server, growths[HELD], before, window)
     moments = await _moments(server, gpus_with_samples(scope), window)
-    known = moments or found[NOT_MEASURED]
+    known = moments or growths[NOT_MEASURED]
     gaps = tuple(Gap(rfc3339(start), rfc3339(end)) for start, end in gaps_between(moments, window)) if known else None
-    return Increases(found, sum(left_out.values()), gaps, frozenset(before))
+    return Increases(growths, sum(left_out.values()), gaps, frozenset(before))
 
 
 async def work_increases(server: Prometheus, match: str, kinds: str, window: Window) -> Increases:
@@ -89,7 +89,7 @@ async def work_increases(server: Prometheus, match: str, kinds: str, window: Win
     }
     means = await together([_added(server, gauge, question, window) for gauge, question in questions.items()])
     step = window.step_seconds
-    found = {
+    growths = {
         gauge: {key: value * step for key, value in of_gauge.items()}
         for gauge, of_gauge in zip(questions, means, strict=True)
     }
@@ -102,7 +102,7 @@ async def work_increases(server: Prometheus, match: str, kinds: str, window: Win
         )
     of_all = gaps_between(moments, window)
     gaps = [Gap(rfc3339(start), rfc3339(end)) for start, end in of_all]
-    return Increases(found, 0.0, (*gaps, *await _gaps_of_one(server, scope, window, of_all)))
+    return Increases(growths, 0.0, (*gaps, *await _gaps_of_one(server, scope, window, of_all)))
 
 
 def gaps_between(moments: Collection[int], window: Window) -> tuple[tuple[int, int], ...]:
@@ -121,8 +121,8 @@ async def _gaps_of_one(
     A gap that continues after the window ends at most a day later. A gpumap that never returns was removed.
     """
     step = window.step_seconds
-    last = min(window.end + BEFORE_SECONDS, int(time.time()) // step * step)
-    rows = await _rows_of_steps(server, gaps_that_end(scope), window._replace(end=max(last, window.end)))
+    last_second = min(window.end + BEFORE_SECONDS, int(time.time()) // step * step)
+    rows = await _rows_of_steps(server, gaps_that_end(scope), window._replace(end=max(last_second, window.end)))
     gaps = sorted(
         (
             max(int(counter_value(server, snapshot)), window.start),
@@ -148,30 +148,30 @@ async def in_parts(window: Window, longest: int, shortest: int, ask: Callable[[W
     answers = []
     start, length = window.start, longest // window.step_seconds * window.step_seconds
     while start < window.end:
-        part = window._replace(start=start, end=min(start + length, window.end))
+        piece = window._replace(start=start, end=min(start + length, window.end))
         try:
-            answers.append(await ask(part))
+            answers.append(await ask(piece))
         except QueryTooLargeError:
-            seconds = part.end - part.start
+            seconds = piece.end - piece.start
             if seconds <= shortest:
                 raise
             length = max(seconds // 2 // window.step_seconds * window.step_seconds, shortest)
             continue
-        start = part.end
+        start = piece.end
     return answers
 
 
 async def _added(server: Prometheus, counter: Counter, expression: str, window: Window) -> dict[Key, float]:
     """The sum of an expression over the window's steps, by the counter's key."""
 
-    async def ask(part: Window) -> list[Row]:
-        return await server.instant(sum_of_steps(expression, part.end - part.start, part.step_seconds), part.end)
+    async def ask(piece: Window) -> list[Row]:
+        return await server.instant(sum_of_steps(expression, piece.end - piece.start, piece.step_seconds), piece.end)
 
-    found: dict[Key, float] = {}
+    sums: dict[Key, float] = {}
     for row in itertools.chain(*await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * window.step_seconds, ask)):
         key = _key(counter, row)
-        found[key] = found.get(key, 0.0) + sum(counter_value(server, value) for _, value in row.points)
-    return found
+        sums[key] = sums.get(key, 0.0) + sum(counter_value(server, value) for _, value in row.points)
+    return sums
 
 
 def _key(counter: Counter, row: Row) -> Key:
@@ -187,8 +187,8 @@ async def _rows_of_steps(server: Prometheus, expression: str, window: Window) ->
     """The values of an expression at the ends of the steps."""
     step = window.step_seconds
 
-    async def ask(part: Window) -> list[Row]:
-        return await server.range(expression, part.start + step, part.end, step)
+    async def ask(piece: Window) -> list[Row]:
+        return await server.range(expression, piece.start + step, piece.end, step)
 
     rows = list(itertools.chain(*await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * step, ask)))
     moments = {moment for row in rows for moment, _ in row.points}
@@ -208,13 +208,15 @@ def counter_value(server: Prometheus, text: str) -> float:
     return number
 
 
-def _refuse_too_much(server: Prometheus, held: Mapping[Key, float], resumed: Collection[Key], window: Window) -> None:
+def _refuse_too_much(
+    server: Prometheus, held_seconds: Mapping[Key, float], resumed: Collection[Key], window: Window
+) -> None:
     """Raise FatalError if the containers of a device held more of it than there was: their shares add up to 1.
 
     The increase of a `resumed` counter contains up to a day before the window.
     """
     of_device: dict[str, float] = {}
-    for key, seconds in held.items():
+    for key, seconds in held_seconds.items():
         of_device[key[-1]] = of_device.get(key[-1], 0.0) + seconds
     longer = {key[-1] for key in resumed}
     for uuid, seconds in of_device.items():
@@ -228,6 +230,6 @@ def _refuse_too_much(server: Prometheus, held: Mapping[Key, float], resumed: Col
 
 def target_matchers(match: str) -> str:
     """The matchers without those of containers: a GPU's own series has no label of a pod."""
-    found = [one[0] for one in re.finditer(MATCHER, match)]
-    names = [label_of(one).removeprefix("exported_") for one in found]
-    return ",".join(one for one, name in zip(found, names, strict=True) if name not in POD_KEYS)
+    matchers = [found_matcher[0] for found_matcher in re.finditer(MATCHER, match)]
+    names = [label_of(matcher).removeprefix("exported_") for matcher in matchers]
+    return ",".join(matcher for matcher, name in zip(matchers, names, strict=True) if name not in POD_KEYS)

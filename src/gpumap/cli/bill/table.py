@@ -41,18 +41,18 @@ class _Amount(NamedTuple):
 
 
 _AMOUNTS = (
-    _Amount("held_gpu_hours", lambda of: _in(_HOUR, of.held), "GPU-HOURS HELD"),
-    _Amount("used_gpu_hours", lambda of: _in(_HOUR, of.used), "GPU-HOURS USED"),
+    _Amount("held_gpu_hours", lambda amounts: _in(_HOUR, amounts.held_seconds), "GPU-HOURS HELD"),
+    _Amount("used_gpu_hours", lambda amounts: _in(_HOUR, amounts.used), "GPU-HOURS USED"),
     _Amount("idle_ratio", Amounts.idle, "IDLE", percent),
-    _Amount("held_use_unknown_gpu_hours", lambda of: _in(_HOUR, of.held_use_unknown())),
-    _Amount("energy_kwh", lambda of: _in(_KWH, of.energy), "KWH"),
-    _Amount("energy_joules", lambda of: of.energy),
-    _Amount("memory_gib_hours", lambda of: _in(_HOUR * _GIB, of.memory)),
+    _Amount("held_use_unknown_gpu_hours", lambda amounts: _in(_HOUR, amounts.held_use_unknown())),
+    _Amount("energy_kwh", lambda amounts: _in(_KWH, amounts.energy), "KWH"),
+    _Amount("energy_joules", lambda amounts: amounts.energy),
+    _Amount("memory_gib_hours", lambda amounts: _in(_HOUR * _GIB, amounts.memory)),
 )
 _WORK_AMOUNTS = (
-    _Amount("present_gpu_hours", lambda of: _in(_HOUR, of.held), "GPU-HOURS PRESENT"),
+    _Amount("present_gpu_hours", lambda amounts: _in(_HOUR, amounts.held_seconds), "GPU-HOURS PRESENT"),
     *_AMOUNTS[1:3],
-    _Amount("use_unknown_gpu_hours", lambda of: _in(_HOUR, of.held_use_unknown())),
+    _Amount("use_unknown_gpu_hours", lambda amounts: _in(_HOUR, amounts.held_use_unknown())),
     _AMOUNTS[-1]._replace(title="GIB-HOURS"),
 )
 """Of work outside pods: what it holds is not known, and its energy is not either."""
@@ -73,11 +73,11 @@ def _columns(bill: Bill) -> list[Column[Line]]:
     def name(place: int) -> Callable[[Line], str]:
         return lambda line: _name(line.group[place])
 
-    def amount(one: _Amount) -> Callable[[Line], str]:
-        return lambda line: one.show(one.read(line.amounts))
+    def amount(column: _Amount) -> Callable[[Line], str]:
+        return lambda line: column.show(column.read(line.amounts))
 
     columns = [Column(title.upper(), name(place), name=True) for place, title in enumerate(bill.columns)]
-    columns += [Column(one.title, amount(one)) for one in _of(bill) if one.title]
+    columns += [Column(column.title, amount(column)) for column in _of(bill) if column.title]
     if bill.request.price is not None:
         columns.append(Column("COST", lambda line: _shown(bill.cost(line.amounts))))
     return columns
@@ -86,10 +86,10 @@ def _columns(bill: Bill) -> list[Column[Line]]:
 def bill_csv(bill: Bill, *, headers: bool = True) -> str:
     """RFC 4180: a header and one row for each line, with all digits. An unknown value is empty. There is no total."""
     price = bill.request.price
-    head = ["from", "to", *_parts(bill), *(one.name for one in _of(bill))]
+    head = ["from", "to", *_parts(bill), *(column.name for column in _of(bill))]
     rows = [[*head, *(("price_per_gpu_hour", "cost") if price is not None else ())]] if headers else []
     for line in bill.lines:
-        values = [one.read(line.amounts) for one in _of(bill)]
+        values = [column.read(line.amounts) for column in _of(bill)]
         values += [price, bill.cost(line.amounts)] if price is not None else []
         cells = ("" if value is None else repr(float(value)) for value in values)
         rows.append([bill.request.start, bill.request.end, *map(_name, line.group), *cells])
@@ -105,7 +105,7 @@ def bill_values(bill: Bill) -> dict[str, object]:
         "to": bill.request.end,
         "resolution_seconds": bill.request.step_seconds,
         "match": bill.request.match,
-        "by": bill.request.by,
+        "by": bill.request.grouping,
         "label": bill.label,
         "price_per_gpu_hour": bill.request.price,
         "rows": [
@@ -125,11 +125,11 @@ def bill_values(bill: Bill) -> dict[str, object]:
 
 def _parts(bill: Bill) -> tuple[str, ...]:
     """The names of a group's cells for programs: a label's name must not change them."""
-    return ("label_value",) if bill.request.by == LABEL else bill.columns
+    return ("label_value",) if bill.request.grouping == LABEL else bill.columns
 
 
 def _amounts(bill: Bill, amounts: Amounts) -> dict[str, float | None]:
-    return {one.name: one.read(amounts) for one in _of(bill)} | {"cost": bill.cost(amounts)}
+    return {column.name: column.read(amounts) for column in _of(bill)} | {"cost": bill.cost(amounts)}
 
 
 def _foot(bill: Bill) -> Iterator[str]:
@@ -165,10 +165,10 @@ def _foot(bill: Bill) -> Iterator[str]:
     yield from bill.warnings
 
 
-def _name(part: str | None) -> str:
-    if part is None:
+def _name(label: str | None) -> str:
+    if label is None:
         return NO_LABEL
-    return f'"{part}"' if part == NO_LABEL else part
+    return f'"{label}"' if label == NO_LABEL else label
 
 
 def _hours(seconds: float) -> str:

@@ -29,23 +29,23 @@ class Window(NamedTuple):
     step_seconds: int
 
 
-def window_of(start: str, end: str, resolution: str, now: float) -> Window:
+def window_of(start: str, end: str, resolution: str, now_seconds: float) -> Window:
     """Read --from, --to and --resolution. Raises UsageError."""
     step = _step(resolution)
-    first, last = (_floor("--from", start, step, now), _floor("--to", end, step, now))
-    if first >= last:
-        same = "the same moment as" if first == last else "later than"
-        raise UsageError(f"--from {start}: is {same} --to {end} ({rfc3339(last)}, in steps of {resolution})")
-    return Window(first, last, step)
+    start_seconds, end_seconds = (_floor("--from", start, step, now_seconds), _floor("--to", end, step, now_seconds))
+    if start_seconds >= end_seconds:
+        relation = "the same moment as" if start_seconds == end_seconds else "later than"
+        raise UsageError(f"--from {start}: is {relation} --to {end} ({rfc3339(end_seconds)}, in steps of {resolution})")
+    return Window(start_seconds, end_seconds, step)
 
 
-def parse_time(text: str, now: float) -> float:
+def parse_time(text: str, now_seconds: float) -> float:
     """Return Unix seconds for RFC 3339, a date (midnight, UTC), Unix seconds, `now`, or a duration before now.
 
     Raises ValueError.
     """
     if text == "now":
-        return now - SETTLED_SECONDS
+        return now_seconds - SETTLED_SECONDS
     if _UNIX.fullmatch(text):
         return float(text)
     if _DATE.fullmatch(text) or _TIME.fullmatch(text):
@@ -57,7 +57,7 @@ def parse_time(text: str, now: float) -> float:
     if _WITHOUT_OFFSET.fullmatch(text):
         raise ValueError("has no time zone: end it with Z for UTC, or with an offset such as +01:00")
     try:
-        return now - SETTLED_SECONDS - parse_duration(text)
+        return now_seconds - SETTLED_SECONDS - parse_duration(text)
     except ValueError:
         raise ValueError("must be a time such as 2026-11-01, 2026-11-01T08:00:00Z, 30d (ago) or now") from None
 
@@ -73,18 +73,18 @@ def _step(resolution: str) -> int:
     except ValueError as error:
         raise UsageError(f"--resolution {resolution}: {error}") from error
     if seconds != int(seconds) or not STEP_SECONDS_MIN <= seconds <= STEP_SECONDS_MAX:
-        least, most = STEP_SECONDS_MIN // 60, STEP_SECONDS_MAX // 60
-        raise UsageError(f"--resolution {resolution}: must be whole seconds, from {least}m to {most}m")
+        least_minutes, most_minutes = STEP_SECONDS_MIN // 60, STEP_SECONDS_MAX // 60
+        raise UsageError(f"--resolution {resolution}: must be whole seconds, from {least_minutes}m to {most_minutes}m")
     return int(seconds)
 
 
-def _floor(flag: str, text: str, step: int, now: float) -> int:
+def _floor(flag: str, text: str, step: int, now_seconds: float) -> int:
     try:
-        moment = parse_time(text, now)
+        moment = parse_time(text, now_seconds)
     except ValueError as error:
         raise UsageError(f"{flag} {text}: {error}") from error
     if moment < _EARLIEST:
         raise UsageError(f"{flag} {text}: is before 2010, when Prometheus did not exist")
-    if moment > now:
+    if moment > now_seconds:
         raise UsageError(f"{flag} {text}: is in the future")
     return int(moment // step) * step

@@ -58,7 +58,7 @@ class Check(NamedTuple):
 
     @property
     def details(self) -> str:
-        text = " – ".join(part for part in (self.seen, self.why) if part)
+        text = " – ".join(phrase for phrase in (self.seen, self.why) if phrase)
         return f"{text} → {self.remedy}".strip() if self.remedy else text
 
 
@@ -154,8 +154,8 @@ def _nvml_check(check: Check, node: Node) -> Check:
     faults = [*(gpu.fault for gpu in node.gpus), *(gpu.fault for gpu in node.nameless_gpus)]
     driver, cuda = (node.driver.driver_version, node.driver.cuda_version) if node.driver else ("", "")
     readable = sum(device.memory is not None or use_known(device) for device in node.devices)
-    seen = f"driver {driver or 'unknown'}, CUDA {cuda or 'unknown'}, {counted(len(faults), 'GPU')}"
-    check = check._replace(seen=f"{seen}, {counted(readable, 'device')} readable")
+    versions = f"driver {driver or 'unknown'}, CUDA {cuda or 'unknown'}, {counted(len(faults), 'GPU')}"
+    check = check._replace(seen=f"{versions}, {counted(readable, 'device')} readable")
     if not faults:
         why = "the driver lists no GPU: the node has none, or the container has no access"
         return check._replace(state="degraded", why=why)
@@ -196,9 +196,9 @@ def _gpu_checks(node: Node) -> Iterator[Check]:
     for finding in findings_of_gpus(node.findings):
         condition, gpu = condition_of(finding), gpus.get(Uuid(finding.uuid or ""))
         name = "gpu/<index>" if condition == "down" else f"gpu/<index>/{condition}"
-        seen = " ".join(filter(None, (gpu.uuid, gpu.pci_bus_id, gpu.model))) if gpu else ""
+        identity = " ".join(filter(None, (gpu.uuid, gpu.pci_bus_id, gpu.model))) if gpu else ""
         check = name.replace("<index>", str(gpu.index) if gpu else "?")
-        yield Check(check, GPU_CHECKS[name], seen, f"{finding.reason}: {finding.why}", finding.remedy)
+        yield Check(check, GPU_CHECKS[name], identity, f"{finding.reason}: {finding.why}", finding.remedy)
 
 
 def _setup_checks(node: Node) -> Iterator[Check]:

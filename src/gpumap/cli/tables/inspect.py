@@ -111,7 +111,7 @@ def unit_of(nodes: Iterable[InspectedNode]) -> int:
 
 def _natural_key(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key of names as people sort them: node-9 before node-10."""
-    return tuple((int(part) if place % 2 else 0, part) for place, part in enumerate(re.split(r"([0-9]+)", name)))
+    return tuple((int(piece) if place % 2 else 0, piece) for place, piece in enumerate(re.split(r"([0-9]+)", name)))
 
 
 def _exact(value: int | None) -> Amount:
@@ -270,7 +270,7 @@ def inspect_table(
         blocks = [table(_node_columns(nodes, title, unit, used=used), nodes, shape)] if nodes else []
     sums = _sums(nodes)
     parts = (sums.used, sums.granted) if used else (sums.granted,)
-    percents = "/".join(_percent(part, sums.total) for part in parts)
+    percents = "/".join(_percent(amount, sums.total) for amount in parts)
     lines = [f"{title} GPU Memory In Cluster: {_cell((*parts, sums.total), unit)} ({percents})"]
     if used and any(gpu.is_over for node in nodes for gpu in node.gpus):
         lines.append(LEGEND)
@@ -304,7 +304,7 @@ def _pod_table(node: InspectedNode, unit: int, shape: Shape, *, used: bool) -> s
     pods = [pod for pod, shares in node.pods.items() if used or any(share.holds for share in shares.values())]
     total = node.amounts.total
     parts = {"Allocated": node.amounts.granted, **({"Used": node.amounts.used} if used else {})}
-    sums = [f"{title}: {_cell([part], unit)} ({_percent(part, total)})" for title, part in parts.items()]
+    sums = [f"{title}: {_cell([amount], unit)} ({_percent(amount, total)})" for title, amount in parts.items()]
     head = notes([f"NAME: {node.name}   IPADDRESS: {node.address or 'unknown'}"], shape.screen)
     rows = [table(_pod_columns(node, unit, used=used), pods, shape)] if pods else []
     return "\n".join([head, *rows, "   ".join([*sums, f"Total: {_cell([total], unit)}"])])
@@ -336,20 +336,20 @@ def _cell(amounts: Iterable[Amount], unit: int, *, is_over: bool = False) -> str
     """Return whole units, cut off; a part of a unit as <1, and what is known in part as >=."""
     texts = []
     for amount in amounts:
-        number, rest = divmod(amount.bytes, unit)
+        number, remainder = divmod(amount.bytes, unit)
         if amount.exact:
-            texts.append("<1" if rest and not number else str(number))
+            texts.append("<1" if remainder and not number else str(number))
         else:
             texts.append(f">={number}" if number else UNKNOWN)
     return "/".join([texts[0] + "!" * is_over, *texts[1:]])
 
 
-def _percent(part: Amount, total: Amount) -> str:
+def _percent(amount: Amount, total: Amount) -> str:
     """Return a percentage, cut off as Go's int64(float64) does it: 29/100 is 28%."""
-    if not total.exact or (not part.exact and not part.bytes):
+    if not total.exact or (not amount.exact and not amount.bytes):
         return UNKNOWN
-    number = int(part.bytes / total.bytes * 100) if total.bytes else 0
-    return f"{number}%" if part.exact else f">={number}%"
+    number = int(amount.bytes / total.bytes * 100) if total.bytes else 0
+    return f"{number}%" if amount.exact else f">={number}%"
 
 
 def _unit_name(unit: int) -> str:

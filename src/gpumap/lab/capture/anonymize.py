@@ -35,21 +35,23 @@ def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
     def is_gpu_resource(name: str) -> bool:
         return pattern.fullmatch(name) is not None
 
-    def frame(one: Frame) -> Frame:
+    def frame(frame_: Frame) -> Frame:
         out: dict[str, bytes] = {}
-        for name, content in one.files.items():
+        for name, content in frame_.files.items():
             if (name, content) not in renamed:
                 renamed[name, content] = _renamed(name, content, names, is_gpu_resource)
-            found = renamed[name, content]
-            if found is not None:
-                out[name.replace(".json", ".pb") if name.startswith("kubelet/") else renamed_path(name, names)] = found
-        return replace(one, files=_with_undecoded(one.files, out))
+            new_content = renamed[name, content]
+            if new_content is not None:
+                out[name.replace(".json", ".pb") if name.startswith("kubelet/") else renamed_path(name, names)] = (
+                    new_content
+                )
+        return replace(frame_, files=_with_undecoded(frame_.files, out))
 
     # The recording's own data stays, and what a person wrote goes.
     is_own = re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", capture.about.origin)
     origin = f"{capture.about.origin if is_own else 'another capture'}, anonymized"
     about = structs.replace(capture.about, node=names.node(capture.about.node), origin=origin, description="")
-    return Capture(about, tuple(frame(one) for one in capture.frames))
+    return Capture(about, tuple(frame(frame_) for frame_ in capture.frames))
 
 
 def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:
@@ -110,29 +112,29 @@ def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[
         ("kubelet", contents.LIST, "decode"),
         ("checkpoint", contents.CHECKPOINT, "checkpoint_corrupt"),
     ):
-        if any(one.startswith(name) for one in before) and not any(one.startswith(name) for one in out):
+        if any(path.startswith(name) for path in before) and not any(path.startswith(name) for path in out):
             whys[source] = contents.Down(reason)
     return {**out, contents.DOWN: contents.down_text(whys)} if whys else out
 
 
 def _log_entries(content: bytes, names: Pseudonyms) -> list[contents.LogEntry]:
     """Return the directories of pods, their content, and links to them; other names are left out."""
-    found = []
+    entries = []
     for entry in contents.log_entries({contents.LOG_TREE: content}) or ():
         path = _log_path(entry.path, names) if entry.kind != "l" else _link_path(entry, names)
         if path is not None:
-            found.append(entry._replace(path=path, target=(entry.target and _log_path(entry.target, names)) or ""))
-    return sorted(entry for entry in found if entry.kind != "l" or entry.target)
+            entries.append(entry._replace(path=path, target=(entry.target and _log_path(entry.target, names)) or ""))
+    return sorted(entry for entry in entries if entry.kind != "l" or entry.target)
 
 
 def _log_path(path: str, names: Pseudonyms) -> str | None:
     """`…/pods/<namespace>_<pod>_<uid>/<container>/0.log`, or the beginning of it."""
     if path in ("var/log/pods", "var/log/containers"):
         return path
-    found = _LOG_PATH.fullmatch(path)
-    if found is None:
+    match = _LOG_PATH.fullmatch(path)
+    if match is None:
         return None
-    root, namespace, pod, uid, container, file = found.groups()
+    root, namespace, pod, uid, container, file = match.groups()
     renamed = f"{root}{names.namespace(namespace)}_{names.pod(pod)}_{names.uid(uid)}"
     return "/".join([renamed, *([names.container(container)] if container else []), *([file] if file else [])])
 
@@ -164,7 +166,7 @@ def _reading(reading: NvmlReading | contents.Down, names: Pseudonyms) -> NvmlRea
 
 
 def _gpu(gpu: GpuReading, names: Pseudonyms) -> GpuReading:
-    instances = tuple(structs.replace(one, uuid=Uuid(names.device(one.uuid))) for one in gpu.instances)
+    instances = tuple(structs.replace(instance, uuid=Uuid(names.device(instance.uuid))) for instance in gpu.instances)
     return structs.replace(
         gpu,
         uuid=gpu.uuid and Uuid(names.device(gpu.uuid)),
@@ -186,11 +188,11 @@ def _cgroup(content: bytes, names: Pseudonyms) -> bytes:
 
 def _stat(content: bytes, names: Pseudonyms) -> bytes:
     """The name of the process is replaced, numbers stay. A line of another form could not have been read."""
-    found = _STAT.fullmatch(content.decode(errors="replace"))
-    return f"{found[1]}({names.comm(found[2])}){found[3]}".encode() if found else b""
+    match = _STAT.fullmatch(content.decode(errors="replace"))
+    return f"{match[1]}({names.comm(match[2])}){match[3]}".encode() if match else b""
 
 
 def _id_line(content: bytes, names: Pseudonyms) -> bytes:
     """A uid, or the job id in the title of slurmstepd: replaced as in cgroup paths."""
-    found = _ID_LINE.match(content.decode(errors="replace"))
-    return f"{found[1]}{names.cgroup(found[2])}\n".encode() if found else b""
+    match = _ID_LINE.match(content.decode(errors="replace"))
+    return f"{match[1]}{names.cgroup(match[2])}\n".encode() if match else b""

@@ -59,10 +59,10 @@ def pods(text: bytes) -> tuple[bytes, ...]:
 
 def _pods(text: bytes) -> list[v1alpha1_pb2.Pod]:
     try:
-        found = json.loads(text)
-        if not isinstance(found, list) or not all(isinstance(pod, dict) for pod in found):
+        entries = json.loads(text)
+        if not isinstance(entries, list) or not all(isinstance(pod, dict) for pod in entries):
             raise ValueError("is not a list of pods")
-        return [json_format.ParseDict(pod, v1alpha1_pb2.Pod()) for pod in found]
+        return [json_format.ParseDict(pod, v1alpha1_pb2.Pod()) for pod in entries]
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise ValueError(f"pods_api.json: {error}") from error
 
@@ -76,9 +76,9 @@ def renamed_pods(text: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str]
 
 def _renamed_pod(pod: v1alpha1_pb2.Pod, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> v1alpha1_pb2.Pod:
     metadata = pod.metadata
-    labels = {one.key: one.value for one in metadata.labels}
+    labels = {label.key: label.value for label in metadata.labels}
     groups = {f"{GROUP}/{names.uid(group)}": names.uid(group) for group in gpu_groups(labels)}
-    notes = (_renamed_note(one.key, one.value, names) for one in metadata.annotations)
+    notes = (_renamed_note(annotation.key, annotation.value, names) for annotation in metadata.annotations)
     return v1alpha1_pb2.Pod(
         metadata=v1alpha1_pb2.ObjectMeta(
             name=names.pod(metadata.name),
@@ -88,16 +88,18 @@ def _renamed_pod(pod: v1alpha1_pb2.Pod, names: Pseudonyms, is_gpu_resource: Call
             annotations=[v1alpha1_pb2.Entry(key=note[0], value=note[1]) for note in notes if note],
         ),
         spec=v1alpha1_pb2.PodSpec(
-            containers=[v1alpha1_pb2.Container(name=names.container(one.name)) for one in pod.spec.containers]
+            containers=[
+                v1alpha1_pb2.Container(name=names.container(container.name)) for container in pod.spec.containers
+            ]
         ),
         status=v1alpha1_pb2.PodStatus(
             container_statuses=[
                 v1alpha1_pb2.ContainerStatus(
-                    name=names.container(one.name),
-                    container_id=_renamed_id(one, names),
-                    allocated_resources_status=_renamed_health(one, names, is_gpu_resource),
+                    name=names.container(status.name),
+                    container_id=_renamed_id(status, names),
+                    allocated_resources_status=_renamed_health(status, names, is_gpu_resource),
                 )
-                for one in pod.status.container_statuses
+                for status in pod.status.container_statuses
             ]
         ),
     )
@@ -108,17 +110,17 @@ def _renamed_health(
 ) -> list[v1alpha1_pb2.ResourceStatus]:
     return [
         v1alpha1_pb2.ResourceStatus(
-            name=one.name,
+            name=resource.name,
             resources=[
                 v1alpha1_pb2.ResourceHealth(
                     resource_id=names.device(device.resource_id),
                     health=device.health if device.health in _HEALTH else "",
                 )
-                for device in one.resources
+                for device in resource.resources
             ],
         )
-        for one in status.allocated_resources_status
-        if is_gpu_resource(one.name)
+        for resource in status.allocated_resources_status
+        if is_gpu_resource(resource.name)
     ]
 
 
@@ -132,11 +134,11 @@ def _renamed_note(key: str, value: str, names: Pseudonyms) -> tuple[str, str] | 
         return key, names.container(value)
     if key in (FRACTION, MEMORY):
         return key, value if re.fullmatch(r"[0-9.]{1,20}", value) else "?"
-    found = OF_CONTAINER.fullmatch(key)
-    if found is None:
+    match = OF_CONTAINER.fullmatch(key)
+    if match is None:
         return None
-    shown = names.device(value) if found[2] == "gpus.devices" else value if QUANTITY.fullmatch(value) else "?"
-    return f"nvidia.com/container.{names.container(found[1])}.{found[2]}", shown
+    new_value = names.device(value) if match[2] == "gpus.devices" else value if QUANTITY.fullmatch(value) else "?"
+    return f"nvidia.com/container.{names.container(match[1])}.{match[2]}", new_value
 
 
 def renamed_list(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:
@@ -172,7 +174,9 @@ def renamed_allocatable(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable
 def is_gpus(resource: str, ids: Iterable[str], is_gpu_resource: Callable[[str], bool]) -> bool:
     """Return whether it is a GPU resource: by its name, or because one of its ids names a GPU."""
     meanings = (parse(DeviceId(id_)) for id_ in ids)
-    return is_gpu_resource(resource) or any(one is not None and isinstance(one.device, ByUuid) for one in meanings)
+    return is_gpu_resource(resource) or any(
+        meaning is not None and isinstance(meaning.device, ByUuid) for meaning in meanings
+    )
 
 
 def _decoded(message: M, raw: bytes) -> M:
@@ -186,7 +190,7 @@ def _decoded(message: M, raw: bytes) -> M:
 def _devices(
     entries: Iterable[v1_pb2.ContainerDevices], names: Pseudonyms, is_gpu_resource: Callable[[str], bool]
 ) -> list[v1_pb2.ContainerDevices]:
-    found = [
+    devices = [
         v1_pb2.ContainerDevices(
             resource_name=entry.resource_name,
             device_ids=sorted(map(names.device, entry.device_ids)),
@@ -197,7 +201,7 @@ def _devices(
         for entry in entries
         if is_gpus(entry.resource_name, entry.device_ids, is_gpu_resource)
     ]
-    return _in_order(found)
+    return _in_order(devices)
 
 
 def _claims(
@@ -207,7 +211,7 @@ def _claims(
 
     A claim without a GPU keeps only its name, which separates pods, and no name of a device or driver.
     """
-    found = []
+    claims = []
     for entry in entries:
         devices = [
             v1_pb2.ClaimResource(
@@ -219,14 +223,14 @@ def _claims(
             for device in entry.claim_resources
             if is_gpus(device.driver_name, [device.device_name], is_gpu_resource)
         ]
-        found.append(
+        claims.append(
             v1_pb2.DynamicResource(
                 claim_name=names.claim(entry.claim_name),
                 claim_namespace=names.namespace(entry.claim_namespace),
                 claim_resources=devices or [_other_device(entry)],
             )
         )
-    return _in_order(found)
+    return _in_order(claims)
 
 
 def _other_device(entry: v1_pb2.DynamicResource) -> v1_pb2.ClaimResource:

@@ -60,8 +60,8 @@ def cut_checkpoint(
         for resource, value in sorted(registered.items())
         if is_gpus(resource, ids_in(value), is_gpu_resource)
     }
-    kept = {"Data": {"PodDeviceEntries": rows or None, "RegisteredDevices": offered}, "Checksum": 0}
-    return json.dumps(kept, indent=1, ensure_ascii=False).encode() + b"\n"
+    document = {"Data": {"PodDeviceEntries": rows or None, "RegisteredDevices": offered}, "Checksum": 0}
+    return json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
 def _renamed(value: object, id_: Rename) -> dict[str, list[str]] | list[str]:
@@ -109,15 +109,15 @@ def cut_answer(message: bytes, rename: Rename = str) -> bytes:
 def dra_state_text(claims: Iterable[ClaimPods]) -> bytes:
     """The kubelet's state, in the form of kubelets until 1.31, which people can read. The checksum is 0."""
     entries = [
-        {"ClaimName": one.claim, "Namespace": one.namespace, "PodUIDs": {uid: {} for uid in one.pod_uids}}
-        for one in claims
+        {"ClaimName": claim.claim, "Namespace": claim.namespace, "PodUIDs": {uid: {} for uid in claim.pod_uids}}
+        for claim in claims
     ]
     return _as_json({"version": "v1", "entries": entries, "checksum": 0})
 
 
 def dra_checkpoint_text(devices: Iterable[PreparedDevice]) -> bytes:
     """The driver's checkpoint, each device as if it were the only one of its claim. The checksums are 0."""
-    claims = {str(number): _claim(one) for number, one in enumerate(devices)}
+    claims = {str(number): _claim(device) for number, device in enumerate(devices)}
     return _as_json({"checksum": 0, "v2": {"checksum": 0, "preparedClaims": claims}})
 
 
@@ -127,11 +127,11 @@ def renamed_dra_state(text: bytes, names: Pseudonyms) -> bytes:
     return dra_state_text(
         sorted(
             ClaimPods(
-                names.namespace(one.namespace),
-                names.claim(one.claim),
-                tuple(sorted(PodUid(names.uid(uid)) for uid in one.pod_uids)),
+                names.namespace(claim.namespace),
+                names.claim(claim.claim),
+                tuple(sorted(PodUid(names.uid(uid)) for uid in claim.pod_uids)),
             )
-            for one in claims
+            for claim in claims
         )
     )
 
@@ -141,21 +141,21 @@ def renamed_dra_checkpoint(text: bytes, names: Pseudonyms) -> bytes:
     devices, _ = parse_prepared(text)
     renamed = {
         PreparedDevice(
-            names.namespace(one.claim_namespace),
-            names.claim(one.claim),
-            names.device(one.device),
-            names.device(one.share_id),
-            Uuid(names.device(one.uuid)),
-            one.admin_access,
-            one.memory_bytes,
+            names.namespace(device.claim_namespace),
+            names.claim(device.claim),
+            names.device(device.device),
+            names.device(device.share_id),
+            Uuid(names.device(device.uuid)),
+            device.admin_access,
+            device.memory_bytes,
         )
-        for one in devices
+        for device in devices
     }
-    return dra_checkpoint_text(sorted(renamed, key=lambda one: json.dumps(_claim(one))))
+    return dra_checkpoint_text(sorted(renamed, key=lambda device: json.dumps(_claim(device))))
 
 
-def _claim(one: PreparedDevice) -> dict[str, object]:
-    return prepared_claim((one.claim_namespace, one.claim), [one])
+def _claim(device: PreparedDevice) -> dict[str, object]:
+    return prepared_claim((device.claim_namespace, device.claim), [device])
 
 
 def _as_json(document: object) -> bytes:

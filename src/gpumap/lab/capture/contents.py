@@ -131,8 +131,8 @@ class _NvmlFile(Struct, frozen=True):
     error: Down | None = None
 
     def __post_init__(self) -> None:
-        for number, one in enumerate(self.listening):
-            if one.since_seconds < one.until_seconds:
+        for number, period in enumerate(self.listening):
+            if period.since_seconds < period.until_seconds:
                 raise ValueError(f"listening[{number}] ends before it begins")
 
 
@@ -240,7 +240,7 @@ def reading_text(answer: NvmlReading | Down) -> bytes:
     head = json.dumps(versions).removesuffix("}")
     parts = [_rows_text("gpus", map(msgspec.to_builtins, map(_plain, answer.gpus)))]
     if answer.xids:
-        xids = (one._replace(age_seconds=round(one.age_seconds, 6)) for one in answer.xids)
+        xids = (xid._replace(age_seconds=round(xid.age_seconds, 6)) for xid in answer.xids)
         parts.append(_rows_text("xids", xids))
     if answer.listening:
         listening = ((uuid, round(since, 6), round(until, 6)) for uuid, since, until in answer.listening)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gpumap.lab.capture import contents, sharing
 from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits, refused
@@ -105,10 +105,10 @@ def _check(about: About, folder: Path, files: Mapping[str, bytes], before: Mappi
 
 
 class _FrameFile(Struct, frozen=True, omit_defaults=True):
-    """frame.json. `gone` are the paths of files of the frame before that this one does not have."""
+    """frame.json. `gone_paths` are the paths of files of the frame before that this one does not have."""
 
     offset_seconds: float
-    gone: tuple[str, ...] = ()
+    gone_paths: tuple[str, ...] = field(name="gone", default=())
 
 
 def _about(reader: BoundedReader, folder: Path) -> About:
@@ -134,11 +134,11 @@ def _frame(reader: BoundedReader, folder: Path, before: Frame) -> Frame:
     if not before.offset_seconds <= file.offset_seconds < 1e9:
         raise UsageError(f"{path}: offset_seconds is not a number from {before.offset_seconds:g} on")
     changed = reader.files(folder, _FILE)
-    if not changed and not file.gone:
+    if not changed and not file.gone_paths:
         return Frame(file.offset_seconds, before.files)
-    gone = set(file.gone)
-    kept = {name: content for name, content in before.files.items() if name not in gone}
-    return Frame(file.offset_seconds, {**kept, **changed})
+    gone_paths = set(file.gone_paths)
+    kept_files = {name: content for name, content in before.files.items() if name not in gone_paths}
+    return Frame(file.offset_seconds, {**kept_files, **changed})
 
 
 def _decoded(text: bytes, path: Path, kind: type[T]) -> T:
@@ -176,12 +176,12 @@ def write(capture: Capture, folder: Path, expected: bytes) -> None:
         try:
             _put(temporary / "capture.json", _about_text(capture.about))
             _put(temporary / EXPECTED, expected)
-            for number, (frame, changed, gone) in enumerate(_deltas(capture)):
+            for number, (frame, changed, gone_paths) in enumerate(_deltas(capture)):
                 place = temporary / "frames" / f"{number:04}" if number else temporary
                 for name, content in changed.items():
                     _put(place / name, content)
                 if number:
-                    file = _FrameFile(round(frame.offset_seconds, 3), tuple(gone))
+                    file = _FrameFile(round(frame.offset_seconds, 3), tuple(gone_paths))
                     _put(place / "frame.json", msgspec.json.encode(file) + b"\n")
             temporary.rename(os.path.abspath(folder))
         except BaseException:

@@ -64,18 +64,18 @@ class BoundedReader:
 
     def read(self, path: Path, most_bytes: int | None = None) -> bytes:
         """Read a regular file of at most this size."""
-        most = self._limits.file_bytes if most_bytes is None else most_bytes
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode):
+        limit_bytes = self._limits.file_bytes if most_bytes is None else most_bytes
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
             raise UsageError(f"{path}: is not a regular file")
-        if found.st_size > most:
-            raise UsageError(f"{path}: is larger than {most >> 20} MiB")
-        self._bytes_left -= found.st_size
+        if status.st_size > limit_bytes:
+            raise UsageError(f"{path}: is larger than {limit_bytes >> 20} MiB")
+        self._bytes_left -= status.st_size
         if self._bytes_left < 0:
             raise UsageError(f"{self._folder}: is larger than {self._limits.total_bytes >> 20} MiB")
         with open(path, "rb", opener=_opened) as file:
-            content = file.read(found.st_size + 1)
-        if len(content) > found.st_size:
+            content = file.read(status.st_size + 1)
+        if len(content) > status.st_size:
             raise UsageError(f"{path}: grew while it was read")
         return content
 

@@ -89,8 +89,8 @@ class Pseudonyms:
 
     def uid(self, uid: str) -> str:
         """Return a pod's UID: a UUID, or a static pod's hash. Anything else is a name."""
-        whole = re.fullmatch(rf"{_UUID}|[0-9a-fA-F]{{12,64}}", uid)
-        return self._hex(uid) if whole else self._name("uid", uid)
+        match = re.fullmatch(rf"{_UUID}|[0-9a-fA-F]{{12,64}}", uid)
+        return self._hex(uid) if match else self._name("uid", uid)
 
     def container_id(self, id_: str) -> str:
         """A container's id, also one that was cut off."""

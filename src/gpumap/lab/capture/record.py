@@ -67,11 +67,11 @@ class Recorder:
         """Collect once: the files of the answers, and the snapshot that the service makes of them."""
         self._nvml.recorded, self._procfs.recorded, self._kubelet.recorded, self._identity.recorded = {}, {}, {}, {}
         snapshot = await self._loop.collect()
-        asked = ("procfs", *(("kubelet", "checkpoint", "pod_logs") if self._settings.has_kubelet else ()))
-        recorded: Recorded = {**dict.fromkeys(asked, _NO_ANSWER), **self._kubelet.recorded}
+        sources = ("procfs", *(("kubelet", "checkpoint", "pod_logs") if self._settings.has_kubelet else ()))
+        recorded: Recorded = {**dict.fromkeys(sources, _NO_ANSWER), **self._kubelet.recorded}
         # A read of files that missed its deadline ends in a thread of its own, now or in a later collection. Its result
         # then belongs to no collection.
-        late = {one.source for one in snapshot.node.sources if not one.up and one.reason == _GIVEN_UP}
+        late = {source.source for source in snapshot.node.sources if not source.up and source.reason == _GIVEN_UP}
         recorded |= {} if Source.PROCFS in late else self._procfs.recorded
         recorded |= {} if Source.POD_IDENTITY in late else self._identity.recorded
         files: Files = {contents.NVML: contents.reading_text(_NO_ANSWER), **self._nvml.recorded}
@@ -114,24 +114,24 @@ async def record(
     interval = SHORT_SECONDS if seconds is None else min(settings.interval_seconds, seconds)
     recorder = Recorder(settings, driver_command)
     frames: list[Frame] = []
-    last: Snapshot | None = None
-    size, held, began = 0, 0, time.monotonic()
+    last_snapshot: Snapshot | None = None
+    size, files_held, began = 0, 0, time.monotonic()
     try:
-        while len(frames) < LIMITS.frames and size < LIMITS.total_bytes // 2 and held < LIMITS.files // 2:
-            asked = round(time.monotonic() - began, 3)  # as it will be written: accounting depends on it
-            found = await _unless(stop, recorder)
-            if found is None:
+        while len(frames) < LIMITS.frames and size < LIMITS.total_bytes // 2 and files_held < LIMITS.files // 2:
+            began_seconds = round(time.monotonic() - began, 3)  # as it will be written: accounting depends on it
+            collected = await _unless(stop, recorder)
+            if collected is None:
                 break
-            frames.append(Frame(asked if frames else 0.0, found[0]))
-            last, size, held = found[1], size + _new_bytes(frames), held + len(found[0])
-            due = asked + interval
+            frames.append(Frame(began_seconds if frames else 0.0, collected[0]))
+            last_snapshot, size, files_held = collected[1], size + _new_bytes(frames), files_held + len(collected[0])
+            due = began_seconds + interval
             if due > (seconds or interval) * 1.001 and len(frames) > 1:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), max(began + due - time.monotonic(), 0.0))
             if stop.is_set():
                 break
-        return (Capture(recorder.about(), tuple(frames)), last) if last is not None else None
+        return (Capture(recorder.about(), tuple(frames)), last_snapshot) if last_snapshot is not None else None
     finally:
         await recorder.close()
 

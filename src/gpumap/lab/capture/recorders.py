@@ -114,11 +114,11 @@ class RecordingProcfs:
     These are the processes asked for, parents that decide, one that shows PID visibility, kthreadd, and gpumap.
     """
 
-    def __init__(self, root: Path, own: Path, *, has_kubelet: bool = True) -> None:
-        self._source = ProcfsSource(root, own, has_kubelet=has_kubelet)
+    def __init__(self, root: Path, own_folder: Path, *, has_kubelet: bool = True) -> None:
+        self._source = ProcfsSource(root, own_folder, has_kubelet=has_kubelet)
         self.recorded: Recorded = {}
         self._root = root
-        self._own = own
+        self._own = own_folder
         self._kept: dict[ProcEntry, Files] = {}
 
     def read(
@@ -151,10 +151,10 @@ class RecordingProcfs:
             files |= {contents.OWN_PID_IN_TREE: b""} if witness is None else _process(self._root, witness)
         if table.is_machine:
             files |= _process(self._root, 2)
-        kept = self._kept
-        self._kept = {entry: kept.get(entry) or self._entry_files(entry) for entry in table.entries}
-        for found in self._kept.values():
-            files |= found
+        kept_files = self._kept
+        self._kept = {entry: kept_files.get(entry) or self._entry_files(entry) for entry in table.entries}
+        for entry_files in self._kept.values():
+            files |= entry_files
         for pid in self._source.pod_pids.values():
             files |= _process(self._root, pid)
         for job in self._source.job_ids.known():
@@ -178,14 +178,14 @@ def _unreadable(pid: int) -> Files:
     return {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}
 
 
-def _process(root: Path, pid: int, *more: str) -> Files:
+def _process(root: Path, pid: int, *extra_names: str) -> Files:
     """Record `stat`, `cgroup` and those files of `more` that exist; nothing of a process that has ended meanwhile."""
     files = {}
-    for name in ("stat", "cgroup", *more):
+    for name in ("stat", "cgroup", *extra_names):
         try:
             content = (root / str(pid) / name).read_bytes()
         except OSError:
-            if name not in more:
+            if name not in extra_names:
                 return {}
             continue
         files[f"proc/{pid}/{name}"] = _BARE[name](content)
@@ -194,8 +194,8 @@ def _process(root: Path, pid: int, *more: str) -> Files:
 
 def _bare_stat(text: bytes) -> bytes:
     """Return PID, name, state, parent and start. The values between are 0, and the rest is cut off."""
-    name, _, rest = text.rpartition(b")")
-    fields = rest.split()
+    name, _, remainder = text.rpartition(b")")
+    fields = remainder.split()
     if len(fields) < 20:
         return b""
     return b" ".join((name + b")", *fields[:2], *[b"0"] * 17, fields[19])) + b"\n"
@@ -242,23 +242,23 @@ class RecordingIdentity:
         try:
             answer = self._source.read()
         except SourceError as error:
-            self.recorded = {one: _why(one, error.complaints) for one in ("checkpoint", "pod_logs")}
+            self.recorded = {source: _why(source, error.complaints) for source in ("checkpoint", "pod_logs")}
             raise
-        now, (before, kept) = answer.value, self._last
-        found: Recorded = {**kept, "shares": sharing_files(now.noted, now.shares)}
-        if now.checkpoint is None:
-            found["checkpoint"] = _why("checkpoint", answer.complaints)
-        elif now.checkpoint is not before.checkpoint:
-            found["checkpoint"] = {contents.CHECKPOINT: self._cut()}
-        if now.logs is None:
-            found["pod_logs"] = _why("pod_logs", answer.complaints)
-        elif now.logs is not before.logs:
-            found["pod_logs"] = {contents.LOG_TREE: contents.log_text(sorted(_names(self._log_root)))}
-        if now.dra is not before.dra or "dra" not in found:
-            found["dra"] = _dra_files(now.dra)
-        self._last = now, found
+        identity, (before, kept_files) = answer.value, self._last
+        recorded: Recorded = {**kept_files, "shares": sharing_files(identity.noted, identity.shares)}
+        if identity.checkpoint is None:
+            recorded["checkpoint"] = _why("checkpoint", answer.complaints)
+        elif identity.checkpoint is not before.checkpoint:
+            recorded["checkpoint"] = {contents.CHECKPOINT: self._cut()}
+        if identity.logs is None:
+            recorded["pod_logs"] = _why("pod_logs", answer.complaints)
+        elif identity.logs is not before.logs:
+            recorded["pod_logs"] = {contents.LOG_TREE: contents.log_text(sorted(_names(self._log_root)))}
+        if identity.dra is not before.dra or "dra" not in recorded:
+            recorded["dra"] = _dra_files(identity.dra)
+        self._last = identity, recorded
         why = _complaint("gpu_fractioning_", answer.complaints)
-        self.recorded = found | ({} if why is None else {"gpu_fractioning": why})
+        self.recorded = recorded | ({} if why is None else {"gpu_fractioning": why})
         return answer
 
     def _cut(self) -> bytes:
@@ -285,8 +285,8 @@ def _why(source: str, complaints: tuple[Complaint, ...]) -> Down:
 
 
 def _complaint(source: str, complaints: tuple[Complaint, ...]) -> Down | None:
-    found = [Down(*one) for one in complaints if one.reason.startswith(source)]
-    return found[-1] if found else None
+    reasons = [Down(*complaint) for complaint in complaints if complaint.reason.startswith(source)]
+    return reasons[-1] if reasons else None
 
 
 _SPEAKABLE = re.compile(r"[^\s/\0]+")
@@ -302,7 +302,9 @@ def _names(root: Path) -> Iterator[LogEntry]:
             elif entry.is_dir(follow_symlinks=False):
                 yield LogEntry("d", "755", path)
                 below = _entries(Path(entry.path))
-                yield from (LogEntry("d", "755", f"{path}/{one.name}") for one in below if one.is_dir())
+                yield from (
+                    LogEntry("d", "755", f"{path}/{container.name}") for container in below if container.is_dir()
+                )
         if (root / folder).is_dir():
             yield LogEntry("d", "755", f"var/log/{folder}")
 

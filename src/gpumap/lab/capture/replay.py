@@ -62,7 +62,7 @@ async def page(capture: Capture) -> bytes:
 
 async def snapshots(capture: Capture) -> list[Snapshot]:
     """Collect each frame at its time on a simulated clock."""
-    found: list[Snapshot] = []
+    collected: list[Snapshot] = []
     frames = list(capture.frames)
     while len(frames) < COLLECTIONS_MIN:
         frames.append(replace(frames[-1], offset_seconds=frames[-1].offset_seconds + INTERVAL_SECONDS))
@@ -78,7 +78,7 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
         try:
             await node.show(frames[0])
             async with service.collector(
-                settings, node.driver_command, found.append, clock, pods_patience_seconds=PATIENCE_SECONDS
+                settings, node.driver_command, collected.append, clock, pods_patience_seconds=PATIENCE_SECONDS
             ) as loop:
                 loop.set_deadline(PATIENCE_SECONDS)
                 for frame in frames:
@@ -87,4 +87,4 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
                     await loop.collect()
         finally:
             await node.stop()
-    return found
+    return collected

@@ -45,11 +45,11 @@ async def record_node(
     if why is not None:
         raise UsageError(f"--resource {why}: a capture cannot bring it")
     temporary_folder().cleanup()  # fail before the recording, not after it, if the folder cannot be written
-    found = await record(settings, driver_command, seconds, stop_by_signal())
-    if found is None:
+    recorded = await record(settings, driver_command, seconds, stop_by_signal())
+    if recorded is None:
         notify(["stopped before anything was recorded"])
         return 0
-    capture, snapshot = found
+    capture, snapshot = recorded
     if anonymous:
         capture = anonymize(capture, Pseudonyms(secrets.token_bytes(KEY_BYTES)))
     with _silence():
@@ -74,10 +74,10 @@ def _silence() -> Iterator[None]:
 
 
 def _summary(capture: on_disk.Capture, snapshot: Snapshot, folder: Path, anonymous: bool) -> str:
-    last = capture.frames[-1]
+    last_frame = capture.frames[-1]
     counts = (
         counted(len(capture.frames), "frame"),
-        f"{last.offset_seconds:.0f} s",
+        f"{last_frame.offset_seconds:.0f} s",
         counted(len(snapshot.node.gpus), "GPU"),
         counted(len(snapshot.node.pods), "pod"),
         counted(len({process.pid for process in snapshot.processes}), "process", "processes"),

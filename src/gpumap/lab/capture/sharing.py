@@ -29,13 +29,13 @@ def sharing_files(links: Iterable[ContainerLink], shares: Iterable[ScheduledShar
 
 def container_id(path: str) -> str | None:
     """Return the container of a file; `None` if it is another kind of file."""
-    found = PATH.fullmatch(path)
-    return found[1] if found else None
+    match = PATH.fullmatch(path)
+    return match[1] if match else None
 
 
 def renamed_path(path: str, names: Pseudonyms) -> str:
-    found = container_id(path)
-    return path if found is None else f"{FOLDER}/{names.container_id(found)}.json"
+    id_ = container_id(path)
+    return path if id_ is None else f"{FOLDER}/{names.container_id(id_)}.json"
 
 
 def renamed_sharing(id_: str, text: bytes, names: Pseudonyms) -> bytes:
@@ -49,11 +49,11 @@ def renamed_sharing(id_: str, text: bytes, names: Pseudonyms) -> bytes:
             tuple(
                 ScheduledShare(
                     link.pod_uid,
-                    uuid=None if one.uuid is None else Uuid(names.device(one.uuid)),
-                    minor=one.minor,
-                    memory_bytes=one.memory_bytes,
+                    uuid=None if share.uuid is None else Uuid(names.device(share.uuid)),
+                    minor=share.minor,
+                    memory_bytes=share.memory_bytes,
                 )
-                for one in shares
+                for share in shares
             ),
         )
     )
@@ -61,10 +61,10 @@ def renamed_sharing(id_: str, text: bytes, names: Pseudonyms) -> bytes:
 
 def _as_line(record: Record) -> bytes:
     gpus = [
-        {"index": number, "uuid": one.uuid or ""} | ({} if one.minor is None else {"minorNumber": one.minor})
-        for number, one in enumerate(record.shares)
+        {"index": number, "uuid": share.uuid or ""} | ({} if share.minor is None else {"minorNumber": share.minor})
+        for number, share in enumerate(record.shares)
     ]
-    amounts = {one.memory_bytes // MIB for one in record.shares if one.memory_bytes is not None}
+    amounts = {share.memory_bytes // MIB for share in record.shares if share.memory_bytes is not None}
     name = record.link.name
     file = {
         "schemaVersion": 1,

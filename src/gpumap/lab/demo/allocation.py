@@ -81,11 +81,11 @@ def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:
     """Return the offers of foreign plugins: a scenario need not list what pods hold."""
     for resource, texts in scenario.kubelet.offers.items():
         yield ResourceDevices(resource, tuple(map(DeviceId, texts)))
-    own = _own_ids(scenario)
+    own_ids = _own_ids(scenario)
     for pod in scenario.pods:
         for container in pod.containers:
             for devices in container.devices:
-                ids = tuple(id_ for id_ in devices.ids if id_ not in own.get(devices.resource, ()))
+                ids = tuple(id_ for id_ in devices.ids if id_ not in own_ids.get(devices.resource, ()))
                 yield ResourceDevices(devices.resource, ids)
 
 
@@ -124,21 +124,21 @@ _Held = defaultdict[tuple[str, DeviceId], list[_Holding]]
 def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple[Pod, ...]:
     """Return the pods with the ids of what they request. The other containers of a pod reuse the ids of its init
     container."""
-    held: _Held = defaultdict(list)
+    holdings: _Held = defaultdict(list)
     for number, pod in enumerate(pods):
         for index, container in enumerate(pod.containers):
-            _hold_spelled_out(pod, f"pods[{number}].containers[{index}].ids", container, held)
+            _hold_spelled_out(pod, f"pods[{number}].containers[{index}].ids", container, holdings)
     assigned = []
     for number, pod in enumerate(pods):
         ids: dict[str, dict[str, tuple[str, ...]]] = {}
-        for index, container in sorted(enumerate(pod.containers), key=lambda one: not one[1].init):
-            own = [(entry.resource, id_) for entry in container.devices for id_ in entry.ids]
+        for index, container in sorted(enumerate(pod.containers), key=lambda pair: not pair[1].init):
+            own_ids = [(entry.resource, id_) for entry in container.devices for id_ in entry.ids]
             for request in reader.requests(container, f"pods[{number}].containers[{index}]"):
-                resource, granted = _grant(gpus, pod, container, request, held)
+                resource, granted = _grant(gpus, pod, container, request, holdings)
                 for id_ in granted:
-                    held[resource, id_].append(_Holding(pod, container.init))
-                own += [(resource, id_) for id_ in granted]
-            ids[container.name] = {devices.resource: devices.ids for devices in by_resource(own)}
+                    holdings[resource, id_].append(_Holding(pod, container.init))
+                own_ids += [(resource, id_) for id_ in granted]
+            ids[container.name] = {devices.resource: devices.ids for devices in by_resource(own_ids)}
         containers = tuple(structs.replace(container, ids=ids[container.name]) for container in pod.containers)
         assigned.append(structs.replace(pod, containers=containers))
     return tuple(assigned)
@@ -149,14 +149,14 @@ def by_resource(pairs: Iterable[tuple[str, DeviceId]]) -> tuple[ResourceDevices,
     return tuple(ResourceDevices(resource, tuple(sorted({*ids}))) for resource, ids in sorted(grouped(pairs).items()))
 
 
-def _hold_spelled_out(pod: Pod, place: str, container: Container, held: _Held) -> None:
+def _hold_spelled_out(pod: Pod, place: str, container: Container, holdings: _Held) -> None:
     for entry in container.devices:
         for id_ in entry.ids:
-            taken = _taken(pod, container, held[entry.resource, id_])
-            if taken is not None:
-                holder = f"{taken.namespace}/{taken.name}"
+            owner = _taken(pod, container, holdings[entry.resource, id_])
+            if owner is not None:
+                holder = f"{owner.namespace}/{owner.name}"
                 raise ScenarioError(f"{place}.{entry.resource}: {id_} is held by {holder} at that time")
-            held[entry.resource, id_].append(_Holding(pod, container.init))
+            holdings[entry.resource, id_].append(_Holding(pod, container.init))
 
 
 def _taken(pod: Pod, container: Container, holdings: Iterable[_Holding]) -> Pod | None:
@@ -168,24 +168,24 @@ def _taken(pod: Pod, container: Container, holdings: Iterable[_Holding]) -> Pod 
 
 
 def _grant(
-    gpus: Sequence[Gpu], pod: Pod, container: Container, request: Request, held: _Held
+    gpus: Sequence[Gpu], pod: Pod, container: Container, request: Request, all_holdings: _Held
 ) -> tuple[str, tuple[DeviceId, ...]]:
     place, leaf, slots = request
     resource, ids = gpus[leaf.gpu].ids(leaf.instance)
-    holdings = {id_: held[resource, id_] for id_ in ids}
-    taken = {id_: holder for id_ in ids if (holder := _taken(pod, container, holdings[id_]))}
+    holdings = {id_: all_holdings[resource, id_] for id_ in ids}
+    holder_of = {id_: holder for id_ in ids if (holder := _taken(pod, container, holdings[id_]))}
     reusable = {id_ for id_ in ids if any(holding.pod is pod and holding.init for holding in holdings[id_])}
-    free = sorted((id_ for id_ in ids if id_ not in taken), key=lambda id_: id_ not in reusable)
+    free = sorted((id_ for id_ in ids if id_ not in holder_of), key=lambda id_: id_ not in reusable)
     if len(free) < slots:
-        what = f"gpu {leaf.gpu}"
+        device_name = f"gpu {leaf.gpu}"
         if not ids:
-            raise ScenarioError(f"{place}: {what} is offered by no plugin (resource: none)")
+            raise ScenarioError(f"{place}: {device_name} is offered by no plugin (resource: none)")
         if leaf.instance is not None:
-            what += f", MIG device {leaf.instance}"
+            device_name += f", MIG device {leaf.instance}"
         if len(ids) > 1:
-            raise ScenarioError(f"{place}: {what} has {len(ids)} slots, {len(free)} of them free at that time")
-        holder = taken[ids[0]]
-        raise ScenarioError(f"{place}: {what} is held by {holder.namespace}/{holder.name} at that time")
+            raise ScenarioError(f"{place}: {device_name} has {len(ids)} slots, {len(free)} of them free at that time")
+        holder = holder_of[ids[0]]
+        raise ScenarioError(f"{place}: {device_name} is held by {holder.namespace}/{holder.name} at that time")
     return resource, tuple(free[:slots])
 
 
@@ -195,15 +195,15 @@ def check_memory(scenario: Scenario) -> None:
     pools: dict[tuple[int, int | None], int] = {}
     for gpu in scenario.gpus:
         pools[gpu.index, None] = gpu.memory_bytes - gpu.reserved_bytes - gpu.leaked_bytes
-        pools |= {(gpu.index, one.gpu_instance_id): one.memory_bytes for one in gpu.gpu_instances}
+        pools |= {(gpu.index, instance.gpu_instance_id): instance.memory_bytes for instance in gpu.gpu_instances}
     for place, process in users:
         moment = process.start or 0.0
         for pool in {_pool(scenario, leaf) for leaf in process.leaves}:
             there = [
-                peak_bytes(other.memory)
-                for _, other in users
-                for leaf in other.leaves
-                if _pool(scenario, leaf) == pool and other.runs_at(moment)
+                peak_bytes(user.memory)
+                for _, user in users
+                for leaf in user.leaves
+                if _pool(scenario, leaf) == pool and user.runs_at(moment)
             ]
             if sum(there) + overhead_bytes(len(there)) > pools[pool]:
                 raise ScenarioError(

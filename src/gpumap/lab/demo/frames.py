@@ -42,26 +42,26 @@ def play(
 
 def frame(scenario: Scenario, before: float, seconds: float) -> Frame:
     """The node `seconds` after the epoch, with the XID events since the frame `before`."""
-    now = world(scenario, seconds)
+    node = world(scenario, seconds)
     xids = (
         XidError(cue.gpu.uuid, cue.xid.code, *cue.instance_ids, seconds - cue.seconds)
         for cue in cues(scenario, before, seconds)
     )
     listening = (Listening(gpu.uuid, max(seconds, 0.0), 0.0) for gpu in scenario.gpus)
     versions = DRIVER_VERSION, CUDA_VERSION, NVML_VERSION
-    reading = NvmlReading(*versions, now.gpus, tuple(xids), tuple(listening))
+    reading = NvmlReading(*versions, node.gpus, tuple(xids), tuple(listening))
     files = {
-        contents.CHECKPOINT: now.checkpoint.encode(),
-        contents.LOG_TREE: contents.log_text(now.logs),
+        contents.CHECKPOINT: node.checkpoint.encode(),
+        contents.LOG_TREE: contents.log_text(node.logs),
         contents.OWN_CGROUP: cgroup_text(scenario.cgroups, OWN_CGROUP).encode(),
         contents.NVML: contents.reading_text(reading),
         contents.PCI: contents.pci_text(_pci_functions(scenario)),
     }
-    if now.notes:
-        files[contents.DRA_CHECKPOINT] = now.notes.encode()
-    for proc in now.procs:
+    if node.notes:
+        files[contents.DRA_CHECKPOINT] = node.notes.encode()
+    for proc in node.procs:
         files |= {f"proc/{proc.pid}/stat": proc.stat.encode(), f"proc/{proc.pid}/cgroup": proc.cgroup.encode()}
-    return Frame(seconds, files | _kubelet(now))
+    return Frame(seconds, files | _kubelet(node))
 
 
 def _pci_functions(scenario: Scenario) -> Iterator[PciFunction]:
@@ -70,10 +70,10 @@ def _pci_functions(scenario: Scenario) -> Iterator[PciFunction]:
         yield PciFunction(pci_address(nth_bus_id(index)), "0x2330", "0x0302", "nvidia")
 
 
-def _kubelet(now: World) -> dict[str, bytes]:
-    if not now.kubelet_up:
+def _kubelet(node: World) -> dict[str, bytes]:
+    if not node.kubelet_up:
         return {contents.DOWN: contents.down_text({"kubelet": contents.Down("connection_refused")})}
     return {
-        f"{contents.LIST}.pb": list_answer(now.pods, now.numa),
-        f"{contents.ALLOCATABLE}.pb": allocatable_answer(now.allocatable, now.numa),
+        f"{contents.LIST}.pb": list_answer(node.pods, node.numa),
+        f"{contents.ALLOCATABLE}.pb": allocatable_answer(node.allocatable, node.numa),
     }

@@ -130,12 +130,15 @@ def shuffled(values: Sequence[T]) -> list[T]:
 def _claims(devices: Sequence[ClaimDevice], namespace: str) -> list[v1_pb2.DynamicResource]:
     """An entry per claim. One that a test gave no name has that of its device, in the pod's namespace."""
     by_claim: dict[tuple[str, str], list[v1_pb2.ClaimResource]] = {}
-    for one in shuffled(devices):
+    for device in shuffled(devices):
         resource = v1_pb2.ClaimResource(
-            driver_name=one.driver, pool_name=one.pool, device_name=one.device, share_id=one.share_id or None
+            driver_name=device.driver,
+            pool_name=device.pool,
+            device_name=device.device,
+            share_id=device.share_id or None,
         )
-        by_claim.setdefault((one.claim_namespace or namespace, one.claim or one.device), []).append(resource)
+        by_claim.setdefault((device.claim_namespace or namespace, device.claim or device.device), []).append(resource)
     return [
-        v1_pb2.DynamicResource(claim_name=claim, claim_namespace=of, claim_resources=resources)
-        for (of, claim), resources in by_claim.items()
+        v1_pb2.DynamicResource(claim_name=claim, claim_namespace=namespace_, claim_resources=resources)
+        for (namespace_, claim), resources in by_claim.items()
     ]

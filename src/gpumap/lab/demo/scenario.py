@@ -57,7 +57,7 @@ def parse_scenario(text: str) -> Scenario:
     file = decode(read_yaml(text), ScenarioFile)
     gpus = tuple(_gpu(entry, index, file) for index, entry in enumerate(file.gpus))
     reader = PodReader(file.node, file.repeat_seconds, gpus)
-    hosts = tuple(reader.host_process(one, f"host_processes[{n}]") for n, one in enumerate(file.host_processes))
+    hosts = tuple(reader.host_process(process, f"host_processes[{n}]") for n, process in enumerate(file.host_processes))
     pods = [reader.pod(pod, f"pods[{number}]") for number, pod in enumerate(file.pods)]
     offers = reader.ids(file.kubelet.offers, "kubelet.offers")
     completed: dict[str, Any] = {
@@ -88,12 +88,12 @@ def _gpu(entry: GpuEntry, index: int, file: ScenarioFile) -> Gpu:
 
 
 def _check_uuids(scenario: Scenario) -> None:
-    seen: dict[object, str] = {}
+    place_of: dict[object, str] = {}
     for gpu in scenario.gpus:
-        for what, key in [("minor", gpu.minor), ("uuid", gpu.uuid), *(("uuid", device.uuid) for device in gpu.devices)]:
-            if key in seen:
-                raise ScenarioError(f"gpus[{gpu.index}]: {what} {key} is also that of {seen[key]}")
-            seen[key] = f"gpus[{gpu.index}]"
+        for kind, key in [("minor", gpu.minor), ("uuid", gpu.uuid), *(("uuid", device.uuid) for device in gpu.devices)]:
+            if key in place_of:
+                raise ScenarioError(f"gpus[{gpu.index}]: {kind} {key} is also that of {place_of[key]}")
+            place_of[key] = f"gpus[{gpu.index}]"
 
 
 def _check_times(scenario: Scenario) -> None:
@@ -108,8 +108,8 @@ def _check_times(scenario: Scenario) -> None:
             raise ScenarioError(f"{place}: ends at {end:g}s, after the play (repeat: {repeat:g}s)")
     for gpu in scenario.gpus:
         for xid in gpu.xids:
-            if xid.at >= repeat:
-                late = f"one comes at {xid.at:g}s, after the play (repeat: {repeat:g}s)"
+            if xid.moment >= repeat:
+                late = f"one comes at {xid.moment:g}s, after the play (repeat: {repeat:g}s)"
                 raise ScenarioError(f"gpus[{gpu.index}].xids: {late}")
     for number, pod in enumerate(scenario.pods):
         for absence in away:
@@ -125,9 +125,9 @@ def _check_names(scenario: Scenario) -> None:
             raise ScenarioError(
                 f"pods[{number}]: the name of its log directory has {len(folder)} characters, more than 255"
             )
-        for earlier, other in enumerate(scenario.pods[:number]):
-            if pod.uid is not None and pod.uid == other.uid:
+        for earlier, other_pod in enumerate(scenario.pods[:number]):
+            if pod.uid is not None and pod.uid == other_pod.uid:
                 raise ScenarioError(f"pods[{number}].uid: is also that of pods[{earlier}]")
-            if (pod.namespace, pod.name) == (other.namespace, other.name) and pod.overlaps(other):
+            if (pod.namespace, pod.name) == (other_pod.namespace, other_pod.name) and pod.overlaps(other_pod):
                 name = f"{pod.namespace}/{pod.name}"
                 raise ScenarioError(f"pods[{number}]: {name} is there at that time, by pods[{earlier}]")

@@ -21,7 +21,7 @@ from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.formatting import parse_duration
 from gpumap.model.observations import ClaimDevice, DeviceId, PreparedDevice, ResourceDevices
 from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.readings import DeviceMemory, MigInstance, RecoveryAction, Uuid
+from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, RecoveryAction, Uuid
 
 T = TypeVar("T")
 
@@ -95,9 +95,9 @@ class Watts(float):
         raise ValueError("expected a power such as 700W")
 
 
-def _matching(pattern: str, what: str) -> Meta:
+def _matching(pattern: str, description: str) -> Meta:
     """A text that is `what`. msgspec searches the pattern; `\\Z` is its end, before which no line ends."""
-    return Meta(pattern=rf"^(?:{pattern})\Z", description=what)
+    return Meta(pattern=rf"^(?:{pattern})\Z", description=description)
 
 
 _UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -136,13 +136,14 @@ Comm = Annotated[
     str,
     _matching(r"[^\x00-\x1f/()]{1,15}", "a command name of 1 to 15 characters, no control character, /, ( or )"),
 ]
-Errors = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Rows = Annotated[int, Meta(ge=0, le=512)]
-"""As many as a card can remap."""
 
 Cgroups = Literal["v2-systemd", "v2-cgroupfs", "v1-cgroupfs"]
 FaultKind = Literal["lost", "hung", "reset_required", "insufficient_power", "irq_issue", "no_permission", "unknown"]
 """The words that NVML's worker has for them. A GPU that is `hung` answers nothing at all."""
+GrowingValue = Literal[
+    "pcie_transmit_bytes", "pcie_receive_bytes", "nvlink_transmit_bytes", "nvlink_receive_bytes", "pcie_replays"
+]
+WRITTEN_VALUES = frozenset(GpuReading.__struct_fields__) - {"index", "fault", "uuid", "minor", "pci_bus_id", "model"}
 Qos = Literal["guaranteed", "burstable", "besteffort"]
 ProcessType = Literal["compute", "graphics", "compute+graphics", "mps"]
 
@@ -169,26 +170,9 @@ class Fault(Entry, frozen=True, kw_only=True):
 class Xid(Entry, frozen=True):
     """An XID event: of the whole GPU, or of its MIG device of this number."""
 
-    at: Instant
+    moment: Instant = field(name="at")
     code: Annotated[int, Meta(ge=1, le=999)]
     instance: Annotated[int, Meta(ge=0)] | None = None
-
-
-class EccErrors(Entry, frozen=True):
-    """`corrected` grows by one every so many seconds."""
-
-    corrected: Errors = 0
-    corrected_every: Duration | None = None
-    uncorrected: Errors = 0
-
-
-class RemappedRows(Entry, frozen=True):
-    """Rows that were remapped after correctable, and after uncorrectable errors."""
-
-    correctable: Rows = 0
-    uncorrectable: Rows = 0
-    pending: bool = False
-    failure: bool = False
 
 
 class ComputeInstance(Entry, frozen=True):
@@ -212,11 +196,11 @@ class GpuInstance(Entry, frozen=True):
     def __post_init__(self) -> None:
         if self.compute and self.uuid:
             raise ValueError('.uuid: with "compute" each compute instance has its own uuid')
-        for number, part in enumerate(self.parts):
-            if part.profile != self.profile and not part.profile.endswith(f"c.{self.profile}"):
-                of = f"a compute instance of {self.profile}, such as 1c.{self.profile}"
-                raise ValueError(f".compute[{number}]: expected {of}")
-        if sum(part.slices for part in self.parts) > self.slices:
+        for number, instance in enumerate(self.parts):
+            if instance.profile != self.profile and not instance.profile.endswith(f"c.{self.profile}"):
+                expectation = f"a compute instance of {self.profile}, such as 1c.{self.profile}"
+                raise ValueError(f".compute[{number}]: expected {expectation}")
+        if sum(instance.slices for instance in self.parts) > self.slices:
             raise ValueError(f".compute: takes more than the {self.slices} slices of {self.profile}")
 
     @property
@@ -236,7 +220,7 @@ class GpuInstance(Entry, frozen=True):
     @property
     def parts(self) -> tuple[ComputeInstance, ...]:
         parts = self.compute or (ComputeInstance(self.profile, self.uuid),)
-        return tuple(ComputeInstance(part) if isinstance(part, str) else part for part in parts)
+        return tuple(ComputeInstance(entry) if isinstance(entry, str) else entry for entry in parts)
 
 
 class GpuEntry(Entry, frozen=True, kw_only=True):
@@ -255,8 +239,10 @@ class GpuEntry(Entry, frozen=True, kw_only=True):
     mig: tuple[MigProfile | GpuInstance, ...] = ()
     faults: tuple[Fault, ...] = ()
     xids: tuple[Xid, ...] = ()
-    ecc: EccErrors = EccErrors()
-    remapped_rows: RemappedRows = RemappedRows()
+    values: dict[str, Any] = {}
+    """What NVML reports of it in addition, by the names of a capture's nvml.json."""
+    growth: dict[GrowingValue, Annotated[float, Meta(ge=0, le=1e15)]] = {}
+    """By how much counters among `values` grow in a second."""
 
     def __post_init__(self) -> None:
         if self.mig and self.replicas:
@@ -271,28 +257,32 @@ class GpuEntry(Entry, frozen=True, kw_only=True):
         slices = sum(instance.slices for instance in instances)
         if slices > MAX_SLICES:
             raise ValueError(f".mig: the profiles take {slices} of {MAX_SLICES} slices")
-        taken = self.reserved_bytes + self.leaked_bytes + sum(instance.memory_bytes for instance in instances)
-        if taken >= self.memory_bytes:
-            what = "reserved memory and MIG devices take" if self.mig else "the reserved and leaked memory takes"
-            raise ValueError(f"{what} {taken / GIB:.1f} GiB of {self.memory_bytes / GIB:.1f} GiB")
+        taken_bytes = self.reserved_bytes + self.leaked_bytes + sum(instance.memory_bytes for instance in instances)
+        if taken_bytes >= self.memory_bytes:
+            taker = "reserved memory and MIG devices take" if self.mig else "the reserved and leaked memory takes"
+            raise ValueError(f"{taker} {taken_bytes / GIB:.1f} GiB of {self.memory_bytes / GIB:.1f} GiB")
         self._check_xids(sum(len(instance.parts) for instance in instances))
+        for name in self.values:
+            if name not in WRITTEN_VALUES:
+                raise ValueError(decoding.unknown_key(name, WRITTEN_VALUES, ".values"))
+        decoding.convert({"index": 0, **self.values}, GpuReading, ".values")
 
     @property
     def gpu_instances(self) -> tuple[GpuInstance, ...]:
         """The entries of `mig`, each with an id."""
         instances = (GpuInstance(entry) if isinstance(entry, str) else entry for entry in self.mig)
         return tuple(
-            structs.replace(one, gpu_instance_id=number) if one.gpu_instance_id is None else one
-            for number, one in enumerate(instances, 1)
+            structs.replace(instance, gpu_instance_id=number) if instance.gpu_instance_id is None else instance
+            for number, instance in enumerate(instances, 1)
         )
 
     def _check_xids(self, devices: int) -> None:
         for number, xid in enumerate(self.xids):
-            at = f".xids[{number}].instance"
+            place = f".xids[{number}].instance"
             if xid.instance is not None and not devices:
-                raise ValueError(f"{at}: the GPU has no MIG devices")
+                raise ValueError(f"{place}: the GPU has no MIG devices")
             if xid.instance is not None and xid.instance >= devices:
-                raise ValueError(f'{at}: expected a whole number from 0 to {devices - 1}, found "{xid.instance}"')
+                raise ValueError(f'{place}: expected a whole number from 0 to {devices - 1}, found "{xid.instance}"')
 
 
 def nth_bus_id(index: int) -> str:
@@ -323,15 +313,22 @@ class Gpu(GpuEntry, frozen=True, kw_only=True, dict=True):
             start += span
         return tuple(devices)
 
+    def written_values(self, seconds: float) -> dict[str, Any]:
+        """Return the values of the scenario, after their growth since the first play began."""
+        reading = decoding.convert({"index": 0, **self.values}, GpuReading)
+        values = {name: getattr(reading, name) for name in self.values}
+        growth = {name: int(rate * max(seconds, 0.0)) for name, rate in self.growth.items()}
+        return values | {name: (values.get(name) or 0) + grown for name, grown in growth.items()}
+
     def _devices_of(self, instance: GpuInstance, start: int) -> Iterator[MigInstance]:
         memory = DeviceMemory(instance.memory_bytes, 0, instance.memory_bytes, 0)
-        for number, part in enumerate(instance.parts):
+        for number, instance_part in enumerate(instance.parts):
             yield MigInstance(
-                uuid=Uuid(part.uuid or f"MIG-{derived_uuid(self.uuid, instance.gpu_instance_id, number)}"),
-                profile=part.profile,
+                uuid=Uuid(instance_part.uuid or f"MIG-{derived_uuid(self.uuid, instance.gpu_instance_id, number)}"),
+                profile=instance_part.profile,
                 gpu_instance_id=instance.gpu_instance_id or 0,
                 compute_instance_id=number,
-                compute_slices=part.slices,
+                compute_slices=instance_part.slices,
                 memory=memory,
                 profile_id=PROFILE_IDS.get(instance.slices),
                 placement_start=start,
@@ -386,10 +383,10 @@ class Kubelet(Entry, frozen=True):
 
 
 class Ramp(Entry, frozen=True):
-    """Memory that grows from `first` to `last` bytes."""
+    """Memory that grows from `first` to `target` bytes."""
 
     first: Size = field(name="from")
-    last: Size = field(name="to")
+    target: Size = field(name="to")
     over_seconds: Duration = field(name="over")
 
 
@@ -421,7 +418,7 @@ def ratio_at(load: Load, moment: float) -> float:
 
 def peak_bytes(memory: Memory) -> int:
     if isinstance(memory, Ramp):
-        return max(memory.first, memory.last)
+        return max(memory.first, memory.target)
     return UNREPORTED_BYTES if memory == "unknown" else Size.read(memory)
 
 
@@ -430,8 +427,8 @@ def bytes_at(memory: Memory, seconds: float) -> int | None:
     if not isinstance(memory, Ramp):
         return None if memory == "unknown" else int(Size.read(memory))
     if seconds >= memory.over_seconds:
-        return int(memory.last)
-    return memory.first + int((memory.last - memory.first) * max(seconds, 0.0) / memory.over_seconds)
+        return int(memory.target)
+    return memory.first + int((memory.target - memory.first) * max(seconds, 0.0) / memory.over_seconds)
 
 
 class Leaf(NamedTuple):
@@ -477,8 +474,8 @@ class Process(Entry, frozen=True, kw_only=True, dict=True):
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
         """The devices that it uses."""
-        whole = [Leaf(index) for index, _ in each(self.gpu)]
-        return tuple(dict.fromkeys([*whole, *(Leaf(mig.gpu, mig.instance) for mig, _ in each(self.mig))]))
+        gpus = [Leaf(index) for index, _ in each(self.gpu)]
+        return tuple(dict.fromkeys([*gpus, *(Leaf(mig.gpu, mig.instance) for mig, _ in each(self.mig))]))
 
     def memory_controller_at(self, moment: float) -> float:
         return 0.0 if self.hangs else ratio_at(self.sm, moment) / 2
@@ -579,11 +576,11 @@ class Pod(Entry, frozen=True, kw_only=True):
             if names.count(name) > 1:
                 raise ValueError(f'has two containers named "{name}"')
 
-    def overlaps(self, other: Pod) -> bool:
+    def overlaps(self, other_pod: Pod) -> bool:
         """Whether both pods exist at some time of the play."""
-        if self.start is None or self.end is None or other.start is None or other.end is None:
+        if self.start is None or self.end is None or other_pod.start is None or other_pod.end is None:
             return True
-        return self.start < other.end and other.start < self.end
+        return self.start < other_pod.end and other_pod.start < self.end
 
 
 class ScenarioFile(Entry, frozen=True, kw_only=True):

@@ -57,7 +57,7 @@ class Request(NamedTuple):
 class _Bounds(NamedTuple):
     """What a process must fit in: its pod, from `start` to `latest`, and what its container holds."""
 
-    held: tuple[Leaf, ...] = ()
+    leaves: tuple[Leaf, ...] = ()
     start: float | None = None
     latest: float = math.inf
     init: bool = False
@@ -89,12 +89,12 @@ class PodReader:
 
     def ids(self, entries: Mapping[str, Sequence[str]], place: str) -> dict[str, tuple[str, ...]]:
         """Ids by resource; `[0-3]` in one means four of them."""
-        found: dict[str, tuple[str, ...]] = {}
+        ids_of: dict[str, tuple[str, ...]] = {}
         for resource, texts in self._named(entries, place).items():
-            at = f"{place}.{resource}"
-            ids = {id_ for number, text in enumerate(texts) for id_ in _range(text, f"{at}[{number}]")}
-            found[resource] = tuple(sorted(ids))
-        return found
+            resource_place = f"{place}.{resource}"
+            ids = {id_ for number, text in enumerate(texts) for id_ in _range(text, f"{resource_place}[{number}]")}
+            ids_of[resource] = tuple(sorted(ids))
+        return ids_of
 
     def _pod_lifetime(self, pod: Pod, place: str) -> tuple[Instant | None, Duration | None]:
         """Both or neither: a pod without an end ends with the play."""
@@ -108,10 +108,11 @@ class PodReader:
     def _container(self, container: Container, place: str, start: float | None, latest: float) -> Container:
         requests = list(self.requests(container, place))
         ids = self.ids(container.ids, f"{place}.ids")
-        resources = {self._gpus[one.leaf.gpu].ids(one.leaf.instance)[0] for one in requests}
-        bounds = _Bounds(tuple(one.leaf for one in requests), start, latest, container.init)
+        resources = {self._gpus[request.leaf.gpu].ids(request.leaf.instance)[0] for request in requests}
+        bounds = _Bounds(tuple(request.leaf for request in requests), start, latest, container.init)
         processes = (
-            self._process(one, f"{place}.processes[{number}]", bounds) for number, one in enumerate(container.processes)
+            self._process(process, f"{place}.processes[{number}]", bounds)
+            for number, process in enumerate(container.processes)
         )
         return structs.replace(
             container,
@@ -126,23 +127,25 @@ class PodReader:
     def requests(self, container: Container, place: str) -> Iterator[Request]:
         """What a container asks for: `gpus`, `slots` and `mig`."""
         for number, index in enumerate(container.gpus):
-            at = f"{place}.gpus[{number}]"
-            gpu = self._gpu(index, at)
+            gpu_place = f"{place}.gpus[{number}]"
+            gpu = self._gpu(index, gpu_place)
             if gpu.mig:
-                raise ScenarioError(f'{at}: gpu {index} is partitioned, ask for its devices with "mig"')
+                raise ScenarioError(f'{gpu_place}: gpu {index} is partitioned, ask for its devices with "mig"')
             if gpu.replicas:
-                raise ScenarioError(f'{at}: gpu {index} is shared, ask for its slots with "slots"')
-            yield Request(at, Leaf(index), 1)
-        for slots, at in each(container.slots, f"{place}.slots"):
-            replicas = self._gpu(slots.gpu, f"{at}.gpu").replicas
+                raise ScenarioError(f'{gpu_place}: gpu {index} is shared, ask for its slots with "slots"')
+            yield Request(gpu_place, Leaf(index), 1)
+        for slots, gpu_place in each(container.slots, f"{place}.slots"):
+            replicas = self._gpu(slots.gpu, f"{gpu_place}.gpu").replicas
             if not replicas:
-                raise ScenarioError(f'{at}: gpu {slots.gpu} has no slots (it has no "replicas")')
+                raise ScenarioError(f'{gpu_place}: gpu {slots.gpu} has no slots (it has no "replicas")')
             if slots.count > replicas:
-                raise ScenarioError(f"{at}: asks for {slots.count} slots of gpu {slots.gpu}, which has {replicas}")
-            yield Request(at, Leaf(slots.gpu), slots.count)
-        for mig, at in each(container.mig, f"{place}.mig"):
-            self._mig_uuid(self._gpu(mig.gpu, f"{at}.gpu"), mig.instance, at)
-            yield Request(at, Leaf(mig.gpu, mig.instance), 1)
+                raise ScenarioError(
+                    f"{gpu_place}: asks for {slots.count} slots of gpu {slots.gpu}, which has {replicas}"
+                )
+            yield Request(gpu_place, Leaf(slots.gpu), slots.count)
+        for mig, gpu_place in each(container.mig, f"{place}.mig"):
+            self._mig_uuid(self._gpu(mig.gpu, f"{gpu_place}.gpu"), mig.instance, gpu_place)
+            yield Request(gpu_place, Leaf(mig.gpu, mig.instance), 1)
 
     def _gpu(self, index: int, place: str) -> Gpu:
         """A GPU by its NVML index."""
@@ -162,10 +165,10 @@ class PodReader:
         start, end = self._process_lifetime(process, place, bounds)
         process = structs.replace(process, start=start, end=end)
         if not process.leaves:
-            if not bounds.held:
+            if not bounds.leaves:
                 raise ScenarioError(f'{place}: its container holds no device, so it needs "gpu" or "mig"')
-            gpus = tuple(leaf.gpu for leaf in bounds.held if leaf.instance is None)
-            migs = tuple(MigPlace(leaf.gpu, leaf.instance) for leaf in bounds.held if leaf.instance is not None)
+            gpus = tuple(leaf.gpu for leaf in bounds.leaves if leaf.instance is None)
+            migs = tuple(MigPlace(leaf.gpu, leaf.instance) for leaf in bounds.leaves if leaf.instance is not None)
             return structs.replace(process, gpu=gpus, mig=migs)
         for index, at in each(process.gpu, f"{place}.gpu"):
             if self._gpu(index, at).mig:
@@ -228,9 +231,9 @@ class PodReader:
         if isinstance(value, str):
             named = _DEVICE.sub(uuid, value)
         elif isinstance(value, dict):
-            named = {key: self._named(one, f"{place}.{key}") for key, one in value.items()}
+            named = {key: self._named(entry, f"{place}.{key}") for key, entry in value.items()}
         elif isinstance(value, tuple | list):
-            named = type(value)(self._named(one, f"{place}[{number}]") for number, one in enumerate(value))
+            named = type(value)(self._named(entry, f"{place}[{number}]") for number, entry in enumerate(value))
         elif isinstance(value, Struct):
             named = type(value)(**self._named(structs.asdict(value), place))
         return named  # type: ignore[return-value]

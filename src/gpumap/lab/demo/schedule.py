@@ -155,8 +155,8 @@ def cues(scenario: Scenario, after: float, until: float) -> list[XidCue]:
     """Those after one time until another, in their order; of the play then and the one before, if it was longer."""
     play, _ = play_of(scenario, until)
     begins = [number * scenario.repeat_seconds for number in (play - 1, play) if number >= 0]
-    found = (XidCue(begin + xid.at, gpu, xid) for begin in begins for gpu in scenario.gpus for xid in gpu.xids)
+    cues = (XidCue(begin + xid.moment, gpu, xid) for begin in begins for gpu in scenario.gpus for xid in gpu.xids)
     return sorted(
-        (cue for cue in found if after < cue.seconds <= until),
+        (cue for cue in cues if after < cue.seconds <= until),
         key=lambda cue: (cue.seconds, cue.gpu.index),
     )

@@ -116,9 +116,14 @@ Claim = tuple[str, str]
 
 def notes_text(devices: Iterable[PreparedDevice]) -> str:
     """The file's content. The checksums are not the driver's, which only Go can compute."""
-    order = sorted(set(devices), key=lambda one: (one.claim_namespace, one.claim, one.device, one.share_id))
-    by_claim = grouped(((one.claim_namespace, one.claim), one) for one in order)
-    prepared = {derived_uuid("claim", *claim): prepared_claim(claim, found) for claim, found in by_claim.items()}
+    order = sorted(
+        set(devices), key=lambda device: (device.claim_namespace, device.claim, device.device, device.share_id)
+    )
+    by_claim = grouped(((device.claim_namespace, device.claim), device) for device in order)
+    prepared = {
+        derived_uuid("claim", *claim): prepared_claim(claim, devices_of_claim)
+        for claim, devices_of_claim in by_claim.items()
+    }
     return json.dumps({"checksum": 0, "v2": {"checksum": 0, "preparedClaims": prepared}})
 
 
@@ -128,25 +133,25 @@ def prepared_claim(claim: Claim, devices: Sequence[PreparedDevice]) -> dict[str,
         "checkpointState": "PrepareCompleted",
         "name": claim[1],
         "namespace": claim[0],
-        "status": {"allocation": {"devices": {"results": [_result(one) for one in devices]}}},
-        "preparedDevices": [{"devices": [_device(one) for one in devices]}],
+        "status": {"allocation": {"devices": {"results": [_result(device) for device in devices]}}},
+        "preparedDevices": [{"devices": [_device(device) for device in devices]}],
     }
 
 
-def _result(one: PreparedDevice) -> dict[str, object]:
+def _result(device: PreparedDevice) -> dict[str, object]:
     """What the scheduler allocated (`DeviceRequestAllocationResult` of resource.k8s.io)."""
-    result: dict[str, object] = {"driver": DRA_DRIVER, "device": one.device}
-    if one.share_id:
-        result["shareID"] = one.share_id
-    if one.admin_access:
+    result: dict[str, object] = {"driver": DRA_DRIVER, "device": device.device}
+    if device.share_id:
+        result["shareID"] = device.share_id
+    if device.admin_access:
         result["adminAccess"] = True
-    if one.memory_bytes is not None:
-        result["consumedCapacity"] = {"memory": str(one.memory_bytes)}
+    if device.memory_bytes is not None:
+        result["consumedCapacity"] = {"memory": str(device.memory_bytes)}
     return result
 
 
-def _device(one: PreparedDevice) -> dict[str, object]:
-    named = {"DeviceName": one.device, **({"ShareID": one.share_id} if one.share_id else {})}
-    if one.uuid.startswith("MIG-"):
-        return {"mig": {"concrete": {"migUUID": one.uuid}, "device": named}}
-    return {"gpu": {"info": {"uuid": one.uuid}, "device": named}}
+def _device(device: PreparedDevice) -> dict[str, object]:
+    named = {"DeviceName": device.device, **({"ShareID": device.share_id} if device.share_id else {})}
+    if device.uuid.startswith("MIG-"):
+        return {"mig": {"concrete": {"migUUID": device.uuid}, "device": named}}
+    return {"gpu": {"info": {"uuid": device.uuid}, "device": named}}

@@ -36,14 +36,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        seen: set[str] = set()
+        seen_keys: set[str] = set()
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
+                if key.value in seen_keys:
                     raise ScenarioError(f'line {key.start_mark.line + 1}: key "{key.value}" is set twice')
                 if value.tag == "tag:yaml.org,2002:null":
                     raise ScenarioError(f'line {key.start_mark.line + 1}: key "{key.value}" has no value')
-                seen.add(key.value)
+                seen_keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
