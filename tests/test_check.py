@@ -13,7 +13,7 @@ from gpumap.agent.join.inventory import KnownGpu, take_inventory
 from gpumap.agent.judgement.judge import FATAL_XIDS, RECENT_SECONDS
 from gpumap.agent.published import published
 from gpumap.cli.doctor.gpu_checks import GPU_CHECKS, gpu_results
-from gpumap.cli.tables import Shape
+from gpumap.cli.table import Shape
 from gpumap.model import remedies
 from gpumap.model.check import HUNG_SECONDS, LINE_BYTES, check, short_line
 from gpumap.model.devices import NO_CONTAINER

@@ -16,13 +16,13 @@ from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.published import published
 from gpumap.agent.self_check import CAPABILITIES, look, privileges
 from gpumap.agent.settings import resolve
-from gpumap.cli import this_node
-from gpumap.cli.command_line import parse
 from gpumap.cli.doctor.checks import examine, works
 from gpumap.cli.doctor.gpu_checks import Result
 from gpumap.cli.doctor.table import doctor_table
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape
+from gpumap.cli.parser import parse
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.sources import this_node
+from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.lab.demo.pods_api import FakePodsApi

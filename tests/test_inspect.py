@@ -23,8 +23,8 @@ from gpumap.cli.inspect.gpu_grants import GPU_MEM, Amount
 from gpumap.cli.inspect.grants import NodeGrants, grants
 from gpumap.cli.inspect.report import only
 from gpumap.cli.inspect.table import LEGEND, inspect_table, inspect_values
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.table import Shape
 from gpumap.model.errors import FatalError
 from gpumap.model.node import Device, Node
 from gpumap.model.snapshot import Snapshot

@@ -11,8 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from gpumap.cli.doctor.gpu_checks import Result, gpu_results
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables.fleets import values_of
+from gpumap.cli.rows import NodeMaps, values_of
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
 from gpumap.model.gaps import use_known

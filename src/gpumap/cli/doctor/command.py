@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
+from gpumap.cli.args import HOW_TO_ASK, add_form, add_no_headers, add_url
 from gpumap.cli.credentials import add_credentials
-from gpumap.cli.output_flags import add_form, add_no_headers
-from gpumap.cli.server_flags import HOW_TO_ASK
-from gpumap.cli.this_node import NODE_FLAGS, add_node_flags
-from gpumap.cli.where import add_url
+from gpumap.cli.parser import Parser, add_command, leave_to_help_all
+from gpumap.cli.sources.this_node import NODE_FLAGS, add_node_flags
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]

@@ -9,15 +9,15 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from gpumap.cli import painting
+from gpumap.cli import screen
+from gpumap.cli.args import refuse_details
 from gpumap.cli.doctor.checks import doctor_values, examine, works
 from gpumap.cli.doctor.table import doctor_table
-from gpumap.cli.node_maps import NodeMapStream
-from gpumap.cli.server_flags import refuse_details
-from gpumap.cli.signals import until_stopped
-from gpumap.cli.tables import Shape
-from gpumap.cli.this_node import LOOK_SECONDS, from_node, node_facts, prepare_elsewhere, prepare_here
-from gpumap.cli.where import maps_of_agent
+from gpumap.cli.main import until_stopped
+from gpumap.cli.rows import NodeMapStream
+from gpumap.cli.sources.agent import maps_of_agent
+from gpumap.cli.sources.this_node import LOOK_SECONDS, from_node, node_facts, prepare_elsewhere, prepare_here
+from gpumap.cli.table import Shape
 from gpumap.model.errors import FatalError
 from gpumap.model.node_facts import Facts
 
@@ -39,7 +39,7 @@ async def _examine(
     sights: NodeMapStream, look_around: Callable[[], Awaitable[Facts]] | None, form: str, shape: Shape
 ) -> int:
     """Print what works and what not. Returns 1 if something required fails."""
-    painting.take_any_text()
+    screen.take_any_text()
     async with contextlib.aclosing(sights):
         maps = await anext(sights)
     if isinstance(maps, FatalError):
@@ -47,9 +47,9 @@ async def _examine(
     (node_map,) = maps.maps
     results = examine(node_map, await look_around() if look_around else None)
     if form == "table":
-        text = doctor_table(results, replace(shape, screen=painting.screen_of_stdout()))
+        text = doctor_table(results, replace(shape, screen=screen.screen_of_stdout()))
     else:
         text = json.dumps(doctor_values(maps, results), indent=2, ensure_ascii=False) + "\n"
     print(end=text, flush=True)
-    painting.warn_if_stale(maps)
+    screen.warn_if_stale(maps)
     return 0 if works(results) else 1

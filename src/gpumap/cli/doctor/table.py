@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumap.cli.doctor.gpu_checks import Result
-from gpumap.cli.tables.layout import Shape, joined, notes
+from gpumap.cli.table import Shape, joined, notes
 from gpumap.cli.terminal import cells, contained, wrapped
 
 _COLOURS = {"ok": "green", "degraded": "yellow", "missing": "yellow", "failed": "red", "warning": "yellow"}

@@ -20,7 +20,7 @@ from gpumap.cli.inspect.gpu_grants import (
     guessed_slot_bytes,
     sum_of,
 )
-from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.rows import NodeMaps
 from gpumap.model.devices import sources_up
 from gpumap.model.errors import FatalError
 from gpumap.model.grouping import grouped

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from gpumap.cli.command_line import did_you_mean
 from gpumap.cli.inspect.gpu_grants import GPU_MEM
 from gpumap.cli.inspect.grants import Grants, grants
 from gpumap.cli.inspect.table import inspect_table, inspect_values
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.reports import Report
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.unknowns import few, of_each
+from gpumap.cli.parser import did_you_mean
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.screen import Report
+from gpumap.cli.table import Shape
+from gpumap.cli.unknowns import few, of_each
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.errors import FatalError
 from gpumap.model.gaps import invisible, unknown_of_devices

@@ -11,7 +11,7 @@ from functools import partial
 
 from gpumap.cli.inspect.gpu_grants import Amount, GpuGrants, PodShare, sum_of
 from gpumap.cli.inspect.grants import Grants, NodeGrants, PodGrants
-from gpumap.cli.tables.layout import Column, Shape, joined, notes, refuse_huge, table
+from gpumap.cli.table import Column, Shape, joined, notes, refuse_huge, table
 from gpumap.model.shown import UNKNOWN
 
 VERSION = 1

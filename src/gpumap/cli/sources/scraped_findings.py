@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from gpumap.cli.fleet.nodes import (
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.sources.prometheus import Prometheus, Row, together
+from gpumap.cli.sources.scraped_nodes import (
     CONTAINER,
     Cluster,
     Place,
@@ -22,8 +24,6 @@ from gpumap.cli.fleet.nodes import (
     place_of,
     scraped_cluster,
 )
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.prometheus import Prometheus, Row, together
 from gpumap.model import remedies
 from gpumap.model.devices import NO_CONTAINER, sources_up
 from gpumap.model.findings import in_order, why_of

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumap.cli.prometheus import Prometheus, Row, together
+from gpumap.cli.sources.prometheus import Prometheus, Row, together
 from gpumap.model.errors import FatalError
 from gpumap.model.grouping import grouped
 from gpumap.model.shown import cut_off

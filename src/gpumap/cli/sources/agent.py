@@ -1,12 +1,15 @@
-"""Gets one page over HTTP, on a connection of its own.
+"""Asks a running gpumap for its map, again and again.
 
-A command asks one agent, once every few seconds. aiohttp takes longer to import than such a request takes, so the event
+This is the edge of the commands: the bytes of an answer become a typed map here, or a FatalError with one line. A
+command asks one agent, once every few seconds. aiohttp takes longer to import than such a request takes, so the event
 loop carries the bytes and the standard library reads the answer.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import functools
 import io
 import os
 import re
@@ -17,17 +20,144 @@ from contextlib import asynccontextmanager
 from http.client import BadStatusLine, HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+from yarl import URL
+
 from gpumap import __version__
-from gpumap.model.errors import FatalError
+from gpumap.cli.credentials import Credentials, address_of, credentials_of, is_host, without_password
+from gpumap.cli.rows import NodeMaps, NodeMapStream
+from gpumap.model.errors import FatalError, UsageError
+from gpumap.model.node import Node, decode
 from gpumap.model.shown import cut_off
+from gpumap.model.terms import NUMBER_MAX
 
 if TYPE_CHECKING:
     from socket import socket
 
+
+REQUEST_SECONDS = 10.0
+REDIRECTS_MAX = 3
+_REASON_CHARACTERS = 200
+_REDIRECTS = (301, 302, 303, 307, 308)
+_TEXT_CHARACTERS_MAX = 1 << 16
+"""A table gives each row the width of its longest name. An agent cuts names after 4096 bytes (agent/sources/names.py),
+before it escapes them."""
+
+
+def maps_of_agent(args: argparse.Namespace, interval_seconds: float) -> NodeMapStream:
+    """Ask the agent of --url again and again. Raises UsageError."""
+    address = map_address(args.url)
+    who = credentials_of(args, os.environ, "--url", address)
+    return from_agent(address.with_user(None), interval_seconds, who)
+
+
+async def from_agent(address: URL, interval_seconds: float, who: Credentials) -> NodeMapStream:
+    """Ask a running gpumap again and again."""
+    while True:
+        answer: NodeMaps | FatalError
+        try:
+            answer = NodeMaps((await _ask(address, who),))
+        except FatalError as error:
+            answer = error
+        yield answer
+        await asyncio.sleep(interval_seconds)
+
+
+def map_address(url: str) -> URL:
+    """Return the URL of an agent's map. Raises UsageError."""
+    given = address_of("--url", url)
+    if given.query_string or given.fragment:
+        shown = without_password(url).partition("?")[0].partition("#")[0]
+        raise UsageError(f"--url {shown}: must end with the path; a query (?…) or a fragment (#…) is not supported")
+    path = given.path.rstrip("/").removesuffix("/api/v1/map").removesuffix("/metrics")  # as in other tools
+    return given.with_path(f"{path}/api/v1/map")
+
+
+async def _ask(address: URL, who: Credentials) -> Node:
+    """Ask once. Raises FatalError with the reason."""
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            answer = await _follow_redirects(address, who)
+    except TimeoutError as error:
+        raise FatalError(f"{address} did not answer: no answer within {REQUEST_SECONDS:g} s") from error
+    except (OSError, HTTPException) as error:
+        why = no_answer(error, https=address.scheme == "https")
+        raise FatalError(f"{address} did not answer: {why}") from error
+    if answer.status != 200:
+        raise FatalError(f"{address} answered {answer.status} {answer.reason}{_hint(answer.status)}")
+    return map_in(answer.body, str(address))
+
+
+async def _follow_redirects(address: URL, who: Credentials) -> Answer:
+    """Ask; follow redirects, unless the request has credentials: they are for this address only."""
+    asked = address
+    for _ in range(REDIRECTS_MAX + 1):
+        tls = (who.tls or _trusting_the_system()) if asked.scheme == "https" else None
+        endpoint = Endpoint(asked.raw_host or "", asked.port or 0, tls, who.server_name)
+        answer = await get(endpoint, asked.raw_path_qs, who.headers, str(address))
+        if answer.status not in _REDIRECTS or not answer.location or any(who):
+            return answer
+        try:
+            asked = asked.join(URL(answer.location))
+        except ValueError:
+            asked = URL()
+        if asked.scheme not in ("http", "https") or not is_host(asked.raw_host):
+            raise FatalError(f"{address} redirects to an address without http:// or https://")
+    raise FatalError(f"{address} redirects too often")
+
+
+@functools.cache
+def _trusting_the_system() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _hint(status: int) -> str:
+    hints = {
+        401: ". Set --user and --password-file",
+        403: ". It refuses the request and may require --cert-file",
+        404: ". Check that it is the URL of a gpumap agent (for a Prometheus use --prometheus)",
+    }
+    if status in hints:
+        return hints[status]
+    return ". Use the URL without redirects" if 300 <= status < 400 else ""
+
+
+def map_in(body: bytes, who: str) -> Node:
+    """Read the map that was answered. Raises FatalError if it is none of this version."""
+    try:
+        node = decode(body)
+        _refuse_huge(node)
+        return node
+    except msgspec.ValidationError as error:
+        why = cut_off(str(error), _REASON_CHARACTERS)
+        raise FatalError(f"{who} did not answer with a map of this version of gpumap: {why}") from error
+    except (ValueError, RecursionError) as error:
+        raise FatalError(f"{who} did not answer with JSON") from error
+
+
+def _refuse_huge(node: Node) -> None:
+    """Raise ValidationError for a text that no table has room for, or a number that overflows in a sum."""
+    values: list[object] = [msgspec.to_builtins(node)]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            if len(value) > _TEXT_CHARACTERS_MAX:
+                raise msgspec.ValidationError(f"a text is longer than {_TEXT_CHARACTERS_MAX} characters")
+        elif isinstance(value, dict):
+            values += value
+            values += value.values()
+        elif isinstance(value, list | tuple):
+            values += value
+        elif isinstance(value, int | float) and abs(value) > NUMBER_MAX:
+            raise msgspec.ValidationError("a number is too large")
+
+
+# --- one page over HTTP, on a connection of its own -------------------------------------------------------------------
+
+
 ANSWER_BYTES_MAX = 16 << 20
 """Unpacked. The largest node's map has less than a twentieth of it."""
 _PIECE_BYTES = 1 << 16
-_REASON_CHARACTERS = 200
 _HAPPY_EYEBALLS_SECONDS = 0.25
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 
@@ -69,7 +199,7 @@ async def get(place: Endpoint, target: str, headers: Mapping[str, str], who: str
         while piece := await reader.read(_PIECE_BYTES):
             received += piece
             _refuse_large(len(received), who)
-    return _answer(bytes(received), who)
+    return _read_answer(bytes(received), who)
 
 
 @asynccontextmanager
@@ -114,7 +244,7 @@ class _Received:
         return io.BytesIO(self._received)
 
 
-def _answer(received: bytes, who: str) -> Answer:
+def _read_answer(received: bytes, who: str) -> Answer:
     """Read an answer. Raises HTTPException, and FatalError if it cannot be unpacked."""
     as_socket: socket = _Received(received)  # type: ignore[assignment]
     response = HTTPResponse(as_socket, method="GET")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING
 
 from gpumap.model.errors import FatalError, UsageError
@@ -101,3 +101,34 @@ def _flushed(code: int) -> int:
 def _discard(descriptor: int) -> None:
     """Drop what cannot be written there: the interpreter flushes again at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+_END_SECONDS = 3.0
+"""Time for a clean end."""
+
+
+async def until_stopped(work: Coroutine[None, None, int]) -> int:
+    """Run to the end and return the result, or 0 if a signal comes. It cancels the work.
+
+    The process ends at once on a second signal, or if the work does not end in time: it may be computing. The event
+    loop's own handlers wait until it does not. These run between two steps of Python, and inside a regular expression.
+    """
+    import asyncio
+    import signal
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None  # noqa: S101 -- this is a coroutine
+
+    def stop(*_: object) -> None:
+        handle_ending_signals(leave)
+        signal.signal(signal.SIGALRM, leave)
+        signal.setitimer(signal.ITIMER_REAL, _END_SECONDS)
+        loop.call_soon_threadsafe(task.cancel)
+
+    handle_ending_signals(stop)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        return 0
+    finally:
+        handle_ending_signals(leave)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.rows import rows
-from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS
-from gpumap.cli.tables.fleets import pods_in, values_of
-from gpumap.cli.tables.layout import (
+from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
+from gpumap.cli.commands import SUMMARIES, Program
+from gpumap.cli.parser import add_command
+from gpumap.cli.rows import NodeMaps, pods_in, rows, values_of
+from gpumap.cli.screen import Report
+from gpumap.cli.table import (
     NODE,
     Column,
     Shape,
@@ -24,13 +27,75 @@ from gpumap.cli.tables.layout import (
     table,
     with_node,
 )
-from gpumap.cli.tables.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
+from gpumap.cli.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet, in_namespace
+from gpumap.model.errors import UsageError
 from gpumap.model.findings import by_waste, judged_holders, judged_kinds, sums, worst_first
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Node
 from gpumap.model.shown import UNKNOWN, age, counted, listed, number, ratio, size
 from gpumap.model.terms import FINDINGS
+
+if TYPE_CHECKING:
+    from gpumap.cli.commands import Ask, Commands
+
+ORDERS = (
+    *("severity", "waste", "gpus", "granted", "used", "for"),
+    *("device", "namespace", "pod", "container", "node"),
+)
+"""The keys of --sort-by. The first one is the default."""
+_MORE = """\
+Findings, worst first:
+  not offered  a GPU that no container can be assigned
+  squatter     uses a device that it does not hold
+  leftover     a process of a pod that no longer exists
+  unexplained  memory or load of a GPU without a process
+  over         uses more memory than granted
+  stalled      keeps its GPU busy, but the GPU draws next to no power: it may hang
+  idle         holds a device, but did no work on any engine for five minutes (serve --idle-after)
+  maybe idle   may be idle, but gpumap cannot prove that it rests
+  unused       even its peak left more than 20% and 1 GiB of its grant unused
+  unmatched    holds slots that match no device, or that another pod holds
+gpumap reports only what it can prove. Below the table it lists what it could not check, with the reason."""
+_EXAMPLES = {
+    "gpumap": [
+        (
+            "the whole cluster, one line for each namespace",
+            "gpumap waste --by namespace --prometheus http://prom:9090",
+        )
+    ],
+    "kubectl gpumap": [
+        ("the whole cluster", "kubectl gpumap waste -A"),
+        ("sums of each namespace", "kubectl gpumap waste -A --by namespace"),
+    ],
+}
+
+
+def add_waste(commands: Commands, program: Program) -> None:
+    parser = add_command(
+        commands,
+        "waste",
+        program.bind(_waste),
+        summary=SUMMARIES["waste"],
+        more=_MORE,
+        usage=program.usage,
+        examples=_EXAMPLES[program.name],
+    )
+    add_by(add_output(parser, ORDERS, program.interval_help), SUMS_BY)
+    program.add_source(parser, "waste")
+
+
+def _waste(program: Program, args: argparse.Namespace) -> int:
+    if args.by and args.sort_by:
+        raise UsageError("--sort-by sorts findings, but --by prints no findings")
+    if args.by and args.output == "name":
+        raise UsageError(f"--by {args.by}: prints sums, but -o name prints pods")
+    shape = replace(read_shape(args, program.namespace(args)), sums_by=args.by or "")
+    ask: Ask | None = None
+    if getattr(args, "prometheus", None) is not None:
+        from gpumap.cli.sources.scraped_findings import cluster_findings as ask
+    return program.show(args, REPORT, shape, ask)
+
 
 _KINDS = FINDINGS[1:]
 """Without faults: `gpumap check` and `gpumap doctor` show them."""
@@ -91,7 +156,7 @@ COLUMNS: tuple[Column[FindingRow], ...] = (
     Column("WHY", lambda row: row.finding.why, sentence=True),
 )
 SORT_KEYS: dict[str, SortKey[FindingRow]] = sort_keys((NODE, *COLUMNS))
-_BY_SEVERITY = WASTE_ORDERS[0]
+_BY_SEVERITY = ORDERS[0]
 
 
 class GroupSums(NamedTuple):
@@ -130,7 +195,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in found[:most]))
         block = table(with_node(columns_of_rows, fleet=maps.fleet), found[:most], shape)
     elif not maps.fleet and not any(of_device for one in maps.maps for of_device in rows(one, shape.namespace)):
-        block = no_rows(maps, shape)
+        block = no_rows(maps, shape.namespace)
         if shape.namespace:
             return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen)
     elif not any(map(has_kubelet, maps.maps)):
@@ -194,12 +259,12 @@ def waste_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
 def _rows(maps: NodeMaps, shape: Shape) -> list[FindingRow]:
     found = [row for one in maps.maps for row in _rows_of(one, shape.namespace)]
     order = shape.order or _BY_SEVERITY
-    if order in _ORDERS:
-        return sorted(found, key=_ORDERS[order], reverse=shape.reverse)
+    if order in _ORDER_KEYS:
+        return sorted(found, key=_ORDER_KEYS[order], reverse=shape.reverse)
     return in_order(found, SORT_KEYS[order], reverse=shape.reverse)
 
 
-_ORDERS = {
+_ORDER_KEYS = {
     _BY_SEVERITY: lambda row: (worst_first(row.finding), row.node),
     "waste": lambda row: (by_waste(row.finding), row.node, row.finding.name),
 }
@@ -315,3 +380,6 @@ def _value(row: FindingRow, *, fleet: bool) -> dict[str, object]:
         "pids": one.pids,
         "remedy": one.remedy,
     }
+
+
+REPORT = Report(waste_table, waste_values, waste_names)

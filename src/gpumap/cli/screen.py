@@ -9,22 +9,42 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gpumap.cli.entry import print_notices
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.reports import Report
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.unknowns import blind, few
+from gpumap.cli.main import print_notices
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.table import Shape
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls, is_printable, repainted, wrapped
+from gpumap.cli.unknowns import blind, few
 from gpumap.model.errors import FatalError
 from gpumap.model.shown import age, one_line, printable
 
 _OLD_SECONDS = 60.0
 """Older data gets a warning, unless it is younger than two collections."""
+
+
+class Window(Protocol):
+    """What a terminal shows while keys are read from it."""
+
+    def take(self, event: NodeMaps | FatalError | str) -> bool:
+        """Take an answer, a failure or a key. Return whether the program goes on."""
+        ...
+
+    def paint(self) -> None: ...
+
+
+class Report(NamedTuple):
+    """The output of a command. `values` are Structs or builtins. `names` are the pods of the report: namespace and
+    name. `window`: the command has a screen of its own for keys."""
+
+    table: Callable[[NodeMaps, Shape], str]
+    values: Callable[[NodeMaps, Shape], object]
+    names: Callable[[NodeMaps, Shape], Sequence[tuple[str, str]]] = lambda maps, shape: ()
+    window: Callable[[View], Window] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,14 @@ A column is a query. What several targets report counts once, with the larger va
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumap.cli.fleet.nodes import (
+from gpumap.cli.rows import ClusterSums, NodeMaps, SumRow
+from gpumap.cli.screen import Report
+from gpumap.cli.sources.prometheus import Prometheus, together
+from gpumap.cli.sources.scraped_nodes import (
     CONTAINER,
     SCRAPE_LABELS,
     braced,
@@ -20,10 +24,8 @@ from gpumap.cli.fleet.nodes import (
     place_of,
     scraped_cluster,
 )
-from gpumap.cli.node_maps import ClusterSums, NodeMaps, SumRow
-from gpumap.cli.prometheus import Prometheus, together
-from gpumap.cli.tables.layout import Column, Shape, amount, in_order, joined, name, notes, sort_keys, table
-from gpumap.cli.tables.unknowns import few
+from gpumap.cli.table import Column, Shape, amount, in_order, joined, name, notes, sort_keys, table
+from gpumap.cli.unknowns import few
 from gpumap.model.errors import UsageError
 from gpumap.model.node import VERSION
 from gpumap.model.shown import by_reason, counted, number, ratio, size
@@ -137,11 +139,15 @@ def _table_columns(by: str) -> Sequence[Column[SumRow]]:
     return (name(by.upper(), lambda row: row.name), *columns)
 
 
-def check_order(by: str, order: str) -> None:
-    """Raise UsageError if the table has no such key of --sort-by."""
-    orders = [*sort_keys(_table_columns(by))]
-    if order and order not in orders:
-        raise UsageError(f"--sort-by {order}: not a column of sums by {by}; valid values: {', '.join(orders)}")
+def check_flags(args: argparse.Namespace, shape: Shape) -> str:
+    """Return what the sums are by. Raises UsageError for a flag that is for rows."""
+    by, orders = args.by or NODE, [*sort_keys(_table_columns(args.by or NODE))]
+    if shape.namespace or args.output == "name":
+        flag = "-o name" if args.output == "name" else f"--namespace {shape.namespace}"
+        raise UsageError(f"{flag}: map --prometheus shows sums (--by namespace); kubectl gpumap map shows rows")
+    if shape.order and shape.order not in orders:
+        raise UsageError(f"--sort-by {shape.order}: not a column of sums by {by}; valid values: {', '.join(orders)}")
+    return by
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
@@ -230,3 +236,6 @@ def _values(values: Mapping[str, float], by: str) -> dict[str, float | None]:
         is_share = column.text is ratio
         shown[column.key] = value if value is None else round(value, 3) if is_share else round(value)
     return shown
+
+
+SUMS_REPORT = Report(sums_table, sums_values)

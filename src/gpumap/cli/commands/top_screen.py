@@ -1,26 +1,29 @@
-"""`gpumap top` on a terminal: what a frame shows, and what a key changes. Pure.
+"""`gpumap top` on a terminal: what a frame shows, and what a key changes.
 
 One list of rows: what is wrong, then what is used; above it the sums of the findings, and the GPUs in a few lines.
 """
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.rows import ContainerRow, GpuRow, gpu_rows, rows_with_findings
-from gpumap.cli.tables.details import details
-from gpumap.cli.tables.layout import Column, Shape, SortKey, amount, in_order, name, spare_containers, table, with_node
-from gpumap.cli.tables.map import shown_owner
-from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
-from gpumap.cli.tables.waste import finding_colour, shown_finding
-from gpumap.cli.terminal import cells, shortened
+from gpumap.cli.commands.map import shown_owner
+from gpumap.cli.commands.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
+from gpumap.cli.commands.waste import finding_colour, shown_finding
+from gpumap.cli.rows import ContainerRow, GpuRow, NodeMaps, gpu_rows, process_rows, rows_with_findings
+from gpumap.cli.screen import View, collected_long_ago, lines_above, notices_of, screen_of_stdout
+from gpumap.cli.table import Column, Shape, SortKey, amount, in_order, name, spare_containers, table, with_node
+from gpumap.cli.terminal import cells, repainted, shortened, wrapped
+from gpumap.cli.watch import KEY_NAMES, PASTE_BEGIN, PASTE_END, scrolled
+from gpumap.model.errors import FatalError
 from gpumap.model.findings import judged_kinds, sums, worst_first
 from gpumap.model.node import Finding
-from gpumap.model.shown import UNKNOWN, counted, gpus, number, percent, printable, size
+from gpumap.model.shown import UNKNOWN, age, counted, gpus, number, one_line, percent, printable, size
 from gpumap.model.terms import GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
@@ -38,10 +41,10 @@ p            one row for each process
 /            filter: text, a UUID, or as on the page gpu:5 ns:ml finding:idle
 Esc          close the details, or clear the filter
 ? h          show these keys; any key closes the list"""
-PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"
-"""A terminal sends them around pasted text. All of it is one key, which is text of the filter, or does nothing."""
 _QUERY_MAX = 256
 """In characters. Each row is compared with each word of the filter."""
+_NOTICES_PART = 6
+"""The part of a window that notices may take."""
 _REMEMBERED, _IN_STRIP = 60, 8
 """Utilizations of a GPU that are kept, and those that one of several GPUs in a line shows."""
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -106,12 +109,6 @@ def pressed(live: Live, key: str, page: int) -> Live | None:
 def _from_top(live: Live, **changes: object) -> Live:
     """Return another list of rows, from its first one."""
     return live._replace(cursor=0, selected=(), offset=0, **changes)  # type: ignore[arg-type]
-
-
-def scrolled(offset: int, key: str, page: int) -> int | None:
-    """Return the first row that is shown after a key; `None` if the key does not scroll."""
-    moves = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -offset, "end": 1 << 30}
-    return max(offset + moves[key], 0) if key in moves else None
 
 
 def _typed(live: Live, key: str) -> Live:
@@ -432,3 +429,110 @@ def _matches(row: ContainerRow, word: str, *, fleet: bool) -> bool:
     return word in " ".join(names).lower() or (
         word.startswith(("gpu-", "mig-")) and row.device.uuid.lower().startswith(word)
     )
+
+
+def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
+    """Return what is known of a row: what is wrong, since when, what to do; grant, use and processes."""
+    columns, screen = shape.screen.columns or 80, shape.screen
+    who = "/".join(filter(None, (*row.container[:2], row.container.container))) or row.pod or shown_owner(row)
+    fault = row.finding is not None and row.finding.finding in GPU_FINDINGS
+    place = f" on {row.device.name}" if row.device.uuid else ""
+    yield screen.paint(shortened(f"GPU {row.device.name}" if fault else f"{printable(who)}{place}", columns), "bold")
+    if one := row.finding:
+        said = f"{shown_finding(one)} for {row.finding_age}: {one.why}."
+        yield from (screen.paint(line, finding_colour(one)) for line in wrapped(printable(said), columns))
+        yield from wrapped(printable(one.remedy or ""), columns)
+    yield ""
+    for title, text in _fields(row):
+        if text != UNKNOWN:
+            yield from wrapped(f"{title:<12}{printable(text)}", columns)
+    node = next(one for one in maps.maps if one.name == row.node)
+    of_row = [
+        one
+        for one in process_rows(node)
+        if (one.device.uuid, one.container, one.owner, one.work)
+        == (row.device.uuid, row.container, row.owner, row.work)
+        and one.pid is not None
+    ]
+    if of_row:
+        yield ""
+        yield from table(_PROCESSES, of_row, replace(shape, wide=False, headers=True)).splitlines()
+
+
+_PROCESSES = [one for one in PROCESS_COLUMNS if one.title in ("PID", "TYPE", "PROCESS", "MEMORY", "SM")]
+
+
+def _fields(row: ContainerRow) -> Iterator[tuple[str, str]]:
+    """Return what is known of the use and the grant of a row; `-` if nothing is."""
+    slots = ", ".join(f"{counted(slots, 'slot')} of {resource}" for resource, slots in row.slots.items())
+    granted = [size(row.granted_bytes), gpus(row.gpus), slots]
+    yield "granted", ", ".join(one for one in granted if one not in ("", UNKNOWN)) or UNKNOWN
+    of_device = f" of {size(row.device.total_bytes)}" if row.device.total_bytes is not None else ""
+    yield "memory", UNKNOWN if row.memory_bytes is None else f"{size(row.memory_bytes)}{of_device}"
+    yield "peak", size(row.memory_peak_bytes)
+    yield "SM", percent(row.busy_ratio)
+    yield "last active", UNKNOWN if row.last_active is None else f"{age(row.device.at - row.last_active)} ago"
+    yield "owner", shown_owner(row) if row.listed or row.processes else UNKNOWN
+    yield "device", " ".join(filter(None, (row.device.uuid, row.device.model))) or UNKNOWN
+
+
+# --- the window -------------------------------------------------------------------------------------------------------
+
+
+class TopWindow:
+    """What was last answered, and how the reader wants it shown."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        shape = view.shape
+        self._live = Live(order=shape.order or "finding", reverse=shape.reverse, processes=shape.processes)
+        self._maps: NodeMaps | None = None
+        self._failed = ""
+        self._page = 1
+
+    def take(self, event: NodeMaps | FatalError | str) -> bool:
+        """Take an answer, a failure or a key. Return whether the program goes on."""
+        if isinstance(event, str):
+            key = (
+                event if self._live.typing and len(event) == 1 and event.isprintable() else KEY_NAMES.get(event, event)
+            )
+            live = pressed(self._live, key, self._page)
+            self._live = live or self._live
+            return live is not None
+        if isinstance(event, FatalError):
+            self._failed, self._live = one_line(event), remembered(self._live, None)
+        else:
+            self._maps, self._failed, self._live = event, "", remembered(self._live, event)
+        return True
+
+    def paint(self) -> None:
+        size, screen = shutil.get_terminal_size(), screen_of_stdout()
+        columns = max(size.columns, 1)
+        order = f"by {self._live.order}{', reversed' if self._live.reverse else ''}"
+        often = f"every {self._view.interval_seconds:g}s"
+        parts = (*self._nodes(), order, often, time.strftime("%H:%M:%S"), self._view.head)
+        head = [screen.paint(printable("   ".join(parts)), "bold")]
+        head += [screen.paint(line, "red") for line in self._notice_lines(columns, max(size.lines // _NOTICES_PART, 1))]
+        head += lines_above((), self._failed, screen, columns, answered=self._maps is not None)
+        if self._maps is None:
+            lines = head if self._failed else [*head, "", "Waiting for the first answer …"]
+        else:
+            shape = replace(self._view.shape, screen=screen)
+            lines, self._page, self._live = frame(self._maps, self._live, shape, head, size.lines)
+        print(end=repainted(lines, columns, size.lines), flush=True)
+
+    def _nodes(self) -> Iterator[str]:
+        if self._maps is not None and self._maps.fleet:
+            yield f"{len(self._maps.maps)} nodes"
+        elif self._maps is not None:
+            (node,) = self._maps.maps
+            models = {gpu.model for gpu in node.gpus}
+            yield node.name
+            yield f"{len(node.gpus)} x {models.pop() or 'GPU'}" if len(models) == 1 else f"{len(node.gpus)} GPUs"
+
+    def _notice_lines(self, columns: int, most: int) -> list[str]:
+        """Return what is wrong, in at most so many lines: a small window has room for devices too."""
+        maps = self._maps
+        notices = [] if maps is None else [*notices_of(maps, self._view), collected_long_ago(maps, time.time())]
+        lines = [line for one in notices if one for line in wrapped(one, max(columns - 2, 1))]
+        return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]} …"]

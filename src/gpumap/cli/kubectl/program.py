@@ -11,18 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap import __version__
-from gpumap.cli.command_line import Parser, parse, top_parser
-from gpumap.cli.commands import Place, add_tables
-from gpumap.cli.output_flags import WATCH_INTERVAL, shape_of, sorted_by, view_of
-from gpumap.cli.server_flags import add_by
-from gpumap.cli.sort_keys import SUMS_BY
+from gpumap.cli.args import WATCH_INTERVAL
+from gpumap.cli.commands import Program, add_tables
+from gpumap.cli.parser import Parser, parse, top_parser
 from gpumap.model.errors import UsageError
 from gpumap.model.parsing import parse_duration
 
 if TYPE_CHECKING:
-    from gpumap.cli.kubectl.source import Scope
-    from gpumap.cli.reports import Report
-    from gpumap.cli.tables import Shape
+    from gpumap.cli.commands import Ask
+    from gpumap.cli.screen import Report
+    from gpumap.cli.sources.kubectl import Scope
+    from gpumap.cli.table import Shape
 
 PROGRAM = "kubectl gpumap"
 DEFAULT_COMMAND = "map"
@@ -37,15 +36,16 @@ before the name of a plugin."""
 
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
     """Parse the command line, and import what takes long. Raises UsageError and FatalError."""
-    given = parse(command_parser(), _as_words(arguments))
-    from gpumap.cli import show  # noqa: F401
-    from gpumap.cli.kubectl import source  # noqa: F401 # the command itself imports it again
+    words = _complete(arguments)
+    args = parse(command_parser(words), words)
+    from gpumap.cli import watch  # noqa: F401
+    from gpumap.cli.sources import kubectl  # noqa: F401 # the command itself imports it again
 
-    return lambda: int(given.run(given))
+    return lambda: int(args.run(args))
 
 
-def command_parser() -> Parser:
-    """Return the parser of all commands."""
+def command_parser(words: Sequence[str] | None = None) -> Parser:
+    """Return the parser of all commands; of those that are not among `words` only with their summaries."""
     parser = top_parser(
         description="Show which container of the cluster holds which GPU, and what it uses.",
         epilog=_EPILOG,
@@ -53,11 +53,11 @@ def command_parser() -> Parser:
         program=PROGRAM,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog=PROGRAM)
-    add_tables(commands, CLUSTER)
+    add_tables(commands, KUBECTL, words)
     return parser
 
 
-def _as_words(arguments: Sequence[str]) -> list[str]:
+def _complete(arguments: Sequence[str]) -> list[str]:
     """Return the words with a command first. Accept switches as kubectl's users write them, such as --watch=true."""
     words = list(arguments)
     if not words or (words[0].startswith("-") and words[0] not in _HELP):
@@ -66,107 +66,78 @@ def _as_words(arguments: Sequence[str]) -> list[str]:
     return [word.removesuffix("=true") if word.removesuffix("=true") in switches else word for word in words]
 
 
-def _add_flags(parser: Parser, output: argparse._ArgumentGroup, command: str) -> None:
+def _add_source(parser: Parser, command: str) -> None:
     """Add the flags that select nodes, namespaces and agents, and the flags for kubectl."""
-    parser.add_argument("only_node", metavar="NODE", nargs="?", help="Show only this node.")
-    if command == "waste":
-        add_by(output, SUMS_BY)
-    what = parser.add_argument_group("selection")
+    selection = parser.add_argument_group("selection")
     if command == "inspect":
-        what.add_argument(
-            "-A", "--all-namespaces", action="store_true", help="Has no effect: inspect always shows all namespaces."
-        )
+        help_ = "Has no effect: inspect always shows all namespaces."
     else:
-        what.add_argument(
-            "-n", "--namespace", metavar="NAME", help="Show containers of this namespace. (default: the context's)"
-        )
-        what.add_argument("-A", "--all-namespaces", action="store_true", help="Show containers of all namespaces.")
-    what.add_argument("--node", metavar="NODE", help="Show only this node, as NODE does.")
-    what.add_argument("--agent-namespace", metavar="NAME", help="Namespace of gpumap's agents. (default: any)")
-    what.add_argument("--agent-selector", metavar="LABELS", help="Labels of gpumap's agents. (default: the chart's)")
+        parser.add_argument("only_node", metavar="NODE", nargs="?", help="Show only this node.")
+        help_ = "Show containers of this namespace. (default: the context's)"
+        selection.add_argument("-n", "--namespace", metavar="NAME", help=help_)
+        help_ = "Show containers of all namespaces."
+    selection.add_argument("-A", "--all-namespaces", action="store_true", help=help_)
+    for flag, metavar, help_ in (
+        ("--node", "NODE", "Show only this node, as NODE does."),
+        ("--agent-namespace", "NAME", "Namespace of gpumap's agents. (default: any)"),
+        ("--agent-selector", "LABELS", "Labels of gpumap's agents. (default: the chart's)"),
+    ):
+        selection.add_argument(flag, metavar=metavar, help=help_)
     add_kubectl_flags(parser)
 
 
 # --- carrying them out ------------------------------------------------------------------------------------------------
 
 
-def _show(given: argparse.Namespace) -> int:
-    if given.command == "inspect":
-        from gpumap.cli.inspect.report import inspect_report
-        from gpumap.cli.tables import Shape
+def _show(args: argparse.Namespace, report: Report, shape: Shape, _: Ask | None) -> int:
+    """Show the report of the cluster. Raises UsageError."""
+    from gpumap.cli.sources.kubectl import from_cluster
+    from gpumap.cli.watch import read_view, run
 
-        return _run(given, inspect_report(details=given.details, used=given.used), Shape())
-    from gpumap.cli.reports import REPORTS
-
-    namespace = _namespace(given)
-    where = f" -n {namespace}" if namespace else " -A"
-    return _run(given, REPORTS[given.command], shape_of(given, namespace), where)
-
-
-def _run(given: argparse.Namespace, report: Report, shape: Shape, where: str = "") -> int:
-    """Show the report of the cluster. `where` names the namespaces in the head of a watch."""
-    from gpumap.cli.kubectl.source import from_cluster
-    from gpumap.cli.show import run
-
-    scope = _scope(given)
+    scope = _scope(args)
     node = f" {scope.node}" if scope.node else ""
-    context = f" --context {given.kubectl_context}" if given.kubectl_context else ""
-    view = view_of(given, report, shape, f"{PROGRAM} {given.command}{node}{where}{sorted_by(shape)}{context}")
+    namespace = f" -n {shape.namespace}" if shape.namespace else " -A"
+    order = f" --sort-by {shape.order}" if shape.order else ""
+    context = f" --context {args.kubectl_context}" if args.kubectl_context else ""
+    head = f"{PROGRAM} {args.command}{node}{'' if args.command == 'inspect' else namespace}{order}{context}"
+    view = read_view(args, report, shape, head, WATCH_INTERVAL)
     return run(from_cluster(scope, view.interval_seconds), view)
 
 
-def _namespace(given: argparse.Namespace) -> str:
+def _namespace(args: argparse.Namespace) -> str:
     """Return the namespace to show, as kubectl chooses it; empty for all."""
-    from gpumap.cli.kubectl.proxy import current_namespace
+    from gpumap.cli.sources.kubectl import current_namespace
 
-    if given.all_namespaces:
+    if args.all_namespaces:
         return ""
-    return current_namespace(passed_on(given)) if given.namespace is None else str(given.namespace)
+    return current_namespace(passed_on(args)) if args.namespace is None else str(args.namespace)
 
 
-def _scope(given: argparse.Namespace) -> Scope:
-    from gpumap.cli.kubectl.source import SELECTOR, Scope
+def _scope(args: argparse.Namespace) -> Scope:
+    from gpumap.cli.sources.kubectl import SELECTOR, Scope
 
-    if "" in (given.only_node, given.node):
+    if "" in (args.only_node, args.node):
         raise UsageError("NODE: must not be empty")
-    if given.only_node and given.node and given.only_node != given.node:
-        raise UsageError(f"--node {given.node}: conflicts with NODE {given.only_node}; set only one")
+    if args.only_node and args.node and args.only_node != args.node:
+        raise UsageError(f"--node {args.node}: conflicts with NODE {args.only_node}; set only one")
     return Scope(
-        kubectl_flags=passed_on(given),
-        selector=given.agent_selector or SELECTOR,
-        agent_namespace=given.agent_namespace or "",
-        node=given.only_node or given.node or "",
-        request_seconds=request_seconds(given),
+        kubectl_flags=passed_on(args),
+        selector=args.agent_selector or SELECTOR,
+        agent_namespace=args.agent_namespace or "",
+        node=args.only_node or args.node or "",
+        request_seconds=request_seconds(args),
     )
 
 
-CLUSTER = Place(
-    often=WATCH_INTERVAL,
-    add_flags=_add_flags,
-    run=_show,
-    usage=dict.fromkeys(("map", "top", "waste", "inspect"), "[NODE] [flags]"),
-    examples={
-        "map": [
-            ("the whole cluster, every namespace", f"{PROGRAM} map -A"),
-            ("one node, updated every 2 seconds", f"{PROGRAM} map gpu-1 -A -w"),
-            ("the pods of a namespace that hold or use a GPU", f"{PROGRAM} map -n ml-team -o name"),
-        ],
-        "top": [
-            ("the whole cluster", f"{PROGRAM} top -A"),
-            ("the context's namespace, by SM time", f"{PROGRAM} top --sort-by sm"),
-            ("another cluster", f"{PROGRAM} top -A --context prod"),
-        ],
-        "waste": [
-            ("the whole cluster", f"{PROGRAM} waste -A"),
-            ("report holders as idle only after an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
-        ],
-        "inspect": [
-            ("the whole cluster", f"{PROGRAM} inspect"),
-            ("one node with its pods and their used memory", f"{PROGRAM} inspect gpu-1 -d --used"),
-        ],
-    },
+KUBECTL = Program(
+    name=PROGRAM,
+    usage="[NODE] [flags]",
+    interval_help=WATCH_INTERVAL,
+    has_prometheus=False,
+    add_source=_add_source,
+    namespace=_namespace,
+    show=_show,
 )
-"""The tables of `kubectl gpumap`."""
 
 
 # --- kubectl's own flags ----------------------------------------------------------------------------------------------
@@ -224,21 +195,21 @@ def add_kubectl_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(*names, dest=flag.variable, metavar=flag.metavar, action=action, help=flag.help)
 
 
-def passed_on(given: argparse.Namespace) -> tuple[str, ...]:
+def passed_on(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the words for kubectl."""
     words: list[str] = []
     for flag in KUBECTL_FLAGS:
-        value = getattr(given, flag.variable)
+        value = getattr(args, flag.variable)
         if value is True:
             words.append(flag.name)
         elif value not in (None, False):
-            words += [f"{flag.name}={one}" for one in (value if flag.repeatable else (value,))]
+            words += [f"{flag.name}={word}" for word in (value if flag.repeatable else (value,))]
     return tuple(words)
 
 
-def request_seconds(given: argparse.Namespace) -> float | None:
+def request_seconds(args: argparse.Namespace) -> float | None:
     """Return the deadline of each request; None without one. As in kubectl, seconds need no unit."""
-    text: str = _TIMEOUT if given.kubectl_request_timeout is None else given.kubectl_request_timeout
+    text: str = _TIMEOUT if args.kubectl_request_timeout is None else args.kubectl_request_timeout
     if _FOR_EVER.fullmatch(text):
         return None
     try:

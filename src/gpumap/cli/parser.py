@@ -9,10 +9,10 @@ import argparse
 import itertools
 import re
 import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from gpumap.cli.terminal import wrapped
 from gpumap.model.errors import UsageError
 
 LINE_COLUMNS_MAX = 110
@@ -71,7 +71,7 @@ class _Format(argparse.RawDescriptionHelpFormatter):
         for is_text, part in itertools.groupby(text.splitlines(), lambda line: line != "" and line[0] != " "):
             paragraph = list(part)
             too_wide = is_text and max(map(len, paragraph)) > width
-            lines += wrapped(" ".join(paragraph), width) if too_wide else paragraph
+            lines += textwrap.wrap(" ".join(paragraph), width, break_on_hyphens=False) if too_wide else paragraph
         return "\n".join(lines)
 
     def add_argument(self, action: argparse.Action) -> None:

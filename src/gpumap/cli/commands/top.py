@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.rows import ContainerRow, container_rows, process_rows
-from gpumap.cli.sort_keys import TOP_ORDERS
-from gpumap.cli.tables.fleets import pods_in, values_of
-from gpumap.cli.tables.layout import (
+import argparse
+from typing import TYPE_CHECKING
+
+from gpumap.cli.args import add_output, read_shape
+from gpumap.cli.commands import SUMMARIES, Program
+from gpumap.cli.commands.map import owner_colour, shown_owner
+from gpumap.cli.parser import add_command
+from gpumap.cli.rows import ContainerRow, NodeMaps, container_rows, pods_in, process_rows, values_of
+from gpumap.cli.screen import Report, View, Window
+from gpumap.cli.table import (
     NODE,
     Column,
     Shape,
@@ -20,9 +25,62 @@ from gpumap.cli.tables.layout import (
     table,
     with_node,
 )
-from gpumap.cli.tables.map import owner_colour, shown_owner
-from gpumap.cli.tables.unknowns import all_known, no_rows, troubles
+from gpumap.cli.unknowns import all_known, no_rows, troubles
 from gpumap.model.shown import UNKNOWN, age, number, percent, size
+
+if TYPE_CHECKING:
+    from gpumap.cli.commands import Commands
+
+ORDERS = (
+    *("memory", "sm", "peak", "granted", "processes"),
+    *("device", "namespace", "pod", "container", "owner", "pid", "node"),
+)
+"""The keys of --sort-by. The first one is the default."""
+_MORE = """\
+There is one row for each container and device. Other rows show processes of the host, processes of
+deleted pods, and memory that no process explains.
+On a terminal, the table updates until you press q. There, findings come first; keys sort and filter the rows,
+Enter opens the details of one (press ?). Only the GPUs above them show memory that no process explains."""
+_EXAMPLES = {
+    "gpumap": [
+        ("this node", "gpumap top"),
+        ("the table once, by SM time", "gpumap top --sort-by sm --once"),
+        ("one row for each process, as in nvidia-smi", "gpumap top --processes"),
+    ],
+    "kubectl gpumap": [
+        ("the whole cluster", "kubectl gpumap top -A"),
+        ("the context's namespace, by SM time", "kubectl gpumap top --sort-by sm"),
+        ("another cluster", "kubectl gpumap top -A --context prod"),
+    ],
+}
+
+
+def add_top(commands: Commands, program: Program) -> None:
+    parser = add_command(
+        commands,
+        "top",
+        program.bind(_top),
+        summary=SUMMARIES["top"],
+        more=_MORE,
+        usage=program.usage,
+        examples=_EXAMPLES[program.name],
+    )
+    output = add_output(parser, ORDERS, program.interval_help)
+    output.add_argument("--processes", action="store_true", help="Show one row for each process.")
+    output.add_argument("--once", action="store_true", help="Print the table once, also on a terminal.")
+    program.add_source(parser, "top")
+
+
+def _top(program: Program, args: argparse.Namespace) -> int:
+    shape = read_shape(args, program.namespace(args), processes=args.processes)
+    return program.show(args, REPORT, shape, None)
+
+
+def _window(view: View) -> Window:
+    from gpumap.cli.commands.top_screen import TopWindow
+
+    return TopWindow(view)
+
 
 # --- columns ----------------------------------------------------------------------------------------------------------
 
@@ -84,7 +142,7 @@ def top_table(maps: NodeMaps, shape: Shape) -> str:
         columns = spare_containers(PROCESS_COLUMNS if shape.processes else COLUMNS, (row.container for row in found))
         block = table(with_node(columns, fleet=maps.fleet), found, shape)
     elif shape.namespace or not any(one.devices for one in maps.maps):
-        block = no_rows(maps, shape)
+        block = no_rows(maps, shape.namespace)
     else:
         block = "Nothing is in use." if all_known(maps) else "No known use."
     return joined([block, notes(troubles(maps), shape.screen, "red")])
@@ -106,7 +164,7 @@ def top_rows(maps: NodeMaps, shape: Shape) -> list[ContainerRow]:
     find = process_rows if shape.processes else container_rows
     found = [row for node_map in maps.maps for row in find(node_map, shape.namespace)]
     found = in_order(found, SORT_KEYS["memory"], reverse=False)  # among equals
-    return in_order(found, SORT_KEYS[shape.order or TOP_ORDERS[0]], reverse=shape.reverse)
+    return in_order(found, SORT_KEYS[shape.order or ORDERS[0]], reverse=shape.reverse)
 
 
 def _value(row: ContainerRow, *, fleet: bool, processes: bool) -> dict[str, object]:
@@ -131,3 +189,6 @@ def _value(row: ContainerRow, *, fleet: bool, processes: bool) -> dict[str, obje
         "sm_activity_ratio": row.sm_activity_ratio,
         **({"pid": row.pid, "type": row.type, "name": row.command} if processes else {}),
     }
+
+
+REPORT = Report(top_table, top_values, top_names, _window)

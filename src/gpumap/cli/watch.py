@@ -1,29 +1,41 @@
-"""`gpumap top` and `--watch` on a terminal: repaint at each answer, after keys, and when the window changes."""
+"""Shows the maps of nodes once, or again and again until a key or a signal ends it.
+
+On a terminal it repaints at each answer, after keys, and when the window changes. A watch goes on after an agent's
+failure; a single command does not.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import codecs
 import contextlib
 import os
 import re
 import select
-import shutil
 import signal
 import sys
 import termios
-import time
 import tty
 from collections.abc import Iterator
-from dataclasses import replace
 
-from gpumap.cli.entry import before_leaving
-from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.painting import Painter, View, collected_long_ago, lines_above, notices_of, screen_of_stdout
-from gpumap.cli.tables.live import PASTE_BEGIN, PASTE_END, Live, frame, pressed, remembered, scrolled
-from gpumap.cli.terminal import repainted, wrapped
-from gpumap.model.errors import FatalError
-from gpumap.model.shown import one_line, printable
+from gpumap.cli.args import seconds_of
+from gpumap.cli.main import before_leaving, print_notices, until_stopped
+from gpumap.cli.rows import NodeMaps, NodeMapStream
+from gpumap.cli.screen import (
+    Painter,
+    Report,
+    View,
+    is_interactive,
+    notices_of,
+    screen_of_stdout,
+    take_any_text,
+    text_of,
+    warn_if_stale,
+)
+from gpumap.cli.table import Shape
+from gpumap.cli.unknowns import is_blind
+from gpumap.model.errors import FatalError, UsageError
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The terminal's second screen, without a cursor. The first one stays as it was."""
@@ -33,9 +45,9 @@ _UNMARKED_PASTE = re.compile(r"[^\x1b\r\n][\r\n]+[^\x1b\r\n]")
 """Lines that arrive at once: some terminals do not mark pastes."""
 _LEAVE_SECONDS = 1.0
 """How long a terminal that takes no output delays the end."""
-_NOTICES_PART = 6
-"""The part of a window that notices may take."""
-_NAMES = {
+PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"
+"""A terminal sends them around pasted text. All of it is one key, which is text of the filter, or does nothing."""
+KEY_NAMES = {
     **{"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "k": "up", "j": "down"},
     **{"\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b[H": "home", "\x1b[F": "end", "\x1bOH": "home"},
     **{"\x1bOF": "end", "\x1b[1~": "home", "\x1b[4~": "end"},
@@ -46,9 +58,18 @@ _NAMES = {
 _Events = asyncio.Queue[NodeMaps | FatalError | str | None]
 
 
+def read_view(args: argparse.Namespace, report: Report, shape: Shape, head: str, interval: str) -> View:
+    """Read how the report is shown, and how often: `interval` is the default of --interval. Raises UsageError."""
+    live = report.window is not None and not args.once and args.output in ("table", "wide") and is_interactive()
+    interval_seconds = seconds_of("--interval", args.interval or interval)
+    if args.interval is not None and not (args.watch or live):
+        raise UsageError("--interval requires --watch")
+    return View(report, args.output, shape, head, args.watch or live, interval_seconds, live)
+
+
 async def show_live(answers: NodeMapStream, view: View) -> int:
     """Show the answers until `q` is pressed or the terminal is closed. Raises FatalError if there can be none."""
-    window = _Window(view) if view.live else _Watch(view)
+    window = view.report.window(view) if view.live and view.report.window else _Watch(view)
     events = _Events()
     with _Terminal(events, view.live).taken():
         asking = asyncio.create_task(_ask(answers, events))
@@ -160,6 +181,12 @@ class _Terminal:
             self._events.put_nowait(key)
 
 
+def scrolled(offset: int, key: str, page: int) -> int | None:
+    """Return the first row that is shown after a key; `None` if the key does not scroll."""
+    moves = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -offset, "end": 1 << 30}
+    return max(offset + moves[key], 0) if key in moves else None
+
+
 class _Watch:
     """A watch, which keys scroll."""
 
@@ -170,7 +197,7 @@ class _Watch:
     def take(self, event: NodeMaps | FatalError | str) -> bool:
         """Take an answer, a failure or a key. Return whether the program goes on."""
         if isinstance(event, str):
-            offset = scrolled(self._painter.offset, _NAMES.get(event, event), self._painter.page)
+            offset = scrolled(self._painter.offset, KEY_NAMES.get(event, event), self._painter.page)
             self._painter.offset = self._painter.offset if offset is None else offset
             self._moved = True
             return event != "q"
@@ -183,58 +210,33 @@ class _Watch:
             self._painter.repaint(screen_of_stdout())
 
 
-class _Window:
-    """What was last answered, and how the reader wants it shown."""
+def run(answers: NodeMapStream, view: View) -> int:
+    """Show the answers until they end or a signal comes. Return the exit code."""
+    return asyncio.run(until_stopped(_show(answers, view)))
 
-    def __init__(self, view: View) -> None:
-        self._view = view
-        shape = view.shape
-        self._live = Live(order=shape.order or "finding", reverse=shape.reverse, processes=shape.processes)
-        self._maps: NodeMaps | None = None
-        self._failed = ""
-        self._page = 1
 
-    def take(self, event: NodeMaps | FatalError | str) -> bool:
-        """Take an answer, a failure or a key. Return whether the program goes on."""
-        if isinstance(event, str):
-            key = event if self._live.typing and len(event) == 1 and event.isprintable() else _NAMES.get(event, event)
-            live = pressed(self._live, key, self._page)
-            self._live = live or self._live
-            return live is not None
-        if isinstance(event, FatalError):
-            self._failed, self._live = one_line(event), remembered(self._live, None)
-        else:
-            self._maps, self._failed, self._live = event, "", remembered(self._live, event)
-        return True
-
-    def paint(self) -> None:
-        size, screen = shutil.get_terminal_size(), screen_of_stdout()
-        columns = max(size.columns, 1)
-        order = f"by {self._live.order}{', reversed' if self._live.reverse else ''}"
-        often = f"every {self._view.interval_seconds:g}s"
-        parts = (*self._nodes(), order, often, time.strftime("%H:%M:%S"), self._view.head)
-        head = [screen.paint(printable("   ".join(parts)), "bold")]
-        head += [screen.paint(line, "red") for line in self._notice_lines(columns, max(size.lines // _NOTICES_PART, 1))]
-        head += lines_above((), self._failed, screen, columns, answered=self._maps is not None)
-        if self._maps is None:
-            lines = head if self._failed else [*head, "", "Waiting for the first answer …"]
-        else:
-            shape = replace(self._view.shape, screen=screen)
-            lines, self._page, self._live = frame(self._maps, self._live, shape, head, size.lines)
-        print(end=repainted(lines, columns, size.lines), flush=True)
-
-    def _nodes(self) -> Iterator[str]:
-        if self._maps is not None and self._maps.fleet:
-            yield f"{len(self._maps.maps)} nodes"
-        elif self._maps is not None:
-            (node,) = self._maps.maps
-            models = {gpu.model for gpu in node.gpus}
-            yield node.name
-            yield f"{len(node.gpus)} x {models.pop() or 'GPU'}" if len(models) == 1 else f"{len(node.gpus)} GPUs"
-
-    def _notice_lines(self, columns: int, most: int) -> list[str]:
-        """Return what is wrong, in at most so many lines: a small window has room for devices too."""
-        maps = self._maps
-        notices = [] if maps is None else [*notices_of(maps, self._view), collected_long_ago(maps, time.time())]
-        lines = [line for one in notices if one for line in wrapped(one, max(columns - 2, 1))]
-        return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]} …"]
+async def _show(answers: NodeMapStream, view: View) -> int:
+    """Print the first answer, or each. Return 1 if a node is missing, or neither its kubelet nor NVML answers."""
+    take_any_text()
+    painter = Painter(view) if view.watch else None
+    if view.live or (painter is not None and painter.in_place and is_interactive()):
+        return await show_live(answers, view)
+    try:
+        async with contextlib.aclosing(answers):
+            async for answer in answers:
+                if painter is not None:
+                    painter.paint(answer)
+                    continue
+                if isinstance(answer, FatalError):
+                    raise answer
+                text, notices = text_of(answer, view, screen_of_stdout()), notices_of(answer, view)
+                print(end=text, flush=True)
+                print_notices(notices)
+                knows_nothing = any(map(is_blind, answer.maps))
+                if not knows_nothing:  # the notices say so already
+                    warn_if_stale(answer)
+                return 1 if answer.missing or knows_nothing else 0
+    finally:
+        if painter is not None:
+            painter.leave()
+    return 1

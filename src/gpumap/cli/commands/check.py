@@ -11,10 +11,10 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from gpumap.cli.command_line import Parser, add_command, leave_to_help_all, one_of
+from gpumap.cli.args import HOW_TO_ASK
 from gpumap.cli.credentials import add_credentials
-from gpumap.cli.entry import handle_ending_signals
-from gpumap.cli.server_flags import HOW_TO_ASK
+from gpumap.cli.main import handle_ending_signals
+from gpumap.cli.parser import Parser, add_command, leave_to_help_all, one_of
 from gpumap.model.errors import FatalError
 from gpumap.model.terms import GPU_CONDITIONS
 
@@ -66,7 +66,7 @@ def _check(given: argparse.Namespace) -> int:
     handle_ending_signals(signal.SIG_DFL)  # elsewhere the exit code is 0, which means here that the GPUs work
     import asyncio
 
-    from gpumap.cli.where import maps_of_agent
+    from gpumap.cli.sources.agent import maps_of_agent
     from gpumap.model.check import check, short_line
 
     async def ask() -> tuple[int, str]:

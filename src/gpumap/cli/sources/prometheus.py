@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from gpumap.cli.node_maps import NodeMaps, NodeMapStream
+from gpumap.cli.rows import NodeMaps, NodeMapStream
 from gpumap.model.errors import FatalError
 from gpumap.model.shown import cut_off
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables.layout import Shape
+from gpumap.cli.rows import NodeMaps
 from gpumap.model.check import fault_of_gpu, gpu_name
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
@@ -94,9 +93,9 @@ def _all_known(node_map: Node) -> bool:
     )
 
 
-def no_rows(maps: NodeMaps, shape: Shape) -> str:
+def no_rows(maps: NodeMaps, namespace: str) -> str:
     """Return the sentence in the place of a table without a device."""
-    if shape.namespace:
+    if namespace:
         known = "" if all_known(maps) else "known "
-        return f"Namespace {printable(shape.namespace)} has no {known}holder or user of a GPU."
+        return f"Namespace {printable(namespace)} has no {known}holder or user of a GPU."
     return "No current data." if any(one.stale for one in maps.maps) else "No devices."

@@ -1,15 +1,21 @@
-"""`gpumap map`: the holders and users of each device, a row per container below each device."""
+"""`gpumap map`: the holders and users of each device, a row per container below each device.
+
+With --prometheus it is one table of sums: `map_sums`.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.rows import ContainerRow, DeviceRow, rows
-from gpumap.cli.sort_keys import MAP_ORDERS
-from gpumap.cli.tables.fleets import of_namespace, pods_in
-from gpumap.cli.tables.layout import (
+from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
+from gpumap.cli.commands import SUMMARIES, Program
+from gpumap.cli.parser import add_command
+from gpumap.cli.rows import ContainerRow, DeviceRow, NodeMaps, of_namespace, pods_in, rows
+from gpumap.cli.screen import Report
+from gpumap.cli.table import (
     Column,
     Shape,
     SortKey,
@@ -21,12 +27,35 @@ from gpumap.cli.tables.layout import (
     table,
     with_node,
 )
-from gpumap.cli.tables.unknowns import no_rows, troubles
+from gpumap.cli.unknowns import no_rows, troubles
 from gpumap.model.devices import container_of, has_kubelet, in_namespace
+from gpumap.model.errors import UsageError
 from gpumap.model.node import VERSION, Node, UnmatchedSlots
 from gpumap.model.shown import UNKNOWN, number, percent, ratio, size
 from gpumap.model.terms import ContainerName
 
+if TYPE_CHECKING:
+    from gpumap.cli.commands import Commands
+
+ORDERS = ("namespace", "memory", "sm", "peak", "granted", "gpus", "processes")
+"""The keys of --sort-by. The first one is the default."""
+_EXAMPLES = {
+    "gpumap": [
+        ("this node, once", "gpumap map"),
+        ("a running agent, updated every 2 seconds", "gpumap map --watch --url http://127.0.0.1:9401"),
+        ("the largest users of memory first", "gpumap map --sort-by memory"),
+        ("sums of the whole cluster, by node", "gpumap map --prometheus http://prom:9090"),
+        (
+            "for scripts: pods that use a device that they do not hold",
+            """gpumap map -o json | jq -r '.devices[].containers[] | select(.owner == "unassigned") | .pod'""",
+        ),
+    ],
+    "kubectl gpumap": [
+        ("the whole cluster, every namespace", "kubectl gpumap map -A"),
+        ("one node, updated every 2 seconds", "kubectl gpumap map gpu-1 -A -w"),
+        ("the pods of a namespace that hold or use a GPU", "kubectl gpumap map -n ml-team -o name"),
+    ],
+}
 _COLOURS = {"UNASSIGNED": "red", "gone": "yellow", "unknown": "yellow"}
 MapRow = DeviceRow | ContainerRow
 
@@ -36,6 +65,33 @@ class UnmatchedRow(NamedTuple):
 
     node: str
     entry: UnmatchedSlots
+
+
+def add_map(commands: Commands, program: Program) -> None:
+    parser = add_command(
+        commands,
+        "map",
+        program.bind(_map),
+        summary=SUMMARIES["map"],
+        usage=program.usage,
+        examples=_EXAMPLES[program.name],
+    )
+    output = add_output(parser, ORDERS, program.interval_help)
+    if program.has_prometheus:
+        add_by(output, SUMS_BY, cluster=True)
+    program.add_source(parser, "map")
+
+
+def _map(program: Program, args: argparse.Namespace) -> int:
+    shape = read_shape(args, program.namespace(args))
+    if getattr(args, "prometheus", None) is not None:
+        from gpumap.cli.commands.map_sums import SUMS_REPORT, check_flags, cluster_sums
+
+        by = check_flags(args, shape)
+        return program.show(args, SUMS_REPORT, shape, partial(cluster_sums, by=by))
+    if getattr(args, "by", None):
+        raise UsageError("--by requires --prometheus")
+    return program.show(args, REPORT, shape, None)
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -178,7 +234,7 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
     ]
     return joined(
         [
-            table(with_node(columns, fleet=maps.fleet), found, shape) if found else no_rows(maps, shape),
+            table(with_node(columns, fleet=maps.fleet), found, shape) if found else no_rows(maps, shape.namespace),
             table(with_node(_UNMATCHED_COLUMNS, fleet=maps.fleet), unmatched, shape) if unmatched else "",
             notes(troubles(maps), shape.screen, "red"),
         ]
@@ -214,8 +270,11 @@ def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
 
 
 def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:
-    order = SORT_KEYS[shape.order or MAP_ORDERS[0]]
+    order = SORT_KEYS[shape.order or ORDERS[0]]
     for device, found in rows(node_map, shape.namespace):
         yield device
         yield from in_order((row for row in found if row.listed), order, reverse=shape.reverse)
         yield from (row for row in found if not row.listed and (shape.wide or not row.is_small_remainder))
+
+
+REPORT = Report(map_table, map_values, map_names)

@@ -17,7 +17,7 @@ from gpumap.agent.settings import Settings, quiet, resolve
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpumap.cli.node_maps import NodeMapStream
+    from gpumap.cli.rows import NodeMapStream
     from gpumap.model.node_facts import Facts
 
 LOOK_SECONDS = 1.0
@@ -64,7 +64,7 @@ async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStrea
     from gpumap.agent import service
     from gpumap.agent.published import published
     from gpumap.agent.sources.nvml import worker_command
-    from gpumap.cli.node_maps import NodeMaps
+    from gpumap.cli.rows import NodeMaps
 
     sm_seconds = max(interval_seconds, SM_SECONDS)
     stale_after_seconds = max(settings.stale_after_seconds, interval_seconds)
