@@ -53,7 +53,7 @@ have the same names, so each platform has its own folder."""
 OLDEST, NEWEST = 11, 14
 """Python 3.x: the oldest that gpumap runs on, the newest that NATIVE has modules for."""
 ROOMS = ("cli", "model")
-"""The rest of gpumap runs on a node. Only cli/this_node.py imports it, and the plugin does not import that file."""
+"""The rest of gpumap runs on a node. Only cli/sources/this_node.py imports it, and the plugin does not import that."""
 LEFT_OUT = (".so", ".pyd", ".pyx", ".pxd", ".pxi", ".c", ".h", ".hash", ".pyc", ".pyi")
 
 LAUNCHER = f'''\

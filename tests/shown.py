@@ -10,11 +10,11 @@ import msgspec
 from gpumap.agent.judgement.judge import judge
 from gpumap.agent.judgement.unjudged import sentences
 from gpumap.agent.published import published
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables import map as map_report
-from gpumap.cli.tables import top as top_report
-from gpumap.cli.tables import waste as waste_report
+from gpumap.cli.commands import map as map_report
+from gpumap.cli.commands import top as top_report
+from gpumap.cli.commands import waste as waste_report
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.table import Shape
 from gpumap.model.findings import judged_kinds, sums
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.snapshot import Snapshot

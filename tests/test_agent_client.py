@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpumap.agent.published import published
-from gpumap.cli.agent_client import map_in
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.painting import collected_long_ago
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.screen import collected_long_ago
+from gpumap.cli.sources.agent import map_in
 from gpumap.model.errors import FatalError
 from gpumap.model.node import OtherUse, encode
 from gpumap.model.terms import Owner

@@ -6,9 +6,9 @@ import pytest
 
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.cli.bill.promql import COUNTERS
-from gpumap.cli.fleet.findings import FAMILIES
-from gpumap.cli.fleet.nodes import OWN_LABELS, SNAPSHOT
-from gpumap.cli.fleet.sums import COLUMNS, Grouping, SumColumn
+from gpumap.cli.commands.map_sums import COLUMNS, Grouping, SumColumn
+from gpumap.cli.sources.scraped_findings import FAMILIES
+from gpumap.cli.sources.scraped_nodes import OWN_LABELS, SNAPSHOT
 from gpumap.model.families import Family
 
 WRITTEN = {

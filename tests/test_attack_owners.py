@@ -8,7 +8,7 @@ import pytest
 
 from gpumap.agent.join import Memory
 from gpumap.agent.published import published
-from gpumap.cli.tables import Shape
+from gpumap.cli.table import Shape
 from gpumap.model.observations import (
     CheckpointEntry,
     ClaimDevice,

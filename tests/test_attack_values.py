@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.published import published
-from gpumap.cli.tables import Shape
+from gpumap.cli.table import Shape
 from gpumap.model.node import Use
 from gpumap.model.snapshot import Snapshot
 from tests import standin

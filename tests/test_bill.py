@@ -37,7 +37,7 @@ from gpumap.cli.bill.query import gaps_between, target_matchers
 from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
 from gpumap.cli.bill.window import Window, parse_time, window_of
 from gpumap.cli.kube_state import metric_label
-from gpumap.cli.tables.layout import Shape
+from gpumap.cli.table import Shape
 from gpumap.model.errors import UsageError
 from gpumap.model.workloads import workload
 from tests.command import one_line, run_command, run_command_in_loop

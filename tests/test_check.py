@@ -12,8 +12,8 @@ import pytest
 from gpumap.agent.join.inventory import KnownGpu, take_inventory
 from gpumap.agent.judgement.judge import FATAL_XIDS, RECENT_SECONDS
 from gpumap.agent.published import published
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.doctor import GPU_CHECKS, doctor_checks
+from gpumap.cli.commands.doctor import GPU_CHECKS, doctor_checks
+from gpumap.cli.table import Shape
 from gpumap.model import remedies
 from gpumap.model.check import HUNG_SECONDS, LINE_BYTES, check, short_line
 from gpumap.model.devices import NO_CONTAINER

@@ -22,7 +22,7 @@ import yaml
 
 from gpumap import __version__
 from gpumap.agent.flags import FLAGS
-from gpumap.cli.command_line import Parser, parse
+from gpumap.cli.parser import Parser, parse
 from gpumap.dispatch import command_parser
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, gone, run_agent, serve
@@ -173,7 +173,6 @@ _SUMS = ("map", "--prometheus", "http://127.0.0.1:9")
         (("map", "--by", "node"), "--by requires --prometheus"),
         ((*_SUMS, "-n", "ml"), "--namespace ml: map --prometheus shows sums (--by namespace)"),
         ((*_SUMS, "-o", "name"), "-o name: map --prometheus shows sums"),
-        ((*_SUMS, "--by", "node", "-o", "name"), "--by node: prints sums, but -o name prints pods"),
         ((*_SUMS, "--sort-by", "peak"), "--sort-by peak: not a column of sums by node; valid values: node, all, gpus"),
         (("waste", *_SUMS[1:], "--by", "node", "--sort-by", "gpus"), "--sort-by sorts findings, but --by prints no"),
         (("serve", "--grace", "-5m"), '--grace -5m: "-5m" is not a duration'),
@@ -282,12 +281,12 @@ async def _end_while_it_starts(command: str, temporary: Path, delay_seconds: flo
 COMPUTING = """
 import asyncio, re
 from gpumap.agent.own_process import stop_by_signal
-from gpumap.cli import signals
+from gpumap.cli import main
 async def compute(prepare=lambda: None):
     prepare()
     print(flush=True)
     re.match("(a+)+b", "a" * 99)
-signals._END_SECONDS = {seconds}
+main._END_SECONDS = {seconds}
 asyncio.run({run})
 """
 
@@ -295,8 +294,8 @@ asyncio.run({run})
 @pytest.mark.parametrize(
     ("run", "seconds", "again", "code"),
     [
-        ("signals.until_stopped(compute())", 0.1, None, 0),
-        ("signals.until_stopped(compute())", 99.0, signal.SIGINT, 0),
+        ("main.until_stopped(compute())", 0.1, None, 0),
+        ("main.until_stopped(compute())", 99.0, signal.SIGINT, 0),
         ("compute(stop_by_signal)", 99.0, signal.SIGINT, -signal.SIGINT),
     ],
 )

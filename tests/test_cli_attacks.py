@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from gpumap.agent.dialects import dcgm_entities
 from gpumap.agent.published import published
 from gpumap.agent.sources import json_files
-from gpumap.cli import credentials, kube_state, live, server_flags
-from gpumap.cli.entry import print_notices
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.painting import yaml_text
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.map import map_table
+from gpumap.cli import args, credentials, kube_state, watch
+from gpumap.cli.commands.map import map_table
+from gpumap.cli.main import print_notices
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.screen import yaml_text
+from gpumap.cli.table import Shape
 from gpumap.lab import decoding
 from gpumap.lab.capture import anonymize, pseudonyms
 from gpumap.model import cgroups, device_ids, workloads
@@ -262,10 +262,10 @@ _EXPRESSIONS = [
     (dcgm_entities._COMPUTE_INSTANCE, "", "1", ""),
     (device_ids._DRA_NAMES[1].pattern, "gpu-0-mig-", "a", "!"),
     (device_ids._DRA_NAMES[1].pattern, "gpu-0-mig-a", "-1", "!"),
-    (server_flags._MATCH, "a='b'", " ", "!"),
-    (server_flags._MATCH, "a='", "\\'", ""),
-    (server_flags._MATCH, "", "a='b',", "!"),
-    (re.compile(server_flags.MATCHER), "", "a", "!"),
+    (args._MATCH, "a='b'", " ", "!"),
+    (args._MATCH, "a='", "\\'", ""),
+    (args._MATCH, "", "a='b',", "!"),
+    (re.compile(args.MATCHER), "", "a", "!"),
     (json_files._SURROGATES, b"", b"\\ud800", b"\\"),
     (workloads.LOGIN, "", "/user/a", ""),
     (workloads._SLUID_FOLDER, "", f"/{_SLUID}", ""),
@@ -288,7 +288,7 @@ _EXPRESSIONS = [
     (pseudonyms._HEX, "", "pod0123abcd-", "!"),
     (decoding._PLACE, "", " - at `$", "!"),
     (credentials._HEADER_NAME, "", "a", " "),
-    (live._UNMARKED_PASTE, "a", "\n", ""),
+    (watch._UNMARKED_PASTE, "a", "\n", ""),
     (kube_state._CAMEL, "", "aA", ""),
 ]
 

@@ -13,11 +13,11 @@ import pytest
 
 from gpumap.agent.published import published
 from gpumap.agent.settings import resolve
-from gpumap.cli import this_node
-from gpumap.cli.command_line import parse
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.doctor import Check, doctor_checks, doctor_table, works
+from gpumap.cli.commands.doctor import Check, doctor_checks, doctor_table, works
+from gpumap.cli.parser import parse
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.sources import this_node
+from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.model import remedies

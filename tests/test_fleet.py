@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from gpumap.agent.judgement.judge import ENDING_SECONDS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.published import published
-from gpumap.cli.fleet import findings
-from gpumap.cli.fleet.findings import cluster_findings
-from gpumap.cli.fleet.nodes import SNAPSHOT
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.prometheus import Prometheus, Row
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.waste import waste_table, waste_values
+from gpumap.cli.commands.waste import waste_table, waste_values
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.sources import scraped_findings as findings
+from gpumap.cli.sources.prometheus import Prometheus, Row
+from gpumap.cli.sources.scraped_findings import cluster_findings
+from gpumap.cli.sources.scraped_nodes import SNAPSHOT
+from gpumap.cli.table import Shape
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.generated import nodes as made_nodes

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpumap.agent.join import Memory, step
-from gpumap.cli.tables.doctor import doctor_checks
+from gpumap.cli.commands.doctor import doctor_checks
 from gpumap.model.observations import ClaimDevice, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot

@@ -16,10 +16,10 @@ from gpumap.agent.metrics.use import HOST
 from gpumap.agent.published import published
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.sources.workloads import JOBS_MAX, SEARCH_SECONDS, JobIds
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.map import map_table
-from gpumap.cli.tables.top import top_table
+from gpumap.cli.commands.map import map_table
+from gpumap.cli.commands.top import top_table
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.table import Shape
 from gpumap.lab.capture import contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.format import About, Capture, Frame

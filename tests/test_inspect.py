@@ -18,10 +18,17 @@ import yaml
 from hypothesis import given, settings
 
 from gpumap.agent.published import published
-from gpumap.cli.inspect import select_node, unknown_sentences
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.inspect import LEGEND, Amount, InspectedNode, inspect_nodes, inspect_table, inspect_values
+from gpumap.cli.commands.inspect import select_node, unknown_sentences
+from gpumap.cli.commands.inspect_table import (
+    LEGEND,
+    Amount,
+    InspectedNode,
+    inspect_nodes,
+    inspect_table,
+    inspect_values,
+)
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.table import Shape
 from gpumap.model.errors import FatalError
 from gpumap.model.node import Device, Node
 from gpumap.model.plugins import GPU_MEM

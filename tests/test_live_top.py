@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.published import published
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.live import Frame, Live, frame, pressed, remembered
+from gpumap.cli.commands.top_screen import Frame, Live, frame, pressed, remembered
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen, cells
 from gpumap.model import remedies
 from gpumap.model.findings import faulty_gpus

@@ -16,7 +16,7 @@ from gpumap.agent.flags import add_flags
 from gpumap.agent.service import rules_of
 from gpumap.agent.settings import resolve
 from gpumap.agent.sources.pci import RELIST_SECONDS, PciSource
-from gpumap.cli.tables.doctor import doctor_checks
+from gpumap.cli.commands.doctor import doctor_checks
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.format import About, Capture
 from gpumap.lab.demo.frames import frame

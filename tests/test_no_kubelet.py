@@ -15,13 +15,13 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.judgement.unjudged import NOTHING_ASSIGNED
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.published import published
-from gpumap.cli.inspect import inspect_report
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.doctor import doctor_checks, works
-from gpumap.cli.tables.map import map_table
-from gpumap.cli.tables.top import top_table
-from gpumap.cli.tables.waste import waste_table
+from gpumap.cli.commands.doctor import doctor_checks, works
+from gpumap.cli.commands.inspect import inspect_report
+from gpumap.cli.commands.map import map_table
+from gpumap.cli.commands.top import top_table
+from gpumap.cli.commands.waste import waste_table
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.table import Shape
 from gpumap.model.node import Node as SeenNode
 from tests import standin
 from tests.agent import PLAIN, Agent, run_agent, until

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gpumap.agent.published import published
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.doctor import doctor_checks
-from gpumap.cli.tables.live import Live, frame
+from gpumap.cli.commands.doctor import doctor_checks
+from gpumap.cli.commands.top_screen import Live, frame
+from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen
 from gpumap.model.check import LINE_BYTES, check
 from gpumap.model.node import Finding

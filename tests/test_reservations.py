@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gpumap.agent.published import published
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables.layout import Shape
-from gpumap.cli.tables.map import map_table
-from gpumap.cli.tables.top import top_rows, top_table
+from gpumap.cli.commands.map import map_table
+from gpumap.cli.commands.top import top_rows, top_table
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.table import Shape
 from gpumap.model.observations import ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot

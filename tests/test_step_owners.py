@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpumap.agent.published import published
-from gpumap.cli.tables.layout import Shape
+from gpumap.cli.table import Shape
 from gpumap.model import remedies
 from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, PodCgroup
 from gpumap.model.readings import ProcessSample

@@ -5,11 +5,10 @@ import unicodedata
 import pytest
 
 from gpumap.agent.published import published
-from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables import map as map_columns
-from gpumap.cli.tables import top as top_columns
-from gpumap.cli.tables import waste as waste_columns
+from gpumap.cli.commands import map as map_columns
+from gpumap.cli.commands import top as top_columns
+from gpumap.cli.commands import waste as waste_columns
+from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen, cells, contained, shortened, wrapped
 from gpumap.model.formatting import age, printable
 from gpumap.model.node import Grant, Node
@@ -148,7 +147,7 @@ def test_containers_are_sorted_below_their_device(order: str, reverse: bool, pod
 
 def test_every_order_is_one_that_works() -> None:
     """Each column that --sort-by offers sorts every table, also one that knows nothing."""
-    orders = {map_table: MAP_ORDERS, top_table: TOP_ORDERS, waste_table: WASTE_ORDERS}
+    orders = {map_table: map_columns.ORDERS, top_table: top_columns.ORDERS, waste_table: waste_columns.ORDERS}
     for snapshot in (busy_node(3), empty_node()):
         for table, known in orders.items():
             lines = [sorted(table(published(snapshot), Shape(order=order)).splitlines()) for order in known]
@@ -157,9 +156,9 @@ def test_every_order_is_one_that_works() -> None:
 
 def test_every_order_is_that_of_a_column() -> None:
     """What --help lists without importing a table is what the columns declare, and the order of severity."""
-    assert {*MAP_ORDERS} == map_columns.SORT_KEYS.keys()
-    assert {*TOP_ORDERS} == top_columns.SORT_KEYS.keys()
-    assert {*WASTE_ORDERS} == {"severity", *waste_columns.SORT_KEYS}
+    assert {*map_columns.ORDERS} == map_columns.SORT_KEYS.keys()
+    assert {*top_columns.ORDERS} == top_columns.SORT_KEYS.keys()
+    assert {*waste_columns.ORDERS} == {"severity", *waste_columns.SORT_KEYS}
 
 
 def test_headers_can_be_left_out() -> None:

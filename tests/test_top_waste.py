@@ -13,18 +13,17 @@ from hypothesis import given, settings
 
 from gpumap.agent.join import Memory
 from gpumap.agent.published import published
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.painting import View, text_of
-from gpumap.cli.reports import REPORTS
-from gpumap.cli.show import _show
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables import waste as waste_report
-from gpumap.cli.tables.doctor import doctor_table
-from gpumap.cli.tables.fleets import of_namespace
-from gpumap.cli.tables.live import Live, frame, pressed
-from gpumap.cli.tables.top import top_names
-from gpumap.cli.tables.waste import waste_names
+from gpumap.cli.commands import top as top_report
+from gpumap.cli.commands import waste as waste_report
+from gpumap.cli.commands.doctor import doctor_table
+from gpumap.cli.commands.top import top_names
+from gpumap.cli.commands.top_screen import Live, frame, pressed
+from gpumap.cli.commands.waste import waste_names
+from gpumap.cli.rows import NodeMaps, of_namespace
+from gpumap.cli.screen import View, text_of
+from gpumap.cli.table import Shape
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls
+from gpumap.cli.watch import _show
 from gpumap.model.devices import sources_up
 from gpumap.model.findings import judged_kinds
 from gpumap.model.node import Device, Node, decode
@@ -725,7 +724,7 @@ def test_names_are_arguments_of_kubectl() -> None:
     """A pod is found by its namespace and name; of one namespace the name is enough."""
     seen = maps(busy().collect())
     for namespace, line in (("", "-n ml pod/squat"), ("ml", "pod/squat")):
-        view = View(REPORTS["waste"], "name", Shape(namespace=namespace), "", watch=False, interval_seconds=1.0)
+        view = View(waste_report.REPORT, "name", Shape(namespace=namespace), "", watch=False, interval_seconds=1.0)
         assert line in text_of(seen, view, PIPE).splitlines()
 
 
@@ -754,7 +753,7 @@ async def test_nodes_of_which_nothing_answers(capsys: pytest.CaptureFixture[str]
     dead = published(node.collect(90.0))
     dark = [changed(dead, name=f"node-{n}") for n in range(7)]
     for form in ("table", "wide", "json", "yaml", "name"):
-        view = View(REPORTS["top"], form, Shape(), "", watch=False, interval_seconds=1.0)
+        view = View(top_report.REPORT, form, Shape(), "", watch=False, interval_seconds=1.0)
         assert await _show(sights(), view) == 1  # type: ignore[arg-type] # the test's own
         said = capsys.readouterr().err.splitlines()
         assert said[0] == "gpumap: node node-0: neither its kubelet nor NVML answers"

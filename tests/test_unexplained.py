@@ -10,11 +10,11 @@ import pytest
 
 from gpumap.agent.published import published
 from gpumap.agent.sources.procfs import ProcfsSource
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.live import Live
-from gpumap.cli.tables.live import frame as live_frame
-from gpumap.cli.tables.waste import waste_table
+from gpumap.cli.commands.top_screen import Live
+from gpumap.cli.commands.top_screen import frame as live_frame
+from gpumap.cli.commands.waste import waste_table
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.format import About, Capture

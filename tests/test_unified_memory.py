@@ -8,13 +8,12 @@ import pytest
 
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.published import published
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.rows import gpu_rows
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.doctor import doctor_checks
-from gpumap.cli.tables.map import map_table
-from gpumap.cli.tables.top import top_table
-from gpumap.cli.tables.waste import waste_table
+from gpumap.cli.commands.doctor import doctor_checks
+from gpumap.cli.commands.map import map_table
+from gpumap.cli.commands.top import top_table
+from gpumap.cli.commands.waste import waste_table
+from gpumap.cli.rows import NodeMaps, gpu_rows
+from gpumap.cli.table import Shape
 from gpumap.model.node import Node
 from gpumap.model.readings import GpuProcess
 from gpumap.model.terms import Owner

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables import Shape
-from gpumap.cli.tables.doctor import doctor_table
-from gpumap.cli.tables.live import Live, frame
-from gpumap.cli.tables.map import map_table
-from gpumap.cli.tables.top import top_table
-from gpumap.cli.tables.waste import waste_table
+from gpumap.cli.commands.doctor import doctor_table
+from gpumap.cli.commands.map import map_table
+from gpumap.cli.commands.top import top_table
+from gpumap.cli.commands.top_screen import Live, frame
+from gpumap.cli.commands.waste import waste_table
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen, cells
 from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid

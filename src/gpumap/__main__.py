@@ -10,7 +10,7 @@ _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C during the imports end
 import sys
 from collections.abc import Callable, Sequence
 
-from gpumap.cli.entry import guarded
+from gpumap.cli.main import guarded
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

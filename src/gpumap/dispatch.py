@@ -20,13 +20,12 @@ from gpumap.agent.flags import FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
 from gpumap.agent.settings import quiet, resolve, unknown_variables
 from gpumap.cli.bill.command import add_bill
-from gpumap.cli.check import add_check
-from gpumap.cli.command_line import Parser, add_command, parse, top_parser
 from gpumap.cli.commands import add_tables
+from gpumap.cli.commands.check import add_check
 from gpumap.cli.credentials import VARIABLES
-from gpumap.cli.doctor import add_doctor
-from gpumap.cli.entry import print_notices
-from gpumap.cli.where import HERE
+from gpumap.cli.gpumap import GPUMAP
+from gpumap.cli.main import print_notices
+from gpumap.cli.parser import Parser, add_command, parse, top_parser
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
 
@@ -41,17 +40,18 @@ DEMO_ADDRESS = "127.0.0.1:9401"
 
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
     """Parse the command line, and import what takes long. Raises UsageError and FatalError."""
-    given = parse(command_parser(), arguments)
+    given = parse(command_parser(arguments), arguments)
     if getattr(given, "command", "") in ("map", "top", "waste", "inspect", "doctor", "check"):
-        from gpumap.cli import agent_client, show  # noqa: F401 # the command itself imports them again
+        from gpumap.cli import watch  # noqa: F401 # the command itself imports them again
+        from gpumap.cli.sources import agent  # noqa: F401
     return lambda: int(given.run(given))
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
-def command_parser() -> Parser:
-    """Return the parser of all commands."""
+def command_parser(words: Sequence[str] | None = None) -> Parser:
+    """Return the parser of all commands; of the tables that are not among `words` only with their summaries."""
     parser = top_parser(
         description="Show which container holds which GPU, and what it uses.",
         epilog="Try it without a GPU: run `gpumap demo`, and in another terminal `gpumap top --url http://127.0.0.1:9401`."
@@ -60,10 +60,22 @@ def command_parser() -> Parser:
     )
     parser.set_defaults(run=lambda given: _nothing_asked(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog="gpumap")
-    add_tables(commands, HERE)
-    for add in (add_bill, add_doctor, add_check, _add_serve, _add_record, _add_demo):
+    add_tables(commands, GPUMAP, words)
+    add_bill(commands)
+    _add_doctor(commands, words)
+    for add in (add_check, _add_serve, _add_record, _add_demo):
         add(commands)
     return parser
+
+
+def _add_doctor(commands: Commands, words: Sequence[str] | None) -> None:
+    summary = "Show what each source and capability reports, and the remedy of each problem."
+    if words is not None and "doctor" not in words:
+        commands.add_parser("doctor", help=summary)
+        return
+    from gpumap.cli.commands.doctor import add_doctor
+
+    add_doctor(commands, summary)
 
 
 def _add_serve(commands: Commands) -> None:

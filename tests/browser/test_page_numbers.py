@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from playwright.async_api import Browser, expect
 
-from gpumap.cli.tables import Shape
+from gpumap.cli.table import Shape
 from gpumap.model.node import Node, Workload
 from gpumap.model.observations import Moment
 from gpumap.model.snapshot import Snapshot

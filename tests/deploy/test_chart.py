@@ -10,8 +10,8 @@ import yaml
 
 import gpumap
 from gpumap.agent.flags import FLAGS
-from gpumap.cli.kubectl.agents import agents_of
-from gpumap.cli.kubectl.source import SELECTOR
+from gpumap.cli.sources.kubectl import SELECTOR
+from gpumap.cli.sources.kubectl_agents import agents_of
 from tests.deploy.chart import CHART, Manifest, helm, is_hook, refusal, render, render_all, settings
 from tests.deploy.chart_variations import EVERYTHING, VARIATIONS
 from tests.shells.api_server import listed

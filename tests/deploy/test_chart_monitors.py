@@ -14,7 +14,7 @@ import bcrypt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.cli.server_flags import OWN_JOBS
+from gpumap.cli.args import OWN_JOBS
 from tests.certificates import make_certificate
 from tests.demo_process import GPUMAP, demo, fetch, listening, running
 from tests.deploy.chart import render, render_all

@@ -18,7 +18,7 @@ import yaml
 from gpumap.cli.bill.counting import Increases, Request, bill_of
 from gpumap.cli.bill.promql import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED, USED_OF_MIG, Growth
 from gpumap.cli.bill.table import bill_table
-from gpumap.cli.tables.layout import Shape
+from gpumap.cli.table import Shape
 from tests.command import run_command
 from tests.dashboards.test_fleet_rules import capture_pages, with_rules
 from tests.demo_process import GPUMAP as PROGRAM

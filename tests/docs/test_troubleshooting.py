@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.sources import inotify
-from gpumap.cli.tables.doctor import GPU_CHECKS, STATES
+from gpumap.cli.commands.doctor import GPU_CHECKS, STATES
 from gpumap.model import remedies
 from gpumap.model.terms import Source
 

@@ -11,7 +11,7 @@ import yaml
 
 from gpumap.agent.flags import add_flags
 from gpumap.agent.settings import resolve
-from gpumap.cli.command_line import parse
+from gpumap.cli.parser import parse
 from gpumap.dispatch import command_parser
 from tests.fences import read_blocks
 from tests.promtool import accepted

@@ -22,15 +22,17 @@ from yarl import URL
 
 from gpumap.__main__ import main
 from gpumap.agent.published import published
-from gpumap.cli import http_get, prometheus
-from gpumap.cli.agent_client import map_in
 from gpumap.cli.bill.window import window_of
-from gpumap.cli.inspect import inspect_report
-from gpumap.cli.kubectl.agents import agents_of, one_for_each_node, pod_list
-from gpumap.cli.kubectl.source import _no_list, _no_map
-from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.reports import REPORTS
-from gpumap.cli.tables import Shape
+from gpumap.cli.commands import map as map_command
+from gpumap.cli.commands import top, waste
+from gpumap.cli.commands.inspect import inspect_report
+from gpumap.cli.rows import NodeMaps
+from gpumap.cli.sources import agent as agent_source
+from gpumap.cli.sources import prometheus
+from gpumap.cli.sources.agent import map_in
+from gpumap.cli.sources.kubectl import _no_list, _no_map
+from gpumap.cli.sources.kubectl_agents import agents_of, one_for_each_node, pod_list
+from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen, is_printable
 from gpumap.model.check import check
 from gpumap.model.errors import FatalError, UsageError
@@ -49,7 +51,7 @@ def _read_map(data: bytes) -> object:
     """The body of /api/v1/map, and every table of it. Raises FatalError of one line."""
     maps = NodeMaps((map_in(data, "http://agent"),), fleet=True)
     texts = [check(maps.maps[0], ())[1], check(maps.maps[0], ("xid",))[1]]
-    reports = [REPORTS["map"], REPORTS["top"], REPORTS["waste"], inspect_report(details=True, used=True)]
+    reports = [map_command.REPORT, top.REPORT, waste.REPORT, inspect_report(details=True, used=True)]
     for report in reports:
         texts += [report.table(maps, shape) for shape in _SHAPES]
         report.values(maps, Shape())
@@ -197,9 +199,9 @@ def _pods_seeds() -> Iterator[bytes]:
 def _read_answer(data: bytes) -> object:
     """The bytes of a server's answer to `gpumap map --url`. Raises HTTPException, OSError and FatalError."""
     try:
-        return http_get._answer(data, "http://agent")
+        return agent_source._read_answer(data, "http://agent")
     except HTTPException as error:
-        raise OSError(http_get.no_answer(error)) from error
+        raise OSError(agent_source.no_answer(error)) from error
 
 
 def _answer_seeds() -> Iterator[bytes]:
@@ -331,22 +333,27 @@ TARGETS = (
         (
             "gpumap.model.node",
             "gpumap.model.check",
-            "gpumap.cli.agent_client",
+            "gpumap.cli.sources.agent",
             "gpumap.cli.terminal",
-            "gpumap.cli.tables.inspect",
+            "gpumap.cli.commands.inspect_table",
         ),
         (FatalError,),
         lines_per_byte=600,
     ),
     Target(
-        "prometheus-api", _read_prometheus, _prometheus_seeds, mutate_json, ("gpumap.cli.prometheus",), (FatalError,)
+        "prometheus-api",
+        _read_prometheus,
+        _prometheus_seeds,
+        mutate_json,
+        ("gpumap.cli.sources.prometheus",),
+        (FatalError,),
     ),
     Target(
         "kubernetes-pods",
         _read_pods,
         _pods_seeds,
         mutate_json,
-        ("gpumap.cli.kubectl.agents", "gpumap.cli.kubectl.source"),
+        ("gpumap.cli.sources.kubectl_agents", "gpumap.cli.sources.kubectl"),
     ),
     Target(
         "bill-times",
@@ -356,14 +363,16 @@ TARGETS = (
         ("gpumap.cli.bill.window", "gpumap.model.formatting"),
         (UsageError,),
     ),
-    Target("http-answer", _read_answer, _answer_seeds, mutate_text, ("gpumap.cli.http_get",), (OSError, FatalError)),
+    Target(
+        "http-answer", _read_answer, _answer_seeds, mutate_text, ("gpumap.cli.sources.agent",), (OSError, FatalError)
+    ),
     Target(
         "commands",
         _run_command,
         _command_seeds,
         of_files(_command_kind),
         (
-            "gpumap.cli.fleet.nodes",
+            "gpumap.cli.sources.scraped_nodes",
             "gpumap.cli.bill.query",
             "gpumap.cli.bill.counting",
             "gpumap.cli.kube_state",

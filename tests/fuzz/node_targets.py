@@ -595,7 +595,7 @@ TARGETS = (
         _read_pci,
         lambda: iter((b"0000:3b:00.0\n0x10de\n0x030200\n0x2330\n(null)",)),
         mutate_raw,
-        (f"{_LINE}pci", "gpumap.model.pci"),
+        (f"{_LINE}pci", "gpumap.model.device_ids"),
         (SourceError,),
     ),
     Target("inotify", _read_inotify, _inotify_seeds, mutate_raw, (f"{_LINE}inotify",)),

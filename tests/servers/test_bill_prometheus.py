@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpumap.agent.join.rules import KEPT_SECONDS
+from gpumap.cli.args import server_of
 from gpumap.cli.bill.command import make_bill, read_request
 from gpumap.cli.bill.promql import (
     ENERGY,
@@ -28,8 +29,7 @@ from gpumap.cli.bill.promql import (
     WORK_SM,
 )
 from gpumap.cli.bill.table import bill_values
-from gpumap.cli.command_line import parse
-from gpumap.cli.server_flags import server_of
+from gpumap.cli.parser import parse
 from gpumap.dispatch import command_parser
 from tests.command import one_line, run_command
 from tests.prometheus import prometheus

@@ -19,7 +19,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from gpumap.cli.kubectl.agents import Pod, pod_list
+from gpumap.cli.sources.kubectl_agents import Pod, pod_list
 from tests.certificates import make_certificate
 
 LABELS = {"app.kubernetes.io/name": "gpumap", "app.kubernetes.io/instance": "gpumap"}

@@ -18,9 +18,8 @@ import aiohttp
 import pytest
 
 from gpumap import __version__
-from gpumap.cli.kubectl.agents import agents_of
-from gpumap.cli.kubectl.proxy import proxying
-from gpumap.cli.kubectl.source import RULE
+from gpumap.cli.sources.kubectl import RULE, proxying
+from gpumap.cli.sources.kubectl_agents import agents_of
 from tests.demo_process import GPUMAP, demo, environment, fetch
 from tests.shells.api_server import JANE, JOHN, ApiServer, PlayedPod, listed, map_of
 from tests.test_watch import HOME, let_hangups_count, on_terminal

@@ -1,4 +1,4 @@
-"""The flags for credentials and certificates of a server or an agent, and what they mean.
+"""The flags for the URL, credentials and certificates of a server or an agent, and what they mean.
 
 A mistake in them is one line, which never repeats a possible secret.
 """
@@ -228,3 +228,37 @@ def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
         raise UsageError(f"{where}: do not contain a certificate and its key in PEM format") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"--cert-file {certificate}: {getattr(error, 'strerror', None) or 'is not a path'}") from error
+
+
+# --- URLs -------------------------------------------------------------------------------------------------------------
+
+
+def without_password(url: str) -> str:
+    """Return a URL for messages. Remove everything before the last @: the user and the password."""
+    return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
+
+
+def address_of(flag: str, url: str) -> URL:
+    """Return the URL of a flag. Raises UsageError."""
+    from yarl import URL  # importing it takes long
+
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{flag} {without_password(url)}: must start with http:// or https://")
+    try:
+        given = URL(url)
+        known = is_host(given.raw_host) and given.port is not None
+    except ValueError:
+        known = False
+    if not known:
+        raise UsageError(f"{flag} {without_password(url)}: {_no_url(url)}")
+    return given
+
+
+def _no_url(url: str) -> str:
+    """Return why a URL with http:// or https:// cannot be used."""
+    if "@" in url:
+        return "is not a URL (in a password, write %2F for / and %40 for @)"
+    host, _, port = re.split(r"[/?#]", url.partition("://")[2])[0].rpartition("]")[2].partition(":")
+    if port and not (port.isdecimal() and 0 < int(port[:6]) < 1 << 16):
+        return "the port must be a number from 1 to 65535"
+    return "is not a URL with the name or address of a host" if host or "[" in url else "has no host"

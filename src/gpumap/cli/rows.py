@@ -5,7 +5,7 @@ This is the only file of the tables that reads devices and GPUs of a node: a col
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,13 +15,26 @@ from gpumap.model.devices import (
     container_of,
     device_name,
     node_devices,
+    node_of_namespace,
     select_namespace,
     sum_of,
 )
+from gpumap.model.errors import FatalError
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
 from gpumap.model.formatting import UNKNOWN, age
 from gpumap.model.gaps import use_known
-from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, OtherUse, OwnerUse, Process, Workload
+from gpumap.model.node import (
+    VERSION,
+    ContainerOnDevice,
+    Device,
+    Finding,
+    Gpu,
+    Node,
+    OtherUse,
+    OwnerUse,
+    Process,
+    Workload,
+)
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import GPU_FINDINGS, ContainerName, Owner
 
@@ -288,3 +301,64 @@ def _process(device: DeviceRow, one: Process) -> ContainerRow:
         type=one.type,
         command=one.comm or None,
     )
+
+
+class SumRow(NamedTuple):
+    """The sums of a node or namespace, by their keys. Those that are not known are absent."""
+
+    name: str
+    values: Mapping[str, float]
+
+
+class ClusterSums(NamedTuple):
+    """A cluster in numbers. `by` is "node" or "namespace"."""
+
+    by: str
+    rows: tuple[SumRow, ...]
+
+
+class NodeMaps(NamedTuple):
+    """`maps` are in the order of their nodes' names. `missing` says what is not in them, a sentence each. `notices` are
+    about agents that were not asked.
+
+    `fleet`: more than one node was asked, and tables have a column with the node of a row. `sums`: a server was asked
+    for sums, in the place of maps.
+    """
+
+    maps: tuple[Node, ...]
+    missing: tuple[str, ...] = ()
+    fleet: bool = False
+    sums: ClusterSums | None = None
+    notices: tuple[str, ...] = ()
+
+
+NodeMapStream = AsyncGenerator[NodeMaps | FatalError, None]
+"""One answer after the other. A failed attempt is a FatalError in its place: a watch goes on after it."""
+
+
+def of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
+    """Return only the entries of this namespace; all of them if it is empty.
+
+    Keeps a device if one of its entries remains, with the memory of the whole device.
+    """
+    if not namespace:
+        return maps
+    return maps._replace(maps=tuple(node_of_namespace(one, namespace) for one in maps.maps))
+
+
+def values_of(maps: NodeMaps, **values: object) -> dict[str, object]:
+    """Return `values` as -o json has them: after the node, or between the nodes of a fleet and what is missing."""
+    if maps.fleet:
+        nodes = [{**_named(one), "timestamp": one.timestamp} for one in maps.maps]
+        return {"version": VERSION, "nodes": nodes, **values, "missing": list(maps.missing)}
+    (one,) = maps.maps
+    return {"version": VERSION, "timestamp": one.timestamp, "node": _named(one), **values}
+
+
+def _named(node: Node) -> dict[str, object]:
+    return {"name": node.name, "internal_ip": node.internal_ip}
+
+
+def pods_in(names: Iterable[ContainerName]) -> list[tuple[str, str]]:
+    """Return namespace and name of each pod once, in the order of their first containers."""
+    return list(dict.fromkeys((one.namespace, one.pod) for one in names if one.pod))

@@ -8,18 +8,20 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from gpumap.cli.command_line import Parser, add_command, leave_to_help_all, one_of
-from gpumap.cli.entry import print_notices
-from gpumap.cli.output_flags import add_form, add_no_headers, add_order
-from gpumap.cli.server_flags import (
+from gpumap.cli.args import (
     HOW_TO_ASK,
     LABEL_MATCH_HELP,
+    add_form,
+    add_no_headers,
+    add_order,
     add_server_flags,
     kube_matchers,
     matchers_of,
     server_of,
 )
-from gpumap.cli.sort_keys import BILL_ORDERS
+from gpumap.cli.bill import BILL_ORDERS
+from gpumap.cli.main import print_notices
+from gpumap.cli.parser import Parser, add_command, leave_to_help_all, one_of
 from gpumap.model.errors import FatalError, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from gpumap.cli.bill.counting import Bill, Pod, Request
     from gpumap.cli.bill.window import Window
-    from gpumap.cli.prometheus import Server
+    from gpumap.cli.sources.prometheus import Server
 
     Commands = argparse._SubParsersAction[Parser]
 
@@ -98,12 +100,12 @@ def add_bill(commands: Commands) -> None:
 def _bill(args: argparse.Namespace) -> int:
     import asyncio
 
-    from gpumap.cli import painting
-    from gpumap.cli.signals import until_stopped
+    from gpumap.cli import screen
+    from gpumap.cli.main import until_stopped
 
     request, window = read_request(args)
     server = server_of(args)
-    painting.take_any_text()
+    screen.take_any_text()
     bills: list[Bill] = []
 
     async def make() -> int:
@@ -162,7 +164,7 @@ async def make_bill(server: Server, request: Request, window: Window) -> Bill:
     from gpumap.cli.bill.counting import KINDS, bill_of, pods_of
     from gpumap.cli.bill.pod_labels import label_values
     from gpumap.cli.bill.query import increases, work_increases
-    from gpumap.cli.prometheus import connect
+    from gpumap.cli.sources.prometheus import connect
 
     async with connect(server) as connected:
         if request.grouping in KINDS:
@@ -184,8 +186,8 @@ def _output(bill: Bill, args: argparse.Namespace) -> str:
     import json
 
     from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
-    from gpumap.cli.painting import screen_of_stdout
-    from gpumap.cli.tables.layout import Shape
+    from gpumap.cli.screen import screen_of_stdout
+    from gpumap.cli.table import Shape
     from gpumap.cli.terminal import escape_terminal_controls
 
     match args.output:

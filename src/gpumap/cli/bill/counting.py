@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpumap.cli.bill import BILL_ORDERS, BY_NAME
 from gpumap.cli.bill.promql import (
     ENERGY,
     HELD,
@@ -26,8 +27,7 @@ from gpumap.cli.bill.promql import (
     Key,
 )
 from gpumap.cli.kube_state import unlisted, workload_of
-from gpumap.cli.sort_keys import BILL_ORDERS, BY_NAME
-from gpumap.cli.tables.layout import SortKey, in_order
+from gpumap.cli.table import SortKey, in_order
 from gpumap.model.formatting import listed
 from gpumap.model.grouping import grouped
 

@@ -10,7 +10,7 @@ from gpumap.cli.bill.counting import Labelling, Pod
 from gpumap.cli.bill.query import counter_value, in_parts
 from gpumap.cli.bill.window import Window
 from gpumap.cli.kube_state import NEEDS_OWNERS, POD_OWNERS, Object, ObjectValues, pod_label, two_values, workloads
-from gpumap.cli.prometheus import Prometheus
+from gpumap.cli.sources.prometheus import Prometheus
 from gpumap.model.errors import FatalError, UsageError
 
 EARLIER_SECONDS = 3600

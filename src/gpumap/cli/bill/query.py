@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
+from gpumap.cli.args import MATCHER, label_of
 from gpumap.cli.bill.counting import Gap, Increases
 from gpumap.cli.bill.promql import (
     BEFORE_SECONDS,
@@ -38,8 +39,7 @@ from gpumap.cli.bill.promql import (
     uncharged,
 )
 from gpumap.cli.bill.window import Window, rfc3339
-from gpumap.cli.prometheus import Prometheus, QueryTooLargeError, Row, together
-from gpumap.cli.server_flags import MATCHER, label_of
+from gpumap.cli.sources.prometheus import Prometheus, QueryTooLargeError, Row, together
 from gpumap.model.errors import FatalError
 from gpumap.model.terms import NUMBER_MAX
 

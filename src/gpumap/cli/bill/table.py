@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gpumap.cli.bill.counting import LABEL, Amounts, Bill, Line
-from gpumap.cli.tables.layout import Column, Shape, joined, notes, table
+from gpumap.cli.table import Column, Shape, joined, notes, table
 from gpumap.model.formatting import UNKNOWN, percent, printable
 
 VERSION = 1

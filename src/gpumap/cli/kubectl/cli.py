@@ -10,14 +10,14 @@ _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C during the imports end
 import sys
 from collections.abc import Callable, Sequence
 
-from gpumap.cli.entry import guarded
+from gpumap.cli.main import guarded
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, as `gpumap.__main__` does."""
 
     def prepare() -> Callable[[], int]:
-        from gpumap.cli.kubectl.commands import prepared
+        from gpumap.cli.kubectl.program import prepared
 
         return prepared(sys.argv[1:] if arguments is None else arguments)
 

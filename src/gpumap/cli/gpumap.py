@@ -1,0 +1,104 @@
+"""Where the tables of `gpumap` get nodes from: this node, the agent of --url, or the server of --prometheus.
+
+Every command line reads the flags, so what asks is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from gpumap.cli.args import (
+    CLUSTER_INTERVAL,
+    HOW_TO_ASK,
+    WATCH_INTERVAL,
+    add_server_flags,
+    add_url,
+    matchers_of,
+    refuse_details,
+    server_of,
+)
+from gpumap.cli.commands import Program
+from gpumap.cli.credentials import add_credentials, without_password
+from gpumap.cli.parser import Parser, leave_to_help_all
+from gpumap.cli.sources.this_node import (
+    LOOK_SECONDS,
+    NODE_FLAGS,
+    add_node_flags,
+    from_node,
+    prepare_elsewhere,
+    prepare_here,
+)
+from gpumap.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpumap.cli.commands import Ask
+    from gpumap.cli.rows import NodeMapStream
+    from gpumap.cli.screen import Report, View
+    from gpumap.cli.table import Shape
+
+
+def _add_source(parser: Parser, command: str) -> None:
+    """Add the flags that select rows, the source, and those about this node."""
+    if command != "inspect":
+        selection = parser.add_argument_group("selection")
+        help_ = "Show only rows of this namespace. (default: all)"
+        selection.add_argument("-n", "--namespace", metavar="NAME", help=help_)
+        help_ = "Show rows of all namespaces, also with -n."
+        selection.add_argument("-A", "--all-namespaces", action="store_true", help=help_)
+    source = add_url(parser)
+    if command in ("map", "waste"):
+        add_server_flags(parser, source)
+    else:
+        add_credentials(parser.add_argument_group(HOW_TO_ASK))
+    add_node_flags(parser)
+    leave_to_help_all(parser, HOW_TO_ASK, *NODE_FLAGS)
+
+
+def _namespace(args: argparse.Namespace) -> str:
+    return "" if args.all_namespaces else args.namespace or ""
+
+
+def _show(args: argparse.Namespace, report: Report, shape: Shape, ask: Ask | None) -> int:
+    """Show the report of the nodes, or what a Prometheus answers to `ask`. Raises UsageError."""
+    from gpumap.cli.watch import read_view, run
+
+    prometheus = getattr(args, "prometheus", None)
+    urls = {"--url": args.url, "--prometheus": prometheus}
+    order = f" --sort-by {shape.order}" if shape.order else ""
+    asked = "".join(f" {flag} {without_password(url)}" for flag, url in urls.items() if url)
+    interval = WATCH_INTERVAL if prometheus is None else CLUSTER_INTERVAL
+    view = read_view(args, report, shape, f"gpumap {args.command}{order}{asked}", interval)
+    return run(_node_maps(args, view) if ask is None else _server_answers(args, view, ask), view)
+
+
+def _node_maps(args: argparse.Namespace, view: View) -> NodeMapStream:
+    refuse_details(args)
+    if args.url is not None:
+        from gpumap.cli.sources.agent import maps_of_agent
+
+        prepare_elsewhere(args, "--url")
+        return maps_of_agent(args, view.interval_seconds)
+    settings = prepare_here(args)
+    return from_node(settings, view.interval_seconds if view.watch else LOOK_SECONDS)
+
+
+def _server_answers(args: argparse.Namespace, view: View, ask: Ask) -> NodeMapStream:
+    from gpumap.cli.sources.prometheus import answers_of
+
+    if args.url is not None:
+        raise UsageError("--prometheus: cannot be combined with --url")
+    prepare_elsewhere(args, "--prometheus")
+    server, match = server_of(args), matchers_of("--match", args.match or "")
+    return answers_of(server, view.interval_seconds, lambda prometheus: ask(prometheus, match))
+
+
+GPUMAP = Program(
+    name="gpumap",
+    usage="[flags]",
+    interval_help=f"{WATCH_INTERVAL}; {CLUSTER_INTERVAL} with --prometheus",
+    has_prometheus=True,
+    add_source=_add_source,
+    namespace=_namespace,
+    show=_show,
+)

@@ -1,0 +1,200 @@
+"""The command line's grammar: parsers that report a mistake in one line and suggest the nearest valid word.
+
+This module knows argparse, but not what the commands do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from gpumap.model.errors import UsageError
+
+LINE_COLUMNS_MAX = 110
+Run = Callable[[argparse.Namespace], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises UsageError for a mistake, instead of ending the process.
+
+    `seldom`: titles of groups of flags that only --help-all shows.
+    """
+
+    seldom: tuple[str, ...] = ()
+    help_all: argparse.Action
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument ").replace("expected one argument", "requires a value"))
+
+    def format_help(self) -> str:
+        """Return the help without the groups of flags that are seldom used."""
+        groups = self._action_groups
+        self._action_groups = [one for one in groups if one.title not in self.seldom]
+        try:
+            return super().format_help()
+        finally:
+            self._action_groups = groups
+
+
+class _HelpAll(argparse.Action):
+    """--help-all prints the help with every flag. --help lists it only if it shows more than --help."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(end=argparse.ArgumentParser.format_help(parser))
+        parser.exit()
+
+
+def leave_to_help_all(parser: Parser, *titles: str) -> None:
+    """Make --help shorter: only --help-all shows these groups of flags."""
+    parser.seldom = titles
+    parser.help_all.help = "Show all flags and exit."
+
+
+class _Format(argparse.RawDescriptionHelpFormatter):
+    """Wrap the help to the width of the terminal, at most LINE_COLUMNS_MAX, with room for the flags."""
+
+    def __init__(self, prog: str) -> None:
+        columns = min(shutil.get_terminal_size().columns, LINE_COLUMNS_MAX)
+        super().__init__(prog, max_help_position=30, width=columns - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wrap paragraphs that are too wide. Indented lines are examples: users copy commands, so they stay whole."""
+        lines: list[str] = []
+        for is_text, part in itertools.groupby(text.splitlines(), lambda line: line != "" and line[0] != " "):
+            paragraph = list(part)
+            too_wide = is_text and max(map(len, paragraph)) > width
+            lines += textwrap.wrap(" ".join(paragraph), width, break_on_hyphens=False) if too_wide else paragraph
+        return "\n".join(lines)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment  # argparse ignores the indent of commands
+
+
+def top_parser(description: str, epilog: str, version: str, program: str = "gpumap") -> Parser:
+    """Return the parser of `gpumap` itself, or of another program that has commands."""
+    parser = Parser(
+        prog=program,
+        usage=f"{program} COMMAND [flags]",
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+        formatter_class=_Format,
+    )
+    parser.add_argument("--version", action="version", version=version)
+    return parser
+
+
+def add_command(
+    commands: argparse._SubParsersAction[Parser],
+    name: str,
+    run: Run,
+    *,
+    summary: str,
+    more: str = "",
+    examples: Sequence[tuple[str, str]] = (),
+    usage: str = "[flags]",
+) -> Parser:
+    """Add a command. `summary` is its line in the list; `more` and the (what, command) examples are in its own help."""
+    shown = "\n\n".join(f"  # {what}\n  {command}" for what, command in examples)
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        usage=f"{commands._prog_prefix} {name} {usage}".rstrip(),
+        description=summary + (more and f"\n\n{more}"),
+        epilog=f"examples:\n{shown}" if shown else None,
+        allow_abbrev=False,
+        formatter_class=_Format,
+    )
+    parser.help_all = parser.add_argument("--help-all", action=_HelpAll)
+    parser.set_defaults(run=run, command=name)
+    return parser
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Return a reader of a word that must be one of these. Its error suggests the nearest one."""
+
+    def choose(text: str) -> str:
+        if text not in choices:
+            known = ", ".join(choices)
+            raise argparse.ArgumentTypeError(
+                f'unknown value "{text}"; valid values: {known}{did_you_mean(text, choices)}'
+            )
+        return text
+
+    return choose
+
+
+def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line. Raises UsageError."""
+    groups = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    commands: dict[str, Parser] = {name: found for one in groups for name, found in one.choices.items()}
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    first = next((word for word in arguments if not word.startswith("-")), None)
+    if first is not None and first not in commands:
+        raise UsageError(_no_command(first, arguments, commands, parser))
+    arguments = _with_negative_values(arguments, flags_of(commands[first]) if first is not None else ())
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        chosen = commands[first] if first is not None else parser
+        raise UsageError(_unknown(unknown[0], chosen))
+    return given
+
+
+def _with_negative_values(arguments: Sequence[str], flags: Iterable[argparse.Action]) -> list[str]:
+    """Join a flag and a value such as -5m. Otherwise argparse takes the value for a flag, and its error is unclear."""
+    valued = {option for one in flags if one.nargs is None for option in one.option_strings}
+    words: list[str] = []
+    for word in arguments:
+        if words and words[-1] in valued and re.match(r"-[0-9]", word):
+            words[-1] += f"={word}" if words[-1].startswith("--") else word
+        else:
+            words.append(word)
+    return words
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean …?`, or nothing if no known word is similar."""
+    import difflib  # only a mistake needs it
+
+    known = list(known)
+    bare = {one.lstrip("-"): one for one in known if one.startswith("--") == word.startswith("--")}
+    word = word.lstrip("-")
+    begun = [one for one in bare if len(word) >= 2 and one.startswith(word)]
+    swapped = [one for one in bare if sorted(one) == sorted(word)]
+    near = begun[:1] or swapped[:1] or difflib.get_close_matches(word, bare, n=1, cutoff=0.75)
+    return f"; did you mean {bare[near[0]]}?" if near else ""
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the flags of a command that its help shows."""
+    return [one for one in parser._actions if one.option_strings and one.help != argparse.SUPPRESS]
+
+
+def _no_command(
+    word: str, arguments: Sequence[str], commands: Mapping[str, Parser], parser: argparse.ArgumentParser
+) -> str:
+    flag, later = arguments[0], next((one for one in arguments if one in commands), None)
+    if flag.startswith("--") and later is not None:
+        return f"flags come after the command: {parser.prog} {later} {flag} {word}"
+    shown = [name for name in commands if commands[name].add_help]
+    return f'unknown command "{word}"{did_you_mean(word, shown)}; see {parser.prog} --help'
+
+
+def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
+    see = f"see {parser.prog} --help"
+    if not word.startswith("-"):
+        return f'unexpected argument "{word}"; {see}'
+    name = word.partition("=")[0]
+    known = [option for one in flags_of(parser) for option in one.option_strings]
+    return f"unknown flag {name}{did_you_mean(name, known)}; {see}"

@@ -1,0 +1,310 @@
+"""Asks a server that speaks Prometheus's HTTP API: Prometheus, Thanos, Mimir, VictoriaMetrics.
+
+It uses only /api/v1/query, /query_range and /series, by POST. An incomplete answer is a failure. Every failure is a
+FatalError with the server's URL, without its password, and the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from gpumap.cli.rows import NodeMaps, NodeMapStream
+from gpumap.model.errors import FatalError
+from gpumap.model.formatting import cut_off
+
+T = TypeVar("T")
+
+_ANSWER_BYTES_MAX = 128 << 20
+_ANSWER_VALUES_MAX = 5_000_000
+"""A cluster of 10 000 nodes needs less than half of both. Before it decodes, gpumap counts commas. The value
+behind one takes at most 210 bytes of memory, so an answer takes about 1 GB at most."""
+_PIECE_BYTES = 1 << 16
+_REASON_CHARACTERS = 300
+_AT_ONCE = 3
+"""Requests at the same time: a server has other users."""
+_TOO_LARGE = frozenset({408, 413, 422, 429, 500, 502, 503, 504})
+"""Statuses of servers, and of proxies before them, for a query that was too large or took too long."""
+_WHOLE = {"partial_response": "false", "nocache": "1"}
+"""Thanos: fail if a store does not answer. VictoriaMetrics: evaluate at the requested times, not at those of its cache.
+Other servers ignore these parameters."""
+
+Point = tuple[float, str]
+"""Unix seconds, and a value as the server wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server to ask, and the credentials.
+
+    `url` is the part before /api/v1, without user and password: all credentials are in `headers`. `tls` is None if the
+    system's certificates are trusted.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    tls: ssl.SSLContext | None
+    timeout_seconds: float
+    server_name: str | None = None
+    """The name in its certificate, if it is not the one in `url`."""
+
+
+class QueryTooLargeError(FatalError):
+    """The server could not answer, or not in time. It may answer a smaller query."""
+
+
+class Row(NamedTuple):
+    """A series of an answer: its labels, and its points by time."""
+
+    labels: Mapping[str, str]
+    points: Sequence[Point]
+
+
+# --- what a server answers --------------------------------------------------------------------------------------------
+
+
+class _Answer(msgspec.Struct, rename="camel"):
+    status: str
+    data: msgspec.Raw
+    is_partial: bool | None = None
+    warnings: list[str] | str | None = None
+
+
+class _Result(msgspec.Struct, rename="camel"):
+    result_type: str
+    result: msgspec.Raw
+
+
+class _VectorRow(msgspec.Struct, gc=False):
+    metric: dict[str, str]
+    value: Point
+
+
+class _MatrixRow(msgspec.Struct, gc=False):
+    metric: dict[str, str]
+    values: list[Point]
+
+
+_VECTOR = msgspec.json.Decoder(list[_VectorRow])
+_MATRIX = msgspec.json.Decoder(list[_MatrixRow])
+_SERIES = msgspec.json.Decoder(list[dict[str, str]])
+_NOT_OF_ITS_KIND = (ValueError, RecursionError)
+"""Errors of a part of an answer. Only its own decoder finds text that is not UTF-8, and deep nesting."""
+
+
+class Prometheus:
+    """A server to ask. `url` is shown in messages: without user and password."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, address: URL, timeout_seconds: float, server_name: str | None
+    ) -> None:
+        self.url = str(address.with_user(None).with_query(None))
+        self._session = session
+        self._address = address
+        self._timeout_seconds = timeout_seconds
+        self._server_name = server_name
+        self._room = asyncio.Semaphore(_AT_ONCE)
+
+    async def instant(self, expression: str, moment: int | None = None) -> list[Row]:
+        """Evaluate at one moment, or now."""
+        return [Row(labels, [point]) for labels, point in await self.vector(expression, moment)]
+
+    async def vector(self, expression: str, moment: int | None = None) -> list[tuple[Mapping[str, str], Point]]:
+        """The same without a list for each row, for large answers."""
+        asked = {"query": expression} | ({} if moment is None else {"time": str(moment)})
+        rows = self._rows(await self._ask("query", asked), "vector", _VECTOR)
+        return [(row.metric, row.value) for row in rows]
+
+    async def range(self, expression: str, first: int, last: int, step_seconds: int) -> list[Row]:
+        """Evaluate at each step from `first` to `last`, both included."""
+        asked = {"query": expression, "start": str(first), "end": str(last), "step": str(step_seconds)}
+        rows = self._rows(await self._ask("query_range", asked), "matrix", _MATRIX)
+        return [Row(row.metric, row.values) for row in rows]
+
+    async def series(self, selector: str, start: int, end: int) -> Sequence[Mapping[str, str]]:
+        """Return the labels of the series that have samples in this time, and somewhat around it."""
+        data = await self._ask("series", {"match[]": selector, "start": str(start), "end": str(end)})
+        try:
+            return _SERIES.decode(data)
+        except _NOT_OF_ITS_KIND:
+            raise self._nonsense("without a list of series") from None
+
+    async def _ask(self, call: str, asked: Mapping[str, str]) -> msgspec.Raw:
+        address = self._address.with_path(f"{self._address.path.rstrip('/')}/api/v1/{call}", keep_query=True)
+        try:
+            async with (
+                self._room,
+                self._session.post(
+                    address, data={**asked, **_WHOLE}, allow_redirects=False, server_hostname=self._server_name
+                ) as got,
+            ):
+                body = await self._body(got)
+                if got.status != 200:
+                    raise self._refusal(got, body)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._silence(error) from error
+        return self._data(body)
+
+    async def _body(self, got: aiohttp.ClientResponse) -> bytes:
+        body, values = bytearray(), 0
+        async for piece in got.content.iter_chunked(_PIECE_BYTES):
+            body += piece
+            values += piece.count(b",")
+            if len(body) > _ANSWER_BYTES_MAX:
+                raise self._too_large(f"{_ANSWER_BYTES_MAX >> 20} MiB")
+            if values > _ANSWER_VALUES_MAX:
+                raise self._too_large(f"{_ANSWER_VALUES_MAX // 1_000_000} million values")
+        return bytes(body)
+
+    def _too_large(self, than: str) -> FatalError:
+        return QueryTooLargeError(f"{self.url} answered with more than {than}. Select less, for example by --match")
+
+    def _data(self, body: bytes) -> msgspec.Raw:
+        try:
+            answer = _answer(body)
+        except (ValueError, RecursionError):
+            page = " (an HTML page, perhaps a login)" if body.lstrip()[:1] == b"<" else ""
+            raise self._nonsense(f"without JSON{page}") from None
+        if answer is None or answer.status != "success":
+            raise self._nonsense("with JSON of another API")
+        if answer.is_partial:
+            raise FatalError(f"{self.url} answered incompletely because some of its storage is not available")
+        if warnings := answer.warnings:
+            reason = "; ".join(warnings) if isinstance(warnings, list) else warnings
+            raise FatalError(f"{self.url} answered with a warning: {cut_off(reason, _REASON_CHARACTERS)}")
+        return answer.data
+
+    def _rows(self, data: msgspec.Raw, kind: str, decoder: msgspec.json.Decoder[list[T]]) -> list[T]:
+        try:
+            result = msgspec.json.decode(data, type=_Result)
+        except _NOT_OF_ITS_KIND:
+            raise self._nonsense(f"without a {kind}") from None
+        if result.result_type != kind or bytes(memoryview(result.result)[:1]) != b"[":
+            raise self._nonsense(f"without a {kind}")
+        try:
+            return decoder.decode(result.result)
+        except _NOT_OF_ITS_KIND:
+            raise self._nonsense(f"with an invalid row of a {kind}") from None
+
+    def _nonsense(self, what: str) -> FatalError:
+        return FatalError(
+            f"{self.url} answered {what}. Check that it is the URL of a Prometheus, Thanos, Mimir or VictoriaMetrics"
+        )
+
+    def _refusal(self, got: aiohttp.ClientResponse, body: bytes) -> FatalError:
+        if 300 <= got.status < 400:
+            target = got.headers.get("Location", "nowhere")
+            return FatalError(
+                f"{self.url} redirects to {cut_off(target, _REASON_CHARACTERS)}. Use the URL without redirects"
+            )
+        hints = {
+            401: "set credentials, such as --header",
+            403: "access denied",
+            404: "check the path of the URL (for a gpumap agent use --url)",
+        }
+        said = self._without_secrets(_reason_in(body))
+        says_more = said.strip() != f"{got.status}: {got.reason}"  # aiohttp, which serves a gpumap, says just that
+        reason = said if says_more and said else hints.get(got.status, "")
+        failure = QueryTooLargeError if got.status in _TOO_LARGE else FatalError
+        return failure(f"{self.url} answered {got.status} {got.reason}" + (f": {reason}" if reason else ""))
+
+    def _without_secrets(self, reason: str) -> str:
+        """Hide credentials: some servers repeat what was sent to them."""
+        sent = {word for value in self._session.headers.values() for word in value.split() if len(word) > 3}
+        for word in sent - {"Bearer", "Basic"}:
+            reason = reason.replace(word, "…")
+        return reason
+
+    def _silence(self, error: Exception) -> FatalError:
+        if isinstance(error, TimeoutError):
+            return QueryTooLargeError(f"{self.url} did not answer within {self._timeout_seconds:g} s")
+        return FatalError(
+            f"{self.url} did not answer: {_connection_error(error, https=self._address.scheme == 'https')}"
+        )
+
+
+@asynccontextmanager
+async def connect(server: Server) -> AsyncGenerator[Prometheus, None]:
+    """Return a server to ask, until the block ends."""
+    timeout = aiohttp.ClientTimeout(total=server.timeout_seconds)
+    connector = aiohttp.TCPConnector(ssl=True if server.tls is None else server.tls)
+    async with aiohttp.ClientSession(timeout=timeout, headers=server.headers, connector=connector) as session:
+        yield Prometheus(session, URL(server.url), server.timeout_seconds, server.server_name)
+
+
+Ask = Callable[[Prometheus], Awaitable[NodeMaps]]
+
+
+async def answers_of(server: Server, interval_seconds: float, ask: Ask) -> NodeMapStream:
+    """Ask again and again. A failed attempt is returned in the place of an answer."""
+    async with connect(server) as prometheus:
+        while True:
+            answer: NodeMaps | FatalError
+            try:
+                answer = await ask(prometheus)
+            except FatalError as error:
+                answer = error
+            yield answer
+            await asyncio.sleep(interval_seconds)
+
+
+async def together(questions: Sequence[Awaitable[T]]) -> list[T]:
+    """Return all answers. If one fails, cancel the others."""
+    tasks = [asyncio.ensure_future(one) for one in questions]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _answer(body: bytes) -> _Answer | None:
+    """Return a server's answer; None for other JSON. Raises ValueError for what is no JSON."""
+    try:
+        return msgspec.json.decode(body, type=_Answer)
+    except msgspec.ValidationError:
+        msgspec.json.decode(body, type=msgspec.Raw)
+        return None
+
+
+def _reason_in(body: bytes) -> str:
+    """Return the reason in an API's answer, or the first words of a proxy's."""
+    try:
+        found = json.loads(body)
+        return cut_off(str(found["error"]), _REASON_CHARACTERS) if isinstance(found, dict) and "error" in found else ""
+    except (ValueError, RecursionError):
+        text = body.decode(errors="replace").strip()
+        return "" if text.startswith("<") else cut_off(text, _REASON_CHARACTERS)
+
+
+def _connection_error(error: Exception, *, https: bool) -> str:
+    """Return why a server did not answer, in one clause, in words of the user's, and not of the library's."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "it does not support TLS like this machine; try http://"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0
+        return os.strerror(number).lower() if number > 0 else str(error.os_error.strerror or error.os_error)
+    if isinstance(error, aiohttp.ClientResponseError):
+        reason = error.message.strip().partition("\n")[0].rstrip(":")
+        if "status line" in reason.lower() or "expected http/" in reason.lower():
+            return "it does not support HTTP; try https://"
+        return f"its answer is not valid HTTP: {cut_off(reason, _REASON_CHARACTERS)}"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "its answer is incomplete"
+    if isinstance(error, ConnectionError | aiohttp.ServerDisconnectedError):
+        why = "it may require a client certificate, or not trust this one" if https else "try https://"
+        return f"it closed the connection; {why}"
+    return str(error) or type(error).__name__

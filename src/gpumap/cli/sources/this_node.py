@@ -1,0 +1,82 @@
+"""Collects on this node for a command: the flags of its sources, and two collections.
+
+The only file of this room that imports the agent. Every command line reads the flags, so the collector is imported when
+it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpumap.agent.flags import ABOUT, FLAGS, add_flags
+from gpumap.agent.logs import set_up_log
+from gpumap.agent.settings import Settings, quiet, resolve
+from gpumap.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpumap.cli.rows import NodeMapStream
+
+LOOK_SECONDS = 1.0
+"""Between the two collections of a command."""
+SM_SECONDS = 5.0
+"""SM time is measured over at least so long, also if the interval is shorter."""
+_ELSEWHERE = {"--url": "an agent with its own sources", "--prometheus": "a Prometheus"}
+_FLAG_GROUPS = ("sources", "log")
+"""Groups of the agent's flags that these commands have."""
+NODE_FLAGS = tuple(ABOUT[one] for one in _FLAG_GROUPS)
+"""The titles of these groups in the help."""
+
+
+def add_node_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags about this node's sources and the log, as `serve` has them."""
+    add_flags(parser, _FLAG_GROUPS)
+
+
+def prepare_here(given: argparse.Namespace) -> Settings:
+    """Set up the log. Return the settings of this node's sources. Raises UsageError."""
+    return _prepare(given, _FLAG_GROUPS)
+
+
+def prepare_elsewhere(given: argparse.Namespace, asked: str) -> None:
+    """Set up the log. Raises UsageError for flags about this node's sources: the flag `asked` asks somewhere else."""
+    for flag in FLAGS:
+        if flag.about == "sources" and getattr(given, flag.name.removeprefix("--").replace("-", "_")) is not None:
+            raise UsageError(f"{flag.name}: sets a source of this node, but {asked} asks {_ELSEWHERE[asked]}")
+    _prepare(given, ("log",))
+
+
+def _prepare(given: argparse.Namespace, about: tuple[str, ...]) -> Settings:
+    # --interval is how often it is shown.
+    ours = argparse.Namespace(**{name: value for name, value in vars(given).items() if name != "interval"})
+    settings = quiet(resolve(ours, os.environ, about), given, os.environ)
+    set_up_log(settings.log_format, settings.log_level)
+    return settings
+
+
+async def from_node(settings: Settings, interval_seconds: float, *, watch_allocations: bool = False) -> NodeMapStream:
+    """Collect here. The first collection is not shown: SM time and unassigned use need two."""
+    import asyncio
+
+    from gpumap.agent import service
+    from gpumap.agent.published import published
+    from gpumap.agent.sources.nvml import worker_command
+    from gpumap.cli.rows import NodeMaps
+
+    sm_seconds = max(interval_seconds, SM_SECONDS)
+    stale_after_seconds = max(settings.stale_after_seconds, interval_seconds)
+    settings = replace(
+        settings,
+        interval_seconds=sm_seconds,
+        stale_after_seconds=stale_after_seconds,
+        push=settings.push and watch_allocations,
+    )
+    command = worker_command(settings.nvml_library or None)
+    async with service.collector(settings, command, lambda snapshot: None) as loop:
+        await loop.collect()
+        await asyncio.sleep(LOOK_SECONDS)
+        while True:
+            yield NodeMaps((published(await loop.collect(), collect=settings.groups),))
+            await asyncio.sleep(interval_seconds)

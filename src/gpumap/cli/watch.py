@@ -1,0 +1,242 @@
+"""Shows the maps of nodes once, or again and again until a key or a signal ends it.
+
+On a terminal it repaints at each answer, after keys, and when the window changes. A watch goes on after an agent's
+failure; a single command does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import codecs
+import contextlib
+import os
+import re
+import select
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+
+from gpumap.cli.args import seconds_of
+from gpumap.cli.main import before_leaving, print_notices, until_stopped
+from gpumap.cli.rows import NodeMaps, NodeMapStream
+from gpumap.cli.screen import (
+    Painter,
+    Report,
+    View,
+    is_interactive,
+    notices_of,
+    screen_of_stdout,
+    take_any_text,
+    text_of,
+    warn_if_stale,
+)
+from gpumap.cli.table import Shape
+from gpumap.cli.unknowns import is_blind
+from gpumap.model.errors import FatalError, UsageError
+
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""The terminal's second screen, without a cursor. The first one stays as it was."""
+_MARK_PASTES, _MARK_NO_PASTES = "\x1b[?2004h", "\x1b[?2004l"
+_KEY = re.compile(r"\x1b\[200~.*?\x1b\[201~|\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
+_UNMARKED_PASTE = re.compile(r"[^\x1b\r\n][\r\n]+[^\x1b\r\n]")
+"""Lines that arrive at once: some terminals do not mark pastes."""
+_LEAVE_SECONDS = 1.0
+"""How long a terminal that takes no output delays the end."""
+PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"
+"""A terminal sends them around pasted text. All of it is one key, which is text of the filter, or does nothing."""
+KEY_NAMES = {
+    **{"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "k": "up", "j": "down"},
+    **{"\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b[H": "home", "\x1b[F": "end", "\x1bOH": "home"},
+    **{"\x1bOF": "end", "\x1b[1~": "home", "\x1b[4~": "end"},
+    **{"\x1b": "escape", "\r": "enter", "\n": "enter", "\x7f": "backspace", "\b": "backspace"},
+}
+
+
+_Events = asyncio.Queue[NodeMaps | FatalError | str | None]
+
+
+def read_view(args: argparse.Namespace, report: Report, shape: Shape, head: str, interval: str) -> View:
+    """Read how the report is shown, and how often: `interval` is the default of --interval. Raises UsageError."""
+    live = report.window is not None and not args.once and args.output in ("table", "wide") and is_interactive()
+    interval_seconds = seconds_of("--interval", args.interval or interval)
+    if args.interval is not None and not (args.watch or live):
+        raise UsageError("--interval requires --watch")
+    return View(report, args.output, shape, head, args.watch or live, interval_seconds, live)
+
+
+async def show_live(answers: NodeMapStream, view: View) -> int:
+    """Show the answers until `q` is pressed or the terminal is closed. Raises FatalError if there can be none."""
+    window = view.report.window(view) if view.live and view.report.window else _Watch(view)
+    events = _Events()
+    with _Terminal(events, view.live).taken():
+        asking = asyncio.create_task(_ask(answers, events))
+        asking.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            window.paint()
+            while (event := await events.get()) is not None and window.take(event):
+                if events.empty():  # one frame for all keys that have arrived
+                    window.paint()
+            return asking.result() if asking.done() else 0
+        finally:
+            asking.cancel()
+
+
+async def _ask(answers: NodeMapStream, events: _Events) -> int:
+    async with contextlib.aclosing(answers):
+        async for answer in answers:
+            events.put_nowait(answer)
+    return 0
+
+
+class _Terminal:
+    """The terminal while a program reads keys from it: it does not show them, and perhaps it has its second screen.
+
+    It is restored however the program ends or stops, except by SIGKILL and SIGSTOP.
+    """
+
+    def __init__(self, events: _Events, second_screen: bool) -> None:
+        enter, leave = (_ENTER, _LEAVE) if second_screen else ("", "\n")
+        self._enter, self._leave = enter + _MARK_PASTES, _MARK_NO_PASTES + leave
+        self._events = events
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
+        self._before = termios.tcgetattr(self._input)
+        self._is_taken = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._unread = ""
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Put each key that is pressed, each paste and each change of the window into the queue; `None` if no more can
+        come."""
+        handlers = {signal.SIGWINCH: self._resize, signal.SIGTSTP: self._suspend, signal.SIGCONT: self._resume}
+        for number, handler in handlers.items():
+            self._loop.add_signal_handler(number, handler)
+        before_quit = signal.signal(signal.SIGQUIT, self._quit)
+        before_leaving.append(self._restore)
+        self._loop.add_reader(self._input, self._read)
+        try:
+            self._take()
+            yield
+        finally:
+            self._loop.remove_reader(self._input)
+            self._restore()
+            before_leaving.remove(self._restore)
+            signal.signal(signal.SIGQUIT, before_quit)
+            for number in handlers:
+                self._loop.remove_signal_handler(number)
+
+    def _take(self) -> None:
+        self._is_taken = True
+        tty.setcbreak(self._input, termios.TCSANOW)
+        print(end=self._enter, flush=True)
+
+    def _restore(self) -> None:
+        with contextlib.suppress(OSError, termios.error):  # the terminal was closed
+            if self._is_taken:
+                termios.tcsetattr(self._input, termios.TCSANOW, self._before)
+                self._is_taken = False
+                if select.select([], [self._output], [], _LEAVE_SECONDS)[1]:
+                    os.write(self._output, self._leave.encode())
+
+    def _quit(self, *_: object) -> None:
+        self._restore()
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGQUIT)
+
+    def _suspend(self) -> None:
+        self._restore()
+        self._loop.remove_signal_handler(signal.SIGTSTP)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+        self._loop.call_soon(self._resume)  # without a shell that continues it, it does not stop
+
+    def _resume(self) -> None:
+        if self._task is not None and not self._task.cancelling():  # else it may stop again, in the background
+            with contextlib.suppress(OSError, termios.error):
+                self._take()
+            self._resize()
+
+    def _resize(self) -> None:
+        self._events.put_nowait("resize")
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._input, 4096)
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._input)
+            self._events.put_nowait(None)
+        text = self._unread + self._decoder.decode(data)
+        if PASTE_BEGIN not in text and _UNMARKED_PASTE.search(text):
+            text = PASTE_BEGIN + text + PASTE_END
+        begin = text.find(PASTE_BEGIN, text.rfind(PASTE_END) + 1)
+        end = begin if begin >= 0 else len(text)
+        self._unread = text[end:]
+        for key in _KEY.findall(text[:end]):
+            self._events.put_nowait(key)
+
+
+def scrolled(offset: int, key: str, page: int) -> int | None:
+    """Return the first row that is shown after a key; `None` if the key does not scroll."""
+    moves = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -offset, "end": 1 << 30}
+    return max(offset + moves[key], 0) if key in moves else None
+
+
+class _Watch:
+    """A watch, which keys scroll."""
+
+    def __init__(self, view: View) -> None:
+        self._painter = Painter(view)
+        self._moved = False
+
+    def take(self, event: NodeMaps | FatalError | str) -> bool:
+        """Take an answer, a failure or a key. Return whether the program goes on."""
+        if isinstance(event, str):
+            offset = scrolled(self._painter.offset, KEY_NAMES.get(event, event), self._painter.page)
+            self._painter.offset = self._painter.offset if offset is None else offset
+            self._moved = True
+            return event != "q"
+        self._painter.paint(event)
+        self._moved = False
+        return True
+
+    def paint(self) -> None:
+        if self._moved:
+            self._painter.repaint(screen_of_stdout())
+
+
+def run(answers: NodeMapStream, view: View) -> int:
+    """Show the answers until they end or a signal comes. Return the exit code."""
+    return asyncio.run(until_stopped(_show(answers, view)))
+
+
+async def _show(answers: NodeMapStream, view: View) -> int:
+    """Print the first answer, or each. Return 1 if a node is missing, or neither its kubelet nor NVML answers."""
+    take_any_text()
+    painter = Painter(view) if view.watch else None
+    if view.live or (painter is not None and painter.in_place and is_interactive()):
+        return await show_live(answers, view)
+    try:
+        async with contextlib.aclosing(answers):
+            async for answer in answers:
+                if painter is not None:
+                    painter.paint(answer)
+                    continue
+                if isinstance(answer, FatalError):
+                    raise answer
+                text, notices = text_of(answer, view, screen_of_stdout()), notices_of(answer, view)
+                print(end=text, flush=True)
+                print_notices(notices)
+                knows_nothing = any(map(is_blind, answer.maps))
+                if not knows_nothing:  # the notices say so already
+                    warn_if_stale(answer)
+                return 1 if answer.missing or knows_nothing else 0
+    finally:
+        if painter is not None:
+            painter.leave()
+    return 1
