@@ -83,7 +83,7 @@ def _found() -> Iterator[str]:
         module = path.relative_to(root.parent).with_suffix("").as_posix().replace("/", ".")
         if "._proto." in module or module.endswith("__init__"):
             continue
-        if path.parent.name == "sources" or any(map(_decodes, ast.walk(ast.parse(path.read_text())))):
+        if path.parent.parts[-2:] == ("agent", "sources") or any(map(_decodes, ast.walk(ast.parse(path.read_text())))):
             yield module
 
 
