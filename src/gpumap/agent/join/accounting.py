@@ -352,7 +352,7 @@ def _update_state(
     sm_ratio: float | None,
     sm_activity: float | None,
     gpu: GpuCounters | None,
-    at: float,
+    timestamp: float,
 ) -> Charge:
     """Note a container's present state. A counter starts at 0 when its value is first known: a scraper then sees its
     whole increase."""
@@ -369,7 +369,7 @@ def _update_state(
         present=True,
         allocated_gpus=gpus,
         memory_bytes=memory_bytes,
-        seen_at=at,
+        seen_at=timestamp,
     )
 
 
