@@ -13,10 +13,7 @@ from gpumap.model.grouping import grouped
 from gpumap.model.node import Finding, MissingGpus, NamelessGpu, Node
 from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, GPU_FINDINGS, ContainerName
 
-_STARTS = (
-    *remedies.FAULTS,
-    *("row_remap_failure", "recovery_", "ecc_uncorrected", "xid_", "row_remap_pending"),
-)
+_STARTS = (*remedies.FAULTS, *("row_remap_failure", "recovery_", "ecc_uncorrected", "xid_", "row_remap_pending"))
 """How the reasons of faults begin, worst first."""
 
 

@@ -305,11 +305,7 @@ def _charge_all(
 
 
 def _charge(
-    charge: Charge,
-    period: ChargedPeriod | None,
-    sm_ratio: float | None,
-    sm_activity: float | None,
-    millijoules: int,
+    charge: Charge, period: ChargedPeriod | None, sm_ratio: float | None, sm_activity: float | None, millijoules: int
 ) -> Charge:
     """Charge a period: share and memory as they were at its start, SM time and energy as measured during it."""
     if not charge.present or period is None:

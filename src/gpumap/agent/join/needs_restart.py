@@ -69,10 +69,7 @@ class HiddenMemory:
 
 
 def find_hidden(
-    before: HiddenMemory,
-    visible: VisibleMigDevices | None,
-    moment: Moment,
-    after_seconds: float,
+    before: HiddenMemory, visible: VisibleMigDevices | None, moment: Moment, after_seconds: float
 ) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
     """Return the devices that are hidden, and since when.
 

@@ -14,13 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gpumap.agent.join.attribution import (
-    Attributed,
-    ContainerProcesses,
-    LastProcess,
-    LeafProcesses,
-    User,
-)
+from gpumap.agent.join.attribution import Attributed, ContainerProcesses, LastProcess, LeafProcesses, User
 from gpumap.model.grouping import grouped, sum_all
 from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, Uuid
@@ -483,10 +477,7 @@ class OwnerInputs(NamedTuple):
 
 
 def owner_uses(
-    memory: DeviceMemory | None,
-    processes: LeafProcesses | None,
-    siblings: tuple[Attributed, ...],
-    inputs: OwnerInputs,
+    memory: DeviceMemory | None, processes: LeafProcesses | None, siblings: tuple[Attributed, ...], inputs: OwnerInputs
 ) -> tuple[OwnerUse, ...]:
     """Divide a leaf's memory among owners. With `unaccounted` the bytes add up to the used memory of the leaf.
 

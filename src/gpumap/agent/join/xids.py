@@ -176,11 +176,7 @@ def _note_reset(memory: GpuXidMemory, gpu: Gpu | None, *, is_reloaded: bool) -> 
 
 
 def _settle(
-    gpu: GpuXidMemory,
-    uuid: Uuid,
-    nvml: Observed[NvmlReading] | Failed,
-    before: float | None,
-    open_seconds: float,
+    gpu: GpuXidMemory, uuid: Uuid, nvml: Observed[NvmlReading] | Failed, before: float | None, open_seconds: float
 ) -> GpuXidMemory:
     """Settle seconds: up to the end of the last listening period, or up to now if there is no listener.
 
