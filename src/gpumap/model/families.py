@@ -75,7 +75,7 @@ class Rows(Generic[_Row]):
         return Family(name, kind, help, (*self.labels, label), read)
 
     def info(
-        self, more: tuple[str, ...], name: str, help: str, value: Callable[[_Row], tuple[str, ...] | None]
+        self, more_labels: tuple[str, ...], name: str, help: str, value: Callable[[_Row], tuple[str, ...] | None]
     ) -> Family:
         """Return a family with the value 1 and more labels; a row without them has no sample."""
 
@@ -84,7 +84,7 @@ class Rows(Generic[_Row]):
                 if (labels_found := value(row)) is not None:
                     yield Series((*labels, *labels_found), 1)
 
-        return Family(name, "gauge", help, (*self.labels, *more), read)
+        return Family(name, "gauge", help, (*self.labels, *more_labels), read)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,7 @@ from gpumap.model.terms import (
     ContainerName,
 )
 
-_STARTS = (
-    *remedies.FAULTS,
-    *("row_remap_failure", "recovery_", "ecc_uncorrected", "xid_", "row_remap_pending"),
-)
+_STARTS = (*remedies.FAULTS, *("row_remap_failure", "recovery_", "ecc_uncorrected", "xid_", "row_remap_pending"))
 """How the reasons of faults begin, worst first."""
 
 

@@ -77,14 +77,14 @@ def reason_sentences(reasons: Iterable[tuple[str, str]]) -> list[str]:
     return sentences
 
 
-def and_more(first: str, number: int, one: str, many: str = "") -> str:
+def and_more(first: str, number: int, singular: str, plural: str = "") -> str:
     """Return `the first, and 2 more rows`; only the first if there is only one."""
-    return f"{first}, and {counted(number, one, many)}" if number else first
+    return f"{first}, and {counted(number, singular, plural)}" if number else first
 
 
-def counted(number: int, one: str, many: str = "") -> str:
+def counted(number: int, singular: str, plural: str = "") -> str:
     """`1 pod`, `2 pods`."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 # --- text from outside, made safe -------------------------------------------------------------------------------------

@@ -291,17 +291,15 @@ def finding_remedy(kind: str, reason: str, index: int | None, pids: Sequence[int
     )
     if remedy and index is not None:
         remedy = _fill_index(remedy, index)
-    return _fill_pids(remedy, pids) if remedy and pids else remedy
+    if not remedy or not pids:
+        return remedy
+    return remedy.replace("kill <PID>", f"kill {' '.join(map(str, pids))}").replace("<PID>", str(pids[0]))
 
 
 def capability_remedies(capabilities: Mapping[str, bool], gpu_answers: bool) -> dict[str, str]:
     """Return what to do about missing capabilities. Those of a GPU count only if a GPU answers."""
     missing = [name for name, present in capabilities.items() if not present and name in CAPABILITIES]
     return {name: CAPABILITIES[name] for name in missing if gpu_answers or name not in OF_GPUS}
-
-
-def _fill_pids(remedy: str, pids: Sequence[int]) -> str:
-    return remedy.replace("kill <PID>", f"kill {' '.join(map(str, pids))}").replace("<PID>", str(pids[0]))
 
 
 def _fill_index(remedy: str | None, index: int) -> str | None:

@@ -88,10 +88,6 @@ def _mode(row: ContainerOnDevice, leaf: Device | None, holders: Collection[set[C
     if granted is not None and leaf is not None and leaf.memory is not None:
         return Mode.EXCLUSIVE if granted >= leaf.memory.total_bytes else Mode.SHARE
     if row.uuid.startswith("MIG-") or (leaf is not None and leaf.mig is not None):
-        return Mode.SHARE if _has_replicas(row, leaf) else None
+        offered = leaf.allocatable if leaf is not None else {}
+        return Mode.SHARE if any(offered.get(resource, 0) > 1 for resource in row.slots) else None
     return Mode.SHARE if gpus is not None else None
-
-
-def _has_replicas(row: ContainerOnDevice, leaf: Device | None) -> bool:
-    offered = leaf.allocatable if leaf is not None else {}
-    return any(offered.get(resource, 0) > 1 for resource in row.slots)

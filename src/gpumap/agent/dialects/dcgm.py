@@ -179,10 +179,6 @@ def _gpu_utilization(entity: Entity) -> float | None:
     return None if reading is None or entity.gpu.partitioned else reading.utilization_ratio
 
 
-def _used_bytes(entity: Entity) -> float | None:
-    return None if entity.memory is None else entity.memory.used_bytes
-
-
 def _times(factor: float) -> Callable[[float], float]:
     """Return a product without the noise of binary fractions: 57, not 56.99999999999999."""
     return lambda value: round(value * factor, 6)
@@ -253,7 +249,9 @@ def _gpm(name: str, help: str, value: Callable[[Activity], float | None]) -> Fie
 
 
 _UTILIZATION = _container_values(_gpu_utilization, lambda use: use.sm_ratio)
-_USED = _container_values(_used_bytes, lambda use: use.memory_bytes)
+_USED = _container_values(
+    lambda entity: None if entity.memory is None else entity.memory.used_bytes, lambda use: use.memory_bytes
+)
 
 NEEDS = ("codec", "health", "links", "gpm", "card")
 FIELDS: tuple[Field, ...] = (

@@ -93,7 +93,9 @@ def _entities(snapshot: Snapshot) -> Iterator[Entity]:
         by_instance = grouped((leaf.mig.gpu_instance_id, leaf) for leaf in card.leaves if leaf.mig is not None)
         for number, leaves in sorted(by_instance.items()):
             ordered = sorted(leaves, key=place_of)
-            yield _entity(card.gpu, ordered, view, number, _profile(ordered))
+            # That of a compute instance without its prefix.
+            profiles = (leaf.mig.profile for leaf in ordered if leaf.mig is not None)
+            yield _entity(card.gpu, ordered, view, number, _COMPUTE_INSTANCE.sub("", next(profiles, ""), count=1))
 
 
 class DcgmView(NamedTuple):
@@ -158,9 +160,3 @@ def _sole(
     (owner,) = owners
     is_whole = bool(devices) and all(view.modes.get((owner, uuid)) is Mode.EXCLUSIVE for uuid in devices)
     return owner if is_whole and view.is_alone(owner, leaves) else None
-
-
-def _profile(leaves: list[Device]) -> str:
-    """Return the GPU instance's profile: that of a compute instance without its prefix."""
-    profiles = (leaf.mig.profile for leaf in leaves if leaf.mig is not None)
-    return _COMPUTE_INSTANCE.sub("", next(profiles, ""), count=1)

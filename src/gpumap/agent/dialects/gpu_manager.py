@@ -10,14 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gpumap.agent.dialects.common import (
-    ON_SOME_CARD,
-    gpus_by_uuid,
-    granted_mib,
-    leaves_by_uuid,
-    mib,
-    percent,
-)
+from gpumap.agent.dialects.common import ON_SOME_CARD, gpus_by_uuid, granted_mib, leaves_by_uuid, mib, percent
 from gpumap.model.families import Family, Series
 from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Use

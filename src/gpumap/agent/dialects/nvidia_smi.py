@@ -193,7 +193,7 @@ _COLLECTION = Rows(
 """NVML's record after the first attempt."""
 
 
-def _read_exit_code(health: SourceHealth) -> int:
+def _exit_code(health: SourceHealth) -> int:
     return 0 if health.up else _EXIT_CODES.get(health.reason, _OTHER_ERROR)
 
 
@@ -254,7 +254,7 @@ def _mig_activity(name: str, help: str, value: Callable[[Activity], float | None
 
 
 FAMILIES: tuple[Family, ...] = (
-    _COLLECTION.gauge("nvidia_smi_command_exit_code", "Exit code of the most recent nvidia-smi run", _read_exit_code),
+    _COLLECTION.gauge("nvidia_smi_command_exit_code", "Exit code of the most recent nvidia-smi run", _exit_code),
     _COLLECTION.counter(
         "nvidia_smi_failed_scrapes_total", "Number of failed collections", lambda health: health.failures
     ),

@@ -65,9 +65,7 @@ CADVISOR = (
         _accelerator_memory,
     ),
     _USES.gauge(
-        "container_accelerator_memory_used_bytes",
-        "Total accelerator memory allocated.",
-        lambda use: use.memory_bytes,
+        "container_accelerator_memory_used_bytes", "Total accelerator memory allocated.", lambda use: use.memory_bytes
     ),
 )
 

@@ -305,11 +305,7 @@ def _charge_all(
 
 
 def _charge(
-    charge: Charge,
-    period: ChargedPeriod | None,
-    sm_ratio: float | None,
-    sm_activity: float | None,
-    millijoules: int,
+    charge: Charge, period: ChargedPeriod | None, sm_ratio: float | None, sm_activity: float | None, millijoules: int
 ) -> Charge:
     """Charge a period: share and memory as they were at its start, SM time and energy as measured during it."""
     if not charge.present or period is None:
@@ -352,7 +348,7 @@ def _update_state(
     sm_ratio: float | None,
     sm_activity: float | None,
     gpu: GpuCounters | None,
-    at: float,
+    timestamp: float,
 ) -> Charge:
     """Note a container's present state. A counter starts at 0 when its value is first known: a scraper then sees its
     whole increase."""
@@ -369,7 +365,7 @@ def _update_state(
         present=True,
         allocated_gpus=gpus,
         memory_bytes=memory_bytes,
-        seen_at=at,
+        seen_at=timestamp,
     )
 
 

@@ -15,7 +15,7 @@ from gpumap.agent.join.allocation import Allocation, RowAllocation
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable, PodUidState
 from gpumap.model.devices import NO_CONTAINER
-from gpumap.model.grouping import grouped
+from gpumap.model.grouping import grouped, sum_all
 from gpumap.model.node import OTHER, Workload
 from gpumap.model.observations import (
     CgroupKind,
@@ -113,16 +113,6 @@ class ContainerProcesses(NamedTuple):
     """Owner of the processes. If they have several, the first of `_OWNERS`."""
 
 
-def memory_of_all(items: Iterable[Attributed]) -> int | None:
-    """Return the memory of processes; `None` if NVML does not report it for one of them."""
-    total = 0
-    for item in items:
-        if item.process.used_memory_bytes is None:
-            return None
-        total += item.process.used_memory_bytes
-    return total
-
-
 User = tuple[ContainerName, PodUid | None]
 """A container, and the UID of its pod."""
 
@@ -216,11 +206,6 @@ _OWNERS = (Owner.UNASSIGNED, Owner.UNKNOWN, Owner.SCHEDULED, Owner.ASSIGNED)
 """The owners of measured processes of a container."""
 
 
-def _container_processes(items: Iterable[Attributed]) -> ContainerProcesses:
-    owners = {item.owner for item in items}
-    return ContainerProcesses(tuple(items), memory_of_all(items), next(owner for owner in _OWNERS if owner in owners))
-
-
 _OUTSIDE: User = NO_CONTAINER, None
 """Processes of the host, and of pods that no longer exist: they are certainly not a living pod's."""
 
@@ -278,7 +263,14 @@ class OwnerClassifier:
             frozenset(self._pending),
             self._names,
             frozenset(self._missing),
-            {name: _container_processes(items) for name, items in by_container.items()},
+            {
+                name: ContainerProcesses(
+                    tuple(items),
+                    sum_all(item.process.used_memory_bytes for item in items),
+                    min((item.owner for item in items), key=_OWNERS.index),
+                )
+                for name, items in by_container.items()
+            },
             {owner: tuple(items) for owner, items in by_owner.items()},
             last_processes={
                 item.process.pid: LastProcess(

@@ -254,8 +254,5 @@ def remember_peak(
         previous = PeakMemory(uid, profile, None, 0.0)
     peaks = [peak for peak in (previous.peak_bytes, memory_bytes) if peak is not None]
     return PeakMemory(
-        uid or previous.pod_uid,
-        profile or previous.profile,
-        max(peaks, default=None),
-        moment.monotonic + KEPT_SECONDS,
+        uid or previous.pod_uid, profile or previous.profile, max(peaks, default=None), moment.monotonic + KEPT_SECONDS
     )

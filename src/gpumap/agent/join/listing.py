@@ -50,11 +50,7 @@ class Listing:
 
 
 def choose_listing(
-    memory: Memory,
-    observations: Observations,
-    identity: PodIdentity | None,
-    procs: ProcTable,
-    rules: Rules,
+    memory: Memory, observations: Observations, identity: PodIdentity | None, procs: ProcTable, rules: Rules
 ) -> Listing:
     """Choose between the new List and the remembered one, and apply the grace period after a restart."""
     moment = observations.finished

@@ -39,21 +39,8 @@ from gpumap.model.terms import PodName, PodUid, Source
 
 
 _REASONS = {
-    Source.KUBELET: (
-        "connection_refused",
-        "deadline_exceeded",
-        "permission_denied",
-        "rate_limited",
-        "socket_missing",
-    ),
-    Source.NVML: (
-        "deadline_exceeded",
-        "driver_not_loaded",
-        "hung",
-        "library_not_found",
-        "lost",
-        "worker_crashed",
-    ),
+    Source.KUBELET: ("connection_refused", "deadline_exceeded", "permission_denied", "rate_limited", "socket_missing"),
+    Source.NVML: ("deadline_exceeded", "driver_not_loaded", "hung", "library_not_found", "lost", "worker_crashed"),
     Source.PROCFS: ("unreadable",),
     Source.POD_IDENTITY: ("checkpoint_corrupt", "checkpoint_unreadable", "pod_logs_unreadable"),
 }

@@ -69,10 +69,7 @@ class HiddenMemory:
 
 
 def find_hidden(
-    before: HiddenMemory,
-    visible: VisibleMigDevices | None,
-    moment: Moment,
-    after_seconds: float,
+    before: HiddenMemory, visible: VisibleMigDevices | None, moment: Moment, after_seconds: float
 ) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
     """Return the devices that are hidden, and since when.
 
@@ -88,16 +85,15 @@ def find_hidden(
     if before.first_layout is None or (not before.offer_known and visible.layout == first_layout):
         excused |= missing
     passed = 0.0 if before.checked_at is None else moment.monotonic - before.checked_at
-    missed = {uuid: _missed(before.missed.get(uuid), passed, moment) for uuid in sorted(missing - excused)}
+    missed = {}
+    for uuid in sorted(missing - excused):
+        earlier = before.missed.get(uuid)
+        missed[uuid] = Missed(moment.wall, 0.0, 1)
+        if earlier is not None:
+            missed[uuid] = Missed(earlier.since, earlier.seconds + passed, earlier.collections + 1)
     offer_known = before.offer_known or visible.named is not None
     memory = HiddenMemory(first_layout, offer_known, excused, missed, moment.monotonic)
     return memory, tuple(_hidden(missed, visible, after_seconds))
-
-
-def _missed(before: Missed | None, passed: float, moment: Moment) -> Missed:
-    if before is None:
-        return Missed(moment.wall, 0.0, 1)
-    return Missed(before.since, before.seconds + passed, before.collections + 1)
 
 
 def _hidden(missed: Mapping[Uuid, Missed], visible: VisibleMigDevices, after_seconds: float) -> Iterator[HiddenDevice]:

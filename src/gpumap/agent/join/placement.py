@@ -205,9 +205,7 @@ def _note_of_claim(device: ClaimDevice, same_name: Sequence[PreparedDevice]) -> 
     amounts = [note.memory_bytes for note in notes]
     known = sum(amount for amount in amounts if amount is not None)
     return replace(
-        notes[0],
-        memory_bytes=None if None in amounts else known,
-        admin_access=all(note.admin_access for note in notes),
+        notes[0], memory_bytes=None if None in amounts else known, admin_access=all(note.admin_access for note in notes)
     )
 
 

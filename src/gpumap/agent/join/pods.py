@@ -253,7 +253,8 @@ def tabulate(
         rows=rows,
         listed=listed,
         containers=containers,
-        claimants=_claimants(pods, files.dra.claims or (), name_of),
+        claimants=frozenset(pod.pod_name for pod in pods if any(container.claims for container in pod.containers))
+        | {name_of[uid] for claim in files.dra.claims or () for uid in claim.pod_uids if uid in name_of},
         uid_of=uid_of,
         single=single,
         written=frozenset(pod.pod_name for pod in pods if pod.pod_name in single and index.written(pod) is not None),
@@ -376,13 +377,6 @@ def _has_pod_of_api_server(
 def _may_be_static(name: PodName, node_name: str) -> bool:
     """The kubelet adds the name of its node to the name of a static pod (pkg/kubelet/config/common.go)."""
     return name.pod.endswith(f"-{node_name.lower()}")
-
-
-def _claimants(
-    pods: Iterable[ListedPod], claims: Iterable[ClaimPods], name_of: Mapping[PodUid, PodName]
-) -> frozenset[PodName]:
-    listed = {pod.pod_name for pod in pods if any(container.claims for container in pod.containers)}
-    return frozenset(listed | {name_of[uid] for claim in claims for uid in claim.pod_uids if uid in name_of})
 
 
 def _unlisted(

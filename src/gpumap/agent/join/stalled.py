@@ -45,11 +45,7 @@ class StallMemory(NamedTuple):
 
 
 def watch_for_stalls(
-    before: Mapping[Uuid, StallMemory],
-    gpus: Iterable[Gpu],
-    devices: Iterable[Device],
-    moment: Moment,
-    rules: Rules,
+    before: Mapping[Uuid, StallMemory], gpus: Iterable[Gpu], devices: Iterable[Device], moment: Moment, rules: Rules
 ) -> tuple[dict[Uuid, StallMemory], tuple[Gpu, ...]]:
     """Return what to remember, and the GPUs with their idle power and for how long they have been busy without work."""
     by_uuid = {device.uuid: device for device in devices}

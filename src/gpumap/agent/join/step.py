@@ -82,11 +82,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     twice, lasting = _watch_shared_ids(joined)
     node = _add_findings(structs.replace(node, gpus=gpus), processes, memory.findings, clock_step, lasting)
     after = replace(
-        after,
-        stalls=stalls,
-        not_offered_since=not_offered_since,
-        assigned_twice=twice,
-        findings=node.findings or (),
+        after, stalls=stalls, not_offered_since=not_offered_since, assigned_twice=twice, findings=node.findings or ()
     )
     snapshot = Snapshot(
         at=observations.finished,

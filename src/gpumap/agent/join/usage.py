@@ -14,15 +14,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gpumap.agent.join.attribution import (
-    Attributed,
-    ContainerProcesses,
-    LastProcess,
-    LeafProcesses,
-    User,
-    memory_of_all,
-)
-from gpumap.model.grouping import grouped
+from gpumap.agent.join.attribution import Attributed, ContainerProcesses, LastProcess, LeafProcesses, User
+from gpumap.model.grouping import grouped, sum_all
 from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, Uuid
 from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
@@ -232,7 +225,14 @@ class LeafUse:
         uses = []
         for work, items in sorted(of_work.items()):
             times = self._known(*self._sum(items, ended.get(work, ())))
-            uses.append(HostUse(work, memory_of_all(items), len(items), ratio_of(times.sm_ratio)))
+            uses.append(
+                HostUse(
+                    work,
+                    sum_all(item.process.used_memory_bytes for item in items),
+                    len(items),
+                    ratio_of(times.sm_ratio),
+                )
+            )
         return tuple(uses)
 
     def _sm_activity(self, name: ContainerName, uid: PodUid | None) -> float | None:
@@ -477,10 +477,7 @@ class OwnerInputs(NamedTuple):
 
 
 def owner_uses(
-    memory: DeviceMemory | None,
-    processes: LeafProcesses | None,
-    siblings: tuple[Attributed, ...],
-    inputs: OwnerInputs,
+    memory: DeviceMemory | None, processes: LeafProcesses | None, siblings: tuple[Attributed, ...], inputs: OwnerInputs
 ) -> tuple[OwnerUse, ...]:
     """Divide a leaf's memory among owners. With `unaccounted` the bytes add up to the used memory of the leaf.
 
@@ -565,11 +562,9 @@ def _update_leaf(before: RecentProcesses | None, processes: LeafProcesses, times
         present,
         processes.users,
         tuple(
-            entry for entry in ended if timestamp - entry.ended_by < SAMPLED_SECONDS and not _is_present(entry, present)
+            entry
+            for entry in ended
+            if timestamp - entry.ended_by < SAMPLED_SECONDS
+            if (same_pid := present.get(entry.pid)) is None or same_pid.start != entry.process.start
         ),
     )
-
-
-def _is_present(entry: EndedProcess, present: Mapping[int, LastProcess]) -> bool:
-    last_process = present.get(entry.pid)
-    return last_process is not None and last_process.start == entry.process.start

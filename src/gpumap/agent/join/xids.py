@@ -96,7 +96,9 @@ def count_xids(
     During an outage of the kubelet or NVML, no container is known to be gone.
     """
     events = grouped((event.uuid, event) for event in nvml.value.xids) if isinstance(nvml, Observed) else {}
-    apart = _apart(before, nvml)
+    apart = 0.0 if before.read_at is None else nvml.at.monotonic - before.read_at
+    if not isinstance(nvml, Observed):
+        apart = max(apart, before.apart_seconds)
     here = {gpu.uuid for gpu in inventory.known}
     is_reloaded = before.is_driver_unloaded and inventory.up
     readings = {gpu.uuid: gpu for gpu in inventory.gpus}
@@ -123,7 +125,15 @@ def count_xids(
         before.is_driver_unloaded or nvml.complaints[-1].reason == "driver_not_loaded"
     )
     memory = XidMemory(gpus, kept_errors, needed_history, present, nvml.at.monotonic, apart, is_unloaded)
-    return memory, tuple(_gpu_xids(uuid, gpus[uuid]) for uuid in shown_uuids), tuple(_container_xids(kept_errors))
+    return (
+        memory,
+        tuple(_gpu_xids(uuid, gpus[uuid]) for uuid in shown_uuids),
+        tuple(
+            ContainerXids(*name, uuid, code, errors)
+            for (name, uuid), remembered in sorted(kept_errors.items())
+            for code, errors in sorted(remembered.errors.items())
+        ),
+    )
 
 
 _UNSEEN = GpuXidMemory({}, 0.0, None, listened=False)
@@ -165,17 +175,8 @@ def _note_reset(memory: GpuXidMemory, gpu: Gpu | None, *, is_reloaded: bool) -> 
 # --- blind time -------------------------------------------------------------------------------------------------------
 
 
-def _apart(before: XidMemory, nvml: Observed[NvmlReading] | Failed) -> float:
-    since = 0.0 if before.read_at is None else nvml.at.monotonic - before.read_at
-    return since if isinstance(nvml, Observed) else max(since, before.apart_seconds)
-
-
 def _settle(
-    gpu: GpuXidMemory,
-    uuid: Uuid,
-    nvml: Observed[NvmlReading] | Failed,
-    before: float | None,
-    open_seconds: float,
+    gpu: GpuXidMemory, uuid: Uuid, nvml: Observed[NvmlReading] | Failed, before: float | None, open_seconds: float
 ) -> GpuXidMemory:
     """Settle seconds: up to the end of the last listening period, or up to now if there is no listener.
 
@@ -229,8 +230,8 @@ def _keep(
         return kept_errors
     here = {
         (container.name, uuid)
-        for container, seen in present.items()
-        if seen == finished
+        for container, timestamp in present.items()
+        if timestamp == finished
         for uuid in (container.uuid, container.gpu)
     }
     for key in {*before, *new_events}:
@@ -255,12 +256,6 @@ def _gpu_xids(uuid: Uuid, gpu: GpuXidMemory) -> GpuXids:
     meanings = {code: XIDS[code] for code in counts if code in XIDS}
     last_at = dict(sorted(gpu.last_at.items()))
     return GpuXids(uuid, counts, gpu.blind_seconds, gpu.last_code, last_at, meanings, tuple(sorted(gpu.before_reset)))
-
-
-def _container_xids(kept_errors: Mapping[Key, ContainerXidMemory]) -> Iterator[ContainerXids]:
-    for (name, uuid), remembered in sorted(kept_errors.items()):
-        for code, errors in sorted(remembered.errors.items()):
-            yield ContainerXids(*name, uuid, code, errors)
 
 
 # --- containers of an error -------------------------------------------------------------------------------------------
@@ -307,9 +302,9 @@ def present_containers(
     present = dict.fromkeys(_device_containers(containers, inventory), finished)
     if not complete:
         present |= {
-            container: seen
-            for container, seen in before.items()
-            if container not in present and finished - seen <= CARRIED_SECONDS
+            container: timestamp
+            for container, timestamp in before.items()
+            if container not in present and finished - timestamp <= CARRIED_SECONDS
         }
     return present
 

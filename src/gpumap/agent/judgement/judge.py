@@ -70,10 +70,7 @@ class Judgement(NamedTuple):
 
 
 def judge(
-    node: Node,
-    before: Sequence[Finding] = (),
-    clock_step_seconds: float = 0.0,
-    twice: Sequence[AssignedTwice] = (),
+    node: Node, before: Sequence[Finding] = (), clock_step_seconds: float = 0.0, twice: Sequence[AssignedTwice] = ()
 ) -> Judgement:
     """Judge a node. `before` are the findings of the last snapshot: they know since when they hold.
 
