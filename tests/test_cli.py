@@ -204,6 +204,12 @@ def test_mistakes_are_one_line(arguments: tuple[str, ...], expected: str) -> Non
     assert expected in one_line(run_command(*arguments), 2)
 
 
+def test_the_demo_warns_of_an_unknown_variable() -> None:
+    """As `serve` does: a mistyped variable is a line of the log."""
+    output = run_command("demo", "--scenario", "/no/such/file", GPUMAP_INTERVALL="1s").stderr
+    assert "WARNING unknown variable ignored variable=GPUMAP_INTERVALL nearest=GPUMAP_INTERVAL" in output
+
+
 @pytest.mark.parametrize("command", ["serve", "demo"])
 def test_a_busy_port_is_a_mistake(command: str) -> None:
     """Exit code 2, with the flag, or the variable, that named the port."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpumap import __version__
 from gpumap.agent.flags import FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
-from gpumap.agent.settings import quiet, resolve, unknown_variables
+from gpumap.agent.settings import Settings, quiet, resolve, unknown_variables
 from gpumap.cli.bill.command import add_bill
 from gpumap.cli.commands import add_tables
 from gpumap.cli.commands.check import add_check
@@ -106,7 +106,7 @@ def _add_demo(commands: Commands) -> None:
     played.add_argument(
         "--scenario",
         metavar="FILE",
-        help="YAML file of your own node (docs/dev/scenario.md), or the built-in scenario: sharing.",
+        help="YAML file (docs/dev/scenario.md), or a built-in node: default, sharing, stalled, faults.",
     )
     played.add_argument("--capture", metavar="DIR", help="Directory that `gpumap record` wrote.")
     add_flags(demo, hidden=("sources",))  # accepted: the simulated node has its own sources
@@ -131,7 +131,9 @@ def _add_record(commands: Commands) -> None:
     )
     record.add_argument("folder", metavar="DIR", help="Directory to write to. It must be empty or not exist.")
     what = record.add_argument_group("recording")
-    what.add_argument("--for", dest="lasting", metavar="DURATION", help="Time to record. (default: one collection)")
+    what.add_argument(
+        "--for", dest="lasting", metavar="DURATION", help="Time to record. (default: two collections, one second apart)"
+    )
     what.add_argument("--interval", metavar="DURATION", help="Time between two collections. (default: 5s)")
     what.add_argument("--anonymize", action="store_true", help="Replace names and UUIDs consistently by pseudonyms.")
     add_flags(record, ("sources", "log"))
@@ -152,11 +154,17 @@ def _nothing_asked(parser: Parser) -> int:
     return 2
 
 
-def _serve(given: argparse.Namespace) -> int:
+def _resolve_and_log(given: argparse.Namespace) -> Settings:
+    """Return the settings of a service. Set up its log, and warn of unknown variables."""
     settings = resolve(given, os.environ)
     set_up_log(settings.log_format, settings.log_level)
     for name, nearest in unknown_variables(os.environ, (*(flag.variable for flag in FLAGS), *VARIABLES)):
         logging.getLogger("gpumap").warning("unknown variable ignored variable=%s nearest=%s", name, nearest)
+    return settings
+
+
+def _serve(given: argparse.Namespace) -> int:
+    settings = _resolve_and_log(given)
     gc.disable()  # during the imports, which leave hardly any garbage; the service enables it again
     from gpumap.agent import service
     from gpumap.agent.own_process import check_limits, raise_limit
@@ -177,8 +185,7 @@ def _demo(given: argparse.Namespace) -> int:
     from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario
     from gpumap.lab.serve import serve_demo
 
-    settings = resolve(given, os.environ)
-    set_up_log(settings.log_format, settings.log_level)
+    settings = _resolve_and_log(given)
     try:
         scenario = load_scenario(Path(given.scenario)) if given.scenario else default_scenario()
     except ScenarioError as error:
@@ -194,8 +201,7 @@ def _demo_of_capture(given: argparse.Namespace) -> int:
 
     if given.scenario:
         raise UsageError("--capture: cannot be combined with --scenario")
-    settings = resolve(given, os.environ)
-    set_up_log(settings.log_format, settings.log_level)
+    settings = _resolve_and_log(given)
     _run_loop(serve_capture(settings, load_capture(Path(given.capture))))
     return 0
 

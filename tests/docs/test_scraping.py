@@ -110,7 +110,7 @@ def run_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, 
     """Names and number of series of each node's page, whole and relabelled, as a Prometheus has them."""
     folder = tmp_path_factory.mktemp("kept")
     pages = {}
-    for node in ("whole", "shared"):
+    for node in sized.NODES:
         (home := folder / node).mkdir()
         with sized.playing(home, node) as url:
             pages[f"/{node}"] = Page(fetch(f"{url}/metrics")[0].encode())
@@ -125,7 +125,7 @@ def run_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, 
                 "metric_relabel_configs": chosen,
             }
             for name, chosen in (("all", []), ("kept", rules))
-            for node in ("whole", "shared")
+            for node in sized.NODES
         ]
         with prometheus(folder, config=each_second(*jobs)) as server:
             eventually(lambda: len(server.ask("scrape_samples_scraped > 0")) == len(jobs))
@@ -138,7 +138,7 @@ def run_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, 
 
             yield {
                 node: (names(f"all-{node}"), names(f"kept-{node}"), number(f"all-{node}"), number(f"kept-{node}"))
-                for node in ("whole", "shared")
+                for node in sized.NODES
             }
 
 
@@ -166,9 +166,12 @@ def test_the_alerts_without_data_are_those_that_the_page_names() -> None:
 
 
 def test_what_is_kept_is_as_much_as_is_said(kept: Mapping[str, Kept]) -> None:
-    """Some 62 % of the series of shared GPUs, and 53 % of those of whole ones."""
-    share = {node: some / everything for node, (_, _, everything, some) in kept.items()}
-    assert share == pytest.approx({"shared": 0.62, "whole": 0.53}, abs=0.03)
+    """Both pages name the share of whole, shared and MIG devices, as docs/reference/sizing.md has them."""
+    share = [100 * some / everything for _, _, everything, some in kept.values()]
+    for page in ("how-to/scrape.md", "explanation/cost.md"):
+        text = " ".join((DOCS.parents[1] / page).read_text(encoding="utf-8").split())
+        (numbers,) = re.findall(r"(\d+) % of the series of whole GPUs, (\d+) % of time-sliced ones and (\d+) % of MIG", text)
+        assert [*map(int, numbers)] == pytest.approx(share, abs=1.0), page
 
 
 def test_a_central_prometheus_federates_what_was_recorded(tmp_path: Path) -> None:
