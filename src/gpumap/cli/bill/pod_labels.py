@@ -60,7 +60,7 @@ async def _last_values(
         rows = await server.instant(values.question(series), part.end)
         return {
             one: next(iter(found)) if len(found) == 1 else await _last_value(server, values, match, one, part)
-            for one, found in values.by_object(row.labels for row in rows).items()
+            for one, found in values.values_by_object(row.labels for row in rows).items()
             if one in wanted
         }
 
