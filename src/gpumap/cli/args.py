@@ -114,11 +114,11 @@ def add_server_flags(
     return connection
 
 
-def add_by(group: argparse._ArgumentGroup, by: Sequence[str], *, cluster: bool = False) -> None:
+def add_by(group: argparse._ArgumentGroup, levels: Sequence[str], *, cluster: bool = False) -> None:
     """Add the flag for sums instead of rows. `cluster`: the command has sums only of a cluster."""
-    *first, last = by
-    help_ = f"{'With --prometheus: show' if cluster else 'Show'} sums by {', by '.join(first)} or by {last}."
-    group.add_argument("--by", metavar="WHAT", type=one_of(*by), help=help_)
+    condition = "With --prometheus: show" if cluster else "Show"
+    help_ = f"{condition} sums by {' or by '.join(levels)}."
+    group.add_argument("--by", metavar="WHAT", type=one_of(*levels), help=help_)
 
 
 # --- reading them -----------------------------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ def kube_matchers(args: argparse.Namespace) -> str:
     if args.label_match is not None:
         return matchers_of("--label-match", args.label_match, KUBE_STATE_METRICS_JOBS)
     matches = re.finditer(MATCHER, matchers_of("--match", args.match or ""))
-    others = ",".join(match[0] for match in matches if label_of(match[0]) != "job")
-    return matchers_of("--match", others, KUBE_STATE_METRICS_JOBS)
+    other_matchers = ",".join(match[0] for match in matches if label_of(match[0]) != "job")
+    return matchers_of("--match", other_matchers, KUBE_STATE_METRICS_JOBS)
 
 
 def label_of(matcher: str) -> str:

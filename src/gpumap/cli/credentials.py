@@ -65,21 +65,21 @@ def add_credentials(group: argparse._ArgumentGroup) -> None:
         group.add_argument(name, metavar=metavar, help=f"{says} (${_variable(name)})")
 
 
-def credentials_of(given: argparse.Namespace, environment: Mapping[str, str], flag: str, address: URL) -> Credentials:
+def credentials_of(args: argparse.Namespace, environment: Mapping[str, str], flag: str, address: URL) -> Credentials:
     """Read the flags and their files, for the URL of `flag`. Raises UsageError.
 
     A variable is used unless a flag or the URL gives the same.
     """
     in_url = None if address.user is None and address.password is None else (address.user or "", address.password or "")
-    headers = _headers(given.header or ())
+    headers = _headers(args.header or ())
     has_authorization = in_url is not None or any(name.lower() == "authorization" for name in headers)
-    given = argparse.Namespace(**{name: getattr(given, name) for name in CREDENTIALS})
-    has_authorization |= any(getattr(given, name) is not None for name in _AUTHORIZE)
+    args = argparse.Namespace(**{name: getattr(args, name) for name in CREDENTIALS})
+    has_authorization |= any(getattr(args, name) is not None for name in _AUTHORIZE)
     ignored = (*(_AUTHORIZE if has_authorization else ()), *(_SECURE if address.scheme != "https" else ()))
     for name in _FROM_ENVIRONMENT:
-        if getattr(given, name) is None and name not in ignored:
-            setattr(given, name, environment.get(_variable(name)) or None)
-    return Credentials(_with_authorization(given, headers, in_url, flag), _tls(given, address), given.server_name)
+        if getattr(args, name) is None and name not in ignored:
+            setattr(args, name, environment.get(_variable(name)) or None)
+    return Credentials(_authorized_headers(args, headers, in_url, flag), _tls(args, address), args.server_name)
 
 
 def _variable(name: str) -> str:
@@ -89,10 +89,10 @@ def _variable(name: str) -> str:
 VARIABLES = tuple(map(_variable, _FROM_ENVIRONMENT))
 
 
-def _headers(given: Sequence[str]) -> dict[str, str]:
+def _headers(texts: Sequence[str]) -> dict[str, str]:
     """Read `Name: value`, each once. Raises UsageError, which does not repeat the value: it may be a secret."""
     headers: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         name, colon, value = text.partition(":")
         if not colon or not _HEADER_NAME.fullmatch(name) or not value.strip() or not value.strip().isprintable():
             raise UsageError('--header: must have the form "Name: value"')
@@ -104,25 +104,25 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
     return headers
 
 
-def _with_authorization(
-    given: argparse.Namespace, headers: Mapping[str, str], in_url: tuple[str, str] | None, flag: str
+def _authorized_headers(
+    args: argparse.Namespace, headers: Mapping[str, str], in_url: tuple[str, str] | None, flag: str
 ) -> dict[str, str]:
     """Return the headers with the credentials. There are four ways to give them; only one may be used."""
     ways = {
         "--header 'Authorization: …'": any(name.lower() == "authorization" for name in headers),
-        "--token-file": given.token_file is not None,
-        "--user": given.user is not None,
+        "--token-file": args.token_file is not None,
+        "--user": args.user is not None,
         f"a user in {flag}'s URL": in_url is not None,
     }
     used = [way for way, is_used in ways.items() if is_used]
     if len(used) > 1:
         raise UsageError(f"{used[1]}: cannot be combined with {used[0]}")
-    if given.password_file is not None and given.user is None:
+    if args.password_file is not None and args.user is None:
         raise UsageError("--password-file requires --user")
-    if given.token_file is not None:
-        return {**headers, "Authorization": f"Bearer {_token(given.token_file)}"}
-    if given.user is not None:
-        return {**headers, "Authorization": _basic(_name(given.user), _password(given.password_file))}
+    if args.token_file is not None:
+        return {**headers, "Authorization": f"Bearer {_token(args.token_file)}"}
+    if args.user is not None:
+        return {**headers, "Authorization": _basic(_name(args.user), _password(args.password_file))}
     if in_url is not None:
         return {**headers, "Authorization": _basic(*in_url)}
     return dict(headers)
@@ -169,22 +169,22 @@ def _read(flag: str, path: str) -> str:
         raise UsageError(f"{flag} {path}: {reason}") from error
 
 
-def _tls(given: argparse.Namespace, address: URL) -> ssl.SSLContext | None:
-    used = [name for name in _SECURE if getattr(given, name) is not None]
+def _tls(args: argparse.Namespace, address: URL) -> ssl.SSLContext | None:
+    used = [name for name in _SECURE if getattr(args, name) is not None]
     if not used:
         return None
     if address.scheme != "https":
         raise UsageError(f"--{used[0].replace('_', '-')} requires an https:// URL")
     for name in ("ca_file", "cert_file", "key_file"):
-        path = getattr(given, name)
+        path = getattr(args, name)
         if path is not None and stat.S_ISFIFO(_mode(path)):  # OpenSSL would wait for ever
             raise UsageError(f"--{name.replace('_', '-')} {path}: is a FIFO; use a regular file")
-    if given.server_name is not None and not is_host(given.server_name):
-        raise UsageError(f"--server-name {given.server_name}: is not the name of a host")
-    context = _trusting(given.ca_file)
-    if given.cert_file is not None:
-        _show(context, given.cert_file, given.key_file)
-    elif given.key_file is not None:
+    if args.server_name is not None and not is_host(args.server_name):
+        raise UsageError(f"--server-name {args.server_name}: is not the name of a host")
+    context = _trusting(args.ca_file)
+    if args.cert_file is not None:
+        _show(context, args.cert_file, args.key_file)
+    elif args.key_file is not None:
         raise UsageError("--key-file requires --cert-file")
     return context
 
@@ -233,7 +233,7 @@ def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
 # --- URLs -------------------------------------------------------------------------------------------------------------
 
 
-def without_password(url: str) -> str:
+def hide_password(url: str) -> str:
     """Return a URL for messages. Remove everything before the last @: the user and the password."""
     return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
 
@@ -243,15 +243,15 @@ def address_of(flag: str, url: str) -> URL:
     from yarl import URL  # importing it takes long
 
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{flag} {without_password(url)}: must start with http:// or https://")
+        raise UsageError(f"{flag} {hide_password(url)}: must start with http:// or https://")
     try:
-        given = URL(url)
-        known = is_host(given.raw_host) and given.port is not None
+        address = URL(url)
+        known = is_host(address.raw_host) and address.port is not None
     except ValueError:
         known = False
     if not known:
-        raise UsageError(f"{flag} {without_password(url)}: {_no_url(url)}")
-    return given
+        raise UsageError(f"{flag} {hide_password(url)}: {_no_url(url)}")
+    return address
 
 
 def _no_url(url: str) -> str:

@@ -19,7 +19,7 @@ from gpumap.cli.args import (
     server_of,
 )
 from gpumap.cli.commands import Program
-from gpumap.cli.credentials import add_credentials, without_password
+from gpumap.cli.credentials import add_credentials, hide_password
 from gpumap.cli.parser import Parser, leave_to_help_all
 from gpumap.cli.sources.this_node import (
     LOOK_SECONDS,
@@ -66,9 +66,9 @@ def _show(args: argparse.Namespace, report: Report, shape: Shape, ask: Ask | Non
     prometheus = getattr(args, "prometheus", None)
     urls = {"--url": args.url, "--prometheus": prometheus}
     order = f" --sort-by {shape.order}" if shape.order else ""
-    asked = "".join(f" {flag} {without_password(url)}" for flag, url in urls.items() if url)
+    source_flags = "".join(f" {flag} {hide_password(url)}" for flag, url in urls.items() if url)
     interval = WATCH_INTERVAL if prometheus is None else CLUSTER_INTERVAL
-    view = read_view(args, report, shape, f"gpumap {args.command}{order}{asked}", interval)
+    view = read_view(args, report, shape, f"gpumap {args.command}{order}{source_flags}", interval)
     return run(_node_maps(args, view) if ask is None else _server_answers(args, view, ask), view)
 
 

@@ -44,42 +44,43 @@ class ObjectValues(NamedTuple):
 
     def question(self, series: str) -> str:
         """Return PromQL for one row for each object and value."""
-        own = ("namespace", self.object)
-        return f"max by ({', '.join((*own, *(f'exported_{one}' for one in own), *self.values))}) ({series})"
+        object_labels = ("namespace", self.object)
+        moved_labels = (f"exported_{label}" for label in object_labels)
+        return f"max by ({', '.join((*object_labels, *moved_labels, *self.values))}) ({series})"
 
-    def selectors(self, match: str, one: Object) -> Iterator[str]:
+    def selectors(self, match: str, object_name: Object) -> Iterator[str]:
         """Select an object's series, by the labels that it has with honorLabels and without: no target has a label
         `replicaset`, but many have a label `pod`."""
-        namespace, name = map(json.dumps, one)
+        namespace, name = map(json.dumps, object_name)
         moved = f"exported_{self.object}" if self.object == "pod" else self.object
         yield self.selector(match, f'namespace={namespace},{self.object}={name},exported_namespace=""')
         yield self.selector(match, f"exported_namespace={namespace},{moved}={name}")
 
     def selector(self, *matchers: str) -> str:
-        return f"{self.metric}{{{','.join(one for one in (*matchers, self.only) if one)}}}"
+        return f"{self.metric}{{{','.join(matcher for matcher in (*matchers, self.only) if matcher)}}}"
 
     def value_of(self, labels: Mapping[str, str]) -> str:
         """Return the value; empty if the object has none."""
-        values = [labels.get(one, "") for one in self.values]
+        values = [labels.get(label, "") for label in self.values]
         return "" if values[0] in _NO_OWNER else "/".join(values)
 
-    def by_object(self, rows: Iterable[Mapping[str, str]]) -> dict[Object, set[str]]:
+    def values_by_object(self, rows: Iterable[Mapping[str, str]]) -> dict[Object, set[str]]:
         """Return all values of each object. Without honorLabels its labels are called exported_pod and so on, and `pod`
         is kube-state-metrics' own."""
-        found: dict[Object, set[str]] = {}
-        own = ("namespace", self.object)
+        values_by_object: dict[Object, set[str]] = {}
+        object_labels = ("namespace", self.object)
         for labels in rows:
-            namespace, name = (labels.get(f"exported_{one}") or labels.get(one, "") for one in own)
-            found.setdefault((namespace, name), set()).add(self.value_of(labels))
-        return found
+            namespace, name = (labels.get(f"exported_{label}") or labels.get(label, "") for label in object_labels)
+            values_by_object.setdefault((namespace, name), set()).add(self.value_of(labels))
+        return values_by_object
 
 
-def two_values(url: str, values: ObjectValues, one: Object, several: Collection[str]) -> str:
+def two_values(url: str, values: ObjectValues, object_name: Object, several: Collection[str]) -> str:
     """Return why an object's value is not known: it has two at the same time."""
     named = ", ".join(value or "none" for value in sorted(several))
     return (
-        f"{url} has two {values.what} for {values.object.removesuffix('_name')} {'/'.join(one)} at the same time "
-        f"({named}). If it has several clusters, choose one with --match, such as --match 'cluster=\"a\"'"
+        f"{url} has two {values.what} for {values.object.removesuffix('_name')} {'/'.join(object_name)} at the same "
+        f"time ({named}). If it has several clusters, choose one with --match, such as --match 'cluster=\"a\"'"
     )
 
 
@@ -94,8 +95,8 @@ def metric_label(label: str) -> str:
     return f"label_{words.lower()}"
 
 
-def _owners(metric: str, of: str) -> ObjectValues:
-    return ObjectValues(metric, of, ("owner_kind", "owner_name"), "owners", 'owner_is_controller!="false"')
+def _owners(metric: str, object_label: str) -> ObjectValues:
+    return ObjectValues(metric, object_label, ("owner_kind", "owner_name"), "owners", 'owner_is_controller!="false"')
 
 
 POD_OWNERS = _owners("kube_pod_owner", "pod")
@@ -111,11 +112,13 @@ Find = Callable[[ObjectValues, Collection[Object]], Awaitable[Mapping[Object, st
 
 async def workloads(find: Find, pods: Collection[Object]) -> dict[Object, str]:
     """Return the workload of each pod that kube-state-metrics lists, as `kind/name`."""
-    found = {pod: owner or f"Pod/{pod[1]}" for pod, owner in (await find(POD_OWNERS, pods)).items()}
+    owners_by_pod = {pod: owner or f"Pod/{pod[1]}" for pod, owner in (await find(POD_OWNERS, pods)).items()}
     for kind, owners in _OWNERS_OF_OWNERS.items():
         of_kind = {
-            pod: (pod[0], owner.partition("/")[2]) for pod, owner in found.items() if owner.startswith(f"{kind}/")
+            pod: (pod[0], owner.partition("/")[2])
+            for pod, owner in owners_by_pod.items()
+            if owner.startswith(f"{kind}/")
         }
         above = await find(owners, {*of_kind.values()}) if of_kind else {}
-        found |= {pod: above[one] for pod, one in of_kind.items() if above.get(one)}
-    return found
+        owners_by_pod |= {pod: above[owner] for pod, owner in of_kind.items() if above.get(owner)}
+    return owners_by_pod

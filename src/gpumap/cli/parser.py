@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help without the groups of flags that are seldom used."""
         groups = self._action_groups
-        self._action_groups = [one for one in groups if one.title not in self.seldom]
+        self._action_groups = [group for group in groups if group.title not in self.seldom]
         try:
             return super().format_help()
         finally:
@@ -68,8 +68,8 @@ class _Format(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Wrap paragraphs that are too wide. Indented lines are examples: users copy commands, so they stay whole."""
         lines: list[str] = []
-        for is_text, part in itertools.groupby(text.splitlines(), lambda line: line != "" and line[0] != " "):
-            paragraph = list(part)
+        for is_text, group in itertools.groupby(text.splitlines(), lambda line: line != "" and line[0] != " "):
+            paragraph = list(group)
             too_wide = is_text and max(map(len, paragraph)) > width
             lines += textwrap.wrap(" ".join(paragraph), width, break_on_hyphens=False) if too_wide else paragraph
         return "\n".join(lines)
@@ -105,13 +105,13 @@ def add_command(
     usage: str = "[flags]",
 ) -> Parser:
     """Add a command. `summary` is its line in the list; `more` and the (what, command) examples are in its own help."""
-    shown = "\n\n".join(f"  # {what}\n  {command}" for what, command in examples)
+    example_text = "\n\n".join(f"  # {purpose}\n  {command}" for purpose, command in examples)
     parser = commands.add_parser(
         name,
         help=summary,
         usage=f"{commands._prog_prefix} {name} {usage}".rstrip(),
         description=summary + (more and f"\n\n{more}"),
-        epilog=f"examples:\n{shown}" if shown else None,
+        epilog=f"examples:\n{example_text}" if example_text else None,
         allow_abbrev=False,
         formatter_class=_Format,
     )
@@ -136,24 +136,26 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line. Raises UsageError."""
-    groups = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-    commands: dict[str, Parser] = {name: found for one in groups for name, found in one.choices.items()}
+    groups = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    commands: dict[str, Parser] = {
+        name: subparser for subparsers in groups for name, subparser in subparsers.choices.items()
+    }
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     first = next((word for word in arguments if not word.startswith("-")), None)
     if first is not None and first not in commands:
         raise UsageError(_no_command(first, arguments, commands, parser))
-    arguments = _with_negative_values(arguments, flags_of(commands[first]) if first is not None else ())
-    given, unknown = parser.parse_known_args(arguments)
+    arguments = _join_negative_values(arguments, flags_of(commands[first]) if first is not None else ())
+    args, unknown = parser.parse_known_args(arguments)
     if unknown:
         chosen = commands[first] if first is not None else parser
         raise UsageError(_unknown(unknown[0], chosen))
-    return given
+    return args
 
 
-def _with_negative_values(arguments: Sequence[str], flags: Iterable[argparse.Action]) -> list[str]:
+def _join_negative_values(arguments: Sequence[str], flags: Iterable[argparse.Action]) -> list[str]:
     """Join a flag and a value such as -5m. Otherwise argparse takes the value for a flag, and its error is unclear."""
-    valued = {option for one in flags if one.nargs is None for option in one.option_strings}
+    valued = {option for flag in flags if flag.nargs is None for option in flag.option_strings}
     words: list[str] = []
     for word in arguments:
         if words and words[-1] in valued and re.match(r"-[0-9]", word):
@@ -168,27 +170,27 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     import difflib  # only a mistake needs it
 
     known = list(known)
-    bare = {one.lstrip("-"): one for one in known if one.startswith("--") == word.startswith("--")}
+    bare = {name.lstrip("-"): name for name in known if name.startswith("--") == word.startswith("--")}
     word = word.lstrip("-")
-    begun = [one for one in bare if len(word) >= 2 and one.startswith(word)]
-    swapped = [one for one in bare if sorted(one) == sorted(word)]
+    begun = [name for name in bare if len(word) >= 2 and name.startswith(word)]
+    swapped = [name for name in bare if sorted(name) == sorted(word)]
     near = begun[:1] or swapped[:1] or difflib.get_close_matches(word, bare, n=1, cutoff=0.75)
     return f"; did you mean {bare[near[0]]}?" if near else ""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return the flags of a command that its help shows."""
-    return [one for one in parser._actions if one.option_strings and one.help != argparse.SUPPRESS]
+    return [action for action in parser._actions if action.option_strings and action.help != argparse.SUPPRESS]
 
 
 def _no_command(
     word: str, arguments: Sequence[str], commands: Mapping[str, Parser], parser: argparse.ArgumentParser
 ) -> str:
-    flag, later = arguments[0], next((one for one in arguments if one in commands), None)
+    flag, later = arguments[0], next((argument for argument in arguments if argument in commands), None)
     if flag.startswith("--") and later is not None:
         return f"flags come after the command: {parser.prog} {later} {flag} {word}"
-    shown = [name for name in commands if commands[name].add_help]
-    return f'unknown command "{word}"{did_you_mean(word, shown)}; see {parser.prog} --help'
+    listed_commands = [name for name in commands if commands[name].add_help]
+    return f'unknown command "{word}"{did_you_mean(word, listed_commands)}; see {parser.prog} --help'
 
 
 def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
@@ -196,5 +198,5 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
     if not word.startswith("-"):
         return f'unexpected argument "{word}"; {see}'
     name = word.partition("=")[0]
-    known = [option for one in flags_of(parser) for option in one.option_strings]
+    known = [option for flag in flags_of(parser) for option in flag.option_strings]
     return f"unknown flag {name}{did_you_mean(name, known)}; {see}"

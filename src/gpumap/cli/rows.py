@@ -43,14 +43,14 @@ _REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
 
 
 class DeviceRow(NamedTuple):
-    """A device of a node. `at` is the Unix time of its collection, `number` its place among the node's devices.
+    """A device of a node. `collected_at` is in Unix seconds, `number` the place of the device among those of the node.
 
     Without `total_bytes`, the memory of the device cannot be read; then `used_bytes` are those of its processes.
     `partitioned`: a GPU in MIG mode that was assigned as a whole.
     """
 
     node: str
-    at: float
+    collected_at: float
     number: int
     name: str
     uuid: str
@@ -118,7 +118,7 @@ class ContainerRow(NamedTuple):
     @property
     def finding_age(self) -> str:
         """For how long the finding has held; empty without one."""
-        return age(self.device.at - self.finding.since) if self.finding else ""
+        return age(self.device.collected_at - self.finding.since) if self.finding else ""
 
     @property
     def memory_ratio(self) -> float | None:
@@ -147,14 +147,16 @@ def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[Cont
     Of a namespace, only its rows and the devices that have one.
     """
     for device, row in _devices(node):
-        found = [
-            *(_container(row, one) for one in device.containers),
-            *(_other(row, one) for one in device.others),
+        device_rows = [
+            *(_container(row, container) for container in device.containers),
+            *(_other(row, use) for use in device.others),
         ]
         if namespace:
-            found = [one for one in found if one.container.namespace == namespace]
-        if found or not namespace:
-            yield row, found
+            device_rows = [
+                row_of_device for row_of_device in device_rows if row_of_device.container.namespace == namespace
+            ]
+        if device_rows or not namespace:
+            yield row, device_rows
 
 
 def container_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
@@ -165,9 +167,9 @@ def container_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
 def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
     """Return each process, and memory without one; of a namespace only its processes."""
     for device, row in _devices(node):
-        for one in device.processes:
-            if namespace in ("", one.namespace):
-                yield _process(row, one)
+        for process in device.processes:
+            if namespace in ("", process.namespace):
+                yield _process(row, process)
         for owner in device.owners:
             if owner.owner in (Owner.UNACCOUNTED, Owner.SIBLING) and owner.memory_bytes and not namespace:
                 yield ContainerRow(row, NO_CONTAINER, owner.owner, memory_bytes=owner.memory_bytes)
@@ -179,7 +181,11 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     Another finding of it, or one without such a row, has a row of its own, and so has one of a GPU.
     """
     findings = select_namespace(node.findings or (), namespace)
-    of_rows = {_key_of(one): one for one in reversed(findings) if one.finding not in (*GPU_FINDINGS, "unexplained")}
+    of_rows = {
+        _key_of(finding): finding
+        for finding in reversed(findings)
+        if finding.finding not in (*GPU_FINDINGS, "unexplained")
+    }
     owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
     for row in (process_rows if processes else container_rows)(node, namespace):
         key = row.device.uuid, row.container, row.owner is Owner.GONE
@@ -189,15 +195,17 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     gpus = {gpu.uuid: DeviceRow(node.name, node.timestamp, gpu.index, str(gpu.index), gpu.uuid) for gpu in node.gpus}
     nowhere = DeviceRow(node.name, node.timestamp, len(devices), UNKNOWN, "")
     in_rows = {id(of_rows[key]) for key in owners if key in of_rows}
-    others = [finding for finding in findings if finding.finding not in GPU_FINDINGS and id(finding) not in in_rows]
-    for finding in (*findings_of_gpus(findings), *others):
+    other_findings = [
+        finding for finding in findings if finding.finding not in GPU_FINDINGS and id(finding) not in in_rows
+    ]
+    for finding in (*findings_of_gpus(findings), *other_findings):
         device = devices.get(finding.uuid or "") or gpus.get(Uuid(finding.uuid or "")) or nowhere
         owner = owners.get(_key_of(finding), Owner.UNKNOWN) if finding.pod else Owner.UNKNOWN
         yield ContainerRow(device, finding.name, owner, finding=finding)
 
 
-def _key_of(one: Finding) -> tuple[str | None, ContainerName, bool]:
-    return one.uuid, one.name, one.finding == "leftover"
+def _key_of(finding: Finding) -> tuple[str | None, ContainerName, bool]:
+    return finding.uuid, finding.name, finding.finding == "leftover"
 
 
 def gpu_rows(node: Node) -> list[GpuRow]:
@@ -209,7 +217,7 @@ def gpu_rows(node: Node) -> list[GpuRow]:
 def _gpu(gpu: Gpu, broken: bool, node: Node) -> GpuRow:
     reading = gpu.reading
     memory = reading.memory if reading else None
-    owners = (one for device in node.devices if device.gpu_uuid == gpu.uuid for one in device.owners)
+    owners = (owner for device in node.devices if device.gpu_uuid == gpu.uuid for owner in device.owners)
     return GpuRow(
         name=str(gpu.index),
         uuid=gpu.uuid,
@@ -238,7 +246,7 @@ def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
     device, memory = place.device, place.device.memory
     return DeviceRow(
         node=place.node.name,
-        at=place.node.timestamp,
+        collected_at=place.node.timestamp,
         number=place.number,
         name=device_name(device),
         uuid=device.uuid,
@@ -251,20 +259,20 @@ def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
     )
 
 
-def _container(device: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
+def _container(device: DeviceRow, container: ContainerOnDevice) -> ContainerRow:
     row = ContainerRow(
         device,
-        one.name,
-        one.owner,
+        container.name,
+        container.owner,
         listed=True,
-        holds=one.holds,
-        reservation=one.reservation,
-        slots=one.slots,
-        gpus=one.allocated_gpus,
-        granted_bytes=one.allocated_memory_bytes,
-        last_active=one.last_active,
+        holds=container.holds,
+        reservation=container.reservation,
+        slots=container.slots,
+        gpus=container.allocated_gpus,
+        granted_bytes=container.allocated_memory_bytes,
+        last_active=container.last_active,
     )
-    use = one.use
+    use = container.use
     if use is None:
         return row
     return row._replace(
@@ -276,30 +284,30 @@ def _container(device: DeviceRow, one: ContainerOnDevice) -> ContainerRow:
     )
 
 
-def _other(device: DeviceRow, one: OtherUse) -> ContainerRow:
+def _other(device: DeviceRow, use: OtherUse) -> ContainerRow:
     return ContainerRow(
         device,
-        one.name,
-        one.owner,
-        memory_bytes=one.memory_bytes,
-        sm_ratio=one.sm_ratio,
-        processes=one.processes or None,
-        work=one.work,
+        use.name,
+        use.owner,
+        memory_bytes=use.memory_bytes,
+        sm_ratio=use.sm_ratio,
+        processes=use.processes or None,
+        work=use.work,
     )
 
 
-def _process(device: DeviceRow, one: Process) -> ContainerRow:
+def _process(device: DeviceRow, process: Process) -> ContainerRow:
     return ContainerRow(
         device,
-        container_of(one),
-        one.owner,
-        memory_bytes=one.memory_bytes,
-        sm_ratio=one.sm_ratio,
+        container_of(process),
+        process.owner,
+        memory_bytes=process.memory_bytes,
+        sm_ratio=process.sm_ratio,
         processes=1,
-        work=one.work,
-        pid=one.pid,
-        type=one.type,
-        command=one.comm or None,
+        work=process.work,
+        pid=process.pid,
+        type=process.type,
+        command=process.comm or None,
     )
 
 
@@ -311,9 +319,9 @@ class SumRow(NamedTuple):
 
 
 class ClusterSums(NamedTuple):
-    """A cluster in numbers. `by` is "node" or "namespace"."""
+    """A cluster in numbers. `level` is "node" or "namespace"."""
 
-    by: str
+    level: str
     rows: tuple[SumRow, ...]
 
 
@@ -328,7 +336,7 @@ class NodeMaps(NamedTuple):
     maps: tuple[Node, ...]
     missing: tuple[str, ...] = ()
     fleet: bool = False
-    sums: ClusterSums | None = None
+    sums: ClusterSums = ClusterSums("", ())
     notices: tuple[str, ...] = ()
 
 
@@ -336,23 +344,23 @@ NodeMapStream = AsyncGenerator[NodeMaps | FatalError, None]
 """One answer after the other. A failed attempt is a FatalError in its place: a watch goes on after it."""
 
 
-def of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
+def maps_of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
     """Return only the entries of this namespace; all of them if it is empty.
 
     Keeps a device if one of its entries remains, with the memory of the whole device.
     """
     if not namespace:
         return maps
-    return maps._replace(maps=tuple(node_of_namespace(one, namespace) for one in maps.maps))
+    return maps._replace(maps=tuple(node_of_namespace(node, namespace) for node in maps.maps))
 
 
 def values_of(maps: NodeMaps, **values: object) -> dict[str, object]:
     """Return `values` as -o json has them: after the node, or between the nodes of a fleet and what is missing."""
     if maps.fleet:
-        nodes = [{**_named(one), "timestamp": one.timestamp} for one in maps.maps]
+        nodes = [{**_named(node), "timestamp": node.timestamp} for node in maps.maps]
         return {"version": VERSION, "nodes": nodes, **values, "missing": list(maps.missing)}
-    (one,) = maps.maps
-    return {"version": VERSION, "timestamp": one.timestamp, "node": _named(one), **values}
+    (node,) = maps.maps
+    return {"version": VERSION, "timestamp": node.timestamp, "node": _named(node), **values}
 
 
 def _named(node: Node) -> dict[str, object]:
@@ -361,4 +369,4 @@ def _named(node: Node) -> dict[str, object]:
 
 def pods_in(names: Iterable[ContainerName]) -> list[tuple[str, str]]:
     """Return namespace and name of each pod once, in the order of their first containers."""
-    return list(dict.fromkeys((one.namespace, one.pod) for one in names if one.pod))
+    return list(dict.fromkeys((name.namespace, name.pod) for name in names if name.pod))

@@ -106,7 +106,7 @@ class Painter:
         was_old, self._old = self._old, collected_long_ago(answer, time.time())
         before, self._notices = self._notices, notices
         if not self.in_place:
-            print_notices(one for one in self._notices if one not in before)
+            print_notices(notice for notice in self._notices if notice not in before)
         if self._old and not was_old and not self.in_place:
             warn_if_stale(answer)
         if self.in_place:
@@ -154,14 +154,14 @@ class Painter:
 def lines_above(notices: Iterable[str], failed: str, screen: Screen, columns: int, *, answered: bool) -> list[str]:
     """Return the lines between the head of a frame and what was last `answered`. `failed`: why there is no new one."""
     failure = f"{failed}; asking on." + (" Below: the last answer." if answered else "") if failed else ""
-    shown = (one for one in (*notices, failure) if one)
-    return [screen.paint(line, "red") for one in shown for line in wrapped(one, columns)]
+    sentences = (sentence for sentence in (*notices, failure) if sentence)
+    return [screen.paint(line, "red") for sentence in sentences for line in wrapped(sentence, columns)]
 
 
-def collected_long_ago(answer: NodeMaps, now: float) -> str:
+def collected_long_ago(answer: NodeMaps, unix_seconds: float) -> str:
     """Return a sentence on the age of the oldest map, by this machine's clock; empty if none is old."""
-    ages = ((one, now - one.timestamp) for one in answer.maps)
-    old = [seconds for one, seconds in ages if seconds > max(_OLD_SECONDS, 2 * (one.interval_seconds or 0))]
+    ages = ((node, unix_seconds - node.timestamp) for node in answer.maps)
+    old = [seconds for node, seconds in ages if seconds > max(_OLD_SECONDS, 2 * (node.interval_seconds or 0))]
     return f"this data was collected {age(max(old))} ago" if old else ""
 
 
@@ -184,8 +184,8 @@ def notices_of(answer: NodeMaps, view: View) -> list[str]:
     """Return what is printed beside the report: what the form has no room for."""
     notices = list(few(answer.notices, fleet=True))
     if view.form not in ("table", "wide"):
-        notices += [f"missing: {one}" for one in few(answer.missing, fleet=True)]
-    return [printable(one) for one in (*notices, *blind(answer))]
+        notices += [f"missing: {sentence}" for sentence in few(answer.missing, fleet=True)]
+    return [printable(notice) for notice in (*notices, *blind(answer))]
 
 
 def yaml_text(values: object, *, allow_unicode: bool = True) -> str:

@@ -104,7 +104,7 @@ NODE: Column[OnNode] = Column("NODE", lambda row: row.node, lambda row: row.node
 N = TypeVar("N", bound=OnNode)
 
 
-def with_node(columns: Sequence[Column[N]], *, fleet: bool) -> Sequence[Column[N]]:
+def add_node_column(columns: Sequence[Column[N]], *, fleet: bool) -> Sequence[Column[N]]:
     """Return the columns of a table; that of a fleet begins with the node."""
     return (NODE, *columns) if fleet else columns
 
@@ -113,10 +113,10 @@ def spare_containers(
     columns: Sequence[Column[R]], containers: Iterable[ContainerName], spare: int = 2
 ) -> Sequence[Column[R]]:
     """Return the columns. CONTAINER may be left out on a narrow terminal if no pod has two of them."""
-    found = set(containers)
-    if len({one.pod_name for one in found}) < len(found):
+    names = set(containers)
+    if len({name.pod_name for name in names}) < len(names):
         return columns
-    return [one._replace(spare=spare) if one.title == "CONTAINER" else one for one in columns]
+    return [column._replace(spare=spare) if column.title == "CONTAINER" else column for column in columns]
 
 
 class SortKey(NamedTuple, Generic[R_contra]):
@@ -186,20 +186,25 @@ def table(
 
     Works column by column, because a cluster has 100 000 rows.
     """
-    shown = _without_spare([_read(one, rows, shape) for one in columns if shape.wide or not one.wide], shape)
-    widths = _widths(shown, shape)
+    text_columns = _drop_spare_columns(
+        [_read(column, rows, shape) for column in columns if shape.wide or not column.wide], shape
+    )
+    widths = _widths(text_columns, shape)
     below: list[list[str]] = []
-    if shown[-1].column.sentence and shape.screen.columns is not None:
-        below = [list(wrapped(text, shape.screen.columns - widths.indent)) for text in shown[-1].texts]
-        if len(widths.columns) == len(shown):
-            shown[-1] = shown[-1]._replace(texts=[lines.pop(0) if lines else "" for lines in below])
-    lines = _aligned(shown, widths, shape)
+    if text_columns[-1].column.sentence and shape.screen.columns is not None:
+        below = [list(wrapped(text, shape.screen.columns - widths.indent)) for text in text_columns[-1].texts]
+        if len(widths.columns) == len(text_columns):
+            text_columns[-1] = text_columns[-1]._replace(texts=[lines.pop(0) if lines else "" for lines in below])
+    lines = _aligned(text_columns, widths, shape)
     head, body = lines[: len(lines) - len(rows)], lines[len(lines) - len(rows) :]
     if row_colour is not None:
         body = [shape.screen.paint(line, row_colour(row)) for line, row in zip(body, rows, strict=True)]
     if any(below):
         indent = " " * widths.indent
-        body = ["\n".join([line, *(indent + one for one in more)]) for line, more in zip(body, below, strict=True)]
+        body = [
+            "\n".join([line, *(indent + text for text in texts_below)])
+            for line, texts_below in zip(body, below, strict=True)
+        ]
     return "\n".join([*head, *body])
 
 
@@ -211,83 +216,108 @@ def _read(column: Column[R], rows: Sequence[R], shape: Shape) -> _TextColumn:
     return _TextColumn(column, texts, colours, widest(texts))
 
 
-def _without_spare(shown: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
+def _drop_spare_columns(text_columns: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
     """Leave out spare columns while the terminal is too narrow for different names to stay different.
 
     Leave out other columns, the last first, while it is too narrow for all titles.
     """
     columns = shape.screen.columns
-    if columns is None or shape.wide or _is_roomy(shown, columns):
-        return shown
-    while not _is_roomy(spanned := _spanned(shown), columns):
-        place = max(range(len(shown)), key=lambda place: shown[place].column.spare)
-        if not shown[place].column.spare:
+    if columns is None or shape.wide or _is_roomy(text_columns, columns):
+        return text_columns
+    while not _is_roomy(spanned := _spanned(text_columns), columns):
+        place = max(range(len(text_columns)), key=lambda place: text_columns[place].column.spare)
+        if not text_columns[place].column.spare:
             break
-        del shown[place]
-    columns_of_rows = [place for place, one in enumerate(spanned) if not one.column.sentence]
+        del text_columns[place]
+    columns_of_rows = [place for place, text_column in enumerate(spanned) if not text_column.column.sentence]
     while len(columns_of_rows) > 1 and _narrowest([spanned[place] for place in columns_of_rows]) > columns:
         del spanned[columns_of_rows.pop()]
     return spanned
 
 
-def _narrowest(shown: Sequence[_TextColumn]) -> int:
+def _narrowest(text_columns: Sequence[_TextColumn]) -> int:
     """Return the cells of a line in which all names are as short as they can be."""
     return (
-        sum(max(_SHORTEST if one.column.name else one.width, len(one.column.title)) for one in shown) + len(shown) - 1
+        sum(
+            max(_SHORTEST if text_column.column.name else text_column.width, len(text_column.column.title))
+            for text_column in text_columns
+        )
+        + len(text_columns)
+        - 1
     )
 
 
-def _is_roomy(shown: Sequence[_TextColumn], columns: int) -> bool:
+def _is_roomy(text_columns: Sequence[_TextColumn], columns: int) -> bool:
     gap, _ = _SQUEEZES[_ROOMY - 1]
-    return sum(0 if one.column.sentence else _least(one) for one in shown) + gap * (len(shown) - 1) <= columns
+    return (
+        sum(0 if text_column.column.sentence else _least(text_column) for text_column in text_columns)
+        + gap * (len(text_columns) - 1)
+        <= columns
+    )
 
 
-def _spanned(shown: list[_TextColumn]) -> list[_TextColumn]:
+def _spanned(text_columns: list[_TextColumn]) -> list[_TextColumn]:
     """Return the columns. A text that runs over the empty cell beside it needs no width of its own."""
     return [
-        one._replace(width=widest([text for text, right in zip(one.texts, beside.texts, strict=True) if right]))
-        if one.column.spans
-        else one
-        for one, beside in zip(shown, [*shown[1:], shown[-1]], strict=True)
+        text_column._replace(
+            width=widest([text for text, right in zip(text_column.texts, beside.texts, strict=True) if right])
+        )
+        if text_column.column.spans
+        else text_column
+        for text_column, beside in zip(text_columns, [*text_columns[1:], text_columns[-1]], strict=True)
     ]
 
 
-def _least(one: _TextColumn) -> int:
+def _least(text_column: _TextColumn) -> int:
     """Return the least width of a column that is easy to read."""
     _, shortest = _SQUEEZES[_ROOMY - 1]
-    if not one.column.name:
-        return max(one.width, len(one.column.title))
-    return max(min(_floor(one, shortest), one.width), _distinct(one), len(one.column.title))
+    if not text_column.column.name:
+        return max(text_column.width, len(text_column.column.title))
+    return max(
+        min(_floor(text_column, shortest), text_column.width), _distinct(text_column), len(text_column.column.title)
+    )
 
 
-def _floor(one: _TextColumn, shortest: int) -> int:
+def _floor(text_column: _TextColumn, shortest: int) -> int:
     """Return the number of cells that are left of a long name."""
-    return shortest * 2 if one.column.kept else shortest
+    return shortest * 2 if text_column.column.kept else shortest
 
 
-def _distinct(one: _TextColumn) -> int:
+def _distinct(text_column: _TextColumn) -> int:
     """Return the least width of a column of names in which no two become the same."""
-    names = set(one.texts)
+    names = set(text_column.texts)
     if len(names) > _COMPARED_MAX:
         return 0
-    widths = range(one.width)
-    return next((width for width in widths if len({shortened(name, width) for name in names}) == len(names)), one.width)
+    widths = range(text_column.width)
+    return next(
+        (width for width in widths if len({shortened(name, width) for name in names}) == len(names)), text_column.width
+    )
 
 
-def _widths(shown: Sequence[_TextColumn], shape: Shape) -> _Widths:
+def _widths(text_columns: Sequence[_TextColumn], shape: Shape) -> _Widths:
     """Return the widths; without that of the last column if its sentences are below their rows."""
     columns = shape.screen.columns
-    widths = [max(one.width, len(one.column.title) if shape.headers else 0) for one in shown]
+    widths = [
+        max(text_column.width, len(text_column.column.title) if shape.headers else 0) for text_column in text_columns
+    ]
     if columns is None:
         return _Widths(widths, _SQUEEZES[0][0], 0)
-    names = {} if shape.wide else {place: (one, _distinct(one)) for place, one in enumerate(shown) if one.column.name}
-    if not shown[-1].column.sentence:
+    names = (
+        {}
+        if shape.wide
+        else {
+            place: (text_column, _distinct(text_column))
+            for place, text_column in enumerate(text_columns)
+            if text_column.column.name
+        }
+    )
+    if not text_columns[-1].column.sentence:
         return _Widths(*_fitting(widths, names, columns, _SQUEEZES), 0)
-    asked = widths[-1]
-    beside, gap = _fitting([*widths[:-1], min(asked, _SENTENCE)], names, columns, _SQUEEZES[:_ROOMY])
+    sentence_width = widths[-1]
+    beside, gap = _fitting([*widths[:-1], min(sentence_width, _SENTENCE)], names, columns, _SQUEEZES[:_ROOMY])
     indent = sum(beside[:-1]) + gap * (len(beside) - 1)
     if indent + beside[-1] <= columns:
-        return _Widths([*beside[:-1], min(asked, columns - indent)], gap, indent)
+        return _Widths([*beside[:-1], min(sentence_width, columns - indent)], gap, indent)
     return _Widths(*_fitting(widths[:-1], names, columns, _SQUEEZES), _INDENT)
 
 
@@ -300,13 +330,16 @@ def _fitting(
     """
     widths, gap = list(widths), 0
     for gap, shortest in squeezes:
-        least = {
-            place: max(*((_floor(one, shortest), distinct) if shortest else (_SHORTEST,)), len(one.column.title))
-            for place, (one, distinct) in names.items()
+        least_widths = {
+            place: max(
+                *((_floor(text_column, shortest), distinct) if shortest else (_SHORTEST,)),
+                len(text_column.column.title),
+            )
+            for place, (text_column, distinct) in names.items()
         }
         while sum(widths) + gap * (len(widths) - 1) > columns:
             longest = max(
-                (place for place in names if widths[place] > least[place]),
+                (place for place in names if widths[place] > least_widths[place]),
                 key=lambda place: (not names[place][0].column.kept, widths[place]),
                 default=-1,
             )
@@ -318,18 +351,26 @@ def _fitting(
     return widths, gap
 
 
-def _aligned(shown: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> list[str]:
+def _aligned(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> list[str]:
     """Return the line of titles and those of the rows."""
-    refuse_huge((sum(widths.columns) + widths.gap) * len(shown[0].texts))
+    refuse_huge((sum(widths.columns) + widths.gap) * len(text_columns[0].texts))
     filled = []
-    for one, width in zip(shown, widths.columns, strict=False):  # sentences below their rows have no width
-        texts = [text.ljust(width) for text in one.texts] if one.column.spans else _filled(one.texts, width)
-        if one.colours:
-            texts = texts if one is not shown[-1] else [text.rstrip(" ") for text in texts]
-            texts = list(map(shape.screen.paint, texts, one.colours))
-        filled.append([*_filled([one.column.title], width), *texts] if shape.headers else texts)
+    for text_column, width in zip(
+        text_columns, widths.columns, strict=False
+    ):  # sentences below their rows have no width
+        texts = (
+            [text.ljust(width) for text in text_column.texts]
+            if text_column.column.spans
+            else _filled(text_column.texts, width)
+        )
+        if text_column.colours:
+            texts = texts if text_column is not text_columns[-1] else [text.rstrip(" ") for text in texts]
+            texts = list(map(shape.screen.paint, texts, text_column.colours))
+        filled.append([*_filled([text_column.column.title], width), *texts] if shape.headers else texts)
     between = " " * widths.gap
-    if not any(one.width < widest(one.texts) for one in shown if one.column.spans):
+    if not any(
+        text_column.width < widest(text_column.texts) for text_column in text_columns if text_column.column.spans
+    ):
         return [between.join(parts).rstrip(" ") for parts in zip(*filled, strict=True)]
     starts = [sum(widths.columns[:place]) + widths.gap * place for place in range(len(filled))]
     return [_run_over(parts, starts) for parts in zip(*filled, strict=True)]
@@ -338,9 +379,9 @@ def _aligned(shown: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> lis
 def _run_over(parts: Sequence[str], starts: Sequence[int]) -> str:
     """Return a line in which a text may take the place of the empty cells to its right."""
     line = ""
-    for part, start in zip(parts, starts, strict=True):
-        if part.strip(" "):
-            line += " " * (start - cells(line)) + part.rstrip(" ")
+    for text, start in zip(parts, starts, strict=True):
+        if text.strip(" "):
+            line += " " * (start - cells(line)) + text.rstrip(" ")
     return line
 
 

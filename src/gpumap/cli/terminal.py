@@ -47,7 +47,10 @@ def escape_terminal_controls(document: str) -> str:
     """Give a JSON document with what would steer a terminal written as JSON's own escapes: it means the same."""
     if is_printable(document):
         return document
-    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in document)
+    return "".join(
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+        for character in document
+    )
 
 
 def contained(text: str) -> str:
@@ -86,7 +89,7 @@ def shortened(text: str, room: int) -> str:
     tail_room = (room - 1) // 2
     head = "".join(_start(text, room - 1 - tail_room))
     tail = "".join(reversed([*_start(text[::-1], tail_room)]))
-    return head + ELLIPSIS + tail.lstrip("".join(one for one in tail if _cells(one) == 0))
+    return head + ELLIPSIS + tail.lstrip("".join(character for character in tail if _cells(character) == 0))
 
 
 def wrapped(text: str, room: int) -> Iterator[str]:
@@ -115,26 +118,26 @@ def repainted(lines: Sequence[str], columns: int, height: int) -> str:
     """Return what paints lines over the last frame. A taller frame would scroll, and the next begin in its middle."""
     if len(lines) > height:
         lines = [*lines[: height - 1], f"… and {len(lines) - height + 1} more lines"]
-    shown = [_cut(line, columns) for line in lines]
+    cut_lines = [_cut(line, columns) for line in lines]
     # A line that fills its row needs no clearing: the cursor is still on its last character.
-    fills = (cells(_PAINT.sub("", line)) == columns for line in shown)
+    fills = (cells(_PAINT.sub("", line)) == columns for line in cut_lines)
     return (
         _HOME
-        + "\n".join(line + ("" if full else _TO_LINE_END) for line, full in zip(shown, fills, strict=True))
+        + "\n".join(line + ("" if full else _TO_LINE_END) for line, full in zip(cut_lines, fills, strict=True))
         + _TO_END
     )
 
 
 def _cut(line: str, columns: int) -> str:
     """Return the part of a line that fits a row, with all of its colours: a wrapped line would move all below it."""
-    parts, left = [], columns
-    for part in _PAINT.split(line):
-        if _PAINT.fullmatch(part):
-            parts.append(part)
+    parts, cells_left = [], columns
+    for piece in _PAINT.split(line):
+        if _PAINT.fullmatch(piece):
+            parts.append(piece)
             continue
-        for character in part:
-            left -= cells(character)
-            if left < 0:
+        for character in piece:
+            cells_left -= cells(character)
+            if cells_left < 0:
                 break
             parts.append(character)
     return "".join(parts)

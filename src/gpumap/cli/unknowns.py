@@ -30,10 +30,12 @@ def few(sentences: Iterable[str], fleet: bool) -> Iterator[str]:
 def of_each(maps: NodeMaps, sentences: Callable[[Node], Iterable[str]]) -> Iterator[str]:
     """Return the sentences about each node; of a fleet each sentence once, with the names of its nodes."""
     if not maps.fleet:
-        for one in maps.maps:
-            yield from sentences(one)
+        for node in maps.maps:
+            yield from sentences(node)
         return
-    yield from reason_sentences((one.name, sentence) for one in maps.maps for sentence in dict.fromkeys(sentences(one)))
+    yield from reason_sentences(
+        (node.name, sentence) for node in maps.maps for sentence in dict.fromkeys(sentences(node))
+    )
 
 
 def is_blind(node_map: Node) -> bool:
@@ -43,10 +45,10 @@ def is_blind(node_map: Node) -> bool:
 
 def blind(maps: NodeMaps) -> Iterator[str]:
     """Return a sentence for each node that is blind, or for a few of them."""
-    nodes = [one for one in maps.maps if is_blind(one)]
-    for one in nodes[:_BLIND_MAX]:
-        why = "neither its kubelet nor NVML answers" if has_kubelet(one) else "NVML does not answer"
-        yield f"node {one.name}: {one.stale or why}"
+    nodes = [node for node in maps.maps if is_blind(node)]
+    for node in nodes[:_BLIND_MAX]:
+        why = "neither its kubelet nor NVML answers" if has_kubelet(node) else "NVML does not answer"
+        yield f"node {node.name}: {node.stale or why}"
     if len(nodes) > _BLIND_MAX:
         yield f"and {len(nodes) - _BLIND_MAX} more like this"
 
@@ -98,4 +100,4 @@ def no_rows(maps: NodeMaps, namespace: str) -> str:
     if namespace:
         known = "" if all_known(maps) else "known "
         return f"Namespace {printable(namespace)} has no {known}holder or user of a GPU."
-    return "No current data." if any(one.stale for one in maps.maps) else "No devices."
+    return "No current data." if any(node.stale for node in maps.maps) else "No devices."

@@ -62,7 +62,7 @@ async def _last_values(
             labelled: next(iter(found_values))
             if len(found_values) == 1
             else await _last_value(server, values, match, labelled, day)
-            for labelled, found_values in values.by_object(row.labels for row in rows).items()
+            for labelled, found_values in values.values_by_object(row.labels for row in rows).items()
             if labelled in wanted_objects
         }
 

@@ -45,8 +45,8 @@ def add_check(commands: Commands) -> None:
             ("another node", "gpumap check --url http://gpu-1:9401"),
         ],
     )
-    what = parser.add_argument_group("selection")
-    what.add_argument(
+    selection = parser.add_argument_group("selection")
+    selection.add_argument(
         "--only",
         metavar="CONDITION",
         action="append",
@@ -61,7 +61,7 @@ def add_check(commands: Commands) -> None:
     leave_to_help_all(parser, HOW_TO_ASK)
 
 
-def _check(given: argparse.Namespace) -> int:
+def _check(args: argparse.Namespace) -> int:
     """Print the line. Raises UsageError."""
     handle_ending_signals(signal.SIG_DFL)  # elsewhere the exit code is 0, which means here that the GPUs work
     import asyncio
@@ -70,12 +70,12 @@ def _check(given: argparse.Namespace) -> int:
     from gpumap.model.check import check, short_line
 
     async def ask() -> tuple[int, str]:
-        answers = maps_of_agent(given, 0.0)
+        answers = maps_of_agent(args, 0.0)
         answer = await anext(answers)
         await answers.aclose()
         if isinstance(answer, FatalError):
             return 2, short_line(str(answer))
-        return check(answer.maps[0], given.only)
+        return check(answer.maps[0], args.only)
 
     try:
         code, line = asyncio.run(ask())

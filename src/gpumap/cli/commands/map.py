@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
 from gpumap.cli.commands import SUMMARIES, Program
 from gpumap.cli.parser import add_command
-from gpumap.cli.rows import ContainerRow, DeviceRow, NodeMaps, of_namespace, pods_in, rows
+from gpumap.cli.rows import ContainerRow, DeviceRow, NodeMaps, maps_of_namespace, pods_in, rows
 from gpumap.cli.screen import Report
 from gpumap.cli.table import (
     Column,
     Shape,
     SortKey,
+    add_node_column,
     in_order,
     joined,
     notes,
     sort_keys,
     spare_containers,
     table,
-    with_node,
 )
 from gpumap.cli.unknowns import no_rows, troubles
 from gpumap.model.devices import container_of, has_kubelet, select_namespace
@@ -87,8 +87,8 @@ def _map(program: Program, args: argparse.Namespace) -> int:
     if getattr(args, "prometheus", None) is not None:
         from gpumap.cli.commands.map_sums import SUMS_REPORT, check_flags, cluster_sums
 
-        by = check_flags(args, shape)
-        return program.show(args, SUMS_REPORT, shape, partial(cluster_sums, by=by))
+        level = check_flags(args, shape)
+        return program.show(args, SUMS_REPORT, shape, partial(cluster_sums, level=level))
     if getattr(args, "by", None):
         raise UsageError("--by requires --prometheus")
     return program.show(args, REPORT, shape, None)
@@ -101,7 +101,7 @@ def _column(
     title: str,
     device: Callable[[DeviceRow], str] | None = None,
     container: Callable[[ContainerRow], str] | None = None,
-    other: Callable[[ContainerRow], str] | None = None,
+    other_use: Callable[[ContainerRow], str] | None = None,
     *,
     sort: Callable[[ContainerRow], float | None] | None = None,
     sort_name: str = "",
@@ -114,7 +114,7 @@ def _column(
     def read(row: MapRow) -> str:
         if isinstance(row, DeviceRow):
             return device(row) if device else ""
-        of_kind = container if row.listed else other
+        of_kind = container if row.listed else other_use
         return of_kind(row) if of_kind else ""
 
     def value(row: MapRow) -> float | None:
@@ -123,16 +123,16 @@ def _column(
     return Column(title, read, value if sort else None, largest_first=True, sort_name=sort_name)
 
 
-def _name_column(title: str, part: Callable[[ContainerName], str]) -> Column[MapRow]:
-    return _column(title, None, lambda row: part(row.container) or UNKNOWN, lambda row: part(row.container))._replace(
-        name=True
-    )
+def _name_column(title: str, name_of: Callable[[ContainerName], str]) -> Column[MapRow]:
+    return _column(
+        title, None, lambda row: name_of(row.container) or UNKNOWN, lambda row: name_of(row.container)
+    )._replace(name=True)
 
 
-def _granted(row: ContainerRow, shown: str) -> str:
+def _granted(row: ContainerRow, text: str) -> str:
     """A container that uses the device and is known not to hold it was granted 0."""
     if row.holds:
-        return shown
+        return text
     return "0" if row.owner == "unassigned" else UNKNOWN
 
 
@@ -224,18 +224,22 @@ SORT_KEYS: dict[str, SortKey[MapRow]] = {
 
 def map_table(maps: NodeMaps, shape: Shape) -> str:
     """Return each device with its holders and users; then slots on no device, and what is not known."""
-    found = [row for node_map in maps.maps for row in _rows(node_map, shape)]
-    containers = (row.container for row in found if isinstance(row, ContainerRow) and row.listed)
+    table_rows = [row for node_map in maps.maps for row in _rows(node_map, shape)]
+    containers = (row.container for row in table_rows if isinstance(row, ContainerRow) and row.listed)
     columns = spare_containers(COLUMNS, containers)
     if not any(map(has_kubelet, maps.maps)):
         columns = tuple(column for column in columns if column.title not in _ASSIGNED)
     unmatched = [
-        UnmatchedRow(one.name, entry) for one in maps.maps for entry in select_namespace(one.unmatched, shape.namespace)
+        UnmatchedRow(node.name, entry)
+        for node in maps.maps
+        for entry in select_namespace(node.unmatched, shape.namespace)
     ]
     return joined(
         [
-            table(with_node(columns, fleet=maps.fleet), found, shape) if found else no_rows(maps, shape.namespace),
-            table(with_node(_UNMATCHED_COLUMNS, fleet=maps.fleet), unmatched, shape) if unmatched else "",
+            table(add_node_column(columns, fleet=maps.fleet), table_rows, shape)
+            if table_rows
+            else no_rows(maps, shape.namespace),
+            table(add_node_column(_UNMATCHED_COLUMNS, fleet=maps.fleet), unmatched, shape) if unmatched else "",
             notes(troubles(maps), shape.screen, "red"),
         ]
     )
@@ -243,7 +247,7 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
 
 def map_values(maps: NodeMaps, shape: Shape) -> Node | dict[str, object]:
     """Return the same for scripts: the map as it is, or those of a fleet."""
-    maps = of_namespace(maps, shape.namespace)
+    maps = maps_of_namespace(maps, shape.namespace)
     if maps.fleet:
         return {"version": VERSION, "nodes": list(maps.maps), "missing": list(maps.missing)}
     (node_map,) = maps.maps
@@ -254,27 +258,27 @@ def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
     """Return the pods that hold or use a device, or hold slots on no device."""
     namespace = shape.namespace
     return pods_in(
-        one
+        name
         for node_map in maps.maps
         for names in (
             (
                 row.container
-                for _, found in rows(node_map, namespace)
-                for row in sorted(found, key=lambda row: not row.holds)
+                for _, container_rows in rows(node_map, namespace)
+                for row in sorted(container_rows, key=lambda row: not row.holds)
                 if row.listed
             ),
             map(container_of, select_namespace(node_map.unmatched, namespace)),
         )
-        for one in names
+        for name in names
     )
 
 
 def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:
     order = SORT_KEYS[shape.order or ORDERS[0]]
-    for device, found in rows(node_map, shape.namespace):
+    for device, container_rows in rows(node_map, shape.namespace):
         yield device
-        yield from in_order((row for row in found if row.listed), order, reverse=shape.reverse)
-        yield from (row for row in found if not row.listed and (shape.wide or not row.is_small_remainder))
+        yield from in_order((row for row in container_rows if row.listed), order, reverse=shape.reverse)
+        yield from (row for row in container_rows if not row.listed and (shape.wide or not row.is_small_remainder))
 
 
 REPORT = Report(map_table, map_values, map_names)

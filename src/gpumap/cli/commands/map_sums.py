@@ -28,6 +28,7 @@ from gpumap.cli.table import Column, Shape, amount, in_order, joined, name, note
 from gpumap.cli.unknowns import few
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import counted, number, ratio, reason_sentences, size
+from gpumap.model.grouping import grouped
 from gpumap.model.node import VERSION
 
 NODE, NAMESPACE = "node", "namespace"
@@ -37,19 +38,19 @@ _SHOWN_MAX = 40
 
 
 class Grouping(NamedTuple):
-    """How a server adds up: `match` selects series, `by` are the labels of a row of its answer, `separating` those of
-    targets with different things."""
+    """How a server adds up: `match` selects series, `group_labels` are those of a row of its answer, `separating` are
+    labels of targets with different things."""
 
     match: str
-    by: str
+    group_labels: str
     separating: tuple[str, ...]
 
     def total(self, operator: str, expression: str) -> str:
-        return f"{operator} by ({self.by}) ({expression})"
+        return f"{operator} by ({self.group_labels}) ({expression})"
 
-    def each(self, own: Iterable[str], series: str, *only: str) -> str:
+    def each(self, labels: Iterable[str], series: str, *only: str) -> str:
         """Return each thing with these labels once."""
-        return f"max by ({labels_by(own, self.separating)}) ({series}{braced(*only, self.match)})"
+        return f"max by ({labels_by(labels, self.separating)}) ({series}{braced(*only, self.match)})"
 
 
 class SumColumn(NamedTuple):
@@ -64,9 +65,9 @@ class SumColumn(NamedTuple):
     is_of_nodes: bool = False
     sort_name: str = ""
 
-    def question(self, grouping: Grouping, by: str) -> str:
+    def question(self, grouping: Grouping, level: str) -> str:
         query = self.query(grouping)
-        return f"{query} or 0 * ({self.zero(grouping)})" if self.zero and by == NODE else query
+        return f"{query} or 0 * ({self.zero(grouping)})" if self.zero and level == NODE else query
 
 
 def _sum(series: str, *only: str) -> Callable[[Grouping], str]:
@@ -74,8 +75,8 @@ def _sum(series: str, *only: str) -> Callable[[Grouping], str]:
     return lambda grouping: grouping.total("sum", grouping.each(_ON_DEVICE, series, *only))
 
 
-def _count(own: str, series: str, *only: str) -> Callable[[Grouping], str]:
-    return lambda grouping: grouping.total("count", grouping.each((own,), series, *only))
+def _count(label: str, series: str, *only: str) -> Callable[[Grouping], str]:
+    return lambda grouping: grouping.total("count", grouping.each((label,), series, *only))
 
 
 def _free_devices(grouping: Grouping) -> str:
@@ -125,58 +126,60 @@ COLUMNS = (
 )
 
 
-def _columns(by: str) -> list[SumColumn]:
-    return [column for column in COLUMNS if by == NODE or not column.is_of_nodes]
+def _columns(level: str) -> list[SumColumn]:
+    return [column for column in COLUMNS if level == NODE or not column.is_of_nodes]
 
 
-def _table_columns(by: str) -> Sequence[Column[SumRow]]:
+def _table_columns(level: str) -> Sequence[Column[SumRow]]:
     columns: list[Column[SumRow]] = [
         amount(column.title, column.text, lambda row, key=column.key: row.values.get(key))._replace(  # type: ignore[misc]
             sort_name=column.sort_name
         )
-        for column in _columns(by)
+        for column in _columns(level)
     ]
-    return (name(by.upper(), lambda row: row.name), *columns)
+    return (name(level.upper(), lambda row: row.name), *columns)
 
 
 def check_flags(args: argparse.Namespace, shape: Shape) -> str:
     """Return what the sums are by. Raises UsageError for a flag that is for rows."""
-    by, orders = args.by or NODE, [*sort_keys(_table_columns(args.by or NODE))]
+    level, orders = args.by or NODE, [*sort_keys(_table_columns(args.by or NODE))]
     if shape.namespace or args.output == "name":
         flag = "-o name" if args.output == "name" else f"--namespace {shape.namespace}"
         raise UsageError(f"{flag}: map --prometheus shows sums (--by namespace); kubectl gpumap map shows rows")
     if shape.order and shape.order not in orders:
-        raise UsageError(f"--sort-by {shape.order}: not a column of sums by {by}; valid values: {', '.join(orders)}")
-    return by
+        raise UsageError(f"--sort-by {shape.order}: not a column of sums by {level}; valid values: {', '.join(orders)}")
+    return level
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-async def cluster_sums(server: Prometheus, match: str, by: str) -> NodeMaps:
+async def cluster_sums(server: Prometheus, match: str, level: str) -> NodeMaps:
     """Ask once for the sums of all nodes or namespaces."""
     cluster = await scraped_cluster(server, match)
     places = tuple(cluster.place_labels)
-    if by == NODE:
+    if level == NODE:
         grouping = Grouping(match, ", ".join(places), places)
     else:
-        grouping = Grouping(match, labels_by([NAMESPACE], ()), tuple(one for one in places if one not in SCRAPE_LABELS))
-    columns = _columns(by)
-    answers = await together([server.instant(column.question(grouping, by), cluster.moment) for column in columns])
+        grouping = Grouping(
+            match, labels_by([NAMESPACE], ()), tuple(label for label in places if label not in SCRAPE_LABELS)
+        )
+    columns = _columns(level)
+    answers = await together([server.instant(column.question(grouping, level), cluster.moment) for column in columns])
     # Of several targets of a node, the newest that has a value counts.
     ranks = {target.place: (node.name, -rank) for node in cluster.nodes for rank, target in enumerate(node.targets)}
-    values: dict[str, dict[str, float]] = {node.name: {} for node in cluster.nodes if by == NODE}
+    values: dict[str, dict[str, float]] = {node.name: {} for node in cluster.nodes if level == NODE}
     invalid = [*cluster.invalid]
     for column, rows in zip(columns, answers, strict=True):
         for row in sorted(rows, key=lambda row: ranks.get(place_of(row.labels), ("", 0))):
-            group = ranks.get(place_of(row.labels), ("", 0))[0] if by == NODE else own_value(row.labels, NAMESPACE)
+            group = ranks.get(place_of(row.labels), ("", 0))[0] if level == NODE else own_value(row.labels, NAMESPACE)
             value = number_of(row, is_whole=column.text is number)
             if value is None:
                 invalid.append(invalid_row(column.key, row))
             elif group:
                 values.setdefault(group, {})[column.key] = value
     missing = reason_sentences((name, "Prometheus cannot scrape its gpumap (up is 0)") for name in cluster.down)
-    sums = ClusterSums(by, tuple(SumRow(name, values[name]) for name in sorted(values)))
+    sums = ClusterSums(level, tuple(SumRow(name, values[name]) for name in sorted(values)))
     return NodeMaps((), (*missing, *left_out(invalid)), fleet=True, sums=sums)
 
 
@@ -185,15 +188,15 @@ async def cluster_sums(server: Prometheus, match: str, by: str) -> NodeMaps:
 
 def sums_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the largest rows, then what is not in them, and a last line of sums over all."""
-    rows, sums = _sorted(maps, shape), _sums(maps)
-    by, totals = sums.by, _totals(sums)
-    shown = rows if shape.wide else rows[:_SHOWN_MAX]
-    more = [f"{counted(len(rows) - len(shown), f'more {by}')}: -o wide shows all."] if len(rows) > len(shown) else []
-    parts = [f"{column.text(totals.get(column.key))} {column.title}" for column in _columns(by)]
+    rows, level, totals = _sorted(maps, shape), maps.sums.level, _totals(maps.sums)
+    shown_rows = rows if shape.wide else rows[:_SHOWN_MAX]
+    hidden = len(rows) - len(shown_rows)
+    rest_notes = [f"{counted(hidden, f'more {level}')}: -o wide shows all."] if hidden else []
+    parts = [f"{column.text(totals.get(column.key))} {column.title}" for column in _columns(level)]
     return joined(
         [
-            table(_table_columns(by), shown, shape) if shown else f"No {by} has a known sum.",
-            notes(more, shape.screen),
+            table(_table_columns(level), shown_rows, shape) if shown_rows else f"No {level} has a known sum.",
+            notes(rest_notes, shape.screen),
             notes(few(maps.missing, fleet=True), shape.screen, "red"),
             notes([f"Sum: {', '.join(parts)}."], shape.screen, "bold"),
         ]
@@ -202,40 +205,32 @@ def sums_table(maps: NodeMaps, shape: Shape) -> str:
 
 def sums_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     """Return the same for scripts, with all rows. Unknown sums are null."""
-    sums = _sums(maps)
-    rows = [{sums.by: row.name, **_values(row.values, sums.by)} for row in _sorted(maps, shape)]
-    totals = _values(_totals(sums), sums.by)
-    return {"version": VERSION, "by": sums.by, "rows": rows, "sums": totals, "missing": list(maps.missing)}
-
-
-def _sums(maps: NodeMaps) -> ClusterSums:
-    assert maps.sums is not None  # noqa: S101 -- only answers of `cluster_sums` are shown here
-    return maps.sums
+    sums = maps.sums
+    rows = [{sums.level: row.name, **_values(row.values, sums.level)} for row in _sorted(maps, shape)]
+    totals = _values(_totals(sums), sums.level)
+    return {"version": VERSION, "by": sums.level, "rows": rows, "sums": totals, "missing": list(maps.missing)}
 
 
 def _sorted(maps: NodeMaps, shape: Shape) -> list[SumRow]:
-    sums = _sums(maps)
-    key = sort_keys(_table_columns(sums.by))[shape.order or "gpus"]
+    sums = maps.sums
+    key = sort_keys(_table_columns(sums.level))[shape.order or "gpus"]
     return in_order(sums.rows, key, reverse=shape.reverse)
 
 
 def _totals(sums: ClusterSums) -> dict[str, float]:
     """Add up the rows. What none of them has is absent."""
-    totals: dict[str, float] = {}
-    for row in sums.rows:
-        for key, value in row.values.items():
-            totals[key] = totals.get(key, 0) + value
-    return totals
+    values = grouped(pair for row in sums.rows for pair in row.values.items())
+    return {key: sum(of_key) for key, of_key in values.items()}
 
 
-def _values(values: Mapping[str, float], by: str) -> dict[str, float | None]:
+def _values(values: Mapping[str, float], level: str) -> dict[str, float | None]:
     """Return the values as -o json has them: bytes and counts whole, shares of GPUs rounded."""
-    shown: dict[str, float | None] = {}
-    for column in _columns(by):
+    values_by_key: dict[str, float | None] = {}
+    for column in _columns(level):
         value = values.get(column.key)
         is_share = column.text is ratio
-        shown[column.key] = value if value is None else round(value, 3) if is_share else round(value)
-    return shown
+        values_by_key[column.key] = value if value is None else round(value, 3) if is_share else round(value)
+    return values_by_key
 
 
 SUMS_REPORT = Report(sums_table, sums_values)

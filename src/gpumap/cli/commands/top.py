@@ -15,6 +15,7 @@ from gpumap.cli.table import (
     NODE,
     Column,
     Shape,
+    add_node_column,
     amount,
     in_order,
     joined,
@@ -23,7 +24,6 @@ from gpumap.cli.table import (
     sort_keys,
     spare_containers,
     table,
-    with_node,
 )
 from gpumap.cli.unknowns import all_known, no_rows, troubles
 from gpumap.model.formatting import UNKNOWN, age, number, percent, size
@@ -112,7 +112,7 @@ COLUMNS: tuple[Column[ContainerRow], ...] = (
     amount("GRANTED", size, lambda row: row.granted_bytes, wide=True),
     Column(
         "LAST ACTIVE",
-        lambda row: UNKNOWN if row.last_active is None else age(row.device.at - row.last_active),
+        lambda row: UNKNOWN if row.last_active is None else age(row.device.collected_at - row.last_active),
         wide=True,
     ),
     *_LAST,
@@ -137,11 +137,13 @@ SORT_KEYS = sort_keys((NODE, *COLUMNS, *PROCESS_COLUMNS))
 
 def top_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the rows, then what keeps them from being whole."""
-    found = [row for row in top_rows(maps, shape) if shape.wide or not row.is_small_remainder]
-    if found:
-        columns = spare_containers(PROCESS_COLUMNS if shape.processes else COLUMNS, (row.container for row in found))
-        block = table(with_node(columns, fleet=maps.fleet), found, shape)
-    elif shape.namespace or not any(one.devices for one in maps.maps):
+    table_rows = [row for row in top_rows(maps, shape) if shape.wide or not row.is_small_remainder]
+    if table_rows:
+        columns = spare_containers(
+            PROCESS_COLUMNS if shape.processes else COLUMNS, (row.container for row in table_rows)
+        )
+        block = table(add_node_column(columns, fleet=maps.fleet), table_rows, shape)
+    elif shape.namespace or not any(node.devices for node in maps.maps):
         block = no_rows(maps, shape.namespace)
     else:
         block = "Nothing is in use." if all_known(maps) else "No known use."
@@ -150,8 +152,8 @@ def top_table(maps: NodeMaps, shape: Shape) -> str:
 
 def top_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     """Return the same rows for scripts, in bytes and ratios."""
-    found = top_rows(maps, shape)
-    return values_of(maps, rows=[_value(row, fleet=maps.fleet, processes=shape.processes) for row in found])
+    table_rows = top_rows(maps, shape)
+    return values_of(maps, rows=[_value(row, fleet=maps.fleet, processes=shape.processes) for row in table_rows])
 
 
 def top_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
@@ -162,9 +164,9 @@ def top_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
 def top_rows(maps: NodeMaps, shape: Shape) -> list[ContainerRow]:
     """Return the rows of the table, in its order."""
     find = process_rows if shape.processes else container_rows
-    found = [row for node_map in maps.maps for row in find(node_map, shape.namespace)]
-    found = in_order(found, SORT_KEYS["memory"], reverse=False)  # among equals
-    return in_order(found, SORT_KEYS[shape.order or ORDERS[0]], reverse=shape.reverse)
+    table_rows = [row for node_map in maps.maps for row in find(node_map, shape.namespace)]
+    table_rows = in_order(table_rows, SORT_KEYS["memory"], reverse=False)  # among equals
+    return in_order(table_rows, SORT_KEYS[shape.order or ORDERS[0]], reverse=shape.reverse)
 
 
 def _value(row: ContainerRow, *, fleet: bool, processes: bool) -> dict[str, object]:

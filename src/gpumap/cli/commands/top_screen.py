@@ -17,7 +17,7 @@ from gpumap.cli.commands.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
 from gpumap.cli.commands.waste import finding_colour, shown_finding
 from gpumap.cli.rows import ContainerRow, GpuRow, NodeMaps, gpu_rows, process_rows, rows_with_findings
 from gpumap.cli.screen import View, collected_long_ago, lines_above, notices_of, screen_of_stdout
-from gpumap.cli.table import Column, Shape, SortKey, amount, in_order, name, spare_containers, table, with_node
+from gpumap.cli.table import Column, Shape, SortKey, add_node_column, amount, in_order, name, spare_containers, table
 from gpumap.cli.terminal import cells, repainted, shortened, wrapped
 from gpumap.cli.watch import KEY_NAMES, PASTE_BEGIN, PASTE_END, scrolled
 from gpumap.model.errors import FatalError
@@ -57,7 +57,7 @@ class Live(NamedTuple):
 
     `cursor` is the place of the selected row, and `selected` its key until the cursor moves: the cursor follows the row
     to its new place. `offset` is the first row, or the first line of details, that is shown. `history` is the
-    utilization of each GPU in the last collections, `at` the time of the last one.
+    utilization of each GPU in the last collections, `collected_at` the time of the last one.
     """
 
     order: str = "finding"
@@ -71,7 +71,7 @@ class Live(NamedTuple):
     selected: RowKey = ()
     offset: int = 0
     history: Mapping[str, tuple[float | None, ...]] = MappingProxyType({})
-    at: float = 0.0
+    collected_at: float = 0.0
 
 
 def pressed(live: Live, key: str, page: int) -> Live | None:
@@ -91,22 +91,22 @@ def pressed(live: Live, key: str, page: int) -> Live | None:
         return live._replace(cursor=cursor, selected=())
     if key in ORDERS:
         again = ORDERS[key] == live.order and key not in "fw"
-        return _from_top(live, order=ORDERS[key], reverse=again and not live.reverse)
+        return _show_first_row(live, order=ORDERS[key], reverse=again and not live.reverse)
     match key:
         case "enter":
             return live._replace(details=True, offset=0)
         case "p":
-            return _from_top(live, processes=not live.processes)
+            return _show_first_row(live, processes=not live.processes)
         case "r":
-            return _from_top(live, reverse=not live.reverse)
+            return _show_first_row(live, reverse=not live.reverse)
         case "/":
             return live._replace(typing=True)
         case "escape":
-            return _from_top(live, query="")
+            return _show_first_row(live, query="")
     return live
 
 
-def _from_top(live: Live, **changes: object) -> Live:
+def _show_first_row(live: Live, **changes: object) -> Live:
     """Return another list of rows, from its first one."""
     return live._replace(cursor=0, selected=(), offset=0, **changes)  # type: ignore[arg-type]
 
@@ -115,15 +115,15 @@ def _typed(live: Live, key: str) -> Live:
     if key == "enter":
         return live._replace(typing=False)
     if key == "escape":
-        return _from_top(live, typing=False, query="")
+        return _show_first_row(live, typing=False, query="")
     if key == "backspace":
-        return _from_top(live, query=live.query[:-1])
+        return _show_first_row(live, query=live.query[:-1])
     if key.startswith(PASTE_BEGIN):
         text = key.removeprefix(PASTE_BEGIN).removesuffix(PASTE_END).strip()
         key = "".join(character if character.isprintable() else " " for character in text)
     elif len(key) > 1 or not key.isprintable():
         return live
-    return _from_top(live, query=(live.query + key)[:_QUERY_MAX])
+    return _show_first_row(live, query=(live.query + key)[:_QUERY_MAX])
 
 
 def remembered(live: Live, maps: NodeMaps | None) -> Live:
@@ -131,11 +131,11 @@ def remembered(live: Live, maps: NodeMaps | None) -> Live:
     answer."""
     if maps is None:
         return live._replace(history={uuid: (*past, None)[-_REMEMBERED:] for uuid, past in live.history.items()})
-    if maps.fleet or maps.maps[0].timestamp == live.at:
+    if maps.fleet or maps.maps[0].timestamp == live.collected_at:
         return live
     gpus = gpu_rows(maps.maps[0])
-    history = {one.uuid: (*live.history.get(one.uuid, ()), one.utilization_ratio)[-_REMEMBERED:] for one in gpus}
-    return live._replace(history=history, at=maps.maps[0].timestamp)
+    history = {gpu.uuid: (*live.history.get(gpu.uuid, ()), gpu.utilization_ratio)[-_REMEMBERED:] for gpu in gpus}
+    return live._replace(history=history, collected_at=maps.maps[0].timestamp)
 
 
 class Frame(NamedTuple):
@@ -164,22 +164,26 @@ def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height:
         if row.owner not in ("unaccounted", "sibling")  # the line of the GPU, or the row of the sibling, has it
     ]
     words = live.query.lower().split()
-    found = _in_order([row for row in every if all(_matches(row, word, fleet=maps.fleet) for word in words)], live)
-    place = _place(live, found)
+    matching_rows = _sort_rows(
+        [row for row in every if all(_matches(row, word, fleet=maps.fleet) for word in words)], live
+    )
+    place = _place(live, matching_rows)
     if live.details and live.selected and place is None:
         return _filled(head, ["This row is gone."], shortened("Esc back  q quit", columns), height, live)
-    live = _with_cursor(live, found, place)
-    if live.details and found:
-        lines = list(details(found[live.cursor], maps, shape))
+    live = _place_cursor(live, matching_rows, place)
+    if live.details and matching_rows:
+        lines = list(details(matching_rows[live.cursor], maps, shape))
         page = max(height - len(head) - 1, 1)
         live = live._replace(offset=min(live.offset, max(len(lines) - page, 0)))
         return _filled(head, lines[live.offset :], shortened("Esc back  q quit  ↑↓ scroll", columns), height, live)
     above = [*head, *_sum_lines(maps, shape, max(height // 10, 1)), *_gpu_lines(maps, live, shape, height)]
     page = max(height - len(above) - 2, 1)
-    live = live._replace(offset=max(min(live.offset, live.cursor, len(found) - page), live.cursor - page + 1, 0))
-    titles, lines = _row_lines(found, every, live, shape, fleet=maps.fleet)
-    shown = lines[live.offset : live.offset + page] or [shortened(_nothing(live), columns)]
-    return _filled([*above, titles], shown, _foot(live, found, columns), height, live, page)
+    live = live._replace(
+        offset=max(min(live.offset, live.cursor, len(matching_rows) - page), live.cursor - page + 1, 0)
+    )
+    titles, lines = _row_lines(matching_rows, every, live, shape, fleet=maps.fleet)
+    shown_lines = lines[live.offset : live.offset + page] or [shortened(_nothing(live), columns)]
+    return _filled([*above, titles], shown_lines, _foot(live, matching_rows, columns), height, live, page)
 
 
 def _filled(
@@ -187,8 +191,8 @@ def _filled(
 ) -> Frame:
     """Return a frame of exactly so many lines, the last of which is `foot`."""
     room = max(height - 1, 0)
-    shown = [*head, *lines][:room]
-    return Frame([*shown, *[""] * (room - len(shown)), foot], page or max(height - len(head) - 1, 1), live)
+    shown_lines = [*head, *lines][:room]
+    return Frame([*shown_lines, *[""] * (room - len(shown_lines)), foot], page or max(height - len(head) - 1, 1), live)
 
 
 def _nothing(live: Live) -> str:
@@ -197,26 +201,26 @@ def _nothing(live: Live) -> str:
     return "No process is known here." if live.processes else "No known use."
 
 
-def _foot(live: Live, found: Sequence[ContainerRow], columns: int) -> str:
+def _foot(live: Live, rows: Sequence[ContainerRow], columns: int) -> str:
     """Return what is typed, or the place of the cursor; then the keys for which there is room."""
     query = printable(live.query)
     if live.typing:
         return shortened(f"filter: {query}_  Enter keep  Esc clear", columns)
     keys: Sequence[str] = _KEYS
-    place = [f"{live.cursor + 1}/{len(found)}"] if found else []
+    place = [f"{live.cursor + 1}/{len(rows)}"] if rows else []
     if query:
-        place, keys = ["Esc clear", f"filter: {query}"], (counted(len(found), "row"), "Enter details")
+        place, keys = ["Esc clear", f"filter: {query}"], (counted(len(rows), "row"), "Enter details")
     return shortened(next(_lines_of([*place, *keys], "  ", columns)), columns)
 
 
 def _lines_of(parts: Sequence[str], between: str, columns: int) -> Iterator[str]:
     """Return lines of as many parts as have room."""
     line = parts[0]
-    for part in parts[1:]:
-        longer = line + between + part
+    for text in parts[1:]:
+        longer = line + between + text
         if cells(longer) > columns:
             yield line
-            longer = part
+            longer = text
         line = longer
     yield line
 
@@ -224,14 +228,16 @@ def _lines_of(parts: Sequence[str], between: str, columns: int) -> Iterator[str]
 # --- above the rows ---------------------------------------------------------------------------------------------------
 
 
-def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
+def _sum_lines(maps: NodeMaps, shape: Shape, lines_max: int) -> list[str]:
     """Return the sums of the findings, the worst first; nothing if no findings are known."""
     judged = frozenset.intersection(*map(judged_kinds, maps.maps)) if maps.maps else frozenset[str]()
-    found = [one for node in maps.maps for one in node.findings or () if shape.namespace in ("", one.namespace)]
-    if not found and not judged:
+    findings = [
+        finding for node in maps.maps for finding in node.findings or () if shape.namespace in ("", finding.namespace)
+    ]
+    if not findings and not judged:
         return []
-    total = sums(found, judged)
-    shown = {
+    total = sums(findings, judged)
+    sums_by_kind = {
         "fault": number(total["faults"]),
         "not offered": number(total["not_offered_gpus"]),
         "squatter": size(total["squatter_bytes"]),
@@ -245,13 +251,15 @@ def _sum_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
         "granted but not used": size(total["unused_bytes"]),
         "unmatched": number(total["unmatched"]),
     }
-    parts = [f"{kind} {value}" for kind, value in shown.items() if value not in ("0", UNKNOWN)] or ["no findings"]
-    unknown = [kind for kind, value in shown.items() if value == UNKNOWN]
+    parts = [f"{kind} {value}" for kind, value in sums_by_kind.items() if value not in ("0", UNKNOWN)] or [
+        "no findings"
+    ]
+    unknown = [kind for kind, value in sums_by_kind.items() if value == UNKNOWN]
     parts += [f"not known: {kind}" if kind == unknown[0] else kind for kind in unknown]
     lines = list(_lines_of(parts, ", ", shape.screen.columns or 80))
-    if len(lines) > most:
-        lines[most - 1] = shortened(f"{lines[most - 1]}, …", shape.screen.columns or 80)
-    return [shape.screen.paint(shortened(line, shape.screen.columns or 80), "bold") for line in lines[:most]]
+    if len(lines) > lines_max:
+        lines[lines_max - 1] = shortened(f"{lines[lines_max - 1]}, …", shape.screen.columns or 80)
+    return [shape.screen.paint(shortened(line, shape.screen.columns or 80), "bold") for line in lines[:lines_max]]
 
 
 def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[str]:
@@ -259,49 +267,50 @@ def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[st
 
     If there is no room for all, those that are broken and the busiest are shown. A fleet has too many.
     """
-    found = [] if maps.fleet else gpu_rows(maps.maps[0])
+    gpus = [] if maps.fleet else gpu_rows(maps.maps[0])
     columns = shape.screen.columns or 80
-    if not found:
+    if not gpus:
         return []
-    if len(found) < height // 4:
-        return table(_gpu_columns(found, live), found, shape, lambda one: "red" if one.broken else "").splitlines()
+    if len(gpus) < height // 4:
+        return table(_gpu_columns(gpus, live), gpus, shape, lambda gpu: "red" if gpu.broken else "").splitlines()
     cell = f"{'GPU':<4}{'UTIL':<{_IN_STRIP}} {'':>4} {'MEM':>4}"
     in_line = max((columns + 2) // (len(cell) + 2), 1)
     room = (height // 6 - 1) * in_line
     if room <= 0:
         return []
-    hidden = len(found) - room
+    hidden = len(gpus) - room
     if hidden > 0:
-        worst = sorted(found, key=lambda one: (not one.broken, -(one.utilization_ratio or 0.0)))[: room - 1]
-        found = [one for one in found if one in worst]
-    shown = [shape.screen.paint(_in_strip(one, live), "red" if one.broken else "") for one in found]
-    shown += [f"and {hidden + 1} more"] if hidden > 0 else []
-    lines = ["  ".join(shown[first : first + in_line]) for first in range(0, len(shown), in_line)]
-    return ["  ".join([cell] * min(in_line, len(shown))), *lines]
+        worst = sorted(gpus, key=lambda gpu: (not gpu.broken, -(gpu.utilization_ratio or 0.0)))[: room - 1]
+        gpus = [gpu for gpu in gpus if gpu in worst]
+    cells = [shape.screen.paint(_strip_cell(gpu, live), "red" if gpu.broken else "") for gpu in gpus]
+    cells += [f"and {hidden + 1} more"] if hidden > 0 else []
+    lines = ["  ".join(cells[first : first + in_line]) for first in range(0, len(cells), in_line)]
+    return ["  ".join([cell] * min(in_line, len(cells))), *lines]
 
 
-def _in_strip(one: GpuRow, live: Live) -> str:
-    part = one.used_bytes / one.total_bytes if one.total_bytes and one.used_bytes is not None else None
-    mark = "!" if one.broken else ""
-    return f"{one.name + mark:<4}{_curve(one, live, _IN_STRIP)} {percent(one.utilization_ratio):>4} {percent(part):>4}"
+def _strip_cell(gpu: GpuRow, live: Live) -> str:
+    memory_ratio = gpu.used_bytes / gpu.total_bytes if gpu.total_bytes and gpu.used_bytes is not None else None
+    mark = "!" if gpu.broken else ""
+    curve = _curve(gpu, live, _IN_STRIP)
+    return f"{gpu.name + mark:<4}{curve} {percent(gpu.utilization_ratio):>4} {percent(memory_ratio):>4}"
 
 
-def _curve(one: GpuRow, live: Live, width: int) -> str:
-    past = live.history.get(one.uuid, ())[-width:]
+def _curve(gpu: GpuRow, live: Live, width: int) -> str:
+    past = live.history.get(gpu.uuid, ())[-width:]
     levels = (" " if each is None else _LEVELS[min(int(each * len(_LEVELS)), len(_LEVELS) - 1)] for each in past)
     return "".join(levels).rjust(width)
 
 
 def _gpu_columns(gpus: Sequence[GpuRow], live: Live) -> list[Column[GpuRow]]:
-    model: Column[GpuRow] = name("MODEL", lambda one: one.model, spare=1)
+    model: Column[GpuRow] = name("MODEL", lambda gpu: gpu.model, spare=1)
     return [
-        Column("GPU", lambda one: one.name + ("!" if one.broken else "")),
-        Column("HISTORY", lambda one: _curve(one, live, 3 * _IN_STRIP), spare=2),
-        amount("UTIL", percent, lambda one: one.utilization_ratio),
-        Column("MEMORY", lambda one: size(one.used_bytes) + (f"/{size(one.total_bytes)}" if one.total_bytes else "")),
-        Column("TEMP", lambda one: UNKNOWN if one.temperature_celsius is None else f"{one.temperature_celsius:.0f}°C"),
-        Column("POWER", lambda one: UNKNOWN if one.power_watts is None else f"{one.power_watts:.0f}W", spare=3),
-        *([model] if len({one.model for one in gpus}) > 1 else []),
+        Column("GPU", lambda gpu: gpu.name + ("!" if gpu.broken else "")),
+        Column("HISTORY", lambda gpu: _curve(gpu, live, 3 * _IN_STRIP), spare=2),
+        amount("UTIL", percent, lambda gpu: gpu.utilization_ratio),
+        Column("MEMORY", lambda gpu: size(gpu.used_bytes) + (f"/{size(gpu.total_bytes)}" if gpu.total_bytes else "")),
+        Column("TEMP", lambda gpu: UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}°C"),
+        Column("POWER", lambda gpu: UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}W", spare=3),
+        *([model] if len({gpu.model for gpu in gpus}) > 1 else []),
     ]
 
 
@@ -312,26 +321,26 @@ def _key(row: ContainerRow) -> RowKey:
     return row.node, row.device.uuid, row.container, row.owner, row.pid, row.work, row.finding and row.finding.reason
 
 
-def _place(live: Live, found: Sequence[ContainerRow]) -> int | None:
+def _place(live: Live, rows: Sequence[ContainerRow]) -> int | None:
     """Return where the selected row is now, also if it has another finding; `None` if it is gone."""
-    keys = [_key(row) for row in found]
+    keys = [_key(row) for row in rows]
     alike = (place for place, key in enumerate(keys) if key[:-1] == live.selected[:-1])
     return keys.index(live.selected) if live.selected in keys else next(alike, None)
 
 
-def _with_cursor(live: Live, found: Sequence[ContainerRow], place: int | None) -> Live:
+def _place_cursor(live: Live, rows: Sequence[ContainerRow], place: int | None) -> Live:
     """Put the cursor on the selected row. If that is gone, the cursor stays in its line, or on the last row."""
-    cursor = min(live.cursor, max(len(found) - 1, 0)) if place is None else place
-    return live._replace(cursor=cursor, selected=_key(found[cursor]) if found else ())
+    cursor = min(live.cursor, max(len(rows) - 1, 0)) if place is None else place
+    return live._replace(cursor=cursor, selected=_key(rows[cursor]) if rows else ())
 
 
-def _in_order(found: list[ContainerRow], live: Live) -> list[ContainerRow]:
-    found = in_order(found, SORT_KEYS["memory"], reverse=False)  # among equals
+def _sort_rows(rows: list[ContainerRow], live: Live) -> list[ContainerRow]:
+    rows = in_order(rows, SORT_KEYS["memory"], reverse=False)  # among equals
     if live.order != "finding":
-        return in_order(found, {**SORT_KEYS, "waste": _BY_WASTE}[live.order], reverse=live.reverse)
-    wrong = [(row.finding, row) for row in found if row.finding]
+        return in_order(rows, {**SORT_KEYS, "waste": _BY_WASTE}[live.order], reverse=live.reverse)
+    wrong = [(row.finding, row) for row in rows if row.finding]
     wrong.sort(key=lambda pair: worst_first(pair[0]), reverse=live.reverse)
-    return [*(row for _, row in wrong), *(row for row in found if not row.finding)]
+    return [*(row for _, row in wrong), *(row for row in rows if not row.finding)]
 
 
 def _waste(row: ContainerRow) -> int | None:
@@ -347,22 +356,22 @@ _FINDING: tuple[Column[ContainerRow], ...] = (
 _OF_TOP = {column.title: column for column in (*COLUMNS, *PROCESS_COLUMNS)}
 
 
-def _of_top(title: str, spare: int = 0) -> Column[ContainerRow]:
+def _top_column(title: str, spare_rank: int = 0) -> Column[ContainerRow]:
     """Return a column of the table of `top`."""
-    return _OF_TOP[title]._replace(spare=spare, wide=False)
+    return _OF_TOP[title]._replace(spare=spare_rank, wide=False)
 
 
-_PROCESS: tuple[Column[ContainerRow], ...] = (_of_top("PID"), _of_top("PROCESS", 4))
+_PROCESS: tuple[Column[ContainerRow], ...] = (_top_column("PID"), _top_column("PROCESS", 4))
 _USE: tuple[Column[ContainerRow], ...] = (
-    _of_top("NAMESPACE", 5),
-    _of_top("POD")._replace(kept=False),
-    _of_top("CONTAINER"),
+    _top_column("NAMESPACE", 5),
+    _top_column("POD")._replace(kept=False),
+    _top_column("CONTAINER"),
     Column("WASTE", lambda row: size(_waste(row)) if row.finding else "", spare=3),
-    _of_top("MEMORY", 6),
-    _of_top("GRANTED", 9),
-    _of_top("PEAK", 10),
-    _of_top("SM", 7),
-    _of_top("PROCESSES", 11),
+    _top_column("MEMORY", 6),
+    _top_column("GRANTED", 9),
+    _top_column("PEAK", 10),
+    _top_column("SM", 7),
+    _top_column("PROCESSES", 11),
     Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else "", spare=12),
     Column("WHY", lambda row: row.finding.why if row.finding else "", name=True, spare=13),
 )
@@ -371,37 +380,37 @@ _OF_CONTAINERS = frozenset({"WASTE", "GRANTED", "PEAK", "PROCESSES"})
 
 
 def _row_lines(
-    found: Sequence[ContainerRow], every: Sequence[ContainerRow], live: Live, shape: Shape, *, fleet: bool
+    rows: Sequence[ContainerRow], all_rows: Sequence[ContainerRow], live: Live, shape: Shape, *, fleet: bool
 ) -> tuple[str, list[str]]:
     """Return the line of titles and those of the rows. The titles are those of all rows, whatever the filter."""
     columns = (*_FINDING, *_PROCESS, *_USE) if live.processes else (*_FINDING, *_USE)
-    columns = tuple(one for one in columns if not live.processes or one.title not in _OF_CONTAINERS)
-    if not any(row.finding for row in every):
-        columns = tuple(one for one in columns if one.title not in ("FINDING", "FOR", "WASTE", "WHY"))
-    columns = tuple(spare_containers(columns, (row.container for row in every), spare=8))
+    columns = tuple(column for column in columns if not live.processes or column.title not in _OF_CONTAINERS)
+    if not any(row.finding for row in all_rows):
+        columns = tuple(column for column in columns if column.title not in ("FINDING", "FOR", "WASTE", "WHY"))
+    columns = tuple(spare_containers(columns, (row.container for row in all_rows), spare=8))
     screen = shape.screen
     plain = replace(
         shape, wide=False, headers=True, screen=replace(screen, columns=_beside_cursor(shape), colours=False)
     )
-    titles, *lines = table(with_node(columns, fleet=fleet), found or every, plain).splitlines()
-    shown = []
-    for place, (row, line) in enumerate(zip(found, lines, strict=False)):
+    titles, *lines = table(add_node_column(columns, fleet=fleet), rows or all_rows, plain).splitlines()
+    lines_of_rows = []
+    for place, (row, line) in enumerate(zip(rows, lines, strict=False)):
         if row.finding and row.finding.finding in GPU_FINDINGS:
             line = _fault_line(row.finding, line, titles, _beside_cursor(shape))
         at_cursor = place == live.cursor
         colour = "reverse" if at_cursor else finding_colour(row.finding) if row.finding else ""
-        shown.append(screen.paint(f"{'>' if at_cursor else ' '} {line}", colour))
-    return screen.paint(f"  {titles}", "bold"), shown
+        lines_of_rows.append(screen.paint(f"{'>' if at_cursor else ' '} {line}", colour))
+    return screen.paint(f"  {titles}", "bold"), lines_of_rows
 
 
 def _beside_cursor(shape: Shape) -> int:
     return max((shape.screen.columns or 80) - 2, 1)
 
 
-def _fault_line(one: Finding, line: str, titles: str, columns: int) -> str:
+def _fault_line(finding: Finding, line: str, titles: str, columns: int) -> str:
     """Return the line of a GPU's fault: what is wrong takes the place of the columns of containers."""
     start = min((titles.index(title) for title in ("PID", "NAMESPACE", "POD") if f" {title}" in titles), default=0)
-    return line[:start] + shortened(printable(one.why), max(columns - start, 1))
+    return line[:start] + shortened(printable(finding.why), max(columns - start, 1))
 
 
 _FIELDS: Mapping[str, Callable[[ContainerRow], str]] = {
@@ -438,40 +447,40 @@ def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
     fault = row.finding is not None and row.finding.finding in GPU_FINDINGS
     place = f" on {row.device.name}" if row.device.uuid else ""
     yield screen.paint(shortened(f"GPU {row.device.name}" if fault else f"{printable(who)}{place}", columns), "bold")
-    if one := row.finding:
-        said = f"{shown_finding(one)} for {row.finding_age}: {one.why}."
-        yield from (screen.paint(line, finding_colour(one)) for line in wrapped(printable(said), columns))
-        yield from wrapped(printable(one.remedy or ""), columns)
+    if finding := row.finding:
+        sentence = f"{shown_finding(finding)} for {row.finding_age}: {finding.why}."
+        yield from (screen.paint(line, finding_colour(finding)) for line in wrapped(printable(sentence), columns))
+        yield from wrapped(printable(finding.remedy or ""), columns)
     yield ""
     for title, text in _fields(row):
         if text != UNKNOWN:
             yield from wrapped(f"{title:<12}{printable(text)}", columns)
-    node = next(one for one in maps.maps if one.name == row.node)
+    node = next(node for node in maps.maps if node.name == row.node)
     of_row = [
-        one
-        for one in process_rows(node)
-        if (one.device.uuid, one.container, one.owner, one.work)
+        process
+        for process in process_rows(node)
+        if (process.device.uuid, process.container, process.owner, process.work)
         == (row.device.uuid, row.container, row.owner, row.work)
-        and one.pid is not None
+        and process.pid is not None
     ]
     if of_row:
         yield ""
         yield from table(_PROCESSES, of_row, replace(shape, wide=False, headers=True)).splitlines()
 
 
-_PROCESSES = [one for one in PROCESS_COLUMNS if one.title in ("PID", "TYPE", "PROCESS", "MEMORY", "SM")]
+_PROCESSES = [column for column in PROCESS_COLUMNS if column.title in ("PID", "TYPE", "PROCESS", "MEMORY", "SM")]
 
 
 def _fields(row: ContainerRow) -> Iterator[tuple[str, str]]:
     """Return what is known of the use and the grant of a row; `-` if nothing is."""
     slots = ", ".join(f"{counted(slots, 'slot')} of {resource}" for resource, slots in row.slots.items())
     granted = [size(row.granted_bytes), gpus(row.gpus), slots]
-    yield "granted", ", ".join(one for one in granted if one not in ("", UNKNOWN)) or UNKNOWN
+    yield "granted", ", ".join(text for text in granted if text not in ("", UNKNOWN)) or UNKNOWN
     of_device = f" of {size(row.device.total_bytes)}" if row.device.total_bytes is not None else ""
     yield "memory", UNKNOWN if row.memory_bytes is None else f"{size(row.memory_bytes)}{of_device}"
     yield "peak", size(row.memory_peak_bytes)
     yield "SM", percent(row.busy_ratio)
-    yield "last active", UNKNOWN if row.last_active is None else f"{age(row.device.at - row.last_active)} ago"
+    yield "last active", UNKNOWN if row.last_active is None else f"{age(row.device.collected_at - row.last_active)} ago"
     yield "owner", shown_owner(row) if row.listed or row.processes else UNKNOWN
     yield "device", " ".join(filter(None, (row.device.uuid, row.device.model))) or UNKNOWN
 
@@ -530,9 +539,9 @@ class TopWindow:
             yield node.name
             yield f"{len(node.gpus)} x {models.pop() or 'GPU'}" if len(models) == 1 else f"{len(node.gpus)} GPUs"
 
-    def _notice_lines(self, columns: int, most: int) -> list[str]:
+    def _notice_lines(self, columns: int, lines_max: int) -> list[str]:
         """Return what is wrong, in at most so many lines: a small window has room for devices too."""
         maps = self._maps
         notices = [] if maps is None else [*notices_of(maps, self._view), collected_long_ago(maps, time.time())]
-        lines = [line for one in notices if one for line in wrapped(one, max(columns - 2, 1))]
-        return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]} …"]
+        lines = [line for notice in notices if notice for line in wrapped(notice, max(columns - 2, 1))]
+        return lines if len(lines) <= lines_max else [*lines[: lines_max - 1], f"{lines[lines_max - 1]} …"]

@@ -17,6 +17,7 @@ from gpumap.cli.table import (
     Column,
     Shape,
     SortKey,
+    add_node_column,
     amount,
     in_order,
     joined,
@@ -25,7 +26,6 @@ from gpumap.cli.table import (
     sort_keys,
     spare_containers,
     table,
-    with_node,
 )
 from gpumap.cli.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet, select_namespace
@@ -128,13 +128,13 @@ _COLOURS = {
 _IN_CAPITALS = ("squatter", "leftover", "unexplained")
 
 
-def shown_finding(one: Finding) -> str:
+def shown_finding(finding: Finding) -> str:
     """Return the kind of a finding as tables show it."""
-    return one.finding.upper() if one.finding in _IN_CAPITALS else one.finding.replace("_", " ")
+    return finding.finding.upper() if finding.finding in _IN_CAPITALS else finding.finding.replace("_", " ")
 
 
-def finding_colour(one: Finding) -> str:
-    return _COLOURS.get(one.finding, "")
+def finding_colour(finding: Finding) -> str:
+    return _COLOURS.get(finding.finding, "")
 
 
 COLUMNS: tuple[Column[FindingRow], ...] = (
@@ -167,7 +167,7 @@ class GroupSums(NamedTuple):
 
 
 def _summed(title: str, text: Callable[[float | None], str], key: str, *, spare: int = 0) -> Column[GroupSums]:
-    return amount(title, text, lambda one: one.sums[key], spare=spare)
+    return amount(title, text, lambda group: group.sums[key], spare=spare)
 
 
 GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
@@ -183,18 +183,18 @@ GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
 
 def waste_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the findings, what could not be judged, and a last line of sums."""
-    found = _rows(maps, shape)
+    finding_rows = _rows(maps, shape)
     doubts = list(few(_unjudged(maps), maps.fleet))
     groups = _groups(maps, shape.sums_by, shape) if shape.sums_by else []
-    most = _SHOWN_MAX if maps.fleet and not shape.wide else len(groups or found)
-    unseen = max(len(groups or found) - most, 0)
+    rows_max = _SHOWN_MAX if maps.fleet and not shape.wide else len(groups or finding_rows)
+    unseen = max(len(groups or finding_rows) - rows_max, 0)
     if groups:
         first: Column[GroupSums] = name(shape.sums_by.upper(), lambda group: group.name)
-        block = table((first, *GROUP_COLUMNS), groups[:most], shape)
-    elif found:
-        columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in found[:most]))
-        block = table(with_node(columns_of_rows, fleet=maps.fleet), found[:most], shape)
-    elif not maps.fleet and not any(of_device for one in maps.maps for of_device in rows(one, shape.namespace)):
+        block = table((first, *GROUP_COLUMNS), groups[:rows_max], shape)
+    elif finding_rows:
+        columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in finding_rows[:rows_max]))
+        block = table(add_node_column(columns_of_rows, fleet=maps.fleet), finding_rows[:rows_max], shape)
+    elif not maps.fleet and not any(of_device for node in maps.maps for of_device in rows(node, shape.namespace)):
         block = no_rows(maps, shape.namespace)
         if shape.namespace:
             return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen)
@@ -205,17 +205,17 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block = "No waste found." if is_whole else "No waste found in the known data."
     else:
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
-    what = f"more {shape.sums_by if groups else 'finding'}"
-    more = [f"{counted(unseen, what)}: -o wide shows all."] if unseen else []
-    more += [] if groups else of_each(maps, lambda node: _sharing(node, shape.namespace))
+    noun = f"more {shape.sums_by if groups else 'finding'}"
+    hints = [f"{counted(unseen, noun)}: -o wide shows all."] if unseen else []
+    hints += [] if groups else of_each(maps, lambda node: _sharing(node, shape.namespace))
     return joined(
         [
             block,
-            notes(more, shape.screen),
-            notes(dict.fromkeys(map(_remedy, found)) if shape.wide else (), shape.screen),
+            notes(hints, shape.screen),
+            notes(dict.fromkeys(map(_remedy, finding_rows)) if shape.wide else (), shape.screen),
             notes(doubts, shape.screen),
             notes(few([*of_each(maps, gpus_to_repair), *maps.missing], maps.fleet), shape.screen, "red"),
-            notes([_summary(found, _sums(found, _judged_by_all(maps.maps)))], shape.screen, "bold"),
+            notes([_summary(finding_rows, _sums(finding_rows, _judged_by_all(maps.maps)))], shape.screen, "bold"),
         ]
     )
 
@@ -224,15 +224,20 @@ def _sharing(node: Node, namespace: str) -> Iterator[str]:
     """Name the findings on memory that several containers were granted: WASTE has a part of it for each."""
     devices: dict[str | None, Device] = {device.uuid: device for device in node.devices}
     pools = grouped(
-        ((device.gpu_uuid or device.uuid, device.mig and device.mig.gpu_instance_id, device.memory.total_bytes), one)
-        for one in select_namespace(node.findings or (), namespace)
-        if one.finding in ("idle", "maybe_idle", "unused") and (device := devices.get(one.uuid)) and device.memory
+        (
+            (device.gpu_uuid or device.uuid, device.mig and device.mig.gpu_instance_id, device.memory.total_bytes),
+            finding,
+        )
+        for finding in select_namespace(node.findings or (), namespace)
+        if finding.finding in ("idle", "maybe_idle", "unused")
+        and (device := devices.get(finding.uuid))
+        and device.memory
     )
     sharers = [
-        "/".join(one.pod_name)
-        for (_, _, total_bytes), found in pools.items()
-        if sum(one.granted_bytes or 0 for one in found) > total_bytes
-        for one in found
+        "/".join(finding.pod_name)
+        for (_, _, total_bytes), findings in pools.items()
+        if sum(finding.granted_bytes or 0 for finding in findings) > total_bytes
+        for finding in findings
     ]
     if sharers:
         yield f"WASTE counts memory that containers share only once, not as GRANTED minus USED: {listed(sharers)}."
@@ -240,13 +245,16 @@ def _sharing(node: Node, namespace: str) -> Iterator[str]:
 
 def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     """Return the same for scripts: findings, sums, also by namespace, and sentences on what is not known."""
-    found = _rows(maps, shape)
-    by = SUMS_BY if maps.fleet else SUMS_BY[:1]
+    finding_rows = _rows(maps, shape)
+    levels = SUMS_BY if maps.fleet else SUMS_BY[:1]
     return values_of(
         maps,
-        findings=[_value(row, fleet=maps.fleet) for row in found],
-        sums=_sums(found, _judged_by_all(maps.maps)),
-        **{f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(maps, what, shape)] for what in by},
+        findings=[_value(row, fleet=maps.fleet) for row in finding_rows],
+        sums=_sums(finding_rows, _judged_by_all(maps.maps)),
+        **{
+            f"by_{level}": [{level: group.name or None, **group.sums} for group in _groups(maps, level, shape)]
+            for level in levels
+        },
         unjudged_sentences=list(_unjudged(maps)),
     )
 
@@ -257,11 +265,11 @@ def waste_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
 
 
 def _rows(maps: NodeMaps, shape: Shape) -> list[FindingRow]:
-    found = [row for one in maps.maps for row in _rows_of(one, shape.namespace)]
+    finding_rows = [row for node in maps.maps for row in _rows_of(node, shape.namespace)]
     order = shape.order or _BY_SEVERITY
     if order in _ORDER_KEYS:
-        return sorted(found, key=_ORDER_KEYS[order], reverse=shape.reverse)
-    return in_order(found, SORT_KEYS[order], reverse=shape.reverse)
+        return sorted(finding_rows, key=_ORDER_KEYS[order], reverse=shape.reverse)
+    return in_order(finding_rows, SORT_KEYS[order], reverse=shape.reverse)
 
 
 _ORDER_KEYS = {
@@ -273,9 +281,11 @@ _ORDER_KEYS = {
 def _rows_of(node: Node, namespace: str) -> Iterator[FindingRow]:
     names: dict[str | None, str] = {gpu.uuid: str(gpu.index) for gpu in node.gpus}
     names |= {device.uuid: device_name(device) for device in node.devices}
-    for one in select_namespace(node.findings or (), namespace):
-        if one.finding in _KINDS:
-            yield FindingRow(node.name, names.get(one.uuid, UNKNOWN), max(node.timestamp - one.since, 0.0), one)
+    for finding in select_namespace(node.findings or (), namespace):
+        if finding.finding in _KINDS:
+            yield FindingRow(
+                node.name, names.get(finding.uuid, UNKNOWN), max(node.timestamp - finding.since, 0.0), finding
+            )
 
 
 def _unjudged(maps: NodeMaps) -> Iterator[str]:
@@ -291,35 +301,35 @@ def _unjudged(maps: NodeMaps) -> Iterator[str]:
     kinds = grouped(((kind, down[name]), name) for kind, name in unknown_kinds)
     nodes = grouped(((tuple(names), why), kind) for (kind, why), names in kinds.items())
     for (unable, why), of_nodes in nodes.items():
-        what = f"{', '.join(of_nodes)}: not known on {len(unable)} of {counted(len(maps.maps), 'node')}"
-        yield f"{what}{f': {why}' if why else ''} ({', '.join(unable[:3])}{', …' if len(unable) > 3 else ''})."
+        sentence = f"{', '.join(of_nodes)}: not known on {len(unable)} of {counted(len(maps.maps), 'node')}"
+        yield f"{sentence}{f': {why}' if why else ''} ({', '.join(unable[:3])}{', …' if len(unable) > 3 else ''})."
 
 
 def _remedy(row: FindingRow) -> str:
     """Return what to do about all findings of a kind; about slots on no device for each pod."""
-    one = row.finding
-    of_pod = f" of {one.pod}" if one.finding == "unmatched" else ""
-    return f"{one.finding.replace('_', ' ')}{of_pod}: {one.remedy}"
+    finding = row.finding
+    of_pod = f" of {finding.pod}" if finding.finding == "unmatched" else ""
+    return f"{finding.finding.replace('_', ' ')}{of_pod}: {finding.remedy}"
 
 
-def _groups(maps: NodeMaps, by: str, shape: Shape) -> list[GroupSums]:
+def _groups(maps: NodeMaps, level: str, shape: Shape) -> list[GroupSums]:
     """Return the sums of each namespace or node that has a finding, and of nodes that cannot be judged; the largest
     first."""
-    groups = grouped((row.node if by == "node" else row.finding.namespace, row) for row in _rows(maps, shape))
-    if by == "node":
+    groups = grouped((row.node if level == "node" else row.finding.namespace, row) for row in _rows(maps, shape))
+    if level == "node":
         groups = {node.name: [] for node in maps.maps if not judged_kinds(node) >= {*_KINDS}} | groups
     judged = {node.name: judged_kinds(node) for node in maps.maps}
     by_all = _judged_by_all(maps.maps)
-    made = [
-        GroupSums(group, _sums(of_group, judged[group] if by == "node" else by_all))
+    group_sums = [
+        GroupSums(group, _sums(of_group, judged[group] if level == "node" else by_all))
         for group, of_group in groups.items()
     ]
-    return sorted(sorted(made, key=lambda one: one.name), key=_largest, reverse=not shape.reverse)
+    return sorted(sorted(group_sums, key=lambda group: group.name), key=_largest, reverse=not shape.reverse)
 
 
-def _largest(one: GroupSums) -> tuple[float, float]:
+def _largest(group: GroupSums) -> tuple[float, float]:
     in_bytes = ("unused_bytes", "over_bytes", "squatter_bytes", "leftover_bytes", "unexplained_bytes")
-    return one.sums["idle_gpus"] or 0.0, sum(one.sums[key] or 0.0 for key in in_bytes)
+    return group.sums["idle_gpus"] or 0.0, sum(group.sums[key] or 0.0 for key in in_bytes)
 
 
 def _judged_by_all(nodes: Sequence[Node]) -> frozenset[str]:
@@ -339,10 +349,10 @@ _MEANINGS = {
 }
 
 
-def _summary(found: Iterable[FindingRow], total: dict[str, float | None]) -> str:
-    shareless = sum(row.finding.finding == "idle" and row.finding.gpus is None for row in found)
-    more = f" (and {counted(shareless, 'holder')} of unknown share)" if shareless else ""
-    parts = [f"{ratio(total['idle_gpus'])} GPUs held idle{more}"]
+def _summary(finding_rows: Iterable[FindingRow], total: dict[str, float | None]) -> str:
+    shareless = sum(row.finding.finding == "idle" and row.finding.gpus is None for row in finding_rows)
+    share_note = f" (and {counted(shareless, 'holder')} of unknown share)" if shareless else ""
+    parts = [f"{ratio(total['idle_gpus'])} GPUs held idle{share_note}"]
     for key, meaning in _MEANINGS.items():
         if total[key] or key == "unused_bytes":
             parts.append(f"{size(total[key])} {meaning}")
@@ -361,24 +371,24 @@ def _summary(found: Iterable[FindingRow], total: dict[str, float | None]) -> str
 
 def _value(row: FindingRow, *, fleet: bool) -> dict[str, object]:
     """Return a finding as -o json has it."""
-    one = row.finding
+    finding = row.finding
     return {
         **({"node": row.node} if fleet else {}),
-        "finding": one.finding,
-        "reason": one.reason,
-        "namespace": one.namespace or None,
-        "pod": one.pod or None,
-        "container": one.container or None,
-        "device": row.device if one.uuid else None,
-        "uuid": one.uuid,
-        "since": one.since,
-        "gpus": one.gpus,
-        "granted_bytes": one.granted_bytes,
-        "used_bytes": one.used_bytes,
-        "memory_bytes": one.memory_bytes,
-        "why": one.why,
-        "pids": one.pids,
-        "remedy": one.remedy,
+        "finding": finding.finding,
+        "reason": finding.reason,
+        "namespace": finding.namespace or None,
+        "pod": finding.pod or None,
+        "container": finding.container or None,
+        "device": row.device if finding.uuid else None,
+        "uuid": finding.uuid,
+        "since": finding.since,
+        "gpus": finding.gpus,
+        "granted_bytes": finding.granted_bytes,
+        "used_bytes": finding.used_bytes,
+        "memory_bytes": finding.memory_bytes,
+        "why": finding.why,
+        "pids": finding.pids,
+        "remedy": finding.remedy,
     }
 
 

@@ -91,7 +91,7 @@ def _add_source(parser: Parser, command: str) -> None:
 
 def _show(args: argparse.Namespace, report: Report, shape: Shape, _: Ask | None) -> int:
     """Show the report of the cluster. Raises UsageError."""
-    from gpumap.cli.sources.kubectl import from_cluster
+    from gpumap.cli.sources.kubectl import ask_cluster
     from gpumap.cli.watch import read_view, run
 
     scope = _scope(args)
@@ -101,7 +101,7 @@ def _show(args: argparse.Namespace, report: Report, shape: Shape, _: Ask | None)
     context = f" --context {args.kubectl_context}" if args.kubectl_context else ""
     head = f"{PROGRAM} {args.command}{node}{'' if args.command == 'inspect' else namespace}{order}{context}"
     view = read_view(args, report, shape, head, WATCH_INTERVAL)
-    return run(from_cluster(scope, view.interval_seconds), view)
+    return run(ask_cluster(scope, view.interval_seconds), view)
 
 
 def _namespace(args: argparse.Namespace) -> str:

@@ -24,7 +24,7 @@ import msgspec
 from yarl import URL
 
 from gpumap import __version__
-from gpumap.cli.credentials import Credentials, address_of, credentials_of, is_host, without_password
+from gpumap.cli.credentials import Credentials, address_of, credentials_of, hide_password, is_host
 from gpumap.cli.rows import NodeMaps, NodeMapStream
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.formatting import cut_off
@@ -48,10 +48,10 @@ def maps_of_agent(args: argparse.Namespace, interval_seconds: float) -> NodeMapS
     """Ask the agent of --url again and again. Raises UsageError."""
     address = map_address(args.url)
     who = credentials_of(args, os.environ, "--url", address)
-    return from_agent(address.with_user(None), interval_seconds, who)
+    return ask_agent(address.with_user(None), interval_seconds, who)
 
 
-async def from_agent(address: URL, interval_seconds: float, who: Credentials) -> NodeMapStream:
+async def ask_agent(address: URL, interval_seconds: float, who: Credentials) -> NodeMapStream:
     """Ask a running gpumap again and again."""
     while True:
         answer: NodeMaps | FatalError
@@ -65,12 +65,12 @@ async def from_agent(address: URL, interval_seconds: float, who: Credentials) ->
 
 def map_address(url: str) -> URL:
     """Return the URL of an agent's map. Raises UsageError."""
-    given = address_of("--url", url)
-    if given.query_string or given.fragment:
-        shown = without_password(url).partition("?")[0].partition("#")[0]
-        raise UsageError(f"--url {shown}: must end with the path; a query (?…) or a fragment (#…) is not supported")
-    path = given.path.rstrip("/").removesuffix("/api/v1/map").removesuffix("/metrics")  # as in other tools
-    return given.with_path(f"{path}/api/v1/map")
+    map_url = address_of("--url", url)
+    if map_url.query_string or map_url.fragment:
+        plain_url = hide_password(url).partition("?")[0].partition("#")[0]
+        raise UsageError(f"--url {plain_url}: must end with the path; a query (?…) or a fragment (#…) is not supported")
+    path = map_url.path.rstrip("/").removesuffix("/api/v1/map").removesuffix("/metrics")  # as in other tools
+    return map_url.with_path(f"{path}/api/v1/map")
 
 
 async def _ask(address: URL, who: Credentials) -> Node:
@@ -90,18 +90,18 @@ async def _ask(address: URL, who: Credentials) -> Node:
 
 async def _follow_redirects(address: URL, who: Credentials) -> Answer:
     """Ask; follow redirects, unless the request has credentials: they are for this address only."""
-    asked = address
+    url = address
     for _ in range(REDIRECTS_MAX + 1):
-        tls = (who.tls or _trusting_the_system()) if asked.scheme == "https" else None
-        endpoint = Endpoint(asked.raw_host or "", asked.port or 0, tls, who.server_name)
-        answer = await get(endpoint, asked.raw_path_qs, who.headers, str(address))
+        tls = (who.tls or _trusting_the_system()) if url.scheme == "https" else None
+        endpoint = Endpoint(url.raw_host or "", url.port or 0, tls, who.server_name)
+        answer = await get(endpoint, url.raw_path_qs, who.headers, str(address))
         if answer.status not in _REDIRECTS or not answer.location or any(who):
             return answer
         try:
-            asked = asked.join(URL(answer.location))
+            url = url.join(URL(answer.location))
         except ValueError:
-            asked = URL()
-        if asked.scheme not in ("http", "https") or not is_host(asked.raw_host):
+            url = URL()
+        if url.scheme not in ("http", "https") or not is_host(url.raw_host):
             raise FatalError(f"{address} redirects to an address without http:// or https://")
     raise FatalError(f"{address} redirects too often")
 
@@ -228,8 +228,8 @@ def _request(place: Endpoint, target: str, headers: Mapping[str, str]) -> bytes:
         "Accept-Encoding": "gzip",
         "Connection": "close",
     }
-    given = {name.lower() for name in headers}
-    sent = {name: value for name, value in ours.items() if name.lower() not in given} | dict(headers)
+    names = {name.lower() for name in headers}
+    sent = {name: value for name, value in ours.items() if name.lower() not in names} | dict(headers)
     lines = [f"{name}: {value}" for name, value in sent.items()]
     return "\r\n".join([f"GET {target} HTTP/1.1", *lines, "", ""]).encode()
 

@@ -53,7 +53,7 @@ class Scope(NamedTuple):
     request_seconds: float | None
 
 
-async def from_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
+async def ask_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
     """Ask again and again, through one proxy; if it ended, through another.
 
     Raises FatalError if none starts.
@@ -80,13 +80,13 @@ async def _ask_all(place: Endpoint, scope: Scope) -> NodeMaps:
         raise FatalError(_no_agent(scope))
     slots = asyncio.Semaphore(_AT_ONCE)
     answers = await asyncio.gather(*(_map_of(place, agent, scope, slots) for agent in agents))
-    maps = [one for one in answers if not isinstance(one, str)]
-    reasons = [(agent.node, one) for agent, one in zip(agents, answers, strict=True) if isinstance(one, str)]
+    maps = [answer for answer in answers if not isinstance(answer, str)]
+    reasons = [(agent.node, answer) for agent, answer in zip(agents, answers, strict=True) if isinstance(answer, str)]
     missing = tuple(reason_sentences(reasons))
     if not maps:
-        more = f" (and {len(missing) - 1} more reasons)" if len(missing) > 1 else ""
-        raise FatalError(f"no agent answered: {missing[0]}{more}")
-    maps.sort(key=lambda one: one.name)
+        other_reasons = f" (and {len(missing) - 1} more reasons)" if len(missing) > 1 else ""
+        raise FatalError(f"no agent answered: {missing[0]}{other_reasons}")
+    maps.sort(key=lambda node: node.name)
     return NodeMaps(tuple(maps), missing, fleet=not scope.node, notices=tuple(notices))
 
 
@@ -96,12 +96,12 @@ async def _agents(place: Endpoint, scope: Scope) -> list[Agent]:
     parameters = {"labelSelector": scope.selector, "limit": str(_PAGE_PODS)}
     if scope.node:
         parameters["fieldSelector"] = f"spec.nodeName={scope.node}"
-    found: list[Agent] = []
+    agents: list[Agent] = []
     while True:
         page = await _page(place, f"/api/v1/{where}", parameters, scope)
-        found += agents_of(page.items or ())
+        agents += agents_of(page.items or ())
         if not page.next_page:
-            return found
+            return agents
         parameters["continue"] = page.next_page
 
 
@@ -164,7 +164,7 @@ def _no_map(status: int, body: bytes) -> str:
         return f"its agent answered {status}: {cut_off(body.decode(errors='replace'), _REASON_CHARACTERS)}"
     match status:
         case 403:
-            return f"{_without_pod(message)}; a role needs the rule {RULE}"
+            return f"{_shorten_refusal(message)}; a role needs the rule {RULE}"
         case 404:
             return "its agent's pod was deleted"
     return f"the API server cannot reach its agent: {message.removeprefix('error trying to reach service: ')}"
@@ -180,11 +180,11 @@ def _no_list(status: int, body: bytes, *, of_all_namespaces: bool) -> str:
             return f"the API server does not accept the user: {message}"
         case 403:
             advice = "; --agent-namespace needs rights in one namespace only" if of_all_namespaces else ""
-            return _without_pod(message) + advice
+            return _shorten_refusal(message) + advice
     return f"the API server answered {status}: {message}"
 
 
-def _without_pod(message: str) -> str:
+def _shorten_refusal(message: str) -> str:
     """Shorten `pods "a" is forbidden: User "jane" cannot …`: the pod is one of many."""
     return message.partition(" is forbidden: ")[2] or message
 
@@ -251,10 +251,10 @@ class Proxy(NamedTuple):
 
 def kubectl_path() -> str:
     """Return the path of kubectl. Raises FatalError if it is not on PATH."""
-    found = shutil.which("kubectl")
-    if found is None:
+    path = shutil.which("kubectl")
+    if path is None:
         raise FatalError("kubectl is not on PATH. gpumap uses it to log in to the API server")
-    return found
+    return path
 
 
 @contextlib.asynccontextmanager

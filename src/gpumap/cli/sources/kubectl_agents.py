@@ -153,11 +153,10 @@ def one_for_each_node(agents: Sequence[Agent]) -> tuple[list[Agent], list[str]]:
     for node, members in sorted(grouped((agent.node, agent) for agent in agents).items()):
         best = max(members, key=lambda agent: (not agent.why_not, agent.ready, agent.created, agent.pod))
         chosen.append(best)
-        others = sorted(agent.pod for agent in members if agent is not best and not agent.why_not)
-        if others:
-            notices.append(
-                f"node {node} has {counted(len(others) + 1, 'agent')}: gpumap asked {best.pod}, not {listed(others)}"
-            )
+        other_pods = sorted(agent.pod for agent in members if agent is not best and not agent.why_not)
+        if other_pods:
+            count = counted(len(other_pods) + 1, "agent")
+            notices.append(f"node {node} has {count}: gpumap asked {best.pod}, not {listed(other_pods)}")
     return chosen, notices
 
 
@@ -193,7 +192,7 @@ def _agent(pod: Pod) -> Agent | None:
         pod=pod.metadata.name,
         port=port,
         https=https,
-        ready=any(one.type == "Ready" and one.status == "True" for one in status.conditions or ()),
+        ready=any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions or ()),
         created=pod.metadata.creation_timestamp or "",
         why_not=_why_not(status, container.name or ""),
     )
@@ -203,9 +202,9 @@ def _agent_container(spec: _Spec) -> _Container:
     """Return the agent's container: the one with the chart's name, else the first with its port. A proxy in the same
     pod may have a port of that name too."""
     containers = spec.containers or ()
-    with_port = [one for one in containers if any(port.name == PORT_NAME for port in one.ports or ())]
+    with_port = [container for container in containers if any(port.name == PORT_NAME for port in container.ports or ())]
     first = next(iter((*with_port, *containers)), _Container())
-    return next((one for one in containers if one.name == CONTAINER_NAME), first)
+    return next((container for container in containers if container.name == CONTAINER_NAME), first)
 
 
 def _port(container: _Container) -> tuple[int, bool]:
@@ -214,14 +213,19 @@ def _port(container: _Container) -> tuple[int, bool]:
         if port.name == PORT_NAME and port.container_port is not None:
             probes = (container.readiness_probe, container.liveness_probe)
             return port.container_port, any(
-                one is not None and one.http_get is not None and one.http_get.scheme == "HTTPS" for one in probes
+                probe is not None and probe.http_get is not None and probe.http_get.scheme == "HTTPS"
+                for probe in probes
             )
     return DEFAULT_PORT, False
 
 
 def _why_not(status: _Status, container: str) -> str:
     """Return what the agent's container waits for, or how it ended; empty if it runs."""
-    states = (one.state for one in status.container_statuses or () if one.name == container)
+    states = (
+        status_of_container.state
+        for status_of_container in status.container_statuses or ()
+        if status_of_container.name == container
+    )
     state = next(states, None) or _State()
     stopped = next(
         (

@@ -121,14 +121,19 @@ class Prometheus:
 
     async def vector(self, expression: str, moment: int | None = None) -> list[tuple[Mapping[str, str], Point]]:
         """The same without a list for each row, for large answers."""
-        asked = {"query": expression} | ({} if moment is None else {"time": str(moment)})
-        rows = self._rows(await self._ask("query", asked), "vector", _VECTOR)
+        parameters = {"query": expression} | ({} if moment is None else {"time": str(moment)})
+        rows = self._rows(await self._ask("query", parameters), "vector", _VECTOR)
         return [(row.metric, row.value) for row in rows]
 
-    async def range(self, expression: str, first: int, last: int, step_seconds: int) -> list[Row]:
+    async def range(self, expression: str, first_moment: int, last_moment: int, step_seconds: int) -> list[Row]:
         """Evaluate at each step from `first` to `last`, both included."""
-        asked = {"query": expression, "start": str(first), "end": str(last), "step": str(step_seconds)}
-        rows = self._rows(await self._ask("query_range", asked), "matrix", _MATRIX)
+        parameters = {
+            "query": expression,
+            "start": str(first_moment),
+            "end": str(last_moment),
+            "step": str(step_seconds),
+        }
+        rows = self._rows(await self._ask("query_range", parameters), "matrix", _MATRIX)
         return [Row(row.metric, row.values) for row in rows]
 
     async def series(self, selector: str, start: int, end: int) -> Sequence[Mapping[str, str]]:
@@ -139,13 +144,13 @@ class Prometheus:
         except _NOT_OF_ITS_KIND:
             raise self._nonsense("without a list of series") from None
 
-    async def _ask(self, call: str, asked: Mapping[str, str]) -> msgspec.Raw:
+    async def _ask(self, call: str, parameters: Mapping[str, str]) -> msgspec.Raw:
         address = self._address.with_path(f"{self._address.path.rstrip('/')}/api/v1/{call}", keep_query=True)
         try:
             async with (
                 self._room,
                 self._session.post(
-                    address, data={**asked, **_WHOLE}, allow_redirects=False, server_hostname=self._server_name
+                    address, data={**parameters, **_WHOLE}, allow_redirects=False, server_hostname=self._server_name
                 ) as got,
             ):
                 body = await self._body(got)
@@ -196,9 +201,9 @@ class Prometheus:
         except _NOT_OF_ITS_KIND:
             raise self._nonsense(f"with an invalid row of a {kind}") from None
 
-    def _nonsense(self, what: str) -> FatalError:
+    def _nonsense(self, mistake: str) -> FatalError:
         return FatalError(
-            f"{self.url} answered {what}. Check that it is the URL of a Prometheus, Thanos, Mimir or VictoriaMetrics"
+            f"{self.url} answered {mistake}. Check that it is the URL of a Prometheus, Thanos, Mimir or VictoriaMetrics"
         )
 
     def _refusal(self, got: aiohttp.ClientResponse, body: bytes) -> FatalError:
@@ -212,13 +217,15 @@ class Prometheus:
             403: "access denied",
             404: "check the path of the URL (for a gpumap agent use --url)",
         }
-        said = self._without_secrets(_reason_in(body))
-        says_more = said.strip() != f"{got.status}: {got.reason}"  # aiohttp, which serves a gpumap, says just that
-        reason = said if says_more and said else hints.get(got.status, "")
+        server_reason = self._hide_secrets(_reason_in(body))
+        says_more = (
+            server_reason.strip() != f"{got.status}: {got.reason}"
+        )  # aiohttp, which serves a gpumap, says just that
+        reason = server_reason if says_more and server_reason else hints.get(got.status, "")
         failure = QueryTooLargeError if got.status in _TOO_LARGE else FatalError
         return failure(f"{self.url} answered {got.status} {got.reason}" + (f": {reason}" if reason else ""))
 
-    def _without_secrets(self, reason: str) -> str:
+    def _hide_secrets(self, reason: str) -> str:
         """Hide credentials: some servers repeat what was sent to them."""
         sent = {word for value in self._session.headers.values() for word in value.split() if len(word) > 3}
         for word in sent - {"Bearer", "Basic"}:
@@ -260,7 +267,7 @@ async def answers_of(server: Server, interval_seconds: float, ask: Ask) -> NodeM
 
 async def together(questions: Sequence[Awaitable[T]]) -> list[T]:
     """Return all answers. If one fails, cancel the others."""
-    tasks = [asyncio.ensure_future(one) for one in questions]
+    tasks = [asyncio.ensure_future(question) for question in questions]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -281,8 +288,12 @@ def _answer(body: bytes) -> _Answer | None:
 def _reason_in(body: bytes) -> str:
     """Return the reason in an API's answer, or the first words of a proxy's."""
     try:
-        found = json.loads(body)
-        return cut_off(str(found["error"]), _REASON_CHARACTERS) if isinstance(found, dict) and "error" in found else ""
+        document = json.loads(body)
+        return (
+            cut_off(str(document["error"]), _REASON_CHARACTERS)
+            if isinstance(document, dict) and "error" in document
+            else ""
+        )
     except (ValueError, RecursionError):
         text = body.decode(errors="replace").strip()
         return "" if text.startswith("<") else cut_off(text, _REASON_CHARACTERS)

@@ -91,9 +91,9 @@ async def scraped_cluster(server: Prometheus, match: str) -> Cluster:
     # An hour of samples is read only if some target does not answer.
     down = await server.instant(_down_question(match), moment) if unreachable else []
     if not snapshots:
-        more = f"; {len(down)} gpumap targets do not answer it" if down else ""
+        silent_targets = f"; {len(down)} gpumap targets do not answer it" if down else ""
         matching = f" matching {match}" if match else ""
-        raise FatalError(f"no gpumap series at {server.url}{matching}{more}")
+        raise FatalError(f"no gpumap series at {server.url}{matching}{silent_targets}")
     intervals = {place_of(row.labels): number_of(row) for row in spacings}
     targets: dict[Place, Target] = {}
     for row in snapshots:
@@ -177,9 +177,11 @@ def braced(*matchers: str) -> str:
     return f"{{{','.join(filter(None, matchers))}}}" if any(matchers) else ""
 
 
-def labels_by(own: Iterable[str], others: Iterable[str]) -> str:
+def labels_by(own_labels: Iterable[str], other_labels: Iterable[str]) -> str:
     """Return the labels of `by (…)`: gpumap's own ones, which may be `exported_…`, and others."""
-    return ", ".join(dict.fromkeys([*(name for label in own for name in (label, f"exported_{label}")), *others]))
+    return ", ".join(
+        dict.fromkeys([*(name for label in own_labels for name in (label, f"exported_{label}")), *other_labels])
+    )
 
 
 def place_of(labels: Mapping[str, str]) -> Place:

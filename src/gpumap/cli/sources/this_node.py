@@ -26,7 +26,7 @@ SM_SECONDS = 5.0
 _ELSEWHERE = {"--url": "an agent with its own sources", "--prometheus": "a Prometheus"}
 _FLAG_GROUPS = ("sources", "log")
 """Groups of the agent's flags that these commands have."""
-NODE_FLAGS = tuple(ABOUT[one] for one in _FLAG_GROUPS)
+NODE_FLAGS = tuple(ABOUT[group] for group in _FLAG_GROUPS)
 """The titles of these groups in the help."""
 
 
@@ -35,23 +35,25 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, _FLAG_GROUPS)
 
 
-def prepare_here(given: argparse.Namespace) -> Settings:
+def prepare_here(args: argparse.Namespace) -> Settings:
     """Set up the log. Return the settings of this node's sources. Raises UsageError."""
-    return _prepare(given, _FLAG_GROUPS)
+    return _prepare(args, _FLAG_GROUPS)
 
 
-def prepare_elsewhere(given: argparse.Namespace, asked: str) -> None:
+def prepare_elsewhere(args: argparse.Namespace, source_flag: str) -> None:
     """Set up the log. Raises UsageError for flags about this node's sources: the flag `asked` asks somewhere else."""
     for flag in FLAGS:
-        if flag.about == "sources" and getattr(given, flag.name.removeprefix("--").replace("-", "_")) is not None:
-            raise UsageError(f"{flag.name}: sets a source of this node, but {asked} asks {_ELSEWHERE[asked]}")
-    _prepare(given, ("log",))
+        if flag.about == "sources" and getattr(args, flag.name.removeprefix("--").replace("-", "_")) is not None:
+            raise UsageError(
+                f"{flag.name}: sets a source of this node, but {source_flag} asks {_ELSEWHERE[source_flag]}"
+            )
+    _prepare(args, ("log",))
 
 
-def _prepare(given: argparse.Namespace, about: tuple[str, ...]) -> Settings:
+def _prepare(args: argparse.Namespace, about: tuple[str, ...]) -> Settings:
     # --interval is how often it is shown.
-    ours = argparse.Namespace(**{name: value for name, value in vars(given).items() if name != "interval"})
-    settings = quiet(resolve(ours, os.environ, about), given, os.environ)
+    ours = argparse.Namespace(**{name: value for name, value in vars(args).items() if name != "interval"})
+    settings = quiet(resolve(ours, os.environ, about), args, os.environ)
     set_up_log(settings.log_format, settings.log_level)
     return settings
 
