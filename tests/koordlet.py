@@ -14,8 +14,7 @@ import grpc
 import grpc.aio
 
 from gpumap.agent._proto.podresources import v1_pb2
-from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, Refuse
-from gpumap.lab.demo.unix_server import Context, UnixServer
+from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, Context, Refuse, UnixServer
 
 Allocations = Mapping[tuple[str, str], Mapping[str, list[str]]]
 """Ids by resource, by (namespace, pod): what its annotation `scheduling.koordinator.sh/device-allocated` holds."""

@@ -21,8 +21,8 @@ from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.sources.second_list import PREFIX, CorrectedKubelet
 from gpumap.lab.capture import checkpoints, contents
+from gpumap.lab.capture.checkpoints import sharing_files
 from gpumap.lab.capture.contents import Down, LogEntry
-from gpumap.lab.capture.sharing import sharing_files
 from gpumap.model.observations import (
     Complaint,
     DraState,
