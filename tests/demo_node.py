@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from gpumap.lab.capture.format import About, Capture
-from gpumap.lab.demo import frames
+from gpumap.lab.demo import world
 from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.lab.node import PlayedNode
 
@@ -18,7 +18,7 @@ async def demo_node(
     scenario: Scenario, directory: Path, clock: Callable[[], float] = time.time, epoch: float | None = None
 ) -> AsyncIterator[PlayedNode]:
     """Play below `directory` until the block ends."""
-    play = frames.play(scenario, clock, epoch)
+    play = world.play(scenario, clock, epoch)
     _, first = next(play)
     node = PlayedNode(Capture(About(scenario.node), (first,)), directory, hangs=True)
     async with node.playing(play):

@@ -18,15 +18,16 @@ from gpumap.lab.demo.kubelet import (
     ALLOCATABLE,
     LIST,
     LIST_V1ALPHA1,
+    Context,
     Numa,
     Refuse,
+    UnixServer,
     allocatable_answer,
     given,
     list_answer,
     shuffled,
     unknown_service,
 )
-from gpumap.lab.demo.unix_server import Context, UnixServer
 from gpumap.model.observations import ListedContainer, ListedPod, ResourceDevices
 
 

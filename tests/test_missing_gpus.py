@@ -19,9 +19,9 @@ from gpumap.agent.sources.pci import RELIST_SECONDS, PciSource
 from gpumap.cli.commands.doctor import doctor_checks
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.format import About, Capture
-from gpumap.lab.demo.frames import frame
 from gpumap.lab.demo.scenario import load_scenario
 from gpumap.lab.demo.texts import cgroup_text, stat_text
+from gpumap.lab.demo.world import frame
 from gpumap.model.check import check
 from gpumap.model.device_ids import pci_address
 from gpumap.model.node import Finding

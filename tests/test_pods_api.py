@@ -19,8 +19,7 @@ from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.pod_shares import SHARES_MAX
 from gpumap.agent.sources.pods_api import PodsApiSource, decode_pod
-from gpumap.lab.demo.kubelet import Refuse
-from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
+from gpumap.lab.demo.kubelet import LIST_PODS, NOT_SYNCED, WATCH_PODS, FakePodsApi, Refuse
 from gpumap.model.node import ReportedDeviceHealth
 from gpumap.model.observations import (
     Checkpoint,
@@ -294,11 +293,11 @@ async def test_events_that_a_kubelet_drops_are_made_up_for(api: FakePodsApi, tmp
 async def test_stream_that_ends_takes_the_pods_with_it(api: FakePodsApi, source: PodsApiSource) -> None:
     """What is no longer followed is not served; it is asked for again until it is back."""
     await source.start()
-    api.refuse(LIST, Refuse(grpc.StatusCode.UNAVAILABLE, "going away"))
+    api.refuse(LIST_PODS, Refuse(grpc.StatusCode.UNAVAILABLE, "going away"))
     api.end_streams()
     answer = await until(source, lambda answer: answer.value is None)
     assert reasons(answer) in (["pods_api_stream_ended"], ["pods_api_unavailable"])
-    api.refuse(LIST, None)
+    api.refuse(LIST_PODS, None)
     assert await until(source, lambda answer: answer.value is not None) == SourceAnswer((POD,))
 
 
@@ -307,11 +306,11 @@ async def test_kubelet_that_restarts_is_followed_again(api: FakePodsApi, source:
     await source.start()
     await api.stop()
     await until(source, lambda answer: answer.value is None)
-    for method in (LIST, WATCH):
+    for method in (LIST_PODS, WATCH_PODS):
         api.refuse(method, NOT_SYNCED)
     await api.start()
     await until(source, lambda answer: reasons(answer) == ["pods_api_failed_precondition"])
-    for method in (LIST, WATCH):
+    for method in (LIST_PODS, WATCH_PODS):
         api.refuse(method, None)
     assert await until(source, lambda answer: answer.value is not None) == SourceAnswer((POD,))
 

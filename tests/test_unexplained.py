@@ -18,8 +18,8 @@ from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.format import About, Capture
-from gpumap.lab.demo.frames import frame
 from gpumap.lab.demo.scenario import load_scenario
+from gpumap.lab.demo.world import frame
 from gpumap.model.node import Finding, Unjudged
 from gpumap.model.readings import DeviceMemory, GpuProcess, ProcessSample, Uuid
 from gpumap.model.snapshot import Snapshot

@@ -183,7 +183,7 @@ def _demo(given: argparse.Namespace) -> int:
     if given.capture:
         return _demo_of_capture(given)
     from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario
-    from gpumap.lab.serve import serve_demo
+    from gpumap.lab.node import serve_demo
 
     settings = _resolve_and_log(given)
     try:

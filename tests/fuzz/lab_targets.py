@@ -12,11 +12,11 @@ from gpumap.lab import node as captured_node
 from gpumap.lab.capture import contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.anonymize import anonymize
+from gpumap.lab.capture.checkpoints import SHARING_FOLDER
 from gpumap.lab.capture.limits import refused
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.recorders import _BARE, RecordingIdentity
 from gpumap.lab.capture.run import KEY_BYTES
-from gpumap.lab.capture.sharing import FOLDER
 from gpumap.lab.node import files_of
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.errors import FatalError, UsageError
@@ -91,7 +91,7 @@ def _record(data: bytes) -> object:
             place / captured_node.LOGS,
             (place / captured_node.DRA_STATE, place / captured_node.DRA_CHECKPOINT),
             RULES.is_gpu_resource,
-            place / FOLDER,
+            place / SHARING_FOLDER,
         )
         identity.read()
         kept: dict[str, bytes] = {}
@@ -140,7 +140,6 @@ TARGETS = (
             "gpumap.lab.capture.anonymize",
             "gpumap.lab.capture.checkpoints",
             "gpumap.lab.capture.pseudonyms",
-            "gpumap.lab.capture.sharing",
             "gpumap.lab.capture.limits",
             "gpumap.lab.decoding",
         ),

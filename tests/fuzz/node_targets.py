@@ -38,7 +38,7 @@ from gpumap.agent.sources.podresources import KnownPods
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.lab import node as captured_node
 from gpumap.lab.capture import answers, contents
-from gpumap.lab.capture.sharing import FOLDER
+from gpumap.lab.capture.checkpoints import SHARING_FOLDER
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model import cgroups
 from gpumap.model.device_ids import parse, parse_dra, parse_node, parse_visible
@@ -371,7 +371,7 @@ def _collections(files: dict[str, bytes], place: Path) -> Iterator[Snapshot]:
         DraSource(place / captured_node.DRA_STATE, place / captured_node.DRA_CHECKPOINT),
         lambda: 0.0,
         lambda: _pods_of(files),
-        FractioningSource(place / FOLDER).read,
+        FractioningSource(place / SHARING_FOLDER).read,
     )
     memory = Memory()
     has_list = False

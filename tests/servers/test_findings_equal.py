@@ -20,7 +20,7 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.published import published
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.format import About, Capture
-from gpumap.lab.demo import frames
+from gpumap.lab.demo import world
 from gpumap.lab.demo.scenario import default_scenario, load_scenario, parse_scenario
 from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.model.findings import SUMS, judged_kinds
@@ -71,7 +71,7 @@ def make_nodes() -> dict[str, Snapshot]:
     nodes: dict[str, Snapshot] = {}
     for run in RUNS:
         times = range(run.first, max(run.looks.values()) + 5, 5)
-        played = tuple(frames.frame(run.scenario, time - 5, time) for time in times)
+        played = tuple(world.frame(run.scenario, time - 5, time) for time in times)
         found = asyncio.run(replay.snapshots(Capture(About(run.scenario.node), played)))
         nodes |= {name: named(found[times.index(time)], name) for name, time in run.looks.items()}
     return nodes

@@ -4,7 +4,6 @@ Input: scenarios (YAML) and captures (folders). Output: a node that the agent's 
 socket, files, and a fake of the NVML worker. Nothing here runs on a GPU node, except `record`.
 
 Start with the docstrings of `demo` and `capture`. Both give frames: the answers of a node's sources at a moment. `node`
-plays frames. `node_files` makes its files appear and disappear as on a real node, and `driver` takes the place of the
-NVML worker. `serve` runs the service over it. `decoding` makes declared types of YAML and JSON, with readable
-errors.
+plays frames, and runs the service over them. `node_files` makes its files appear and disappear as on a real node, and
+`driver` takes the place of the NVML worker. `decoding` makes declared types of YAML and JSON, with readable errors.
 """

@@ -3,31 +3,39 @@ worker.
 
 `show` sets it to one frame of a capture. `playing` shows frames at their times: those of a capture, repeatedly, or
 those that the demo makes of a scenario. Everything is below one directory. `files_of` lists the files of a frame.
+`serve_demo` and `serve_node` run the service over it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import itertools
 import logging
+import math
 import os
 import re
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpumap.agent import service
 from gpumap.agent.nvml_worker import wire
+from gpumap.agent.own_process import stop_by_signal
 from gpumap.agent.settings import Settings
-from gpumap.lab.capture import answers, contents, sharing
-from gpumap.lab.capture.format import Capture, Frame
-from gpumap.lab.capture.sharing import FOLDER
+from gpumap.lab.capture import answers, checkpoints, contents
+from gpumap.lab.capture.checkpoints import SHARING_FOLDER, container_id
+from gpumap.lab.capture.format import About, Capture, Frame
 from gpumap.lab.demo import kubelet as fake
-from gpumap.lab.demo.pods_api import FakePodsApi
+from gpumap.lab.demo.kubelet import FakePodsApi
+from gpumap.lab.demo.scenario_model import Scenario
+from gpumap.lab.demo.world import play as play_scenario
 from gpumap.lab.driver import HANGS, XIDS
-from gpumap.lab.node_files import Content, NodeFiles, parents
+from gpumap.lab.node_files import Content, NodeFiles, parents, temporary_folder
 from gpumap.model.errors import FatalError
 from gpumap.model.observations import NvmlReading
 
@@ -81,7 +89,7 @@ class PlayedNode:
             dra_state=self._directory / DRA_STATE,
             dra_driver_checkpoint=self._directory / DRA_CHECKPOINT,
             pods_api_socket=None if self._pods is None else self._pods_api.socket_path,
-            gpu_fractioning_map=self._directory / FOLDER if self._has_sharing_files() else None,
+            gpu_fractioning_map=self._directory / SHARING_FOLDER if self._has_sharing_files() else None,
             pod_log_root=self._directory / LOGS,
             proc=self._directory / PROC,
             sys=self._directory / SYS,
@@ -93,7 +101,7 @@ class PlayedNode:
     def _has_sharing_files(self) -> bool:
         """Whether a frame has a scheduler's files, or the reason why they could not be read."""
         return any(
-            "gpu_fractioning" in contents.down(frame.files) or any(map(sharing.container_id, frame.files))
+            "gpu_fractioning" in contents.down(frame.files) or any(map(checkpoints.container_id, frame.files))
             for frame in self._capture.frames
         )
 
@@ -233,10 +241,10 @@ def _sharing_files(frame: Mapping[str, bytes], down: Mapping[str, contents.Down]
     why = down["gpu_fractioning"].reason if "gpu_fractioning" in down else ""
     if why == "gpu_fractioning_missing":
         return {}
-    files: dict[str, Content] = {path: frame[path] for path in sorted(frame) if sharing.container_id(path)}
+    files: dict[str, Content] = {path: frame[path] for path in sorted(frame) if container_id(path)}
     if why:
-        files[f"{FOLDER}/{'0' * 64}.json"] = b"" if why == "gpu_fractioning_corrupt" else None
-    return {FOLDER: None, **files}
+        files[f"{SHARING_FOLDER}/{'0' * 64}.json"] = b"" if why == "gpu_fractioning_corrupt" else None
+    return {SHARING_FOLDER: None, **files}
 
 
 def _pci_files(frame: Mapping[str, bytes]) -> dict[str, Content]:
@@ -263,3 +271,34 @@ _DOWN_CHECKPOINTS: Mapping[str, dict[str, Content]] = {
     "checkpoint_corrupt": {CHECKPOINT: b"{"},
     "deadline_exceeded": {CHECKPOINT: None},
 }
+
+
+# --- serving ----------------------------------------------------------------------------------------------------------
+
+
+async def serve_demo(settings: Settings, scenario: Scenario) -> None:
+    """Serve a scenario until a signal comes."""
+    about = About(settings.node_name, resource=settings.resource.pattern)
+    play = play_scenario(scenario)
+    _, first = next(play)
+    await serve_node(settings, Capture(about, (first,)), play, hangs=True)
+
+
+async def serve_node(settings: Settings, capture: Capture, play: Play | None = None, *, hangs: bool = False) -> None:
+    """Serve a node that is played until a signal comes. Its sources replace those of `settings`."""
+    stop = stop_by_signal()  # before anything exists that would remain
+    with service.bind(settings.listen) as listener, temporary_folder() as folder:
+        node = PlayedNode(capture, Path(folder), hangs=hangs)
+        async with node.playing(play):
+            _announce(listener)
+            # Ids without a device, and what was hidden from a recorded gpumap, stay so: a restart would bring nothing.
+            await service.serve(node.settings(settings), node.driver_command, listener, stop, math.inf)
+
+
+def _announce(listener: socket.socket) -> None:
+    """Print the page's address, on a terminal: a log is for programs."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        host, port = listener.getsockname()[:2]
+        shown_host = "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host
+        shown_host = f"[{shown_host}]" if ":" in shown_host else shown_host
+        print(f"Open http://{shown_host}:{port}/ in a browser. Ctrl-C ends it.", flush=True)

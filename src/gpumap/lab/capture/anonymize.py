@@ -12,9 +12,9 @@ from dataclasses import replace
 from msgspec import structs
 
 from gpumap.lab.capture import answers, checkpoints, contents
+from gpumap.lab.capture.checkpoints import container_id, renamed_path, renamed_sharing
 from gpumap.lab.capture.format import Capture, Frame
 from gpumap.lab.capture.pseudonyms import Pseudonyms
-from gpumap.lab.capture.sharing import container_id, renamed_path, renamed_sharing
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid
 

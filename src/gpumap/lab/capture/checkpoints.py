@@ -1,4 +1,5 @@
-"""The node's checkpoints in a capture, reduced to what gpumap reads of them: the kubelet's, and DRA's. Pure.
+"""The node's checkpoints in a capture, reduced to what gpumap reads of them: the kubelet's, DRA's, and the files of
+containers that share GPUs. Pure.
 
 Each row of a GPU resource in the kubelet's device checkpoint keeps pod UID, container, resource and ids, and the GPU
 entries of the plugin's ContainerAllocateResponse. The rest of that answer is dropped, because environments can contain
@@ -16,12 +17,15 @@ from collections.abc import Callable, Iterable
 
 from gpumap.agent.sources.checkpoint import ids_in, parse_plugin_answer, read
 from gpumap.agent.sources.dra import parse_prepared, parse_state
+from gpumap.agent.sources.fractioning import Record, parse_record
 from gpumap.lab.capture.answers import is_gpus
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.demo.texts import alloc_response, prepared_claim
-from gpumap.model.observations import ClaimPods, PluginAnswer, PreparedDevice
+from gpumap.model.grouping import grouped
+from gpumap.model.observations import ClaimPods, ContainerLink, PluginAnswer, PreparedDevice, ScheduledShare
+from gpumap.model.plugins import MIB
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import PodUid
+from gpumap.model.terms import ContainerName, PodUid
 
 Rename = Callable[[str], str]
 
@@ -160,3 +164,70 @@ def _claim(device: PreparedDevice) -> dict[str, object]:
 
 def _as_json(document: object) -> bytes:
     return json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+# --- containers that share GPUs ---------------------------------------------------------------------------------------
+
+SHARING_FOLDER = "gpu_fractioning"
+SHARING_PATH = re.compile(rf"{SHARING_FOLDER}/([0-9a-f]{{64}})\.json")
+
+
+def sharing_files(links: Iterable[ContainerLink], shares: Iterable[ScheduledShare]) -> dict[str, bytes]:
+    """Return a file for each container, in version 1 of their format."""
+    of_container = grouped((share.container_id, share) for share in shares)
+    return {
+        f"{SHARING_FOLDER}/{link.container_id}.json": _sharing_file(
+            Record(link, tuple(of_container.get(link.container_id, ())))
+        )
+        for link in links
+    }
+
+
+def container_id(path: str) -> str | None:
+    """Return the container of a file; `None` if it is another kind of file."""
+    match = SHARING_PATH.fullmatch(path)
+    return match[1] if match else None
+
+
+def renamed_path(path: str, names: Pseudonyms) -> str:
+    id_ = container_id(path)
+    return path if id_ is None else f"{SHARING_FOLDER}/{names.container_id(id_)}.json"
+
+
+def renamed_sharing(id_: str, text: bytes, names: Pseudonyms) -> bytes:
+    """Return a file with new names. Raises ValueError if it cannot be read."""
+    old, shares = parse_record(id_, text)
+    name = ContainerName(names.namespace(old.name.namespace), names.pod(old.name.pod), "")
+    link = ContainerLink(names.container_id(id_), PodUid(names.uid(old.pod_uid)), name)
+    return _sharing_file(
+        Record(
+            link,
+            tuple(
+                ScheduledShare(
+                    link.pod_uid,
+                    uuid=None if share.uuid is None else Uuid(names.device(share.uuid)),
+                    minor=share.minor,
+                    memory_bytes=share.memory_bytes,
+                )
+                for share in shares
+            ),
+        )
+    )
+
+
+def _sharing_file(record: Record) -> bytes:
+    gpus = [
+        {"index": number, "uuid": share.uuid or ""} | ({} if share.minor is None else {"minorNumber": share.minor})
+        for number, share in enumerate(record.shares)
+    ]
+    amounts = {share.memory_bytes // MIB for share in record.shares if share.memory_bytes is not None}
+    name = record.link.name
+    file = {
+        "schemaVersion": 1,
+        "pod": name.pod,
+        "namespace": name.namespace,
+        "podUID": record.link.pod_uid,
+        "gpuDevices": gpus,
+        "requestedMemoryMiB": max(amounts, default=0),
+    }
+    return _as_json(file)

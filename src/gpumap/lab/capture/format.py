@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from gpumap.lab.capture import contents, sharing
+from gpumap.lab.capture import checkpoints, contents
 from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits, refused
 from gpumap.lab.decoding import from_json
 from gpumap.model.errors import FatalError, UsageError
@@ -34,7 +34,7 @@ _FILE = re.compile(
     r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/socket|pods_api\.json|kubelet_internal_checkpoint"
     r"|log\.tree|nvml\.json|pci\.json|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)"
     r"|proc/[1-9]\d{0,9}/(?:cgroup|stat|status|cmdline)"
-    rf"|{sharing.PATH.pattern}",
+    rf"|{checkpoints.SHARING_PATH.pattern}",
     re.ASCII,
 )
 """A frame's files. gpumap ignores other files in the folder (notes, expected.prom)."""

@@ -20,8 +20,8 @@ from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.lab.capture import checkpoints, contents
+from gpumap.lab.capture.checkpoints import sharing_files
 from gpumap.lab.capture.contents import Down, LogEntry
-from gpumap.lab.capture.sharing import sharing_files
 from gpumap.model.observations import (
     Complaint,
     DraState,

@@ -18,8 +18,8 @@ from gpumap.lab.capture.anonymize import anonymize
 from gpumap.lab.capture.limits import refused
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.record import record
+from gpumap.lab.node import serve_node
 from gpumap.lab.node_files import temporary_folder
-from gpumap.lab.serve import serve_node
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import counted, printable
 from gpumap.model.snapshot import Snapshot

@@ -6,9 +6,8 @@ the pipeline makes of them. Read in this order:
 1. The scenario: `scenario_model` declares its nouns, which are the keys of the YAML; `scenario` reads it,
 `scenario_pods` completes it, and `allocation` assigns the devices.
 
-2. The world (events over time): `schedule`, then `world`, with `texts` for files and `readings` for NVML.
+2. The world (events over time): `schedule`, then `world` and its frames, with `texts` for files and `readings` for
+NVML.
 
-3. `frames`: the world at a moment, in the form of a capture.
-
-`kubelet` and `pods_api` are the fake kubelet.
+`kubelet` is the fake kubelet, with its Pods API.
 """

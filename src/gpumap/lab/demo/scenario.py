@@ -14,9 +14,9 @@ from msgspec import structs
 
 from gpumap.lab.capture import contents
 from gpumap.lab.demo.allocation import assign, check_memory
-from gpumap.lab.demo.names import derived_uuid
 from gpumap.lab.demo.scenario_model import Gpu, GpuEntry, Scenario, ScenarioFile, decode
 from gpumap.lab.demo.scenario_pods import PodReader
+from gpumap.lab.demo.texts import derived_uuid
 from gpumap.lab.demo.yaml_reading import ScenarioError, read_yaml
 
 __all__ = ["Scenario", "ScenarioError", "default_scenario", "load_scenario", "parse_scenario"]

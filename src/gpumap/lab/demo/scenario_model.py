@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 from msgspec import Meta, Struct, field, structs
 
 from gpumap.lab import decoding
-from gpumap.lab.demo.names import derived_uuid
+from gpumap.lab.demo.texts import derived_uuid
 from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.formatting import parse_duration
 from gpumap.model.observations import ClaimDevice, DeviceId, PreparedDevice, ResourceDevices

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.lab.demo.names import derived_uuid, digest, number, pid_of
 from gpumap.lab.demo.scenario_model import Container, Gpu, Pod, Process, Scenario, Xid
+from gpumap.lab.demo.texts import derived_uuid, digest, number, pid_of
 from gpumap.model.terms import PodUid
 
 BOOT_TICKS = 3 * 8_640_000

@@ -1,17 +1,19 @@
-"""The texts of a node's files as a kubelet, a container runtime and Linux write them.
+"""The texts of a node's files as a kubelet, a container runtime and Linux write them, and the ids in them.
 
-Shapes are those of real captures: kubelet 1.36.2 (checkpoint, logs, cgroup v1) and facts of peers (cgroup v2). Pure.
+Shapes are those of real captures: kubelet 1.36.2 (checkpoint, logs, cgroup v1) and facts of peers (cgroup v2). Ids
+depend only on names: two processes with the same scenario derive the same ones. Pure.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import uuid
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
-from gpumap.lab.demo.names import derived_uuid
 from gpumap.model.grouping import grouped
 from gpumap.model.observations import (
     CheckpointEntry,
@@ -155,3 +157,37 @@ def _device(device: PreparedDevice) -> dict[str, object]:
     if device.uuid.startswith("MIG-"):
         return {"mig": {"concrete": {"migUUID": device.uuid}, "device": named}}
     return {"gpu": {"info": {"uuid": device.uuid}, "device": named}}
+
+
+# --- derived ids ------------------------------------------------------------------------------------------------------
+
+MAX_PID = 4_000_000
+"""Below the largest pid_max that Linux allows (4194304)."""
+_FIRST_PID = 3001
+_PIDS_OF_ACTOR = 37
+
+
+def digest(*parts: object) -> str:
+    """64 hex digits, as a container id has."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def derived_uuid(*parts: object) -> str:
+    """A UUID in the form of a random one (version 4)."""
+    return str(uuid.UUID(hex=digest(*parts)[:32], version=4))
+
+
+def number(limit: int, *parts: object) -> int:
+    """A number from 0 to below `limit`."""
+    return int(digest(*parts)[:12], 16) % limit
+
+
+def pid_of(node: str, actor: int, actors: int, play: int) -> int:
+    """A PID: each of the node's `actors` has a range of its own, and another one in each round of plays.
+
+    `play` counts the plays; an actor that is always there keeps the PID of play 0.
+    """
+    span = _PIDS_OF_ACTOR * actors
+    rounds = max(2, (MAX_PID - _FIRST_PID) // span)
+    inside = number(_PIDS_OF_ACTOR, node, actor, play)
+    return _FIRST_PID + play % rounds * span + actor * _PIDS_OF_ACTOR + inside

@@ -1,18 +1,23 @@
 """The simulated node at one moment: `world(scenario, seconds)` is all that a kubelet, /proc and NVML would report then.
 
-A pure function: no clock, no files, no randomness. Two processes that play one scenario see the same world.
+A pure function: no files, no randomness. Two processes that play one scenario see the same world. `frame` gives it the
+form of a capture, and `play` makes frames by the clock. An XID event is in the first frame after its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from gpumap.lab.capture import contents
 from gpumap.lab.capture.contents import LogEntry
+from gpumap.lab.capture.format import Frame
 from gpumap.lab.demo.allocation import SILENT_FAULTS, answer_to, numa_nodes, offered
-from gpumap.lab.demo.readings import gpu_readings
-from gpumap.lab.demo.scenario_model import HostProcess, Scenario
-from gpumap.lab.demo.schedule import PROC_LEAD, PodLife, ProcessLife, play_of, pod_lives, process_lives
+from gpumap.lab.demo.kubelet import allocatable_answer, list_answer
+from gpumap.lab.demo.readings import CUDA_VERSION, DRIVER_VERSION, NVML_VERSION, gpu_readings
+from gpumap.lab.demo.scenario_model import HostProcess, Scenario, nth_bus_id
+from gpumap.lab.demo.schedule import PROC_LEAD, PodLife, ProcessLife, cues, play_of, pod_lives, process_lives
 from gpumap.lab.demo.texts import (
     cgroup_text,
     checkpoint_text,
@@ -23,6 +28,7 @@ from gpumap.lab.demo.texts import (
     stat_text,
     tree_name,
 )
+from gpumap.model.device_ids import pci_address
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
@@ -30,9 +36,11 @@ from gpumap.model.observations import (
     ListedContainer,
     ListedPod,
     LogTree,
+    NvmlReading,
+    PciFunction,
     ResourceDevices,
 )
-from gpumap.model.readings import GpuReading
+from gpumap.model.readings import GpuReading, Listening, XidError
 from gpumap.model.terms import ContainerName
 
 TREE_DELAY = 0.5
@@ -190,3 +198,64 @@ def _proc(scenario: Scenario, life: ProcessLife) -> Proc:
         stat=stat_text(life.pid, life.comm, life.start_ticks),
         cgroup=cgroup_text(scenario.cgroups, path),
     )
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+TICK_SECONDS = 0.25
+OWN_CGROUP = "/system.slice/gpumap.service"
+
+
+def play(
+    scenario: Scenario, clock: Callable[[], float] = time.time, epoch: float | None = None
+) -> Iterator[tuple[float, Frame]]:
+    """A frame for each tick, with its time on the monotonic clock. A tick that is late is left out.
+
+    `clock` gives Unix seconds. `epoch` is when the play began, by default now.
+    """
+    epoch = clock() if epoch is None else epoch
+    due, before = time.monotonic(), clock() - epoch
+    while True:
+        seconds = clock() - epoch + max(due - time.monotonic(), 0.0)
+        yield due, frame(scenario, before, seconds)
+        before = seconds
+        due = max(due + TICK_SECONDS, time.monotonic())
+
+
+def frame(scenario: Scenario, before: float, seconds: float) -> Frame:
+    """The node `seconds` after the epoch, with the XID events since the frame `before`."""
+    node = world(scenario, seconds)
+    xids = (
+        XidError(cue.gpu.uuid, cue.xid.code, *cue.instance_ids, seconds - cue.seconds)
+        for cue in cues(scenario, before, seconds)
+    )
+    listening = (Listening(gpu.uuid, max(seconds, 0.0), 0.0) for gpu in scenario.gpus)
+    versions = DRIVER_VERSION, CUDA_VERSION, NVML_VERSION
+    reading = NvmlReading(*versions, node.gpus, tuple(xids), tuple(listening))
+    files = {
+        contents.CHECKPOINT: node.checkpoint.encode(),
+        contents.LOG_TREE: contents.log_text(node.logs),
+        contents.OWN_CGROUP: cgroup_text(scenario.cgroups, OWN_CGROUP).encode(),
+        contents.NVML: contents.reading_text(reading),
+        contents.PCI: contents.pci_text(_pci_functions(scenario)),
+    }
+    if node.notes:
+        files[contents.DRA_CHECKPOINT] = node.notes.encode()
+    for proc in node.procs:
+        files |= {f"proc/{proc.pid}/stat": proc.stat.encode(), f"proc/{proc.pid}/cgroup": proc.cgroup.encode()}
+    return Frame(seconds, files | _kubelet(node))
+
+
+def _pci_functions(scenario: Scenario) -> Iterator[PciFunction]:
+    """Return the GPUs of NVML, and those that NVML does not list."""
+    for index in range(len(scenario.gpus) + scenario.missing_gpus):
+        yield PciFunction(pci_address(nth_bus_id(index)), "0x2330", "0x0302", "nvidia")
+
+
+def _kubelet(node: World) -> dict[str, bytes]:
+    if not node.kubelet_up:
+        return {contents.DOWN: contents.down_text({"kubelet": contents.Down("connection_refused")})}
+    return {
+        f"{contents.LIST}.pb": list_answer(node.pods, node.numa),
+        f"{contents.ALLOCATABLE}.pb": allocatable_answer(node.allocatable, node.numa),
+    }
