@@ -1,75 +1,129 @@
 """`python -m tests.fuzz`, or `make fuzz ARGS="--minutes 60"`: looks for inputs that break a parser.
 
-It divides the time among the targets, and ends with 1 if it found a crash. Every crash is a file below
+It divides the time among the targets. Each runs in a process of its own: it may hang, or take all memory. With atheris
+(libFuzzer) the choices of Hypothesis follow the coverage, and `.fuzz/TARGET` keeps them for later runs. Without it, and
+for slow targets, they are random. The exit code is 1 if there was a crash. Every crash is a file below
 tests/fuzz/crashes. Commit it with the fix: `tests/fuzz/test_short.py` replays it for ever.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
+import logging
+import re
+import resource
+import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.fuzz.run import Child, Report
     from tests.fuzz.target import Target
 
 GRACE_SECONDS = 300.0
-"""For the last input of a run, on a busy machine."""
+"""For the start and the last input of a run, on a busy machine."""
 SECONDS_MIN = 2.0
+HANG_SECONDS = 60
+"""libFuzzer ends a run of one input after this time. Work is limited by lines; this is for a loop in C."""
+MEMORY_BYTES_MAX = 6 << 30
+CHOICES_BYTES = 8192
+"""The choices that make one input."""
 
 
-def _atheris() -> Any:
-    """Import atheris, if it is installed. Prepare it to follow gpumap's code, before that is imported."""
+def fuzz_one(name: str, seconds: float, seed: int) -> None:
+    """Run one target for a time. Print each new crash."""
     try:
         import atheris
-    except ImportError:
-        return None
-    with open(os.devnull, "w") as quiet:
-        kept, sys.stderr = sys.stderr, quiet  # it names each module
+    except ImportError:  # it has no wheel for every Python
+        from tests.fuzz.table import TARGETS
+
+        fuzz_at_random(TARGETS[name], seconds, seed)
+        return
+    with atheris.instrument_imports(include=["gpumap"], enable_loader_override=False):
+        from tests.fuzz.table import TARGETS
+    if TARGETS[name].slow:
+        fuzz_at_random(TARGETS[name], seconds, seed)
+    else:
+        fuzz_guided(TARGETS[name], seconds, seed, atheris)
+
+
+def fuzz_at_random(target: Target, seconds: float, seed: int) -> None:
+    run, random, end = catching(target), Random(seed), time.monotonic() + seconds
+    runs = 0
+    while runs == 0 or time.monotonic() < end:
+        run(random.randbytes(CHOICES_BYTES))
+        runs += 1
+    print(f"stat::number_of_executed_units: {runs}")
+
+
+def fuzz_guided(target: Target, seconds: float, seed: int, atheris: Any) -> None:
+    folder = Path(".fuzz") / target.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "first").write_bytes(Random(seed).randbytes(CHOICES_BYTES))
+    flags = {
+        "max_total_time": max(int(seconds), 1),
+        "max_len": CHOICES_BYTES,
+        "len_control": 0,
+        "timeout": HANG_SECONDS,
+        "report_slow_units": HANG_SECONDS,  # a busy machine is slow, too
+        "rss_limit_mb": 4096,
+        "seed": seed,
+        "print_final_stats": 1,
+        "detect_leaks": 0,
+        "reload": 0,
+    }
+    atheris.Setup(["fuzz", *(f"-{flag}={value}" for flag, value in flags.items()), str(folder)], catching(target))
+    atheris.Fuzz()
+
+
+def catching(target: Target) -> Callable[[bytes], object]:
+    """Return a function that makes an input of bytes and runs the target. It prints the first crash of each cause."""
+    from hypothesis import given
+
+    from tests.fuzz.target import attempt, keep_crash
+
+    crashes: set[Path] = set()
+
+    @given(data=target.inputs())
+    def run(data: bytes) -> None:
         try:
-            with atheris.instrument_imports(include=["gpumap"], enable_loader_override=False):
-                import tests.fuzz.table  # noqa: F401
-        finally:
-            sys.stderr = kept
-    return atheris
+            attempt(target, data)
+        except Exception as error:
+            path = keep_crash(target, data, error)
+            if path not in crashes:
+                logging.exception("CRASH %s", path)
+            crashes.add(path)
+
+    fuzz_one_input: Callable[[bytes], object] = run.hypothesis.fuzz_one_input  # type: ignore[attr-defined]
+    return fuzz_one_input
 
 
-def fuzz(targets: list[Target], minutes: float, jobs: int, seed: int, atheris: Any) -> list[Report]:
-    """Run the targets, `jobs` at a time, in about this time together."""
-    from tests.fuzz.run import start
+def report(name: str, seconds: float, seed: int) -> tuple[int, bool]:
+    """Run a target in a process. Print its row. Return how many inputs it ran, and whether it broke."""
+    command = [sys.executable, "-m", "tests.fuzz", name, "--seconds", str(seconds), "--seed", str(seed)]
+    try:
+        child = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds + GRACE_SECONDS, check=False
+        )
+        code, output = child.returncode, child.stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired as error:
+        code, output = -1, (error.stdout or b"").decode(errors="replace")
 
-    seconds = max(60 * minutes * jobs / len(targets), SECONDS_MIN)
-    print(f"{'target':26} {'inputs':>9} {'places':>7} {'kept':>6}  crashes", flush=True)
-    waiting = list(targets)
-    running: dict[int, Child] = {}
-    reports: list[Report] = []
-    deadlines: dict[int, float] = {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            child = start(waiting.pop(0), seconds, seed, atheris)
-            running[child.pid] = child
-            deadlines[child.pid] = time.monotonic() + seconds + GRACE_SECONDS
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in running:
-            reports.append(running.pop(pid).report(status))
-            print(_row(reports[-1]), flush=True)
-            continue
-        time.sleep(0.1)
-        for late in [one for one in running if time.monotonic() > deadlines[one]]:
-            os.kill(late, signal.SIGKILL)
-    return reports
+    def last_number(pattern: str) -> str:
+        numbers: list[str] = re.findall(pattern, output)
+        return numbers[-1] if numbers else ""
 
-
-def _row(report: Report) -> str:
-    places = "" if report.places is None else str(report.places)
-    row = (
-        f"{report.target:26} {report.runs:>9} {places:>7} {report.kept or '':>6}  {len(report.crashes) or ''}".rstrip()
-    )
-    return "\n    ".join([row, *report.crashes])
+    runs = last_number(r"stat::number_of_executed_units: +(\d+)")
+    crashes = re.findall(r"^ERROR:root:CRASH[\s\S]*?(?=^\S+:|\Z)", output, re.MULTILINE)
+    print(f"{name:26} {runs:>9} {last_number(r'cov: ([0-9]+)'):>7}  {len(crashes) or ''}".rstrip(), *crashes, sep="\n")
+    if code:
+        print(f"    the run ended with {code}: {output[-600:]}")
+    return int(runs or 0), bool(crashes or code)
 
 
 def main() -> int:
@@ -81,23 +135,29 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="Processes at the same time. (default: 2)")
     parser.add_argument("--seed", type=int, default=1, help="Another number gives other inputs. (default: 1)")
     parser.add_argument("--list", action="store_true", help="Print the targets, and exit.")
-    given = parser.parse_args()
-    atheris = None if given.list else _atheris()
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)  # run the target in this process
+    args = parser.parse_args()
+    if args.seconds is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        warnings.simplefilter("ignore")
+        fuzz_one(args.targets[0], args.seconds, args.seed)
+        return 0
     from tests.fuzz.table import TARGETS
 
-    if unknown := sorted(set(given.targets) - TARGETS.keys()):
+    if unknown := sorted(set(args.targets) - TARGETS.keys()):
         parser.error(f"unknown target {unknown[0]}; --list prints them")
-    chosen = [TARGETS[name] for name in given.targets or TARGETS]
-    if given.list:
-        for target in chosen:
-            print(f"{target.name:26} {(target.run.__doc__ or '').strip().partition(chr(10))[0]}")
+    names = args.targets or [*TARGETS]
+    if args.list:
+        for name in names:
+            print(f"{name:26} {(TARGETS[name].read.__doc__ or '').strip().partition(chr(10))[0]}")
         return 0
-    if atheris is None:
-        print("atheris is not installed for this Python: inputs do not follow the coverage.")
-    reports = fuzz(chosen, given.minutes, given.jobs, given.seed, atheris)
-    crashes = sum(len(one.crashes) for one in reports)
-    print(f"{sum(one.runs for one in reports)} inputs, {crashes} crashes")
-    return 1 if crashes else 0
+    print(f"{'target':26} {'inputs':>9} {'places':>7}  crashes", flush=True)
+    seconds = max(60 * args.minutes * args.jobs / len(names), SECONDS_MIN)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        reports = [*pool.map(lambda name: report(name, seconds, args.seed), names)]
+    broken = sum(is_broken for _, is_broken in reports)
+    print(f"{sum(runs for runs, _ in reports)} inputs, {broken} targets broke")
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 
+from gpumap.agent.exposition import Exposition
 from gpumap.agent.sources import checkpoint
 from gpumap.lab import node as captured_node
 from gpumap.lab.capture import contents, replay
@@ -24,9 +25,10 @@ from gpumap.model.observations import SourceError
 from tests import laws
 from tests.exposed import Page
 from tests.fuzz import corpus
+from tests.fuzz.changes import changed_files, edited, pack, unpack
 from tests.fuzz.folders import folder, lay_out
-from tests.fuzz.mutators import Mutate, mutate_json, mutate_protobuf, mutate_text, of_files, pack, unpack
-from tests.fuzz.target import Target
+from tests.fuzz.node_targets import FAMILIES
+from tests.fuzz.target import target
 from tests.golden import captures
 from tests.nodes import RULES
 
@@ -38,48 +40,42 @@ def _load(data: bytes) -> on_disk.Capture:
         return on_disk.load(place / "capture")
 
 
-def _read_capture(data: bytes) -> object:
-    """The folder of a capture from a bug report, and the same without names. Raises UsageError of one line."""
+@target(
+    lambda: _capture_examples(corpus.SMALL_BYTES), changed_files(corpus.choose_change), UsageError, lines_per_byte=400
+)
+def read_capture(data: bytes) -> object:
+    """The folder of a capture from a bug report, and the same without names."""
     capture = _load(data)
     anonymous = anonymize(capture, Pseudonyms(b"k" * KEY_BYTES))
     assert anonymous.size_bytes <= 4 * capture.size_bytes + 100_000, "the anonymous capture is much larger"
     return capture, anonymous
 
 
-def _replay(data: bytes) -> object:
-    """The same, played to a whole agent: real sources, a gRPC server and a worker process. The page is valid.
-
-    Raises UsageError, and FatalError.
-    """
+@target(
+    lambda: [*_capture_examples(8_000)][::8], changed_files(corpus.choose_change), UsageError, FatalError, slow=True
+)
+def read_replay(data: bytes) -> object:
+    """The same, played to a whole agent: real sources, a gRPC server and a worker process. The page is valid."""
     capture = _load(data)
-    page = asyncio.run(replay.page(capture))
-    shown = Page(page.decode())
-    found = [*laws.inconsistent(shown)]
-    assert not found, "\n".join(found)
-    failed = shown.by("gpumap_source_errors_total", "source", reason="internal_error")
-    assert not failed, f"a source failed in a way that it does not declare: {failed}"
+    page = Exposition(FAMILIES).render(asyncio.run(replay.snapshots(capture))[-1])
+    samples = Page(page.decode())
+    assert [*laws.inconsistent(samples)] == []
+    assert not samples.by("gpumap_source_errors_total", "source", reason="internal_error"), "an undeclared error"
     return page
 
 
-def _capture_seeds(bytes_max: int) -> Iterator[bytes]:
-    for found in captures():
-        files = {str(path.relative_to(found)): path for path in sorted(found.rglob("*")) if path.is_file()}
-        content = {name: path.read_bytes() for name, path in files.items() if not name.endswith(".prom")}
-        if sum(map(len, content.values())) <= bytes_max:
-            yield pack(content)
+def _capture_examples(bytes_max: int) -> Iterator[bytes]:
+    for capture in captures():
+        paths = [path for path in sorted(capture.rglob("*")) if path.is_file() and path.suffix != ".prom"]
+        if sum(path.stat().st_size for path in paths) <= bytes_max:
+            yield pack({str(path.relative_to(capture)): path.read_bytes() for path in paths})
 
 
-def _kind(path: str) -> Mutate | None:
-    if path.endswith(".pb"):
-        return mutate_protobuf
-    if path.endswith((".json", "kubelet_internal_checkpoint", "dra_manager_state")):
-        return mutate_json
-    return mutate_text
-
-
-def _record(data: bytes) -> object:
-    """The files of a node that `gpumap record` copies. What it keeps of any of them can be read back. Raises
-    SourceError."""
+@target(
+    lambda: map(pack, corpus.nodes()), changed_files(corpus.choose_change), UsageError, SourceError, lines_per_byte=400
+)
+def read_record(data: bytes) -> object:
+    """The files of a node that `gpumap record` copies. What it keeps of any of them can be read back."""
     files = unpack(data)
     with folder() as place:
         try:
@@ -94,20 +90,24 @@ def _record(data: bytes) -> object:
             place / SHARING_FOLDER,
         )
         identity.read()
-        kept: dict[str, bytes] = {}
-        for one in identity.recorded.values():
-            kept |= one if isinstance(one, dict) else {}
-        for path in files:
+        copies: dict[str, bytes] = {}
+        for recorded in identity.recorded.values():
+            copies |= recorded if isinstance(recorded, dict) else {}
+        for path, content in files.items():
             name = path.rpartition("/")[2]
             if path.startswith("proc/") and name in _BARE:
-                kept[path] = _BARE[name](files[path])
-        contents.log_entries(kept)
-        if contents.CHECKPOINT in kept:
-            checkpoint.parse(kept[contents.CHECKPOINT])
-        return kept
+                copies[path] = _BARE[name](content)
+        contents.log_entries(copies)
+        if contents.CHECKPOINT in copies:
+            checkpoint.parse(copies[contents.CHECKPOINT])
+        return copies
 
 
-def _read_expression(data: bytes) -> object:
+@target(
+    lambda: [b"nvidia\\.com/(?!.*(mps-control|imex)).+|aliyun\\.com/gpu-mem", b"example.com/[a-z]+", b"(a|b)c{1,3}"],
+    edited,
+)
+def read_capture_expression(data: bytes) -> object:
     """The `resource` of a capture, an expression that gpumap may run. Raises nothing."""
     text = data.decode(errors="replace")
     with warnings.catch_warnings():
@@ -116,57 +116,3 @@ def _read_expression(data: bytes) -> object:
         if why is None:
             re.compile(text).fullmatch("nvidia.com/" + "a" * 300)
     return why
-
-
-TARGETS = (
-    Target(
-        "record",
-        _record,
-        lambda: map(pack, corpus.nodes()),
-        of_files(_kind),
-        ("gpumap.lab.capture.recorders", "gpumap.lab.capture.checkpoints"),
-        (UsageError, SourceError),
-        lines_per_byte=400,
-    ),
-    Target(
-        "capture",
-        _read_capture,
-        lambda: _capture_seeds(corpus.SMALL_BYTES),
-        of_files(_kind),
-        (
-            "gpumap.lab.capture.format",
-            "gpumap.lab.capture.contents",
-            "gpumap.lab.capture.answers",
-            "gpumap.lab.capture.anonymize",
-            "gpumap.lab.capture.checkpoints",
-            "gpumap.lab.capture.pseudonyms",
-            "gpumap.lab.capture.limits",
-            "gpumap.lab.decoding",
-        ),
-        (UsageError,),
-        lines_per_byte=400,
-    ),
-    Target(
-        "replay",
-        _replay,
-        lambda: _capture_seeds(20_000),
-        of_files(_kind),
-        (
-            "gpumap.lab.capture.replay",
-            "gpumap.lab.node",
-            "gpumap.agent.collect",
-            "gpumap.agent.sources.kubelet",
-        ),
-        (UsageError, FatalError),
-        slow=True,
-        repeatable=False,
-    ),
-    Target(
-        "capture-expression",
-        _read_expression,
-        lambda: [rb"nvidia\.com/(?!.*(mps-control|imex)).+|aliyun\.com/gpu-mem", b"example.com/[a-z]+", b"(a|b)c{1,3}"],
-        mutate_text,
-        ("gpumap.lab.capture.limits",),
-        (),
-    ),
-)

@@ -1,20 +1,24 @@
 """What a node sends to the agent: the kubelet's answers and files, DRA's and schedulers' files, /proc, logs, NVML.
 
-Each function declares in its docstring what its source may send, and what the parser may raise.
+Each function declares in its docstring what its source may send, and in its target what the parser may raise.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 import os
 import re
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from gpumap.agent._proto.podresources import v1_pb2
@@ -64,18 +68,17 @@ from gpumap.model.workloads import slurm_job, workload
 from tests import laws
 from tests.exposed import Page
 from tests.fuzz import corpus
-from tests.fuzz.folders import folder, lay_out
-from tests.fuzz.mutators import (
-    mutate_json,
-    mutate_json_lines,
-    mutate_protobuf,
-    mutate_raw,
-    mutate_text,
-    of_files,
+from tests.fuzz.changes import (
+    changed_files,
+    changed_json,
+    changed_json_lines,
+    changed_protobuf,
+    edited,
     pack,
     unpack,
 )
-from tests.fuzz.target import Target
+from tests.fuzz.folders import folder, lay_out
+from tests.fuzz.target import target
 from tests.nodes import RULES
 
 T = TypeVar("T")
@@ -87,41 +90,42 @@ DIALECT_FAMILIES = tuple(family for name in ALL_DIALECTS for family in DIALECTS[
 # --- the kubelet ------------------------------------------------------------------------------------------------------
 
 
-def _read_list(data: bytes) -> object:
-    """PodResources List, v1 and v1alpha1, also of a scheduler's agent. Raises DecodeError."""
+LIST_NOT_UTF8 = b"\n\x08\n\x03a\xffb\x12\x01c"
+
+
+@target(lambda: [*corpus.lists(), LIST_NOT_UTF8], changed_protobuf, DecodeError)
+def read_podresources_list(data: bytes) -> object:
+    """PodResources List, v1 and v1alpha1, also of a scheduler's agent."""
     known = KnownPods()
     pods, complaints = known.read_list(data)
     assert known.read_list(data)[0] is pods, "the same bytes must give the very same object"
-    for one in complaints:
-        assert one.detail.isprintable(), repr(one.detail)
+    for complaint in complaints:
+        assert complaint.detail.isprintable(), repr(complaint.detail)
     return pods, complaints
 
 
-def _read_offer(data: bytes) -> object:
-    """GetAllocatableResources. Raises DecodeError."""
+@target(corpus.offers, changed_protobuf, DecodeError)
+def read_podresources_allocatable(data: bytes) -> object:
+    """GetAllocatableResources."""
     return KnownPods().read_offer(data)
 
 
-def _read_pods_api(data: bytes) -> object:
-    """The Pods API's ListPods. Raises DecodeError."""
+@target(corpus.pods_lists, changed_protobuf, DecodeError)
+def read_pods_api(data: bytes) -> object:
+    """The Pods API's ListPods."""
     return tuple(map(pods_api.decode_pod, v1alpha1_pb2.ListPodsResponse.FromString(data).pods))
 
 
-def _read_checkpoint(data: bytes) -> object:
-    """The kubelet's device checkpoint. Raises ValueError."""
+NUMBER_AS_ANSWER = b'{"Data":{"PodDeviceEntries":[{"PodUID":"","ContainerName":"","ResourceName":"","AllocResp":5}]}}'
+
+
+@target(lambda: [*corpus.files(contents.CHECKPOINT), NUMBER_AS_ANSWER], changed_json, ValueError)
+def read_device_checkpoint(data: bytes) -> object:
+    """The kubelet's device checkpoint."""
     return checkpoint.parse(data)
 
 
-def _read_plugin_answer(data: bytes) -> object:
-    """A device plugin's ContainerAllocateResponse (NVIDIA, MPS, HAMi, volcano, gpushare). Raises ValueError."""
-    answer = checkpoint.parse_plugin_answer(data)
-    return answer, named_devices(answer)
-
-
-def _plugin_answer_seeds() -> Iterator[bytes]:
-    import base64
-    import json
-
+def _plugin_answer_examples() -> Iterator[bytes]:
     for text in corpus.files(contents.CHECKPOINT):
         with contextlib.suppress(ValueError, KeyError, TypeError):
             for row in json.loads(text)["Data"]["PodDeviceEntries"] or ():
@@ -129,40 +133,56 @@ def _plugin_answer_seeds() -> Iterator[bytes]:
                     yield base64.b64decode(answer)
 
 
-def _read_device_ids(data: bytes) -> object:
+@target(_plugin_answer_examples, changed_protobuf, ValueError)
+def read_plugin_answer(data: bytes) -> object:
+    """A device plugin's ContainerAllocateResponse (NVIDIA, MPS, HAMi, volcano, gpushare)."""
+    answer = checkpoint.parse_plugin_answer(data)
+    return answer, named_devices(answer)
+
+
+@target(lambda: ["\n".join(corpus.device_ids()).encode()], edited)
+def read_device_ids(data: bytes) -> object:
     """Lines of a resource, a tab and a device id, of any plugin or DRA driver. Raises nothing."""
-    found: list[object] = []
+    answers: list[object] = []
     for line in data.decode("utf-8", "backslashreplace").split("\n"):
         resource, _, id_ = line.partition("\t")
-        found += [recognise(resource, DeviceId(id_)), recognise_dra(resource, id_), parse(DeviceId(id_))]
-        found += [parse_dra(id_), parse_visible(id_), parse_node(id_)]
+        answers += [recognise(resource, DeviceId(id_)), recognise_dra(resource, id_), parse(DeviceId(id_))]
+        answers += [parse_dra(id_), parse_visible(id_), parse_node(id_)]
         with contextlib.suppress(ValueError):
-            found.append(parse_quantity(id_))
-    return found
+            answers.append(parse_quantity(id_))
+    return answers
 
 
 # --- files of DRA and schedulers --------------------------------------------------------------------------------------
 
 
-def _read_dra_state(data: bytes) -> object:
-    """The kubelet's dra_manager_state. Raises ValueError."""
+@target(lambda: corpus.files(contents.DRA_STATE), changed_json, ValueError)
+def read_dra_state(data: bytes) -> object:
+    """The kubelet's dra_manager_state."""
     return dra.parse_state(data)
 
 
-def _read_dra_checkpoint(data: bytes) -> object:
-    """The checkpoint of NVIDIA's DRA driver. Raises ValueError."""
+@target(lambda: corpus.files(contents.DRA_CHECKPOINT), changed_json, ValueError)
+def read_dra_checkpoint(data: bytes) -> object:
+    """The checkpoint of NVIDIA's DRA driver."""
     return dra.parse_prepared(data)
 
 
-def _read_fractioning(data: bytes) -> object:
-    """A mapping file of KAI-Scheduler's fractiond. Raises ValueError."""
+@target(
+    lambda: [text for frame in corpus.frames() for path, text in frame.items() if path.startswith("gpu_fractioning/")],
+    changed_json,
+    ValueError,
+)
+def read_gpu_fractioning(data: bytes) -> object:
+    """A mapping file of KAI-Scheduler's fractiond."""
     return fractioning.parse_record("0" * 64, data)
 
 
 # --- /proc ------------------------------------------------------------------------------------------------------------
 
 
-def _read_cgroup(data: bytes) -> object:
+@target(lambda: [b"0::/\n\n" + text for text in corpus.files("cgroup")], edited)
+def read_cgroup(data: bytes) -> object:
     """/proc/PID/cgroup, of gpumap (before the first empty line) and of another process. Raises nothing."""
     own_text, _, text = data.decode(errors="replace").partition("\n\n")
     own = cgroups.own(own_text)
@@ -177,19 +197,31 @@ def _read_cgroup(data: bytes) -> object:
     )
 
 
-def _read_stat(data: bytes) -> object:
-    """/proc/PID/stat; the name in it is any text of the process. Raises ValueError."""
+@target(lambda: corpus.files("stat"), edited, ValueError)
+def read_proc_stat(data: bytes) -> object:
+    """/proc/PID/stat; the name in it is any text of the process."""
     return processes.parse_stat(data.decode(errors="replace"))
 
 
 _PROC_FILES = re.compile(r"proc/[^/]+/(?:cgroup|stat|status|comm|cmdline)|own/cgroup|own/root/etc/passwd")
 
 
-def _read_proc(data: bytes) -> object:
-    """A tree of /proc: cgroup, stat, status, comm and cmdline of several processes, gpumap's own cgroup, and passwd.
+def _proc_examples() -> Iterator[bytes]:
+    passwd = b"root:x:0:0:root:/root:/bin/sh\nana:x:1000:1000::/home/ana:/bin/sh\n"
+    for frame in corpus.frames():
+        files = {path: text for path, text in frame.items() if path.startswith(("proc/", "own/"))}
+        stats = [path for path in files if path.endswith("/stat")]
+        files |= {f"{path}us": b"Name:\tx\nUid:\t1000\t1000\n" for path in stats}
+        files[f"proc/{os.getpid()}/cgroup"] = files.get("own/cgroup", b"0::/\n")
+        parent = stats[0].split("/")[1] if stats else "1"
+        child = f"9 (python3) S {parent}{' 1' * 17} 999999999\n".encode()  # docker in a pod, if its parent is in one
+        files |= {"proc/9/cgroup": b"0::/docker/9\n", "proc/9/stat": child}
+        yield pack(files | {"own/root/etc/passwd": passwd})
 
-    Raises SourceError.
-    """
+
+@target(_proc_examples, changed_files(lambda path: edited), SourceError)
+def read_proc_tree(data: bytes) -> object:
+    """A tree of /proc: cgroup, stat, status, comm and cmdline of several processes, gpumap's own cgroup, and passwd."""
     with folder() as place:
         lay_out({path: text for path, text in unpack(data).items() if _PROC_FILES.fullmatch(path)}, place)
         source = ProcfsSource(place / "proc", place / "own")
@@ -197,32 +229,26 @@ def _read_proc(data: bytes) -> object:
             (place / "proc").mkdir(exist_ok=True)
             pids = [int(name) for name in os.listdir(place / "proc") if re.fullmatch("[0-9]{1,9}", name)]
             answer = source.read([*pids, 424242], None)
-            for one in answer.value.entries:
-                assert not one.workload or one.workload.name, "a workload without a name"
+            for entry in answer.value.entries:
+                assert not entry.workload or entry.workload.name, "a workload without a name"
             return answer.value.entries, answer.value.unreadable, answer.value.pid_visibility
         finally:
             source.close()
 
 
-def _proc_seeds() -> Iterator[bytes]:
-    passwd = b"root:x:0:0:root:/root:/bin/sh\nana:x:1000:1000::/home/ana:/bin/sh\n"
-    for frame in corpus.frames():
-        files = {path: text for path, text in frame.items() if path.startswith(("proc/", "own/"))}
-        files |= {
-            f"{path.removesuffix('stat')}status": b"Name:\tx\nUid:\t1000\t1000\n" for path in [*files] if "stat" in path
-        }
-        files[f"proc/{os.getpid()}/cgroup"] = files.get("own/cgroup", b"0::/\n")
-        parent = next((path.split("/")[1] for path in files if path.endswith("/stat")), "1")
-        child = f"9 (python3) S {parent}{' 1' * 17} 999999999\n".encode()  # docker in a pod, if its parent is in one
-        files |= {"proc/9/cgroup": b"0::/docker/9\n", "proc/9/stat": child}
-        yield pack(files | {"own/root/etc/passwd": passwd})
-
-
 # --- names of logs, and inotify ---------------------------------------------------------------------------------------
 
 
-def _read_logs(data: bytes) -> object:
-    """Names below /var/log: lines of a directory or of a link with its target. Raises SourceError."""
+def _log_examples() -> Iterator[bytes]:
+    for text in corpus.files(contents.LOG_TREE):
+        entries = contents.log_entries({contents.LOG_TREE: text}) or ()
+        lines = (f"{entry.path.removeprefix('var/log/')} -> {entry.target or ''}" for entry in entries)
+        yield "\n".join(line.removesuffix(" -> ") for line in lines).encode()
+
+
+@target(_log_examples, edited, SourceError)
+def read_pod_logs(data: bytes) -> object:
+    """Names below /var/log: lines of a directory or of a link with its target."""
     with folder() as place:
         for line in data.split(b"\n"):
             name, arrow, target = line.partition(b" -> ")
@@ -238,8 +264,9 @@ def _read_logs(data: bytes) -> object:
         return PodLogsSource(place).read(0.0).value
 
 
-def _read_pci(data: bytes) -> object:
-    """Files of a PCI function below /sys: a line with its name, then a line for each file. Raises SourceError."""
+@target(lambda: [b"0000:3b:00.0\n0x10de\n0x030200\n0x2330\n(null)"], edited, SourceError)
+def read_pci(data: bytes) -> object:
+    """Files of a PCI function below /sys: a line with its name, then a line for each file."""
     files = ("vendor", "class", "device", "driver_override")
     name, *lines = data.split(b"\n")
     if b"/" in name or b"\0" in name or not 0 < len(name) <= 200 or name in (b".", b".."):
@@ -256,39 +283,24 @@ def _read_pci(data: bytes) -> object:
             source.close()
 
 
-def _log_seeds() -> Iterator[bytes]:
-    for text in corpus.files(contents.LOG_TREE):
-        entries = contents.log_entries({contents.LOG_TREE: text}) or ()
-        names = (one.path.removeprefix("var/log/") + (f" -> {one.target}" if one.target else "") for one in entries)
-        yield "\n".join(names).encode()
+INOTIFY_NAMES = b"checkpoint\0\0", b"pod_ns_container-0123.log\0", b""
 
 
-def _read_inotify(data: bytes) -> object:
-    """Events as the kernel writes them, with names of any files. Raises ValueError for one that is cut off."""
-    import struct
-
+@target(
+    lambda: [inotify._HEAD.pack(1, inotify.CREATE, 0, len(name)) + name for name in INOTIFY_NAMES], edited, ValueError
+)
+def read_inotify(data: bytes) -> object:
+    """Events as the kernel writes them, with names of any files."""
     try:
         return list(inotify.events(data))
     except struct.error as error:
         raise ValueError(str(error)) from error
 
 
-def _inotify_seeds() -> Iterator[bytes]:
-    for name in (b"checkpoint\0\0", b"pod_ns_container-0123.log\0", b""):
-        yield inotify._HEAD.pack(1, inotify.CREATE, 0, len(name)) + name
-
-
 # --- NVML -------------------------------------------------------------------------------------------------------------
 
 
-def _read_wire(data: bytes) -> object:
-    """A line of the worker's. Raises ValueError."""
-    message = wire.decode(data)
-    assert wire.decode(wire.encode(message)) is not None
-    return message
-
-
-def _wire_seeds() -> Iterator[bytes]:
+def _wire_examples() -> Iterator[bytes]:
     for text in corpus.files(contents.NVML):
         reading = contents.reading({contents.NVML: text})
         if isinstance(reading, NvmlReading):
@@ -299,39 +311,27 @@ def _wire_seeds() -> Iterator[bytes]:
     yield wire.encode(wire.ErrorMessage(1, 9, "driver_not_loaded", "no driver"))
 
 
-def _read_request(data: bytes) -> object:
-    """A request to the worker. Raises ValueError."""
+@target(_wire_examples, changed_json, ValueError)
+def read_nvml_wire(data: bytes) -> object:
+    """A line of the worker's."""
+    message = wire.decode(data)
+    assert wire.decode(wire.encode(message)) is not None
+    return message
+
+
+WIRE_REQUEST = wire.Request(1, 5.0, 5.0, (1,), (2,), ("health",), True, 15.0)
+
+
+@target(lambda: [wire.encode(WIRE_REQUEST)], changed_json, ValueError)
+def read_nvml_request(data: bytes) -> object:
+    """A request to the worker."""
     return wire.decode_request(data)
-
-
-def _request_seeds() -> Iterator[bytes]:
-    yield wire.encode(wire.Request(1, 5.0, 5.0, (1,), (2,), ("health",), True, 15.0))
 
 
 _SPEAKING = "import os, sys; os.write(1, open(sys.argv[1], 'rb').read()); os.write(2, open(sys.argv[2], 'rb').read())"
 
 
-def _read_worker(data: bytes) -> object:
-    """A worker that writes any bytes to stdout and stderr, and ends. Raises SourceError."""
-    files = unpack(data)
-
-    async def read(place: Path) -> object:
-        out, error = place / "out", place / "error"
-        out.write_bytes(files.get("out", b"")[: 1 << 16])
-        error.write_bytes(files.get("error", b"")[: 1 << 15])
-        source = NvmlSource([sys.executable, "-I", "-S", "-c", _SPEAKING, str(out), str(error)])
-        try:
-            answer = await source.read(5.0, 10.0)
-            _check_whole(answer.value)
-            return answer.value.gpus
-        finally:
-            await source.close()
-
-    with folder() as place:
-        return asyncio.run(read(place))
-
-
-def _worker_seeds() -> Iterator[bytes]:
+def _worker_examples() -> Iterator[bytes]:
     for text in corpus.files(contents.NVML):
         reading = contents.reading({contents.NVML: text})
         if isinstance(reading, NvmlReading) and len(text) < 6000:
@@ -340,17 +340,45 @@ def _worker_seeds() -> Iterator[bytes]:
             yield pack({"out": b"".join(lines), "error": b"Traceback\nSome library: error \xff\n"})
 
 
-def _check_whole(reading: NvmlReading) -> None:
-    assert [gpu.index for gpu in reading.gpus] == list(range(len(reading.gpus))), "a GPU is missing, or is there twice"
+@target(
+    _worker_examples,
+    changed_files(lambda path: changed_json_lines if path == "out" else edited),
+    SourceError,
+    slow=True,
+)
+def read_nvml_worker_output(data: bytes) -> object:
+    """A worker that writes any bytes to stdout and stderr, and ends."""
+    files = unpack(data)
+
+    async def read(place: Path) -> object:
+        out, error = place / "out", place / "error"
+        out.write_bytes(files.get("out", b"")[: 1 << 16])
+        error.write_bytes(files.get("error", b"")[: 1 << 15])
+        source = NvmlSource([sys.executable, "-I", "-S", "-c", _SPEAKING, str(out), str(error)])
+        try:
+            gpus = (await source.read(5.0, 10.0)).value.gpus
+            assert [gpu.index for gpu in gpus] == list(range(len(gpus))), "a GPU is missing, or is there twice"
+            return gpus
+        finally:
+            await source.close()
+
+    with folder() as place:
+        return asyncio.run(read(place))
 
 
 # --- a whole node -----------------------------------------------------------------------------------------------------
 
 
-def _read_node(data: bytes) -> object:
+@target(
+    lambda: map(pack, [*corpus.nodes(), _odd_node()]),
+    changed_files(corpus.choose_change),
+    ValueError,
+    lines_per_byte=400,
+)
+def read_node(data: bytes) -> object:
     """The files of one capture's frame, as the sources of a running agent read them: two collections, then all pages.
 
-    A source may fail with a SourceError. Everything after the sources raises nothing. The laws hold.
+    A source may fail with a SourceError. Nothing after the sources fails, and the laws hold.
     """
     files = unpack(data)
     with folder() as place:
@@ -411,10 +439,10 @@ def pages_of(reading: NvmlReading) -> object:
 def _judge(snapshot: Snapshot, answer: KubeletAnswer | None, has_list: bool) -> None:
     """The laws that need no truth. `answer` is the kubelet's, read in this collection."""
     page = Page(Exposition(FAMILIES).render(snapshot).decode())
-    found = [*laws.inconsistent(page), *laws.unproven(page, has_list=has_list, answered=answer is not None)]
+    faults = [*laws.inconsistent(page), *laws.unproven(page, has_list=has_list, answered=answer is not None)]
     if answer is not None:
-        found += laws.lost(page, laws.ids_of(answer.pods, lambda resource, _: RULES.is_gpu_resource(resource)))
-    assert not found, "\n".join(found)
+        faults += laws.lost(page, laws.ids_of(answer.pods, lambda resource, _: RULES.is_gpu_resource(resource)))
+    assert not faults, "\n".join(faults)
 
 
 def _pages(snapshot: Snapshot) -> tuple[bytes, ...]:
@@ -461,7 +489,9 @@ def _pods_of(files: dict[str, bytes]) -> SourceAnswer[tuple[ReportedPod, ...] | 
 
 
 def _reading(files: dict[str, bytes]) -> SourceAnswer[NvmlReading]:
-    """NVML's reading, as the worker sends it."""
+    """NVML's reading, as the worker sends it. The worker reads numbers without a sign."""
+    if re.search(rb"[:\[,]\s*-", files.get(contents.NVML, b"")):
+        raise SourceError("protocol", "a negative number")
     try:
         reading = contents.reading(files)
     except ValueError as error:
@@ -477,157 +507,10 @@ def _pids(reading: NvmlReading) -> set[int]:
     return {process.pid for processes in lists for process in processes or ()}
 
 
-_ODD_CHECKPOINT = b'{"Data":{"PodDeviceEntries":[{"PodUID":"","ContainerName":"","ResourceName":"","AllocResp":5}]}}'
-
-
 def _odd_node() -> dict[str, bytes]:
     """Return a node with names that a line of a page must escape."""
     odd = 'a"b\\c\nd\u2028'
-    devices = [
-        v1_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=[f"GPU-{'0' * 8}{'-0000' * 3}-{'0' * 12}"])
-    ]
-    container = v1_pb2.ContainerResources(name=odd, devices=devices)
-    pod = v1_pb2.PodResources(name=odd, namespace=odd, containers=[container])
-    listed = v1_pb2.ListPodResourcesResponse(pod_resources=[pod])
+    devices = [{"resourceName": "nvidia.com/gpu", "deviceIds": ["GPU-00000000-0000-0000-0000-000000000000"]}]
+    pod = {"name": odd, "namespace": odd, "containers": [{"name": odd, "devices": devices}]}
+    listed = json_format.ParseDict({"podResources": [pod]}, v1_pb2.ListPodResourcesResponse())
     return {**next(corpus.nodes()), f"{contents.LIST}.pb": listed.SerializeToString()}
-
-
-def _kind(path: str) -> Callable[..., bytes] | None:
-    if path.endswith(".pb"):
-        return mutate_protobuf
-    if path.endswith(".json") or path in (contents.CHECKPOINT, contents.DRA_STATE):
-        return mutate_json
-    return None if path.startswith("own/pid") else mutate_text
-
-
-_LINE = "gpumap.agent.sources."
-
-TARGETS = (
-    Target(
-        "podresources-list",
-        _read_list,
-        lambda: [*corpus.lists(), b"\x0a\x08\x0a\x03a\xffb\x12\x01c"],  # a name that is not UTF-8
-        mutate_protobuf,
-        (f"{_LINE}podresources", f"{_LINE}messages"),
-        (DecodeError,),
-    ),
-    Target(
-        "podresources-allocatable",
-        _read_offer,
-        corpus.offers,
-        mutate_protobuf,
-        (f"{_LINE}podresources",),
-        (DecodeError,),
-    ),
-    Target(
-        "pods-api",
-        _read_pods_api,
-        corpus.pods_lists,
-        mutate_protobuf,
-        (f"{_LINE}pods_api", f"{_LINE}pod_shares"),
-        (DecodeError,),
-    ),
-    Target(
-        "device-checkpoint",
-        _read_checkpoint,
-        lambda: [*corpus.files(contents.CHECKPOINT), _ODD_CHECKPOINT],
-        mutate_json,
-        (f"{_LINE}checkpoint", f"{_LINE}json_files"),
-    ),
-    Target(
-        "plugin-answer",
-        _read_plugin_answer,
-        _plugin_answer_seeds,
-        mutate_protobuf,
-        (f"{_LINE}checkpoint", "gpumap.model.plugins"),
-    ),
-    Target(
-        "device-ids",
-        _read_device_ids,
-        lambda: ["\n".join(corpus.device_ids()).encode()],
-        mutate_text,
-        ("gpumap.model.device_ids", "gpumap.model.plugins", "gpumap.model.formatting"),
-        (),
-    ),
-    Target(
-        "dra-state",
-        _read_dra_state,
-        lambda: corpus.files(contents.DRA_STATE),
-        mutate_json,
-        (f"{_LINE}dra", f"{_LINE}json_files"),
-    ),
-    Target(
-        "dra-checkpoint",
-        _read_dra_checkpoint,
-        lambda: corpus.files(contents.DRA_CHECKPOINT),
-        mutate_json,
-        (f"{_LINE}dra",),
-    ),
-    Target(
-        "gpu-fractioning",
-        _read_fractioning,
-        lambda: [
-            text for frame in corpus.frames() for path, text in frame.items() if path.startswith("gpu_fractioning/")
-        ],
-        mutate_json,
-        (f"{_LINE}fractioning",),
-    ),
-    Target(
-        "cgroup",
-        _read_cgroup,
-        lambda: [b"0::/\n\n" + text for text in corpus.files("cgroup")],
-        mutate_text,
-        ("gpumap.model.cgroups", "gpumap.model.workloads"),
-        (),
-    ),
-    Target("proc-stat", _read_stat, lambda: corpus.files("stat"), mutate_text, (f"{_LINE}processes",)),
-    Target(
-        "proc-tree",
-        _read_proc,
-        _proc_seeds,
-        of_files(lambda path: mutate_text),
-        tuple(f"{_LINE}{name}" for name in ("procfs", "processes", "workloads")),
-        (SourceError,),
-    ),
-    Target("pod-logs", _read_logs, _log_seeds, mutate_text, (f"{_LINE}identity",), (SourceError,)),
-    Target(
-        "pci",
-        _read_pci,
-        lambda: iter((b"0000:3b:00.0\n0x10de\n0x030200\n0x2330\n(null)",)),
-        mutate_raw,
-        (f"{_LINE}pci", "gpumap.model.device_ids"),
-        (SourceError,),
-    ),
-    Target("inotify", _read_inotify, _inotify_seeds, mutate_raw, (f"{_LINE}inotify",)),
-    Target("nvml-wire", _read_wire, _wire_seeds, mutate_json, ("gpumap.agent.nvml_worker.wire",)),
-    Target("nvml-request", _read_request, _request_seeds, mutate_json, ("gpumap.agent.nvml_worker.wire",)),
-    Target(
-        "nvml-worker-output",
-        _read_worker,
-        _worker_seeds,
-        of_files(lambda path: mutate_json_lines if path == "out" else mutate_text),
-        (f"{_LINE}nvml", f"{_LINE}nvml_process", f"{_LINE}nvml_state"),
-        (SourceError,),
-        slow=True,
-        repeatable=False,
-    ),
-    Target(
-        "node",
-        _read_node,
-        lambda: map(pack, [*corpus.nodes(), _odd_node()]),
-        of_files(_kind),
-        (
-            f"{_LINE}identity",
-            f"{_LINE}procfs",
-            f"{_LINE}dra",
-            "gpumap.agent.join.step",
-            "gpumap.agent.exposition",
-            "gpumap.agent.published",
-            "gpumap.agent.join.grants",
-            "gpumap.agent.join.shares",
-            "gpumap.agent.join.unexplained",
-            "gpumap.agent.dialects.dcgm_entities",
-        ),
-        lines_per_byte=400,
-    ),
-)

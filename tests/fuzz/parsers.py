@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.fuzz.target import SOURCES
 
-_CALLS = frozenset(
-    [
-        "loads",
-        "FromString",
-        "ParseFromString",
-        "MergeFromString",
-        "Parse",
-        "ParseDict",
-        "b64decode",
-        "unpack",
-        "unpack_from",
-        "iter_unpack",
-        "convert",
-        "Decoder",
-        "fromisoformat",
-        "urlsplit",
-        "urlparse",
-        "parse_qs",
-        "unquote",
-        "compile",
-        "fullmatch",
-        "match",
-        "search",
-        "finditer",
-        "findall",
-        "load",
-        "safe_load",
-        "ip_address",
-        "decompressobj",
-    ]
+_CALL = re.compile(
+    "loads?|safe_load|convert|unpack(_from)?|iter_unpack|b64decode|decompressobj|Decoder|(Merge|Parse)?FromString|Parse"
+    "|ParseDict|fromisoformat|ip_address|urlsplit|urlparse|parse_qs|unquote|compile|fullmatch|match|search|find(iter|all)"
 )
 _JSON_DECODE = "json.decode"
 
@@ -72,15 +46,14 @@ NOT_FOREIGN: Mapping[str, str] = {
 """By module: why no target needs to reach it."""
 
 
-def parsing_modules() -> list[str]:
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCES.parent).with_suffix("").parts)
+
+
+def parsing_modules() -> Iterator[str]:
     """Return the modules that call a function which decodes, and every module of the sources."""
-    return sorted(_found())
-
-
-def _found() -> Iterator[str]:
-    root = Path(SOURCES)
-    for path in root.rglob("*.py"):
-        module = path.relative_to(root.parent).with_suffix("").as_posix().replace("/", ".")
+    for path in SOURCES.rglob("*.py"):
+        module = module_name(path)
         if "._proto." in module or module.endswith("__init__"):
             continue
         if path.parent.parts[-2:] == ("agent", "sources") or any(map(_decodes, ast.walk(ast.parse(path.read_text())))):
@@ -90,4 +63,4 @@ def _found() -> Iterator[str]:
 def _decodes(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
-    return node.func.attr in _CALLS or ast.unparse(node.func).endswith(_JSON_DECODE)
+    return _CALL.fullmatch(node.func.attr) is not None or ast.unparse(node.func).endswith(_JSON_DECODE)

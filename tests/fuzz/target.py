@@ -1,132 +1,142 @@
 """A target: a function of gpumap that takes foreign bytes, with examples, the errors that it may raise, and its limits.
 
-`attempt` runs it once and asserts what holds for every target: only declared errors, one line each, and the same answer
-again. `measured` counts its work: the lines of Python that it runs. A clock would measure the machine.
+`attempt` asserts what holds for every target: only declared errors, one answer for the same bytes, and limited work.
+Work is the number of lines of Python that run. A clock would measure the machine.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
+import traceback
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import yaml
+from hypothesis import strategies as st
 
 from gpumap import __file__ as package
-from tests.fuzz.mutators import BYTES_MAX, Mutate
+from tests.fuzz.changes import BYTES_MAX, Change
 
-SOURCES = str(Path(package).parent)
-_COUNTED = (SOURCES, str(Path(yaml.__file__).parent))
-"""Folders with parsers that are written in Python."""
+SOURCES = Path(package).parent
+CRASHES = Path(__file__).with_name("crashes")
 LINES_BASE = 200_000
-MEMORY_BASE_BYTES = 64 << 20
-AGAIN_ONE_OF = 8
-"""Of so many inputs, one runs twice."""
+MEMORY_BASE_BYTES, MEMORY_PER_BYTE = 64 << 20, 2_000
+MEASURED_SHARE = 8
+"""Of so many inputs, one runs twice. The second run is measured."""
+_MEASURED_FOLDERS = (str(SOURCES), str(Path(yaml.__file__).parent))
+"""Folders with parsers that are written in Python."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """`run` decodes bytes, asserts what must hold for the result, and returns it.
+    """`read` decodes bytes, asserts what must hold for the result, and returns it.
 
-    `modules` are the modules of gpumap whose parsers it reaches. `lines_per_byte` and `memory_per_byte` limit the work
-    for large inputs. A `slow` target starts processes or sockets: it runs fewer inputs, and without coverage.
+    `lines_per_byte` limits the work for large inputs. A `slow` target starts processes or sockets: it runs fewer
+    inputs, without coverage, and once. What it reaches is not seen, so `modules` names it.
     """
 
     name: str
-    run: Callable[[bytes], object]
-    seeds: Callable[[], Iterable[bytes]]
-    mutate: Mutate
-    modules: tuple[str, ...]
-    raises: tuple[type[Exception], ...] = (ValueError,)
-    lines_per_byte: int = 100
-    memory_per_byte: int = 2_000
-    slow: bool = False
-    repeatable: bool = field(default=True)
-    """Whether the same bytes give an equal answer."""
-
-
-class FoundError(AssertionError):
-    """A target broke one of its rules."""
-
-
-def attempt(target: Target, data: bytes) -> str:
-    """Run the target, some inputs twice. Return "" or the name of the declared error. Raises what it must not raise."""
-    answer, error = _once(target, data)
-    if target.repeatable and zlib.crc32(data) % AGAIN_ONE_OF == 0:
-        again, other = _once(target, data)
-        if error != other or not _equal(answer, again):
-            raise FoundError(f"{target.name}: the same bytes gave two answers")
-    return error.partition(":")[0]
-
-
-def _once(target: Target, data: bytes) -> tuple[object, str]:
-    try:
-        return target.run(data), ""
-    except target.raises as error:
-        text = str(error)
-        if isinstance(error, RecursionError):
-            raise
-        return None, f"{type(error).__name__}: {text}"
-
-
-def _equal(one: object, other: object) -> bool:
-    return one is other or one == other or repr(one) == repr(other)  # NaN is not equal to itself
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What one run took."""
-
-    lines: int
-    memory_bytes: int
+    read: Callable[[bytes], object]
+    examples: Callable[[], Iterable[bytes]]
+    change: Change
+    raises: tuple[type[Exception], ...]
+    lines_per_byte: int
+    slow: bool
     modules: frozenset[str]
 
+    def inputs(self) -> st.SearchStrategy[bytes]:
+        """Return changed examples."""
+        examples = [data for data in self.examples() if len(data) <= BYTES_MAX]
+        return st.sampled_from(examples).flatmap(self.change).map(lambda data: data[:BYTES_MAX])
 
-def measured(target: Target, data: bytes, *, memory: bool = False) -> Work:
-    """Run the target once and count its work. Raises FoundError if the work is more than its limits allow."""
+    def crash_files(self) -> list[Path]:
+        """Return the inputs that once broke the target. Tests replay them for ever."""
+        return sorted((CRASHES / self.name).glob("*"))
+
+
+def target(
+    examples: Callable[[], Iterable[bytes]],
+    change: Change,
+    *raises: type[Exception],
+    lines_per_byte: int = 100,
+    slow: bool = False,
+    modules: Iterable[str] = (),
+) -> Callable[[Callable[[bytes], object]], Target]:
+    """Make a target of a function. `read_a_thing` becomes the target "a-thing"."""
+
+    def make_target(read: Callable[[bytes], object]) -> Target:
+        name = read.__name__.removeprefix("read_").replace("_", "-")
+        return Target(name, read, examples, change, raises, lines_per_byte, slow, frozenset(modules))
+
+    return make_target
+
+
+class BrokenRuleError(AssertionError):
+    """A target broke one of the rules that hold for all."""
+
+
+def attempt(target: Target, data: bytes, *, measured: bool | None = None) -> None:
+    """Run the target. By default some inputs run a second time, measured. Raises what the target must not raise."""
+    answer = _answer(target, data)
+    if measured is None:
+        measured = zlib.crc32(data) % MEASURED_SHARE == 0
+    if measured and not target.slow:
+        again = _measured_answer(target, data)
+        if answer != again and repr(answer) != repr(again):  # NaN is not equal to itself
+            raise BrokenRuleError(f"{target.name}: the same bytes gave two answers")
+
+
+def keep_crash(target: Target, data: bytes, error: BaseException) -> Path:
+    """Write the input of a crash into the folder of its target. One with the same cause replaces it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.filename}:{frame.lineno}" for frame in frames if str(SOURCES) in frame.filename]
+    cause = f"{type(error).__name__} {places[-1] if places else frames[-1].lineno}"
+    path = CRASHES / target.name / hashlib.sha256(cause.encode()).hexdigest()[:12]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def _answer(target: Target, data: bytes) -> object:
+    try:
+        return target.read(data)
+    except target.raises as error:
+        if not isinstance(error, RecursionError):
+            return f"{type(error).__name__}: {error}"
+        raise
+
+
+def _measured_answer(target: Target, data: bytes) -> object:
+    """Run the target. Raises BrokenRuleError if the work is more than its limits allow."""
     lines = 0
-    files: set[str] = set()
 
     def count(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal lines
         lines += event == "line"
         return count
 
-    def enter(frame: FrameType, event: str, argument: object) -> Any:
-        name = frame.f_code.co_filename
-        if not name.startswith(_COUNTED):
-            return None
-        files.add(name)
-        return count
-
-    if memory:
-        tracemalloc.start()
-    before = sys.gettrace()
-    sys.settrace(enter)
+    tracemalloc.start()
+    trace_before = sys.gettrace()
+    sys.settrace(
+        lambda frame, event, argument: count if frame.f_code.co_filename.startswith(_MEASURED_FOLDERS) else None
+    )
     try:
-        _once(target, data)
+        answer = _answer(target, data)
     finally:
-        sys.settrace(before)
-        peak = tracemalloc.get_traced_memory()[1] if memory else 0
-        if memory:
-            tracemalloc.stop()
+        sys.settrace(trace_before)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
     lines_max = LINES_BASE + target.lines_per_byte * len(data)
-    if lines > lines_max:
-        raise FoundError(f"{target.name}: {lines} lines for {len(data)} bytes; at most {lines_max}")
-    memory_max = MEMORY_BASE_BYTES + target.memory_per_byte * len(data)
-    if peak > memory_max:
-        raise FoundError(f"{target.name}: {peak} bytes of memory for {len(data)} bytes; at most {memory_max}")
-    return Work(lines, peak, frozenset(map(_module, files)))
-
-
-def _module(file: str) -> str:
-    return Path(file).with_suffix("").as_posix().partition("/src/")[2].replace("/", ".")
-
-
-def cut(data: bytes) -> bytes:
-    return data[:BYTES_MAX]
+    memory_max = MEMORY_BASE_BYTES + MEMORY_PER_BYTE * len(data)
+    if lines > lines_max or peak_bytes > memory_max:
+        raise BrokenRuleError(
+            f"{target.name}: {lines} lines and {peak_bytes} bytes of memory for {len(data)} bytes; "
+            f"at most {lines_max} and {memory_max}"
+        )
+    return answer

@@ -1,112 +1,125 @@
-"""A short pass over every target, with fixed seeds: old crashes, the examples, some mutations; and the table itself."""
+"""A short pass over every target: old crashes, examples, changes of them; and the proof that each parser has one."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import inspect
 import itertools
 import re
+import sys
+import threading
 from pathlib import Path
 from re import _constants, _parser  # type: ignore[attr-defined]
+from types import FrameType
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from tests.exposed import Page
-from tests.fuzz import engine
-from tests.fuzz.engine import CRASHES, crash_files, inputs, kind_of, tried
-from tests.fuzz.mutators import Mutate, mutate_raw
-from tests.fuzz.parsers import NOT_FOREIGN, parsing_modules
+from tests.fuzz.changes import edited
+from tests.fuzz.parsers import NOT_FOREIGN, module_name, parsing_modules
 from tests.fuzz.table import TARGETS
-from tests.fuzz.target import SOURCES, FoundError, Target, attempt, measured
+from tests.fuzz.target import CRASHES, SOURCES, BrokenRuleError, attempt, keep_crash, target
 from tests.promtool import accepted
 
-SEED = 22
 INPUTS, SLOW_INPUTS = 40, 3
-MEASURED = 6
-"""Examples and mutations. The test counts their work for each target."""
-FAST = {name: target for name, target in TARGETS.items() if not target.slow}
+EXAMPLES = 18
+"""So many examples of a target show what it reaches. `tests/test_golden.py` replays all captures."""
+SHORT = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_no_mutation_breaks_a_target(name: str) -> None:
-    """Each declared error is fine; anything else, a second answer, or a broken law is not."""
+def test_no_change_breaks_a_target(name: str) -> None:
+    """Declared errors are fine. Other errors, a second answer, a broken law and too much work are not."""
     target = TARGETS[name]
-    examples = () if target.slow else target.seeds()
-    for data in (*examples, *itertools.islice(inputs(target, SEED), SLOW_INPUTS if target.slow else INPUTS)):
-        crash = tried(target, data)
-        assert crash is None, f"kept as {engine.keep(target, crash)}\n{crash}"
+
+    @settings(SHORT, max_examples=SLOW_INPUTS if target.slow else INPUTS)
+    @given(data=target.inputs())
+    def run(data: bytes) -> None:
+        try:
+            attempt(target, data)
+        except Exception as error:
+            keep_crash(target, data, error)
+            raise
+
+    run()
 
 
 @pytest.mark.parametrize(
     ("name", "path"),
-    [pytest.param(name, path, id=f"{name}/{path.name}") for name in TARGETS for path in crash_files(TARGETS[name])],
+    [pytest.param(name, path, id=f"{name}/{path.name}") for name in TARGETS for path in TARGETS[name].crash_files()],
 )
 def test_an_input_that_once_broke_a_target_does_so_no_more(name: str, path: Path) -> None:
-    attempt(TARGETS[name], path.read_bytes())
-    if not TARGETS[name].slow:
-        measured(TARGETS[name], path.read_bytes(), memory=True)
-
-
-@pytest.mark.parametrize("name", FAST)
-def test_a_target_reaches_the_parsers_that_it_names_with_little_work(name: str) -> None:
-    """Its examples run code of each module in its row, and the work grows no faster than the input."""
-    target = FAST[name]
-    examples = sorted(target.seeds(), key=len)
-    step = max(len(examples) // MEASURED, 1)
-    reached: set[str] = set()
-    for data in [*examples[::step], *itertools.islice(inputs(target, SEED + 1), MEASURED)]:
-        reached |= measured(target, data, memory=True).modules
-    assert set(target.modules) <= reached, set(target.modules) - reached
+    """Each stored crash is refused, or read, with little work."""
+    attempt(TARGETS[name], path.read_bytes(), measured=True)
 
 
 def test_every_crash_belongs_to_a_target() -> None:
-    assert {path.name for path in CRASHES.iterdir() if path.is_dir()} <= TARGETS.keys()
+    """A target that is renamed keeps its crashes."""
+    assert {path.name for path in CRASHES.iterdir()} <= TARGETS.keys()
 
 
-def test_every_parser_is_a_target() -> None:
-    """Each module that decodes something is in the row of a target, or listed with the reason why it is not."""
-    reached = {module for target in TARGETS.values() for module in target.modules}
-    found = set(parsing_modules())
-    assert found - reached - NOT_FOREIGN.keys() == set(), "add a target, docs/dev/testing.md explains how"
-    assert NOT_FOREIGN.keys() - found == set(), "no such parser"
-    assert NOT_FOREIGN.keys() & reached == set(), "a target reaches it"
+def test_every_parser_has_a_target() -> None:
+    """Each module that decodes something runs when the examples are read, or `NOT_FOREIGN` says why it need not."""
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function, not an import
+            files.add(frame.f_code.co_filename)
+
+    trace_before = sys.gettrace()
+    threading.settrace(note)
+    sys.settrace(note)
+    try:
+        for target in TARGETS.values():
+            examples = [*target.examples()]
+            for data in (*examples[:: -(-len(examples) // EXAMPLES)], examples[-1]):
+                attempt(target, data, measured=False)
+    finally:
+        sys.settrace(trace_before)
+        threading.settrace(None)
+    modules = {module_name(Path(file)) for file in files if file.startswith(str(SOURCES))}
+    modules |= {module for target in TARGETS.values() for module in target.modules}
+    parsers = set(parsing_modules())
+    assert parsers - modules - NOT_FOREIGN.keys() == set(), "add a target, docs/dev/testing.md explains how"
+    assert NOT_FOREIGN.keys() - parsers == set(), "no such parser"
 
 
-# --- the finders find -------------------------------------------------------------------------------------------------
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+_NUMBERS = itertools.count()
 
 
-def _target(run: Any, mutate: Mutate = mutate_raw) -> Target:
-    return Target("test", run, lambda: [b'{"a": [1, "b"]}'], mutate, ())
-
-
-def _undeclared(data: bytes) -> object:
+def _raise_undeclared(data: bytes) -> object:
     raise KeyError(data)
 
 
-def _nested(data: bytes) -> object:
-    return _nested(data)
+def _recurse(data: bytes) -> object:
+    return _recurse(data)
 
 
-_COUNT = itertools.count()
+@pytest.mark.parametrize("read", [_raise_undeclared, _recurse, lambda data: next(_NUMBERS)])
+def test_a_broken_parser_breaks_a_rule(read: Any) -> None:
+    """It raises an undeclared error, recurses without end, or gives another answer for the same bytes."""
+    with pytest.raises((KeyError, RecursionError, BrokenRuleError)):
+        attempt(target(lambda: [], edited)(read), b"{}", measured=True)
 
 
-@pytest.mark.parametrize("run", [_undeclared, _nested, lambda data: next(_COUNT)])
-def test_a_broken_parser_is_found(run: Any) -> None:
-    """An undeclared error, endless recursion, and another answer for the same bytes."""
-    target = _target(run)
-    found = [crash for data in itertools.islice(inputs(target, 1), 40) if (crash := tried(target, data))]
-    assert found
-    assert len({kind_of(crash) for crash in found}) == 1
-
-
-def test_work_beyond_the_limit_is_found(tmp_path: Path) -> None:
+def test_work_beyond_the_limit_breaks_a_rule() -> None:
     """A parser with work that grows with the square of the input."""
     from gpumap.model import formatting
 
-    target = _target(lambda data: [formatting.counted(1, "a") for _ in data for _ in data])
-    assert measured(target, b"x" * 10).lines >= 100
-    with pytest.raises(FoundError, match="lines for 2000 bytes"):
-        measured(target, b"x" * 2000)
+    square = target(lambda: [], edited)(lambda data: [formatting.counted(1, "a") for _ in data for _ in data])
+    attempt(square, b"x" * 10, measured=True)
+    with pytest.raises(BrokenRuleError, match=r"lines .* for 600 bytes"):
+        attempt(square, b"x" * 600, measured=True)
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -134,13 +147,10 @@ def test_the_grammar_refuses_a_bad_page(page: str) -> None:
 
 
 def test_promtool_accepts_what_the_grammar_accepts() -> None:
-    """Pages of nodes with names of any characters."""
-    target = TARGETS["node"]
-    for data in itertools.islice(inputs(target, SEED + 2), 6):
-        try:
-            pages = target.run(data)
-        except ValueError:
-            continue
+    """Pages of nodes, one of them with names of any characters."""
+    examples = [*TARGETS["node"].examples()]
+    for data in (examples[-1], *examples[:: len(examples) // 5]):
+        pages = TARGETS["node"].read(data)
         assert isinstance(pages, tuple)
         accepted("check", "metrics", page=pages[0].decode())
 
@@ -151,7 +161,7 @@ def test_promtool_accepts_what_the_grammar_accepts() -> None:
 def test_no_expression_takes_for_ever() -> None:
     """No expression in gpumap's code repeats, without a limit, what itself repeats without a limit: such an expression
     can take exponential time."""
-    patterns = list(_patterns())
+    patterns = _patterns()
     assert len(patterns) > 60
     assert {pattern for pattern in patterns if _repeats_repeats(pattern)} == _SEPARATED
     assert _repeats_repeats("(a+)+b")
@@ -165,19 +175,14 @@ _SEPARATED = {
 """Each repetition of the outer one has a dot, a blank, a comma or a dash, which the inner one cannot match."""
 
 
-def _patterns() -> list[str]:
+def _patterns() -> set[str]:
     """Return the constant first arguments of re's functions. Parts of an f-string become a letter."""
-    found = set()
-    for path in Path(SOURCES).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args:
-                text = _constant(node.args[0])
-                try:
-                    re.compile(text or "")
-                except re.error:
-                    continue
-                found.add(text or "")
-    return sorted(found)
+    patterns = set()
+    for node in itertools.chain.from_iterable(ast.walk(ast.parse(path.read_text())) for path in SOURCES.rglob("*.py")):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args:
+            with contextlib.suppress(re.error):
+                patterns.add(re.compile(_constant(node.args[0]) or "").pattern)
+    return patterns
 
 
 def _constant(node: ast.AST) -> str | None:
@@ -193,24 +198,14 @@ def _constant(node: ast.AST) -> str | None:
 
 
 def _repeats_repeats(pattern: str) -> bool:
-    return _search(_parser.parse(pattern), inside=False)
+    return _has_nested_repeat(_parser.parse(pattern), inside=False)
 
 
-def _search(parsed: Any, *, inside: bool) -> bool:
-    for kind, argument in parsed:
-        repeats = kind in (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
-        endless = repeats and argument[1] == _constants.MAXREPEAT
-        if endless and inside:
-            return True
-        below = [argument[2]] if repeats else [one for one in _parts(argument) if isinstance(one, _parser.SubPattern)]
-        if any(_search(one, inside=inside or endless) for one in below):
-            return True
-    return False
-
-
-def _parts(argument: Any) -> list[Any]:
-    if isinstance(argument, _parser.SubPattern):
-        return [argument]
-    if isinstance(argument, tuple | list):
-        return [part for one in argument for part in _parts(one)]
-    return []
+def _has_nested_repeat(parsed: Any, *, inside: bool) -> bool:
+    """`parsed` is a part of a parsed expression: a list of operations, an operation with its arguments, or a value."""
+    if isinstance(parsed, tuple) and parsed[:1] in ((_constants.MAX_REPEAT,), (_constants.MIN_REPEAT,)):
+        _, maximum, repeated = parsed[1]
+        is_endless = maximum == _constants.MAXREPEAT
+        return (is_endless and inside) or _has_nested_repeat(repeated, inside=inside or is_endless)
+    parts = parsed if isinstance(parsed, tuple | list | _parser.SubPattern) else ()
+    return any(_has_nested_repeat(part, inside=inside) for part in parts)
