@@ -50,8 +50,8 @@ def metrics() -> str:
 
 def flags() -> str:
     """Every flag of `serve`."""
-    rows = [(_flag(flag), f"`{flag.variable}`", _default(flag), _meaning(flag)) for flag in FLAGS]
-    return _table(("flag", "variable", "default", "meaning"), rows)
+    rows = [(_flag(flag), _default(flag), _meaning(flag)) for flag in FLAGS]
+    return _table(("flag", "default", "meaning"), rows)
 
 
 def dialects() -> str:
