@@ -66,7 +66,7 @@ class RecordingKubelet:
         except SourceError as error:
             why = error.complaints[-1]
             undecoded = why.reason == "decode" and f"{contents.LIST}.pb" in self._raw
-            self.recorded = {"kubelet": self._with_starts(self._raw) if undecoded else Down(*why)}
+            self.recorded = {"kubelet": self._add_starts(self._raw) if undecoded else Down(*why)}
             raise
         before, self._last_answer = self._last_answer, answer.value
         unchanged = {
@@ -76,7 +76,7 @@ class RecordingKubelet:
         self._kept = {name: self._kept.get(name, raw) if unchanged[name] else raw for name, raw in self._raw.items()}
         if not self._starts or self._starts[-1] != answer.value.socket:
             self._starts.append(answer.value.socket)
-        self.recorded = {"kubelet": self._with_starts(self._kept)}
+        self.recorded = {"kubelet": self._add_starts(self._kept)}
         if answer.value.second is not None:
             self.recorded["second_list"] = self._second_files(answer, before)
         return answer
@@ -100,7 +100,7 @@ class RecordingKubelet:
     def _keep_second(self, _method: str, answer: bytes) -> None:
         self._second = answer
 
-    def _with_starts(self, files: Files) -> Files:
+    def _add_starts(self, files: Files) -> Files:
         return {**files, contents.SOCKET: b"%d\n" % len(self._starts)} if len(self._starts) > 1 else files
 
     def _keep_raw(self, method: str, answer: bytes) -> None:
