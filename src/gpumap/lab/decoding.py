@@ -29,10 +29,10 @@ def convert(value: object, kind: type[T], place: str = "", root: str = "", hook:
     try:
         return msgspec.convert(value, kind, dec_hook=hook)
     except msgspec.ValidationError as error:
-        raise ValueError(_in_words(str(error), value, kind, place, root, hook)) from error
+        raise ValueError(_describe_mistake(str(error), value, kind, place, root, hook)) from error
 
 
-def from_json(text: bytes, kind: type[T], name: str) -> T:
+def decode_json(text: bytes, kind: type[T], name: str) -> T:
     """Convert a JSON object, of the file `name`. Raises ValueError."""
     try:
         value: object = msgspec.json.decode(text)
@@ -54,7 +54,7 @@ _PLACE = re.compile(r" - at ((?:`key` in )?`\$[\w.\[\]]*`)\Z")
 _STEP = re.compile(r"\.(?P<field>\w+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
 
 
-def _in_words(message: str, value: object, kind: object, place: str, root: str, hook: Hook) -> str:
+def _describe_mistake(message: str, value: object, kind: object, place: str, root: str, hook: Hook) -> str:
     """Return msgspec's message as a line that begins with the place of the mistake."""
     place_match = _PLACE.search(message)
     problem, path = (message[: place_match.start()], place_match[1]) if place_match else (message, "")

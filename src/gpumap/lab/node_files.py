@@ -47,7 +47,8 @@ class NodeFiles:
     def show(self, tree: Tree) -> None:
         """Remove what is gone, the last of the tree first; then add what is new in the order of the tree."""
         self.staging.mkdir(exist_ok=True)
-        for path in _tops([path for path, content in self._shown.items() if not _stays(content, tree, path)]):
+        gone_paths = {path: None for path, content in self._shown.items() if not _stays(content, tree, path)}
+        for path in [path for path in reversed(gone_paths) if gone_paths.keys().isdisjoint(parents(path))]:
             self._remove(path)
         below = grouped((path.rpartition("/")[0], path) for path in tree)  # what is in each folder
         for path, content in tree.items():
@@ -106,12 +107,6 @@ def _stays(content: Content, tree: Tree, path: str) -> bool:
     if path not in tree:
         return False
     return _same(content, tree[path]) or (isinstance(content, bytes) and isinstance(tree[path], bytes))
-
-
-def _tops(paths: list[str]) -> list[str]:
-    """Those that are not below another, the last first."""
-    gone_paths = set(paths)
-    return [path for path in reversed(paths) if gone_paths.isdisjoint(parents(path))]
 
 
 def _make(place: Path, content: Content) -> None:

@@ -191,7 +191,8 @@ HEALTH: dict[str, str] = {
     "run NVIDIA's field diagnostic.",
     "row_remap_pending": f"Bad memory rows wait for a reset. When it suits, drain the node, and run {_RESET}.",
     "row_remap_failure": "The GPU cannot replace bad memory rows. Drain the node, and run NVIDIA's field diagnostic.",
-    "xid_errors": "The GPU had XID errors. Read `dmesg` on the node, and NVIDIA's catalog of XID errors.",
+    "xid_errors": "The GPU had XID errors. Read `dmesg` on the node, and NVIDIA's catalog of XID errors. Usually an "
+    "application causes 13, 31, 43, 45, 68 and 109, and the GPU causes other codes.",
 }
 """By what is wrong with a GPU that answers. The application's codes: health.go of NVIDIA's k8s-device-plugin."""
 

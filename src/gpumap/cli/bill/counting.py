@@ -171,7 +171,7 @@ def bill_of(server: str, request: Request, increases: Increases, label_of: Mappi
     return Bill(
         server=server,
         request=request,
-        lines=_in_order(_lines(charged, group), request),
+        lines=_sort_lines(_lines(charged, group), request),
         total=_total(charged.values()),
         unattributed_energy=_sum(increases.growth.get(UNATTRIBUTED, {}).values()),
         not_measured_seconds=_sum(increases.growth.get(NOT_MEASURED, {}).values()),
@@ -227,7 +227,7 @@ _SORTED_BY: Mapping[str, Callable[[Amounts], float | None]] = {
 }
 
 
-def _in_order(lines: tuple[Line, ...], request: Request) -> tuple[Line, ...]:
+def _sort_lines(lines: tuple[Line, ...], request: Request) -> tuple[Line, ...]:
     if request.order == BY_NAME:
         return lines[::-1] if request.reverse else lines
     value = _SORTED_BY[request.order]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from gpumap.cli.bill.counting import Labelling, Pod
-from gpumap.cli.bill.query import counter_value, in_parts
+from gpumap.cli.bill.query import ask_by_parts, counter_value
 from gpumap.cli.bill.window import Window
 from gpumap.cli.kube_state import NEEDS_OWNERS, POD_OWNERS, Object, ObjectValues, pod_label, two_values, workloads
 from gpumap.cli.sources.prometheus import Prometheus
@@ -68,7 +68,7 @@ async def _last_values(
 
     since = Window(window.start - EARLIER_SECONDS, window.end, _STEP_SECONDS)
     last_values: dict[Object, str] = {}
-    for answer in await in_parts(since, _PART_SECONDS, EARLIER_SECONDS, ask):
+    for answer in await ask_by_parts(since, _PART_SECONDS, EARLIER_SECONDS, ask):
         last_values |= {labelled: value or last_values.get(labelled, "") for labelled, value in answer.items()}
     return last_values
 

@@ -139,7 +139,7 @@ async def _gaps_of_one(
     ]
 
 
-async def in_parts(window: Window, longest: int, shortest: int, ask: Callable[[Window], Awaitable[T]]) -> list[T]:
+async def ask_by_parts(window: Window, longest: int, shortest: int, ask: Callable[[Window], Awaitable[T]]) -> list[T]:
     """Ask about parts of the window, in order, each at most `longest` seconds long. Together they are the window.
 
     If a part is too much for the server, ask about half of it. Raises QueryTooLargeError if a part of `shortest`
@@ -168,7 +168,7 @@ async def _added(server: Prometheus, counter: Counter, expression: str, window: 
         return await server.instant(sum_of_steps(expression, piece.end - piece.start, piece.step_seconds), piece.end)
 
     sums: dict[Key, float] = {}
-    for row in itertools.chain(*await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * window.step_seconds, ask)):
+    for row in itertools.chain(*await ask_by_parts(window, PART_SECONDS, _PART_STEPS_MIN * window.step_seconds, ask)):
         key = _key(counter, row)
         sums[key] = sums.get(key, 0.0) + sum(counter_value(server, value) for _, value in row.points)
     return sums
@@ -190,7 +190,7 @@ async def _rows_of_steps(server: Prometheus, expression: str, window: Window) ->
     async def ask(piece: Window) -> list[Row]:
         return await server.range(expression, piece.start + step, piece.end, step)
 
-    rows = list(itertools.chain(*await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * step, ask)))
+    rows = list(itertools.chain(*await ask_by_parts(window, PART_SECONDS, _PART_STEPS_MIN * step, ask)))
     moments = {moment for row in rows for moment, _ in row.points}
     if any((moment - window.start) % step or not window.start < moment <= window.end for moment in moments):
         raise FatalError(f"{server.url} answered for other times than gpumap asked for")

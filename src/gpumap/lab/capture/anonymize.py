@@ -45,7 +45,7 @@ def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
                 out[name.replace(".json", ".pb") if name.startswith("kubelet/") else renamed_path(name, names)] = (
                     new_content
                 )
-        return replace(frame_, files=_with_undecoded(frame_.files, out))
+        return replace(frame_, files=_add_undecoded(frame_.files, out))
 
     # The recording's own data stays, and what a person wrote goes.
     is_own = re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", capture.about.origin)
@@ -87,10 +87,13 @@ def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGp
         return contents.down_text({source: _reason_alone(why) for source, why in whys.items()})
     if name.endswith("/cgroup"):
         return _cgroup(content, names)
-    if name.endswith("/stat"):
-        return _stat(content, names)
-    if name.endswith(("/status", "/cmdline")):
-        return _id_line(content, names)
+    text = content.decode(errors="replace")
+    if name.endswith("/stat"):  # a line of another form could not have been read
+        match = _STAT.fullmatch(text)
+        return f"{match[1]}({names.comm(match[2])}){match[3]}".encode() if match else b""
+    if name.endswith(("/status", "/cmdline")):  # a uid, or a job id: replaced as in cgroup paths
+        match = _ID_LINE.match(text)
+        return f"{match[1]}{names.cgroup(match[2])}\n".encode() if match else b""
     if name == contents.SOCKET:
         return b"%d\n" % contents.starts({name: content})
     return b""  # own/pid_in_tree
@@ -105,7 +108,7 @@ def _reason(word: str) -> str:
     return word if word in contents.REASONS else "unknown"
 
 
-def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
+def _add_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
     """An answer or checkpoint that could not be renamed is removed; down.json reports it as not decodable."""
     whys = contents.down(out)
     for source, name, reason in (
@@ -184,15 +187,3 @@ def _cgroup(content: bytes, names: Pseudonyms) -> bytes:
         for line in lines
         if len(line) == 3
     ).encode()
-
-
-def _stat(content: bytes, names: Pseudonyms) -> bytes:
-    """The name of the process is replaced, numbers stay. A line of another form could not have been read."""
-    match = _STAT.fullmatch(content.decode(errors="replace"))
-    return f"{match[1]}({names.comm(match[2])}){match[3]}".encode() if match else b""
-
-
-def _id_line(content: bytes, names: Pseudonyms) -> bytes:
-    """A uid, or the job id in the title of slurmstepd: replaced as in cgroup paths."""
-    match = _ID_LINE.match(content.decode(errors="replace"))
-    return f"{match[1]}{names.cgroup(match[2])}\n".encode() if match else b""

@@ -151,7 +151,7 @@ def renamed_list(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str],
         v1_pb2.PodResources(
             name=names.pod(pod.name),
             namespace=names.namespace(pod.namespace),
-            containers=_in_order(
+            containers=_sort_messages(
                 v1_pb2.ContainerResources(
                     name=names.container(container.name),
                     devices=_devices(container.devices, names, is_gpu_resource),
@@ -162,7 +162,7 @@ def renamed_list(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str],
         )
         for pod in _decoded(v1_pb2.ListPodResourcesResponse(), raw).pod_resources
     ]
-    return v1_pb2.ListPodResourcesResponse(pod_resources=_in_order(pods)).SerializeToString(deterministic=True)
+    return v1_pb2.ListPodResourcesResponse(pod_resources=_sort_messages(pods)).SerializeToString(deterministic=True)
 
 
 def renamed_allocatable(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:
@@ -201,7 +201,7 @@ def _devices(
         for entry in entries
         if is_gpus(entry.resource_name, entry.device_ids, is_gpu_resource)
     ]
-    return _in_order(devices)
+    return _sort_messages(devices)
 
 
 def _claims(
@@ -230,7 +230,7 @@ def _claims(
                 claim_resources=devices or [_other_device(entry)],
             )
         )
-    return _in_order(claims)
+    return _sort_messages(claims)
 
 
 def _other_device(entry: v1_pb2.DynamicResource) -> v1_pb2.ClaimResource:
@@ -239,5 +239,5 @@ def _other_device(entry: v1_pb2.DynamicResource) -> v1_pb2.ClaimResource:
     return v1_pb2.ClaimResource(driver_name="driver.example" if named else "")
 
 
-def _in_order(messages: Iterable[P]) -> list[P]:
+def _sort_messages(messages: Iterable[P]) -> list[P]:
     return sorted(messages, key=lambda message: message.SerializeToString(deterministic=True))

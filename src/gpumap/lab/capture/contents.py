@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, structs
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.lab.capture import answers
-from gpumap.lab.decoding import from_json
+from gpumap.lab.decoding import decode_json
 from gpumap.lab.node_files import parents
 from gpumap.model import remedies
 from gpumap.model.observations import NvmlReading, PciFunction
@@ -140,7 +140,7 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
     """NVML's reading, or the error in its place."""
     if NVML not in files:
         raise ValueError(f"no {NVML}")
-    file = from_json(files[NVML], _NvmlFile, NVML)
+    file = decode_json(files[NVML], _NvmlFile, NVML)
     if file.error is not None:
         return file.error
     if file.gpus is None:
@@ -162,12 +162,12 @@ def pci_functions(files: Mapping[str, bytes]) -> tuple[PciFunction, ...] | None:
     """Return the GPUs on PCI; `None` if they are not known."""
     if PCI not in files:
         return None
-    return from_json(files[PCI], _PciFile, PCI).functions
+    return decode_json(files[PCI], _PciFile, PCI).functions
 
 
 def down(files: Mapping[str, bytes]) -> dict[str, Down]:
     """Return which sources were down, with the reasons."""
-    return from_json(files[DOWN], dict[Source, Down], DOWN) if DOWN in files else {}
+    return decode_json(files[DOWN], dict[Source, Down], DOWN) if DOWN in files else {}
 
 
 def starts(files: Mapping[str, bytes]) -> int:

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from gpumap.lab.capture import checkpoints, contents
 from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits, refused
-from gpumap.lab.decoding import from_json
+from gpumap.lab.decoding import decode_json
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.terms import DEFAULT_RESOURCE_PATTERN
 
@@ -143,7 +143,7 @@ def _frame(reader: BoundedReader, folder: Path, before: Frame) -> Frame:
 
 def _decoded(text: bytes, path: Path, kind: type[T]) -> T:
     try:
-        return from_json(text, kind, str(path))
+        return decode_json(text, kind, str(path))
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -174,7 +174,8 @@ def write(capture: Capture, folder: Path, expected: bytes) -> None:
     try:
         temporary.mkdir(mode=0o700)
         try:
-            _put(temporary / "capture.json", _about_text(capture.about))
+            about = {"version": VERSION, **msgspec.to_builtins(capture.about)}
+            _put(temporary / "capture.json", json.dumps(about, indent=2, ensure_ascii=False).encode() + b"\n")
             _put(temporary / EXPECTED, expected)
             for number, (frame, changed, gone_paths) in enumerate(_deltas(capture)):
                 place = temporary / "frames" / f"{number:04}" if number else temporary
@@ -204,11 +205,6 @@ def _deltas(capture: Capture) -> Iterator[tuple[Frame, dict[str, bytes], list[st
         changed = {name: content for name, content in frame.files.items() if before.get(name) != content}
         yield frame, changed, sorted(before.keys() - frame.files.keys())
         before = frame.files
-
-
-def _about_text(about: About) -> bytes:
-    plain = {"version": VERSION, **msgspec.to_builtins(about)}
-    return json.dumps(plain, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -59,7 +59,7 @@ class RecordingKubelet:
         except SourceError as error:
             why = error.complaints[-1]
             undecoded = why.reason == "decode" and f"{contents.LIST}.pb" in self._raw
-            self.recorded = {"kubelet": self._with_starts(self._raw) if undecoded else Down(*why)}
+            self.recorded = {"kubelet": self._add_starts(self._raw) if undecoded else Down(*why)}
             raise
         before, self._last_answer = self._last_answer, answer.value
         unchanged = {
@@ -69,7 +69,7 @@ class RecordingKubelet:
         self._kept = {name: self._kept.get(name, raw) if unchanged[name] else raw for name, raw in self._raw.items()}
         if not self._starts or self._starts[-1] != answer.value.socket:
             self._starts.append(answer.value.socket)
-        self.recorded = {"kubelet": self._with_starts(self._kept)}
+        self.recorded = {"kubelet": self._add_starts(self._kept)}
         return answer
 
     async def wait_until_back(self) -> None:
@@ -78,7 +78,7 @@ class RecordingKubelet:
     async def close(self) -> None:
         await self._source.close()
 
-    def _with_starts(self, files: Files) -> Files:
+    def _add_starts(self, files: Files) -> Files:
         return {**files, contents.SOCKET: b"%d\n" % len(self._starts)} if len(self._starts) > 1 else files
 
     def _keep_raw(self, method: str, answer: bytes) -> None:

@@ -74,7 +74,7 @@ def _offered(scenario: Scenario, unhealthy: Collection[int]) -> tuple[ResourceDe
         for id_ in devices.ids
         if not any(names.search(id_) for names in away)
     ]
-    return by_resource(pairs)
+    return group_ids(pairs)
 
 
 def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:
@@ -99,7 +99,7 @@ def _names(gpu: Gpu) -> re.Pattern[str]:
 def _own_ids(scenario: Scenario) -> Mapping[str, frozenset[DeviceId]]:
     """What the plugin of the scenario's GPUs assigns, as opposed to a foreign plugin."""
     pairs = [(resource, id_) for gpu in scenario.gpus for resource, ids in _gpu_ids(gpu) for id_ in ids]
-    return {devices.resource: frozenset(devices.ids) for devices in by_resource(pairs)}
+    return {devices.resource: frozenset(devices.ids) for devices in group_ids(pairs)}
 
 
 def _gpu_ids(gpu: Gpu) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
@@ -138,13 +138,13 @@ def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple
                 for id_ in granted:
                     holdings[resource, id_].append(_Holding(pod, container.init))
                 own_ids += [(resource, id_) for id_ in granted]
-            ids[container.name] = {devices.resource: devices.ids for devices in by_resource(own_ids)}
+            ids[container.name] = {devices.resource: devices.ids for devices in group_ids(own_ids)}
         containers = tuple(structs.replace(container, ids=ids[container.name]) for container in pod.containers)
         assigned.append(structs.replace(pod, containers=containers))
     return tuple(assigned)
 
 
-def by_resource(pairs: Iterable[tuple[str, DeviceId]]) -> tuple[ResourceDevices, ...]:
+def group_ids(pairs: Iterable[tuple[str, DeviceId]]) -> tuple[ResourceDevices, ...]:
     """Sort resources and their ids, each once."""
     return tuple(ResourceDevices(resource, tuple(sorted({*ids}))) for resource, ids in sorted(grouped(pairs).items()))
 

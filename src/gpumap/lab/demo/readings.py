@@ -73,7 +73,7 @@ def _reading(scenario: Scenario, gpu: Gpu, sampled: Sequence[ProcessLife], secon
     if fault := next((fault for fault in gpu.faults if fault.start <= moment < fault.end), None):
         return structs.replace(reading, fault=fault.kind, recovery_action=fault.recovery)
     lives = [life for life in sampled if seconds in life.window]
-    reading = _with_basics(reading, gpu, lives, seconds, moment)
+    reading = _add_basics(reading, gpu, lives, seconds, moment)
     joules = _joules(scenario, gpu.index)
     step, fraction = divmod(moment / scenario.repeat_seconds * ENERGY_STEPS, 1.0)
     step_joules = joules[min(int(step) + 1, ENERGY_STEPS)] - joules[int(step)]
@@ -85,10 +85,10 @@ def _reading(scenario: Scenario, gpu: Gpu, sampled: Sequence[ProcessLife], secon
     )
     if not _HOPPER.search(gpu.model):
         return reading
-    return _with_activity(reading, gpu, [life.spec for life in lives if life.spec], moment)
+    return _add_activity(reading, gpu, [life.spec for life in lives if life.spec], moment)
 
 
-def _with_basics(
+def _add_basics(
     reading: GpuReading, gpu: Gpu, lives: Sequence[ProcessLife], seconds: float, moment: float
 ) -> GpuReading:
     """Add what is asked of every GPU."""
@@ -119,7 +119,7 @@ def _sum(ratios: Iterable[float]) -> float:
     return min(1.0, round(sum(ratios), 2))
 
 
-def _with_activity(reading: GpuReading, gpu: Gpu, specs: Sequence[Process], moment: float) -> GpuReading:
+def _add_activity(reading: GpuReading, gpu: Gpu, specs: Sequence[Process], moment: float) -> GpuReading:
     """GPM measures whole GPUs, or GPU instances: a compute instance that shares one has no number of its own."""
     if not gpu.mig:
         return structs.replace(reading, activity=_activity(Leaf(gpu.index), specs, moment))

@@ -170,11 +170,11 @@ class PodReader:
             gpus = tuple(leaf.gpu for leaf in bounds.leaves if leaf.instance is None)
             migs = tuple(MigPlace(leaf.gpu, leaf.instance) for leaf in bounds.leaves if leaf.instance is not None)
             return structs.replace(process, gpu=gpus, mig=migs)
-        for index, at in each(process.gpu, f"{place}.gpu"):
-            if self._gpu(index, at).mig:
+        for index, gpu_place in each(process.gpu, f"{place}.gpu"):
+            if self._gpu(index, gpu_place).mig:
                 raise ScenarioError(f'{place}.gpu: gpu {index} is partitioned, name its device with "mig"')
-        for mig, at in each(process.mig, f"{place}.mig"):
-            self._mig_uuid(self._gpu(mig.gpu, f"{at}.gpu"), mig.instance, at)
+        for mig, mig_place in each(process.mig, f"{place}.mig"):
+            self._mig_uuid(self._gpu(mig.gpu, f"{mig_place}.gpu"), mig.instance, mig_place)
         return process
 
     def _process_lifetime(

@@ -237,19 +237,16 @@ def frame(scenario: Scenario, before: float, seconds: float) -> Frame:
         contents.LOG_TREE: contents.log_text(node.logs),
         contents.OWN_CGROUP: cgroup_text(scenario.cgroups, OWN_CGROUP).encode(),
         contents.NVML: contents.reading_text(reading),
-        contents.PCI: contents.pci_text(_pci_functions(scenario)),
+        contents.PCI: contents.pci_text(  # also GPUs that NVML does not list
+            PciFunction(pci_address(nth_bus_id(index)), "0x2330", "0x0302", "nvidia")
+            for index in range(len(scenario.gpus) + scenario.missing_gpus)
+        ),
     }
     if node.notes:
         files[contents.DRA_CHECKPOINT] = node.notes.encode()
     for proc in node.procs:
         files |= {f"proc/{proc.pid}/stat": proc.stat.encode(), f"proc/{proc.pid}/cgroup": proc.cgroup.encode()}
     return Frame(seconds, files | _kubelet(node))
-
-
-def _pci_functions(scenario: Scenario) -> Iterator[PciFunction]:
-    """Return the GPUs of NVML, and those that NVML does not list."""
-    for index in range(len(scenario.gpus) + scenario.missing_gpus):
-        yield PciFunction(pci_address(nth_bus_id(index)), "0x2330", "0x0302", "nvidia")
 
 
 def _kubelet(node: World) -> dict[str, bytes]:
