@@ -179,8 +179,8 @@ async def test_a_frames_xid_events_are_reported_once(
     assert list(player.unasked()) == []
     xid, received, driver, gpu = answers_of(player, wire.Request(1, 1.0, 5.0, groups=replay.GROUPS))
     assert isinstance(xid, wire.XidMessage)
-    assert structs.replace(xid, seconds=0.0) == wire.XidMessage(GPU, 31, None, None, 0.0, 2)
-    assert began - 2.5 <= xid.seconds <= time.monotonic() - 2.5
+    assert structs.replace(xid, monotonic=0.0) == wire.XidMessage(GPU, 31, None, None, 0.0, 2)
+    assert began - 2.5 <= xid.monotonic <= time.monotonic() - 2.5
     assert received == wire.ListeningMessage((wire.ListeningPeriod(GPU, 900.0, 999.75),))
     assert (isinstance(driver, wire.DriverMessage), gpu) == (True, wire.GpuMessage(1, HEALTHY))
     now = 1500.0

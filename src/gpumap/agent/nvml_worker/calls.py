@@ -146,14 +146,14 @@ class NvmlCalls:
             self._refused[refused.call] = refused.code
 
     def _do_not_ask(self, key: str) -> None:
-        seconds = time.monotonic()
+        monotonic = time.monotonic()
         if not self._unsupported:
-            self._ask_again_at = seconds + RETRY_SECONDS
+            self._ask_again_at = monotonic + RETRY_SECONDS
         self._unsupported.add(key)
         self.learned = True
         if key in self._known:
             self._lost = True
-            self._ask_again_at = min(self._ask_again_at, seconds + self._pause)
+            self._ask_again_at = min(self._ask_again_at, monotonic + self._pause)
 
     def know(self, keys: Iterable[str]) -> None:
         """Record that these were answered by another call than `ask`."""

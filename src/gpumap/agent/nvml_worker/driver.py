@@ -57,13 +57,13 @@ class ReinitBackoff:
         self._lost: frozenset[int] = frozenset()
         self._since = 0.0
 
-    def is_due(self, lost: frozenset[int], seconds: float) -> bool:
-        """Return whether to do it now; then the caller does it. `lost` are indices, `seconds` is the current time."""
+    def is_due(self, lost: frozenset[int], monotonic: float) -> bool:
+        """Return whether to do it now; then the caller does it. `lost` are indices, `monotonic` is the current time."""
         if lost != self._lost:
-            self._lost, self._since, self._pause = lost, seconds, self._first
-        if not lost or seconds - self._since < self._pause:
+            self._lost, self._since, self._pause = lost, monotonic, self._first
+        if not lost or monotonic - self._since < self._pause:
             return False
-        self._since = seconds
+        self._since = monotonic
         self._pause = min(2 * self._pause, LONGEST_TIMES * self._first)
         return True
 

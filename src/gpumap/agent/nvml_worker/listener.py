@@ -183,8 +183,8 @@ class Listener:
             return
         with contextlib.suppress(RefusedError):
             if self._events.tells_xids(handle):
-                seconds = time.monotonic()
-                period = wire.ListeningPeriod(reading.uuid, seconds, seconds)
+                monotonic = time.monotonic()
+                period = wire.ListeningPeriod(reading.uuid, monotonic, monotonic)
                 self._output.add(wire.encode(wire.ListeningMessage((period,))))
 
     def stop(self) -> bool:
@@ -246,12 +246,12 @@ class Listener:
                 until = begun
                 break
             events[event] += 1
-        seconds = time.monotonic()
+        monotonic = time.monotonic()
         for event, times in events.items():
             uuid = self._uuid_of(event, listener)
             if event.xid is not None and uuid is not None:
                 instances = event.gpu_instance_id, event.compute_instance_id
-                message = wire.XidMessage(uuid, event.xid, *instances, seconds, times)
+                message = wire.XidMessage(uuid, event.xid, *instances, monotonic, times)
                 self._xids[uuid] += times
                 self._output.add(wire.encode(message))
         listener.until = until  # not before its events are sent

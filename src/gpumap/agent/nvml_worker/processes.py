@@ -328,25 +328,25 @@ class Sampler:
     def read(self, ask: AskSamples, interval_seconds: float, busy: bool) -> Sampled:
         """Return the mean of each process over them. No samples, if the GPU reports none; that is not an empty list."""
         self._busy = busy
-        seconds = self._clock()
+        monotonic = self._clock()
         window = max(interval_seconds, SAMPLING_SECONDS)
-        if self._full_at is None or seconds - self._full_at >= interval_seconds * FULL_RATIO:
-            sampled = _joined([*self._kept, self._take(ask, seconds, window)])
-            self._full_at = seconds
+        if self._full_at is None or monotonic - self._full_at >= interval_seconds * FULL_RATIO:
+            sampled = _joined([*self._kept, self._take(ask, monotonic, window)])
+            self._full_at = monotonic
             self._kept.clear()
             return sampled
         if interval_seconds > KEPT_SECONDS:
             self.keep(ask)
         # An early reading, after an allocation by the kubelet, also covers the interval. Otherwise a process without a
         # sample since the last reading would look idle.
-        rows = self._ask_rows(ask, seconds, window)
+        rows = self._ask_rows(ask, monotonic, window)
         return Sampled(None, None) if rows is None else Sampled(rows.samples, 0.0, rows.unsampled)
 
     def keep(self, ask: AskSamples) -> None:
         """Take samples for the next full reading."""
-        seconds = self._clock()
-        if self._taken_at is not None and seconds - self._taken_at >= SAMPLING_SECONDS:
-            self._kept.append(self._take(ask, seconds, 0.0))
+        monotonic = self._clock()
+        if self._taken_at is not None and monotonic - self._taken_at >= SAMPLING_SECONDS:
+            self._kept.append(self._take(ask, monotonic, 0.0))
 
     def _take(self, ask: AskSamples, taken_at: float, first_seconds: float) -> Sampled:
         """Return the samples since the last ones."""

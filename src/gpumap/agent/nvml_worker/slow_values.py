@@ -45,19 +45,19 @@ class SlowValues:
         `key` are the conditions under which they were read. `signs` change with a fault. If they or a value changes,
         or with `fault_near`, each reading asks again for `hold_seconds`. It also does so while a value shows a fault.
         """
-        seconds = self._clock()
+        monotonic = self._clock()
         if fault_near or self._signs not in (None, signs):
-            self._near_until = seconds + hold_seconds
+            self._near_until = monotonic + hold_seconds
         self._signs = signs
         # The next reading may come a tenth of the interval late.
-        fresh = seconds - self._read_at + interval_seconds * FULL_RATIO <= hold_seconds
-        if fresh and self._held_values is not None and key == self._key and seconds >= self._near_until:
+        fresh = monotonic - self._read_at + interval_seconds * FULL_RATIO <= hold_seconds
+        if fresh and self._held_values is not None and key == self._key and monotonic >= self._near_until:
             return self._held_values
         incomplete = self._calls.incomplete
         values = ask()
         if self._last_values is not None and values != self._last_values and key == self._key:
-            self._near_until = seconds + hold_seconds
+            self._near_until = monotonic + hold_seconds
         faulty = any(values.get(name) for name in FAULTS)
         self._held_values = None if faulty or self._calls.incomplete != incomplete else values
-        self._last_values, self._key, self._read_at = values, key, seconds
+        self._last_values, self._key, self._read_at = values, key, monotonic
         return values

@@ -74,14 +74,14 @@ class ErrorMessage(Struct, frozen=True, tag_field="kind", tag="error"):
     detail: str
 
 
-class XidMessage(Struct, frozen=True, tag_field="kind", tag="xid", rename={"seconds": "at"}):
+class XidMessage(Struct, frozen=True, tag_field="kind", tag="xid", rename={"monotonic": "at"}):
     """One or several equal XID events, with the time of the last one (monotonic clock)."""
 
     uuid: Uuid
     code: int
     gpu_instance_id: int | None
     compute_instance_id: int | None
-    seconds: float
+    monotonic: float
     times: Annotated[int, Meta(ge=1)] = 1
 
 

@@ -77,7 +77,7 @@ def places(
         # Renamed into place at each allocation, before the container is created, and when a plugin's devices change
         # (k/k pkg/kubelet/cm/devicemanager). Each plugin, and the kubelet, makes a socket there when it starts.
         *(
-            Place(path.parent, CREATE | MOVED_TO, _is(path.name, or_ends=".sock"), allocations=True)
+            Place(path.parent, CREATE | MOVED_TO, _is(path.name, ".sock"), allocations=True)
             for path in dict.fromkeys(checkpoints)
         ),
         # Written when a claim is prepared, before the container is created, and when it is unprepared. Only if the file
@@ -94,8 +94,8 @@ def places(
     )
 
 
-def _is(expected: str, or_ends: str = "/") -> Callable[[str], bool]:
-    return lambda name: name == expected or name.endswith(or_ends)
+def _is(expected: str, *endings: str) -> Callable[[str], bool]:
+    return lambda name: name == expected or name.endswith(endings)
 
 
 class Event(NamedTuple):

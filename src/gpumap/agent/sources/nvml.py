@@ -260,8 +260,8 @@ class NvmlSource:
     # --- the answer ---
 
     def _build_reading(self, read: _Read, driver: wire.DriverMessage) -> SourceAnswer[NvmlReading]:
-        seconds = asyncio.get_running_loop().time()
-        pairs = [self._gpu_reading(index, read, seconds) for index in range(driver.gpus)]
+        monotonic = asyncio.get_running_loop().time()
+        pairs = [self._gpu_reading(index, read, monotonic) for index in range(driver.gpus)]
         gpus = tuple(gpu for gpu, _ in pairs)
         if not self._ring.is_drained():
             gpus = tuple(structs.replace(gpu, samples=None, sampled_seconds=None, unsampled=()) for gpu in gpus)
@@ -270,13 +270,13 @@ class NvmlSource:
         complaints += [complaint for _, complaint in pairs if complaint is not None]
         complaints += _refusals(gpus)
         versions = driver.driver_version, driver.cuda_version, driver.nvml_version
-        xids, listening = self._xid_news.take(seconds)
+        xids, listening = self._xid_news.take(monotonic)
         if self._release:  # no listener; the GPU supports XID events, so this is blind time
             listening = tuple(Listening(uuid, 0.0, 0.0) for uuid in sorted({period.uuid for period in listening}))
         reading = NvmlReading(*versions, gpus, xids, listening)
         return SourceAnswer(reading, tuple(dict.fromkeys(complaints)))
 
-    def _gpu_reading(self, index: int, read: _Read, seconds: float) -> tuple[GpuReading, Complaint | None]:
+    def _gpu_reading(self, index: int, read: _Read, monotonic: float) -> tuple[GpuReading, Complaint | None]:
         gpu = read.gpus.get(index)
         if gpu is not None:
             return gpu, _fault(gpu) if gpu.fault else None
@@ -285,7 +285,7 @@ class NvmlSource:
         if index not in self._unanswered and index not in read.late and (read.crashes or read.has_later_turn(index)):
             return _crashed(index, f"gpu {index} may have crashed the worker; gpumap did not read it")
         since = read.late.get(index) or self._unanswered.setdefault(index, read.asked_at)
-        stuck = seconds - since
+        stuck = monotonic - since
         detail = f"gpu {index} has not answered for {stuck:.1f} s"
         return GpuReading(index, fault="hung", stuck_seconds=stuck), Complaint("hung", detail)
 

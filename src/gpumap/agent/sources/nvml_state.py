@@ -44,21 +44,21 @@ class ReplacementPolicy:
         self._skips_hung = skips_hung
         self._skip_ends = self._skip_ended = 0.0
 
-    def is_over(self, seconds: float, unanswered: Mapping[int, float], started: float | None) -> bool:
+    def is_over(self, monotonic: float, unanswered: Mapping[int, float], started: float | None) -> bool:
         """Return whether to end the worker that was started then. `unanswered`: since when GPUs have not answered, by
-        index. `seconds` is the current time."""
+        index. `monotonic` is the time now."""
         if not unanswered:
             self._seconds = self._first
-        if self.skipped and (seconds >= self._skip_ends or not unanswered):
-            self.skipped, self._skip_ended = frozenset(), seconds
+        if self.skipped and (monotonic >= self._skip_ends or not unanswered):
+            self.skipped, self._skip_ended = frozenset(), monotonic
         waiting = [since for index, since in unanswered.items() if index not in self.skipped]
         if started is None or not waiting:
             return False
         limit = self._first if self._skips_hung else self._seconds
-        if seconds - max(started, self._skip_ended, min(waiting)) < limit:
+        if monotonic - max(started, self._skip_ended, min(waiting)) < limit:
             return False
         if self._skips_hung:
-            self.skipped, self._skip_ends = frozenset(unanswered), seconds + self._seconds
+            self.skipped, self._skip_ends = frozenset(unanswered), monotonic + self._seconds
         self._seconds = min(2 * self._seconds, LONGEST_SECONDS)
         return True
 
@@ -132,12 +132,12 @@ class XidEvents:
         while len(self._until) > MOST_STRETCHES:
             del self._until[next(iter(self._until))]
 
-    def take(self, seconds: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
-        """Return the events and listening periods until `seconds` (monotonic) and forget them: a worker that still
+    def take(self, monotonic: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
+        """Return the events and listening periods until `monotonic` and forget them: a worker that still
         listens reports at each read."""
-        events = tuple(XidError(*_content(event), seconds - event.seconds, event.times) for event in self._events)
+        events = tuple(XidError(*_content(event), monotonic - event.monotonic, event.times) for event in self._events)
         listening = tuple(
-            Listening(uuid, seconds - since, seconds - until) for (uuid, since), until in self._until.items()
+            Listening(uuid, monotonic - since, monotonic - until) for (uuid, since), until in self._until.items()
         )
         self._events, self._until, self._most_events = [], {}, MOST_EVENTS
         return events, listening

@@ -51,13 +51,13 @@ class PciSource:
     def _read_functions(self, in_nvml: Collection[str]) -> tuple[PciFunction, ...]:
         self._is_reading = True
         try:
-            seconds = self._monotonic()
-            if self._listed_at is None or seconds - self._listed_at >= RELIST_SECONDS:
+            monotonic = self._monotonic()
+            if self._listed_at is None or monotonic - self._listed_at >= RELIST_SECONDS:
                 self._functions = {
                     name: self._functions[name] if name in self._functions else self._identify(name)
                     for name in sorted(os.listdir(self._folder))
                 }
-                self._listed_at = seconds
+                self._listed_at = monotonic
             functions = [function for function in self._functions.values() if function]
             known = (gpu if gpu.address in in_nvml else self._read_driver(gpu) for gpu in functions)
             return tuple(function for function in known if function)

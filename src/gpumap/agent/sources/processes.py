@@ -138,9 +138,9 @@ class KnownProcesses:
             self.drop(pid)
         return bool(dropped)
 
-    def next_to_read(self, seconds: float) -> list[tuple[int, Basis | None]]:
+    def next_to_read(self, monotonic: float) -> list[tuple[int, Basis | None]]:
         """Return PIDs to read again, each with its basis: every process once in `REREAD_SECONDS`, evenly spread."""
-        passed, self._asked_at = max(seconds - self._asked_at, 0.0), seconds
+        passed, self._asked_at = max(monotonic - self._asked_at, 0.0), monotonic
         self._due += len(self._processes) * min(passed / REREAD_SECONDS, 1.0)
         count, self._due = int(self._due), self._due % 1
         pids = tuple(itertools.islice(self._processes, count))

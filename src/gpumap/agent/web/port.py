@@ -117,10 +117,10 @@ class Clients:
 
     def log_seldom(self, level: int, message: str, *args: object) -> None:
         """Log the same line once a minute."""
-        seconds = asyncio.get_running_loop().time()
-        self._quiet_until = {line: until for line, until in self._quiet_until.items() if seconds < until}
+        monotonic = asyncio.get_running_loop().time()
+        self._quiet_until = {line: until for line, until in self._quiet_until.items() if monotonic < until}
         if (message, *args) not in self._quiet_until and len(self._quiet_until) < _LOGGED_MAX:
-            self._quiet_until[message, *args] = seconds + _QUIET_SECONDS
+            self._quiet_until[message, *args] = monotonic + _QUIET_SECONDS
             log.log(level, message, *args)
 
     def drop(self, client: Client) -> None:
