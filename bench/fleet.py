@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.figures import Figure, median, noise
 from bench.pages import filled, name_node, serve, serving
-from gpumap.model.terms import FINDINGS
+from gpumap.model.names import FINDINGS
 from tests.tools import BIN
 
 NODES, GPUS = 5_000, 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from boards import queries as q
 from boards.links import NODE_KEY, TO_CARD, TO_NAMESPACE, TO_POD
 from boards.panels import BLUE, GREY, NONE, RED, YELLOW, Column, Key, Table
-from gpumap.model.terms import FINDINGS
+from gpumap.model.names import FINDINGS
 
 ABOUT = "docs/how-to/find-waste.md explains the kinds."
 COLORS = {"stalled": YELLOW, "idle": YELLOW, "maybe_idle": BLUE, "unused": GREY, "unmatched": GREY}

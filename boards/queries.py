@@ -10,7 +10,7 @@ Every selector comes from `series`: a job without honorLabels, which has gpumap'
 from __future__ import annotations
 
 from gpumap.agent.metrics import GROUPS, PROCESSES
-from gpumap.model.terms import GPU_FINDINGS
+from gpumap.model.names import GPU_FINDINGS
 
 JOBS = 'job=~".*gpumap.*"'
 RECORDS = 'job=~"|.*gpumap.*"'

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from gpumap.agent.published import NOT_PUBLISHED
-from gpumap.model import node, readings, terms
+from gpumap.model import names, node, readings
 from gpumap.model.node import VERSION, Node
 
-TYPES = {**vars(terms), **vars(readings), **vars(node)}
+TYPES = {**vars(names), **vars(readings), **vars(node)}
 
 
 def map_schema() -> str:

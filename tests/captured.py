@@ -15,8 +15,8 @@ from gpumap.lab.capture import answers, contents
 from gpumap.lab.capture.contents import Down, LogEntry
 from gpumap.lab.capture.format import About, Capture, Frame
 from gpumap.lab.demo import texts
+from gpumap.model.names import FINDINGS
 from gpumap.model.observations import CheckpointEntry, DeviceId, NvmlReading, PluginAnswer, ResourceDevices
-from gpumap.model.terms import FINDINGS
 from tests.nodes import Pod, Process, TestNode, resources, uuid_of
 
 OWN = b"0::/system.slice/gpumap.service\n"

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from gpumap.model.names import ContainerName, Owner, PodUid
 from gpumap.model.node import ContainerOnDevice, Device, Driver, Gpu, GpuXids, Grant, OwnerUse, Process, Use
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName, Owner, PodUid
 from tests.dialect_pages import GIB, MIB, WHOLE
 from tests.snapshots import ACTIVITY, empty_node, gpu, with_containers, with_node
 

@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.exposition import Exposition
 from gpumap.model.families import Family, NumberedFamilies
+from gpumap.model.names import Owner
 from gpumap.model.node import ContainerOnDevice, Device, Driver, Gpu, Grant, Process, Use
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
 from tests.promtool import promtool
 from tests.snapshots import empty_node, gpu, with_containers, with_node
 

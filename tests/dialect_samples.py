@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from msgspec import structs
 
 from gpumap.agent.dialects import DIALECTS
+from gpumap.model.names import Source
 from gpumap.model.node import Driver, Gpu, GpuXids
 from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Source
 from tests.dcgm_nodes import sample_node
 from tests.dialect_pages import (
     ALONE,

@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from gpumap.agent.join import step
+from gpumap.model.names import PodUid
 from gpumap.model.node import Workload
 from gpumap.model.observations import ScheduledShare
 from gpumap.model.readings import ProcessSample, Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import PodUid
 from tests import sharing
 from tests.nodes import GIB, RULES, WHOLE, Gpu, Pod, Process, TestNode, gpu_uuid
 

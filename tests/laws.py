@@ -20,8 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
+from gpumap.model.names import ContainerName
 from gpumap.model.observations import DeviceId, ListedPod
-from gpumap.model.terms import ContainerName
 from tests.exposed import Labels, Page
 from tests.truth import Pod, Process, Window, is_of, subsets, total
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpumap.lab.demo import texts
+from gpumap.model.names import ContainerName, PodUid
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
@@ -22,7 +23,6 @@ from gpumap.model.observations import (
     PluginAnswer,
     ResourceDevices,
 )
-from gpumap.model.terms import ContainerName, PodUid
 from tests.kubelet import FakeKubelet
 
 

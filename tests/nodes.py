@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from msgspec import structs
 
 from gpumap.agent.join import Memory, Rules, step
+from gpumap.model.names import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN, ContainerName, PodUid
 from gpumap.model.node import ContainerOnDevice, Use, Workload
 from gpumap.model.observations import (
     CgroupKind,
@@ -58,7 +59,6 @@ from gpumap.model.readings import (
     XidError,
 )
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN, ContainerName, PodUid
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)

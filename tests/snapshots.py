@@ -9,6 +9,7 @@ from gpumap.agent.join import describe
 from gpumap.agent.judgement.judge import judge
 from gpumap.model import remedies
 from gpumap.model.devices import add_processes
+from gpumap.model.names import Owner, PodUid, Source
 from gpumap.model.node import (
     ContainerAccount,
     ContainerOnDevice,
@@ -50,7 +51,6 @@ from gpumap.model.readings import (
     Uuid,
 )
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner, PodUid, Source
 
 GIB = 1 << 30
 PROCESS = GpuProcess(100, GIB, "C")

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.agent.join.rules import LATE_SECONDS
+from gpumap.model.names import ContainerName
 from gpumap.model.node import ContainerAccount, GpuAccount
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 
 GPU = gpu_uuid(0)

@@ -14,8 +14,8 @@ from gpumap.cli.agent_client import map_in
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.painting import collected_long_ago
 from gpumap.model.errors import FatalError
+from gpumap.model.names import Owner
 from gpumap.model.node import OtherUse, encode
-from gpumap.model.terms import Owner
 from tests.snapshots import busy_node
 
 FOUND = published(busy_node())

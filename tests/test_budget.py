@@ -13,10 +13,10 @@ from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.model.families import Family
+from gpumap.model.names import Owner, Source
 from gpumap.model.node import Device, Finding, Gpu, Node, OwnerUse, Process, SourceHealth, Unexplained
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import LazyRows, Snapshot
-from gpumap.model.terms import Owner, Source
 from tests.snapshots import busy_node, with_node
 from tests.test_metrics import OF_GPUS
 

@@ -3,8 +3,8 @@
 import pytest
 
 from gpumap.model.cgroups import is_bare_host, is_outside, own, parse
+from gpumap.model.names import PodUid
 from gpumap.model.observations import CgroupKind, PodCgroup
-from gpumap.model.terms import PodUid
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"
 UID_ = UID.replace("-", "_")

@@ -18,11 +18,11 @@ from gpumap.model import remedies
 from gpumap.model.check import HUNG_SECONDS, LINE_BYTES, check, short_line
 from gpumap.model.devices import NO_CONTAINER
 from gpumap.model.findings import sort_findings
+from gpumap.model.names import GPU_CONDITIONS
 from gpumap.model.node import Finding, Gpu, GpuXids, NamelessGpu, Node
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid, XidError
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
 from tests.command import run_command, run_command_in_loop
 from tests.demo_process import GPUMAP

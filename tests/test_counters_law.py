@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from gpumap.agent.join import Memory, step
 from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.model.names import ContainerName
 from gpumap.model.observations import NvmlReading, Observed
 from gpumap.model.readings import Listening, Uuid, XidError
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName
 from tests.examples import examples
 from tests.generated import MIG_SHAPES, nodes
 from tests.nodes import RULES, Pod, TestNode

@@ -16,10 +16,10 @@ from gpumap.model.device_ids import (
     parse,
     parse_dra,
 )
+from gpumap.model.names import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.observations import DeviceId, PluginAnswer
 from gpumap.model.plugins import DRA, Limit, family, limit_of, named_devices, recognise, recognise_dra
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import DEFAULT_RESOURCE_PATTERN
 
 GPU = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
 OTHER = "GPU-aaaaaaaa-cfa2-0990-bf4a-5da9abb51763"

@@ -7,9 +7,9 @@ from hypothesis import given
 from msgspec import structs
 
 from gpumap.agent.dialects.arms import FAMILIES
+from gpumap.model.names import ContainerName
 from gpumap.model.node import ContainerOnDevice, UnmatchedSlots
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName
 from tests.dialect_pages import (
     ALONE,
     GPUSHARE,

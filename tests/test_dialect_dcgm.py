@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpumap.agent.dialects.dcgm import BEFORE_4_9
 from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
 from gpumap.agent.exposition import Exposition
+from gpumap.model.names import Owner, Source
 from gpumap.model.node import ContainerXids, GpuXids, OwnerUse, SourceHealth
 from gpumap.model.node import Process as ProcessRow
 from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner, Source
 from tests.dcgm_nodes import (
     CARD,
     P1,

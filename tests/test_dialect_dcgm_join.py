@@ -5,8 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpumap.agent.dialects.small import DCGM_JOIN as FAMILIES
 from gpumap.agent.exposition import Exposition
+from gpumap.model.names import Owner
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
 from tests.dcgm_nodes import (
     CARD,
     P1,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 
 from gpumap.agent.dialects.small import GPU_MEM_MONITOR as FAMILIES
+from gpumap.model.names import Owner
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
 from tests.dialect_pages import TITAN, Rows, card, node, process, rows
 from tests.generated import nodes
 from tests.nodes import TestNode

@@ -27,13 +27,13 @@ from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.lab.demo.pods_api import FakePodsApi
 from gpumap.model import remedies
+from gpumap.model.names import Source
 from gpumap.model.node import GpuXids, decode
 from gpumap.model.node import Node as SeenNode
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import ClaimDevice, PreparedDevice
 from gpumap.model.readings import SAMPLES_NEW
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Source
 from tests import standin
 from tests.agent import serve, until
 from tests.command import run_command_in_loop

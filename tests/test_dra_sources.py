@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources.dra import DraSource, parse_prepared, parse_state
 from gpumap.model.formatting import parse_quantity
+from gpumap.model.names import PodName, PodUid
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -31,7 +32,6 @@ from gpumap.model.observations import (
     ResourceDevices,
 )
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import PodName, PodUid
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
 from tests.processes import PlainProcesses

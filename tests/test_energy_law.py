@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import native
+from gpumap.model.names import ContainerName
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName
 from tests.examples import examples
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode
 

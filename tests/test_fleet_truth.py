@@ -20,10 +20,10 @@ from gpumap.cli.tables import Shape
 from gpumap.cli.tables.top import top_values
 from gpumap.cli.tables.waste import waste_table, waste_values
 from gpumap.model.findings import faulty_gpus
+from gpumap.model.names import Owner
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, encode
 from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Pod, Process, TestNode, gpu_uuid

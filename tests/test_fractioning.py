@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from gpumap.agent.sources import fractioning
 from gpumap.agent.sources.fractioning import FractioningSource
 from gpumap.lab.demo.kubelet import Refuse
+from gpumap.model.names import ContainerName, Owner, PodUid
 from gpumap.model.observations import ContainerLink, ScheduledShare
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import ContainerName, Owner, PodUid
 from tests import agent
 from tests.examples import examples
 from tests.koordlet import FakeKoordlet

@@ -28,10 +28,10 @@ from gpumap.lab.demo import texts
 from gpumap.lab.node import files_of
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.devices import node_of_namespace
+from gpumap.model.names import Owner
 from gpumap.model.node import Device, OwnerUse, Workload
 from gpumap.model.observations import NvmlReading
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
 from gpumap.model.workloads import NAMES_MAX
 from tests import golden
 

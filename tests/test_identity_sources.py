@@ -21,6 +21,7 @@ from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.pidfds import KnownProcesses
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.lab.capture.recorders import RecordingProcfs
+from gpumap.model.names import ContainerName, PodUid
 from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
@@ -31,7 +32,6 @@ from gpumap.model.observations import (
     ProcEntry,
     SourceError,
 )
-from gpumap.model.terms import ContainerName, PodUid
 from tests.agent import PATIENCE_SECONDS
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"

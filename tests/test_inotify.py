@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.sources.inotify import CREATE, MOVED_TO, Place, Watcher, places
-from gpumap.model.terms import PodName
+from gpumap.model.names import PodName
 
 PATIENCE_SECONDS = 60.0
 

@@ -17,11 +17,11 @@ from gpumap.agent.join.attribution import MPS_SERVER_COMM
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.published import published
 from gpumap.model.device_ids import ByUuid
+from gpumap.model.names import ContainerName, Owner
 from gpumap.model.node import encode
 from gpumap.model.observations import DeviceId
 from gpumap.model.plugins import recognise
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName, Owner
 from tests import laws, truth
 from tests.examples import examples
 from tests.exposed import Page

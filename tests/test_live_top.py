@@ -24,8 +24,8 @@ from gpumap.cli.terminal import Screen, cells
 from gpumap.model import remedies
 from gpumap.model.findings import faulty_gpus
 from gpumap.model.formatting import ELLIPSIS
+from gpumap.model.names import FINDINGS
 from gpumap.model.node import decode
-from gpumap.model.terms import FINDINGS
 from tests import golden
 from tests.demo_process import GPUMAP, demo, fetch
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid

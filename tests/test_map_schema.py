@@ -15,9 +15,9 @@ from msgspec import structs
 from gpumap.agent.join.memory import untried
 from gpumap.agent.published import published
 from gpumap.model import remedies
+from gpumap.model.names import Owner, Source
 from gpumap.model.node import VERSION, GpuXids, MissingGpus, decode, encode
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner, Source
 from scripts.map_schema import map_schema
 from tests.examples import examples
 from tests.generated import nodes

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.model.names import Owner
 from gpumap.model.node import (
     ContainerAccount,
     ContainerOnDevice,
@@ -22,7 +23,6 @@ from gpumap.model.node import (
 )
 from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
 from tests.snapshots import MODEL, UNKNOWN_USE, busy_node, empty_node, gpu, with_node
 
 SLOT = Grant({"nvidia.com/gpu": 1})

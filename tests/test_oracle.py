@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumap.model.terms import ContainerName
+from gpumap.model.names import ContainerName
 from tests import laws
 from tests.exposed import Page
 from tests.node import MIB

@@ -16,9 +16,9 @@ import pytest
 from gpumap.agent.sources import pidfds
 from gpumap.agent.sources.pidfds import REREAD_SECONDS, KnownProcesses
 from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.model.names import PodUid
 from gpumap.model.node import Workload
 from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup, ProcEntry
-from gpumap.model.terms import PodUid
 from tests.agent import serve
 from tests.node import MIB, Node
 from tests.processes import HostProcesses

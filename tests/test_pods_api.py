@@ -21,6 +21,7 @@ from gpumap.agent.sources.pod_shares import SHARES_MAX
 from gpumap.agent.sources.pods_api import PodsApiSource, decode_pod
 from gpumap.lab.demo.kubelet import Refuse
 from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
+from gpumap.model.names import PodName, PodUid
 from gpumap.model.node import ReportedDeviceHealth
 from gpumap.model.observations import (
     Checkpoint,
@@ -43,7 +44,6 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import PodName, PodUid
 from tests import agent
 from tests.kubelet import FakeKubelet
 from tests.node import GIB, Node, gpu_uuid

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.join import Memory, step
+from gpumap.model.names import Owner, PodUid
 from gpumap.model.observations import Observations
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner, PodUid
 from tests.examples import examples
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, hex_of
 

@@ -15,6 +15,7 @@ from gpumap.agent import collect
 from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector, IntervalOnly
 from gpumap.agent.sources.inotify import CREATE, Place, Watcher
 from gpumap.lab.demo import texts
+from gpumap.model.names import ContainerName, PodUid
 from gpumap.model.observations import (
     ContainerLink,
     KubeletAnswer,
@@ -25,7 +26,6 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName, PodUid
 from tests import standin
 from tests.agent import serve, until
 from tests.exposed import Page

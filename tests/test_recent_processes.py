@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumap.model.names import ContainerName
 from gpumap.model.readings import ProcessSample
-from gpumap.model.terms import ContainerName
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid, use
 
 CARD = gpu_uuid(0)

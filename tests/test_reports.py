@@ -14,8 +14,8 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import REPORTS, Report
 from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.cli.tables import Shape
+from gpumap.model.names import FINDINGS
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import FINDINGS
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid

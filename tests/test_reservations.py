@@ -12,10 +12,10 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
 from gpumap.cli.tables.map import map_table
 from gpumap.cli.tables.top import top_rows, top_table
+from gpumap.model.names import Owner, PodUid
 from gpumap.model.observations import ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner, PodUid
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 from tests.shown import waste_table
 

@@ -18,9 +18,9 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.second_list import CorrectedKubelet
 from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, Refuse
+from gpumap.model.names import Owner
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, ResourceDevices, SecondList, SourceError
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
 from tests import laws
 from tests.examples import examples
 from tests.exposed import Page

@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumap.agent._proto.podresources import v1_pb2
 from gpumap.lab.capture import answers, contents
 from gpumap.lab.capture import format as on_disk
+from gpumap.model.names import ContainerName
 from gpumap.model.observations import DeviceId
 from gpumap.model.plugins import DRA, PLUGINS, Recognised, recognise, recognise_dra
-from gpumap.model.terms import ContainerName
 from tests.golden import CAPTURES
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "sharing.md"

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from gpumap.model.terms import ContainerName, PodUid
+from gpumap.model.names import ContainerName, PodUid
 from tests import laws
 from tests.demo_process import environment
 from tests.exposed import Page

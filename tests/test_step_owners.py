@@ -7,10 +7,10 @@ import pytest
 from gpumap.agent.published import published
 from gpumap.cli.tables.layout import Shape
 from gpumap.model import remedies
+from gpumap.model.names import ContainerName, Owner
 from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, PodCgroup
 from gpumap.model.readings import ProcessSample
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName, Owner
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 from tests.shown import waste_table
 

@@ -8,10 +8,10 @@ from msgspec import structs
 from gpumap.agent.join import Memory, step
 from gpumap.agent.join.inventory import Inventory, take_inventory
 from gpumap.agent.metrics import native
+from gpumap.model.names import Source
 from gpumap.model.observations import ClaimDevice, NvmlReading, Observed
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Source
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 
 CARD = gpu_uuid(0)

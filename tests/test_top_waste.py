@@ -28,10 +28,10 @@ from gpumap.cli.tables.waste import waste_names
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls
 from gpumap.model.devices import sources_up
 from gpumap.model.findings import judged_kinds
+from gpumap.model.names import Owner
 from gpumap.model.node import Device, Node, decode
 from gpumap.model.remedies import FINDINGS
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner
 from tests.command import run_command_in_loop
 from tests.demo_process import fetch
 from tests.examples import examples

@@ -15,9 +15,9 @@ from gpumap.cli.tables import Shape
 from gpumap.cli.tables.map import map_table
 from gpumap.cli.tables.top import top_table
 from gpumap.cli.tables.waste import waste_table
+from gpumap.model.names import Owner
 from gpumap.model.node import Node
 from gpumap.model.readings import GpuProcess
-from gpumap.model.terms import Owner
 from tests import golden
 from tests.nodes import Gpu as NodeGpu
 from tests.nodes import Pod, TestNode, gpu_uuid

@@ -26,11 +26,11 @@ from gpumap.agent.web.app import application
 from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
 from gpumap.agent.web.rebinding import is_foreign
+from gpumap.model.names import Owner, Source
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Grant, Node, OwnerUse, SourceHealth, Use
 from gpumap.model.observations import Moment
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner, Source
 from tests.agent import run_agent, until
 from tests.demo_process import GPUMAP
 from tests.memory_group import memory_group

@@ -17,10 +17,10 @@ from gpumap.agent.join.rules import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.agent.join.xids import CARRIED_SECONDS, JITTER_SECONDS, XidMemory, count_xids
 from gpumap.agent.nvml_worker.wire import ListeningMessage, ListeningPeriod, XidMessage
 from gpumap.agent.sources.nvml_state import MOST_EVENTS, XidEvents
+from gpumap.model.names import ContainerName
 from gpumap.model.node import ContainerOnDevice, ContainerXids, GpuXids
 from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import GpuReading, Listening, MigInstance, Uuid, XidError
-from gpumap.model.terms import ContainerName
 from tests.nodes import RULES, Pod, Process, TestNode, gpu_uuid
 from tests.nodes import Gpu as NodeGpu
 

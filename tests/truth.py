@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpumap.model.terms import ContainerName
+from gpumap.model.names import ContainerName
 
 MOST_SUBSETS = 10
 

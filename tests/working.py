@@ -20,11 +20,11 @@ from msgspec import structs
 from gpumap.agent.collect import FOLLOW_FOR_SECONDS, FOLLOW_SECONDS, follow_start
 from gpumap.agent.join import Memory, Rules, step
 from gpumap.agent.nvml_worker.processes import Sampler, SampleRow
+from gpumap.model.names import PodName
 from gpumap.model.node import Finding
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import Activity, GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import PodName
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode
 
 INTERVAL_SECONDS = 5.0

@@ -9,8 +9,8 @@ from axe_playwright_python.async_playwright import Axe
 from msgspec import structs
 from playwright.async_api import Browser, expect
 
+from gpumap.model.names import FINDINGS
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import FINDINGS
 from tests.agent import run_agent
 from tests.browser.browser import WATCHED, Site, tab
 from tests.browser.test_page import SHARED, cards, failing, holder, hostile, partitioned, shared_card, show

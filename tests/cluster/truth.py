@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from gpumap.model.terms import ContainerName
+from gpumap.model.names import ContainerName
 from tests.cluster import layout
 from tests.cluster.device_plugin import ALLOCATION, Allocation, Allocations
 from tests.node import MIB

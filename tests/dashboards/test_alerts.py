@@ -12,7 +12,7 @@ import yaml
 
 from gpumap.agent.judgement.judge import FATAL_XIDS
 from gpumap.model import remedies
-from gpumap.model.terms import FINDINGS
+from gpumap.model.names import FINDINGS
 from tests.dashboards.promql_names import LABELS, assert_known, selectors
 from tests.fences import read_blocks
 from tests.promtool import accepted, assert_parses

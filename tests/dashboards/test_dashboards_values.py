@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.model.terms import FINDINGS
+from gpumap.model.names import FINDINGS
 from tests.dashboards.board_servers import RECORDS, fill_in
 from tests.dashboards.own_boards import BOARDS
 from tests.promtool import Asked, assert_answers

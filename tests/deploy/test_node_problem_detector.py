@@ -16,7 +16,7 @@ import yaml
 from aiohttp import web
 
 from gpumap.model.check import LINE_BYTES
-from gpumap.model.terms import GPU_CONDITIONS
+from gpumap.model.names import GPU_CONDITIONS
 from tests.agent import run_agent
 from tests.deploy.chart import render
 

@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumap.agent.dialects.small import DCGM_JOIN
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import GROUPS, native
+from gpumap.model.names import ContainerName
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName
 from tests import dcgm_exporter
 from tests.dcgm_exporter import MIB
 from tests.dcgm_nodes import CARD, P1, P2, PARTITIONED, SHARED, TRAINER, card, holder, node, sample_node, use

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
+from gpumap.model.names import FINDINGS, Owner
 from gpumap.model.observations import PluginAnswer
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import FINDINGS, Owner
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, row
 
 ROOT = Path(__file__).parents[2]

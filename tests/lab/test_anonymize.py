@@ -21,9 +21,9 @@ from gpumap.lab.capture import anonymize, contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.model import cgroups, device_ids
+from gpumap.model.names import PodUid
 from gpumap.model.observations import ClaimPods, DeviceId, NvmlReading
 from gpumap.model.readings import GpuReading
-from gpumap.model.terms import PodUid
 from tests import golden
 from tests.captured import Claim, capture_of, found_in, secrets_of
 from tests.examples import examples

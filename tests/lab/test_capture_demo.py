@@ -29,9 +29,9 @@ from gpumap.lab.driver import Player
 from gpumap.lab.node import PlayedNode, files_of
 from gpumap.lab.node_files import NodeFiles
 from gpumap.model.errors import FatalError, UsageError
+from gpumap.model.names import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import SAMPLES_NEW, Activity, GpuReading, Listening, ProcessSample, Uuid, XidError
-from gpumap.model.terms import DEFAULT_RESOURCE_PATTERN
 from tests import agent, golden
 from tests.exposed import Page
 

@@ -38,11 +38,11 @@ from gpumap.lab.capture.record import Recorder
 from gpumap.lab.capture.recorders import RecordingIdentity
 from gpumap.lab.demo.texts import stat_text
 from gpumap.model import plugins
+from gpumap.model.names import PodUid, Source
 from gpumap.model.node import SourceHealth
 from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import PodUid, Source
 from tests import agent, golden, standin
 from tests.captured import found_in
 from tests.command import run_command

@@ -24,9 +24,9 @@ from gpumap.lab.demo import frames
 from gpumap.lab.demo.scenario import default_scenario, load_scenario, parse_scenario
 from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.model.findings import SUMS, judged_kinds
+from gpumap.model.names import FINDINGS
 from gpumap.model.node import encode
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import FINDINGS
 from tests.command import run_command
 from tests.pages import Page, serving_pages
 from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus

@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 
 from gpumap.lab.demo import texts
+from gpumap.model.names import ContainerName, PodUid
 from gpumap.model.observations import DeviceId, PluginAnswer, ResourceDevices
-from gpumap.model.terms import ContainerName, PodUid
 from tests import machine, standin
 from tests.node import GIB, MIB, gpu_uuid
 from tests.soak.clock import SPEED, now

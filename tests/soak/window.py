@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from gpumap.model.terms import ContainerName
+from gpumap.model.names import ContainerName
 from tests import truth
 from tests.soak.node import BASE_BYTES, Truth
 from tests.truth import LONG_AGO, NEVER, Span, Window

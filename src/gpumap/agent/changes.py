@@ -3,11 +3,11 @@
 import logging
 from collections import Counter
 
+from gpumap.model.names import ContainerName, Source
 from gpumap.model.node import ContainerXids, Gpu, SourceHealth
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName, Source
 
 OPTIONAL_STEPS = ("device_checkpoint", "pod_logs", "process_utilization")
 """Capabilities that depend on privileges or on the driver, apart from PID visibility."""

@@ -19,6 +19,7 @@ from gpumap.agent.changes import log_changes
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.join import Memory, Rules, step
 from gpumap.model.device_ids import pci_address
+from gpumap.model.names import PodName, PodUid
 from gpumap.model.observations import (
     Complaint,
     Failed,
@@ -34,7 +35,6 @@ from gpumap.model.observations import (
     SourceError,
 )
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import PodName, PodUid
 
 T = TypeVar("T")
 DEADLINE_SECONDS_MIN, DEADLINE_SECONDS_MAX = 1.0, 5.0

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Collection
 from typing import NamedTuple
 
-from gpumap.model.terms import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
+from gpumap.model.names import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
 
 LONGEST_DEFAULT_SHOWN = 60
 """Longer defaults are not useful in --help."""

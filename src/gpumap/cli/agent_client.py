@@ -19,8 +19,8 @@ from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.server_flags import address_of, without_password
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.formatting import cut_off
+from gpumap.model.names import NUMBER_MAX
 from gpumap.model.node import Node, decode
-from gpumap.model.terms import NUMBER_MAX
 
 REQUEST_SECONDS = 10.0
 REDIRECTS_MAX = 3

@@ -16,7 +16,7 @@ from gpumap.cli.credentials import add_credentials
 from gpumap.cli.entry import handle_ending_signals
 from gpumap.cli.server_flags import HOW_TO_ASK
 from gpumap.model.errors import FatalError
-from gpumap.model.terms import GPU_CONDITIONS
+from gpumap.model.names import GPU_CONDITIONS
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]

@@ -21,9 +21,9 @@ from gpumap.model.devices import (
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
 from gpumap.model.formatting import UNKNOWN, age
 from gpumap.model.gaps import use_known
+from gpumap.model.names import GPU_FINDINGS, ContainerName, Owner
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, OtherUse, OwnerUse, Process, Workload
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import GPU_FINDINGS, ContainerName, Owner
 
 _REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
 """A larger remainder, or a larger part of the device, has a row."""

@@ -10,8 +10,8 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
+from gpumap.model.names import PodUid
 from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup
-from gpumap.model.terms import PodUid
 from gpumap.model.workloads import LOGIN, workload
 
 # A pod's directory: `pod<uid>`, `kubepods-burstable-pod<uid with _>.slice`; static pods have 32 hex digits

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 from gpumap.model import remedies
 from gpumap.model.findings import condition_of
 from gpumap.model.formatting import counted, printable
+from gpumap.model.names import GPU_CONDITIONS, GPU_FINDINGS, Source
 from gpumap.model.node import Finding, Gpu, Node, Unjudged
-from gpumap.model.terms import GPU_CONDITIONS, GPU_FINDINGS, Source
 
 LINE_BYTES = 80
 """node-problem-detector cuts a longer line (max_output_length)."""

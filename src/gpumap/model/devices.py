@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol, TypeVar
 from msgspec import structs
 
 from gpumap.model.grouping import grouped
+from gpumap.model.names import ContainerName, Owner, Source
 from gpumap.model.node import OTHER, ContainerOnDevice, Device, Node, OtherUse, OwnerUse, Process
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import ContainerName, Owner, Source
 
 NO_CONTAINER = ContainerName("", "", "")
 _NO_USERS = (Owner.GONE, Owner.MPS_SERVER)

@@ -10,8 +10,8 @@ from msgspec import structs
 from gpumap.model import remedies
 from gpumap.model.formatting import age, counted
 from gpumap.model.grouping import grouped
+from gpumap.model.names import FINDINGS, GPU_CONDITIONS, GPU_FINDINGS, ContainerName
 from gpumap.model.node import Finding, MissingGpus, NamelessGpu, Node
-from gpumap.model.terms import FINDINGS, GPU_CONDITIONS, GPU_FINDINGS, ContainerName
 
 _STARTS = (*remedies.FAULTS, *("row_remap_failure", "recovery_", "ecc_uncorrected", "xid_", "row_remap_pending"))
 """How the reasons of faults begin, worst first."""

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from gpumap.model.names import MEMORY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid, Source
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, MigInstance, Uuid
-from gpumap.model.terms import MEMORY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid, Source
 
 VERSION = 1
 """Of the JSON. A document of another version is refused."""

@@ -11,9 +11,9 @@ from typing import Annotated, Generic, NamedTuple, NewType, TypeVar
 
 from msgspec import Meta
 
+from gpumap.model.names import ContainerName, PodName, PodUid
 from gpumap.model.node import Workload
 from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
-from gpumap.model.terms import ContainerName, PodName, PodUid
 
 DeviceId = NewType("DeviceId", str)
 """The kubelet's string for one slot of a device."""

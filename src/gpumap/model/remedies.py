@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpumap.model.terms import Source
+from gpumap.model.names import Source
 
 OF_GPUS = ("process_utilization", "gpm", "xid_events")
 """Capabilities that depend on the GPUs."""

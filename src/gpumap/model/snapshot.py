@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, cast, overload
 
+from gpumap.model.names import PodUid
 from gpumap.model.node import ContainerOnDevice, Node, Process
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import PodUid
 
 _Row = TypeVar("_Row")
 _View = TypeVar("_View")

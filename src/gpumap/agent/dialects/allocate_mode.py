@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 
 from gpumap.agent.dialects.common import card_of, gpus_by_uuid, leaves_by_uuid, owns
 from gpumap.model.grouping import grouped
+from gpumap.model.names import ContainerName
 from gpumap.model.node import ContainerOnDevice, Device
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
-from gpumap.model.terms import ContainerName
 
 
 class Mode(enum.IntEnum):

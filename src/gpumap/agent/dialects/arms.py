@@ -24,11 +24,11 @@ from gpumap.agent.dialects.common import (
 )
 from gpumap.model.families import Family, Series
 from gpumap.model.grouping import all_known, grouped
+from gpumap.model.names import ContainerName, Owner
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, UnmatchedSlots
 from gpumap.model.plugins import Limit, limit_of
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
-from gpumap.model.terms import ContainerName, Owner
 
 _CARD_LABELS = ("UUID", "device", "gpu", "modelName")
 _DEVICE_LABELS = ("DriverVersion", "NodeName", *_CARD_LABELS)

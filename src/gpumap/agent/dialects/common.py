@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from gpumap.model.grouping import all_known
+from gpumap.model.names import Owner
 from gpumap.model.node import ContainerOnDevice, Device, Gpu
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
-from gpumap.model.terms import Owner
 
 _Value = TypeVar("_Value")
 

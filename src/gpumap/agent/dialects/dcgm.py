@@ -25,10 +25,10 @@ from gpumap.agent.dialects.common import (
 )
 from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
 from gpumap.model.families import Family, Kind, Series, whether
+from gpumap.model.names import ContainerName
 from gpumap.model.node import Use
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName
 
 _ENTITY_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "hostname")
 _POD_LABELS = ("container", "namespace", "pod")

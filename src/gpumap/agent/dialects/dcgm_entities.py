@@ -15,10 +15,10 @@ from gpumap.agent.dialects.allocate_mode import Mode, modes_by_device
 from gpumap.agent.dialects.common import owns, sees_processes
 from gpumap.model.devices import place_of
 from gpumap.model.grouping import all_known, grouped
+from gpumap.model.names import ContainerName, Owner, Source
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, Use
 from gpumap.model.readings import Activity, DeviceMemory, Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
-from gpumap.model.terms import ContainerName, Owner, Source
 
 _COMPUTE_INSTANCE = re.compile(r"\A[0-9]+c\.")
 """The prefix of the GPU instance's profile in that of a compute instance: `1c.3g.40gb`."""

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from gpumap.agent.dialects.common import ON_SOME_CARD, gpus_by_uuid, granted_mib, leaves_by_uuid, mib, percent
 from gpumap.model.families import Family, Series
 from gpumap.model.grouping import all_known, grouped
+from gpumap.model.names import ContainerName, Owner
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Use
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
-from gpumap.model.terms import ContainerName, Owner
 
 _Rows = list[ContainerOnDevice]
 _TOTAL = "total"

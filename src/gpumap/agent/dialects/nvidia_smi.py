@@ -27,6 +27,7 @@ from gpumap.agent.dialects.common import (
 )
 from gpumap.model.families import Family, Rows, Series, whether
 from gpumap.model.grouping import all_known, grouped
+from gpumap.model.names import Source
 from gpumap.model.node import Device, Gpu, SourceHealth
 from gpumap.model.readings import (
     COMPUTE_MODES,
@@ -39,7 +40,6 @@ from gpumap.model.readings import (
     Uuid,
 )
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
-from gpumap.model.terms import Source
 
 _EXIT_CODES = {
     "no_permission": 4,

@@ -23,10 +23,10 @@ from gpumap.agent.join.rules import (
     UNSEEN_SECONDS,
     Rules,
 )
+from gpumap.model.names import ContainerName
 from gpumap.model.node import ContainerAccount, ContainerOnDevice, GpuAccount
 from gpumap.model.observations import Moment
 from gpumap.model.readings import GpuReading, Uuid
-from gpumap.model.terms import ContainerName
 
 Key = tuple[ContainerName, Uuid]
 """A container and a device."""

@@ -24,6 +24,7 @@ from gpumap.agent.join.shares import (
 from gpumap.agent.judgement.judge import AssignedTwice
 from gpumap.model.device_ids import ByIndex, DeviceRef
 from gpumap.model.grouping import grouped
+from gpumap.model.names import ContainerName, PodName, PodUid
 from gpumap.model.node import Grant, UnmatchedSlots
 from gpumap.model.observations import (
     CheckpointEntry,
@@ -40,7 +41,6 @@ from gpumap.model.observations import (
 from gpumap.model.plugins import Plugin, Unit, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.remedies import UNMATCHED
-from gpumap.model.terms import ContainerName, PodName, PodUid
 
 
 @dataclass(frozen=True, slots=True)

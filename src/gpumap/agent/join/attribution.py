@@ -16,6 +16,7 @@ from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable, PodUidState
 from gpumap.model.devices import NO_CONTAINER
 from gpumap.model.grouping import grouped, sum_all
+from gpumap.model.names import ContainerName, Owner, PodName, PodUid
 from gpumap.model.node import OTHER, Workload
 from gpumap.model.observations import (
     CgroupKind,
@@ -27,7 +28,6 @@ from gpumap.model.observations import (
     ProcTable,
 )
 from gpumap.model.readings import GpuProcess, Uuid
-from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
 CONFIRM_SECONDS = 0.4
 """How long an owner is pending after a pushed collection, which can follow the last one after a quarter of a second.

@@ -16,9 +16,9 @@ from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.shares import Schedulers
 from gpumap.agent.join.unexplained import LeafWatch, watch_leaves
 from gpumap.agent.join.usage import LeafUse, RecentProcesses, leaf_activity, measure_leaf, update_recent
+from gpumap.model.names import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS, PodName, PodUid
 from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS, PodName, PodUid
 
 NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
 

@@ -41,6 +41,7 @@ from gpumap.agent.join.usage import (
 )
 from gpumap.model import remedies
 from gpumap.model.grouping import grouped
+from gpumap.model.names import BUSY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid
 from gpumap.model.node import (
     ContainerOnDevice,
     Device,
@@ -56,7 +57,6 @@ from gpumap.model.node import (
 from gpumap.model.observations import Failed, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
-from gpumap.model.terms import BUSY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid
 
 # --- GPUs and devices -------------------------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from gpumap.agent.join.placement import IdsByDevice
 from gpumap.agent.join.shares import PlacedShare
 from gpumap.model.device_ids import is_gpu
 from gpumap.model.grouping import all_known, grouped
+from gpumap.model.names import ContainerName, PodName
 from gpumap.model.node import Grant
 from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice
 from gpumap.model.plugins import GIB, MIB, Plugin, Unit, gpushare_slot_bytes
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import ContainerName, PodName
 
 _NUMBER = re.compile("[0-9]{1,9}")
 _LIMIT = re.compile(r"([0-9]{1,12})([kmgKMG]?)(?:[iI]?[bB])?")

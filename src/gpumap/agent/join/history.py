@@ -11,10 +11,10 @@ from msgspec import Struct, structs
 from gpumap.agent.join.rules import CLOCKS_APART_SECONDS, KEPT_SECONDS, Rules
 from gpumap.agent.join.usage import LeafUse, PodWork, Sign
 from gpumap.agent.judgement.holders import WITHOUT_SIGN
+from gpumap.model.names import ContainerName, PodName, PodUid
 from gpumap.model.node import Watch
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import ContainerName, PodName, PodUid
 
 
 class PeakMemory(Struct, frozen=True):

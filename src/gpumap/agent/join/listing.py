@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.rules import Rules
 from gpumap.agent.join.shares import SecondListing
+from gpumap.model.names import PodName, PodUid
 from gpumap.model.observations import (
     DeviceId,
     Failed,
@@ -25,7 +26,6 @@ from gpumap.model.observations import (
     ProcTable,
     ResourceDevices,
 )
-from gpumap.model.terms import PodName, PodUid
 
 Pods = tuple[ListedPod, ...]
 

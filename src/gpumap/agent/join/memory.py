@@ -21,6 +21,7 @@ from gpumap.agent.join.usage import RecentProcesses
 from gpumap.agent.join.xids import XidMemory
 from gpumap.agent.judgement.judge import AssignedTwice
 from gpumap.model import remedies
+from gpumap.model.names import PodName, PodUid, Source
 from gpumap.model.node import Finding, SourceHealth, Workload
 from gpumap.model.observations import (
     Complaint,
@@ -33,7 +34,6 @@ from gpumap.model.observations import (
     PodIdentity,
 )
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import PodName, PodUid, Source
 
 # --- the record of each source ----------------------------------------------------------------------------------------
 

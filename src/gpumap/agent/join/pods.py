@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpumap.model.grouping import grouped
+from gpumap.model.names import ContainerName, PodName, PodUid
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -25,7 +26,6 @@ from gpumap.model.observations import (
     ReportedPod,
     ResourceDevices,
 )
-from gpumap.model.terms import ContainerName, PodName, PodUid
 
 _CONTAINER_ID_DIGITS = 64
 

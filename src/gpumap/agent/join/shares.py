@@ -14,9 +14,9 @@ from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable
 from gpumap.model.device_ids import ByMinor, ByUuid
 from gpumap.model.grouping import grouped
+from gpumap.model.names import ContainerName, PodName
 from gpumap.model.observations import ListedContainer, ListedPod, ResourceDevices, ScheduledShare
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import ContainerName, PodName
 
 
 @dataclass(frozen=True, slots=True)

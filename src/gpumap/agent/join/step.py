@@ -24,11 +24,11 @@ from gpumap.agent.join.xids import count_xids
 from gpumap.agent.judgement.judge import AssignedTwice, judge
 from gpumap.model import remedies
 from gpumap.model.devices import add_processes
+from gpumap.model.names import Owner
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Driver, Finding, GpuXids, Node, Process
 from gpumap.model.observations import Failed, Observations, Observed
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import HiddenDevice, LazyRows, Snapshot
-from gpumap.model.terms import Owner
 from gpumap.model.workloads import remember_workloads
 
 _ACCUSED = (Owner.UNASSIGNED, Owner.GONE)

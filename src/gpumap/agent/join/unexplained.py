@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.rules import Rules
+from gpumap.model.names import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS
 from gpumap.model.node import Unexplained
 from gpumap.model.observations import Moment, ProcTable
 from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, MigInstance, Uuid
-from gpumap.model.terms import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS
 
 UNEXPLAINED_BYTES = 512 << 20
 BUSY_RATIO = 0.5

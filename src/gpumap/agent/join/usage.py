@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from gpumap.agent.join.attribution import Attributed, ContainerProcesses, LastProcess, LeafProcesses, User
 from gpumap.model.grouping import grouped, sum_all
+from gpumap.model.names import ContainerName, Owner, PodName, PodUid
 from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, Uuid
-from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
 ACTIVE_RATIO, RESTING_RATIO = 0.01, 0.001
 """GPM's activity from which on a device works, and below which it rests: an idle CUDA context does not read exactly 0.

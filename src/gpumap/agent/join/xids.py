@@ -15,11 +15,11 @@ from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.rules import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.model.grouping import grouped
+from gpumap.model.names import ContainerName
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Gpu, GpuXids
 from gpumap.model.observations import Failed, NvmlReading, Observed
 from gpumap.model.readings import Uuid, XidError
 from gpumap.model.remedies import XIDS
-from gpumap.model.terms import ContainerName
 
 OPEN_SECONDS = 60.0
 """How long a second may stay open in addition to the time between two reads. It is longer than gpumap waits for a

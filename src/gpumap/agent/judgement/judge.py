@@ -24,10 +24,10 @@ from gpumap.model.devices import (
 from gpumap.model.findings import WHY, count_gpus_once, sort_findings, why_broken, why_missing, why_nameless, why_of
 from gpumap.model.formatting import counted, listed, percent
 from gpumap.model.grouping import grouped
+from gpumap.model.names import BUSY_WITHOUT_PROCESS, FINDINGS, ContainerName, Owner, PodName
 from gpumap.model.node import Device, Finding, Gpu, Node, Process, Unexplained, Unjudged
 from gpumap.model.observations import DeviceId, Moment
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import BUSY_WITHOUT_PROCESS, FINDINGS, ContainerName, Owner, PodName
 
 ENDING_SECONDS = 10.0
 """A leftover is of a pod that has been gone for that long: after `kubectl delete --force` the kubelet still ends

@@ -11,9 +11,9 @@ from gpumap.model.findings import judged_holders
 from gpumap.model.formatting import listed
 from gpumap.model.gaps import invisible, unknown_of_devices, use_known
 from gpumap.model.grouping import grouped
+from gpumap.model.names import UNJUDGED_REASONS, ContainerName
 from gpumap.model.node import Node, Unjudged
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import UNJUDGED_REASONS, ContainerName
 
 NOTHING_ASSIGNED = (
     "This machine has no kubelet (--no-kubelet), so nothing is assigned and gpumap looks for no waste. `gpumap top` "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS, container_labels
 from gpumap.model.devices import container_of
 from gpumap.model.families import Rows
-from gpumap.model.terms import Owner
+from gpumap.model.names import Owner
 
 USES = Rows(
     CONTAINER_LABELS,

@@ -18,6 +18,7 @@ from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.json_files import ReplacedFile, StaleMountError, decode, each
 from gpumap.agent.sources.names import fit
 from gpumap.model.formatting import and_more
+from gpumap.model.names import PodUid
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -28,7 +29,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.terms import PodUid
 
 
 class CheckpointRow(msgspec.Struct, frozen=True):

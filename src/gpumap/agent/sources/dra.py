@@ -27,10 +27,10 @@ from gpumap.agent.sources.json_files import (
 )
 from gpumap.model.formatting import parse_quantity
 from gpumap.model.grouping import grouped
+from gpumap.model.names import PodUid
 from gpumap.model.observations import ClaimPods, Complaint, DraState, PreparedDevice, SourceAnswer
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import PodUid
 
 _STALE_MOUNT = "was replaced, and this is the old file: mount its directory instead of the file"
 _ENTRIES = ("Entries", "ClaimInfoStateList", "entries")

@@ -22,6 +22,7 @@ from gpumap.agent.sources.json_files import Name, decode
 from gpumap.agent.sources.names import fit
 from gpumap.model.device_ids import ByUuid, parse
 from gpumap.model.formatting import and_more
+from gpumap.model.names import ContainerName, PodUid
 from gpumap.model.observations import (
     Complaint,
     ContainerLink,
@@ -31,7 +32,6 @@ from gpumap.model.observations import (
     SourceAnswer,
 )
 from gpumap.model.plugins import MIB
-from gpumap.model.terms import ContainerName, PodUid
 
 MISSING, UNREADABLE, CORRUPT = "gpu_fractioning_missing", "gpu_fractioning_unreadable", "gpu_fractioning_corrupt"
 FILES_MAX = 4096

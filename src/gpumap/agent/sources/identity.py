@@ -17,6 +17,7 @@ from pathlib import Path
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
 from gpumap.model.formatting import and_more
+from gpumap.model.names import ContainerName, PodUid
 from gpumap.model.observations import (
     Complaint,
     ContainerLink,
@@ -28,7 +29,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.terms import ContainerName, PodUid
 
 _NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})
 # Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go). The rest must still

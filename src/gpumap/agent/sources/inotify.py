@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from gpumap.model.names import PodName
 from gpumap.model.observations import Complaint
-from gpumap.model.terms import PodName
 
 # inotify(7). This module has its own prototypes of the three functions (`os` reads and closes). Packages for inotify
 # only wrap these three, and would be one more thing to trust with root's rights.

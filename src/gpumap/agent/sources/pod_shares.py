@@ -12,10 +12,10 @@ from itertools import islice
 
 from gpumap.agent.sources.names import fit
 from gpumap.model.device_ids import UUID
+from gpumap.model.names import PodUid
 from gpumap.model.observations import ScheduledShare
 from gpumap.model.plugins import GIB, MIB
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import PodUid
 
 GROUP = "runai-gpu-group"
 """A pod with several shared devices has a label `runai-gpu-group/<group>` for each instead (KAI-Scheduler,

@@ -25,8 +25,8 @@ from gpumap.agent.sources.kubelet import detail_of, reason_of
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX, decode
 from gpumap.agent.sources.names import fit
 from gpumap.agent.sources.pod_shares import gpu_groups, may_share, pod_shares
+from gpumap.model.names import PodUid
 from gpumap.model.observations import Complaint, DeviceHealth, ReportedContainer, ReportedPod, SourceAnswer
-from gpumap.model.terms import PodUid
 
 WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
 RETRY_SECONDS = 1.0

@@ -18,6 +18,7 @@ from gpumap.agent.sources.pidfds import Basis, KnownProcesses
 from gpumap.agent.sources.proc_files import Stat, opened, stat, text
 from gpumap.agent.sources.workloads import SEARCH_SECONDS, JobIds, WorkloadReader, is_named_by_paths
 from gpumap.model import cgroups
+from gpumap.model.names import PodUid
 from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
@@ -27,7 +28,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.terms import PodUid
 
 SELF = Path("/proc/self")
 

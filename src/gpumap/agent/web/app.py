@@ -17,7 +17,7 @@ from gpumap.agent.web.negotiation import accepts_gzip, has_already, prefers_open
 from gpumap.agent.web.pages import Pages, Wanted
 from gpumap.agent.web.rebinding import refuse_foreign_hosts
 from gpumap.model.check import short_line
-from gpumap.model.terms import GPU_CONDITIONS
+from gpumap.model.names import GPU_CONDITIONS
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _PIECE_BYTES = 1 << 18

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpumap.model.names import ContainerName
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName
 
 VERSION = 1
 BUCKET_SECONDS = 30

@@ -22,9 +22,9 @@ from gpumap.agent.web.history import Curves, History, history_document
 from gpumap.model import remedies
 from gpumap.model.check import Verdict, check, short_line
 from gpumap.model.families import Family, NumberedFamilies
+from gpumap.model.names import Source
 from gpumap.model.node import Node, encode, json_bytes
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Source
 
 Form = Literal["text", "openmetrics", "map", "history"]
 Wanted = Form | tuple[Literal["path"], str]

@@ -41,7 +41,7 @@ from gpumap.cli.bill.window import Window, rfc3339
 from gpumap.cli.prometheus import Prometheus, QueryTooLargeError, Row, together
 from gpumap.cli.server_flags import MATCHER, label_of
 from gpumap.model.errors import FatalError
-from gpumap.model.terms import NUMBER_MAX
+from gpumap.model.names import NUMBER_MAX
 
 T = TypeVar("T")
 

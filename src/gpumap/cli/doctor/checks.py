@@ -18,10 +18,10 @@ from gpumap.model.devices import has_kubelet
 from gpumap.model.formatting import counted, listed
 from gpumap.model.gaps import use_known
 from gpumap.model.grouping import grouped
+from gpumap.model.names import Source
 from gpumap.model.node import Finding, Gpu, Node, SourceHealth
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.terms import Source
 
 _ABSENT = ("_missing", "_not_found", "_not_loaded")
 """Endings of the reasons of something that does not exist. What fails with another reason exists."""

@@ -23,6 +23,7 @@ from gpumap.model.findings import count_gpus_once, sort_findings, why_nameless, 
 from gpumap.model.formatting import listed
 from gpumap.model.gaps import gaps_of
 from gpumap.model.grouping import grouped
+from gpumap.model.names import FINDINGS, GPU_FINDINGS, ContainerName, Owner, PodName, Source
 from gpumap.model.node import (
     ContainerOnDevice,
     Device,
@@ -44,7 +45,6 @@ from gpumap.model.node import (
 )
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, GpuReading, MigInstance, Uuid
-from gpumap.model.terms import FINDINGS, GPU_FINDINGS, ContainerName, Owner, PodName, Source
 
 Slots = dict[str, int]
 """By resource."""

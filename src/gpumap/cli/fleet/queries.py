@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gpumap.model.terms import FINDINGS as KINDS
-from gpumap.model.terms import GPU_FINDINGS
+from gpumap.model.names import FINDINGS as KINDS
+from gpumap.model.names import GPU_FINDINGS
 
 FINDINGS = "findings"
 """What the agents find wrong. If only this is asked for, devices without a finding are left out."""

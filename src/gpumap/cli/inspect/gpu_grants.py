@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from gpumap.model.gaps import use_known
 from gpumap.model.grouping import grouped
+from gpumap.model.names import ContainerName, Owner
 from gpumap.model.node import ContainerOnDevice, Device
 from gpumap.model.plugins import gpushare_slot_bytes
 from gpumap.model.readings import DeviceMemory
-from gpumap.model.terms import ContainerName, Owner
 
 GPU_MEM = "aliyun.com/gpu-mem"
 MIB, GIB = 1 << 20, 1 << 30

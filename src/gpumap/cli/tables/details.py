@@ -13,7 +13,7 @@ from gpumap.cli.tables.top import PROCESS_COLUMNS
 from gpumap.cli.tables.waste import finding_colour, shown_finding
 from gpumap.cli.terminal import shortened, wrapped
 from gpumap.model.formatting import UNKNOWN, age, counted, gpus, percent, printable, size
-from gpumap.model.terms import GPU_FINDINGS
+from gpumap.model.names import GPU_FINDINGS
 
 
 def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:

@@ -11,7 +11,7 @@ from gpumap.cli.tables.fleets import pods_in, values_of
 from gpumap.cli.tables.layout import Column, Shape, amount, joined, name, notes, table, with_node
 from gpumap.cli.tables.unknowns import few
 from gpumap.model.formatting import UNKNOWN, counted, percent, ratio, size
-from gpumap.model.terms import PodName
+from gpumap.model.names import PodName
 from gpumap.model.would_fit import MARGIN, Fit, smallest_fit
 
 _DAYS_MIN = 1.0

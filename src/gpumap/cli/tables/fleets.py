@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.model.devices import node_of_namespace
+from gpumap.model.names import ContainerName
 from gpumap.model.node import VERSION, Node
-from gpumap.model.terms import ContainerName
 
 
 def of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
 from gpumap.model.errors import FatalError
 from gpumap.model.formatting import UNKNOWN, printable
-from gpumap.model.terms import ContainerName
+from gpumap.model.names import ContainerName
 
 R = TypeVar("R")
 V = TypeVar("V", int, float)

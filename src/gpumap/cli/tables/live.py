@@ -20,8 +20,8 @@ from gpumap.cli.tables.waste import finding_colour, shown_finding
 from gpumap.cli.terminal import cells, shortened
 from gpumap.model.findings import judged_kinds, sums, worst_first
 from gpumap.model.formatting import UNKNOWN, counted, gpus, number, percent, printable, size
+from gpumap.model.names import GPU_FINDINGS
 from gpumap.model.node import Finding
-from gpumap.model.terms import GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""

@@ -24,8 +24,8 @@ from gpumap.cli.tables.layout import (
 from gpumap.cli.tables.unknowns import no_rows, troubles
 from gpumap.model.devices import container_of, has_kubelet, select_namespace
 from gpumap.model.formatting import UNKNOWN, number, percent, ratio, size
+from gpumap.model.names import ContainerName
 from gpumap.model.node import VERSION, Node, UnmatchedSlots
-from gpumap.model.terms import ContainerName
 
 _COLOURS = {"UNASSIGNED": "red", "gone": "yellow", "unknown": "yellow"}
 MapRow = DeviceRow | ContainerRow

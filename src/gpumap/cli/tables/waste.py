@@ -30,8 +30,8 @@ from gpumap.model.devices import device_name, has_kubelet, select_namespace
 from gpumap.model.findings import judged_holders, judged_kinds, sums, waste_rank, worst_first
 from gpumap.model.formatting import UNKNOWN, age, counted, listed, number, ratio, size
 from gpumap.model.grouping import grouped
+from gpumap.model.names import FINDINGS
 from gpumap.model.node import Device, Finding, Node
-from gpumap.model.terms import FINDINGS
 
 _KINDS = FINDINGS[1:]
 """Without faults: `gpumap check` and `gpumap doctor` show them."""

@@ -20,9 +20,9 @@ from gpumap.agent.sources.dra import parse_prepared, parse_state
 from gpumap.lab.capture.answers import is_gpus
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.demo.texts import alloc_response, prepared_claim
+from gpumap.model.names import PodUid
 from gpumap.model.observations import ClaimPods, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import PodUid
 
 Rename = Callable[[str], str]
 

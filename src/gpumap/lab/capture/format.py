@@ -23,7 +23,7 @@ from gpumap.lab.capture import contents, sharing
 from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits, refused
 from gpumap.lab.decoding import from_json
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.terms import DEFAULT_RESOURCE_PATTERN
+from gpumap.model.names import DEFAULT_RESOURCE_PATTERN
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumap.model.errors import UsageError
-from gpumap.model.terms import DEFAULT_RESOURCE_PATTERN
+from gpumap.model.names import DEFAULT_RESOURCE_PATTERN
 
 _FOLDER = re.compile(r"kubelet|own|gpu_fractioning|proc|proc/[1-9]\d{0,9}", re.ASCII)
 """The folders of a frame's files, in addition to its own. The reader opens no other."""

@@ -25,8 +25,8 @@ from gpumap.lab.capture.recorders import (
     RecordingNvml,
     RecordingProcfs,
 )
+from gpumap.model.names import Source
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Source
 
 SHORT_SECONDS = 1.0
 """Between the two collections without a duration: SM time and accusations need two."""

@@ -23,6 +23,7 @@ from gpumap.agent.sources.second_list import PREFIX, CorrectedKubelet
 from gpumap.lab.capture import checkpoints, contents
 from gpumap.lab.capture.contents import Down, LogEntry
 from gpumap.lab.capture.sharing import sharing_files
+from gpumap.model.names import PodUid
 from gpumap.model.observations import (
     Complaint,
     DraState,
@@ -34,7 +35,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.terms import PodUid
 
 Files = dict[str, bytes]
 Recorded = dict[str, Files | Down]

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from gpumap.agent.sources.fractioning import Record, parse_record
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.model.grouping import grouped
+from gpumap.model.names import ContainerName, PodUid
 from gpumap.model.observations import ContainerLink, ScheduledShare
 from gpumap.model.plugins import MIB
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import ContainerName, PodUid
 
 FOLDER = "gpu_fractioning"
 PATH = re.compile(rf"{FOLDER}/([0-9a-f]{{64}})\.json")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpumap.lab.demo.names import derived_uuid, digest, number, pid_of
 from gpumap.lab.demo.scenario_model import Container, Gpu, Pod, Process, Scenario, Xid
-from gpumap.model.terms import PodUid
+from gpumap.model.names import PodUid
 
 BOOT_TICKS = 3 * 8_640_000
 """The node was up for three days when the demo began."""

@@ -23,6 +23,7 @@ from gpumap.lab.demo.texts import (
     stat_text,
     tree_name,
 )
+from gpumap.model.names import ContainerName
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
@@ -33,7 +34,6 @@ from gpumap.model.observations import (
     ResourceDevices,
 )
 from gpumap.model.readings import GpuReading
-from gpumap.model.terms import ContainerName
 
 TREE_DELAY = 0.5
 """From a pod's admission to its log directory."""

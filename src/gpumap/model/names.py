@@ -1,4 +1,4 @@
-"""The terms of sources, owners, pods, containers and GPU resources.
+"""The names and terms of sources, owners, pods, containers and GPU resources.
 
 Every command reads this file, so it imports next to nothing.
 """
