@@ -24,10 +24,7 @@ def use_known(device: Device) -> bool:
 
 
 def unknown_of_devices(node: Node, *, use: bool = True) -> Iterator[str]:
-    """Return what is not known of devices although their GPU answers; of their `use` only if that is asked for.
-
-    What a server has no series of, for a whole node, is reported by the query (gpumap.cli.fleet.joins).
-    """
+    """Return what is not known of devices although their GPU answers; of their `use` only if that is asked for."""
     by_series = node.collect is None
     gaps = gaps_of(node)
     if gaps.nowhere and not (by_series and not node.gpus):

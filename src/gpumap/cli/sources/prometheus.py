@@ -117,13 +117,9 @@ class Prometheus:
 
     async def instant(self, expression: str, moment: int | None = None) -> list[Row]:
         """Evaluate at one moment, or now."""
-        return [Row(labels, [point]) for labels, point in await self.vector(expression, moment)]
-
-    async def vector(self, expression: str, moment: int | None = None) -> list[tuple[Mapping[str, str], Point]]:
-        """The same without a list for each row, for large answers."""
         parameters = {"query": expression} | ({} if moment is None else {"time": str(moment)})
         rows = self._rows(await self._ask("query", parameters), "vector", _VECTOR)
-        return [(row.metric, row.value) for row in rows]
+        return [Row(row.metric, [row.value]) for row in rows]
 
     async def range(self, expression: str, first_moment: int, last_moment: int, step_seconds: int) -> list[Row]:
         """Evaluate at each step from `first` to `last`, both included."""
