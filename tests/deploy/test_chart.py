@@ -24,7 +24,6 @@ AREAS = {
     "ConfigMap": "dashboards",
 }
 """The kinds that have a namespace of their own, and the head of their values."""
-BUILT_IN_KINDS = {"DaemonSet", "Service", "ServiceAccount"}
 OFTEN = (
     "values",
     [(), ("service.port=9500",), (r"podLabels.app\.kubernetes\.io/name=other",), ("nameOverride=a-gpumap",)],

@@ -23,9 +23,6 @@ from tests.deploy.chart import (
 )
 from tests.deploy.chart_variations import VARIATIONS
 
-REAL_ROOT = "/var/lib/k0s/kubelet"
-
-
 SCALARS = ("123", "true", "1e3", "null")
 """Names that YAML reads as something else if they have no quotes."""
 
