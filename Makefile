@@ -65,8 +65,9 @@ fuzz: .venv/.dev ## Looks for inputs that break a parser: ten minutes (ARGS="--m
 tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, helm, kubectl, buildah, runc and systemd-analyze into .tools/bin where PATH lacks them
 	$(BIN)/python -m scripts.install_tools
 
-golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` is the review
+golden: .venv/.dev tools ## Rewrites the expected pages of tests/captures, and tests/deploy/rendered; `git diff` is the review
 	$(BIN)/python -m tests.golden
+	$(BIN)/python -m tests.deploy.rendered
 
 protos: .venv/.dev ## Regenerates src/gpumap/agent/_proto from protos/
 	$(BIN)/python scripts/generate_protos.py

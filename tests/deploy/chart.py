@@ -49,6 +49,17 @@ def _rendered(values: tuple[str, ...], release: str, namespace: str, chart: Path
     return done.stdout
 
 
+def render_text(
+    *values: str,
+    release: str = "gpumap",
+    namespace: str = "monitoring",
+    chart: Path = CHART,
+    version: str = NEWEST,
+) -> str:
+    """What `helm template` prints."""
+    return _rendered(values, release, namespace, chart, version)
+
+
 def render_all(
     *values: str,
     release: str = "gpumap",
@@ -57,7 +68,7 @@ def render_all(
     version: str = NEWEST,
 ) -> tuple[Manifest, ...]:
     """Each object that the chart makes with `--set …`, for a version of Kubernetes; the pod of `helm test` too."""
-    text = _rendered(values, release, namespace, chart, version)
+    text = render_text(*values, release=release, namespace=namespace, chart=chart, version=version)
     return tuple(document for document in yaml.load_all(text, yaml.CSafeLoader) if document)
 
 

@@ -85,13 +85,21 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         "commonLabels.team=ml",
         "podLabels.tier=node",
         "podAnnotations.note=hello",
+        "image.tag=1.2",
         "image.digest=sha256:" + 64 * "a",
+        "tolerations[0].operator=Exists",
         "imagePullSecrets={registry}",
         *EVERYTHING,
     ),
     "one name for all": ("fullnameOverride=gpumap-2", *EVERYTHING),
     "a name without gpumap": ("fullnameOverride=agents", "job=gpu-agents", *EVERYTHING),
-    "annotated": ("commonAnnotations.note=hello", "tls.secretName=gpumap-tls", *EVERYTHING),
+    "annotated": (
+        "commonAnnotations.note=hello",
+        "service.annotations.note=own",
+        "dashboards.annotations.folder=GPU",
+        "tls.secretName=gpumap-tls",
+        *EVERYTHING,
+    ),
     "namespaces of one's own": (
         "namespaceOverride=gpu",
         "serviceMonitor.namespace=observability",
@@ -108,6 +116,9 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "an annotated ServiceAccount": ("serviceAccount.annotations.note=hello",),
     "security contexts": (
         "podSecurityContext.runAsGroup=0",
+        "podSecurityContext.fsGroup=1000660000",
+        "securityContext.readOnlyRootFilesystem=false",
+        "openshift.securityContextConstraints=true",
         "podSecurityContext.supplementalGroups={44}",
         "podSecurityContext.seLinuxOptions.type=spc_t",
         "securityContext.seccompProfile.type=Localhost",
@@ -134,8 +145,9 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         "extraManifests[0].metadata.namespace=monitoring",
     ),
     "the node's network": ("hostNetwork=true", "port=9500", "openshift.securityContextConstraints=true"),
-    "a port of the node": ("hostPort=9500", "openshift.securityContextConstraints=true"),
+    "a port of the node": ("port=9500", "hostPort=9501", "openshift.securityContextConstraints=true"),
     "images of a parent chart": (
+        "imagePullSecrets={own}",
         "image.registry=docker.io/",
         "global.imageRegistry=mirror.example.com/hub",
         "global.imagePullSecrets={mirror}",
@@ -177,6 +189,10 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         "extraVolumeMounts[0].name=more",
         "extraVolumeMounts[0].mountPath=/etc/more",
         "resources.limits.memory=1Gi",
+        "podLabels.tier=node",
+        "podAnnotations.note=hello",
+        "extraEnv[2].name=NODE_NAME",
+        "extraEnv[2].value=a",
     ),
     "dialects alone": ("native=false", "dialects={dcgm,dcgm-join}", "serviceMonitor.enabled=true"),
     "a Service of one's own": (
@@ -237,7 +253,11 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         r"networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring",
     ),
     "pods monitored by Azure": (*POD_MONITOR, "podMonitor.apiVersion=azmonitoring.coreos.com/v1"),
-    "no test": ("tests.enabled=false",),
+    "no test": (
+        "tests.enabled=false",
+        "networkPolicy.enabled=true",
+        "networkPolicy.from[0].podSelector.matchLabels.app=prometheus",
+    ),
     "nothing set": tuple(
         f"{value}=null"
         for value in (
@@ -251,3 +271,27 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         )
     ),
 }
+RENDERED = (
+    "defaults",
+    "no step of the ladder",
+    "every step of the ladder",
+    "another kubelet root",
+    "the library from the node",
+    "names",
+    "annotated",
+    "namespaces of one's own",
+    "pods monitored from another namespace",
+    "pods monitored without the Service",
+    "security contexts",
+    "a port of the node",
+    "images of a parent chart",
+    "OpenShift",
+    "claims",
+    "extras",
+    "a Service of one's own",
+    "TLS, client certificates and passwords",
+    "a web configuration of one's own",
+    "a network policy for Prometheus",
+    "no test",
+)
+"""What tests/deploy/rendered keeps as files."""

@@ -12,8 +12,9 @@ import gpumap
 from gpumap.agent.flags import FLAGS
 from gpumap.cli.sources.kubectl import SELECTOR
 from gpumap.cli.sources.kubectl_agents import agents_of
-from tests.deploy.chart import CHART, Manifest, helm, is_hook, refusal, render, render_all, settings
-from tests.deploy.chart_variations import EVERYTHING, VARIATIONS
+from tests.deploy.chart import CHART, Manifest, helm, refusal, render, render_all, settings
+from tests.deploy.chart_variations import EVERYTHING, RENDERED, VARIATIONS
+from tests.deploy.rendered import FOLDER, manifests, path_of
 from tests.shells.api_server import listed
 
 AREAS = {
@@ -23,7 +24,6 @@ AREAS = {
     "ConfigMap": "dashboards",
 }
 """The kinds that have a namespace of their own, and the head of their values."""
-BUILT_IN_KINDS = {"DaemonSet", "Service", "ServiceAccount"}
 OFTEN = (
     "values",
     [(), ("service.port=9500",), (r"podLabels.app\.kubernetes\.io/name=other",), ("nameOverride=a-gpumap",)],
@@ -35,12 +35,6 @@ def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
     done = helm("lint", "--strict", CHART, *settings(values))
     assert done.returncode == 0, done.stdout + done.stderr
     assert not re.search(r"\[(INFO|WARNING|ERROR)\]", done.stdout), done.stdout
-
-
-def test_only_what_is_asked_for_is_installed() -> None:
-    """By default the chart makes a DaemonSet, a Service and a ServiceAccount, and nothing else."""
-    assert [one["kind"] for one in render_all("tests.enabled=false")] == [one["kind"] for one in render().values()]
-    assert render().keys() == BUILT_IN_KINDS
 
 
 @pytest.mark.parametrize("variation", VARIATIONS)
@@ -56,6 +50,16 @@ def test_every_object_is_in_the_releases_namespace(variation: str) -> None:
             assert manifest["metadata"]["namespace"] == own, manifest["kind"]
 
 
+@pytest.mark.parametrize("variation", RENDERED)
+def test_the_chart_renders_the_reviewed_manifests(variation: str) -> None:
+    """Byte for byte: `make golden` writes the files again."""
+    assert manifests(variation) == path_of(variation).read_text(encoding="utf-8")
+
+
+def test_each_reviewed_file_has_its_values() -> None:
+    assert {*FOLDER.iterdir()} == {path_of(variation) for variation in RENDERED}
+
+
 def test_a_monitor_elsewhere_selects_the_agents_namespace() -> None:
     """A monitor finds targets only in its own namespace unless it names another one."""
     for monitor in ("serviceMonitor", "podMonitor"):
@@ -68,21 +72,10 @@ def test_a_monitor_elsewhere_selects_the_agents_namespace() -> None:
 def test_no_name_of_the_release_remains_after_a_namespace_override() -> None:
     """Names of the Service in certificates and in the test, and the constraints' account, have the new namespace."""
     manifests = render_all("namespaceOverride=gpu", "tls.secretName=certificate", *EVERYTHING)
-    text = json.dumps([one for one in manifests if one["kind"] not in ("PrometheusRule", "ConfigMap")])
+    text = json.dumps([manifest for manifest in manifests if manifest["kind"] not in ("PrometheusRule", "ConfigMap")])
     assert "monitoring" not in text.replace("monitoring.coreos.com", "")
     assert "gpumap.gpu.svc" in text
     assert "system:serviceaccount:gpu:gpumap" in text
-
-
-def test_common_annotations_are_on_every_object() -> None:
-    """Also on those with annotations of their own, which win; the pods have podAnnotations."""
-    values = ("commonAnnotations.note=hello", "service.annotations.note=own", "dashboards.annotations.folder=GPU")
-    manifests = render_all(*values, *EVERYTHING, "tls.secretName=certificate")
-    notes = {(one["kind"], one["metadata"]["annotations"]["note"]) for one in manifests}
-    assert {kind for kind, note in notes if note == "own"} == {"Service"}
-    assert all(one["metadata"]["annotations"].get("folder") for one in manifests if one["kind"] == "ConfigMap")
-    (pod,) = [one["spec"]["template"] for one in manifests if one["kind"] == "DaemonSet"]
-    assert "note" not in pod["metadata"]["annotations"]
 
 
 def test_a_string_of_extra_objects_is_a_template() -> None:
@@ -167,23 +160,6 @@ def test_the_selectors_find_the_pods(values: tuple[str, ...]) -> None:
     assert manifests["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= labels
     service_labels = manifests["Service"]["metadata"]["labels"].items()
     assert manifests["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= service_labels
-
-
-def test_the_pod_of_helm_test_is_no_agent() -> None:
-    (hook,) = [one for one in render_all() if is_hook(one)]
-    assert not render()["Service"]["spec"]["selector"].items() <= hook["metadata"]["labels"].items()
-
-
-def test_common_labels_are_everywhere() -> None:
-    manifests = render_all(*EVERYTHING, "tls.secretName=certificate", "commonLabels.team=ml")
-    templates = [one["spec"]["template"] for one in manifests if one["kind"] == "DaemonSet"]
-    assert {one["metadata"]["labels"].get("team") for one in (*manifests, *templates)} == {"ml"}
-
-
-def test_a_chart_that_changes_no_pod_replaces_none() -> None:
-    """The pods do not carry the chart's version: a newer chart with the same pods rolls nothing out."""
-    labels = render()["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
-    assert "helm.sh/chart" not in labels
 
 
 def agent_pod(manifests: dict[str, Manifest]) -> Manifest:

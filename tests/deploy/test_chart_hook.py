@@ -76,17 +76,6 @@ def ask(pod: Manifest, url: str, files: Path | None = None, user: str = "") -> s
     )
 
 
-def test_it_runs_only_when_it_is_asked_to() -> None:
-    """One pod, a hook only of `helm test`; the last one stays until the next, and its log can be read."""
-    (pod,) = hooks()
-    assert pod["kind"] == "Pod"
-    assert pod["metadata"]["annotations"] == {
-        "helm.sh/hook": "test",
-        "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
-    }
-    assert pod["spec"]["restartPolicy"] == "Never"
-
-
 @pytest.mark.parametrize(
     ("values", "url"),
     [
@@ -103,43 +92,6 @@ def test_it_asks_the_releases_service(values: tuple[str, ...], url: str) -> None
     assert url.endswith(f"//{name}.monitoring.svc:{port}")
 
 
-def test_it_has_no_right_at_all() -> None:
-    """It fits the strictest of the Pod Security Standards, and nothing of the node or of the API is in it."""
-    (pod,) = hooks()
-    spec = pod["spec"]
-    (container,) = spec["containers"]
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["securityContext"] == {
-        "runAsNonRoot": True,
-        "runAsUser": 65534,
-        "runAsGroup": 65534,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert not spec.keys() & {"hostPID", "hostNetwork", "hostIPC", "volumes", "serviceAccountName"}
-
-
-def test_the_network_policy_lets_it_in() -> None:
-    """Where only some may come in, this pod is one of them."""
-    values = ("networkPolicy.enabled=true", "networkPolicy.from[0].podSelector.matchLabels.app=prometheus")
-    made = render_all(*values, release="prod")
-    (policy,) = [one for one in made if one["kind"] == "NetworkPolicy"]
-    (pod,) = [one for one in made if is_hook(one)]
-    (rule,) = policy["spec"]["ingress"]
-    selectors = [peer["podSelector"]["matchLabels"] for peer in rule["from"]]
-    assert any(selector.items() <= pod["metadata"]["labels"].items() for selector in selectors)
-
-
-def test_openshift_chooses_its_uid() -> None:
-    """The constraints that everybody has there refuse a uid that is not the namespace's."""
-    (pod,) = hooks("openshift.securityContextConstraints=true")
-    assert not pod["spec"]["securityContext"].keys() & {"runAsUser", "runAsGroup"}
-
-
 def test_openshift_is_known_by_its_api() -> None:
     """Also with constraints of one's own."""
     done = helm(
@@ -147,23 +99,6 @@ def test_openshift_is_known_by_its_api() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not yaml.safe_load(done.stdout)["spec"]["securityContext"].keys() & {"runAsUser", "runAsGroup"}
-
-
-def test_it_gets_no_gpu() -> None:
-    """The image's own variable, which shows NVIDIA's runtime every GPU, is taken back."""
-    (pod,) = hooks()
-    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in pod["spec"]["containers"][0]["env"]
-
-
-def test_it_can_run_where_the_agents_run() -> None:
-    """Same image and pull secrets, and the same taints tolerated: in some clusters every node is a GPU node."""
-    values = ("image.tag=v2", "imagePullSecrets[0].name=registry", "tolerations[0].operator=Exists")
-    (pod,) = hooks(*values)
-    (agents,) = [one for one in render_all(*values, release="prod") if one["kind"] == "DaemonSet"]
-    agent = agents["spec"]["template"]["spec"]
-    assert pod["spec"]["tolerations"] == agent["tolerations"]
-    assert pod["spec"]["imagePullSecrets"] == agent["imagePullSecrets"]
-    assert pod["spec"]["containers"][0]["image"] == agent["containers"][0]["image"] == "gpumap:v2"
 
 
 @pytest.mark.parametrize("values", UNASKED.values(), ids=UNASKED)

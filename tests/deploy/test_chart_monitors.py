@@ -200,21 +200,6 @@ def test_ones_own_relabelings_come_last(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", OPERATOR)
-def test_the_monitors_values_are_its_endpoints(kind: str) -> None:
-    """Interval, timeout, labels, and relabelings of series are in the monitor as in the values."""
-    name = f"{kind[0].lower()}{kind[1:]}"
-    settings = ("interval=30s", "scrapeTimeout=10s", "metricRelabelings[0].action=drop")
-    found = endpoint(kind, *(f"{name}.{one}" for one in settings), f"{name}.metricRelabelings[0].regex=a")
-    assert (found["interval"], found["scrapeTimeout"]) == ("30s", "10s")
-    assert found["metricRelabelings"] == [{"action": "drop", "regex": "a"}]
-    assert (found["port"], found["path"], found["honorLabels"]) == ("metrics", "/metrics", True)
-    assert not found.keys() & {"scheme", "tlsConfig", "basicAuth"}
-    monitor = render(f"{name}.enabled=true", f"{name}.labels.release=prometheus")[kind]
-    assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert "scrapeTimeout" not in endpoint(kind)
-
-
-@pytest.mark.parametrize("kind", OPERATOR)
 def test_the_certificate_is_checked(kind: str) -> None:
     """By TLS the server must have the Service's name, vouched for by ca.crt of its own Secret, until one says more."""
     name = f"{kind[0].lower()}{kind[1:]}"

@@ -23,9 +23,6 @@ from tests.deploy.chart import (
 )
 from tests.deploy.chart_variations import VARIATIONS
 
-REAL_ROOT = "/var/lib/k0s/kubelet"
-
-
 SCALARS = ("123", "true", "1e3", "null")
 """Names that YAML reads as something else if they have no quotes."""
 
@@ -91,57 +88,6 @@ def test_each_step_of_the_ladder_can_be_left_out(step: str, lost: set[str]) -> N
     assert pod_of(manifests)["hostPID"] is (step != "hostPID")
 
 
-def test_what_only_some_nodes_have_is_off_until_asked_for() -> None:
-    """The DRA driver's folder is mounted where it is asked for, and nothing else is; it need not exist."""
-    manifests = render("privileges.dra=true")
-    assert host_paths(manifests).items() - host_paths(render()).items() == {
-        ("/var/lib/kubelet/plugins/gpu.nvidia.com", "/var/lib/kubelet/plugins/gpu.nvidia.com")
-    }
-    volumes = {volume["name"]: volume for volume in pod_of(manifests)["volumes"]}
-    assert volumes["dra-plugin"]["hostPath"]["type"] == "DirectoryOrCreate"
-    assert container_of(manifests)["args"] == ["serve"]
-    below = render("privileges.dra=true", f"kubelet.rootDir={REAL_ROOT}")
-    assert f"{REAL_ROOT}/plugins/gpu.nvidia.com" in host_paths(below)
-
-
-@pytest.mark.parametrize("root", ["/var/lib/kubelet", REAL_ROOT])
-def test_the_pods_api_is_asked_only_where_it_is_asked_for(root: str) -> None:
-    """Its folder, never the socket itself; and a variable names the socket to every command in the container."""
-    manifests = render("privileges.podsApi=true", f"kubelet.rootDir={root}")
-    assert host_paths(manifests).items() - host_paths(render(f"kubelet.rootDir={root}")).items() == {
-        (f"{root}/pods-api", f"{root}/pods-api")
-    }
-    told = {"name": "GPUMAP_PODS_API_SOCKET", "value": f"{root}/pods-api/pods-api.sock"}
-    assert told in container_of(manifests)["env"]
-    assert "GPUMAP_PODS_API_SOCKET" not in {one["name"] for one in container_of(render())["env"]}
-
-
-def test_mapping_files_are_read_only_where_it_is_asked_for() -> None:
-    """Their folder, read-only, which need not exist; a variable names it to every command in the container."""
-    manifests = render("privileges.gpuFractioning=true")
-    place = "/var/run/gpu-fractioning/map"
-    assert host_paths(manifests).items() - host_paths(render()).items() == {(place, place)}
-    mounts = {one["name"]: one for one in container_of(manifests)["volumeMounts"]}
-    assert mounts["gpu-fractioning"]["readOnly"] is True
-    volumes = {volume["name"]: volume for volume in pod_of(manifests)["volumes"]}
-    assert volumes["gpu-fractioning"]["hostPath"]["type"] == "DirectoryOrCreate"
-    assert {"name": "GPUMAP_GPU_FRACTIONING_MAP", "value": place} in container_of(manifests)["env"]
-    assert "GPUMAP_GPU_FRACTIONING_MAP" not in {one["name"] for one in container_of(render())["env"]}
-
-
-def test_another_kubelet_root_is_told_and_mounted_at_its_own_path() -> None:
-    """The variable and the mounts name the same folder; the checkpoint's hard-coded folder is mounted too."""
-    manifests = render(f"kubelet.rootDir={REAL_ROOT}")
-    assert {"name": "GPUMAP_KUBELET_ROOT", "value": REAL_ROOT} in container_of(manifests)["env"]
-    paths = host_paths(manifests)
-    assert {path for path in paths if "kubelet" in path} == {
-        f"{REAL_ROOT}/pod-resources",
-        f"{REAL_ROOT}/device-plugins",
-        "/var/lib/kubelet/device-plugins",
-    }
-    assert all(path == mounted_at for path, mounted_at in paths.items())
-
-
 def test_gpumap_knows_every_flag_and_variable_that_it_is_given(manifests: dict[str, Manifest]) -> None:
     """What the chart writes is spelt as `gpumap serve` reads it."""
     container = container_of(manifests)
@@ -202,28 +148,6 @@ def test_data_may_be_two_collections_old(interval: str, told: str) -> None:
     assert resolve(parser.parse_args(flags[1:]), {}).interval_seconds > 0
 
 
-def test_extras_reach_the_pod_as_they_are() -> None:
-    """extraArgs, extraEnv, extraVolumes, extraVolumeMounts, labels and annotations."""
-    manifests = render(*VARIATIONS["extras"], "podLabels.team=ml", "podAnnotations.note=hello")
-    container, metadata = container_of(manifests), manifests["DaemonSet"]["spec"]["template"]["metadata"]
-    assert "--process-metrics" in container["args"]
-    assert {"name": "GPUMAP_LOG_FORMAT", "value": "json"} in container["env"]
-    assert {"name": "more", "configMap": {"name": "more"}} in pod_of(manifests)["volumes"]
-    assert {"name": "more", "mountPath": "/etc/more"} in container["volumeMounts"]
-    assert metadata["labels"]["team"] == "ml"
-    assert metadata["annotations"]["note"] == "hello"
-
-
-def test_a_variable_of_ones_own_takes_the_place_of_the_charts() -> None:
-    """No name is twice in the container's environment."""
-    found = container_of(render(*VARIATIONS["extras"], "extraEnv[2].name=NODE_NAME", "extraEnv[2].value=a"))["env"]
-    values = {one["name"]: one.get("value") for one in found}
-    assert len(values) == len(found)
-    assert values["NVIDIA_VISIBLE_DEVICES"] == "void"
-    assert values["NODE_NAME"] == "a"
-    assert values["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
-
-
 def test_an_annotation_of_ones_own_takes_the_place_of_the_charts() -> None:
     key = "kubectl.kubernetes.io/default-container"
     done = helm("template", "gpumap", CHART, *settings((rf"podAnnotations.{key.replace('.', chr(92) + '.')}=other",)))
@@ -243,63 +167,6 @@ def test_an_annotation_of_ones_own_takes_the_place_of_the_charts() -> None:
 def test_a_registry_stands_in_front(values: tuple[str, ...], image: str) -> None:
     """A parent chart's replaces the chart's own."""
     assert container_of(render(*values))["image"] == f"{image}:{gpumap.__version__}"
-
-
-def test_pull_secrets_of_a_parent_chart_are_used_too() -> None:
-    """Names or objects, as both are in use, before the chart's own; also for the pod of `helm test`."""
-    values = ("global.imagePullSecrets[0]=a", "global.imagePullSecrets[1].name=b", "imagePullSecrets[0]=c")
-    pods = [
-        one["spec"].get("template", one)["spec"] for one in render_all(*values) if one["kind"] in ("DaemonSet", "Pod")
-    ]
-    assert [pod["imagePullSecrets"] for pod in pods] == 2 * [[{"name": "a"}, {"name": "b"}, {"name": "c"}]]
-
-
-def test_a_port_of_ones_own_is_the_pods() -> None:
-    """The agent listens there, and probes and Service follow by the name of the port."""
-    manifests = render("port=9500", "hostPort=9501")
-    container = container_of(manifests)
-    assert container["args"] == ["serve", "--listen=:9500"]
-    assert container["ports"] == [{"name": "metrics", "containerPort": 9500, "hostPort": 9501}]
-    assert container["livenessProbe"]["httpGet"]["port"] == "metrics"
-    (port,) = manifests["Service"]["spec"]["ports"]
-    assert (port["port"], port["targetPort"]) == (9401, "metrics")
-
-
-def test_a_digest_wins_over_the_tag() -> None:
-    digest = "sha256:" + 64 * "a"
-    image = container_of(render("image.tag=1.2", f"image.digest={digest}"))["image"]
-    assert image == f"gpumap@{digest}"
-
-
-def test_security_contexts_are_merged() -> None:
-    """A setting of one's own replaces the chart's; the others stay as strict as they are."""
-    own = pod_of(render())["securityContext"], container_of(render())["securityContext"]
-    assert own == (
-        {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
-        {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
-    )
-    values = (
-        "podSecurityContext.runAsUser=0",
-        "podSecurityContext.fsGroup=1000660000",
-        "securityContext.capabilities.add={SYS_PTRACE}",
-    )
-    made = render(*values, "openshift.securityContextConstraints=true", "securityContext.readOnlyRootFilesystem=false")
-    openshifts = {"seLinuxOptions": {"type": "spc_t"}}
-    assert pod_of(made)["securityContext"] == own[0] | openshifts | {"fsGroup": 1000660000}
-    expected = {"capabilities": {"drop": ["ALL"], "add": ["SYS_PTRACE"]}, "readOnlyRootFilesystem": False}
-    assert container_of(made)["securityContext"] == own[1] | expected
-    constraints = made["SecurityContextConstraints"]
-    assert (constraints["runAsUser"]["uid"], constraints["readOnlyRootFilesystem"]) == (0, False)
-
-
-def test_a_claim_is_the_containers() -> None:
-    """Each of resourceClaims is the pod's, and the container gets it beside its other resources."""
-    manifests = render(*VARIATIONS["claims"])
-    assert pod_of(manifests)["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "all-gpus"}]
-    resources = container_of(manifests)["resources"]
-    assert resources["claims"] == [{"name": "gpus"}]
-    assert resources["limits"] == container_of(render())["resources"]["limits"]
-    assert "claims" not in container_of(render())["resources"]
 
 
 @pytest.mark.parametrize("name", SCALARS)

@@ -174,30 +174,6 @@ def test_each_board_has_a_config_map() -> None:
         assert one["metadata"]["annotations"] == {"grafana_folder": "GPU"}
 
 
-def test_the_network_policy_lets_the_metrics_in_and_nothing_out() -> None:
-    """Egress to nowhere; ingress only to the port of the metrics, from all pods until `from` names some."""
-    policy = render("networkPolicy.enabled=true")["NetworkPolicy"]["spec"]
-    port = {"port": "metrics", "protocol": "TCP"}
-    assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert policy["egress"] == []
-    assert policy["ingress"] == [{"ports": [port]}]
-    assert container_of(render())["ports"][0]["name"] == "metrics"
-    labels = render()["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
-    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
-
-
-def test_the_network_policy_lets_in_whom_it_names() -> None:
-    """And the pod of `helm test`, where there is one."""
-    value = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring"
-    named = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
-    rule = render("networkPolicy.enabled=true", value)["NetworkPolicy"]["spec"]["ingress"][0]
-    (hook,) = [one for one in render_all() if one["kind"] == "Pod"]
-    assert rule["from"][0] == named
-    assert rule["from"][1]["podSelector"]["matchLabels"].items() <= hook["metadata"]["labels"].items()
-    alone = render("networkPolicy.enabled=true", value, "tests.enabled=false")["NetworkPolicy"]["spec"]["ingress"][0]
-    assert alone["from"] == [named]
-
-
 SCC = "openshift.securityContextConstraints=true"
 
 

@@ -70,26 +70,6 @@ def test_probes_speak_tls(values: tuple[str, ...]) -> None:
     assert monitors["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
 
 
-def test_a_file_of_ones_own_takes_the_place_of_the_charts() -> None:
-    """Its Secret is mounted whole, as a folder, and the chart makes none."""
-    manifests = render(*OWN)
-    assert "Secret" not in manifests
-    assert secrets_mounted(manifests) == {"own/": "/etc/gpumap/web-config/"}
-    assert f"--web-config={FILE}" in container_of(manifests)["args"]
-    assert "scheme" not in container_of(manifests)["readinessProbe"]["httpGet"]
-
-
-def test_secrets_can_be_renewed_and_read_by_nobody_else() -> None:
-    """Mounted as folders, into which the kubelet puts new files, read-only, only for the file's owner."""
-    manifests = render(*TLS, *CLIENTS, *USERS)
-    for volume in pod_of(manifests)["volumes"]:
-        if "secret" in volume:
-            assert volume["secret"]["defaultMode"] == 0o400
-            (mount,) = [one for one in container_of(manifests)["volumeMounts"] if one["name"] == volume["name"]]
-            assert mount["readOnly"]
-            assert "subPath" not in mount
-
-
 def test_hashes_stand_in_the_secret_alone() -> None:
     for manifest in render_all(*TLS, *USERS, *EVERYTHING, *of("serviceMonitor", PASSWORD_SENT)):
         assert (HASH in yaml.safe_dump(manifest, width=10**6)) is (manifest["kind"] == "Secret"), manifest["kind"]

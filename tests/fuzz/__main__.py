@@ -9,11 +9,15 @@ tests/fuzz/crashes. Commit it with the fix: `tests/fuzz/test_short.py` replays i
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import logging
+import multiprocessing
+import os
 import re
 import resource
-import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from tests.fuzz.target import Target
 
 GRACE_SECONDS = 300.0
-"""For the start and the last input of a run, on a busy machine."""
+"""For the last input of a run, on a busy machine."""
 SECONDS_MIN = 2.0
 HANG_SECONDS = 60
 """libFuzzer ends a run of one input after this time. Work is limited by lines; this is for a loop in C."""
@@ -35,21 +39,29 @@ CHOICES_BYTES = 8192
 """The choices that make one input."""
 
 
-def fuzz_one(name: str, seconds: float, seed: int) -> None:
-    """Run one target for a time. Print each new crash."""
+def import_atheris() -> Any:
+    """Import atheris, if it is installed: it has no wheel for every Python. It then follows gpumap's code."""
     try:
         import atheris
-    except ImportError:  # it has no wheel for every Python
-        from tests.fuzz.table import TARGETS
+    except ImportError:
+        return None
+    quiet = contextlib.redirect_stderr(io.StringIO())  # it names each module
+    with quiet, atheris.instrument_imports(include=["gpumap"], enable_loader_override=False):
+        import tests.fuzz.table  # noqa: F401
+    return atheris
 
-        fuzz_at_random(TARGETS[name], seconds, seed)
-        return
-    with atheris.instrument_imports(include=["gpumap"], enable_loader_override=False):
-        from tests.fuzz.table import TARGETS
-    if TARGETS[name].slow:
-        fuzz_at_random(TARGETS[name], seconds, seed)
+
+def fuzz(target: Target, seconds: float, seed: int, atheris: Any, output: int) -> None:
+    """Run one target for a time, in this process. What it prints goes to the file with the number `output`."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    warnings.simplefilter("ignore")
+    if target.slow or atheris is None:
+        fuzz_at_random(target, seconds, seed)
+        os._exit(0)  # the end waits for no thread and no process of the target
     else:
-        fuzz_guided(TARGETS[name], seconds, seed, atheris)
+        fuzz_guided(target, seconds, seed, atheris)
 
 
 def fuzz_at_random(target: Target, seconds: float, seed: int) -> None:
@@ -58,7 +70,7 @@ def fuzz_at_random(target: Target, seconds: float, seed: int) -> None:
     while runs == 0 or time.monotonic() < end:
         run(random.randbytes(CHOICES_BYTES))
         runs += 1
-    print(f"stat::number_of_executed_units: {runs}")
+    print(f"stat::number_of_executed_units: {runs}", flush=True)
 
 
 def fuzz_guided(target: Target, seconds: float, seed: int, atheris: Any) -> None:
@@ -103,16 +115,18 @@ def catching(target: Target) -> Callable[[bytes], object]:
     return fuzz_one_input
 
 
-def report(name: str, seconds: float, seed: int) -> tuple[int, bool]:
+def report(target: Target, seconds: float, seed: int, atheris: Any) -> tuple[int, bool]:
     """Run a target in a process. Print its row. Return how many inputs it ran, and whether it broke."""
-    command = [sys.executable, "-m", "tests.fuzz", name, "--seconds", str(seconds), "--seed", str(seed)]
-    try:
-        child = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds + GRACE_SECONDS, check=False
-        )
-        code, output = child.returncode, child.stdout.decode(errors="replace")
-    except subprocess.TimeoutExpired as error:
-        code, output = -1, (error.stdout or b"").decode(errors="replace")
+    with tempfile.TemporaryFile() as file:
+        arguments = (target, seconds, seed, atheris, file.fileno())
+        child = multiprocessing.get_context("fork").Process(target=fuzz, args=arguments)
+        child.start()
+        child.join(seconds + GRACE_SECONDS)
+        if child.exitcode is None:
+            child.kill()
+            child.join()
+        file.seek(0)
+        output = file.read().decode(errors="replace")
 
     def last_number(pattern: str) -> str:
         numbers: list[str] = re.findall(pattern, output)
@@ -120,10 +134,14 @@ def report(name: str, seconds: float, seed: int) -> tuple[int, bool]:
 
     runs = last_number(r"stat::number_of_executed_units: +(\d+)")
     crashes = re.findall(r"^ERROR:root:CRASH[\s\S]*?(?=^\S+:|\Z)", output, re.MULTILINE)
-    print(f"{name:26} {runs:>9} {last_number(r'cov: ([0-9]+)'):>7}  {len(crashes) or ''}".rstrip(), *crashes, sep="\n")
-    if code:
-        print(f"    the run ended with {code}: {output[-600:]}")
-    return int(runs or 0), bool(crashes or code)
+    print(
+        f"{target.name:26} {runs:>9} {last_number(r'cov: ([0-9]+)'):>7}  {len(crashes) or ''}".rstrip(),
+        *crashes,
+        sep="\n",
+    )
+    if child.exitcode:
+        print(f"    the run ended with {child.exitcode}: {output[-600:]}")
+    return int(runs or 0), bool(crashes or child.exitcode)
 
 
 def main() -> int:
@@ -135,13 +153,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="Processes at the same time. (default: 2)")
     parser.add_argument("--seed", type=int, default=1, help="Another number gives other inputs. (default: 1)")
     parser.add_argument("--list", action="store_true", help="Print the targets, and exit.")
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)  # run the target in this process
     args = parser.parse_args()
-    if args.seconds is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, resource.getrlimit(resource.RLIMIT_AS)[1]))
-        warnings.simplefilter("ignore")
-        fuzz_one(args.targets[0], args.seconds, args.seed)
-        return 0
+    atheris = None if args.list else import_atheris()
     from tests.fuzz.table import TARGETS
 
     if unknown := sorted(set(args.targets) - TARGETS.keys()):
@@ -154,7 +167,7 @@ def main() -> int:
     print(f"{'target':26} {'inputs':>9} {'places':>7}  crashes", flush=True)
     seconds = max(60 * args.minutes * args.jobs / len(names), SECONDS_MIN)
     with ThreadPoolExecutor(args.jobs) as pool:
-        reports = [*pool.map(lambda name: report(name, seconds, args.seed), names)]
+        reports = [*pool.map(lambda name: report(TARGETS[name], seconds, args.seed, atheris), names)]
     broken = sum(is_broken for _, is_broken in reports)
     print(f"{sum(runs for runs, _ in reports)} inputs, {broken} targets broke")
     return 1 if broken else 0
