@@ -170,7 +170,9 @@ def test_what_is_kept_is_as_much_as_is_said(kept: Mapping[str, Kept]) -> None:
     share = [100 * some / everything for _, _, everything, some in kept.values()]
     for page in ("how-to/scrape.md", "explanation/cost.md"):
         text = " ".join((DOCS.parents[1] / page).read_text(encoding="utf-8").split())
-        (numbers,) = re.findall(r"(\d+) % of the series of whole GPUs, (\d+) % of time-sliced ones and (\d+) % of MIG", text)
+        (numbers,) = re.findall(
+            r"(\d+) % of the series of whole GPUs, (\d+) % of time-sliced ones and (\d+) % of MIG", text
+        )
         assert [*map(int, numbers)] == pytest.approx(share, abs=1.0), page
 
 
