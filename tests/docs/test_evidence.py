@@ -141,9 +141,8 @@ def test_without_nvml_only_what_the_kubelet_lists_remains() -> None:
         "`gpumap_device_holders` 1 and more",
         "waste: unmatched",
     }
-    assert "Without NVML, only `gpumap_device_holders` and `waste: unmatched` remain." in PAGE.read_text(
-        encoding="utf-8"
-    )
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert "Without NVML, only `gpumap_device_holders` and `waste: unmatched` remain." in text
 
 
 def test_each_alert_that_accuses_is_based_on_a_series_of_the_table() -> None:
