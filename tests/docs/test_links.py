@@ -10,6 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("charts", "deploy", "docs")
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *(page for name in FOLDERS for page in sorted((ROOT / name).rglob("*.md")))]
+DEVELOPER_PAGES = sorted((ROOT / "docs/dev").glob("*.md"))
+BY_RUNS = {"tests/fuzz/crashes/TARGET/"}
+"""Folders that only a run makes."""
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
@@ -39,6 +42,17 @@ def test_links_resolve(document: Path) -> None:
         assert target.exists(), f"{document.name}: {link}"
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target), f"{document.name}: {link}"
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", *(f"docs/dev/{page.name}" for page in DEVELOPER_PAGES)])
+def test_files_in_code_exist(document: str) -> None:
+    """A path that a page for contributors names begins at the project's root or at a room."""
+    paths = re.findall(
+        r"`((?:\w[\w.-]*/)+(?:[\w-]+\.(?:py|yaml|toml|md|c|proto))?)`", (ROOT / document).read_text(encoding="utf-8")
+    )
+    rooms = [ROOT, *(ROOT / "src/gpumap" / room for room in ("", "agent", "cli"))]
+    missing = {path for path in paths if not any((room / path).exists() for room in rooms)}
+    assert missing - BY_RUNS == set()
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -108,7 +108,7 @@ def why_of(kind: str, reason: str, seconds: float) -> str:
         return f"may be idle: no sign of its work seen for {age(seconds)}"
     if kind == "idle":
         return f"no {reason.removeprefix('no_')} seen for {age(seconds)}"
-    return WHY[reason if kind == "unexplained" else kind].format(age=age(seconds))
+    return WHY.get(reason if kind == "unexplained" else kind, reason).format(age=age(seconds))
 
 
 def why_nameless(reason: str, gpus: Collection[NamelessGpu]) -> str:

@@ -39,7 +39,7 @@ RULE = '{apiGroups: [""], resources: [pods/proxy], verbs: [get]}'
 """What a Role or ClusterRole must have, in addition to listing pods."""
 _REASON_CHARACTERS, _NAME_CHARACTERS = 400, 60
 _AGENT_ASKS = {401: "a password", 403: "a client certificate"}
-"""What an agent with a --web-config may require (agent/web/config/guard.py)."""
+"""What an agent with a --web-config may require (agent/web/guard.py)."""
 _INSTEAD = "use `kubectl port-forward` and `gpumap map --url` with its flags"
 
 
