@@ -41,7 +41,6 @@ NOT_FOREIGN: Mapping[str, str] = {
         "the scenario of the person who runs the demo",
     ),
     "gpumap.lab.capture.run": "loads a capture by `format`",
-    "gpumap.lab.node": "the address that gpumap itself listens at",
 }
 """By module: why no target needs to reach it."""
 
