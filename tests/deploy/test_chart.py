@@ -60,15 +60,6 @@ def test_each_reviewed_file_has_its_values() -> None:
     assert {*FOLDER.iterdir()} == {path_of(variation) for variation in RENDERED}
 
 
-def test_a_monitor_elsewhere_selects_the_agents_namespace() -> None:
-    """A monitor finds targets only in its own namespace unless it names another one."""
-    for monitor in ("serviceMonitor", "podMonitor"):
-        made = render(f"{monitor}.enabled=true", f"{monitor}.namespace=observability", "namespaceOverride=gpu")
-        spec = made[monitor[0].upper() + monitor[1:]]["spec"]
-        assert spec["namespaceSelector"] == {"matchNames": ["gpu"]}
-        assert "namespaceSelector" not in render(f"{monitor}.enabled=true")[monitor[0].upper() + monitor[1:]]["spec"]
-
-
 def test_no_name_of_the_release_remains_after_a_namespace_override() -> None:
     """Names of the Service in certificates and in the test, and the constraints' account, have the new namespace."""
     manifests = render_all("namespaceOverride=gpu", "tls.secretName=certificate", *EVERYTHING)

@@ -51,9 +51,7 @@ def read_capture(data: bytes) -> object:
     return capture, anonymous
 
 
-@target(
-    lambda: [*_capture_examples(8_000)][::8], changed_files(corpus.choose_change), UsageError, FatalError, slow=True
-)
+@target(lambda: _capture_examples(20_000), changed_files(corpus.choose_change), UsageError, FatalError, slow=True)
 def read_replay(data: bytes) -> object:
     """The same, played to a whole agent: real sources, a gRPC server and a worker process. The page is valid."""
     capture = _load(data)
