@@ -40,8 +40,8 @@ REDIRECTS_MAX = 3
 _REASON_CHARACTERS = 200
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT_CHARACTERS_MAX = 1 << 16
-"""A table gives each row the width of its longest name. An agent cuts names after 4096 bytes (agent/sources/messages.py),
-before it escapes them."""
+"""A table gives each row the width of its longest name. An agent cuts names after 4096 bytes, before it escapes them
+(agent/sources/messages.py)."""
 
 
 def maps_of_agent(args: argparse.Namespace, interval_seconds: float) -> NodeMapStream:
