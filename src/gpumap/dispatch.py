@@ -40,11 +40,11 @@ DEMO_ADDRESS = "127.0.0.1:9401"
 
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
     """Parse the command line, and import what takes long. Raises UsageError and FatalError."""
-    given = parse(command_parser(arguments), arguments)
-    if getattr(given, "command", "") in ("map", "top", "waste", "inspect", "doctor", "check"):
+    args = parse(command_parser(arguments), arguments)
+    if getattr(args, "command", "") in ("map", "top", "waste", "inspect", "doctor", "check"):
         from gpumap.cli import watch  # noqa: F401 # the command itself imports them again
         from gpumap.cli.sources import agent  # noqa: F401
-    return lambda: int(given.run(given))
+    return lambda: int(args.run(args))
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def command_parser(words: Sequence[str] | None = None) -> Parser:
         "\nHelp for a command: gpumap COMMAND --help",
         version=f"gpumap {__version__}",
     )
-    parser.set_defaults(run=lambda given: _nothing_asked(parser))
+    parser.set_defaults(run=lambda args: _nothing_asked(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog="gpumap")
     add_tables(commands, GPUMAP, words)
     add_bill(commands)
@@ -130,12 +130,14 @@ def _add_record(commands: Commands) -> None:
         ],
     )
     record.add_argument("folder", metavar="DIR", help="Directory to write to. It must be empty or not exist.")
-    what = record.add_argument_group("recording")
-    what.add_argument(
+    recording = record.add_argument_group("recording")
+    recording.add_argument(
         "--for", dest="lasting", metavar="DURATION", help="Time to record. (default: two collections, one second apart)"
     )
-    what.add_argument("--interval", metavar="DURATION", help="Time between two collections. (default: 5s)")
-    what.add_argument("--anonymize", action="store_true", help="Replace names and UUIDs consistently by pseudonyms.")
+    recording.add_argument("--interval", metavar="DURATION", help="Time between two collections. (default: 5s)")
+    recording.add_argument(
+        "--anonymize", action="store_true", help="Replace names and UUIDs consistently by pseudonyms."
+    )
     add_flags(record, ("sources", "log"))
 
 
@@ -154,17 +156,17 @@ def _nothing_asked(parser: Parser) -> int:
     return 2
 
 
-def _resolve_and_log(given: argparse.Namespace) -> Settings:
+def _resolve_and_log(args: argparse.Namespace) -> Settings:
     """Return the settings of a service. Set up its log, and warn of unknown variables."""
-    settings = resolve(given, os.environ)
+    settings = resolve(args, os.environ)
     set_up_log(settings.log_format, settings.log_level)
     for name, nearest in unknown_variables(os.environ, (*(flag.variable for flag in FLAGS), *VARIABLES)):
         logging.getLogger("gpumap").warning("unknown variable ignored variable=%s nearest=%s", name, nearest)
     return settings
 
 
-def _serve(given: argparse.Namespace) -> int:
-    settings = _resolve_and_log(given)
+def _serve(args: argparse.Namespace) -> int:
+    settings = _resolve_and_log(args)
     gc.disable()  # during the imports, which leave hardly any garbage; the service enables it again
     from gpumap.agent import service
     from gpumap.agent.own_process import check_limits, raise_limit
@@ -177,49 +179,49 @@ def _serve(given: argparse.Namespace) -> int:
     return 0
 
 
-def _demo(given: argparse.Namespace) -> int:
-    if given.listen is None and "GPUMAP_LISTEN" not in os.environ:
-        given.listen = DEMO_ADDRESS
-    if given.capture:
-        return _demo_of_capture(given)
+def _demo(args: argparse.Namespace) -> int:
+    if args.listen is None and "GPUMAP_LISTEN" not in os.environ:
+        args.listen = DEMO_ADDRESS
+    if args.capture:
+        return _demo_of_capture(args)
     from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario
     from gpumap.lab.node import serve_demo
 
-    settings = _resolve_and_log(given)
+    settings = _resolve_and_log(args)
     try:
-        scenario = load_scenario(Path(given.scenario)) if given.scenario else default_scenario()
+        scenario = load_scenario(Path(args.scenario)) if args.scenario else default_scenario()
     except ScenarioError as error:
         raise UsageError(f"--scenario {error}") from error
-    chosen = given.node_name or os.environ.get("GPUMAP_NODE_NAME")
+    chosen = args.node_name or os.environ.get("GPUMAP_NODE_NAME")
     settings = settings if chosen else replace(settings, node_name=scenario.node)
     _run_loop(serve_demo(settings, scenario))
     return 0
 
 
-def _demo_of_capture(given: argparse.Namespace) -> int:
+def _demo_of_capture(args: argparse.Namespace) -> int:
     from gpumap.lab.capture.run import load_capture, serve_capture
 
-    if given.scenario:
+    if args.scenario:
         raise UsageError("--capture: cannot be combined with --scenario")
-    settings = _resolve_and_log(given)
-    _run_loop(serve_capture(settings, load_capture(Path(given.capture))))
+    settings = _resolve_and_log(args)
+    _run_loop(serve_capture(settings, load_capture(Path(args.capture))))
     return 0
 
 
-def _record(given: argparse.Namespace) -> int:
+def _record(args: argparse.Namespace) -> int:
     from gpumap.agent.sources.nvml import worker_command
     from gpumap.lab.capture.run import record_node
 
     try:
-        seconds = parse_duration(given.lasting) if given.lasting else None
+        seconds = parse_duration(args.lasting) if args.lasting else None
     except ValueError as error:
-        raise UsageError(f"--for {given.lasting}: {error}") from error
-    given.stale_after = _longer_than_default(given.interval)
-    settings = quiet(resolve(given, os.environ, ("sources", "log")), given, os.environ)
+        raise UsageError(f"--for {args.lasting}: {error}") from error
+    args.stale_after = _longer_than_default(args.interval)
+    settings = quiet(resolve(args, os.environ, ("sources", "log")), args, os.environ)
     set_up_log(settings.log_format, settings.log_level)
     command = worker_command(settings.nvml_library or None)
     recording = record_node(
-        settings, command, Path(given.folder), print_notices, seconds=seconds, anonymous=given.anonymize
+        settings, command, Path(args.folder), print_notices, seconds=seconds, anonymous=args.anonymize
     )
     return _run_loop(recording)
 
