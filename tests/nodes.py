@@ -267,7 +267,7 @@ class TestNode:
     """What a scheduler wrote into files."""
     noted: tuple[ContainerLink, ...] = ()
     """Containers in a scheduler's files, without their names."""
-    noted_all: bool = True
+    scheduler_files_complete: bool = True
     ended: set[str] = field(default_factory=set)
     """Names of pods without a process in /proc."""
     rules: Rules = RULES
@@ -379,7 +379,7 @@ class TestNode:
             self._reported(),
             self.shares,
             self.noted,
-            self.noted_all,
+            self.scheduler_files_complete,
             self.pods_at if self.kept_pods is not None else self.clock,
         )
 

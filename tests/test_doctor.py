@@ -324,7 +324,7 @@ async def test_files_that_may_not_be_read() -> None:
 async def collect_here(node: Node) -> SeenNode:
     """What doctor learns when it runs in this process."""
     args = parse(command_parser(), ["doctor", *node.flags, "--nvml-library", "/none"])
-    stream = this_node.from_node(resolve(args, {}), 1.0, watch_allocations=True)
+    stream = this_node.maps_of_node(resolve(args, {}), 1.0, watch_allocations=True)
     async with contextlib.aclosing(stream):
         maps = await anext(stream)
     assert isinstance(maps, NodeMaps)

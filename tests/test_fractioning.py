@@ -253,7 +253,7 @@ def test_a_file_that_cannot_be_read_accuses_no_pod() -> None:
     node.processes = [Process(10, CARD, pod)]
     node.collect()
     assert owners(node.collect(), CARD)["unassigned"] == GIB
-    node.noted_all = False
+    node.scheduler_files_complete = False
     snapshot = node.collect()
     assert (owners(snapshot, CARD)["unassigned"], owners(snapshot, CARD)["unknown"]) == (0, GIB)
     assert snapshot.node.devices[0].holders is None

@@ -638,7 +638,7 @@ def test_only_pods_that_certainly_exist_are_assigned_one_id(hidden: str) -> None
     pods[0].in_checkpoint = pods[0].has_tree = hidden != "unknown UID"
     node.collect()
     assert assigned_twice(node.collect(RULES.grace_seconds)) == {}
-    assert node.collect().uncertain_pods == {pod.uid for pod in pods if pod.has_tree}, (
+    assert node.collect().pods_to_verify == {pod.uid for pod in pods if pod.has_tree}, (
         "gpumap looks for their processes"
     )
     if hidden == "ended":

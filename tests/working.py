@@ -196,7 +196,7 @@ class WorkingNode:
         """Start a new agent."""
         self.started = self.seconds
         self.node.memory = Memory()
-        self._follow_from = -math.inf
+        self._burst_since = -math.inf
         self._pods: frozenset[PodName] | None = None
         self._since: dict[str, float] = {}
         """The collection before, by GPU."""
@@ -240,8 +240,8 @@ class WorkingNode:
         node.memory, self.snapshot = step(node.memory, self._observe(node.observe()), self.rules)
         self.collections += 1
         pods = frozenset(row.name.pod_name for row in self.snapshot.containers)
-        self._follow_from = follow_start(
-            self._follow_from,
+        self._burst_since = follow_start(
+            self._burst_since,
             self.seconds,
             is_new=self._pods is not None and not pods <= self._pods,
             has_short_process=self.snapshot.has_short_process,
@@ -252,7 +252,7 @@ class WorkingNode:
 
     @property
     def _is_following(self) -> bool:
-        return self.seconds - self._follow_from < FOLLOW_FOR_SECONDS
+        return self.seconds - self._burst_since < FOLLOW_FOR_SECONDS
 
     def findings(self, kind: str) -> list[Finding]:
         """Return what the map reports now."""

@@ -18,7 +18,7 @@ LONGEST_READ_SECONDS = 5.0
 AFTER_SECONDS = 0.5
 """A process that dies leaves /proc before the driver's list. So a page may know of an end that much earlier."""
 GRACE_SECONDS = 60.0
-"""After a kubelet's return: contract.md §9."""
+"""After a kubelet's return."""
 RECOVERY_SECONDS = 12.0
 """After a disturbance, until the page must be complete again."""
 

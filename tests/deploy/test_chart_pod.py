@@ -1,4 +1,4 @@
-"""The chart's pod: never more privileged than contract.md §7 says, in every variation, and what values change in it."""
+"""The chart's pod: never more privileged than docs/explanation/security.md says. What values change in it."""
 
 import argparse
 

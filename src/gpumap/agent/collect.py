@@ -152,7 +152,7 @@ class Collector:
         self._step_executor = SerialExecutor("gpumap-step")
         self._memory = Memory()
         self._last_snapshot: Snapshot | None = None
-        self._follow_from = -math.inf
+        self._burst_since = -math.inf
 
     def set_deadline(self, seconds: float) -> None:
         """Wait so long for each source. A replay must not depend on how fast the machine is."""
@@ -176,7 +176,7 @@ class Collector:
             # Data of an earlier collection is dropped when it becomes too old, not an interval later.
             ended = time.monotonic()
             earliest = max(started + PUSH_PAUSE_SECONDS, ended + (ended - started))
-            quiet_seconds = ended - max(self._trigger.started_at, self._follow_from)
+            quiet_seconds = ended - max(self._trigger.started_at, self._burst_since)
             expects_processes = self._trigger.is_on and quiet_seconds < FOLLOW_FOR_SECONDS
             follow = max(started + FOLLOW_SECONDS, earliest) if expects_processes else math.inf
             trigger = await self._wait(earliest, due if expires is None else min(due, expires), follow)
@@ -188,7 +188,7 @@ class Collector:
         ticks = await self._clock_ticks()
         nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
-        uncertain = self._last_snapshot.uncertain_pods if self._last_snapshot else frozenset[PodUid]()
+        uncertain = self._last_snapshot.pods_to_verify if self._last_snapshot else frozenset[PodUid]()
         procfs = await self._observe(
             self._proc_executor.run(lambda: self._procfs.read(pids, ticks, uncertain), self._deadline_seconds)
         )
@@ -231,8 +231,8 @@ class Collector:
         pods = frozenset(row.name.pod_name for row in after.containers)
         # The container of a new pod may have started before gpumap knew its pod.
         is_new = before is not None and not pods <= {row.name.pod_name for row in before.containers}
-        self._follow_from = follow_start(
-            self._follow_from, time.monotonic(), is_new=is_new, has_short_process=after.has_short_process
+        self._burst_since = follow_start(
+            self._burst_since, time.monotonic(), is_new=is_new, has_short_process=after.has_short_process
         )
         self._trigger.follow(pods)
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
 PODS_PATIENCE_SECONDS = 1.0
-HOLD_SECONDS = 30.0
+SLOW_VALUES_SECONDS = 30.0
 """Highest age of values of a GPU that change slowly (`nvml_worker.slow_values`)."""
 RELEASED = "SIGUSR1 released the driver; the next collection is one interval after the signal"
 
@@ -123,7 +123,7 @@ async def collector(
         driver_command,
         asked_groups(settings.groups, settings.dialects),
         release=settings.nvml_release,
-        hold_seconds=min(HOLD_SECONDS, settings.stale_after_seconds),
+        hold_seconds=min(SLOW_VALUES_SECONDS, settings.stale_after_seconds),
     )
     await nvml.start()
     kubelet = _kubelet(settings)

@@ -25,7 +25,7 @@ from gpumap.cli.sources.this_node import (
     LOOK_SECONDS,
     NODE_FLAGS,
     add_node_flags,
-    from_node,
+    maps_of_node,
     prepare_elsewhere,
     prepare_here,
 )
@@ -80,7 +80,7 @@ def _node_maps(args: argparse.Namespace, view: View) -> NodeMapStream:
         prepare_elsewhere(args, "--url")
         return maps_of_agent(args, view.interval_seconds)
     settings = prepare_here(args)
-    return from_node(settings, view.interval_seconds if view.watch else LOOK_SECONDS)
+    return maps_of_node(settings, view.interval_seconds if view.watch else LOOK_SECONDS)
 
 
 def _server_answers(args: argparse.Namespace, view: View, ask: Ask) -> NodeMapStream:

@@ -1,6 +1,6 @@
 """The rows that tables consist of: the devices of a node, and on each its containers, other use and processes. Pure.
 
-This is the only file of the tables that reads devices and GPUs of a node: a column reads a field of a row.
+A column reads a field of a row. Only this file and the findings of `commands/waste.py` read a node's devices.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def add_node_column(columns: Sequence[Column[N]], *, fleet: bool) -> Sequence[Co
     return (NODE, *columns) if fleet else columns
 
 
-def spare_containers(
+def make_container_droppable(
     columns: Sequence[Column[R]], containers: Iterable[ContainerName], spare: int = 2
 ) -> Sequence[Column[R]]:
     """Return the columns. CONTAINER may be left out on a narrow terminal if no pod has two of them."""
@@ -135,7 +135,7 @@ def sort_keys(columns: Iterable[Column[R]]) -> dict[str, SortKey[R]]:
     }
 
 
-def in_order(rows: Iterable[R], key: SortKey[R], *, reverse: bool) -> list[R]:
+def sort_rows(rows: Iterable[R], key: SortKey[R], *, reverse: bool) -> list[R]:
     """Sort rows; equal rows keep their order. Rows without a value are last, also in reverse."""
     known: list[tuple[str | float, R]] = []
     unknown: list[R] = []
@@ -403,6 +403,6 @@ def notes(texts: Iterable[str], screen: Screen, colour: str = "") -> str:
     return "\n".join(screen.paint(line, colour) for line in lines)
 
 
-def joined(blocks: Iterable[str]) -> str:
+def join_blocks(blocks: Iterable[str]) -> str:
     """Return blocks of lines with an empty line between, and an end of line."""
     return "\n\n".join(block for block in blocks if block) + "\n"

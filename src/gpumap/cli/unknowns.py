@@ -27,7 +27,7 @@ def few(sentences: Iterable[str], fleet: bool) -> Iterator[str]:
         yield f"and {len(all_of_them) - _SENTENCES_MAX} more like this"
 
 
-def of_each(maps: NodeMaps, sentences: Callable[[Node], Iterable[str]]) -> Iterator[str]:
+def sentences_of_each(maps: NodeMaps, sentences: Callable[[Node], Iterable[str]]) -> Iterator[str]:
     """Return the sentences about each node; of a fleet each sentence once, with the names of its nodes."""
     if not maps.fleet:
         for node in maps.maps:
@@ -55,7 +55,7 @@ def blind(maps: NodeMaps) -> Iterator[str]:
 
 def troubles(maps: NodeMaps) -> Iterator[str]:
     """Return what keeps the maps from being whole: troubles of nodes, and nodes without a map."""
-    yield from few(of_each(maps, _troubles), maps.fleet)
+    yield from few(sentences_of_each(maps, _troubles), maps.fleet)
     yield from few(maps.missing, maps.fleet)
 
 

@@ -324,7 +324,7 @@ class PodIdentity:
     """Shares of GPUs in files of a scheduler. `pods` may have others."""
     noted: tuple[ContainerLink, ...] = ()
     """Containers in files of a scheduler. They have no names."""
-    noted_all: bool = True
+    scheduler_files_complete: bool = True
     """Every file of the scheduler was readable."""
     pods_at: float = 0.0
     """Monotonic time at which gpumap asked for `pods`. The kubelet may have had other pods since."""

@@ -85,7 +85,7 @@ class Snapshot:
     """Monotonic time at which data of an earlier collection becomes too old to serve."""
     has_short_process: bool = False
     """A process that began and ended between two collections worked on a leaf that a container holds."""
-    uncertain_pods: frozenset[PodUid] = frozenset()
+    pods_to_verify: frozenset[PodUid] = frozenset()
     """Pods that gpumap must know to exist: of holders that would then be idle, or that hold an id of another pod."""
     complaints: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Details of all complaints of this collection, by source and reason. `node.sources` have only the last ones."""

@@ -37,7 +37,7 @@ from gpumap.model.terms import ContainerName, PodName, PodUid
 
 
 @dataclass(frozen=True, slots=True)
-class RowAllocation:
+class CheckpointAllocation:
     """The devices that only the checkpoint gives to a container. `complete`: each of its ids is on a device."""
 
     devices: frozenset[Uuid]
@@ -72,9 +72,9 @@ class Allocation:
     """A scheduler's file could not be read: any pod may hold any device."""
     shared_ids: tuple[SharedId, ...]
     """Ids that several pods hold, although only one may."""
-    init_containers: Mapping[tuple[PodUid, str], RowAllocation]
+    init_containers: Mapping[tuple[PodUid, str], CheckpointAllocation]
     """Init containers, which the List does not contain, by pod and container."""
-    left_out: Mapping[tuple[PodUid, str], RowAllocation]
+    left_out: Mapping[tuple[PodUid, str], CheckpointAllocation]
     """Containers in the List without the devices of their rows, by pod and container. The pod may have ended
     (kubelets before 1.34), or the kubelet leaves devices out (1.20 to 1.22)."""
     held_by_rows: frozenset[Uuid]
@@ -140,7 +140,7 @@ def allocate(
         holders=_holders(granted),
         reservations=reservations,
         sharers=frozenset((share.container.pod_name, share.uuid) for share in scheduled),
-        may_be_shared=not schedulers.noted_all,
+        may_be_shared=not schedulers.scheduler_files_complete,
         shared_ids=find_shared_ids(holdings, inventory),
         init_containers=init_containers,
         left_out=left_out,
@@ -306,7 +306,7 @@ def add_left_out(pods: tuple[ListedPod, ...], pod_table: PodTable, procs: ProcTa
     return tuple(completed)
 
 
-def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> frozenset[Uuid]:
+def _leaves(allocations: Iterable[CheckpointAllocation], inventory: Inventory) -> frozenset[Uuid]:
     """Return the leaves that rows may assign: all leaves if one of their ids matches no device."""
     allocations = tuple(allocations)
     if not all(allocation.complete for allocation in allocations):
@@ -318,7 +318,7 @@ def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> froze
 
 def _allocate_rows(
     rows: Iterable[CheckpointEntry], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
-) -> RowAllocation:
+) -> CheckpointAllocation:
     rows = tuple(rows)
     devices: set[Uuid] = set()
     complete = True
@@ -327,7 +327,7 @@ def _allocate_rows(
             if is_gpu_resource(row.resource) or _has_own_uuid(row.resource, slot.device_id, inventory):
                 devices.update(slot.located.devices)
                 complete = complete and bool(slot.located.devices)
-    return RowAllocation(frozenset(devices), complete)
+    return CheckpointAllocation(frozenset(devices), complete)
 
 
 def _has_own_uuid(resource: str, device_id: DeviceId, inventory: Inventory) -> bool:

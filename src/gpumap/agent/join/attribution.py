@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpumap.agent.join.allocation import Allocation, RowAllocation
+from gpumap.agent.join.allocation import Allocation, CheckpointAllocation
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable, PodUidState
 from gpumap.model.devices import NO_CONTAINER
@@ -448,7 +448,7 @@ class OwnerClassifier:
     def _listed_containers(self) -> Mapping[PodName, Iterable[ContainerName]]:
         return grouped((name.pod_name, name) for name in self._evidence.pod_table.containers)
 
-    def _row_holds(self, row: RowAllocation | None, leaf: Uuid) -> bool:
+    def _row_holds(self, row: CheckpointAllocation | None, leaf: Uuid) -> bool:
         leaves_of = self._evidence.inventory.leaves_of
         return row is not None and any(leaf in leaves_of(device) for device in row.devices)
 

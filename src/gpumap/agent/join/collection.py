@@ -76,7 +76,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         ),
         inventory,
         rules.is_gpu_resource,
-        Schedulers(rules.is_reserving, files.shares if files else (), files is None or files.noted_all),
+        Schedulers(rules.is_reserving, files.shares if files else (), files is None or files.scheduler_files_complete),
         memory.gpu_indices,
         memory.allocation,
     )

@@ -400,7 +400,7 @@ def pod_exists(joined: Joined, pod: PodName) -> bool:
     return uid is not None and (uid in joined.procs.living_pods or _uses_gpu(joined, uid))
 
 
-def uncertain_pods(joined: Joined, containers: Iterable[ContainerOnDevice], timestamp: float) -> frozenset[PodUid]:
+def pods_to_verify(joined: Joined, containers: Iterable[ContainerOnDevice], timestamp: float) -> frozenset[PodUid]:
     """Return the pods of which gpumap must find a process.
 
     A holder would be idle, but only a log tree shows its pod. Or two pods hold one id.

@@ -38,7 +38,7 @@ class PodUidState(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class CheckpointRows:
+class CheckpointIndex:
     """The rows of the device checkpoint by container, resource and device id. They have UIDs, which the List lacks."""
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
@@ -74,7 +74,7 @@ class PodTable:
     """Pods of the Pods API, if it is current."""
     noted: tuple[ContainerLink, ...]
     """Containers in a scheduler's files."""
-    rows: CheckpointRows
+    rows: CheckpointIndex
     listed: frozenset[PodName]
     containers: frozenset[ContainerName]
     """Containers on the List."""
@@ -96,7 +96,7 @@ class PodTable:
     """Rows of containers that the List does not contain, by pod and container: init containers of live pods."""
     trees: Mapping[PodUid, LogTree]
     """For a pod without a log tree, a scheduler's file gives one without containers."""
-    superseded: frozenset[PodUid]
+    uids_of_ended_pods: frozenset[PodUid]
     """UIDs with a log tree whose pod has ended, or was re-created under its name."""
     links: Mapping[str, ContainerLink]
     reported_names: Mapping[PodUid, PodName]
@@ -221,14 +221,14 @@ def tabulate(
     If they are of different collections (not `read_together`), no UID is assigned that the last table did not have.
     """
     files = identity or _NOTHING_READ
-    rows = CheckpointRows(files.checkpoint)
+    rows = CheckpointIndex(files.checkpoint)
     fixed_before = before.fixed_names if before else {}
     names_before = {**last_names, **fixed_before}
     trees = _trees(files, names_before)
     reported_names = {pod.pod_uid: pod.pod_name for pod in files.pods or ()}
-    superseded = _superseded(pods, trees if files.logs else None, before) if before else frozenset()
+    uids_of_ended_pods = _superseded(pods, trees if files.logs else None, before) if before else frozenset()
     index = UidIndex(
-        rows if files.checkpoint else None, files.dra.claims, trees, reported_names, names_before, superseded
+        rows if files.checkpoint else None, files.dra.claims, trees, reported_names, names_before, uids_of_ended_pods
     )
     uid_of = _fix_uids(pods, index)
     if not read_together:
@@ -263,7 +263,7 @@ def tabulate(
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
         unlisted=_unlisted(containers, files.checkpoint, name_of),
         trees=trees,
-        superseded=superseded,
+        uids_of_ended_pods=uids_of_ended_pods,
         links={link.container_id: link for link in links if len(link.container_id) == _CONTAINER_ID_DIGITS},
         reported_names=reported_names,
         reports_all=reports_all,
@@ -327,7 +327,7 @@ def _superseded(
     keeps that of a predecessor for up to 35 s. `trees` is `None` if the log directories are unreadable.
     """
     if trees is None:
-        return before.superseded
+        return before.uids_of_ended_pods
     listed, listed_before = _group_by_name(pods), _group_by_name(before.pods)
     changed = {name for name in listed.keys() & listed_before.keys() if listed[name] != listed_before[name]}
     if before.logs:
@@ -337,7 +337,7 @@ def _superseded(
         for uid, name in before.fixed_names.items()
         if (name in changed and uid in before.trees) or not (name in before.listed or before.may_be_incomplete)
     }
-    return frozenset((ended | before.superseded) & trees.keys())
+    return frozenset((ended | before.uids_of_ended_pods) & trees.keys())
 
 
 def _group_by_name(pods: Iterable[ListedPod]) -> dict[PodName, list[ListedPod]]:
@@ -404,19 +404,19 @@ class UidIndex:
 
     def __init__(
         self,
-        rows: CheckpointRows | None,
+        rows: CheckpointIndex | None,
         claims: tuple[ClaimPods, ...] | None,
         trees: Mapping[PodUid, LogTree],
         reported: Mapping[PodUid, PodName],
         known: Mapping[PodUid, PodName],
-        superseded: frozenset[PodUid] = frozenset(),
+        uids_of_ended_pods: frozenset[PodUid] = frozenset(),
     ) -> None:
         self._rows = rows
         self._claims = (
             None if claims is None else {(claim.namespace, claim.claim): set(claim.pod_uids) for claim in claims}
         )
         self._trees = trees
-        self._superseded = superseded
+        self._superseded = uids_of_ended_pods
         self._in_logs = grouped((tree.pod_name, tree.pod_uid) for tree in trees.values())
         self._reported = grouped((name, uid) for uid, name in reported.items())
         self._known = {**known, **reported}

@@ -24,7 +24,7 @@ class Schedulers(NamedTuple):
 
     is_reserving: Callable[[str], bool]
     shares: tuple[ScheduledShare, ...] = ()
-    noted_all: bool = True
+    scheduler_files_complete: bool = True
 
 
 class PlacedShare(NamedTuple):

@@ -79,7 +79,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     not_offered_since, gpus = watch_offers(joined, gpus, offers)
     processes = LazyRows(partial(describe.processes, joined.leaf_uses, after.accused))
     clock_step = clock_step_seconds(memory.finished, observations.finished) if memory.finished else 0.0
-    twice, lasting = _watch_shared_ids(joined)
+    twice, lasting = _lasting_shared_ids(joined)
     node = _add_findings(structs.replace(node, gpus=gpus), processes, memory.findings, clock_step, lasting)
     after = replace(
         after, stalls=stalls, not_offered_since=not_offered_since, assigned_twice=twice, findings=node.findings or ()
@@ -93,7 +93,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         collections=tuple(sorted(after.collections.items())),
         expires=_expiry(joined),
         has_short_process=describe.has_short_process(joined),
-        uncertain_pods=describe.uncertain_pods(joined, containers, observations.finished.wall),
+        pods_to_verify=describe.pods_to_verify(joined, containers, observations.finished.wall),
         complaints={
             (source, complaint.reason): complaint.detail
             for source, answer in answers(observations).items()
@@ -139,7 +139,7 @@ def _node(
     )
 
 
-def _watch_shared_ids(joined: Joined) -> tuple[tuple[AssignedTwice, ...], tuple[AssignedTwice, ...]]:
+def _lasting_shared_ids(joined: Joined) -> tuple[tuple[AssignedTwice, ...], tuple[AssignedTwice, ...]]:
     """Return the ids that two pods hold, and those that they have held for `--grace`.
 
     While a source is down it is not known whether both pods exist: then there is none of the second kind.

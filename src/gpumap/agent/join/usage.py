@@ -447,7 +447,7 @@ def certainly_idle(
     process of the holder's own UID leaves no zero, whatever its owner is, unless it is another container's.
     """
     present: set[PodUid] = set()
-    uncertain_pods: set[PodName] = set()
+    pods_to_verify: set[PodName] = set()
     unnamed: set[PodUid | None] = set()
     for item in attributed:
         if item.is_measured and item.name is not None and item.name.container:
@@ -455,13 +455,13 @@ def certainly_idle(
         if item.pod_uid is not None:
             present.add(item.pod_uid)
         if item.name is not None and (item.unresolved or item.is_measured):
-            uncertain_pods.add(item.name.pod_name)
+            pods_to_verify.add(item.name.pod_name)
         elif item.unresolved:
             unnamed.add(item.pod_uid)
     for holder in holders:
         uid = uid_of.get(holder.pod_name)
         may_own_unnamed = unnamed and (holder.pod_name not in certain or None in unnamed)
-        if holder.pod_name not in uncertain_pods and uid not in present and not may_own_unnamed:
+        if holder.pod_name not in pods_to_verify and uid not in present and not may_own_unnamed:
             yield holder
 
 

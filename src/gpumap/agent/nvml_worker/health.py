@@ -137,11 +137,11 @@ _ECC_TOTALS = (
     Field("uncorrected", "aggregate", pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL),
 )
 """By the keys of `ecc_totals`."""
-_CARD_FIELDS = (
+_OTHER_CARD_FIELDS = (
     Field("retired_pages_pending", "", pynvml.NVML_FI_DEV_RETIRED_PENDING, bool),
     Field("pcie_replays", "", pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER),
 )
-CARD_FIELDS = _ECC_TOTALS + _CARD_FIELDS
+CARD_FIELDS = _ECC_TOTALS + _OTHER_CARD_FIELDS
 
 
 def convert_fields(fields: Iterable[Field], values: Values) -> dict[str, Any]:
@@ -299,7 +299,7 @@ class CardReader:
         totals = convert_fields(_ECC_TOTALS, values)
         requested = known_values([("requested", self._calls.ask(self._requested_limit))])
         return {
-            **convert_fields(_CARD_FIELDS, values),
+            **convert_fields(_OTHER_CARD_FIELDS, values),
             **constants,
             "ecc_totals": {type_: counts for type_, counts in totals.items() if counts},
             "compute_mode": self._calls.ask(self._compute_mode),

@@ -73,7 +73,7 @@ class KubeletSource:
         self._reports_allocatable = True
         self._known = KnownPods()
         self._executor: SerialExecutor | None = None
-        self._absent = False
+        self._kubelet_away = False
         self._read_at: float | None = None
 
     async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
@@ -94,8 +94,8 @@ class KubeletSource:
             allocatable = await self._allocatable_resources(deadline, complaints)
         except grpc.aio.AioRpcError as error:
             reason = reason_of(error, self._path)
-            self._absent = reason in _REASONS_OF_ABSENCE
-            if self._absent:
+            self._kubelet_away = reason in _REASONS_OF_ABSENCE
+            if self._kubelet_away:
                 await self._disconnect()
             raise SourceError(reason, self._why(reason, error), tuple(complaints)) from error
         except DecodeError as error:
@@ -104,7 +104,7 @@ class KubeletSource:
             raise SourceError("deadline_exceeded", "decoding its answer took too long", tuple(complaints)) from error
         if is_rare:
             await self._disconnect()
-        self._absent = False
+        self._kubelet_away = False
         is_v1 = self._list_method == _LIST_V1
         answer = KubeletAnswer(
             pods,
@@ -118,7 +118,7 @@ class KubeletSource:
     async def wait_until_back(self) -> None:
         """Return when a kubelet that was away accepts connections, at least a second later; never, if it was not
         away."""
-        if not self._absent:
+        if not self._kubelet_away:
             await asyncio.Event().wait()  # without a timer: nothing wakes this process between two collections
         while True:
             await asyncio.sleep(_RETURN_POLL_SECONDS)

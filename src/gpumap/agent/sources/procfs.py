@@ -43,7 +43,7 @@ class ProcfsSource:
         self._has_kubelet = has_kubelet
         self.is_real = False
         """Whether the tree is known to be no tree of plain files: then `clock_ticks` reads no file."""
-        self.witness: int | None = None
+        self.pid_outside_pod: int | None = None
         """The process that showed in the last read that PIDs of other containers are visible."""
         self.job_ids = JobIds(root, self._pids)
         """The Slurm jobs of processes without a job id in their cgroup path."""
@@ -240,9 +240,9 @@ class ProcfsSource:
             except OSError:
                 continue
             if cgroups.is_outside(cgroup, self._own_cgroup) and not self._is_ending(pid):
-                self.witness = pid
+                self.pid_outside_pod = pid
                 return True, f"PID {pid} is outside gpumap's own pod"
-        self.witness = None
+        self.pid_outside_pod = None
         return False, f"no process outside gpumap's own pod in {self._root}: set hostPID: true for the pod"
 
     def _is_on_bare_host(self) -> bool:
@@ -258,8 +258,8 @@ class ProcfsSource:
             return True
 
     def _candidates(self) -> Iterator[int]:
-        if self.witness is not None:
-            yield self.witness
+        if self.pid_outside_pod is not None:
+            yield self.pid_outside_pod
         yield from self._pids()
 
     def _pids(self) -> Iterator[int]:

@@ -27,7 +27,7 @@ from gpumap.cli.bill.promql import (
     Key,
 )
 from gpumap.cli.kube_state import unlisted, workload_of
-from gpumap.cli.table import SortKey, in_order
+from gpumap.cli.table import SortKey, sort_rows
 from gpumap.model.formatting import listed
 from gpumap.model.grouping import grouped
 
@@ -232,7 +232,7 @@ def _sort_lines(lines: tuple[Line, ...], request: Request) -> tuple[Line, ...]:
         return lines[::-1] if request.reverse else lines
     value = _SORTED_BY[request.order]
     key = SortKey[Line](lambda line: value(line.amounts), largest_first=True)
-    return tuple(in_order(lines, key, reverse=request.reverse))
+    return tuple(sort_rows(lines, key, reverse=request.reverse))
 
 
 def _total(parts: Iterable[Amounts]) -> Amounts:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gpumap.cli.bill.counting import LABEL, Amounts, Bill, Line
-from gpumap.cli.table import Column, Shape, joined, notes, table
+from gpumap.cli.table import Column, Shape, join_blocks, notes, table
 from gpumap.model.formatting import UNKNOWN, percent, printable
 
 VERSION = 1
@@ -66,7 +66,7 @@ def bill_table(bill: Bill, shape: Shape) -> str:
     """The lines and their total. Below: what the lines do not contain."""
     total = Line((TOTAL, *([""] * (len(bill.columns) - 1))), bill.total)
     lines = table(_columns(bill), [*bill.lines, total], shape, lambda line: "bold" if line is total else "")
-    return joined([lines if bill.lines else _NONE, notes(_foot(bill), shape.screen)])
+    return join_blocks([lines if bill.lines else _NONE, notes(_foot(bill), shape.screen)])
 
 
 def _columns(bill: Bill) -> list[Column[Line]]:

@@ -18,11 +18,11 @@ from gpumap.cli.sources.this_node import (
     LOOK_SECONDS,
     NODE_FLAGS,
     add_node_flags,
-    from_node,
+    maps_of_node,
     prepare_elsewhere,
     prepare_here,
 )
-from gpumap.cli.table import Column, Shape, joined, notes, table
+from gpumap.cli.table import Column, Shape, join_blocks, notes, table
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
 from gpumap.model.errors import FatalError
@@ -98,7 +98,7 @@ def _doctor(args: argparse.Namespace) -> int:
         stream = maps_of_agent(args, 0.0)
     else:
         refuse_details(args)
-        stream = from_node(prepare_here(args), LOOK_SECONDS, watch_allocations=True)
+        stream = maps_of_node(prepare_here(args), LOOK_SECONDS, watch_allocations=True)
     return asyncio.run(until_stopped(_examine(stream, args)))
 
 
@@ -184,7 +184,7 @@ def doctor_table(node: Node, shape: Shape) -> str:
     if shape.screen.columns is not None:
         checks = sorted(checks, key=lambda check: STATES.index(check.state))
     unjudged = () if node.stale else node.unjudged_sentences
-    return joined(
+    return join_blocks(
         [
             table(_COLUMNS, checks, replace(shape, wide=False)),
             notes(unjudged, shape.screen),

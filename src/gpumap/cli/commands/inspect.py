@@ -14,7 +14,7 @@ from gpumap.cli.parser import add_command, did_you_mean
 from gpumap.cli.rows import NodeMaps
 from gpumap.cli.screen import Report
 from gpumap.cli.table import Shape
-from gpumap.cli.unknowns import few, of_each
+from gpumap.cli.unknowns import few, sentences_of_each
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.gaps import invisible, unknown_of_devices
@@ -99,7 +99,7 @@ def select_node(maps: NodeMaps, name: str | None) -> NodeMaps:
 
 def unknown_sentences(maps: NodeMaps, nodes: Sequence[InspectedNode], *, used: bool) -> list[str]:
     """Return what is not known, a sentence each; of many nodes each sentence once, with their names."""
-    sentences = list(few(of_each(maps, partial(_unknown_of_node, used=used)), maps.fleet))
+    sentences = list(few(sentences_of_each(maps, partial(_unknown_of_node, used=used)), maps.fleet))
     if not nodes:
         sentences.append("no GPU found")
     return [*maps.missing, *sentences, *([] if _is_known(nodes, used=used) else [NOT_KNOWN])]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from gpumap.cli.table import Column, Shape, joined, notes, refuse_huge, table
+from gpumap.cli.table import Column, Shape, join_blocks, notes, refuse_huge, table
 from gpumap.model.devices import sources_up
 from gpumap.model.errors import FatalError
 from gpumap.model.formatting import UNKNOWN
@@ -274,7 +274,7 @@ def inspect_table(
     lines = [f"{title} GPU Memory In Cluster: {_cell((*parts, sums.total), unit)} ({percents})"]
     if used and any(gpu.is_over for node in nodes for gpu in node.gpus):
         lines.append(LEGEND)
-    return joined([*blocks, notes(lines, shape.screen), notes(sentences, shape.screen)])
+    return join_blocks([*blocks, notes(lines, shape.screen), notes(sentences, shape.screen)])
 
 
 def _node_columns(nodes: Sequence[InspectedNode], title: str, unit: int, *, used: bool) -> list[Column[InspectedNode]]:

@@ -20,11 +20,11 @@ from gpumap.cli.table import (
     Shape,
     SortKey,
     add_node_column,
-    in_order,
-    joined,
+    join_blocks,
+    make_container_droppable,
     notes,
     sort_keys,
-    spare_containers,
+    sort_rows,
     table,
 )
 from gpumap.cli.unknowns import no_rows, troubles
@@ -226,7 +226,7 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
     """Return each device with its holders and users; then slots on no device, and what is not known."""
     table_rows = [row for node_map in maps.maps for row in _rows(node_map, shape)]
     containers = (row.container for row in table_rows if isinstance(row, ContainerRow) and row.listed)
-    columns = spare_containers(COLUMNS, containers)
+    columns = make_container_droppable(COLUMNS, containers)
     if not any(map(has_kubelet, maps.maps)):
         columns = tuple(column for column in columns if column.title not in _ASSIGNED)
     unmatched = [
@@ -234,7 +234,7 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
         for node in maps.maps
         for entry in select_namespace(node.unmatched, shape.namespace)
     ]
-    return joined(
+    return join_blocks(
         [
             table(add_node_column(columns, fleet=maps.fleet), table_rows, shape)
             if table_rows
@@ -277,7 +277,7 @@ def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:
     order = SORT_KEYS[shape.order or ORDERS[0]]
     for device, container_rows in rows(node_map, shape.namespace):
         yield device
-        yield from in_order((row for row in container_rows if row.listed), order, reverse=shape.reverse)
+        yield from sort_rows((row for row in container_rows if row.listed), order, reverse=shape.reverse)
         yield from (row for row in container_rows if not row.listed and (shape.wide or not row.is_small_remainder))
 
 

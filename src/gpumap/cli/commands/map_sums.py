@@ -24,7 +24,7 @@ from gpumap.cli.sources.scraped_nodes import (
     place_of,
     scraped_cluster,
 )
-from gpumap.cli.table import Column, Shape, amount, in_order, joined, name, notes, sort_keys, table
+from gpumap.cli.table import Column, Shape, amount, join_blocks, name, notes, sort_keys, sort_rows, table
 from gpumap.cli.unknowns import few
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import counted, number, ratio, reason_sentences, size
@@ -193,7 +193,7 @@ def sums_table(maps: NodeMaps, shape: Shape) -> str:
     hidden = len(rows) - len(shown_rows)
     rest_notes = [f"{counted(hidden, f'more {level}')}: -o wide shows all."] if hidden else []
     parts = [f"{column.text(totals.get(column.key))} {column.title}" for column in _columns(level)]
-    return joined(
+    return join_blocks(
         [
             table(_table_columns(level), shown_rows, shape) if shown_rows else f"No {level} has a known sum.",
             notes(rest_notes, shape.screen),
@@ -214,7 +214,7 @@ def sums_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
 def _sorted(maps: NodeMaps, shape: Shape) -> list[SumRow]:
     sums = maps.sums
     key = sort_keys(_table_columns(sums.level))[shape.order or "gpus"]
-    return in_order(sums.rows, key, reverse=shape.reverse)
+    return sort_rows(sums.rows, key, reverse=shape.reverse)
 
 
 def _totals(sums: ClusterSums) -> dict[str, float]:

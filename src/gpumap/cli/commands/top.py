@@ -17,12 +17,12 @@ from gpumap.cli.table import (
     Shape,
     add_node_column,
     amount,
-    in_order,
-    joined,
+    join_blocks,
+    make_container_droppable,
     name,
     notes,
     sort_keys,
-    spare_containers,
+    sort_rows,
     table,
 )
 from gpumap.cli.unknowns import all_known, no_rows, troubles
@@ -139,7 +139,7 @@ def top_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the rows, then what keeps them from being whole."""
     table_rows = [row for row in top_rows(maps, shape) if shape.wide or not row.is_small_remainder]
     if table_rows:
-        columns = spare_containers(
+        columns = make_container_droppable(
             PROCESS_COLUMNS if shape.processes else COLUMNS, (row.container for row in table_rows)
         )
         block = table(add_node_column(columns, fleet=maps.fleet), table_rows, shape)
@@ -147,7 +147,7 @@ def top_table(maps: NodeMaps, shape: Shape) -> str:
         block = no_rows(maps, shape.namespace)
     else:
         block = "Nothing is in use." if all_known(maps) else "No known use."
-    return joined([block, notes(troubles(maps), shape.screen, "red")])
+    return join_blocks([block, notes(troubles(maps), shape.screen, "red")])
 
 
 def top_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
@@ -165,8 +165,8 @@ def top_rows(maps: NodeMaps, shape: Shape) -> list[ContainerRow]:
     """Return the rows of the table, in its order."""
     find = process_rows if shape.processes else container_rows
     table_rows = [row for node_map in maps.maps for row in find(node_map, shape.namespace)]
-    table_rows = in_order(table_rows, SORT_KEYS["memory"], reverse=False)  # among equals
-    return in_order(table_rows, SORT_KEYS[shape.order or ORDERS[0]], reverse=shape.reverse)
+    table_rows = sort_rows(table_rows, SORT_KEYS["memory"], reverse=False)  # among equals
+    return sort_rows(table_rows, SORT_KEYS[shape.order or ORDERS[0]], reverse=shape.reverse)
 
 
 def _value(row: ContainerRow, *, fleet: bool, processes: bool) -> dict[str, object]:

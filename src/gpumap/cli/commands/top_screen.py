@@ -17,7 +17,17 @@ from gpumap.cli.commands.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
 from gpumap.cli.commands.waste import finding_colour, shown_finding
 from gpumap.cli.rows import ContainerRow, GpuRow, NodeMaps, gpu_rows, process_rows, rows_with_findings
 from gpumap.cli.screen import View, collected_long_ago, lines_above, notices_of, screen_of_stdout
-from gpumap.cli.table import Column, Shape, SortKey, add_node_column, amount, in_order, name, spare_containers, table
+from gpumap.cli.table import (
+    Column,
+    Shape,
+    SortKey,
+    add_node_column,
+    amount,
+    make_container_droppable,
+    name,
+    sort_rows,
+    table,
+)
 from gpumap.cli.terminal import cells, repainted, shortened, wrapped
 from gpumap.cli.watch import KEY_NAMES, PASTE_BEGIN, PASTE_END, scrolled
 from gpumap.model.errors import FatalError
@@ -335,9 +345,9 @@ def _place_cursor(live: Live, rows: Sequence[ContainerRow], place: int | None) -
 
 
 def _sort_rows(rows: list[ContainerRow], live: Live) -> list[ContainerRow]:
-    rows = in_order(rows, SORT_KEYS["memory"], reverse=False)  # among equals
+    rows = sort_rows(rows, SORT_KEYS["memory"], reverse=False)  # among equals
     if live.order != "finding":
-        return in_order(rows, {**SORT_KEYS, "waste": _BY_WASTE}[live.order], reverse=live.reverse)
+        return sort_rows(rows, {**SORT_KEYS, "waste": _BY_WASTE}[live.order], reverse=live.reverse)
     wrong = [(row.finding, row) for row in rows if row.finding]
     wrong.sort(key=lambda pair: worst_first(pair[0]), reverse=live.reverse)
     return [*(row for _, row in wrong), *(row for row in rows if not row.finding)]
@@ -387,7 +397,7 @@ def _row_lines(
     columns = tuple(column for column in columns if not live.processes or column.title not in _OF_CONTAINERS)
     if not any(row.finding for row in all_rows):
         columns = tuple(column for column in columns if column.title not in ("FINDING", "FOR", "WASTE", "WHY"))
-    columns = tuple(spare_containers(columns, (row.container for row in all_rows), spare=8))
+    columns = tuple(make_container_droppable(columns, (row.container for row in all_rows), spare=8))
     screen = shape.screen
     plain = replace(
         shape, wide=False, headers=True, screen=replace(screen, columns=_beside_cursor(shape), colours=False)

@@ -19,15 +19,15 @@ from gpumap.cli.table import (
     SortKey,
     add_node_column,
     amount,
-    in_order,
-    joined,
+    join_blocks,
+    make_container_droppable,
     name,
     notes,
     sort_keys,
-    spare_containers,
+    sort_rows,
     table,
 )
-from gpumap.cli.unknowns import all_known, few, gpus_to_repair, no_rows, of_each
+from gpumap.cli.unknowns import all_known, few, gpus_to_repair, no_rows, sentences_of_each
 from gpumap.model.devices import device_name, has_kubelet, select_namespace
 from gpumap.model.errors import UsageError
 from gpumap.model.findings import judged_holders, judged_kinds, sums, waste_rank, worst_first
@@ -192,14 +192,14 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         first: Column[GroupSums] = name(shape.sums_by.upper(), lambda group: group.name)
         block = table((first, *GROUP_COLUMNS), groups[:rows_max], shape)
     elif finding_rows:
-        columns_of_rows = spare_containers(COLUMNS, (row.finding.name for row in finding_rows[:rows_max]))
+        columns_of_rows = make_container_droppable(COLUMNS, (row.finding.name for row in finding_rows[:rows_max]))
         block = table(add_node_column(columns_of_rows, fleet=maps.fleet), finding_rows[:rows_max], shape)
     elif not maps.fleet and not any(of_device for node in maps.maps for of_device in rows(node, shape.namespace)):
         block = no_rows(maps, shape.namespace)
         if shape.namespace:
             return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen)
     elif not any(map(has_kubelet, maps.maps)):
-        return notes([*doubts, *of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
+        return notes([*doubts, *sentences_of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
     elif any(judged_kinds(node) & {*_KINDS} for node in maps.maps):
         is_whole = not maps.missing and all(judged_kinds(node) >= {*_KINDS} for node in maps.maps)
         block = "No waste found." if is_whole else "No waste found in the known data."
@@ -207,14 +207,14 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
     noun = f"more {shape.sums_by if groups else 'finding'}"
     hints = [f"{counted(unseen, noun)}: -o wide shows all."] if unseen else []
-    hints += [] if groups else of_each(maps, lambda node: _sharing(node, shape.namespace))
-    return joined(
+    hints += [] if groups else sentences_of_each(maps, lambda node: _sharing(node, shape.namespace))
+    return join_blocks(
         [
             block,
             notes(hints, shape.screen),
             notes(dict.fromkeys(map(_remedy, finding_rows)) if shape.wide else (), shape.screen),
             notes(doubts, shape.screen),
-            notes(few([*of_each(maps, gpus_to_repair), *maps.missing], maps.fleet), shape.screen, "red"),
+            notes(few([*sentences_of_each(maps, gpus_to_repair), *maps.missing], maps.fleet), shape.screen, "red"),
             notes([_summary(finding_rows, _sums(finding_rows, _judged_by_all(maps.maps)))], shape.screen, "bold"),
         ]
     )
@@ -269,7 +269,7 @@ def _rows(maps: NodeMaps, shape: Shape) -> list[FindingRow]:
     order = shape.order or _BY_SEVERITY
     if order in _ORDER_KEYS:
         return sorted(finding_rows, key=_ORDER_KEYS[order], reverse=shape.reverse)
-    return in_order(finding_rows, SORT_KEYS[order], reverse=shape.reverse)
+    return sort_rows(finding_rows, SORT_KEYS[order], reverse=shape.reverse)
 
 
 _ORDER_KEYS = {
@@ -290,7 +290,7 @@ def _rows_of(node: Node, namespace: str) -> Iterator[FindingRow]:
 
 def _unjudged(maps: NodeMaps) -> Iterator[str]:
     """Return what the agents say, or, of a Prometheus, which nodes cannot judge which kinds."""
-    yield from of_each(maps, lambda node: node.unjudged_sentences)
+    yield from sentences_of_each(maps, lambda node: node.unjudged_sentences)
     if maps.fleet and (count := judged_holders(maps.maps)):
         yield f"{count}."
     silent = [node for node in maps.maps if maps.fleet and not node.unjudged_sentences]

@@ -58,7 +58,9 @@ def _prepare(args: argparse.Namespace, about: tuple[str, ...]) -> Settings:
     return settings
 
 
-async def from_node(settings: Settings, interval_seconds: float, *, watch_allocations: bool = False) -> NodeMapStream:
+async def maps_of_node(
+    settings: Settings, interval_seconds: float, *, watch_allocations: bool = False
+) -> NodeMapStream:
     """Collect here. The first collection is not shown: SM time and unassigned use need two."""
     import asyncio
 

@@ -147,8 +147,10 @@ class RecordingProcfs:
     def _files(self, table: ProcTable) -> Files:
         files: Files = {contents.OWN_CGROUP: (self._own / "cgroup").read_bytes()}
         if table.pid_visibility:
-            witness = self._source.witness
-            files |= {contents.OWN_PID_IN_TREE: b""} if witness is None else _process(self._root, witness)
+            pid_outside_pod = self._source.pid_outside_pod
+            files |= (
+                {contents.OWN_PID_IN_TREE: b""} if pid_outside_pod is None else _process(self._root, pid_outside_pod)
+            )
         if table.is_machine:
             files |= _process(self._root, 2)
         kept_files = self._kept
