@@ -72,6 +72,8 @@ def truth_of(node: TestNode) -> Window:
         )
         for one in node.processes
     ]
+    kubelet = node.memory.kubelet
+    in_last_list = {pod.pod_name for pod in kubelet.value.pods} if kubelet else set()
     needs = frozenset({"nvml", "proc", "checkpoint", "every GPU"})
     holdings = [
         truth.Holding(
@@ -79,7 +81,8 @@ def truth_of(node: TestNode) -> Window:
             pod.full(container),
             leaf,
             {},
-            needs=needs if pod.in_checkpoint or container not in pod.by_answer else frozenset({"an answer"}),
+            needs=(needs if pod.in_checkpoint or container not in pod.by_answer else frozenset({"an answer"}))
+            | (set() if (pod.namespace, pod.name) in in_last_list else {"kubelet"}),
         )
         for pod in node.pods
         for container, held in pod.truth.items()
@@ -92,7 +95,6 @@ def truth_of(node: TestNode) -> Window:
     touched |= {"logs"} if not node.logs_readable else set()
     touched |= {"proc"} if not node.visible else set()
     faulted = {gpu.uuid for gpu in node.gpus if gpu.fault is not None}
-    kubelet = node.memory.kubelet
     return Window(
         Span(node.clock, node.clock),
         [*pods.values()],
