@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gzip
 import json
+import logging
 import re
 import signal
 import tempfile
@@ -241,6 +242,8 @@ def read_commands(data: bytes) -> object:
     index = int.from_bytes(_Handler.answers.pop("command", b"\0")[:1]) % len(COMMANDS)
     words = [_server_url() if word == "URL" else word for word in COMMANDS[index]]
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    root, log = logging.getLogger(), logging.getLogger("gpumap")
+    log_handlers, levels = [*root.handlers], (root.level, log.level)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -248,6 +251,9 @@ def read_commands(data: bytes) -> object:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            root.handlers[:] = log_handlers
+            root.setLevel(levels[0])
+            log.setLevel(levels[1])
         for file in (out, err):
             file.seek(0)
         output, errors = out.read(), err.read()
