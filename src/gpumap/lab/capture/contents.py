@@ -209,7 +209,8 @@ def _log_entry(line: str) -> LogEntry:
         raise ValueError(f"is no name below {_LOG_ROOT}")
     if not is_short(path) or not is_short(target):
         raise ValueError(f"a name is longer than {NAME_BYTES_MAX} bytes")
-    if (kind == "l") != bool(target) or (kind == "l" and not _is_link(path, target)):
+    may_link = path.startswith(_LINKS) and "/" not in path.removeprefix(_LINKS) and ".." not in target.split("/")
+    if (kind == "l") != bool(target) or (kind == "l" and not (may_link and _LINK_TARGET.fullmatch(target))):
         raise ValueError(f"is no link of {_LINKS} to a log below /var/log/pods")
     if kind != "l" and path.startswith(_LINKS):
         raise ValueError(f"{_LINKS} has only links")
@@ -219,11 +220,6 @@ def _log_entry(line: str) -> LogEntry:
 def is_short(path: str) -> bool:
     """Return whether every name of a path is valid. With at most four of them, the path is valid, too."""
     return all(len(step.encode(errors="surrogatepass")) <= NAME_BYTES_MAX for step in path.split("/"))
-
-
-def _is_link(path: str, target: str) -> bool:
-    below = ".." not in target.split("/") and _LINK_TARGET.fullmatch(target) is not None
-    return below and "/" not in path.removeprefix(_LINKS) and path.startswith(_LINKS)
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
