@@ -105,14 +105,14 @@ def _headers(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _authorized_headers(
-    args: argparse.Namespace, headers: Mapping[str, str], in_url: tuple[str, str] | None, flag: str
+    args: argparse.Namespace, headers: Mapping[str, str], user_and_password: tuple[str, str] | None, flag: str
 ) -> dict[str, str]:
     """Return the headers with the credentials. There are four ways to give them; only one may be used."""
     ways = {
         "--header 'Authorization: …'": any(name.lower() == "authorization" for name in headers),
         "--token-file": args.token_file is not None,
         "--user": args.user is not None,
-        f"a user in {flag}'s URL": in_url is not None,
+        f"a user in {flag}'s URL": user_and_password is not None,
     }
     used = [way for way, is_used in ways.items() if is_used]
     if len(used) > 1:
@@ -122,9 +122,10 @@ def _authorized_headers(
     if args.token_file is not None:
         return {**headers, "Authorization": f"Bearer {_token(args.token_file)}"}
     if args.user is not None:
-        return {**headers, "Authorization": _basic(_name(args.user), _password(args.password_file))}
-    if in_url is not None:
-        return {**headers, "Authorization": _basic(*in_url)}
+        user_and_password = _name(args.user), _password(args.password_file)
+    if user_and_password is not None:
+        encoded = base64.b64encode(":".join(user_and_password).encode()).decode()
+        return {**headers, "Authorization": f"Basic {encoded}"}
     return dict(headers)
 
 
@@ -148,10 +149,6 @@ def _password(path: str | None) -> str:
     if not password or not password.isprintable():
         raise UsageError(f"--password-file {path}: does not contain a password in one line")
     return password
-
-
-def _basic(user: str, password: str) -> str:
-    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
 def _read(flag: str, path: str) -> str:

@@ -33,13 +33,13 @@ def unlisted(pods: Iterable[Object], known: Mapping[Object, str]) -> list[str]:
 class ObjectValues(NamedTuple):
     """A metric with a series for each object: `object` is the label with its name, `values` are labels to read.
 
-    `what` names the value in messages. `only` selects among an object's series.
+    `noun` names the value in messages. `only` selects among an object's series.
     """
 
     metric: str
     object: str
     values: tuple[str, ...]
-    what: str
+    noun: str
     only: str = ""
 
     def question(self, series: str) -> str:
@@ -79,7 +79,7 @@ def two_values(url: str, values: ObjectValues, object_name: Object, several: Col
     """Return why an object's value is not known: it has two at the same time."""
     named = ", ".join(value or "none" for value in sorted(several))
     return (
-        f"{url} has two {values.what} for {values.object.removesuffix('_name')} {'/'.join(object_name)} at the same "
+        f"{url} has two {values.noun} for {values.object.removesuffix('_name')} {'/'.join(object_name)} at the same "
         f"time ({named}). If it has several clusters, choose one with --match, such as --match 'cluster=\"a\"'"
     )
 

@@ -100,17 +100,17 @@ def add_command(
     run: Run,
     *,
     summary: str,
-    more: str = "",
+    details: str = "",
     examples: Sequence[tuple[str, str]] = (),
     usage: str = "[flags]",
 ) -> Parser:
-    """Add a command. `summary` is its line in the list; `more` and the (what, command) examples are in its own help."""
+    """Add a command. `summary` is its line in the list. Its own help has `details` and the (what, command) examples."""
     example_text = "\n\n".join(f"  # {purpose}\n  {command}" for purpose, command in examples)
     parser = commands.add_parser(
         name,
         help=summary,
         usage=f"{commands._prog_prefix} {name} {usage}".rstrip(),
-        description=summary + (more and f"\n\n{more}"),
+        description=summary + (details and f"\n\n{details}"),
         epilog=f"examples:\n{example_text}" if example_text else None,
         allow_abbrev=False,
         formatter_class=_Format,

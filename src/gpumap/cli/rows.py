@@ -357,14 +357,13 @@ def maps_of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
 def values_of(maps: NodeMaps, **values: object) -> dict[str, object]:
     """Return `values` as -o json has them: after the node, or between the nodes of a fleet and what is missing."""
     if maps.fleet:
-        nodes = [{**_named(node), "timestamp": node.timestamp} for node in maps.maps]
+        nodes = [
+            {"name": node.name, "internal_ip": node.internal_ip, "timestamp": node.timestamp} for node in maps.maps
+        ]
         return {"version": VERSION, "nodes": nodes, **values, "missing": list(maps.missing)}
     (node,) = maps.maps
-    return {"version": VERSION, "timestamp": node.timestamp, "node": _named(node), **values}
-
-
-def _named(node: Node) -> dict[str, object]:
-    return {"name": node.name, "internal_ip": node.internal_ip}
+    identity = {"name": node.name, "internal_ip": node.internal_ip}
+    return {"version": VERSION, "timestamp": node.timestamp, "node": identity, **values}
 
 
 def pods_in(names: Iterable[ContainerName]) -> list[tuple[str, str]]:

@@ -55,9 +55,10 @@ class Column(NamedTuple, Generic[R_contra]):
 
     `read` returns the cell of a row. `sort` returns its value for --sort-by, under `sort_name` or the title in small
     letters; its order is from A to Z and from 0 up, or `largest_first`. `colour` returns the colour of the cell.
-    `name`: the cells are names, which may be shortened. `kept`: they are shortened after other names. `wide`: only with
-    -o wide. `spare`: left out on a narrow terminal, the largest number first. `sentence`: the last column, its text
-    continues below the row on a narrow terminal. `spans`: there, its text runs over empty cells to its right.
+    `name`: the cells are names, which may be shortened. `shortened_last`: after other names. `wide`: only with -o wide.
+    `drop_rank`: on a narrow terminal, the column with the largest rank is left out first, one with 0 never.
+    `sentence`: the last column, its text continues below the row on a narrow terminal. `spans`: there, its text runs
+    over empty cells to its right.
     """
 
     title: str
@@ -67,9 +68,9 @@ class Column(NamedTuple, Generic[R_contra]):
     sort_name: str = ""
     colour: Callable[[R_contra], str] | None = None
     name: bool = False
-    kept: bool = False
+    shortened_last: bool = False
     wide: bool = False
-    spare: int = 0
+    drop_rank: int = 0
     sentence: bool = False
     spans: bool = False
 
@@ -80,16 +81,22 @@ def amount(
     value: Callable[[R], V | None],
     *,
     wide: bool = False,
-    spare: int = 0,
+    drop_rank: int = 0,
 ) -> Column[R]:
     """Return a column of numbers, sorted by number, the largest first."""
-    return Column(title, lambda row: text(value(row)), value, largest_first=True, wide=wide, spare=spare)
+    return Column(title, lambda row: text(value(row)), value, largest_first=True, wide=wide, drop_rank=drop_rank)
 
 
-def name(title: str, value: Callable[[R], str | None], *, wide: bool = False, spare: int = 0) -> Column[R]:
-    """Return a column of names, sorted by name. Those of pods are kept: a user types them."""
+def name(title: str, value: Callable[[R], str | None], *, wide: bool = False, drop_rank: int = 0) -> Column[R]:
+    """Return a column of names, sorted by name. Those of pods are shortened last: a user types them."""
     return Column(
-        title, lambda row: value(row) or UNKNOWN, value, name=True, kept=title == "POD", wide=wide, spare=spare
+        title,
+        lambda row: value(row) or UNKNOWN,
+        value,
+        name=True,
+        shortened_last=title == "POD",
+        wide=wide,
+        drop_rank=drop_rank,
     )
 
 
@@ -110,13 +117,13 @@ def add_node_column(columns: Sequence[Column[N]], *, fleet: bool) -> Sequence[Co
 
 
 def make_container_droppable(
-    columns: Sequence[Column[R]], containers: Iterable[ContainerName], spare: int = 2
+    columns: Sequence[Column[R]], containers: Iterable[ContainerName], drop_rank: int = 2
 ) -> Sequence[Column[R]]:
     """Return the columns. CONTAINER may be left out on a narrow terminal if no pod has two of them."""
     names = set(containers)
     if len({name.pod_name for name in names}) < len(names):
         return columns
-    return [column._replace(spare=spare) if column.title == "CONTAINER" else column for column in columns]
+    return [column._replace(drop_rank=drop_rank) if column.title == "CONTAINER" else column for column in columns]
 
 
 class SortKey(NamedTuple, Generic[R_contra]):
@@ -186,7 +193,7 @@ def table(
 
     Works column by column, because a cluster has 100 000 rows.
     """
-    text_columns = _drop_spare_columns(
+    text_columns = _drop_columns(
         [_read(column, rows, shape) for column in columns if shape.wide or not column.wide], shape
     )
     widths = _widths(text_columns, shape)
@@ -216,8 +223,8 @@ def _read(column: Column[R], rows: Sequence[R], shape: Shape) -> _TextColumn:
     return _TextColumn(column, texts, colours, widest(texts))
 
 
-def _drop_spare_columns(text_columns: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
-    """Leave out spare columns while the terminal is too narrow for different names to stay different.
+def _drop_columns(text_columns: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
+    """Leave out columns while the terminal is too narrow for different names to stay different.
 
     Leave out other columns, the last first, while it is too narrow for all titles.
     """
@@ -225,8 +232,8 @@ def _drop_spare_columns(text_columns: list[_TextColumn], shape: Shape) -> list[_
     if columns is None or shape.wide or _is_roomy(text_columns, columns):
         return text_columns
     while not _is_roomy(spanned := _spanned(text_columns), columns):
-        place = max(range(len(text_columns)), key=lambda place: text_columns[place].column.spare)
-        if not text_columns[place].column.spare:
+        place = max(range(len(text_columns)), key=lambda place: text_columns[place].column.drop_rank)
+        if not text_columns[place].column.drop_rank:
             break
         del text_columns[place]
     columns_of_rows = [place for place, text_column in enumerate(spanned) if not text_column.column.sentence]
@@ -280,7 +287,7 @@ def _least(text_column: _TextColumn) -> int:
 
 def _floor(text_column: _TextColumn, shortest: int) -> int:
     """Return the number of cells that are left of a long name."""
-    return shortest * 2 if text_column.column.kept else shortest
+    return shortest * 2 if text_column.column.shortened_last else shortest
 
 
 def _distinct(text_column: _TextColumn) -> int:
@@ -324,7 +331,7 @@ def _widths(text_columns: Sequence[_TextColumn], shape: Shape) -> _Widths:
 def _fitting(
     widths: list[int], names: Mapping[int, tuple[_TextColumn, int]], columns: int, squeezes: Sequence[tuple[int, int]]
 ) -> tuple[list[int], int]:
-    """Shorten the longest names first, `kept` columns last, and only as much as necessary.
+    """Shorten the longest names first, `shortened_last` columns last, and only as much as necessary.
 
     `names` are the columns that may be shortened, each with the width in which its names stay different.
     """
@@ -340,7 +347,7 @@ def _fitting(
         while sum(widths) + gap * (len(widths) - 1) > columns:
             longest = max(
                 (place for place in names if widths[place] > least_widths[place]),
-                key=lambda place: (not names[place][0].column.kept, widths[place]),
+                key=lambda place: (not names[place][0].column.shortened_last, widths[place]),
                 default=-1,
             )
             if longest < 0:
@@ -389,7 +396,7 @@ def _filled(texts: Sequence[str], width: int) -> list[str]:
     """Return a column's texts, each in `width` cells."""
     if "".join(texts).isascii() and widest(texts) <= width:
         return [text.ljust(width) for text in texts]
-    return [one + " " * (width - cells(one)) for one in (shortened(text, width) for text in texts)]
+    return [text + " " * (width - cells(text)) for text in (shortened(text, width) for text in texts)]
 
 
 # --- blocks below tables ----------------------------------------------------------------------------------------------

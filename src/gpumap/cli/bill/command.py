@@ -38,7 +38,7 @@ _WAYS = ("namespace", "pod", "label", "workload", "job", "user")
 _OF_WORK = ("job", "user")
 _PRICE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
 _SERVER = "--prometheus http://prom:9090"
-_MORE = """\
+_DETAILS = """\
 The bill comes from gpumap's group `accounting` in Prometheus, Thanos, Mimir or VictoriaMetrics.
 docs/explanation/accounting.md explains the rule, and its error at restarts and during gaps between scrapes.
 
@@ -54,7 +54,7 @@ def add_bill(commands: Commands) -> None:
         "bill",
         _bill,
         summary="Charge namespaces, pods or teams for the GPU-hours that they held.",
-        more=_MORE,
+        details=_DETAILS,
         usage="--prometheus URL --from TIME [flags]",
         examples=[
             ("one month by namespace", f"gpumap bill {_SERVER} --from 2026-10-01 --to 2026-11-01"),

@@ -84,17 +84,11 @@ async def _last_value(server: Prometheus, values: ObjectValues, match: str, labe
             time for time in (counter_value(server, value) for _, value in row.points) if time > window.start
         )
     order = sorted((max(of_value), value) for value, of_value in times.items() if of_value)
-    for (_, value), (_, other_value) in itertools.permutations(order, 2):
-        if _side_by_side(times[value], times[other_value]):
+    for (last_time, value), (_, other_value) in itertools.permutations(order, 2):
+        first_time = min(time for time in times[value] if time > last_time - AT_ONCE_SECONDS)
+        if any(first_time < time < last_time - _GIVES_WAY_SECONDS for time in times[other_value]):  # side by side
             raise FatalError(two_values(server.url, values, labelled, (value, other_value)))
     return next((value for _, value in reversed(order) if value), "")
-
-
-def _side_by_side(times: Collection[float], other_times: Collection[float]) -> bool:
-    """Whether another value has samples between the last samples of this one."""
-    last_time = max(times)
-    first = min(time for time in times if time > last_time - AT_ONCE_SECONDS)
-    return any(first < time < last_time - _GIVES_WAY_SECONDS for time in other_times)
 
 
 async def _missing(server: Prometheus, labelling: Labelling, window: Window) -> str:

@@ -30,7 +30,7 @@ def add_check(commands: Commands) -> None:
         "check",
         _check,
         summary="Check the GPUs of a running agent: one line, and exit code 0, 1 or 2.",
-        more="The exit code is 0 if the GPUs work, 1 if one has a problem, and 2 if that is unknown.\n"
+        details="The exit code is 0 if the GPUs work, 1 if one has a problem, and 2 if that is unknown.\n"
         "The line has at most 80 bytes and names the worst GPU. Conditions, worst first:\n"
         "  down               the GPU does not answer, or NVML does not list it\n"
         "  row_remap_failure  it could not replace bad memory\n"

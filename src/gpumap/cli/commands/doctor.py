@@ -66,8 +66,8 @@ def add_doctor(commands: Commands, summary: str) -> None:
         "doctor",
         _doctor,
         summary=summary,
-        more="The exit code is 1 if NVML does not work, or the kubelet unless --no-kubelet is set. Everything else is "
-        "optional.",
+        details="The exit code is 1 if NVML does not work, or the kubelet unless --no-kubelet is set. Everything else "
+        "is optional.",
         examples=[
             (
                 "in the agent's pod, with its mounts and rights",

@@ -24,7 +24,7 @@ from gpumap.model.plugins import GPU_MEM
 if TYPE_CHECKING:
     from gpumap.cli.commands import Commands
 
-_MORE = """\
+_DETAILS = """\
 For GPUs that gpushare shares, the columns and numbers are those of `kubectl inspect gpushare`
 and `kubectl inspect cgpu`. For other GPUs they show the granted memory in GiB."""
 _EXAMPLES = {
@@ -47,7 +47,7 @@ def add_inspect(commands: Commands, program: Program) -> None:
         "inspect",
         program.bind(_inspect),
         summary=SUMMARIES["inspect"],
-        more=_MORE,
+        details=_DETAILS,
         usage="[NODE] [flags]",
         examples=_EXAMPLES[program.name],
     )

@@ -325,7 +325,7 @@ def _pod_columns(node: InspectedNode, unit: int, *, used: bool) -> list[Column[P
 
     title = "Used/Allocated" if used else "Allocated"
     return [
-        Column("NAME", lambda pod: pod.pod, name=True, kept=True),
+        Column("NAME", lambda pod: pod.pod, name=True, shortened_last=True),
         Column("NAMESPACE", lambda pod: pod.namespace, name=True),
         *(Column(f"GPU{index}({title})", partial(gpu_cell, index)) for index in range(len(node.gpus))),
         *([Column("Pending(Allocated)", pending_cell)] if node.pending else []),

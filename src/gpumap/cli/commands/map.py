@@ -136,11 +136,6 @@ def _granted(row: ContainerRow, text: str) -> str:
     return "0" if row.owner == "unassigned" else UNKNOWN
 
 
-def _slots(row: ContainerRow) -> str:
-    """Slots of several resources are not added up: they are of different units."""
-    return "+".join(map(str, row.slots.values())) or "0"
-
-
 def _state(device: DeviceRow) -> str:
     if device.total_bytes is not None or device.use_known:
         return ""
@@ -160,12 +155,15 @@ def owner_colour(row: MapRow) -> str:
 
 COLUMNS: tuple[Column[MapRow], ...] = (
     _column("DEVICE", lambda device: device.name)._replace(spans=True),
-    _column("UUID", lambda device: device.uuid)._replace(name=True, spare=5),
+    _column("UUID", lambda device: device.uuid)._replace(name=True, drop_rank=5),
     _name_column("NAMESPACE", lambda name: name.namespace),
-    _column("POD", None, lambda row: row.pod or UNKNOWN, lambda row: row.pod)._replace(name=True, kept=True),
+    _column("POD", None, lambda row: row.pod or UNKNOWN, lambda row: row.pod)._replace(name=True, shortened_last=True),
     _name_column("CONTAINER", lambda name: name.container),
-    _column("SLOTS", None, lambda row: _granted(row, _slots(row)))._replace(spare=3),
-    _column("GPUS", None, lambda row: _granted(row, ratio(row.gpus)), sort=lambda row: row.gpus)._replace(spare=4),
+    # Slots of several resources are not added up: they are of different units.
+    _column("SLOTS", None, lambda row: _granted(row, "+".join(map(str, row.slots.values())) or "0"))._replace(
+        drop_rank=3
+    ),
+    _column("GPUS", None, lambda row: _granted(row, ratio(row.gpus)), sort=lambda row: row.gpus)._replace(drop_rank=4),
     _column(
         "GRANTED",
         None,
@@ -207,7 +205,7 @@ _ASSIGNED = frozenset({"SLOTS", "GPUS", "GRANTED", "RESOURCES"})
 """Titles of columns that show what the kubelet assigned: machines without a kubelet do not have them."""
 _UNMATCHED_COLUMNS: tuple[Column[UnmatchedRow], ...] = (
     Column("NAMESPACE", lambda row: row.entry.namespace, name=True),
-    Column("POD", lambda row: row.entry.pod, name=True, kept=True),
+    Column("POD", lambda row: row.entry.pod, name=True, shortened_last=True),
     Column("CONTAINER", lambda row: row.entry.container, name=True),
     Column("RESOURCE", lambda row: row.entry.resource, name=True),
     Column("SLOTS", lambda row: str(row.entry.slots)),

@@ -36,7 +36,7 @@ ORDERS = (
     *("device", "namespace", "pod", "container", "owner", "pid", "node"),
 )
 """The keys of --sort-by. The first one is the default."""
-_MORE = """\
+_DETAILS = """\
 There is one row for each container and device. Other rows show processes of the host, processes of
 deleted pods, and memory that no process explains.
 On a terminal, the table updates until you press q. There, findings come first; keys sort and filter the rows,
@@ -61,7 +61,7 @@ def add_top(commands: Commands, program: Program) -> None:
         "top",
         program.bind(_top),
         summary=SUMMARIES["top"],
-        more=_MORE,
+        details=_DETAILS,
         usage=program.usage,
         examples=_EXAMPLES[program.name],
     )
@@ -93,7 +93,7 @@ _NAMES: tuple[Column[ContainerRow], ...] = (
 _DEVICE: Column[ContainerRow] = Column("DEVICE", lambda row: row.device.name, lambda row: row.device.number)
 _MEMORY: tuple[Column[ContainerRow], ...] = (
     amount("MEMORY", size, lambda row: row.memory_bytes),
-    Column("MEMORY%", lambda row: percent(row.memory_ratio), spare=4),
+    Column("MEMORY%", lambda row: percent(row.memory_ratio), drop_rank=4),
 )
 _SM: Column[ContainerRow] = amount("SM", percent, lambda row: row.busy_ratio)
 _OWNER: Column[ContainerRow] = Column("OWNER", shown_owner, lambda row: row.owner, colour=owner_colour)
@@ -105,9 +105,9 @@ COLUMNS: tuple[Column[ContainerRow], ...] = (
     *_NAMES,
     _DEVICE,
     *_MEMORY,
-    amount("PEAK", size, lambda row: row.memory_peak_bytes, spare=5),
+    amount("PEAK", size, lambda row: row.memory_peak_bytes, drop_rank=5),
     _SM,
-    amount("PROCESSES", number, lambda row: row.processes, spare=3),
+    amount("PROCESSES", number, lambda row: row.processes, drop_rank=3),
     _OWNER,
     amount("GRANTED", size, lambda row: row.granted_bytes, wide=True),
     Column(
@@ -120,7 +120,7 @@ COLUMNS: tuple[Column[ContainerRow], ...] = (
 PROCESS_COLUMNS: tuple[Column[ContainerRow], ...] = (
     _DEVICE,
     Column("PID", lambda row: number(row.pid), lambda row: row.pid),
-    Column("TYPE", lambda row: row.type or UNKNOWN, spare=5),
+    Column("TYPE", lambda row: row.type or UNKNOWN, drop_rank=5),
     Column("PROCESS", lambda row: row.command or UNKNOWN, name=True),
     *_NAMES,
     *_MEMORY,

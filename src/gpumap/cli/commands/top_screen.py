@@ -33,7 +33,6 @@ from gpumap.cli.watch import KEY_NAMES, PASTE_BEGIN, PASTE_END, scrolled
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import judged_kinds, sums, worst_first
 from gpumap.model.formatting import UNKNOWN, age, counted, gpus, number, one_line, percent, printable, size
-from gpumap.model.node import Finding
 from gpumap.model.terms import GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
@@ -180,7 +179,9 @@ def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height:
     place = _place(live, matching_rows)
     if live.details and live.selected and place is None:
         return _filled(head, ["This row is gone."], shortened("Esc back  q quit", columns), height, live)
-    live = _place_cursor(live, matching_rows, place)
+    # If the selected row is gone, the cursor stays in its line, or on the last row.
+    cursor = min(live.cursor, max(len(matching_rows) - 1, 0)) if place is None else place
+    live = live._replace(cursor=cursor, selected=_key(matching_rows[cursor]) if matching_rows else ())
     if live.details and matching_rows:
         lines = list(details(matching_rows[live.cursor], maps, shape))
         page = max(height - len(head) - 1, 1)
@@ -312,14 +313,14 @@ def _curve(gpu: GpuRow, live: Live, width: int) -> str:
 
 
 def _gpu_columns(gpus: Sequence[GpuRow], live: Live) -> list[Column[GpuRow]]:
-    model: Column[GpuRow] = name("MODEL", lambda gpu: gpu.model, spare=1)
+    model: Column[GpuRow] = name("MODEL", lambda gpu: gpu.model, drop_rank=1)
     return [
         Column("GPU", lambda gpu: gpu.name + ("!" if gpu.broken else "")),
-        Column("HISTORY", lambda gpu: _curve(gpu, live, 3 * _IN_STRIP), spare=2),
+        Column("HISTORY", lambda gpu: _curve(gpu, live, 3 * _IN_STRIP), drop_rank=2),
         amount("UTIL", percent, lambda gpu: gpu.utilization_ratio),
         Column("MEMORY", lambda gpu: size(gpu.used_bytes) + (f"/{size(gpu.total_bytes)}" if gpu.total_bytes else "")),
         Column("TEMP", lambda gpu: UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}°C"),
-        Column("POWER", lambda gpu: UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}W", spare=3),
+        Column("POWER", lambda gpu: UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}W", drop_rank=3),
         *([model] if len({gpu.model for gpu in gpus}) > 1 else []),
     ]
 
@@ -338,12 +339,6 @@ def _place(live: Live, rows: Sequence[ContainerRow]) -> int | None:
     return keys.index(live.selected) if live.selected in keys else next(alike, None)
 
 
-def _place_cursor(live: Live, rows: Sequence[ContainerRow], place: int | None) -> Live:
-    """Put the cursor on the selected row. If that is gone, the cursor stays in its line, or on the last row."""
-    cursor = min(live.cursor, max(len(rows) - 1, 0)) if place is None else place
-    return live._replace(cursor=cursor, selected=_key(rows[cursor]) if rows else ())
-
-
 def _sort_rows(rows: list[ContainerRow], live: Live) -> list[ContainerRow]:
     rows = sort_rows(rows, SORT_KEYS["memory"], reverse=False)  # among equals
     if live.order != "finding":
@@ -353,37 +348,35 @@ def _sort_rows(rows: list[ContainerRow], live: Live) -> list[ContainerRow]:
     return [*(row for _, row in wrong), *(row for row in rows if not row.finding)]
 
 
-def _waste(row: ContainerRow) -> int | None:
-    return row.finding.memory_bytes if row.finding else None
-
-
-_BY_WASTE: SortKey[ContainerRow] = SortKey(_waste, largest_first=True)
+_BY_WASTE: SortKey[ContainerRow] = SortKey(
+    lambda row: row.finding.memory_bytes if row.finding else None, largest_first=True
+)
 _FINDING: tuple[Column[ContainerRow], ...] = (
     Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else ""),
-    Column("FOR", lambda row: row.finding_age, spare=1),
-    Column("DEVICE", lambda row: row.device.name.partition(" ")[0], spare=2),
+    Column("FOR", lambda row: row.finding_age, drop_rank=1),
+    Column("DEVICE", lambda row: row.device.name.partition(" ")[0], drop_rank=2),
 )
 _OF_TOP = {column.title: column for column in (*COLUMNS, *PROCESS_COLUMNS)}
 
 
-def _top_column(title: str, spare_rank: int = 0) -> Column[ContainerRow]:
+def _top_column(title: str, drop_rank: int = 0) -> Column[ContainerRow]:
     """Return a column of the table of `top`."""
-    return _OF_TOP[title]._replace(spare=spare_rank, wide=False)
+    return _OF_TOP[title]._replace(drop_rank=drop_rank, wide=False)
 
 
 _PROCESS: tuple[Column[ContainerRow], ...] = (_top_column("PID"), _top_column("PROCESS", 4))
 _USE: tuple[Column[ContainerRow], ...] = (
     _top_column("NAMESPACE", 5),
-    _top_column("POD")._replace(kept=False),
+    _top_column("POD")._replace(shortened_last=False),
     _top_column("CONTAINER"),
-    Column("WASTE", lambda row: size(_waste(row)) if row.finding else "", spare=3),
+    Column("WASTE", lambda row: size(row.finding.memory_bytes) if row.finding else "", drop_rank=3),
     _top_column("MEMORY", 6),
     _top_column("GRANTED", 9),
     _top_column("PEAK", 10),
     _top_column("SM", 7),
     _top_column("PROCESSES", 11),
-    Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else "", spare=12),
-    Column("WHY", lambda row: row.finding.why if row.finding else "", name=True, spare=13),
+    Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else "", drop_rank=12),
+    Column("WHY", lambda row: row.finding.why if row.finding else "", name=True, drop_rank=13),
 )
 _OF_CONTAINERS = frozenset({"WASTE", "GRANTED", "PEAK", "PROCESSES"})
 """Titles of columns that are not about a single process."""
@@ -397,30 +390,22 @@ def _row_lines(
     columns = tuple(column for column in columns if not live.processes or column.title not in _OF_CONTAINERS)
     if not any(row.finding for row in all_rows):
         columns = tuple(column for column in columns if column.title not in ("FINDING", "FOR", "WASTE", "WHY"))
-    columns = tuple(make_container_droppable(columns, (row.container for row in all_rows), spare=8))
+    columns = tuple(make_container_droppable(columns, (row.container for row in all_rows), drop_rank=8))
     screen = shape.screen
-    plain = replace(
-        shape, wide=False, headers=True, screen=replace(screen, columns=_beside_cursor(shape), colours=False)
-    )
+    width = max((screen.columns or 80) - 2, 1)  # beside the cursor
+    plain = replace(shape, wide=False, headers=True, screen=replace(screen, columns=width, colours=False))
     titles, *lines = table(add_node_column(columns, fleet=fleet), rows or all_rows, plain).splitlines()
+    # A GPU's fault takes the place of the columns of containers.
+    starts = [titles.index(title) for title in ("PID", "NAMESPACE", "POD") if f" {title}" in titles]
+    fault_start = min(starts, default=0)
     lines_of_rows = []
     for place, (row, line) in enumerate(zip(rows, lines, strict=False)):
         if row.finding and row.finding.finding in GPU_FINDINGS:
-            line = _fault_line(row.finding, line, titles, _beside_cursor(shape))
+            line = line[:fault_start] + shortened(printable(row.finding.why), max(width - fault_start, 1))
         at_cursor = place == live.cursor
         colour = "reverse" if at_cursor else finding_colour(row.finding) if row.finding else ""
         lines_of_rows.append(screen.paint(f"{'>' if at_cursor else ' '} {line}", colour))
     return screen.paint(f"  {titles}", "bold"), lines_of_rows
-
-
-def _beside_cursor(shape: Shape) -> int:
-    return max((shape.screen.columns or 80) - 2, 1)
-
-
-def _fault_line(finding: Finding, line: str, titles: str, columns: int) -> str:
-    """Return the line of a GPU's fault: what is wrong takes the place of the columns of containers."""
-    start = min((titles.index(title) for title in ("PID", "NAMESPACE", "POD") if f" {title}" in titles), default=0)
-    return line[:start] + shortened(printable(finding.why), max(columns - start, 1))
 
 
 _FIELDS: Mapping[str, Callable[[ContainerRow], str]] = {

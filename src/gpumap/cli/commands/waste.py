@@ -44,7 +44,7 @@ ORDERS = (
     *("device", "namespace", "pod", "container", "node"),
 )
 """The keys of --sort-by. The first one is the default."""
-_MORE = """\
+_DETAILS = """\
 Findings, worst first:
   not offered  a GPU that no container can be assigned
   squatter     uses a device that it does not hold
@@ -77,7 +77,7 @@ def add_waste(commands: Commands, program: Program) -> None:
         "waste",
         program.bind(_waste),
         summary=SUMMARIES["waste"],
-        more=_MORE,
+        details=_DETAILS,
         usage=program.usage,
         examples=_EXAMPLES[program.name],
     )
@@ -147,7 +147,7 @@ COLUMNS: tuple[Column[FindingRow], ...] = (
     name("POD", lambda row: row.finding.pod),
     name("CONTAINER", lambda row: row.finding.container),
     Column("DEVICE", lambda row: row.device, lambda row: row.device),
-    amount("GPUS", ratio, lambda row: row.finding.gpus, spare=4),
+    amount("GPUS", ratio, lambda row: row.finding.gpus, drop_rank=4),
     amount("GRANTED", size, lambda row: row.finding.granted_bytes, wide=True),
     amount("USED", size, lambda row: row.finding.used_bytes, wide=True),
     amount("WASTE", size, lambda row: row.finding.memory_bytes),
@@ -166,15 +166,15 @@ class GroupSums(NamedTuple):
     sums: dict[str, float | None]
 
 
-def _summed(title: str, text: Callable[[float | None], str], key: str, *, spare: int = 0) -> Column[GroupSums]:
-    return amount(title, text, lambda group: group.sums[key], spare=spare)
+def _summed(title: str, text: Callable[[float | None], str], key: str, *, drop_rank: int = 0) -> Column[GroupSums]:
+    return amount(title, text, lambda group: group.sums[key], drop_rank=drop_rank)
 
 
 GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
     _summed("IDLE GPUS", ratio, "idle_gpus"),
     _summed("IDLE HOLDERS", number, "idle_holders"),
     _summed("UNUSED", size, "unused_bytes"),
-    _summed("OVER", size, "over_bytes", spare=1),
+    _summed("OVER", size, "over_bytes", drop_rank=1),
     _summed("SQUATTERS", size, "squatter_bytes"),
     _summed("LEFTOVERS", size, "leftover_bytes"),
 )

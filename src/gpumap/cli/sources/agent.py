@@ -42,6 +42,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT_CHARACTERS_MAX = 1 << 16
 """A table gives each row the width of its longest name. An agent cuts names after 4096 bytes, before it escapes them
 (agent/sources/messages.py)."""
+_default_tls = functools.cache(ssl.create_default_context)
 
 
 def maps_of_agent(args: argparse.Namespace, interval_seconds: float) -> NodeMapStream:
@@ -92,7 +93,7 @@ async def _follow_redirects(address: URL, who: Credentials) -> Answer:
     """Ask; follow redirects, unless the request has credentials: they are for this address only."""
     url = address
     for _ in range(REDIRECTS_MAX + 1):
-        tls = (who.tls or _trusting_the_system()) if url.scheme == "https" else None
+        tls = (who.tls or _default_tls()) if url.scheme == "https" else None
         endpoint = Endpoint(url.raw_host or "", url.port or 0, tls, who.server_name)
         answer = await get(endpoint, url.raw_path_qs, who.headers, str(address))
         if answer.status not in _REDIRECTS or not answer.location or any(who):
@@ -104,11 +105,6 @@ async def _follow_redirects(address: URL, who: Credentials) -> Answer:
         if url.scheme not in ("http", "https") or not is_host(url.raw_host):
             raise FatalError(f"{address} redirects to an address without http:// or https://")
     raise FatalError(f"{address} redirects too often")
-
-
-@functools.cache
-def _trusting_the_system() -> ssl.SSLContext:
-    return ssl.create_default_context()
 
 
 def _hint(status: int) -> str:

@@ -77,7 +77,10 @@ async def _ask_all(place: Endpoint, scope: Scope) -> NodeMaps:
     """Return the maps of all agents. Raises FatalError if none answers."""
     agents, notices = one_for_each_node(await _agents(place, scope))
     if not agents:
-        raise FatalError(_no_agent(scope))
+        node = f" on node {scope.node}" if scope.node else ""
+        namespace = f" in namespace {scope.agent_namespace}" if scope.agent_namespace else ""
+        why = f"no pod{node}{namespace} has the label {scope.selector}"
+        raise FatalError(f"{why}. Install gpumap, or set --agent-selector")
     slots = asyncio.Semaphore(_AT_ONCE)
     answers = await asyncio.gather(*(_map_of(place, agent, scope, slots) for agent in agents))
     maps = [answer for answer in answers if not isinstance(answer, str)]
@@ -144,12 +147,6 @@ async def _map_of(place: Endpoint, agent: Agent, scope: Scope, slots: asyncio.Se
         name = f"another node, {cut_off(node.name, _NAME_CHARACTERS)}" if node.name else "no node"
         return f"the answer of pod {agent.namespace}/{agent.pod} does not count: it names {name}"
     return node
-
-
-def _no_agent(scope: Scope) -> str:
-    where = f" in namespace {scope.agent_namespace}" if scope.agent_namespace else ""
-    there = f" on node {scope.node}" if scope.node else ""
-    return f"no pod{there}{where} has the label {scope.selector}. Install gpumap, or set --agent-selector"
 
 
 # --- why something cannot be seen: the reason of the API server, kubectl or the agent ---------------------------------

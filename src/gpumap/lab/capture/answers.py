@@ -223,20 +223,17 @@ def _claims(
             for device in entry.claim_resources
             if is_gpus(device.driver_name, [device.device_name], is_gpu_resource)
         ]
+        # A claim whose devices the kubelet does not name may be one of a GPU.
+        is_named = any(device.driver_name for device in entry.claim_resources)
+        other_device = v1_pb2.ClaimResource(driver_name="driver.example" if is_named else "")
         claims.append(
             v1_pb2.DynamicResource(
                 claim_name=names.claim(entry.claim_name),
                 claim_namespace=names.namespace(entry.claim_namespace),
-                claim_resources=devices or [_other_device(entry)],
+                claim_resources=devices or [other_device],
             )
         )
     return _sort_messages(claims)
-
-
-def _other_device(entry: v1_pb2.DynamicResource) -> v1_pb2.ClaimResource:
-    """Return a device of some other driver. A claim whose devices the kubelet does not name may be one of a GPU."""
-    named = any(device.driver_name for device in entry.claim_resources)
-    return v1_pb2.ClaimResource(driver_name="driver.example" if named else "")
 
 
 def _sort_messages(messages: Iterable[P]) -> list[P]:

@@ -202,31 +202,24 @@ def log_entries(files: Mapping[str, bytes]) -> tuple[LogEntry, ...] | None:
 def _log_entry(line: str) -> LogEntry:
     """A line is kind, mode, path, size, "->" and a link's target."""
     kind, mode, path, _, _, target, *_ = [*line.split(" "), "", "", "", "", ""]
-    if kind not in ("d", "f", "l") or re.fullmatch("[0-7]{3,4}", mode) is None or not _is_log_path(path, line):
+    steps = path.removeprefix(_LOG_ROOT).split("/")
+    is_plain = "\0" not in line and not any(step in ("", ".", "..") for step in steps)
+    is_log_path = path.startswith(_LOG_ROOT) and len(steps) <= 4 and is_plain
+    if kind not in ("d", "f", "l") or re.fullmatch("[0-7]{3,4}", mode) is None or not is_log_path:
         raise ValueError(f"is no name below {_LOG_ROOT}")
     if not is_short(path) or not is_short(target):
         raise ValueError(f"a name is longer than {NAME_BYTES_MAX} bytes")
-    if (kind == "l") != bool(target) or (kind == "l" and not _is_link(path, target)):
+    may_link = path.startswith(_LINKS) and "/" not in path.removeprefix(_LINKS) and ".." not in target.split("/")
+    if (kind == "l") != bool(target) or (kind == "l" and not (may_link and _LINK_TARGET.fullmatch(target))):
         raise ValueError(f"is no link of {_LINKS} to a log below /var/log/pods")
     if kind != "l" and path.startswith(_LINKS):
         raise ValueError(f"{_LINKS} has only links")
     return LogEntry(kind, mode, path, target)
 
 
-def _is_log_path(path: str, line: str) -> bool:
-    steps = path.removeprefix(_LOG_ROOT).split("/")
-    is_plain = "\0" not in line and not any(step in ("", ".", "..") for step in steps)
-    return path.startswith(_LOG_ROOT) and len(steps) <= 4 and is_plain
-
-
 def is_short(path: str) -> bool:
     """Return whether every name of a path is valid. With at most four of them, the path is valid, too."""
     return all(len(step.encode(errors="surrogatepass")) <= NAME_BYTES_MAX for step in path.split("/"))
-
-
-def _is_link(path: str, target: str) -> bool:
-    below = ".." not in target.split("/") and _LINK_TARGET.fullmatch(target) is not None
-    return below and "/" not in path.removeprefix(_LINKS) and path.startswith(_LINKS)
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -238,7 +231,9 @@ def reading_text(answer: NvmlReading | Down) -> bytes:
         return json.dumps({"error": {"code": 0, "reason": answer.reason, "detail": answer.detail}}).encode() + b"\n"
     versions = {name: getattr(answer, name) for name in ("driver_version", "cuda_version", "nvml_version")}
     head = json.dumps(versions).removesuffix("}")
-    parts = [_rows_text("gpus", map(msgspec.to_builtins, map(_plain, answer.gpus)))]
+    # The time of samples differs by microseconds. It matters only if they cover nothing new.
+    gpus = (gpu if gpu.sampled_seconds == 0 else structs.replace(gpu, sampled_seconds=None) for gpu in answer.gpus)
+    parts = [_rows_text("gpus", map(msgspec.to_builtins, gpus))]
     if answer.xids:
         xids = (xid._replace(age_seconds=round(xid.age_seconds, 6)) for xid in answer.xids)
         parts.append(_rows_text("xids", xids))
@@ -246,12 +241,6 @@ def reading_text(answer: NvmlReading | Down) -> bytes:
         listening = ((uuid, round(since, 6), round(until, 6)) for uuid, since, until in answer.listening)
         parts.append(_rows_text("listening", listening))
     return ",\n".join([head, *parts]).encode() + b"}\n"
-
-
-def _plain(gpu: GpuReading) -> GpuReading:
-    """Return a GPU as if it had not changed. The time of samples differs by microseconds. It matters only if they
-    cover nothing new."""
-    return gpu if gpu.sampled_seconds == 0 else structs.replace(gpu, sampled_seconds=None)
 
 
 def _rows_text(name: str, rows: Iterable[object]) -> str:

@@ -123,7 +123,9 @@ async def record(
             if collected is None:
                 break
             frames.append(Frame(began_seconds if frames else 0.0, collected[0]))
-            last_snapshot, size, files_held = collected[1], size + _new_bytes(frames), files_held + len(collected[0])
+            before = frames[-2].files if len(frames) > 1 else {}
+            size += sum(len(content) for name, content in frames[-1].files.items() if before.get(name) is not content)
+            last_snapshot, files_held = collected[1], files_held + len(collected[0])
             due = began_seconds + interval
             if due > (seconds or interval) * 1.001 and len(frames) > 1:
                 break
@@ -134,11 +136,6 @@ async def record(
         return (Capture(recorder.about(), tuple(frames)), last_snapshot) if last_snapshot is not None else None
     finally:
         await recorder.close()
-
-
-def _new_bytes(frames: list[Frame]) -> int:
-    before = frames[-2].files if len(frames) > 1 else {}
-    return sum(len(content) for name, content in frames[-1].files.items() if before.get(name) is not content)
 
 
 async def _unless(stop: asyncio.Event, recorder: Recorder) -> tuple[Files, Snapshot] | None:
