@@ -69,9 +69,13 @@ def place_shares(
         if pod is None or pod in reservations or len(devices) != 1:
             continue
         (uuid,) = devices
-        placed_share = PlacedShare(
-            _container(share, pod, containers.get(pod, ()), pod_table), uuid, share.gpus, share.memory_bytes
-        )
+        name = share.container or pod_table.container(share.pod_uid, share.container_id, read_now=False)
+        # If no source names the container, it is the only one of the pod.
+        listed = [
+            container for container in containers.get(pod, ()) if container.container == (name or container.container)
+        ]
+        container = listed[0] if len(listed) == 1 else ContainerName(*pod, "")
+        placed_share = PlacedShare(container, uuid, share.gpus, share.memory_bytes)
         before = placed.get(placed_share[:2])
         placed[placed_share[:2]] = placed_share if before is None else _merged(before, placed_share)
     return tuple(placed.values())
@@ -94,15 +98,6 @@ def _devices(share: ScheduledShare, inventory: Inventory) -> tuple[Uuid, ...]:
     if share.uuid is not None:
         return inventory.resolve(ByUuid(share.uuid))
     return inventory.resolve(ByMinor(share.minor)) if share.minor is not None else ()
-
-
-def _container(
-    share: ScheduledShare, pod: PodName, containers: Iterable[ContainerName], pod_table: PodTable
-) -> ContainerName:
-    """Return the listed container of a share. If no source names it, it is the only one of the pod."""
-    named = share.container or pod_table.container(share.pod_uid, share.container_id, read_now=False)
-    listed = [container for container in containers if container.container == (named or container.container)]
-    return listed[0] if len(listed) == 1 else ContainerName(*pod, "")
 
 
 def _merged(share: PlacedShare, other_share: PlacedShare) -> PlacedShare:

@@ -299,7 +299,10 @@ def _squatters(place: NodeDevice) -> Iterator[Finding]:
     if not users:
         return
     processes = [process for process in place.device.processes if process.owner is Owner.UNASSIGNED]
-    holding_pods = {row.pod_name for row in place.device.containers if row.holds} | _pods_of_gpu(place)
+    gpu_uuid = place.device.gpu_uuid
+    # A pod may also hold the partitioned GPU of a MIG device as a whole.
+    gpus = (device for device in place.node.devices if device.partitioned and device.uuid == gpu_uuid)
+    holding_pods = {row.pod_name for device in (place.device, *gpus) for row in device.containers if row.holds}
     for row, use in users:
         if row.pod_name not in holding_pods:
             own_processes = [process for process in processes if container_of(process) == row.name]
@@ -310,13 +313,6 @@ def _squatters(place: NodeDevice) -> Iterator[Finding]:
             bytes_ = use.memory_bytes
             finding = partial(_finding, place, row.name, used_bytes=bytes_, memory_bytes=bytes_, pids=pids)
             yield finding("squatter", "not_assigned", why, _since(own_processes))
-
-
-def _pods_of_gpu(place: NodeDevice) -> set[PodName]:
-    """Return the pods that hold the partitioned GPU of a MIG device as a whole."""
-    gpu_uuid = place.device.gpu_uuid
-    gpus = (device for device in place.node.devices if device.partitioned and device.uuid == gpu_uuid)
-    return {row.pod_name for device in gpus for row in device.containers if row.holds}
 
 
 def _leftovers(place: NodeDevice) -> Iterator[Finding]:
