@@ -13,7 +13,7 @@ from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable
 from gpumap.model.device_ids import ByMinor, ByUuid
 from gpumap.model.grouping import grouped
-from gpumap.model.observations import ListedPod, ScheduledShare
+from gpumap.model.observations import ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, PodName
 
@@ -35,11 +35,6 @@ class PlacedShare(NamedTuple):
     uuid: Uuid
     gpus: float | None
     memory_bytes: int | None
-
-
-def find_reservations(pods: Iterable[ListedPod], is_reserving: Callable[[str], bool]) -> frozenset[PodName]:
-    """Return the listed pods whose devices are a scheduler's reservations. Only a namespace makes a reservation."""
-    return frozenset(pod.pod_name for pod in pods if is_reserving(pod.namespace))
 
 
 def place_shares(

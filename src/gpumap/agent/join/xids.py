@@ -331,9 +331,8 @@ def _affected(event: XidError, on_devices: ContainersOnDevices) -> dict[Containe
     That is the part of the GPU that the event names, if the container has it; otherwise the GPU.
     """
     containers: dict[ContainerName, Uuid] = {}
-    for container in sorted(
-        filter(lambda container: _affects(event, container), on_devices.containers), key=_parts_first
-    ):
+    affected = (container for container in on_devices.containers if _affects(event, container))
+    for container in sorted(affected, key=_parts_first):
         containers.setdefault(container.name, event.uuid if event.gpu_instance_id is None else container.uuid)
     return containers
 

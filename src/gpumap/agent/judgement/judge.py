@@ -60,19 +60,13 @@ class AssignedTwice(NamedTuple):
     pods: tuple[PodName, ...]
 
 
-class Judgement(NamedTuple):
-    """All findings of a node, worst first; for each kind how many GPUs, leaves, containers or holders were judged; and
-    those that cannot be judged."""
-
-    findings: tuple[Finding, ...]
-    judged: dict[str, int]
-    unjudged: tuple[Unjudged, ...]
-
-
 def judge(
     node: Node, before: Sequence[Finding] = (), clock_step_seconds: float = 0.0, twice: Sequence[AssignedTwice] = ()
-) -> Judgement:
+) -> tuple[tuple[Finding, ...], dict[str, int], tuple[Unjudged, ...]]:
     """Judge a node. `before` are the findings of the last snapshot: they know since when they hold.
+
+    Returns all findings, worst first; for each kind how many GPUs, leaves, containers or holders were judged; and those
+    that cannot be judged.
 
     The node's devices have the processes of squatters and leftovers. `clock_step_seconds`: by how much the wall clock
     was set since the last snapshot. `twice`: ids that several pods have held for `--grace`.
@@ -96,7 +90,7 @@ def judge(
         structs.replace(finding, since=min(since.get(_key(finding), finding.since or node.timestamp), node.timestamp))
         for finding in _counted_once(findings, node)
     ]
-    return Judgement(sort_findings(dated), dict(tally.judged), tally.unjudged())
+    return sort_findings(dated), dict(tally.judged), tally.unjudged()
 
 
 def _key(finding: Finding) -> _Key:
