@@ -88,10 +88,6 @@ def follow_start(last_start: float, moment: float, *, is_new: bool, has_short_pr
     return moment if is_new or (has_short_process and has_paused) else last_start
 
 
-async def _never() -> None:
-    await asyncio.Event().wait()
-
-
 def now() -> Moment:
     monotonic = time.monotonic()
     # clock_gettime(2): CLOCK_BOOTTIME is CLOCK_MONOTONIC and the time that the machine was suspended.
@@ -242,7 +238,7 @@ class Collector:
 
         Returns what starts the next collection.
         """
-        back = asyncio.create_task(self._kubelet.wait_until_back() if self._kubelet else _never())
+        back = asyncio.create_task(self._kubelet.wait_until_back() if self._kubelet else asyncio.Event().wait())
         pushed = asyncio.create_task(self._pushed_after(earliest))
         release = asyncio.create_task(self._release.wait())
         try:

@@ -290,7 +290,8 @@ async def _open(pages: Pages, listener: socket.socket, guard: Guard | None, sett
         shutdown_seconds=SHUTDOWN_SECONDS,
     ) as close_idle:
         host, port = listener.getsockname()[:2]
-        log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        log.info("serving address=%s node=%s version=%s", address, settings.node_name, __version__)
         if guard is None:
             await asyncio.Event().wait()
         else:
@@ -335,7 +336,3 @@ def bind(listen: Listen) -> socket.socket:
         raise UsageError(f"{listen.notation}: {reason}") from error
     except (UnicodeError, TypeError) as error:  # socket raises TypeError for a name that IDNA cannot encode
         raise UsageError(f"{listen.notation}: is not a host name") from error
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

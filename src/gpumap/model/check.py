@@ -27,16 +27,14 @@ class Verdict(NamedTuple):
     line: str
 
 
-def _reports_xids(gpu: Gpu, node: Node) -> bool:
-    return bool(node.capabilities.get("xid_events")) and any(gpu_xids.uuid == gpu.uuid for gpu_xids in node.xids)
-
-
 _REPORTED: Mapping[str, Callable[[Gpu, Node], bool]] = {
     "down": lambda gpu, node: True,
     "row_remap_failure": lambda gpu, node: gpu.reading is not None and gpu.reading.row_remap_failure is not None,
     "recovery_action": lambda gpu, node: gpu.recovery_action is not None,
     "ecc_uncorrected": lambda gpu, node: gpu.reading is not None and bool(gpu.reading.ecc_errors),
-    "xid": _reports_xids,
+    "xid": lambda gpu, node: (
+        bool(node.capabilities.get("xid_events")) and any(xids.uuid == gpu.uuid for xids in node.xids)
+    ),
     "row_remap_pending": lambda gpu, node: gpu.reading is not None and gpu.reading.row_remap_pending is not None,
 }
 """By condition: whether its value is known of a GPU."""

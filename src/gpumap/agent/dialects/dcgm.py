@@ -162,15 +162,10 @@ def _xids(snapshot: Snapshot) -> Iterator[Value]:
         xids = by_gpu.get(card.gpu.uuid)
         code = None if xids is None else xids.last_code if xids.counts else 0
         if code is not None:
-            affected = _affected(snapshot, card, code)
+            uuids = {card.gpu.uuid, *(leaf.uuid for leaf in card.leaves)}
+            affected = {row.name for row in snapshot.node.container_xids if row.code == code and row.uuid in uuids}
             name = card.sole if code == 0 else next(iter(affected)) if len(affected) == 1 else None
             yield Value(card, name, code, (str(code),))
-
-
-def _affected(snapshot: Snapshot, card: Entity, code: int) -> set[ContainerName]:
-    """Return the containers that errors of a code affected, on the card or on a part of it."""
-    uuids = {card.gpu.uuid, *(leaf.uuid for leaf in card.leaves)}
-    return {row.name for row in snapshot.node.container_xids if row.code == code and row.uuid in uuids}
 
 
 def _gpu_utilization(entity: Entity) -> float | None:

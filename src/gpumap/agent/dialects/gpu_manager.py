@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from gpumap.agent.dialects.common import ON_SOME_CARD, gpus_by_uuid, granted_mib, leaves_by_uuid, mib, percent
 from gpumap.model.families import Family, Series
@@ -20,13 +19,8 @@ from gpumap.model.terms import ContainerName, Owner
 
 _Rows = list[ContainerOnDevice]
 _TOTAL = "total"
-
-
-class _Part(NamedTuple):
-    """What a container uses of one device; `card` is its GPU's index, `None` while NVML does not report it."""
-
-    card: int | None
-    value: float | None
+_Part = tuple[int | None, float | None]
+"""The index of a device's GPU, `None` while NVML does not report it, and what a container uses of the device."""
 
 
 @once_per_snapshot
@@ -44,12 +38,12 @@ def _parts(
     parts = {leaf.uuid for leaf in leaves if leaf.is_leaf and leaf.gpu_uuid in partitioned} if partitioned else set()
     for uuid in sorted((uses.keys() - partitioned) | parts):
         gpu, use = gpus.get(uuid), uses.get(uuid)
-        yield _Part(gpu.index if gpu is not None else None, value(use) if use is not None else None)
+        yield gpu.index if gpu is not None else None, value(use) if use is not None else None
 
 
 def _cards(parts: Iterable[_Part], convert: Callable[[float], float], is_all: bool) -> Iterator[tuple[str, float]]:
     """Return the number of each card, and the sum of the shown numbers as `total` if these are all cards."""
-    of_card = grouped((use.card, use.value) for use in parts)
+    of_card = grouped(parts)
     numbers = {}
     for card, values in of_card.items():
         if card is not None and (known := all_known(values)) is not None:
@@ -88,17 +82,15 @@ def _requested(
             if container in elsewhere:
                 continue
             held_rows = [row for row in rows if row.holds]
-            number = value(held_rows, leaves) if held_rows else _nothing(rows)
+            if held_rows:
+                number = value(held_rows, leaves)
+            else:  # 0 for a container that uses a device without an assignment
+                number = 0 if any(row.owner is Owner.UNASSIGNED for row in rows) else None
             if number is not None:
                 labels = (container.container, container.namespace, snapshot.node.name, container.pod, _TOTAL)
                 yield Series(labels, number)
 
     return Family(name, "gauge", help, ("container_name", "namespace", "node", "pod_name", label), read)
-
-
-def _nothing(rows: _Rows) -> int | None:
-    """0 for a container that uses a device without an assignment."""
-    return 0 if any(row.owner is Owner.UNASSIGNED for row in rows) else None
 
 
 def _granted_gpus(held_rows: _Rows, leaves: Mapping[Uuid, Device]) -> float | None:

@@ -27,7 +27,7 @@ from gpumap.agent.dialects.common import (
 )
 from gpumap.model.families import Family, Rows, Series, whether
 from gpumap.model.grouping import all_known, grouped
-from gpumap.model.node import Device, Gpu, SourceHealth
+from gpumap.model.node import Device, Gpu
 from gpumap.model.readings import (
     COMPUTE_MODES,
     ECC_LOCATIONS,
@@ -193,14 +193,6 @@ _COLLECTION = Rows(
 """NVML's record after the first attempt."""
 
 
-def _exit_code(health: SourceHealth) -> int:
-    return 0 if health.up else _EXIT_CODES.get(health.reason, _OTHER_ERROR)
-
-
-def _read_compute_apps_success(snapshot: Snapshot) -> Iterator[Series]:
-    return (Series((), int(health.up and sees_processes(snapshot))) for _, health in _COLLECTION.read(snapshot))
-
-
 EVENTS = (
     "gpu_idle",
     "applications_clocks_setting",
@@ -254,7 +246,11 @@ def _mig_activity(name: str, help: str, value: Callable[[Activity], float | None
 
 
 FAMILIES: tuple[Family, ...] = (
-    _COLLECTION.gauge("nvidia_smi_command_exit_code", "Exit code of the most recent nvidia-smi run", _exit_code),
+    _COLLECTION.gauge(
+        "nvidia_smi_command_exit_code",
+        "Exit code of the most recent nvidia-smi run",
+        lambda health: 0 if health.up else _EXIT_CODES.get(health.reason, _OTHER_ERROR),
+    ),
     _COLLECTION.counter(
         "nvidia_smi_failed_scrapes_total", "Number of failed collections", lambda health: health.failures
     ),
@@ -367,7 +363,9 @@ FAMILIES: tuple[Family, ...] = (
         "gauge",
         "Whether the most recent per-process collection succeeded (1) or not (0)",
         (),
-        _read_compute_apps_success,
+        lambda snapshot: (
+            Series((), int(health.up and sees_processes(snapshot))) for _, health in _COLLECTION.read(snapshot)
+        ),
     ),
     Family(
         "nvidia_smi_mig_info",

@@ -13,7 +13,7 @@ from gpumap.agent.join.grants import Holding, grants
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
 from gpumap.agent.join.pods import PodTable
-from gpumap.agent.join.shares import PlacedShare, Schedulers, find_reservations, place_shares
+from gpumap.agent.join.shares import PlacedShare, Schedulers, place_shares
 from gpumap.agent.judgement.judge import AssignedTwice
 from gpumap.model.device_ids import ByIndex, DeviceRef
 from gpumap.model.grouping import grouped
@@ -123,7 +123,8 @@ def allocate(
         key: _allocate_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()
     }
     holders = _holders((holding.container, holding.uuid) for holding in holdings)
-    reservations = find_reservations(pods, schedulers.is_reserving)
+    # Only a namespace makes a pod's devices a scheduler's reservation.
+    reservations = frozenset(pod.pod_name for pod in pods if schedulers.is_reserving(pod.namespace))
     scheduled = place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()
     granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
     lists_claims = offer.listed_claims or any(claim.driver for _, claim in _claims(pods))

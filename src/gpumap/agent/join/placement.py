@@ -259,18 +259,10 @@ def place_offer(
     is_same = offer.registered == offer.allocatable
     registered = allocatable if is_same else _ids_by_device(offer.registered, inventory, is_gpu_resource)
     named = {(resource, id_) for (_, resource), ids in allocatable.items() for id_ in ids}
-    names_no_device = any(
-        (offered.resource, id_) not in named
-        for offered in offer.allocatable or ()
-        if is_gpu_resource(offered.resource)
-        for id_ in offered.ids
-    )
-    unplaced = any(
-        _is_unplaced(offered.resource, id_, inventory)
-        for offered in offer.allocatable or ()
-        if is_gpu_resource(offered.resource)
-        for id_ in offered.ids
-    )
+    gpu_resources = [devices for devices in offer.allocatable or () if is_gpu_resource(devices.resource)]
+    offered_ids = [(devices.resource, device_id) for devices in gpu_resources for device_id in devices.ids]
+    names_no_device = any(resource_id not in named for resource_id in offered_ids)
+    unplaced = any(_is_unplaced(resource, device_id, inventory) for resource, device_id in offered_ids)
     return PlacedOffer(basis, allocatable, registered, _counts(allocatable), names_no_device, unplaced)
 
 

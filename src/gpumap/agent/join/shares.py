@@ -13,7 +13,7 @@ from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable
 from gpumap.model.device_ids import ByMinor, ByUuid
 from gpumap.model.grouping import grouped
-from gpumap.model.observations import ListedPod, ScheduledShare
+from gpumap.model.observations import ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, PodName
 
@@ -35,11 +35,6 @@ class PlacedShare(NamedTuple):
     uuid: Uuid
     gpus: float | None
     memory_bytes: int | None
-
-
-def find_reservations(pods: Iterable[ListedPod], is_reserving: Callable[[str], bool]) -> frozenset[PodName]:
-    """Return the listed pods whose devices are a scheduler's reservations. Only a namespace makes a reservation."""
-    return frozenset(pod.pod_name for pod in pods if is_reserving(pod.namespace))
 
 
 def place_shares(
@@ -69,9 +64,13 @@ def place_shares(
         if pod is None or pod in reservations or len(devices) != 1:
             continue
         (uuid,) = devices
-        placed_share = PlacedShare(
-            _container(share, pod, containers.get(pod, ()), pod_table), uuid, share.gpus, share.memory_bytes
-        )
+        name = share.container or pod_table.container(share.pod_uid, share.container_id, read_now=False)
+        # If no source names the container, it is the only one of the pod.
+        listed = [
+            container for container in containers.get(pod, ()) if container.container == (name or container.container)
+        ]
+        container = listed[0] if len(listed) == 1 else ContainerName(*pod, "")
+        placed_share = PlacedShare(container, uuid, share.gpus, share.memory_bytes)
         before = placed.get(placed_share[:2])
         placed[placed_share[:2]] = placed_share if before is None else _merged(before, placed_share)
     return tuple(placed.values())
@@ -94,15 +93,6 @@ def _devices(share: ScheduledShare, inventory: Inventory) -> tuple[Uuid, ...]:
     if share.uuid is not None:
         return inventory.resolve(ByUuid(share.uuid))
     return inventory.resolve(ByMinor(share.minor)) if share.minor is not None else ()
-
-
-def _container(
-    share: ScheduledShare, pod: PodName, containers: Iterable[ContainerName], pod_table: PodTable
-) -> ContainerName:
-    """Return the listed container of a share. If no source names it, it is the only one of the pod."""
-    named = share.container or pod_table.container(share.pod_uid, share.container_id, read_now=False)
-    listed = [container for container in containers if container.container == (named or container.container)]
-    return listed[0] if len(listed) == 1 else ContainerName(*pod, "")
 
 
 def _merged(share: PlacedShare, other_share: PlacedShare) -> PlacedShare:

@@ -183,7 +183,9 @@ def _settle(
     While reads fail, only up to the previous read: the next successful read reports the events since then.
     """
     timestamp = nvml.at.monotonic
-    periods = _listening_periods(nvml, uuid)
+    listening = nvml.value.listening if isinstance(nvml, Observed) else ()
+    ages = [(listener.since_seconds, listener.until_seconds) for listener in listening if listener.uuid == uuid]
+    periods = sorted((timestamp - max(since, 0.0), timestamp - max(until, 0.0)) for since, until in ages)
     for since, until in periods:
         gpu = _blind_until(since, gpu)
         gpu = gpu._replace(listened=True, settled_until=max(until, gpu.settled_until or until))
@@ -192,13 +194,6 @@ def _settle(
     if isinstance(nvml, Observed):
         return gpu if periods else _blind_until(timestamp, gpu)
     return gpu if nvml.complaints[-1].reason in _MAY_STILL_LISTEN or before is None else _blind_until(before, gpu)
-
-
-def _listening_periods(nvml: Observed[NvmlReading] | Failed, uuid: Uuid) -> list[tuple[float, float]]:
-    """Return start and end (monotonic) of the periods with a listener for a GPU, oldest first."""
-    listening = nvml.value.listening if isinstance(nvml, Observed) else ()
-    ages = [(listener.since_seconds, listener.until_seconds) for listener in listening if listener.uuid == uuid]
-    return sorted((nvml.at.monotonic - max(since, 0.0), nvml.at.monotonic - max(until, 0.0)) for since, until in ages)
 
 
 def _blind_until(moment: float, gpu: GpuXidMemory) -> GpuXidMemory:
@@ -336,9 +331,8 @@ def _affected(event: XidError, on_devices: ContainersOnDevices) -> dict[Containe
     That is the part of the GPU that the event names, if the container has it; otherwise the GPU.
     """
     containers: dict[ContainerName, Uuid] = {}
-    for container in sorted(
-        filter(lambda container: _affects(event, container), on_devices.containers), key=_parts_first
-    ):
+    affected = (container for container in on_devices.containers if _affects(event, container))
+    for container in sorted(affected, key=_parts_first):
         containers.setdefault(container.name, event.uuid if event.gpu_instance_id is None else container.uuid)
     return containers
 
@@ -369,12 +363,12 @@ def still_needed(history: tuple[ContainersOnDevices, ...], read_at: float | None
 
     `read_at` is when NVML answered, and reported all events until then; `None` if it did not answer.
     """
-    distinct = [state for state, earlier in zip(history, (None, *history), strict=False) if not _same(state, earlier)]
+    distinct = [
+        state
+        for state, earlier in zip(history, (None, *history), strict=False)
+        if earlier is None or state.containers != earlier.containers
+    ]
     if read_at is not None:
         oldest = containers_at(read_at - REPORTED_LATE_SECONDS, tuple(distinct))
         distinct = distinct[distinct.index(oldest) :]
     return tuple(distinct[-HISTORY_MAX:])
-
-
-def _same(state: ContainersOnDevices, earlier: ContainersOnDevices | None) -> bool:
-    return earlier is not None and state.containers == earlier.containers

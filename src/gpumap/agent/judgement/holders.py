@@ -215,11 +215,13 @@ def _judge_stalled(use: HolderUse) -> Judged:
     if gpu is None or gpu.reading is None or seconds is None:
         return _why_stall_unknown(use, gpu)
     if seconds >= STALLED_SECONDS and use.holder.use:
+        watts, limit_watts = gpu.reading.power_watts or 0.0, gpu.reading.power_limit_watts or 0.0
+        draw = f"{watts:.0f} of {limit_watts:.0f} W (idle {gpu.idle_power_watts or 0.0:.0f} W)"
         return _finding(
             use,
             "stalled",
             "busy_without_work",
-            _why_stalled(gpu, seconds),
+            f"may be stalled: busy for {age(seconds)}, but draws {draw}",
             place.node.timestamp - seconds,
             memory_bytes=None,
             pids=tuple(process.pid for process in place.device.processes if container_of(process) == use.holder.name),
@@ -236,12 +238,6 @@ def _why_stall_unknown(use: HolderUse, gpu: Gpu | None) -> Unknown:
         return Unknown("not_supported")
     is_idle_power_known = gpu is not None and gpu.idle_power_watts is not None
     return Unknown("use_not_measured" if is_idle_power_known else "idle_power_unknown")
-
-
-def _why_stalled(gpu: Gpu, seconds: float) -> str:
-    reading, idle_watts = gpu.reading, gpu.idle_power_watts or 0.0
-    watts, limit = (reading.power_watts or 0.0, reading.power_limit_watts or 0.0) if reading else (0.0, 0.0)
-    return f"may be stalled: busy for {age(seconds)}, but draws {watts:.0f} of {limit:.0f} W (idle {idle_watts:.0f} W)"
 
 
 # --- rest -------------------------------------------------------------------------------------------------------------

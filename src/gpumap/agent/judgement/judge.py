@@ -60,19 +60,13 @@ class AssignedTwice(NamedTuple):
     pods: tuple[PodName, ...]
 
 
-class Judgement(NamedTuple):
-    """All findings of a node, worst first; for each kind how many GPUs, leaves, containers or holders were judged; and
-    those that cannot be judged."""
-
-    findings: tuple[Finding, ...]
-    judged: dict[str, int]
-    unjudged: tuple[Unjudged, ...]
-
-
 def judge(
     node: Node, before: Sequence[Finding] = (), clock_step_seconds: float = 0.0, twice: Sequence[AssignedTwice] = ()
-) -> Judgement:
+) -> tuple[tuple[Finding, ...], dict[str, int], tuple[Unjudged, ...]]:
     """Judge a node. `before` are the findings of the last snapshot: they know since when they hold.
+
+    Returns all findings, worst first; for each kind how many GPUs, leaves, containers or holders were judged; and those
+    that cannot be judged.
 
     The node's devices have the processes of squatters and leftovers. `clock_step_seconds`: by how much the wall clock
     was set since the last snapshot. `twice`: ids that several pods have held for `--grace`.
@@ -96,7 +90,7 @@ def judge(
         structs.replace(finding, since=min(since.get(_key(finding), finding.since or node.timestamp), node.timestamp))
         for finding in _counted_once(findings, node)
     ]
-    return Judgement(sort_findings(dated), dict(tally.judged), tally.unjudged())
+    return sort_findings(dated), dict(tally.judged), tally.unjudged()
 
 
 def _key(finding: Finding) -> _Key:
@@ -299,7 +293,10 @@ def _squatters(place: NodeDevice) -> Iterator[Finding]:
     if not users:
         return
     processes = [process for process in place.device.processes if process.owner is Owner.UNASSIGNED]
-    holding_pods = {row.pod_name for row in place.device.containers if row.holds} | _pods_of_gpu(place)
+    gpu_uuid = place.device.gpu_uuid
+    # A pod may also hold the partitioned GPU of a MIG device as a whole.
+    gpus = (device for device in place.node.devices if device.partitioned and device.uuid == gpu_uuid)
+    holding_pods = {row.pod_name for device in (place.device, *gpus) for row in device.containers if row.holds}
     for row, use in users:
         if row.pod_name not in holding_pods:
             own_processes = [process for process in processes if container_of(process) == row.name]
@@ -310,13 +307,6 @@ def _squatters(place: NodeDevice) -> Iterator[Finding]:
             bytes_ = use.memory_bytes
             finding = partial(_finding, place, row.name, used_bytes=bytes_, memory_bytes=bytes_, pids=pids)
             yield finding("squatter", "not_assigned", why, _since(own_processes))
-
-
-def _pods_of_gpu(place: NodeDevice) -> set[PodName]:
-    """Return the pods that hold the partitioned GPU of a MIG device as a whole."""
-    gpu_uuid = place.device.gpu_uuid
-    gpus = (device for device in place.node.devices if device.partitioned and device.uuid == gpu_uuid)
-    return {row.pod_name for device in gpus for row in device.containers if row.holds}
 
 
 def _leftovers(place: NodeDevice) -> Iterator[Finding]:

@@ -309,9 +309,14 @@ class GpuReader:
         """Return the values of a GPU, partitioned or not."""
         ask = self._calls.ask
         values = device.field_values.read(self._fields)
-        celsius = self._calls.ask_first(device.temperature)
+        # Drivers return 0 for the memory of cards without its sensor (T4, GeForce).
+        memory = values.get(pynvml.NVML_FI_DEV_MEMORY_TEMP)
+        memory_celsius = float(memory) if memory else None
+        temperatures = known_values([("gpu", self._calls.ask_first(device.temperature)), ("memory", memory_celsius)])
         fields = {
-            "temperatures_celsius": _temperatures(celsius, values.get(pynvml.NVML_FI_DEV_MEMORY_TEMP)),
+            "temperatures_celsius": {
+                sensor: celsius for sensor, celsius in temperatures.items() if _COLDEST <= celsius <= _HOTTEST
+            },
             "power_watts": ask(device.power),
             "energy_joules": ask(device.energy),
             **(device.health.read(values) if "health" in self._groups else {}),
@@ -347,10 +352,3 @@ _COLDEST, _HOTTEST = -50.0, 150.0
 def _celsius(info: Any) -> float | None:
     celsius: int = _TEMPERATURE.unpack_from(info)[2]
     return None if celsius == -1 else float(celsius)  # nvml.h, NVML_VALUE_NOT_AVAILABLE
-
-
-def _temperatures(gpu: float | None, memory: float | None) -> dict[str, float]:
-    """Return plausible temperatures by sensor. Drivers return 0 for the memory of cards without its sensor (T4,
-    GeForce)."""
-    known = known_values([("gpu", gpu), ("memory", float(memory) if memory else None)])
-    return {sensor: celsius for sensor, celsius in known.items() if _COLDEST <= celsius <= _HOTTEST}

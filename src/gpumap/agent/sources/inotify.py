@@ -138,7 +138,9 @@ class Watcher:
             try:
                 watch = _add_watch(self._descriptor(), place)
             except OSError as error:
-                failed.append((place, _complaint(error, place)))
+                reason = REASONS.get(error.errno or 0, "inotify_failed")
+                complaint = Complaint(reason, f"{place.directory}: {_CAUSES.get(reason, error.strerror)}")
+                failed.append((place, complaint))
             else:
                 watches[watch] = (*watches.get(watch, ()), place)
         lost = self._watches.keys() - watches.keys()
@@ -235,8 +237,3 @@ def _result(returned: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return returned
-
-
-def _complaint(error: OSError, place: Place) -> Complaint:
-    reason = REASONS.get(error.errno or 0, "inotify_failed")
-    return Complaint(reason, f"{place.directory}: {_CAUSES.get(reason, error.strerror)}")

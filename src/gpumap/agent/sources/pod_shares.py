@@ -77,8 +77,9 @@ def _container_shares(uid: PodUid, annotations: Mapping[str, str]) -> Iterator[S
         if match is not None:
             by_container.setdefault(match[1], {})[match[2]] = value
     for container, values in by_container.items():
-        memory = _quantity(values.get("gpu-memory.limit", values.get("gpu-memory.request", "")))
-        if memory is None:
+        quantity = QUANTITY.fullmatch(values.get("gpu-memory.limit", values.get("gpu-memory.request", "")))
+        memory = int(Decimal(quantity[1]) * _SUFFIXES[quantity[2]]) if quantity else 0
+        if not memory:
             continue
         for text in values.get("gpus.devices", "").split(",", SHARES_MAX)[:SHARES_MAX]:
             if (device := _DEVICE.fullmatch(text.strip())) is not None:
@@ -89,8 +90,3 @@ def _ratio(text: str) -> float | None:
     """Return a share above 0, at most a whole device."""
     value = float(text) if _RATIO.fullmatch(text) else 0.0
     return value if 0.0 < value <= 1.0 else None
-
-
-def _quantity(text: str) -> int | None:
-    match = QUANTITY.fullmatch(text)
-    return int(Decimal(match[1]) * _SUFFIXES[match[2]]) or None if match else None
