@@ -28,7 +28,7 @@ OWN_JOBS = 'job=~".*gpumap.*"'
 choose its job."""
 KUBE_STATE_METRICS_JOBS = 'job=~".*kube-state-metrics.*"'
 """The same for kube-state-metrics and `--label-match`."""
-LABEL_MATCH_HELP = "Like --match, for series of jobs whose name contains kube-state-metrics. (default: --match)"
+LABEL_MATCH_HELP = "Like --match, for series of jobs with kube-state-metrics in their name. (default: --match)"
 _DETAILS = ("match", "timeout")
 """Flags that require --prometheus."""
 HOW_TO_ASK = "connection"

@@ -172,24 +172,21 @@ class PlayedNode:
             await self._kubelet.stop(leave_socket=True)
         self._starts = starts
         down = contents.down(frame.files).get("kubelet")
-        await _show_list(self._kubelet, down, None if down else answers.answer(frame.files, contents.LIST))
-
-
-async def _show_list(server: fake.PlayedKubelet, down: contents.Down | None, listed: bytes | None) -> None:
-    """Answer with this List from now on, or not at all."""
-    if down and down.reason in ("socket_missing", "connection_refused"):
-        # A kubelet that ends does not remove its socket; the next one does.
-        await server.stop(leave_socket=down.reason == "connection_refused")
-        if down.reason == "socket_missing":
-            server.socket_path.unlink(missing_ok=True)
-        return
-    answer: bytes | fake.Refuse = listed or b""
-    if down:
-        answer = b"\xff" if down.reason == "decode" else fake.refusal(down.reason)
-    for method in server.lists:
-        server.show(method, answer)
-    if not server.running:
-        await server.start()
+        if down and down.reason in ("socket_missing", "connection_refused"):
+            # A kubelet that ends does not remove its socket; the next one does.
+            await self._kubelet.stop(leave_socket=down.reason == "connection_refused")
+            if down.reason == "socket_missing":
+                self._kubelet.socket_path.unlink(missing_ok=True)
+            return
+        answer: bytes | fake.Refuse
+        if down:
+            answer = b"\xff" if down.reason == "decode" else fake.refusal(down.reason)
+        else:
+            answer = answers.answer(frame.files, contents.LIST) or b""
+        for method in self._kubelet.lists:
+            self._kubelet.show(method, answer)
+        if not self._kubelet.running:
+            await self._kubelet.start()
 
 
 def repeated(frames: Sequence[Frame]) -> Play:

@@ -327,8 +327,8 @@ class _HistoryUpdate:
             if not memory.is_readable and work.sign not in (Sign.CERTAIN, Sign.ROWS):
                 continue
             self._updated.add(key)
-            before = self._pods.get(key)
-            before_at_rest = self._before.pods_at_rest.get(key, before)
+            previous = self._pods.get(key)
+            previous_at_rest = self._before.pods_at_rest.get(key, previous)
             remember = partial(
                 remember_pod,
                 uid=uid,
@@ -338,8 +338,8 @@ class _HistoryUpdate:
                 rules=joined.rules,
             )
             if at_rest is not None:
-                self._at_rest[key] = remember(before_at_rest, at_rest)
-            self._pods[key] = remember(before_at_rest if has_lasted else before, work)
+                self._at_rest[key] = remember(previous_at_rest, at_rest)
+            self._pods[key] = remember(previous_at_rest if has_lasted else previous, work)
             yield key, watch_of(self._pods[key], work, is_certain=_is_certain(joined, pod, uid))
 
     def use_of(self, key: Key, measured: Measured, profile: str) -> Use:

@@ -89,7 +89,7 @@ class History:
     pods: Mapping[tuple[PodName, Uuid], PodMemory] = field(default_factory=dict)
     leaves: Mapping[Uuid, LeafMemory] = field(default_factory=dict)
     pods_at_rest: Mapping[tuple[PodName, Uuid], PodMemory] = field(default_factory=dict)
-    """As `pods`, of leaves that are busy without a process, if that is no work of theirs."""
+    """As `pods`, on leaves that are busy without a process: without this load."""
 
 
 # --- leaves -----------------------------------------------------------------------------------------------------------

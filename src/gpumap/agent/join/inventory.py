@@ -191,11 +191,11 @@ def _identified(
     for reading in sorted(answer.gpus, key=lambda reading: reading.fault is not None):
         if reading.fault is None and reading.uuid is not None:
             uuid = reading.uuid
-            before = by_uuid.get(uuid)
-            if before and before.partitioned and reading.mig_unknown:
+            known = by_uuid.get(uuid)
+            if known and known.partitioned and reading.mig_unknown:
                 # It does not report its mode now: values of the whole GPU are not valid for a partitioned one.
                 reading = structs.replace(reading, partitioned=True, processes=None, samples=None)
-            yield _known_gpu(reading, uuid, wall, before), reading
+            yield _known_gpu(reading, uuid, wall, known), reading
         else:
             faulty = reading if reading.fault else structs.replace(reading, fault=_NO_NAME)
             yield _remembered_gpu(faulty, by_uuid, by_index), faulty

@@ -54,7 +54,7 @@ class Rules:
 
 
 def remember_since(
-    before: Mapping[_Key, Moment], keys: Iterable[_Key], moment: Moment, *, is_gap: bool = False
+    since: Mapping[_Key, Moment], keys: Iterable[_Key], moment: Moment, *, is_gap: bool = False
 ) -> dict[_Key, Moment]:
     """Return since when each key holds without a break. A gap between two collections is a break."""
-    return {key: moment if is_gap else before.get(key, moment) for key in keys}
+    return {key: moment if is_gap else since.get(key, moment) for key in keys}

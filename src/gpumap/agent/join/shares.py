@@ -71,8 +71,8 @@ def place_shares(
         ]
         container = listed[0] if len(listed) == 1 else ContainerName(*pod, "")
         placed_share = PlacedShare(container, uuid, share.gpus, share.memory_bytes)
-        before = placed.get(placed_share[:2])
-        placed[placed_share[:2]] = placed_share if before is None else _merged(before, placed_share)
+        earlier_share = placed.get(placed_share[:2])
+        placed[placed_share[:2]] = placed_share if earlier_share is None else _merged(earlier_share, placed_share)
     return tuple(placed.values())
 
 

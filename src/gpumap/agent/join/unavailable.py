@@ -124,12 +124,8 @@ CONTROLLER_3D, DRIVER = "0x0302", "nvidia"
 
 def find_missing(joined: Joined) -> tuple[MissingMemory, MissingGpus | None, str]:
     """Return what to remember, and the missing GPUs; or `None` and why they cannot be judged."""
-    before, observations, inventory, rules = (
-        joined.memory.missing_gpus,
-        joined.observations,
-        joined.inventory,
-        joined.rules,
-    )
+    before, observations = joined.memory.missing_gpus, joined.observations
+    inventory, rules = joined.inventory, joined.rules
     why = rules.why_not_on_pci or _why_unjudged(observations, joined.procs)
     if why or not isinstance(observations.pci, Observed):
         return MissingMemory(before.listed_ids), None, why
@@ -140,7 +136,7 @@ def find_missing(joined: Joined) -> tuple[MissingMemory, MissingGpus | None, str
     missing = [
         function.address for function in functions if function.address not in listed and _is_gpu(function, listed_ids)
     ]
-    # A GPU of NVML's whose address is not on PCI, or not known, may be any of them.
+    # NVML may list a GPU with an address that is not on PCI, or without one: it may be any of them.
     count = max(len(missing) - (len(bus_ids) - len(listed)), 0)
     since = remember_since(before.since, missing if count else (), finished, is_gap=joined.is_gap)
     levels = (*(() if joined.is_gap else before.levels[:count]), *[finished] * count)[:count]

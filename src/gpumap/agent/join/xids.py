@@ -160,7 +160,7 @@ def _add_events(gpu: GpuXidMemory, events: list[XidError], timestamp: float) -> 
 
 
 def _note_reset(memory: GpuXidMemory, gpu: Gpu | None, *, is_reloaded: bool) -> GpuXidMemory:
-    """Note which errors were before a reset or a reload of the driver. That the GPU answers again is no sign of it."""
+    """Note which errors were before a reset or a reload of the driver. An answer of the GPU does not show one."""
     joules = gpu.reading.energy_joules if gpu and gpu.reading else None
     action = gpu.recovery_action if gpu else None
     went_back = joules is not None and memory.energy_joules is not None and joules < memory.energy_joules

@@ -210,5 +210,5 @@ def word(code: int) -> str:
 
 
 def fault_word(code: int) -> str:
-    """Return the fault reason (docs/how-to/troubleshoot.md) of a GPU whose essential call returned this code."""
+    """Return the fault reason (docs/how-to/troubleshoot.md) of a GPU, if an essential call returned this code."""
     return _FAULTS.get(code, "unknown")

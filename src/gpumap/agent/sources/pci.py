@@ -38,7 +38,7 @@ class PciSource:
         """By name; `None` is no GPU of NVIDIA's."""
 
     async def read(self, in_nvml: Collection[str], timeout_seconds: float) -> SourceAnswer[tuple[PciFunction, ...]]:
-        """Return the GPUs, with the drivers of those whose address is not `in_nvml`. Raises SourceError."""
+        """Return the GPUs. Those with an address that is not `in_nvml` have their drivers. Raises SourceError."""
         self.answer = None
         if self._is_reading:
             raise SourceError("deadline_exceeded", f"{self._folder}: an earlier read has not ended")

@@ -307,8 +307,8 @@ def _strip_cell(gpu: GpuRow, live: Live) -> str:
 
 
 def _curve(gpu: GpuRow, live: Live, width: int) -> str:
-    past = live.history.get(gpu.uuid, ())[-width:]
-    levels = (" " if each is None else _LEVELS[min(int(each * len(_LEVELS)), len(_LEVELS) - 1)] for each in past)
+    ratios = live.history.get(gpu.uuid, ())[-width:]
+    levels = (" " if ratio is None else _LEVELS[min(int(ratio * len(_LEVELS)), len(_LEVELS) - 1)] for ratio in ratios)
     return "".join(levels).rjust(width)
 
 

@@ -153,7 +153,7 @@ async def _map_of(place: Endpoint, agent: Agent, scope: Scope, slots: asyncio.Se
 
 
 def _no_map(status: int, body: bytes) -> str:
-    """Return why a status came instead of a map: from the API server, whose answer is a Status, or from the agent."""
+    """Return why a status came instead of a map: the API server answered with a Status, or the agent."""
     message = _status_message(body)
     if message is None and status in _AGENT_ASKS:
         return f"its agent requires {_AGENT_ASKS[status]}, which the API server does not forward: {_INSTEAD}"
@@ -168,7 +168,7 @@ def _no_map(status: int, body: bytes) -> str:
 
 
 def _no_list(status: int, body: bytes, *, of_all_namespaces: bool) -> str:
-    """Return why there is no list of pods: in the words of the API server, or of kubectl, which did not reach it."""
+    """Return why kubectl has no list of pods: in the words of the API server, or of kubectl if it did not reach it."""
     message = _status_message(body)
     if message is None:
         return f"the API server did not answer: {cut_off(body.decode(errors='replace'), _REASON_CHARACTERS) or status}"

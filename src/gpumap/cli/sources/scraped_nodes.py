@@ -16,7 +16,7 @@ from gpumap.model.formatting import cut_off
 from gpumap.model.grouping import grouped
 
 SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
-"""Each gpumap has exactly one, whose labels are those of its target."""
+"""Each gpumap has exactly one, with the labels of its target."""
 CONTAINER = ("namespace", "pod", "container")
 OWN_LABELS = frozenset(
     {
@@ -115,8 +115,7 @@ async def _server_time(server: Prometheus) -> int:
 
 
 def _down_question(match: str) -> str:
-    """Return PromQL for targets that do not answer and were a gpumap within the last hour, or whose job has only
-    gpumaps."""
+    """Return PromQL for targets that do not answer: of the last hour's gpumaps, and of jobs that have only gpumaps."""
     up, snapshot = f"up{braced(match)}", f"{SNAPSHOT}{braced(match)}"
     known = f"{up} == 0 and on (job, instance) last_over_time({snapshot}[{_KNOWN_FOR}])"
     own_job = f"count by (job) ({up} == 1) == count by (job) ({snapshot})"
@@ -136,7 +135,7 @@ def _nodes(
         if (group := (_node_name(row.labels), _cluster_labels(row.labels))) not in groups
         and (row.labels.get("instance"), group[1]) not in answering
     )
-    names = _unique_names([*groups, *down_groups], groups)
+    names = _unique_names([*groups, *down_groups])
     nodes = []
     for group, members in groups.items():
         addresses = (own_value(infos[target.place], "internal_ip") for target in members if target.place in infos)
@@ -153,9 +152,7 @@ def _cluster_labels(labels: Mapping[str, str]) -> Place:
     return frozenset((name, value) for name, value in place_of(labels) if name not in SCRAPE_LABELS)
 
 
-def _unique_names(
-    groups: Sequence[tuple[str, Place]], members: Mapping[tuple[str, Place], Sequence[Target]]
-) -> dict[tuple[str, Place], str]:
+def _unique_names(groups: Iterable[tuple[str, Place]]) -> dict[tuple[str, Place], str]:
     """Return a name for each node. If several have it, their clusters precede it, or all labels in which they
     differ."""
     names: dict[tuple[str, Place], str] = {}
@@ -208,7 +205,7 @@ def own_values(labels: Mapping[str, str], names: Iterable[str], target: Target) 
 
 
 def number_of(row: Row, *, is_whole: bool = False) -> float | None:
-    """Return the value of a row; `None` if it is no number of gpumap's."""
+    """Return the value of a row; `None` if gpumap cannot have written it."""
     text = row.points[0][1]
     try:
         value = math.nan if text.strip(_IN_NUMBERS) else float(text)

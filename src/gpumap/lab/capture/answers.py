@@ -223,7 +223,7 @@ def _claims(
             for device in entry.claim_resources
             if is_gpus(device.driver_name, [device.device_name], is_gpu_resource)
         ]
-        # A claim whose devices the kubelet does not name may be one of a GPU.
+        # A claim may be one of a GPU if the kubelet does not name its devices.
         is_named = any(device.driver_name for device in entry.claim_resources)
         other_device = v1_pb2.ClaimResource(driver_name="driver.example" if is_named else "")
         claims.append(

@@ -123,8 +123,10 @@ async def record(
             if collected is None:
                 break
             frames.append(Frame(began_seconds if frames else 0.0, collected[0]))
-            before = frames[-2].files if len(frames) > 1 else {}
-            size += sum(len(content) for name, content in frames[-1].files.items() if before.get(name) is not content)
+            last_files = frames[-2].files if len(frames) > 1 else {}
+            size += sum(
+                len(content) for name, content in frames[-1].files.items() if last_files.get(name) is not content
+            )
             last_snapshot, files_held = collected[1], files_held + len(collected[0])
             due = began_seconds + interval
             if due > (seconds or interval) * 1.001 and len(frames) > 1:

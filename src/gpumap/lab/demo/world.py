@@ -214,11 +214,11 @@ def play(
     `clock` gives Unix seconds. `epoch` is when the play began, by default now.
     """
     epoch = clock() if epoch is None else epoch
-    due, before = time.monotonic(), clock() - epoch
+    due, seconds_before = time.monotonic(), clock() - epoch
     while True:
         seconds = clock() - epoch + max(due - time.monotonic(), 0.0)
-        yield due, frame(scenario, before, seconds)
-        before = seconds
+        yield due, frame(scenario, seconds_before, seconds)
+        seconds_before = seconds
         due = max(due + TICK_SECONDS, time.monotonic())
 
 
