@@ -40,6 +40,7 @@ GPUS, ANSWERING = (
 )
 TOLD_OF = of_node("gpumap_gpu_up:count", q.most("gpumap_gpu_up", q.BY_GPU, q.CLUSTER))
 """Without the nodes whose whole driver is down."""
+FREE_ON_NODE = f"sum by ({ON_NODE}) ({q.most('gpumap_device_free_ratio', q.BY_DEVICE, q.CLUSTER)})"
 HELD_ON_NODE = of_node(
     "gpumap_container_allocated_gpus:sum", q.most("gpumap_container_allocated_gpus", q.BY_HOLDER, q.CLUSTER)
 )
@@ -223,12 +224,14 @@ WHERE = Row(
     (
         Table(
             title="Nodes",
-            about="An empty cell is unknown: busy if no SM time or activity is known, used if no card answers.",
+            about="Free: GPUs and MIG devices that a new pod could be given; of a shared one, the free part. "
+            "An empty cell is unknown: busy if no SM time or activity is known, used if no card answers.",
             keys=(Key("cluster", "Cluster"), NODE_KEY),
             columns=(
                 Column(GPUS, "GPUs", decimals=0),
                 Column(f"{GPUS} - {ANSWERING}", "Do not answer", decimals=0, steps=((1, RED),)),
                 Column(HELD_ON_NODE, "Held", decimals=2),
+                Column(FREE_ON_NODE, "Free", decimals=1),
                 Column(COMPUTING_ON_NODE, "Computing", decimals=2),
                 Column(MEMORY_OF_NODE, "Memory", unit="bytes"),
                 Column(USED_OF_NODE, "Used", unit="bytes"),

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpumap.agent.judgement.free import add_free
 from gpumap.agent.judgement.judge import judge
 from gpumap.agent.judgement.unjudged import sentences
 from gpumap.agent.published import published
@@ -56,7 +57,7 @@ def judged_again(found: Node, **values: object) -> Node:
     """The node with these values, judged as an agent judges it."""
     found = changed(found, **values)
     findings, judged, unjudged = judge(found)
-    node = changed(found, findings=findings, judged=judged, unjudged=unjudged)
+    node = add_free(changed(found, findings=findings, judged=judged, unjudged=unjudged))
     return changed(node, finding_sums=sums(findings, judged_kinds(node)), unjudged_sentences=tuple(sentences(node)))
 
 

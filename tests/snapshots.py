@@ -6,6 +6,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from gpumap.agent.join import describe
+from gpumap.agent.judgement.free import add_free
 from gpumap.agent.judgement.judge import judge
 from gpumap.model import remedies
 from gpumap.model.devices import add_processes
@@ -90,7 +91,7 @@ def with_node(snapshot: Snapshot, **changed: object) -> Snapshot:
 def judged(node: Node, processes: Iterable[Process] = ()) -> Node:
     """The node with its findings."""
     findings, judged, unjudged = judge(add_processes(node, processes))
-    return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
+    return add_free(structs.replace(node, findings=findings, judged=judged, unjudged=unjudged))
 
 
 def with_containers(devices: Iterable[Device], rows: Iterable[ContainerOnDevice]) -> tuple[Device, ...]:

@@ -93,7 +93,7 @@ def sums_of_maps(nodes: dict[str, Document], by: str) -> dict[str, dict[str, flo
         if by == "node":
             leaves = [one for one in node["devices"] if one["gpu_uuid"] and not one["partitioned"]]
             sums[name]["gpus"] = len(node["gpus"])
-            sums[name]["free_devices"] = sum(one["holders"] == 0 and not one["may_have_more"] for one in leaves)
+            sums[name]["free_devices"] = sum(one["free_ratio"] or 0 for one in leaves)
     return {group: {key: value for key, value in values.items() if value} for group, values in sums.items()}
 
 

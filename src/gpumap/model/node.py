@@ -421,6 +421,12 @@ kubelet names while NVML does not answer, and a partitioned GPU that was assigne
 nothing."""
     may_have_more: bool = False
     """A slot that gpumap could not place may be on the device: holders is the least."""
+    free_ratio: Ratio | None = None
+    """The part that a new pod could be given: 1, 0, or the free part of the slots of a shared device. Null if \
+unknown, or if it is a partitioned GPU."""
+    not_free_reason: str = ""
+    """Why it is not free, apart from its holders: fault, not_offered, squatter, leftover or unexplained. Without such \
+a finding, the owner that uses most of its memory. Empty if nothing prevents it."""
     readable_ratio: Ratio | None = None
     """Part of the last two --idle-after in which gpumap could read the device. Null if it cannot read it now."""
     unexplained: Unexplained | None = None

@@ -21,6 +21,7 @@ from gpumap.agent.join.rules import Rules, remember_since
 from gpumap.agent.join.stalled import watch_for_stalls
 from gpumap.agent.join.unavailable import MissingOffers, find_missing, has_seen_claim, missing_offers, watch_offers
 from gpumap.agent.join.xids import count_xids
+from gpumap.agent.judgement.free import add_free
 from gpumap.agent.judgement.judge import AssignedTwice, judge
 from gpumap.model import remedies
 from gpumap.model.devices import add_processes
@@ -164,7 +165,7 @@ def _add_findings(
     findings, judged, unjudged = judge(
         add_processes(node, processes) if accused else node, last_findings, clock_step, twice
     )
-    return structs.replace(node, findings=findings, judged=judged, unjudged=unjudged)
+    return add_free(structs.replace(node, findings=findings, judged=judged, unjudged=unjudged))
 
 
 def _driver(observations: Observations) -> Driver | None:

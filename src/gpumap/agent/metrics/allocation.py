@@ -56,6 +56,11 @@ ALLOCATION = (
         "Containers that hold at least one slot of the device, or a share that a scheduler granted.",
         lambda device: None if device.may_have_more else device.holders,
     ),
+    DEVICES.gauge(
+        "gpumap_device_free_ratio",
+        "The part of the device that a new pod could be given: 1, 0, or the free part of the slots of a shared device.",
+        lambda device: device.free_ratio,
+    ),
     Family(
         "gpumap_device_reserved_info",
         "gauge",

@@ -80,8 +80,7 @@ def _count(label: str, series: str, *only: str) -> Callable[[Grouping], str]:
 
 
 def _free_devices(grouping: Grouping) -> str:
-    free = f"{grouping.each(('uuid',), 'gpumap_device_holders')} == bool 0"
-    return grouping.total("sum", f"({free}) and on (uuid) gpumap_device_info{braced(grouping.match)}")
+    return grouping.total("sum", grouping.each(("uuid",), "gpumap_device_free_ratio"))
 
 
 def _judged_nodes(grouping: Grouping) -> str:
@@ -114,7 +113,7 @@ COLUMNS = (
         *("HELD", "held_gpus", ratio, _sum("gpumap_container_allocated_gpus"), _count("uuid", "gpumap_device_holders")),
         sort_name="gpus",
     ),
-    SumColumn("FREE", "free_devices", number, _free_devices, is_of_nodes=True),
+    SumColumn("FREE", "free_devices", ratio, _free_devices, is_of_nodes=True),
     SumColumn("IDLE", "idle_gpus", ratio, _sum("gpumap_finding_gpus", 'finding="idle"'), _judged_nodes),
     SumColumn("GRANTED", "granted_bytes", size, _granted_bytes),
     SumColumn(
