@@ -17,7 +17,7 @@ from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
 
 if TYPE_CHECKING:
-    from gpumap.cli.sources.prometheus import Server
+    from gpumap.cli.sources.prometheus import Prometheus
     from gpumap.cli.table import Shape
 
 MATCHER = r"""\b[a-zA-Z_][a-zA-Z0-9_]*+\s*+(=~|!~|!=|=)\s*+("([^"\\]|\\.)*+"|'([^'\\]|\\.)*+')"""
@@ -138,21 +138,15 @@ def read_shape(args: argparse.Namespace, namespace: str = "", *, processes: bool
     )
 
 
-def server_of(args: argparse.Namespace) -> Server:
+def server_of(args: argparse.Namespace) -> Prometheus:
     """Read the flags and their files. Requires --prometheus. Raises UsageError."""
-    from gpumap.cli.sources.prometheus import Server
+    from gpumap.cli.sources.prometheus import Prometheus
 
     address = address_of("--prometheus", args.prometheus)
     path = address.path.rstrip("/").removesuffix("/api/v1/query").removesuffix("/api/v1")
     address = address.with_path(path, keep_query=True)
     credentials = credentials_of(args, os.environ, "--prometheus", address)
-    return Server(
-        url=str(address.with_user(None)),
-        headers=credentials.headers,
-        tls=credentials.tls,
-        timeout_seconds=seconds_of("--timeout", args.timeout or _TIMEOUT),
-        server_name=credentials.server_name,
-    )
+    return Prometheus(address, credentials, seconds_of("--timeout", args.timeout or _TIMEOUT))
 
 
 def refuse_details(args: argparse.Namespace) -> None:

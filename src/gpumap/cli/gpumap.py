@@ -84,13 +84,13 @@ def _node_maps(args: argparse.Namespace, view: View) -> NodeMapStream:
 
 
 def _server_answers(args: argparse.Namespace, view: View, ask: Ask) -> NodeMapStream:
-    from gpumap.cli.sources.prometheus import answers_of
+    from gpumap.cli.sources.http_client import ask_repeatedly
 
     if args.url is not None:
         raise UsageError("--prometheus: cannot be combined with --url")
     prepare_elsewhere(args, "--prometheus")
     server, match = server_of(args), matchers_of("--match", args.match or "")
-    return answers_of(server, view.interval_seconds, lambda prometheus: ask(prometheus, match))
+    return ask_repeatedly(lambda: ask(server, match), view.interval_seconds)
 
 
 GPUMAP = Program(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
 from gpumap.model.errors import FatalError
@@ -100,18 +100,10 @@ def name(title: str, value: Callable[[R], str | None], *, wide: bool = False, dr
     )
 
 
-class OnNode(Protocol):
-    """A row that knows the name of its node."""
-
-    @property
-    def node(self) -> str: ...
+NODE: Column[Any] = Column("NODE", lambda row: row.node, lambda row: row.node, name=True)
 
 
-NODE: Column[OnNode] = Column("NODE", lambda row: row.node, lambda row: row.node, name=True)
-N = TypeVar("N", bound=OnNode)
-
-
-def add_node_column(columns: Sequence[Column[N]], *, fleet: bool) -> Sequence[Column[N]]:
+def add_node_column(columns: Sequence[Column[R]], *, fleet: bool) -> Sequence[Column[R]]:
     """Return the columns of a table; that of a fleet begins with the node."""
     return (NODE, *columns) if fleet else columns
 

@@ -26,7 +26,6 @@ from gpumap.cli.bill.promql import (
     Growth,
     Key,
 )
-from gpumap.cli.kube_state import unlisted, workload_of
 from gpumap.cli.table import SortKey, sort_rows
 from gpumap.model.formatting import listed
 from gpumap.model.grouping import grouped
@@ -61,21 +60,14 @@ class Increases(NamedTuple):
     resumed: frozenset[Key] = frozenset()
 
 
-class Labelling(NamedTuple):
-    """A pod's label as Kubernetes writes it, `None` for its workload; and matchers for the series of
-    kube-state-metrics."""
-
-    label: str | None
-    match: str
-
-
 class Request(NamedTuple):
-    """The bill that a user wants. `match` is matchers as in PromQL; `price` is for a GPU-hour held; `start` and `end`
-    are RFC 3339."""
+    """The bill that a user wants. `match` is matchers as in PromQL, `label_match` are those for kube-state-metrics;
+    `label` is a pod's as Kubernetes writes it; `price` is for a GPU-hour held; `start` and `end` are RFC 3339."""
 
     grouping: str
     match: str
-    labelling: Labelling | None
+    label: str | None
+    label_match: str
     price: float | None
     start: str
     end: str
@@ -132,10 +124,6 @@ class Bill:
     warnings: tuple[str, ...] = ()
 
     @property
-    def label(self) -> str | None:
-        return self.request.labelling.label if self.request.labelling else None
-
-    @property
     def is_of_work(self) -> bool:
         """It is of work outside pods, not of containers."""
         return self.request.grouping in KINDS
@@ -144,7 +132,7 @@ class Bill:
     def columns(self) -> tuple[str, ...]:
         """The names of a group's cells."""
         way = self.request.grouping
-        return (self.label or "",) if way == LABEL else _COLUMNS.get(way, (way,))
+        return (self.request.label or "",) if way == LABEL else _COLUMNS.get(way, (way,))
 
     def cost(self, amounts: Amounts) -> float | None:
         price = self.request.price
@@ -163,11 +151,14 @@ def bill_of(server: str, request: Request, increases: Increases, label_of: Mappi
             case "label":
                 return (label_of.get((key[0], key[1])),)
             case "workload":
-                return key[0], workload_of((key[0], key[1]), label_of)
+                return key[0], label_of.get((key[0], key[1]), f"Pod/{key[1]}")
         return key[:1]
 
     charged = dict(_works(increases.growth) if request.grouping in KINDS else _containers(increases.growth))
-    pods = ((key[0], key[1]) for key in charged)
+    warnings = [*_warnings(request, increases)]
+    if request.grouping == WORKLOAD and (pods := {key[:2] for key in charged} - label_of.keys()):
+        names = listed(sorted("/".join(pod) for pod in pods))
+        warnings.append(f"kube-state-metrics does not list {names}. Each has a row of its own.")
     return Bill(
         server=server,
         request=request,
@@ -176,7 +167,7 @@ def bill_of(server: str, request: Request, increases: Increases, label_of: Mappi
         unattributed_energy=_sum(increases.growth.get(UNATTRIBUTED, {}).values()),
         not_measured_seconds=_sum(increases.growth.get(NOT_MEASURED, {}).values()),
         uncharged_seconds=increases.uncharged_seconds,
-        warnings=(*_warnings(request, increases), *(unlisted(pods, label_of) if request.grouping == WORKLOAD else ())),
+        warnings=tuple(warnings),
     )
 
 

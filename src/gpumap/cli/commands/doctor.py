@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap.cli.args import HOW_TO_ASK, add_form, add_no_headers, add_url, refuse_details
+from gpumap.cli.commands import SUMMARIES, Program
 from gpumap.cli.credentials import add_credentials
-from gpumap.cli.parser import Parser, add_command, leave_to_help_all
+from gpumap.cli.parser import add_command, leave_to_help_all
 from gpumap.cli.rows import NodeMaps, values_of
 from gpumap.cli.sources.this_node import (
     LOOK_SECONDS,
@@ -35,9 +36,8 @@ from gpumap.model.readings import Uuid
 from gpumap.model.terms import Source
 
 if TYPE_CHECKING:
+    from gpumap.cli.commands import Commands
     from gpumap.cli.rows import NodeMapStream
-
-    Commands = argparse._SubParsersAction[Parser]
 
 
 GPU_CHECKS = {
@@ -60,12 +60,12 @@ _COLOURS = {"ok": "green", "missing": "yellow", "warning": "yellow", "degraded":
 _GUIDE = "More: docs/how-to/troubleshoot.md"
 
 
-def add_doctor(commands: Commands, summary: str) -> None:
+def add(commands: Commands, _: Program) -> None:
     doctor = add_command(
         commands,
         "doctor",
         _doctor,
-        summary=summary,
+        summary=SUMMARIES["doctor"],
         details="The exit code is 1 if NVML does not work, or the kubelet unless --no-kubelet is set. Everything else "
         "is optional.",
         examples=[

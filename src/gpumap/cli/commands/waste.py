@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
-from gpumap.cli.commands import SUMMARIES, Program
-from gpumap.cli.parser import add_command
+from gpumap.cli.commands import Program
 from gpumap.cli.rows import NodeMaps, pods_in, rows, values_of
 from gpumap.cli.screen import Report
 from gpumap.cli.table import (
@@ -71,16 +70,8 @@ _EXAMPLES = {
 }
 
 
-def add_waste(commands: Commands, program: Program) -> None:
-    parser = add_command(
-        commands,
-        "waste",
-        program.bind(_waste),
-        summary=SUMMARIES["waste"],
-        details=_DETAILS,
-        usage=program.usage,
-        examples=_EXAMPLES[program.name],
-    )
+def add(commands: Commands, program: Program) -> None:
+    parser = program.add_command(commands, "waste", _waste, _EXAMPLES, details=_DETAILS)
     add_by(add_output(parser, ORDERS, program.interval_help), SUMS_BY)
     program.add_source(parser, "waste")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap import __version__
 from gpumap.cli.args import WATCH_INTERVAL
-from gpumap.cli.commands import Program, add_tables
+from gpumap.cli.commands import TABLES, Program, add_commands
 from gpumap.cli.parser import Parser, parse, top_parser
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
@@ -53,7 +53,7 @@ def command_parser(words: Sequence[str] | None = None) -> Parser:
         program=PROGRAM,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog=PROGRAM)
-    add_tables(commands, KUBECTL, words)
+    add_commands(commands, TABLES, KUBECTL, words)
     return parser
 
 

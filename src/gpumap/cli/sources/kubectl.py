@@ -23,7 +23,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpumap.cli.rows import NodeMaps, NodeMapStream
-from gpumap.cli.sources.agent import Endpoint, get, map_in, no_answer
+from gpumap.cli.sources.agent import map_in
+from gpumap.cli.sources.http_client import Endpoint, ask, no_answer
 from gpumap.cli.sources.kubectl_agents import Agent, PodList, agents_of, one_for_each_node, pod_list
 from gpumap.model.errors import FatalError
 from gpumap.model.formatting import cut_off, reason_sentences
@@ -111,7 +112,7 @@ async def _agents(place: Endpoint, scope: Scope) -> list[Agent]:
 async def _page(place: Endpoint, path: str, parameters: dict[str, str], scope: Scope) -> PodList:
     try:
         async with asyncio.timeout(scope.request_seconds):
-            answer = await get(place, f"{path}?{urlencode(parameters)}", {}, "the API server")
+            answer = await ask(place, f"{path}?{urlencode(parameters)}", {}, "the API server")
     except TimeoutError as error:
         raise FatalError(f"the API server did not answer within {scope.request_seconds:g} s") from error
     except (OSError, HTTPException) as error:
@@ -133,7 +134,7 @@ async def _map_of(place: Endpoint, agent: Agent, scope: Scope, slots: asyncio.Se
     seconds = min(AGENT_SECONDS, scope.request_seconds or AGENT_SECONDS)
     try:
         async with slots, asyncio.timeout(seconds):
-            answer = await get(place, agent.path, {}, "its agent")
+            answer = await ask(place, agent.path, {}, "its agent")
         if answer.status != 200:
             return _no_map(answer.status, answer.body)
         node = map_in(answer.body, "its agent")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -40,26 +40,7 @@ SILENT_FAULTS = ("hung",)
 def offered(scenario: Scenario, moment: float) -> tuple[ResourceDevices, ...]:
     """Return the ids that the plugins report as healthy at a time of the play."""
     faults = ((gpu.index, fault) for gpu in scenario.gpus for fault in gpu.faults if fault.start <= moment < fault.end)
-    return _offered(scenario, tuple(sorted({index for index, fault in faults if fault.kind not in SILENT_FAULTS})))
-
-
-def numa_nodes(scenario: Scenario) -> dict[DeviceId, tuple[int, ...]]:
-    """Whole GPUs and their slots have a NUMA node; MIG devices have none, as in the captures."""
-    return {id_: (gpu.numa,) for gpu in scenario.gpus if not gpu.mig for _, ids in _gpu_ids(gpu) for id_ in ids}
-
-
-def answer_to(scenario: Scenario, container: Container, devices: ResourceDevices) -> PluginAnswer:
-    """The scenario's answer. The NVIDIA plugin also sets a variable, unless the answer names devices in another way."""
-    answer: PluginAnswer = container.answer.get(devices.resource, PluginAnswer())
-    otherwise = answer.annotations or answer.mount_paths or answer.cdi_devices
-    if otherwise or _own_ids(scenario).get(devices.resource, frozenset()).isdisjoint(devices.ids):
-        return answer
-    uuids = dict.fromkeys(id_.partition("::")[0] for id_ in devices.ids)
-    return replace(answer, envs=tuple(({"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} | dict(answer.envs)).items()))
-
-
-@lru_cache(maxsize=64)
-def _offered(scenario: Scenario, unhealthy: Collection[int]) -> tuple[ResourceDevices, ...]:
+    unhealthy = {index for index, fault in faults if fault.kind not in SILENT_FAULTS}
     pairs = [
         (resource, id_)
         for gpu in scenario.gpus
@@ -75,6 +56,21 @@ def _offered(scenario: Scenario, unhealthy: Collection[int]) -> tuple[ResourceDe
         if not any(names.search(id_) for names in away)
     ]
     return group_ids(pairs)
+
+
+def numa_nodes(scenario: Scenario) -> dict[DeviceId, tuple[int, ...]]:
+    """Whole GPUs and their slots have a NUMA node; MIG devices have none, as in the captures."""
+    return {id_: (gpu.numa,) for gpu in scenario.gpus if not gpu.mig for _, ids in _gpu_ids(gpu) for id_ in ids}
+
+
+def answer_to(scenario: Scenario, container: Container, devices: ResourceDevices) -> PluginAnswer:
+    """The scenario's answer. The NVIDIA plugin also sets a variable, unless the answer names devices in another way."""
+    answer: PluginAnswer = container.answer.get(devices.resource, PluginAnswer())
+    otherwise = answer.annotations or answer.mount_paths or answer.cdi_devices
+    if otherwise or _own_ids(scenario).get(devices.resource, frozenset()).isdisjoint(devices.ids):
+        return answer
+    uuids = dict.fromkeys(id_.partition("::")[0] for id_ in devices.ids)
+    return replace(answer, envs=tuple(({"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} | dict(answer.envs)).items()))
 
 
 def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:

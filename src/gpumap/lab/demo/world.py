@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from gpumap.lab.capture import contents
+from gpumap.lab.capture.checkpoints import dra_checkpoint_text
 from gpumap.lab.capture.contents import LogEntry
 from gpumap.lab.capture.format import Frame
 from gpumap.lab.demo.allocation import SILENT_FAULTS, answer_to, numa_nodes, offered
@@ -23,7 +24,6 @@ from gpumap.lab.demo.texts import (
     checkpoint_text,
     link_name,
     link_target,
-    notes_text,
     pod_cgroup,
     stat_text,
     tree_name,
@@ -72,7 +72,7 @@ class World:
     allocatable: tuple[ResourceDevices, ...]
     numa: Mapping[DeviceId, tuple[int, ...]]
     checkpoint: str
-    notes: str
+    notes: bytes
     logs: tuple[LogEntry, ...]
     procs: tuple[Proc, ...]
     gpus: tuple[GpuReading, ...]
@@ -134,18 +134,19 @@ def _checkpoint(scenario: Scenario, seconds: float) -> str:
     return checkpoint_text(rows, offered(scenario, moment), numa_nodes(scenario))
 
 
-def _notes(scenario: Scenario, pods: Iterable[PodLife], seconds: float) -> str:
+def _notes(scenario: Scenario, pods: Iterable[PodLife], seconds: float) -> bytes:
     """Of the pods that exist: a driver unprepares what no pod has any more."""
     if not any(claim.notes for pod in scenario.pods for container in pod.containers for claim in container.claims):
-        return ""
-    return notes_text(
+        return b""
+    devices = {
         claim.prepared(pod.spec.namespace, claim.notes)
         for pod in pods
         if seconds in pod.window
         for container in pod.spec.containers
         for claim in container.claims
         if claim.notes is not None
-    )
+    }
+    return dra_checkpoint_text(sorted(devices, key=lambda device: astuple(device)[:4]))
 
 
 def _last_write(scenario: Scenario, seconds: float) -> float:
@@ -243,7 +244,7 @@ def frame(scenario: Scenario, before: float, seconds: float) -> Frame:
         ),
     }
     if node.notes:
-        files[contents.DRA_CHECKPOINT] = node.notes.encode()
+        files[contents.DRA_CHECKPOINT] = node.notes
     for proc in node.procs:
         files |= {f"proc/{proc.pid}/stat": proc.stat.encode(), f"proc/{proc.pid}/cgroup": proc.cgroup.encode()}
     return Frame(seconds, files | _kubelet(node))

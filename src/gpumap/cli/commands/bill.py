@@ -20,8 +20,9 @@ from gpumap.cli.args import (
     server_of,
 )
 from gpumap.cli.bill import BILL_ORDERS
+from gpumap.cli.commands import SUMMARIES, Program
 from gpumap.cli.main import print_notices
-from gpumap.cli.parser import Parser, add_command, leave_to_help_all, one_of
+from gpumap.cli.parser import add_command, leave_to_help_all, one_of
 from gpumap.model.errors import FatalError, UsageError
 
 if TYPE_CHECKING:
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
     from gpumap.cli.bill.counting import Bill, Pod, Request
     from gpumap.cli.bill.window import Window
-    from gpumap.cli.sources.prometheus import Server
-
-    Commands = argparse._SubParsersAction[Parser]
+    from gpumap.cli.commands import Commands
+    from gpumap.cli.sources.prometheus import Prometheus
 
 _FORMS = ("table", "csv", "json")
 _WAYS = ("namespace", "pod", "label", "workload", "job", "user")
 _OF_WORK = ("job", "user")
+_NAMED_BY_KUBE_STATE_METRICS = ("label", "workload")
 _PRICE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
 _SERVER = "--prometheus http://prom:9090"
 _DETAILS = """\
@@ -48,12 +49,12 @@ _PATIENCE_SECONDS = 3
 """After this time, a line on a terminal says why it takes longer."""
 
 
-def add_bill(commands: Commands) -> None:
+def add(commands: Commands, _: Program) -> None:
     bill = add_command(
         commands,
         "bill",
         _bill,
-        summary="Charge namespaces, pods or teams for the GPU-hours that they held.",
+        summary=SUMMARIES["bill"],
         details=_DETAILS,
         usage="--prometheus URL --from TIME [flags]",
         examples=[
@@ -127,7 +128,7 @@ def _bill(args: argparse.Namespace) -> int:
 
 def read_request(args: argparse.Namespace) -> tuple[Request, Window]:
     """Read what the flags ask for. Raises UsageError."""
-    from gpumap.cli.bill.counting import Labelling, Request
+    from gpumap.cli.bill.counting import Request
     from gpumap.cli.bill.pod_labels import read_label
     from gpumap.cli.bill.window import rfc3339, window_of
 
@@ -135,20 +136,19 @@ def read_request(args: argparse.Namespace) -> tuple[Request, Window]:
         raise UsageError("--by label requires --label NAME" if args.label is None else "--label requires --by label")
     match = matchers_of("--match", args.match or "")
     label_match = kube_matchers(args)
-    joined = args.by in ("label", "workload")
-    if args.label_match is not None and not joined:
+    if args.label_match is not None and args.by not in _NAMED_BY_KUBE_STATE_METRICS:
         raise UsageError("--label-match requires --by label or --by workload")
     price = args.price_per_gpu_hour
     if price is not None and args.by in _OF_WORK:
         raise UsageError(f"--price-per-gpu-hour: not with --by {args.by}, because gpumap does not know what it holds")
     if price is not None and not _PRICE.fullmatch(price):
         raise UsageError(f"--price-per-gpu-hour {price}: must be a price such as 2 or 2.75")
-    labelling = Labelling(read_label(args.label) if args.label else None, label_match) if joined else None
     window = window_of(args.start, args.end, args.resolution, time.time())
     request = Request(
         grouping=args.by,
         match=match,
-        labelling=labelling,
+        label=None if args.label is None else read_label(args.label),
+        label_match=label_match,
         price=None if price is None else float(price),
         start=rfc3339(window.start),
         end=rfc3339(window.end),
@@ -159,22 +159,20 @@ def read_request(args: argparse.Namespace) -> tuple[Request, Window]:
     return request, window
 
 
-async def make_bill(server: Server, request: Request, window: Window) -> Bill:
+async def make_bill(server: Prometheus, request: Request, window: Window) -> Bill:
     """Ask the server, and make the bill. Raises FatalError if an answer is missing or incomplete."""
     from gpumap.cli.bill.counting import KINDS, bill_of, pods_of
     from gpumap.cli.bill.pod_labels import label_values
     from gpumap.cli.bill.query import increases, work_increases
-    from gpumap.cli.sources.prometheus import connect
 
-    async with connect(server) as connected:
-        if request.grouping in KINDS:
-            work = await work_increases(connected, request.match, KINDS[request.grouping], window)
-            return bill_of(connected.url, request, work, {})
-        growths = await increases(connected, request.match, window)
-        label_of: Mapping[Pod, str] = {}
-        if request.labelling is not None:
-            label_of = await label_values(connected, request.labelling, pods_of(growths.growth), window)
-        return bill_of(connected.url, request, growths, label_of)
+    if request.grouping in KINDS:
+        work = await work_increases(server, request.match, KINDS[request.grouping], window)
+        return bill_of(server.url, request, work, {})
+    growths = await increases(server, request.match, window)
+    label_of: Mapping[Pod, str] = {}
+    if request.grouping in _NAMED_BY_KUBE_STATE_METRICS:
+        label_of = await label_values(server, request, pods_of(growths.growth), window)
+    return bill_of(server.url, request, growths, label_of)
 
 
 def _ask_for_patience(url: str) -> None:
