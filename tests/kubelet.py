@@ -27,7 +27,7 @@ from gpumap.lab.demo.kubelet import (
     UnixServer,
     added_event,
     allocatable_answer,
-    given,
+    give_or_refuse,
     list_answer,
     shuffled,
     unknown_service,
@@ -126,7 +126,7 @@ class FakeKubelet(_Served):
                 return answer
             case Slow(seconds):
                 await asyncio.sleep(seconds)
-        answer = await given(behaviour if isinstance(behaviour, Refuse) else self.true_answer(method), context)
+        answer = await give_or_refuse(behaviour if isinstance(behaviour, Refuse) else self.true_answer(method), context)
         return answer + _unknown_field(behaviour.size_bytes) if isinstance(behaviour, Pad) else answer
 
     def _next_behaviour(self, method: str) -> Behaviour | None:
@@ -203,11 +203,11 @@ class FakePodsApi(PlayedPodsApi, _Served):
             stream.put_nowait(None)
 
     async def list(self, request: bytes, context: Context) -> bytes:
-        return await given(self._refusals.get(LIST_PODS, await super().list(request, context)), context)
+        return await give_or_refuse(self._refusals.get(LIST_PODS, await super().list(request, context)), context)
 
     async def watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         self.calls[WATCH_PODS] += 1
-        await given(self._refusals.get(WATCH_PODS, b""), context)
+        await give_or_refuse(self._refusals.get(WATCH_PODS, b""), context)
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._streams.add(events)
         try:

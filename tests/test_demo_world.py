@@ -71,7 +71,7 @@ def test_every_gpu_process_is_in_proc(default: Scenario) -> None:
     """Whatever NVML lists has an entry in /proc, before, while and after, and no PID is there twice."""
     for tenth in range(0, 6200, 7):
         now = world(default, tenth / 10)
-        pids = [proc.pid for proc in now.procs]
+        pids = [pid for pid, _, _ in now.procs]
         assert len(set(pids)) == len(pids)
         assert {row.pid for row in processes(now)} <= set(pids)
 

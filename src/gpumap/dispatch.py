@@ -118,7 +118,10 @@ def _add_record(commands: Commands) -> None:
     record.add_argument("folder", metavar="DIR", help="Directory to write to. It must be empty or not exist.")
     recording = record.add_argument_group("recording")
     recording.add_argument(
-        "--for", dest="lasting", metavar="DURATION", help="Time to record. (default: two collections, one second apart)"
+        "--for",
+        dest="duration",
+        metavar="DURATION",
+        help="Time to record. (default: two collections, one second apart)",
     )
     recording.add_argument("--interval", metavar="DURATION", help="Time between two collections. (default: 5s)")
     recording.add_argument(
@@ -168,30 +171,24 @@ def _serve(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     if args.listen is None and "GPUMAP_LISTEN" not in os.environ:
         args.listen = DEMO_ADDRESS
-    if args.capture:
-        return _demo_of_capture(args)
     from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario
-    from gpumap.lab.node import serve_demo
+    from gpumap.lab.node import serve_demo, serve_node
 
+    if args.capture and args.scenario:
+        raise UsageError("--capture: cannot be combined with --scenario")
     settings = _resolve_and_log(args)
+    if args.capture:
+        from gpumap.lab.capture.run import load_capture
+
+        _run_loop(serve_node(replace(settings, node_ip=""), load_capture(Path(args.capture))))
+        return 0
     try:
         scenario = load_scenario(Path(args.scenario)) if args.scenario else default_scenario()
     except ScenarioError as error:
         raise UsageError(f"--scenario {error}") from error
-    chosen = args.node_name or os.environ.get("GPUMAP_NODE_NAME")
-    settings = settings if chosen else replace(settings, node_name=scenario.node)
+    if not (args.node_name or os.environ.get("GPUMAP_NODE_NAME")):
+        settings = replace(settings, node_name=scenario.node)
     _run_loop(serve_demo(settings, scenario))
-    return 0
-
-
-def _demo_of_capture(args: argparse.Namespace) -> int:
-    from gpumap.lab.capture.run import load_capture
-    from gpumap.lab.node import serve_node
-
-    if args.scenario:
-        raise UsageError("--capture: cannot be combined with --scenario")
-    settings = _resolve_and_log(args)
-    _run_loop(serve_node(replace(settings, node_ip=""), load_capture(Path(args.capture))))
     return 0
 
 
@@ -200,9 +197,9 @@ def _record(args: argparse.Namespace) -> int:
     from gpumap.lab.capture.run import record_node
 
     try:
-        seconds = parse_duration(args.lasting) if args.lasting else None
+        seconds = parse_duration(args.duration) if args.duration else None
     except ValueError as error:
-        raise UsageError(f"--for {args.lasting}: {error}") from error
+        raise UsageError(f"--for {args.duration}: {error}") from error
     args.stale_after = _longer_than_default(args.interval)
     settings = quiet(resolve(args, os.environ, ("sources", "log")), args, os.environ)
     set_up_log(settings.log_format, settings.log_level)

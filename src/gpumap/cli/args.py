@@ -17,6 +17,7 @@ from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
 
 if TYPE_CHECKING:
+    from gpumap.cli.rows import NodeMapStream
     from gpumap.cli.sources.prometheus import Prometheus
     from gpumap.cli.table import Shape
 
@@ -158,6 +159,19 @@ def refuse_details(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None:
             flags = "--url or --prometheus" if hasattr(args, "prometheus") else "--url"
             raise UsageError(f"--{name.replace('_', '-')} requires {flags}")
+
+
+def node_maps(args: argparse.Namespace, interval_seconds: float, *, watch_allocations: bool = False) -> NodeMapStream:
+    """Ask the agent of --url again and again, or collect on this node. Raises UsageError."""
+    from gpumap.cli.sources import this_node
+
+    refuse_details(args)
+    if args.url is None:
+        return this_node.maps_of_node(this_node.prepare(args), interval_seconds, watch_allocations=watch_allocations)
+    from gpumap.cli.sources.agent import maps_of_agent
+
+    this_node.prepare_elsewhere(args, "--url")
+    return maps_of_agent(args, interval_seconds)
 
 
 def matchers_of(flag: str, text: str, jobs: str = OWN_JOBS) -> str:

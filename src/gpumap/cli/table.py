@@ -87,16 +87,10 @@ def amount(
     return Column(title, lambda row: text(value(row)), value, largest_first=True, wide=wide, drop_rank=drop_rank)
 
 
-def name(title: str, value: Callable[[R], str | None], *, wide: bool = False, drop_rank: int = 0) -> Column[R]:
+def name(title: str, value: Callable[[R], str | None], *, drop_rank: int = 0) -> Column[R]:
     """Return a column of names, sorted by name. Those of pods are shortened last: a user types them."""
     return Column(
-        title,
-        lambda row: value(row) or UNKNOWN,
-        value,
-        name=True,
-        shortened_last=title == "POD",
-        wide=wide,
-        drop_rank=drop_rank,
+        title, lambda row: value(row) or UNKNOWN, value, name=True, shortened_last=title == "POD", drop_rank=drop_rank
     )
 
 

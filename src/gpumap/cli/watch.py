@@ -109,7 +109,7 @@ class _Terminal:
         self._events = events
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
-        self._before = termios.tcgetattr(self._input)
+        self._saved_attributes = termios.tcgetattr(self._input)
         self._is_taken = False
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._unread = ""
@@ -121,7 +121,7 @@ class _Terminal:
         handlers = {signal.SIGWINCH: self._resize, signal.SIGTSTP: self._suspend, signal.SIGCONT: self._resume}
         for number, handler in handlers.items():
             self._loop.add_signal_handler(number, handler)
-        before_quit = signal.signal(signal.SIGQUIT, self._quit)
+        quit_handler = signal.signal(signal.SIGQUIT, self._quit)
         before_leaving.append(self._restore)
         self._loop.add_reader(self._input, self._read)
         try:
@@ -131,7 +131,7 @@ class _Terminal:
             self._loop.remove_reader(self._input)
             self._restore()
             before_leaving.remove(self._restore)
-            signal.signal(signal.SIGQUIT, before_quit)
+            signal.signal(signal.SIGQUIT, quit_handler)
             for number in handlers:
                 self._loop.remove_signal_handler(number)
 
@@ -143,7 +143,7 @@ class _Terminal:
     def _restore(self) -> None:
         with contextlib.suppress(OSError, termios.error):  # the terminal was closed
             if self._is_taken:
-                termios.tcsetattr(self._input, termios.TCSANOW, self._before)
+                termios.tcsetattr(self._input, termios.TCSANOW, self._saved_attributes)
                 self._is_taken = False
                 if select.select([], [self._output], [], _LEAVE_SECONDS)[1]:
                     os.write(self._output, self._leave.encode())
@@ -235,9 +235,9 @@ class Painter:
         self._failed = ""
         self._last = text
         was_old, self._old = self._old, collected_long_ago(answer, time.time())
-        before, self._notices = self._notices, notices
+        last_notices, self._notices = self._notices, notices
         if not self.in_place:
-            print_notices(notice for notice in self._notices if notice not in before)
+            print_notices(notice for notice in self._notices if notice not in last_notices)
         if self._old and not was_old and not self.in_place:
             warn_if_stale(answer)
         if self.in_place:

@@ -98,8 +98,8 @@ def parents(path: str) -> list[str]:
     return ["/".join(steps[:number]) for number in range(1, len(steps))]
 
 
-def _same(before: Content, after: Content) -> bool:
-    return type(before) is type(after) and before == after
+def _same(content: Content, other_content: Content) -> bool:
+    return type(content) is type(other_content) and content == other_content
 
 
 def _stays(content: Content, tree: Tree, path: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from typing import NamedTuple
 
 from gpumap.cli.bill.counting import Pod, Request
+from gpumap.cli.bill.promql import selector
 from gpumap.cli.bill.query import ask_by_parts, counter_value
 from gpumap.cli.bill.window import Window
 from gpumap.cli.sources.prometheus import Prometheus
@@ -155,7 +156,7 @@ class ObjectValues(NamedTuple):
         yield self.selector(match, f"exported_namespace={namespace},{moved}={name}")
 
     def selector(self, *matchers: str) -> str:
-        return f"{self.metric}{{{','.join(matcher for matcher in (*matchers, self.only) if matcher)}}}"
+        return selector(self.metric, *matchers, self.only)
 
     def value_of(self, labels: Mapping[str, str]) -> str:
         """Return the value; empty if the object has none."""

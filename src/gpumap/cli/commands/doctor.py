@@ -10,19 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpumap.cli.args import HOW_TO_ASK, add_form, add_no_headers, add_url, refuse_details
+from gpumap.cli.args import HOW_TO_ASK, add_form, add_no_headers, add_url, node_maps
 from gpumap.cli.commands import SUMMARIES, Program
 from gpumap.cli.credentials import add_credentials
 from gpumap.cli.parser import add_command, leave_to_help_all
 from gpumap.cli.rows import NodeMaps, values_of
-from gpumap.cli.sources.this_node import (
-    LOOK_SECONDS,
-    NODE_FLAGS,
-    add_node_flags,
-    maps_of_node,
-    prepare_elsewhere,
-    prepare_here,
-)
+from gpumap.cli.sources.this_node import LOOK_SECONDS, NODE_FLAGS, add_node_flags
 from gpumap.cli.table import Column, Shape, join_blocks, notes, table
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
@@ -91,15 +84,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
     from gpumap.cli.main import until_stopped
 
-    if args.url is not None:
-        from gpumap.cli.sources.agent import maps_of_agent
-
-        prepare_elsewhere(args, "--url")
-        stream = maps_of_agent(args, 0.0)
-    else:
-        refuse_details(args)
-        stream = maps_of_node(prepare_here(args), LOOK_SECONDS, watch_allocations=True)
-    return asyncio.run(until_stopped(_examine(stream, args)))
+    return asyncio.run(until_stopped(_examine(node_maps(args, LOOK_SECONDS, watch_allocations=True), args)))
 
 
 async def _examine(stream: NodeMapStream, args: argparse.Namespace) -> int:

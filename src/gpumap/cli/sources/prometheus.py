@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Mapping, Sequence
 from http.client import HTTPException
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 from yarl import URL
@@ -43,7 +43,7 @@ class QueryTooLargeError(FatalError):
     """The server could not answer, or not in time. It may answer a smaller query."""
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, gc=False, rename={"labels": "metric", "points": "values"}):
     """A series of an answer: its labels, and its points by time."""
 
     labels: Mapping[str, str]
@@ -70,13 +70,8 @@ class _VectorRow(msgspec.Struct, gc=False):
     value: Point
 
 
-class _MatrixRow(msgspec.Struct, gc=False):
-    metric: dict[str, str]
-    values: list[Point]
-
-
 _VECTOR = msgspec.json.Decoder(list[_VectorRow])
-_MATRIX = msgspec.json.Decoder(list[_MatrixRow])
+_MATRIX = msgspec.json.Decoder(list[Row])
 _SERIES = msgspec.json.Decoder(list[dict[str, str]])
 _NOT_OF_ITS_KIND = (ValueError, RecursionError)
 """Errors of a part of an answer. Only its own decoder finds text that is not UTF-8, and deep nesting."""
@@ -109,8 +104,7 @@ class Prometheus:
             "end": str(last_moment),
             "step": str(step_seconds),
         }
-        rows = self._rows(await self._ask("query_range", parameters), "matrix", _MATRIX)
-        return [Row(row.metric, row.values) for row in rows]
+        return self._rows(await self._ask("query_range", parameters), "matrix", _MATRIX)
 
     async def series(self, selector: str, start: int, end: int) -> Sequence[Mapping[str, str]]:
         """Return the labels of the series that have samples in this time, and somewhat around it."""

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from msgspec import structs
 
@@ -108,19 +107,14 @@ def _gpu_ids(gpu: Gpu) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
 # --- what pods get ----------------------------------------------------------------------------------------------------
 
 
-class _Holding(NamedTuple):
-    pod: Pod
-    init: bool
-
-
-_Held = defaultdict[tuple[str, DeviceId], list[_Holding]]
-"""By resource and id."""
+_Holdings = defaultdict[tuple[str, DeviceId], list[tuple[Pod, Container]]]
+"""By resource and id, the containers that hold it, each at its time."""
 
 
 def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple[Pod, ...]:
     """Return the pods with the ids of what they request. The other containers of a pod reuse the ids of its init
     container."""
-    holdings: _Held = defaultdict(list)
+    holdings: _Holdings = defaultdict(list)
     for number, pod in enumerate(pods):
         for index, container in enumerate(pod.containers):
             _hold_spelled_out(pod, f"pods[{number}].containers[{index}].ids", container, holdings)
@@ -132,7 +126,7 @@ def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple
             for request in reader.requests(container, f"pods[{number}].containers[{index}]"):
                 resource, granted = _grant(gpus, pod, container, request, holdings)
                 for id_ in granted:
-                    holdings[resource, id_].append(_Holding(pod, container.init))
+                    holdings[resource, id_].append((pod, container))
                 own_ids += [(resource, id_) for id_ in granted]
             ids[container.name] = {devices.resource: devices.ids for devices in group_ids(own_ids)}
         containers = tuple(structs.replace(container, ids=ids[container.name]) for container in pod.containers)
@@ -145,32 +139,32 @@ def group_ids(pairs: Iterable[tuple[str, DeviceId]]) -> tuple[ResourceDevices, .
     return tuple(ResourceDevices(resource, tuple(sorted({*ids}))) for resource, ids in sorted(grouped(pairs).items()))
 
 
-def _hold_spelled_out(pod: Pod, place: str, container: Container, holdings: _Held) -> None:
+def _hold_spelled_out(pod: Pod, place: str, container: Container, holdings: _Holdings) -> None:
     for entry in container.devices:
         for id_ in entry.ids:
             owner = _taken(pod, container, holdings[entry.resource, id_])
             if owner is not None:
                 holder = f"{owner.namespace}/{owner.name}"
                 raise ScenarioError(f"{place}.{entry.resource}: {id_} is held by {holder} at that time")
-            holdings[entry.resource, id_].append(_Holding(pod, container.init))
+            holdings[entry.resource, id_].append((pod, container))
 
 
-def _taken(pod: Pod, container: Container, holdings: Iterable[_Holding]) -> Pod | None:
+def _taken(pod: Pod, container: Container, holdings: Iterable[tuple[Pod, Container]]) -> Pod | None:
     """Return the owner of an id at a time when a container wants it."""
-    for holding in holdings:
-        if pod.overlaps(holding.pod) and not (holding.pod is pod and (holding.init or container.init)):
-            return holding.pod
+    for holder, holding in holdings:
+        if pod.overlaps(holder) and not (holder is pod and (holding.init or container.init)):
+            return holder
     return None
 
 
 def _grant(
-    gpus: Sequence[Gpu], pod: Pod, container: Container, request: Request, all_holdings: _Held
+    gpus: Sequence[Gpu], pod: Pod, container: Container, request: Request, all_holdings: _Holdings
 ) -> tuple[str, tuple[DeviceId, ...]]:
     place, leaf, slots = request
     resource, ids = gpus[leaf.gpu].ids(leaf.instance)
     holdings = {id_: all_holdings[resource, id_] for id_ in ids}
     holder_of = {id_: holder for id_ in ids if (holder := _taken(pod, container, holdings[id_]))}
-    reusable = {id_ for id_ in ids if any(holding.pod is pod and holding.init for holding in holdings[id_])}
+    reusable = {id_ for id_ in ids if any(holder is pod and holding.init for holder, holding in holdings[id_])}
     free = sorted((id_ for id_ in ids if id_ not in holder_of), key=lambda id_: id_ not in reusable)
     if len(free) < slots:
         device_name = f"gpu {leaf.gpu}"
@@ -218,7 +212,7 @@ def _users(scenario: Scenario) -> Iterator[tuple[str, Process]]:
 
 
 def _pool(scenario: Scenario, leaf: Leaf) -> tuple[int, int | None]:
-    """Return the memory that a leaf uses: the card's, or that of a GPU instance."""
+    """Return the memory that a leaf uses: the GPU's, or that of a GPU instance."""
     if leaf.instance is None:
         return leaf.gpu, None
     return leaf.gpu, scenario.gpus[leaf.gpu].devices[leaf.instance].gpu_instance_id

@@ -137,10 +137,10 @@ class PlayedKubelet(UnixServer):
 
     async def answer(self, method: str, request: bytes, context: Context) -> bytes:
         self.calls[method] += 1
-        return await given(self._answers.get(method, unknown_service(method)), context)
+        return await give_or_refuse(self._answers.get(method, unknown_service(method)), context)
 
 
-async def given(answer: bytes | Refuse, context: Context) -> bytes:
+async def give_or_refuse(answer: bytes | Refuse, context: Context) -> bytes:
     """Give an answer, or refuse."""
     if isinstance(answer, Refuse):
         await context.abort(answer.code, answer.details)

@@ -49,9 +49,9 @@ def cgroup_text(style: str, path: str) -> str:
 
 def stat_text(pid: int, comm: str, start_ticks: int) -> str:
     """/proc/PID/stat: field 22 is the start time in ticks since boot."""
-    before = f"{pid} ({comm}) S 1 {pid} {pid} 0 -1 4194560 791 0 0 0 0 0 0 0 20 0 1 0"
-    after = "2322432 316 18446744073709551615 4198400 5785993 140722959573312 0 0 0 0 0 0 1 0 0 17 0 0 0 0 0 0"
-    return f"{before} {start_ticks} {after} 6141704 6178576 371118080 140722959580709 140722959580722 0 0 0\n"
+    head = f"{pid} ({comm}) S 1 {pid} {pid} 0 -1 4194560 791 0 0 0 0 0 0 0 20 0 1 0"
+    tail = "2322432 316 18446744073709551615 4198400 5785993 140722959573312 0 0 0 0 0 0 1 0 0 17 0 0 0 0 0 0"
+    return f"{head} {start_ticks} {tail} 6141704 6178576 371118080 140722959580709 140722959580722 0 0 0\n"
 
 
 def tree_name(tree: LogTree) -> str:
