@@ -86,7 +86,7 @@ def read_prometheus_api(data: bytes) -> object:
     """The body of an answer of Prometheus's API, of any call and status."""
     who = Credentials({"Authorization": "Bearer secret-word"}, None, None)
     server = prometheus.Prometheus(URL("http://prometheus"), who, 5.0)
-    refusal = str(server._refusal(http_client.Answer(503, "Busy", "", data)))
+    refusal = str(server._refusal(http_client.HttpAnswer(503, "Busy", "", data)))
     assert "secret-word" not in refusal, refusal
     answer = server._data(data)
     with contextlib.suppress(FatalError):

@@ -150,23 +150,18 @@ def server_of(args: argparse.Namespace) -> Prometheus:
     return Prometheus(address, credentials, seconds_of("--timeout", args.timeout or _TIMEOUT))
 
 
-def refuse_details(args: argparse.Namespace) -> None:
-    """Raise UsageError for a flag that needs a server, if there is none."""
-    for name in _DETAILS:
-        if getattr(args, name, None) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} requires --prometheus")
-    for name in CREDENTIALS if args.url is None else ():
-        if getattr(args, name) is not None:
-            flags = "--url or --prometheus" if hasattr(args, "prometheus") else "--url"
-            raise UsageError(f"--{name.replace('_', '-')} requires {flags}")
-
-
 def node_maps(args: argparse.Namespace, interval_seconds: float, *, watch_allocations: bool = False) -> NodeMapStream:
     """Ask the agent of --url again and again, or collect on this node. Raises UsageError."""
     from gpumap.cli.sources import this_node
 
-    refuse_details(args)
+    for name in _DETAILS:
+        if getattr(args, name, None) is not None:
+            raise UsageError(f"--{name} requires --prometheus")
     if args.url is None:
+        for name in CREDENTIALS:
+            if getattr(args, name) is not None:
+                flags = "--url or --prometheus" if hasattr(args, "prometheus") else "--url"
+                raise UsageError(f"--{name.replace('_', '-')} requires {flags}")
         return this_node.maps_of_node(this_node.prepare(args), interval_seconds, watch_allocations=watch_allocations)
     from gpumap.cli.sources.agent import maps_of_agent
 

@@ -27,7 +27,7 @@ from gpumap.agent import service
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.own_process import stop_by_signal
 from gpumap.agent.settings import Settings
-from gpumap.lab.capture import answers, checkpoints, contents
+from gpumap.lab.capture import answers, contents
 from gpumap.lab.capture.checkpoints import SHARING_FOLDER, container_id
 from gpumap.lab.capture.format import About, Capture, Frame
 from gpumap.lab.demo import kubelet as fake
@@ -81,6 +81,11 @@ class PlayedNode:
 
     def settings(self, settings: Settings) -> Settings:
         """Point every source at this node."""
+        # A frame has a scheduler's files, or the reason why they could not be read.
+        has_sharing_files = any(
+            "gpu_fractioning" in contents.down(frame.files) or any(map(container_id, frame.files))
+            for frame in self._capture.frames
+        )
         return replace(
             settings,
             node_name=self._capture.about.node,
@@ -90,20 +95,13 @@ class PlayedNode:
             dra_state=self._directory / DRA_STATE,
             dra_driver_checkpoint=self._directory / DRA_CHECKPOINT,
             pods_api_socket=None if self._pods_api is None else self._pods_api.socket_path,
-            gpu_fractioning_map=self._directory / SHARING_FOLDER if self._has_sharing_files() else None,
+            gpu_fractioning_map=self._directory / SHARING_FOLDER if has_sharing_files else None,
             pod_log_root=self._directory / LOGS,
             proc=self._directory / PROC,
             sys=self._directory / SYS,
             visible_devices="all",
             own_entry=self._directory / OWN,
             resource=re.compile(self._capture.about.resource),
-        )
-
-    def _has_sharing_files(self) -> bool:
-        """Whether a frame has a scheduler's files, or the reason why they could not be read."""
-        return any(
-            "gpu_fractioning" in contents.down(frame.files) or any(map(checkpoints.container_id, frame.files))
-            for frame in self._capture.frames
         )
 
     async def show(self, frame: Frame) -> None:

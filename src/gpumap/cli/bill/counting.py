@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.cli.bill import BILL_ORDERS, BY_NAME
 from gpumap.cli.bill.promql import (
     ENERGY,
     HELD,
@@ -34,6 +33,9 @@ Pod = tuple[str, str]
 """Namespace and name."""
 Group = tuple[str | None, ...]
 """The cells that name a line. `None`: pods without the label."""
+BY_NAME = "name"
+ORDERS = ("held", "cost", "used", "idle", "kwh", "memory", BY_NAME)
+"""The keys of --sort-by. The first one is the default."""
 NAMESPACE, POD, LABEL, WORKLOAD, JOB, USER = "namespace", "pod", "label", "workload", "job", "user"
 KINDS = {JOB: "slurm_job|pbs_job|htcondor_slot", USER: "user"}
 """Kinds of work outside pods, as a regular expression, by what groups them."""
@@ -72,7 +74,7 @@ class Request(NamedTuple):
     start: str
     end: str
     step_seconds: int
-    order: str = BILL_ORDERS[0]
+    order: str = ORDERS[0]
     """A key of --sort-by."""
     reverse: bool = False
 

@@ -315,12 +315,12 @@ def _groups(maps: NodeMaps, level: str, shape: Shape) -> list[GroupSums]:
         GroupSums(group, _sums(of_group, judged[group] if level == "node" else by_all))
         for group, of_group in groups.items()
     ]
-    return sorted(sorted(group_sums, key=lambda group: group.name), key=_largest, reverse=not shape.reverse)
-
-
-def _largest(group: GroupSums) -> tuple[float, float]:
-    in_bytes = ("unused_bytes", "over_bytes", "squatter_bytes", "leftover_bytes", "unexplained_bytes")
-    return group.sums["idle_gpus"] or 0.0, sum(group.sums[key] or 0.0 for key in in_bytes)
+    group_sums.sort(key=lambda group: group.name)
+    return sorted(
+        group_sums,
+        key=lambda group: (group.sums["idle_gpus"] or 0.0, sum(group.sums[key] or 0.0 for key in _MEANINGS)),
+        reverse=not shape.reverse,
+    )
 
 
 def _judged_by_all(nodes: Sequence[Node]) -> frozenset[str]:

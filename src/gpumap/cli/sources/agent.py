@@ -15,7 +15,7 @@ from yarl import URL
 
 from gpumap.cli.credentials import Credentials, address_of, credentials_of, hide_password, is_host
 from gpumap.cli.rows import NodeMaps, NodeMapStream
-from gpumap.cli.sources.http_client import Answer, ask, ask_repeatedly, endpoint_of, no_answer
+from gpumap.cli.sources.http_client import HttpAnswer, ask, ask_repeatedly, endpoint_of, no_answer
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.formatting import cut_off
 from gpumap.model.node import Node, decode
@@ -62,7 +62,7 @@ async def _ask(address: URL, who: Credentials) -> NodeMaps:
     return NodeMaps((map_in(answer.body, str(address)),))
 
 
-async def _follow_redirects(address: URL, who: Credentials) -> Answer:
+async def _follow_redirects(address: URL, who: Credentials) -> HttpAnswer:
     """Ask; follow redirects, unless the request has credentials: they are for this address only."""
     url = address
     for _ in range(REDIRECTS_MAX + 1):

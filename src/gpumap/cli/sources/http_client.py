@@ -65,7 +65,7 @@ def endpoint_of(url: URL, who: Credentials) -> Endpoint:
     return Endpoint(url.raw_host or "", url.port or 0, tls, who.server_name)
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """`location` is where a redirect leads."""
 
     status: int
@@ -86,7 +86,7 @@ async def ask(
     *,
     form: Mapping[str, str] | None = None,
     bytes_max: int = ANSWER_BYTES_MAX,
-) -> Answer:
+) -> HttpAnswer:
     """Get a path, or post a form to it.
 
     Raises AnswerTooLargeError, FatalError for an answer that cannot be unpacked, and what `no_answer` explains.
@@ -146,7 +146,7 @@ class _Received:
         return io.BytesIO(self._received)
 
 
-def _read_answer(received: bytes, who: str, bytes_max: int) -> Answer:
+def _read_answer(received: bytes, who: str, bytes_max: int) -> HttpAnswer:
     """Read an answer. Raises HTTPException, and FatalError if it cannot be unpacked."""
     as_socket: socket = _Received(received)  # type: ignore[assignment]
     response = HTTPResponse(as_socket, method="GET")
@@ -160,7 +160,7 @@ def _read_answer(received: bytes, who: str, bytes_max: int) -> Answer:
         raise HTTPException("the length of a part is too large") from error
     if response.getheader("Content-Encoding", "identity").lower() != "identity":
         body = _unpacked(body, who, bytes_max)
-    return Answer(response.status, response.reason, response.getheader("Location", ""), body)
+    return HttpAnswer(response.status, response.reason, response.getheader("Location", ""), body)
 
 
 def _unpacked(packed: bytes, who: str, bytes_max: int) -> bytes:

@@ -16,7 +16,7 @@ import msgspec
 from yarl import URL
 
 from gpumap.cli.credentials import Credentials
-from gpumap.cli.sources.http_client import Answer, AnswerTooLargeError, ask, endpoint_of, no_answer
+from gpumap.cli.sources.http_client import AnswerTooLargeError, HttpAnswer, ask, endpoint_of, no_answer
 from gpumap.model.errors import FatalError
 from gpumap.model.formatting import cut_off
 
@@ -169,7 +169,7 @@ class Prometheus:
             f"{self.url} answered {mistake}. Check that it is the URL of a Prometheus, Thanos, Mimir or VictoriaMetrics"
         )
 
-    def _refusal(self, answer: Answer) -> FatalError:
+    def _refusal(self, answer: HttpAnswer) -> FatalError:
         status = f"{answer.status} {answer.reason}"
         if 300 <= answer.status < 400:
             target = cut_off(answer.location or "nowhere", _REASON_CHARACTERS)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from gpumap import __version__
 from gpumap.lab.capture import answers, checkpoints, contents
 from gpumap.lab.capture.checkpoints import container_id, renamed_path, renamed_sharing
 from gpumap.lab.capture.format import Capture, Frame
@@ -47,9 +48,7 @@ def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
                 )
         return replace(frame_, files=_add_undecoded(frame_.files, out))
 
-    # The recording's own data stays, and what a person wrote goes.
-    is_own = re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", capture.about.origin)
-    origin = f"{capture.about.origin if is_own else 'another capture'}, anonymized"
+    origin = f"recorded by gpumap {__version__}, anonymized"
     about = structs.replace(capture.about, node=names.node(capture.about.node), origin=origin, description="")
     return Capture(about, tuple(frame(frame_) for frame_ in capture.frames))
 
