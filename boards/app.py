@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from boards import queries as q
-from boards.findings import found
-from boards.links import CLUSTERED, CONTAINER_KEYS, NODES, TO_CARD, TO_POD, UUIDS, whose
+from boards.findings import finding_table
+from boards.links import CLUSTERED, CONTAINER_KEYS, NODES, TO_CARD, TO_POD, UUIDS, namespace_and_pod
 from boards.panels import RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table
 
 USED = q.holders("gpumap_container_gpu_memory_used_bytes")
@@ -171,7 +171,7 @@ COMPUTE = Row(
     ),
 )
 
-FINDINGS = Row("Findings", (found(q.POD),))
+FINDINGS = Row("Findings", (finding_table(q.POD),))
 
 BOARD = Board(
     uid="gpumap-app",
@@ -180,7 +180,7 @@ BOARD = Board(
     variables=(
         *CLUSTERED,
         NODES,
-        *whose("gpumap_pod_info", q.NODE),
+        *namespace_and_pod("gpumap_pod_info", q.NODE),
         UUIDS,
     ),
     rows=(NOW, HOLDERS, MEMORY, COMPUTE, FINDINGS),

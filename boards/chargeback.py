@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from boards import queries as q
-from boards.links import CLUSTERED, NODES, TO_NAMESPACE, TO_POD, whose
+from boards.links import CLUSTERED, NODES, TO_NAMESPACE, TO_POD, namespace_and_pod
 from boards.panels import YELLOW, Board, Choice, Column, Curves, Key, Query, Row, Stat, Table
 
 PODS = f'{q.NODE}, namespace=~"$namespace", pod=~"$pod"'
@@ -201,7 +201,7 @@ BOARD = Board(
     variables=(
         *CLUSTERED,
         NODES,
-        *whose(HELD_COUNTER, q.NODE),
+        *namespace_and_pod(HELD_COUNTER, q.NODE),
     ),
     choices=(
         Choice("price", "Price per GPU-hour", "In any currency; costs are in the same currency.", "1"),

@@ -17,7 +17,9 @@ FINDING_KEY = Key(
 )
 
 
-def found(where: str, title: str = "Findings", about: str = "", sorted_by: str = "Memory", width: int = 24) -> Table:
+def finding_table(
+    where: str, title: str = "Findings", about: str = "", sorted_by: str = "Memory", width: int = 24
+) -> Table:
     return Table(
         title=title,
         about=about or f"What the agents found, the largest waste first; `gpumap waste` shows the same. {ABOUT}",
@@ -42,7 +44,7 @@ def found(where: str, title: str = "Findings", about: str = "", sorted_by: str =
     )
 
 
-def summed(key: Key, where: str, about: str) -> Table:
+def finding_sums(key: Key, where: str, about: str) -> Table:
     """The same, added up by kind for each value of a label."""
     by = f"cluster, {key.label}, finding"
     return Table(
@@ -60,7 +62,7 @@ def summed(key: Key, where: str, about: str) -> Table:
     )
 
 
-def unjudged(where: str) -> Table:
+def unjudged_table(where: str) -> Table:
     return Table(
         title="Not judged",
         about="How many GPUs, devices, containers or holders cannot be judged now, by kind of finding and reason: "

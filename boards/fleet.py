@@ -7,8 +7,8 @@ records, and the findings.
 from __future__ import annotations
 
 from boards import queries as q
-from boards.findings import ABOUT, found, summed, unjudged
-from boards.links import CLUSTERED, NODE_KEY, TO_NAMESPACE, TO_NODE, whose
+from boards.findings import ABOUT, finding_sums, finding_table, unjudged_table
+from boards.links import CLUSTERED, NODE_KEY, TO_NAMESPACE, TO_NODE, namespace_and_pod
 from boards.panels import RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table
 
 NAMESPACES = f'{q.CLUSTER}, namespace=~"$namespace"'
@@ -202,15 +202,15 @@ BY_NAMESPACE = Row(
 FINDINGS = Row(
     "Findings",
     (
-        summed(
+        finding_sums(
             NAMESPACE_KEY,
             NAMESPACES,
             "Which teams waste most, the most GPUs first. A broken GPU has no namespace.",
         ),
-        summed(NODE_KEY, NAMESPACES, "Which nodes have findings, the most GPUs first."),
-        found(NAMESPACES, width=16),
-        unjudged(q.CLUSTER),
-        found(
+        finding_sums(NODE_KEY, NAMESPACES, "Which nodes have findings, the most GPUs first."),
+        finding_table(NAMESPACES, width=16),
+        unjudged_table(q.CLUSTER),
+        finding_table(
             f'{NAMESPACES}, finding="idle"',
             "Longest idle",
             f"Idle containers, the longest first. {ABOUT}",
@@ -283,7 +283,7 @@ BOARD = Board(
     about="Existing, held and busy GPUs of all nodes and clusters.",
     variables=(
         *CLUSTERED,
-        whose("gpumap_pod_info", q.CLUSTER)[0],
+        namespace_and_pod("gpumap_pod_info", q.CLUSTER)[0],
     ),
     rows=(NOW, OVER_TIME, BY_NAMESPACE, FINDINGS, WHERE),
     since="now-6h",

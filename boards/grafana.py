@@ -47,8 +47,8 @@ def dashboard(board: Board) -> Json:
         "templating": {
             "list": [
                 data_source(),
-                *(chosen(one) for one in board.variables),
-                *(written(one) for one in board.choices),
+                *(query_variable(variable) for variable in board.variables),
+                *(text_variable(choice) for choice in board.choices),
             ]
         },
         "panels": numbered,
@@ -75,7 +75,7 @@ def data_source() -> Json:
     return {"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus", "hide": 0}
 
 
-def chosen(variable: Variable) -> Json:
+def query_variable(variable: Variable) -> Json:
     """All is `.*`, which also fits series without the label."""
     return {
         "type": "query",
@@ -94,7 +94,7 @@ def chosen(variable: Variable) -> Json:
     }
 
 
-def written(choice: Choice) -> Json:
+def text_variable(choice: Choice) -> Json:
     current = {"selected": True, "text": choice.value, "value": choice.value}
     return {
         "type": "textbox",
@@ -176,7 +176,7 @@ def curves(panel: Curves) -> Json:
     if panel.link is not None:
         field["links"] = [data_link(panel.link, lambda label: f"${{__field.labels.{label}}}")]
     return {
-        "targets": [target(number, one.expr, one.legend) for number, one in enumerate(panel.queries)],
+        "targets": [target(number, query.expr, query.legend) for number, query in enumerate(panel.queries)],
         "fieldConfig": {"defaults": field, "overrides": []},
         "options": {
             "legend": {
@@ -226,7 +226,7 @@ def table(panel: Table) -> Json:
         "renameByName": titles,
     }
     return {
-        "targets": [target(number, one.expr, instant=True) for number, one in enumerate(panel.columns)],
+        "targets": [target(number, column.expr, instant=True) for number, column in enumerate(panel.columns)],
         "transformations": [{"id": "merge", "options": {}}, {"id": "organize", "options": organize}],
         "fieldConfig": {
             "defaults": {**defaults(panel), "custom": {"align": "auto", "filterable": True}},
@@ -264,20 +264,20 @@ def formatted(panel: Table) -> Iterator[Json]:
     for column in panel.columns:
         if not column.title:
             continue
-        told: Json = {"unit": column.unit}
+        options: Json = {"unit": column.unit}
         if column.decimals is not None:
-            told["decimals"] = column.decimals
+            options["decimals"] = column.decimals
         if column.steps:
-            told["thresholds"] = thresholds(column.steps)
+            options["thresholds"] = thresholds(column.steps)
         if column.gauge:
-            told |= {"min": 0, "max": 1, "custom.cellOptions": {"type": "gauge", "mode": "basic"}}
+            options |= {"min": 0, "max": 1, "custom.cellOptions": {"type": "gauge", "mode": "basic"}}
         elif column.steps:
-            told["custom.cellOptions"] = {"type": "color-text"}
-        yield override(column.title, told)
+            options["custom.cellOptions"] = {"type": "color-text"}
+        yield override(column.title, options)
 
 
-def override(title: str, told: Mapping[str, Any]) -> Json:
-    properties = [{"id": name, "value": value} for name, value in told.items()]
+def override(title: str, options: Mapping[str, Any]) -> Json:
+    properties = [{"id": name, "value": value} for name, value in options.items()]
     return {"matcher": {"id": "byName", "options": title}, "properties": properties}
 
 
@@ -306,10 +306,10 @@ def thresholds(steps: Steps) -> Json:
 
 
 def target(number: int, expr: str, legend: str = "", *, instant: bool = False) -> Json:
-    asked: Json = {"refId": letter(number), "datasource": SOURCE, "editorMode": "code", "expr": expr}
+    fields: Json = {"refId": letter(number), "datasource": SOURCE, "editorMode": "code", "expr": expr}
     if instant:
-        return {**asked, "instant": True, "range": False, "format": "table"}
-    return {**asked, "instant": False, "range": True, "legendFormat": legend}
+        return {**fields, "instant": True, "range": False, "format": "table"}
+    return {**fields, "instant": False, "range": True, "legendFormat": legend}
 
 
 def letter(number: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boards import itself
+from boards import agents
 from boards import queries as q
 from boards.links import CLUSTERED, CONTAINER_KEYS, NODE_KEY, NODES, TO_HEALTH
 from boards.panels import (
@@ -313,5 +313,5 @@ BOARD = Board(
         NODES,
         Variable("gpu", "GPU", f"label_values(gpumap_gpu_up{{{q.JOBS}, {q.NODE}}}, gpu_uuid)"),
     ),
-    rows=(NOW, ILL, EVENTS, HARDWARE, itself.ROW),
+    rows=(NOW, ILL, EVENTS, HARDWARE, agents.ROW),
 )

@@ -10,7 +10,7 @@ NODES = Variable("node", "Node", f"label_values(gpumap_build_info{{{q.JOBS}, {q.
 UUIDS = Variable("uuid", "Device", f"label_values(gpumap_device_info{{{q.JOBS}, {q.NODE}}}, uuid)")
 
 
-def whose(name: str, where: str) -> tuple[Variable, Variable]:
+def namespace_and_pod(name: str, where: str) -> tuple[Variable, Variable]:
     """Variables for the namespaces and pods of a family."""
     in_namespace = f'{where}, namespace=~"$namespace"'
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from boards import queries as q
-from boards.findings import found, unjudged
+from boards.findings import finding_table, unjudged_table
 from boards.links import CLUSTERED, NODE_KEY, NODES, TO_CARD, TO_POD, UUIDS
 from boards.panels import GREEN, RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, States, Table
 
@@ -30,7 +30,7 @@ def of_gpus(name: str, by: str = q.BY_GPU) -> str:
     return f"({q.most(name, by, q.NODE)} and on ({q.BY_GPU}) {ON_GPUS})"
 
 
-def summed(expr: str) -> str:
+def finding_sums(expr: str) -> str:
     return f"sum by ({q.BY_DEVICE}) ({expr})"
 
 
@@ -95,15 +95,15 @@ CARDS = Row(
             columns=(
                 Column(q.name_devices(DEVICES)),
                 Column(HOLDERS, "Holders", decimals=0),
-                Column(q.known(summed(OFFERED), DEVICES, q.BY_DEVICE), "Slots", decimals=0),
-                Column(q.known(summed(SLOTS), DEVICES, q.BY_DEVICE), "Slots held", decimals=0),
-                Column(summed(HELD), "GPUs held", decimals=2),
+                Column(q.known(finding_sums(OFFERED), DEVICES, q.BY_DEVICE), "Slots", decimals=0),
+                Column(q.known(finding_sums(SLOTS), DEVICES, q.BY_DEVICE), "Slots held", decimals=0),
+                Column(finding_sums(HELD), "GPUs held", decimals=2),
                 Column(TOTAL, "Total", unit="bytes"),
-                Column(summed(GRANTED), "Granted", unit="bytes"),
+                Column(finding_sums(GRANTED), "Granted", unit="bytes"),
                 Column(USED, "Used", unit="bytes"),
                 Column(q.most("gpumap_device_memory_free_bytes", q.BY_DEVICE, q.DEVICE), "Free", unit="bytes"),
                 Column(f"{USED} / {TOTAL}", "Used of total", unit="percentunit", steps=FULL, gauge=True),
-                Column(q.known(summed(UNUSED), DEVICES, q.BY_DEVICE), "Unused", unit="bytes"),
+                Column(q.known(finding_sums(UNUSED), DEVICES, q.BY_DEVICE), "Unused", unit="bytes"),
             ),
             sorted_by="Unused",
             height=10,
@@ -111,7 +111,7 @@ CARDS = Row(
     ),
 )
 
-FINDINGS = Row("Findings", (found(q.DEVICE, width=16), unjudged(q.NODE)))
+FINDINGS = Row("Findings", (finding_table(q.DEVICE, width=16), unjudged_table(q.NODE)))
 
 MEMORY = Row(
     "Memory",
@@ -151,7 +151,7 @@ MEMORY = Row(
         Curves(
             title="Granted and not used, by device",
             about="Memory of the device in idle and unused findings. Absent if there are none, or they are unknown.",
-            queries=(Query(q.name_devices(summed(UNUSED)), ON_NODE),),
+            queries=(Query(q.name_devices(finding_sums(UNUSED)), ON_NODE),),
             unit="bytes",
             link=TO_CARD,
         ),

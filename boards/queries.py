@@ -66,7 +66,7 @@ def sm_counters(where: str) -> tuple[str, str]:
 
 def computed(function: str, where: str, window: str) -> str:
     """`function` of these counters, once for each holder."""
-    return f"max by ({BY_HOLDER}) ({' or '.join(f'{function}({one}[{window}])' for one in sm_counters(where))})"
+    return f"max by ({BY_HOLDER}) ({' or '.join(f'{function}({counter}[{window}])' for counter in sm_counters(where))})"
 
 
 def happened(name: str, by: str, where: str) -> str:
@@ -134,8 +134,8 @@ def memory_of_gpus(name: str, where: str) -> str:
     return f"max by (cluster, node, gpu_uuid, gpu_instance_id) ({placed})"
 
 
-def holders(name: str, where: str = POD) -> str:
-    return most(name, BY_HOLDER, where)
+def holders(name: str) -> str:
+    return most(name, BY_HOLDER, POD)
 
 
 def sharers(where: str) -> str:

@@ -48,10 +48,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--service", default=SERVICE, help="a server with OSV's API, version 1 (%(default)s)")
     parser.add_argument("locks", nargs="*", default=[*LOCKS], metavar="LOCK", help="else all: %(default)s")
-    asked = parser.parse_args()
-    locked = {name: locked_packages((ROOT / name).read_text(encoding="utf-8")) for name in asked.locks}
+    args = parser.parse_args()
+    locked = {name: locked_packages((ROOT / name).read_text(encoding="utf-8")) for name in args.locks}
     try:
-        known = known_vulnerabilities(asked.service, sorted({one for packages in locked.values() for one in packages}))
+        known = known_vulnerabilities(
+            args.service, sorted({package for packages in locked.values() for package in packages})
+        )
     except NothingAuditedError as error:
         print(f"Nothing was audited: {error}.", file=sys.stderr)
         return 2
@@ -78,10 +80,12 @@ def locked_packages(lock: str) -> tuple[Package, ...]:
 
 def known_vulnerabilities(service: str, packages: Sequence[Package]) -> Mapping[Package, Sequence[str]]:
     """Return the ids of the vulnerabilities of each package. Raises NothingAuditedError."""
-    asked = [VULNERABLE, *packages]
+    questions = [VULNERABLE, *packages]
     if not packages:
         raise NothingAuditedError("the locks name no package")
-    queries = [{"package": {"ecosystem": "PyPI", "name": one.name}, "version": one.version} for one in asked]
+    queries = [
+        {"package": {"ecosystem": "PyPI", "name": package.name}, "version": package.version} for package in questions
+    ]
     request = urllib.request.Request(
         f"{service}/v1/querybatch",
         data=json.dumps({"queries": queries}).encode(),
@@ -96,8 +100,8 @@ def known_vulnerabilities(service: str, packages: Sequence[Package]) -> Mapping[
         raise NothingAuditedError(f"{service} does not answer: {reason}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise NothingAuditedError(f"{service} does not answer in OSV's format") from error
-    if len(found) != len(asked):
-        raise NothingAuditedError(f"{service} answers for {len(found)} of {len(asked)} packages")
+    if len(found) != len(questions):
+        raise NothingAuditedError(f"{service} answers for {len(found)} of {len(questions)} packages")
     if not found[0]:
         name, version = VULNERABLE
         raise NothingAuditedError(

@@ -31,15 +31,15 @@ def main() -> int:
     parser.add_argument("--push", action="store_true", help="push it to the registry that its name begins with")
     parser.add_argument("--builder", choices=BUILDERS, help="else the first of these that can build here")
     parser.add_argument("extra", nargs="*", metavar="-- ARGUMENT", help="to the builder's build command")
-    asked = parser.parse_args()
-    builder = asked.builder or next((name for name in BUILDERS if can_build(name)), None)
+    args = parser.parse_args()
+    builder = args.builder or next((name for name in BUILDERS if can_build(name)), None)
     if builder is None:
         parser.error("no docker with buildx, podman or buildah is on PATH")
     # Packages of distributions bring a policy; a buildah that was merely unpacked, as by `make tools`, has none.
-    if builder != "docker" and not any(map(Path.exists, POLICIES)) and "--signature-policy" not in asked.extra:
+    if builder != "docker" and not any(map(Path.exists, POLICIES)) and "--signature-policy" not in args.extra:
         parser.exit(1, NO_POLICY.format(builder) + "\n")
-    several = "," in asked.platforms
-    if several and builder == "docker" and not asked.push:
+    several = "," in args.platforms
+    if several and builder == "docker" and not args.push:
         parser.error("docker keeps no image of several platforms: say --push, or build one platform")
     epoch = commit_time()
     described = {
@@ -51,14 +51,14 @@ def main() -> int:
     if source := ask("git", "remote", "get-url", "origin"):
         described["SOURCE"] = re.sub(r"//[^/@]*@", "//", source)  # no password in a label
     arguments = [word for name, value in described.items() for word in ("--build-arg", f"{name}={value}")]
-    if asked.platforms:
-        arguments += ["--platform", asked.platforms]
-    for command in commands(builder, asked.image, [*arguments, *asked.extra], epoch, several=several, push=asked.push):
+    if args.platforms:
+        arguments += ["--platform", args.platforms]
+    for command in commands(builder, args.image, [*arguments, *args.extra], epoch, several=several, push=args.push):
         done = subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)})
         if done.returncode:
             return done.returncode
     if not several:
-        print(f"{asked.image}: {size(builder, asked.image)}, made by {builder}")
+        print(f"{args.image}: {size(builder, args.image)}, made by {builder}")
     return 0
 
 

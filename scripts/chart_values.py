@@ -51,7 +51,7 @@ def _below(node: yaml.MappingNode, schema: Schema, root: Schema, lines: list[str
     for key, child in node.value:
         name, text = f"{prefix}{key.value}", _comment_above(key, lines)
         known = _resolved(schema["properties"][key.value], root)
-        if isinstance(child, yaml.MappingNode) and any(_comment_above(one, lines) for one, _ in child.value):
+        if isinstance(child, yaml.MappingNode) and any(_comment_above(key, lines) for key, _ in child.value):
             yield Value(name, "", "", text)
             yield from _below(child, known, root, lines, f"{name}.")
         else:
@@ -65,7 +65,7 @@ def _comment_above(key: yaml.Node, lines: list[str]) -> str:
     last = first = key.start_mark.line
     while first and lines[first - 1].startswith(mark):
         first -= 1
-    return " ".join(one.removeprefix(mark).strip() for one in lines[first:last]).strip()
+    return " ".join(line.removeprefix(mark).strip() for line in lines[first:last]).strip()
 
 
 def _resolved(schema: Schema, root: Schema) -> Schema:
@@ -84,7 +84,7 @@ def _type(schema: Schema, root: Schema) -> str:
     known = _resolved(schema, root)
     if alternatives := known.get("enum"):
         if len(alternatives) <= ALTERNATIVES_MAX:
-            return " or ".join(_word(one) for one in alternatives)
+            return " or ".join(_word(alternative) for alternative in alternatives)
         return "string"
     if "const" in known:
         return _word(known["const"])
@@ -95,7 +95,7 @@ def _type(schema: Schema, root: Schema) -> str:
     if "type" in known:
         kinds = known["type"]
         return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
-    return " or ".join(dict.fromkeys(_type(one, root) for one in known.get("anyOf", ()) or known["oneOf"]))
+    return " or ".join(dict.fromkeys(_type(part, root) for part in known.get("anyOf", ()) or known["oneOf"]))
 
 
 def _word(value: object) -> str:

@@ -102,7 +102,7 @@ def _python(body: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             inside.update(node.values)
-            yield from _message(node.lineno, "".join(_part(one) for one in node.values))
+            yield from _message(node.lineno, "".join(_part(value) for value in node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside:
             yield from _message(node.lineno, node.value)
     yield from _comments(body)

@@ -83,8 +83,8 @@ def twice(look: Callable[[Any], object]) -> Fact:
 
 
 def mig_devices(gpu: Any) -> list[Any]:
-    found = (ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in range(MIG_SLOTS))
-    return [one for one in found if not isinstance(one, str)]
+    devices = (ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in range(MIG_SLOTS))
+    return [device for device in devices if not isinstance(device, str)]
 
 
 def finite(value: float) -> float | str:
@@ -125,21 +125,21 @@ def samples(gpu: Any) -> Fact:
         code = call(name, gpu, buffer, byref(count), c_ulonglong(since))
         rows = buffer[: min(count.value, SLOTS) if code == "success" else 0]
         values = [(row.smUtil, row.memUtil, row.encUtil, row.decUtil) for row in rows]
-        filled = [row.pid or row.timeStamp or any(one) for row, one in zip(rows, values, strict=True)]
+        filled = [row.pid or row.timeStamp or any(ratios) for row, ratios in zip(rows, values, strict=True)]
         fact[part] = {
             "code": code,
             "count": count.value,
-            "rows_above_100_percent": sum(max(one) > 100 for one in values),
+            "rows_above_100_percent": sum(max(ratios) > 100 for ratios in values),
             "rows_not_newer_than_asked": sum(row.timeStamp <= since for row in rows),
             "rows_of_no_listed_process": sum(row.pid not in listed for row in rows),
-            "empty_rows": sum(not one for one in filled),
+            "empty_rows": sum(not is_filled for is_filled in filled),
             "rows": [
                 {
                     "listed": row.pid in listed,
                     "age_seconds": round((now - row.timeStamp) / 1e6, 3),
-                    **dict(zip(("sm", "memory", "encoder", "decoder"), one, strict=True)),
+                    **dict(zip(("sm", "memory", "encoder", "decoder"), ratios, strict=True)),
                 }
-                for row, one in list(zip(rows, values, strict=True))[:MOST_ROWS]
+                for row, ratios in list(zip(rows, values, strict=True))[:MOST_ROWS]
             ],
         }
     return fact
@@ -220,12 +220,12 @@ def gpm_scales() -> Fact:
 
 def gpm_samples(gpu: Any) -> dict[str, Any]:
     """Return a sample, or the name of the code that refuses it. The process ends soon and frees them."""
-    found = {"gpu": gpm_sample("nvmlGpmSampleGet", gpu)}
+    samples = {"gpu": gpm_sample("nvmlGpmSampleGet", gpu)}
     for device in mig_devices(gpu):
         instance = ask(pynvml.nvmlDeviceGetGpuInstanceId, device)
         if isinstance(instance, int):
-            found[f"gpu_instance_{instance}"] = gpm_sample("nvmlGpmMigSampleGet", gpu, instance)
-    return found
+            samples[f"gpu_instance_{instance}"] = gpm_sample("nvmlGpmMigSampleGet", gpu, instance)
+    return samples
 
 
 def gpm_sample(name: str, *of: object) -> Any:
@@ -315,9 +315,9 @@ def in_child(fact: Callable[[], Fact]) -> Fact:
 
 def main() -> int:
     """Print every fact. Return 1 if the driver answers none."""
-    found = [{"fact": name, "question": question, **in_child(fact)} for name, (question, fact) in FACTS.items()]
-    print(json.dumps({"facts": found}, indent=2), flush=True)
-    return 0 if any("answer" in one for one in found) else 1
+    facts = [{"fact": name, "question": question, **in_child(fact)} for name, (question, fact) in FACTS.items()]
+    print(json.dumps({"facts": facts}, indent=2), flush=True)
+    return 0 if any("answer" in fact for fact in facts) else 1
 
 
 if __name__ == "__main__":

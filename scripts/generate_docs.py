@@ -119,7 +119,7 @@ def with_numbers(name: str) -> str:
 
 
 def _families(families: Iterable[Family]) -> str:
-    rows = [(f"`{one.name}`", _codes(one.labels), one.help) for one in families]
+    rows = [(f"`{family.name}`", _codes(family.labels), family.help) for family in families]
     return _table(("name", "labels", "meaning"), rows)
 
 

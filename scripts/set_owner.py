@@ -52,7 +52,7 @@ def set_owner(new: str, root: Path = ROOT) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", help="an account of GitHub")
-    given = parser.parse_args()
-    if not re.fullmatch(ACCOUNT, given.name):
-        parser.error(f"{given.name}: not a name of a GitHub account")
-    set_owner(given.name)
+    args = parser.parse_args()
+    if not re.fullmatch(ACCOUNT, args.name):
+        parser.error(f"{args.name}: not a name of a GitHub account")
+    set_owner(args.name)

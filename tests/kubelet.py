@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import grpc
 
@@ -17,13 +17,17 @@ from gpumap.agent._proto.podresources import v1alpha1_pb2
 from gpumap.lab.demo.kubelet import (
     ALLOCATABLE,
     LIST,
+    LIST_PODS,
     LIST_V1ALPHA1,
+    WATCH_PODS,
     Context,
     Numa,
+    PlayedPodsApi,
     Refuse,
     UnixServer,
+    added_event,
     allocatable_answer,
-    given,
+    give_or_refuse,
     list_answer,
     shuffled,
     unknown_service,
@@ -59,7 +63,18 @@ RATE_LIMITED = Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limi
 ALLOCATABLE_DISABLED = Refuse(grpc.StatusCode.UNKNOWN, "Pod Resources API GetAllocatableResources disabled")
 
 
-class FakeKubelet(UnixServer):
+class _Served(UnixServer):
+    """A server that runs in a block."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+class FakeKubelet(_Served):
     """One kubelet's PodResources server. May be started again after it was stopped, and then has a new inode."""
 
     def __init__(self, socket_path: Path, versions: Iterable[str] = ("v1", "v1alpha1")) -> None:
@@ -111,7 +126,7 @@ class FakeKubelet(UnixServer):
                 return answer
             case Slow(seconds):
                 await asyncio.sleep(seconds)
-        answer = await given(behaviour if isinstance(behaviour, Refuse) else self.true_answer(method), context)
+        answer = await give_or_refuse(behaviour if isinstance(behaviour, Refuse) else self.true_answer(method), context)
         return answer + _unknown_field(behaviour.size_bytes) if isinstance(behaviour, Pad) else answer
 
     def _next_behaviour(self, method: str) -> Behaviour | None:
@@ -155,3 +170,50 @@ def _unknown_field(size_bytes: int) -> bytes:
         head.append(length & 0x7F | 0x80)
         length >>= 7
     return bytes([*head, length]) + bytes(size_bytes)
+
+
+NOT_SYNCED = Refuse(grpc.StatusCode.FAILED_PRECONDITION, "pod sources are not synced")
+
+
+class FakePodsApi(PlayedPodsApi, _Served):
+    """A kubelet's Pods API with pods that change, or that fails."""
+
+    def __init__(self, socket_path: Path) -> None:
+        super().__init__(socket_path)
+        self._refusals: dict[str, Refuse] = {}
+        self._streams: set[asyncio.Queue[bytes | None]] = set()
+
+    def set_pods(self, pods: Sequence[bytes], *, tell: bool = True) -> None:
+        """Set the pods. `tell`: send an event to the clients; a kubelet drops events of slow clients."""
+        self.pods = tuple(pods)
+        if tell:
+            for stream in self._streams:
+                stream.put_nowait(added_event(self.pods[-1] if self.pods else b""))
+
+    def refuse(self, method: str, refusal: Refuse | None) -> None:
+        """Refuse calls of a method from now on; `None`: answer them again."""
+        if refusal is None:
+            self._refusals.pop(method, None)
+        else:
+            self._refusals[method] = refusal
+
+    def end_streams(self) -> None:
+        """End all streams, as newer kubelets do with slow clients."""
+        for stream in self._streams:
+            stream.put_nowait(None)
+
+    async def list(self, request: bytes, context: Context) -> bytes:
+        return await give_or_refuse(self._refusals.get(LIST_PODS, await super().list(request, context)), context)
+
+    async def watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        self.calls[WATCH_PODS] += 1
+        await give_or_refuse(self._refusals.get(WATCH_PODS, b""), context)
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._streams.add(events)
+        try:
+            for pod in self.pods:
+                yield added_event(pod)
+            while (event := await events.get()) is not None:
+                yield event
+        finally:
+            self._streams.discard(events)

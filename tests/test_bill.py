@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpumap.cli.bill.counting import KINDS, Bill, Gap, Increases, Labelling, Pod, Request, bill_of, pods_of
+from gpumap.cli.bill.counting import KINDS, Bill, Gap, Increases, Pod, Request, bill_of, pods_of
+from gpumap.cli.bill.pod_labels import metric_label
 from gpumap.cli.bill.promql import (
     COUNTERS,
     ENERGY,
@@ -36,7 +37,6 @@ from gpumap.cli.bill.promql import (
 from gpumap.cli.bill.query import gaps_between, target_matchers
 from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
 from gpumap.cli.bill.window import Window, parse_time, window_of
-from gpumap.cli.kube_state import metric_label
 from gpumap.cli.table import Shape
 from gpumap.model.errors import UsageError
 from gpumap.model.workloads import workload
@@ -293,8 +293,8 @@ def test_gaps() -> None:
 
 
 MIG: Key = ("web", "mig", "main", "MIG-1")
-REQUEST = Request("namespace", "", None, 3, "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z", 60)
-BY_TEAM = REQUEST._replace(grouping="label", labelling=Labelling("team", ""))
+REQUEST = Request("namespace", "", None, "", 3, "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z", 60)
+BY_TEAM = REQUEST._replace(grouping="label", label="team")
 GROWN = {
     HELD: {TRAINER: 7200.0, MIG: 3600.0},
     USED: {TRAINER: 1800.0},
@@ -417,8 +417,8 @@ def test_values_of_it() -> None:
 )
 def test_what_a_bill_is_by(by: str, columns: tuple[str, ...], groups: list[tuple[str | None, ...]]) -> None:
     """A pod without the label, or without a known workload, has a line of its own; the second is also a warning."""
-    labelling = Labelling("team" if by == "label" else None, "") if by in {"label", "workload"} else None
-    made = a_bill(request=REQUEST._replace(grouping=by, labelling=labelling), label_of={("ml", "trainer"): "blue"})
+    request = REQUEST._replace(grouping=by, label="team" if by == "label" else None)
+    made = a_bill(request=request, label_of={("ml", "trainer"): "blue"})
     assert made.columns == columns
     assert [line.group for line in made.lines] == groups
     names = ",".join(("label_value",) if by == "label" else columns)

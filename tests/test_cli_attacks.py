@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from gpumap.agent.dialects import dcgm_entities
 from gpumap.agent.published import published
 from gpumap.agent.sources import json_files
-from gpumap.cli import args, credentials, kube_state, watch
+from gpumap.cli import args, credentials, watch
+from gpumap.cli.bill import pod_labels
 from gpumap.cli.commands.map import map_table
 from gpumap.cli.main import print_notices
 from gpumap.cli.rows import NodeMaps
@@ -289,7 +290,7 @@ _EXPRESSIONS = [
     (decoding._PLACE, "", " - at `$", "!"),
     (credentials._HEADER_NAME, "", "a", " "),
     (watch._UNMARKED_PASTE, "a", "\n", ""),
-    (kube_state._CAMEL, "", "aA", ""),
+    (pod_labels._CAMEL, "", "aA", ""),
 ]
 
 

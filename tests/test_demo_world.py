@@ -71,7 +71,7 @@ def test_every_gpu_process_is_in_proc(default: Scenario) -> None:
     """Whatever NVML lists has an entry in /proc, before, while and after, and no PID is there twice."""
     for tenth in range(0, 6200, 7):
         now = world(default, tenth / 10)
-        pids = [proc.pid for proc in now.procs]
+        pids = [pid for pid, _, _ in now.procs]
         assert len(set(pids)) == len(pids)
         assert {row.pid for row in processes(now)} <= set(pids)
 
@@ -193,6 +193,6 @@ def test_the_dra_driver_writes_down_what_it_prepared() -> None:
     scenario = parse_scenario(f"{GPUS}pods: [{', '.join(pods)}]")
     first = PreparedDevice("default", "a", "gpu-0", "s", scenario.gpus[0].uuid, False, 20 << 30)
     second = PreparedDevice("default", "b", "gpu-1-mig-9-0-4", "s", scenario.gpus[1].devices[1].uuid, True, None)
-    assert parse_prepared(world(scenario, 5.0).notes.encode()) == ((first,), 0)
-    assert parse_prepared(world(scenario, 15.0).notes.encode()) == ((first, second), 0)
-    assert world(parse_scenario(GPUS), 5.0).notes == ""
+    assert parse_prepared(world(scenario, 5.0).notes) == ((first,), 0)
+    assert parse_prepared(world(scenario, 15.0).notes) == ((first, second), 0)
+    assert world(parse_scenario(GPUS), 5.0).notes == b""

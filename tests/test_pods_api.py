@@ -19,7 +19,7 @@ from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.pod_shares import SHARES_MAX
 from gpumap.agent.sources.pods_api import PodsApiSource, decode_pod
-from gpumap.lab.demo.kubelet import LIST_PODS, NOT_SYNCED, WATCH_PODS, FakePodsApi, Refuse
+from gpumap.lab.demo.kubelet import LIST_PODS, WATCH_PODS, Refuse
 from gpumap.model.node import ReportedDeviceHealth
 from gpumap.model.observations import (
     Checkpoint,
@@ -44,7 +44,7 @@ from gpumap.model.observations import (
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import PodName, PodUid
 from tests import agent
-from tests.kubelet import FakeKubelet
+from tests.kubelet import NOT_SYNCED, FakeKubelet, FakePodsApi
 from tests.node import GIB, Node, gpu_uuid
 from tests.processes import PlainProcesses
 

@@ -19,9 +19,7 @@ from gpumap import __version__
 from gpumap.agent.flags import FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
 from gpumap.agent.settings import Settings, quiet, resolve, unknown_variables
-from gpumap.cli.bill.command import add_bill
-from gpumap.cli.commands import add_tables
-from gpumap.cli.commands.check import add_check
+from gpumap.cli.commands import SUMMARIES, add_commands
 from gpumap.cli.credentials import VARIABLES
 from gpumap.cli.gpumap import GPUMAP
 from gpumap.cli.main import print_notices
@@ -41,7 +39,7 @@ DEMO_ADDRESS = "127.0.0.1:9401"
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
     """Parse the command line, and import what takes long. Raises UsageError and FatalError."""
     args = parse(command_parser(arguments), arguments)
-    if getattr(args, "command", "") in ("map", "top", "waste", "inspect", "doctor", "check"):
+    if getattr(args, "command", "bill") in {*SUMMARIES} - {"bill"}:
         from gpumap.cli import watch  # noqa: F401 # the command itself imports them again
         from gpumap.cli.sources import agent  # noqa: F401
     return lambda: int(args.run(args))
@@ -51,31 +49,19 @@ def prepared(arguments: Sequence[str]) -> Callable[[], int]:
 
 
 def command_parser(words: Sequence[str] | None = None) -> Parser:
-    """Return the parser of all commands; of the tables that are not among `words` only with their summaries."""
+    """Return the parser of all commands; of those of `cli` that are not among `words` only with their summaries."""
     parser = top_parser(
         description="Show which container holds which GPU, and what it uses.",
         epilog="Try it without a GPU: run `gpumap demo`, and in another terminal `gpumap top --url http://127.0.0.1:9401`."
         "\nHelp for a command: gpumap COMMAND --help",
         version=f"gpumap {__version__}",
     )
-    parser.set_defaults(run=lambda args: _nothing_asked(parser))
+    parser.set_defaults(run=lambda _: _print_all_help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog="gpumap")
-    add_tables(commands, GPUMAP, words)
-    add_bill(commands)
-    _add_doctor(commands, words)
-    for add in (add_check, _add_serve, _add_record, _add_demo):
+    add_commands(commands, SUMMARIES, GPUMAP, words)
+    for add in (_add_serve, _add_record, _add_demo):
         add(commands)
     return parser
-
-
-def _add_doctor(commands: Commands, words: Sequence[str] | None) -> None:
-    summary = "Show what each source and capability reports, and the remedy of each problem."
-    if words is not None and "doctor" not in words:
-        commands.add_parser("doctor", help=summary)
-        return
-    from gpumap.cli.commands.doctor import add_doctor
-
-    add_doctor(commands, summary)
 
 
 def _add_serve(commands: Commands) -> None:
@@ -132,7 +118,10 @@ def _add_record(commands: Commands) -> None:
     record.add_argument("folder", metavar="DIR", help="Directory to write to. It must be empty or not exist.")
     recording = record.add_argument_group("recording")
     recording.add_argument(
-        "--for", dest="lasting", metavar="DURATION", help="Time to record. (default: two collections, one second apart)"
+        "--for",
+        dest="duration",
+        metavar="DURATION",
+        help="Time to record. (default: two collections, one second apart)",
     )
     recording.add_argument("--interval", metavar="DURATION", help="Time between two collections. (default: 5s)")
     recording.add_argument(
@@ -150,7 +139,7 @@ def _run_loop(work: Coroutine[None, None, T]) -> T:
 # --- what they do -----------------------------------------------------------------------------------------------------
 
 
-def _nothing_asked(parser: Parser) -> int:
+def _print_all_help(parser: Parser) -> int:
     """Print the help and return 2: a container without arguments must not look successful."""
     parser.print_help(sys.stderr)
     return 2
@@ -182,29 +171,24 @@ def _serve(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     if args.listen is None and "GPUMAP_LISTEN" not in os.environ:
         args.listen = DEMO_ADDRESS
-    if args.capture:
-        return _demo_of_capture(args)
     from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario
-    from gpumap.lab.node import serve_demo
+    from gpumap.lab.node import serve_demo, serve_node
 
+    if args.capture and args.scenario:
+        raise UsageError("--capture: cannot be combined with --scenario")
     settings = _resolve_and_log(args)
+    if args.capture:
+        from gpumap.lab.capture.run import load_capture
+
+        _run_loop(serve_node(replace(settings, node_ip=""), load_capture(Path(args.capture))))
+        return 0
     try:
         scenario = load_scenario(Path(args.scenario)) if args.scenario else default_scenario()
     except ScenarioError as error:
         raise UsageError(f"--scenario {error}") from error
-    chosen = args.node_name or os.environ.get("GPUMAP_NODE_NAME")
-    settings = settings if chosen else replace(settings, node_name=scenario.node)
+    if not (args.node_name or os.environ.get("GPUMAP_NODE_NAME")):
+        settings = replace(settings, node_name=scenario.node)
     _run_loop(serve_demo(settings, scenario))
-    return 0
-
-
-def _demo_of_capture(args: argparse.Namespace) -> int:
-    from gpumap.lab.capture.run import load_capture, serve_capture
-
-    if args.scenario:
-        raise UsageError("--capture: cannot be combined with --scenario")
-    settings = _resolve_and_log(args)
-    _run_loop(serve_capture(settings, load_capture(Path(args.capture))))
     return 0
 
 
@@ -213,9 +197,9 @@ def _record(args: argparse.Namespace) -> int:
     from gpumap.lab.capture.run import record_node
 
     try:
-        seconds = parse_duration(args.lasting) if args.lasting else None
+        seconds = parse_duration(args.duration) if args.duration else None
     except ValueError as error:
-        raise UsageError(f"--for {args.lasting}: {error}") from error
+        raise UsageError(f"--for {args.duration}: {error}") from error
     args.stale_after = _longer_than_default(args.interval)
     settings = quiet(resolve(args, os.environ, ("sources", "log")), args, os.environ)
     set_up_log(settings.log_format, settings.log_level)

@@ -77,7 +77,7 @@ def test_the_bill_on_the_page_is_one_that_the_command_prints() -> None:
         UNATTRIBUTED: {("GPU-1",): 118.42 * KWH},
         NOT_MEASURED: {},
     }
-    request = Request("namespace", "", None, 2.5, "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z", 60)
+    request = Request("namespace", "", None, "", 2.5, "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z", 60)
     bill = bill_of("http://prometheus:9090", request, Increases(growth, 0, ()), {})
     printed = [line.rstrip() for line in bill_table(bill, Shape()).splitlines()]
     page = (DOCS / "charge-teams.md").read_text(encoding="utf-8")

@@ -17,8 +17,7 @@ import threading
 from collections.abc import Iterator
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from yarl import URL
 
@@ -28,9 +27,9 @@ from gpumap.cli.bill.window import window_of
 from gpumap.cli.commands import map as map_command
 from gpumap.cli.commands import top, waste
 from gpumap.cli.commands.inspect import inspect_report
+from gpumap.cli.credentials import Credentials
 from gpumap.cli.rows import NodeMaps
-from gpumap.cli.sources import agent as agent_source
-from gpumap.cli.sources import prometheus
+from gpumap.cli.sources import http_client, prometheus
 from gpumap.cli.sources.agent import map_in
 from gpumap.cli.sources.kubectl import _no_list, _no_map
 from gpumap.cli.sources.kubectl_agents import agents_of, one_for_each_node, pod_list
@@ -85,10 +84,9 @@ def _prometheus_examples() -> Iterator[bytes]:
 @target(_prometheus_examples, changed_json, FatalError)
 def read_prometheus_api(data: bytes) -> object:
     """The body of an answer of Prometheus's API, of any call and status."""
-    session: Any = SimpleNamespace(headers={"Authorization": "Bearer secret-word"})
-    response: Any = SimpleNamespace(status=503, reason="Busy", headers={})
-    server = prometheus.Prometheus(session, URL("http://prometheus"), 5.0, None)
-    refusal = str(server._refusal(response, data))
+    who = Credentials({"Authorization": "Bearer secret-word"}, None, None)
+    server = prometheus.Prometheus(URL("http://prometheus"), who, 5.0)
+    refusal = str(server._refusal(http_client.HttpAnswer(503, "Busy", "", data)))
     assert "secret-word" not in refusal, refusal
     answer = server._data(data)
     with contextlib.suppress(FatalError):
@@ -166,9 +164,9 @@ def _answer_examples() -> Iterator[bytes]:
 def read_http_answer(data: bytes) -> object:
     """The bytes of a server's answer to `gpumap map --url`."""
     try:
-        return agent_source._read_answer(data, "http://agent")
+        return http_client._read_answer(data, "http://agent", http_client.ANSWER_BYTES_MAX)
     except HTTPException as error:
-        raise OSError(agent_source.no_answer(error)) from error
+        raise OSError(http_client.no_answer(error)) from error
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------

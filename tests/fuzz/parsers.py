@@ -20,7 +20,7 @@ NOT_FOREIGN: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "gpumap.agent.settings",
-            "gpumap.cli.bill.command",
+            "gpumap.cli.commands.bill",
             "gpumap.cli.bill.pod_labels",
             "gpumap.cli.parser",
             "gpumap.cli.credentials",

@@ -69,7 +69,11 @@ async def check_law(capture: on_disk.Capture, page_before: bytes, said: Set[str]
         assert found_in(Path(folder) / "other", secrets_of(capture) | said) == set()
 
 
-@pytest.mark.parametrize("folder", golden.captures(), ids=lambda folder: folder.name)
+RECORDABLE = [folder for folder in golden.captures() if not (folder / contents.PODS).exists()]
+"""A recording has no answer of the Pods API."""
+
+
+@pytest.mark.parametrize("folder", RECORDABLE, ids=lambda folder: folder.name)
 async def test_the_page_is_the_same_under_other_names(folder: Path) -> None:
     """Every capture gives its own page, renamed, and no name of the node is left."""
     await check_law(on_disk.load(folder), (folder / on_disk.EXPECTED).read_bytes())

@@ -15,7 +15,6 @@ import pytest
 
 from gpumap.agent.join.rules import KEPT_SECONDS
 from gpumap.cli.args import server_of
-from gpumap.cli.bill.command import make_bill, read_request
 from gpumap.cli.bill.promql import (
     ENERGY,
     HELD,
@@ -29,6 +28,7 @@ from gpumap.cli.bill.promql import (
     WORK_SM,
 )
 from gpumap.cli.bill.table import bill_values
+from gpumap.cli.commands.bill import make_bill, read_request
 from gpumap.cli.parser import parse
 from gpumap.dispatch import command_parser
 from tests.command import one_line, run_command

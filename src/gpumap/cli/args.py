@@ -17,7 +17,8 @@ from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
 
 if TYPE_CHECKING:
-    from gpumap.cli.sources.prometheus import Server
+    from gpumap.cli.rows import NodeMapStream
+    from gpumap.cli.sources.prometheus import Prometheus
     from gpumap.cli.table import Shape
 
 MATCHER = r"""\b[a-zA-Z_][a-zA-Z0-9_]*+\s*+(=~|!~|!=|=)\s*+("([^"\\]|\\.)*+"|'([^'\\]|\\.)*+')"""
@@ -138,32 +139,34 @@ def read_shape(args: argparse.Namespace, namespace: str = "", *, processes: bool
     )
 
 
-def server_of(args: argparse.Namespace) -> Server:
+def server_of(args: argparse.Namespace) -> Prometheus:
     """Read the flags and their files. Requires --prometheus. Raises UsageError."""
-    from gpumap.cli.sources.prometheus import Server
+    from gpumap.cli.sources.prometheus import Prometheus
 
     address = address_of("--prometheus", args.prometheus)
     path = address.path.rstrip("/").removesuffix("/api/v1/query").removesuffix("/api/v1")
     address = address.with_path(path, keep_query=True)
     credentials = credentials_of(args, os.environ, "--prometheus", address)
-    return Server(
-        url=str(address.with_user(None)),
-        headers=credentials.headers,
-        tls=credentials.tls,
-        timeout_seconds=seconds_of("--timeout", args.timeout or _TIMEOUT),
-        server_name=credentials.server_name,
-    )
+    return Prometheus(address, credentials, seconds_of("--timeout", args.timeout or _TIMEOUT))
 
 
-def refuse_details(args: argparse.Namespace) -> None:
-    """Raise UsageError for a flag that needs a server, if there is none."""
+def node_maps(args: argparse.Namespace, interval_seconds: float, *, watch_allocations: bool = False) -> NodeMapStream:
+    """Ask the agent of --url again and again, or collect on this node. Raises UsageError."""
+    from gpumap.cli.sources import this_node
+
     for name in _DETAILS:
         if getattr(args, name, None) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} requires --prometheus")
-    for name in CREDENTIALS if args.url is None else ():
-        if getattr(args, name) is not None:
-            flags = "--url or --prometheus" if hasattr(args, "prometheus") else "--url"
-            raise UsageError(f"--{name.replace('_', '-')} requires {flags}")
+            raise UsageError(f"--{name} requires --prometheus")
+    if args.url is None:
+        for name in CREDENTIALS:
+            if getattr(args, name) is not None:
+                flags = "--url or --prometheus" if hasattr(args, "prometheus") else "--url"
+                raise UsageError(f"--{name.replace('_', '-')} requires {flags}")
+        return this_node.maps_of_node(this_node.prepare(args), interval_seconds, watch_allocations=watch_allocations)
+    from gpumap.cli.sources.agent import maps_of_agent
+
+    this_node.prepare_elsewhere(args, "--url")
+    return maps_of_agent(args, interval_seconds)
 
 
 def matchers_of(flag: str, text: str, jobs: str = OWN_JOBS) -> str:

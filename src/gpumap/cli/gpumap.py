@@ -15,20 +15,13 @@ from gpumap.cli.args import (
     add_server_flags,
     add_url,
     matchers_of,
-    refuse_details,
+    node_maps,
     server_of,
 )
 from gpumap.cli.commands import Program
 from gpumap.cli.credentials import add_credentials, hide_password
 from gpumap.cli.parser import Parser, leave_to_help_all
-from gpumap.cli.sources.this_node import (
-    LOOK_SECONDS,
-    NODE_FLAGS,
-    add_node_flags,
-    maps_of_node,
-    prepare_elsewhere,
-    prepare_here,
-)
+from gpumap.cli.sources.this_node import LOOK_SECONDS, NODE_FLAGS, add_node_flags, prepare_elsewhere
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,28 +62,19 @@ def _show(args: argparse.Namespace, report: Report, shape: Shape, ask: Ask | Non
     source_flags = "".join(f" {flag} {hide_password(url)}" for flag, url in urls.items() if url)
     interval = WATCH_INTERVAL if prometheus is None else CLUSTER_INTERVAL
     view = read_view(args, report, shape, f"gpumap {args.command}{order}{source_flags}", interval)
-    return run(_node_maps(args, view) if ask is None else _server_answers(args, view, ask), view)
-
-
-def _node_maps(args: argparse.Namespace, view: View) -> NodeMapStream:
-    refuse_details(args)
-    if args.url is not None:
-        from gpumap.cli.sources.agent import maps_of_agent
-
-        prepare_elsewhere(args, "--url")
-        return maps_of_agent(args, view.interval_seconds)
-    settings = prepare_here(args)
-    return maps_of_node(settings, view.interval_seconds if view.watch else LOOK_SECONDS)
+    if ask is not None:
+        return run(_server_answers(args, view, ask), view)
+    return run(node_maps(args, view.interval_seconds if view.watch else LOOK_SECONDS), view)
 
 
 def _server_answers(args: argparse.Namespace, view: View, ask: Ask) -> NodeMapStream:
-    from gpumap.cli.sources.prometheus import answers_of
+    from gpumap.cli.sources.http_client import ask_repeatedly
 
     if args.url is not None:
         raise UsageError("--prometheus: cannot be combined with --url")
     prepare_elsewhere(args, "--prometheus")
     server, match = server_of(args), matchers_of("--match", args.match or "")
-    return answers_of(server, view.interval_seconds, lambda prometheus: ask(prometheus, match))
+    return ask_repeatedly(lambda: ask(server, match), view.interval_seconds)
 
 
 GPUMAP = Program(

@@ -54,7 +54,6 @@ class DeviceRow(NamedTuple):
     number: int
     name: str
     uuid: str
-    is_gpu: bool = False
     model: str | None = None
     total_bytes: int | None = None
     used_bytes: int | None = None
@@ -250,7 +249,6 @@ def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
         number=place.number,
         name=device_name(device),
         uuid=device.uuid,
-        is_gpu=device.uuid == device.gpu_uuid,
         model=gpu.model or None if gpu else None,
         total_bytes=memory.total_bytes if memory else None,
         used_bytes=memory.used_bytes if memory else _process_bytes(device.owners),

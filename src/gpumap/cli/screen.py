@@ -18,10 +18,10 @@ import msgspec
 from gpumap.cli.main import print_notices
 from gpumap.cli.rows import NodeMaps
 from gpumap.cli.table import Shape
-from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls, is_printable, repainted, wrapped
+from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls, is_printable, wrapped
 from gpumap.cli.unknowns import blind, few
 from gpumap.model.errors import FatalError
-from gpumap.model.formatting import age, one_line, printable
+from gpumap.model.formatting import age, printable
 
 _OLD_SECONDS = 60.0
 """Older data gets a warning, unless it is younger than two collections."""
@@ -65,7 +65,7 @@ def screen_of_stdout() -> Screen:
     """Return a terminal's width, and colours unless NO_COLOR or TERM=dumb refuse them; in a pipe neither."""
     if not sys.stdout.isatty():
         return PIPE
-    plain = bool(os.environ.get("NO_COLOR")) or _is_dumb()
+    plain = bool(os.environ.get("NO_COLOR")) or is_dumb()
     return Screen(columns=max(shutil.get_terminal_size().columns, 1), colours=not plain)
 
 
@@ -75,80 +75,6 @@ def take_any_text() -> None:
         raise FatalError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-
-
-class Painter:
-    """Shows one answer after the other: over the last one on a terminal, else below it."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self.in_place = sys.stdout.isatty() and not _is_dumb() and view.form in ("table", "wide")
-        self._last = ""
-        self._failed = ""
-        self._old = ""
-        self._notices: list[str] = []
-        self._begun = False
-        self.offset, self.page = 0, 1
-        """The first line that is shown of the report, below its titles; and how many there is room for."""
-
-    def paint(self, answer: NodeMaps | FatalError) -> None:
-        """Show an answer. After a failure print its reason once, and keep what was shown last."""
-        screen = screen_of_stdout()
-        try:
-            if isinstance(answer, FatalError):
-                raise answer
-            text, notices = text_of(answer, self._view, screen), notices_of(answer, self._view)
-        except FatalError as error:
-            self._show_failure(one_line(error), screen)
-            return
-        self._failed = ""
-        self._last = text
-        was_old, self._old = self._old, collected_long_ago(answer, time.time())
-        before, self._notices = self._notices, notices
-        if not self.in_place:
-            print_notices(notice for notice in self._notices if notice not in before)
-        if self._old and not was_old and not self.in_place:
-            warn_if_stale(answer)
-        if self.in_place:
-            self.repaint(screen)
-        else:
-            separator = {"yaml": "---\n", "json": ""}.get(self._view.form, "\n")
-            print(end=(separator if self._begun else "") + text, flush=True)
-        self._begun = True
-
-    def leave(self) -> None:
-        """Let the shell's prompt begin on a line of its own."""
-        if self.in_place:
-            print(flush=True)
-
-    def _show_failure(self, failure: str, screen: Screen) -> None:
-        if self.in_place:
-            self._failed = failure
-            self.repaint(screen)
-        elif failure != self._failed:
-            print_notices([f"{failure}; trying again"])
-            self._failed = failure
-
-    def repaint(self, screen: Screen) -> None:
-        """Paint what was last answered."""
-        head = f"{self._view.head}   every {self._view.interval_seconds:g}s   {time.strftime('%H:%M:%S')}"
-        size = shutil.get_terminal_size()
-        columns = max(size.columns, 1)
-        lines = [screen.paint(printable(head), "bold")]
-        lines += lines_above([*self._notices, self._old], self._failed, screen, columns, answered=bool(self._last))
-        report = self._last.splitlines()
-        if is_interactive() and len(lines) + 1 + len(report) > size.lines:
-            report = self._scrolled(report, size.lines - len(lines) - 2)
-        print(end=repainted([*lines, "", *report], columns, size.lines), flush=True)
-
-    def _scrolled(self, report: list[str], room: int) -> list[str]:
-        """Return the lines of a report that have room, and one on the others. The titles stay."""
-        titles = 1 if self._view.shape.headers else 0
-        self.page, rows = max(room - titles, 1), report[titles:]
-        self.offset = min(self.offset, max(len(rows) - self.page, 0))
-        end = self.offset + self.page
-        foot = f"{self.offset + 1}-{min(end, len(rows))} of {len(rows)} lines   ↑↓ PgUp PgDn scroll  q quit"
-        return [*report[:titles], *rows[self.offset : end], foot]
 
 
 def lines_above(notices: Iterable[str], failed: str, screen: Screen, columns: int, *, answered: bool) -> list[str]:
@@ -173,10 +99,11 @@ def warn_if_stale(answer: NodeMaps) -> None:
 
 def is_interactive() -> bool:
     """Whether a reader can press keys, and a frame can be painted in place."""
-    return bool(sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()) and not _is_dumb()
+    return bool(sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()) and not is_dumb()
 
 
-def _is_dumb() -> bool:
+def is_dumb() -> bool:
+    """Whether the terminal cannot move its cursor."""
     return os.environ.get("TERM", "") in ("", "dumb")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
 from gpumap.model.errors import FatalError
@@ -87,31 +87,17 @@ def amount(
     return Column(title, lambda row: text(value(row)), value, largest_first=True, wide=wide, drop_rank=drop_rank)
 
 
-def name(title: str, value: Callable[[R], str | None], *, wide: bool = False, drop_rank: int = 0) -> Column[R]:
+def name(title: str, value: Callable[[R], str | None], *, drop_rank: int = 0) -> Column[R]:
     """Return a column of names, sorted by name. Those of pods are shortened last: a user types them."""
     return Column(
-        title,
-        lambda row: value(row) or UNKNOWN,
-        value,
-        name=True,
-        shortened_last=title == "POD",
-        wide=wide,
-        drop_rank=drop_rank,
+        title, lambda row: value(row) or UNKNOWN, value, name=True, shortened_last=title == "POD", drop_rank=drop_rank
     )
 
 
-class OnNode(Protocol):
-    """A row that knows the name of its node."""
-
-    @property
-    def node(self) -> str: ...
+NODE: Column[Any] = Column("NODE", lambda row: row.node, lambda row: row.node, name=True)
 
 
-NODE: Column[OnNode] = Column("NODE", lambda row: row.node, lambda row: row.node, name=True)
-N = TypeVar("N", bound=OnNode)
-
-
-def add_node_column(columns: Sequence[Column[N]], *, fleet: bool) -> Sequence[Column[N]]:
+def add_node_column(columns: Sequence[Column[R]], *, fleet: bool) -> Sequence[Column[R]]:
     """Return the columns of a table; that of a fleet begins with the node."""
     return (NODE, *columns) if fleet else columns
 

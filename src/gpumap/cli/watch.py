@@ -13,9 +13,11 @@ import contextlib
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 import termios
+import time
 import tty
 from collections.abc import Iterator
 
@@ -23,10 +25,12 @@ from gpumap.cli.args import seconds_of
 from gpumap.cli.main import before_leaving, print_notices, until_stopped
 from gpumap.cli.rows import NodeMaps, NodeMapStream
 from gpumap.cli.screen import (
-    Painter,
     Report,
     View,
+    collected_long_ago,
+    is_dumb,
     is_interactive,
+    lines_above,
     notices_of,
     screen_of_stdout,
     take_any_text,
@@ -34,8 +38,10 @@ from gpumap.cli.screen import (
     warn_if_stale,
 )
 from gpumap.cli.table import Shape
+from gpumap.cli.terminal import Screen, repainted
 from gpumap.cli.unknowns import is_blind
 from gpumap.model.errors import FatalError, UsageError
+from gpumap.model.formatting import one_line, printable
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The terminal's second screen, without a cursor. The first one stays as it was."""
@@ -69,7 +75,7 @@ def read_view(args: argparse.Namespace, report: Report, shape: Shape, head: str,
 
 async def show_live(answers: NodeMapStream, view: View) -> int:
     """Show the answers until `q` is pressed or the terminal is closed. Raises FatalError if there can be none."""
-    window = view.report.window(view) if view.live and view.report.window else _Watch(view)
+    window = view.report.window(view) if view.live and view.report.window else Painter(view)
     events = _Events()
     with _Terminal(events, view.live).taken():
         asking = asyncio.create_task(_ask(answers, events))
@@ -103,7 +109,7 @@ class _Terminal:
         self._events = events
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
-        self._before = termios.tcgetattr(self._input)
+        self._saved_attributes = termios.tcgetattr(self._input)
         self._is_taken = False
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._unread = ""
@@ -115,7 +121,7 @@ class _Terminal:
         handlers = {signal.SIGWINCH: self._resize, signal.SIGTSTP: self._suspend, signal.SIGCONT: self._resume}
         for number, handler in handlers.items():
             self._loop.add_signal_handler(number, handler)
-        before_quit = signal.signal(signal.SIGQUIT, self._quit)
+        quit_handler = signal.signal(signal.SIGQUIT, self._quit)
         before_leaving.append(self._restore)
         self._loop.add_reader(self._input, self._read)
         try:
@@ -125,7 +131,7 @@ class _Terminal:
             self._loop.remove_reader(self._input)
             self._restore()
             before_leaving.remove(self._restore)
-            signal.signal(signal.SIGQUIT, before_quit)
+            signal.signal(signal.SIGQUIT, quit_handler)
             for number in handlers:
                 self._loop.remove_signal_handler(number)
 
@@ -137,7 +143,7 @@ class _Terminal:
     def _restore(self) -> None:
         with contextlib.suppress(OSError, termios.error):  # the terminal was closed
             if self._is_taken:
-                termios.tcsetattr(self._input, termios.TCSANOW, self._before)
+                termios.tcsetattr(self._input, termios.TCSANOW, self._saved_attributes)
                 self._is_taken = False
                 if select.select([], [self._output], [], _LEAVE_SECONDS)[1]:
                     os.write(self._output, self._leave.encode())
@@ -187,27 +193,93 @@ def scrolled(offset: int, key: str, page: int) -> int | None:
     return max(offset + moves[key], 0) if key in moves else None
 
 
-class _Watch:
-    """A watch, which keys scroll."""
+class Painter:
+    """Shows one answer after the other: over the last one on a terminal, else below it."""
 
     def __init__(self, view: View) -> None:
-        self._painter = Painter(view)
+        self._view = view
+        self.in_place = sys.stdout.isatty() and not is_dumb() and view.form in ("table", "wide")
+        self._last = ""
+        self._failed = ""
+        self._old = ""
+        self._notices: list[str] = []
+        self._begun = False
         self._moved = False
+        self._offset, self._page = 0, 1
+        """The first line that is shown of the report, below its titles; and how many there is room for."""
 
     def take(self, event: NodeMaps | FatalError | str) -> bool:
         """Take an answer, a failure or a key. Return whether the program goes on."""
-        if isinstance(event, str):
-            offset = scrolled(self._painter.offset, KEY_NAMES.get(event, event), self._painter.page)
-            self._painter.offset = self._painter.offset if offset is None else offset
-            self._moved = True
-            return event != "q"
-        self._painter.paint(event)
-        self._moved = False
-        return True
+        if not isinstance(event, str):
+            self.show(event)
+            return True
+        offset = scrolled(self._offset, KEY_NAMES.get(event, event), self._page)
+        self._offset = self._offset if offset is None else offset
+        self._moved = True
+        return event != "q"
 
     def paint(self) -> None:
         if self._moved:
-            self._painter.repaint(screen_of_stdout())
+            self._repaint(screen_of_stdout())
+
+    def show(self, answer: NodeMaps | FatalError) -> None:
+        """Show an answer. After a failure print its reason once, and keep what was shown last."""
+        screen, self._moved = screen_of_stdout(), False
+        try:
+            if isinstance(answer, FatalError):
+                raise answer
+            text, notices = text_of(answer, self._view, screen), notices_of(answer, self._view)
+        except FatalError as error:
+            self._show_failure(one_line(error), screen)
+            return
+        self._failed = ""
+        self._last = text
+        was_old, self._old = self._old, collected_long_ago(answer, time.time())
+        last_notices, self._notices = self._notices, notices
+        if not self.in_place:
+            print_notices(notice for notice in self._notices if notice not in last_notices)
+        if self._old and not was_old and not self.in_place:
+            warn_if_stale(answer)
+        if self.in_place:
+            self._repaint(screen)
+        else:
+            separator = {"yaml": "---\n", "json": ""}.get(self._view.form, "\n")
+            print(end=(separator if self._begun else "") + text, flush=True)
+        self._begun = True
+
+    def leave(self) -> None:
+        """Let the shell's prompt begin on a line of its own."""
+        if self.in_place:
+            print(flush=True)
+
+    def _show_failure(self, failure: str, screen: Screen) -> None:
+        if self.in_place:
+            self._failed = failure
+            self._repaint(screen)
+        elif failure != self._failed:
+            print_notices([f"{failure}; trying again"])
+            self._failed = failure
+
+    def _repaint(self, screen: Screen) -> None:
+        """Paint what was last answered."""
+        head = f"{self._view.head}   every {self._view.interval_seconds:g}s   {time.strftime('%H:%M:%S')}"
+        size = shutil.get_terminal_size()
+        columns = max(size.columns, 1)
+        lines = [screen.paint(printable(head), "bold")]
+        lines += lines_above([*self._notices, self._old], self._failed, screen, columns, answered=bool(self._last))
+        report = self._last.splitlines()
+        if is_interactive() and len(lines) + 1 + len(report) > size.lines:
+            report = self._scrolled(report, size.lines - len(lines) - 2)
+        print(end=repainted([*lines, "", *report], columns, size.lines), flush=True)
+
+    def _scrolled(self, report: list[str], room: int) -> list[str]:
+        """Return the lines of a report that have room, and one on the others. The titles stay."""
+        titles = 1 if self._view.shape.headers else 0
+        self._page, rows = max(room - titles, 1), report[titles:]
+        self._offset = min(self._offset, max(len(rows) - self._page, 0))
+        end = self._offset + self._page
+        foot = f"{self._offset + 1}-{min(end, len(rows))} of {len(rows)} lines   ↑↓ PgUp PgDn scroll  q quit"
+        return [*report[:titles], *rows[self._offset : end], foot]
 
 
 def run(answers: NodeMapStream, view: View) -> int:
@@ -225,7 +297,7 @@ async def _show(answers: NodeMapStream, view: View) -> int:
         async with contextlib.aclosing(answers):
             async for answer in answers:
                 if painter is not None:
-                    painter.paint(answer)
+                    painter.show(answer)
                     continue
                 if isinstance(answer, FatalError):
                     raise answer

@@ -27,11 +27,10 @@ from gpumap.agent import service
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.own_process import stop_by_signal
 from gpumap.agent.settings import Settings
-from gpumap.lab.capture import answers, checkpoints, contents
+from gpumap.lab.capture import answers, contents
 from gpumap.lab.capture.checkpoints import SHARING_FOLDER, container_id
 from gpumap.lab.capture.format import About, Capture, Frame
 from gpumap.lab.demo import kubelet as fake
-from gpumap.lab.demo.kubelet import FakePodsApi
 from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.lab.demo.world import play as play_scenario
 from gpumap.lab.driver import HANGS, XIDS
@@ -65,8 +64,10 @@ class PlayedNode:
         self._files = NodeFiles(directory)
         socket = directory / "kubelet" / "kubelet.sock"
         self._kubelet = fake.PlayedKubelet(socket, {"v1alpha1", capture.about.podresources})
-        self._pods = capture.frames[0].files.get(contents.PODS)
-        self._pods_api = FakePodsApi(directory / "kubelet" / "pods.sock")
+        self._pods_api: fake.PlayedPodsApi | None = None
+        if contents.PODS in capture.frames[0].files:
+            pods = answers.pods(capture.frames[0].files[contents.PODS])
+            self._pods_api = fake.PlayedPodsApi(directory / "kubelet" / "pods.sock", pods)
         self._starts = 0
         self._hangs = hangs
         self._nvml = b""
@@ -80,6 +81,11 @@ class PlayedNode:
 
     def settings(self, settings: Settings) -> Settings:
         """Point every source at this node."""
+        # A frame has a scheduler's files, or the reason why they could not be read.
+        has_sharing_files = any(
+            "gpu_fractioning" in contents.down(frame.files) or any(map(container_id, frame.files))
+            for frame in self._capture.frames
+        )
         return replace(
             settings,
             node_name=self._capture.about.node,
@@ -88,8 +94,8 @@ class PlayedNode:
             checkpoint_candidates=(self._directory / CHECKPOINT,),
             dra_state=self._directory / DRA_STATE,
             dra_driver_checkpoint=self._directory / DRA_CHECKPOINT,
-            pods_api_socket=None if self._pods is None else self._pods_api.socket_path,
-            gpu_fractioning_map=self._directory / SHARING_FOLDER if self._has_sharing_files() else None,
+            pods_api_socket=None if self._pods_api is None else self._pods_api.socket_path,
+            gpu_fractioning_map=self._directory / SHARING_FOLDER if has_sharing_files else None,
             pod_log_root=self._directory / LOGS,
             proc=self._directory / PROC,
             sys=self._directory / SYS,
@@ -98,18 +104,10 @@ class PlayedNode:
             resource=re.compile(self._capture.about.resource),
         )
 
-    def _has_sharing_files(self) -> bool:
-        """Whether a frame has a scheduler's files, or the reason why they could not be read."""
-        return any(
-            "gpu_fractioning" in contents.down(frame.files) or any(map(checkpoints.container_id, frame.files))
-            for frame in self._capture.frames
-        )
-
     async def show(self, frame: Frame) -> None:
         """Set the node to this frame: the kubelet first, the processes last."""
         await self._show_kubelet(frame)
-        if self._pods is not None and not self._pods_api.running:
-            self._pods_api.set_pods(answers.pods(self._pods))
+        if self._pods_api is not None and not self._pods_api.running:
             await self._pods_api.start()
         await asyncio.to_thread(self._files.show, files_of(frame.files))
         self._show_xids(frame)
@@ -135,7 +133,8 @@ class PlayedNode:
 
     async def stop(self) -> None:
         await self._kubelet.stop()
-        await self._pods_api.stop()
+        if self._pods_api is not None:
+            await self._pods_api.stop()
 
     async def _play(self, play: Play, over: asyncio.Event) -> None:
         trouble = ""

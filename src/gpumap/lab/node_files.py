@@ -47,7 +47,12 @@ class NodeFiles:
     def show(self, tree: Tree) -> None:
         """Remove what is gone, the last of the tree first; then add what is new in the order of the tree."""
         self.staging.mkdir(exist_ok=True)
-        gone_paths = {path: None for path, content in self._shown.items() if not _stays(content, tree, path)}
+        gone_paths = {
+            path: None
+            for path, content in self._shown.items()
+            # A file that gets another content is only replaced.
+            if path not in tree or not (_same(content, tree[path]) or type(content) is type(tree[path]) is bytes)
+        }
         for path in [path for path in reversed(gone_paths) if gone_paths.keys().isdisjoint(parents(path))]:
             self._remove(path)
         below = grouped((path.rpartition("/")[0], path) for path in tree)  # what is in each folder
@@ -98,15 +103,8 @@ def parents(path: str) -> list[str]:
     return ["/".join(steps[:number]) for number in range(1, len(steps))]
 
 
-def _same(before: Content, after: Content) -> bool:
-    return type(before) is type(after) and before == after
-
-
-def _stays(content: Content, tree: Tree, path: str) -> bool:
-    """Whether a path need not be removed: also a file that gets another content is only replaced."""
-    if path not in tree:
-        return False
-    return _same(content, tree[path]) or (isinstance(content, bytes) and isinstance(tree[path], bytes))
+def _same(content: Content, other_content: Content) -> bool:
+    return type(content) is type(other_content) and content == other_content
 
 
 def _make(place: Path, content: Content) -> None:

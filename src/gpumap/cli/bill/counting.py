@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.cli.bill import BILL_ORDERS, BY_NAME
 from gpumap.cli.bill.promql import (
     ENERGY,
     HELD,
@@ -26,7 +25,6 @@ from gpumap.cli.bill.promql import (
     Growth,
     Key,
 )
-from gpumap.cli.kube_state import unlisted, workload_of
 from gpumap.cli.table import SortKey, sort_rows
 from gpumap.model.formatting import listed
 from gpumap.model.grouping import grouped
@@ -35,6 +33,9 @@ Pod = tuple[str, str]
 """Namespace and name."""
 Group = tuple[str | None, ...]
 """The cells that name a line. `None`: pods without the label."""
+BY_NAME = "name"
+ORDERS = ("held", "cost", "used", "idle", "kwh", "memory", BY_NAME)
+"""The keys of --sort-by. The first one is the default."""
 NAMESPACE, POD, LABEL, WORKLOAD, JOB, USER = "namespace", "pod", "label", "workload", "job", "user"
 KINDS = {JOB: "slurm_job|pbs_job|htcondor_slot", USER: "user"}
 """Kinds of work outside pods, as a regular expression, by what groups them."""
@@ -61,26 +62,19 @@ class Increases(NamedTuple):
     resumed: frozenset[Key] = frozenset()
 
 
-class Labelling(NamedTuple):
-    """A pod's label as Kubernetes writes it, `None` for its workload; and matchers for the series of
-    kube-state-metrics."""
-
-    label: str | None
-    match: str
-
-
 class Request(NamedTuple):
-    """The bill that a user wants. `match` is matchers as in PromQL; `price` is for a GPU-hour held; `start` and `end`
-    are RFC 3339."""
+    """The bill that a user wants. `match` is matchers as in PromQL, `label_match` are those for kube-state-metrics;
+    `label` is a pod's as Kubernetes writes it; `price` is for a GPU-hour held; `start` and `end` are RFC 3339."""
 
     grouping: str
     match: str
-    labelling: Labelling | None
+    label: str | None
+    label_match: str
     price: float | None
     start: str
     end: str
     step_seconds: int
-    order: str = BILL_ORDERS[0]
+    order: str = ORDERS[0]
     """A key of --sort-by."""
     reverse: bool = False
 
@@ -132,10 +126,6 @@ class Bill:
     warnings: tuple[str, ...] = ()
 
     @property
-    def label(self) -> str | None:
-        return self.request.labelling.label if self.request.labelling else None
-
-    @property
     def is_of_work(self) -> bool:
         """It is of work outside pods, not of containers."""
         return self.request.grouping in KINDS
@@ -144,7 +134,7 @@ class Bill:
     def columns(self) -> tuple[str, ...]:
         """The names of a group's cells."""
         way = self.request.grouping
-        return (self.label or "",) if way == LABEL else _COLUMNS.get(way, (way,))
+        return (self.request.label or "",) if way == LABEL else _COLUMNS.get(way, (way,))
 
     def cost(self, amounts: Amounts) -> float | None:
         price = self.request.price
@@ -163,11 +153,14 @@ def bill_of(server: str, request: Request, increases: Increases, label_of: Mappi
             case "label":
                 return (label_of.get((key[0], key[1])),)
             case "workload":
-                return key[0], workload_of((key[0], key[1]), label_of)
+                return key[0], label_of.get((key[0], key[1]), f"Pod/{key[1]}")
         return key[:1]
 
     charged = dict(_works(increases.growth) if request.grouping in KINDS else _containers(increases.growth))
-    pods = ((key[0], key[1]) for key in charged)
+    warnings = [*_warnings(request, increases)]
+    if request.grouping == WORKLOAD and (pods := {key[:2] for key in charged} - label_of.keys()):
+        names = listed(sorted("/".join(pod) for pod in pods))
+        warnings.append(f"kube-state-metrics does not list {names}. Each has a row of its own.")
     return Bill(
         server=server,
         request=request,
@@ -176,7 +169,7 @@ def bill_of(server: str, request: Request, increases: Increases, label_of: Mappi
         unattributed_energy=_sum(increases.growth.get(UNATTRIBUTED, {}).values()),
         not_measured_seconds=_sum(increases.growth.get(NOT_MEASURED, {}).values()),
         uncharged_seconds=increases.uncharged_seconds,
-        warnings=(*_warnings(request, increases), *(unlisted(pods, label_of) if request.grouping == WORKLOAD else ())),
+        warnings=tuple(warnings),
     )
 
 

@@ -1,15 +1,20 @@
-"""Ask a Prometheus for a label or the workload of each pod, by kube-state-metrics: the last value in a window."""
+"""The label or the workload of each pod, from the series of kube-state-metrics: the last value in a window.
+
+A workload is the owner of a pod's owner (Deployment, CronJob), else its owner, else the pod: `Deployment/trainer`.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
-from gpumap.cli.bill.counting import Labelling, Pod
+from gpumap.cli.bill.counting import Pod, Request
+from gpumap.cli.bill.promql import selector
 from gpumap.cli.bill.query import ask_by_parts, counter_value
 from gpumap.cli.bill.window import Window
-from gpumap.cli.kube_state import NEEDS_OWNERS, POD_OWNERS, Object, ObjectValues, pod_label, two_values, workloads
 from gpumap.cli.sources.prometheus import Prometheus
 from gpumap.model.errors import FatalError, UsageError
 
@@ -22,6 +27,11 @@ _GIVES_WAY_SECONDS = 120
 _PART_SECONDS = 86400
 _STEP_SECONDS = 60
 _NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+_NO_OWNER = ("", "<none>")
+"""The kind of an owner that does not exist; the second before kube-state-metrics 2.0."""
+_CAMEL = re.compile(r"([a-z0-9])([A-Z])")
+Object = tuple[str, str]
+"""Namespace and name."""
 
 
 def read_label(text: str) -> str:
@@ -32,20 +42,20 @@ def read_label(text: str) -> str:
 
 
 async def label_values(
-    server: Prometheus, labelling: Labelling, pods: Collection[Pod], window: Window
+    server: Prometheus, request: Request, pods: Collection[Pod], window: Window
 ) -> Mapping[Pod, str]:
     """Return the label's value, or the workload, of the pods that have it. Raises FatalError if none of them has it."""
 
     async def find(values: ObjectValues, objects: Collection[Object]) -> Mapping[Object, str]:
-        return await _last_values(server, values, labelling.match, objects, window)
+        return await _last_values(server, values, request.label_match, objects, window)
 
-    if labelling.label is None:
-        value_of: Mapping[Pod, str] = await workloads(find, pods)
+    if request.label is None:
+        value_of: Mapping[Pod, str] = await _workloads(find, pods)
     else:
-        listed = await find(pod_label(labelling.label), pods)
+        listed = await find(_pod_label(request.label), pods)
         value_of = {pod: value for pod, value in listed.items() if value}
     if pods and not value_of:
-        raise FatalError(await _missing(server, labelling, window))
+        raise FatalError(await _missing(server, request, window))
     return value_of
 
 
@@ -87,25 +97,120 @@ async def _last_value(server: Prometheus, values: ObjectValues, match: str, labe
     for (last_time, value), (_, other_value) in itertools.permutations(order, 2):
         first_time = min(time for time in times[value] if time > last_time - AT_ONCE_SECONDS)
         if any(first_time < time < last_time - _GIVES_WAY_SECONDS for time in times[other_value]):  # side by side
-            raise FatalError(two_values(server.url, values, labelled, (value, other_value)))
+            named = ", ".join(text or "none" for text in sorted((value, other_value)))
+            raise FatalError(
+                f"{server.url} has two {values.noun} for {values.object.removesuffix('_name')} {'/'.join(labelled)} at "
+                f"the same time ({named}). If it has several clusters, choose one with --match, such as --match "
+                "'cluster=\"a\"'"
+            )
     return next((value for _, value in reversed(order) if value), "")
 
 
-async def _missing(server: Prometheus, labelling: Labelling, window: Window) -> str:
+async def _missing(server: Prometheus, request: Request, window: Window) -> str:
     """Why no pod has the label, or a workload."""
-    values = POD_OWNERS if labelling.label is None else pod_label(labelling.label)
-    allowed = f"--metric-labels-allowlist=pods=[{labelling.label}]"
-    if not await server.series(values.selector(labelling.match, 'namespace!=""'), window.start, window.end):
-        matching = f" that matches {labelling.match}" if labelling.match else ""
+    values = _POD_OWNERS if request.label is None else _pod_label(request.label)
+    allowed = f"--metric-labels-allowlist=pods=[{request.label}]"
+    if not await server.series(values.selector(request.label_match, 'namespace!=""'), window.start, window.end):
+        matching = f" that matches {request.label_match}" if request.label_match else ""
         needs = (
             f"--by label needs kube-state-metrics, started with {allowed}, and scraped by this server"
-            if labelling.label
-            else NEEDS_OWNERS
+            if request.label
+            else "--by workload needs kube-state-metrics, scraped by this server"
         )
         return f"{server.url} has no {values.metric}{matching} in this time: {needs}"
-    if labelling.label is None:
+    if request.label is None:
         return f"{server.url} has {values.metric}, but of no pod in this bill"
     return (
-        f"{server.url} has {values.metric}, but label {labelling.label} ({values.values[0]}) of no pod in this "
+        f"{server.url} has {values.metric}, but label {request.label} ({values.values[0]}) of no pod in this "
         f"bill: start kube-state-metrics with {allowed}"
     )
+
+
+# --- the series of kube-state-metrics ---------------------------------------------------------------------------------
+
+
+class ObjectValues(NamedTuple):
+    """A metric with a series for each object: `object` is the label with its name, `values` are labels to read.
+
+    `noun` names the value in messages. `only` selects among an object's series.
+    """
+
+    metric: str
+    object: str
+    values: tuple[str, ...]
+    noun: str
+    only: str = ""
+
+    def question(self, series: str) -> str:
+        """Return PromQL for one row for each object and value."""
+        object_labels = ("namespace", self.object)
+        moved_labels = (f"exported_{label}" for label in object_labels)
+        return f"max by ({', '.join((*object_labels, *moved_labels, *self.values))}) ({series})"
+
+    def selectors(self, match: str, object_name: Object) -> Iterator[str]:
+        """Select an object's series, by the labels that it has with honorLabels and without: no target has a label
+        `replicaset`, but many have a label `pod`."""
+        namespace, name = map(json.dumps, object_name)
+        moved = f"exported_{self.object}" if self.object == "pod" else self.object
+        yield self.selector(match, f'namespace={namespace},{self.object}={name},exported_namespace=""')
+        yield self.selector(match, f"exported_namespace={namespace},{moved}={name}")
+
+    def selector(self, *matchers: str) -> str:
+        return selector(self.metric, *matchers, self.only)
+
+    def value_of(self, labels: Mapping[str, str]) -> str:
+        """Return the value; empty if the object has none."""
+        values = [labels.get(label, "") for label in self.values]
+        return "" if values[0] in _NO_OWNER else "/".join(values)
+
+    def values_by_object(self, rows: Iterable[Mapping[str, str]]) -> dict[Object, set[str]]:
+        """Return all values of each object. Without honorLabels its labels are called exported_pod and so on, and `pod`
+        is kube-state-metrics' own."""
+        values_by_object: dict[Object, set[str]] = {}
+        object_labels = ("namespace", self.object)
+        for labels in rows:
+            namespace, name = (labels.get(f"exported_{label}") or labels.get(label, "") for label in object_labels)
+            values_by_object.setdefault((namespace, name), set()).add(self.value_of(labels))
+        return values_by_object
+
+
+def _pod_label(label: str) -> ObjectValues:
+    """Return the values of a pod's label, by its name in Kubernetes."""
+    return ObjectValues("kube_pod_labels", "pod", (metric_label(label),), f"values of label {label}")
+
+
+def metric_label(label: str) -> str:
+    """What kube-state-metrics calls a label (internal/store/utils.go, since 2.0: other characters, then camelCase)."""
+    words = _CAMEL.sub(r"\1_\2", re.sub(r"[^a-zA-Z0-9_]", "_", label))
+    return f"label_{words.lower()}"
+
+
+def _owners(metric: str, object_label: str) -> ObjectValues:
+    return ObjectValues(metric, object_label, ("owner_kind", "owner_name"), "owners", 'owner_is_controller!="false"')
+
+
+_POD_OWNERS = _owners("kube_pod_owner", "pod")
+_OWNERS_OF_OWNERS = {
+    "ReplicaSet": _owners("kube_replicaset_owner", "replicaset"),
+    "Job": _owners("kube_job_owner", "job_name"),
+}
+"""By kind of a pod's owner."""
+
+
+async def _workloads(
+    find: Callable[[ObjectValues, Collection[Object]], Awaitable[Mapping[Object, str]]], pods: Collection[Object]
+) -> dict[Object, str]:
+    """Return the workload of each pod that kube-state-metrics lists, as `kind/name`.
+
+    `find` asks for the values of objects: empty if kube-state-metrics lists an object without one.
+    """
+    owners_by_pod = {pod: owner or f"Pod/{pod[1]}" for pod, owner in (await find(_POD_OWNERS, pods)).items()}
+    for kind, owners in _OWNERS_OF_OWNERS.items():
+        of_kind = {
+            pod: (pod[0], owner.partition("/")[2])
+            for pod, owner in owners_by_pod.items()
+            if owner.startswith(f"{kind}/")
+        }
+        above = await find(owners, {*of_kind.values()}) if of_kind else {}
+        owners_by_pod |= {pod: above[owner] for pod, owner in of_kind.items() if above.get(owner)}
+    return owners_by_pod

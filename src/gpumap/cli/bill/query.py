@@ -66,13 +66,13 @@ async def increases(server: Prometheus, match: str, window: Window) -> Increases
             f"{server.url} has no gpumap accounting series from {rfc3339(window.start)} to {rfc3339(window.end)}"
             f"{matching}. Check that Prometheus scraped gpumap then and that --match selects its series"
         )
-    before = {_key(HELD, row) for row in await server.instant(resumed(HELD, scope), window.start)}
-    before &= {key for key, seconds in growths[HELD].items() if seconds}
-    _refuse_too_much(server, growths[HELD], before, window)
+    resumed_keys = {_key(HELD, row) for row in await server.instant(resumed(HELD, scope), window.start)}
+    resumed_keys &= {key for key, seconds in growths[HELD].items() if seconds}
+    _refuse_too_much(server, growths[HELD], resumed_keys, window)
     moments = await _moments(server, gpus_with_samples(scope), window)
     known = moments or growths[NOT_MEASURED]
     gaps = tuple(Gap(rfc3339(start), rfc3339(end)) for start, end in gaps_between(moments, window)) if known else None
-    return Increases(growths, sum(left_out.values()), gaps, frozenset(before))
+    return Increases(growths, sum(left_out.values()), gaps, frozenset(resumed_keys))
 
 
 async def work_increases(server: Prometheus, match: str, kinds: str, window: Window) -> Increases:
@@ -109,7 +109,7 @@ def gaps_between(moments: Collection[int], window: Window) -> tuple[tuple[int, i
     """The times between these steps of the window, if they are long enough to mention."""
     step = window.step_seconds
     ends = [window.start, *sorted(moments), window.end + step]
-    pairs = ((before, after - step) for before, after in itertools.pairwise(ends))
+    pairs = ((last_moment, moment - step) for last_moment, moment in itertools.pairwise(ends))
     return tuple((start, end) for start, end in pairs if end - start >= GAP_SECONDS_MIN)
 
 
@@ -220,8 +220,8 @@ def _refuse_too_much(
         of_device[key[-1]] = of_device.get(key[-1], 0.0) + seconds
     longer = {key[-1] for key in resumed}
     for uuid, seconds in of_device.items():
-        before = BEFORE_SECONDS if uuid in longer else GAP_SECONDS_MIN
-        if seconds > window.end - window.start + before + window.step_seconds:
+        earlier_seconds = BEFORE_SECONDS if uuid in longer else GAP_SECONDS_MIN
+        if seconds > window.end - window.start + earlier_seconds + window.step_seconds:
             raise FatalError(
                 f"{server.url} reports that containers held {seconds / 3600:.1f} GPU-hours of {uuid}, which is longer "
                 "than the window. Check that one node has one agent, and that the clocks of all scrapers agree"

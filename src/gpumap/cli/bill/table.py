@@ -19,7 +19,7 @@ _NONE = "There is nothing to charge."
 _FORMULA = ("=", "+", "-", "@")
 
 
-def _shown(value: float | None) -> str:
+def _decimals(value: float | None) -> str:
     """Two decimals, rounded half to even. A value that would round to 0 is `<0.01`."""
     if value is None:
         return UNKNOWN
@@ -27,7 +27,7 @@ def _shown(value: float | None) -> str:
     return "<0.01" if value and not hundredths else f"{hundredths // 100}.{hundredths % 100:02}"
 
 
-def _in(unit: int, value: float | None) -> float | None:
+def _units(unit: int, value: float | None) -> float | None:
     return None if value is None else value / unit
 
 
@@ -37,28 +37,28 @@ class _Amount(NamedTuple):
     name: str
     read: Callable[[Amounts], float | None]
     title: str = ""
-    show: Callable[[float | None], str] = _shown
+    show: Callable[[float | None], str] = _decimals
 
 
 _AMOUNTS = (
-    _Amount("held_gpu_hours", lambda amounts: _in(_HOUR, amounts.held_seconds), "GPU-HOURS HELD"),
-    _Amount("used_gpu_hours", lambda amounts: _in(_HOUR, amounts.used), "GPU-HOURS USED"),
+    _Amount("held_gpu_hours", lambda amounts: _units(_HOUR, amounts.held_seconds), "GPU-HOURS HELD"),
+    _Amount("used_gpu_hours", lambda amounts: _units(_HOUR, amounts.used), "GPU-HOURS USED"),
     _Amount("idle_ratio", Amounts.idle, "IDLE", percent),
-    _Amount("held_use_unknown_gpu_hours", lambda amounts: _in(_HOUR, amounts.held_use_unknown())),
-    _Amount("energy_kwh", lambda amounts: _in(_KWH, amounts.energy), "KWH"),
+    _Amount("held_use_unknown_gpu_hours", lambda amounts: _units(_HOUR, amounts.held_use_unknown())),
+    _Amount("energy_kwh", lambda amounts: _units(_KWH, amounts.energy), "KWH"),
     _Amount("energy_joules", lambda amounts: amounts.energy),
-    _Amount("memory_gib_hours", lambda amounts: _in(_HOUR * _GIB, amounts.memory)),
+    _Amount("memory_gib_hours", lambda amounts: _units(_HOUR * _GIB, amounts.memory)),
 )
 _WORK_AMOUNTS = (
-    _Amount("present_gpu_hours", lambda amounts: _in(_HOUR, amounts.held_seconds), "GPU-HOURS PRESENT"),
+    _Amount("present_gpu_hours", lambda amounts: _units(_HOUR, amounts.held_seconds), "GPU-HOURS PRESENT"),
     *_AMOUNTS[1:3],
-    _Amount("use_unknown_gpu_hours", lambda amounts: _in(_HOUR, amounts.held_use_unknown())),
+    _Amount("use_unknown_gpu_hours", lambda amounts: _units(_HOUR, amounts.held_use_unknown())),
     _AMOUNTS[-1]._replace(title="GIB-HOURS"),
 )
 """Of work outside pods: what it holds is not known, and its energy is not either."""
 
 
-def _of(bill: Bill) -> tuple[_Amount, ...]:
+def _amount_columns(bill: Bill) -> tuple[_Amount, ...]:
     return _WORK_AMOUNTS if bill.is_of_work else _AMOUNTS
 
 
@@ -77,19 +77,19 @@ def _columns(bill: Bill) -> list[Column[Line]]:
         return lambda line: column.show(column.read(line.amounts))
 
     columns = [Column(title.upper(), name(place), name=True) for place, title in enumerate(bill.columns)]
-    columns += [Column(column.title, amount(column)) for column in _of(bill) if column.title]
+    columns += [Column(column.title, amount(column)) for column in _amount_columns(bill) if column.title]
     if bill.request.price is not None:
-        columns.append(Column("COST", lambda line: _shown(bill.cost(line.amounts))))
+        columns.append(Column("COST", lambda line: _decimals(bill.cost(line.amounts))))
     return columns
 
 
 def bill_csv(bill: Bill, *, headers: bool = True) -> str:
     """RFC 4180: a header and one row for each line, with all digits. An unknown value is empty. There is no total."""
     price = bill.request.price
-    head = ["from", "to", *_parts(bill), *(column.name for column in _of(bill))]
+    head = ["from", "to", *_parts(bill), *(column.name for column in _amount_columns(bill))]
     rows = [[*head, *(("price_per_gpu_hour", "cost") if price is not None else ())]] if headers else []
     for line in bill.lines:
-        values = [column.read(line.amounts) for column in _of(bill)]
+        values = [column.read(line.amounts) for column in _amount_columns(bill)]
         values += [price, bill.cost(line.amounts)] if price is not None else []
         cells = ("" if value is None else repr(float(value)) for value in values)
         rows.append([bill.request.start, bill.request.end, *map(_name, line.group), *cells])
@@ -106,19 +106,19 @@ def bill_values(bill: Bill) -> dict[str, object]:
         "resolution_seconds": bill.request.step_seconds,
         "match": bill.request.match,
         "by": bill.request.grouping,
-        "label": bill.label,
+        "label": bill.request.label,
         "price_per_gpu_hour": bill.request.price,
         "rows": [
             {**dict(zip(_parts(bill), line.group, strict=True)), **_amounts(bill, line.amounts)} for line in bill.lines
         ],
         "totals": _amounts(bill, bill.total),
         "unattributed": {
-            "energy_kwh": _in(_KWH, bill.unattributed_energy),
+            "energy_kwh": _units(_KWH, bill.unattributed_energy),
             "energy_joules": bill.unattributed_energy,
         },
-        "gap_gpu_hours": _in(_HOUR, bill.not_measured_seconds),
-        "not_charged_gpu_hours": _in(_HOUR, bill.uncharged_seconds),
-        "used_without_share_gpu_hours": _in(_HOUR, bill.total.used_without_share),
+        "gap_gpu_hours": _units(_HOUR, bill.not_measured_seconds),
+        "not_charged_gpu_hours": _units(_HOUR, bill.uncharged_seconds),
+        "used_without_share_gpu_hours": _units(_HOUR, bill.total.used_without_share),
         "warnings": list(bill.warnings),
     }
 
@@ -129,7 +129,7 @@ def _parts(bill: Bill) -> tuple[str, ...]:
 
 
 def _amounts(bill: Bill, amounts: Amounts) -> dict[str, float | None]:
-    return {column.name: column.read(amounts) for column in _of(bill)} | {"cost": bill.cost(amounts)}
+    return {column.name: column.read(amounts) for column in _amount_columns(bill)} | {"cost": bill.cost(amounts)}
 
 
 def _foot(bill: Bill) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _foot(bill: Bill) -> Iterator[str]:
             "GPU-hours. They are in GPU-HOURS USED, not in HELD and IDLE."
         )
     if bill.unattributed_energy is not None:
-        yield f"{_shown(_in(_KWH, bill.unattributed_energy))} kWh are charged to no container."
+        yield f"{_decimals(_units(_KWH, bill.unattributed_energy))} kWh are charged to no container."
     if bill.not_measured_seconds:
         yield f"gpumap could not measure {_hours(bill.not_measured_seconds)} GPU-hours. No container is charged."
     if bill.uncharged_seconds:
@@ -172,7 +172,7 @@ def _name(label: str | None) -> str:
 
 
 def _hours(seconds: float) -> str:
-    return _shown(seconds / _HOUR)
+    return _decimals(seconds / _HOUR)
 
 
 def _quoted(text: str) -> str:

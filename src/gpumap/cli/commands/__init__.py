@@ -1,4 +1,4 @@
-"""The commands that show tables of nodes, alike in `gpumap` and `kubectl gpumap`: a file for each.
+"""The commands: a file for each. Those of `TABLES` show tables of nodes, alike in `gpumap` and `kubectl gpumap`.
 
 A command's file has its flags, its columns and what it does. It is imported only if the command line has the command.
 """
@@ -6,10 +6,11 @@ A command's file has its flags, its columns and what it does. It is imported onl
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpumap.cli.parser import Parser, Run
+from gpumap.cli.parser import Parser, add_command
 
 if TYPE_CHECKING:
     from gpumap.cli.rows import NodeMaps
@@ -37,9 +38,26 @@ class Program(NamedTuple):
     namespace: Callable[[argparse.Namespace], str]
     show: Callable[[argparse.Namespace, Report, Shape, Ask | None], int]
 
-    def bind(self, run: Callable[[Program, argparse.Namespace], int]) -> Run:
-        """Return what the command does in this program."""
-        return lambda args: run(self, args)
+    def add_command(
+        self,
+        commands: Commands,
+        name: str,
+        run: Callable[[Program, argparse.Namespace], int],
+        examples: Mapping[str, Sequence[tuple[str, str]]],
+        *,
+        details: str = "",
+        usage: str = "",
+    ) -> Parser:
+        """Add a table to this program. `examples` are by the name of the program."""
+        return add_command(
+            commands,
+            name,
+            lambda args: run(self, args),
+            summary=SUMMARIES[name],
+            details=details,
+            usage=usage or self.usage,
+            examples=examples[self.name],
+        )
 
 
 SUMMARIES = {
@@ -47,27 +65,19 @@ SUMMARIES = {
     "top": "Show which containers use GPU memory and SM time now, largest first.",
     "waste": "Show GPUs and GPU memory that are held but not used, or used but not held.",
     "inspect": "Show the granted memory of each GPU, with the columns of `kubectl inspect gpushare`.",
+    "bill": "Charge namespaces, pods or teams for the GPU-hours that they held.",
+    "doctor": "Show what each source and capability reports, and the remedy of each problem.",
+    "check": "Check the GPUs of a running agent: one line, and exit code 0, 1 or 2.",
 }
+TABLES = ("map", "top", "waste", "inspect")
 
 
-def add_tables(commands: Commands, program: Program, words: Sequence[str] | None = None) -> None:
-    """Add the commands to a program. Of those that are not among `words`, add only the name and the summary."""
-    for name, summary in SUMMARIES.items():
+def add_commands(
+    commands: Commands, names: Iterable[str], program: Program, words: Sequence[str] | None = None
+) -> None:
+    """Add commands to a program. Of those that are not among `words`, add only the name and the summary."""
+    for name in names:
         if words is not None and name not in words:
-            commands.add_parser(name, help=summary)
-        elif name == "map":
-            from gpumap.cli.commands.map import add_map
-
-            add_map(commands, program)
-        elif name == "top":
-            from gpumap.cli.commands.top import add_top
-
-            add_top(commands, program)
-        elif name == "waste":
-            from gpumap.cli.commands.waste import add_waste
-
-            add_waste(commands, program)
+            commands.add_parser(name, help=SUMMARIES[name])
         else:
-            from gpumap.cli.commands.inspect import add_inspect
-
-            add_inspect(commands, program)
+            import_module(f"{__name__}.{name}").add(commands, program)

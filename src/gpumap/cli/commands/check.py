@@ -12,24 +12,25 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpumap.cli.args import HOW_TO_ASK
+from gpumap.cli.commands import SUMMARIES, Program
 from gpumap.cli.credentials import add_credentials
 from gpumap.cli.main import handle_ending_signals
-from gpumap.cli.parser import Parser, add_command, leave_to_help_all, one_of
+from gpumap.cli.parser import add_command, leave_to_help_all, one_of
 from gpumap.model.errors import FatalError
 from gpumap.model.terms import GPU_CONDITIONS
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[Parser]
+    from gpumap.cli.commands import Commands
 
 DEFAULT_URL = "http://127.0.0.1:9401"
 
 
-def add_check(commands: Commands) -> None:
+def add(commands: Commands, _: Program) -> None:
     parser = add_command(
         commands,
         "check",
         _check,
-        summary="Check the GPUs of a running agent: one line, and exit code 0, 1 or 2.",
+        summary=SUMMARIES["check"],
         details="The exit code is 0 if the GPUs work, 1 if one has a problem, and 2 if that is unknown.\n"
         "The line has at most 80 bytes and names the worst GPU. Conditions, worst first:\n"
         "  down               the GPU does not answer, or NVML does not list it\n"

@@ -6,22 +6,21 @@ States, reasons and remedies come with the map of the node: nothing is judged he
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpumap.cli.args import HOW_TO_ASK, add_form, add_no_headers, add_url, refuse_details
+from gpumap.cli.args import HOW_TO_ASK, add_form, add_no_headers, add_url, node_maps
+from gpumap.cli.commands import SUMMARIES, Program
 from gpumap.cli.credentials import add_credentials
-from gpumap.cli.parser import Parser, add_command, leave_to_help_all
+from gpumap.cli.main import until_stopped
+from gpumap.cli.parser import add_command, leave_to_help_all
 from gpumap.cli.rows import NodeMaps, values_of
-from gpumap.cli.sources.this_node import (
-    LOOK_SECONDS,
-    NODE_FLAGS,
-    add_node_flags,
-    maps_of_node,
-    prepare_elsewhere,
-    prepare_here,
-)
+from gpumap.cli.screen import screen_of_stdout, take_any_text, warn_if_stale
+from gpumap.cli.sources.this_node import LOOK_SECONDS, NODE_FLAGS, add_node_flags
 from gpumap.cli.table import Column, Shape, join_blocks, notes, table
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
@@ -35,9 +34,8 @@ from gpumap.model.readings import Uuid
 from gpumap.model.terms import Source
 
 if TYPE_CHECKING:
+    from gpumap.cli.commands import Commands
     from gpumap.cli.rows import NodeMapStream
-
-    Commands = argparse._SubParsersAction[Parser]
 
 
 GPU_CHECKS = {
@@ -60,12 +58,12 @@ _COLOURS = {"ok": "green", "missing": "yellow", "warning": "yellow", "degraded":
 _GUIDE = "More: docs/how-to/troubleshoot.md"
 
 
-def add_doctor(commands: Commands, summary: str) -> None:
+def add(commands: Commands, _: Program) -> None:
     doctor = add_command(
         commands,
         "doctor",
         _doctor,
-        summary=summary,
+        summary=SUMMARIES["doctor"],
         details="The exit code is 1 if NVML does not work, or the kubelet unless --no-kubelet is set. Everything else "
         "is optional.",
         examples=[
@@ -87,41 +85,23 @@ def add_doctor(commands: Commands, summary: str) -> None:
 
 def _doctor(args: argparse.Namespace) -> int:
     """Examine the agent of --url, or this node. Raises UsageError and FatalError."""
-    import asyncio
-
-    from gpumap.cli.main import until_stopped
-
-    if args.url is not None:
-        from gpumap.cli.sources.agent import maps_of_agent
-
-        prepare_elsewhere(args, "--url")
-        stream = maps_of_agent(args, 0.0)
-    else:
-        refuse_details(args)
-        stream = maps_of_node(prepare_here(args), LOOK_SECONDS, watch_allocations=True)
-    return asyncio.run(until_stopped(_examine(stream, args)))
+    return asyncio.run(until_stopped(_examine(node_maps(args, LOOK_SECONDS, watch_allocations=True), args)))
 
 
 async def _examine(stream: NodeMapStream, args: argparse.Namespace) -> int:
     """Print what works and what does not. Returns 1 if something required fails."""
-    import contextlib
-    import json
-
-    from gpumap.cli import screen
-
-    screen.take_any_text()
+    take_any_text()
     async with contextlib.aclosing(stream):
         maps = await anext(stream)
     if isinstance(maps, FatalError):
         raise maps
     (node,) = maps.maps
     if args.output == "table":
-        shape = Shape(headers=not args.no_headers)
-        text = doctor_table(node, replace(shape, screen=screen.screen_of_stdout()))
+        text = doctor_table(node, Shape(headers=not args.no_headers, screen=screen_of_stdout()))
     else:
         text = json.dumps(doctor_values(maps), indent=2, ensure_ascii=False) + "\n"
     print(end=text, flush=True)
-    screen.warn_if_stale(maps)
+    warn_if_stale(maps)
     return 0 if works(doctor_checks(node)) else 1
 
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpumap.cli.args import add_form, add_watch
-from gpumap.cli.commands import SUMMARIES, Program
+from gpumap.cli.commands import Program
 from gpumap.cli.commands.inspect_table import InspectedNode, inspect_nodes, inspect_table, inspect_values
-from gpumap.cli.parser import add_command, did_you_mean
+from gpumap.cli.parser import did_you_mean
 from gpumap.cli.rows import NodeMaps
 from gpumap.cli.screen import Report
 from gpumap.cli.table import Shape
@@ -41,16 +41,8 @@ _EXAMPLES = {
 NOT_KNOWN = "- means unknown, and >= means at least. A time-sliced GPU grants no memory."
 
 
-def add_inspect(commands: Commands, program: Program) -> None:
-    parser = add_command(
-        commands,
-        "inspect",
-        program.bind(_inspect),
-        summary=SUMMARIES["inspect"],
-        details=_DETAILS,
-        usage="[NODE] [flags]",
-        examples=_EXAMPLES[program.name],
-    )
+def add(commands: Commands, program: Program) -> None:
+    parser = program.add_command(commands, "inspect", _inspect, _EXAMPLES, details=_DETAILS, usage="[NODE] [flags]")
     parser.add_argument("only_node", metavar="NODE", nargs="?", help="Show only this node.")
     output = parser.add_argument_group("output")
     add_form(output, ("table", "json", "yaml"))

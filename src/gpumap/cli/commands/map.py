@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
-from gpumap.cli.commands import SUMMARIES, Program
-from gpumap.cli.parser import add_command
+from gpumap.cli.commands import Program
 from gpumap.cli.rows import ContainerRow, DeviceRow, NodeMaps, maps_of_namespace, pods_in, rows
 from gpumap.cli.screen import Report
 from gpumap.cli.table import (
@@ -67,15 +66,8 @@ class UnmatchedRow(NamedTuple):
     entry: UnmatchedSlots
 
 
-def add_map(commands: Commands, program: Program) -> None:
-    parser = add_command(
-        commands,
-        "map",
-        program.bind(_map),
-        summary=SUMMARIES["map"],
-        usage=program.usage,
-        examples=_EXAMPLES[program.name],
-    )
+def add(commands: Commands, program: Program) -> None:
+    parser = program.add_command(commands, "map", _map, _EXAMPLES)
     output = add_output(parser, ORDERS, program.interval_help)
     if program.has_prometheus:
         add_by(output, SUMS_BY, cluster=True)
@@ -104,11 +96,11 @@ def _column(
     other_use: Callable[[ContainerRow], str] | None = None,
     *,
     sort: Callable[[ContainerRow], float | None] | None = None,
-    sort_name: str = "",
+    **style: Any,
 ) -> Column[MapRow]:
     """Return a column that reads devices, containers and other use in its own way each; without one it is empty.
 
-    `sort` is of containers: they are sorted below their device.
+    `sort` is of containers: they are sorted below their device. `style` are other fields of the column.
     """
 
     def read(row: MapRow) -> str:
@@ -120,13 +112,13 @@ def _column(
     def value(row: MapRow) -> float | None:
         return sort(row) if sort and isinstance(row, ContainerRow) else None
 
-    return Column(title, read, value if sort else None, largest_first=True, sort_name=sort_name)
+    return Column(title, read, value if sort else None, largest_first=True, **style)
 
 
 def _name_column(title: str, name_of: Callable[[ContainerName], str]) -> Column[MapRow]:
     return _column(
-        title, None, lambda row: name_of(row.container) or UNKNOWN, lambda row: name_of(row.container)
-    )._replace(name=True)
+        title, None, lambda row: name_of(row.container) or UNKNOWN, lambda row: name_of(row.container), name=True
+    )
 
 
 def _granted(row: ContainerRow, text: str) -> str:
@@ -154,22 +146,15 @@ def owner_colour(row: MapRow) -> str:
 
 
 COLUMNS: tuple[Column[MapRow], ...] = (
-    _column("DEVICE", lambda device: device.name)._replace(spans=True),
-    _column("UUID", lambda device: device.uuid)._replace(name=True, drop_rank=5),
+    _column("DEVICE", lambda device: device.name, spans=True),
+    _column("UUID", lambda device: device.uuid, name=True, drop_rank=5),
     _name_column("NAMESPACE", lambda name: name.namespace),
-    _column("POD", None, lambda row: row.pod or UNKNOWN, lambda row: row.pod)._replace(name=True, shortened_last=True),
+    _column("POD", None, lambda row: row.pod or UNKNOWN, lambda row: row.pod, name=True, shortened_last=True),
     _name_column("CONTAINER", lambda name: name.container),
     # Slots of several resources are not added up: they are of different units.
-    _column("SLOTS", None, lambda row: _granted(row, "+".join(map(str, row.slots.values())) or "0"))._replace(
-        drop_rank=3
-    ),
-    _column("GPUS", None, lambda row: _granted(row, ratio(row.gpus)), sort=lambda row: row.gpus)._replace(drop_rank=4),
-    _column(
-        "GRANTED",
-        None,
-        lambda row: _granted(row, size(row.granted_bytes)),
-        sort=lambda row: row.granted_bytes,
-    ),
+    _column("SLOTS", None, lambda row: _granted(row, "+".join(map(str, row.slots.values())) or "0"), drop_rank=3),
+    _column("GPUS", None, lambda row: _granted(row, ratio(row.gpus)), sort=lambda row: row.gpus, drop_rank=4),
+    _column("GRANTED", None, lambda row: _granted(row, size(row.granted_bytes)), sort=lambda row: row.granted_bytes),
     _column(
         "USED",
         lambda device: (
@@ -179,7 +164,8 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         lambda row: size(row.memory_bytes),
         sort=lambda row: row.memory_bytes,
         sort_name="memory",
-    )._replace(spans=True),
+        spans=True,
+    ),
     _column(
         "SM",
         None,
@@ -187,19 +173,18 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         lambda row: percent(row.sm_ratio) if row.processes else "",
         sort=lambda row: row.busy_ratio,
     ),
-    _column("OWNER", _state, shown_owner, shown_owner)._replace(colour=owner_colour),
-    _column("MODEL", lambda device: device.model or UNKNOWN)._replace(wide=True),
-    _column("PEAK", None, lambda row: size(row.memory_peak_bytes), sort=lambda row: row.memory_peak_bytes)._replace(
-        wide=True
-    ),
+    _column("OWNER", _state, shown_owner, shown_owner, colour=owner_colour),
+    _column("MODEL", lambda device: device.model or UNKNOWN, wide=True),
+    _column("PEAK", None, lambda row: size(row.memory_peak_bytes), sort=lambda row: row.memory_peak_bytes, wide=True),
     _column(
         "PROCESSES",
         None,
         lambda row: number(row.processes),
         lambda row: str(row.processes or ""),
         sort=lambda row: row.processes,
-    )._replace(wide=True),
-    _column("RESOURCES", None, lambda row: ",".join(row.slots))._replace(wide=True),
+        wide=True,
+    ),
+    _column("RESOURCES", None, lambda row: ",".join(row.slots), wide=True),
 )
 _ASSIGNED = frozenset({"SLOTS", "GPUS", "GRANTED", "RESOURCES"})
 """Titles of columns that show what the kubelet assigned: machines without a kubelet do not have them."""

@@ -6,9 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from gpumap.cli.args import add_output, read_shape
-from gpumap.cli.commands import SUMMARIES, Program
+from gpumap.cli.commands import Program
 from gpumap.cli.commands.map import owner_colour, shown_owner
-from gpumap.cli.parser import add_command
 from gpumap.cli.rows import ContainerRow, NodeMaps, container_rows, pods_in, process_rows, values_of
 from gpumap.cli.screen import Report, View, Window
 from gpumap.cli.table import (
@@ -55,16 +54,8 @@ _EXAMPLES = {
 }
 
 
-def add_top(commands: Commands, program: Program) -> None:
-    parser = add_command(
-        commands,
-        "top",
-        program.bind(_top),
-        summary=SUMMARIES["top"],
-        details=_DETAILS,
-        usage=program.usage,
-        examples=_EXAMPLES[program.name],
-    )
+def add(commands: Commands, program: Program) -> None:
+    parser = program.add_command(commands, "top", _top, _EXAMPLES, details=_DETAILS)
     output = add_output(parser, ORDERS, program.interval_help)
     output.add_argument("--processes", action="store_true", help="Show one row for each process.")
     output.add_argument("--once", action="store_true", help="Print the table once, also on a terminal.")

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
-from gpumap.cli.commands import SUMMARIES, Program
-from gpumap.cli.parser import add_command
+from gpumap.cli.commands import Program
 from gpumap.cli.rows import NodeMaps, pods_in, rows, values_of
 from gpumap.cli.screen import Report
 from gpumap.cli.table import (
@@ -71,16 +70,8 @@ _EXAMPLES = {
 }
 
 
-def add_waste(commands: Commands, program: Program) -> None:
-    parser = add_command(
-        commands,
-        "waste",
-        program.bind(_waste),
-        summary=SUMMARIES["waste"],
-        details=_DETAILS,
-        usage=program.usage,
-        examples=_EXAMPLES[program.name],
-    )
+def add(commands: Commands, program: Program) -> None:
+    parser = program.add_command(commands, "waste", _waste, _EXAMPLES, details=_DETAILS)
     add_by(add_output(parser, ORDERS, program.interval_help), SUMS_BY)
     program.add_source(parser, "waste")
 
@@ -324,12 +315,12 @@ def _groups(maps: NodeMaps, level: str, shape: Shape) -> list[GroupSums]:
         GroupSums(group, _sums(of_group, judged[group] if level == "node" else by_all))
         for group, of_group in groups.items()
     ]
-    return sorted(sorted(group_sums, key=lambda group: group.name), key=_largest, reverse=not shape.reverse)
-
-
-def _largest(group: GroupSums) -> tuple[float, float]:
-    in_bytes = ("unused_bytes", "over_bytes", "squatter_bytes", "leftover_bytes", "unexplained_bytes")
-    return group.sums["idle_gpus"] or 0.0, sum(group.sums[key] or 0.0 for key in in_bytes)
+    group_sums.sort(key=lambda group: group.name)
+    return sorted(
+        group_sums,
+        key=lambda group: (group.sums["idle_gpus"] or 0.0, sum(group.sums[key] or 0.0 for key in _MEANINGS)),
+        reverse=not shape.reverse,
+    )
 
 
 def _judged_by_all(nodes: Sequence[Node]) -> frozenset[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap import __version__
 from gpumap.cli.args import WATCH_INTERVAL
-from gpumap.cli.commands import Program, add_tables
+from gpumap.cli.commands import TABLES, Program, add_commands
 from gpumap.cli.parser import Parser, parse, top_parser
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
@@ -20,7 +20,7 @@ from gpumap.model.formatting import parse_duration
 if TYPE_CHECKING:
     from gpumap.cli.commands import Ask
     from gpumap.cli.screen import Report
-    from gpumap.cli.sources.kubectl import Scope
+    from gpumap.cli.sources.kubectl import AgentSelection
     from gpumap.cli.table import Shape
 
 PROGRAM = "kubectl gpumap"
@@ -53,7 +53,7 @@ def command_parser(words: Sequence[str] | None = None) -> Parser:
         program=PROGRAM,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog=PROGRAM)
-    add_tables(commands, KUBECTL, words)
+    add_commands(commands, TABLES, KUBECTL, words)
     return parser
 
 
@@ -94,14 +94,14 @@ def _show(args: argparse.Namespace, report: Report, shape: Shape, _: Ask | None)
     from gpumap.cli.sources.kubectl import ask_cluster
     from gpumap.cli.watch import read_view, run
 
-    scope = _scope(args)
-    node = f" {scope.node}" if scope.node else ""
+    selection = _read_selection(args)
+    node = f" {selection.node}" if selection.node else ""
     namespace = f" -n {shape.namespace}" if shape.namespace else " -A"
     order = f" --sort-by {shape.order}" if shape.order else ""
     context = f" --context {args.kubectl_context}" if args.kubectl_context else ""
     head = f"{PROGRAM} {args.command}{node}{'' if args.command == 'inspect' else namespace}{order}{context}"
     view = read_view(args, report, shape, head, WATCH_INTERVAL)
-    return run(ask_cluster(scope, view.interval_seconds), view)
+    return run(ask_cluster(selection, view.interval_seconds), view)
 
 
 def _namespace(args: argparse.Namespace) -> str:
@@ -113,14 +113,14 @@ def _namespace(args: argparse.Namespace) -> str:
     return current_namespace(passed_on(args)) if args.namespace is None else str(args.namespace)
 
 
-def _scope(args: argparse.Namespace) -> Scope:
-    from gpumap.cli.sources.kubectl import SELECTOR, Scope
+def _read_selection(args: argparse.Namespace) -> AgentSelection:
+    from gpumap.cli.sources.kubectl import SELECTOR, AgentSelection
 
     if "" in (args.only_node, args.node):
         raise UsageError("NODE: must not be empty")
     if args.only_node and args.node and args.only_node != args.node:
         raise UsageError(f"--node {args.node}: conflicts with NODE {args.only_node}; set only one")
-    return Scope(
+    return AgentSelection(
         kubectl_flags=passed_on(args),
         selector=args.agent_selector or SELECTOR,
         agent_namespace=args.agent_namespace or "",

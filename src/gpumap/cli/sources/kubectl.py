@@ -23,7 +23,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpumap.cli.rows import NodeMaps, NodeMapStream
-from gpumap.cli.sources.agent import Endpoint, get, map_in, no_answer
+from gpumap.cli.sources.agent import map_in
+from gpumap.cli.sources.http_client import Endpoint, ask, no_answer
 from gpumap.cli.sources.kubectl_agents import Agent, PodList, agents_of, one_for_each_node, pod_list
 from gpumap.model.errors import FatalError
 from gpumap.model.formatting import cut_off, reason_sentences
@@ -43,7 +44,7 @@ _AGENT_ASKS = {401: "a password", 403: "a client certificate"}
 _INSTEAD = "use `kubectl port-forward` and `gpumap map --url` with its flags"
 
 
-class Scope(NamedTuple):
+class AgentSelection(NamedTuple):
     """Which cluster, by kubectl's flags; where its agents are; and the only node to ask, empty for all."""
 
     kubectl_flags: tuple[str, ...]
@@ -53,18 +54,18 @@ class Scope(NamedTuple):
     request_seconds: float | None
 
 
-async def ask_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
+async def ask_cluster(selection: AgentSelection, interval_seconds: float) -> NodeMapStream:
     """Ask again and again, through one proxy; if it ended, through another.
 
     Raises FatalError if none starts.
     """
     while True:
-        async with proxying(scope.kubectl_flags) as proxy:
+        async with proxying(selection.kubectl_flags) as proxy:
             place = Endpoint("localhost", socket=str(proxy.path))
             while True:
                 answer: NodeMaps | FatalError
                 try:
-                    answer = await _ask_all(place, scope)
+                    answer = await _ask_all(place, selection)
                 except FatalError as error:
                     answer = FatalError(f"kubectl proxy ended: {proxy.last_message()}") if proxy.ended else error
                 yield answer
@@ -73,16 +74,16 @@ async def ask_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
                     break
 
 
-async def _ask_all(place: Endpoint, scope: Scope) -> NodeMaps:
+async def _ask_all(place: Endpoint, selection: AgentSelection) -> NodeMaps:
     """Return the maps of all agents. Raises FatalError if none answers."""
-    agents, notices = one_for_each_node(await _agents(place, scope))
+    agents, notices = one_for_each_node(await _agents(place, selection))
     if not agents:
-        node = f" on node {scope.node}" if scope.node else ""
-        namespace = f" in namespace {scope.agent_namespace}" if scope.agent_namespace else ""
-        why = f"no pod{node}{namespace} has the label {scope.selector}"
+        node = f" on node {selection.node}" if selection.node else ""
+        namespace = f" in namespace {selection.agent_namespace}" if selection.agent_namespace else ""
+        why = f"no pod{node}{namespace} has the label {selection.selector}"
         raise FatalError(f"{why}. Install gpumap, or set --agent-selector")
     slots = asyncio.Semaphore(_AT_ONCE)
-    answers = await asyncio.gather(*(_map_of(place, agent, scope, slots) for agent in agents))
+    answers = await asyncio.gather(*(_map_of(place, agent, selection, slots) for agent in agents))
     maps = [answer for answer in answers if not isinstance(answer, str)]
     reasons = [(agent.node, answer) for agent, answer in zip(agents, answers, strict=True) if isinstance(answer, str)]
     missing = tuple(reason_sentences(reasons))
@@ -90,35 +91,36 @@ async def _ask_all(place: Endpoint, scope: Scope) -> NodeMaps:
         other_reasons = f" (and {len(missing) - 1} more reasons)" if len(missing) > 1 else ""
         raise FatalError(f"no agent answered: {missing[0]}{other_reasons}")
     maps.sort(key=lambda node: node.name)
-    return NodeMaps(tuple(maps), missing, fleet=not scope.node, notices=tuple(notices))
+    return NodeMaps(tuple(maps), missing, fleet=not selection.node, notices=tuple(notices))
 
 
-async def _agents(place: Endpoint, scope: Scope) -> list[Agent]:
+async def _agents(place: Endpoint, selection: AgentSelection) -> list[Agent]:
     """List all pods with the agents' label, a page at a time."""
-    where = f"namespaces/{scope.agent_namespace}/pods" if scope.agent_namespace else "pods"
-    parameters = {"labelSelector": scope.selector, "limit": str(_PAGE_PODS)}
-    if scope.node:
-        parameters["fieldSelector"] = f"spec.nodeName={scope.node}"
+    where = f"namespaces/{selection.agent_namespace}/pods" if selection.agent_namespace else "pods"
+    parameters = {"labelSelector": selection.selector, "limit": str(_PAGE_PODS)}
+    if selection.node:
+        parameters["fieldSelector"] = f"spec.nodeName={selection.node}"
     agents: list[Agent] = []
     while True:
-        page = await _page(place, f"/api/v1/{where}", parameters, scope)
+        page = await _page(place, f"/api/v1/{where}", parameters, selection)
         agents += agents_of(page.items or ())
         if not page.next_page:
             return agents
         parameters["continue"] = page.next_page
 
 
-async def _page(place: Endpoint, path: str, parameters: dict[str, str], scope: Scope) -> PodList:
+async def _page(place: Endpoint, path: str, parameters: dict[str, str], selection: AgentSelection) -> PodList:
     try:
-        async with asyncio.timeout(scope.request_seconds):
-            answer = await get(place, f"{path}?{urlencode(parameters)}", {}, "the API server")
+        async with asyncio.timeout(selection.request_seconds):
+            answer = await ask(place, f"{path}?{urlencode(parameters)}", {}, "the API server")
     except TimeoutError as error:
-        raise FatalError(f"the API server did not answer within {scope.request_seconds:g} s") from error
+        raise FatalError(f"the API server did not answer within {selection.request_seconds:g} s") from error
     except (OSError, HTTPException) as error:
         raise FatalError(f"kubectl proxy did not answer: {no_answer(error)}") from error
     if answer.status != 200:
-        why = _no_list(answer.status, answer.body, of_all_namespaces=not scope.agent_namespace)
-        lost = answer.status == 500 and not await asyncio.to_thread(has_context, scope.kubectl_flags)
+        why = _no_list(answer.status, answer.body, of_all_namespaces=not selection.agent_namespace)
+        words = "config", "view", "--minify", "--output=name"  # it fails without a current context
+        lost = answer.status == 500 and await asyncio.to_thread(_kubectl, *words, *selection.kubectl_flags) is None
         raise FatalError(why + (" (kubectl has no current context)" if lost else ""))
     try:
         return pod_list(answer.body)
@@ -126,14 +128,14 @@ async def _page(place: Endpoint, path: str, parameters: dict[str, str], scope: S
         raise FatalError("the API server did not answer with a list of pods") from error
 
 
-async def _map_of(place: Endpoint, agent: Agent, scope: Scope, slots: asyncio.Semaphore) -> Node | str:
+async def _map_of(place: Endpoint, agent: Agent, selection: AgentSelection, slots: asyncio.Semaphore) -> Node | str:
     """Return an agent's map, or why there is none: a clause about its node."""
     if agent.why_not:
         return f"its agent {agent.why_not}"
-    seconds = min(AGENT_SECONDS, scope.request_seconds or AGENT_SECONDS)
+    seconds = min(AGENT_SECONDS, selection.request_seconds or AGENT_SECONDS)
     try:
         async with slots, asyncio.timeout(seconds):
-            answer = await get(place, agent.path, {}, "its agent")
+            answer = await ask(place, agent.path, {}, "its agent")
         if answer.status != 200:
             return _no_map(answer.status, answer.body)
         node = map_in(answer.body, "its agent")
@@ -280,11 +282,6 @@ def current_namespace(flags: Sequence[str]) -> str:
     """Return the namespace of kubectl's context: `default` if it names none."""
     namespace = _kubectl("config", "view", "--minify", "--output=jsonpath={.contexts[0].context.namespace}", *flags)
     return namespace or "default"
-
-
-def has_context(flags: Sequence[str]) -> bool:
-    """Whether the kubeconfig has a current context."""
-    return _kubectl("config", "view", "--minify", "--output=name", *flags) is not None
 
 
 def _kubectl(*words: str) -> str | None:

@@ -64,25 +64,16 @@ class _Reason(_Entry, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class _State(_Entry, frozen=True, kw_only=True):
-    waiting: _Reason | None = None
-    terminated: _Reason | None = None
-
-
 class _ContainerStatus(_Entry, frozen=True, kw_only=True):
     name: str | None = None
-    state: _State | None = None
-
-
-class _Condition(_Entry, frozen=True, kw_only=True):
-    type: str | None = None
-    status: str | None = None
+    state: dict[str, _Reason | None] | None = None
+    """By `waiting`, `running` or `terminated`."""
 
 
 class _Status(_Entry, frozen=True, kw_only=True):
     phase: str | None = None
     reason: str | None = None
-    conditions: tuple[_Condition, ...] | None = None
+    conditions: tuple[dict[str, object], ...] | None = None
     container_statuses: tuple[_ContainerStatus, ...] | None = None
 
 
@@ -92,20 +83,16 @@ class Pod(_Entry, frozen=True, kw_only=True):
     status: _Status | None = None
 
 
-class _ListMetadata(msgspec.Struct, frozen=True, rename={"next_page": "continue"}):
-    next_page: str | None = None
-
-
 class PodList(msgspec.Struct, frozen=True):
     """A page of pods."""
 
     items: tuple[Pod, ...] | None
-    metadata: _ListMetadata | None = None
+    metadata: dict[str, object] | None = None
 
     @property
     def next_page(self) -> str:
         """What asks for the next page; empty for the last one."""
-        return (self.metadata.next_page if self.metadata else None) or ""
+        return str((self.metadata or {}).get("continue") or "")
 
 
 def pod_list(body: bytes) -> PodList:
@@ -192,7 +179,10 @@ def _agent(pod: Pod) -> Agent | None:
         pod=pod.metadata.name,
         port=port,
         https=https,
-        ready=any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions or ()),
+        ready=any(
+            (condition.get("type"), condition.get("status")) == ("Ready", "True")
+            for condition in status.conditions or ()
+        ),
         created=pod.metadata.creation_timestamp or "",
         why_not=_why_not(status, container.name or ""),
     )
@@ -226,15 +216,9 @@ def _why_not(status: _Status, container: str) -> str:
         for status_of_container in status.container_statuses or ()
         if status_of_container.name == container
     )
-    state = next(states, None) or _State()
-    stopped = next(
-        (
-            reason.reason or how
-            for how, reason in (("waiting", state.waiting), ("terminated", state.terminated))
-            if reason is not None
-        ),
-        "",
-    )
+    state = next(states, None) or {}
+    reasons = ((how, state.get(how)) for how in ("waiting", "terminated"))
+    stopped = next((reason.reason or how for how, reason in reasons if reason is not None), "")
     if status.phase == "Running" and not stopped:
         return ""
     return f"is not running ({stopped or status.reason or status.phase or 'unknown'})"

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from collections.abc import Awaitable, Mapping, Sequence
+from http.client import HTTPException
+from typing import TypeVar
 
-import aiohttp
 import msgspec
 from yarl import URL
 
-from gpumap.cli.rows import NodeMaps, NodeMapStream
+from gpumap.cli.credentials import Credentials
+from gpumap.cli.sources.http_client import AnswerTooLargeError, HttpAnswer, ask, endpoint_of, no_answer
 from gpumap.model.errors import FatalError
 from gpumap.model.formatting import cut_off
 
@@ -29,7 +26,6 @@ _ANSWER_BYTES_MAX = 128 << 20
 _ANSWER_VALUES_MAX = 5_000_000
 """A cluster of 10 000 nodes needs less than half of both. Before it decodes, gpumap counts commas. The value
 behind one takes at most 210 bytes of memory, so an answer takes about 1 GB at most."""
-_PIECE_BYTES = 1 << 16
 _REASON_CHARACTERS = 300
 _AT_ONCE = 3
 """Requests at the same time: a server has other users."""
@@ -43,27 +39,11 @@ Point = tuple[float, str]
 """Unix seconds, and a value as the server wrote it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """The server to ask, and the credentials.
-
-    `url` is the part before /api/v1, without user and password: all credentials are in `headers`. `tls` is None if the
-    system's certificates are trusted.
-    """
-
-    url: str
-    headers: Mapping[str, str] = field(repr=False)
-    tls: ssl.SSLContext | None
-    timeout_seconds: float
-    server_name: str | None = None
-    """The name in its certificate, if it is not the one in `url`."""
-
-
 class QueryTooLargeError(FatalError):
     """The server could not answer, or not in time. It may answer a smaller query."""
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, gc=False, rename={"labels": "metric", "points": "values"}):
     """A series of an answer: its labels, and its points by time."""
 
     labels: Mapping[str, str]
@@ -90,30 +70,25 @@ class _VectorRow(msgspec.Struct, gc=False):
     value: Point
 
 
-class _MatrixRow(msgspec.Struct, gc=False):
-    metric: dict[str, str]
-    values: list[Point]
-
-
 _VECTOR = msgspec.json.Decoder(list[_VectorRow])
-_MATRIX = msgspec.json.Decoder(list[_MatrixRow])
+_MATRIX = msgspec.json.Decoder(list[Row])
 _SERIES = msgspec.json.Decoder(list[dict[str, str]])
 _NOT_OF_ITS_KIND = (ValueError, RecursionError)
 """Errors of a part of an answer. Only its own decoder finds text that is not UTF-8, and deep nesting."""
 
 
 class Prometheus:
-    """A server to ask. `url` is shown in messages: without user and password."""
+    """A server to ask, at `address`, the part before /api/v1.
 
-    def __init__(
-        self, session: aiohttp.ClientSession, address: URL, timeout_seconds: float, server_name: str | None
-    ) -> None:
+    `url` is the same without user, password and query: messages show it.
+    """
+
+    def __init__(self, address: URL, who: Credentials, timeout_seconds: float) -> None:
         self.url = str(address.with_user(None).with_query(None))
-        self._session = session
         self._address = address
+        self._who = who
         self._timeout_seconds = timeout_seconds
-        self._server_name = server_name
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def instant(self, expression: str, moment: int | None = None) -> list[Row]:
         """Evaluate at one moment, or now."""
@@ -129,8 +104,7 @@ class Prometheus:
             "end": str(last_moment),
             "step": str(step_seconds),
         }
-        rows = self._rows(await self._ask("query_range", parameters), "matrix", _MATRIX)
-        return [Row(row.metric, row.values) for row in rows]
+        return self._rows(await self._ask("query_range", parameters), "matrix", _MATRIX)
 
     async def series(self, selector: str, start: int, end: int) -> Sequence[Mapping[str, str]]:
         """Return the labels of the series that have samples in this time, and somewhat around it."""
@@ -141,31 +115,24 @@ class Prometheus:
             raise self._nonsense("without a list of series") from None
 
     async def _ask(self, call: str, parameters: Mapping[str, str]) -> msgspec.Raw:
-        address = self._address.with_path(f"{self._address.path.rstrip('/')}/api/v1/{call}", keep_query=True)
+        path = f"{self._address.path.rstrip('/')}/api/v1/{call}"
+        target = self._address.with_path(path, keep_query=True).raw_path_qs
+        place, form = endpoint_of(self._address, self._who), {**parameters, **_WHOLE}
         try:
-            async with (
-                self._room,
-                self._session.post(
-                    address, data={**parameters, **_WHOLE}, allow_redirects=False, server_hostname=self._server_name
-                ) as got,
-            ):
-                body = await self._body(got)
-                if got.status != 200:
-                    raise self._refusal(got, body)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._silence(error) from error
-        return self._data(body)
-
-    async def _body(self, got: aiohttp.ClientResponse) -> bytes:
-        body, values = bytearray(), 0
-        async for piece in got.content.iter_chunked(_PIECE_BYTES):
-            body += piece
-            values += piece.count(b",")
-            if len(body) > _ANSWER_BYTES_MAX:
-                raise self._too_large(f"{_ANSWER_BYTES_MAX >> 20} MiB")
-            if values > _ANSWER_VALUES_MAX:
-                raise self._too_large(f"{_ANSWER_VALUES_MAX // 1_000_000} million values")
-        return bytes(body)
+            async with self._slots, asyncio.timeout(self._timeout_seconds):
+                answer = await ask(place, target, self._who.headers, self.url, form=form, bytes_max=_ANSWER_BYTES_MAX)
+        except TimeoutError as error:
+            raise QueryTooLargeError(f"{self.url} did not answer within {self._timeout_seconds:g} s") from error
+        except AnswerTooLargeError as error:
+            raise self._too_large(f"{_ANSWER_BYTES_MAX >> 20} MiB") from error
+        except (OSError, HTTPException) as error:
+            why = no_answer(error, https=self._address.scheme == "https")
+            raise FatalError(f"{self.url} did not answer: {why}") from error
+        if answer.status != 200:
+            raise self._refusal(answer)
+        if answer.body.count(b",") > _ANSWER_VALUES_MAX:
+            raise self._too_large(f"{_ANSWER_VALUES_MAX // 1_000_000} million values")
+        return self._data(answer.body)
 
     def _too_large(self, than: str) -> FatalError:
         return QueryTooLargeError(f"{self.url} answered with more than {than}. Select less, for example by --match")
@@ -202,63 +169,29 @@ class Prometheus:
             f"{self.url} answered {mistake}. Check that it is the URL of a Prometheus, Thanos, Mimir or VictoriaMetrics"
         )
 
-    def _refusal(self, got: aiohttp.ClientResponse, body: bytes) -> FatalError:
-        if 300 <= got.status < 400:
-            target = got.headers.get("Location", "nowhere")
-            return FatalError(
-                f"{self.url} redirects to {cut_off(target, _REASON_CHARACTERS)}. Use the URL without redirects"
-            )
+    def _refusal(self, answer: HttpAnswer) -> FatalError:
+        status = f"{answer.status} {answer.reason}"
+        if 300 <= answer.status < 400:
+            target = cut_off(answer.location or "nowhere", _REASON_CHARACTERS)
+            return FatalError(f"{self.url} redirects to {target}. Use the URL without redirects")
         hints = {
             401: "set credentials, such as --header",
             403: "access denied",
             404: "check the path of the URL (for a gpumap agent use --url)",
         }
-        server_reason = self._hide_secrets(_reason_in(body))
-        says_more = (
-            server_reason.strip() != f"{got.status}: {got.reason}"
-        )  # aiohttp, which serves a gpumap, says just that
-        reason = server_reason if says_more and server_reason else hints.get(got.status, "")
-        failure = QueryTooLargeError if got.status in _TOO_LARGE else FatalError
-        return failure(f"{self.url} answered {got.status} {got.reason}" + (f": {reason}" if reason else ""))
+        server_reason = self._hide_secrets(_reason_in(answer.body))
+        if server_reason.strip() == f"{answer.status}: {answer.reason}":  # what a gpumap says, which is no Prometheus
+            server_reason = ""
+        reason = server_reason or hints.get(answer.status, "")
+        failure = QueryTooLargeError if answer.status in _TOO_LARGE else FatalError
+        return failure(f"{self.url} answered {status}" + (f": {reason}" if reason else ""))
 
     def _hide_secrets(self, reason: str) -> str:
         """Hide credentials: some servers repeat what was sent to them."""
-        sent = {word for value in self._session.headers.values() for word in value.split() if len(word) > 3}
+        sent = {word for value in self._who.headers.values() for word in value.split() if len(word) > 3}
         for word in sent - {"Bearer", "Basic"}:
             reason = reason.replace(word, "…")
         return reason
-
-    def _silence(self, error: Exception) -> FatalError:
-        if isinstance(error, TimeoutError):
-            return QueryTooLargeError(f"{self.url} did not answer within {self._timeout_seconds:g} s")
-        return FatalError(
-            f"{self.url} did not answer: {_connection_error(error, https=self._address.scheme == 'https')}"
-        )
-
-
-@asynccontextmanager
-async def connect(server: Server) -> AsyncGenerator[Prometheus, None]:
-    """Return a server to ask, until the block ends."""
-    timeout = aiohttp.ClientTimeout(total=server.timeout_seconds)
-    connector = aiohttp.TCPConnector(ssl=True if server.tls is None else server.tls)
-    async with aiohttp.ClientSession(timeout=timeout, headers=server.headers, connector=connector) as session:
-        yield Prometheus(session, URL(server.url), server.timeout_seconds, server.server_name)
-
-
-Ask = Callable[[Prometheus], Awaitable[NodeMaps]]
-
-
-async def answers_of(server: Server, interval_seconds: float, ask: Ask) -> NodeMapStream:
-    """Ask again and again. A failed attempt is returned in the place of an answer."""
-    async with connect(server) as prometheus:
-        while True:
-            answer: NodeMaps | FatalError
-            try:
-                answer = await ask(prometheus)
-            except FatalError as error:
-                answer = error
-            yield answer
-            await asyncio.sleep(interval_seconds)
 
 
 async def together(questions: Sequence[Awaitable[T]]) -> list[T]:
@@ -293,25 +226,3 @@ def _reason_in(body: bytes) -> str:
     except (ValueError, RecursionError):
         text = body.decode(errors="replace").strip()
         return "" if text.startswith("<") else cut_off(text, _REASON_CHARACTERS)
-
-
-def _connection_error(error: Exception, *, https: bool) -> str:
-    """Return why a server did not answer, in one clause, in words of the user's, and not of the library's."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"its certificate is not trusted: {error.certificate_error}"
-    if isinstance(error, aiohttp.ClientSSLError):
-        return "it does not support TLS like this machine; try http://"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0
-        return os.strerror(number).lower() if number > 0 else str(error.os_error.strerror or error.os_error)
-    if isinstance(error, aiohttp.ClientResponseError):
-        reason = error.message.strip().partition("\n")[0].rstrip(":")
-        if "status line" in reason.lower() or "expected http/" in reason.lower():
-            return "it does not support HTTP; try https://"
-        return f"its answer is not valid HTTP: {cut_off(reason, _REASON_CHARACTERS)}"
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return "its answer is incomplete"
-    if isinstance(error, ConnectionError | aiohttp.ServerDisconnectedError):
-        why = "it may require a client certificate, or not trust this one" if https else "try https://"
-        return f"it closed the connection; {why}"
-    return str(error) or type(error).__name__

@@ -35,22 +35,18 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, _FLAG_GROUPS)
 
 
-def prepare_here(args: argparse.Namespace) -> Settings:
-    """Set up the log. Return the settings of this node's sources. Raises UsageError."""
-    return _prepare(args, _FLAG_GROUPS)
-
-
 def prepare_elsewhere(args: argparse.Namespace, source_flag: str) -> None:
-    """Set up the log. Raises UsageError for flags about this node's sources: the flag `asked` asks somewhere else."""
+    """Set up the log. Raises UsageError for flags about this node's sources: `source_flag` asks somewhere else."""
     for flag in FLAGS:
         if flag.about == "sources" and getattr(args, flag.name.removeprefix("--").replace("-", "_")) is not None:
             raise UsageError(
                 f"{flag.name}: sets a source of this node, but {source_flag} asks {_ELSEWHERE[source_flag]}"
             )
-    _prepare(args, ("log",))
+    prepare(args, ("log",))
 
 
-def _prepare(args: argparse.Namespace, about: tuple[str, ...]) -> Settings:
+def prepare(args: argparse.Namespace, about: tuple[str, ...] = _FLAG_GROUPS) -> Settings:
+    """Set up the log. Return the settings of this node's sources. Raises UsageError."""
     # --interval is how often it is shown.
     ours = argparse.Namespace(**{name: value for name, value in vars(args).items() if name != "interval"})
     settings = quiet(resolve(ours, os.environ, about), args, os.environ)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from gpumap import __version__
 from gpumap.lab.capture import answers, checkpoints, contents
 from gpumap.lab.capture.checkpoints import container_id, renamed_path, renamed_sharing
 from gpumap.lab.capture.format import Capture, Frame
@@ -47,15 +48,15 @@ def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
                 )
         return replace(frame_, files=_add_undecoded(frame_.files, out))
 
-    # The recording's own data stays, and what a person wrote goes.
-    is_own = re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", capture.about.origin)
-    origin = f"{capture.about.origin if is_own else 'another capture'}, anonymized"
+    origin = f"recorded by gpumap {__version__}, anonymized"
     about = structs.replace(capture.about, node=names.node(capture.about.node), origin=origin, description="")
     return Capture(about, tuple(frame(frame_) for frame_ in capture.frames))
 
 
 def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:
     """Return one file with new names; `None` if that is not possible."""
+    if name == contents.PODS:
+        return None  # a recording has none
     try:
         stem = name.rpartition(".")[0]
         if stem == contents.LIST:
@@ -70,8 +71,6 @@ def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGp
             )
         if name == contents.DRA_STATE:
             return checkpoints.renamed_dra_state(content, names)
-        if name == contents.PODS:
-            return answers.renamed_pods(content, names, is_gpu_resource)
         if name == contents.DRA_CHECKPOINT:
             return checkpoints.renamed_dra_checkpoint(content, names)
     except ValueError:
@@ -108,14 +107,14 @@ def _reason(word: str) -> str:
     return word if word in contents.REASONS else "unknown"
 
 
-def _add_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
+def _add_undecoded(files: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
     """An answer or checkpoint that could not be renamed is removed; down.json reports it as not decodable."""
     whys = contents.down(out)
     for source, name, reason in (
         ("kubelet", contents.LIST, "decode"),
         ("checkpoint", contents.CHECKPOINT, "checkpoint_corrupt"),
     ):
-        if any(path.startswith(name) for path in before) and not any(path.startswith(name) for path in out):
+        if any(path.startswith(name) for path in files) and not any(path.startswith(name) for path in out):
             whys[source] = contents.Down(reason)
     return {**out, contents.DOWN: contents.down_text(whys)} if whys else out
 

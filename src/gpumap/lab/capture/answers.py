@@ -6,7 +6,6 @@ Only this module of a capture knows the kubelet's messages.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -15,7 +14,6 @@ from google.protobuf.message import DecodeError, Message
 
 from gpumap.agent._proto.podresources import v1_pb2
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.sources.pod_shares import CONTAINER, FRACTION, GROUP, MEMORY, OF_CONTAINER, QUANTITY, gpu_groups
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.model.device_ids import ByUuid, parse
 from gpumap.model.observations import DeviceId
@@ -29,8 +27,6 @@ _MESSAGES = {
 M = TypeVar("M", v1_pb2.ListPodResourcesResponse, v1_pb2.AllocatableResourcesResponse)
 
 P = TypeVar("P", bound=Message)
-_HEALTH = ("Healthy", "Unhealthy", "Unknown")
-"""What a device plugin reports of a device."""
 
 
 def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
@@ -54,91 +50,13 @@ def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
 
 def pods(text: bytes) -> tuple[bytes, ...]:
     """Return the pods of the Pods API, as bytes, from a JSON list of them. Raises ValueError."""
-    return tuple(pod.SerializeToString() for pod in _pods(text))
-
-
-def _pods(text: bytes) -> list[v1alpha1_pb2.Pod]:
     try:
         entries = json.loads(text)
         if not isinstance(entries, list) or not all(isinstance(pod, dict) for pod in entries):
             raise ValueError("is not a list of pods")
-        return [json_format.ParseDict(pod, v1alpha1_pb2.Pod()) for pod in entries]
+        return tuple(json_format.ParseDict(pod, v1alpha1_pb2.Pod()).SerializeToString() for pod in entries)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise ValueError(f"pods_api.json: {error}") from error
-
-
-def renamed_pods(text: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:
-    """Return the pods with new names: only their containers, the health of their GPUs (not of claims), and the labels
-    and annotations of shares of GPUs."""
-    pods = (_renamed_pod(pod, names, is_gpu_resource) for pod in _pods(text))
-    return json.dumps([json_format.MessageToDict(pod) for pod in pods]).encode()
-
-
-def _renamed_pod(pod: v1alpha1_pb2.Pod, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> v1alpha1_pb2.Pod:
-    metadata = pod.metadata
-    labels = {label.key: label.value for label in metadata.labels}
-    groups = {f"{GROUP}/{names.uid(group)}": names.uid(group) for group in gpu_groups(labels)}
-    notes = (_renamed_note(annotation.key, annotation.value, names) for annotation in metadata.annotations)
-    return v1alpha1_pb2.Pod(
-        metadata=v1alpha1_pb2.ObjectMeta(
-            name=names.pod(metadata.name),
-            namespace=names.namespace(metadata.namespace),
-            uid=names.uid(metadata.uid),
-            labels=[v1alpha1_pb2.Entry(key=key, value=value) for key, value in groups.items()],
-            annotations=[v1alpha1_pb2.Entry(key=note[0], value=note[1]) for note in notes if note],
-        ),
-        spec=v1alpha1_pb2.PodSpec(
-            containers=[
-                v1alpha1_pb2.Container(name=names.container(container.name)) for container in pod.spec.containers
-            ]
-        ),
-        status=v1alpha1_pb2.PodStatus(
-            container_statuses=[
-                v1alpha1_pb2.ContainerStatus(
-                    name=names.container(status.name),
-                    container_id=_renamed_id(status, names),
-                    allocated_resources_status=_renamed_health(status, names, is_gpu_resource),
-                )
-                for status in pod.status.container_statuses
-            ]
-        ),
-    )
-
-
-def _renamed_health(
-    status: v1alpha1_pb2.ContainerStatus, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]
-) -> list[v1alpha1_pb2.ResourceStatus]:
-    return [
-        v1alpha1_pb2.ResourceStatus(
-            name=resource.name,
-            resources=[
-                v1alpha1_pb2.ResourceHealth(
-                    resource_id=names.device(device.resource_id),
-                    health=device.health if device.health in _HEALTH else "",
-                )
-                for device in resource.resources
-            ],
-        )
-        for resource in status.allocated_resources_status
-        if is_gpu_resource(resource.name)
-    ]
-
-
-def _renamed_id(status: v1alpha1_pb2.ContainerStatus, names: Pseudonyms) -> str:
-    runtime, mark, id_ = status.container_id.rpartition("://")
-    return f"{runtime}{mark}{names.container_id(id_)}" if re.fullmatch("[0-9a-f]+", id_) else ""
-
-
-def _renamed_note(key: str, value: str, names: Pseudonyms) -> tuple[str, str] | None:
-    if key == CONTAINER:
-        return key, names.container(value)
-    if key in (FRACTION, MEMORY):
-        return key, value if re.fullmatch(r"[0-9.]{1,20}", value) else "?"
-    match = OF_CONTAINER.fullmatch(key)
-    if match is None:
-        return None
-    new_value = names.device(value) if match[2] == "gpus.devices" else value if QUANTITY.fullmatch(value) else "?"
-    return f"nvidia.com/container.{names.container(match[1])}.{match[2]}", new_value
 
 
 def renamed_list(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:

@@ -20,10 +20,10 @@ from gpumap.agent.sources.dra import parse_prepared, parse_state
 from gpumap.agent.sources.fractioning import Record, parse_record
 from gpumap.lab.capture.answers import is_gpus
 from gpumap.lab.capture.pseudonyms import Pseudonyms
-from gpumap.lab.demo.texts import alloc_response, prepared_claim
+from gpumap.lab.demo.texts import alloc_response
 from gpumap.model.grouping import grouped
 from gpumap.model.observations import ClaimPods, ContainerLink, PluginAnswer, PreparedDevice, ScheduledShare
-from gpumap.model.plugins import MIB
+from gpumap.model.plugins import DRA_DRIVER, MIB
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, PodUid
 
@@ -120,8 +120,10 @@ def dra_state_text(claims: Iterable[ClaimPods]) -> bytes:
 
 
 def dra_checkpoint_text(devices: Iterable[PreparedDevice]) -> bytes:
-    """The driver's checkpoint, each device as if it were the only one of its claim. The checksums are 0."""
-    claims = {str(number): _claim(device) for number, device in enumerate(devices)}
+    """Return what NVIDIA's DRA driver writes down of the claims that it has prepared: `checkpoint.json`, version 2
+    (kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin), with what gpumap reads of it. Each device is as if
+    it were the only one of its claim. The checksums are 0."""
+    claims = {str(number): _prepared_claim(device) for number, device in enumerate(devices)}
     return _as_json({"checksum": 0, "v2": {"checksum": 0, "preparedClaims": claims}})
 
 
@@ -155,11 +157,29 @@ def renamed_dra_checkpoint(text: bytes, names: Pseudonyms) -> bytes:
         )
         for device in devices
     }
-    return dra_checkpoint_text(sorted(renamed, key=lambda device: json.dumps(_claim(device))))
+    return dra_checkpoint_text(sorted(renamed, key=lambda device: json.dumps(_prepared_claim(device))))
 
 
-def _claim(device: PreparedDevice) -> dict[str, object]:
-    return prepared_claim((device.claim_namespace, device.claim), [device])
+def _prepared_claim(device: PreparedDevice) -> dict[str, object]:
+    # What the scheduler allocated: `DeviceRequestAllocationResult` of resource.k8s.io.
+    result: dict[str, object] = {"driver": DRA_DRIVER, "device": device.device}
+    named = {"DeviceName": device.device}
+    if device.share_id:
+        result["shareID"] = named["ShareID"] = device.share_id
+    if device.admin_access:
+        result["adminAccess"] = True
+    if device.memory_bytes is not None:
+        result["consumedCapacity"] = {"memory": str(device.memory_bytes)}
+    prepared: dict[str, object] = {"gpu": {"info": {"uuid": device.uuid}, "device": named}}
+    if device.uuid.startswith("MIG-"):
+        prepared = {"mig": {"concrete": {"migUUID": device.uuid}, "device": named}}
+    return {
+        "checkpointState": "PrepareCompleted",
+        "name": device.claim,
+        "namespace": device.claim_namespace,
+        "status": {"allocation": {"devices": {"results": [result]}}},
+        "preparedDevices": [{"devices": [prepared]}],
+    }
 
 
 def _as_json(document: object) -> bytes:

@@ -88,14 +88,16 @@ class LogEntry(NamedTuple):
 # --- in ---------------------------------------------------------------------------------------------------------------
 
 
-def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None, *, has_kubelet: bool = True) -> None:
+def check(
+    files: Mapping[str, bytes], last_files: Mapping[str, bytes] | None = None, *, has_kubelet: bool = True
+) -> None:
     """Read the values of a frame. Raises ValueError with the name of the file if it cannot be played.
 
-    Parts that are the same as in the frame `before` were checked there.
+    Parts that are the same as in `last_files`, those of the frame before, were checked there.
     """
 
     def is_new(*names: str) -> bool:
-        return before is None or any(files.get(name) is not before.get(name) for name in names)
+        return last_files is None or any(files.get(name) is not last_files.get(name) for name in names)
 
     if is_new(NVML):
         reading(files)

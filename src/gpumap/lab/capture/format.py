@@ -97,9 +97,9 @@ def load(folder: Path, limits: Limits = LIMITS) -> Capture:
     return Capture(about, tuple(frames))
 
 
-def _check(about: About, folder: Path, files: Mapping[str, bytes], before: Mapping[str, bytes] | None) -> None:
+def _check(about: About, folder: Path, files: Mapping[str, bytes], last_files: Mapping[str, bytes] | None) -> None:
     try:
-        contents.check(files, before, has_kubelet=about.kubelet)
+        contents.check(files, last_files, has_kubelet=about.kubelet)
     except ValueError as error:
         raise UsageError(f"{folder}: {error}") from error
 
@@ -128,16 +128,16 @@ def _about(reader: BoundedReader, folder: Path) -> About:
     return about
 
 
-def _frame(reader: BoundedReader, folder: Path, before: Frame) -> Frame:
+def _frame(reader: BoundedReader, folder: Path, last_frame: Frame) -> Frame:
     path = folder / "frame.json"
     file = _decoded(reader.read_description(path), path, _FrameFile)
-    if not before.offset_seconds <= file.offset_seconds < 1e9:
-        raise UsageError(f"{path}: offset_seconds is not a number from {before.offset_seconds:g} on")
+    if not last_frame.offset_seconds <= file.offset_seconds < 1e9:
+        raise UsageError(f"{path}: offset_seconds is not a number from {last_frame.offset_seconds:g} on")
     changed = reader.files(folder, _FILE)
     if not changed and not file.gone_paths:
-        return Frame(file.offset_seconds, before.files)
+        return Frame(file.offset_seconds, last_frame.files)
     gone_paths = set(file.gone_paths)
-    kept_files = {name: content for name, content in before.files.items() if name not in gone_paths}
+    kept_files = {name: content for name, content in last_frame.files.items() if name not in gone_paths}
     return Frame(file.offset_seconds, {**kept_files, **changed})
 
 
@@ -200,11 +200,11 @@ def _beside(folder: Path) -> Path:
 
 def _deltas(capture: Capture) -> Iterator[tuple[Frame, dict[str, bytes], list[str]]]:
     """Return each frame with the files that differ from the frame before, and those that are gone."""
-    before: Mapping[str, bytes] = {}
+    last_files: Mapping[str, bytes] = {}
     for frame in capture.frames:
-        changed = {name: content for name, content in frame.files.items() if before.get(name) != content}
-        yield frame, changed, sorted(before.keys() - frame.files.keys())
-        before = frame.files
+        changed = {name: content for name, content in frame.files.items() if last_files.get(name) != content}
+        yield frame, changed, sorted(last_files.keys() - frame.files.keys())
+        last_files = frame.files
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -73,7 +73,8 @@ class BoundedReader:
         self._bytes_left -= status.st_size
         if self._bytes_left < 0:
             raise UsageError(f"{self._folder}: is larger than {self._limits.total_bytes >> 20} MiB")
-        with open(path, "rb", opener=_opened) as file:
+        # A file that became a link or a pipe meanwhile is neither followed nor waited for.
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             content = file.read(status.st_size + 1)
         if len(content) > status.st_size:
             raise UsageError(f"{path}: grew while it was read")
@@ -98,11 +99,6 @@ class BoundedReader:
             if len(paths) >= self._limits.frames:
                 raise UsageError(f"{folder}: more than {self._limits.frames} frames")
         return sorted(paths)
-
-
-def _opened(path: str, flags: int) -> int:
-    """A file that became a link or a pipe meanwhile is neither followed nor waited for."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _known(folder: Path, prefix: str, known: re.Pattern[str]) -> Iterator[tuple[str, Path]]:

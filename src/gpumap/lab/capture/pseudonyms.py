@@ -127,13 +127,13 @@ class Pseudonyms:
 
     def _hex(self, text: str) -> str:
         """Each digit moves by a number that follows from those before it. Dashes do not count, capitals stay so."""
-        before, out = "", []
+        digits, out = "", []
         for character in text:
             if character in "-_":
                 out.append(character)
                 continue
-            moved = format((int(character, 16) + self._number("hex", before)[0]) % 16, "x")
-            before += character.lower()
+            moved = format((int(character, 16) + self._number("hex", digits)[0]) % 16, "x")
+            digits += character.lower()
             out.append(moved.upper() if character.isupper() else moved)
         return "".join(out)
 

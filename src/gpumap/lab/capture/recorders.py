@@ -61,10 +61,11 @@ class RecordingKubelet:
             undecoded = why.reason == "decode" and f"{contents.LIST}.pb" in self._raw
             self.recorded = {"kubelet": self._add_starts(self._raw) if undecoded else Down(*why)}
             raise
-        before, self._last_answer = self._last_answer, answer.value
+        last_answer, self._last_answer = self._last_answer, answer.value
         unchanged = {
-            f"{contents.LIST}.pb": before is not None and before.pods == answer.value.pods,
-            f"{contents.ALLOCATABLE}.pb": before is not None and before.allocatable == answer.value.allocatable,
+            f"{contents.LIST}.pb": last_answer is not None and last_answer.pods == answer.value.pods,
+            f"{contents.ALLOCATABLE}.pb": last_answer is not None
+            and last_answer.allocatable == answer.value.allocatable,
         }
         self._kept = {name: self._kept.get(name, raw) if unchanged[name] else raw for name, raw in self._raw.items()}
         if not self._starts or self._starts[-1] != answer.value.socket:
@@ -246,17 +247,17 @@ class RecordingIdentity:
         except SourceError as error:
             self.recorded = {source: _why(source, error.complaints) for source in ("checkpoint", "pod_logs")}
             raise
-        identity, (before, kept_files) = answer.value, self._last
-        recorded: Recorded = {**kept_files, "shares": sharing_files(identity.noted, identity.shares)}
+        identity, (last_identity, last_recorded) = answer.value, self._last
+        recorded: Recorded = {**last_recorded, "shares": sharing_files(identity.noted, identity.shares)}
         if identity.checkpoint is None:
             recorded["checkpoint"] = _why("checkpoint", answer.complaints)
-        elif identity.checkpoint is not before.checkpoint:
+        elif identity.checkpoint is not last_identity.checkpoint:
             recorded["checkpoint"] = {contents.CHECKPOINT: self._cut()}
         if identity.logs is None:
             recorded["pod_logs"] = _why("pod_logs", answer.complaints)
-        elif identity.logs is not before.logs:
+        elif identity.logs is not last_identity.logs:
             recorded["pod_logs"] = {contents.LOG_TREE: contents.log_text(sorted(_names(self._log_root)))}
-        if identity.dra is not before.dra or "dra" not in recorded:
+        if identity.dra is not last_identity.dra or "dra" not in recorded:
             recorded["dra"] = _dra_files(identity.dra)
         self._last = identity, recorded
         why = _complaint("gpu_fractioning_", answer.complaints)

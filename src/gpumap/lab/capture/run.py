@@ -7,7 +7,6 @@ import logging
 import secrets
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from gpumap.agent.own_process import stop_by_signal
@@ -18,7 +17,6 @@ from gpumap.lab.capture.anonymize import anonymize
 from gpumap.lab.capture.limits import refused
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.record import record
-from gpumap.lab.node import serve_node
 from gpumap.lab.node_files import temporary_folder
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import counted, printable
@@ -90,11 +88,6 @@ def _summary(capture: on_disk.Capture, snapshot: Snapshot, folder: Path, anonymo
         f"Play it:          gpumap demo --capture {place}\n"
         f"Make it a test:   cp -r {place} tests/captures/\n"
     )
-
-
-async def serve_capture(settings: Settings, capture: on_disk.Capture) -> None:
-    """Serve a captured node until a signal comes."""
-    await serve_node(replace(settings, node_ip=""), capture)
 
 
 def load_capture(folder: Path) -> on_disk.Capture:

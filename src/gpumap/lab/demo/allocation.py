@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from msgspec import structs
 
@@ -40,26 +39,7 @@ SILENT_FAULTS = ("hung",)
 def offered(scenario: Scenario, moment: float) -> tuple[ResourceDevices, ...]:
     """Return the ids that the plugins report as healthy at a time of the play."""
     faults = ((gpu.index, fault) for gpu in scenario.gpus for fault in gpu.faults if fault.start <= moment < fault.end)
-    return _offered(scenario, tuple(sorted({index for index, fault in faults if fault.kind not in SILENT_FAULTS})))
-
-
-def numa_nodes(scenario: Scenario) -> dict[DeviceId, tuple[int, ...]]:
-    """Whole GPUs and their slots have a NUMA node; MIG devices have none, as in the captures."""
-    return {id_: (gpu.numa,) for gpu in scenario.gpus if not gpu.mig for _, ids in _gpu_ids(gpu) for id_ in ids}
-
-
-def answer_to(scenario: Scenario, container: Container, devices: ResourceDevices) -> PluginAnswer:
-    """The scenario's answer. The NVIDIA plugin also sets a variable, unless the answer names devices in another way."""
-    answer: PluginAnswer = container.answer.get(devices.resource, PluginAnswer())
-    otherwise = answer.annotations or answer.mount_paths or answer.cdi_devices
-    if otherwise or _own_ids(scenario).get(devices.resource, frozenset()).isdisjoint(devices.ids):
-        return answer
-    uuids = dict.fromkeys(id_.partition("::")[0] for id_ in devices.ids)
-    return replace(answer, envs=tuple(({"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} | dict(answer.envs)).items()))
-
-
-@lru_cache(maxsize=64)
-def _offered(scenario: Scenario, unhealthy: Collection[int]) -> tuple[ResourceDevices, ...]:
+    unhealthy = {index for index, fault in faults if fault.kind not in SILENT_FAULTS}
     pairs = [
         (resource, id_)
         for gpu in scenario.gpus
@@ -75,6 +55,21 @@ def _offered(scenario: Scenario, unhealthy: Collection[int]) -> tuple[ResourceDe
         if not any(names.search(id_) for names in away)
     ]
     return group_ids(pairs)
+
+
+def numa_nodes(scenario: Scenario) -> dict[DeviceId, tuple[int, ...]]:
+    """Whole GPUs and their slots have a NUMA node; MIG devices have none, as in the captures."""
+    return {id_: (gpu.numa,) for gpu in scenario.gpus if not gpu.mig for _, ids in _gpu_ids(gpu) for id_ in ids}
+
+
+def answer_to(scenario: Scenario, container: Container, devices: ResourceDevices) -> PluginAnswer:
+    """The scenario's answer. The NVIDIA plugin also sets a variable, unless the answer names devices in another way."""
+    answer: PluginAnswer = container.answer.get(devices.resource, PluginAnswer())
+    otherwise = answer.annotations or answer.mount_paths or answer.cdi_devices
+    if otherwise or _own_ids(scenario).get(devices.resource, frozenset()).isdisjoint(devices.ids):
+        return answer
+    uuids = dict.fromkeys(id_.partition("::")[0] for id_ in devices.ids)
+    return replace(answer, envs=tuple(({"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} | dict(answer.envs)).items()))
 
 
 def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:
@@ -112,19 +107,14 @@ def _gpu_ids(gpu: Gpu) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
 # --- what pods get ----------------------------------------------------------------------------------------------------
 
 
-class _Holding(NamedTuple):
-    pod: Pod
-    init: bool
-
-
-_Held = defaultdict[tuple[str, DeviceId], list[_Holding]]
-"""By resource and id."""
+_Holdings = defaultdict[tuple[str, DeviceId], list[tuple[Pod, Container]]]
+"""By resource and id, the containers that hold it, each at its time."""
 
 
 def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple[Pod, ...]:
     """Return the pods with the ids of what they request. The other containers of a pod reuse the ids of its init
     container."""
-    holdings: _Held = defaultdict(list)
+    holdings: _Holdings = defaultdict(list)
     for number, pod in enumerate(pods):
         for index, container in enumerate(pod.containers):
             _hold_spelled_out(pod, f"pods[{number}].containers[{index}].ids", container, holdings)
@@ -136,7 +126,7 @@ def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple
             for request in reader.requests(container, f"pods[{number}].containers[{index}]"):
                 resource, granted = _grant(gpus, pod, container, request, holdings)
                 for id_ in granted:
-                    holdings[resource, id_].append(_Holding(pod, container.init))
+                    holdings[resource, id_].append((pod, container))
                 own_ids += [(resource, id_) for id_ in granted]
             ids[container.name] = {devices.resource: devices.ids for devices in group_ids(own_ids)}
         containers = tuple(structs.replace(container, ids=ids[container.name]) for container in pod.containers)
@@ -149,32 +139,32 @@ def group_ids(pairs: Iterable[tuple[str, DeviceId]]) -> tuple[ResourceDevices, .
     return tuple(ResourceDevices(resource, tuple(sorted({*ids}))) for resource, ids in sorted(grouped(pairs).items()))
 
 
-def _hold_spelled_out(pod: Pod, place: str, container: Container, holdings: _Held) -> None:
+def _hold_spelled_out(pod: Pod, place: str, container: Container, holdings: _Holdings) -> None:
     for entry in container.devices:
         for id_ in entry.ids:
             owner = _taken(pod, container, holdings[entry.resource, id_])
             if owner is not None:
                 holder = f"{owner.namespace}/{owner.name}"
                 raise ScenarioError(f"{place}.{entry.resource}: {id_} is held by {holder} at that time")
-            holdings[entry.resource, id_].append(_Holding(pod, container.init))
+            holdings[entry.resource, id_].append((pod, container))
 
 
-def _taken(pod: Pod, container: Container, holdings: Iterable[_Holding]) -> Pod | None:
+def _taken(pod: Pod, container: Container, holdings: Iterable[tuple[Pod, Container]]) -> Pod | None:
     """Return the owner of an id at a time when a container wants it."""
-    for holding in holdings:
-        if pod.overlaps(holding.pod) and not (holding.pod is pod and (holding.init or container.init)):
-            return holding.pod
+    for holder, holding in holdings:
+        if pod.overlaps(holder) and not (holder is pod and (holding.init or container.init)):
+            return holder
     return None
 
 
 def _grant(
-    gpus: Sequence[Gpu], pod: Pod, container: Container, request: Request, all_holdings: _Held
+    gpus: Sequence[Gpu], pod: Pod, container: Container, request: Request, all_holdings: _Holdings
 ) -> tuple[str, tuple[DeviceId, ...]]:
     place, leaf, slots = request
     resource, ids = gpus[leaf.gpu].ids(leaf.instance)
     holdings = {id_: all_holdings[resource, id_] for id_ in ids}
     holder_of = {id_: holder for id_ in ids if (holder := _taken(pod, container, holdings[id_]))}
-    reusable = {id_ for id_ in ids if any(holding.pod is pod and holding.init for holding in holdings[id_])}
+    reusable = {id_ for id_ in ids if any(holder is pod and holding.init for holder, holding in holdings[id_])}
     free = sorted((id_ for id_ in ids if id_ not in holder_of), key=lambda id_: id_ not in reusable)
     if len(free) < slots:
         device_name = f"gpu {leaf.gpu}"
@@ -222,7 +212,7 @@ def _users(scenario: Scenario) -> Iterator[tuple[str, Process]]:
 
 
 def _pool(scenario: Scenario, leaf: Leaf) -> tuple[int, int | None]:
-    """Return the memory that a leaf uses: the card's, or that of a GPU instance."""
+    """Return the memory that a leaf uses: the GPU's, or that of a GPU instance."""
     if leaf.instance is None:
         return leaf.gpu, None
     return leaf.gpu, scenario.gpus[leaf.gpu].devices[leaf.instance].gpu_instance_id

@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import SystemRandom
-from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -30,7 +29,7 @@ GRACE_SECONDS = 0.1
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class UnixServer:
+class UnixServer(grpc.GenericRpcHandler):
     """Answers every method with `answer`. May be started again after it was stopped, and then has a new inode."""
 
     def __init__(self, socket_path: Path) -> None:
@@ -46,8 +45,14 @@ class UnixServer:
         """One call, as bytes: a fake may answer bytes that are no protobuf."""
         raise NotImplementedError
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        return _EveryMethod(self)
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """Every method there is: grpc's own answer to an unknown one has other words than a kubelet's."""
+        method = handler_call_details.method
+
+        async def answer(request: bytes, context: Context) -> bytes:
+            return await self.answer(method, request, context)
+
+        return grpc.unary_unary_rpc_method_handler(answer)
 
     async def start(self) -> None:
         """Listen as CreateListener does (k/k pkg/kubelet/util/util_unix.go): under a temporary name, then rename."""
@@ -58,7 +63,7 @@ class UnixServer:
         if len(os.fsencode(temporary)) > 107:
             raise OSError(f"{temporary}: longer than a Unix socket's path may be (107 bytes)")
         server = grpc.aio.server(options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers([self.handler()])
+        server.add_generic_rpc_handlers([self])
         server.add_insecure_port(f"unix:{temporary}")
         await server.start()
         self.socket_path.unlink(missing_ok=True)
@@ -73,30 +78,6 @@ class UnixServer:
         await server.stop(GRACE_SECONDS)
         if not leave_socket:
             self.socket_path.unlink(missing_ok=True)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-
-class _EveryMethod(grpc.GenericRpcHandler):
-    """Every method there is: grpc's own answer to an unknown one has other words than a kubelet's."""
-
-    def __init__(self, server: UnixServer) -> None:
-        self._server = server
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
-        method = handler_call_details.method
-
-        async def answer(request: bytes, context: Context) -> bytes:
-            return await self._server.answer(method, request, context)
-
-        return grpc.unary_unary_rpc_method_handler(answer)
 
 
 # --- the List ---------------------------------------------------------------------------------------------------------
@@ -156,10 +137,10 @@ class PlayedKubelet(UnixServer):
 
     async def answer(self, method: str, request: bytes, context: Context) -> bytes:
         self.calls[method] += 1
-        return await given(self._answers.get(method, unknown_service(method)), context)
+        return await give_or_refuse(self._answers.get(method, unknown_service(method)), context)
 
 
-async def given(answer: bytes | Refuse, context: Context) -> bytes:
+async def give_or_refuse(answer: bytes | Refuse, context: Context) -> bytes:
     """Give an answer, or refuse."""
     if isinstance(answer, Refuse):
         await context.abort(answer.code, answer.details)
@@ -229,75 +210,37 @@ def _claims(devices: Sequence[ClaimDevice], namespace: str) -> list[v1_pb2.Dynam
 # --- the Pods API -----------------------------------------------------------------------------------------------------
 
 WATCH_PODS, LIST_PODS = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
-NOT_SYNCED = Refuse(grpc.StatusCode.FAILED_PRECONDITION, "pod sources are not synced")
 _ADDED = 1
 """WatchPodsEvent.type, in the numbering of 1.37."""
 
 
-class FakePodsApi(UnixServer):
-    """A kubelet's Pods API. Pods are bytes: it does not read their messages, and sends what it has.
+class PlayedPodsApi(UnixServer):
+    """A kubelet's Pods API, with pods that do not change. They are bytes: it does not read their messages."""
 
-    Tests make it fail with `refuse`.
-    """
-
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, pods: Sequence[bytes] = ()) -> None:
         super().__init__(socket_path)
-        self._pods: tuple[bytes, ...] = ()
-        self._refusals: dict[str, Refuse] = {}
-        self._streams: set[asyncio.Queue[bytes | None]] = set()
+        self.pods = tuple(pods)
 
-    def set_pods(self, pods: Sequence[bytes], *, tell: bool = True) -> None:
-        """Set the pods. `tell`: send an event to the clients; a kubelet drops events of slow clients."""
-        self._pods = tuple(pods)
-        if tell:
-            for stream in self._streams:
-                stream.put_nowait(_added(self._pods[-1] if self._pods else b""))
-
-    def refuse(self, method: str, refusal: Refuse | None) -> None:
-        """Refuse calls of a method from now on; `None`: answer them again."""
-        if refusal is None:
-            self._refusals.pop(method, None)
-        else:
-            self._refusals[method] = refusal
-
-    def end_streams(self) -> None:
-        """End all streams, as newer kubelets do with slow clients."""
-        for stream in self._streams:
-            stream.put_nowait(None)
-
-    def handler(self) -> grpc.GenericRpcHandler:
-        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            WATCH_PODS.rpartition("/")[2]: grpc.unary_stream_rpc_method_handler(self._watch),
-            LIST_PODS.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(self._list),
-        }
-        return grpc.method_handlers_generic_handler("v1alpha1.Pods", handlers)
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        if handler_call_details.method == WATCH_PODS:
+            return grpc.unary_stream_rpc_method_handler(self.watch)
+        return grpc.unary_unary_rpc_method_handler(self.list) if handler_call_details.method == LIST_PODS else None
 
     async def stop(self, leave_socket: bool = True) -> None:
         """Stop, and leave the socket, which then refuses connections, as a kubelet does."""
         await super().stop(leave_socket)
 
-    async def _list(self, request: bytes, context: Context) -> bytes:
-        await self._called(LIST_PODS, context)
-        return v1alpha1_pb2.ListPodsResponse(pods=self._pods).SerializeToString()
+    async def list(self, request: bytes, context: Context) -> bytes:
+        self.calls[LIST_PODS] += 1
+        return v1alpha1_pb2.ListPodsResponse(pods=self.pods).SerializeToString()
 
-    async def _watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        await self._called(WATCH_PODS, context)
-        events: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._streams.add(events)
-        try:
-            for pod in self._pods:
-                yield _added(pod)
-            while (event := await events.get()) is not None:
-                yield event
-        finally:
-            self._streams.discard(events)
-
-    async def _called(self, method: str, context: Context) -> None:
-        self.calls[method] += 1
-        if method in self._refusals:
-            refusal = self._refusals[method]
-            await context.abort(refusal.code, refusal.details)
+    async def watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        self.calls[WATCH_PODS] += 1
+        for pod in self.pods:
+            yield added_event(pod)
+        await asyncio.Event().wait()  # nothing changes
 
 
-def _added(pod: bytes) -> bytes:
+def added_event(pod: bytes) -> bytes:
+    """A message of WatchPods about a pod."""
     return v1alpha1_pb2.WatchPodsEvent(type=_ADDED, pod=pod).SerializeToString()

@@ -45,11 +45,11 @@ MAX_MIG_DEVICES = 7
 NVML_TYPES: Mapping[ProcessType, str] = {"compute": "C", "graphics": "G", "compute+graphics": "C+G", "mps": "M"}
 AMBIENT_CELSIUS = 31.0
 SLICES = 7
-"""Of a card with MIG devices."""
+"""Of a GPU with MIG devices."""
 IDLE_SHARE_OF_POWER = 0.12
 FULL_SHARE_OF_POWER = 0.96
 ENERGY_STEPS = 600
-"""Of a play, in each of which a card takes the same power."""
+"""Of a play, in each of which a GPU takes the same power."""
 _HOPPER = re.compile(r"\bG?[HB][12345]\d\d\b")
 """H100, H200, GH200, B200, GB300, …: Hopper and Blackwell."""
 _BLACKWELL = re.compile(r"\bG?B[123]\d\d?\b|Blackwell|RTX 50\d\d")
@@ -98,11 +98,11 @@ def _add_basics(
     core_celsius = float(round(AMBIENT_CELSIUS + 42 * work))
     return structs.replace(
         reading,
-        memory=_card_memory(gpu, lives, seconds, moment),
+        memory=_gpu_memory(gpu, lives, seconds, moment),
         partitioned=not is_whole,
         max_mig_devices=None if is_whole else MAX_MIG_DEVICES,
         instances=tuple(_instance(gpu, n, device, lives, seconds, moment) for n, device in enumerate(gpu.devices)),
-        processes=_rows(lives, Leaf(gpu.index), seconds, moment) if is_whole else None,
+        processes=_processes_on(lives, Leaf(gpu.index), seconds, moment) if is_whole else None,
         samples_from=SAMPLES_NEW if is_whole and _BLACKWELL.search(gpu.model) else SAMPLES_OLD,
         utilization_ratio=round(load, 2) if is_whole else None,
         memory_controller_busy_ratio=_sum(spec.memory_controller_at(moment) for spec in specs) if is_whole else None,
@@ -155,7 +155,7 @@ def _activity(leaf: Leaf, specs: Sequence[Process], moment: float) -> Activity:
 
 
 def _working(specs: Sequence[Process]) -> list[Process]:
-    """Those that do not hang: the others keep a card busy, but need neither power nor memory traffic."""
+    """Those that do not hang: the others keep a GPU busy, but need neither power nor memory traffic."""
     return [spec for spec in specs if not spec.hangs]
 
 
@@ -165,7 +165,7 @@ def _leaf_load(leaf: Leaf, moment: float, specs: Sequence[Process]) -> float:
 
 
 def _gpu_load(gpu: Gpu, moment: float, specs: Sequence[Process]) -> float:
-    """The share of a card that computes; on a MIG GPU a device counts as much as its slices."""
+    """The share of a GPU that computes; on one with MIG, a device counts as much as its slices."""
     if not gpu.mig:
         return _leaf_load(Leaf(gpu.index), moment, specs)
     return sum(
@@ -206,7 +206,7 @@ def _used(lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
     return sum(UNREPORTED_BYTES if size is None else size for size in sizes) + overhead_bytes(len(lives))
 
 
-def _card_memory(gpu: Gpu, lives: Sequence[ProcessLife], seconds: float, moment: float) -> DeviceMemory:
+def _gpu_memory(gpu: Gpu, lives: Sequence[ProcessLife], seconds: float, moment: float) -> DeviceMemory:
     used = _used(lives, seconds, moment) + gpu.leaked_bytes
     if gpu.mig:
         pools = {device.gpu_instance_id: _pool_used(gpu, device, lives, seconds, moment) for device in gpu.devices}
@@ -234,11 +234,11 @@ def _instance(
     return structs.replace(
         device,
         memory=DeviceMemory(total, used, total - used, 0),
-        processes=_rows(lives, Leaf(gpu.index, number), seconds, moment),
+        processes=_processes_on(lives, Leaf(gpu.index, number), seconds, moment),
     )
 
 
-def _rows(lives: Sequence[ProcessLife], leaf: Leaf, seconds: float, moment: float) -> tuple[GpuProcess, ...]:
+def _processes_on(lives: Sequence[ProcessLife], leaf: Leaf, seconds: float, moment: float) -> tuple[GpuProcess, ...]:
     rows = (
         GpuProcess(life.pid, _memory_of(life, seconds, moment), NVML_TYPES[life.spec.type])
         for life in lives

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from gpumap.lab.demo.scenario_model import Container, Gpu, Pod, Process, Scenario, Xid
 from gpumap.lab.demo.texts import derived_uuid, digest, number, pid_of
+from gpumap.model.readings import XidError
 from gpumap.model.terms import PodUid
 
 BOOT_TICKS = 3 * 8_640_000
@@ -137,26 +137,21 @@ def _process_life(
 # --- XID events -------------------------------------------------------------------------------------------------------
 
 
-class XidCue(NamedTuple):
-    seconds: float
-    gpu: Gpu
-    xid: Xid
-
-    @property
-    def instance_ids(self) -> tuple[int | None, int | None]:
-        """Of the GPU instance and of the compute instance, where it is a MIG device's."""
-        if self.xid.instance is None:
-            return None, None
-        device = self.gpu.devices[self.xid.instance]
-        return device.gpu_instance_id, device.compute_instance_id
-
-
-def cues(scenario: Scenario, after: float, until: float) -> list[XidCue]:
-    """Those after one time until another, in their order; of the play then and the one before, if it was longer."""
+def xid_errors(scenario: Scenario, after: float, until: float) -> list[XidError]:
+    """Return the events after one time until another, in their order."""
     play, _ = play_of(scenario, until)
-    begins = [number * scenario.repeat_seconds for number in (play - 1, play) if number >= 0]
-    cues = (XidCue(begin + xid.moment, gpu, xid) for begin in begins for gpu in scenario.gpus for xid in gpu.xids)
-    return sorted(
-        (cue for cue in cues if after < cue.seconds <= until),
-        key=lambda cue: (cue.seconds, cue.gpu.index),
-    )
+    errors = [
+        XidError(gpu.uuid, xid.code, *_instance_ids(gpu, xid), until - (begin + xid.moment))
+        # Of the play before, too: it may have been going on at `after`.
+        for begin in (number * scenario.repeat_seconds for number in (play - 1, play) if number >= 0)
+        for gpu in scenario.gpus
+        for xid in gpu.xids
+        if after < begin + xid.moment <= until
+    ]
+    return sorted(errors, key=lambda error: -error.age_seconds)
+
+
+def _instance_ids(gpu: Gpu, xid: Xid) -> tuple[int | None, int | None]:
+    """Of the GPU instance and of the compute instance, where it is a MIG device's."""
+    device = None if xid.instance is None else gpu.devices[xid.instance]
+    return (device.gpu_instance_id, device.compute_instance_id) if device else (None, None)

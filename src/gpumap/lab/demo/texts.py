@@ -11,7 +11,7 @@ import hashlib
 import json
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from gpumap.model.grouping import grouped
@@ -21,10 +21,8 @@ from gpumap.model.observations import (
     DeviceId,
     LogTree,
     PluginAnswer,
-    PreparedDevice,
     ResourceDevices,
 )
-from gpumap.model.plugins import DRA_DRIVER
 
 V1_CONTROLLERS = ("name=systemd", "pids", "blkio", "freezer", "devices", "memory", "cpuset", "cpuacct", "cpu")
 
@@ -51,9 +49,9 @@ def cgroup_text(style: str, path: str) -> str:
 
 def stat_text(pid: int, comm: str, start_ticks: int) -> str:
     """/proc/PID/stat: field 22 is the start time in ticks since boot."""
-    before = f"{pid} ({comm}) S 1 {pid} {pid} 0 -1 4194560 791 0 0 0 0 0 0 0 20 0 1 0"
-    after = "2322432 316 18446744073709551615 4198400 5785993 140722959573312 0 0 0 0 0 0 1 0 0 17 0 0 0 0 0 0"
-    return f"{before} {start_ticks} {after} 6141704 6178576 371118080 140722959580709 140722959580722 0 0 0\n"
+    head = f"{pid} ({comm}) S 1 {pid} {pid} 0 -1 4194560 791 0 0 0 0 0 0 0 20 0 1 0"
+    tail = "2322432 316 18446744073709551615 4198400 5785993 140722959573312 0 0 0 0 0 0 1 0 0 17 0 0 0 0 0 0"
+    return f"{head} {start_ticks} {tail} 6141704 6178576 371118080 140722959580709 140722959580722 0 0 0\n"
 
 
 def tree_name(tree: LogTree) -> str:
@@ -104,59 +102,6 @@ def alloc_response(answer: PluginAnswer) -> bytes:
         cdi_devices=[CDIDevice(name=name) for name in answer.cdi_devices],
     )
     return message.SerializeToString(deterministic=True)
-
-
-# --- the DRA driver's checkpoint --------------------------------------------------------------------------------------
-
-# What NVIDIA's DRA driver writes down of the claims that it has prepared: `plugins/gpu.nvidia.com/checkpoint.json`. Its
-# shape is version 2 of that driver's (kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin), with what gpumap
-# reads of it.
-
-Claim = tuple[str, str]
-"""Namespace and name."""
-
-
-def notes_text(devices: Iterable[PreparedDevice]) -> str:
-    """The file's content. The checksums are not the driver's, which only Go can compute."""
-    order = sorted(
-        set(devices), key=lambda device: (device.claim_namespace, device.claim, device.device, device.share_id)
-    )
-    by_claim = grouped(((device.claim_namespace, device.claim), device) for device in order)
-    prepared = {
-        derived_uuid("claim", *claim): prepared_claim(claim, devices_of_claim)
-        for claim, devices_of_claim in by_claim.items()
-    }
-    return json.dumps({"checksum": 0, "v2": {"checksum": 0, "preparedClaims": prepared}})
-
-
-def prepared_claim(claim: Claim, devices: Sequence[PreparedDevice]) -> dict[str, object]:
-    """One claim that is prepared to the end, with its devices."""
-    return {
-        "checkpointState": "PrepareCompleted",
-        "name": claim[1],
-        "namespace": claim[0],
-        "status": {"allocation": {"devices": {"results": [_result(device) for device in devices]}}},
-        "preparedDevices": [{"devices": [_device(device) for device in devices]}],
-    }
-
-
-def _result(device: PreparedDevice) -> dict[str, object]:
-    """What the scheduler allocated (`DeviceRequestAllocationResult` of resource.k8s.io)."""
-    result: dict[str, object] = {"driver": DRA_DRIVER, "device": device.device}
-    if device.share_id:
-        result["shareID"] = device.share_id
-    if device.admin_access:
-        result["adminAccess"] = True
-    if device.memory_bytes is not None:
-        result["consumedCapacity"] = {"memory": str(device.memory_bytes)}
-    return result
-
-
-def _device(device: PreparedDevice) -> dict[str, object]:
-    named = {"DeviceName": device.device, **({"ShareID": device.share_id} if device.share_id else {})}
-    if device.uuid.startswith("MIG-"):
-        return {"mig": {"concrete": {"migUUID": device.uuid}, "device": named}}
-    return {"gpu": {"info": {"uuid": device.uuid}, "device": named}}
 
 
 # --- derived ids ------------------------------------------------------------------------------------------------------

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from gpumap.lab.capture import contents
+from gpumap.lab.capture.checkpoints import dra_checkpoint_text
 from gpumap.lab.capture.contents import LogEntry
 from gpumap.lab.capture.format import Frame
 from gpumap.lab.demo.allocation import SILENT_FAULTS, answer_to, numa_nodes, offered
 from gpumap.lab.demo.kubelet import allocatable_answer, list_answer
 from gpumap.lab.demo.readings import CUDA_VERSION, DRIVER_VERSION, NVML_VERSION, gpu_readings
 from gpumap.lab.demo.scenario_model import HostProcess, Scenario, nth_bus_id
-from gpumap.lab.demo.schedule import PROC_LEAD, PodLife, ProcessLife, cues, play_of, pod_lives, process_lives
+from gpumap.lab.demo.schedule import PROC_LEAD, PodLife, ProcessLife, play_of, pod_lives, process_lives, xid_errors
 from gpumap.lab.demo.texts import (
     cgroup_text,
     checkpoint_text,
     link_name,
     link_target,
-    notes_text,
     pod_cgroup,
     stat_text,
     tree_name,
@@ -40,7 +40,7 @@ from gpumap.model.observations import (
     PciFunction,
     ResourceDevices,
 )
-from gpumap.model.readings import GpuReading, Listening, XidError
+from gpumap.model.readings import GpuReading, Listening
 from gpumap.model.terms import ContainerName
 
 TREE_DELAY = 0.5
@@ -52,19 +52,10 @@ TREE_LINGERS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Proc:
-    """The files of /proc/PID."""
-
-    pid: int
-    stat: str
-    cgroup: str
-
-
-@dataclass(frozen=True, slots=True)
 class World:
     """`pods` and `allocatable` are the kubelet's answers while it is up. `numa` is where its devices are.
 
-    `notes` are the DRA driver's; empty where it writes none.
+    `notes` are the DRA driver's; empty where it writes none. `procs` are PIDs with `stat` and `cgroup`.
     """
 
     kubelet_up: bool
@@ -72,9 +63,9 @@ class World:
     allocatable: tuple[ResourceDevices, ...]
     numa: Mapping[DeviceId, tuple[int, ...]]
     checkpoint: str
-    notes: str
+    notes: bytes
     logs: tuple[LogEntry, ...]
-    procs: tuple[Proc, ...]
+    procs: tuple[tuple[int, str, str], ...]
     gpus: tuple[GpuReading, ...]
 
 
@@ -134,18 +125,19 @@ def _checkpoint(scenario: Scenario, seconds: float) -> str:
     return checkpoint_text(rows, offered(scenario, moment), numa_nodes(scenario))
 
 
-def _notes(scenario: Scenario, pods: Iterable[PodLife], seconds: float) -> str:
+def _notes(scenario: Scenario, pods: Iterable[PodLife], seconds: float) -> bytes:
     """Of the pods that exist: a driver unprepares what no pod has any more."""
     if not any(claim.notes for pod in scenario.pods for container in pod.containers for claim in container.claims):
-        return ""
-    return notes_text(
+        return b""
+    devices = {
         claim.prepared(pod.spec.namespace, claim.notes)
         for pod in pods
         if seconds in pod.window
         for container in pod.spec.containers
         for claim in container.claims
         if claim.notes is not None
-    )
+    }
+    return dra_checkpoint_text(sorted(devices, key=lambda device: astuple(device)[:4]))
 
 
 def _last_write(scenario: Scenario, seconds: float) -> float:
@@ -181,23 +173,20 @@ def _logs(pods: Iterable[PodLife], seconds: float) -> Iterator[LogEntry]:
             yield LogEntry("l", "777", f"var/log/containers/{link_name(link)}", link_target(link))
 
 
-def _procs(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[Proc, ...]:
-    init = Proc(1, stat_text(1, "systemd", 1), cgroup_text(scenario.cgroups, "/init.scope"))
-    kthreadd = Proc(2, stat_text(2, "kthreadd", 1), cgroup_text(scenario.cgroups, "/"))
-    alive = (life for life in processes if seconds in life.window.shifted(-PROC_LEAD, PROC_LEAD))
-    return (init, kthreadd, *sorted((_proc(scenario, life) for life in alive), key=lambda proc: proc.pid))
-
-
-def _proc(scenario: Scenario, life: ProcessLife) -> Proc:
-    path = life.spec.cgroup or "/" if isinstance(life.spec, HostProcess) else "/"
-    if life.pod is not None and life.container is not None:
-        container_id = life.pod.container_id(life.container)
-        path = pod_cgroup(scenario.cgroups, life.pod.spec.qos, life.pod.uid, container_id)
-    return Proc(
-        pid=life.pid,
-        stat=stat_text(life.pid, life.comm, life.start_ticks),
-        cgroup=cgroup_text(scenario.cgroups, path),
-    )
+def _procs(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[tuple[int, str, str], ...]:
+    procs = [
+        (1, stat_text(1, "systemd", 1), cgroup_text(scenario.cgroups, "/init.scope")),
+        (2, stat_text(2, "kthreadd", 1), cgroup_text(scenario.cgroups, "/")),
+    ]
+    for life in processes:
+        if seconds in life.window.shifted(-PROC_LEAD, PROC_LEAD):
+            path = life.spec.cgroup or "/" if isinstance(life.spec, HostProcess) else "/"
+            if life.pod is not None and life.container is not None:
+                container_id = life.pod.container_id(life.container)
+                path = pod_cgroup(scenario.cgroups, life.pod.spec.qos, life.pod.uid, container_id)
+            stat = stat_text(life.pid, life.comm, life.start_ticks)
+            procs.append((life.pid, stat, cgroup_text(scenario.cgroups, path)))
+    return tuple(sorted(procs))
 
 
 # --- frames -----------------------------------------------------------------------------------------------------------
@@ -214,24 +203,20 @@ def play(
     `clock` gives Unix seconds. `epoch` is when the play began, by default now.
     """
     epoch = clock() if epoch is None else epoch
-    due, seconds_before = time.monotonic(), clock() - epoch
+    due, last_seconds = time.monotonic(), clock() - epoch
     while True:
         seconds = clock() - epoch + max(due - time.monotonic(), 0.0)
-        yield due, frame(scenario, seconds_before, seconds)
-        seconds_before = seconds
+        yield due, frame(scenario, last_seconds, seconds)
+        last_seconds = seconds
         due = max(due + TICK_SECONDS, time.monotonic())
 
 
-def frame(scenario: Scenario, before: float, seconds: float) -> Frame:
-    """The node `seconds` after the epoch, with the XID events since the frame `before`."""
+def frame(scenario: Scenario, last_seconds: float, seconds: float) -> Frame:
+    """The node `seconds` after the epoch, with the XID events since `last_seconds`."""
     node = world(scenario, seconds)
-    xids = (
-        XidError(cue.gpu.uuid, cue.xid.code, *cue.instance_ids, seconds - cue.seconds)
-        for cue in cues(scenario, before, seconds)
-    )
     listening = (Listening(gpu.uuid, max(seconds, 0.0), 0.0) for gpu in scenario.gpus)
     versions = DRIVER_VERSION, CUDA_VERSION, NVML_VERSION
-    reading = NvmlReading(*versions, node.gpus, tuple(xids), tuple(listening))
+    reading = NvmlReading(*versions, node.gpus, tuple(xid_errors(scenario, last_seconds, seconds)), tuple(listening))
     files = {
         contents.CHECKPOINT: node.checkpoint.encode(),
         contents.LOG_TREE: contents.log_text(node.logs),
@@ -243,9 +228,9 @@ def frame(scenario: Scenario, before: float, seconds: float) -> Frame:
         ),
     }
     if node.notes:
-        files[contents.DRA_CHECKPOINT] = node.notes.encode()
-    for proc in node.procs:
-        files |= {f"proc/{proc.pid}/stat": proc.stat.encode(), f"proc/{proc.pid}/cgroup": proc.cgroup.encode()}
+        files[contents.DRA_CHECKPOINT] = node.notes
+    for pid, stat, cgroup in node.procs:
+        files |= {f"proc/{pid}/stat": stat.encode(), f"proc/{pid}/cgroup": cgroup.encode()}
     return Frame(seconds, files | _kubelet(node))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import re
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpumap.cli.args import (
@@ -19,23 +22,27 @@ from gpumap.cli.args import (
     matchers_of,
     server_of,
 )
-from gpumap.cli.bill import BILL_ORDERS
-from gpumap.cli.main import print_notices
-from gpumap.cli.parser import Parser, add_command, leave_to_help_all, one_of
+from gpumap.cli.bill.counting import KINDS, ORDERS, Bill, Pod, Request, bill_of, pods_of
+from gpumap.cli.bill.pod_labels import label_values, read_label
+from gpumap.cli.bill.query import increases, work_increases
+from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
+from gpumap.cli.bill.window import Window, rfc3339, window_of
+from gpumap.cli.commands import SUMMARIES, Program
+from gpumap.cli.main import print_notices, until_stopped
+from gpumap.cli.parser import add_command, leave_to_help_all, one_of
+from gpumap.cli.screen import screen_of_stdout, take_any_text
+from gpumap.cli.table import Shape
+from gpumap.cli.terminal import escape_terminal_controls
 from gpumap.model.errors import FatalError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpumap.cli.bill.counting import Bill, Pod, Request
-    from gpumap.cli.bill.window import Window
-    from gpumap.cli.sources.prometheus import Server
-
-    Commands = argparse._SubParsersAction[Parser]
+    from gpumap.cli.commands import Commands
+    from gpumap.cli.sources.prometheus import Prometheus
 
 _FORMS = ("table", "csv", "json")
 _WAYS = ("namespace", "pod", "label", "workload", "job", "user")
 _OF_WORK = ("job", "user")
+_NAMED_BY_KUBE_STATE_METRICS = ("label", "workload")
 _PRICE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
 _SERVER = "--prometheus http://prom:9090"
 _DETAILS = """\
@@ -48,12 +55,12 @@ _PATIENCE_SECONDS = 3
 """After this time, a line on a terminal says why it takes longer."""
 
 
-def add_bill(commands: Commands) -> None:
+def add(commands: Commands, _: Program) -> None:
     bill = add_command(
         commands,
         "bill",
         _bill,
-        summary="Charge namespaces, pods or teams for the GPU-hours that they held.",
+        summary=SUMMARIES["bill"],
         details=_DETAILS,
         usage="--prometheus URL --from TIME [flags]",
         examples=[
@@ -83,7 +90,7 @@ def add_bill(commands: Commands) -> None:
     )
     output = bill.add_argument_group("output")
     add_form(output, _FORMS)
-    add_order(output, BILL_ORDERS)
+    add_order(output, ORDERS)
     add_no_headers(output)
     where = bill.add_argument_group("source")
     add_server_flags(bill, where, required=True)
@@ -98,18 +105,15 @@ def add_bill(commands: Commands) -> None:
 
 
 def _bill(args: argparse.Namespace) -> int:
-    import asyncio
-
-    from gpumap.cli import screen
-    from gpumap.cli.main import until_stopped
-
     request, window = read_request(args)
     server = server_of(args)
-    screen.take_any_text()
+    take_any_text()
     bills: list[Bill] = []
 
     async def make() -> int:
-        waiting = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, _ask_for_patience, server.url)
+        notices = [f"waiting for {server.url}; many GPUs take seconds for a day and minutes for a month"]
+        notices = notices if sys.stderr is not None and sys.stderr.isatty() else []
+        waiting = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, print_notices, notices)
         try:
             bills.append(await make_bill(server, request, window))
         finally:
@@ -127,69 +131,46 @@ def _bill(args: argparse.Namespace) -> int:
 
 def read_request(args: argparse.Namespace) -> tuple[Request, Window]:
     """Read what the flags ask for. Raises UsageError."""
-    from gpumap.cli.bill.counting import Labelling, Request
-    from gpumap.cli.bill.pod_labels import read_label
-    from gpumap.cli.bill.window import rfc3339, window_of
-
     if (args.by == "label") != (args.label is not None):
         raise UsageError("--by label requires --label NAME" if args.label is None else "--label requires --by label")
     match = matchers_of("--match", args.match or "")
     label_match = kube_matchers(args)
-    joined = args.by in ("label", "workload")
-    if args.label_match is not None and not joined:
+    if args.label_match is not None and args.by not in _NAMED_BY_KUBE_STATE_METRICS:
         raise UsageError("--label-match requires --by label or --by workload")
     price = args.price_per_gpu_hour
     if price is not None and args.by in _OF_WORK:
         raise UsageError(f"--price-per-gpu-hour: not with --by {args.by}, because gpumap does not know what it holds")
     if price is not None and not _PRICE.fullmatch(price):
         raise UsageError(f"--price-per-gpu-hour {price}: must be a price such as 2 or 2.75")
-    labelling = Labelling(read_label(args.label) if args.label else None, label_match) if joined else None
     window = window_of(args.start, args.end, args.resolution, time.time())
     request = Request(
         grouping=args.by,
         match=match,
-        labelling=labelling,
+        label=None if args.label is None else read_label(args.label),
+        label_match=label_match,
         price=None if price is None else float(price),
         start=rfc3339(window.start),
         end=rfc3339(window.end),
         step_seconds=window.step_seconds,
-        order=args.sort_by or BILL_ORDERS[0],
+        order=args.sort_by or ORDERS[0],
         reverse=args.reverse,
     )
     return request, window
 
 
-async def make_bill(server: Server, request: Request, window: Window) -> Bill:
+async def make_bill(server: Prometheus, request: Request, window: Window) -> Bill:
     """Ask the server, and make the bill. Raises FatalError if an answer is missing or incomplete."""
-    from gpumap.cli.bill.counting import KINDS, bill_of, pods_of
-    from gpumap.cli.bill.pod_labels import label_values
-    from gpumap.cli.bill.query import increases, work_increases
-    from gpumap.cli.sources.prometheus import connect
-
-    async with connect(server) as connected:
-        if request.grouping in KINDS:
-            work = await work_increases(connected, request.match, KINDS[request.grouping], window)
-            return bill_of(connected.url, request, work, {})
-        growths = await increases(connected, request.match, window)
-        label_of: Mapping[Pod, str] = {}
-        if request.labelling is not None:
-            label_of = await label_values(connected, request.labelling, pods_of(growths.growth), window)
-        return bill_of(connected.url, request, growths, label_of)
-
-
-def _ask_for_patience(url: str) -> None:
-    if sys.stderr is not None and sys.stderr.isatty():
-        print_notices([f"waiting for {url}; many GPUs take seconds for a day and minutes for a month"])
+    if request.grouping in KINDS:
+        work = await work_increases(server, request.match, KINDS[request.grouping], window)
+        return bill_of(server.url, request, work, {})
+    growths = await increases(server, request.match, window)
+    label_of: Mapping[Pod, str] = {}
+    if request.grouping in _NAMED_BY_KUBE_STATE_METRICS:
+        label_of = await label_values(server, request, pods_of(growths.growth), window)
+    return bill_of(server.url, request, growths, label_of)
 
 
 def _output(bill: Bill, args: argparse.Namespace) -> str:
-    import json
-
-    from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
-    from gpumap.cli.screen import screen_of_stdout
-    from gpumap.cli.table import Shape
-    from gpumap.cli.terminal import escape_terminal_controls
-
     match args.output:
         case "csv":
             return bill_csv(bill, headers=not args.no_headers)
