@@ -83,11 +83,13 @@ WHOLE_GPU = Measured()
 
 
 class Traffic(NamedTuple):
-    """Bytes over PCIe: the driver's totals, or the sums of its rates × seconds since the first sample."""
+    """Bytes over PCIe: the driver's totals, or the sums of its rates × seconds since the first sample.
 
-    source: str
-    transmit_bytes: int
-    receive_bytes: int
+    The names are those of `GpuReading`."""
+
+    pcie_source: str
+    pcie_transmit_bytes: int
+    pcie_receive_bytes: int
 
 
 class GpmReading(NamedTuple):

@@ -300,9 +300,8 @@ class GpuReader:
             return {}
         measured = device.activities.read(WHOLE_GPU)
         fields: dict[str, Any] = {"activity": measured.activity} if "gpm" in self._groups else {}
-        if "links" in self._groups and (traffic := measured.traffic):
-            fields["pcie_source"] = traffic.source
-            fields["pcie_transmit_bytes"], fields["pcie_receive_bytes"] = traffic.transmit_bytes, traffic.receive_bytes
+        if "links" in self._groups and measured.traffic:
+            fields |= measured.traffic._asdict()
         return fields
 
     def _read_values(self, device: _Device, interval_seconds: float, hold_seconds: float) -> dict[str, Any]:
