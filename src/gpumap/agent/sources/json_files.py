@@ -95,15 +95,6 @@ def each(values: Iterable[msgspec.Raw], kind: type[T]) -> Iterator[T | None]:
             yield None
 
 
-def each_converted(values: Iterable[object], kind: type[T]) -> Iterator[T | None]:
-    """Convert each value; `None` for a damaged one, which affects only itself."""
-    for value in values:
-        try:
-            yield msgspec.convert(value, kind)
-        except msgspec.ValidationError:
-            yield None
-
-
 def _read_bytes(path: Path) -> bytes:
     """Read the file. Raises OSError, also for a file that would use too much memory."""
     with path.open("rb") as file:
