@@ -35,7 +35,7 @@ from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.web import aiohttp_server_only
 from gpumap.agent.web.pages import Pages
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.observations import Moment, PodIdentity, SharingContainers, SourceAnswer
+from gpumap.model.observations import Moment, PodIdentity, SourceAnswer
 from gpumap.model.readings import CARD
 from gpumap.model.snapshot import HiddenDevice, Snapshot
 
@@ -126,14 +126,13 @@ async def collector(
         hold_seconds=min(SLOW_VALUES_SECONDS, settings.stale_after_seconds),
     )
     await nvml.start()
-    kubelet = _kubelet(settings)
-    pods = _pods_api(settings, lambda: clock().monotonic)
+    kubelet, pods, read_identity = _kubelet_sources(settings, lambda: clock().monotonic)
     procfs = ProcfsSource(settings.proc, settings.own_entry, has_kubelet=settings.has_kubelet)
     watcher = Watcher(watched(settings) if settings.push else ())
     rules = rules_of(settings, restart_after_seconds)
     pci = None if rules.why_not_on_pci else PciSource(settings.sys, lambda: clock().monotonic)
     loop = Collector(
-        Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher, pci),
+        Sources(nvml, procfs, read_identity, kubelet, watcher, pci),
         rules,
         interval_seconds=settings.interval_seconds,
         publish=publish,
@@ -194,44 +193,33 @@ def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, .
     return tuple(group for group in (*GROUPS, CARD) if group in needs)
 
 
-def _kubelet(settings: Settings) -> KubeletSource | None:
+def _kubelet_sources(
+    settings: Settings, monotonic: Callable[[], float]
+) -> tuple[KubeletSource | None, PodsApiSource | None, Callable[[], SourceAnswer[PodIdentity]] | None]:
+    """Return the kubelet's List, its Pods API if it is configured, and how to read pod identity."""
     if not settings.has_kubelet:
-        return None
+        return None, None, None
+    from gpumap.agent.sources.checkpoint import CheckpointSource
+    from gpumap.agent.sources.fractioning import FractioningSource
+    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
     from gpumap.agent.sources.kubelet import KubeletSource
 
-    return KubeletSource(settings.kubelet_socket)
+    pods = None
+    if settings.pods_api_socket is not None:
+        from gpumap.agent.sources.pods_api import PodsApiSource
 
-
-def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[], SourceAnswer[PodIdentity]] | None:
-    if not settings.has_kubelet:
-        return None
-    from gpumap.agent.sources.checkpoint import CheckpointSource
-    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, no_pods_api
-
-    return PodIdentitySource(
+        pods = PodsApiSource(settings.pods_api_socket, deadline_seconds(settings.interval_seconds), monotonic=monotonic)
+    sharing_map = settings.gpu_fractioning_map
+    identity = PodIdentitySource(
         CheckpointSource(settings.checkpoint_candidates),
         PodLogsSource(settings.pod_log_root),
         DraSource(settings.dra_state, settings.dra_driver_checkpoint),
         time.time,
-        pods.read if pods is not None else no_pods_api,
-        _sharing(settings.gpu_fractioning_map),
+        pods.read if pods is not None else None,
+        FractioningSource(sharing_map).read if sharing_map is not None else None,
         lambda: pods.confirmed_at if pods is not None else 0.0,
-    ).read
-
-
-def _pods_api(settings: Settings, monotonic: Callable[[], float]) -> PodsApiSource | None:
-    if (path := settings.pods_api_socket) is None:
-        return None
-    from gpumap.agent.sources.pods_api import PodsApiSource
-
-    return PodsApiSource(path, deadline_seconds(settings.interval_seconds), monotonic=monotonic)
-
-
-def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContainers]]:
-    from gpumap.agent.sources.fractioning import FractioningSource
-    from gpumap.agent.sources.identity import no_sharing
-
-    return no_sharing if directory is None else FractioningSource(directory).read
+    )
+    return KubeletSource(settings.kubelet_socket), pods, identity.read
 
 
 def _guard(web_config: Path | None) -> Guard | None:

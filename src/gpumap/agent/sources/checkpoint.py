@@ -159,7 +159,7 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
     """
     texts: dict[str, str] = {}
     sets: dict[frozenset[DeviceId], frozenset[DeviceId]] = {}
-    decode_answer = functools.cache(_decode_answer)
+    read_answer = functools.cache(lambda text: parse_plugin_answer(base64.b64decode(text, validate=True)))
     for number, row in enumerate(rows):
         if row is None:
             _note(broken, "checkpoint_row", f"[{number}]: incomplete")
@@ -168,7 +168,7 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
         try:
             if not isinstance(row.answer, str | None):
                 raise ValueError("no text")
-            answer = decode_answer(row.answer or "")
+            answer = read_answer(row.answer) if row.answer else None
         except ValueError as error:
             _note(broken, "plugin_answer", f"[{number}].AllocResp: {error}")
         ids = frozenset(ids_in(row.ids))
@@ -179,11 +179,6 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
 def _note(broken: dict[str, tuple[str, int]], reason: str, detail: str) -> None:
     first, count = broken.get(reason, (detail, -1))
     broken[reason] = first, count + 1
-
-
-def _decode_answer(text: str) -> PluginAnswer | None:
-    """Return the plugin's answer to the allocation. Raises ValueError."""
-    return parse_plugin_answer(base64.b64decode(text, validate=True)) if text else None
 
 
 def parse_plugin_answer(message: bytes) -> PluginAnswer:
