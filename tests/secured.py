@@ -142,7 +142,7 @@ async def secured(
             max_connections=max_connections,
         )
         async with served as close_idle:
-            following = asyncio.create_task(guard.follow(close_idle))
+            following = asyncio.create_task(guard.apply_changes(close_idle))
             try:
                 yield Secured(folder, listener.getsockname()[1], guard)
             finally:

@@ -165,7 +165,7 @@ async def test_a_container_of_a_pod_with_a_gpu_is_news(tmp_path: Path) -> None:
         assert await is_silent(watcher, folder), "no pod is followed yet"
         mine.unlink()
         assert await is_silent(watcher, folder)
-        watcher.follow(frozenset({PodName("ml", "mine")}))
+        watcher.set_pods(frozenset({PodName("ml", "mine")}))
         other.symlink_to("nowhere")
         assert await is_silent(watcher, folder)
         assert watcher.started_at == -math.inf

@@ -39,18 +39,17 @@ from gpumap.model.terms import PodUid
 T = TypeVar("T")
 DEADLINE_SECONDS_MIN, DEADLINE_SECONDS_MAX = 1.0, 5.0
 PUSH_PAUSE_SECONDS = 0.25
-"""From the start of a collection to the start of a pushed one: at most four a second. They make eight of the
-hundred calls a second that a kubelet allows all of its clients together (k/k
-pkg/kubelet/apis/podresources/constants.go). After a long collection the pause is as long as the collection: pushed
-collections take at most half of the time."""
+"""The shortest time between the starts of two collections, if the trigger starts the second: at most four a second.
+They make eight calls of the kubelet, which allows a hundred a second to all of its clients together (k/k
+pkg/kubelet/apis/podresources/constants.go). After a collection that took longer, gpumap waits as long as it took."""
 
-FOLLOW_SECONDS = 0.75
-"""From the start of a collection to the start of the next, after a container with a GPU has started. Nothing shows when
-it allocates memory there: gpumap looks again, and sees it within a second. The same after the time of a process that no
-list had: gpumap sees the next short process with its owner."""
-FOLLOW_FOR_SECONDS = 30.0
-"""Most programs have allocated by then. The interval sees the others. After short processes, gpumap follows again only
-when as much time has passed: at most half of the time."""
+BURST_INTERVAL_SECONDS = 0.75
+"""The interval in a burst. One begins when a container with a GPU starts: nothing shows when it allocates memory, so
+gpumap looks often, and sees it within a second. Another begins after a process that ended before any list had it:
+gpumap then sees the next short process, with its owner."""
+BURST_SECONDS = 30.0
+"""How long a burst lasts: most programs have allocated memory by then. After a burst for short processes, as much time
+passes until the next one: they take at most half of the time."""
 
 log = logging.getLogger("gpumap")
 
@@ -82,9 +81,9 @@ class Pci(Protocol):
     async def read(self, in_nvml: frozenset[str], timeout_seconds: float) -> SourceAnswer[tuple[PciFunction, ...]]: ...
 
 
-def follow_start(last_start: float, moment: float, *, is_new: bool, has_short_process: bool) -> float:
-    """Return since when gpumap collects faster, to see new processes."""
-    has_paused = moment - last_start >= 2 * FOLLOW_FOR_SECONDS
+def burst_start(last_start: float, moment: float, *, is_new: bool, has_short_process: bool) -> float:
+    """Return when the newest burst began."""
+    has_paused = moment - last_start >= 2 * BURST_SECONDS
     return moment if is_new or (has_short_process and has_paused) else last_start
 
 
@@ -173,9 +172,9 @@ class Collector:
             ended = time.monotonic()
             earliest = max(started + PUSH_PAUSE_SECONDS, ended + (ended - started))
             quiet_seconds = ended - max(self._trigger.started_at, self._burst_since)
-            expects_processes = self._trigger.is_on and quiet_seconds < FOLLOW_FOR_SECONDS
-            follow = max(started + FOLLOW_SECONDS, earliest) if expects_processes else math.inf
-            trigger = await self._wait(earliest, due if expires is None else min(due, expires), follow)
+            expects_processes = self._trigger.is_on and quiet_seconds < BURST_SECONDS
+            burst = max(started + BURST_INTERVAL_SECONDS, earliest) if expects_processes else math.inf
+            trigger = await self._wait(earliest, due if expires is None else min(due, expires), burst)
             if self._release.is_set():
                 trigger = await self._release_driver()
 
@@ -208,7 +207,7 @@ class Collector:
         memory = self._memory
         self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
         log_changes(log, self._last_snapshot, snapshot, observations)
-        self._follow(self._last_snapshot, snapshot)
+        self._note_pods(self._last_snapshot, snapshot)
         self._last_snapshot = snapshot
         self._publish(snapshot)
         return snapshot
@@ -222,19 +221,19 @@ class Collector:
         for executor in (self._proc_executor, self._identity_executor, self._step_executor):
             executor.close()
 
-    def _follow(self, before: Snapshot | None, after: Snapshot) -> None:
+    def _note_pods(self, before: Snapshot | None, after: Snapshot) -> None:
         """Pass the pods with a GPU to the trigger, and note when a pod gets one, or has run a short process."""
         pods = frozenset(row.name.pod_name for row in after.containers)
         # The container of a new pod may have started before gpumap knew its pod.
         is_new = before is not None and not pods <= {row.name.pod_name for row in before.containers}
-        self._burst_since = follow_start(
+        self._burst_since = burst_start(
             self._burst_since, time.monotonic(), is_new=is_new, has_short_process=after.has_short_process
         )
-        self._trigger.follow(pods)
+        self._trigger.set_pods(pods)
 
-    async def _wait(self, earliest: float, until: float, follow: float) -> str:
+    async def _wait(self, earliest: float, until: float, burst: float) -> str:
         """Wait until the earlier of the two, or until the trigger fires (not before `earliest`), or a missing kubelet
-        is back. At `follow` the trigger has fired before.
+        is back. At `burst`, the next collection of a burst is due.
 
         Returns what starts the next collection.
         """
@@ -242,9 +241,9 @@ class Collector:
         pushed = asyncio.create_task(self._pushed_after(earliest))
         release = asyncio.create_task(self._release.wait())
         try:
-            timeout = max(min(until, follow) - time.monotonic(), 0.0)
+            timeout = max(min(until, burst) - time.monotonic(), 0.0)
             done, _ = await asyncio.wait((back, pushed, release), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            return "push" if pushed.done() or (not done and follow < until) else "interval"
+            return "push" if pushed.done() or (not done and burst < until) else "interval"
         finally:
             for task in (back, pushed, release):
                 task.cancel()

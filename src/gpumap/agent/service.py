@@ -284,7 +284,7 @@ async def _open(pages: Pages, listener: socket.socket, guard: Guard | None, sett
             await asyncio.Event().wait()
         else:
             log.info("web config file=%s %s", settings.web_config, guard.words())
-            await guard.follow(close_idle)
+            await guard.apply_changes(close_idle)
 
 
 async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> None:

@@ -22,7 +22,7 @@ from gpumap.agent.dialects.common import (
     percent,
     sees_processes,
 )
-from gpumap.model.families import Family, Series
+from gpumap.model.families import Family, Rows, Series
 from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, UnmatchedSlots
 from gpumap.model.plugins import Limit, limit_of
@@ -163,19 +163,9 @@ def _may_be_on(gpu: Gpu, slots: UnmatchedSlots, leaves: Iterable[Device]) -> boo
     return not offered or any(leaf.is_leaf and leaf.gpu_uuid == gpu.uuid for leaf in offered)
 
 
-def _node_mode(snapshot: Snapshot) -> Iterator[Series]:
-    mode = mode_of_node(snapshot)
-    if mode is not None:
-        yield Series((snapshot.node.name,), mode.value)
-
-
 FAMILIES = (
-    Family(
-        "DCGM_CUSTOM_ALLOCATE_MODE",
-        "gauge",
-        "GPU allocate mode of node,value in [None:0,Exclusive:1,Share:2]",
-        ("NodeName",),
-        _node_mode,
+    Rows(("NodeName",), lambda snapshot: [((snapshot.node.name,), snapshot)]).gauge(
+        "DCGM_CUSTOM_ALLOCATE_MODE", "GPU allocate mode of node,value in [None:0,Exclusive:1,Share:2]", mode_of_node
     ),
     _held("CP_ALLOCATED", "Allocated compute ratio(0~1) of one gpu of container,0 is not limited", _compute_limit),
     _held("MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", granted_mib),

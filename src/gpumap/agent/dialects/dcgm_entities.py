@@ -6,7 +6,7 @@ Compute instances of one GPU instance are one entity: the labels of dcgm-exporte
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -81,21 +81,17 @@ def cards(snapshot: Snapshot) -> tuple[Entity, ...]:
 @once_per_snapshot
 def entities(snapshot: Snapshot) -> tuple[Entity, ...]:
     """Return what the kubelet can assign: every GPU that is not partitioned, and every GPU instance, by number."""
-    return tuple(_entities(snapshot))
-
-
-def _entities(snapshot: Snapshot) -> Iterator[Entity]:
-    view = _view(snapshot)
+    view, assignable = _view(snapshot), []
     for card in cards(snapshot):
         if not card.gpu.partitioned:
-            yield card
+            assignable.append(card)
             continue
         by_instance = grouped((leaf.mig.gpu_instance_id, leaf) for leaf in card.leaves if leaf.mig is not None)
         for number, leaves in sorted(by_instance.items()):
             ordered = sorted(leaves, key=place_of)
-            # That of a compute instance without its prefix.
-            profiles = (leaf.mig.profile for leaf in ordered if leaf.mig is not None)
-            yield _entity(card.gpu, ordered, view, number, _COMPUTE_INSTANCE.sub("", next(profiles, ""), count=1))
+            profile = next((leaf.mig.profile for leaf in ordered if leaf.mig is not None), "")
+            assignable.append(_entity(card.gpu, ordered, view, number, _COMPUTE_INSTANCE.sub("", profile, count=1)))
+    return tuple(assignable)
 
 
 class DcgmView(NamedTuple):
@@ -147,16 +143,11 @@ def _entity(gpu: Gpu, leaves: Iterable[Device], view: DcgmView, gpu_instance_id:
     if gpu.partitioned and gpu_instance_id is None:
         devices = []  # the owner of all instances of a card does not own the card
     owners = {*gpu_owners, *(row.name for row in rows if owns(row))}
-    sole = _sole(owners, [gpu.uuid] if gpu_owners else devices, leaves, view)
+    if gpu_owners:
+        devices = [gpu.uuid]
+    sole = None
+    if len(owners) == 1:  # and it owns each of the devices exclusively, and no other container is on the leaves
+        (owner,) = owners
+        is_whole = bool(devices) and all(view.modes.get((owner, uuid)) is Mode.EXCLUSIVE for uuid in devices)
+        sole = owner if is_whole and view.is_alone(owner, leaves) else None
     return Entity(gpu, leaves, gpu_instance_id, profile, rows, gpu_owners, sole)
-
-
-def _sole(
-    owners: Collection[ContainerName], devices: Collection[Uuid], leaves: Iterable[Device], view: DcgmView
-) -> ContainerName | None:
-    """Return the single owner, if it owns each of `devices` exclusively and no other container is on the leaves."""
-    if len(owners) != 1:
-        return None
-    (owner,) = owners
-    is_whole = bool(devices) and all(view.modes.get((owner, uuid)) is Mode.EXCLUSIVE for uuid in devices)
-    return owner if is_whole and view.is_alone(owner, leaves) else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpumap.agent.dialects.common import gpus_by_uuid, mib, owns, percent, sees_processes
 from gpumap.agent.dialects.dcgm_entities import cards, entities
 from gpumap.model.families import Family, NumberedFamilies, Rows, Series
-from gpumap.model.node import ContainerOnDevice, Gpu, Use
+from gpumap.model.node import ContainerOnDevice, Gpu
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
 
 # --- cadvisor: the accelerator metrics that its version 0.47 removed --------------------------------------------------
@@ -45,12 +45,14 @@ def _rows_by_device(snapshot: Snapshot) -> list[ContainerOnDevice]:
     return sorted(snapshot.containers, key=lambda row: (row.uuid, row.name.container, row.name))
 
 
-def _uses(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Use]]:
-    gpus, rows = gpus_by_uuid(snapshot), _rows_by_device(snapshot)
-    return ((_accelerator(row, gpus.get(row.uuid)), row.use) for row in rows if row.use is not None)
-
-
-_USES = Rows(_ACCELERATOR, _uses)
+_USES = Rows(
+    _ACCELERATOR,
+    lambda snapshot: (
+        (_accelerator(row, gpus_by_uuid(snapshot).get(row.uuid)), row.use)
+        for row in _rows_by_device(snapshot)
+        if row.use is not None
+    ),
+)
 CADVISOR = (
     _USES.gauge(
         "container_accelerator_duty_cycle",

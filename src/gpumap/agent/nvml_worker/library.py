@@ -5,8 +5,9 @@ wrapper makes its arguments and buffers again, and its structures are slow to re
 This module does not decide what a refusal affects. It stores only the loaded library.
 """
 
+import contextlib
 from collections.abc import Callable
-from ctypes import CDLL, byref, c_int, c_ubyte, c_uint, c_void_p, create_string_buffer, sizeof
+from ctypes import CDLL, byref, c_int, c_ubyte, c_uint, create_string_buffer, sizeof
 from functools import partial
 from struct import Struct
 from typing import Any, Generic, NewType, TypeVar
@@ -114,10 +115,8 @@ class Library:
             raise LibraryError(refused.code, word(refused.code), str(refused)) from refused
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(RefusedError):  # it is closed because it has lost its driver
             self.ask("nvmlShutdown")
-        except RefusedError:
-            pass  # it was closed because it had lost its driver
 
     def _initialise(self) -> None:
         try:
@@ -192,10 +191,6 @@ class Library:
 
         return PreparedCall(name, ask, (*arguments, byref(out)), partial(read, out), subject)
 
-    def address(self, name: str, *arguments: object, subject: str) -> PreparedCall[int | None]:
-        """Prepare a call with a handle as the last parameter. It returns the address in it."""
-        return self.number(name, *arguments, read=lambda address: address or 0, kind=c_void_p, subject=subject)
-
     def text(self, name: str, *device: Handle, subject: str = "gpu") -> PreparedCall[str]:
         """Prepare a call that writes a text."""
         text = create_string_buffer(TEXT_BYTES)
@@ -258,15 +253,31 @@ class Library:
     def memory(self, device: Handle, subject: str = "gpu") -> tuple[PreparedCall[DeviceMemory | None], ...]:
         """The newest call first. No memory if the total is 0: some drivers of unified memory answer so, others refuse
         (NVIDIA Jetson). No memory either if a part is larger than the total."""
+
+        def known(total: int, used: int, free: int, reserved: int | None = None) -> DeviceMemory | None:
+            is_known = 0 < total < NOT_AVAILABLE and max(used, free, reserved or 0) <= total
+            return DeviceMemory(total, used, free, reserved) if is_known else None
+
+        def read_v2(info: Any) -> DeviceMemory | None:
+            _, total, reserved, free, used = _MEMORY_V2.unpack_from(info)
+            return known(total, used, free, reserved)
+
+        def read_v1(info: Any) -> DeviceMemory | None:
+            total, free, used = _MEMORY.unpack_from(info)  # before 510, `used` has what the driver reserves
+            return known(total, used, free)
+
         v2, v1 = pynvml.c_nvmlMemory_v2_t(pynvml.nvmlMemory_v2), pynvml.c_nvmlMemory_t()
         return (
-            self.structure("nvmlDeviceGetMemoryInfo_v2", device, out=v2, read=_memory_v2, subject=subject),
-            self.structure("nvmlDeviceGetMemoryInfo", device, out=v1, read=_memory_v1, subject=subject),
+            self.structure("nvmlDeviceGetMemoryInfo_v2", device, out=v2, read=read_v2, subject=subject),
+            self.structure("nvmlDeviceGetMemoryInfo", device, out=v1, read=read_v1, subject=subject),
         )
 
     def utilization_ratios(self, device: Handle) -> PreparedCall[tuple[float | None, float | None]]:
-        out = pynvml.c_nvmlUtilization_t()
-        return self.structure("nvmlDeviceGetUtilizationRates", device, out=out, read=_utilization)
+        def read(rates: Any) -> tuple[float | None, float | None]:
+            gpu, memory = _UTILIZATION.unpack_from(rates)
+            return ratio(gpu), ratio(memory)
+
+        return self.structure("nvmlDeviceGetUtilizationRates", device, out=pynvml.c_nvmlUtilization_t(), read=read)
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -275,26 +286,6 @@ def _is_utf8(text: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _memory_v2(info: Any) -> DeviceMemory | None:
-    _, total, reserved, free, used = _MEMORY_V2.unpack_from(info)
-    return DeviceMemory(total, used, free, reserved) if _is_memory(total, used, free, reserved) else None
-
-
-def _memory_v1(info: Any) -> DeviceMemory | None:
-    """Drivers before 510: `used` includes the memory that the driver reserves."""
-    total, free, used = _MEMORY.unpack_from(info)
-    return DeviceMemory(total, used, free) if _is_memory(total, used, free) else None
-
-
-def _is_memory(total: int, *shares: int) -> bool:
-    return 0 < total < NOT_AVAILABLE and max(shares) <= total
-
-
-def _utilization(rates: Any) -> tuple[float | None, float | None]:
-    gpu, memory = _UTILIZATION.unpack_from(rates)
-    return ratio(gpu), ratio(memory)
 
 
 def ratio(percent: int) -> float | None:

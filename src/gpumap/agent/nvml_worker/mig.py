@@ -96,7 +96,10 @@ class MigDevices:
         read_gpu_rows = functools.cache(self._read_gpu_rows)
         name = "nvmlDeviceGetMigDeviceHandleByIndex"
         for slot in range(len(self._slots), slots):
-            self._slots.append(self._library.address(name, self._gpu, slot, subject="mig"))
+            address = self._library.number(
+                name, self._gpu, slot, read=lambda address: address or 0, kind=c_void_p, subject="mig"
+            )
+            self._slots.append(address)
         known_devices, self._devices = self._devices, {}
         readings: list[MigDeviceReading] = []
         for call in self._slots[:slots]:

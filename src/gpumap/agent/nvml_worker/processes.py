@@ -75,23 +75,19 @@ class RawList(NamedTuple):
 
     def rows(self) -> list[Row]:
         """Return it without rows that the driver counted, but did not write."""
-        return [_row(self.kind, *fields[:4]) for fields in self.row.iter_unpack(self.data) if any(fields[:2])]
+        rows = []
+        for pid, used, *ids in self.row.iter_unpack(self.data):
+            if pid or used:
+                gpu_instance, compute_instance = [None if id_ == NO_ID else id_ for id_ in ids[:2]] or (None, None)
+                used = None if used == NOT_AVAILABLE else used
+                rows.append(Row(self.kind, pid, used, gpu_instance, compute_instance))
+        return rows
 
     def memories(self) -> list[Memory]:
         """Return the first columns of `rows`, which is cheaper."""
         kind = self.kind
         rows = self.row.iter_unpack(self.data)
         return [(kind, row[0], None if row[1] == NOT_AVAILABLE else row[1]) for row in rows if row[0] or row[1]]
-
-
-def _row(kind: str, pid: int, used: int, gpu_instance: int = NO_ID, compute_instance: int = NO_ID) -> Row:
-    return Row(
-        kind,
-        pid,
-        None if used == NOT_AVAILABLE else used,
-        None if gpu_instance == NO_ID else gpu_instance,
-        None if compute_instance == NO_ID else compute_instance,
-    )
 
 
 SampleRow = tuple[int, ...]

@@ -16,7 +16,7 @@ import pynvml
 
 from gpumap.agent.nvml_worker import driver, wire
 from gpumap.agent.nvml_worker.calls import GONE, LOST_TOUCH, UNINITIALIZED
-from gpumap.agent.nvml_worker.driver import ReinitBackoff, Shutdown
+from gpumap.agent.nvml_worker.driver import ReinitBackoff, close_within
 from gpumap.agent.nvml_worker.library import Library, LibraryError, RefusedError
 from gpumap.agent.nvml_worker.listener import Listener
 from gpumap.agent.nvml_worker.processes import KEPT_SECONDS
@@ -121,7 +121,6 @@ class ReadScheduler:
         self._idle: SimpleQueue[_Sweeper] = SimpleQueue()
         self._sweepers = 0
         self._open = False
-        self._shutdown = Shutdown(self._close)
         self._close_seconds = 0.0
         self._backoff = ReinitBackoff(REINIT_SECONDS)
         self._bound: frozenset[str] = frozenset()
@@ -174,7 +173,7 @@ class ReadScheduler:
         self._output.flush()
 
     def _driver(self, request: wire.Request) -> wire.DriverMessage:
-        if self._open and (self._has_lost_touch() or self._may_find_more()):
+        if self._open and self._must_initialize():
             self._close_unless_busy()
         if not self._open:
             self._bound = driver.bound_devices()
@@ -196,18 +195,16 @@ class ReadScheduler:
             busy=tuple(gpu.index for gpu in self._gpus[:count] if gpu.busy),
         )
 
-    def _has_lost_touch(self) -> bool:
-        """Return whether the code of a GPU means that NVML must be initialized again, or the codes of all GPUs may
-        mean it."""
-        codes = [gpu.reader.refused_with for gpu in self._gpus[: self._generation.gpus] if not gpu.busy]
-        hopeless = bool(codes) and all(code in LOST_TOUCH for code in codes)
-        return hopeless or any(code in UNINITIALIZED for code in codes)
+    def _must_initialize(self) -> bool:
+        """Return whether to initialize NVML again.
 
-    def _may_find_more(self) -> bool:
-        """Return whether a GPU was bound or unbound since NVML was initialized, or whether to look for a lost one."""
-        if driver.bound_devices() != self._bound:
-            return True
+        The code of a GPU means it, or the codes of all GPUs may mean it; a GPU was bound or unbound since then; or it
+        is time to look for a lost GPU.
+        """
         gpus = self._gpus[: self._generation.gpus]
+        codes = {gpu.reader.refused_with for gpu in gpus if not gpu.busy}
+        if codes & UNINITIALIZED or (codes and codes <= LOST_TOUCH) or driver.bound_devices() != self._bound:
+            return True
         lost = frozenset(gpu.index for gpu in gpus if gpu.reader.refused_with in GONE | LOST_TOUCH)
         return self._backoff.is_due(lost, time.monotonic())
 
@@ -225,7 +222,7 @@ class ReadScheduler:
     def _close_unless_busy(self) -> None:
         """A thread that hangs in a call may make a shutdown hang, too. Then only another process helps."""
         if self._open and not any(gpu.busy for gpu in self._gpus):
-            if not self._shutdown.within(self._close_seconds):
+            if not close_within(self._close, self._close_seconds):
                 self._end()
             self._open = False
 
@@ -233,7 +230,7 @@ class ReadScheduler:
         if not self._listener.stop():
             return False
         for gpu in self._gpus:
-            gpu.reader.close()
+            gpu.reader.drop_device()
         self._library.close()
         return True
 

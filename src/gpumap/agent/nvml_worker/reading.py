@@ -121,7 +121,7 @@ class GpuReader:
     `count_xids` returns how many XID errors of a GPU were received so far.
     """
 
-    def __init__(self, library: Library, index: int, count_xids: Callable[[Uuid], int] = lambda _: 0) -> None:
+    def __init__(self, library: Library, index: int, count_xids: Callable[[Uuid], int]) -> None:
         self.refused_with = 0
         self._count_xids = count_xids
         self._library = library
@@ -156,7 +156,7 @@ class GpuReader:
             self._fields = tuple(number for number in numbers if number not in _SLOW_NUMBERS)
             self._slow_fields = tuple(number for number in numbers if number in _SLOW_NUMBERS)
         if generation != self._generation:
-            self._drop_device()
+            self.drop_device()
             if generation.gpus != self._generation.gpus:
                 self._identity, self._partitioned = GpuReading(self._index), None
             self._generation = generation
@@ -165,7 +165,7 @@ class GpuReader:
         except RefusedError as refused:
             self.refused_with = refused.code
             reading = self._faulted(refused)
-            self._drop_device()
+            self.drop_device()
             return reading
         self.refused_with = 0
         return reading
@@ -176,11 +176,8 @@ class GpuReader:
             with contextlib.suppress(RefusedError):
                 self._sampler.keep(self._device.samples)
 
-    def close(self) -> None:
+    def drop_device(self) -> None:
         """Free what NVML allocated. Call it before NVML is shut down, from a thread that may use this reader."""
-        self._drop_device()
-
-    def _drop_device(self) -> None:
         if self._device is not None:
             self._device.activities.free()
         self._device = None

@@ -63,7 +63,7 @@ class Place(NamedTuple):
     beside: Path | None = None
     """Watched only while this file in it exists."""
     containers: bool = False
-    """The names are links of containers. Only those of the pods in `Watcher.follow` count."""
+    """The names are links of containers. Only those of the pods in `Watcher.set_pods` count."""
 
 
 def places(
@@ -117,7 +117,7 @@ class Watcher:
         """Why they are not visible, or why gpumap does not watch another existing place."""
         self.started_at = -math.inf
         """The last start of a followed container, on the monotonic clock. It will use its GPU soon."""
-        self._followed: frozenset[PodName] = frozenset()
+        self._pods_with_gpu: frozenset[PodName] = frozenset()
         self._places = watched
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
@@ -154,9 +154,9 @@ class Watcher:
         existing = [complaint for complaint in complaints if complaint.reason != "directory_missing"]
         self.trouble = next(iter(existing if self.is_on else existing + complaints), None)
 
-    def follow(self, pods: frozenset[PodName]) -> None:
+    def set_pods(self, pods: frozenset[PodName]) -> None:
         """From now on, starts and ends of these pods' containers are news."""
-        self._followed = pods
+        self._pods_with_gpu = pods
 
     async def wait(self) -> None:
         """Wait for news."""
@@ -205,7 +205,7 @@ class Watcher:
         if place.containers:
             # `<pod>_<namespace>_<container>-<id>.log`: Kubernetes names have no underscore.
             words = event.name.split("_")
-            if len(words) != 3 or PodName(words[1], words[0]) not in self._followed:
+            if len(words) != 3 or PodName(words[1], words[0]) not in self._pods_with_gpu:
                 return False
             if event.mask & CREATE:
                 self.started_at = time.monotonic()

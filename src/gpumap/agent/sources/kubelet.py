@@ -20,7 +20,7 @@ from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.own_process import GRPC_DESCRIPTORS, GRPC_THREADS, lack
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX
-from gpumap.agent.sources.podresources import KnownPods, Offer, Pods
+from gpumap.agent.sources.podresources import AllocatableDevices, KnownPods, ListedPods
 from gpumap.model.observations import Complaint, KubeletAnswer, SourceAnswer, SourceError
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class KubeletSource:
             self._reports_allocatable = True
         self._socket = identity
 
-    async def _list(self, deadline: float, complaints: list[Complaint]) -> Pods:
+    async def _list(self, deadline: float, complaints: list[Complaint]) -> ListedPods:
         try:
             answer = await self._call(self._list_method, v1_pb2.ListPodResourcesRequest(), deadline, complaints)
         except grpc.aio.AioRpcError as error:
@@ -162,7 +162,7 @@ class KubeletSource:
         complaints.extend(oddities)
         return pods
 
-    async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> Offer | None:
+    async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> AllocatableDevices | None:
         """Return what plugins offer; `None` if this kubelet does not support it, or the call failed."""
         if not self._reports_allocatable or self._list_method == _LIST_V1ALPHA1:
             return None
@@ -176,7 +176,7 @@ class KubeletSource:
                 complaints.append(Complaint(f"allocatable_{reason_of(error, self._path)}", detail_of(error)))
             return None
         try:
-            return await self._decode(self._known.read_offer, answer, deadline)
+            return await self._decode(self._known.read_allocatable, answer, deadline)
         except DecodeError as error:
             complaints.append(Complaint("allocatable_decode", f"{self._path}: {error}"))
         except TimeoutError:

@@ -29,8 +29,8 @@ device."""
 _KEY_BYTES_MAX = 4096
 """Larger bytes are known by their digest: a pod of 17.8 MB has been seen, in many orders."""
 
-Pods = tuple[ListedPod, ...]
-Offer = tuple[ResourceDevices, ...]
+ListedPods = tuple[ListedPod, ...]
+AllocatableDevices = tuple[ResourceDevices, ...]
 
 
 class DecodedPod(NamedTuple):
@@ -52,12 +52,12 @@ class KnownPods:
         self._answer_key = b""
         self._decoded: dict[bytes, DecodedPod] = {}
         self._listed: dict[int, ListedPod] = {}
-        self._pods: Pods = ()
+        self._pods: ListedPods = ()
         self._oddities: tuple[Complaint, ...] = ()
         self._entries: frozenset[bytes] = frozenset()
-        self._offer: Offer = ()
+        self._allocatable: AllocatableDevices = ()
 
-    def read_list(self, answer: bytes) -> tuple[Pods, tuple[Complaint, ...]]:
+    def read_list(self, answer: bytes) -> tuple[ListedPods, tuple[Complaint, ...]]:
         """Return a List's pods and its complaints: a complaint lasts as long as its cause is in the List.
 
         Raises DecodeError.
@@ -68,15 +68,15 @@ class KnownPods:
             self._answer_key = key
         return self._pods, self._oddities
 
-    def read_offer(self, answer: bytes) -> Offer:
+    def read_allocatable(self, answer: bytes) -> AllocatableDevices:
         """Return what plugins offer. Raises DecodeError."""
         entries = frozenset(map(_key, parts(answer)))
         if entries != self._entries:
-            offer = decode_offer(answer)
+            allocatable = decode_allocatable(answer)
             self._entries = entries
-            if offer != self._offer:
-                self._offer = offer
-        return self._offer
+            if allocatable != self._allocatable:
+                self._allocatable = allocatable
+        return self._allocatable
 
     def _take(self, answer: bytes) -> None:
         chunks = parts(answer)
@@ -128,7 +128,7 @@ def decode_pod(chunk: bytes) -> DecodedPod:
     return DecodedPod(_fit_pod(pod) if odd_name else pod, repeated, odd_name)
 
 
-def decode_offer(answer: bytes) -> tuple[ResourceDevices, ...]:
+def decode_allocatable(answer: bytes) -> tuple[ResourceDevices, ...]:
     """Read GetAllocatableResources' answer. Raises DecodeError."""
     message, _ = decode(v1_pb2.AllocatableResourcesResponse, answer)
     return tuple(sorted(map(_fit_devices, _devices(message.devices))))

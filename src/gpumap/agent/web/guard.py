@@ -77,7 +77,7 @@ class Guard:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    async def follow(self, close_idle: Callable[[], None]) -> None:
+    async def apply_changes(self, close_idle: Callable[[], None]) -> None:
         """Apply changes for ever. After each, close the idle connections from before."""
         previous = self._active, ""
         self._warn()
