@@ -177,7 +177,8 @@ def test_nothing_leaks_while_the_driver_comes_and_goes(start: Start, tmp_path: P
         seen.append((descriptors(worker), threads(worker)))
     open_files, running = zip(*seen[2:], strict=True)
     # The thread of a shutdown may still be ending.
-    assert len(set(open_files)) == 1 and max(running) - min(running) <= 1, f"(descriptors, threads): {seen}"
+    assert len(set(open_files)) == 1, seen
+    assert max(running) - min(running) <= 1, seen
     counted = standin.read_calls(calls)
     refused = 2 * turns
     assert counted["nvmlInitWithFlags"] == counted["nvmlShutdown"] + refused

@@ -55,8 +55,7 @@ log = logging.getLogger("gpumap")
 
 
 def deadline_seconds(interval_seconds: float) -> float:
-    """Return how long gpumap waits for a source: the interval, within limits. A source that works may take a second on
-    a busy machine."""
+    """Return how long gpumap waits for a source: the interval, but enough for one that works on a busy machine."""
     return min(max(interval_seconds, DEADLINE_SECONDS_MIN), DEADLINE_SECONDS_MAX)
 
 
@@ -112,10 +111,7 @@ class Sources:
 
 
 class Collector:
-    """One node's loop. It calls `publish` with each snapshot, on the event loop.
-
-    `clock` gives the time at which an answer arrived.
-    """
+    """One node's loop. It calls `publish` with each snapshot, on the event loop. `clock` times the answers."""
 
     def __init__(
         self,
@@ -126,12 +122,8 @@ class Collector:
         publish: Callable[[Snapshot], None],
         clock: Callable[[], Moment] = now,
     ) -> None:
-        self._nvml = sources.nvml
-        self._procfs = sources.procfs
-        self._read_identity = sources.read_identity
-        self._kubelet = sources.kubelet
+        self._sources = sources
         self._trigger = sources.trigger
-        self._pci = sources.pci
         self._rules = rules
         self._interval_seconds = interval_seconds
         self._deadline_seconds = deadline_seconds(interval_seconds)
@@ -181,14 +173,14 @@ class Collector:
     async def collect(self, trigger: str = "interval") -> Snapshot:
         """Ask every source once, publish the snapshot and return it. The failure of a source does not raise."""
         ticks = await self._clock_ticks()
-        nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
+        nvml = await self._observe(self._sources.nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
         uncertain = self._last_snapshot.pods_to_verify if self._last_snapshot else frozenset[PodUid]()
         procfs = await self._observe(
-            self._proc_executor.run(lambda: self._procfs.read(pids, ticks, uncertain), self._deadline_seconds)
+            self._proc_executor.run(lambda: self._sources.procfs.read(pids, ticks, uncertain), self._deadline_seconds)
         )
         pod_identity = kubelet = None
-        if (read_identity := self._read_identity) is not None:
+        if (read_identity := self._sources.read_identity) is not None:
 
             def watch_and_read() -> SourceAnswer[PodIdentity]:
                 # Watch first: a change after the reading must fire the trigger. Both may hang in the same directories.
@@ -197,12 +189,12 @@ class Collector:
 
             pod_identity = await self._observe(self._identity_executor.run(watch_and_read, self._deadline_seconds))
         self._log_push()
-        if self._kubelet is not None:
-            kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
+        if self._sources.kubelet is not None:
+            kubelet = await self._observe(self._sources.kubelet.read(self._deadline_seconds))
         pci = None
-        if self._pci is not None and isinstance(nvml, Observed):
+        if self._sources.pci is not None and isinstance(nvml, Observed):
             in_nvml = frozenset(pci_address(gpu.pci_bus_id) for gpu in nvml.value.gpus)
-            pci = await self._observe(self._pci.read(in_nvml, self._deadline_seconds))
+            pci = await self._observe(self._sources.pci.read(in_nvml, self._deadline_seconds))
         observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on, pci)
         memory = self._memory
         self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
@@ -237,7 +229,8 @@ class Collector:
 
         Returns what starts the next collection.
         """
-        back = asyncio.create_task(self._kubelet.wait_until_back() if self._kubelet else asyncio.Event().wait())
+        kubelet = self._sources.kubelet
+        back = asyncio.create_task(kubelet.wait_until_back() if kubelet else asyncio.Event().wait())
         pushed = asyncio.create_task(self._pushed_after(earliest))
         release = asyncio.create_task(self._release.wait())
         try:
@@ -253,7 +246,7 @@ class Collector:
         self.is_released = True
         while self._release.is_set():
             self._release.clear()
-            is_closed = await self._nvml.close()
+            is_closed = await self._sources.nvml.close()
             until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self._interval_seconds))
             if is_closed:
                 log.info("driver released until=%s", until)
@@ -292,10 +285,10 @@ class Collector:
             log.log(level, "%s push=%d reason=%s detail=%r", sentence, is_on, trouble.reason, trouble.detail)
 
     async def _clock_ticks(self) -> int | None:
-        if self._procfs.is_real:
-            return self._procfs.clock_ticks()  # a clock: no file can block it
+        if self._sources.procfs.is_real:
+            return self._sources.procfs.clock_ticks()  # a clock: no file can block it
         try:
-            return await self._proc_executor.run(self._procfs.clock_ticks, self._deadline_seconds)
+            return await self._proc_executor.run(self._sources.procfs.clock_ticks, self._deadline_seconds)
         except (OSError, TimeoutError):
             return None  # the read of /proc itself reports the reason
 

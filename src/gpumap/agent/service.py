@@ -37,14 +37,13 @@ from gpumap.agent.web.pages import Pages
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import Moment, PodIdentity, SourceAnswer
 from gpumap.model.readings import CARD
-from gpumap.model.snapshot import HiddenDevice, Snapshot
+from gpumap.model.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from gpumap.agent.sources.kubelet import KubeletSource
     from gpumap.agent.sources.pods_api import PodsApiSource
     from gpumap.agent.web.guard import Guard
 
-SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
 PODS_PATIENCE_SECONDS = 1.0
 SLOW_VALUES_SECONDS = 30.0
@@ -69,19 +68,23 @@ async def serve(
     stop = stop or stop_by_signal()
     guard = _guard(settings.web_config)
     pages = _pages(settings, lambda: clock().monotonic)
-    needs_restart = _NeedsRestart()
+    needs_restart = asyncio.Event()
+    fault = ""
 
     def publish(snapshot: Snapshot) -> None:
+        nonlocal fault
         pages.publish(snapshot)
-        needs_restart.check(snapshot)
+        fault = fault or _why_restart(snapshot)
+        if fault:
+            needs_restart.set()
 
     async def collect() -> None:
         started = collector(settings, driver_command, publish, clock, restart_after_seconds)
         async with started as loop:
             pages.why_late = lambda: RELEASED if loop.is_released else ""
             release_by_signal(loop.release)
-            await _until(needs_restart.noticed, loop.run())
-        raise FatalError(needs_restart.why)
+            await _until(needs_restart, loop.run())
+        raise FatalError(fault)
 
     try:
         await _until(stop, collect(), _open(pages, listener, guard, settings))
@@ -115,10 +118,7 @@ async def collector(
     restart_after_seconds: float = RESTART_AFTER_SECONDS,
     pods_patience_seconds: float = PODS_PATIENCE_SECONDS,
 ) -> AsyncIterator[Collector]:
-    """Put the sources and the loop together; close them at the end.
-
-    It begins after the first answer of the Pods API, if there is one, or after `pods_patience_seconds`.
-    """
+    """Put the sources and the loop together; close them at the end. It first waits for the Pods API, if it is used."""
     nvml = NvmlSource(
         driver_command,
         asked_groups(settings.groups, settings.dialects),
@@ -235,20 +235,11 @@ def _guard(web_config: Path | None) -> Guard | None:
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
-class _NeedsRestart:
-    """Notices the first snapshot with a fault that only a new container solves."""
-
-    def __init__(self) -> None:
-        self.noticed = asyncio.Event()
-        self.why = ""
-
-    def check(self, snapshot: Snapshot) -> None:
-        self.why = self.why or snapshot.lost_driver or (_hidden_line(snapshot.hidden) if snapshot.hidden else "")
-        if self.why:
-            self.noticed.set()
-
-
-def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
+def _why_restart(snapshot: Snapshot) -> str:
+    """Return the fault that only a new container solves; empty without one."""
+    hidden = snapshot.hidden
+    if snapshot.lost_driver or not hidden:
+        return snapshot.lost_driver
     names = f"{hidden[0].uuid} and {len(hidden) - 1} more" if len(hidden) > 1 else hidden[0].uuid
     return (
         f"{names} appeared after gpumap's start, and this container does not have its device nodes: "
@@ -269,13 +260,12 @@ async def _open(pages: Pages, listener: socket.socket, guard: Guard | None, sett
     gc.enable()
     app = application(pages)
     if guard is not None:
-        guard.watch_over(app)
+        app.middlewares.append(guard.check_request)
     async with open_port(
         app,
         listener,
         tls=guard.context if guard is not None else None,
         max_connections=min(MAX_CONNECTIONS, clients_max()),
-        shutdown_seconds=SHUTDOWN_SECONDS,
     ) as close_idle:
         host, port = listener.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -304,10 +294,7 @@ async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> No
 
 
 def bind(listen: Listen) -> socket.socket:
-    """Bind the listening socket. An empty host is every address, also of IPv6 if the machine has it.
-
-    Raises UsageError if the address is not available.
-    """
+    """Bind the socket. An empty host is every address, also of IPv6. Raises UsageError if it is not available."""
     try:
         if listen.host:
             family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET

@@ -76,10 +76,7 @@ _UNITS = {"[W]": "watts", "[MHz]": "clock_hz", "[MiB]": "bytes", "[%]": "ratio",
 
 
 def _field(name: str, value: Reading) -> Family:
-    """Return a gauge of a field of nvidia-smi, in base units: `power.draw [W]` is `nvidia_smi_power_draw_watts`.
-
-    Its help text is the field.
-    """
+    """Return a gauge of a field, its help text, in base units: `power.draw [W]` is `nvidia_smi_power_draw_watts`."""
     words = [_UNITS.get(word, word) for word in name.replace(".", "_").split()]
     return _CARDS.gauge(f"nvidia_smi_{'_'.join(words)}", name, value)
 

@@ -98,15 +98,11 @@ class NvmlCalls:
         self._refused = dict(earlier)
 
     def ask(self, call: PreparedCall[T]) -> T | None:
-        """Make the call and return its value; `None` if NVML refuses. Raises `RefusedError` if the refusal means that
-        the whole GPU or the driver is gone."""
+        """Return the value; `None` if NVML refuses. Raises `RefusedError` if the GPU or the driver is gone."""
         return self.attempt(call.key, call.once)
 
     def ask_first(self, calls: Sequence[PreparedCall[T]]) -> T | None:
-        """Like `ask`, with the first supported call.
-
-        A call that was answered is not replaced by a later one: its value may mean something else.
-        """
+        """Like `ask`, with the first supported call. No other replaces it: its value may mean something else."""
         for call in calls:
             value = self.ask(call)
             if call.key not in self._unsupported or call.key in self._known:

@@ -83,9 +83,7 @@ WHOLE_GPU = Measured()
 
 
 class Traffic(NamedTuple):
-    """Bytes over PCIe: the driver's totals, or the sums of its rates × seconds since the first sample.
-
-    The names are those of `GpuReading`."""
+    """As `GpuReading` names it: the driver's totals, or the sums of its rates × seconds since the first sample."""
 
     pcie_source: str
     pcie_transmit_bytes: int
@@ -136,8 +134,7 @@ class Activities:
         self._video = [_Metrics(library, engines) for engines in _VIDEO]
 
     def free_unused(self) -> None:
-        """Free the samples that were not used since the last call: of removed instances, or of a group that is not
-        wanted."""
+        """Free the samples that nothing used since the last call: of removed instances, or of a group that is off."""
         for measured, meter in list(self._meters.items()):
             if not meter.used:
                 self._free(self._meters.pop(measured))
@@ -149,8 +146,7 @@ class Activities:
         self._meters.clear()
 
     def read(self, measured: Measured) -> GpmReading:
-        """Return what was measured since the reading before; nothing in the first one. Raises `RefusedError` if the GPU
-        is gone."""
+        """Return what was measured since the last reading, if any. Raises `RefusedError` if the GPU is gone."""
         if self._supported is None:
             self._supported = self._calls.ask(self._support)
         if not self._supported:

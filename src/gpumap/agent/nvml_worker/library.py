@@ -28,8 +28,7 @@ TEXT_BYTES = pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
 def layout(structure: Any) -> Struct:
-    """Return the layout of a structure of plain numbers. To unpack it is cheaper than to read each field with
-    ctypes."""
+    """Return the layout of a structure of numbers. To unpack it is cheaper than to read each field with ctypes."""
     fields = Struct("@" + "".join(kind._type_ for _, kind in structure._fields_))
     return Struct(f"{fields.format}{sizeof(structure) - fields.size}x")
 
@@ -158,8 +157,7 @@ class Library:
     def number(
         self, name: str, *arguments: object, read: Callable[[int], T | None], kind: Any = c_uint, subject: str = "gpu"
     ) -> PreparedCall[T | None]:
-        """Prepare a call with a number of this `kind` as the last parameter. `read` converts it. -1 of the kind is no
-        value (nvml.h, NVML_VALUE_NOT_AVAILABLE)."""
+        """Prepare a call with a number of a `kind` as the last parameter. -1 of the kind is no value (nvml.h)."""
         number, nothing = kind(), kind(-1).value
 
         def value() -> T | None:
@@ -203,7 +201,13 @@ class Library:
         function = self.function(name)
 
         def ask(*arguments: object) -> int:
-            return function(*arguments) or (0 if _is_utf8(text()) else int(pynvml.NVML_ERROR_UNKNOWN))
+            code = function(*arguments)
+            if not code:
+                try:
+                    text().decode()
+                except UnicodeDecodeError:
+                    code = int(pynvml.NVML_ERROR_UNKNOWN)
+            return code
 
         return PreparedCall(name, ask, arguments, lambda: text().decode(), subject)
 
@@ -278,14 +282,6 @@ class Library:
             return ratio(gpu), ratio(memory)
 
         return self.structure("nvmlDeviceGetUtilizationRates", device, out=pynvml.c_nvmlUtilization_t(), read=read)
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def ratio(percent: int) -> float | None:

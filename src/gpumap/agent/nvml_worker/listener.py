@@ -73,8 +73,7 @@ class EventListener:
 
 
 class Listener:
-    """The listener. Threads that read GPUs call `attend`; the thread that starts and ends their work calls `tell` and
-    `stop`."""
+    """Threads that read GPUs call `attend` and `leave`, and their scheduler `report` and `stop`."""
 
     def __init__(self, library: Library, output: Output) -> None:
         self._library = library
@@ -89,10 +88,7 @@ class Listener:
         self._asked = self._begun = self._done = 0  # rounds over all GPUs
 
     def attend(self, reading: GpuReading, handle: Handle | None) -> GpuReading:
-        """Listen to a GPU from its first reading on. Add a refusal that must be reported to the reading.
-
-        May hang, as the reading itself may.
-        """
+        """Listen to a GPU from its first reading on; add a refusal to it. May hang, as the reading itself may."""
         uuid = reading.uuid
         if uuid is None:
             return reading
@@ -130,10 +126,7 @@ class Listener:
         return self._xids[uuid]
 
     def leave(self, reading: GpuReading, handle: Handle | None) -> None:
-        """Skip the GPU. Report a zero-length listening period if the GPU supports XID events.
-
-        May hang, as the reading itself may.
-        """
+        """Report that gpumap does not listen to a GPU that supports XID events. May hang, as a reading may."""
         if reading.uuid is None or reading.fault is not None or handle is None:
             return
         with contextlib.suppress(RefusedError):
@@ -235,8 +228,7 @@ class Listener:
         return Event(_address(event.device), xid, *instances)
 
     def _uuid_of(self, event: Event, listener: EventListener) -> Uuid | None:
-        """Return the uuid of the GPU that the event names, by default of the registered one; `None` if it cannot be
-        named."""
+        """Return the uuid of the GPU that the event names, by default of the registered one; `None` if unknown."""
         if event.device is None:
             return listener.uuid
         if event.device not in self._uuids:

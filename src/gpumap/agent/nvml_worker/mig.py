@@ -140,8 +140,7 @@ class MigDevices:
     def _read_device(
         self, calls: _Calls, gpu_memory: DeviceMemory | None, read_gpu_rows: ReadGpuRows, activities: Activities | None
     ) -> MigDeviceReading | None:
-        """Return the answers of the device at a handle. `None` if they are not reliable: the device is removed, or has
-        changed."""
+        """Return the answers of the device at a handle; `None` if it is removed or has changed meanwhile."""
         refusals = self._calls.refusals
         uuid = self._calls.ask(calls.uuid)
         reading = self._ask_device(uuid, calls, gpu_memory, read_gpu_rows) if uuid else None

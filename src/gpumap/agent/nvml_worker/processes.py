@@ -51,8 +51,7 @@ Memory = tuple[str, int, int | None]
 
 
 class Row(NamedTuple):
-    """A row of the list of a type: M (MPS client), C (compute) or G (graphics). The ids are `None` on whole GPUs, and
-    if the driver does not report them."""
+    """A row of the list of a type: M (MPS client), C (compute) or G (graphics). Ids are `None` if unknown."""
 
     kind: str
     pid: int
@@ -285,8 +284,7 @@ class Sampled(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """The driver's new possible rows as means, the time of the newest one, and the PIDs that have only impossible
-    ones."""
+    """Means of the new possible rows, the time of the newest one, and the PIDs with only impossible ones."""
 
     samples: tuple[ProcessSample, ...]
     newest_us: int

@@ -198,8 +198,7 @@ class ReadScheduler:
     def _must_initialize(self) -> bool:
         """Return whether to initialize NVML again.
 
-        The code of a GPU means it, or the codes of all GPUs may mean it; a GPU was bound or unbound since then; or it
-        is time to look for a lost GPU.
+        The reason is the code of a GPU, or of all GPUs, a GPU that was bound or unbound, or a lost GPU after a pause.
         """
         gpus = self._gpus[: self._generation.gpus]
         codes = {gpu.reader.refused_with for gpu in gpus if not gpu.busy}
@@ -240,8 +239,7 @@ class ReadScheduler:
         self._exit_process(0)
 
     def _version(self, ask: Callable[[], str]) -> str:
-        """Return a version, which the driver keeps while NVML is initialized; if it is refused, the last one; empty if
-        there is none."""
+        """Return a version, which the driver keeps while NVML is initialized; if it is refused, the last one."""
         initialised, version = self._versions.get(ask.__name__, (0, ""))
         if initialised != self._generation.initialised:
             try:

@@ -46,6 +46,8 @@ from gpumap.model.readings import (
 )
 
 _TEMPERATURE = layout(pynvml.c_nvmlTemperature_v1_t)
+_COLDEST, _HOTTEST = -50.0, 150.0
+"""A value outside is not of a sensor."""
 _FIELDS = {"health": HEALTH_FIELDS + SLOW_HEALTH_FIELDS, "links": LINK_FIELDS + SLOW_LINK_FIELDS, CARD: CARD_FIELDS}
 _SLOW_NUMBERS = frozenset([field.number for field in SLOW_HEALTH_FIELDS + SLOW_LINK_FIELDS + CARD_FIELDS])
 
@@ -93,7 +95,8 @@ class _Device:
                 "nvmlDeviceGetTemperatureV",
                 handle,
                 out=pynvml.c_nvmlTemperature_v1_t(pynvml.nvmlTemperature_v1),
-                read=_celsius,
+                # nvml.h: -1 is NVML_VALUE_NOT_AVAILABLE.
+                read=lambda info: None if (celsius := _TEMPERATURE.unpack_from(info)[2]) == -1 else float(celsius),
             ),
             # Deprecated: before driver 565 the only one, removed in CUDA 14.
             number("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU, read=float),
@@ -149,8 +152,7 @@ class GpuReader:
         groups: tuple[str, ...] = (),
         hold_seconds: float = 0.0,
     ) -> GpuReading:
-        """Read the GPU with the calls of these `groups` of the wire. `hold_seconds` is the highest age of slow
-        values."""
+        """Read the GPU with the calls of these `groups`. Slow values may be `hold_seconds` old."""
         if groups != self._groups:
             self._groups, numbers = groups, field_numbers(groups)
             self._fields = tuple(number for number in numbers if number not in _SLOW_NUMBERS)
@@ -235,8 +237,7 @@ class GpuReader:
         return reading
 
     def _identify(self, device: _Device) -> GpuReading:
-        """Return a reading with only the identity. It is kept with the handle after NVML has answered for every part
-        of it."""
+        """Return a reading with only the identity, and keep it with the handle once it is complete."""
         incomplete = self._calls.incomplete
         identity = GpuReading(
             self._index,
@@ -265,8 +266,7 @@ class GpuReader:
         return enabled
 
     def _read_partitioned(self, device: _Device, memory: DeviceMemory | None) -> dict[str, Any]:
-        """Read a partitioned GPU. NVML reports no utilization and no samples for it. Its MIG devices have its
-        processes."""
+        """A partitioned GPU has neither utilization nor samples. Its MIG devices have its processes."""
         slots = self._calls.ask(device.max_mig_devices)
         activities = device.activities if "gpm" in self._groups else None
         instances = device.mig_devices.read(slots, memory, activities)
@@ -339,12 +339,3 @@ class GpuReader:
             **(device.health.read_slow(values) if "health" in self._groups else {}),
             **(device.card.read(values) if CARD in self._groups else {}),
         }
-
-
-_COLDEST, _HOTTEST = -50.0, 150.0
-"""A value outside is not of a sensor."""
-
-
-def _celsius(info: Any) -> float | None:
-    celsius: int = _TEMPERATURE.unpack_from(info)[2]
-    return None if celsius == -1 else float(celsius)  # nvml.h, NVML_VALUE_NOT_AVAILABLE

@@ -31,7 +31,6 @@ from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import PodUid
 
-_STALE_MOUNT = "was replaced, and this is the old file: mount its directory instead of the file"
 _ENTRIES = ("Entries", "ClaimInfoStateList", "entries")
 _OUTERMOST = frozenset({"version", "checksum", "Checksum", *_ENTRIES})
 _NEWEST_KNOWN = 3
@@ -69,10 +68,9 @@ def _read_file(file: ReplacedFile[tuple[T, int]], name: str, complaints: list[Co
         value, skipped = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except StaleMountError:
-        reason, detail = "stale_mount", _STALE_MOUNT
     except OSError as error:
-        reason, detail = "unreadable", error.strerror or str(error)
+        reason = "stale_mount" if isinstance(error, StaleMountError) else "unreadable"
+        detail = error.strerror or str(error)
     except ValueError as error:
         reason, detail = "corrupt", str(error)
     else:

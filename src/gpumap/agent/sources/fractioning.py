@@ -125,8 +125,7 @@ class _Gpu(Struct, frozen=True):
 
 
 class _File(Struct, frozen=True):
-    """A file (fractiond, pkg/fsstore/record.go). Drafts before version 1 have no version, the number in another key,
-    and the minor as `index`."""
+    """fractiond, pkg/fsstore/record.go. Drafts have no version, another number, and the minor as `index`."""
 
     pod: Name
     namespace: Name
@@ -145,10 +144,7 @@ class Record(NamedTuple):
 
 
 def parse_record(container_id: str, text: bytes) -> Record:
-    """Parse a file. An amount of 0 is no limit. Of several GPUs, the file does not show what the amount is of.
-
-    Raises ValueError.
-    """
+    """An amount of 0 is no limit. If there are several GPUs, it is unknown what the amount is of. Raises ValueError."""
     file = decode(text, _File)
     if file.schemaVersion not in (None, _VERSION):
         raise ValueError(f"schemaVersion {file.schemaVersion} is not {_VERSION}")

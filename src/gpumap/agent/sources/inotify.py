@@ -53,8 +53,7 @@ _CAUSES = {
 
 
 class Place(NamedTuple):
-    """A directory, its relevant events, and the names that they count for. `allocations`: it shows the kubelet's
-    allocations."""
+    """A directory, its relevant events and names. `allocations`: it shows the kubelet's allocations."""
 
     directory: Path
     mask: int
@@ -126,10 +125,7 @@ class Watcher:
         self._closed = False
 
     def watch(self) -> None:
-        """Watch each place that exists now, also one that was created again. Never raises.
-
-        Changes after this call are news.
-        """
+        """Watch each place that exists now, also one that was created again: later changes are news. Never raises."""
         if self._closed:
             return
         watches: dict[int, tuple[Place, ...]] = {}

@@ -29,6 +29,8 @@ T = TypeVar("T")
 class StaleMountError(OSError):
     """The file no longer has a name. It was mounted by itself, and its writer has replaced it by another."""
 
+    strerror = "was replaced, and this is the old file: mount its directory instead of the file"
+
 
 class ReplacedFile(Generic[T]):
     """A file that is replaced whole. It is read again only after it changed."""

@@ -54,8 +54,7 @@ _REASONS_OF_ABSENCE = frozenset({"socket_missing", "connection_refused", "unavai
 
 
 class KubeletSource:
-    """Reads one kubelet. It keeps its channel between calls and makes it again when the kubelet has created its
-    socket again."""
+    """Reads one kubelet. It keeps its channel until the kubelet makes its socket again."""
 
     def __init__(
         self,
@@ -116,8 +115,7 @@ class KubeletSource:
         return SourceAnswer(answer, tuple(complaints))
 
     async def wait_until_back(self) -> None:
-        """Return when a kubelet that was away accepts connections, at least a second later; never, if it was not
-        away."""
+        """Return when a kubelet that was away accepts connections, at least a second later; otherwise never."""
         if not self._kubelet_away:
             await asyncio.Event().wait()  # without a timer: nothing wakes this process between two collections
         while True:
@@ -237,8 +235,7 @@ def raw_call(channel: grpc.aio.Channel, method: str) -> Callable[..., Awaitable[
 
 
 def reason_of(error: grpc.aio.AioRpcError, socket_path: Path) -> str:
-    """Return the status in lower case. Separate errors that share a code (texts as grpc-core and the kubelet write
-    them)."""
+    """Return the status in lower case, or one of several reasons of a code (by texts of grpc and the kubelet)."""
     code, details = error.code(), (error.details() or "").lower()
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return "message_too_large" if "larger than max" in details else "rate_limited"
@@ -257,8 +254,7 @@ def detail_of(error: grpc.aio.AioRpcError) -> str:
 
 
 def _identity(path: Path) -> str:
-    """Return the identity of the socket, which changes if the kubelet creates it again. Its inode number may be
-    reused."""
+    """Return what changes if the kubelet makes its socket again. An inode number alone may be reused."""
     try:
         status = path.stat()
     except OSError:

@@ -44,9 +44,7 @@ class DecodedPod(NamedTuple):
 
 
 class KnownPods:
-    """Decodes a kubelet's answers, in one thread at a time.
-
-    What it returns is the very same object while its content is unchanged."""
+    """Decodes a kubelet's answers, in one thread at a time. Unchanged content is the very same object."""
 
     def __init__(self) -> None:
         self._answer_key = b""
@@ -58,10 +56,7 @@ class KnownPods:
         self._allocatable: AllocatableDevices = ()
 
     def read_list(self, answer: bytes) -> tuple[ListedPods, tuple[Complaint, ...]]:
-        """Return a List's pods and its complaints: a complaint lasts as long as its cause is in the List.
-
-        Raises DecodeError.
-        """
+        """Return a List's pods and the complaints about it, which last as long as their cause. Raises DecodeError."""
         key = _key(answer)
         if key != self._answer_key:
             self._take(answer)
@@ -92,8 +87,7 @@ class KnownPods:
                 self._pods = pods
 
     def _pod(self, chunk: bytes) -> DecodedPod:
-        """Return one pod: the very same object for equal content, although the order of its parts in the bytes is
-        random."""
+        """Return one pod, the very same object for equal content: the order of its parts in the bytes is random."""
         key = _key(chunk)
         known = self._decoded.get(key)
         if known is None:

@@ -106,25 +106,19 @@ class PodsApiSource:
         changed = asyncio.Event()
         async with grpc.aio.insecure_channel(f"unix:{self._path}", options=CHANNEL_OPTIONS) as channel:
             watching = asyncio.create_task(_watch(channel, changed))
+            watching.add_done_callback(lambda _: changed.set())
             try:
                 while not watching.done():
                     changed.clear()
                     earliest = time.monotonic() + LIST_PAUSE_SECONDS
                     await self._list(channel)
-                    await self._wait_for_change(watching, changed)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), self._resync_seconds)
                     await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
                 await watching
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-
-    async def _wait_for_change(self, watching: asyncio.Task[None], changed: asyncio.Event) -> None:
-        """Wait for a change, for the end of the stream, or for the next List without an event."""
-        change = asyncio.create_task(changed.wait())
-        try:
-            await asyncio.wait((watching, change), timeout=self._resync_seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            change.cancel()
 
     async def _list(self, channel: grpc.aio.Channel) -> None:
         asked_at = self._monotonic()
