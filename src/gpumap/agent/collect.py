@@ -89,8 +89,7 @@ def burst_start(last_start: float, moment: float, *, is_new: bool, has_short_pro
 def now() -> Moment:
     monotonic = time.monotonic()
     # clock_gettime(2): CLOCK_BOOTTIME is CLOCK_MONOTONIC and the time that the machine was suspended.
-    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - monotonic if hasattr(time, "CLOCK_BOOTTIME") else 0.0
-    return Moment(monotonic, time.time(), asleep)
+    return Moment(monotonic, time.time(), time.clock_gettime(time.CLOCK_BOOTTIME) - monotonic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def plain(uuid: Uuid) -> str:
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
-_CARDS = Rows(
+_READINGS = Rows(
     ("uuid",), lambda snapshot: (((plain(gpu.uuid),), gpu.reading) for gpu in snapshot.node.gpus if gpu.reading)
 )
 """The GPUs that answer."""
@@ -78,7 +78,7 @@ _UNITS = {"[W]": "watts", "[MHz]": "clock_hz", "[MiB]": "bytes", "[%]": "ratio",
 def _field(name: str, value: Reading) -> Family:
     """Return a gauge of a field, its help text, in base units: `power.draw [W]` is `nvidia_smi_power_draw_watts`."""
     words = [_UNITS.get(word, word) for word in name.replace(".", "_").split()]
-    return _CARDS.gauge(f"nvidia_smi_{'_'.join(words)}", name, value)
+    return _READINGS.gauge(f"nvidia_smi_{'_'.join(words)}", name, value)
 
 
 def _read_info(snapshot: Snapshot) -> Iterator[Series]:
@@ -88,8 +88,8 @@ def _read_info(snapshot: Snapshot) -> Iterator[Series]:
     versions = cuda_version, "[N/A]", "[N/A]", driver_version(snapshot)
     for gpu in snapshot.node.gpus:
         if gpu.reading is not None:
-            card = str(gpu.index), gpu.model, gpu.pci_bus_id, plain(gpu.uuid)
-            yield Series((gpu.reading.compute_capability, *versions, *card, gpu.reading.vbios_version), 1)
+            identity = str(gpu.index), gpu.model, gpu.pci_bus_id, plain(gpu.uuid)
+            yield Series((gpu.reading.compute_capability, *versions, *identity, gpu.reading.vbios_version), 1)
 
 
 def _read_recovery_action(gpu: Gpu) -> int | None:
@@ -265,7 +265,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _field("index", lambda reading: reading.index),
     _GPUS.gauge("nvidia_smi_gpu_recovery_action", "gpu_recovery_action", _read_recovery_action),
-    _CARDS.counter(
+    _READINGS.counter(
         "nvidia_smi_energy_joules_total",
         "Total energy consumed by the GPU in joules since the driver was last loaded.",
         lambda reading: reading.energy_joules,

@@ -37,27 +37,16 @@ RELEASE_SECONDS = 30.0
 takes one to three seconds whenever NVML is initialized (NVIDIA, "Driver Persistence")."""
 
 
-class _Gpu:
-    """A GPU. It is `busy` from the beginning of a sweep until it is read, and for ever if a call on it hangs."""
-
-    def __init__(self, library: Library, listener: Listener, index: int) -> None:
-        self.index = index
-        self.busy = False
-        self.reader = GpuReader(library, index, listener.count_xids)
-
-
 class _Sweep:
     """The GPUs to read for one request. `ended` has an item of each thread that found no more work.
 
     After that request, a sweep may also only take the samples that the driver would drop before the next one.
     """
 
-    def __init__(
-        self, request: wire.Request, generation: HandleGeneration, gpus: Iterable[_Gpu], *, keeps_samples: bool = False
-    ) -> None:
+    def __init__(self, request: wire.Request, generation: HandleGeneration, gpus: Iterable[GpuReader]) -> None:
         self.request = request
         self.generation = generation
-        self.keeps_samples = keeps_samples
+        self.keeps_samples = False
         self.to_do = deque(gpus)
         self.engaged = 0
         self.ended: SimpleQueue[None] = SimpleQueue()
@@ -84,17 +73,15 @@ class _Sweeper:
                 except IndexError:
                     break
                 if sweep.keeps_samples:
-                    gpu.reader.keep_samples()
+                    gpu.keep_samples()
                     gpu.busy = False
                     continue
                 request = sweep.request
-                reading = gpu.reader.read(
-                    sweep.generation, request.interval_seconds, request.groups, request.hold_seconds
-                )
+                reading = gpu.read(sweep.generation, request.interval_seconds, request.groups, request.hold_seconds)
                 if _listens(sweep.request):
-                    reading = self._listener.attend(reading, gpu.reader.handle)
+                    reading = self._listener.attend(reading, gpu.handle)
                 elif "health" in sweep.request.groups:
-                    self._listener.leave(reading, gpu.reader.handle)
+                    self._listener.leave(reading, gpu.handle)
                 line = wire.encode(wire.GpuMessage(sweep.request.read, reading))
                 gpu.busy = False  # before the answer: its reader may rely on this GPU
                 self._output.add(line)
@@ -117,7 +104,7 @@ class ReadScheduler:
         self._listener = Listener(library, output)
         self._exit_process = exit_process
         self._requests: SimpleQueue[wire.Request] = SimpleQueue()
-        self._gpus: list[_Gpu] = []
+        self._gpus: list[GpuReader] = []
         self._idle: SimpleQueue[_Sweeper] = SimpleQueue()
         self._sweepers = 0
         self._open = False
@@ -166,7 +153,9 @@ class ReadScheduler:
         left_out = {*request.skip, *request.last_gpus}
         gpus = [gpu for gpu in self._gpus[: self._generation.gpus] if not gpu.busy and gpu.index not in left_out]
         if self._open:
-            self._sweep(_Sweep(request, self._generation, gpus, keeps_samples=True))
+            sweep = _Sweep(request, self._generation, gpus)
+            sweep.keeps_samples = True
+            self._sweep(sweep)
 
     def _write(self, line: bytes) -> None:
         self._output.add(line)
@@ -201,10 +190,10 @@ class ReadScheduler:
         The reason is the code of a GPU, or of all GPUs, a GPU that was bound or unbound, or a lost GPU after a pause.
         """
         gpus = self._gpus[: self._generation.gpus]
-        codes = {gpu.reader.refused_with for gpu in gpus if not gpu.busy}
+        codes = {gpu.refused_with for gpu in gpus if not gpu.busy}
         if codes & UNINITIALIZED or (codes and codes <= LOST_TOUCH) or driver.bound_devices() != self._bound:
             return True
-        lost = frozenset(gpu.index for gpu in gpus if gpu.reader.refused_with in GONE | LOST_TOUCH)
+        lost = frozenset(gpu.index for gpu in gpus if gpu.refused_with in GONE | LOST_TOUCH)
         return self._backoff.is_due(lost, time.monotonic())
 
     def _release_driver(self) -> None:
@@ -229,7 +218,7 @@ class ReadScheduler:
         if not self._listener.stop():
             return False
         for gpu in self._gpus:
-            gpu.reader.drop_device()
+            gpu.drop_device()
         self._library.close()
         return True
 
@@ -251,7 +240,7 @@ class ReadScheduler:
 
     def _read_gpus(self, request: wire.Request, message: wire.DriverMessage) -> None:
         while len(self._gpus) < message.gpus:
-            self._gpus.append(_Gpu(self._library, self._listener, len(self._gpus)))
+            self._gpus.append(GpuReader(self._library, len(self._gpus), self._listener.count_xids))
         left_out = {*message.busy, *request.skip}
         gpus = [gpu for gpu in self._gpus[: message.gpus] if gpu.index not in left_out]
         sweep = _Sweep(request, self._generation, [gpu for gpu in gpus if gpu.index not in request.last_gpus])
@@ -286,7 +275,7 @@ class ReadScheduler:
         sweep.engaged += 1
         sweeper.begin.put(sweep)
 
-    def _read_suspects(self, sweep: _Sweep, suspects: Sequence[_Gpu]) -> None:
+    def _read_suspects(self, sweep: _Sweep, suspects: Sequence[GpuReader]) -> None:
         """Yield GPUs one after another. Stop when the next request arrives."""
         for gpu in suspects:
             while sweep.engaged:

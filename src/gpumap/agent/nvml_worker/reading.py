@@ -125,10 +125,12 @@ class GpuReader:
     """
 
     def __init__(self, library: Library, index: int, count_xids: Callable[[Uuid], int]) -> None:
+        self.index = index
+        self.busy = False
+        """From the beginning of a sweep until it is read; for ever if a call on it hangs."""
         self.refused_with = 0
         self._count_xids = count_xids
         self._library = library
-        self._index = index
         self._calls = NvmlCalls()
         self._processes = GpuProcesses()
         self._sampler = Sampler()
@@ -160,7 +162,7 @@ class GpuReader:
         if generation != self._generation:
             self.drop_device()
             if generation.gpus != self._generation.gpus:
-                self._identity, self._partitioned = GpuReading(self._index), None
+                self._identity, self._partitioned = GpuReading(self.index), None
             self._generation = generation
         try:
             reading = self._ask_all(interval_seconds, hold_seconds)
@@ -198,7 +200,7 @@ class GpuReader:
         if "health" not in self._groups:
             return None
         try:
-            handle = self._device.handle if self._device else self._library.handle(self._index)
+            handle = self._device.handle if self._device else self._library.handle(self.index)
             return recovery_word(ask_field(self._library, handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
         except RefusedError:
             return None
@@ -207,7 +209,7 @@ class GpuReader:
         """Return the reading. Raises `RefusedError` if the GPU cannot be read at all."""
         self._calls.begin()
         if self._device is None:
-            self._device = _Device(self._library, self._calls, self._library.handle(self._index))
+            self._device = _Device(self._library, self._calls, self._library.handle(self.index))
         device = self._device
         known = device.identity if device.identified == self._calls.forgotten else None
         identity = known or self._identify(device)
@@ -240,7 +242,7 @@ class GpuReader:
         """Return a reading with only the identity, and keep it with the handle once it is complete."""
         incomplete = self._calls.incomplete
         identity = GpuReading(
-            self._index,
+            self.index,
             uuid=Uuid(device.uuid),
             minor=self._calls.ask(device.minor),
             pci_bus_id=self._calls.ask(device.pci_bus_id) or "",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -167,7 +168,8 @@ def parse_prepared(text: bytes) -> tuple[tuple[PreparedDevice, ...], int]:
                     rows = list(_rows(device, claim, results))
                     prepared.update(rows)
                     skipped += not rows and not _value(device, "vfio")
-    return tuple(sorted(prepared, key=_order)), skipped
+    names = attrgetter("claim_namespace", "claim", "device", "share_id", "uuid")
+    return tuple(sorted(prepared, key=lambda device: (*names(device), str(device.memory_bytes)))), skipped
 
 
 def _newest(document: Mapping[str, msgspec.Raw]) -> tuple[int, Mapping[str, msgspec.Raw]]:
@@ -219,8 +221,3 @@ def _memory(capacity: object) -> int | None:
         return parse_quantity(amount) if amount else None
     except ValueError:
         return None
-
-
-def _order(prepared: PreparedDevice) -> tuple[str, ...]:
-    names = prepared.claim_namespace, prepared.claim, prepared.device, prepared.share_id
-    return *names, prepared.uuid, str(prepared.memory_bytes)
