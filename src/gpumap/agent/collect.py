@@ -125,7 +125,8 @@ class Collector:
         self._trigger = sources.trigger
         self._rules = rules
         self._interval_seconds = interval_seconds
-        self._deadline_seconds = deadline_seconds(interval_seconds)
+        self.deadline_seconds = deadline_seconds(interval_seconds)
+        """For each source. A replay must not depend on how fast the machine is, and sets another."""
         self._publish = publish
         self._now = clock
         self._logged_push: tuple[bool, str] = False, ""
@@ -140,17 +141,13 @@ class Collector:
         self._last_snapshot: Snapshot | None = None
         self._burst_since = -math.inf
 
-    def set_deadline(self, seconds: float) -> None:
-        """Wait so long for each source. A replay must not depend on how fast the machine is."""
-        self._deadline_seconds = seconds
-
     async def run(self) -> None:
         """Collect for ever: at each interval, when the trigger fires, and as soon as a missing kubelet is back."""
         trigger = "interval"
         while True:
             started = time.monotonic()
             expires = None
-            self._trigger.clear()  # this collection may miss a change that happens while it runs
+            self._trigger.news.clear()  # this collection may miss a change that happens while it runs
             try:
                 expires = (await self.collect(trigger)).expires
                 failure = ""
@@ -172,11 +169,11 @@ class Collector:
     async def collect(self, trigger: str = "interval") -> Snapshot:
         """Ask every source once, publish the snapshot and return it. The failure of a source does not raise."""
         ticks = await self._clock_ticks()
-        nvml = await self._observe(self._sources.nvml.read(self._interval_seconds, self._deadline_seconds))
+        nvml = await self._observe(self._sources.nvml.read(self._interval_seconds, self.deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
         uncertain = self._last_snapshot.pods_to_verify if self._last_snapshot else frozenset[PodUid]()
         procfs = await self._observe(
-            self._proc_executor.run(lambda: self._sources.procfs.read(pids, ticks, uncertain), self._deadline_seconds)
+            self._proc_executor.run(lambda: self._sources.procfs.read(pids, ticks, uncertain), self.deadline_seconds)
         )
         pod_identity = kubelet = None
         if (read_identity := self._sources.read_identity) is not None:
@@ -186,14 +183,14 @@ class Collector:
                 self._trigger.watch()
                 return read_identity()
 
-            pod_identity = await self._observe(self._identity_executor.run(watch_and_read, self._deadline_seconds))
+            pod_identity = await self._observe(self._identity_executor.run(watch_and_read, self.deadline_seconds))
         self._log_push()
         if self._sources.kubelet is not None:
-            kubelet = await self._observe(self._sources.kubelet.read(self._deadline_seconds))
+            kubelet = await self._observe(self._sources.kubelet.read(self.deadline_seconds))
         pci = None
         if self._sources.pci is not None and isinstance(nvml, Observed):
             in_nvml = frozenset(pci_address(gpu.pci_bus_id) for gpu in nvml.value.gpus)
-            pci = await self._observe(self._sources.pci.read(in_nvml, self._deadline_seconds))
+            pci = await self._observe(self._sources.pci.read(in_nvml, self.deadline_seconds))
         observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on, pci)
         memory = self._memory
         self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
@@ -220,7 +217,7 @@ class Collector:
         self._burst_since = burst_start(
             self._burst_since, time.monotonic(), is_new=is_new, has_short_process=after.has_short_process
         )
-        self._trigger.set_pods(pods)
+        self._trigger.pods_with_gpu = pods
 
     async def _wait(self, earliest: float, until: float, burst: float) -> str:
         """Wait until the earlier of the two, or until the trigger fires (not before `earliest`), or a missing kubelet
@@ -258,7 +255,7 @@ class Collector:
 
     async def _pushed_after(self, earliest: float) -> None:
         """Return when the trigger fires, but not before `earliest`: all changes until then need one collection."""
-        await self._trigger.wait()
+        await self._trigger.news.wait()
         await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
 
     def _log_failure(self, failure: str) -> None:
@@ -287,7 +284,7 @@ class Collector:
         if self._sources.procfs.is_real:
             return self._sources.procfs.clock_ticks()  # a clock: no file can block it
         try:
-            return await self._proc_executor.run(self._sources.procfs.clock_ticks, self._deadline_seconds)
+            return await self._proc_executor.run(self._sources.procfs.clock_ticks, self.deadline_seconds)
         except (OSError, TimeoutError):
             return None  # the read of /proc itself reports the reason
 
@@ -296,17 +293,15 @@ class Collector:
         started = time.monotonic()
         try:
             answer = await read
+            return Observed(answer.value, self._now(), time.monotonic() - started, answer.complaints)
         except SourceError as error:
-            return Failed(self._now(), time.monotonic() - started, error.complaints)
+            complaints = error.complaints
         except TimeoutError:
-            detail = f"no answer within {self._deadline_seconds:g} s"
-            complaint = Complaint("deadline_exceeded", detail)
-            return Failed(self._now(), time.monotonic() - started, (complaint,))
+            complaints = (Complaint("deadline_exceeded", f"no answer within {self.deadline_seconds:g} s"),)
         except Exception as error:
             log.debug("a source failed unexpectedly", exc_info=True)
-            complaint = Complaint("internal_error", f"{type(error).__name__}: {error}")
-            return Failed(self._now(), time.monotonic() - started, (complaint,))
-        return Observed(answer.value, self._now(), time.monotonic() - started, answer.complaints)
+            complaints = (Complaint("internal_error", f"{type(error).__name__}: {error}"),)
+        return Failed(self._now(), time.monotonic() - started, complaints)
 
 
 def _pids(reading: NvmlReading) -> list[int]:

@@ -109,7 +109,7 @@ class NvmlCalls:
                 return value
         return None
 
-    def attempt(self, key: str, several: Callable[[], T], *, privileged: bool = False) -> T | None:
+    def attempt(self, key: str, make_calls: Callable[[], T], *, privileged: bool = False) -> T | None:
         """Like `ask`, with a function that makes one or several calls for a value and raises `RefusedError`.
 
         If they are `privileged`, a lack of permission is not a fault: the value is absent, and not asked for again.
@@ -118,7 +118,7 @@ class NvmlCalls:
         if key in self._unsupported:
             return None
         try:
-            value = several()
+            value = make_calls()
         except RefusedError as refused:
             self.take(refused, key, privileged=privileged)
             return None

@@ -72,11 +72,11 @@ class Sample(NamedTuple):
 class Measured(NamedTuple):
     """A measured object: a GPU (`gpu_instance_id` is `None`), or one of its GPU instances.
 
-    `being` separates an instance from a later one with the same id: their samples are unrelated.
+    `identity` separates an instance from a later one with the same id: their samples are unrelated.
     """
 
     gpu_instance_id: int | None = None
-    being: tuple[object, ...] = ()
+    identity: tuple[object, ...] = ()
 
 
 WHOLE_GPU = Measured()

@@ -20,7 +20,7 @@ from msgspec import structs
 from gpumap.agent.nvml_worker.calls import STALE, NvmlCalls
 from gpumap.agent.nvml_worker.gpm import Activities, Measured
 from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall, key_of
-from gpumap.agent.nvml_worker.processes import Lists, Row, merge
+from gpumap.agent.nvml_worker.processes import Lists, ProcessRow, merge
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 
 GIB = 1 << 30
@@ -33,7 +33,7 @@ class MigDeviceReading(NamedTuple):
     """The answers of one MIG device, and the rows of the processes that may be its own."""
 
     instance: MigInstance
-    rows: list[Row] | None
+    rows: list[ProcessRow] | None
 
 
 class Attributes(NamedTuple):
@@ -44,7 +44,7 @@ class Attributes(NamedTuple):
     memory_mib: int
 
 
-ReadGpuRows = Callable[[], list[Row] | None]
+ReadGpuRows = Callable[[], list[ProcessRow] | None]
 """Returns the rows of the GPU's own lists; `None` if NVML refuses them, or does not report the instance of each."""
 
 
@@ -162,8 +162,8 @@ class MigDevices:
         instance = reading.instance
         if instance.gpu_instance_id in self._shared:
             return reading
-        being = instance.uuid, instance.profile, instance.profile_id, instance.placement_start
-        activity = activities.read(Measured(instance.gpu_instance_id, being)).activity
+        identity = instance.uuid, instance.profile, instance.profile_id, instance.placement_start
+        activity = activities.read(Measured(instance.gpu_instance_id, identity)).activity
         return reading._replace(instance=structs.replace(instance, activity=activity))
 
     def _ask_device(
@@ -207,12 +207,12 @@ class MigDevices:
         self._library.ask("nvmlGpuInstanceGetInfo", instance, byref(info))
         return info.profileId, info.placement.start, info.placement.size
 
-    def _read_gpu_rows(self) -> list[Row] | None:
+    def _read_gpu_rows(self) -> list[ProcessRow] | None:
         rows = self._gpu_lists.read_rows(self._calls)
         return None if rows is None or any(row.gpu_instance_id is None for row in rows) else rows
 
 
-def _own(rows: list[Row], instance: MigInstance) -> list[Row]:
+def _own(rows: list[ProcessRow], instance: MigInstance) -> list[ProcessRow]:
     """Return the rows of one compute instance: a list may be that of the whole GPU instance."""
     return [
         row

@@ -47,10 +47,10 @@ LARGEST_ROW_BYTES = 40
 
 
 Memory = tuple[str, int, int | None]
-"""The first columns of a `Row`: type, PID, used memory."""
+"""The first columns of a `ProcessRow`: type, PID, used memory."""
 
 
-class Row(NamedTuple):
+class ProcessRow(NamedTuple):
     """A row of the list of a type: M (MPS client), C (compute) or G (graphics). Ids are `None` if unknown."""
 
     kind: str
@@ -72,14 +72,14 @@ class RawList(NamedTuple):
         """Whether a row has a PID that no process can have."""
         return any(not 0 < fields[0] <= PID_MAX for fields in self.row.iter_unpack(self.data))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ProcessRow]:
         """Return it without rows that the driver counted, but did not write."""
         rows = []
         for pid, used, *ids in self.row.iter_unpack(self.data):
             if pid or used:
                 gpu_instance, compute_instance = [None if id_ == NO_ID else id_ for id_ in ids[:2]] or (None, None)
                 used = None if used == NOT_AVAILABLE else used
-                rows.append(Row(self.kind, pid, used, gpu_instance, compute_instance))
+                rows.append(ProcessRow(self.kind, pid, used, gpu_instance, compute_instance))
         return rows
 
     def memories(self) -> list[Memory]:
@@ -120,7 +120,7 @@ class ProcessLists(NamedTuple):
                 return None
         return tuple(lists)
 
-    def read_rows(self, calls: NvmlCalls) -> list[Row] | None:
+    def read_rows(self, calls: NvmlCalls) -> list[ProcessRow] | None:
         """Return their rows."""
         lists = self.read(calls)
         return None if lists is None else [row for raw_list in lists for row in raw_list.rows()]

@@ -73,7 +73,7 @@ class Pages:
         self._snapshot: Snapshot | None = None
         self._stale = ""
         self._rendered: _Rendered = {}
-        self._judged: list[Node] = []
+        self._checked_map: list[Node] = []
         """The map that `check` judges: of this snapshot, or none yet."""
         self._history = History()
         self._process_name = secrets.token_hex(4)
@@ -81,7 +81,7 @@ class Pages:
 
     def publish(self, snapshot: Snapshot) -> None:
         """Set the newest snapshot. Pages of the one before are dropped."""
-        self._snapshot, self._stale, self._rendered, self._judged = snapshot, "", {}, []
+        self._snapshot, self._stale, self._rendered, self._checked_map = snapshot, "", {}, []
         self._versions += 1
         self._history.add(snapshot)
 
@@ -90,7 +90,7 @@ class Pages:
         snapshot = self._snapshot
         if snapshot is not None and self._is_too_old(snapshot) and not self._stale:
             stale = f"no collection for more than {self._stale_after_seconds:g} s: {self.why_late() or LATE}"
-            self._snapshot, self._stale, self._rendered, self._judged = _strip_data(snapshot), stale, {}, []
+            self._snapshot, self._stale, self._rendered, self._checked_map = _strip_data(snapshot), stale, {}, []
             self._versions += 1
         return self._snapshot
 
@@ -130,15 +130,15 @@ class Pages:
             return None
         if node not in ("", snapshot.node.name):
             return Verdict(2, short_line(f"the gpumap of node {snapshot.node.name} answers, not of {node}"))
-        judged, stale = self._judged, self._stale
+        checked_map, stale = self._checked_map, self._stale
 
         def make_map() -> None:
-            if not judged:
-                judged.append(self._map(snapshot, stale))
+            if not checked_map:
+                checked_map.append(self._map(snapshot, stale))
 
-        if not judged:
+        if not checked_map:
             await self._thread.run(make_map)
-        return check(judged[0], only)
+        return check(checked_map[0], only)
 
     def not_ready(self) -> str | None:
         """Return why gpumap is not ready: neither kubelet nor NVML has answered lately. `None` if it is ready."""
