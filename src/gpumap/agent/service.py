@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 from gpumap import __version__
 from gpumap.agent.collect import Collector, Sources, deadline_seconds, now
-from gpumap.agent.dialects import DIALECTS, Dialect
+from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.join import Rules
 from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.own_process import clients_max, release_by_signal, stop_by_signal
 from gpumap.agent.settings import Listen, Settings
 from gpumap.agent.sources.dra import DraSource
-from gpumap.agent.sources.inotify import Place, Watcher, places
+from gpumap.agent.sources.inotify import Watcher, places
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.pci import PciSource
 from gpumap.agent.sources.procfs import ProcfsSource
@@ -96,7 +96,7 @@ async def serve(
 
 
 def _pages(settings: Settings, monotonic: Callable[[], float]) -> Pages:
-    chosen = chosen_dialects(settings.dialects)
+    chosen = [DIALECTS[name] for name in settings.dialects]
     native_families = native(settings.groups, settings.process_metrics) if settings.native else ()
     return Pages(
         (*native_families, *(family for dialect in chosen for family in dialect.families)),
@@ -128,7 +128,9 @@ async def collector(
     await nvml.start()
     kubelet, pods, read_identity = _kubelet_sources(settings, lambda: clock().monotonic)
     procfs = ProcfsSource(settings.proc, settings.own_entry, has_kubelet=settings.has_kubelet)
-    watcher = Watcher(watched(settings) if settings.push else ())
+    claims = settings.dra_state, settings.dra_driver_checkpoint
+    watched = places(settings.kubelet_socket, settings.checkpoint_candidates, claims, settings.pod_log_root)
+    watcher = Watcher(watched if settings.push else ())
     rules = rules_of(settings, restart_after_seconds)
     pci = None if rules.why_not_on_pci else PciSource(settings.sys, lambda: clock().monotonic)
     loop = Collector(
@@ -177,19 +179,9 @@ def _matcher(pattern: re.Pattern[str]) -> Callable[[str], bool]:
     return lambda name: pattern.fullmatch(name) is not None
 
 
-def watched(settings: Settings) -> tuple[Place, ...]:
-    """Return the places that change when the kubelet allocates a device."""
-    claims = settings.dra_state, settings.dra_driver_checkpoint
-    return places(settings.kubelet_socket, settings.checkpoint_candidates, claims, settings.pod_log_root)
-
-
-def chosen_dialects(names: Iterable[str]) -> list[Dialect]:
-    return [DIALECTS[name] for name in names]
-
-
 def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, ...]:
     """Return what gpumap asks NVML for: the chosen native groups, and what the dialects need."""
-    needs = {*groups, *(group for dialect in chosen_dialects(dialects) for group in dialect.needs)}
+    needs = {*groups, *(group for name in dialects for group in DIALECTS[name].needs)}
     return tuple(group for group in (*GROUPS, CARD) if group in needs)
 
 

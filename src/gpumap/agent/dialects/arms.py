@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpumap.agent.dialects.allocate_mode import Mode, combine, mode_of_node, modes_by_device, modes_by_holder
@@ -21,6 +20,7 @@ from gpumap.agent.dialects.common import (
     mib,
     percent,
     sees_processes,
+    sum_known,
 )
 from gpumap.model.families import Family, Rows, Series
 from gpumap.model.grouping import all_known, grouped
@@ -112,14 +112,11 @@ def _held_rows(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], list[C
     return grouped(((row.name, gpu_uuid(row.uuid, gpus)), row) for row in snapshot.containers if row.holds)
 
 
-def _compute_limit(rows: list[ContainerOnDevice], leaves: _Leaves) -> float | None:
-    """Return the largest share of a GPU that a container may use; 0 is no limit."""
-    limits = all_known(_limit(row, leaves.get(row.uuid)) for row in rows)
-    return math.fsum(limits) if limits is not None else None
+def _compute_limit(row: ContainerOnDevice, leaf: Device | None) -> float | None:
+    """Return the largest share of a GPU that a container may use; 0 is no limit.
 
-
-def _limit(row: ContainerOnDevice, leaf: Device | None) -> float | None:
-    """Known by the resource or by MIG. The snapshot does not have the limits of replicas with memory (MPS, HAMi)."""
+    Known by the resource or by MIG. The snapshot does not have the limits of replicas with memory (MPS, HAMi).
+    """
     limits = {limit_of(resource) for resource in row.slots}
     is_whole = leaf is not None and leaf.memory is not None and row.allocated_memory_bytes == leaf.memory.total_bytes
     if Limit.COMPUTE in limits:
@@ -167,7 +164,11 @@ FAMILIES = (
     Rows(("NodeName",), lambda snapshot: [((snapshot.node.name,), snapshot)]).gauge(
         "DCGM_CUSTOM_ALLOCATE_MODE", "GPU allocate mode of node,value in [None:0,Exclusive:1,Share:2]", mode_of_node
     ),
-    _held("CP_ALLOCATED", "Allocated compute ratio(0~1) of one gpu of container,0 is not limited", _compute_limit),
+    _held(
+        "CP_ALLOCATED",
+        "Allocated compute ratio(0~1) of one gpu of container,0 is not limited",
+        lambda rows, leaves: sum_known(_compute_limit(row, leaves.get(row.uuid)) for row in rows),
+    ),
     _held("MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", granted_mib),
     _devices(
         "FB_ALLOCATED",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -74,6 +75,12 @@ def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Devic
         sizes = [size for row in holding if (size := _size(leaves.get(row.uuid))) is not None]
         total += sum(granted) if instance is None else min(sum(granted), max(sizes or granted))
     return total
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Return the exact sum; `None` if a value is unknown."""
+    known = all_known(values)
+    return None if known is None else math.fsum(known)
 
 
 def granted_mib(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Device]) -> int | None:

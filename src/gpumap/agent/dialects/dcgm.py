@@ -7,7 +7,7 @@ internal/pkg/rendermetrics), the label `hostname` as from 4.6.0-4.8.3 on. `dcgm4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from gpumap.agent.dialects.common import (
@@ -98,28 +98,19 @@ def _labels(
 ) -> tuple[str, ...]:
     gpu = entity.gpu
     namespace, pod, container = name or ("", "", "")
-    return (
-        str(gpu.index),
-        gpu.uuid,
-        gpu.pci_bus_id,
-        device_node(gpu),
-        gpu.model,
-        entity.profile,
-        "" if entity.gpu_instance_id is None else str(entity.gpu_instance_id),
-        snapshot.node.name,
-        driver_version(snapshot),
-        container,
-        *field_labels,
-        namespace,
-        pod,
-    )
+    gpu_labels = str(gpu.index), gpu.uuid, gpu.pci_bus_id, device_node(gpu), gpu.model
+    instance_labels = entity.profile, "" if entity.gpu_instance_id is None else str(entity.gpu_instance_id)
+    node_labels = snapshot.node.name, driver_version(snapshot)
+    return (*gpu_labels, *instance_labels, *node_labels, container, *field_labels, namespace, pod)
 
 
-def _entity_values(value: Callable[[Entity], float | None]) -> Values:
-    """Return a value of each GPU or GPU instance."""
+def _entity_values(
+    value: Callable[[Entity], float | None], list_entities: Callable[[Snapshot], Iterable[Entity]] = entities
+) -> Values:
+    """Return a value of each entity, by default of each GPU or GPU instance."""
 
     def read(snapshot: Snapshot) -> Iterator[Value]:
-        for entity in entities(snapshot):
+        for entity in list_entities(snapshot):
             if (number := value(entity)) is not None:
                 yield Value(entity, entity.sole, number)
 
@@ -168,12 +159,6 @@ def _xids(snapshot: Snapshot) -> Iterator[Value]:
             yield Value(entity, name, code, (str(code),))
 
 
-def _gpu_utilization(entity: Entity) -> float | None:
-    """NVML has none for a partitioned GPU or a GPU instance."""
-    reading = entity.gpu.reading
-    return None if reading is None or entity.gpu.partitioned else reading.utilization_ratio
-
-
 def _times(factor: float) -> Callable[[float], float]:
     """Return a product without the noise of binary fractions: 57, not 56.99999999999999."""
     return lambda value: round(value * factor, 6)
@@ -191,14 +176,10 @@ _NANOSECONDS = Unit("in ns", "in ns", _times(1))
 
 def _gpu(before: str, since: str, help: str, value: Reading, unit: Unit | None = None, kind: Kind = "gauge") -> Field:
     """A value of each GPU, also if it is partitioned."""
-
-    def read(snapshot: Snapshot) -> Iterator[Value]:
-        for entity in gpu_entities(snapshot):
-            reading = entity.gpu.reading
-            if reading is not None and (number := value(reading)) is not None:
-                yield Value(entity, entity.sole, number)
-
-    return Field(f"DEV_{before}", f"DEV_{since}", help, read, unit, kind)
+    values = _entity_values(
+        lambda entity: None if entity.gpu.reading is None else value(entity.gpu.reading), gpu_entities
+    )
+    return Field(f"DEV_{before}", f"DEV_{since}", help, values, unit, kind)
 
 
 def _counter(before: str, since: str, help: str, value: Reading, unit: Unit | None = None) -> Field:
@@ -243,7 +224,11 @@ def _gpm(name: str, help: str, value: Callable[[Activity], float | None]) -> Fie
     return Field(f"PROF_{name}", f"PROF_{since}_RATIO", help, values)
 
 
-_UTILIZATION = _container_values(_gpu_utilization, lambda use: use.sm_ratio)
+_UTILIZATION = _container_values(
+    # NVML has none for a partitioned GPU or a GPU instance.
+    lambda entity: entity.gpu.reading.utilization_ratio if entity.gpu.reading and not entity.gpu.partitioned else None,
+    lambda use: use.sm_ratio,
+)
 _USED = _container_values(
     lambda entity: None if entity.memory is None else entity.memory.used_bytes, lambda use: use.memory_bytes
 )

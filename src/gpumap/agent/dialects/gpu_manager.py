@@ -6,10 +6,9 @@ GPUs. Where a part of a sum is not known, the sum is absent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from gpumap.agent.dialects.common import ON_SOME_GPU, gpus_by_uuid, granted_mib, leaves_by_uuid, mib, percent
+from gpumap.agent.dialects.common import ON_SOME_GPU, gpus_by_uuid, granted_mib, leaves_by_uuid, mib, percent, sum_known
 from gpumap.model.families import Family, Series
 from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Use
@@ -95,14 +94,14 @@ def _requested(
     return Family(name, "gauge", help, ("container_name", "namespace", "node", "pod_name", label), read)
 
 
-def _granted_gpus(held_rows: _Rows, leaves: Mapping[Uuid, Device]) -> float | None:
-    shares = all_known(row.allocated_gpus for row in held_rows)
-    return math.fsum(shares) if shares is not None else None
-
-
 FAMILIES = (
     _used("container_gpu_memory_total", "gpu memory usage in MiB", "gpu_memory", lambda use: use.memory_bytes, mib),
     _used("container_gpu_utilization", "gpu utilization", "gpu", lambda use: use.sm_ratio, percent),
     _requested("container_request_gpu_memory", "request of gpu memory in MiB", "req_of_gpu_memory", granted_mib),
-    _requested("container_request_gpu_utilization", "request of gpu utilization", "req_of_gpu", _granted_gpus),
+    _requested(
+        "container_request_gpu_utilization",
+        "request of gpu utilization",
+        "req_of_gpu",
+        lambda rows, leaves: sum_known(row.allocated_gpus for row in rows),
+    ),
 )

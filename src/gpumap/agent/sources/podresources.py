@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from gpumap.agent._proto.podresources import envelope_pb2, v1_pb2
@@ -31,6 +32,9 @@ _KEY_BYTES_MAX = 4096
 
 ListedPods = tuple[ListedPod, ...]
 AllocatableDevices = tuple[ResourceDevices, ...]
+
+
+_claim_names = attrgetter("driver", "pool", "device", "share_id", "claim_namespace", "claim")
 
 
 class DecodedPod(NamedTuple):
@@ -173,7 +177,7 @@ def _fit_pod(pod: ListedPod) -> ListedPod:
         ListedContainer(
             fit(container.name),
             tuple(sorted(map(_fit_devices, container.devices))),
-            tuple(sorted(ClaimDevice(*map(fit, _fields(claim))) for claim in container.claims)),
+            tuple(sorted(ClaimDevice(*map(fit, _claim_names(claim))) for claim in container.claims)),
         )
         for container in pod.containers
     )
@@ -201,8 +205,4 @@ def _names(pod: ListedPod) -> Iterator[tuple[str, str]]:
             yield "resource", devices.resource
             yield from (("device id", id_) for id_ in devices.ids)
         for claim in container.claims:
-            yield from (("part of a claim", str(name)) for name in _fields(claim))
-
-
-def _fields(claim: ClaimDevice) -> tuple[str, ...]:
-    return claim.driver, claim.pool, claim.device, claim.share_id, claim.claim_namespace, claim.claim
+            yield from (("part of a claim", str(name)) for name in _claim_names(claim))
