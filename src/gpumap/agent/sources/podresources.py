@@ -34,7 +34,7 @@ ListedPods = tuple[ListedPod, ...]
 AllocatableDevices = tuple[ResourceDevices, ...]
 
 
-_claim_names = attrgetter("driver", "pool", "device", "share_id", "claim_namespace", "claim")
+_CLAIM_NAMES = attrgetter("driver", "pool", "device", "share_id", "claim_namespace", "claim")
 
 
 class DecodedPod(NamedTuple):
@@ -177,7 +177,7 @@ def _fit_pod(pod: ListedPod) -> ListedPod:
         ListedContainer(
             fit(container.name),
             tuple(sorted(map(_fit_devices, container.devices))),
-            tuple(sorted(ClaimDevice(*map(fit, _claim_names(claim))) for claim in container.claims)),
+            tuple(sorted(ClaimDevice(*map(fit, _CLAIM_NAMES(claim))) for claim in container.claims)),
         )
         for container in pod.containers
     )
@@ -205,4 +205,4 @@ def _names(pod: ListedPod) -> Iterator[tuple[str, str]]:
             yield "resource", devices.resource
             yield from (("device id", id_) for id_ in devices.ids)
         for claim in container.claims:
-            yield from (("part of a claim", str(name)) for name in _claim_names(claim))
+            yield from (("part of a claim", str(name)) for name in _CLAIM_NAMES(claim))
