@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from bench.figures import table_of
-from gpumap.agent.collect import FOLLOW_SECONDS
+from gpumap.agent.collect import BURST_INTERVAL_SECONDS
 from tests.lives import CASES, RESTS, WORK_SECONDS, Case, Result, Shares
 from tests.working import INTERVAL_SECONDS
 
@@ -51,7 +51,7 @@ def case_rows(case: Case, result: Result) -> Iterator[Sequence[str]]:
         *(str(result.resting.total()), *shares(result.resting), percent(result.resting, "none")),
         *(str(result.working.total()), *shares(result.working)),
         f"{result.collections * INTERVAL_SECONDS / result.seconds:.1f}×",
-        f"{result.fast_collections * FOLLOW_SECONDS / result.seconds:.0%}",
+        f"{result.fast_collections * BURST_INTERVAL_SECONDS / result.seconds:.0%}",
         case.goal,
         "✔" if case.is_reached(result) else "✘",
     )

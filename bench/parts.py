@@ -127,7 +127,7 @@ def _sweeps(made: BenchNode, counted: Path) -> tuple[list[float], list[int]]:
     library = Library(str(made.library))
     library.open()
     pynvml.nvmlInit()
-    copies = [[GpuReader(library, index) for index in range(made.shape.gpus)] for _ in range(2)]
+    copies = [[GpuReader(library, index, lambda uuid: 0) for index in range(made.shape.gpus)] for _ in range(2)]
     cards = [loop_sweeper.Card(index) for index in range(made.shape.gpus)]
     generation = HandleGeneration(1, made.shape.gpus)
 

@@ -132,7 +132,7 @@ async def secured(
     pages = Pages(families, self_families("1", "3"), {}, 60.0, lambda: 0.0)
     pages.publish(replace(busy_node(gpus), at=Moment(0.0, 1_800_000_000.0)))
     app = application(pages)
-    guard.watch_over(app)
+    app.middlewares.append(guard.check_request)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         served = open_port(
             app,
@@ -142,7 +142,7 @@ async def secured(
             max_connections=max_connections,
         )
         async with served as close_idle:
-            following = asyncio.create_task(guard.follow(close_idle))
+            following = asyncio.create_task(guard.apply_changes(close_idle))
             try:
                 yield Secured(folder, listener.getsockname()[1], guard)
             finally:

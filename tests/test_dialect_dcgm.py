@@ -10,7 +10,7 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpumap.agent.dialects.dcgm import BEFORE_4_9
-from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
+from gpumap.agent.dialects.dcgm_entities import Entity, entities, gpu_entities
 from gpumap.agent.exposition import Exposition
 from gpumap.model.node import ContainerXids, GpuXids, OwnerUse, SourceHealth
 from gpumap.model.node import Process as ProcessRow
@@ -262,7 +262,7 @@ def check_credit(truth: TestNode, snapshot: Snapshot) -> None:
             others = [one for one in running if not _is_of(one, name)]
             if entity.sole is None or others:
                 assert value == sum(one.memory_bytes or 0 for one in own if one is not None) >> 20
-    for device in (*cards(snapshot), *entities(snapshot)):
+    for device in (*gpu_entities(snapshot), *entities(snapshot)):
         check_sole(truth, snapshot, device)
 
 

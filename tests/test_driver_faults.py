@@ -157,8 +157,8 @@ def test_a_lost_gpu_that_reports_its_uuid_keeps_what_is_known_of_it() -> None:
 
 
 def test_nothing_leaks_while_the_driver_comes_and_goes(start: Start, tmp_path: Path) -> None:
-    """Through losses, resets, unloads and other counts the worker has the same descriptors and threads, and each
-    initialisation its shutdown, each sample and event set its end."""
+    """Through losses, resets, unloads and other counts the worker's descriptors and threads do not grow, and each
+    initialisation has its shutdown, each sample and event set its end."""
     calls = tmp_path / "calls"
     # A thread that is slow, as on a busy machine, is none that hangs: nothing takes its place.
     changed = {"read_scheduler.REINIT_SECONDS": 0.0, "read_scheduler.PATIENCE_SECONDS": 10.0}
@@ -175,7 +175,10 @@ def test_nothing_leaks_while_the_driver_comes_and_goes(start: Start, tmp_path: P
         worker.read(Driver(gpus=cards[::-1]))
         worker.refusal(Driver(fail={("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}))  # which makes it shut down
         seen.append((descriptors(worker), threads(worker)))
-    assert len(set(seen[2:])) == 1, f"(descriptors, threads): {seen}"
+    open_files, running = zip(*seen[2:], strict=True)
+    # The thread of a shutdown may still be ending.
+    assert len(set(open_files)) == 1, seen
+    assert max(running) - min(running) <= 1, seen
     counted = standin.read_calls(calls)
     refused = 2 * turns
     assert counted["nvmlInitWithFlags"] == counted["nvmlShutdown"] + refused

@@ -39,8 +39,8 @@ def watching(*watched: Place) -> Iterator[Watcher]:
 async def event_of(watcher: Watcher) -> None:
     """Return when there is news, and take it."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        await watcher.wait()
-    watcher.clear()
+        await watcher.news.wait()
+    watcher.news.clear()
 
 
 async def is_silent(watcher: Watcher, directory: Path) -> bool:
@@ -50,7 +50,7 @@ async def is_silent(watcher: Watcher, directory: Path) -> bool:
         await event_of(other)
     try:
         async with asyncio.timeout(0.05):
-            await watcher.wait()
+            await watcher.news.wait()
     except TimeoutError:
         return True
     return False
@@ -165,7 +165,7 @@ async def test_a_container_of_a_pod_with_a_gpu_is_news(tmp_path: Path) -> None:
         assert await is_silent(watcher, folder), "no pod is followed yet"
         mine.unlink()
         assert await is_silent(watcher, folder)
-        watcher.follow(frozenset({PodName("ml", "mine")}))
+        watcher.pods_with_gpu = frozenset({PodName("ml", "mine")})
         other.symlink_to("nowhere")
         assert await is_silent(watcher, folder)
         assert watcher.started_at == -math.inf

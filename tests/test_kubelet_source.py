@@ -236,10 +236,10 @@ async def test_an_id_that_is_not_utf8_costs_only_itself(kubelet: FakeKubelet, so
 
 
 def test_an_offered_id_that_is_not_utf8_costs_only_itself() -> None:
-    offer = v1_pb2.AllocatableResourcesResponse(
+    allocatable = v1_pb2.AllocatableResourcesResponse(
         devices=[v1_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["GPU-@@", "GPU-1"])]
     )
-    (offered,) = podresources.decode_offer(with_bytes(offer, "GPU-@@"))
+    (offered,) = podresources.decode_allocatable(with_bytes(allocatable, "GPU-@@"))
     assert offered.ids == ("GPU-1", r"GPU-\xff\xfe")
 
 

@@ -230,18 +230,18 @@ class Started(Watcher):
         """Stay as it is."""
 
 
-@pytest.mark.parametrize("seconds", [0.0, 2 * collect.FOLLOW_SECONDS])
+@pytest.mark.parametrize("seconds", [0.0, 2 * collect.BURST_INTERVAL_SECONDS])
 async def test_after_a_start_collections_follow_for_a_while(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """They keep their distance, a slow one is followed by a pause as long, and then only the interval counts."""
-    monkeypatch.setattr(collect, "FOLLOW_FOR_SECONDS", 2.0)
+    monkeypatch.setattr(collect, "BURST_SECONDS", 2.0)
     sources = Sources(seconds)
     async with sources.running(Started()):
         await sources.collected(2)
         for started, ended, following in zip(sources.started, sources.ended, sources.started[1:], strict=False):
-            assert following - started >= NEARLY * max(collect.FOLLOW_SECONDS, 2 * (ended - started))
-        await asyncio.sleep(2.0 + 2 * collect.FOLLOW_SECONDS + 2 * seconds)
+            assert following - started >= NEARLY * max(collect.BURST_INTERVAL_SECONDS, 2 * (ended - started))
+        await asyncio.sleep(2.0 + 2 * collect.BURST_INTERVAL_SECONDS + 2 * seconds)
         collections = len(sources.started)
-        await asyncio.sleep(2 * collect.FOLLOW_SECONDS + 2 * seconds)
+        await asyncio.sleep(2 * collect.BURST_INTERVAL_SECONDS + 2 * seconds)
         assert len(sources.started) == collections
         assert sources.triggers["interval"] == 1
 

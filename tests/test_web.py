@@ -144,7 +144,6 @@ async def serving(
                 listener,
                 patience_seconds=patience_seconds,
                 max_connections=max_connections,
-                shutdown_seconds=1.0,
             )
             try:
                 async with served:

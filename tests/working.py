@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import structs
 
-from gpumap.agent.collect import FOLLOW_FOR_SECONDS, FOLLOW_SECONDS, follow_start
+from gpumap.agent.collect import BURST_INTERVAL_SECONDS, BURST_SECONDS, burst_start
 from gpumap.agent.join import Memory, Rules, step
 from gpumap.agent.nvml_worker.processes import Sampler, SampleRow
 from gpumap.model.node import Finding
@@ -212,7 +212,7 @@ class WorkingNode:
         while due <= end:
             self.seconds = due
             yield self.collect()
-            due += FOLLOW_SECONDS if self._is_following else INTERVAL_SECONDS
+            due += BURST_INTERVAL_SECONDS if self._is_in_burst else INTERVAL_SECONDS
         self.seconds = end
 
     def collect(self) -> Snapshot:
@@ -220,7 +220,7 @@ class WorkingNode:
         self.change()
         node = self.node
         node.clock = self.seconds
-        node.trigger = "push" if self._is_following else "interval"
+        node.trigger = "push" if self._is_in_burst else "interval"
         oldest = self.seconds - RING_SECONDS - 1.0
         while self._coming and self._coming[0].start <= self.seconds:
             self._recent.append(self._coming.popleft())
@@ -240,19 +240,19 @@ class WorkingNode:
         node.memory, self.snapshot = step(node.memory, self._observe(node.observe()), self.rules)
         self.collections += 1
         pods = frozenset(row.name.pod_name for row in self.snapshot.containers)
-        self._burst_since = follow_start(
+        self._burst_since = burst_start(
             self._burst_since,
             self.seconds,
             is_new=self._pods is not None and not pods <= self._pods,
             has_short_process=self.snapshot.has_short_process,
         )
-        self.fast_collections += self._is_following
+        self.fast_collections += self._is_in_burst
         self._pods = pods
         return self.snapshot
 
     @property
-    def _is_following(self) -> bool:
-        return self.seconds - self._burst_since < FOLLOW_FOR_SECONDS
+    def _is_in_burst(self) -> bool:
+        return self.seconds - self._burst_since < BURST_SECONDS
 
     def findings(self, kind: str) -> list[Finding]:
         """Return what the map reports now."""

@@ -107,7 +107,7 @@ def read_podresources_list(data: bytes) -> object:
 @target(corpus.offers, changed_protobuf, DecodeError)
 def read_podresources_allocatable(data: bytes) -> object:
     """GetAllocatableResources."""
-    return KnownPods().read_offer(data)
+    return KnownPods().read_allocatable(data)
 
 
 @target(corpus.pods_lists, changed_protobuf, DecodeError)
@@ -472,7 +472,7 @@ def _kubelet_answer(files: dict[str, bytes], kubelet: KnownPods) -> SourceAnswer
             raise SourceError("socket_missing", "no List")
         pods, complaints = kubelet.read_list(raw)
         offer = answers.answer(files, contents.ALLOCATABLE)
-        allocatable = kubelet.read_offer(offer) if offer is not None else None
+        allocatable = kubelet.read_allocatable(offer) if offer is not None else None
     except (DecodeError, ValueError) as error:
         raise SourceError("decode", str(error)) from error
     return SourceAnswer(KubeletAnswer(pods, allocatable, "first", False, True), complaints)

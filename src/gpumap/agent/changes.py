@@ -2,13 +2,15 @@
 
 import logging
 from collections import Counter
+from operator import attrgetter
 
-from gpumap.model.node import ContainerXids, Gpu, SourceHealth
+from gpumap.model.node import Gpu, SourceHealth
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import ContainerName, Source
+from gpumap.model.terms import Source
 
+_XIDS_KEY = attrgetter("name", "uuid", "code")
 OPTIONAL_STEPS = ("device_checkpoint", "pod_logs", "process_utilization")
 """Capabilities that depend on privileges or on the driver, apart from PID visibility."""
 
@@ -29,13 +31,9 @@ def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, o
     both_up = before is not None and before.node.driver is not None and after.node.driver is not None
     if before is not None and both_up and known_gpus.keys() != {gpu.uuid for gpu in after.node.gpus}:
         log.info("gpus changed count=%d", len(after.node.gpus))
-    _log_hidden(log, before, after)
-
-
-def _log_hidden(log: logging.Logger, before: Snapshot | None, after: Snapshot) -> None:
-    known = {device.uuid for device in before.hidden} if before else set()
+    known_hidden = {device.uuid for device in before.hidden} if before else set()
     for device in after.hidden:
-        if device.uuid not in known:
+        if device.uuid not in known_hidden:
             log.error("mig device hidden: this container does not have its device nodes uuid=%s", device.uuid)
 
 
@@ -87,18 +85,16 @@ def _log_xids(log: logging.Logger, before: Snapshot | None, after: Snapshot, obs
     for event in observations.nvml.value.xids if isinstance(observations.nvml, Observed) else ():
         errors_by_code[event.uuid, event.code] += event.times
     gpu_of = {device.uuid: device.gpu_uuid for device in after.node.devices if device.gpu_uuid}
-    known = {_key(xids): xids.errors for xids in before.node.container_xids} if before else {}
+    known = {_XIDS_KEY(xids): xids.errors for xids in before.node.container_xids} if before else {}
     for (uuid, code), errors in sorted(errors_by_code.items()):
         affected = [
             "/".join(xids.name)
             for xids in after.node.container_xids
-            if xids.code == code and gpu_of.get(xids.uuid, xids.uuid) == uuid and xids.errors > known.get(_key(xids), 0)
+            if xids.code == code
+            and gpu_of.get(xids.uuid, xids.uuid) == uuid
+            and xids.errors > known.get(_XIDS_KEY(xids), 0)
         ]
         log.warning("xid gpu=%s code=%d errors=%d containers=%r", uuid, code, errors, ",".join(affected))
-
-
-def _key(xids: ContainerXids) -> tuple[ContainerName, Uuid, int]:
-    return xids.name, xids.uuid, xids.code
 
 
 def _log_visibility(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:

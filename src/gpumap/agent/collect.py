@@ -39,25 +39,23 @@ from gpumap.model.terms import PodUid
 T = TypeVar("T")
 DEADLINE_SECONDS_MIN, DEADLINE_SECONDS_MAX = 1.0, 5.0
 PUSH_PAUSE_SECONDS = 0.25
-"""From the start of a collection to the start of a pushed one: at most four a second. They make eight of the
-hundred calls a second that a kubelet allows all of its clients together (k/k
-pkg/kubelet/apis/podresources/constants.go). After a long collection the pause is as long as the collection: pushed
-collections take at most half of the time."""
+"""The shortest time between the starts of two collections, if the trigger starts the second: at most four a second.
+They make eight calls of the kubelet, which allows a hundred a second to all of its clients together (k/k
+pkg/kubelet/apis/podresources/constants.go). After a collection that took longer, gpumap waits as long as it took."""
 
-FOLLOW_SECONDS = 0.75
-"""From the start of a collection to the start of the next, after a container with a GPU has started. Nothing shows when
-it allocates memory there: gpumap looks again, and sees it within a second. The same after the time of a process that no
-list had: gpumap sees the next short process with its owner."""
-FOLLOW_FOR_SECONDS = 30.0
-"""Most programs have allocated by then. The interval sees the others. After short processes, gpumap follows again only
-when as much time has passed: at most half of the time."""
+BURST_INTERVAL_SECONDS = 0.75
+"""The interval in a burst. One begins when a container with a GPU starts: nothing shows when it allocates memory, so
+gpumap looks often, and sees it within a second. Another begins after a process that ended before any list had it:
+gpumap then sees the next short process, with its owner."""
+BURST_SECONDS = 30.0
+"""How long a burst lasts: most programs have allocated memory by then. After a burst for short processes, as much time
+passes until the next one: they take at most half of the time."""
 
 log = logging.getLogger("gpumap")
 
 
 def deadline_seconds(interval_seconds: float) -> float:
-    """Return how long gpumap waits for a source: the interval, within limits. A source that works may take a second on
-    a busy machine."""
+    """Return how long gpumap waits for a source: the interval, but enough for one that works on a busy machine."""
     return min(max(interval_seconds, DEADLINE_SECONDS_MIN), DEADLINE_SECONDS_MAX)
 
 
@@ -82,17 +80,16 @@ class Pci(Protocol):
     async def read(self, in_nvml: frozenset[str], timeout_seconds: float) -> SourceAnswer[tuple[PciFunction, ...]]: ...
 
 
-def follow_start(last_start: float, moment: float, *, is_new: bool, has_short_process: bool) -> float:
-    """Return since when gpumap collects faster, to see new processes."""
-    has_paused = moment - last_start >= 2 * FOLLOW_FOR_SECONDS
+def burst_start(last_start: float, moment: float, *, is_new: bool, has_short_process: bool) -> float:
+    """Return when the newest burst began."""
+    has_paused = moment - last_start >= 2 * BURST_SECONDS
     return moment if is_new or (has_short_process and has_paused) else last_start
 
 
 def now() -> Moment:
     monotonic = time.monotonic()
     # clock_gettime(2): CLOCK_BOOTTIME is CLOCK_MONOTONIC and the time that the machine was suspended.
-    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - monotonic if hasattr(time, "CLOCK_BOOTTIME") else 0.0
-    return Moment(monotonic, time.time(), asleep)
+    return Moment(monotonic, time.time(), time.clock_gettime(time.CLOCK_BOOTTIME) - monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +110,7 @@ class Sources:
 
 
 class Collector:
-    """One node's loop. It calls `publish` with each snapshot, on the event loop.
-
-    `clock` gives the time at which an answer arrived.
-    """
+    """One node's loop. It calls `publish` with each snapshot, on the event loop. `clock` times the answers."""
 
     def __init__(
         self,
@@ -127,15 +121,12 @@ class Collector:
         publish: Callable[[Snapshot], None],
         clock: Callable[[], Moment] = now,
     ) -> None:
-        self._nvml = sources.nvml
-        self._procfs = sources.procfs
-        self._read_identity = sources.read_identity
-        self._kubelet = sources.kubelet
+        self._sources = sources
         self._trigger = sources.trigger
-        self._pci = sources.pci
         self._rules = rules
         self._interval_seconds = interval_seconds
-        self._deadline_seconds = deadline_seconds(interval_seconds)
+        self.deadline_seconds = deadline_seconds(interval_seconds)
+        """For each source. A replay must not depend on how fast the machine is, and sets another."""
         self._publish = publish
         self._now = clock
         self._logged_push: tuple[bool, str] = False, ""
@@ -150,17 +141,13 @@ class Collector:
         self._last_snapshot: Snapshot | None = None
         self._burst_since = -math.inf
 
-    def set_deadline(self, seconds: float) -> None:
-        """Wait so long for each source. A replay must not depend on how fast the machine is."""
-        self._deadline_seconds = seconds
-
     async def run(self) -> None:
         """Collect for ever: at each interval, when the trigger fires, and as soon as a missing kubelet is back."""
         trigger = "interval"
         while True:
             started = time.monotonic()
             expires = None
-            self._trigger.clear()  # this collection may miss a change that happens while it runs
+            self._trigger.news.clear()  # this collection may miss a change that happens while it runs
             try:
                 expires = (await self.collect(trigger)).expires
                 failure = ""
@@ -173,42 +160,42 @@ class Collector:
             ended = time.monotonic()
             earliest = max(started + PUSH_PAUSE_SECONDS, ended + (ended - started))
             quiet_seconds = ended - max(self._trigger.started_at, self._burst_since)
-            expects_processes = self._trigger.is_on and quiet_seconds < FOLLOW_FOR_SECONDS
-            follow = max(started + FOLLOW_SECONDS, earliest) if expects_processes else math.inf
-            trigger = await self._wait(earliest, due if expires is None else min(due, expires), follow)
+            expects_processes = self._trigger.is_on and quiet_seconds < BURST_SECONDS
+            burst = max(started + BURST_INTERVAL_SECONDS, earliest) if expects_processes else math.inf
+            trigger = await self._wait(earliest, due if expires is None else min(due, expires), burst)
             if self._release.is_set():
                 trigger = await self._release_driver()
 
     async def collect(self, trigger: str = "interval") -> Snapshot:
         """Ask every source once, publish the snapshot and return it. The failure of a source does not raise."""
         ticks = await self._clock_ticks()
-        nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
+        nvml = await self._observe(self._sources.nvml.read(self._interval_seconds, self.deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
         uncertain = self._last_snapshot.pods_to_verify if self._last_snapshot else frozenset[PodUid]()
         procfs = await self._observe(
-            self._proc_executor.run(lambda: self._procfs.read(pids, ticks, uncertain), self._deadline_seconds)
+            self._proc_executor.run(lambda: self._sources.procfs.read(pids, ticks, uncertain), self.deadline_seconds)
         )
         pod_identity = kubelet = None
-        if (read_identity := self._read_identity) is not None:
+        if (read_identity := self._sources.read_identity) is not None:
 
             def watch_and_read() -> SourceAnswer[PodIdentity]:
                 # Watch first: a change after the reading must fire the trigger. Both may hang in the same directories.
                 self._trigger.watch()
                 return read_identity()
 
-            pod_identity = await self._observe(self._identity_executor.run(watch_and_read, self._deadline_seconds))
+            pod_identity = await self._observe(self._identity_executor.run(watch_and_read, self.deadline_seconds))
         self._log_push()
-        if self._kubelet is not None:
-            kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
+        if self._sources.kubelet is not None:
+            kubelet = await self._observe(self._sources.kubelet.read(self.deadline_seconds))
         pci = None
-        if self._pci is not None and isinstance(nvml, Observed):
+        if self._sources.pci is not None and isinstance(nvml, Observed):
             in_nvml = frozenset(pci_address(gpu.pci_bus_id) for gpu in nvml.value.gpus)
-            pci = await self._observe(self._pci.read(in_nvml, self._deadline_seconds))
+            pci = await self._observe(self._sources.pci.read(in_nvml, self.deadline_seconds))
         observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on, pci)
         memory = self._memory
         self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
         log_changes(log, self._last_snapshot, snapshot, observations)
-        self._follow(self._last_snapshot, snapshot)
+        self._note_pods(self._last_snapshot, snapshot)
         self._last_snapshot = snapshot
         self._publish(snapshot)
         return snapshot
@@ -222,29 +209,30 @@ class Collector:
         for executor in (self._proc_executor, self._identity_executor, self._step_executor):
             executor.close()
 
-    def _follow(self, before: Snapshot | None, after: Snapshot) -> None:
+    def _note_pods(self, before: Snapshot | None, after: Snapshot) -> None:
         """Pass the pods with a GPU to the trigger, and note when a pod gets one, or has run a short process."""
         pods = frozenset(row.name.pod_name for row in after.containers)
         # The container of a new pod may have started before gpumap knew its pod.
         is_new = before is not None and not pods <= {row.name.pod_name for row in before.containers}
-        self._burst_since = follow_start(
+        self._burst_since = burst_start(
             self._burst_since, time.monotonic(), is_new=is_new, has_short_process=after.has_short_process
         )
-        self._trigger.follow(pods)
+        self._trigger.pods_with_gpu = pods
 
-    async def _wait(self, earliest: float, until: float, follow: float) -> str:
+    async def _wait(self, earliest: float, until: float, burst: float) -> str:
         """Wait until the earlier of the two, or until the trigger fires (not before `earliest`), or a missing kubelet
-        is back. At `follow` the trigger has fired before.
+        is back. At `burst`, the next collection of a burst is due.
 
         Returns what starts the next collection.
         """
-        back = asyncio.create_task(self._kubelet.wait_until_back() if self._kubelet else asyncio.Event().wait())
+        kubelet = self._sources.kubelet
+        back = asyncio.create_task(kubelet.wait_until_back() if kubelet else asyncio.Event().wait())
         pushed = asyncio.create_task(self._pushed_after(earliest))
         release = asyncio.create_task(self._release.wait())
         try:
-            timeout = max(min(until, follow) - time.monotonic(), 0.0)
+            timeout = max(min(until, burst) - time.monotonic(), 0.0)
             done, _ = await asyncio.wait((back, pushed, release), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            return "push" if pushed.done() or (not done and follow < until) else "interval"
+            return "push" if pushed.done() or (not done and burst < until) else "interval"
         finally:
             for task in (back, pushed, release):
                 task.cancel()
@@ -254,7 +242,7 @@ class Collector:
         self.is_released = True
         while self._release.is_set():
             self._release.clear()
-            is_closed = await self._nvml.close()
+            is_closed = await self._sources.nvml.close()
             until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self._interval_seconds))
             if is_closed:
                 log.info("driver released until=%s", until)
@@ -267,7 +255,7 @@ class Collector:
 
     async def _pushed_after(self, earliest: float) -> None:
         """Return when the trigger fires, but not before `earliest`: all changes until then need one collection."""
-        await self._trigger.wait()
+        await self._trigger.news.wait()
         await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
 
     def _log_failure(self, failure: str) -> None:
@@ -293,10 +281,10 @@ class Collector:
             log.log(level, "%s push=%d reason=%s detail=%r", sentence, is_on, trouble.reason, trouble.detail)
 
     async def _clock_ticks(self) -> int | None:
-        if self._procfs.is_real:
-            return self._procfs.clock_ticks()  # a clock: no file can block it
+        if self._sources.procfs.is_real:
+            return self._sources.procfs.clock_ticks()  # a clock: no file can block it
         try:
-            return await self._proc_executor.run(self._procfs.clock_ticks, self._deadline_seconds)
+            return await self._proc_executor.run(self._sources.procfs.clock_ticks, self.deadline_seconds)
         except (OSError, TimeoutError):
             return None  # the read of /proc itself reports the reason
 
@@ -305,17 +293,15 @@ class Collector:
         started = time.monotonic()
         try:
             answer = await read
+            return Observed(answer.value, self._now(), time.monotonic() - started, answer.complaints)
         except SourceError as error:
-            return Failed(self._now(), time.monotonic() - started, error.complaints)
+            complaints = error.complaints
         except TimeoutError:
-            detail = f"no answer within {self._deadline_seconds:g} s"
-            complaint = Complaint("deadline_exceeded", detail)
-            return Failed(self._now(), time.monotonic() - started, (complaint,))
+            complaints = (Complaint("deadline_exceeded", f"no answer within {self.deadline_seconds:g} s"),)
         except Exception as error:
             log.debug("a source failed unexpectedly", exc_info=True)
-            complaint = Complaint("internal_error", f"{type(error).__name__}: {error}")
-            return Failed(self._now(), time.monotonic() - started, (complaint,))
-        return Observed(answer.value, self._now(), time.monotonic() - started, answer.complaints)
+            complaints = (Complaint("internal_error", f"{type(error).__name__}: {error}"),)
+        return Failed(self._now(), time.monotonic() - started, complaints)
 
 
 def _pids(reading: NvmlReading) -> list[int]:

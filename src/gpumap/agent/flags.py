@@ -132,10 +132,7 @@ FLAGS = (
 def add_flags(
     parser: argparse.ArgumentParser, about: Collection[str] = tuple(ABOUT), hidden: Collection[str] = ()
 ) -> None:
-    """Add `serve`'s flags, each to its part of --help.
-
-    The command line accepts the `hidden` parts, but --help does not show them.
-    """
+    """Add `serve`'s flags, each to its part of --help, which does not show the `hidden` parts."""
     for topic in about:
         group = parser.add_argument_group(ABOUT[topic])
         for flag in FLAGS:

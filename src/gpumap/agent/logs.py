@@ -76,10 +76,7 @@ class _Lines(logging.Handler):
         return f"{self.format(record)}\n".encode(errors="backslashreplace")
 
     def _takes_more(self) -> bool:
-        """Return whether a write of PIPE_BUF bytes does not block: pipe(7). A closed one is an error of the write.
-
-        poll(2) would fail if the limit of open files is 0.
-        """
+        """Return whether a write of PIPE_BUF bytes does not block, pipe(7). poll(2) fails if no file may be open."""
         return bool(select.select((), (self._descriptor,), (), 0.0 if self._lost else PATIENCE_SECONDS)[1])
 
     def _write(self) -> None:

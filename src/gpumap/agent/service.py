@@ -21,30 +21,29 @@ from typing import TYPE_CHECKING
 
 from gpumap import __version__
 from gpumap.agent.collect import Collector, Sources, deadline_seconds, now
-from gpumap.agent.dialects import DIALECTS, Dialect
+from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.join import Rules
 from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.own_process import clients_max, release_by_signal, stop_by_signal
 from gpumap.agent.settings import Listen, Settings
 from gpumap.agent.sources.dra import DraSource
-from gpumap.agent.sources.inotify import Place, Watcher, places
+from gpumap.agent.sources.inotify import Watcher, places
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.pci import PciSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.web import aiohttp_server_only
 from gpumap.agent.web.pages import Pages
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.observations import Moment, PodIdentity, SharingContainers, SourceAnswer
+from gpumap.model.observations import Moment, PodIdentity, SourceAnswer
 from gpumap.model.readings import CARD
-from gpumap.model.snapshot import HiddenDevice, Snapshot
+from gpumap.model.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from gpumap.agent.sources.kubelet import KubeletSource
     from gpumap.agent.sources.pods_api import PodsApiSource
     from gpumap.agent.web.guard import Guard
 
-SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
 PODS_PATIENCE_SECONDS = 1.0
 SLOW_VALUES_SECONDS = 30.0
@@ -69,19 +68,23 @@ async def serve(
     stop = stop or stop_by_signal()
     guard = _guard(settings.web_config)
     pages = _pages(settings, lambda: clock().monotonic)
-    needs_restart = _NeedsRestart()
+    needs_restart = asyncio.Event()
+    fault = ""
 
     def publish(snapshot: Snapshot) -> None:
+        nonlocal fault
         pages.publish(snapshot)
-        needs_restart.check(snapshot)
+        fault = fault or _why_restart(snapshot)
+        if fault:
+            needs_restart.set()
 
     async def collect() -> None:
         started = collector(settings, driver_command, publish, clock, restart_after_seconds)
         async with started as loop:
             pages.why_late = lambda: RELEASED if loop.is_released else ""
             release_by_signal(loop.release)
-            await _until(needs_restart.noticed, loop.run())
-        raise FatalError(needs_restart.why)
+            await _until(needs_restart, loop.run())
+        raise FatalError(fault)
 
     try:
         await _until(stop, collect(), _open(pages, listener, guard, settings))
@@ -93,7 +96,7 @@ async def serve(
 
 
 def _pages(settings: Settings, monotonic: Callable[[], float]) -> Pages:
-    chosen = chosen_dialects(settings.dialects)
+    chosen = [DIALECTS[name] for name in settings.dialects]
     native_families = native(settings.groups, settings.process_metrics) if settings.native else ()
     return Pages(
         (*native_families, *(family for dialect in chosen for family in dialect.families)),
@@ -115,10 +118,7 @@ async def collector(
     restart_after_seconds: float = RESTART_AFTER_SECONDS,
     pods_patience_seconds: float = PODS_PATIENCE_SECONDS,
 ) -> AsyncIterator[Collector]:
-    """Put the sources and the loop together; close them at the end.
-
-    It begins after the first answer of the Pods API, if there is one, or after `pods_patience_seconds`.
-    """
+    """Put the sources and the loop together; close them at the end. It first waits for the Pods API, if it is used."""
     nvml = NvmlSource(
         driver_command,
         asked_groups(settings.groups, settings.dialects),
@@ -126,14 +126,15 @@ async def collector(
         hold_seconds=min(SLOW_VALUES_SECONDS, settings.stale_after_seconds),
     )
     await nvml.start()
-    kubelet = _kubelet(settings)
-    pods = _pods_api(settings, lambda: clock().monotonic)
+    kubelet, pods, read_identity = _kubelet_sources(settings, lambda: clock().monotonic)
     procfs = ProcfsSource(settings.proc, settings.own_entry, has_kubelet=settings.has_kubelet)
-    watcher = Watcher(watched(settings) if settings.push else ())
+    claims = settings.dra_state, settings.dra_driver_checkpoint
+    watched = places(settings.kubelet_socket, settings.checkpoint_candidates, claims, settings.pod_log_root)
+    watcher = Watcher(watched if settings.push else ())
     rules = rules_of(settings, restart_after_seconds)
     pci = None if rules.why_not_on_pci else PciSource(settings.sys, lambda: clock().monotonic)
     loop = Collector(
-        Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher, pci),
+        Sources(nvml, procfs, read_identity, kubelet, watcher, pci),
         rules,
         interval_seconds=settings.interval_seconds,
         publish=publish,
@@ -178,60 +179,39 @@ def _matcher(pattern: re.Pattern[str]) -> Callable[[str], bool]:
     return lambda name: pattern.fullmatch(name) is not None
 
 
-def watched(settings: Settings) -> tuple[Place, ...]:
-    """Return the places that change when the kubelet allocates a device."""
-    claims = settings.dra_state, settings.dra_driver_checkpoint
-    return places(settings.kubelet_socket, settings.checkpoint_candidates, claims, settings.pod_log_root)
-
-
-def chosen_dialects(names: Iterable[str]) -> list[Dialect]:
-    return [DIALECTS[name] for name in names]
-
-
 def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, ...]:
     """Return what gpumap asks NVML for: the chosen native groups, and what the dialects need."""
-    needs = {*groups, *(group for dialect in chosen_dialects(dialects) for group in dialect.needs)}
+    needs = {*groups, *(group for name in dialects for group in DIALECTS[name].needs)}
     return tuple(group for group in (*GROUPS, CARD) if group in needs)
 
 
-def _kubelet(settings: Settings) -> KubeletSource | None:
+def _kubelet_sources(
+    settings: Settings, monotonic: Callable[[], float]
+) -> tuple[KubeletSource | None, PodsApiSource | None, Callable[[], SourceAnswer[PodIdentity]] | None]:
+    """Return the kubelet's List, its Pods API if it is configured, and how to read pod identity."""
     if not settings.has_kubelet:
-        return None
+        return None, None, None
+    from gpumap.agent.sources.checkpoint import CheckpointSource
+    from gpumap.agent.sources.fractioning import FractioningSource
+    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
     from gpumap.agent.sources.kubelet import KubeletSource
 
-    return KubeletSource(settings.kubelet_socket)
+    pods = None
+    if settings.pods_api_socket is not None:
+        from gpumap.agent.sources.pods_api import PodsApiSource
 
-
-def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[], SourceAnswer[PodIdentity]] | None:
-    if not settings.has_kubelet:
-        return None
-    from gpumap.agent.sources.checkpoint import CheckpointSource
-    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, no_pods_api
-
-    return PodIdentitySource(
+        pods = PodsApiSource(settings.pods_api_socket, deadline_seconds(settings.interval_seconds), monotonic=monotonic)
+    sharing_map = settings.gpu_fractioning_map
+    identity = PodIdentitySource(
         CheckpointSource(settings.checkpoint_candidates),
         PodLogsSource(settings.pod_log_root),
         DraSource(settings.dra_state, settings.dra_driver_checkpoint),
         time.time,
-        pods.read if pods is not None else no_pods_api,
-        _sharing(settings.gpu_fractioning_map),
+        pods.read if pods is not None else None,
+        FractioningSource(sharing_map).read if sharing_map is not None else None,
         lambda: pods.confirmed_at if pods is not None else 0.0,
-    ).read
-
-
-def _pods_api(settings: Settings, monotonic: Callable[[], float]) -> PodsApiSource | None:
-    if (path := settings.pods_api_socket) is None:
-        return None
-    from gpumap.agent.sources.pods_api import PodsApiSource
-
-    return PodsApiSource(path, deadline_seconds(settings.interval_seconds), monotonic=monotonic)
-
-
-def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContainers]]:
-    from gpumap.agent.sources.fractioning import FractioningSource
-    from gpumap.agent.sources.identity import no_sharing
-
-    return no_sharing if directory is None else FractioningSource(directory).read
+    )
+    return KubeletSource(settings.kubelet_socket), pods, identity.read
 
 
 def _guard(web_config: Path | None) -> Guard | None:
@@ -247,20 +227,11 @@ def _guard(web_config: Path | None) -> Guard | None:
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
-class _NeedsRestart:
-    """Notices the first snapshot with a fault that only a new container solves."""
-
-    def __init__(self) -> None:
-        self.noticed = asyncio.Event()
-        self.why = ""
-
-    def check(self, snapshot: Snapshot) -> None:
-        self.why = self.why or snapshot.lost_driver or (_hidden_line(snapshot.hidden) if snapshot.hidden else "")
-        if self.why:
-            self.noticed.set()
-
-
-def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
+def _why_restart(snapshot: Snapshot) -> str:
+    """Return the fault that only a new container solves; empty without one."""
+    hidden = snapshot.hidden
+    if snapshot.lost_driver or not hidden:
+        return snapshot.lost_driver
     names = f"{hidden[0].uuid} and {len(hidden) - 1} more" if len(hidden) > 1 else hidden[0].uuid
     return (
         f"{names} appeared after gpumap's start, and this container does not have its device nodes: "
@@ -281,13 +252,12 @@ async def _open(pages: Pages, listener: socket.socket, guard: Guard | None, sett
     gc.enable()
     app = application(pages)
     if guard is not None:
-        guard.watch_over(app)
+        app.middlewares.append(guard.check_request)
     async with open_port(
         app,
         listener,
         tls=guard.context if guard is not None else None,
         max_connections=min(MAX_CONNECTIONS, clients_max()),
-        shutdown_seconds=SHUTDOWN_SECONDS,
     ) as close_idle:
         host, port = listener.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -296,7 +266,7 @@ async def _open(pages: Pages, listener: socket.socket, guard: Guard | None, sett
             await asyncio.Event().wait()
         else:
             log.info("web config file=%s %s", settings.web_config, guard.words())
-            await guard.follow(close_idle)
+            await guard.apply_changes(close_idle)
 
 
 async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> None:
@@ -316,10 +286,7 @@ async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> No
 
 
 def bind(listen: Listen) -> socket.socket:
-    """Bind the listening socket. An empty host is every address, also of IPv6 if the machine has it.
-
-    Raises UsageError if the address is not available.
-    """
+    """Bind the socket. An empty host is every address, also of IPv6. Raises UsageError if it is not available."""
     try:
         if listen.host:
             family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET

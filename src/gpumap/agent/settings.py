@@ -90,49 +90,49 @@ def resolve(
 
     Flags that the command does not use (`about` does not contain them) keep their default, whatever the environment.
     """
-    values = _Values({flag.name: _read(flag, args, environment if flag.about in about else {}) for flag in FLAGS})
-    interval_seconds = values.parse("--interval", parse_duration)
-    stale_after_seconds = values.parse("--stale-after", parse_duration)
+    values = {flag.name: _read(flag, args, environment if flag.about in about else {}) for flag in FLAGS}
+    interval_seconds = values["--interval"].parse(parse_duration)
+    stale_after_seconds = values["--stale-after"].parse(parse_duration)
     if stale_after_seconds < interval_seconds:
-        raise values.error("--stale-after", f"must be at least --interval ({values.word('--interval')})")
+        raise values["--stale-after"].error(f"must be at least --interval ({values['--interval'].word})")
     no_native, dialects = _page(values)
     has_kubelet = _has_kubelet(values)
-    root = values.parse("--kubelet-root", _directory)
-    checkpoint = values.word("--device-checkpoint")
-    kubelet_socket = values.word("--kubelet-socket")
+    root = values["--kubelet-root"].parse(_directory)
+    checkpoint = values["--device-checkpoint"].word
+    kubelet_socket = values["--kubelet-socket"].word
     in_root = Path("device-plugins/kubelet_internal_checkpoint")
     candidates = dict.fromkeys((root / in_root, Path("/var/lib/kubelet") / in_root))
     return Settings(
-        listen=replace(values.parse("--listen", parse_listen), notation=values.origin("--listen")),
+        listen=replace(values["--listen"].parse(parse_listen), notation=values["--listen"].origin),
         interval_seconds=interval_seconds,
         stale_after_seconds=stale_after_seconds,
-        idle_after_seconds=values.parse("--idle-after", parse_duration),
-        grace_seconds=values.parse("--grace", parse_duration),
-        node_name=values.word("--node-name") or environment.get("NODE_NAME", "") or socket.gethostname(),
-        node_ip=values.word("--node-ip") or environment.get("NODE_IP", ""),
+        idle_after_seconds=values["--idle-after"].parse(parse_duration),
+        grace_seconds=values["--grace"].parse(parse_duration),
+        node_name=values["--node-name"].word or environment.get("NODE_NAME", "") or socket.gethostname(),
+        node_ip=values["--node-ip"].word or environment.get("NODE_IP", ""),
         has_kubelet=has_kubelet,
-        kubelet_socket=values.parse("--kubelet-socket", _socket) if kubelet_socket else _socket_below(root, values),
-        checkpoint_candidates=(values.parse("--device-checkpoint", _file),) if checkpoint else tuple(candidates),
+        kubelet_socket=values["--kubelet-socket"].parse(_socket) if kubelet_socket else _socket_below(root, values),
+        checkpoint_candidates=(values["--device-checkpoint"].parse(_file),) if checkpoint else tuple(candidates),
         dra_state=root / "dra_manager_state",
         dra_driver_checkpoint=root / "plugins" / "gpu.nvidia.com" / "checkpoint.json",
-        pods_api_socket=_optional(values, "--pods-api-socket", _socket),
-        gpu_fractioning_map=_optional(values, "--gpu-fractioning-map", _directory),
-        pod_log_root=values.parse("--pod-log-root", _directory),
-        proc=values.parse("--proc", _directory),
-        sys=values.parse("--sys", _directory),
-        nvml_library=str(values.parse("--nvml-library", _file)) if values.word("--nvml-library") else "",
-        nvml_release=values.parse("--nvml-release", _boolean),
-        push=values.parse("--push", _boolean) and has_kubelet,
-        resource=values.parse("--resource", _pattern),
-        reservation_namespace=values.parse("--reservation-namespace", _pattern),
-        trust_namespace=values.parse("--trust-namespace", _pattern) if values.word("--trust-namespace") else None,
-        groups=values.choose("--collect", GROUPS),
+        pods_api_socket=values["--pods-api-socket"].parse_optional(_socket),
+        gpu_fractioning_map=values["--gpu-fractioning-map"].parse_optional(_directory),
+        pod_log_root=values["--pod-log-root"].parse(_directory),
+        proc=values["--proc"].parse(_directory),
+        sys=values["--sys"].parse(_directory),
+        nvml_library=str(values["--nvml-library"].parse_optional(_file) or ""),
+        nvml_release=values["--nvml-release"].parse(_boolean),
+        push=values["--push"].parse(_boolean) and has_kubelet,
+        resource=values["--resource"].parse(_pattern),
+        reservation_namespace=values["--reservation-namespace"].parse(_pattern),
+        trust_namespace=values["--trust-namespace"].parse_optional(_pattern),
+        groups=values["--collect"].choose(GROUPS),
         native=not no_native,
         dialects=dialects,
-        process_metrics=values.parse("--process-metrics", _boolean),
-        log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
-        log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
-        web_config=_optional(values, "--web-config", _file),
+        process_metrics=values["--process-metrics"].parse(_boolean),
+        log_format=values["--log-format"].parse(_one_of(*LOG_FORMATS)),
+        log_level=values["--log-level"].parse(_one_of(*LOG_LEVELS)),
+        web_config=values["--web-config"].parse_optional(_file),
         visible_devices=environment.get("NVIDIA_VISIBLE_DEVICES", "all"),
     )
 
@@ -163,101 +163,86 @@ def unknown_variables(environment: Iterable[str], known: Collection[str]) -> Ite
             yield name, f"{PREFIX}{near[0]}" if near else ""
 
 
-class _FlagWords(NamedTuple):
+class _Value(NamedTuple):
+    """The words of a flag. Errors name it."""
+
     words: tuple[str, ...]
     origin: str
     """The user's notation, for messages."""
     by_default: bool = False
 
+    @property
+    def word(self) -> str:
+        return self.words[-1] if self.words else ""
 
-class _Values:
-    """The words of each flag. Errors name the flag."""
+    def error(self, message: str) -> UsageError:
+        return UsageError(f"{self.origin}: {message}")
 
-    def __init__(self, flags: Mapping[str, _FlagWords]) -> None:
-        self._flags = flags
-
-    def words(self, name: str) -> tuple[str, ...]:
-        return self._flags[name].words
-
-    def word(self, name: str) -> str:
-        words = self.words(name)
-        return words[-1] if words else ""
-
-    def origin(self, name: str) -> str:
-        return self._flags[name].origin
-
-    def is_given(self, name: str) -> bool:
-        """Whether the user gave the flag or its variable."""
-        return not self._flags[name].by_default
-
-    def error(self, name: str, message: str) -> UsageError:
-        return UsageError(f"{self.origin(name)}: {message}")
-
-    def parse(self, name: str, parse: Callable[[str], T]) -> T:
+    def parse(self, parse: Callable[[str], T]) -> T:
         try:
-            return parse(self.word(name))
+            return parse(self.word)
         except ValueError as error:
-            raise self.error(name, str(error)) from error
+            raise self.error(str(error)) from error
 
-    def choose(
-        self, name: str, choices: Iterable[str], *, none: bool = False, left_out: Collection[str] = ()
-    ) -> tuple[str, ...]:
+    def parse_optional(self, parse: Callable[[str], T]) -> T | None:
+        return self.parse(parse) if self.word else None
+
+    def choose(self, choices: Iterable[str], *, none: bool = False, left_out: Collection[str] = ()) -> tuple[str, ...]:
         """Read a repeatable choice. `all` is every choice except `left_out`; a single `none` is nothing."""
-        words, choices = self._flags[name].words, tuple(choices)
+        words, choices = self.words, tuple(choices)
         if none and "none" in words:
             if len(set(words)) > 1:
-                raise self.error(name, "none cannot be combined with other names")
+                raise self.error("none cannot be combined with other names")
             return ()
         for word in words:
             if word not in (*choices, "all"):
                 known = ", ".join((*choices, "all", *(("none",) if none else ())))
-                raise self.error(name, f'unknown value "{word}"; valid values: {known}')
+                raise self.error(f'unknown value "{word}"; valid values: {known}')
         return tuple(choice for choice in choices if choice in words or ("all" in words and choice not in left_out))
 
 
-def _optional(values: _Values, name: str, parse: Callable[[str], Path]) -> Path | None:
-    return values.parse(name, parse) if values.word(name) else None
+_Values = Mapping[str, _Value]
 
 
 def _page(values: _Values) -> tuple[bool, tuple[str, ...]]:
     """Return --no-native and the dialects. The word `native` is accepted as a dialect and changes nothing."""
-    no_native = values.parse("--no-native", _boolean)
-    chosen = values.choose("--dialect", (NATIVE, *DIALECTS), none=True, left_out=WITH_SHARED_NAMES[1:])
-    named = NATIVE in values.words("--dialect")
+    no_native = values["--no-native"].parse(_boolean)
+    chosen = values["--dialect"].choose((NATIVE, *DIALECTS), none=True, left_out=WITH_SHARED_NAMES[1:])
+    named = NATIVE in values["--dialect"].words
     dialects = tuple(name for name in chosen if name != NATIVE)
     if len(sharing := [name for name in dialects if name in WITH_SHARED_NAMES]) > 1:
-        raise values.error("--dialect", f"{' and '.join(sharing)} share metric names; select only one (all has dcgm)")
+        raise values["--dialect"].error(f"{' and '.join(sharing)} share metric names; select only one (all has dcgm)")
     if no_native and named:
-        raise values.error("--no-native", "--dialect native contradicts it")
+        raise values["--no-native"].error("--dialect native contradicts it")
     if no_native and not dialects:
-        raise values.error("--no-native", "leaves only the self-metrics; name a dialect to serve with --dialect")
-    if no_native and values.parse("--process-metrics", _boolean):
-        raise values.error("--no-native", "--process-metrics is a native family; leave one of the two flags out")
+        raise values["--no-native"].error("leaves only the self-metrics; name a dialect to serve with --dialect")
+    if no_native and values["--process-metrics"].parse(_boolean):
+        raise values["--no-native"].error("--process-metrics is a native family; leave one of the two flags out")
     return no_native, dialects
 
 
 def _has_kubelet(values: _Values) -> bool:
     """Return whether this node has a kubelet. Without one, no flag may set how gpumap reads it."""
-    if not values.parse("--no-kubelet", _boolean):
+    if not values["--no-kubelet"].parse(_boolean):
         return True
     for flag in FLAGS:
-        switched_off = flag.opposite and not values.parse(flag.name, _boolean)
-        if flag.of_kubelet and values.is_given(flag.name) and not switched_off:
-            raise values.error(flag.name, f"contradicts {values.origin('--no-kubelet')}; leave one of the two out")
+        switched_off = flag.opposite and not values[flag.name].parse(_boolean)
+        if flag.of_kubelet and not values[flag.name].by_default and not switched_off:
+            raise values[flag.name].error(f"contradicts {values['--no-kubelet'].origin}; leave one of the two out")
     return False
 
 
-def _read(flag: Flag, args: argparse.Namespace, environment: Mapping[str, str]) -> _FlagWords:
+def _read(flag: Flag, args: argparse.Namespace, environment: Mapping[str, str]) -> _Value:
     """A flag overrides its variable, and a variable the default."""
     value = getattr(args, flag.name.removeprefix("--").replace("-", "_"), None)
     if value is not None:
         if isinstance(value, list):
-            return _FlagWords(tuple(value), flag.name)
-        return _FlagWords((value,), f"{flag.name} {value}" if flag.metavar else flag.name)
+            return _Value(tuple(value), flag.name)
+        return _Value((value,), f"{flag.name} {value}" if flag.metavar else flag.name)
     text = environment.get(flag.variable)
     if text:
-        return _FlagWords(_split(flag, text), f"{flag.name} (from ${flag.variable}={text})")
-    return _FlagWords(_split(flag, flag.default), f"{flag.name} {flag.default}".strip(), by_default=True)
+        return _Value(_split(flag, text), f"{flag.name} (from ${flag.variable}={text})")
+    return _Value(_split(flag, flag.default), f"{flag.name} {flag.default}".strip(), by_default=True)
 
 
 def _split(flag: Flag, text: str) -> tuple[str, ...]:
@@ -307,7 +292,7 @@ def _socket_below(root: Path, values: _Values) -> Path:
     try:
         return _socket(str(root / "pod-resources" / "kubelet.sock"))
     except ValueError as error:
-        raise values.error("--kubelet-root", f"{root / 'pod-resources/kubelet.sock'} {error}") from error
+        raise values["--kubelet-root"].error(f"{root / 'pod-resources/kubelet.sock'} {error}") from error
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -6,7 +6,7 @@ import enum
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from gpumap.agent.dialects.common import card_of, gpus_by_uuid, leaves_by_uuid, owns
+from gpumap.agent.dialects.common import gpu_uuid, gpus_by_uuid, leaves_by_uuid, owns
 from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, Device
 from gpumap.model.readings import Uuid
@@ -49,10 +49,10 @@ def modes_by_device(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], M
 
 @once_per_snapshot
 def modes_by_holder(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], Mode | None]:
-    """Return how each container holds its part of each card."""
+    """Return how each container holds its part of each GPU."""
     gpus = gpus_by_uuid(snapshot)
-    modes = grouped(((name, card_of(uuid, gpus)), mode) for (name, uuid), mode in modes_by_device(snapshot).items())
-    return {key: combine(of_card) for key, of_card in modes.items()}
+    modes = grouped(((name, gpu_uuid(uuid, gpus)), mode) for (name, uuid), mode in modes_by_device(snapshot).items())
+    return {key: combine(parts) for key, parts in modes.items()}
 
 
 def _memory_sharers(snapshot: Snapshot) -> Mapping[Uuid, list[Uuid]]:

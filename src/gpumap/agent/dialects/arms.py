@@ -1,19 +1,18 @@
-"""The dialect of Aliyun's GPU monitoring 2.0: its own metrics, `DCGM_CUSTOM_*`, on processes, containers and cards.
+"""The dialect of Aliyun's GPU monitoring 2.0: its own metrics, `DCGM_CUSTOM_*`, on processes, containers and GPUs.
 
-`UUID` is the card's in all of them, so that they can be joined: what is on several MIG devices of a card is added up.
+`UUID` is the GPU's in all of them, so that they can be joined: what is on several MIG devices of a GPU is added up.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpumap.agent.dialects.allocate_mode import Mode, combine, mode_of_node, modes_by_device, modes_by_holder
 from gpumap.agent.dialects.common import (
-    ON_SOME_CARD,
-    card_of,
+    ON_SOME_GPU,
     device_node,
     driver_version,
+    gpu_uuid,
     gpus_by_uuid,
     granted_bytes,
     granted_mib,
@@ -21,8 +20,9 @@ from gpumap.agent.dialects.common import (
     mib,
     percent,
     sees_processes,
+    sum_known,
 )
-from gpumap.model.families import Family, Series
+from gpumap.model.families import Family, Rows, Series
 from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, UnmatchedSlots
 from gpumap.model.plugins import Limit, limit_of
@@ -30,18 +30,18 @@ from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
 from gpumap.model.terms import ContainerName, Owner
 
-_CARD_LABELS = ("UUID", "device", "gpu", "modelName")
-_DEVICE_LABELS = ("DriverVersion", "NodeName", *_CARD_LABELS)
+_GPU_LABELS = ("UUID", "device", "gpu", "modelName")
+_DEVICE_LABELS = ("DriverVersion", "NodeName", *_GPU_LABELS)
 _OWNER_LABELS = ("AllocateMode", "ContainerName", "NamespaceName", "NodeName", "PodName")
-_CONTAINER_LABELS = (*_OWNER_LABELS, *_CARD_LABELS)
-_PROCESS_LABELS = (*_OWNER_LABELS, "ProcessId", "ProcessName", "ProcessType", *_CARD_LABELS)
+_CONTAINER_LABELS = (*_OWNER_LABELS, *_GPU_LABELS)
+_PROCESS_LABELS = (*_OWNER_LABELS, "ProcessId", "ProcessName", "ProcessType", *_GPU_LABELS)
 _NOT_ASSIGNED = frozenset({Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.MPS_SERVER})
 _Modes = Mapping[tuple[ContainerName, Uuid], Mode | None]
 _Leaves = Mapping[Uuid, Device]
 
 
-def _card(uuid: Uuid, gpu: Gpu | None) -> tuple[str, ...]:
-    """Return the labels of a card; only the id of a device that NVML does not list. `device` is its node below /dev."""
+def _gpu_labels(uuid: Uuid, gpu: Gpu | None) -> tuple[str, ...]:
+    """Return the labels of a GPU; only the id of a device that NVML does not list. `device` is its node below /dev."""
     if gpu is None:
         return (uuid, "", "", "")
     return (gpu.uuid, device_node(gpu), str(gpu.index), gpu.model)
@@ -55,10 +55,10 @@ def _owner(mode: Mode | None, name: ContainerName | None, node: str) -> tuple[st
 def _processes(
     name: str, help: str, value: Callable[[Process], float | None], convert: Callable[[float], float]
 ) -> Family:
-    """Return a family with a value for each process on a card."""
+    """Return a family with a value for each process on a GPU."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        for labels, rows in _processes_on_cards(snapshot):
+        for labels, rows in _processes_on_gpus(snapshot):
             if (values := all_known(map(value, rows))) is not None:
                 yield Series(labels, convert(sum(values)))
 
@@ -66,64 +66,61 @@ def _processes(
 
 
 @once_per_snapshot
-def _processes_on_cards(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[Process]]]:
-    """Return the labels of each process on each card, and its rows there."""
+def _processes_on_gpus(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[Process]]]:
+    """Return the labels of each process on each GPU, and its rows there."""
     if not sees_processes(snapshot):
         return []  # the PIDs may be of another PID namespace
     gpus, modes = gpus_by_uuid(snapshot), modes_by_device(snapshot)
     processes = sorted(snapshot.processes, key=lambda process: (process.uuid, process.pid))
-    on_card = grouped(((card_of(process.uuid, gpus), process.pid), process) for process in processes)
+    on_gpu = grouped(((gpu_uuid(process.uuid, gpus), process.pid), process) for process in processes)
     labelled = []
-    for (uuid, pid), rows in sorted(on_card.items()):
+    for (uuid, pid), rows in sorted(on_gpu.items()):
         owner = _owner(_mode_of(rows, uuid, modes), rows[0].name, snapshot.node.name)
         types = "+".join(sorted({row.type for row in rows}))
-        labelled.append(((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), rows))
+        labelled.append(((*owner, str(pid), rows[0].comm, types, *_gpu_labels(uuid, gpus.get(uuid))), rows))
     return labelled
 
 
-def _mode_of(rows: Iterable[Process], card: Uuid, modes: _Modes) -> Mode | None:
+def _mode_of(rows: Iterable[Process], gpu: Uuid, modes: _Modes) -> Mode | None:
     """Return how its container holds the devices of a process; `NONE` if one is certainly not assigned to it."""
     holder_modes: list[Mode | None] = []
     for row in rows:
         if row.owner in _NOT_ASSIGNED:
             return Mode.NONE
         name = row.name if row.owner is Owner.ASSIGNED else None
-        holder_modes.append(None if name is None else modes.get((name, row.uuid), modes.get((name, card))))
+        holder_modes.append(None if name is None else modes.get((name, row.uuid), modes.get((name, gpu))))
     return combine(holder_modes)
 
 
 def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leaves], float | None]) -> Family:
-    """Return a family with a value for each container and card that it holds a part of."""
+    """Return a family with a value for each container and GPU that it holds a part of."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         gpus, leaves, modes = gpus_by_uuid(snapshot), leaves_by_uuid(snapshot), modes_by_holder(snapshot)
         for (container, uuid), rows in sorted(_held_rows(snapshot).items()):
             if (number := value(rows, leaves)) is not None:
                 owner = _owner(modes[container, uuid], container, snapshot.node.name)
-                yield Series((*owner, *_card(uuid, gpus.get(uuid))), number)
+                yield Series((*owner, *_gpu_labels(uuid, gpus.get(uuid))), number)
 
     return Family(f"DCGM_CUSTOM_CONTAINER_{name}", "gauge", help, _CONTAINER_LABELS, read)
 
 
 @once_per_snapshot
 def _held_rows(snapshot: Snapshot) -> Mapping[tuple[ContainerName, Uuid], list[ContainerOnDevice]]:
-    """Return the rows of what containers hold, by container and card."""
+    """Return the rows of what containers hold, by container and GPU."""
     gpus = gpus_by_uuid(snapshot)
-    return grouped(((row.name, card_of(row.uuid, gpus)), row) for row in snapshot.containers if row.holds)
+    return grouped(((row.name, gpu_uuid(row.uuid, gpus)), row) for row in snapshot.containers if row.holds)
 
 
-def _compute_limit(rows: list[ContainerOnDevice], leaves: _Leaves) -> float | None:
-    """Return the largest share of a card that a container may use; 0 is no limit."""
-    limits = all_known(_limit(row, leaves.get(row.uuid)) for row in rows)
-    return math.fsum(limits) if limits is not None else None
+def _compute_limit(row: ContainerOnDevice, leaf: Device | None) -> float | None:
+    """Return the largest share of a GPU that a container may use; 0 is no limit.
 
-
-def _limit(row: ContainerOnDevice, leaf: Device | None) -> float | None:
-    """Known by the resource or by MIG. The snapshot does not have the limits of replicas with memory (MPS, HAMi)."""
+    Known by the resource or by MIG. The snapshot does not have the limits of replicas with memory (MPS, HAMi).
+    """
     limits = {limit_of(resource) for resource in row.slots}
     is_whole = leaf is not None and leaf.memory is not None and row.allocated_memory_bytes == leaf.memory.total_bytes
     if Limit.COMPUTE in limits:
-        return row.allocated_gpus  # its slots are shares of a card's compute
+        return row.allocated_gpus  # its slots are shares of a GPU's compute
     if leaf is not None and leaf.mig is not None:
         return row.allocated_gpus if is_whole else None
     if limits <= {Limit.MEMORY} or is_whole or (row.allocated_gpus or 0) >= 1:
@@ -132,52 +129,46 @@ def _limit(row: ContainerOnDevice, leaf: Device | None) -> float | None:
 
 
 def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float | None]) -> Family:
-    """Return a family with a value for each card. `value` gets the card's memory in bytes."""
+    """Return a family with a value for each GPU. `value` gets the GPU's memory in bytes."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for gpu in sorted(snapshot.node.gpus, key=lambda gpu: gpu.uuid):
             memory = gpu.reading.memory if gpu.reading is not None else None
             if memory is not None and (number := value(snapshot, gpu, memory.total_bytes)) is not None:
-                yield Series((driver_version(snapshot), snapshot.node.name, *_card(gpu.uuid, gpu)), number)
+                yield Series((driver_version(snapshot), snapshot.node.name, *_gpu_labels(gpu.uuid, gpu)), number)
 
     return Family(f"DCGM_CUSTOM_DEV_{name}", "gauge", help, _DEVICE_LABELS, read)
 
 
 def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | None:
-    """Absent while an unknown container may hold the card, and if assigned slots have no size (time-slicing)."""
+    """Absent while an unknown container may hold the GPU, and if assigned slots have no size (time-slicing)."""
     leaves = [leaf for leaf in snapshot.node.devices if leaf.is_leaf and leaf.gpu_uuid == gpu.uuid]
     if any(leaf.holders is None for leaf in leaves or snapshot.node.devices):
         return None
     if any(_may_be_on(gpu, slots, snapshot.node.devices) for slots in snapshot.node.unmatched):
         return None
-    held_rows = [row for (_, card), rows in _held_rows(snapshot).items() if card == gpu.uuid for row in rows]
+    held_rows = [row for (_, uuid), rows in _held_rows(snapshot).items() if uuid == gpu.uuid for row in rows]
     granted = granted_bytes(held_rows, leaves_by_uuid(snapshot))
     return granted / total_bytes if granted is not None and total_bytes else None
 
 
 def _may_be_on(gpu: Gpu, slots: UnmatchedSlots, leaves: Iterable[Device]) -> bool:
-    """Slots of a resource are on a card that offers it; if no card is known to, on any card."""
-    if slots.reason not in ON_SOME_CARD:
+    """Slots of a resource are on a GPU that offers it; if no GPU is known to, on any GPU."""
+    if slots.reason not in ON_SOME_GPU:
         return False
     offered = [leaf for leaf in leaves if slots.resource in leaf.allocatable]
     return not offered or any(leaf.is_leaf and leaf.gpu_uuid == gpu.uuid for leaf in offered)
 
 
-def _node_mode(snapshot: Snapshot) -> Iterator[Series]:
-    mode = mode_of_node(snapshot)
-    if mode is not None:
-        yield Series((snapshot.node.name,), mode.value)
-
-
 FAMILIES = (
-    Family(
-        "DCGM_CUSTOM_ALLOCATE_MODE",
-        "gauge",
-        "GPU allocate mode of node,value in [None:0,Exclusive:1,Share:2]",
-        ("NodeName",),
-        _node_mode,
+    Rows(("NodeName",), lambda snapshot: [((snapshot.node.name,), snapshot)]).gauge(
+        "DCGM_CUSTOM_ALLOCATE_MODE", "GPU allocate mode of node,value in [None:0,Exclusive:1,Share:2]", mode_of_node
     ),
-    _held("CP_ALLOCATED", "Allocated compute ratio(0~1) of one gpu of container,0 is not limited", _compute_limit),
+    _held(
+        "CP_ALLOCATED",
+        "Allocated compute ratio(0~1) of one gpu of container,0 is not limited",
+        lambda rows, leaves: sum_known(_compute_limit(row, leaves.get(row.uuid)) for row in rows),
+    ),
     _held("MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", granted_mib),
     _devices(
         "FB_ALLOCATED",

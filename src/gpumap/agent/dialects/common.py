@@ -1,7 +1,8 @@
-"""What several dialects need: the units of the originals, lookups in the snapshot, and values of a card's reading."""
+"""What several dialects need: the units of the originals, lookups in the snapshot, and values of a GPU's reading."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -13,8 +14,8 @@ from gpumap.model.terms import Owner
 
 _Value = TypeVar("_Value")
 
-ON_SOME_CARD = frozenset({"untrusted_id", "unparsed"})
-"""Reasons of unmatched slots that may be on any card that NVML lists. The other slots are on none of them."""
+ON_SOME_GPU = frozenset({"untrusted_id", "unparsed"})
+"""Reasons of unmatched slots that may be on any GPU that NVML lists. The other slots are on none of them."""
 
 
 def mib(number_bytes: float) -> int:
@@ -35,8 +36,8 @@ def gpus_by_uuid(snapshot: Snapshot) -> Mapping[Uuid, Gpu]:
     return {**device_gpus, **gpus}
 
 
-def card_of(uuid: Uuid, gpus: Mapping[Uuid, Gpu]) -> Uuid:
-    """Return the uuid of a device's card; its own if NVML does not list the device."""
+def gpu_uuid(uuid: Uuid, gpus: Mapping[Uuid, Gpu]) -> Uuid:
+    """Return the uuid of a device's GPU; its own if NVML does not list the device."""
     gpu = gpus.get(uuid)
     return uuid if gpu is None else gpu.uuid
 
@@ -76,6 +77,12 @@ def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Devic
     return total
 
 
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Return the exact sum; `None` if a value is unknown."""
+    known = all_known(values)
+    return None if known is None else math.fsum(known)
+
+
 def granted_mib(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Device]) -> int | None:
     """Return `granted_bytes` in MiB."""
     granted = granted_bytes(rows, leaves)
@@ -83,7 +90,7 @@ def granted_mib(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Device]
 
 
 def _granted(row: ContainerOnDevice, leaf: Device | None) -> int | None:
-    """Without an amount, the whole card grants its memory, and a claim with admin access (0 GPUs) grants none."""
+    """Without an amount, the whole GPU grants its memory, and a claim with admin access (0 GPUs) grants none."""
     if row.allocated_memory_bytes is not None or row.allocated_gpus is None:
         return row.allocated_memory_bytes
     return 0 if row.allocated_gpus == 0 else _size(leaf) if row.allocated_gpus >= 1 else None
@@ -106,7 +113,7 @@ def sees_processes(snapshot: Snapshot) -> bool:
     return snapshot.node.capabilities.get("pid_visibility", False)
 
 
-# --- values of a card -------------------------------------------------------------------------------------------------
+# --- values of a GPU --------------------------------------------------------------------------------------------------
 
 
 Reading = Callable[[GpuReading], float | None]
@@ -127,7 +134,7 @@ retired_pages = _reader_by_word(lambda reading: reading.retired_pages)
 
 
 def ecc_errors(kind: str, location: str) -> Reading:
-    """Over the card's life."""
+    """Over the GPU's life."""
     return lambda reading: reading.ecc_errors.get(kind, {}).get(location)
 
 

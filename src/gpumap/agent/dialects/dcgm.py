@@ -7,7 +7,7 @@ internal/pkg/rendermetrics), the label `hostname` as from 4.6.0-4.8.3 on. `dcgm4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from gpumap.agent.dialects.common import (
@@ -23,7 +23,7 @@ from gpumap.agent.dialects.common import (
     retired_pages,
     temperature,
 )
-from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
+from gpumap.agent.dialects.dcgm_entities import Entity, entities, gpu_entities
 from gpumap.model.families import Family, Kind, Series, whether
 from gpumap.model.node import Use
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading
@@ -98,28 +98,19 @@ def _labels(
 ) -> tuple[str, ...]:
     gpu = entity.gpu
     namespace, pod, container = name or ("", "", "")
-    return (
-        str(gpu.index),
-        gpu.uuid,
-        gpu.pci_bus_id,
-        device_node(gpu),
-        gpu.model,
-        entity.profile,
-        "" if entity.gpu_instance_id is None else str(entity.gpu_instance_id),
-        snapshot.node.name,
-        driver_version(snapshot),
-        container,
-        *field_labels,
-        namespace,
-        pod,
-    )
+    gpu_labels = str(gpu.index), gpu.uuid, gpu.pci_bus_id, device_node(gpu), gpu.model
+    instance_labels = entity.profile, "" if entity.gpu_instance_id is None else str(entity.gpu_instance_id)
+    node_labels = snapshot.node.name, driver_version(snapshot)
+    return (*gpu_labels, *instance_labels, *node_labels, container, *field_labels, namespace, pod)
 
 
-def _entity_values(value: Callable[[Entity], float | None]) -> Values:
-    """Return a value of each GPU or GPU instance."""
+def _entity_values(
+    value: Callable[[Entity], float | None], list_entities: Callable[[Snapshot], Iterable[Entity]] = entities
+) -> Values:
+    """Return a value of each entity, by default of each GPU or GPU instance."""
 
     def read(snapshot: Snapshot) -> Iterator[Value]:
-        for entity in entities(snapshot):
+        for entity in list_entities(snapshot):
             if (number := value(entity)) is not None:
                 yield Value(entity, entity.sole, number)
 
@@ -158,20 +149,14 @@ def _xids(snapshot: Snapshot) -> Iterator[Value]:
     names none of them.
     """
     by_gpu = {xids.uuid: xids for xids in snapshot.node.xids}
-    for card in cards(snapshot):
-        xids = by_gpu.get(card.gpu.uuid)
+    for entity in gpu_entities(snapshot):
+        xids = by_gpu.get(entity.gpu.uuid)
         code = None if xids is None else xids.last_code if xids.counts else 0
         if code is not None:
-            uuids = {card.gpu.uuid, *(leaf.uuid for leaf in card.leaves)}
+            uuids = {entity.gpu.uuid, *(leaf.uuid for leaf in entity.leaves)}
             affected = {row.name for row in snapshot.node.container_xids if row.code == code and row.uuid in uuids}
-            name = card.sole if code == 0 else next(iter(affected)) if len(affected) == 1 else None
-            yield Value(card, name, code, (str(code),))
-
-
-def _gpu_utilization(entity: Entity) -> float | None:
-    """NVML has none for a partitioned GPU or a GPU instance."""
-    reading = entity.gpu.reading
-    return None if reading is None or entity.gpu.partitioned else reading.utilization_ratio
+            name = entity.sole if code == 0 else next(iter(affected)) if len(affected) == 1 else None
+            yield Value(entity, name, code, (str(code),))
 
 
 def _times(factor: float) -> Callable[[float], float]:
@@ -189,20 +174,16 @@ _CELSIUS = Unit("in C", "in C")
 _NANOSECONDS = Unit("in ns", "in ns", _times(1))
 
 
-def _card(before: str, since: str, help: str, value: Reading, unit: Unit | None = None, kind: Kind = "gauge") -> Field:
-    """A value of each card, also if it is partitioned."""
-
-    def read(snapshot: Snapshot) -> Iterator[Value]:
-        for card in cards(snapshot):
-            reading = card.gpu.reading
-            if reading is not None and (number := value(reading)) is not None:
-                yield Value(card, card.sole, number)
-
-    return Field(f"DEV_{before}", f"DEV_{since}", help, read, unit, kind)
+def _gpu(before: str, since: str, help: str, value: Reading, unit: Unit | None = None, kind: Kind = "gauge") -> Field:
+    """A value of each GPU, also if it is partitioned."""
+    values = _entity_values(
+        lambda entity: None if entity.gpu.reading is None else value(entity.gpu.reading), gpu_entities
+    )
+    return Field(f"DEV_{before}", f"DEV_{since}", help, values, unit, kind)
 
 
 def _counter(before: str, since: str, help: str, value: Reading, unit: Unit | None = None) -> Field:
-    return _card(before, since, help, value, unit, "counter")
+    return _gpu(before, since, help, value, unit, "counter")
 
 
 def _throttled(name: str, cause: str, reason: str) -> Field:
@@ -243,18 +224,22 @@ def _gpm(name: str, help: str, value: Callable[[Activity], float | None]) -> Fie
     return Field(f"PROF_{name}", f"PROF_{since}_RATIO", help, values)
 
 
-_UTILIZATION = _container_values(_gpu_utilization, lambda use: use.sm_ratio)
+_UTILIZATION = _container_values(
+    # NVML has none for a partitioned GPU or a GPU instance.
+    lambda entity: entity.gpu.reading.utilization_ratio if entity.gpu.reading and not entity.gpu.partitioned else None,
+    lambda use: use.sm_ratio,
+)
 _USED = _container_values(
     lambda entity: None if entity.memory is None else entity.memory.used_bytes, lambda use: use.memory_bytes
 )
 
 NEEDS = ("codec", "health", "links", "gpm", "card")
 FIELDS: tuple[Field, ...] = (
-    _card("SM_CLOCK", "SM_CLOCK_HERTZ", "SM clock frequency ({}).", clock("sm"), _HERTZ),
-    _card("MEM_CLOCK", "MEMORY_CLOCK_HERTZ", "Memory clock frequency ({}).", clock("memory"), _HERTZ),
-    _card("MEMORY_TEMP", "MEMORY_TEMP_CELSIUS", "Memory temperature ({}).", temperature("memory"), _CELSIUS),
-    _card("GPU_TEMP", "GPU_TEMP_CELSIUS", "GPU temperature ({}).", temperature("gpu"), _CELSIUS),
-    _card("POWER_USAGE", "BOARD_POWER_WATTS", "Power draw (in W).", lambda reading: reading.power_watts),
+    _gpu("SM_CLOCK", "SM_CLOCK_HERTZ", "SM clock frequency ({}).", clock("sm"), _HERTZ),
+    _gpu("MEM_CLOCK", "MEMORY_CLOCK_HERTZ", "Memory clock frequency ({}).", clock("memory"), _HERTZ),
+    _gpu("MEMORY_TEMP", "MEMORY_TEMP_CELSIUS", "Memory temperature ({}).", temperature("memory"), _CELSIUS),
+    _gpu("GPU_TEMP", "GPU_TEMP_CELSIUS", "GPU temperature ({}).", temperature("gpu"), _CELSIUS),
+    _gpu("POWER_USAGE", "BOARD_POWER_WATTS", "Power draw (in W).", lambda reading: reading.power_watts),
     _counter(
         "TOTAL_ENERGY_CONSUMPTION",
         "GPU_ENERGY_JOULES_TOTAL",
@@ -262,13 +247,13 @@ FIELDS: tuple[Field, ...] = (
         lambda reading: reading.energy_joules,
         _JOULES,
     ),
-    _card(
+    _gpu(
         "POWER_MGMT_LIMIT",
         "BOARD_POWER_LIMIT_REQUESTED_WATTS",
         "Power management limit (in W).",
         power_limit("requested"),
     ),
-    _card(
+    _gpu(
         "ENFORCED_POWER_LIMIT",
         "BOARD_POWER_LIMIT_ENFORCED_WATTS",
         "Enforced power limit (in W).",
@@ -281,15 +266,15 @@ FIELDS: tuple[Field, ...] = (
         lambda reading: reading.pcie_replays,
     ),
     Field("DEV_GPU_UTIL", "DEV_GPU_UTIL_RATIO", "GPU utilization ({}).", _UTILIZATION, _RATIO),
-    _card(
+    _gpu(
         "MEM_COPY_UTIL",
         "MEMORY_UTIL_RATIO",
         "Memory utilization ({}).",
         lambda reading: reading.memory_controller_busy_ratio,
         _RATIO,
     ),
-    _card("ENC_UTIL", "ENC_UTIL_RATIO", "Encoder utilization ({}).", lambda reading: reading.encoder_ratio, _RATIO),
-    _card("DEC_UTIL", "DEC_UTIL_RATIO", "Decoder utilization ({}).", lambda reading: reading.decoder_ratio, _RATIO),
+    _gpu("ENC_UTIL", "ENC_UTIL_RATIO", "Encoder utilization ({}).", lambda reading: reading.encoder_ratio, _RATIO),
+    _gpu("DEC_UTIL", "DEC_UTIL_RATIO", "Decoder utilization ({}).", lambda reading: reading.decoder_ratio, _RATIO),
     Field("DEV_XID_ERRORS", "DEV_XID_ERROR", "Value of the last XID error encountered.", _xids, labels=("err_code",)),
     _throttled("POWER", "power constraints", "sw_power_cap"),
     _throttled("THERMAL", "thermal constraints", "thermal"),
@@ -315,7 +300,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     _remapped("uncorrectable"),
     _remapped("correctable"),
-    _card(
+    _gpu(
         "ROW_REMAP_FAILURE",
         "ROW_REMAP_FAILED",
         "Whether remapping of rows has failed",

@@ -6,7 +6,7 @@ Compute instances of one GPU instance are one entity: the labels of dcgm-exporte
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class Entity:
 
     @cached_property
     def owners(self) -> tuple[ContainerName, ...]:
-        """The containers that own it. Only the owners of the whole GPU own a partitioned GPU's card."""
+        """The containers that own it. Only the owners of the whole GPU own a partitioned GPU itself."""
         if self.gpu.partitioned and self.gpu_instance_id is None:
             return self.gpu_owners
         return tuple(sorted({*self.gpu_owners, *(row.name for row in self.rows if owns(row))}))
@@ -70,7 +70,7 @@ class Entity:
 
 
 @once_per_snapshot
-def cards(snapshot: Snapshot) -> tuple[Entity, ...]:
+def gpu_entities(snapshot: Snapshot) -> tuple[Entity, ...]:
     """Return every GPU, by index."""
     on_gpu = grouped((leaf.gpu_uuid, leaf) for leaf in snapshot.node.devices if leaf.is_leaf)
     by_index = sorted(snapshot.node.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
@@ -81,21 +81,17 @@ def cards(snapshot: Snapshot) -> tuple[Entity, ...]:
 @once_per_snapshot
 def entities(snapshot: Snapshot) -> tuple[Entity, ...]:
     """Return what the kubelet can assign: every GPU that is not partitioned, and every GPU instance, by number."""
-    return tuple(_entities(snapshot))
-
-
-def _entities(snapshot: Snapshot) -> Iterator[Entity]:
-    view = _view(snapshot)
-    for card in cards(snapshot):
-        if not card.gpu.partitioned:
-            yield card
+    view, assignable = _view(snapshot), []
+    for entity in gpu_entities(snapshot):
+        if not entity.gpu.partitioned:
+            assignable.append(entity)
             continue
-        by_instance = grouped((leaf.mig.gpu_instance_id, leaf) for leaf in card.leaves if leaf.mig is not None)
+        by_instance = grouped((leaf.mig.gpu_instance_id, leaf) for leaf in entity.leaves if leaf.mig is not None)
         for number, leaves in sorted(by_instance.items()):
             ordered = sorted(leaves, key=place_of)
-            # That of a compute instance without its prefix.
-            profiles = (leaf.mig.profile for leaf in ordered if leaf.mig is not None)
-            yield _entity(card.gpu, ordered, view, number, _COMPUTE_INSTANCE.sub("", next(profiles, ""), count=1))
+            profile = next((leaf.mig.profile for leaf in ordered if leaf.mig is not None), "")
+            assignable.append(_entity(entity.gpu, ordered, view, number, _COMPUTE_INSTANCE.sub("", profile, count=1)))
+    return tuple(assignable)
 
 
 class DcgmView(NamedTuple):
@@ -141,22 +137,17 @@ def _view(snapshot: Snapshot) -> DcgmView:
 def _entity(gpu: Gpu, leaves: Iterable[Device], view: DcgmView, gpu_instance_id: int | None, profile: str) -> Entity:
     leaves = tuple(leaves)
     rows = tuple(row for leaf in leaves for row in view.rows.get(leaf.uuid, ()))
-    of_card = view.rows.get(gpu.uuid, ()) if gpu.partitioned else ()
-    gpu_owners = tuple(sorted({row.name for row in of_card if owns(row)}))
+    gpu_rows = view.rows.get(gpu.uuid, ()) if gpu.partitioned else ()
+    gpu_owners = tuple(sorted({row.name for row in gpu_rows if owns(row)}))
     devices = [leaf.uuid for leaf in leaves]
     if gpu.partitioned and gpu_instance_id is None:
-        devices = []  # the owner of all instances of a card does not own the card
+        devices = []  # the owner of all instances of a GPU does not own the GPU
     owners = {*gpu_owners, *(row.name for row in rows if owns(row))}
-    sole = _sole(owners, [gpu.uuid] if gpu_owners else devices, leaves, view)
+    if gpu_owners:
+        devices = [gpu.uuid]
+    sole = None
+    if len(owners) == 1:  # and it owns each of the devices exclusively, and no other container is on the leaves
+        (owner,) = owners
+        is_whole = bool(devices) and all(view.modes.get((owner, uuid)) is Mode.EXCLUSIVE for uuid in devices)
+        sole = owner if is_whole and view.is_alone(owner, leaves) else None
     return Entity(gpu, leaves, gpu_instance_id, profile, rows, gpu_owners, sole)
-
-
-def _sole(
-    owners: Collection[ContainerName], devices: Collection[Uuid], leaves: Iterable[Device], view: DcgmView
-) -> ContainerName | None:
-    """Return the single owner, if it owns each of `devices` exclusively and no other container is on the leaves."""
-    if len(owners) != 1:
-        return None
-    (owner,) = owners
-    is_whole = bool(devices) and all(view.modes.get((owner, uuid)) is Mode.EXCLUSIVE for uuid in devices)
-    return owner if is_whole and view.is_alone(owner, leaves) else None

@@ -1,15 +1,14 @@
-"""The dialect of tkestack's gpu-manager, on /metrics and /metric: what a container uses of each card, and its request.
+"""The dialect of tkestack's gpu-manager, on /metrics and /metric: what a container uses of each GPU, and its request.
 
 The names are the original's: `container_gpu_memory_total` is memory used, and the label value `total` is the sum over
-cards. Where a part of a sum is not known, the sum is absent.
+GPUs. Where a part of a sum is not known, the sum is absent.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from gpumap.agent.dialects.common import ON_SOME_CARD, gpus_by_uuid, granted_mib, leaves_by_uuid, mib, percent
+from gpumap.agent.dialects.common import ON_SOME_GPU, gpus_by_uuid, granted_mib, leaves_by_uuid, mib, percent, sum_known
 from gpumap.model.families import Family, Series
 from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Use
@@ -41,30 +40,32 @@ def _parts(
         yield gpu.index if gpu is not None else None, value(use) if use is not None else None
 
 
-def _cards(parts: Iterable[_Part], convert: Callable[[float], float], is_all: bool) -> Iterator[tuple[str, float]]:
-    """Return the number of each card, and the sum of the shown numbers as `total` if these are all cards."""
-    of_card = grouped(parts)
+def _gpu_numbers(
+    parts: Iterable[_Part], convert: Callable[[float], float], is_all: bool
+) -> Iterator[tuple[str, float]]:
+    """Return the number of each GPU, and the sum of the shown numbers as `total` if these are all GPUs."""
+    values_by_index = grouped(parts)
     numbers = {}
-    for card, values in of_card.items():
-        if card is not None and (known := all_known(values)) is not None:
-            numbers[f"gpu{card}"] = convert(sum(known))
+    for index, values in values_by_index.items():
+        if index is not None and (known := all_known(values)) is not None:
+            numbers[f"gpu{index}"] = convert(sum(known))
     yield from sorted(numbers.items())
-    if numbers and is_all and len(numbers) == len(of_card):
+    if numbers and is_all and len(numbers) == len(values_by_index):
         yield _TOTAL, round(sum(numbers.values()), 9)
 
 
 def _used(
     name: str, help: str, label: str, value: Callable[[Use], float | None], convert: Callable[[float], float]
 ) -> Family:
-    """Return a family on what containers use, by card. `label` names the card."""
+    """Return a family on what containers use, by GPU. `label` names the GPU."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         gpus = gpus_by_uuid(snapshot)
-        elsewhere = {slots.name for slots in snapshot.node.unmatched if slots.reason not in ON_SOME_CARD}
+        elsewhere = {slots.name for slots in snapshot.node.unmatched if slots.reason not in ON_SOME_GPU}
         for container, rows in _container_rows(snapshot):
             parts = _parts(rows, gpus, snapshot.node.devices, value)
-            for card, number in _cards(parts, convert, container not in elsewhere):
-                labels = (container.container, card, container.namespace, snapshot.node.name, container.pod)
+            for gpu, number in _gpu_numbers(parts, convert, container not in elsewhere):
+                labels = (container.container, gpu, container.namespace, snapshot.node.name, container.pod)
                 yield Series(labels, number)
 
     return Family(name, "gauge", help, ("container_name", label, "namespace", "node", "pod_name"), read)
@@ -93,14 +94,14 @@ def _requested(
     return Family(name, "gauge", help, ("container_name", "namespace", "node", "pod_name", label), read)
 
 
-def _granted_gpus(held_rows: _Rows, leaves: Mapping[Uuid, Device]) -> float | None:
-    shares = all_known(row.allocated_gpus for row in held_rows)
-    return math.fsum(shares) if shares is not None else None
-
-
 FAMILIES = (
     _used("container_gpu_memory_total", "gpu memory usage in MiB", "gpu_memory", lambda use: use.memory_bytes, mib),
     _used("container_gpu_utilization", "gpu utilization", "gpu", lambda use: use.sm_ratio, percent),
     _requested("container_request_gpu_memory", "request of gpu memory in MiB", "req_of_gpu_memory", granted_mib),
-    _requested("container_request_gpu_utilization", "request of gpu utilization", "req_of_gpu", _granted_gpus),
+    _requested(
+        "container_request_gpu_utilization",
+        "request of gpu utilization",
+        "req_of_gpu",
+        lambda rows, leaves: sum_known(row.allocated_gpus for row in rows),
+    ),
 )

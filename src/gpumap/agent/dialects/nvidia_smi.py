@@ -26,7 +26,7 @@ from gpumap.agent.dialects.common import (
     temperature,
 )
 from gpumap.model.families import Family, Rows, Series, whether
-from gpumap.model.grouping import all_known, grouped
+from gpumap.model.grouping import grouped, sum_all
 from gpumap.model.node import Device, Gpu
 from gpumap.model.readings import (
     COMPUTE_MODES,
@@ -64,7 +64,7 @@ def plain(uuid: Uuid) -> str:
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
-_CARDS = Rows(
+_READINGS = Rows(
     ("uuid",), lambda snapshot: (((plain(gpu.uuid),), gpu.reading) for gpu in snapshot.node.gpus if gpu.reading)
 )
 """The GPUs that answer."""
@@ -76,32 +76,20 @@ _UNITS = {"[W]": "watts", "[MHz]": "clock_hz", "[MiB]": "bytes", "[%]": "ratio",
 
 
 def _field(name: str, value: Reading) -> Family:
-    """Return a gauge of a field of nvidia-smi, in base units: `power.draw [W]` is `nvidia_smi_power_draw_watts`.
-
-    Its help text is the field.
-    """
+    """Return a gauge of a field, its help text, in base units: `power.draw [W]` is `nvidia_smi_power_draw_watts`."""
     words = [_UNITS.get(word, word) for word in name.replace(".", "_").split()]
-    return _CARDS.gauge(f"nvidia_smi_{'_'.join(words)}", name, value)
+    return _READINGS.gauge(f"nvidia_smi_{'_'.join(words)}", name, value)
 
 
 def _read_info(snapshot: Snapshot) -> Iterator[Series]:
     """Only for GPUs that answer: the original drops the others."""
-    driver = snapshot.node.driver
+    cuda_version = snapshot.node.driver.cuda_version if snapshot.node.driver is not None else ""
+    # Driver models exist on Windows; elsewhere nvidia-smi prints this.
+    versions = cuda_version, "[N/A]", "[N/A]", driver_version(snapshot)
     for gpu in snapshot.node.gpus:
         if gpu.reading is not None:
-            labels = (
-                gpu.reading.compute_capability,
-                driver.cuda_version if driver is not None else "",
-                "[N/A]",  # driver models exist on Windows; elsewhere nvidia-smi prints this
-                "[N/A]",
-                driver_version(snapshot),
-                str(gpu.index),
-                gpu.model,
-                gpu.pci_bus_id,
-                plain(gpu.uuid),
-                gpu.reading.vbios_version,
-            )
-            yield Series(labels, 1)
+            identity = str(gpu.index), gpu.model, gpu.pci_bus_id, plain(gpu.uuid)
+            yield Series((gpu.reading.compute_capability, *versions, *identity, gpu.reading.vbios_version), 1)
 
 
 def _read_recovery_action(gpu: Gpu) -> int | None:
@@ -172,14 +160,12 @@ def _read_compute_apps(snapshot: Snapshot) -> Iterator[Series]:
         return
     counts = Counter(uuid for (_, _, uuid), _ in _compute_apps(snapshot))
     for gpu in snapshot.node.gpus:
-        if gpu.reading is not None and _lists_processes(gpu.reading):
+        if (reading := gpu.reading) is None:
+            continue
+        lists = [instance.processes for instance in reading.instances] if reading.partitioned else [reading.processes]
+        is_listed = None not in lists and not (reading.partitioned and reading.mig_unknown)
+        if is_listed:
             yield Series((plain(gpu.uuid),), counts[plain(gpu.uuid)])
-
-
-def _lists_processes(reading: GpuReading) -> bool:
-    if not reading.partitioned:
-        return reading.processes is not None
-    return not reading.mig_unknown and all(instance.processes is not None for instance in reading.instances)
 
 
 # --- the collection ---------------------------------------------------------------------------------------------------
@@ -279,7 +265,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _field("index", lambda reading: reading.index),
     _GPUS.gauge("nvidia_smi_gpu_recovery_action", "gpu_recovery_action", _read_recovery_action),
-    _CARDS.counter(
+    _READINGS.counter(
         "nvidia_smi_energy_joules_total",
         "Total energy consumed by the GPU in joules since the driver was last loaded.",
         lambda reading: reading.energy_joules,
@@ -349,7 +335,7 @@ FAMILIES: tuple[Family, ...] = (
     _COMPUTE_APPS.gauge(
         "nvidia_smi_compute_app_used_memory_bytes",
         "GPU memory used by the process. Absent when the driver cannot report it (e.g. Windows WDDM).",
-        lambda memory: None if (known := all_known(memory)) is None else sum(known),
+        sum_all,
     ),
     Family(
         "nvidia_smi_compute_apps",

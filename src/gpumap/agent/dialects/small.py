@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 
 from gpumap.agent.dialects.common import gpus_by_uuid, mib, owns, percent, sees_processes
-from gpumap.agent.dialects.dcgm_entities import cards, entities
+from gpumap.agent.dialects.dcgm_entities import entities, gpu_entities
 from gpumap.model.families import Family, NumberedFamilies, Rows, Series
-from gpumap.model.node import ContainerOnDevice, Gpu, Use
+from gpumap.model.node import ContainerOnDevice, Gpu
 from gpumap.model.snapshot import Snapshot, once_per_snapshot
 
 # --- cadvisor: the accelerator metrics that its version 0.47 removed --------------------------------------------------
-# The original gave each container the used memory and duty cycle of the whole card. This dialect gives its own.
+# The original gave each container the used memory and duty cycle of the whole GPU. This dialect gives its own.
 
 _ACCELERATOR = ("acc_id", "container", "make", "model", "namespace", "pod")
 """As client_golang sorts them on the original's page. Its `id`, `image` and `name` are the container runtime's."""
@@ -45,12 +45,14 @@ def _rows_by_device(snapshot: Snapshot) -> list[ContainerOnDevice]:
     return sorted(snapshot.containers, key=lambda row: (row.uuid, row.name.container, row.name))
 
 
-def _uses(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Use]]:
-    gpus, rows = gpus_by_uuid(snapshot), _rows_by_device(snapshot)
-    return ((_accelerator(row, gpus.get(row.uuid)), row.use) for row in rows if row.use is not None)
-
-
-_USES = Rows(_ACCELERATOR, _uses)
+_USES = Rows(
+    _ACCELERATOR,
+    lambda snapshot: (
+        (_accelerator(row, gpus_by_uuid(snapshot).get(row.uuid)), row.use)
+        for row in _rows_by_device(snapshot)
+        if row.use is not None
+    ),
+)
 CADVISOR = (
     _USES.gauge(
         "container_accelerator_duty_cycle",
@@ -75,7 +77,7 @@ CADVISOR = (
 
 def _owners(snapshot: Snapshot) -> Iterator[Series]:
     """The owner of a whole partitioned GPU also owns each of its instances."""
-    partitioned = [card for card in cards(snapshot) if card.gpu.partitioned]
+    partitioned = [entity for entity in gpu_entities(snapshot) if entity.gpu.partitioned]
     for entity in (*partitioned, *entities(snapshot)):
         number = "" if entity.gpu_instance_id is None else str(entity.gpu_instance_id)
         for owner in entity.owners:

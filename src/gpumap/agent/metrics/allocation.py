@@ -28,7 +28,7 @@ def _reserved(snapshot: Snapshot) -> Iterator[Series]:
     return (Series(labels, 1) for labels in sorted(pods))
 
 
-def _unhealthy(snapshot: Snapshot) -> Iterator[Series]:
+def _unhealthy_devices(snapshot: Snapshot) -> Iterator[Series]:
     rows = {(*row.name, row.resource, row.device_id) for row in snapshot.node.device_health or () if row.is_unhealthy}
     return (Series(labels, 1) for labels in sorted(rows))
 
@@ -90,7 +90,7 @@ ALLOCATION = (
         "gauge",
         "The device plugin reports this device of the container as unhealthy, or does not know it. Needs the Pods API.",
         ("namespace", "pod", "container", "resource", "device_id"),
-        _unhealthy,
+        _unhealthy_devices,
     ),
     Family(
         "gpumap_pod_info",

@@ -9,7 +9,6 @@ from msgspec import structs
 from gpumap.agent.metrics.allocation import NODE
 from gpumap.agent.metrics.use import USES
 from gpumap.model.families import Family, Rows, Series
-from gpumap.model.node import Device, Gpu
 from gpumap.model.readings import Activity
 from gpumap.model.snapshot import Snapshot
 
@@ -30,26 +29,14 @@ def _label(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _device_info_labels(leaf: Device, gpu: Gpu) -> tuple[str, ...]:
-    mig = leaf.mig
-    return (
-        leaf.uuid,
-        gpu.uuid,
-        str(gpu.index),
-        _label(gpu.minor),
-        gpu.pci_bus_id,
-        gpu.model,
-        mig.profile if mig else "",
-        _label(mig.gpu_instance_id if mig else None),
-        _label(mig.compute_instance_id if mig else None),
-    )
-
-
 def _device_info(snapshot: Snapshot) -> Iterator[Series]:
     gpus = {gpu.uuid: gpu for gpu in snapshot.node.gpus}
     for device in snapshot.node.devices:
         if device.is_leaf and device.gpu_uuid in gpus:
-            yield Series(_device_info_labels(device, gpus[device.gpu_uuid]), 1)
+            gpu, mig = gpus[device.gpu_uuid], device.mig
+            place = gpu.uuid, str(gpu.index), _label(gpu.minor), gpu.pci_bus_id, gpu.model
+            instance = (mig.profile, str(mig.gpu_instance_id), str(mig.compute_instance_id)) if mig else ("", "", "")
+            yield Series((device.uuid, *place, *instance), 1)
 
 
 def _missing_devices(snapshot: Snapshot) -> Iterator[Series]:

@@ -29,7 +29,9 @@ def _clock_event_seconds(reading: GpuReading) -> dict[str, float]:
     return {reason: seconds for reason, seconds in reading.clock_event_seconds.items() if reason not in sums}
 
 
-CLOCKS = (
+_XIDS_OF_GPUS = Rows(("gpu_uuid",), lambda snapshot: (((xids.uuid,), xids) for xids in snapshot.node.xids))
+
+HEALTH = (
     READINGS.by(
         "domain", "gpumap_gpu_clock_hertz", "Current clock frequency, by domain.", lambda reading: reading.clocks_hertz
     ),
@@ -57,9 +59,6 @@ CLOCKS = (
         "Fan speed as a ratio of its maximum speed. Can exceed 1.",
         lambda reading: reading.fan_speed_ratios,
     ),
-)
-
-MEMORY_ERRORS = (
     _ECC_ERRORS.by(
         "location",
         "gpumap_gpu_ecc_errors_total",
@@ -89,10 +88,12 @@ MEMORY_ERRORS = (
         "Memory pages that the GPU no longer uses, by type of their errors. GPUs before Ampere.",
         lambda reading: reading.retired_pages,
     ),
-)
-
-_XIDS_OF_GPUS = Rows(("gpu_uuid",), lambda snapshot: (((xids.uuid,), xids) for xids in snapshot.node.xids))
-XIDS = (
+    GPUS.info(
+        ("action",),
+        "gpumap_gpu_recovery_action_info",
+        "Recovery action that the driver requests for the GPU; none if the GPU is healthy.",
+        lambda gpu: (gpu.recovery_action,) if gpu.recovery_action is not None else None,
+    ),
     _XIDS_OF_GPUS.counter(
         "gpumap_gpu_xid_errors_total",
         "XID errors of the GPU that gpumap received.",
@@ -119,18 +120,6 @@ XIDS = (
         "Time without a registered XID event listener for the GPU.",
         lambda xids: xids.blind_seconds,
     ),
-)
-
-HEALTH = (
-    *CLOCKS,
-    *MEMORY_ERRORS,
-    GPUS.info(
-        ("action",),
-        "gpumap_gpu_recovery_action_info",
-        "Recovery action that the driver requests for the GPU; none if the GPU is healthy.",
-        lambda gpu: (gpu.recovery_action,) if gpu.recovery_action is not None else None,
-    ),
-    *XIDS,
 )
 
 

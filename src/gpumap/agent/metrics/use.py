@@ -18,10 +18,6 @@ _OWNERS = Rows(
         ((device.uuid, use.owner.value), use) for device in snapshot.node.devices for use in device.owners
     ),
 )
-_UNASSIGNED = Rows(
-    CONTAINER_LABELS,
-    lambda snapshot: ((container_labels(row), row) for row in snapshot.containers if row.owner is Owner.UNASSIGNED),
-)
 _PROCESSES = Rows(
     (*CONTAINER_LABELS, "pid", "type"),
     lambda snapshot: (
@@ -55,8 +51,10 @@ USE = (
         "Share of time in which the container kept the memory controller busy (0-1), mean over the interval.",
         lambda use: use.memory_controller_busy_ratio,
     ),
-    _UNASSIGNED.gauge(
-        "gpumap_container_unassigned_use", "1: the container uses a device that it does not hold.", lambda row: 1
+    _CONTAINERS.gauge(
+        "gpumap_container_unassigned_use",
+        "1: the container uses a device that it does not hold.",
+        lambda row: 1 if row.owner is Owner.UNASSIGNED else None,
     ),
     _CONTAINERS.gauge(
         "gpumap_container_last_active_timestamp_seconds",

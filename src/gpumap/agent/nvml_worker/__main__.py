@@ -58,8 +58,7 @@ def _library_path(arguments: list[str]) -> str | None:
 
 
 def _die(crash: threading.ExceptHookArgs) -> None:
-    """Run the worker. A bug ends the process, as a crash of the library does; the service reports it and starts
-    another."""
+    """A bug ends the process, as a crash of the library does; the service reports it and starts another."""
     import traceback  # import it late: a running worker does not need it
 
     traceback.print_exception(crash.exc_value)

@@ -98,22 +98,18 @@ class NvmlCalls:
         self._refused = dict(earlier)
 
     def ask(self, call: PreparedCall[T]) -> T | None:
-        """Make the call and return its value; `None` if NVML refuses. Raises `RefusedError` if the refusal means that
-        the whole GPU or the driver is gone."""
+        """Return the value; `None` if NVML refuses. Raises `RefusedError` if the GPU or the driver is gone."""
         return self.attempt(call.key, call.once)
 
     def ask_first(self, calls: Sequence[PreparedCall[T]]) -> T | None:
-        """Like `ask`, with the first supported call.
-
-        A call that was answered is not replaced by a later one: its value may mean something else.
-        """
+        """Like `ask`, with the first supported call. No other replaces it: its value may mean something else."""
         for call in calls:
             value = self.ask(call)
             if call.key not in self._unsupported or call.key in self._known:
                 return value
         return None
 
-    def attempt(self, key: str, several: Callable[[], T], *, privileged: bool = False) -> T | None:
+    def attempt(self, key: str, make_calls: Callable[[], T], *, privileged: bool = False) -> T | None:
         """Like `ask`, with a function that makes one or several calls for a value and raises `RefusedError`.
 
         If they are `privileged`, a lack of permission is not a fault: the value is absent, and not asked for again.
@@ -122,7 +118,7 @@ class NvmlCalls:
         if key in self._unsupported:
             return None
         try:
-            value = several()
+            value = make_calls()
         except RefusedError as refused:
             self.take(refused, key, privileged=privileged)
             return None

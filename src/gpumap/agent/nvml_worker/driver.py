@@ -7,7 +7,6 @@ The kernel reports what NVML does not.
 import os
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 
 BOUND = "/sys/bus/pci/drivers/nvidia"
 """Links to the devices that the module drives (nv-pci.c: the pci_driver has the name of the module)."""
@@ -68,28 +67,11 @@ class ReinitBackoff:
         return True
 
 
-class Shutdown:
-    """Runs `close` in its own thread, because it may hang for ever. `close` returns whether it has released
-    everything."""
-
-    def __init__(self, close: Callable[[], bool]) -> None:
-        self._close = close
-        self._begin: SimpleQueue[None] = SimpleQueue()
-        self._done: SimpleQueue[bool] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def within(self, seconds: float) -> bool:
-        """Return whether it finished in time. If not, it may hang for ever: do not call this again."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="letting-go", daemon=True)
-            self._thread.start()
-        self._begin.put(None)
-        try:
-            return self._done.get(timeout=seconds)
-        except Empty:
-            return False
-
-    def _run(self) -> None:
-        while True:
-            self._begin.get()
-            self._done.put(self._close())
+def close_within(close: Callable[[], bool], seconds: float) -> bool:
+    """Return whether `close` has released everything in time. It runs in its own thread, because it may hang for ever:
+    then do not call this again."""
+    released: list[bool] = []
+    thread = threading.Thread(target=lambda: released.append(close()), name="letting-go", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return any(released)

@@ -5,7 +5,7 @@ uses it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from ctypes import Array
 from struct import Struct
 from typing import Any
@@ -116,14 +116,11 @@ class FieldValues:
         self._learn((0,) * len(self._asked))
 
     def _learn(self, types: tuple[int, ...]) -> None:
-        self._types, self._rows = types, _rows(types)
+        # The layout of the array: for each field its type, its code, and its number if the type is unsigned.
+        rows = "".join([f"{_SKIPPED}II{_UNSIGNED.get(kind, 'Q')}" for kind in types])
+        self._types, self._rows = types, Struct(f"@{rows}")
         self._known = False
         """Whether all values are unsigned numbers that `NvmlCalls` knows."""
-
-
-def _rows(types: Iterable[int]) -> Struct:
-    """Return the layout of an array: for each field its type, its code, and its number if the type is unsigned."""
-    return Struct("@" + "".join([f"{_SKIPPED}II{_UNSIGNED.get(kind, 'Q')}" for kind in types]))
 
 
 def ask_field(library: Library, gpu: Handle, field: int) -> float:

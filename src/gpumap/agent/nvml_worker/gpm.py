@@ -72,22 +72,22 @@ class Sample(NamedTuple):
 class Measured(NamedTuple):
     """A measured object: a GPU (`gpu_instance_id` is `None`), or one of its GPU instances.
 
-    `being` separates an instance from a later one with the same id: their samples are unrelated.
+    `identity` separates an instance from a later one with the same id: their samples are unrelated.
     """
 
     gpu_instance_id: int | None = None
-    being: tuple[object, ...] = ()
+    identity: tuple[object, ...] = ()
 
 
 WHOLE_GPU = Measured()
 
 
 class Traffic(NamedTuple):
-    """Bytes over PCIe: the driver's totals, or the sums of its rates × seconds since the first sample."""
+    """As `GpuReading` names it: the driver's totals, or the sums of its rates × seconds since the first sample."""
 
-    source: str
-    transmit_bytes: int
-    receive_bytes: int
+    pcie_source: str
+    pcie_transmit_bytes: int
+    pcie_receive_bytes: int
 
 
 class GpmReading(NamedTuple):
@@ -134,8 +134,7 @@ class Activities:
         self._video = [_Metrics(library, engines) for engines in _VIDEO]
 
     def free_unused(self) -> None:
-        """Free the samples that were not used since the last call: of removed instances, or of a group that is not
-        wanted."""
+        """Free the samples that nothing used since the last call: of removed instances, or of a group that is off."""
         for measured, meter in list(self._meters.items()):
             if not meter.used:
                 self._free(self._meters.pop(measured))
@@ -147,8 +146,7 @@ class Activities:
         self._meters.clear()
 
     def read(self, measured: Measured) -> GpmReading:
-        """Return what was measured since the reading before; nothing in the first one. Raises `RefusedError` if the GPU
-        is gone."""
+        """Return what was measured since the last reading, if any. Raises `RefusedError` if the GPU is gone."""
         if self._supported is None:
             self._supported = self._calls.ask(self._support)
         if not self._supported:

@@ -63,12 +63,6 @@ def known_values(values: Iterable[tuple[str, float | None]]) -> dict[str, float]
     return {name: value for name, value in values if value is not None}
 
 
-def known_counts(counts: Iterable[tuple[str, str, int | None]]) -> dict[str, dict[str, int]]:
-    """Return counts of errors by type and location, without those that the driver does not report."""
-    by_type = grouped((type_, (location, count)) for type_, location, count in counts if count is not None)
-    return {type_: dict(known) for type_, known in by_type.items()}
-
-
 # --- field values -----------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +167,11 @@ class HealthReader:
         ]
         self._events = [number(name, gpu, read=int, kind=c_ulonglong) for name in _EVENTS]
         self._supported_events = [number(name, gpu, read=int, kind=c_ulonglong) for name in _KNOWN_EVENTS]
-        self._performance_state = number("nvmlDeviceGetPerformanceState", gpu, read=_state)
+        self._performance_state = number(
+            "nvmlDeviceGetPerformanceState",
+            gpu,
+            read=lambda state: None if state == pynvml.NVML_PSTATE_UNKNOWN else state,
+        )
         self._fan_count = number("nvmlDeviceGetNumFans", gpu, read=int)
         self._fan = partial(number, "nvmlDeviceGetFanSpeed_v2", gpu, read=_fan_ratio)
         self._only_fan = number("nvmlDeviceGetFanSpeed", gpu, read=_fan_ratio)
@@ -185,10 +183,7 @@ class HealthReader:
         self._forgotten = calls.forgotten
 
     def read(self, values: Values) -> dict[str, Any]:
-        """Return the fields of the group `health` that change quickly. `values` are the field values.
-
-        Raises `RefusedError` if the GPU is gone.
-        """
+        """Return the fields of the group `health` that change quickly. Raises `RefusedError` if the GPU is gone."""
         return convert_fields(HEALTH_FIELDS, values) | {
             "clocks_hertz": known_values([(domain, self._calls.ask(call)) for domain, call in self._clocks]),
             "clock_events": self._read_clock_events(),
@@ -231,7 +226,8 @@ class HealthReader:
         counts = [(type_, location, self._calls.ask(call)) for type_, location, call in self._ecc]
         if any(count is None for _, _, count in counts):
             self._ecc = [row for row in self._ecc if self._calls.is_supported(row[2].key)]
-        return known_counts(counts)
+        known = grouped((type_, (location, count)) for type_, location, count in counts if count is not None)
+        return {type_: dict(by_location) for type_, by_location in known.items()}
 
 
 def _ecc_calls(library: Library, gpu: Handle) -> Iterator[tuple[str, str, PreparedCall[int | None]]]:
@@ -246,22 +242,16 @@ def _fan_ratio(percent: int) -> float:
     return percent / 100
 
 
-def _state(number: int) -> int | None:
-    return None if number == pynvml.NVML_PSTATE_UNKNOWN else number
-
-
 def fabric(library: Library, gpu: Handle) -> PreparedCall[Fabric | None]:
-    out = pynvml.c_nvmlGpuFabricInfo_v2_t()
-    return library.structure("nvmlDeviceGetGpuFabricInfoV", gpu, out=out, read=_fabric)
+    def read(info: Any) -> Fabric | None:
+        state = info.state & 0xFF  # nvml.h, nvmlGpuFabricState_t: one byte
+        if state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+            return None
+        # nvml.h: the status "must be checked only if state returns complete"
+        completed = state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+        return Fabric(word_of(FABRIC_STATES, state), word(info.status) if completed else "")
 
-
-def _fabric(info: Any) -> Fabric | None:
-    state = info.state & 0xFF  # nvml.h, nvmlGpuFabricState_t: one byte
-    if state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
-        return None
-    # nvml.h: the status "must be checked only if state returns complete"
-    completed = state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
-    return Fabric(word_of(FABRIC_STATES, state), word(info.status) if completed else "")
+    return library.structure("nvmlDeviceGetGpuFabricInfoV", gpu, out=pynvml.c_nvmlGpuFabricInfo_v2_t(), read=read)
 
 
 # --- the group `card` -------------------------------------------------------------------------------------------------
@@ -291,10 +281,7 @@ class CardReader:
         self._forgotten = calls.forgotten
 
     def read(self, values: Values) -> dict[str, Any]:
-        """Return the fields of the group `card`. `values` are the field values.
-
-        Raises `RefusedError` if the GPU is gone.
-        """
+        """Return the fields of the group `card`. Raises `RefusedError` if the GPU is gone."""
         constants = self._read_constants()
         totals = convert_fields(_ECC_TOTALS, values)
         requested = known_values([("requested", self._calls.ask(self._requested_limit))])

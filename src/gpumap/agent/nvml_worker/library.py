@@ -5,8 +5,9 @@ wrapper makes its arguments and buffers again, and its structures are slow to re
 This module does not decide what a refusal affects. It stores only the loaded library.
 """
 
+import contextlib
 from collections.abc import Callable
-from ctypes import CDLL, byref, c_int, c_ubyte, c_uint, c_void_p, create_string_buffer, sizeof
+from ctypes import CDLL, byref, c_int, c_ubyte, c_uint, create_string_buffer, sizeof
 from functools import partial
 from struct import Struct
 from typing import Any, Generic, NewType, TypeVar
@@ -27,8 +28,7 @@ TEXT_BYTES = pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
 def layout(structure: Any) -> Struct:
-    """Return the layout of a structure of plain numbers. To unpack it is cheaper than to read each field with
-    ctypes."""
+    """Return the layout of a structure of numbers. To unpack it is cheaper than to read each field with ctypes."""
     fields = Struct("@" + "".join(kind._type_ for _, kind in structure._fields_))
     return Struct(f"{fields.format}{sizeof(structure) - fields.size}x")
 
@@ -114,10 +114,8 @@ class Library:
             raise LibraryError(refused.code, word(refused.code), str(refused)) from refused
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(RefusedError):  # it is closed because it has lost its driver
             self.ask("nvmlShutdown")
-        except RefusedError:
-            pass  # it was closed because it had lost its driver
 
     def _initialise(self) -> None:
         try:
@@ -159,8 +157,7 @@ class Library:
     def number(
         self, name: str, *arguments: object, read: Callable[[int], T | None], kind: Any = c_uint, subject: str = "gpu"
     ) -> PreparedCall[T | None]:
-        """Prepare a call with a number of this `kind` as the last parameter. `read` converts it. -1 of the kind is no
-        value (nvml.h, NVML_VALUE_NOT_AVAILABLE)."""
+        """Prepare a call with a number of a `kind` as the last parameter. -1 of the kind is no value (nvml.h)."""
         number, nothing = kind(), kind(-1).value
 
         def value() -> T | None:
@@ -192,10 +189,6 @@ class Library:
 
         return PreparedCall(name, ask, (*arguments, byref(out)), partial(read, out), subject)
 
-    def address(self, name: str, *arguments: object, subject: str) -> PreparedCall[int | None]:
-        """Prepare a call with a handle as the last parameter. It returns the address in it."""
-        return self.number(name, *arguments, read=lambda address: address or 0, kind=c_void_p, subject=subject)
-
     def text(self, name: str, *device: Handle, subject: str = "gpu") -> PreparedCall[str]:
         """Prepare a call that writes a text."""
         text = create_string_buffer(TEXT_BYTES)
@@ -208,7 +201,13 @@ class Library:
         function = self.function(name)
 
         def ask(*arguments: object) -> int:
-            return function(*arguments) or (0 if _is_utf8(text()) else int(pynvml.NVML_ERROR_UNKNOWN))
+            code = function(*arguments)
+            if not code:
+                try:
+                    text().decode()
+                except UnicodeDecodeError:
+                    code = int(pynvml.NVML_ERROR_UNKNOWN)
+            return code
 
         return PreparedCall(name, ask, arguments, lambda: text().decode(), subject)
 
@@ -258,43 +257,31 @@ class Library:
     def memory(self, device: Handle, subject: str = "gpu") -> tuple[PreparedCall[DeviceMemory | None], ...]:
         """The newest call first. No memory if the total is 0: some drivers of unified memory answer so, others refuse
         (NVIDIA Jetson). No memory either if a part is larger than the total."""
+
+        def known(total: int, used: int, free: int, reserved: int | None = None) -> DeviceMemory | None:
+            is_known = 0 < total < NOT_AVAILABLE and max(used, free, reserved or 0) <= total
+            return DeviceMemory(total, used, free, reserved) if is_known else None
+
+        def read_v2(info: Any) -> DeviceMemory | None:
+            _, total, reserved, free, used = _MEMORY_V2.unpack_from(info)
+            return known(total, used, free, reserved)
+
+        def read_v1(info: Any) -> DeviceMemory | None:
+            total, free, used = _MEMORY.unpack_from(info)  # before 510, `used` has what the driver reserves
+            return known(total, used, free)
+
         v2, v1 = pynvml.c_nvmlMemory_v2_t(pynvml.nvmlMemory_v2), pynvml.c_nvmlMemory_t()
         return (
-            self.structure("nvmlDeviceGetMemoryInfo_v2", device, out=v2, read=_memory_v2, subject=subject),
-            self.structure("nvmlDeviceGetMemoryInfo", device, out=v1, read=_memory_v1, subject=subject),
+            self.structure("nvmlDeviceGetMemoryInfo_v2", device, out=v2, read=read_v2, subject=subject),
+            self.structure("nvmlDeviceGetMemoryInfo", device, out=v1, read=read_v1, subject=subject),
         )
 
     def utilization_ratios(self, device: Handle) -> PreparedCall[tuple[float | None, float | None]]:
-        out = pynvml.c_nvmlUtilization_t()
-        return self.structure("nvmlDeviceGetUtilizationRates", device, out=out, read=_utilization)
+        def read(rates: Any) -> tuple[float | None, float | None]:
+            gpu, memory = _UTILIZATION.unpack_from(rates)
+            return ratio(gpu), ratio(memory)
 
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _memory_v2(info: Any) -> DeviceMemory | None:
-    _, total, reserved, free, used = _MEMORY_V2.unpack_from(info)
-    return DeviceMemory(total, used, free, reserved) if _is_memory(total, used, free, reserved) else None
-
-
-def _memory_v1(info: Any) -> DeviceMemory | None:
-    """Drivers before 510: `used` includes the memory that the driver reserves."""
-    total, free, used = _MEMORY.unpack_from(info)
-    return DeviceMemory(total, used, free) if _is_memory(total, used, free) else None
-
-
-def _is_memory(total: int, *shares: int) -> bool:
-    return 0 < total < NOT_AVAILABLE and max(shares) <= total
-
-
-def _utilization(rates: Any) -> tuple[float | None, float | None]:
-    gpu, memory = _UTILIZATION.unpack_from(rates)
-    return ratio(gpu), ratio(memory)
+        return self.structure("nvmlDeviceGetUtilizationRates", device, out=pynvml.c_nvmlUtilization_t(), read=read)
 
 
 def ratio(percent: int) -> float | None:

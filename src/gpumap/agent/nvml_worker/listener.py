@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from ctypes import byref, c_ulonglong, c_void_p, cast
-from typing import Any, NamedTuple, NewType
+from typing import Any, NamedTuple
 
 import pynvml
 from msgspec import structs
@@ -35,7 +35,7 @@ MOST_EVENTS = 10_000
 """Events of one GPU at a time: many events of one GPU must not delay those of the others."""
 
 
-EventSet = NewType("EventSet", object)
+EventSet = Any
 """nvmlEventSet_t, a pointer."""
 XID: int = pynvml.nvmlEventTypeXidCriticalError
 
@@ -52,53 +52,8 @@ class Event(NamedTuple):
     compute_instance_id: int | None
 
 
-class Events:
-    """NVML's calls on events, with plain values. Each raises `RefusedError`.
-
-    Any thread may call them, but only one thread at a time for one event set.
-    """
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-
-    def tells_xids(self, device: Handle) -> bool:
-        types = c_ulonglong()
-        self._library.ask("nvmlDeviceGetSupportedEventTypes", device, byref(types))
-        return bool(types.value & XID)
-
-    def create(self) -> EventSet:
-        event_set = pynvml.c_nvmlEventSet_t()
-        self._library.ask("nvmlEventSetCreate", byref(event_set))
-        return EventSet(event_set)
-
-    def register(self, device: Handle, event_set: EventSet) -> None:
-        self._library.ask("nvmlDeviceRegisterEvents", device, c_ulonglong(XID), event_set)
-
-    def next(self, event_set: EventSet) -> Event | None:
-        """Return the oldest event in the set; `None` if it is empty."""
-        event = pynvml.c_nvmlEventData_t()
-        try:
-            self._library.ask("nvmlEventSetWait_v2", event_set, byref(event), 0)
-        except RefusedError as refused:
-            if refused.code == pynvml.NVML_ERROR_TIMEOUT:
-                return None
-            raise
-        xid = event.eventData if event.eventType & XID else None
-        return Event(_address(event.device), xid, _id(event.gpuInstanceId), _id(event.computeInstanceId))
-
-    def uuid(self, device: int) -> str:
-        return self._library.uuid(Handle(cast(device, pynvml.c_nvmlDevice_t))).once()
-
-    def free(self, event_set: EventSet) -> None:
-        self._library.ask("nvmlEventSetFree", event_set)
-
-
 def _address(handle: Any) -> int | None:
     return cast(handle, c_void_p).value
-
-
-def _id(number: int) -> int | None:
-    return None if number == NO_ID else number
 
 
 class EventListener:
@@ -118,11 +73,10 @@ class EventListener:
 
 
 class Listener:
-    """The listener. Threads that read GPUs call `attend`; the thread that starts and ends their work calls `tell` and
-    `stop`."""
+    """Threads that read GPUs call `attend` and `leave`, and their scheduler `report` and `stop`."""
 
     def __init__(self, library: Library, output: Output) -> None:
-        self._events = Events(library)
+        self._library = library
         self._output = output
         self._listeners: dict[Uuid, EventListener] = {}
         self._uuids: dict[int | None, Uuid] = {}  # by the address in a GPU's handle
@@ -134,10 +88,7 @@ class Listener:
         self._asked = self._begun = self._done = 0  # rounds over all GPUs
 
     def attend(self, reading: GpuReading, handle: Handle | None) -> GpuReading:
-        """Listen to a GPU from its first reading on. Add a refusal that must be reported to the reading.
-
-        May hang, as the reading itself may.
-        """
+        """Listen to a GPU from its first reading on; add a refusal to it. May hang, as the reading itself may."""
         uuid = reading.uuid
         if uuid is None:
             return reading
@@ -175,14 +126,11 @@ class Listener:
         return self._xids[uuid]
 
     def leave(self, reading: GpuReading, handle: Handle | None) -> None:
-        """Skip the GPU. Report a zero-length listening period if the GPU supports XID events.
-
-        May hang, as the reading itself may.
-        """
+        """Report that gpumap does not listen to a GPU that supports XID events. May hang, as a reading may."""
         if reading.uuid is None or reading.fault is not None or handle is None:
             return
         with contextlib.suppress(RefusedError):
-            if self._events.tells_xids(handle):
+            if self._tells_xids(handle):
                 monotonic = time.monotonic()
                 period = wire.ListeningPeriod(reading.uuid, monotonic, monotonic)
                 self._output.add(wire.encode(wire.ListeningMessage((period,))))
@@ -195,15 +143,21 @@ class Listener:
         self._uuids.clear()
         return all(released)
 
-    # --- a GPU ---
+    # --- a GPU; NVML's calls raise RefusedError ---
+
+    def _tells_xids(self, handle: Handle) -> bool:
+        types = c_ulonglong()
+        self._library.ask("nvmlDeviceGetSupportedEventTypes", handle, byref(types))
+        return bool(types.value & XID)
 
     def _register(self, uuid: Uuid, handle: Handle) -> None:
-        """Return the registered event set. Raises `RefusedError`."""
-        if not self._events.tells_xids(handle):
+        """Begin to listen to a GPU."""
+        if not self._tells_xids(handle):
             raise RefusedError("nvmlDeviceGetSupportedEventTypes", pynvml.NVML_ERROR_NOT_SUPPORTED)
-        event_set = self._events.create()
+        event_set = pynvml.c_nvmlEventSet_t()
+        self._library.ask("nvmlEventSetCreate", byref(event_set))
         try:
-            self._events.register(handle, event_set)
+            self._library.ask("nvmlDeviceRegisterEvents", handle, c_ulonglong(XID), event_set)
         except RefusedError:
             self._free(event_set)
             raise
@@ -238,7 +192,7 @@ class Listener:
         for _ in range(MOST_EVENTS):
             begun = time.monotonic()
             try:
-                event = self._events.next(listener.event_set)
+                event = self._next_event(listener.event_set)
             except RefusedError:
                 refused = True
                 break
@@ -260,14 +214,26 @@ class Listener:
         if events or refused:
             self._output.flush()
 
+    def _next_event(self, event_set: EventSet) -> Event | None:
+        """Return the oldest event in the set; `None` if it is empty."""
+        event = pynvml.c_nvmlEventData_t()
+        try:
+            self._library.ask("nvmlEventSetWait_v2", event_set, byref(event), 0)
+        except RefusedError as refused:
+            if refused.code == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise
+        xid = event.eventData if event.eventType & XID else None
+        instances = [None if id_ == NO_ID else id_ for id_ in (event.gpuInstanceId, event.computeInstanceId)]
+        return Event(_address(event.device), xid, *instances)
+
     def _uuid_of(self, event: Event, listener: EventListener) -> Uuid | None:
-        """Return the uuid of the GPU that the event names, by default of the registered one; `None` if it cannot be
-        named."""
+        """Return the uuid of the GPU that the event names, by default of the registered one; `None` if unknown."""
         if event.device is None:
             return listener.uuid
         if event.device not in self._uuids:
             try:
-                uuid = self._events.uuid(event.device)
+                uuid = self._library.uuid(Handle(cast(event.device, pynvml.c_nvmlDevice_t))).once()
             except RefusedError:
                 return None
             # The handle of a MIG device: the set of a GPU has no events of MIG devices of other GPUs.
@@ -283,10 +249,8 @@ class Listener:
         self._output.add(wire.encode(wire.ListeningMessage(periods)))
 
     def _free(self, event_set: EventSet) -> None:
-        try:
-            self._events.free(event_set)
-        except RefusedError:
-            pass  # of a lost driver: what it held is gone
+        with contextlib.suppress(RefusedError):  # of a lost driver: what it held is gone
+            self._library.ask("nvmlEventSetFree", event_set)
 
     # --- the thread ---
 

@@ -5,13 +5,14 @@ device comes from its GPU and its ids (RFC 9562, version 5). So a device of anot
 uuid.
 """
 
+import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import byref, c_void_p
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pynvml
 from msgspec import structs
@@ -19,7 +20,7 @@ from msgspec import structs
 from gpumap.agent.nvml_worker.calls import STALE, NvmlCalls
 from gpumap.agent.nvml_worker.gpm import Activities, Measured
 from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall, key_of
-from gpumap.agent.nvml_worker.processes import Lists, ProcessLists, Row, merge
+from gpumap.agent.nvml_worker.processes import Lists, ProcessRow, merge
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 
 GIB = 1 << 30
@@ -32,7 +33,7 @@ class MigDeviceReading(NamedTuple):
     """The answers of one MIG device, and the rows of the processes that may be its own."""
 
     instance: MigInstance
-    rows: list[Row] | None
+    rows: list[ProcessRow] | None
 
 
 class Attributes(NamedTuple):
@@ -42,17 +43,9 @@ class Attributes(NamedTuple):
     compute_slices: int
     memory_mib: int
 
-    @classmethod
-    def parse(cls, info: Any) -> "Attributes":
-        return cls(info.gpuInstanceSliceCount, info.computeInstanceSliceCount, info.memorySizeMB)
 
-
-class Placement(NamedTuple):
-    """nvmlGpuInstanceInfo_t. `profile_id` is the number in `nvidia-smi mig -lgip`, without an NVML constant."""
-
-    profile_id: int
-    start: int
-    size: int
+ReadGpuRows = Callable[[], list[ProcessRow] | None]
+"""Returns the rows of the GPU's own lists; `None` if NVML refuses them, or does not report the instance of each."""
 
 
 class _Calls:
@@ -67,7 +60,7 @@ class _Calls:
             "nvmlDeviceGetAttributes_v2",
             handle,
             out=pynvml.c_nvmlDeviceAttributes(),
-            read=Attributes.parse,
+            read=lambda info: Attributes(info.gpuInstanceSliceCount, info.computeInstanceSliceCount, info.memorySizeMB),
             subject="mig",
         )
         self.memory = library.memory(handle, "mig")
@@ -99,10 +92,14 @@ class MigDevices:
         self._changing = False
         self.complete = slots is not None and slots <= MOST_SLOTS
         slots = min(slots or 0, MOST_SLOTS)
-        parents = _ParentRows(self._calls, self._gpu_lists)
+        # Once in a reading, and only if the lists of a MIG device are refused (vGPU hosts).
+        read_gpu_rows = functools.cache(self._read_gpu_rows)
         name = "nvmlDeviceGetMigDeviceHandleByIndex"
         for slot in range(len(self._slots), slots):
-            self._slots.append(self._library.address(name, self._gpu, slot, subject="mig"))
+            address = self._library.number(
+                name, self._gpu, slot, read=lambda address: address or 0, kind=c_void_p, subject="mig"
+            )
+            self._slots.append(address)
         known_devices, self._devices = self._devices, {}
         readings: list[MigDeviceReading] = []
         for call in self._slots[:slots]:
@@ -111,7 +108,7 @@ class MigDevices:
                 continue
             calls = known_devices.get(handle) or _Calls(self._library, self._lists, Handle(c_void_p(handle)))
             self._devices[handle] = calls
-            if (reading := self._read_device(calls, gpu_memory, parents, activities)) is not None:
+            if (reading := self._read_device(calls, gpu_memory, read_gpu_rows, activities)) is not None:
                 readings.append(reading)
         uuids = [reading.instance.uuid for reading in readings]
         if self._changing or uuids != self._last_uuids:
@@ -141,13 +138,12 @@ class MigDevices:
         return handle
 
     def _read_device(
-        self, calls: _Calls, gpu_memory: DeviceMemory | None, parents: "_ParentRows", activities: Activities | None
+        self, calls: _Calls, gpu_memory: DeviceMemory | None, read_gpu_rows: ReadGpuRows, activities: Activities | None
     ) -> MigDeviceReading | None:
-        """Return the answers of the device at a handle. `None` if they are not reliable: the device is removed, or has
-        changed."""
+        """Return the answers of the device at a handle; `None` if it is removed or has changed meanwhile."""
         refusals = self._calls.refusals
         uuid = self._calls.ask(calls.uuid)
-        reading = self._ask_device(uuid, calls, gpu_memory, parents) if uuid else None
+        reading = self._ask_device(uuid, calls, gpu_memory, read_gpu_rows) if uuid else None
         if reading and activities:
             reading = self._add_activity(reading, activities)
         uuid_afterwards = self._calls.ask(calls.uuid) if uuid else None
@@ -166,12 +162,12 @@ class MigDevices:
         instance = reading.instance
         if instance.gpu_instance_id in self._shared:
             return reading
-        being = instance.uuid, instance.profile, instance.profile_id, instance.placement_start
-        activity = activities.read(Measured(instance.gpu_instance_id, being)).activity
+        identity = instance.uuid, instance.profile, instance.profile_id, instance.placement_start
+        activity = activities.read(Measured(instance.gpu_instance_id, identity)).activity
         return reading._replace(instance=structs.replace(instance, activity=activity))
 
     def _ask_device(
-        self, uuid: str, calls: _Calls, gpu_memory: DeviceMemory | None, parents: "_ParentRows"
+        self, uuid: str, calls: _Calls, gpu_memory: DeviceMemory | None, read_gpu_rows: ReadGpuRows
     ) -> MigDeviceReading | None:
         ask = self._calls.ask
         gpu_instance, compute_instance = ask(calls.gpu_instance_id), ask(calls.compute_instance_id)
@@ -179,13 +175,13 @@ class MigDevices:
             return None  # it was removed during the calls
         name = ask(calls.model) or ""
         attributes = ask(calls.attributes)
-        place = self._calls.attempt(
-            key_of("placement", f"gpu instance {gpu_instance}"), partial(self._placement, gpu_instance), privileged=True
-        )
+        place_key, read_place = key_of("placement", f"gpu instance {gpu_instance}"), partial(self._place, gpu_instance)
+        place = self._calls.attempt(place_key, read_place, privileged=True)
+        profile_id, placement_start, placement_size = place or (None, None, None)
         memory = self._calls.ask_first(calls.memory)
         denied = self._calls.refused_with == pynvml.NVML_ERROR_NO_PERMISSION
         rows = calls.lists.read_rows(self._calls)
-        rows = parents.instance_rows() if rows is None else rows
+        rows = read_gpu_rows() if rows is None else rows
         instance = MigInstance(
             uuid=Uuid(uuid),
             gpu_instance_id=gpu_instance,
@@ -194,41 +190,29 @@ class MigDevices:
             compute_slices=attributes.compute_slices if attributes else None,
             memory=memory,
             processes=None,
-            profile_id=place.profile_id if place else None,
-            placement_start=place.start if place else None,
-            placement_size=place.size if place else None,
+            profile_id=profile_id,
+            placement_start=placement_start,
+            placement_size=placement_size,
             denied=denied,
         )
         return MigDeviceReading(instance, None if rows is None else _own(rows, instance))
 
-    def _placement(self, gpu_instance_id: int) -> Placement:
-        """Return the GPU instance. NVML refuses without the right to read instances of others (nvml.h, MIG monitor)."""
+    def _place(self, gpu_instance_id: int) -> tuple[int, int, int]:
+        """Return the id of a GPU instance's profile (as `nvidia-smi mig -lgip`), its start and its size.
+
+        NVML refuses without the right to read instances of others (nvml.h, MIG monitor).
+        """
         instance, info = pynvml.c_nvmlGpuInstance_t(), pynvml.c_nvmlGpuInstanceInfo_t()
         self._library.ask("nvmlDeviceGetGpuInstanceById", self._gpu, gpu_instance_id, byref(instance))
         self._library.ask("nvmlGpuInstanceGetInfo", instance, byref(info))
-        return Placement(info.profileId, info.placement.start, info.placement.size)
+        return info.profileId, info.placement.start, info.placement.size
+
+    def _read_gpu_rows(self) -> list[ProcessRow] | None:
+        rows = self._gpu_lists.read_rows(self._calls)
+        return None if rows is None or any(row.gpu_instance_id is None for row in rows) else rows
 
 
-class _ParentRows:
-    """The GPU's own lists, read once in a reading, and only if those of a MIG device are refused (vGPU hosts)."""
-
-    def __init__(self, calls: NvmlCalls, lists: ProcessLists) -> None:
-        self._calls = calls
-        self._lists = lists
-        self._asked = False
-        self._rows: list[Row] | None = None
-
-    def instance_rows(self) -> list[Row] | None:
-        """Return the instance of a row; `None` also if NVML does not report it without privilege."""
-        if not self._asked:
-            self._asked = True
-            rows = self._lists.read_rows(self._calls)
-            if rows is not None and all(row.gpu_instance_id is not None for row in rows):
-                self._rows = rows
-        return self._rows
-
-
-def _own(rows: list[Row], instance: MigInstance) -> list[Row]:
+def _own(rows: list[ProcessRow], instance: MigInstance) -> list[ProcessRow]:
     """Return the rows of one compute instance: a list may be that of the whole GPU instance."""
     return [
         row
@@ -244,21 +228,16 @@ def _add_processes(readings: list[MigDeviceReading], bytes_max: int | None) -> I
     A row without ids may be in the lists of several devices of one GPU instance. It is unknown in which of them it
     runs, so it must not count in each.
     """
-    listed = Counter(
-        (reading.instance.gpu_instance_id, pid)
-        for reading in readings
-        for pid in _pids_without_place(reading.rows or ())
-    )
-    for reading in readings:
-        gpu_instance = reading.instance.gpu_instance_id
-        if reading.rows is None or any(listed[gpu_instance, pid] > 1 for pid in _pids_without_place(reading.rows)):
-            yield reading.instance
+    without_place = [
+        {(instance.gpu_instance_id, row.pid) for row in rows or () if row.compute_instance_id is None}
+        for instance, rows in readings
+    ]
+    listed = Counter(process for processes in without_place for process in processes)
+    for (instance, rows), processes in zip(readings, without_place, strict=True):
+        if rows is None or any(listed[process] > 1 for process in processes):
+            yield instance
         else:
-            yield structs.replace(reading.instance, processes=merge([row[:3] for row in reading.rows], bytes_max))
-
-
-def _pids_without_place(rows: list[Row] | tuple[()]) -> set[int]:
-    return {row.pid for row in rows if row.compute_instance_id is None}
+            yield structs.replace(instance, processes=merge([row[:3] for row in rows], bytes_max))
 
 
 def profile_name(name: str, attributes: Attributes | None, gpu_memory: DeviceMemory | None) -> str:

@@ -47,12 +47,11 @@ LARGEST_ROW_BYTES = 40
 
 
 Memory = tuple[str, int, int | None]
-"""The first columns of a `Row`: type, PID, used memory."""
+"""The first columns of a `ProcessRow`: type, PID, used memory."""
 
 
-class Row(NamedTuple):
-    """A row of the list of a type: M (MPS client), C (compute) or G (graphics). The ids are `None` on whole GPUs, and
-    if the driver does not report them."""
+class ProcessRow(NamedTuple):
+    """A row of the list of a type: M (MPS client), C (compute) or G (graphics). Ids are `None` if unknown."""
 
     kind: str
     pid: int
@@ -73,25 +72,21 @@ class RawList(NamedTuple):
         """Whether a row has a PID that no process can have."""
         return any(not 0 < fields[0] <= PID_MAX for fields in self.row.iter_unpack(self.data))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ProcessRow]:
         """Return it without rows that the driver counted, but did not write."""
-        return [_row(self.kind, *fields[:4]) for fields in self.row.iter_unpack(self.data) if any(fields[:2])]
+        rows = []
+        for pid, used, *ids in self.row.iter_unpack(self.data):
+            if pid or used:
+                gpu_instance, compute_instance = [None if id_ == NO_ID else id_ for id_ in ids[:2]] or (None, None)
+                used = None if used == NOT_AVAILABLE else used
+                rows.append(ProcessRow(self.kind, pid, used, gpu_instance, compute_instance))
+        return rows
 
     def memories(self) -> list[Memory]:
         """Return the first columns of `rows`, which is cheaper."""
         kind = self.kind
         rows = self.row.iter_unpack(self.data)
         return [(kind, row[0], None if row[1] == NOT_AVAILABLE else row[1]) for row in rows if row[0] or row[1]]
-
-
-def _row(kind: str, pid: int, used: int, gpu_instance: int = NO_ID, compute_instance: int = NO_ID) -> Row:
-    return Row(
-        kind,
-        pid,
-        None if used == NOT_AVAILABLE else used,
-        None if gpu_instance == NO_ID else gpu_instance,
-        None if compute_instance == NO_ID else compute_instance,
-    )
 
 
 SampleRow = tuple[int, ...]
@@ -125,7 +120,7 @@ class ProcessLists(NamedTuple):
                 return None
         return tuple(lists)
 
-    def read_rows(self, calls: NvmlCalls) -> list[Row] | None:
+    def read_rows(self, calls: NvmlCalls) -> list[ProcessRow] | None:
         """Return their rows."""
         lists = self.read(calls)
         return None if lists is None else [row for raw_list in lists for row in raw_list.rows()]
@@ -281,20 +276,12 @@ def merge(rows: Iterable[Memory], bytes_max: int | None) -> tuple[GpuProcess, ..
 
 
 class Sampled(NamedTuple):
-    """The `samples`, `sampled_seconds` and `unsampled` of a reading (`GpuReading`)."""
+    """The `samples`, `sampled_seconds` and `unsampled` of a reading (`GpuReading`), and the newest row's time."""
 
     samples: tuple[ProcessSample, ...] | None
     seconds: float | None
     unsampled: tuple[int, ...] = ()
-
-
-class _Rows(NamedTuple):
-    """The driver's new possible rows as means, the time of the newest one, and the PIDs that have only impossible
-    ones."""
-
-    samples: tuple[ProcessSample, ...]
-    newest_us: int
-    unsampled: tuple[int, ...]
+    newest_us: int = 0
 
 
 class Sampler:
@@ -339,8 +326,7 @@ class Sampler:
             self.keep(ask)
         # An early reading, after an allocation by the kubelet, also covers the interval. Otherwise a process without a
         # sample since the last reading would look idle.
-        rows = self._ask_rows(ask, monotonic, window)
-        return Sampled(None, None) if rows is None else Sampled(rows.samples, 0.0, rows.unsampled)
+        return self._ask_means(ask, monotonic, window, 0.0)
 
     def keep(self, ask: AskSamples) -> None:
         """Take samples for the next full reading."""
@@ -351,28 +337,26 @@ class Sampler:
     def _take(self, ask: AskSamples, taken_at: float, first_seconds: float) -> Sampled:
         """Return the samples since the last ones."""
         seconds = first_seconds if self._taken_at is None else taken_at - self._taken_at
-        rows = self._ask_rows(ask, taken_at, max(seconds, SAMPLING_SECONDS))
+        sampled = self._ask_means(ask, taken_at, max(seconds, SAMPLING_SECONDS), round(seconds, 3))
         self._taken_at = taken_at
-        if rows is None:
-            return Sampled(None, None)
-        if rows.samples:
-            self._newest_us, self._newest_at = rows.newest_us, taken_at
-        return Sampled(rows.samples, round(seconds, 3), rows.unsampled)
+        if sampled.samples:
+            self._newest_us, self._newest_at = sampled.newest_us, taken_at
+        return sampled
 
-    def _ask_rows(self, ask: AskSamples, asked_at: float, window: float) -> _Rows | None:
-        since = self._since(asked_at, window, busy=self._busy)
+    def _ask_means(self, ask: AskSamples, asked_at: float, window: float, seconds: float) -> Sampled:
+        since = self._since(asked_at, window)
         rows = ask(since)
         if rows is None:
-            return None
+            return Sampled(None, None)
         # The two clocks may differ by less than a sample.
         means = _means(rows, since or self._newest_us, self._wall_clock() + int(SAMPLING_SECONDS * 1e6))
         if means.samples:
             self._sampled_at = asked_at
-        return means
+        return means._replace(seconds=seconds)
 
-    def _since(self, asked_at: float, window: float, *, busy: bool) -> int:
+    def _since(self, asked_at: float, window: float) -> int:
         wall = self._wall_clock()
-        if not busy:
+        if not self._busy:
             self._sampled_at = asked_at
         elif asked_at - self._sampled_at > SILENCE_SECONDS:
             return 0  # the driver's clock and this one differ: ask for all samples
@@ -386,7 +370,7 @@ class Sampler:
         return min(since, of_window)
 
 
-def _means(rows: Iterable[SampleRow], since_us: int, until_us: int) -> _Rows:
+def _means(rows: Iterable[SampleRow], since_us: int, until_us: int) -> Sampled:
     """Sum up the rows of each PID. Rows of the future or above 100 % are impossible, and older rows do not count."""
     sums: dict[int, tuple[int, ...]] = {}
     newest_us, impossible = 0, set[int]()
@@ -405,7 +389,7 @@ def _means(rows: Iterable[SampleRow], since_us: int, until_us: int) -> _Rows:
         ProcessSample(pid, *[percent / total for percent in percents])
         for pid, (total, *percents) in sorted(sums.items())
     ]
-    return _Rows(tuple(samples), newest_us, tuple(sorted(impossible - sums.keys())))
+    return Sampled(tuple(samples), None, tuple(sorted(impossible - sums.keys())), newest_us)
 
 
 def _joined(periods: Sequence[Sampled]) -> Sampled:

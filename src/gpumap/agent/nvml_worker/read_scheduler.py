@@ -16,7 +16,7 @@ import pynvml
 
 from gpumap.agent.nvml_worker import driver, wire
 from gpumap.agent.nvml_worker.calls import GONE, LOST_TOUCH, UNINITIALIZED
-from gpumap.agent.nvml_worker.driver import ReinitBackoff, Shutdown
+from gpumap.agent.nvml_worker.driver import ReinitBackoff, close_within
 from gpumap.agent.nvml_worker.library import Library, LibraryError, RefusedError
 from gpumap.agent.nvml_worker.listener import Listener
 from gpumap.agent.nvml_worker.processes import KEPT_SECONDS
@@ -37,27 +37,16 @@ RELEASE_SECONDS = 30.0
 takes one to three seconds whenever NVML is initialized (NVIDIA, "Driver Persistence")."""
 
 
-class _Gpu:
-    """A GPU. It is `busy` from the beginning of a sweep until it is read, and for ever if a call on it hangs."""
-
-    def __init__(self, library: Library, listener: Listener, index: int) -> None:
-        self.index = index
-        self.busy = False
-        self.reader = GpuReader(library, index, listener.count_xids)
-
-
 class _Sweep:
     """The GPUs to read for one request. `ended` has an item of each thread that found no more work.
 
     After that request, a sweep may also only take the samples that the driver would drop before the next one.
     """
 
-    def __init__(
-        self, request: wire.Request, generation: HandleGeneration, gpus: Iterable[_Gpu], *, keeps_samples: bool = False
-    ) -> None:
+    def __init__(self, request: wire.Request, generation: HandleGeneration, gpus: Iterable[GpuReader]) -> None:
         self.request = request
         self.generation = generation
-        self.keeps_samples = keeps_samples
+        self.keeps_samples = False
         self.to_do = deque(gpus)
         self.engaged = 0
         self.ended: SimpleQueue[None] = SimpleQueue()
@@ -84,17 +73,15 @@ class _Sweeper:
                 except IndexError:
                     break
                 if sweep.keeps_samples:
-                    gpu.reader.keep_samples()
+                    gpu.keep_samples()
                     gpu.busy = False
                     continue
                 request = sweep.request
-                reading = gpu.reader.read(
-                    sweep.generation, request.interval_seconds, request.groups, request.hold_seconds
-                )
+                reading = gpu.read(sweep.generation, request.interval_seconds, request.groups, request.hold_seconds)
                 if _listens(sweep.request):
-                    reading = self._listener.attend(reading, gpu.reader.handle)
+                    reading = self._listener.attend(reading, gpu.handle)
                 elif "health" in sweep.request.groups:
-                    self._listener.leave(reading, gpu.reader.handle)
+                    self._listener.leave(reading, gpu.handle)
                 line = wire.encode(wire.GpuMessage(sweep.request.read, reading))
                 gpu.busy = False  # before the answer: its reader may rely on this GPU
                 self._output.add(line)
@@ -117,11 +104,10 @@ class ReadScheduler:
         self._listener = Listener(library, output)
         self._exit_process = exit_process
         self._requests: SimpleQueue[wire.Request] = SimpleQueue()
-        self._gpus: list[_Gpu] = []
+        self._gpus: list[GpuReader] = []
         self._idle: SimpleQueue[_Sweeper] = SimpleQueue()
         self._sweepers = 0
         self._open = False
-        self._shutdown = Shutdown(self._close)
         self._close_seconds = 0.0
         self._backoff = ReinitBackoff(REINIT_SECONDS)
         self._bound: frozenset[str] = frozenset()
@@ -167,14 +153,16 @@ class ReadScheduler:
         left_out = {*request.skip, *request.last_gpus}
         gpus = [gpu for gpu in self._gpus[: self._generation.gpus] if not gpu.busy and gpu.index not in left_out]
         if self._open:
-            self._sweep(_Sweep(request, self._generation, gpus, keeps_samples=True))
+            sweep = _Sweep(request, self._generation, gpus)
+            sweep.keeps_samples = True
+            self._sweep(sweep)
 
     def _write(self, line: bytes) -> None:
         self._output.add(line)
         self._output.flush()
 
     def _driver(self, request: wire.Request) -> wire.DriverMessage:
-        if self._open and (self._has_lost_touch() or self._may_find_more()):
+        if self._open and self._must_initialize():
             self._close_unless_busy()
         if not self._open:
             self._bound = driver.bound_devices()
@@ -196,19 +184,16 @@ class ReadScheduler:
             busy=tuple(gpu.index for gpu in self._gpus[:count] if gpu.busy),
         )
 
-    def _has_lost_touch(self) -> bool:
-        """Return whether the code of a GPU means that NVML must be initialized again, or the codes of all GPUs may
-        mean it."""
-        codes = [gpu.reader.refused_with for gpu in self._gpus[: self._generation.gpus] if not gpu.busy]
-        hopeless = bool(codes) and all(code in LOST_TOUCH for code in codes)
-        return hopeless or any(code in UNINITIALIZED for code in codes)
+    def _must_initialize(self) -> bool:
+        """Return whether to initialize NVML again.
 
-    def _may_find_more(self) -> bool:
-        """Return whether a GPU was bound or unbound since NVML was initialized, or whether to look for a lost one."""
-        if driver.bound_devices() != self._bound:
-            return True
+        The reason is the code of a GPU, or of all GPUs, a GPU that was bound or unbound, or a lost GPU after a pause.
+        """
         gpus = self._gpus[: self._generation.gpus]
-        lost = frozenset(gpu.index for gpu in gpus if gpu.reader.refused_with in GONE | LOST_TOUCH)
+        codes = {gpu.refused_with for gpu in gpus if not gpu.busy}
+        if codes & UNINITIALIZED or (codes and codes <= LOST_TOUCH) or driver.bound_devices() != self._bound:
+            return True
+        lost = frozenset(gpu.index for gpu in gpus if gpu.refused_with in GONE | LOST_TOUCH)
         return self._backoff.is_due(lost, time.monotonic())
 
     def _release_driver(self) -> None:
@@ -225,7 +210,7 @@ class ReadScheduler:
     def _close_unless_busy(self) -> None:
         """A thread that hangs in a call may make a shutdown hang, too. Then only another process helps."""
         if self._open and not any(gpu.busy for gpu in self._gpus):
-            if not self._shutdown.within(self._close_seconds):
+            if not close_within(self._close, self._close_seconds):
                 self._end()
             self._open = False
 
@@ -233,7 +218,7 @@ class ReadScheduler:
         if not self._listener.stop():
             return False
         for gpu in self._gpus:
-            gpu.reader.close()
+            gpu.drop_device()
         self._library.close()
         return True
 
@@ -243,8 +228,7 @@ class ReadScheduler:
         self._exit_process(0)
 
     def _version(self, ask: Callable[[], str]) -> str:
-        """Return a version, which the driver keeps while NVML is initialized; if it is refused, the last one; empty if
-        there is none."""
+        """Return a version, which the driver keeps while NVML is initialized; if it is refused, the last one."""
         initialised, version = self._versions.get(ask.__name__, (0, ""))
         if initialised != self._generation.initialised:
             try:
@@ -256,7 +240,7 @@ class ReadScheduler:
 
     def _read_gpus(self, request: wire.Request, message: wire.DriverMessage) -> None:
         while len(self._gpus) < message.gpus:
-            self._gpus.append(_Gpu(self._library, self._listener, len(self._gpus)))
+            self._gpus.append(GpuReader(self._library, len(self._gpus), self._listener.count_xids))
         left_out = {*message.busy, *request.skip}
         gpus = [gpu for gpu in self._gpus[: message.gpus] if gpu.index not in left_out]
         sweep = _Sweep(request, self._generation, [gpu for gpu in gpus if gpu.index not in request.last_gpus])
@@ -291,7 +275,7 @@ class ReadScheduler:
         sweep.engaged += 1
         sweeper.begin.put(sweep)
 
-    def _read_suspects(self, sweep: _Sweep, suspects: Sequence[_Gpu]) -> None:
+    def _read_suspects(self, sweep: _Sweep, suspects: Sequence[GpuReader]) -> None:
         """Yield GPUs one after another. Stop when the next request arrives."""
         for gpu in suspects:
             while sweep.engaged:

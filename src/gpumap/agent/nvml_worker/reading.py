@@ -46,6 +46,8 @@ from gpumap.model.readings import (
 )
 
 _TEMPERATURE = layout(pynvml.c_nvmlTemperature_v1_t)
+_COLDEST, _HOTTEST = -50.0, 150.0
+"""A value outside is not of a sensor."""
 _FIELDS = {"health": HEALTH_FIELDS + SLOW_HEALTH_FIELDS, "links": LINK_FIELDS + SLOW_LINK_FIELDS, CARD: CARD_FIELDS}
 _SLOW_NUMBERS = frozenset([field.number for field in SLOW_HEALTH_FIELDS + SLOW_LINK_FIELDS + CARD_FIELDS])
 
@@ -93,7 +95,8 @@ class _Device:
                 "nvmlDeviceGetTemperatureV",
                 handle,
                 out=pynvml.c_nvmlTemperature_v1_t(pynvml.nvmlTemperature_v1),
-                read=_celsius,
+                # nvml.h: -1 is NVML_VALUE_NOT_AVAILABLE.
+                read=lambda info: None if (celsius := _TEMPERATURE.unpack_from(info)[2]) == -1 else float(celsius),
             ),
             # Deprecated: before driver 565 the only one, removed in CUDA 14.
             number("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU, read=float),
@@ -121,11 +124,13 @@ class GpuReader:
     `count_xids` returns how many XID errors of a GPU were received so far.
     """
 
-    def __init__(self, library: Library, index: int, count_xids: Callable[[Uuid], int] = lambda _: 0) -> None:
+    def __init__(self, library: Library, index: int, count_xids: Callable[[Uuid], int]) -> None:
+        self.index = index
+        self.busy = False
+        """From the beginning of a sweep until it is read; for ever if a call on it hangs."""
         self.refused_with = 0
         self._count_xids = count_xids
         self._library = library
-        self._index = index
         self._calls = NvmlCalls()
         self._processes = GpuProcesses()
         self._sampler = Sampler()
@@ -149,23 +154,22 @@ class GpuReader:
         groups: tuple[str, ...] = (),
         hold_seconds: float = 0.0,
     ) -> GpuReading:
-        """Read the GPU with the calls of these `groups` of the wire. `hold_seconds` is the highest age of slow
-        values."""
+        """Read the GPU with the calls of these `groups`. Slow values may be `hold_seconds` old."""
         if groups != self._groups:
             self._groups, numbers = groups, field_numbers(groups)
             self._fields = tuple(number for number in numbers if number not in _SLOW_NUMBERS)
             self._slow_fields = tuple(number for number in numbers if number in _SLOW_NUMBERS)
         if generation != self._generation:
-            self._drop_device()
+            self.drop_device()
             if generation.gpus != self._generation.gpus:
-                self._identity, self._partitioned = GpuReading(self._index), None
+                self._identity, self._partitioned = GpuReading(self.index), None
             self._generation = generation
         try:
             reading = self._ask_all(interval_seconds, hold_seconds)
         except RefusedError as refused:
             self.refused_with = refused.code
             reading = self._faulted(refused)
-            self._drop_device()
+            self.drop_device()
             return reading
         self.refused_with = 0
         return reading
@@ -176,11 +180,8 @@ class GpuReader:
             with contextlib.suppress(RefusedError):
                 self._sampler.keep(self._device.samples)
 
-    def close(self) -> None:
+    def drop_device(self) -> None:
         """Free what NVML allocated. Call it before NVML is shut down, from a thread that may use this reader."""
-        self._drop_device()
-
-    def _drop_device(self) -> None:
         if self._device is not None:
             self._device.activities.free()
         self._device = None
@@ -199,7 +200,7 @@ class GpuReader:
         if "health" not in self._groups:
             return None
         try:
-            handle = self._device.handle if self._device else self._library.handle(self._index)
+            handle = self._device.handle if self._device else self._library.handle(self.index)
             return recovery_word(ask_field(self._library, handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
         except RefusedError:
             return None
@@ -208,7 +209,7 @@ class GpuReader:
         """Return the reading. Raises `RefusedError` if the GPU cannot be read at all."""
         self._calls.begin()
         if self._device is None:
-            self._device = _Device(self._library, self._calls, self._library.handle(self._index))
+            self._device = _Device(self._library, self._calls, self._library.handle(self.index))
         device = self._device
         known = device.identity if device.identified == self._calls.forgotten else None
         identity = known or self._identify(device)
@@ -238,11 +239,10 @@ class GpuReader:
         return reading
 
     def _identify(self, device: _Device) -> GpuReading:
-        """Return a reading with only the identity. It is kept with the handle after NVML has answered for every part
-        of it."""
+        """Return a reading with only the identity, and keep it with the handle once it is complete."""
         incomplete = self._calls.incomplete
         identity = GpuReading(
-            self._index,
+            self.index,
             uuid=Uuid(device.uuid),
             minor=self._calls.ask(device.minor),
             pci_bus_id=self._calls.ask(device.pci_bus_id) or "",
@@ -268,8 +268,7 @@ class GpuReader:
         return enabled
 
     def _read_partitioned(self, device: _Device, memory: DeviceMemory | None) -> dict[str, Any]:
-        """Read a partitioned GPU. NVML reports no utilization and no samples for it. Its MIG devices have its
-        processes."""
+        """A partitioned GPU has neither utilization nor samples. Its MIG devices have its processes."""
         slots = self._calls.ask(device.max_mig_devices)
         activities = device.activities if "gpm" in self._groups else None
         instances = device.mig_devices.read(slots, memory, activities)
@@ -300,9 +299,8 @@ class GpuReader:
             return {}
         measured = device.activities.read(WHOLE_GPU)
         fields: dict[str, Any] = {"activity": measured.activity} if "gpm" in self._groups else {}
-        if "links" in self._groups and (traffic := measured.traffic):
-            fields["pcie_source"] = traffic.source
-            fields["pcie_transmit_bytes"], fields["pcie_receive_bytes"] = traffic.transmit_bytes, traffic.receive_bytes
+        if "links" in self._groups and measured.traffic:
+            fields |= measured.traffic._asdict()
         return fields
 
     def _read_values(self, device: _Device, interval_seconds: float, hold_seconds: float) -> dict[str, Any]:
@@ -343,12 +341,3 @@ class GpuReader:
             **(device.health.read_slow(values) if "health" in self._groups else {}),
             **(device.card.read(values) if CARD in self._groups else {}),
         }
-
-
-_COLDEST, _HOTTEST = -50.0, 150.0
-"""A value outside is not of a sensor."""
-
-
-def _celsius(info: Any) -> float | None:
-    celsius: int = _TEMPERATURE.unpack_from(info)[2]
-    return None if celsius == -1 else float(celsius)  # nvml.h, NVML_VALUE_NOT_AVAILABLE

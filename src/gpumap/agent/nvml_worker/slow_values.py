@@ -17,11 +17,10 @@ FAULTS = "row_remap_pending", "row_remap_failure", "retired_pages_pending"
 
 
 class SlowValues:
-    """The slow values of one handle. One thread at a time uses it. `clock` is monotonic."""
+    """The slow values of one handle. One thread at a time uses it."""
 
-    def __init__(self, calls: NvmlCalls, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, calls: NvmlCalls) -> None:
         self._calls = calls
-        self._clock = clock
         self._held_values: dict[str, Any] | None = None
         self._last_values: dict[str, Any] | None = None
         self._read_at = 0.0
@@ -45,7 +44,7 @@ class SlowValues:
         `key` are the conditions under which they were read. `signs` change with a fault. If they or a value changes,
         or with `fault_near`, each reading asks again for `hold_seconds`. It also does so while a value shows a fault.
         """
-        monotonic = self._clock()
+        monotonic = time.monotonic()
         if fault_near or self._signs not in (None, signs):
             self._near_until = monotonic + hold_seconds
         self._signs = signs

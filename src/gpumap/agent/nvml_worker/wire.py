@@ -1,18 +1,10 @@
 """The messages on the worker's pipe: JSON, one object a line. The simulator uses the same messages.
 
-    parent → worker  {"read": n, "interval_seconds": …, "deadline_seconds": …, "last": [index, …], "skip": [index, …],
-                      "groups": [word, …], "release": whether to shut NVML down afterwards, "hold_seconds"}
-    worker → parent  {"kind": "driver", "read": n, "driver_version", "cuda_version", "nvml_version", "gpus", "busy"}
-                     {"kind": "gpu", "read": n, "gpu": {a GpuReading; fields that have their default are left out}}
-                     {"kind": "error", "read": n, "code": NVML's, "reason": word, "detail": sentence}
-                     {"kind": "xid", "uuid", "code", "gpu_instance_id", "compute_instance_id", "at", "times"}
-                     {"kind": "listening", "periods": [[uuid, since, until], …]}
-
-The worker answers a read with one error, or with the driver and then each GPU as soon as it is ready. It leaves out the
-GPUs in `skip` and those still `busy` with an earlier read. It reads the GPUs in `last` after the others, one by one.
+The worker answers a `Request` with one error, or with the driver and then each GPU as soon as it is ready. It leaves
+out the GPUs in `skip` and those still `busy` with an earlier read. It reads `last_gpus` after the others, one by one.
 `groups` are the groups of families for which it makes more than the basic calls, and `card`. Values that change slowly
-may be as old as `hold_seconds`. After `deadline_seconds` the parent reports what has not answered. Both ends ignore
-unknown keys of an object.
+may be as old as `hold_seconds`. With `release` it shuts NVML down afterwards. After `deadline_seconds` the service
+reports what has not answered. Both ends ignore unknown keys of an object.
 
 The worker sends an XID event when it comes, and equal events of one moment together. It sends the listening periods
 before each driver's line, and when it begins or ends to listen to a GPU. The events of these periods come before them.

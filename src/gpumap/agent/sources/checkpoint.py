@@ -20,7 +20,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import ContainerAllocateResponse
-from gpumap.agent.sources.json_files import ReplacedFile, StaleMountError, decode, each
+from gpumap.agent.sources.json_files import ReplacedFile, decode, each
 from gpumap.agent.sources.messages import fit
 from gpumap.model.formatting import and_more
 from gpumap.model.observations import (
@@ -88,10 +88,6 @@ class CheckpointSource:
                 return file.read()
             except FileNotFoundError:
                 continue
-            except StaleMountError as error:
-                # The kubelet renames a new file into place. A mount of the file itself keeps the old one.
-                detail = f"{file.path}: was replaced; mount its directory instead of the file"
-                raise SourceError("checkpoint_unreadable", detail) from error
             except OSError as error:
                 raise SourceError("checkpoint_unreadable", f"{file.path}: {error.strerror}") from error
             except ValueError as error:
@@ -127,7 +123,8 @@ def parse(text: bytes) -> SourceAnswer[Checkpoint]:
     """
     rows, registered = read(text)
     broken: dict[str, tuple[str, int]] = {}
-    entries = tuple(sorted(set(_entries(rows, broken)), key=_order))
+    entries = list(set(_entries(rows, broken)))
+    entries.sort(key=lambda entry: (entry.pod_uid, entry.container, entry.resource, sorted(entry.ids)))
     devices = (
         ResourceDevices(fit(resource), tuple(sorted(set(ids_in(value))))) for resource, value in registered.items()
     )
@@ -135,7 +132,7 @@ def parse(text: bytes) -> SourceAnswer[Checkpoint]:
         Complaint(reason, and_more(f"PodDeviceEntries{first}", count, "more row"))
         for reason, (first, count) in broken.items()
     )
-    return SourceAnswer(Checkpoint(entries, tuple(sorted(devices))), tuple(complaints))
+    return SourceAnswer(Checkpoint(tuple(entries), tuple(sorted(devices))), tuple(complaints))
 
 
 def read(text: bytes) -> tuple[Iterator[CheckpointRow | None], dict[str, object]]:
@@ -159,7 +156,7 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
     """
     texts: dict[str, str] = {}
     sets: dict[frozenset[DeviceId], frozenset[DeviceId]] = {}
-    decode_answer = functools.cache(_decode_answer)
+    read_answer = functools.cache(lambda text: parse_plugin_answer(base64.b64decode(text, validate=True)))
     for number, row in enumerate(rows):
         if row is None:
             _note(broken, "checkpoint_row", f"[{number}]: incomplete")
@@ -168,7 +165,7 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
         try:
             if not isinstance(row.answer, str | None):
                 raise ValueError("no text")
-            answer = decode_answer(row.answer or "")
+            answer = read_answer(row.answer) if row.answer else None
         except ValueError as error:
             _note(broken, "plugin_answer", f"[{number}].AllocResp: {error}")
         ids = frozenset(ids_in(row.ids))
@@ -179,11 +176,6 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
 def _note(broken: dict[str, tuple[str, int]], reason: str, detail: str) -> None:
     first, count = broken.get(reason, (detail, -1))
     broken[reason] = first, count + 1
-
-
-def _decode_answer(text: str) -> PluginAnswer | None:
-    """Return the plugin's answer to the allocation. Raises ValueError."""
-    return parse_plugin_answer(base64.b64decode(text, validate=True)) if text else None
 
 
 def parse_plugin_answer(message: bytes) -> PluginAnswer:
@@ -206,7 +198,3 @@ def parse_plugin_answer(message: bytes) -> PluginAnswer:
 
 def _allowed(entries: Iterable[tuple[str, str]], keys: re.Pattern[str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((key, value) for key, value in entries if keys.fullmatch(key) and VALUE.fullmatch(value)))
-
-
-def _order(entry: CheckpointEntry) -> tuple[str, str, str, list[DeviceId]]:
-    return entry.pod_uid, entry.container, entry.resource, sorted(entry.ids)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +23,6 @@ from gpumap.agent.sources.json_files import (
     decode,
     decode_lower_case,
     each,
-    each_converted,
     lower_case,
 )
 from gpumap.model.formatting import parse_quantity
@@ -32,7 +32,6 @@ from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import PodUid
 
-_STALE_MOUNT = "was replaced, and this is the old file: mount its directory instead of the file"
 _ENTRIES = ("Entries", "ClaimInfoStateList", "entries")
 _OUTERMOST = frozenset({"version", "checksum", "Checksum", *_ENTRIES})
 _NEWEST_KNOWN = 3
@@ -70,10 +69,9 @@ def _read_file(file: ReplacedFile[tuple[T, int]], name: str, complaints: list[Co
         value, skipped = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except StaleMountError:
-        reason, detail = "stale_mount", _STALE_MOUNT
     except OSError as error:
-        reason, detail = "unreadable", error.strerror or str(error)
+        reason = "stale_mount" if isinstance(error, StaleMountError) else "unreadable"
+        detail = error.strerror or str(error)
     except ValueError as error:
         reason, detail = "corrupt", str(error)
     else:
@@ -132,68 +130,21 @@ def _first_byte(value: msgspec.Raw) -> bytes:
 # of an allocation are Kubernetes' own (`DeviceRequestAllocationResult` of resource.k8s.io). Here keys are lower case.
 
 
-class _Result(msgspec.Struct):
-    """The devices that the scheduler assigned to a claim."""
-
-    device: str | None = None
-    driver: str | None = None
-    shareid: str | None = None
-    adminaccess: bool | None = None
-    consumedcapacity: dict[str, object] | None = None
+def _value(document: object, *keys: str) -> object:
+    """Return the value below these keys; `None` if there is none."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
 
 
-class _Results(msgspec.Struct):
-    results: list[object] | None = None
+def _text(document: object, *keys: str) -> str:
+    value = _value(document, *keys)
+    return value if isinstance(value, str) else ""
 
 
-class _Allocation(msgspec.Struct):
-    devices: _Results | None = None
-
-
-class _Status(msgspec.Struct):
-    allocation: _Allocation | None = None
-
-
-class _Info(msgspec.Struct):
-    uuid: Name
-
-
-class _Concrete(msgspec.Struct):
-    uuid: Name = msgspec.field(name="miguuid")
-
-
-class _Named(msgspec.Struct):
-    name: str = msgspec.field(name="devicename")
-    share_id: str | None = msgspec.field(name="shareid", default=None)
-
-
-class _Form(msgspec.Struct):
-    """A GPU or a MIG device. A MIG device has `concrete`, before v25.12 `info`, as whole GPUs have."""
-
-    device: _Named
-    info: _Info | None = None
-    concrete: _Concrete | None = None
-
-
-class _Device(msgspec.Struct):
-    gpu: _Form | None = None
-    mig: _Form | None = None
-    vfio: object = None
-    """A device that is passed through to a virtual machine. NVML does not list it."""
-
-
-class _Group(msgspec.Struct):
-    """Devices with one configuration."""
-
-    devices: list[object] | None = None
-
-
-class _PreparedClaim(msgspec.Struct):
-    checkpointstate: object = None
-    name: str | None = None
-    namespace: str | None = None
-    status: _Status | None = None
-    prepareddevices: list[object] | None = None
+def _items(document: object, *keys: str) -> list[object]:
+    value = _value(document, *keys)
+    return value if isinstance(value, list) else []
 
 
 def parse_prepared(text: bytes) -> tuple[tuple[PreparedDevice, ...], int]:
@@ -205,20 +156,20 @@ def parse_prepared(text: bytes) -> tuple[tuple[PreparedDevice, ...], int]:
     version, claims = _newest(lower_case(decode(text, dict[str, msgspec.Raw]).items()))
     prepared: set[PreparedDevice] = set()
     skipped = 0
-    # A bare list of devices is the form of the first drivers.
-    contents = map(decode_lower_case, claims.values())
-    bodies = (claim if isinstance(claim, dict) else {"prepareddevices": claim} for claim in contents)
-    for claim in each_converted(bodies, _PreparedClaim):
-        if claim is None:
+    for claim in map(decode_lower_case, claims.values()):
+        if not isinstance(claim, dict):
+            claim = {"prepareddevices": claim}  # the form of the first drivers
+        if not isinstance(claim.get("prepareddevices"), list | None):
             skipped += 1
-        elif version == 1 or claim.checkpointstate == "PrepareCompleted":
+        elif version == 1 or claim.get("checkpointstate") == "PrepareCompleted":
             results = _results(claim)
-            for group in each_converted(claim.prepareddevices or (), _Group):
-                for device in each_converted((group.devices if group else None) or (), _Device):
-                    rows = list(_rows(device, claim, results)) if device else []
+            for group in _items(claim, "prepareddevices"):  # devices with one configuration
+                for device in _items(group, "devices"):
+                    rows = list(_rows(device, claim, results))
                     prepared.update(rows)
-                    skipped += not rows and not (device and device.vfio)
-    return tuple(sorted(prepared, key=_order)), skipped
+                    skipped += not rows and not _value(device, "vfio")
+    names = attrgetter("claim_namespace", "claim", "device", "share_id", "uuid")
+    return tuple(sorted(prepared, key=lambda device: (*names(device), str(device.memory_bytes)))), skipped
 
 
 def _newest(document: Mapping[str, msgspec.Raw]) -> tuple[int, Mapping[str, msgspec.Raw]]:
@@ -233,47 +184,40 @@ def _newest(document: Mapping[str, msgspec.Raw]) -> tuple[int, Mapping[str, msgs
     raise ValueError("unknown version of its claims")
 
 
-def _results(claim: _PreparedClaim) -> dict[str, list[_Result]]:
-    """Return the scheduler's devices of the claim, by device: there may be several shares of one."""
-    allocation = claim.status.allocation if claim.status else None
-    results = allocation.devices.results if allocation and allocation.devices else None
+def _results(claim: object) -> dict[str, list[object]]:
+    """Return the devices that the scheduler assigned to a claim, by device: there may be several shares of one."""
     return grouped(
-        (result.device, result)
-        for result in each_converted(results or (), _Result)
-        if result and result.device is not None and result.driver in (None, DRA_DRIVER)
+        (_text(result, "device"), result)
+        for result in _items(claim, "status", "allocation", "devices", "results")
+        if _value(result, "driver") in (None, DRA_DRIVER)
     )
 
 
-def _rows(device: _Device, claim: _PreparedClaim, allocated: Mapping[str, list[_Result]]) -> Iterator[PreparedDevice]:
+def _rows(device: object, claim: object, allocated: Mapping[str, list[object]]) -> Iterator[PreparedDevice]:
     """Return a device as its claim got it: once, or once for each share of it."""
-    for form in (device.gpu, device.mig):
-        identity = (form.concrete or form.info) if form else None
-        if form is None or identity is None:
+    for kind in ("gpu", "mig"):
+        name, share = _text(device, kind, "device", "devicename"), _text(device, kind, "device", "shareid")
+        # Before v25.12, a MIG device has `info`, as whole GPUs have.
+        uuid = _text(device, kind, "concrete", "miguuid") or _text(device, kind, "info", "uuid")
+        if not name or not uuid:
             continue
-        name, share = form.device.name, form.device.share_id
-        results = [result for result in allocated.get(name, ()) if not share or result.shareid == share]
-        for result in results or (_Result(),):
+        results = [result for result in allocated.get(name, ()) if share in ("", _text(result, "shareid"))]
+        for result in results or [None]:
             yield PreparedDevice(
-                claim_namespace=claim.namespace or "",
-                claim=claim.name or "",
+                claim_namespace=_text(claim, "namespace"),
+                claim=_text(claim, "name"),
                 device=name,
-                share_id=share or result.shareid or "",
-                uuid=Uuid(identity.uuid),
-                admin_access=result.adminaccess is True,
-                memory_bytes=_memory(result.consumedcapacity or {}),
+                share_id=share or _text(result, "shareid"),
+                uuid=Uuid(uuid),
+                admin_access=_value(result, "adminaccess") is True,
+                memory_bytes=_memory(_value(result, "consumedcapacity")),
             )
 
 
-def _memory(capacity: Mapping[str, object]) -> int | None:
+def _memory(capacity: object) -> int | None:
     """Return the memory that a share consumes; `None` if it is missing or unreadable."""
-    amounts = (capacity.get(name) for name in _MEMORY)
-    amount = next((amount for amount in amounts if isinstance(amount, str)), None)
+    amount = next(filter(None, (_text(capacity, name) for name in _MEMORY)), "")
     try:
-        return parse_quantity(amount) if amount is not None else None
+        return parse_quantity(amount) if amount else None
     except ValueError:
         return None
-
-
-def _order(prepared: PreparedDevice) -> tuple[str, ...]:
-    names = prepared.claim_namespace, prepared.claim, prepared.device, prepared.share_id
-    return *names, prepared.uuid, str(prepared.memory_bytes)

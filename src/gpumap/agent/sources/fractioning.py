@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from gpumap.agent.executors import open_at_once
 from gpumap.agent.sources.json_files import Name, decode
@@ -120,21 +120,20 @@ class _Gpu(Struct, frozen=True):
     """`uuid` is empty if fractiond found the device by its device node."""
 
     index: _Number | None = None
-    minorNumber: _Number | None = None  # noqa: N815 - a key of the file
+    minor_number: _Number | None = field(name="minorNumber", default=None)
     uuid: str | None = None
 
 
 class _File(Struct, frozen=True):
-    """A file (fractiond, pkg/fsstore/record.go). Drafts before version 1 have no version, the number in another key,
-    and the minor as `index`."""
+    """fractiond, pkg/fsstore/record.go. Drafts have no version, another number, and the minor as `index`."""
 
     pod: Name
     namespace: Name
-    podUID: Name  # noqa: N815 - a key of the file
-    schemaVersion: int | None = None  # noqa: N815 - a key of the file
-    gpuDevices: tuple[_Gpu, ...] | None = None  # noqa: N815 - a key of the file
-    requestedMemoryMiB: _Number | None = None  # noqa: N815 - a key of the file
-    RequestedMemoryMB: _Number | None = None
+    pod_uid: Name = field(name="podUID")
+    version: int | None = field(name="schemaVersion", default=None)
+    gpus: tuple[_Gpu, ...] | None = field(name="gpuDevices", default=None)
+    memory_mib: _Number | None = field(name="requestedMemoryMiB", default=None)
+    draft_memory_mib: _Number | None = field(name="RequestedMemoryMB", default=None)
 
 
 class Record(NamedTuple):
@@ -145,22 +144,19 @@ class Record(NamedTuple):
 
 
 def parse_record(container_id: str, text: bytes) -> Record:
-    """Parse a file. An amount of 0 is no limit. Of several GPUs, the file does not show what the amount is of.
-
-    Raises ValueError.
-    """
+    """An amount of 0 is no limit. If there are several GPUs, it is unknown what the amount is of. Raises ValueError."""
     file = decode(text, _File)
-    if file.schemaVersion not in (None, _VERSION):
-        raise ValueError(f"schemaVersion {file.schemaVersion} is not {_VERSION}")
-    is_draft = file.schemaVersion is None
-    uid, gpus = PodUid(fit(file.podUID)), file.gpuDevices or ()
-    amount = file.RequestedMemoryMB if is_draft else file.requestedMemoryMiB
+    if file.version not in (None, _VERSION):
+        raise ValueError(f"schemaVersion {file.version} is not {_VERSION}")
+    is_draft = file.version is None
+    uid, gpus = PodUid(fit(file.pod_uid)), file.gpus or ()
+    amount = file.draft_memory_mib if is_draft else file.memory_mib
     memory_bytes = amount * MIB if amount and len(gpus) == 1 else None
     shares = []
     for gpu in gpus:
         meaning = parse(DeviceId(gpu.uuid)) if gpu.uuid else None
         uuid = meaning.device.uuid if meaning is not None and isinstance(meaning.device, ByUuid) else None
-        minor = gpu.index if is_draft and gpu.minorNumber is None else gpu.minorNumber
+        minor = gpu.index if is_draft and gpu.minor_number is None else gpu.minor_number
         if uuid is not None or (minor is not None and not gpu.uuid):
             minor = minor if uuid is None else None
             shares.append(

@@ -41,19 +41,11 @@ ENTRIES_MAX = 1 << 14
 a whole cluster is 12,500 (kube-controller-manager, --terminated-pod-gc-threshold)."""
 
 
-def no_pods_api() -> SourceAnswer[tuple[ReportedPod, ...] | None]:
-    """The Pods API if it is not configured."""
-    return SourceAnswer(None)
-
-
-def no_sharing() -> SourceAnswer[SharingContainers]:
-    """The files of a scheduler if they are not configured."""
-    return SourceAnswer(SharingContainers())
-
-
 class PodIdentitySource:
-    """Reads all identity sources. A file that is not mounted is not a complaint: the user did not grant this
-    privilege."""
+    """Reads all identity sources. The Pods API and a scheduler's files are `None` if they are not configured.
+
+    A file that is not mounted is not a complaint: the user did not grant this privilege.
+    """
 
     def __init__(
         self,
@@ -61,8 +53,8 @@ class PodIdentitySource:
         logs: PodLogsSource,
         dra: DraSource,
         wall: Callable[[], float],
-        read_pods: Callable[[], SourceAnswer[tuple[ReportedPod, ...] | None]] = no_pods_api,
-        read_sharing: Callable[[], SourceAnswer[SharingContainers]] = no_sharing,
+        read_pods: Callable[[], SourceAnswer[tuple[ReportedPod, ...] | None]] | None = None,
+        read_sharing: Callable[[], SourceAnswer[SharingContainers]] | None = None,
         pods_at: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._checkpoint = checkpoint
@@ -76,9 +68,9 @@ class PodIdentitySource:
     def read(self) -> SourceAnswer[PodIdentity]:
         """Return what is readable. Raises SourceError with all reasons if no required source is readable."""
         pods_at = self._pods_at()  # before the pods: they may become newer in between, not older
-        pods, complaints_of_pods = self._read_pods()
+        pods, complaints_of_pods = self._read_pods() if self._read_pods else (None, ())
         dra, complaints_of_dra = self._dra.read()
-        sharing, complaints_of_sharing = self._read_sharing()
+        sharing, complaints_of_sharing = self._read_sharing() if self._read_sharing else (SharingContainers(), ())
         complaints: list[Complaint] = [*complaints_of_pods, *complaints_of_dra, *complaints_of_sharing]
         checkpoint = logs = None
         try:

@@ -53,8 +53,7 @@ _CAUSES = {
 
 
 class Place(NamedTuple):
-    """A directory, its relevant events, and the names that they count for. `allocations`: it shows the kubelet's
-    allocations."""
+    """A directory, its relevant events and names. `allocations`: it shows the kubelet's allocations."""
 
     directory: Path
     mask: int
@@ -63,7 +62,7 @@ class Place(NamedTuple):
     beside: Path | None = None
     """Watched only while this file in it exists."""
     containers: bool = False
-    """The names are links of containers. Only those of the pods in `Watcher.follow` count."""
+    """The names are links of containers. Only those of the pods in `Watcher.pods_with_gpu` count."""
 
 
 def places(
@@ -105,7 +104,7 @@ class Event(NamedTuple):
 
 
 class Watcher:
-    """Watches places. What happens there is news until `clear`.
+    """Watches places. What happens there sets `news`.
 
     The event loop creates, reads and closes it. `watch` reads files, which may hang, so another thread calls it.
     """
@@ -117,19 +116,17 @@ class Watcher:
         """Why they are not visible, or why gpumap does not watch another existing place."""
         self.started_at = -math.inf
         """The last start of a followed container, on the monotonic clock. It will use its GPU soon."""
-        self._followed: frozenset[PodName] = frozenset()
+        self.pods_with_gpu: frozenset[PodName] = frozenset()
+        """Starts and ends of these pods' containers are news."""
+        self.news = asyncio.Event()
         self._places = watched
         self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
         self._inotify: int | None = None
         self._watches: dict[int, tuple[Place, ...]] = {}
         self._closed = False
 
     def watch(self) -> None:
-        """Watch each place that exists now, also one that was created again. Never raises.
-
-        Changes after this call are news.
-        """
+        """Watch each place that exists now, also one that was created again: later changes are news. Never raises."""
         if self._closed:
             return
         watches: dict[int, tuple[Place, ...]] = {}
@@ -154,18 +151,6 @@ class Watcher:
         existing = [complaint for complaint in complaints if complaint.reason != "directory_missing"]
         self.trouble = next(iter(existing if self.is_on else existing + complaints), None)
 
-    def follow(self, pods: frozenset[PodName]) -> None:
-        """From now on, starts and ends of these pods' containers are news."""
-        self._followed = pods
-
-    async def wait(self) -> None:
-        """Wait for news."""
-        await self._news.wait()
-
-    def clear(self) -> None:
-        """Mark all events until now as read, or about to be read."""
-        self._news.clear()
-
     def close(self) -> None:
         self._closed = True
         if self._inotify is not None:
@@ -189,7 +174,7 @@ class Watcher:
             return
         for event in events(data):
             if self._matters(event):
-                self._news.set()
+                self.news.set()
 
     def _matters(self, event: Event) -> bool:
         if event.mask & QUEUE_OVERFLOW:
@@ -205,7 +190,7 @@ class Watcher:
         if place.containers:
             # `<pod>_<namespace>_<container>-<id>.log`: Kubernetes names have no underscore.
             words = event.name.split("_")
-            if len(words) != 3 or PodName(words[1], words[0]) not in self._followed:
+            if len(words) != 3 or PodName(words[1], words[0]) not in self.pods_with_gpu:
                 return False
             if event.mask & CREATE:
                 self.started_at = time.monotonic()

@@ -29,6 +29,8 @@ T = TypeVar("T")
 class StaleMountError(OSError):
     """The file no longer has a name. It was mounted by itself, and its writer has replaced it by another."""
 
+    strerror = "was replaced, and this is the old file: mount its directory instead of the file"
+
 
 class ReplacedFile(Generic[T]):
     """A file that is replaced whole. It is read again only after it changed."""
@@ -92,15 +94,6 @@ def each(values: Iterable[msgspec.Raw], kind: type[T]) -> Iterator[T | None]:
         try:
             yield msgspec.json.decode(value, type=kind)
         except (ValueError, RecursionError):
-            yield None
-
-
-def each_converted(values: Iterable[object], kind: type[T]) -> Iterator[T | None]:
-    """Convert each value; `None` for a damaged one, which affects only itself."""
-    for value in values:
-        try:
-            yield msgspec.convert(value, kind)
-        except msgspec.ValidationError:
             yield None
 
 

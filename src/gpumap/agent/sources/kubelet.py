@@ -20,7 +20,7 @@ from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.own_process import GRPC_DESCRIPTORS, GRPC_THREADS, lack
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX
-from gpumap.agent.sources.podresources import KnownPods, Offer, Pods
+from gpumap.agent.sources.podresources import AllocatableDevices, KnownPods, ListedPods
 from gpumap.model.observations import Complaint, KubeletAnswer, SourceAnswer, SourceError
 
 T = TypeVar("T")
@@ -54,8 +54,7 @@ _REASONS_OF_ABSENCE = frozenset({"socket_missing", "connection_refused", "unavai
 
 
 class KubeletSource:
-    """Reads one kubelet. It keeps its channel between calls and makes it again when the kubelet has created its
-    socket again."""
+    """Reads one kubelet. It keeps its channel until the kubelet makes its socket again."""
 
     def __init__(
         self,
@@ -116,8 +115,7 @@ class KubeletSource:
         return SourceAnswer(answer, tuple(complaints))
 
     async def wait_until_back(self) -> None:
-        """Return when a kubelet that was away accepts connections, at least a second later; never, if it was not
-        away."""
+        """Return when a kubelet that was away accepts connections, at least a second later; otherwise never."""
         if not self._kubelet_away:
             await asyncio.Event().wait()  # without a timer: nothing wakes this process between two collections
         while True:
@@ -150,7 +148,7 @@ class KubeletSource:
             self._reports_allocatable = True
         self._socket = identity
 
-    async def _list(self, deadline: float, complaints: list[Complaint]) -> Pods:
+    async def _list(self, deadline: float, complaints: list[Complaint]) -> ListedPods:
         try:
             answer = await self._call(self._list_method, v1_pb2.ListPodResourcesRequest(), deadline, complaints)
         except grpc.aio.AioRpcError as error:
@@ -162,7 +160,7 @@ class KubeletSource:
         complaints.extend(oddities)
         return pods
 
-    async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> Offer | None:
+    async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> AllocatableDevices | None:
         """Return what plugins offer; `None` if this kubelet does not support it, or the call failed."""
         if not self._reports_allocatable or self._list_method == _LIST_V1ALPHA1:
             return None
@@ -176,7 +174,7 @@ class KubeletSource:
                 complaints.append(Complaint(f"allocatable_{reason_of(error, self._path)}", detail_of(error)))
             return None
         try:
-            return await self._decode(self._known.read_offer, answer, deadline)
+            return await self._decode(self._known.read_allocatable, answer, deadline)
         except DecodeError as error:
             complaints.append(Complaint("allocatable_decode", f"{self._path}: {error}"))
         except TimeoutError:
@@ -237,8 +235,7 @@ def raw_call(channel: grpc.aio.Channel, method: str) -> Callable[..., Awaitable[
 
 
 def reason_of(error: grpc.aio.AioRpcError, socket_path: Path) -> str:
-    """Return the status in lower case. Separate errors that share a code (texts as grpc-core and the kubelet write
-    them)."""
+    """Return the status in lower case, or one of several reasons of a code (by texts of grpc and the kubelet)."""
     code, details = error.code(), (error.details() or "").lower()
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return "message_too_large" if "larger than max" in details else "rate_limited"
@@ -257,8 +254,7 @@ def detail_of(error: grpc.aio.AioRpcError) -> str:
 
 
 def _identity(path: Path) -> str:
-    """Return the identity of the socket, which changes if the kubelet creates it again. Its inode number may be
-    reused."""
+    """Return what changes if the kubelet makes its socket again. An inode number alone may be reused."""
     try:
         status = path.stat()
     except OSError:

@@ -108,8 +108,7 @@ class NvmlSource:
             await self._start()
 
     async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
-        """Return the reading. Raises `SourceError` if there is none: with the library's reason, or with the
-        worker's end."""
+        """Return the reading. Raises `SourceError` with the library's reason, or with the worker's end."""
         asked_at = asyncio.get_running_loop().time()
         if self._replacement.is_over(asked_at, self._unanswered, self._worker.started if self._worker else None):
             self._end_worker()

@@ -52,16 +52,14 @@ class Worker:
         self._process.stdin.write(line)
 
     async def line(self) -> bytes | None:
-        """Return the next line; `None` if the worker has closed its end. Raises `ValueError` for a line without an
-        end."""
+        """Return the next line; `None` if the worker has closed its end. Raises `ValueError` if a line has no end."""
         assert self._process.stdout is not None  # noqa: S101 -- it is a pipe
         line = await self._process.stdout.readline()
         return line if line.endswith(b"\n") else None
 
     @property
     def ended_on_purpose(self) -> bool:
-        """Return whether it exited with 0: to release the driver, or because only another process can load its
-        library."""
+        """Return whether it exited with 0: it released the driver, or only a new process can load its library."""
         return self._process.returncode == 0
 
     async def reason_of_end(self) -> Complaint:

@@ -133,8 +133,7 @@ class XidEvents:
             del self._until[next(iter(self._until))]
 
     def take(self, monotonic: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
-        """Return the events and listening periods until `monotonic` and forget them: a worker that still
-        listens reports at each read."""
+        """Return the events and listening periods until now, and forget them: a worker reports at each read."""
         events = tuple(XidError(*_content(event), monotonic - event.monotonic, event.times) for event in self._events)
         listening = tuple(
             Listening(uuid, monotonic - since, monotonic - until) for (uuid, since), until in self._until.items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from gpumap.agent._proto.podresources import envelope_pb2, v1_pb2
@@ -29,8 +30,11 @@ device."""
 _KEY_BYTES_MAX = 4096
 """Larger bytes are known by their digest: a pod of 17.8 MB has been seen, in many orders."""
 
-Pods = tuple[ListedPod, ...]
-Offer = tuple[ResourceDevices, ...]
+ListedPods = tuple[ListedPod, ...]
+AllocatableDevices = tuple[ResourceDevices, ...]
+
+
+_CLAIM_NAMES = attrgetter("driver", "pool", "device", "share_id", "claim_namespace", "claim")
 
 
 class DecodedPod(NamedTuple):
@@ -44,39 +48,34 @@ class DecodedPod(NamedTuple):
 
 
 class KnownPods:
-    """Decodes a kubelet's answers, in one thread at a time.
-
-    What it returns is the very same object while its content is unchanged."""
+    """Decodes a kubelet's answers, in one thread at a time. Unchanged content is the very same object."""
 
     def __init__(self) -> None:
         self._answer_key = b""
         self._decoded: dict[bytes, DecodedPod] = {}
         self._listed: dict[int, ListedPod] = {}
-        self._pods: Pods = ()
+        self._pods: ListedPods = ()
         self._oddities: tuple[Complaint, ...] = ()
         self._entries: frozenset[bytes] = frozenset()
-        self._offer: Offer = ()
+        self._allocatable: AllocatableDevices = ()
 
-    def read_list(self, answer: bytes) -> tuple[Pods, tuple[Complaint, ...]]:
-        """Return a List's pods and its complaints: a complaint lasts as long as its cause is in the List.
-
-        Raises DecodeError.
-        """
+    def read_list(self, answer: bytes) -> tuple[ListedPods, tuple[Complaint, ...]]:
+        """Return a List's pods and the complaints about it, which last as long as their cause. Raises DecodeError."""
         key = _key(answer)
         if key != self._answer_key:
             self._take(answer)
             self._answer_key = key
         return self._pods, self._oddities
 
-    def read_offer(self, answer: bytes) -> Offer:
+    def read_allocatable(self, answer: bytes) -> AllocatableDevices:
         """Return what plugins offer. Raises DecodeError."""
         entries = frozenset(map(_key, parts(answer)))
         if entries != self._entries:
-            offer = decode_offer(answer)
+            allocatable = decode_allocatable(answer)
             self._entries = entries
-            if offer != self._offer:
-                self._offer = offer
-        return self._offer
+            if allocatable != self._allocatable:
+                self._allocatable = allocatable
+        return self._allocatable
 
     def _take(self, answer: bytes) -> None:
         chunks = parts(answer)
@@ -92,8 +91,7 @@ class KnownPods:
                 self._pods = pods
 
     def _pod(self, chunk: bytes) -> DecodedPod:
-        """Return one pod: the very same object for equal content, although the order of its parts in the bytes is
-        random."""
+        """Return one pod, the very same object for equal content: the order of its parts in the bytes is random."""
         key = _key(chunk)
         known = self._decoded.get(key)
         if known is None:
@@ -128,7 +126,7 @@ def decode_pod(chunk: bytes) -> DecodedPod:
     return DecodedPod(_fit_pod(pod) if odd_name else pod, repeated, odd_name)
 
 
-def decode_offer(answer: bytes) -> tuple[ResourceDevices, ...]:
+def decode_allocatable(answer: bytes) -> tuple[ResourceDevices, ...]:
     """Read GetAllocatableResources' answer. Raises DecodeError."""
     message, _ = decode(v1_pb2.AllocatableResourcesResponse, answer)
     return tuple(sorted(map(_fit_devices, _devices(message.devices))))
@@ -179,7 +177,7 @@ def _fit_pod(pod: ListedPod) -> ListedPod:
         ListedContainer(
             fit(container.name),
             tuple(sorted(map(_fit_devices, container.devices))),
-            tuple(sorted(ClaimDevice(*map(fit, _fields(claim))) for claim in container.claims)),
+            tuple(sorted(ClaimDevice(*map(fit, _CLAIM_NAMES(claim))) for claim in container.claims)),
         )
         for container in pod.containers
     )
@@ -207,8 +205,4 @@ def _names(pod: ListedPod) -> Iterator[tuple[str, str]]:
             yield "resource", devices.resource
             yield from (("device id", id_) for id_ in devices.ids)
         for claim in container.claims:
-            yield from (("part of a claim", str(name)) for name in _fields(claim))
-
-
-def _fields(claim: ClaimDevice) -> tuple[str, ...]:
-    return claim.driver, claim.pool, claim.device, claim.share_id, claim.claim_namespace, claim.claim
+            yield from (("part of a claim", str(name)) for name in _CLAIM_NAMES(claim))

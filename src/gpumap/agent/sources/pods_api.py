@@ -34,7 +34,7 @@ LIST_PAUSE_SECONDS = 0.25
 RESYNC_SECONDS = 60.0
 """Interval of Lists without an event: a kubelet drops events of a slow client, and one that hangs sends none."""
 
-Pods = tuple[ReportedPod, ...]
+ReportedPods = tuple[ReportedPod, ...]
 
 
 class PodsApiSource:
@@ -53,8 +53,8 @@ class PodsApiSource:
         self._path = socket_path
         self._deadline_seconds = deadline_seconds
         self._resync_seconds = resync_seconds
-        self._answer: SourceAnswer[Pods | None] = SourceAnswer(None)
-        self._pods: Pods = ()
+        self._answer: SourceAnswer[ReportedPods | None] = SourceAnswer(None)
+        self._pods: ReportedPods = ()
         self._known: dict[bytes, ReportedPod] = {}
         self._tried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -65,7 +65,7 @@ class PodsApiSource:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._tried.wait(), patience_seconds)
 
-    def read(self) -> SourceAnswer[Pods | None]:
+    def read(self) -> SourceAnswer[ReportedPods | None]:
         """Return the pods, the very same object while nothing changed; `None` while they are not followed.
 
         Complaints: `pods_api_` and `socket_missing`, `connection_refused`, `decode`, `stream_ended`, or a gRPC status
@@ -88,7 +88,7 @@ class PodsApiSource:
                 if (lacking := lack(GRPC_DESCRIPTORS, GRPC_THREADS)) is not None:
                     self._lose(*lacking)
                 else:
-                    await self._follow()
+                    await self._list_at_changes()
                     self._lose("stream_ended", "the kubelet ended the stream")
             except grpc.aio.AioRpcError as error:
                 self._lose(reason_of(error, self._path), detail_of(error))
@@ -101,30 +101,24 @@ class PodsApiSource:
         self._answer = SourceAnswer(None, (Complaint(f"pods_api_{reason}", f"{self._path}: {detail}"),))
         self._tried.set()
 
-    async def _follow(self) -> None:
+    async def _list_at_changes(self) -> None:
         """List at each change, as long as the kubelet reports changes."""
         changed = asyncio.Event()
         async with grpc.aio.insecure_channel(f"unix:{self._path}", options=CHANNEL_OPTIONS) as channel:
             watching = asyncio.create_task(_watch(channel, changed))
+            watching.add_done_callback(lambda _: changed.set())
             try:
                 while not watching.done():
                     changed.clear()
                     earliest = time.monotonic() + LIST_PAUSE_SECONDS
                     await self._list(channel)
-                    await self._wait_for_change(watching, changed)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), self._resync_seconds)
                     await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
                 await watching
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-
-    async def _wait_for_change(self, watching: asyncio.Task[None], changed: asyncio.Event) -> None:
-        """Wait for a change, for the end of the stream, or for the next List without an event."""
-        change = asyncio.create_task(changed.wait())
-        try:
-            await asyncio.wait((watching, change), timeout=self._resync_seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            change.cancel()
 
     async def _list(self, channel: grpc.aio.Channel) -> None:
         asked_at = self._monotonic()
@@ -136,7 +130,7 @@ class PodsApiSource:
         self.confirmed_at = asked_at
         self._tried.set()
 
-    def _decode(self, answer: bytes) -> Pods:
+    def _decode(self, answer: bytes) -> ReportedPods:
         """Known pods are not decoded again. Only a digest of the bytes is kept."""
         known: dict[bytes, ReportedPod] = {}
         for chunk in v1alpha1_pb2.ListPodsResponse.FromString(answer).pods:

@@ -58,8 +58,7 @@ def read_text(path: str, folder: int | None = None, bytes_max: int = FILE_BYTES_
 
 
 def parse_stat(line: str) -> Stat:
-    """Return fields 2, 3, 4 and 22 of /proc/PID/stat. The name is in brackets and may itself contain blanks and
-    brackets."""
+    """Return fields 2, 3, 4 and 22 of /proc/PID/stat. The name, in brackets, may itself contain brackets."""
     name, _, values = line.rpartition(")")
     fields = values.split()
     if len(fields) < 20:

@@ -6,6 +6,7 @@ What it remembers saves reads: one PID to ask first, and processes that still ru
 """
 
 import contextlib
+import itertools
 import math
 import os
 import time
@@ -234,7 +235,8 @@ class ProcfsSource:
             return False, f"{self._root} is of another PID namespace: its self is {named_pid}, gpumap is {os.getpid()}"
         if self._is_on_bare_host():
             return True, "gpumap runs on the bare host"
-        for pid in self._candidates():
+        known = () if self.pid_outside_pod is None else (self.pid_outside_pod,)
+        for pid in itertools.chain(known, self._pids()):
             try:
                 cgroup = read_text(f"{self._root}/{pid}/cgroup")
             except OSError:
@@ -256,11 +258,6 @@ class ProcfsSource:
             return False  # a tree of plain files may have only cgroups
         except (OSError, ValueError):
             return True
-
-    def _candidates(self) -> Iterator[int]:
-        if self.pid_outside_pod is not None:
-            yield self.pid_outside_pod
-        yield from self._pids()
 
     def _pids(self) -> Iterator[int]:
         yield from sorted(int(name) for name in os.listdir(self._root) if name.isascii() and name.isdigit())

@@ -66,10 +66,7 @@ class Ancestors:
     def membership(
         self, pid: int, process: Stat, own_cgroup: cgroups.OwnCgroup, *, is_real: bool
     ) -> CgroupMembership | None:
-        """Return the cgroup of the ancestor that decides; `None` if all are of the host.
-
-        It is `UNKNOWN` if an ancestor cannot be read. The next call then tries again.
-        """
+        """Return the cgroup of the ancestor that decides, `UNKNOWN` if unreadable; `None` if all are of the host."""
         start, last_own, lineage = self._lineages.get(pid, (-1, own_cgroup, Lineage(_UNKNOWN, ())))
         is_known = lineage.membership is None or lineage.membership.kind is CgroupKind.POD
         if not is_known or (start, last_own) != (process.start, own_cgroup):

@@ -209,10 +209,7 @@ def _read_file(path: Path, max_bytes: int) -> bytes:
 
 
 def make_context(tls: TlsConfig, folder: Path) -> ssl.SSLContext:
-    """Make the context for new connections, after `read_pems`. Raises WebConfigError.
-
-    Each change makes a new context: a context never drops an authority.
-    """
+    """Make a new context after `read_pems`: a context never drops an authority. Raises WebConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version, context.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
     context.set_alpn_protocols(["http/1.1"])

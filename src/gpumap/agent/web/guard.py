@@ -8,7 +8,6 @@ every client: they name no pod, and a kubelet's probe has neither certificate no
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import logging
 import secrets
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.helpers import BasicAuth
 
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.web.config import REQUIRED, WebConfig, WebConfigError, make_context, parse, read_pems, read_text
@@ -77,7 +77,7 @@ class Guard:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    async def follow(self, close_idle: Callable[[], None]) -> None:
+    async def apply_changes(self, close_idle: Callable[[], None]) -> None:
         """Apply changes for ever. After each, close the idle connections from before."""
         previous = self._active, ""
         self._warn()
@@ -94,8 +94,7 @@ class Guard:
                 self._apply(*state, close_idle)
 
     def _read_files(self) -> tuple[Loaded, str]:
-        """Return what the files say, and their mistake. With one, the active configuration stays, with its renewed
-        certificates."""
+        """Return what the files say, and their mistake: then the configuration stays, with renewed certificates."""
         try:
             config = self._parse()
             config.check_complete(self._active.config)
@@ -154,12 +153,9 @@ class Guard:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def watch_over(self, application: web.Application) -> None:
-        """Check every request to an application."""
-        application.middlewares.append(self._check_request)
-
     @web.middleware
-    async def _check_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def check_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The middleware that checks every request."""
         # By the route, not by the path: the page is open, however its address is written.
         resource = request.match_info.route.resource
         is_open = resource is not None and resource.canonical in _OPEN_PATHS
@@ -192,15 +188,12 @@ class Guard:
 
 def _credentials(authorization: str) -> tuple[str, str] | None:
     """Return user and password; None if the header has none (RFC 7617)."""
-    scheme, _, word = authorization.partition(" ")
-    if scheme.lower() != "basic":
-        return None
     try:
-        text = base64.b64decode(word.strip(), validate=True)
+        words = BasicAuth.decode(authorization, "latin1")
     except ValueError:
         return None
-    user, colon, password = text.decode(errors="surrogateescape").partition(":")  # a password may be any bytes
-    return (user, password) if colon else None
+    user, password = (word.encode("latin1").decode(errors="surrogateescape") for word in words[:2])  # may be any bytes
+    return user, password
 
 
 class Passwords:

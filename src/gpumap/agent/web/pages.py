@@ -10,7 +10,7 @@ import gzip
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import prometheus_client
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -36,14 +36,6 @@ _GZIP_LEVEL_OF_MAP = 4
 
 LATE = "collections are late, fail or hang: see gpumap's log"
 """The reason if no other is known."""
-
-
-class _Inputs(NamedTuple):
-    """The input of a page. `curves` are those of the history. `stale` is the reason why there is no data."""
-
-    snapshot: Snapshot
-    curves: Curves | None
-    stale: str
 
 
 class Pages:
@@ -81,7 +73,7 @@ class Pages:
         self._snapshot: Snapshot | None = None
         self._stale = ""
         self._rendered: _Rendered = {}
-        self._judged: list[Node] = []
+        self._checked_map: list[Node] = []
         """The map that `check` judges: of this snapshot, or none yet."""
         self._history = History()
         self._process_name = secrets.token_hex(4)
@@ -89,7 +81,7 @@ class Pages:
 
     def publish(self, snapshot: Snapshot) -> None:
         """Set the newest snapshot. Pages of the one before are dropped."""
-        self._snapshot, self._stale, self._rendered, self._judged = snapshot, "", {}, []
+        self._snapshot, self._stale, self._rendered, self._checked_map = snapshot, "", {}, []
         self._versions += 1
         self._history.add(snapshot)
 
@@ -98,19 +90,12 @@ class Pages:
         snapshot = self._snapshot
         if snapshot is not None and self._is_too_old(snapshot) and not self._stale:
             stale = f"no collection for more than {self._stale_after_seconds:g} s: {self.why_late() or LATE}"
-            self._snapshot, self._stale, self._rendered, self._judged = _strip_data(snapshot), stale, {}, []
+            self._snapshot, self._stale, self._rendered, self._checked_map = _strip_data(snapshot), stale, {}, []
             self._versions += 1
         return self._snapshot
 
-    @property
-    def stale(self) -> str:
-        """Why there is no current data; empty if there is."""
-        self.current()
-        return self._stale
-
     def version(self) -> str | None:
-        """Return a name for the current content of `page` that no other time or process has; `None` before the
-        first snapshot."""
+        """Return a name for the content of `page`, which no other time or process has; `None` without a snapshot."""
         return f"{self._process_name}-{self._versions}" if self.current() else None
 
     async def page(self, form: Format, *, gzipped: bool) -> bytes | None:
@@ -119,14 +104,20 @@ class Pages:
         if snapshot is None:
             return None
         rendered, key = self._rendered, (form, gzipped)
+        stale = self._stale
+        # Here, because no other thread adds to it meanwhile.
+        curves = self._history.curves() if form == "history" and key not in rendered else None
+
+        def render() -> None:
+            if key in rendered:
+                return  # for an earlier request
+            plain = rendered.get((form, False)) or self._render(form, snapshot, stale, curves)
+            rendered[form, False] = plain
+            if gzipped:
+                rendered[key] = gzip.compress(plain, _GZIP_LEVEL_OF_MAP if form == "map" else _GZIP_LEVEL, mtime=0)
+
         if key not in rendered:
-            # Here, because no other thread adds to it meanwhile.
-            curves = self._history.curves() if form == "history" else None
-            inputs = _Inputs(snapshot, curves, self._stale)
-            # It is kept also if the client that asked for it is gone meanwhile.
-            await self._thread.run(
-                lambda: rendered.get(key) or rendered.setdefault(key, self._render(form, gzipped, inputs, rendered))
-            )
+            await self._thread.run(render)  # it is kept also if the client is gone meanwhile
         return rendered[key]
 
     async def check(self, only: Collection[str], node: str) -> Verdict | None:
@@ -139,15 +130,15 @@ class Pages:
             return None
         if node not in ("", snapshot.node.name):
             return Verdict(2, short_line(f"the gpumap of node {snapshot.node.name} answers, not of {node}"))
-        judged, stale = self._judged, self._stale
+        checked_map, stale = self._checked_map, self._stale
 
         def make_map() -> None:
-            if not judged:
-                judged.append(self._map(snapshot, stale))
+            if not checked_map:
+                checked_map.append(self._map(snapshot, stale))
 
-        if not judged:
+        if not checked_map:
             await self._thread.run(make_map)
-        return check(judged[0], only)
+        return check(checked_map[0], only)
 
     def not_ready(self) -> str | None:
         """Return why gpumap is not ready: neither kubelet nor NVML has answered lately. `None` if it is ready."""
@@ -179,16 +170,12 @@ class Pages:
     def _map(self, snapshot: Snapshot, stale: str) -> Node:
         return published(snapshot, self._interval_seconds, self._collect, stale)
 
-    def _render(self, form: Format, gzipped: bool, inputs: _Inputs, rendered: _Rendered) -> bytes:
-        if gzipped:
-            plain = rendered.get((form, False)) or self._render(form, False, inputs, rendered)
-            rendered[form, False] = plain
-            return gzip.compress(plain, _GZIP_LEVEL_OF_MAP if form == "map" else _GZIP_LEVEL, mtime=0)
-        if inputs.curves is not None:
-            return json_bytes(history_document(inputs.curves))
+    def _render(self, form: Format, snapshot: Snapshot, stale: str, curves: Curves | None) -> bytes:
+        if curves is not None:
+            return json_bytes(history_document(curves))
         if form == "map":
-            return encode(self._map(inputs.snapshot, inputs.stale))
-        page = self._pages[form].render(inputs.snapshot)
+            return encode(self._map(snapshot, stale))
+        page = self._pages[form].render(snapshot)
         if form == "text":
             return page + prometheus_client.generate_latest(self._process)
         if form == "openmetrics":

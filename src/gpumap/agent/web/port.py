@@ -30,6 +30,8 @@ scrapes a second."""
 MAX_LARGE_BUFFERS = 8
 PATIENCE_SECONDS = 35.0
 """Longer than the usual scrape interval of 30 s: a scraper's connection is not closed just before its next request."""
+_SHUTDOWN_SECONDS = 1.0
+"""How long answers may take after a signal."""
 _BACKLOG = 128
 _HANDSHAKE_SECONDS = 10.0
 _QUIET_SECONDS = 60.0
@@ -52,7 +54,6 @@ async def open_port(
     tls: Tls | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
-    shutdown_seconds: float = 1.0,
 ) -> AsyncIterator[Callable[[], None]]:
     """Serve an application on a bound socket until the block ends. Then no connection is left.
 
@@ -61,7 +62,7 @@ async def open_port(
     for option, size in ((socket.SO_SNDBUF, SEND_BUFFER_BYTES), (socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)):
         listener.setsockopt(socket.SOL_SOCKET, option, size)  # accepted connections inherit it
     # A request of a client that is gone waits no longer, for example for the check of a password.
-    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=shutdown_seconds)
+    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     clients = Clients(max_connections)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpumap.agent.sources.checkpoint import CheckpointSource, newest_first
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.fractioning import FractioningSource
-from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, no_sharing
+from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
@@ -225,7 +225,7 @@ class RecordingIdentity:
         sharing_map: Path | None = None,
     ) -> None:
         """`sharing_map` is the directory with a scheduler's files about containers that share GPUs."""
-        read_sharing = no_sharing if sharing_map is None else FractioningSource(sharing_map).read
+        read_sharing = None if sharing_map is None else FractioningSource(sharing_map).read
         self._source = PodIdentitySource(
             CheckpointSource(checkpoints),
             PodLogsSource(log_root),

@@ -80,7 +80,7 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
             async with service.collector(
                 settings, node.driver_command, collected.append, clock, pods_patience_seconds=PATIENCE_SECONDS
             ) as loop:
-                loop.set_deadline(PATIENCE_SECONDS)
+                loop.deadline_seconds = PATIENCE_SECONDS
                 for frame in frames:
                     offset = frame.offset_seconds
                     await node.show(frame)
