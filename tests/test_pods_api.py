@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.join.describe import device_health
+from gpumap.agent.join.node_parts import device_health
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from gpumap import __version__
 from gpumap.agent.collect import Collector, Sources, deadline_seconds, now
 from gpumap.agent.dialects import DIALECTS, Dialect
-from gpumap.agent.join import Rules
-from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
+from gpumap.agent.join import JoinSettings
+from gpumap.agent.join.settings import RESTART_AFTER_SECONDS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.own_process import clients_max, release_by_signal, stop_by_signal
 from gpumap.agent.settings import Listen, Settings
@@ -130,7 +130,7 @@ async def collector(
     pods = _pods_api(settings, lambda: clock().monotonic)
     procfs = ProcfsSource(settings.proc, settings.own_entry, has_kubelet=settings.has_kubelet)
     watcher = Watcher(watched(settings) if settings.push else ())
-    rules = rules_of(settings, restart_after_seconds)
+    rules = join_settings_of(settings, restart_after_seconds)
     pci = None if rules.why_not_on_pci else PciSource(settings.sys, lambda: clock().monotonic)
     loop = Collector(
         Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher, pci),
@@ -154,13 +154,13 @@ async def collector(
         await asyncio.gather(*(source.close() for source in (nvml, kubelet) if source is not None))
 
 
-def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SECONDS) -> Rules:
+def join_settings_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SECONDS) -> JoinSettings:
     """Return the decisions of the user that a collection needs."""
     has_all_gpus = settings.visible_devices == "all"
     why_not_on_pci = "" if has_all_gpus else "NVIDIA_VISIBLE_DEVICES gives gpumap only some GPUs"
     if settings.nvml_release:
         why_not_on_pci = "with --nvml-release, a GPU may be unbound from the driver at any time"
-    return Rules(
+    return JoinSettings(
         node_name=settings.node_name,
         internal_ip=settings.node_ip,
         is_gpu_resource=_matcher(settings.resource),

@@ -18,14 +18,14 @@ _NO_USERS = (Owner.GONE, Owner.MPS_SERVER)
 """Processes of these owners belong to no container, also if a user of the device has the same name."""
 
 
-class InNamespace(Protocol):
+class HasNamespace(Protocol):
     """An entry that may belong to a namespace."""
 
     @property
     def namespace(self) -> str | None: ...
 
 
-class OfContainer(InNamespace, Protocol):
+class HasContainer(HasNamespace, Protocol):
     """An entry that may belong to a container."""
 
     @property
@@ -34,10 +34,10 @@ class OfContainer(InNamespace, Protocol):
     def container(self) -> str | None: ...
 
 
-Owned = TypeVar("Owned", bound=InNamespace)
+Owned = TypeVar("Owned", bound=HasNamespace)
 
 
-def container_of(entry: OfContainer) -> ContainerName:
+def container_of(entry: HasContainer) -> ContainerName:
     """Return the entry's container. Names that it does not have are empty."""
     return ContainerName(entry.namespace or "", entry.pod or "", entry.container or "")
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.rules import (
+from gpumap.agent.join.settings import (
     CLOCKS_APART_SECONDS,
     GPUS_AWAY_MAX,
     KEPT_SECONDS,
     LATE_SECONDS,
     UNSEEN_SECONDS,
-    Rules,
+    JoinSettings,
 )
 from gpumap.model.node import ContainerAccount, ContainerOnDevice, GpuAccount
 from gpumap.model.observations import Moment
@@ -139,12 +139,12 @@ class ChargedPeriod(NamedTuple):
     sampled_seconds: float | None
 
 
-def account(before: Ledger, measured: Measurements, rules: Rules) -> Ledger:
+def account(before: Ledger, measured: Measurements, settings: JoinSettings) -> Ledger:
     """Charge the time and energy since the last collection."""
     moment = measured.moment
     passed = max(moment.since(before.moment or moment), 0.0)
     has_slept = before.moment is not None and moment.asleep - before.moment.asleep > CLOCKS_APART_SECONDS
-    is_chargeable = before.moment is not None and not has_slept and not rules.is_gap(before.moment, moment)
+    is_chargeable = before.moment is not None and not has_slept and not settings.is_gap(before.moment, moment)
     readings = {gpu.uuid: gpu.reading for gpu in measured.inventory.gpus}
     gpus: dict[Uuid, GpuCounters] = {}
     periods: dict[Uuid, ChargedPeriod] = {}

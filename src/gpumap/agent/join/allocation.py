@@ -426,11 +426,11 @@ def watch_shared_ids(
 ) -> tuple[AssignedTwice, ...]:
     """Return the shared ids of which at least two pods certainly exist."""
     since = {entry[:4]: entry.since for entry in before}
-    twice: list[AssignedTwice] = []
+    assigned_twice: list[AssignedTwice] = []
     for resource, device_id, uuid, containers in shared_ids:
         pods = {container.pod_name for container in containers if exists(container.pod_name)}
         for container in containers if len(pods) > 1 else ():
             key, other_pods = (container, resource, device_id, uuid), pods - {container.pod_name}
             if other_pods < pods:
-                twice.append(AssignedTwice(*key, since.get(key, moment), tuple(sorted(other_pods))))
-    return tuple(twice)
+                assigned_twice.append(AssignedTwice(*key, since.get(key, moment), tuple(sorted(other_pods))))
+    return tuple(assigned_twice)

@@ -70,7 +70,7 @@ class Evidence:
     """Of the last snapshot."""
     confirmed: frozenset[PendingOwner]
     """Those of `pending_before` that are old enough to report."""
-    missing_before: frozenset[tuple[Uuid, int]]
+    missing_pids_before: frozenset[tuple[Uuid, int]]
     """(leaf, PID) pairs that /proc did not have in the last collection either."""
     leaking: frozenset[Uuid]
     """Leaves with memory that no process explains, for so long that the PIDs on them certainly do not exist."""
@@ -332,7 +332,7 @@ class OwnerClassifier:
         """A process that has just ended holds nothing. One that is missing twice exists, but gpumap cannot see it."""
         self._missing.add((leaf, process.pid))
         evidence = self._evidence
-        is_missing = (leaf, process.pid) in evidence.missing_before and leaf not in evidence.leaking
+        is_missing = (leaf, process.pid) in evidence.missing_pids_before and leaf not in evidence.leaking
         unresolved = process.pid in evidence.procs.unreadable or is_missing
         return Attributed(process, None, "", Owner.UNKNOWN, None, None, is_measured=False, unresolved=unresolved)
 

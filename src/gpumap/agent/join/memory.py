@@ -16,7 +16,7 @@ from gpumap.agent.join.needs_restart import HiddenMemory, LostDriverMemory
 from gpumap.agent.join.pcie import PcieCount
 from gpumap.agent.join.pods import PodTable
 from gpumap.agent.join.stalled import StallMemory
-from gpumap.agent.join.unexplained import LeafWatch
+from gpumap.agent.join.unexplained import UnexplainedUse
 from gpumap.agent.join.usage import RecentProcesses
 from gpumap.agent.join.xids import XidMemory
 from gpumap.agent.judgement.judge import AssignedTwice
@@ -90,7 +90,7 @@ def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHe
 
 
 @dataclass(frozen=True, slots=True)
-class MissingMemory:
+class UnlistedGpuMemory:
     """What gpumap remembers of GPUs that are on PCI and that NVML does not list."""
 
     listed_ids: frozenset[str] = frozenset()
@@ -149,13 +149,13 @@ class Memory:
     gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]] = field(default_factory=dict)
     """For each plugin answer: the GPU of each NVML index at the time gpumap first saw the answer."""
     hidden: HiddenMemory = field(default_factory=HiddenMemory)
-    missing_gpus: MissingMemory = field(default_factory=MissingMemory)
+    missing_gpus: UnlistedGpuMemory = field(default_factory=UnlistedGpuMemory)
     lost_driver: LostDriverMemory = field(default_factory=LostDriverMemory)
     ledger: Ledger = field(default_factory=Ledger)
     """The counters of accounting."""
     xids: XidMemory = field(default_factory=XidMemory)
     stalls: Mapping[Uuid, StallMemory] = field(default_factory=dict)
-    leaf_watches: Mapping[Uuid, LeafWatch] = field(default_factory=dict)
+    unexplained_uses: Mapping[Uuid, UnexplainedUse] = field(default_factory=dict)
     """Memory and load without a process."""
     assigned_twice: tuple[AssignedTwice, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.join.rules import GPUS_AWAY_MAX
+from gpumap.agent.join.settings import GPUS_AWAY_MAX
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import PCIE_TOTALS, GpuReading, Uuid
 

@@ -82,10 +82,10 @@ class PodTable:
     """Pods with a claim. Their init containers may use it too; the List does not contain init containers."""
     uid_of: Mapping[PodName, PodUid]
     """Listed pods with exactly one possible UID."""
-    single: frozenset[PodName]
+    listed_now: frozenset[PodName]
     """Those of `uid_of` that the List of now has: not the pods that the grace period keeps."""
-    written: frozenset[PodName]
-    """Those of `single` with a UID from the checkpoint or a claim."""
+    confirmed_by_files: frozenset[PodName]
+    """Those of `listed_now` with a UID from the checkpoint or a claim."""
     name_of: Mapping[PodUid, PodName]
     """Inverse of `uid_of`."""
     last_names: Mapping[PodUid, PodName]
@@ -180,7 +180,7 @@ class PodTable:
 
         `pods_current`: the answer of the Pods API is new enough for the process in question.
         """
-        return self.single if pods_current and self.reports_all else self.written
+        return self.listed_now if pods_current and self.reports_all else self.confirmed_by_files
 
     def state(self, uid: PodUid, *, pods_current: bool) -> PodUidState:
         """Return whether the kubelet still has the pod of a running process (owner `gone`, attribution.md).
@@ -235,7 +235,7 @@ def tabulate(
         uid_of = _still_valid(uid_of, pods, before)
     uid_of |= {name: uid for name, uid in kept_uids.items() if uid not in uid_of.values()}
     name_of = {uid: name for name, uid in uid_of.items()}
-    single = frozenset(uid_of.keys() - kept_uids.keys())
+    listed_now = frozenset(uid_of.keys() - kept_uids.keys())
     known_uids = _known_uids(files)
     listed = frozenset(pod.pod_name for pod in pods)
     containers = frozenset(ContainerName(*pod.pod_name, container.name) for pod in pods for container in pod.containers)
@@ -256,8 +256,10 @@ def tabulate(
         claimants=frozenset(pod.pod_name for pod in pods if any(container.claims for container in pod.containers))
         | {name_of[uid] for claim in files.dra.claims or () for uid in claim.pod_uids if uid in name_of},
         uid_of=uid_of,
-        single=single,
-        written=frozenset(pod.pod_name for pod in pods if pod.pod_name in single and index.written(pod) is not None),
+        listed_now=listed_now,
+        confirmed_by_files=frozenset(
+            pod.pod_name for pod in pods if pod.pod_name in listed_now and index.uids_with_devices(pod) is not None
+        ),
         name_of=name_of,
         last_names=last_names,
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
@@ -394,9 +396,9 @@ def _unlisted(
 def _fix_uids(pods: tuple[ListedPod, ...], index: UidIndex) -> dict[PodName, PodUid]:
     """Assign a UID to each listed pod that has exactly one possible UID."""
     candidates = {name: index.candidates(name, namesakes) for name, namesakes in _group_by_name(pods).items()}
-    single = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
-    uses = Counter(single.values())
-    return {name: uid for name, uid in single.items() if uses[uid] == 1}
+    single_uids = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
+    uses = Counter(single_uids.values())
+    return {name: uid for name, uid in single_uids.items() if uses[uid] == 1}
 
 
 class UidIndex:
@@ -435,21 +437,21 @@ class UidIndex:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""
         in_logs = set(self._in_logs.get(name, ()))
         current = in_logs - self._superseded
-        written = [uids for uids in map(self.written, namesakes) if uids is not None]
-        if not written:
+        of_namesakes = [uids for uids in map(self.uids_with_devices, namesakes) if uids is not None]
+        if not of_namesakes:
             return current or None
         # Assigned devices are always in a file: a directory without a row belongs to a predecessor. A row of an ended
         # pod stays until the next write, and its device may have another owner by then. A shared claim is prepared
         # for other pods too.
         fitting = {
             uid
-            for uid in set[PodUid]().union(*written)
+            for uid in set[PodUid]().union(*of_namesakes)
             if (uid not in self._trees or uid in in_logs) and self._known.get(uid, name) == name
         }
         # If they have no UID in common, the pod has just started, or the file is an old copy.
         return (fitting & in_logs) or (fitting | current if fitting else fitting)
 
-    def written(self, pod: ListedPod) -> set[PodUid] | None:
+    def uids_with_devices(self, pod: ListedPod) -> set[PodUid] | None:
         """Return the UIDs with all of this pod's devices and claims in files; `None` if no file would have them.
 
         Log trees only choose among these UIDs.

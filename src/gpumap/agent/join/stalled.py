@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.join.rules import GPUS_AWAY_MAX, Rules
+from gpumap.agent.join.settings import GPUS_AWAY_MAX, JoinSettings
 from gpumap.model.node import Device, Gpu
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Activity, GpuReading, Uuid
@@ -45,7 +45,11 @@ class StallMemory(NamedTuple):
 
 
 def watch_for_stalls(
-    before: Mapping[Uuid, StallMemory], gpus: Iterable[Gpu], devices: Iterable[Device], moment: Moment, rules: Rules
+    before: Mapping[Uuid, StallMemory],
+    gpus: Iterable[Gpu],
+    devices: Iterable[Device],
+    moment: Moment,
+    settings: JoinSettings,
 ) -> tuple[dict[Uuid, StallMemory], tuple[Gpu, ...]]:
     """Return what to remember, and the GPUs with their idle power and for how long they have been busy without work."""
     by_uuid = {device.uuid: device for device in devices}
@@ -53,7 +57,7 @@ def watch_for_stalls(
     watched = []
     for gpu in gpus:
         last_memory = before.get(gpu.uuid, StallMemory(moment))
-        if gpu.reading is None or rules.is_gap(last_memory.moment, moment):
+        if gpu.reading is None or settings.is_gap(last_memory.moment, moment):
             last_memory = StallMemory(moment, idle_watts=last_memory.idle_watts)
         memory, seconds = last_memory, None
         if gpu.reading is not None:

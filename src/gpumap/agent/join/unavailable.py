@@ -13,8 +13,8 @@ from msgspec import structs
 
 from gpumap.agent.join.collection import Joined
 from gpumap.agent.join.inventory import KnownGpu, KnownLeaf
-from gpumap.agent.join.memory import Memory, MissingMemory
-from gpumap.agent.join.rules import remember_since
+from gpumap.agent.join.memory import Memory, UnlistedGpuMemory
+from gpumap.agent.join.settings import remember_since
 from gpumap.model.device_ids import pci_address
 from gpumap.model.formatting import age, counted
 from gpumap.model.grouping import grouped
@@ -23,7 +23,7 @@ from gpumap.model.observations import Failed, Moment, Observations, Observed, Pc
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
 
-MissingOffers = Mapping[Uuid, Mapping[Uuid, frozenset[str]]]
+UnofferedGpus = Mapping[Uuid, Mapping[Uuid, frozenset[str]]]
 """For each GPU that no container can be assigned: the resources that each of its leaves should have, if known."""
 
 
@@ -32,7 +32,7 @@ def has_seen_claim(joined: Joined) -> bool:
 
     Kubelets before 1.34 list no claims, or list them without drivers: then any claim may be one of GPUs.
     """
-    containers = (container for pod in joined.listing.pods for container in pod.containers)
+    containers = (container for pod in joined.served_list.pods for container in pod.containers)
     drivers = {claim.driver for container in containers for claim in container.claims}
     unlisted = bool(joined.pod_table.claims) and not joined.allocation.lists_claims
     prepared = joined.identity is not None and bool(joined.identity.value.dra.prepared)
@@ -40,13 +40,13 @@ def has_seen_claim(joined: Joined) -> bool:
         joined.memory.claimed
         or unlisted
         or prepared
-        or any(driver in ("", DRA_DRIVER) or joined.rules.is_gpu_resource(driver) for driver in drivers)
+        or any(driver in ("", DRA_DRIVER) or joined.settings.is_gpu_resource(driver) for driver in drivers)
     )
 
 
-def missing_offers(joined: Joined, after: Memory) -> MissingOffers | None:
+def find_unoffered_gpus(joined: Joined, after: Memory) -> UnofferedGpus | None:
     """Return the GPUs that no container can be assigned; `None` if that cannot be known."""
-    if joined.listing.allocatable is None or after.claimed or joined.allocation.offer.unplaced:
+    if joined.served_list.allocatable is None or after.claimed or joined.allocation.offer.unplaced:
         return None
     known_by_uuid = {known.uuid: known for known in joined.inventory.known}
     evidence = _Evidence(joined, after)
@@ -55,7 +55,7 @@ def missing_offers(joined: Joined, after: Memory) -> MissingOffers | None:
 
 
 def watch_offers(
-    joined: Joined, gpus: Iterable[Gpu], missing: MissingOffers | None
+    joined: Joined, gpus: Iterable[Gpu], missing: UnofferedGpus | None
 ) -> tuple[dict[Uuid, Moment], tuple[Gpu, ...]]:
     """Return since when no container can be assigned each GPU, and the GPUs with the time."""
     moment = joined.observations.finished
@@ -122,13 +122,13 @@ class _Evidence:
 CONTROLLER_3D, DRIVER = "0x0302", "nvidia"
 
 
-def find_missing(joined: Joined) -> tuple[MissingMemory, MissingGpus | None, str]:
+def find_unlisted_gpus(joined: Joined) -> tuple[UnlistedGpuMemory, MissingGpus | None, str]:
     """Return what to remember, and the missing GPUs; or `None` and why they cannot be judged."""
     before, observations = joined.memory.missing_gpus, joined.observations
-    inventory, rules = joined.inventory, joined.rules
-    why = rules.why_not_on_pci or _why_unjudged(observations, joined.procs)
+    inventory, settings = joined.inventory, joined.settings
+    why = settings.why_not_on_pci or _why_unjudged(observations, joined.procs)
     if why or not isinstance(observations.pci, Observed):
-        return MissingMemory(before.listed_ids), None, why
+        return UnlistedGpuMemory(before.listed_ids), None, why
     finished, functions = observations.finished, observations.pci.value
     bus_ids = [*(gpu.pci_bus_id for gpu in inventory.gpus), *(gpu.pci_bus_id for gpu in inventory.nameless)]
     listed = {pci_address(bus_id) for bus_id in bus_ids} & {function.address for function in functions}
@@ -140,14 +140,14 @@ def find_missing(joined: Joined) -> tuple[MissingMemory, MissingGpus | None, str
     count = max(len(missing) - (len(bus_ids) - len(listed)), 0)
     since = remember_since(before.since, missing if count else (), finished, is_gap=joined.is_gap)
     levels = (*(() if joined.is_gap else before.levels[:count]), *[finished] * count)[:count]
-    memory = MissingMemory(listed_ids, since, levels)
-    lasting = tuple(address for address, moment in since.items() if finished.since(moment) >= rules.grace_seconds)
-    sure = min(len(lasting), sum(finished.since(moment) >= rules.grace_seconds for moment in levels))
+    memory = UnlistedGpuMemory(listed_ids, since, levels)
+    addresses = tuple(address for address, moment in since.items() if finished.since(moment) >= settings.grace_seconds)
+    sure = min(len(addresses), sum(finished.since(moment) >= settings.grace_seconds for moment in levels))
     if sure:
-        return memory, MissingGpus(sure, lasting, finished.wall - finished.since(levels[0])), ""
+        return memory, MissingGpus(sure, addresses, finished.wall - finished.since(levels[0])), ""
     if count:
         problem = f"{counted(count, 'GPU')} on PCI {'is' if count == 1 else 'are'} not in NVML"
-        return memory, None, f"{problem}, for less than {age(rules.grace_seconds)}"
+        return memory, None, f"{problem}, for less than {age(settings.grace_seconds)}"
     return memory, MissingGpus(), ""
 
 

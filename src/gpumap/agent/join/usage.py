@@ -108,16 +108,16 @@ class LeafActivity(NamedTuple):
     """
 
     sm_ratio: float | None
-    computes: bool
-    codes: bool
+    sms_worked: bool
+    video_worked: bool
     """Its SMs, or its video engines, worked, as far as no process is known to have done that."""
     users: frozenset[User | None]
-    may_compute: bool = False
+    sms_may_have_worked: bool = False
     """Its SMs worked so little that it may be noise, as far as no process is known to have worked."""
 
     @property
     def is_busy(self) -> bool:
-        return self.computes or self.codes
+        return self.sms_worked or self.video_worked
 
     def of(self, name: ContainerName, uid: PodUid | None) -> float | None:
         """Return the SM activity of a container; `None` if it may be another one's. A holder without a process has
@@ -130,7 +130,7 @@ class LeafActivity(NamedTuple):
 
     def pod_worked(self, pod: PodName, uid: PodUid | None) -> bool | None:
         """Return whether a pod worked; `None` if another one may have done all of the work, or if it may be noise."""
-        if not self.is_busy and not self.may_compute:
+        if not self.is_busy and not self.sms_may_have_worked:
             return False
         if self.is_only_of(pod, uid):
             return True if self.is_busy else None
@@ -148,9 +148,9 @@ def leaf_activity(activity: Activity | None, users: frozenset[User | None]) -> L
         return None
     sm_ratio = None if activity.sm_ratio is None else min(activity.sm_ratio, 1.0)
     ratio = max(activity.sm_ratio or 0.0, activity.graphics_ratio or 0.0)
-    codes = (activity.video_ratio or 0.0) >= ACTIVE_RATIO
+    video_worked = (activity.video_ratio or 0.0) >= ACTIVE_RATIO
     return LeafActivity(
-        sm_ratio, ratio >= ACTIVE_RATIO, codes, users, may_compute=RESTING_RATIO <= ratio < ACTIVE_RATIO
+        sm_ratio, ratio >= ACTIVE_RATIO, video_worked, users, sms_may_have_worked=RESTING_RATIO <= ratio < ACTIVE_RATIO
     )
 
 
@@ -167,7 +167,7 @@ class LeafUse:
     """The driver reports the time of processes."""
     partitioned: bool = False
     """It is a MIG device."""
-    stray: tuple[bool, ...] = ()
+    stray_engines: tuple[bool, ...] = ()
     """For each engine of `Times`: it worked for no known process, but for one that began and ended between two
     collections, or one that the driver does not list. A container without time on it may have caused that. Empty if no
     engine did. All, if the GPU was utilized and no sample shows by which process."""
@@ -189,7 +189,7 @@ class LeafUse:
     """PIDs of processes of which the driver reports no time."""
     is_utilized: bool = False
     """The GPU's utilization is not 0."""
-    rests: bool = False
+    is_at_rest: bool = False
     """GPM shows that no process worked."""
 
     @property
@@ -199,7 +199,7 @@ class LeafUse:
 
     def drop_load(self) -> LeafUse:
         """Return the use of a leaf without processes as if its GPU did not work."""
-        return replace(self, stray=(), activity=None, is_utilized=False)
+        return replace(self, stray_engines=(), activity=None, is_utilized=False)
 
     def container_uses(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
@@ -253,9 +253,11 @@ class LeafUse:
     def _known(self, total: tuple[float, ...], complete: bool) -> Times:
         if not complete:
             return UNKNOWN_TIMES
-        if not self.stray:
+        if not self.stray_engines:
             return Times(*total)
-        known = (None if not time and is_stray else time for time, is_stray in zip(total, self.stray, strict=True))
+        known = (
+            None if not time and is_stray else time for time, is_stray in zip(total, self.stray_engines, strict=True)
+        )
         return Times(*known)
 
     def pod_work(
@@ -274,7 +276,7 @@ class LeafUse:
         worked = by_gpm or any(time is not None and any(time) for time in times)
         zero_rows = [pid for pid in pids if pid in self.zero_rows] if self.zero_rows else []
         has_ended_row = any(time is not None and not any(time) for time in ended)
-        may_be = bool(self.stray) or not self.may_work.isdisjoint((pod, None))
+        may_be = bool(self.stray_engines) or not self.may_work.isdisjoint((pod, None))
         if self.has_samples:
             is_unknown = by_gpm is None or may_be or None in times
         else:
@@ -288,7 +290,7 @@ class LeafUse:
             sign = Sign.WORTHLESS_ROWS if zero_rows else Sign.NONE
         is_measured = self.unmeasured.isdisjoint(pids) and not (uid is None and is_uncertain)
         if not is_measured and self.activity is not None:  # GPM measures the leaf: enough if it rests or has one user
-            is_measured = self.rests or self.activity.is_only_of(pod, uid)
+            is_measured = self.is_at_rest or self.activity.is_only_of(pod, uid)
         return PodWork(
             worked=True if worked else None if is_unknown else False,
             sign=sign,
@@ -310,7 +312,7 @@ def measure_leaf(
     Samples may contain the time of processes that have `ended`.
     """
     samples = reading.samples if reading is not None else None
-    rests = activity is not None and not activity.is_busy
+    is_at_rest = activity is not None and not activity.is_busy
     if reading is None or samples is None:
         unknown = dict.fromkeys((item.process.pid for item in processes.attributed), None)
         if activity is not None:
@@ -328,16 +330,16 @@ def measure_leaf(
             activity=activity,
             unmeasured=frozenset(unknown),
             is_utilized=reading is not None and bool(reading.utilization_ratio),
-            rests=rests,
+            is_at_rest=is_at_rest,
         )
     sampled = {sample.pid: sample.ratios for sample in samples}
     if activity is not None:  # samples show which processes did the work that GPM measured
-        codes = activity.codes and not any(sample.uses_video for sample in samples)
+        video_worked = activity.video_worked and not any(sample.uses_video for sample in samples)
         is_explained = any(map(any, sampled.values()))
         activity = activity._replace(
-            computes=activity.computes and not is_explained,
-            codes=codes,
-            may_compute=activity.may_compute and not is_explained,
+            sms_worked=activity.sms_worked and not is_explained,
+            video_worked=video_worked,
+            sms_may_have_worked=activity.sms_may_have_worked and not is_explained,
         )
     by_pid: dict[int, Ratios | None] = {**dict.fromkeys(reading.unsampled), **sampled}
     times: dict[int, Ratios | None] = {}
@@ -366,20 +368,20 @@ def measure_leaf(
         item.process.pid for item in processes.attributed if item.start is not None
     }
     unlisted = sampled.keys() - named
-    stray = tuple(map(any, zip(*(sampled[pid] for pid in unlisted), strict=True)))
+    stray_engines = tuple(map(any, zip(*(sampled[pid] for pid in unlisted), strict=True)))
     unresolved = {item.process.pid for item in processes.attributed if item.unresolved}
     works_unseen = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
     of_users = {item.process.pid for item in processes.attributed}
     of_users |= {
         entry.pid for entry in ended if activity and (entry.process.container, entry.process.pod_uid) in activity.users
     }
-    has_no_rest = activity is not None and not activity.computes and not works_unseen
+    has_no_rest = activity is not None and not activity.sms_worked and not works_unseen
     return LeafUse(
         processes,
         times,
         ended_times,
         has_samples=True,
-        stray=(True,) * len(Times._fields) if works_unseen else stray if any(stray) else (),
+        stray_engines=(True,) * len(Times._fields) if works_unseen else stray_engines if any(stray_engines) else (),
         has_short_process=any(any(sampled[pid]) for pid in unlisted - unresolved),
         may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
         activity=activity,
@@ -394,7 +396,7 @@ def measure_leaf(
             if "M" in item.process.types and item.process.pid not in by_pid
         ),
         is_utilized=bool(reading.utilization_ratio),
-        rests=rests,
+        is_at_rest=is_at_rest,
     )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.rules import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
+from gpumap.agent.join.settings import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Gpu, GpuXids
 from gpumap.model.observations import Failed, NvmlReading, Observed

@@ -119,10 +119,10 @@ class Unknown(NamedTuple):
     reason: str
 
 
-Judged = Finding | Unknown | None
+Judgement = Finding | Unknown | None
 
 
-def judge_holder(use: HolderUse, blocked: str | None) -> Iterator[tuple[str, Judged]]:
+def judge_holder(use: HolderUse, blocked: str | None) -> Iterator[tuple[str, Judgement]]:
     """Yield each kind of finding that counts the holder, with its judgement.
 
     `blocked` is why nothing of its leaf can be judged, if that is so.
@@ -173,7 +173,7 @@ def _finding(
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _judge_over(use: HolderUse) -> Judged:
+def _judge_over(use: HolderUse) -> Judgement:
     granted, used = use.holder.allocated_memory_bytes or 0, use.memory_bytes
     if used is None:
         return _why_unmeasured(use)
@@ -183,7 +183,7 @@ def _judge_over(use: HolderUse) -> Judged:
     return _finding(use, "over", "over_grant", why, memory_bytes=used - granted, gpus=False)
 
 
-def _judge_unused(use: HolderUse) -> Judged:
+def _judge_unused(use: HolderUse) -> Judgement:
     granted, used, peak = use.holder.allocated_memory_bytes or 0, use.memory_bytes, use.memory_peak_bytes
     if used is None or peak is None:
         return _why_unmeasured(use)
@@ -204,7 +204,7 @@ def _why_unmeasured(use: HolderUse) -> Unknown:
 # --- work that hangs --------------------------------------------------------------------------------------------------
 
 
-def _judge_stalled(use: HolderUse) -> Judged:
+def _judge_stalled(use: HolderUse) -> Judgement:
     place = use.place
     if place.device.mig is not None or place.device.partitioned:
         return Unknown("not_supported")
@@ -243,7 +243,7 @@ def _why_stall_unknown(use: HolderUse, gpu: Gpu | None) -> Unknown:
 # --- rest -------------------------------------------------------------------------------------------------------------
 
 
-def _judge_idle(use: HolderUse) -> Judged:
+def _judge_idle(use: HolderUse) -> Judgement:
     node, watch = use.place.node, use.watch
     if watch is None:
         return _why_unmeasured(use)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from gpumap.agent.judgement.holders import Unknown, holder_uses, judge_holder, leaves_of
-from gpumap.agent.judgement.unjudged import Blocked, Tally, blocked_leaves
+from gpumap.agent.judgement.unjudged import Blockers, Tally, find_blockers
 from gpumap.model import remedies
 from gpumap.model.devices import (
     NO_CONTAINER,
@@ -73,7 +73,7 @@ def judge(
     """
     tally = Tally(kind for kind in FINDINGS if kind != "maybe_idle")
     faults = count_gpus_once([*_faults(node)])
-    blocked = blocked_leaves(node)
+    blocked = find_blockers(node)
     findings = [
         *faults,
         *_judge_offers(node, tally),
@@ -122,7 +122,7 @@ def _why_not_listed(node: Node) -> str | None:
     return None if "kubelet" in sources_up(node) else "kubelet_down"
 
 
-def _judge_devices(node: Node, blocked: Mapping[Uuid, Blocked], tally: Tally) -> Iterator[Finding]:
+def _judge_devices(node: Node, blocked: Mapping[Uuid, Blockers], tally: Tally) -> Iterator[Finding]:
     """Find use without a grant, leaf by leaf."""
     places = list(node_devices(node))
     for place in places:
@@ -142,7 +142,7 @@ def _judge_devices(node: Node, blocked: Mapping[Uuid, Blocked], tally: Tally) ->
                 tally.count(kind, unknown)
 
 
-def _judge_holders(node: Node, blocked: Mapping[Uuid, Blocked], tally: Tally) -> Iterator[Finding]:
+def _judge_holders(node: Node, blocked: Mapping[Uuid, Blockers], tally: Tally) -> Iterator[Finding]:
     uses = holder_uses(node)
     for use in uses:
         reasons = (blocked[leaf.uuid].use for leaf in leaves_of(use.place))

@@ -47,7 +47,7 @@ class Tally:
         )
 
 
-class Blocked(NamedTuple):
+class Blockers(NamedTuple):
     """Why something cannot be judged on a leaf; `None` if it can."""
 
     use: str | None
@@ -58,7 +58,7 @@ class Blocked(NamedTuple):
     """Memory and load without a process."""
 
 
-def blocked_leaves(node: Node) -> dict[Uuid, Blocked]:
+def find_blockers(node: Node) -> dict[Uuid, Blockers]:
     """Return what cannot be judged on each device, and why."""
     up, down = sources_up(node), {gpu.uuid for gpu in node.gpus if not gpu.up}
     sees_processes = node.capabilities.get("pid_visibility")
@@ -83,7 +83,7 @@ def blocked_leaves(node: Node) -> dict[Uuid, Blocked]:
             unexplained = "no_pid_visibility"
         if "nvml" not in up:
             unexplained = "nvml_down"
-        blocked[device.uuid] = Blocked(next(iter(use), None), next(iter(owners), None), unexplained)
+        blocked[device.uuid] = Blockers(next(iter(use), None), next(iter(owners), None), unexplained)
     return blocked
 
 

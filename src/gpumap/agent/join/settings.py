@@ -27,7 +27,7 @@ CLOCKS_APART_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class JoinSettings:
     """Decisions of the user: the node's name and address, which resources are GPUs, for how long gpumap serves old
     data, and the namespaces of reservations and of trusted pods."""
 

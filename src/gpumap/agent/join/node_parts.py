@@ -27,7 +27,7 @@ from gpumap.agent.join.history import (
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
-from gpumap.agent.join.unavailable import MissingOffers
+from gpumap.agent.join.unavailable import UnofferedGpus
 from gpumap.agent.join.usage import (
     UNKNOWN_TIMES,
     LeafUse,
@@ -95,13 +95,13 @@ def ever_offered(
 
 
 def devices(
-    joined: Joined, after: Memory, containers: Iterable[ContainerOnDevice], missing: MissingOffers | None
+    joined: Joined, after: Memory, containers: Iterable[ContainerOnDevice], missing: UnofferedGpus | None
 ) -> tuple[Device, ...]:
     """Return every leaf of the node, and the devices that only the kubelet names."""
     inventory, allocation, attribution = joined.inventory, joined.allocation, joined.attribution
     inputs = OwnerInputs(
         visible=joined.procs.pid_visibility,
-        pods_named=joined.listing.current and joined.identity is not None,
+        pods_named=joined.served_list.current and joined.identity is not None,
         can_report_unassigned=attribution.evidence.can_report_unassigned,
     )
     on_device = grouped((row.uuid, row) for row in containers)
@@ -137,8 +137,10 @@ def devices(
                 or _may_be_held(allocation, leaf.uuid),
                 allocatable=offered_now.get(leaf.uuid) or dict.fromkeys(sorted(zeros.get(leaf.uuid, ())), 0),
                 owners=owner_uses(memory, processes, siblings, inputs),
-                readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.rules),
-                unexplained=watch.unexplained(joined.rules) if (watch := joined.leaf_watches.get(leaf.uuid)) else None,
+                readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.settings),
+                unexplained=watch.unexplained(joined.settings)
+                if (watch := joined.unexplained_uses.get(leaf.uuid))
+                else None,
                 containers=tuple(on_device.get(leaf.uuid, ())),
                 host=use.host_uses(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
@@ -177,7 +179,7 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
     `None` if no List shows it. 0 needs a List with pods of the API server. A claim that is not listed and a row of the
     checkpoint alone leave it open.
     """
-    if not joined.listing.current:
+    if not joined.served_list.current:
         return None
     holders = joined.allocation.holders
     count = len({*holders.get(uuid, ()), *(holders.get(gpu.uuid, ()) if gpu else ())})
@@ -185,7 +187,7 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
         return count
     # Unmatched slots say already that it is not known of every device who holds it.
     is_doubtful = _may_be_held(joined.allocation, uuid) and not joined.allocation.unmatched
-    lacks_pods = joined.pod_table.lacks_pods(restarted=joined.listing.back_at is not None)
+    lacks_pods = joined.pod_table.lacks_pods(restarted=joined.served_list.back_at is not None)
     return None if lacks_pods or is_doubtful else 0
 
 
@@ -297,12 +299,12 @@ class _HistoryUpdate:
 
     def readable_uses(self) -> Iterator[tuple[Uuid, LeafUse]]:
         """Yield the leaves with known processes, and note which leaves gpumap can read."""
-        joined, rules = self._joined, self._joined.rules
+        joined, settings = self._joined, self._joined.settings
         uses = joined.leaf_uses if joined.procs.pid_visibility else {}
         for leaf in joined.inventory.leaves:
             use = uses.get(leaf)
             self._leaves[leaf] = remember_leaf(
-                self._before.leaves.get(leaf), use if joined.listing.current else None, self._moment, rules
+                self._before.leaves.get(leaf), use if joined.served_list.current else None, self._moment, settings
             )
             if use is not None:
                 yield leaf, use
@@ -316,9 +318,9 @@ class _HistoryUpdate:
         holders = _holders_of(joined, leaf)
         uncertain = {name.pod_name for name in holders if name not in idle and name not in by_container}
         pods = dict.fromkeys(name.pod_name for name in (*holders, *by_container))
-        rows = worthless_rows(memory, joined.rules)
-        watch = joined.leaf_watches[leaf]
-        has_lasted = watch.has_lasted(BUSY_WITHOUT_PROCESS, joined.rules)
+        rows = worthless_rows(memory, joined.settings)
+        watch = joined.unexplained_uses[leaf]
+        has_lasted = watch.has_lasted(BUSY_WITHOUT_PROCESS, joined.settings)
         is_busy = watch.seconds(BUSY_WITHOUT_PROCESS) is not None and not has_lasted
         for pod in pods:
             key, uid = (pod, leaf), joined.uids.get(pod)
@@ -335,7 +337,7 @@ class _HistoryUpdate:
                 profile=joined.inventory.leaves[leaf].profile,
                 leaf_before=self._before.leaves.get(leaf),
                 moment=self._moment,
-                rules=joined.rules,
+                settings=joined.settings,
             )
             if at_rest is not None:
                 self._at_rest[key] = remember(previous_at_rest, at_rest)
@@ -383,7 +385,7 @@ def _is_certain(joined: Joined, pod: PodName, uid: PodUid | None, *, may_ask: bo
         return False
     table = joined.pod_table
     return (
-        pod in table.written
+        pod in table.confirmed_by_files
         or uid in table.reported_names
         or (may_ask and uid in joined.procs.living_pods)
         or _uses_gpu(joined, uid)
@@ -405,7 +407,7 @@ def pods_to_verify(joined: Joined, containers: Iterable[ContainerOnDevice], time
 
     A holder would be idle, but only a log tree shows its pod. Or two pods hold one id.
     """
-    rest_until = timestamp - joined.rules.idle_after_seconds
+    rest_until = timestamp - joined.settings.idle_after_seconds
     resting = {
         uid
         for row in containers
